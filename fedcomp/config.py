@@ -1,0 +1,122 @@
+"""Every option of a run, once: type, default, unit and effect. Flags, TOML files and docs are made from this.
+
+A field's metadata holds `help` (its effect, with the unit), `unit`, and where it applies `low`/`high` (a closed range),
+`above` (an open lower end), `choices`, or `local`: the option belongs to this machine or invocation, so a resumed run may change it.
+"""
+
+import dataclasses
+import os
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from . import spec
+from .errors import ConfigError, nearest
+
+
+def option(default: Any, help: str, *, unit: str = "", local: bool = False, **limits: Any) -> Any:
+    return field(default=default, metadata={"help": help, "unit": unit, "local": local, **limits})
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What `fedcomp sim` and `fedcomp server start` share. Checked when made; raises ConfigError."""
+
+    task: str = option("digits", "what is learned: a built-in name or path/file.py:name")
+    data: str | None = option(None, "folder of the task's data; FEDCOMP_DATA when not given", local=True)
+    partition: str = option("iid", "how clients share the data: iid, classes:N, shards:N, dirichlet:A, natural")
+    clients: int = option(10, "number of clients", low=1)
+    rounds: int = option(50, "number of rounds; a resumed run may raise it", low=1, local=True)
+    participation: float = option(0.1, "share of the clients in a round's cohort, at least 2 of them", above=0.0, high=1.0)
+    local_steps: int = option(5, "steps of local SGD in a round", unit="steps", low=1)
+    local_epochs: int = option(0, "passes over a client's data in a round, in place of --local-steps; 0 = off", unit="epochs", low=0)
+    batch_size: int = option(20, "examples in a step; a client with fewer uses all it has", unit="examples", low=1)
+    lr: float = option(0.05, "learning rate of local SGD", above=0.0)
+    momentum: float = option(0.0, "momentum of local SGD, from zero in every round", low=0.0, high=1.0)
+    weight_decay: float = option(0.0, "weight decay of local SGD", low=0.0)
+    clip: float = option(0.0, "largest L2 norm of a local gradient; 0 = no clipping", low=0.0)
+    strategy: str = option("average", "how updates become a model")
+    weights: str = option("uniform", "weight of a client's update", choices=("uniform", "examples"))
+    weight_cap: float = option(0.0, "largest weight as a multiple of the cohort's mean weight; 0 = no cap", low=0.0)
+    uplink: str = option("stc:density=1/100", "codec from client to server")
+    downlink: str = option("stc:density=1/100", "codec from server to client")
+    memory: str = option("residual", "what clients keep around the uplink codec")
+    downlink_memory: str = option("residual", "what the server keeps around the downlink codec")
+    server_lr: float = option(1.0, "step of the server along the averaged update", above=0.0)
+    cache: float = option(1.0, "size of the broadcast cache as a multiple of the dense model", unit="dense models", low=0.0)
+    attack: str | None = option(None, "virtual Byzantine clients, name:count")
+    engine: str = option("auto", "local SGD: one client after the other, or batched over clients",
+                         choices=("auto", "serial", "batched"))
+    cohort_batch: int = option(0, "clients trained at once by the batched engine; 0 = by rule", unit="clients", low=0)
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    seed: int = option(0, "seed of everything that is drawn", low=0)
+    eval_every: int = option(1, "rounds between evaluations; the last round is always evaluated", unit="rounds", low=1)
+    checkpoint_every: int = option(1, "rounds between checkpoints", unit="rounds", low=1, local=True)
+    out: str | None = option(None, "run folder; runs/TASK-YYYYMMDD-HHMMSS when not given", local=True)
+    resume: bool = option(False, "continue the run in --out", local=True)
+    plain: bool = option(False, "one line a round instead of the dashboard", local=True)
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            _check(f, getattr(self, f.name))
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def _check(f: dataclasses.Field, value: Any) -> None:
+    limits, name = f.metadata, flag(f.name)
+    if isinstance(value, float) and value != value:
+        raise ConfigError(f"{name} is not a number; give one")
+    if "choices" in limits and value not in limits["choices"]:
+        raise ConfigError(f"{name} cannot be '{value}'; {nearest(str(value), limits['choices'])}")
+    if "low" in limits and value < limits["low"]:
+        raise ConfigError(f"{name} is {value}; give at least {limits['low']:g}")
+    if "above" in limits and value <= limits["above"]:
+        raise ConfigError(f"{name} is {value}; give more than {limits['above']:g}")
+    if "high" in limits and value > limits["high"]:
+        raise ConfigError(f"{name} is {value}; give at most {limits['high']:g}")
+
+
+def from_values(values: dict[str, Any], source: str) -> dict[str, Any]:
+    """Values of a TOML table or of flags, as the types of the fields. Raises ConfigError naming `source` and the nearest key."""
+    hints, result = get_type_hints(RunConfig), {}
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        if name not in hints:
+            raise ConfigError(f"{source}: unknown option '{key}'; {nearest(name, hints)}")
+        result[name] = value if value is None else spec.convert(str(value), hints[name], f"{source}: '{key}'")
+    return result
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The options in a TOML file. Raises ConfigError when it is absent, malformed or holds an unknown key."""
+    try:
+        return from_values(tomllib.loads(Path(path).read_text(encoding="utf-8")), str(path))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror or error}; give a TOML file that can be read") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path} is not TOML: {error}") from error
+
+
+def settings(config: RunConfig) -> dict[str, Any]:
+    """The options that are set, as plain values for TOML and for comparison."""
+    return {key: value for key, value in dataclasses.asdict(config).items() if value is not None}
+
+
+def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
+    """The name of the first option in which `config` differs from a stored run, options local to an invocation aside."""
+    mine = settings(config)
+    for f in dataclasses.fields(config):
+        if not f.metadata["local"] and mine.get(f.name) != stored.get(f.name):
+            return f.name
+    return None
+
+
+def data_folder(config: RunConfig) -> Path | None:
+    """The folder that the data is read from, if one is named."""
+    folder = config.data or os.environ.get("FEDCOMP_DATA")
+    return Path(folder).expanduser() if folder else None

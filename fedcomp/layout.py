@@ -1,0 +1,100 @@
+"""A model's trainable tensors as one vector.
+
+The order is that of `named_parameters()`: frozen tensors are left out, tied ones stand once, under their first name.
+Vectors are float32; tensors of another precision are converted on the way in and rounded on the way out.
+"""
+
+import hashlib
+import math
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Entry:
+    name: str
+    shape: tuple[int, ...]
+    offset: int  # of the first element in the vector
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def span(self) -> slice:
+        return slice(self.offset, self.offset + self.numel)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and offsets of the tensors in a vector of `numel` elements."""
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, model: "nn.Module") -> "Layout":
+        """The layout of a module's trainable parameters."""
+        return cls.from_shapes({name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad})
+
+    @classmethod
+    def from_shapes(cls, shapes: dict[str, tuple[int, ...]]) -> "Layout":
+        entries, offset = [], 0
+        for name, shape in shapes.items():
+            entries.append(Entry(name, tuple(shape), offset))
+            offset += entries[-1].numel
+        return cls(tuple(entries))
+
+    @classmethod
+    def flat(cls, numel: int) -> "Layout":
+        """One nameless tensor: what a codec assumes when it is given no layout."""
+        return cls((Entry("", (numel,), 0),))
+
+    @property
+    def numel(self) -> int:
+        return self.entries[-1].span.stop if self.entries else 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits that change with any name, shape or order."""
+        text = "\n".join(f"{e.name}:{e.shape}" for e in self.entries)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def entry_at(self, position: int) -> Entry:
+        """The tensor that holds the vector's element `position`."""
+        filled = [e for e in self.entries if e.numel]
+        return filled[bisect_right([e.offset for e in filled], position) - 1]
+
+    def gather(self, model: "nn.Module") -> "torch.Tensor":
+        """A fresh float32 vector [numel] of the model's parameters, on the model's device."""
+        import torch
+
+        parameters = dict(model.named_parameters())
+        parts = [parameters[e.name].detach().reshape(-1).to(torch.float32) for e in self.entries]
+        return torch.cat(parts) if parts else torch.empty(0)
+
+    def scatter(self, vector: "torch.Tensor", model: "nn.Module") -> None:
+        """Write a vector [numel] into the model's parameters, in place."""
+        import torch
+
+        parameters = dict(model.named_parameters())
+        with torch.no_grad():
+            for e in self.entries:
+                parameters[e.name].copy_(vector[e.span].view(e.shape))
+
+    def views(self, vector: "torch.Tensor") -> dict[str, "torch.Tensor"]:
+        """The tensors of a vector [numel], or of a stack [m, numel] with m in front of each shape, without a copy."""
+        lead = vector.shape[:-1]
+        return {e.name: vector[..., e.span].view(*lead, *e.shape) for e in self.entries}

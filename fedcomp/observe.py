@@ -1,0 +1,86 @@
+"""What a run tells those who watch it: the header, a record a round, a summary. Watchers are dashboards, files, tests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Header:
+    """What runs, said once before the first round."""
+
+    task: str
+    clients: int
+    cohort: int  # clients in a round
+    parameters: int
+    strategy: str
+    uplink: str
+    downlink: str
+    memory: str
+    partition: str
+    device: str
+    engine: str  # "serial" or "batched", with the batch of clients
+    first_round: int  # 1, or the round after the checkpoint
+    rounds: int
+    out: str  # run folder
+
+
+@dataclass(frozen=True)
+class Rejection:
+    client: int
+    stage: str  # "train", "encode", "decode", "reply"
+    reason: str
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """A line of metrics.jsonl. Bytes are lengths of frames that were made; dense_* is what float32 models would have cost."""
+
+    round: int
+    accuracy: float | None  # share of the test set, 0..1; None when the round was not evaluated
+    loss: float | None  # mean loss on the test set
+    train_loss: float | None  # mean over the accepted clients of the loss before each local step
+    cohort: int
+    accepted: int
+    rejected: int
+    uplink_bytes: int
+    downlink_bytes: int
+    dense_uplink_bytes: int
+    dense_downlink_bytes: int
+    seconds: float
+    catch_up_bytes: int = 0  # of downlink_bytes: broadcasts older than the newest
+    first_download_bytes: int = 0  # of downlink_bytes: what clients without a state needed
+    rejections: Sequence[Rejection] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """summary.json."""
+
+    accuracy: float | None
+    loss: float | None
+    uplink_bytes: int
+    downlink_bytes: int
+    dense_uplink_bytes: int
+    dense_downlink_bytes: int
+    rounds: int
+    clients: int
+    client_updates: int
+    seconds: float
+    client_updates_per_s: float
+    device: str
+    seed: int
+    version: str
+
+
+class Observer:
+    """Hears of everything and does nothing. Watchers override what they care for."""
+
+    def started(self, header: Header) -> None: ...
+
+    def progress(self, round: int, answered: int, cohort: int) -> None: ...
+
+    def round_done(self, record: RoundRecord) -> None: ...
+
+    def warning(self, sentence: str) -> None: ...
+
+    def finished(self, summary: Summary, out: str) -> None: ...

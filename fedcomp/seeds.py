@@ -1,0 +1,22 @@
+"""Randomness that depends on what it is for, never on when or where it is drawn.
+
+Every draw comes from a Philox generator (Salmon et al.: Parallel random numbers: as easy as 1, 2, 3. SC 2011) keyed by
+(run seed, round, client or partition, purpose). A client's batches in round 7 are the same whether the run was
+interrupted, on which machine the client lives, and who else is in the cohort.
+"""
+
+import hashlib
+import struct
+
+import numpy as np
+
+
+def key(seed: int, purpose: str, round: int = 0, who: int = 0) -> int:
+    """64 bits for (seed, purpose, round, who)."""
+    text = struct.pack("<qqq", seed, round, who) + purpose.encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def generator(seed: int, purpose: str, round: int = 0, who: int = 0) -> np.random.Generator:
+    """A numpy generator for (seed, purpose, round, who)."""
+    return np.random.Generator(np.random.Philox(key=key(seed, purpose, round, who)))

@@ -1,0 +1,119 @@
+"""Spec strings: one grammar for codecs, memories, strategies, partitions and attacks.
+
+    spec    = product [ "@" scope ]
+    product = part { "+" part }
+    part    = name [ ":" option { "," option } ]
+    option  = key "=" value | value          a bare value belongs to the first option of the name
+
+`stc`, `stc:density=1/400`, `topk:density=1%,values=fp16@layer`, `dirichlet:0.1`, `topk:density=1%+qsgd:levels=4`.
+"""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from .errors import SpecError, nearest
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    options: tuple[tuple[str, str], ...] = ()  # (key, value); the key of a bare value is ""
+
+
+@dataclass(frozen=True)
+class Spec:
+    parts: tuple[Part, ...]
+    scope: str = ""
+
+
+def parse(text: str) -> Spec:
+    """Split a spec string into names, raw options and scope. Raises SpecError on an empty name or option."""
+    body, at, scope = text.strip().partition("@")
+    if at and not scope:
+        raise SpecError(f"'{text}' ends in '@' without a scope; write @model or @layer")
+    return Spec(tuple(_part(text, piece) for piece in body.split("+")), scope)
+
+
+def _part(text: str, piece: str) -> Part:
+    name, colon, tail = piece.strip().partition(":")
+    if not name or (colon and not tail):
+        raise SpecError(f"'{text}' is incomplete; write name or name:option=value")
+    options = []
+    for item in tail.split(",") if tail else ():
+        key, equals, value = item.rpartition("=")
+        if not value or (equals and not key.strip()):
+            raise SpecError(f"'{item}' in '{text}' is incomplete; write option=value")
+        options.append((key.strip(), value.strip()))
+    return Part(name.strip(), tuple(options))
+
+
+def build(part: Part, known: Mapping[str, type], kind: str) -> Any:
+    """An instance of the dataclass that `part` names, its options converted to the types of the fields.
+
+    Raises SpecError, naming the nearest name or option, where the dictionary or the dataclass has none such.
+    """
+    if part.name not in known:
+        raise SpecError(f"unknown {kind} '{part.name}'; {nearest(part.name, known)}")
+    cls = known[part.name]
+    types_ = {f.name: typing.get_type_hints(cls)[f.name] for f in dataclasses.fields(cls) if f.init}
+    values: dict[str, Any] = {}
+    for key, raw in part.options:
+        key = key.replace("-", "_") or next(iter(types_), "")
+        if key not in types_:
+            options = nearest(key, types_) if types_ else "it takes none"
+            raise SpecError(f"{kind} '{part.name}' has no option '{key or raw}'; {options}")
+        if key in values:
+            raise SpecError(f"option '{key}' of {kind} '{part.name}' is given twice; keep one")
+        values[key] = convert(raw, types_[key], f"option '{key}' of {kind} '{part.name}'")
+    missing = [f.name for f in dataclasses.fields(cls)
+               if f.init and f.name not in values and f.default is f.default_factory is dataclasses.MISSING]
+    if missing:
+        raise SpecError(f"{kind} '{part.name}' needs {missing[0]}; write {part.name}:{missing[0]}=VALUE")
+    return cls(**values)
+
+
+def convert(raw: str, to: Any, what: str) -> Any:
+    """`raw` as the type `to`: int, float (also 1%, 1/400), bool, str, a Literal, or one of these or None."""
+    if isinstance(to, types.UnionType):
+        (to,) = (t for t in to.__args__ if t is not type(None))
+    try:
+        if typing.get_origin(to) is typing.Literal:
+            if raw not in to.__args__:
+                raise SpecError(f"{what} cannot be '{raw}'; {nearest(raw, to.__args__)}")
+            return raw
+        if to is bool:
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[raw.lower()]
+        return number(raw) if to is float else to(raw)
+    except (ValueError, KeyError, ZeroDivisionError, OverflowError):
+        raise SpecError(f"{what} cannot be '{raw}'; give {_wanted(to)}") from None
+
+
+def number(raw: str) -> float:
+    """0.01, 1e-2, 1% and 1/100 are the same number. Raises ValueError on anything that is not finite."""
+    text = raw.strip()
+    value = float(Fraction(text)) if "/" in text else float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not math.isfinite(value):
+        raise ValueError(raw)
+    return value
+
+
+def show(name: str, options: Any) -> str:
+    """The spec string of a dataclass instance, every option written out; `parse` and `build` give it back."""
+    pairs = [(f.name, getattr(options, f.name)) for f in dataclasses.fields(options) if f.init]
+    text = ",".join(f"{key}={_written(value)}" for key, value in pairs if value is not None)
+    return f"{name}:{text}" if text else name
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if float(f"{value:g}") == value else repr(value) \
+        if isinstance(value, float) else str(value)
+
+
+def _wanted(to: Any) -> str:
+    return {int: "a whole number", float: "a number such as 0.01, 1% or 1/100", bool: "true or false"}.get(to, "a text")

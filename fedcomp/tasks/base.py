@@ -1,0 +1,51 @@
+"""What is learned: a model, its loss, its data, and how well it does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Data:
+    """Examples as resident tensors, so that a batch is gathered by index."""
+
+    inputs: Tensor  # [N, ...]
+    targets: Tensor  # [N, ...]; for partitions by class: int64 [N]
+    groups: np.ndarray | None = None  # [N] group of each example, for the partition `natural`
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+def share_correct(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The share of rows whose largest output is the target: outputs [B, C], targets [B] → scalar in 0..1."""
+    return (outputs.argmax(-1) == targets).float().mean()
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model with its data. Everything is made when called, so that a task costs nothing until it runs.
+
+    `model()` may draw initial weights from torch's global generator: fedcomp seeds it. `loss(outputs, targets)` is the
+    mean over the batch, a scalar. `accuracy(outputs, targets)` is a share, 0..1.
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    train: Callable[[], Data]
+    test: Callable[[], Data]
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
+    accuracy: Callable[[Tensor, Tensor], Tensor] = share_correct
+
+
+def initial_model(task: Task, seed: int) -> nn.Module:
+    """The task's model with the weights that every party with this seed starts from, on the CPU. Leaves torch's global generator as it was."""
+    from ..seeds import key
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key(seed, "initial weights"))
+        return task.model()
