@@ -1,0 +1,35 @@
+"""Hot loops on arrays: numba on large CPU vectors, numpy and torch elsewhere, the same results from each."""
+
+from . import bits, rice
+from .bits import pack_signs, unpack_signs
+from .select import (
+    first_nonfinite,
+    first_nonfinite_rows,
+    mean,
+    means,
+    top_k,
+    top_k_added,
+    top_k_rows,
+    top_side,
+    top_side_added,
+    top_side_rows,
+)
+from .sparse import add_at
+
+__all__ = [
+    "add_at",
+    "bits",
+    "first_nonfinite",
+    "first_nonfinite_rows",
+    "mean",
+    "means",
+    "pack_signs",
+    "rice",
+    "top_k",
+    "top_k_added",
+    "top_k_rows",
+    "top_side",
+    "top_side_added",
+    "top_side_rows",
+    "unpack_signs",
+]

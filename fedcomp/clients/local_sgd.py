@@ -1,0 +1,195 @@
+"""Local SGD: what one client does with the global model in a round.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized
+data. AISTATS 2017; with momentum from zero in every round: Yu, Jin, Yang: On the linear speedup analysis of communication
+efficient momentum SGD. ICML 2019.
+
+    g ← clip(∇L_B(w)) + λw;  u ← μu + g;  w ← w − ηu;  after H steps the update is w − w_start
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import seeds
+from ..config import RunConfig
+from ..errors import DataError
+from ..layout import Layout
+from ..tasks.base import Data, Task
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """The options of a client's round. Momentum, weight decay and clipping as in torch.optim.SGD and clip_grad_norm_."""
+
+    steps: int = 5
+    epochs: int = 0  # passes over the client's data in place of steps; 0 = off
+    batch_size: int = 20
+    lr: float = 0.05
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float = 0.0  # largest L2 norm of a gradient, before weight decay and momentum; 0 = off
+
+    @classmethod
+    def from_config(cls, config: RunConfig) -> "LocalSGD":
+        return cls(config.local_steps, config.local_epochs, config.batch_size, config.lr, config.momentum, config.weight_decay, config.clip)
+
+
+@dataclass(frozen=True)
+class Trained:
+    update: Tensor  # float32 [n]: the weights after the last step minus those before the first
+    loss: float  # mean over the steps of the loss before the step
+    buffers: dict[str, Tensor] | None  # copies of the buffers that training changed; None when there are none
+
+
+def plan_batches(sgd: LocalSGD, shard: np.ndarray, seed: int, round: int, who: int) -> list[np.ndarray]:
+    """The batches of client `who` in a round, each an int64 array of positions from `shard` [s].
+
+    A batch has b = min(batch_size, s) examples. The shard is walked in passes, shuffled anew for each. With `steps`, a pass
+    gives ⌊s/b⌋ whole batches and leaves its tail out, so that all batches are of one size; with `epochs`, the tail is the
+    last batch of its pass. Drawn from (seed, "batches", round, who) alone. Raises DataError for an empty shard.
+    """
+    if not len(shard):
+        raise DataError(f"client {who} has no examples; give fewer --clients or another --partition")
+    generator, size = seeds.generator(seed, "batches", round, who), min(sgd.batch_size, len(shard))
+    batches: list[np.ndarray] = []
+    for _ in range(sgd.epochs):
+        batches += np.split(shard[generator.permutation(len(shard))], range(size, len(shard), size))
+    while not sgd.epochs and len(batches) < sgd.steps:
+        whole = min(sgd.steps - len(batches), len(shard) // size)
+        batches += list(shard[generator.choice(len(shard), whole * size, replace=False)].reshape(whole, size))
+    return batches
+
+
+def descend(weights: Sequence[Tensor], gradients: Sequence[Tensor], momenta: Sequence[Tensor] | None, sgd: LocalSGD) -> Sequence[Tensor] | None:
+    """One step of SGD on `weights`, in place; clipping is the caller's. Returns the momenta for the next step, None without momentum."""
+    if sgd.weight_decay:
+        gradients = torch._foreach_add(gradients, weights, alpha=sgd.weight_decay)
+    if sgd.momentum and momenta is not None:
+        gradients = torch._foreach_add(gradients, momenta, alpha=sgd.momentum)
+    torch._foreach_add_(weights, gradients, alpha=-sgd.lr)
+    return gradients if sgd.momentum else None
+
+
+class SerialEngine:
+    """Trains one client after the other in one resident model.
+
+    Takes `model` over: moves it to `device` and turns its float32 parameters into views of one vector.
+    """
+
+    def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
+        self.task, self.model, self.device = task, model.to(device), torch.device(device)
+        self.weights = layout.gather(self.model)
+        parameters = dict(self.model.named_parameters())
+        self.parameters = [parameters[e.name] for e in layout]
+        kept = _kept_apart(self.model) if self.device.type == "cuda" else set()
+        self.apart = []  # (parameter, its slice of `weights`), copied in and out
+        for parameter, view in zip(self.parameters, layout.views(self.weights).values(), strict=True):
+            if parameter.dtype == torch.float32 and parameter not in kept:
+                parameter.data = view
+            else:
+                self.apart.append((parameter, view))
+        self.initial_buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+
+    def train(self, start: Tensor, data: Data, batches: Sequence[np.ndarray], sgd: LocalSGD, *, seed: int = 0, round: int = 0, who: int = 0,
+              buffers: dict[str, Tensor] | None = None) -> Trained:
+        """Local SGD from `start` (float32 [n]) over the batches of `data`, both on the engine's device.
+
+        What the model draws comes from (seed, "dropout", round, who); torch's own generators are left as they were. `buffers` is
+        what the client's last round returned; what it does not name is as in the initial model. A parameter that the loss does
+        not reach has a zero gradient. In a tensor of another precision than float32, the update counts from `start` as rounded.
+        """
+        base = self._load(start, buffers)
+        self.model.train()
+        index = torch.from_numpy(np.concatenate(batches)).to(self.device)
+        losses, momenta = [], None
+        with _drawing_from(seeds.key(seed, "dropout", round, who), self.device):
+            for rows in index.split([len(batch) for batch in batches]):
+                loss = self.task.loss(self.model(data.inputs.index_select(0, rows)), data.targets.index_select(0, rows))
+                losses.append(loss.detach())
+                gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
+                with torch.no_grad():
+                    momenta = descend(self.parameters, _clipped(gradients, sgd.clip) if sgd.clip else gradients, momenta, sgd)
+        for parameter, view in self.apart:
+            view.copy_(parameter.detach())
+        return Trained(self.weights - base, torch.stack(losses).mean(dtype=torch.float32).item(), self._changed_buffers())
+
+    def _load(self, start: Tensor, buffers: dict[str, Tensor] | None) -> Tensor:
+        """Puts weights and buffers in place. Returns the weights as they are then: `start`, rounded where the model is coarser."""
+        self.weights.copy_(start)
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_((buffers or {}).get(name, self.initial_buffers[name]))
+        if not self.apart:
+            return start
+        with torch.no_grad():
+            for parameter, view in self.apart:
+                parameter.copy_(view)
+                view.copy_(parameter)
+        return self.weights.clone()
+
+    def _changed_buffers(self) -> dict[str, Tensor] | None:
+        changed = {name: b.clone() for name, b in self.model.named_buffers() if not torch.equal(b, self.initial_buffers[name])}
+        return changed or None
+
+
+def _kept_apart(model: nn.Module) -> set[nn.Parameter]:
+    """Parameters that cuDNN wants in an order of its own."""
+    return {p for m in model.modules() if isinstance(m, nn.RNNBase) for p in m.parameters()}
+
+
+def _clipped(gradients: Sequence[Tensor], limit: float) -> Sequence[Tensor]:
+    norm = torch.stack([n.float() for n in torch._foreach_norm(gradients)]).norm()
+    return torch._foreach_mul(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
+
+
+@contextmanager
+def _drawing_from(seed: int, device: torch.device) -> Iterator[None]:
+    """torch's global generators, seeded for a while: a thirtieth of what torch.random.fork_rng costs."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index])
+    states = [generator.get_state() for generator in generators]
+    try:
+        for generator in generators:
+            generator.manual_seed(seed)
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+def evaluate(task: Task, model: nn.Module, layout: Layout, weights: Tensor, data: Data, device: torch.device | str,
+             batch: int = 1000) -> tuple[float, float]:
+    """Loss and accuracy of `weights` [n] on `data`, which is on `device`, means over its examples.
+
+    Writes the weights into `model`, moved to `device` and left in eval mode. Layers with running statistics normalise by the
+    batch's own: the statistics stay with the clients, the server has none.
+    """
+    model = model.to(device).eval()
+    layout.scatter(weights, model)
+    loss, accuracy = torch.zeros(2, dtype=torch.float64, device=device)
+    with torch.inference_mode(), _batch_statistics(model):
+        pieces = -(-len(data) // batch)
+        for inputs, targets in zip(data.inputs.tensor_split(pieces), data.targets.tensor_split(pieces), strict=True):
+            outputs, share = model(inputs), len(inputs) / len(data)
+            loss += share * task.loss(outputs, targets)
+            accuracy += share * task.accuracy(outputs, targets)
+    return loss.item(), accuracy.item()
+
+
+@contextmanager
+def _batch_statistics(model: nn.Module) -> Iterator[None]:
+    """Hides the running statistics of normalisation layers, which then neither use nor update them."""
+    layers = [m for m in model.modules() if getattr(m, "running_mean", None) is not None]
+    hidden = [(m, m.running_mean, m.running_var) for m in layers]
+    for layer in layers:
+        layer.running_mean, layer.running_var, layer.track_running_stats = None, None, False
+    try:
+        yield
+    finally:
+        for layer, mean, variance in hidden:
+            layer.running_mean, layer.running_var, layer.track_running_stats = mean, variance, True

@@ -1,0 +1,227 @@
+"""What every codec is: a pure function from a vector to a frame and back.
+
+The author of a codec writes `pack` (vector → section) and `unpack` (section → update). Frames, checksums, scopes, checks of the input,
+batches and accumulation are here, once.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import kernels, spec
+from ..errors import ConfigError, FrameError, NonFiniteError
+from ..layout import Layout
+from . import frame
+from .frame import CodecId, Section
+from .update import Sections, Update
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a codec or memory may know of the exchange that a frame is made for."""
+
+    round: int = 0
+    phase: int = 0
+    moments: tuple[Tensor, Tensor] | None = None  # sum and sum of squares of the local steps' gradients, each [numel]
+    announced: Mapping[str, Any] = field(default_factory=dict)  # what the server said: a shared scale, a factor
+
+
+NO_CONTEXT = Context()
+
+
+@dataclass(frozen=True)
+class Codec(ABC):
+    """A codec with its options. Subclasses are frozen dataclasses; their fields are the options of the spec string."""
+
+    name: ClassVar[str]
+    id: ClassVar[CodecId]
+    source: ClassVar[str] = "–"  # author and year, for tables
+    scope: ClassVar[int] = frame.MODEL
+    linear: ClassVar[bool] = False  # frames of one seed can be merged
+    portable: ClassVar[bool] = True  # the same bytes on every device
+
+    def __str__(self) -> str:
+        return spec.show(self.name, self)
+
+    # What may be done with it, at vectors of numel elements.
+
+    def contraction(self, numel: int) -> float | None:
+        """δ > 0 with ‖x − C(x)‖² ≤ (1 − δ)‖x‖² for every x, or None."""
+        return None
+
+    def variance(self, numel: int) -> float | None:
+        """ω with E C(x) = x and E ‖x − C(x)‖² ≤ ω‖x‖², or None if the codec is biased."""
+        return None
+
+    # What an author writes.
+
+    @abstractmethod
+    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+        """A section for a finite vector x of one dimension, which is not touched."""
+
+    @abstractmethod
+    def unpack(self, section: Section, numel: int) -> Update:
+        """The update in a section. Raises FrameError unless it is exactly what `pack` could have made for some x [numel]."""
+
+    def pack_rows(self, x: Tensor, seeds: Sequence[int], context: Context) -> list[Section]:
+        """A section for each row of a finite stack [m, n]; override where one launch can serve them all."""
+        return [self.pack(row, seed, context) for row, seed in zip(x, seeds, strict=True)]
+
+    def pack_added(self, total: Tensor, x: Tensor, seed: int, context: Context) -> Section:
+        """`total += x` in place, then a section for `total`; both float32. Override where one pass can do both.
+
+        Raises NonFiniteError, with `total` untouched, when x or the sum is not finite.
+        """
+        added = total + x
+        _check_finite(added, None)
+        total.copy_(added)
+        return self.pack(total, seed, context)
+
+    # What others call.
+
+    def encode(self, x: Tensor, *, seed: int = 0, layout: Layout | None = None, context: Context = NO_CONTEXT) -> bytes:
+        """A frame for x: one dimension, float32, float16 or bfloat16, any device; not touched. Same x, same seed, same bytes.
+
+        Raises NonFiniteError, naming the tensor of `layout`, when x holds NaN or infinity.
+        """
+        _check_vector(x, layout)
+        _check_finite(x, layout)
+        return self._seal(x.numel(), [self.pack(x.detach(), seed, context)])
+
+    def encode_batch(
+        self, x: Tensor, seeds: Sequence[int], *, layout: Layout | None = None, context: Context = NO_CONTEXT
+    ) -> list[bytes | NonFiniteError]:
+        """A frame for each row of x [m, n], or a NonFiniteError in the place of a row with NaN or infinity."""
+        if x.dim() != 2 or len(seeds) != len(x):
+            raise ConfigError(f"encode_batch needs a stack [m, n] and m seeds; given shape {list(x.shape)} and {len(seeds)} seeds")
+        bad = kernels.first_nonfinite_rows(x).tolist()
+        good = [i for i, position in enumerate(bad) if position < 0]
+        rows = x.detach() if len(good) == len(x) else x.detach()[good]
+        packed = iter(self._pack_stack(rows, [seeds[i] for i in good], layout, context))
+        return [self._seal(x.shape[1], next(packed)) if p < 0 else _nonfinite(x[i], p, layout) for i, p in enumerate(bad)]
+
+    def encode_added(
+        self, total: Tensor, x: Tensor, *, seed: int = 0, layout: Layout | None = None, context: Context = NO_CONTEXT
+    ) -> bytes:
+        """`total += x` in place, then a frame for `total`; both float32 [n]. What error feedback does, in as few passes as possible.
+
+        Raises NonFiniteError, with `total` untouched, when x or the sum is not finite.
+        """
+        _check_vector(x, layout)
+        try:
+            return self._seal(x.numel(), [self.pack_added(total, x.detach(), seed, context)])
+        except NonFiniteError as error:
+            raise _named(error, layout) from None
+
+    def open(self, data: bytes, numel: int, layout: Layout | None = None) -> Update:
+        """What a frame says, checked to the last bit. Raises FrameError on anything but a whole valid frame of this codec and size."""
+        sections = frame.unseal(data, self.id, numel, layout)
+        parts = tuple((span, self.unpack(section, span.stop - span.start)) for span, section in sections)
+        return parts[0][1] if len(parts) == 1 and parts[0][1].numel == numel else Sections(numel, parts)
+
+    def decode(self, data: bytes, *, numel: int, device: torch.device | str | None = None, layout: Layout | None = None) -> Tensor:
+        """The vector [numel] in a frame, float32, on the CPU unless `device` is given. Raises FrameError like `open`."""
+        return self.open(data, numel, layout).dense(device)
+
+    def accumulate(self, data: bytes, into: Tensor, weight: float = 1.0, *, layout: Layout | None = None) -> None:
+        """into += weight · decode(data), in place; a sparse frame costs its nonzeros. Raises FrameError with `into` untouched."""
+        self.open(data, into.numel(), layout).add_to(into, weight)
+
+    def _pack_stack(self, rows: Tensor, seeds: Sequence[int], layout: Layout | None, context: Context) -> list[list[Section]]:
+        return [[section] for section in self.pack_rows(rows, seeds, context)]
+
+    def _seal(self, numel: int, sections: Sequence[Section]) -> bytes:
+        return frame.seal(self.id, self.scope, numel, sections)
+
+
+@dataclass(frozen=True)
+class LayerWise(Codec):
+    """A codec applied tensor by tensor: `stc:density=1%@layer`. Its frames have a section per tensor of the layout."""
+
+    inner: Codec
+    scope: ClassVar[int] = frame.LAYER
+
+    def __post_init__(self) -> None:
+        for fact in ("name", "id", "source", "linear", "portable"):
+            object.__setattr__(self, fact, getattr(self.inner, fact))
+
+    def __str__(self) -> str:
+        return f"{self.inner}@layer"
+
+    def contraction(self, numel: int) -> float | None:
+        whole = self.inner.contraction(numel)
+        return whole and whole * 2 / 3  # a small tensor's k, rounded down, can be a third below its share
+
+    def variance(self, numel: int) -> float | None:
+        return self.inner.variance(numel)
+
+    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+        return self.inner.pack(x, seed, context)
+
+    def unpack(self, section: Section, numel: int) -> Update:
+        return self.inner.unpack(section, numel)
+
+    def encode(self, x: Tensor, *, seed: int = 0, layout: Layout | None = None, context: Context = NO_CONTEXT) -> bytes:
+        _check_vector(x, layout)
+        _check_finite(x, layout)
+        tensors = enumerate(self._layout(layout, x.numel()))
+        return self._seal(x.numel(), [self.inner.pack(x.detach()[e.span], seed + i, context) for i, e in tensors])
+
+    def encode_added(
+        self, total: Tensor, x: Tensor, *, seed: int = 0, layout: Layout | None = None, context: Context = NO_CONTEXT
+    ) -> bytes:
+        _check_vector(x, layout)
+        spans = [e.span for e in self._layout(layout, x.numel())]
+        for span in spans:
+            _check_finite(total[span] + x[span], layout, span.start)
+        return self._seal(
+            x.numel(), [self.inner.pack_added(total[span], x.detach()[span], seed + i, context) for i, span in enumerate(spans)]
+        )
+
+    def _pack_stack(self, rows: Tensor, seeds: Sequence[int], layout: Layout | None, context: Context) -> list[list[Section]]:
+        tensors = enumerate(self._layout(layout, rows.shape[1]))
+        columns = [self.inner.pack_rows(rows[:, e.span], [seed + i for seed in seeds], context) for i, e in tensors]
+        return [list(sections) for sections in zip(*columns, strict=True)]
+
+    def _layout(self, layout: Layout | None, numel: int) -> Layout:
+        if layout is None:
+            raise ConfigError(f"{self} needs layout=…, or write @model in place of @layer")
+        return layout
+
+
+def _check_vector(x: Tensor, layout: Layout | None) -> None:
+    if x.dim() != 1 or not x.is_floating_point():
+        raise ConfigError(f"a codec takes a floating-point vector of one dimension; given {x.dtype} of shape {list(x.shape)}")
+    if layout is not None and layout.numel != x.numel():
+        raise ConfigError(f"the layout has {layout.numel} elements and the vector {x.numel()}; give the layout of this model")
+
+
+def _check_finite(x: Tensor, layout: Layout | None, offset: int = 0) -> None:
+    position = kernels.first_nonfinite(x)
+    if position is not None:
+        raise _nonfinite(x, position, layout, offset)
+
+
+def _nonfinite(x: Tensor, position: int, layout: Layout | None, offset: int = 0) -> NonFiniteError:
+    error = NonFiniteError(f"the update is {x[position].item()} at position {position}")
+    error.position = position + offset
+    return _named(error, layout)
+
+
+def _named(error: NonFiniteError, layout: Layout | None) -> NonFiniteError:
+    """The error with the name of the tensor in it."""
+    entry = layout.entry_at(error.position) if layout is not None else None
+    where = f"tensor '{entry.name}', element {error.position - entry.offset}" if entry else f"element {error.position}"
+    named = NonFiniteError(f"{str(error).partition(' at position')[0]} in {where}; lower --lr or set --clip")
+    named.position = error.position
+    return named
+
+
+def expect(condition: bool, sentence: str) -> None:
+    """Raise FrameError unless `condition` holds: for the checks in `unpack`."""
+    if not condition:
+        raise FrameError(sentence)

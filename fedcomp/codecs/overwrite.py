@@ -1,0 +1,47 @@
+"""The overwrite frame: current values at named coordinates, for a client that missed several broadcasts.
+
+Unlike a codec's frame it replaces what it names instead of adding to it, so the weights end bit-identical to the server's whatever order the missed
+broadcasts would have been added in.
+
+    body   first byte (codecs/selection.py), values as float32, gaps
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..kernels import rice
+from . import frame, selection
+from .base import expect
+from .frame import EMPTY, CodecId, Section
+
+
+def size(positions: np.ndarray, numel: int) -> int:
+    """Bytes that `encode` makes for these positions."""
+    if not positions.size:
+        return frame.SECTIONS + 1
+    gaps = -(-rice.bits(positions, rice.best_parameter(positions, numel)) // 8)
+    return frame.SECTIONS + len(frame.varint(positions.size)) + 1 + 4 * positions.size + gaps
+
+
+def encode(weights: Tensor, positions: np.ndarray) -> bytes:
+    """A frame of weights[positions]; weights [numel] float32, positions int64, ascending."""
+    section = EMPTY
+    if positions.size:
+        first, gaps = selection.pack_positions(positions, weights.numel())
+        values = weights[torch.from_numpy(positions).to(weights.device)].cpu().numpy()
+        section = Section(positions.size, first + values.astype("<f4", copy=False).tobytes() + gaps)
+    return frame.seal(CodecId.OVERWRITE, frame.MODEL, weights.numel(), [section])
+
+
+def apply(data: bytes, weights: Tensor) -> None:
+    """Write a frame's values into weights [numel], in place. Raises FrameError with the weights untouched."""
+    ((_, (count, body)),) = frame.unseal(data, CodecId.OVERWRITE, weights.numel(), None)
+    if not count:
+        return
+    first, sent, gaps = selection.split(memoryview(body), 1, 4 * count)
+    expect(first[0] <= selection.RICE, "an overwrite section has an unknown flag")
+    values = np.frombuffer(sent, "<f4")
+    expect(bool(np.isfinite(values).all()), "an overwrite section holds NaN or infinity")
+    positions = selection.unpack_positions(first[0], gaps, count, weights.numel())
+    weights[torch.from_numpy(positions).to(weights.device)] = torch.from_numpy(values.astype(np.float32)).to(weights.device)

@@ -1,0 +1,58 @@
+"""Sparse binary compression.
+
+Sattler, Wiedemann, Müller, Samek: Sparse binary compression: towards distributed deep learning with minimal communication. IJCNN 2019
+(arXiv 2018), algorithm 2.
+
+    top⁺ = the k largest of x, top⁻ = the k largest of −x;  the side with the larger mean μ is sent, as μ or −μ; the other side is zero
+
+No sign bits: one mean and its sign for all. Values of the other sign are never sent, so a side may hold fewer than k.
+
+    body   first byte (codecs/selection.py; 0x40 = the mean is negative), μ as float32, gaps
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from .. import kernels
+from . import selection
+from .base import expect
+from .frame import CodecId, Section
+
+NEGATIVE = 0x40
+
+
+@dataclass(frozen=True)
+class SBC(selection.Selective):
+    """The k largest coordinates of one sign as their mean."""
+
+    density: float = 1 / 100  # share of coordinates sent
+    name: ClassVar[str] = "sbc"
+    id: ClassVar[CodecId] = CodecId.SBC
+    source: ClassVar[str] = "Sattler et al. 2018"
+
+    def contraction(self, numel: int) -> float:
+        k = self.count(numel)
+        return 1 / (1 + k * k + numel)  # the winning mean bounds both sides' sums and all that is left out
+
+    def select(self, x: Tensor) -> Tensor:
+        return kernels.top_side(x, self.count(x.numel()))[0]
+
+    def select_added(self, total: Tensor, x: Tensor) -> Tensor:
+        return kernels.top_side_added(total, x, self.count(x.numel()))[0]
+
+    def select_rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return kernels.top_side_rows(x, self.count(x.shape[1]))[:3]
+
+    def section(self, positions: np.ndarray, values: np.ndarray, numel: int) -> Section:
+        first, gaps = selection.pack_positions(positions, numel, NEGATIVE if values[0] < 0 else 0)
+        return Section(positions.size, first + selection.pack_mean(values) + gaps)
+
+    def read(self, count: int, body: memoryview, numel: int) -> tuple[np.ndarray, np.ndarray]:
+        first, mean, gaps = selection.split(body, 1, 4)
+        expect(first[0] < 0x80, "an SBC section has an unknown flag")
+        mu = selection.unpack_mean(mean)
+        positions = selection.unpack_positions(first[0], gaps, count, numel)
+        return positions, np.full(count, -mu if first[0] & NEGATIVE else mu, np.float32)

@@ -1,0 +1,87 @@
+"""What a frame says, read but not yet spread out: a sparse update costs its nonzeros, a dense one is a view of the frame."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import kernels
+
+
+class Update(ABC):
+    """A vector [numel] in the form in which it arrived."""
+
+    numel: int
+    positions: np.ndarray | None  # touched coordinates, int64, ascending; None for all of them
+
+    @abstractmethod
+    def add_to(self, into: Tensor, weight: float = 1.0) -> None:
+        """into[numel] += weight · update, in place, in float32."""
+
+    @abstractmethod
+    def block(self, start: int, stop: int) -> np.ndarray:
+        """Coordinates start..stop-1 as float32, for those who read many updates side by side."""
+
+    def dense(self, device: torch.device | str | None = None) -> Tensor:
+        """The whole vector [numel], float32, on the CPU unless `device` is given."""
+        return torch.from_numpy(np.array(self.block(0, self.numel), np.float32)).to(device or "cpu")
+
+
+@dataclass(frozen=True)
+class Dense(Update):
+    values: np.ndarray  # [numel] float32
+    positions: ClassVar[None] = None
+
+    @property
+    def numel(self) -> int:
+        return self.values.size
+
+    def add_to(self, into: Tensor, weight: float = 1.0) -> None:
+        values = np.array(self.values, np.float32)
+        into.add_(torch.from_numpy(values).to(into.device), alpha=weight)
+
+    def block(self, start: int, stop: int) -> np.ndarray:
+        return self.values[start:stop]
+
+
+@dataclass(frozen=True)
+class Sparse(Update):
+    numel: int
+    positions: np.ndarray  # int64, ascending
+    values: np.ndarray  # float32, one a position
+
+    def add_to(self, into: Tensor, weight: float = 1.0) -> None:
+        kernels.add_at(into, self.positions, self.values, weight)
+
+    def block(self, start: int, stop: int) -> np.ndarray:
+        out = np.zeros(stop - start, np.float32)
+        a, b = np.searchsorted(self.positions, (start, stop))
+        out[self.positions[a:b] - start] = self.values[a:b]
+        return out
+
+
+@dataclass(frozen=True)
+class Sections(Update):
+    """An update tensor by tensor."""
+
+    numel: int
+    parts: tuple[tuple[slice, Update], ...]  # spans that cover the vector in order
+
+    @property
+    def positions(self) -> np.ndarray | None:
+        found = [part.positions for _, part in self.parts]
+        if any(p is None for p in found):
+            return None
+        return np.concatenate([p + span.start for (span, _), p in zip(self.parts, found, strict=True)] or [np.empty(0, np.int64)])
+
+    def add_to(self, into: Tensor, weight: float = 1.0) -> None:
+        for span, part in self.parts:
+            part.add_to(into[span], weight)
+
+    def block(self, start: int, stop: int) -> np.ndarray:
+        inside = [(s, p) for s, p in self.parts if s.start < stop and s.stop > start]
+        cut = [p.block(max(start, s.start) - s.start, min(stop, s.stop) - s.start) for s, p in inside]
+        return np.concatenate(cut or [np.empty(0, np.float32)])

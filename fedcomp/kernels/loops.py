@@ -1,0 +1,144 @@
+"""Loops over arrays, compiled by numba. They release the interpreter lock, so that threads can share a vector.
+
+A key is a float32's bit pattern as an int32, `(bits ^ flip) & mask`: its magnitude, or the value itself on one side of
+zero. Keys from 1 up are candidates, and larger keys are larger values. Blocks are short enough to stay in registers: most of
+them hold no candidate and cost one vectorised maximum.
+"""
+
+from collections.abc import Callable
+
+import numba
+import numpy as np
+
+BLOCK = 64
+
+
+def compiled(function: Callable) -> Callable:
+    """numba's compiler with its cache on disk, or without it where no folder for it can be written."""
+    try:
+        return numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:
+        return numba.njit(nogil=True)(function)
+
+
+@numba.njit(nogil=True, inline="always")
+def _key(e, x, i, flip, mask):
+    total = x[i] if e is None else e[i] + x[i]
+    return (np.float32(total).view(np.int32) ^ flip) & mask
+
+
+@compiled
+def histogram(e, x, flip, mask, floor, base, shift, counts):
+    """Add to counts[j] the keys of e + x (of x where e is None) that are >= floor and have (key - base) >> shift == j.
+
+    base <= floor, so j is never negative; keys past the last bin are left out.
+    """
+    flip, mask, floor, base, shift = np.int32(flip), np.int32(mask), np.int32(floor), np.int32(base), np.int32(shift)
+    for start in range(0, x.size, BLOCK):
+        xs = x[start : start + BLOCK]
+        es = None if e is None else e[start : start + BLOCK]
+        top = np.int32(0)
+        for i in range(xs.size):
+            top = max(top, _key(es, xs, i, flip, mask))
+        if top < floor:
+            continue
+        for i in range(xs.size):
+            key = _key(es, xs, i, flip, mask)
+            if key >= floor:
+                j = (key - base) >> shift
+                if j < counts.size:
+                    counts[j] += 1
+
+
+@compiled
+def collect(e, x, flip, mask, threshold, ties, first, out, add):
+    """Write to `out` the positions, counted from `first`, of the keys above `threshold` and of the first `ties` keys equal to it.
+
+    With `add`, e += x on the way. Returns the number of ties that are left to take, and the part of `out` that is left.
+    """
+    flip, mask, threshold = np.int32(flip), np.int32(mask), np.int32(threshold)
+    filled = 0
+    for start in range(0, x.size, BLOCK):
+        xs = x[start : start + BLOCK]
+        es = None if e is None else e[start : start + BLOCK]
+        top = np.int32(0)
+        for i in range(xs.size):
+            top = max(top, _key(es, xs, i, flip, mask))
+        if top >= threshold:
+            for i in range(xs.size):
+                key = _key(es, xs, i, flip, mask)
+                if (key > threshold or (key == threshold and ties > 0)) and filled < out.size:
+                    out[filled] = first + start + i
+                    filled += 1
+                    ties -= key == threshold
+        if e is not None:
+            if add:
+                for i in range(xs.size):
+                    es[i] += xs[i]
+    return ties, out[filled:]
+
+
+@compiled
+def rice_pack(positions, b, head, data):
+    """Write the Rice code of `positions` into `data`, uint8 zeros of its size; `head` is the length of its unary stream in bits."""
+    last, at = -1, 0
+    full, kept = head >> 3, head & 7
+    for position in positions:
+        at += (position - last - 1) >> b
+        data[at >> 3] |= np.uint8(128 >> (at & 7))
+        at += 1
+        last = position
+    if b == 0:
+        return
+    last = -1
+    pending = np.int64(data[full]) >> (8 - kept)
+    for position in positions:
+        pending = (pending << b) | ((position - last - 1) & ((1 << b) - 1))
+        kept += b
+        while kept >= 8:
+            kept -= 8
+            data[full] = pending >> kept
+            full += 1
+        pending &= (1 << kept) - 1
+        last = position
+    if kept:
+        data[full] = pending << (8 - kept)
+
+
+@compiled
+def rice_unpack(data, b, positions):
+    """Fill `positions` from their Rice code. Returns the length of the code in bits, or -1 where `data` ends before it."""
+    bits = 8 * data.size
+    at = 0
+    for i in range(positions.size):
+        high = 0
+        while at < bits and not data[at >> 3] & (128 >> (at & 7)):
+            high += 1
+            at += 1
+        at += 1
+        positions[i] = high
+    end = at + positions.size * b
+    if end > bits:
+        return -1
+    kept, pending, full, last = 0, 0, at >> 3, -1
+    if at & 7:
+        kept = 8 - (at & 7)
+        pending = np.int64(data[full]) & ((1 << kept) - 1)
+        full += 1
+    for i in range(positions.size):
+        while kept < b:
+            pending = (pending << 8) | np.int64(data[full])
+            kept += 8
+            full += 1
+        kept -= b
+        last += (positions[i] << b) + (pending >> kept) + 1
+        pending &= (1 << kept) - 1
+        positions[i] = last
+    return end
+
+
+@compiled
+def add_at(into, positions, values, weight):
+    """into[positions] += weight * values, in float32."""
+    for i in range(positions.size):
+        into[positions[i]] += weight * values[i]

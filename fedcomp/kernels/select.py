@@ -1,0 +1,213 @@
+"""Which coordinates are sent: exact selection by magnitude or by side, without sorting.
+
+A float32's bit pattern without its sign is monotone in magnitude, so selection works on integers. Ties at the k-th
+magnitude go to the lower position, zeros are never selected, and a result holds fewer than k where fewer are left.
+Vectors are 1-D, of any float dtype and on any device; positions are int64, ascending, on the vector's device.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import NonFiniteError
+from . import backend
+
+INFINITE = 0x7F800000  # bit pattern of infinity; those of NaN are above
+MAGNITUDE = 0x7FFFFFFF  # bits without the sign
+SIGN = -0x80000000  # the sign bit of an int32
+PIECE = 1 << 20  # elements searched for NaN or infinity at a time
+
+
+def top_k(x: Tensor, k: int) -> Tensor:
+    """Positions of the k largest magnitudes of x [n]. Raises NonFiniteError on NaN or infinity."""
+    return _top_k(None, x.detach(), k)
+
+
+def top_k_added(e: Tensor, x: Tensor, k: int) -> Tensor:
+    """e += x, and the positions of the k largest magnitudes of the sum. e is float32; x has its shape and device.
+
+    Raises NonFiniteError if the sum holds NaN or infinity, as it does wherever x does; e is then untouched. On a CPU the
+    call takes, beside its result, less than a quarter of the vector's memory.
+    """
+    _check_pair(e, x)
+    return _top_k(e.detach(), x.detach(), k)
+
+
+def top_side(x: Tensor, k: int) -> tuple[Tensor, bool]:
+    """Positions of the k largest of x [n] or of -x, the side with the larger mean, and whether that is the positive one.
+
+    Only members above zero count; the mean is `mean`; equal means go to the positive side. Raises NonFiniteError on NaN or infinity.
+    """
+    return _top_side(None, x.detach(), k)
+
+
+def top_side_added(e: Tensor, x: Tensor, k: int) -> tuple[Tensor, bool]:
+    """e += x, and `top_side` of the sum. Arguments, errors and memory are those of `top_k_added`."""
+    _check_pair(e, x)
+    return _top_side(e.detach(), x.detach(), k)
+
+
+def top_k_rows(X: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`top_k` of every row of X [m, n], which is finite: rows and positions of the selected, in this order, and counts [m]; int64."""
+    if _is_large(X[:1]):
+        return _join([top_k(x, k) for x in X], X.device)
+    return _split(_keep(_bits(X) & MAGNITUDE, k), X.device)
+
+
+def top_side_rows(X: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`top_side` of every row of X [m, n], which is finite: as `top_k_rows`, and positive, bool [m]."""
+    if _is_large(X[:1]):
+        sides = [top_side(x, k) for x in X]
+        positive = torch.tensor([up for _, up in sides], dtype=torch.bool, device=X.device)
+        return *_join([positions for positions, _ in sides], X.device), positive
+    keeps = _keep_sides(_bits(X), k)
+    up, down = (means(X[rows, positions].to(torch.float32).abs(), counts)
+                for rows, positions, counts in (_split(keep, X.device) for keep in keeps))
+    positive = torch.from_numpy(up >= down).to(X.device)
+    keep = torch.where(positive[:, None], *map(torch.as_tensor, keeps))
+    return *_split(keep.numpy() if X.device.type == "cpu" else keep, X.device), positive
+
+
+def mean(values: Tensor | np.ndarray) -> float:
+    """The mean of `values`, summed in float64 on the host, one after the other; 0 of none. The same on every device."""
+    return float(means(values, np.array([len(values)]))[0])
+
+
+def means(values: Tensor | np.ndarray, counts: Tensor | np.ndarray) -> np.ndarray:
+    """`mean` of each of m runs of values, `counts` [m] long: float64 [m]."""
+    values, counts = (v.cpu().numpy() if isinstance(v, Tensor) else v for v in (values, counts))
+    runs = np.arange(len(counts)).repeat(counts)
+    return np.bincount(runs, values, len(counts)) / np.maximum(counts, 1)
+
+
+def first_nonfinite(x: Tensor) -> int | None:
+    """The first position of x [n] that holds NaN or infinity."""
+    if x.numel() == 0 or all(math.isfinite(edge) for edge in x.detach().aminmax()):
+        return None
+    return _first_nonfinite(None, x.detach())
+
+
+def first_nonfinite_rows(X: Tensor) -> Tensor:
+    """`first_nonfinite` of every row of X [m, n], int64 [m]; -1 where all is finite."""
+    bad = torch.as_tensor((_bits(X) & MAGNITUDE) >= INFINITE)
+    rows = bad.any(1)
+    first = torch.full(rows.shape, -1, device=X.device)
+    first[rows] = bad[rows].int().argmax(1)
+    return first
+
+
+def _top_k(e: Tensor | None, x: Tensor, k: int) -> Tensor:
+    if _is_large(x, e):
+        from . import large
+
+        total = large.Sum(e, x.contiguous())
+        cut = large.cut(total, k, large.MAGNITUDE)
+        if cut is None:
+            raise _non_finite(e, x)
+        return large.collect(total, cut, add=e is not None)
+    return _split(_keep(_add(e, x) & MAGNITUDE, k), x.device)[1]
+
+
+def _top_side(e: Tensor | None, x: Tensor, k: int) -> tuple[Tensor, bool]:
+    if _is_large(x, e):
+        from . import large
+
+        total = large.Sum(e, x.contiguous())
+        cuts = [large.cut(total, k, side) for side in (large.POSITIVE, large.NEGATIVE)]
+        if None in cuts:
+            raise _non_finite(e, x)
+        up, down = large.collect(total, cuts[0]), large.collect(total, cuts[1], add=e is not None)
+    else:
+        up, down = (_split(keep, x.device)[1] for keep in _keep_sides(_add(e, x), k))
+    total = x if e is None else e
+    positive = mean(total[up].to(torch.float32)) >= mean(-total[down].to(torch.float32))
+    return (up if positive else down), positive
+
+
+def _check_pair(e: Tensor, x: Tensor) -> None:
+    if e.dtype != torch.float32 or e.shape != x.shape or e.device != x.device:
+        raise ValueError(f"e is {e.dtype} {list(e.shape)} on {e.device}, x has {list(x.shape)} on {x.device}; "
+                         "give a float32 e with the shape and device of x")
+
+
+def _is_large(x: Tensor, e: Tensor | None = None) -> bool:
+    return x.device.type == "cpu" and (e is None or e.is_contiguous()) and backend.compile_vector(x.numel())
+
+
+def _bits(x: Tensor) -> np.ndarray | Tensor:
+    """x as float32, its bit patterns as int32: a numpy array if it is on the CPU, where numpy partitions several times faster."""
+    bits = x.detach().to(torch.float32).contiguous().view(torch.int32)
+    return bits.numpy() if bits.device.type == "cpu" else bits
+
+
+def _add(e: Tensor | None, x: Tensor) -> np.ndarray | Tensor:
+    """`_bits` [1, n] of x, or of e + x, which is then written to e if it is finite. Raises NonFiniteError."""
+    total = x if e is None else e + x.to(torch.float32)
+    bits = _bits(total[None])
+    if x.numel() and (bits & MAGNITUDE).max() >= INFINITE:
+        raise _non_finite(e, x)
+    if e is not None:
+        e.copy_(total)
+    return bits
+
+
+def _keep(keys: np.ndarray | Tensor, k: int) -> np.ndarray | Tensor:
+    """Where the k largest keys above 0 are in each row of [m, n], ties to the lower position."""
+    n = keys.shape[1]
+    k = min(k, n)
+    if k == 0:
+        return keys != keys
+    if isinstance(keys, Tensor):
+        kth = torch.topk(keys, k, dim=1, sorted=False).values.amin(1, keepdim=True).clip(1)
+    else:
+        kth = np.partition(keys, n - k, axis=1)[:, n - k, None].clip(1)
+    keep = keys >= kth
+    tied = _count(keep) > k
+    if tied.any():
+        above, ties = keys[tied] > kth[tied], keys[tied] == kth[tied]
+        keep[tied] = above | (ties & (ties.cumsum(1) <= k - _count(above)[:, None]))
+    return keep
+
+
+def _keep_sides(bits: np.ndarray | Tensor, k: int) -> tuple[np.ndarray | Tensor, np.ndarray | Tensor]:
+    return _keep(bits.clip(0), k), _keep((bits ^ SIGN).clip(0), k)
+
+
+def _split(keep: np.ndarray | Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, positions and counts of what is kept in [m, n]."""
+    flat = torch.from_numpy(np.flatnonzero(keep)) if isinstance(keep, np.ndarray) else keep.view(-1).nonzero().view(-1)
+    counts = torch.as_tensor(_count(keep), device=device)
+    rows = torch.arange(len(keep), device=device).repeat_interleave(counts)
+    return rows, flat - rows * keep.shape[1], counts
+
+
+def _count(keep: np.ndarray | Tensor) -> np.ndarray | Tensor:
+    return np.count_nonzero(keep, 1) if isinstance(keep, np.ndarray) else keep.count_nonzero(1)
+
+
+def _join(chosen: list[Tensor], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    counts = torch.tensor([len(positions) for positions in chosen], device=device)
+    return torch.arange(len(chosen), device=device).repeat_interleave(counts), torch.cat(chosen), counts
+
+
+def _first_nonfinite(e: Tensor | None, x: Tensor) -> int | None:
+    for start in range(0, x.numel(), PIECE):
+        total = x[start : start + PIECE].to(torch.float32)
+        if e is not None:
+            total = e[start : start + PIECE] + total
+        bad = (~total.isfinite()).nonzero()
+        if len(bad):
+            return start + int(bad[0])
+    return None
+
+
+def _non_finite(e: Tensor | None, x: Tensor) -> NonFiniteError:
+    position = _first_nonfinite(e, x)
+    value, what = float(x[position]), "the update"
+    if math.isfinite(value):
+        value, what = float(e[position] + x[position]), "the residual with the update added"
+    error = NonFiniteError(f"{what} is {value} at position {position}; lower --lr or set --clip")
+    error.position = position
+    return error

@@ -1,0 +1,28 @@
+"""Adding what few coordinates a frame holds to a dense vector."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import backend
+
+
+def add_at(into: Tensor, positions: np.ndarray, values: np.ndarray, weight: float) -> None:
+    """into[positions] += weight·values: into is a contiguous float32 [n] on any device, positions int64 and distinct, values float32.
+
+    The product is rounded to float32, then the sum: the same bits on every device. The cost grows with the positions, not
+    with n. Raises IndexError, and changes nothing, if a position is not in 0..n−1.
+    """
+    if positions.size and not 0 <= positions.min() <= positions.max() < into.numel():
+        raise IndexError(f"positions {positions.min()}..{positions.max()} do not fit a vector of {into.numel()}")
+    if into.device.type != "cpu":
+        at = torch.from_numpy(positions).to(into.device)
+        into[at] += torch.from_numpy(np.float32(weight) * values).to(into.device)
+        return
+    dense = into.detach().numpy()
+    if backend.compile_positions(positions.size):
+        from . import loops
+
+        loops.add_at(dense, positions, values, np.float32(weight))
+    else:
+        dense[positions] += np.float32(weight) * values

@@ -1,0 +1,72 @@
+"""Error accumulation: what was not sent is added to the next update.
+
+Seide, Fu, Droppo, Li, Yu: 1-bit stochastic gradient descent. Interspeech 2014. Stich, Cordonnier, Jaggi: Sparsified SGD with memory. NeurIPS 2018.
+Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD. ICML 2019.
+
+    a = x + e;  send C(a);  e ← a − C(a) when it was accepted, e ← a when it was not
+
+so that at every moment Σ accepted + e = Σ inputs, to rounding. The subtraction waits for the news: until then `residual` holds a, and a rollback
+has nothing to undo.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..codecs import Context
+from ..codecs.base import NO_CONTEXT
+from ..errors import ConfigError, NonFiniteError
+from .base import Memory, State
+
+
+class Residual(Memory):
+    """Error feedback: a residual [numel] in float32, on the device of the first update."""
+
+    name: ClassVar[str] = "residual"
+    source: ClassVar[str] = "Seide et al. 2014, Stich et al. 2018"
+    residual: Tensor | None = None  # None = zero; made when the first update comes
+
+    def check_codec(self) -> None:
+        if self.codec.contraction(self.numel) is None:
+            raise ConfigError(f"memory 'residual' diverges with {self.codec}, which does not contract; use --memory none, or --uplink stc")
+
+    def _propose(self, x: Tensor, seed: int, context: Context) -> bytes:
+        if self.residual is None:
+            self.residual = torch.zeros(self.numel, device=x.device)
+        return self.codec.encode_added(self.residual, x.to(torch.float32), seed=seed, layout=self.layout, context=context)
+
+    @classmethod
+    def propose_stack(
+        cls, memories: Sequence["Residual"], x: Tensor, seeds: Sequence[int], context: Context = NO_CONTEXT
+    ) -> list[bytes | None | NonFiniteError]:
+        if not memories:
+            return []
+        first, x = memories[0], x.to(torch.float32)
+        for memory, row in zip(memories, x, strict=True):
+            memory._must_be_settled()
+            if memory.residual is not None:
+                row.add_(memory.residual)
+        proposals = first.codec.encode_batch(x, seeds, layout=first.layout, context=context)
+        for memory, row, proposal in zip(memories, x, proposals, strict=True):
+            if not isinstance(proposal, NonFiniteError):
+                memory.residual = row.clone() if memory.residual is None else memory.residual.copy_(row)
+                memory.pending = proposal
+        return proposals
+
+    def _commit(self, frame: bytes) -> None:
+        self.codec.accumulate(frame, self.residual, -1.0, layout=self.layout)
+
+    def _rollback(self, frame: bytes) -> None: ...
+
+    def _take_back(self, returned: bytes) -> None:
+        self.codec.accumulate(returned, self.residual, layout=self.layout)
+
+    def state_dict(self) -> State:
+        residual = torch.zeros(self.numel) if self.residual is None else self.residual
+        return super().state_dict() | {"residual": residual}
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.residual = state.get("residual")

@@ -1,0 +1,127 @@
+"""Checkpoints: what a run needs to go on as if nothing had happened, written so that a kill at any moment leaves the last whole one.
+
+    rows.bin       float32 vectors [numel] in numbered slots: the weights, the server's memory, the residuals
+    state.sqlite   which vector lies in which slot, with its CRC-32; small values by name; the cache of broadcasts
+
+A checkpoint writes the vectors that changed into free slots, flushes them, and then names them in one transaction; the slots that they replace are
+free from then on. It costs what changed, whatever the number of clients. No pickle.
+"""
+
+import os
+import sqlite3
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError
+from ..strategies.broadcasts import Broadcast
+
+ROWS, STATE = "rows.bin", "state.sqlite"
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS vector (name TEXT PRIMARY KEY, slot INTEGER NOT NULL UNIQUE, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS value (name TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS broadcast (round INTEGER PRIMARY KEY, base TEXT NOT NULL, version TEXT NOT NULL UNIQUE, frame BLOB NOT NULL);
+"""
+
+
+class Checkpoint:
+    """A folder of checkpoints of vectors [numel], open for writing. Raises CheckpointError when it cannot be read."""
+
+    def __init__(self, folder: Path, numel: int):
+        self.folder, self.numel, self.row_bytes = folder, numel, 4 * numel
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.state = sqlite3.connect(folder / STATE)
+            self.state.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;" + SCHEMA)
+            self.slots: dict[str, int] = dict(self.state.execute("SELECT name, slot FROM vector"))
+        except sqlite3.Error as error:
+            raise CheckpointError(f"{folder / STATE} cannot be read ({error}); start a new run with another --out") from error
+        self.rows = os.open(folder / ROWS, os.O_RDWR | os.O_CREAT, 0o644)
+        used = set(self.slots.values())
+        self.end = max(used, default=-1) + 1
+        self.free = [slot for slot in range(self.end) if slot not in used]
+
+    def close(self) -> None:
+        self.state.close()
+        os.close(self.rows)
+
+    def save(
+        self,
+        vectors: Mapping[str, Tensor],
+        values: Mapping[str, bytes | None],
+        broadcasts: Sequence[Broadcast] = (),
+        oldest: int = 0,
+    ) -> None:
+        """Write vectors [numel] and values (None = forget it), add broadcasts, forget those before round `oldest`. All of it, or nothing.
+
+        Raises CheckpointError, with the last checkpoint whole, when the disk is full.
+        """
+        try:
+            placed = {name: (self._take_slot(), vector) for name, vector in vectors.items()}
+            written = [(name, slot, self._write(slot, vector)) for name, (slot, vector) in placed.items()]
+            os.fdatasync(self.rows)
+            with self.state:
+                self.state.executemany("INSERT OR REPLACE INTO vector VALUES (?, ?, ?)", written)
+                self.state.executemany("INSERT OR REPLACE INTO value VALUES (?, ?)", [v for v in values.items() if v[1] is not None])
+                self.state.executemany("DELETE FROM value WHERE name = ?", [(n,) for n, data in values.items() if data is None])
+                self._add(broadcasts)
+                self.state.execute("DELETE FROM broadcast WHERE round < ?", (oldest,))
+        except (OSError, sqlite3.Error) as error:
+            raise CheckpointError(f"the checkpoint in {self.folder} could not be written ({error}); the one before it is whole") from error
+        for name, slot, _ in written:
+            if name in self.slots:
+                self.free.append(self.slots[name])
+            self.slots[name] = slot
+
+    def add_broadcast(self, broadcast: Broadcast) -> None:
+        """Write one broadcast down, before it is sent."""
+        with self.state:
+            self._add([broadcast])
+
+    def vector(self, name: str) -> Tensor | None:
+        """A vector [numel] by name. Raises CheckpointError when its bytes are not those that were written."""
+        if name not in self.slots:
+            return None
+        vector = torch.empty(self.numel)
+        read = os.preadv(self.rows, [memoryview(vector.numpy()).cast("B")] if self.numel else [], self.slots[name] * self.row_bytes)
+        (crc,) = self.state.execute("SELECT crc FROM vector WHERE name = ?", (name,)).fetchone()
+        if read != self.row_bytes or zlib.crc32(vector.numpy()) != crc:
+            raise CheckpointError(f"'{name}' in {self.folder / ROWS} is damaged; start a new run with another --out")
+        return vector
+
+    def value(self, name: str) -> bytes | None:
+        """A small value by name."""
+        row = self.state.execute("SELECT data FROM value WHERE name = ?", (name,)).fetchone()
+        return row and row[0]
+
+    def values(self, prefix: str) -> dict[str, bytes]:
+        """The values whose names begin with `prefix`, by what follows it."""
+        rows = self.state.execute("SELECT name, data FROM value WHERE name >= ? AND name < ?", (prefix, prefix + "\U0010ffff"))
+        return {name[len(prefix) :]: data for name, data in rows}
+
+    def broadcasts(self, until: int) -> list[Broadcast]:
+        """The cache of broadcasts up to a round, oldest first."""
+        rows = self.state.execute("SELECT round, base, version, frame FROM broadcast WHERE round <= ? ORDER BY round", (until,))
+        return [Broadcast(*row) for row in rows]
+
+    def _add(self, broadcasts: Sequence[Broadcast]) -> None:
+        rows = [(b.round, b.base, b.version, b.frame) for b in broadcasts]
+        self.state.executemany("INSERT OR REPLACE INTO broadcast VALUES (?, ?, ?, ?)", rows)
+
+    def _take_slot(self) -> int:
+        if self.free:
+            return self.free.pop()
+        self.end += 1
+        return self.end - 1
+
+    def _write(self, slot: int, vector: Tensor) -> int:
+        data = vector.detach().cpu().contiguous().numpy()
+        view, offset = memoryview(data).cast("B") if self.numel else memoryview(b""), slot * self.row_bytes
+        while view:
+            done = os.pwrite(self.rows, view, offset)
+            view, offset = view[done:], offset + done
+        return zlib.crc32(data)

@@ -1,0 +1,219 @@
+"""Local SGD of many clients at once: their models are the rows of one matrix.
+
+The loss of a client is a function of its row and its batch; torch.func maps it and its gradient over the rows, so that a
+hundred small products become one batched product. Chains of nn.Linear and activations are written with batched products
+directly, which takes half the time of the general way where launching operations is what costs.
+
+The update of a client is that of clients.local_sgd.SerialEngine to rounding, whoever it is trained with.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional as F
+
+from ..clients.local_sgd import LocalSGD, descend
+from ..errors import ConfigError
+from ..layout import Layout
+from ..tasks.base import Data, Task
+
+CPU_BYTES = 8 << 20  # what the clients trained at once may fill: they should stay in the processor's caches
+CUDA_SHARE = 1 / 4  # of the device's memory, for the same
+MAP_POSITIONS = 256  # a convolution's outputs are reckoned as maps of 16x16
+
+Parameters = dict[str, Tensor]  # name → [m, *shape]
+
+
+class BatchedEngine:
+    """Trains a stack of clients, at most `at_once` of them together; 0 = all whose batches have the same sizes.
+
+    Takes `model` over: moves it to `device`. Of its tensors only the frozen ones and the buffers are used.
+    """
+
+    def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str, at_once: int = 0):
+        self.task, self.model, self.layout, self.device, self.at_once = task, model.to(device), layout, torch.device(device), at_once
+        parameters = dict(model.named_parameters())
+        self.coarse = {e.name: parameters[e.name].dtype for e in layout if parameters[e.name].dtype != torch.float32}
+        chain = _chain(model)
+        self.gradients = _chain_gradients(task, model, chain) if chain else _mapped_gradients(task, model)
+
+    def train(self, start: Tensor, data: Data, plans: Sequence[Sequence[np.ndarray]], sgd: LocalSGD) -> tuple[Tensor, Tensor]:
+        """Local SGD from `start` (float32 [n]) for every client of `plans`, its batches of `data`; all on the engine's device.
+
+        Returns the updates, float32 [m, n], and each client's mean over its steps of the loss before the step, float32 [m].
+        Clients whose batches have the same sizes are trained together. Raises ConfigError for a model that torch.func cannot map.
+        """
+        self.model.train()
+        updates = torch.empty(len(plans), self.layout.numel, device=self.device)
+        losses = torch.empty(len(plans), device=self.device)
+        sizes = [tuple(len(batch) for batch in plan) for plan in plans]
+        order = sorted(range(len(plans)), key=sizes.__getitem__)
+        done = 0
+        for size, group in itertools.groupby(order, key=sizes.__getitem__):
+            members = list(group)
+            for some in np.array_split(members, math.ceil(len(members) / (self.at_once or len(members)))):
+                index = torch.from_numpy(np.stack([np.concatenate(plans[client]) for client in some])).to(self.device)
+                rows = slice(done, done + len(some))
+                losses[rows] = self._train(start, updates[rows], data, index.split(size, dim=1), sgd)
+                done = rows.stop
+        if order == sorted(order):
+            return updates, losses
+        place = torch.from_numpy(np.argsort(order)).to(self.device)
+        return updates[place], losses[place]
+
+    def _train(self, start: Tensor, stack: Tensor, data: Data, batches: Sequence[Tensor], sgd: LocalSGD) -> Tensor:
+        """Leaves the updates in `stack` [m, n]; returns the losses [m]. `batches`: for each step, positions [m, b]."""
+        base = self._rounded(start)
+        stack.copy_(base.expand_as(stack))
+        views = self.layout.views(stack)
+        parameters = {name: view.to(self.coarse.get(name, torch.float32)) for name, view in views.items()}
+        weights, momenta, losses = list(parameters.values()), None, []
+        for positions in batches:
+            inputs, targets = _gathered(data.inputs, positions), _gathered(data.targets, positions)
+            try:
+                gradients, loss = self.gradients(parameters, inputs, targets)
+            except RuntimeError as error:
+                if "vmap" not in str(error) and "atching rule" not in str(error):
+                    raise
+                raise ConfigError(f"the model of task '{self.task.name}' cannot be trained batched ({str(error).splitlines()[0]}); "
+                                  "give --engine serial") from error
+            momenta = descend(weights, _clipped(gradients, sgd.clip) if sgd.clip else gradients, momenta, sgd)
+            losses.append(loss)
+        for name in self.coarse:
+            views[name].copy_(parameters[name])
+        stack -= base
+        return torch.stack(losses).mean(0, dtype=torch.float32)
+
+    def _rounded(self, start: Tensor) -> Tensor:
+        """`start` as the model can hold it."""
+        rounded = start.clone() if self.coarse else start
+        for name, view in self.layout.views(rounded).items():
+            if name in self.coarse:
+                view.copy_(view.to(self.coarse[name]))
+        return rounded
+
+
+def _gathered(examples: Tensor, positions: Tensor) -> Tensor:
+    return examples.index_select(0, positions.flatten()).view(*positions.shape, *examples.shape[1:])
+
+
+def _clipped(gradients: Sequence[Tensor], limit: float) -> list[Tensor]:
+    """Gradients [m, ...] with the norm of each row over all tensors at most `limit`."""
+    norms = torch.stack([gradient.flatten(1).float().norm(dim=1) for gradient in gradients]).norm(dim=0)
+    factor = (limit / (norms + 1e-6)).clamp(max=1.0)
+    return [gradient * factor.to(gradient.dtype).view(-1, *[1] * (gradient.dim() - 1)) for gradient in gradients]
+
+
+Gradients = Callable[[Parameters, Tensor, Tensor], tuple[Sequence[Tensor], Tensor]]  # parameters, inputs, targets → gradients, losses [m]
+
+
+def _mapped_gradients(task: Task, model: nn.Module) -> Gradients:
+    def loss(parameters: Parameters, inputs: Tensor, targets: Tensor) -> Tensor:
+        return task.loss(functional_call(model, parameters, (inputs,)), targets)
+
+    mapped = vmap(grad_and_value(loss))
+
+    def gradients(parameters: Parameters, inputs: Tensor, targets: Tensor) -> tuple[Sequence[Tensor], Tensor]:
+        gradient, losses = mapped(parameters, inputs, targets)
+        return [gradient[name] for name in parameters], losses
+
+    return gradients
+
+
+def _chain(model: nn.Module) -> list[nn.Module]:
+    """The layers of a model that is a chain of nn.Linear and what leaves the example's axis alone; empty for other models."""
+    layers = list(model) if type(model) is nn.Sequential else [model]
+    plain = (nn.Linear, nn.Flatten, nn.Identity, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus)
+    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
+    fits = all(type(m) in plain and (type(m) is not nn.Flatten or (m.start_dim, m.end_dim) == (1, -1)) for m in layers)
+    return layers if fits and not hooked else []
+
+
+def _chain_gradients(task: Task, model: nn.Module, layers: Sequence[nn.Module]) -> Gradients:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+
+    def gradients(parameters: Parameters, inputs: Tensor, targets: Tensor) -> tuple[Sequence[Tensor], Tensor]:
+        leaves = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
+
+        def stacked(parameter: nn.Parameter) -> Tensor:
+            return leaves[names[parameter]] if parameter.requires_grad else parameter.expand(len(inputs), *parameter.shape)
+
+        outputs = inputs
+        for layer in layers:
+            if isinstance(layer, nn.Linear):
+                bias = None if layer.bias is None else stacked(layer.bias)
+                outputs = _StackedLinear.apply(outputs.flatten(1, -2), stacked(layer.weight), bias).view(*outputs.shape[:-1], -1)
+            else:
+                outputs = outputs.flatten(2) if isinstance(layer, nn.Flatten) else layer(outputs)
+        losses = _losses(task, outputs, targets)
+        found = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return found, losses.detach()
+
+    return gradients
+
+
+class _StackedLinear(torch.autograd.Function):
+    """x [m, b, i], weight [m, o, i], bias [m, o] or None → [m, b, o]. Unlike autograd's own, the weight's gradient comes in the weight's order."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (x, weight), (for_x, for_weight, for_bias) = ctx.saved_tensors, ctx.needs_input_grad
+        return (torch.bmm(gradient, weight) if for_x else None,
+                torch.bmm(gradient.mT, x) if for_weight else None,
+                gradient.sum(1) if for_bias else None)
+
+
+def _losses(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Each client's loss [m]."""
+    if task.loss is not F.cross_entropy or outputs.dim() != 3 or targets.dim() != 2:
+        return vmap(task.loss)(outputs, targets)
+    losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+    return losses.sum(1) / (targets != -100).sum(1)  # the target that cross_entropy leaves out
+
+
+def choose_engine(model: nn.Module, device: torch.device | str, asked: str = "auto", batch_size: int = 20) -> tuple[str, int]:
+    """("serial" or "batched", clients at once), by what the model is made of and the device's memory.
+
+    Serial where a layer draws, keeps statistics or recurs in training. Else batched on CUDA, and on a CPU where all weights are
+    those of nn.Linear and nn.Embedding and several clients fit in the caches. Raises ConfigError where batched was asked for and cannot be.
+    """
+    device, obstacle = torch.device(device), next(filter(None, map(_obstacle, model.modules())), "")
+    if asked == "batched" and obstacle:
+        raise ConfigError(f"--engine batched cannot train a model with {obstacle}; give --engine serial")
+    at_once = _at_once(model, device, batch_size)
+    dense = all(isinstance(m, nn.Linear | nn.Embedding) for m in model.modules() if list(m.parameters(recurse=False)))
+    suits = not obstacle and (device.type == "cuda" or (dense and at_once >= 4))
+    return ("batched", max(at_once, 2)) if asked == "batched" or (asked == "auto" and suits) else ("serial", 1)
+
+
+def _obstacle(module: nn.Module) -> str:
+    name = type(module).__name__
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return f"{name}, which recurs"
+    if isinstance(module, nn.modules.dropout._DropoutNd | nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d) \
+            or (isinstance(rate := getattr(module, "dropout", 0.0), float) and rate > 0):
+        return f"{name}, which draws at random"
+    if getattr(module, "running_mean", None) is not None:
+        return f"{name}, which keeps statistics"
+    if isinstance(module, nn.Embedding) and (module.sparse or module.max_norm is not None):
+        return f"{name} with sparse gradients or max_norm"
+    return ""
+
+
+def _at_once(model: nn.Module, device: torch.device, batch_size: int) -> int:
+    """How many clients the budget holds: of each, four vectors of weights and the inputs and outputs of its layers."""
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    widths = sum(sum(p.shape[:2]) * (MAP_POSITIONS if p.dim() > 2 else 1) for p in weights)
+    client = 4 * (4 * sum(p.numel() for p in model.parameters()) + batch_size * widths)
+    budget = torch.cuda.get_device_properties(device).total_memory * CUDA_SHARE if device.type == "cuda" else CPU_BYTES
+    return max(1, int(budget / client))

@@ -1,0 +1,185 @@
+"""Virtual clients: at rest a client is its residual, a frame that waits for news, and the name of its version.
+
+All clients at a version hold the same weights, so one copy of the model, moved by the downloads that really arrive, serves them all.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from .. import seeds
+from ..clients.client import reason, settle
+from ..clients.local_sgd import LocalSGD, SerialEngine, Trained, plan_batches
+from ..clients.replica import NeedDense, Replica
+from ..codecs import Context
+from ..errors import FedcompError, NonFiniteError
+from ..memories import Memory
+from ..messages import DENSE, NEED_DENSE, UPDATE, Assignment, Report, failure, ticket
+from ..tasks.base import Data
+from .batched import BatchedEngine
+
+TRAINING_ERRORS = (FedcompError, RuntimeError, ValueError, ArithmeticError, LookupError, TypeError)  # of a client, in a model that is the user's
+
+
+@dataclass
+class Resting:
+    """A client between rounds."""
+
+    memory: Memory
+    version: str
+    ticket: str = ""  # of the proposal that waits in the memory
+    buffers: dict[str, Tensor] | None = None  # running statistics, which stay with the client
+
+
+class VirtualClients:
+    """The clients of a simulation, by logical id; a cohort is their unit of work. `shards[i]` indexes client i's examples in `data`."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        engine: SerialEngine | BatchedEngine,
+        at_once: int,
+        data: Data,
+        shards: Sequence[np.ndarray],
+        sgd: LocalSGD,
+        make_memory: Callable[[], Memory],
+        seed: int,
+    ):
+        self.replica, self.engine, self.at_once = replica, engine, at_once
+        self.data, self.shards, self.sgd, self.make_memory, self.seed = data, shards, sgd, make_memory, seed
+        self.first_version = replica.version
+        self.resting: dict[int, Resting] = {}
+        self.changed: set[int] = set()  # since the last checkpoint
+        self._stored: Callable[[int], Resting | None] = lambda client: None
+
+    @property
+    def clients(self) -> int:
+        return len(self.shards)
+
+    def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
+        """What Client.handle does, for a cohort. A client that fails reports where; the others go on."""
+        reports: dict[int, Report] = {}
+        ready: list[Assignment] = []
+        for a in assignments:
+            try:
+                self._arrive(a)
+                ready.append(a)
+            except (FedcompError, ValueError) as error:
+                kind = NEED_DENSE if isinstance(error, NeedDense) else "failed"
+                reports[a.client] = self._failure(a, "download", error, kind)
+        trained = self._train(ready, reports)
+        self._propose(trained, reports)
+        self.changed |= {a.client for a in assignments}
+        return [reports[a.client] for a in assignments]
+
+    def at_rest(self, client: int) -> Resting:
+        """The state of a client; made when it is first asked for."""
+        if client not in self.resting:
+            self.resting[client] = self._stored(client) or Resting(self.make_memory(), self.first_version)
+        return self.resting[client]
+
+    def _arrive(self, a: Assignment) -> None:
+        """Settle the client's proposal and bring it to the assignment's version."""
+        state = self.at_rest(a.client)
+        settle(state.memory, state.ticket, a.accepted)
+        if a.form != DENSE and state.version not in (a.base, a.version):
+            raise NeedDense(f"the download starts from version {a.base[:8]}, this client is at {state.version[:8]}")
+        self.replica.move(a)
+        state.version = a.version
+
+    def _train(self, ready: Sequence[Assignment], reports: dict[int, Report]) -> list[tuple[Assignment, Trained]]:
+        plans = {a.client: plan_batches(self.sgd, self.shards[a.client], self.seed, a.round, a.client) for a in ready}
+        if isinstance(self.engine, BatchedEngine):
+            return self._train_stack(self.engine, ready, plans, reports)
+        trained = []
+        for a in ready:
+            try:
+                buffers = self.at_rest(a.client).buffers
+                result = self.engine.train(
+                    self._start(), self.data, plans[a.client], self.sgd, seed=self.seed, round=a.round, who=a.client, buffers=buffers
+                )
+                trained.append((a, result))
+            except TRAINING_ERRORS as error:
+                reports[a.client] = self._failure(a, "train", error)
+        return trained
+
+    def _train_stack(
+        self, engine: BatchedEngine, ready: Sequence[Assignment], plans: Mapping[int, Sequence[np.ndarray]], reports: dict[int, Report]
+    ) -> list[tuple[Assignment, Trained]]:
+        """Train a stack together; where that fails, each client by itself, so that only those fail that must."""
+        if not ready:
+            return []
+        try:
+            updates, losses = engine.train(self._start(), self.data, [plans[a.client] for a in ready], self.sgd)
+            return [(a, Trained(u, loss, None)) for a, u, loss in zip(ready, updates, losses.tolist(), strict=True)]
+        except TRAINING_ERRORS as error:
+            if len(ready) > 1:
+                return [t for a in ready for t in self._train_stack(engine, [a], plans, reports)]
+            reports[ready[0].client] = self._failure(ready[0], "train", error)
+            return []
+
+    def _propose(self, trained: Sequence[tuple[Assignment, Trained]], reports: dict[int, Report]) -> None:
+        if not trained:
+            return
+        round = trained[0][0].round
+        states = [self.at_rest(a.client) for a, _ in trained]
+        updates = torch.stack([t.update for _, t in trained])
+        encode_seeds = [seeds.key(self.seed, "encode", round, a.client) for a, _ in trained]
+        frames = type(states[0].memory).propose_stack([s.memory for s in states], updates, encode_seeds, Context(round=round))
+        for (a, result), state, frame in zip(trained, states, frames, strict=True):
+            if isinstance(frame, NonFiniteError):
+                reports[a.client] = self._failure(a, "encode", frame)
+                continue
+            state.ticket, state.buffers = ticket(a.round, a.client, frame or b""), result.buffers
+            reports[a.client] = Report(
+                a.round, a.phase, a.client, UPDATE, self.replica.version, self.replica.fingerprint,
+                frame or b"", state.ticket, len(self.shards[a.client]), result.loss, "", "",
+            )
+
+    def _start(self) -> Tensor:
+        return self.replica.weights.to(self.engine.device)
+
+    def _failure(self, a: Assignment, stage: str, error: Exception, kind: str = "failed") -> Report:
+        return failure(a, stage, reason(error), self.at_rest(a.client).version, self.replica.fingerprint, kind)
+
+    # Checkpoints.
+
+    def take_changes(self) -> tuple[dict[str, Tensor], dict[str, bytes | None]]:
+        """Vectors and values of the clients that changed since the last call, by name."""
+        vectors: dict[str, Tensor] = {}
+        values: dict[str, bytes | None] = {}
+        for client in sorted(self.changed & self.resting.keys()):
+            state, name = self.resting[client], f"client/{client}"
+            kept = state.memory.state_dict()
+            vectors |= {f"{name}.{key}": kept[key] for key in kept if isinstance(kept[key], Tensor)}
+            small = {key: kept[key] for key in kept if isinstance(kept[key], bytes)}
+            values[name] = json.dumps({"version": state.version, "ticket": state.ticket, "vectors": [k for k in kept if k not in small]}).encode()
+            values[f"{name}.pending"] = small.get("pending")
+            values[f"{name}.buffers"] = save_tensors(state.buffers) if state.buffers else None
+        self.changed.clear()
+        return vectors, values
+
+    def restore(
+        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None], weights: Tensor, version: str
+    ) -> None:
+        """Stand where a checkpoint stood. Clients are read back when they are first asked for."""
+        self.replica.restore(weights, version)
+
+        def stored(client: int) -> Resting | None:
+            name = f"client/{client}"
+            record = value(name)
+            if record is None:
+                return None
+            fields: Mapping = json.loads(record)
+            memory, pending, buffers = self.make_memory(), value(f"{name}.pending"), value(f"{name}.buffers")
+            kept = {key: vector(f"{name}.{key}") for key in fields["vectors"]}
+            memory.load_state_dict(kept | ({"pending": pending} if pending is not None else {}))
+            return Resting(memory, fields["version"], fields["ticket"], load_tensors(buffers) if buffers else None)
+
+        self._stored = stored

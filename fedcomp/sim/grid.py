@@ -1,0 +1,69 @@
+"""Flower's Grid inside one process: the strategy's messages reach virtual clients as calls, in cohorts."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from ..clients.flower import from_records, identify_process, name_messages, to_records
+from ..messages import Assignment, Report
+
+FIRST_NODE = 2  # Flower gives 1 to the SuperLink
+
+
+class Population(Protocol):
+    """Whoever answers: virtual clients with the logical ids 0..clients-1."""
+
+    clients: int
+    at_once: int  # assignments that it likes to get together
+
+    def handle(self, assignments: Sequence[Assignment]) -> list[Report]: ...
+
+
+class LocalGrid(Grid):
+    """A Grid whose nodes are the clients of a population. A pull works on the messages that were pushed, `at_once` of them at a time."""
+
+    def __init__(self, population: Population):
+        identify_process()
+        self.population = population
+        self._run = Run.create_empty(1)
+        self._pushed: dict[str, Message] = {}
+
+    def set_run(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        return self._run
+
+    def create_message(self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> list[int]:
+        return list(range(FIRST_NODE, FIRST_NODE + self.population.clients))
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        names = name_messages(messages)
+        self._pushed |= dict(zip(names, messages, strict=True))
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        wanted = [name for name in message_ids if name in self._pushed][: self.population.at_once]
+        messages = [self._pushed.pop(name) for name in wanted]
+        reports = self.population.handle([from_records(message.content, Assignment) for message in messages])
+        replies = [Message(to_records(r, {"num-examples": r.examples}), reply_to=m) for m, r in zip(messages, reports, strict=True)]
+        name_messages(replies)
+        return replies
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        names = self.push_messages(messages)
+        while replies := self.pull_messages(names):
+            yield from replies
+
+
+def by_index(grid: Grid) -> dict[int, int]:
+    """The roster of a simulation: a client's logical id is its index."""
+    return {node - FIRST_NODE: node for node in grid.get_node_ids()}

@@ -1,0 +1,85 @@
+"""What a simulation writes down so that it can go on: the server's side and the clients' side of one checkpoint."""
+
+import json
+
+from torch import Tensor
+
+from ..errors import CheckpointError, RunFolderError
+from ..server.checkpoint import Checkpoint
+from ..server.run_folder import CHECKPOINT, RunFolder
+from ..strategies import Outcome, RoundStrategy
+from .clients import VirtualClients
+
+RUN, WEIGHTS, KEEPER, LEDGER = "run", "weights", "downlink.", "server/"  # names in the checkpoint
+
+
+class Recovery:
+    """The checkpoint of a run whose strategy stands before round 1. `restore` first, then `keep` after every round."""
+
+    def __init__(self, folder: RunFolder, strategy: RoundStrategy, clients: VirtualClients):
+        self.folder, self.strategy, self.clients = folder, strategy, clients
+        self.checkpoint = Checkpoint(folder.path / CHECKPOINT, strategy.layout.numel)
+        self.heard: set[int] = set()  # clients of whom the server may have learned something since the last checkpoint
+
+    def close(self) -> None:
+        self.checkpoint.close()
+
+    def restore(self) -> int:
+        """Bring strategy, clients and metrics to where the last checkpoint stood. Returns its round, 0 before the first.
+
+        Raises RunFolderError when the task's model or data are not those of the run.
+        """
+        stored = self.checkpoint.value(RUN)
+        if stored is None:
+            self._save(0, 0)
+            return 0
+        run = json.loads(stored)
+        for what, mine in self._identity().items():
+            if run[what] != mine:
+                raise RunFolderError(f"the run in {self.folder.path} had another {what}; undo the change to the task, or give another --out")
+        self._restore_server(run["version"], run["round"])
+        self.clients.restore(self.checkpoint.vector, self.checkpoint.value, self._vector(WEIGHTS), run["version"])
+        self.folder.truncate_metrics(run["metrics_length"])
+        return run["round"]
+
+    def keep(self, outcome: Outcome, metrics_length: int, whole: bool) -> None:
+        """After a round and before the next: its broadcast at least, everything if `whole`."""
+        self.heard |= set(outcome.cohort)
+        if whole:
+            self._save(outcome.round, metrics_length, outcome)
+        elif outcome.broadcast is not None:
+            self.checkpoint.add_broadcast(outcome.broadcast)
+
+    def _save(self, round: int, metrics_length: int, outcome: Outcome | None = None) -> None:
+        server, cache = self.strategy, self.strategy.broadcasts.cache
+        vectors, values = self.clients.take_changes()
+        vectors[WEIGHTS] = server.broadcasts.weights
+        kept = server.broadcasts.memory.state_dict()
+        vectors |= {KEEPER + name: value for name, value in kept.items() if isinstance(value, Tensor)}
+        for client in self.heard:
+            values[f"{LEDGER}{client}"] = json.dumps([server.versions.get(client), server.tickets.get(client)]).encode()
+        run = {"round": round, "metrics_length": metrics_length, "version": server.broadcasts.version, "keeper": sorted(kept)}
+        values[RUN] = json.dumps(run | self._identity()).encode()
+        new = [outcome.broadcast] if outcome is not None and outcome.broadcast is not None else []
+        self.checkpoint.save(vectors, values, new, oldest=cache[0].round if cache else round + 1)
+        self.heard.clear()
+
+    def _restore_server(self, version: str, round: int) -> None:
+        server, run = self.strategy, json.loads(self.checkpoint.value(RUN))
+        keeper = {name: self._vector(KEEPER + name) for name in run["keeper"]}
+        server.broadcasts.restore(self._vector(WEIGHTS), keeper, self.checkpoint.broadcasts(until=round), version)
+        for client, record in self.checkpoint.values(LEDGER).items():
+            heard, ticket = json.loads(record)
+            if heard is not None:
+                server.versions[int(client)] = heard
+            if ticket is not None:
+                server.tickets[int(client)] = ticket
+
+    def _vector(self, name: str) -> Tensor:
+        vector = self.checkpoint.vector(name)
+        if vector is None:
+            raise CheckpointError(f"the checkpoint in {self.checkpoint.folder} lacks '{name}'; start a new run with another --out")
+        return vector
+
+    def _identity(self) -> dict[str, str | int]:
+        return {"model": self.strategy.layout.fingerprint, "number of examples": sum(map(len, self.clients.shards))}

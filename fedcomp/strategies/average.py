@@ -1,0 +1,35 @@
+"""Federated averaging of compressed updates.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized data. AISTATS 2017; with
+the downlink compressed as well, Sattler et al. 2019, algorithm 2.
+
+    y = Σ w_i C(a_i) / Σ w_i,  w_i = 1 or the number of examples of client i, at most `weight_cap` times their mean
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from .base import RoundStrategy
+from .exchange import Accepted
+
+
+class Average(RoundStrategy):
+    """The weighted mean of the updates."""
+
+    name: ClassVar[str] = "average"
+
+    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
+        (accepted,) = phases.values()
+        weights = self.client_weights(accepted)
+        for answer, weight in zip(accepted, weights, strict=True):
+            if answer.update is not None:
+                answer.update.add_to(into, weight)
+        into.div_(sum(weights))
+
+    def client_weights(self, accepted: Sequence[Accepted]) -> list[float]:
+        """The weight of each accepted client, not normalised."""
+        weights = [float(a.examples) if self.rules.weights == "examples" else 1.0 for a in accepted]
+        cap = self.rules.weight_cap * sum(weights) / len(weights) if self.rules.weight_cap else max(weights)
+        return [min(weight, cap) for weight in weights]

@@ -1,0 +1,264 @@
+"""The round loop: sample, exchange, aggregate, broadcast. A Flower strategy that works on any Flower `Grid`.
+
+Flower's own loop starts at round 1, has no checkpoint and ends a run at the first malformed reply; this one resumes, checks every reply as it comes, and
+goes on. A strategy for an algorithm overrides `aggregate`, and where it needs more than one exchange a round, `phases` and `announce`.
+"""
+
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor
+
+from .. import seeds
+from ..codecs import Codec, codec
+from ..errors import ConfigError, NonFiniteError
+from ..layout import Layout
+from ..memories import memory
+from ..messages import Assignment, Report
+from ..observe import Rejection
+from .broadcasts import Broadcast, Broadcasts
+from .closing import AllAnswered, Closing
+from .cohort import Roster, by_node, sample
+from .exchange import Accepted, Exchange, Traffic
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a round is made of. The fields are those of `fedcomp.config.RunConfig`, where their effects are told."""
+
+    participation: float = 0.1
+    uplink: str = "stc:density=1/100"
+    downlink: str = "stc:density=1/100"
+    downlink_memory: str = "residual"
+    weights: str = "uniform"
+    weight_cap: float = 0.0
+    server_lr: float = 1.0
+    cache: float = 1.0
+    seed: int = 0
+    timeout_s: float | None = None  # seconds that a phase may take; None = as long as it does
+
+
+@dataclass(frozen=True)
+class Phase:
+    """An exchange within a round, and when it closes."""
+
+    name: str = "train"
+    closing: Closing = field(default_factory=AllAnswered)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a round came to."""
+
+    round: int
+    cohort: list[int]
+    accepted: list[Accepted]
+    rejections: list[Rejection]
+    traffic: Traffic
+    broadcast: Broadcast | None  # None: no update was accepted, the model stays
+    seconds: float
+
+    @property
+    def train_loss(self) -> float | None:
+        losses = [a.loss for a in self.accepted if math.isfinite(a.loss)]
+        return sum(losses) / len(losses) if losses else None
+
+
+class RoundStrategy(Strategy):
+    """A model on the server, moved round by round by the frames of clients.
+
+    `roster` tells who can be reached and under which logical id; ids, not nodes or the order of answers, decide the cohort and the order of sums.
+    `on_answer(round, answered, asked)` hears of each reply.
+    """
+
+    def __init__(
+        self,
+        rules: Rules | None = None,
+        *,
+        roster: Roster = by_node,
+        on_answer: Callable[[int, int, int], None] = lambda round, answered, asked: None,
+    ):
+        self.rules, self.roster, self.on_answer = rules or Rules(), roster, on_answer
+        self.uplink, self.downlink = codec(self.rules.uplink), codec(self.rules.downlink)
+        self.versions: dict[int, str] = {}  # that each client last reported
+        self.tickets: dict[int, str] = {}  # of each client's last accepted proposal
+        self.broadcasts: Broadcasts
+        self.layout: Layout
+
+    # What an algorithm decides.
+
+    @abstractmethod
+    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
+        """Write the cohort's update into the zeros `into` [numel]. The accepted updates come by phase, in the order of the client ids."""
+
+    def phases(self, round: int) -> Iterable[Phase]:
+        """The exchanges of a round, in order. A client is asked in a later phase if it was accepted in the one before."""
+        return (Phase(),)
+
+    def announce(self, phase: Phase, before: Mapping[str, Sequence[Accepted]]) -> bytes:
+        """What every client is told at the start of a phase, given what the phases before brought."""
+        return b""
+
+    # The loop.
+
+    def begin(self, weights: Tensor, layout: Layout) -> None:
+        """Stand before round 1 with initial weights [numel], float32, on the CPU; they are taken over, not copied."""
+        self.layout = layout
+        keeper = memory(self.rules.downlink_memory, self.downlink, layout.numel, layout)
+        cache_bytes = int(self.rules.cache * 4 * layout.numel)
+        self.broadcasts = Broadcasts(weights, layout, self.downlink, keeper, cache_bytes)
+
+    def rounds(self, grid: Grid, rounds: Iterable[int]) -> Iterator[Outcome]:
+        """Run these rounds, yielding after each. The broadcast of a round is sent in the next: write it down in between."""
+        for round in rounds:
+            yield self.run_round(grid, round)
+
+    def run_round(self, grid: Grid, round: int) -> Outcome:
+        started = time.perf_counter()
+        nodes = self.roster(grid)
+        cohort = sample(list(nodes), self.rules.participation, self.rules.seed, round)
+        traffic, results, rejected = Traffic(), {}, {}
+        asked = cohort
+        for phase in self.phases(round):
+            exchange = self._exchange(grid, round, traffic)
+            announced = self.announce(phase, results)
+            messages = [self._message(exchange, client, nodes[client], round, phase.name, announced) for client in asked]
+            exchange.run(messages, phase.closing, self.rules.timeout_s)
+            results[phase.name] = list(exchange.answers())
+            rejected |= exchange.rejected
+            asked = [a.client for a in results[phase.name]]
+        return self._close(round, cohort, results, rejected, traffic, started)
+
+    def _exchange(self, grid: Grid, round: int, traffic: Traffic) -> Exchange:
+        return Exchange(
+            grid,
+            self.broadcasts,
+            lambda frame: self.uplink.open(frame, self.layout.numel, self.layout),
+            traffic,
+            self._hear,
+            lambda answered, asked: self.on_answer(round, answered, asked),
+        )
+
+    def _message(self, exchange: Exchange, client: int, node: int, round: int, phase: str, announced: bytes) -> Message:
+        b = self.broadcasts
+        download = b.download(self.versions.get(client, b.first))
+        exchange.traffic.sent(client, download, first=client not in self.versions, newest=b.newest_bytes())
+        assignment = Assignment(
+            round, phase, client, download.form, download.base, b.version, b.fingerprint, download.frames, self.tickets.get(client, ""), announced
+        )
+        return exchange.message(assignment, node)
+
+    def _hear(self, report: Report) -> None:
+        if report.version:
+            self.versions[report.client] = report.version
+
+    def _close(
+        self,
+        round: int,
+        cohort: list[int],
+        results: dict[str, list[Accepted]],
+        rejected: dict[int, Rejection],
+        traffic: Traffic,
+        started: float,
+    ) -> Outcome:
+        last = list(results.values())[-1]
+        try:
+            broadcast = self._advance(round, results) if last else None
+        except NonFiniteError:
+            rejected |= {a.client: Rejection(a.client, "aggregate", "the sum of this round's updates is not finite") for a in last}
+            results, last, broadcast = {}, [], None
+        for phase in results.values():
+            self.tickets |= {a.client: a.ticket for a in phase if a.ticket}
+        rejections = [rejected[client] for client in sorted(rejected)]
+        return Outcome(round, cohort, last, rejections, traffic, broadcast, time.perf_counter() - started)
+
+    def _advance(self, round: int, results: dict[str, list[Accepted]]) -> Broadcast:
+        update = torch.zeros(self.layout.numel)
+        self.aggregate(results, update)
+        broadcast = self.broadcasts.prepare(round, update.mul_(self.rules.server_lr), seeds.key(self.rules.seed, "downlink", round))
+        self.broadcasts.publish(broadcast)
+        return broadcast
+
+    # Flower's own door: the same loop, driven through the methods of its Strategy.
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Flower's entry: run `num_rounds` rounds from `initial_arrays`. Evaluation is the server's, through `evaluate_fn`."""
+        layout, weights = vector_of(initial_arrays)
+        self.begin(weights, layout)
+        result = Result()
+        for outcome in self.rounds(grid, range(1, num_rounds + 1)):
+            result.arrays = self.arrays()
+            result.train_metrics_clientapp[outcome.round] = _metrics(outcome)
+            measured = evaluate_fn(outcome.round, result.arrays) if evaluate_fn else None
+            if measured is not None:
+                result.evaluate_metrics_serverapp[outcome.round] = measured
+        return result
+
+    def arrays(self) -> ArrayRecord:
+        """The model as Flower arrays, by the names of the layout."""
+        views = self.layout.views(self.broadcasts.weights)
+        return ArrayRecord({name: Array(view.numpy().copy()) for name, view in views.items()})
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """The messages of a round's first phase. `arrays` is not sent: clients get what they miss of this strategy's own model."""
+        nodes = self.roster(grid)
+        self._open = self._exchange(grid, server_round, Traffic())
+        self._cohort = sample(list(nodes), self.rules.participation, self.rules.seed, server_round)
+        phase = next(iter(self.phases(server_round)))
+        return [self._message(self._open, c, nodes[c], server_round, phase.name, b"") for c in self._cohort]
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Close a round of one phase that `configure_train` opened."""
+        started = time.perf_counter()
+        for reply in replies:
+            self._open.receive_from_node(reply)
+        results = {"train": list(self._open.answers())}
+        outcome = self._close(server_round, self._cohort, results, self._open.rejected, self._open.traffic, started)
+        return self.arrays(), _metrics(outcome)
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """No messages: the server evaluates."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return None
+
+    def summary(self) -> None:
+        print(f"{type(self).__name__}: uplink {self.uplink}, downlink {self.downlink}, participation {self.rules.participation:g}")
+
+
+def vector_of(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
+    """The layout and the vector [numel] of Flower arrays. Raises ConfigError where one is not of floats."""
+    values = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
+    for name, value in values.items():
+        if not value.is_floating_point():
+            raise ConfigError(f"initial array '{name}' is of type {value.dtype}; give trainable parameters only")
+    layout = Layout.from_shapes({name: tuple(value.shape) for name, value in values.items()})
+    return layout, torch.cat([value.reshape(-1).to(torch.float32) for value in values.values()])
+
+
+def _metrics(outcome: Outcome) -> MetricRecord:
+    values: dict[str, Any] = {
+        "accepted": len(outcome.accepted),
+        "rejected": len(outcome.rejections),
+        "uplink-bytes": sum(outcome.traffic.uplink.values()),
+        "downlink-bytes": sum(outcome.traffic.downlink.values()),
+    }
+    return MetricRecord(values | ({"train-loss": outcome.train_loss} if outcome.accepted else {}))

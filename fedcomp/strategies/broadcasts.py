@@ -1,0 +1,128 @@
+"""The downlink: versions of the model, the cache of broadcasts, and what a client that was away downloads.
+
+Sattler et al. 2019, section V: a client that missed s rounds needs the last s broadcasts. Here it gets the cheapest of three forms, each real bytes:
+
+    frames      the broadcasts that it missed, one by one
+    overwrite   the touched coordinates with their current values
+    dense       the model
+
+A cache as large as the dense model is never too small by much: beyond it the dense model is cheaper than the frames.
+"""
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from ..codecs import Codec, codec, overwrite
+from ..layout import Layout
+from ..memories import Memory
+from ..messages import DENSE, FRAMES, OVERWRITE, UP_TO_DATE, fingerprint, first_version, next_version
+
+DENSE_CODEC = codec("identity")
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    round: int
+    base: str  # version before
+    version: str  # version after
+    frame: bytes
+
+
+@dataclass(frozen=True)
+class Download:
+    form: str
+    base: str
+    frames: list[bytes]
+
+    @property
+    def bytes(self) -> int:
+        return sum(map(len, self.frames))
+
+
+class Broadcasts:
+    """The server's model with the way that led to it. `weights` [numel] is changed only by `publish`."""
+
+    def __init__(self, weights: Tensor, layout: Layout, codec: Codec, memory: Memory, cache_bytes: int):
+        self.weights, self.layout, self.codec, self.memory, self.cache_bytes = weights, layout, codec, memory, cache_bytes
+        self.cache: deque[Broadcast] = deque()
+        self.version = self.first = first_version(weights, layout.fingerprint)
+        self.fingerprint = fingerprint(weights)
+        self._downloads: OrderedDict[str, Download] = OrderedDict()
+
+    def prepare(self, round: int, update: Tensor, seed: int) -> Broadcast:
+        """The broadcast that moves the model by what the codec keeps of `update` [numel]; nothing changes yet but the memory's proposal."""
+        frame = self.memory.propose(update, seed=seed)
+        return Broadcast(round, self.version, next_version(self.version, frame), frame)
+
+    def publish(self, broadcast: Broadcast) -> None:
+        """Move the model by a prepared broadcast, and remember it for those who miss it."""
+        self.codec.accumulate(broadcast.frame, self.weights, layout=self.layout)
+        self.memory.commit()
+        self.version, self.fingerprint = broadcast.version, fingerprint(self.weights)
+        self.cache.append(broadcast)
+        while sum(len(b.frame) for b in self.cache) > self.cache_bytes:
+            self.cache.popleft()
+        self._downloads.clear()
+
+    def restore(self, weights: Tensor, memory_state: dict, cache: list[Broadcast], version: str) -> None:
+        """Stand where a checkpoint stood."""
+        self.weights.copy_(weights)
+        self.memory.load_state_dict(memory_state)
+        self.cache = deque(cache)
+        self.version, self.fingerprint = version, fingerprint(self.weights)
+        self._downloads.clear()
+
+    def newest_bytes(self) -> int:
+        """The length of the newest broadcast, 0 before the first."""
+        return len(self.cache[-1].frame) if self.cache else 0
+
+    def download(self, version: str) -> Download:
+        """What leads from `version` to the present one, in the cheapest form. The dense model when `version` is not known."""
+        if version == self.version:
+            return Download(UP_TO_DATE, version, [])
+        if version not in self._downloads:
+            self._downloads[version] = self._cheapest(version)
+        return self._downloads[version]
+
+    def _cheapest(self, version: str) -> Download:
+        missed = self._since(version)
+        if missed is None:
+            return self.dense()
+        frames = Download(FRAMES, version, [b.frame for b in missed])
+        dense_bytes = len(DENSE_CODEC.encode(self.weights[:0])) + 4 * self.weights.numel()
+        positions = self._touched(missed, below=min(frames.bytes, dense_bytes))
+        if positions is not None and overwrite.size(positions, self.weights.numel()) < min(frames.bytes, dense_bytes):
+            return Download(OVERWRITE, version, [overwrite.encode(self.weights, positions)])
+        return frames if frames.bytes <= dense_bytes else self.dense()
+
+    def dense(self) -> Download:
+        """The model itself."""
+        if DENSE not in self._downloads:
+            self._downloads[DENSE] = Download(DENSE, "", [DENSE_CODEC.encode(self.weights)])
+        return self._downloads[DENSE]
+
+    def _since(self, version: str) -> list[Broadcast] | None:
+        missed: list[Broadcast] = []
+        for broadcast in reversed(self.cache):
+            missed.append(broadcast)
+            if broadcast.base == version:
+                return missed[::-1]
+        return None
+
+    def _touched(self, missed: list[Broadcast], below: int) -> np.ndarray | None:
+        """The union of the touched positions, or None when their values alone cannot cost fewer than `below` bytes."""
+        numel = self.weights.numel()
+        mark = np.zeros(numel, bool)
+        count = 0
+        for broadcast in missed:
+            positions = self.codec.open(broadcast.frame, numel, self.layout).positions
+            if positions is None:
+                return None
+            count += int(np.count_nonzero(~mark[positions]))
+            mark[positions] = True
+            if 4 * count >= below:
+                return None
+        return np.flatnonzero(mark)

@@ -1,0 +1,27 @@
+"""Who takes part in a round."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from flwr.serverapp import Grid
+
+from .. import seeds
+
+Roster = Callable[[Grid], Mapping[int, int]]  # logical client id → Flower node id, of those who can be reached now
+
+
+def by_node(grid: Grid) -> dict[int, int]:
+    """The roster of a plain Flower deployment: a client's logical id is its node id."""
+    return {node: node for node in grid.get_node_ids()}
+
+
+def size(participation: float, clients: int) -> int:
+    """Clients in a cohort: the nearest whole number to the share, at least 2, never more than there are."""
+    return min(clients, max(2, math.floor(participation * clients + 0.5)))
+
+
+def sample(clients: Sequence[int], participation: float, seed: int, round: int) -> list[int]:
+    """A cohort of logical ids, drawn without replacement, ascending."""
+    ordered = sorted(clients)
+    chosen = seeds.generator(seed, "cohort", round).choice(len(ordered), size(participation, len(ordered)), replace=False)
+    return sorted(ordered[i] for i in chosen)

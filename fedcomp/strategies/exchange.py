@@ -1,0 +1,162 @@
+"""One phase of a round: assignments go out, reports come in, are checked as they arrive, and their bytes are counted."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from ..clients.flower import from_records, to_records
+from ..codecs import Update
+from ..errors import FedcompError
+from ..messages import DENSE, FAILED, NEED_DENSE, Assignment, Report
+from ..observe import Rejection
+from .broadcasts import Broadcasts, Download
+from .closing import Closing, Progress
+
+POLL_S = 0.1  # between looks at a Grid that has nothing new
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """An update that passed every check."""
+
+    client: int
+    update: Update | None  # None: the client had nothing to send
+    examples: int
+    loss: float
+    ticket: str
+
+
+@dataclass
+class Traffic:
+    """Bytes of frames in a round: in all and per client."""
+
+    uplink: dict[int, int] = field(default_factory=dict)
+    downlink: dict[int, int] = field(default_factory=dict)
+    first_download: int = 0  # of the downlink: what clients without a state needed
+    catch_up: int = 0  # of the downlink: what is older than the newest broadcast
+
+    def sent(self, client: int, download: Download, first: bool, newest: int) -> None:
+        size = download.bytes
+        self.downlink[client] = self.downlink.get(client, 0) + size
+        if first:
+            self.first_download += size
+        else:
+            self.catch_up += max(0, size - newest)
+
+    def received(self, client: int, frame: bytes) -> None:
+        self.uplink[client] = self.uplink.get(client, 0) + len(frame)
+
+
+class Exchange:
+    """The messages of one phase with one cohort. `accepted` and `rejected` fill up while replies come in."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        broadcasts: Broadcasts,
+        open_frame: Callable[[bytes], Update],
+        traffic: Traffic,
+        heard: Callable[[Report], None],
+        on_answer: Callable[[int, int], None],
+    ):
+        self.grid, self.broadcasts, self.open_frame, self.traffic = grid, broadcasts, open_frame, traffic
+        self.heard, self.on_answer = heard, on_answer
+        self.accepted: dict[int, Accepted] = {}
+        self.rejected: dict[int, Rejection] = {}
+        self._asked: dict[int, tuple[Assignment, int]] = {}  # client → what it was asked, its node
+        self._waiting: dict[str, int] = {}  # message id → client
+        self._sent_dense: set[int] = set()
+
+    def message(self, assignment: Assignment, node: int) -> Message:
+        """The Flower message of an assignment, remembered until its reply comes."""
+        self._asked[assignment.client] = assignment, node
+        return self.grid.create_message(to_records(assignment), "train", node, str(assignment.round))
+
+    def run(self, messages: list[Message], closing: Closing, timeout_s: float | None) -> None:
+        """Send, and take in replies until `closing` says so or `timeout_s` is over; who has not answered by then is rejected."""
+        started = time.monotonic()
+        self._push(messages)
+        while not closing.closed(self._progress(started)):
+            if timeout_s is not None and time.monotonic() - started > timeout_s:
+                break
+            replies = list(self.grid.pull_messages(list(self._waiting)))
+            for reply in replies:
+                self.receive(reply)
+            if not replies:
+                time.sleep(POLL_S)
+        for client in self._waiting.values():
+            self._reject(client, "reply", "no reply before the round closed")
+        self._waiting.clear()
+
+    def receive(self, reply: Message) -> None:
+        """Check one reply: it is accepted, rejected with a reason, or answered with the dense model. Replies to nothing are dropped."""
+        client = self._waiting.pop(reply.metadata.reply_to_message_id, None)
+        if client is not None:
+            self._answer(client, reply)
+
+    def receive_from_node(self, reply: Message) -> None:
+        """`receive` for messages that somebody else has sent: replies are known by their node, the first of each counts."""
+        client = self._clients().get(reply.metadata.src_node_id)
+        if client is not None and client not in self.accepted and client not in self.rejected:
+            self._answer(client, reply)
+
+    def _answer(self, client: int, reply: Message) -> None:
+        if reply.has_error():
+            self._reject(client, "reply", f"Flower error {reply.error.code}: {reply.error.reason}")
+        else:
+            try:
+                self._take(client, from_records(reply.content, Report))
+            except FedcompError as error:
+                self._reject(client, "reply", str(error))
+        self.on_answer(len(self.accepted) + len(self.rejected), len(self._asked))
+
+    def answers(self) -> Iterator[Accepted]:
+        """What was accepted, in the order of the logical client ids."""
+        return (self.accepted[client] for client in sorted(self.accepted))
+
+    def _take(self, client: int, report: Report) -> None:
+        assignment, node = self._asked[client]
+        if (report.client, report.round, report.phase) != (client, assignment.round, assignment.phase):
+            raise FedcompError(f"the reply is of client {report.client}, round {report.round}, phase '{report.phase}'")
+        self.heard(report)
+        self.traffic.received(client, report.frame)
+        if report.kind == NEED_DENSE and client not in self._sent_dense:
+            self._send_dense(assignment, node)
+        elif report.kind in (FAILED, NEED_DENSE):
+            self._reject(client, report.stage, report.reason)
+        elif (report.version, report.fingerprint) != (assignment.version, assignment.fingerprint):
+            self._reject(client, "reply", f"the update was made from version {report.version[:8]}, the round's is {assignment.version[:8]}")
+        elif report.examples < 1:
+            self._reject(client, "reply", f"the reply counts {report.examples} examples")
+        else:
+            update = self.open_frame(report.frame) if report.frame else None
+            self.accepted[client] = Accepted(client, update, report.examples, report.loss, report.ticket)
+
+    def _send_dense(self, assignment: Assignment, node: int) -> None:
+        self._sent_dense.add(assignment.client)
+        download = self.broadcasts.dense()
+        self.traffic.sent(assignment.client, download, first=False, newest=0)
+        values = assignment.to_values() | {"form": DENSE, "base": "", "frames": download.frames}
+        self._push([self.message(Assignment(**values), node)])
+
+    def _push(self, messages: list[Message]) -> None:
+        clients = self._clients()
+        for message, name in zip(messages, self.grid.push_messages(messages), strict=True):
+            client = clients[message.metadata.dst_node_id]
+            if name:
+                self._waiting[name] = client
+            else:
+                self._reject(client, "send", "the message could not be sent")
+
+    def _clients(self) -> dict[int, int]:
+        return {node: client for client, (_, node) in self._asked.items()}
+
+    def _reject(self, client: int, stage: str, reason: str) -> None:
+        self.rejected[client] = Rejection(client, stage, reason)
+
+    def _progress(self, started: float) -> Progress:
+        answered = len(self.accepted) + len(self.rejected)
+        return Progress(len(self._asked), answered, len(self.accepted), time.monotonic() - started)

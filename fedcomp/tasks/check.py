@@ -1,0 +1,129 @@
+"""What a task must keep to, tried on two examples before the first round."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import FedcompError, TaskError
+from ..layout import Layout
+from .base import Data, Task, initial_model
+
+T = TypeVar("T")
+
+
+def check(task: Task, batch_size: int, train: Data | None = None, test: Data | None = None) -> Layout:
+    """The layout of the task's model, once model, data, loss and accuracy have been tried on two examples, or one if batches are no larger.
+
+    Data that is loaded already may be handed in, so that it is not made twice. Raises TaskError, in a sentence that names the task, what
+    it returned and what was expected; errors of fedcomp's own, such as DataError, pass through. Leaves torch's global generator as it was.
+    """
+    with torch.random.fork_rng(devices=[]):
+        model = _model(task)
+        layout = Layout.of(model)
+        train = _data(task, "train", train)
+        test = _data(task, "test", test)
+        _step(task, model, train, min(2, batch_size, len(train)))
+        _evaluation(task, model, test)
+    return layout
+
+
+def changing_buffers(task: Task, train: Data | None = None) -> list[str]:
+    """Names of the buffers that a forward pass in training changes, such as the running statistics of BatchNorm."""
+    with torch.random.fork_rng(devices=[]):
+        model = _model(task)
+        train = _data(task, "train", train)
+        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        with torch.no_grad():
+            _tried(task, "model()(inputs)", lambda: model.train()(train.inputs[:2]))
+        return [name for name, buffer in model.named_buffers() if not torch.equal(before[name], buffer)]
+
+
+def _model(task: Task) -> nn.Module:
+    model = _tried(task, "model()", lambda: initial_model(task, 0))
+    if not isinstance(model, nn.Module):
+        raise _broken(task, "model()", _kind(model), "a torch.nn.Module")
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
+    if not trainable:
+        raise _broken(task, "model()", "a module without a trainable parameter", "at least one")
+    for name, parameter in trainable.items():
+        if not parameter.isfinite().all():
+            raise _broken(task, "model()", f"a parameter {name} with NaN or infinity", "finite initial weights")
+    return model
+
+
+def _data(task: Task, split: str, data: Data | None) -> Data:
+    if data is None:
+        data = _tried(task, f"{split}()", getattr(task, split))
+    if not isinstance(data, Data):
+        raise _broken(task, f"{split}()", _kind(data), "a fedcomp Data")
+    for part, value in (("inputs", data.inputs), ("targets", data.targets)):
+        if not isinstance(value, Tensor) or not value.ndim:
+            raise _broken(task, f"{split}().{part}", _kind(value), "a tensor with an example in each row")
+    if not len(data.inputs):
+        raise _broken(task, f"{split}()", "no examples", "at least one")
+    if len(data.inputs) != len(data.targets):
+        raise _broken(task, f"{split}()", f"{len(data.inputs)} inputs and {len(data.targets)} targets", "as many of one as of the other")
+    return data
+
+
+def _step(task: Task, model: nn.Module, data: Data, count: int) -> None:
+    """A forward and backward pass in training."""
+    inputs, targets = data.inputs[:count], data.targets[:count]
+    outputs = _outputs(task, model.train(), inputs)
+    _labels(task, "train", data.targets, outputs)
+    loss = _tried(task, "loss(outputs, targets)", lambda: task.loss(outputs, targets))
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.ndim:
+        raise _broken(task, "loss(outputs, targets)", _kind(loss), "a scalar tensor, the mean over the batch")
+    if not loss.isfinite():
+        raise _broken(task, "loss(outputs, targets)", f"{loss.item()}", "a finite number")
+    if not loss.requires_grad:
+        raise _broken(task, "loss(outputs, targets)", "a tensor without gradient", "one computed from the outputs, not detached")
+    _tried(task, "loss(outputs, targets).backward()", loss.backward)
+
+
+def _evaluation(task: Task, model: nn.Module, data: Data) -> None:
+    with torch.no_grad():
+        outputs = _outputs(task, model.eval(), data.inputs[:2])
+        _labels(task, "test", data.targets, outputs)
+        value = _tried(task, "accuracy(outputs, targets)", lambda: task.accuracy(outputs, data.targets[:2]))
+    if not isinstance(value, (int, float)) and not (isinstance(value, Tensor) and value.numel() == 1):
+        raise _broken(task, "accuracy(outputs, targets)", _kind(value), "one number from 0 to 1")
+    if not 0 <= float(value) <= 1:
+        raise _broken(task, "accuracy(outputs, targets)", f"{float(value):g}", "a share from 0 to 1")
+
+
+def _outputs(task: Task, model: nn.Module, inputs: Tensor) -> Tensor:
+    outputs = _tried(task, f"model()(inputs {_kind(inputs)})", lambda: model(inputs))
+    if not isinstance(outputs, Tensor) or not outputs.numel():
+        raise _broken(task, "model()(inputs)", _kind(outputs), "a tensor of outputs")
+    return outputs
+
+
+def _labels(task: Task, split: str, targets: Tensor, outputs: Tensor) -> None:
+    """Cross-entropy of a label without an output fails in whichever round first meets it, so that all labels are looked at before."""
+    if task.loss is not F.cross_entropy or outputs.ndim != 2 or targets.ndim != 1 or targets.is_floating_point():
+        return
+    low, high = (int(limit) for limit in targets.aminmax())
+    if low < 0 or high >= outputs.shape[1]:
+        raise _broken(task, f"{split}().targets", f"labels from {low} to {high}", f"0 to {outputs.shape[1] - 1}, as the model has {outputs.shape[1]} outputs")
+
+
+def _tried(task: Task, what: str, run: Callable[[], T]) -> T:
+    try:
+        return run()
+    except FedcompError:
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise TaskError(f"task '{task.name}': {what} raised {type(error).__name__}{f' ({reason})' if reason else ''}; correct the task") from error
+
+
+def _broken(task: Task, what: str, found: str, expected: str) -> TaskError:
+    return TaskError(f"task '{task.name}': {what} gave {found}; expected {expected}")
+
+
+def _kind(value: Any) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

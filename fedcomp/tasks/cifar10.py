@@ -1,0 +1,40 @@
+"""CIFAR-10: photographs of ten kinds of things, 32x32 in colour, 50,000 to learn from and 10,000 to test on.
+
+VGG11* is the network of Sattler, Wiedemann, Müller, Samek: Robust and communication-efficient federated learning from
+non-i.i.d. data. IEEE TNNLS 2019: VGG11 (Simonyan & Zisserman 2015) narrowed, without BatchNorm or dropout.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from .base import Task
+from .parquet import Images
+
+WIDTHS = (32, "pool", 64, "pool", 128, 128, "pool", 128, 128, "pool", 128, 128, "pool")
+
+
+def network() -> nn.Module:
+    """Inputs [B, 3, 32, 32], 865,482 parameters. Convolutions start as in the authors' code: He et al. 2015, by fan-out."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for width in WIDTHS:
+        if width == "pool":
+            layers.append(nn.MaxPool2d(2))
+            continue
+        convolution = nn.Conv2d(channels, width, 3, padding=1)
+        nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(convolution.bias)
+        layers += [convolution, nn.ReLU()]
+        channels = width
+    return nn.Sequential(
+        *layers, nn.Flatten(),
+        nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10),
+    )
+
+
+def vgg11s(data: Path | None) -> Task:
+    """VGG11* on images standardised channel by channel."""
+    read = Images(data, "cifar10", "img", (3, 32, 32)).per_channel
+    return Task("cifar10-vgg11s", network, partial(read, "train"), partial(read, "test"))

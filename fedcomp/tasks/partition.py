@@ -1,0 +1,192 @@
+"""How clients share the training examples: `iid`, `classes:2`, `shards:2`, `dirichlet:0.1`, `natural`.
+
+Every rule gives each example one owner, so that a partition is an exact cover, whatever is drawn.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from .. import seeds
+from .. import spec as specs
+from ..errors import ConfigError, SpecError
+from .base import Data
+
+
+class Rule(Protocol):
+    def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """The client, 0..clients-1, of each example: [N]. Raises ConfigError where data and rule do not go together."""
+
+
+@dataclass(frozen=True)
+class IID:
+    """At random; sizes differ by one at most."""
+
+    def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
+        return rng.permutation(len(data)) % clients
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Every client holds examples of exactly N classes, at random which, and of each about as many.
+
+    As in Sattler et al. 2019, whose clients take neighbouring classes and, late ones, what is left. Here each class is cut into a
+    number of near-equal parts, by its size, so that all clients × N parts are about as large; a client then takes parts of those N
+    classes that have most left. Sizes differ as far as whole parts of unequal classes do. Where there are fewer examples than
+    parts, some clients hold fewer classes.
+    """
+
+    per_client: int
+
+    def __post_init__(self) -> None:
+        if self.per_client < 1:
+            raise ConfigError(f"--partition classes:{self.per_client} leaves clients without data; give classes:1 or more")
+
+    def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
+        labels = _labels(data, f"classes:{self.per_client}")
+        sizes = np.bincount(labels)
+        if self.per_client > len(sizes):
+            raise ConfigError(f"--partition classes:{self.per_client} asks for more than the {len(sizes)} classes of the data; "
+                              f"give at most classes:{len(sizes)}")
+        if clients * self.per_client < len(sizes):
+            raise ConfigError(f"--partition classes:{self.per_client} with --clients {clients} would leave out some of the {len(sizes)} classes; "
+                              f"give at least classes:{-(-len(sizes) // clients)} or --clients {-(-len(sizes) // self.per_client)}")
+        parts = _apportion(sizes, clients * self.per_client, clients)
+        wanted = np.full(clients, parts.sum() // clients)
+        wanted[:parts.sum() % clients] += 1
+        holders: list[list[int]] = [[] for _ in sizes]
+        left = parts.copy()
+        for client in rng.permutation(clients):  # most left first: this order never runs into a dead end (Gale 1957, Ryser 1957)
+            taken = np.lexsort((rng.random(len(sizes)), -left))[:wanted[client]]
+            left[taken] -= 1
+            for label in taken:
+                holders[label].append(client)
+        owners = np.empty(len(labels), np.int64)
+        for label, size in enumerate(sizes):
+            owners[rng.permutation(np.flatnonzero(labels == label))] = np.array(holders[label])[_slices(size, parts[label])]
+        return owners
+
+
+@dataclass(frozen=True)
+class Shards:
+    """McMahan et al. 2017: sorted by label, cut into clients × N shards of near-equal size, N of them drawn for each client."""
+
+    per_client: int
+
+    def __post_init__(self) -> None:
+        if self.per_client < 1:
+            raise ConfigError(f"--partition shards:{self.per_client} leaves clients without data; give shards:1 or more")
+
+    def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
+        labels, shards = _labels(data, f"shards:{self.per_client}"), clients * self.per_client
+        if shards > len(labels):
+            raise ConfigError(f"--partition shards:{self.per_client} with --clients {clients} makes more shards than the {len(labels)} examples; "
+                              f"give at most shards:{len(labels) // clients}")
+        drawn = rng.permutation(shards) % clients
+        owners = np.empty(len(labels), np.int64)
+        owners[np.lexsort((rng.random(len(labels)), labels))] = drawn[_slices(len(labels), shards)]
+        return owners
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Each class is shared out by proportions over the clients drawn from Dir(alpha): the smaller, the more unlike are clients.
+
+    As in Yurochkin et al. 2019 and Flower's DirichletPartitioner without balancing: sizes are unequal too. A client that
+    comes away with nothing is given one example, drawn from those that leave their owner another.
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if self.alpha <= 0:
+            raise ConfigError(f"--partition dirichlet:{self.alpha:g} is no concentration; give more than 0, such as dirichlet:0.1")
+
+    def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
+        labels = _labels(data, f"dirichlet:{self.alpha:g}")
+        owners = np.empty(len(labels), np.int64)
+        for label, size in enumerate(np.bincount(labels)):
+            ends = np.floor(np.cumsum(self._proportions(clients, rng)) * size + rng.random())  # the draw: rounding favours no client
+            owners[rng.permutation(np.flatnonzero(labels == label))] = np.searchsorted(ends[:-1], np.arange(size), side="right")
+        empty = np.flatnonzero(np.bincount(owners, minlength=clients) == 0)
+        spare = np.setdiff1d(np.arange(len(owners)), np.unique(owners, return_index=True)[1])
+        owners[rng.choice(spare, len(empty), replace=False)] = empty
+        return owners
+
+    def _proportions(self, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """A draw [clients] from Dir(alpha), by logarithms: a small alpha gives gammas below the least float."""
+        logs = np.log(rng.standard_gamma(self.alpha + 1, clients)) + np.log1p(-rng.random(clients)) / self.alpha
+        shares = np.exp(logs - logs.max())
+        return shares / shares.sum()
+
+
+@dataclass(frozen=True)
+class Natural:
+    """By the data's own groups, in sorted order: with as many clients a group each, with fewer the g-th group goes to client g mod clients."""
+
+    def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
+        if data.groups is None:
+            raise ConfigError("--partition natural needs data with groups, and this task's has none; give iid, classes:2 or dirichlet:0.1")
+        if len(data.groups) != len(data):
+            raise ConfigError(f"--partition natural needs a group for each of the {len(data)} examples, and the task's data has "
+                              f"{len(data.groups)}; make groups as long as inputs")
+        names, groups = np.unique(data.groups, return_inverse=True)
+        if clients > len(names):
+            raise ConfigError(f"--clients {clients} is more than the {len(names)} groups of --partition natural; give at most {len(names)}")
+        return groups % clients
+
+
+RULES: Mapping[str, type[Rule]] = {"iid": IID, "classes": Classes, "shards": Shards, "dirichlet": Dirichlet, "natural": Natural}
+
+
+def rule(text: str) -> Rule:
+    """The rule that a spec string names. Raises SpecError or ConfigError."""
+    parsed = specs.parse(text)
+    if len(parsed.parts) > 1 or parsed.scope:
+        raise SpecError(f"--partition '{text}' is not one rule; give one of {', '.join(RULES)}, without '+' and '@'")
+    return specs.build(parsed.parts[0], RULES, "partition")
+
+
+def partition(spec: str, data: Data, clients: int, seed: int, name: str = "the task") -> list[np.ndarray]:
+    """The examples of each client, as increasing int64 indices into `data`: every example once, every client at least one.
+
+    The same for the same arguments. `name` stands for the data in messages. Raises SpecError for an unknown rule, ConfigError where it
+    does not go together with the data or the number of clients.
+    """
+    chosen = rule(spec)
+    if clients < 1:
+        raise ConfigError(f"--clients is {clients}; give at least 1")
+    if clients > len(data):
+        raise ConfigError(f"--clients {clients} is more than the {len(data)} examples of {name}; give at most {len(data)}")
+    owners = chosen.owners(data, clients, seeds.generator(seed, "partition"))
+    ends = np.cumsum(np.bincount(owners, minlength=clients))
+    return np.split(np.argsort(owners, kind="stable").astype(np.int64, copy=False), ends[:-1])
+
+
+def _labels(data: Data, what: str) -> np.ndarray:
+    """The class of each example as 0..classes-1: [N]."""
+    targets = data.targets
+    if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
+        kind = f"{str(targets.dtype).removeprefix('torch.')} {list(targets.shape)}"
+        raise ConfigError(f"--partition {what} needs one whole number per example as its class, and the targets are {kind}; give iid or natural")
+    return torch.unique(targets, return_inverse=True)[1].cpu().numpy()
+
+
+def _slices(size: int, count: int) -> np.ndarray:
+    """The number 0..count-1 of the slice that each of `size` positions falls in, slices near-equal and none empty: [size]."""
+    return np.arange(size) * count // size
+
+
+def _apportion(sizes: np.ndarray, total: int, most: int) -> np.ndarray:
+    """`total` parts over classes by their sizes, each class at least one and at most `most` or its size (Webster's method): [classes].
+
+    Sums to less than `total` where sizes allow no more.
+    """
+    limits = np.minimum(sizes, most)
+    claims = np.concatenate([size / (np.arange(1, limit) + 0.5) for size, limit in zip(sizes, limits, strict=True)])
+    owners = np.repeat(np.arange(len(sizes)), limits - 1)
+    granted = np.argsort(-claims, kind="stable")[:total - len(sizes)]
+    return 1 + np.bincount(owners[granted], minlength=len(sizes))

@@ -1,0 +1,101 @@
+"""A user's own task, named as path/file.py:name."""
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import FedcompError, TaskError, nearest
+from .base import Task
+
+
+def load(text: str, data: Path | None) -> Task:
+    """The task that `path/file.py:name` stands for. Runs the file.
+
+    `name` is a Task, or a callable that makes one: with the data folder if it takes an argument, else without. Raises TaskError; an
+    error of fedcomp's own passes through.
+    """
+    where, _, name = text.rpartition(":")
+    if not where or not name.isidentifier():
+        raise TaskError(f"--task {text} names no task in the file; write path/file.py:name")
+    path = Path(where).expanduser().absolute()
+    if not path.is_file():
+        raise TaskError(f"--task {text}: there is no file {path}; write path/file.py:name")
+    found = _named(_module(path, text), name, text)
+    task = found if isinstance(found, Task) else _call(found, data, path, text)
+    if not isinstance(task, Task):
+        raise TaskError(f"--task {text} gives {_a(task)}; it must be a fedcomp Task or a function that returns one")
+    return task
+
+
+def _module(path: Path, text: str) -> ModuleType:
+    """The file as a module, run afresh. It is known to `sys.modules`, where dataclasses look for theirs."""
+    name = f"fedcomp_task_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TaskError(f"--task {text}: {path} is not a Python file; give one whose name ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except FedcompError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"--task {text}: {blame(error, path)} while it was imported; correct the file") from error
+    return module
+
+
+def _named(module: ModuleType, name: str, text: str) -> Any:
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        known = [key for key, value in vars(module).items() if isinstance(value, Task) or _defined_in(value, module)]
+        raise TaskError(f"--task {text}: the file has no '{name}'; {nearest(name, known) if known else 'define it there'}") from None
+
+
+def _defined_in(value: Any, module: ModuleType) -> bool:
+    return inspect.isfunction(value) and value.__module__ == module.__name__
+
+
+def _call(make: Any, data: Path | None, path: Path, text: str) -> Any:
+    if not callable(make):
+        return make
+    try:
+        signature = inspect.signature(make)
+        arguments = next(given for given in ((data,), ()) if _takes(signature, given))
+    except (ValueError, StopIteration):
+        raise TaskError(f"--task {text} cannot be called without arguments or with the data folder alone; "
+                        "let it take no argument or one") from None
+    try:
+        return make(*arguments)
+    except FedcompError:
+        raise
+    except Exception as error:
+        raise TaskError(f"--task {text}: {blame(error, path)} while it was called; correct the file") from error
+
+
+def _takes(signature: inspect.Signature, arguments: tuple[Any, ...]) -> bool:
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def blame(error: BaseException, path: Path) -> str:
+    """What went wrong in a user's file, and in which of its lines if one is known: "line 3 raised NameError (…)"."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        line = error.lineno
+    else:
+        line = next((f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(path)), None)
+    message = (str(error).splitlines() or [""])[0]
+    return f"{f'line {line}' if line else 'it'} raised {type(error).__name__}{f' ({message})' if message else ''}"
+
+
+def _a(value: Any) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
