@@ -5,6 +5,7 @@ A field's metadata holds `help` (its effect, with the unit), `unit`, and where i
 """
 
 import dataclasses
+import math
 import os
 import tomllib
 from dataclasses import dataclass, field
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from . import spec
-from .errors import ConfigError, nearest
+from .errors import ConfigError, RunFolderError, SpecError, nearest
+
+RUN_FILE = "config.toml"  # in a run folder
 
 
 def option(default: Any, help: str, *, unit: str = "", local: bool = False, **limits: Any) -> Any:
@@ -69,8 +72,8 @@ def flag(name: str) -> str:
 
 def _check(f: dataclasses.Field, value: Any) -> None:
     limits, name = f.metadata, flag(f.name)
-    if isinstance(value, float) and value != value:
-        raise ConfigError(f"{name} is not a number; give one")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name} is {value}; give a finite number")
     if "choices" in limits and value not in limits["choices"]:
         raise ConfigError(f"{name} cannot be '{value}'; {nearest(str(value), limits['choices'])}")
     if "low" in limits and value < limits["low"]:
@@ -88,18 +91,46 @@ def from_values(values: dict[str, Any], source: str) -> dict[str, Any]:
         name = key.replace("-", "_")
         if name not in hints:
             raise ConfigError(f"{source}: unknown option '{key}'; {nearest(name, hints)}")
-        result[name] = value if value is None else spec.convert(str(value), hints[name], f"{source}: '{key}'")
+        if isinstance(value, dict | list):
+            raise ConfigError(f"{source}: '{key}' holds several values; give one")
+        try:
+            result[name] = value if value is None else spec.convert(str(value), hints[name], f"{source}: '{key}'")
+        except SpecError as error:
+            raise ConfigError(str(error)) from None
     return result
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The options in a TOML file. Raises ConfigError when it is absent, malformed or holds an unknown key."""
+    """The options in a TOML file, such as a run folder's config.toml.
+
+    Raises ConfigError when it is absent, malformed or holds an unknown key.
+    """
     try:
-        return from_values(tomllib.loads(Path(path).read_text(encoding="utf-8")), str(path))
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        values.pop("resolved", None)  # what a run decided for its machine
+        return from_values(values, str(path))
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror or error}; give a TOML file that can be read") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path} is not TOML: {error}") from error
+
+
+def read_run(folder: str | Path) -> dict[str, Any]:
+    """What config.toml of a run folder holds, [resolved] included. Raises RunFolderError when there is none or it cannot be read."""
+    path = Path(folder).expanduser() / RUN_FILE
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RunFolderError(f"--out {folder} holds no run to continue; leave --resume out to start one") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise RunFolderError(f"{path} cannot be read ({error}); start a new run with another --out") from error
+
+
+def options_of_run(folder: str | Path) -> dict[str, Any]:
+    """The options of a stored run, for a resumed run to take over where it is given none of its own."""
+    stored = read_run(folder)
+    names = {f.name for f in dataclasses.fields(RunConfig)} - {"out", "resume", "plain"}
+    return from_values({key: value for key, value in stored.items() if key in names}, str(folder))
 
 
 def settings(config: RunConfig) -> dict[str, Any]:

@@ -8,7 +8,11 @@ was added. A fingerprint is a hash of the weights themselves.
 """
 
 import dataclasses
+import functools
 import hashlib
+import itertools
+import json
+import struct
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -18,25 +22,58 @@ from .errors import ProtocolError
 
 UP_TO_DATE, FRAMES, OVERWRITE, DENSE = "up-to-date", "frames", "overwrite", "dense"  # forms of a download
 UPDATE, NEED_DENSE, FAILED = "update", "need-dense", "failed"  # kinds of a report
+LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
 class Values:
-    """A message as a flat dictionary, checked on the way in."""
+    """A message: flat fields of str, int, float, bytes or list[bytes], checked on the way in.
 
-    def to_values(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+    As bytes: the length of the header (4 bytes, little-endian), the header (JSON; a field of bytes stands as its length, a list as its lengths), and
+    then the bytes of those fields, one after the other.
+    """
+
+    def pack(self) -> bytes:
+        header: dict[str, Any] = {}
+        blobs: list[bytes] = []
+        for name, kind in _fields(type(self)).items():
+            value = getattr(self, name)
+            parts = value if kind == list[bytes] else [value] if kind is bytes else []
+            header[name] = [len(part) for part in parts] if kind == list[bytes] else len(value) if kind is bytes else value
+            blobs += parts
+        head = json.dumps(header, separators=(",", ":")).encode()
+        return b"".join([LENGTH.pack(len(head)), head, *blobs])
 
     @classmethod
-    def from_values(cls, values: dict[str, Any]) -> Self:
-        """Raises ProtocolError when a field is missing, unknown or of another type."""
-        fields = {f.name: f.type for f in dataclasses.fields(cls)}
-        if set(values) != set(fields):
-            raise ProtocolError(f"{cls.__name__} has the fields {sorted(values)}; expected {sorted(fields)}")
-        for name, value in values.items():
-            if type(value) is not (list if fields[name] == list[bytes] else fields[name]):
-                raise ProtocolError(f"{cls.__name__}.{name} is a {type(value).__name__}; expected {fields[name]}")
-        return cls(**{name: list(value) if type(value) is list else value for name, value in values.items()})
+    def unpack(cls, data: bytes) -> Self:
+        """Raises ProtocolError unless `data` is one whole message with exactly these fields, each of its type."""
+        kinds = _fields(cls)
+        try:
+            start = LENGTH.size + LENGTH.unpack_from(data)[0]
+            header = json.loads(data[LENGTH.size : start])
+        except (struct.error, ValueError, RecursionError) as error:
+            raise ProtocolError(f"the header of the {cls.__name__} cannot be read") from error
+        if not isinstance(header, dict) or header.keys() != kinds.keys():
+            raise ProtocolError(f"the fields of the {cls.__name__} are not {', '.join(kinds)}; both sides need the same version of fedcomp")
+        values: dict[str, Any] = {}
+        for name, kind in kinds.items():
+            lengths = header[name] if kind == list[bytes] else [header[name]] if kind is bytes else None
+            if lengths is None:
+                values[name] = header[name]
+            elif isinstance(lengths, list) and all(type(n) is int and n >= 0 for n in lengths):
+                ends = list(itertools.accumulate(lengths, initial=start))
+                parts = [bytes(data[a:b]) for a, b in itertools.pairwise(ends)]
+                values[name], start = parts if kind == list[bytes] else parts[0], ends[-1]
+            if name not in values or (lengths is None and type(values[name]) is not kind):
+                raise ProtocolError(f"{cls.__name__}.{name} is not of type {getattr(kind, '__name__', kind)}")
+        if start != len(data):
+            raise ProtocolError(f"the {cls.__name__} has {len(data)} bytes and claims {start}")
+        return cls(**values)
+
+
+@functools.cache
+def _fields(cls: type) -> dict[str, Any]:
+    return {f.name: f.type for f in dataclasses.fields(cls)}
 
 
 @dataclass(frozen=True)

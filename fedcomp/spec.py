@@ -61,7 +61,8 @@ def build(part: Part, known: Mapping[str, type], kind: str) -> Any:
     if part.name not in known:
         raise SpecError(f"unknown {kind} '{part.name}'; {nearest(part.name, known)}")
     cls = known[part.name]
-    types_ = {f.name: typing.get_type_hints(cls)[f.name] for f in dataclasses.fields(cls) if f.init}
+    hints = typing.get_type_hints(cls)
+    types_ = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
     values: dict[str, Any] = {}
     for key, raw in part.options:
         key = key.replace("-", "_") or next(iter(types_), "")
@@ -80,13 +81,14 @@ def build(part: Part, known: Mapping[str, type], kind: str) -> Any:
 
 def convert(raw: str, to: Any, what: str) -> Any:
     """`raw` as the type `to`: int, float (also 1%, 1/400), bool, str, a Literal, or one of these or None."""
-    if isinstance(to, types.UnionType):
-        (to,) = (t for t in to.__args__ if t is not type(None))
+    if typing.get_origin(to) in (types.UnionType, typing.Union):
+        (to,) = (t for t in typing.get_args(to) if t is not type(None))
     try:
         if typing.get_origin(to) is typing.Literal:
-            if raw not in to.__args__:
-                raise SpecError(f"{what} cannot be '{raw}'; {nearest(raw, to.__args__)}")
-            return raw
+            choices = {str(choice): choice for choice in typing.get_args(to)}
+            if raw not in choices:
+                raise SpecError(f"{what} cannot be '{raw}'; {nearest(raw, choices)}")
+            return choices[raw]
         if to is bool:
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[raw.lower()]
         return number(raw) if to is float else to(raw)
@@ -111,8 +113,14 @@ def show(name: str, options: Any) -> str:
 
 
 def _written(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if float(f"{value:g}") == value else repr(value) \
-        if isinstance(value, float) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, float):
+        return str(value)
+    if 1e-6 < value < 1 and float(f"{value:g}") != value == 1 / round(1 / value):
+        return f"1/{round(1 / value)}"
+    text = f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return text.replace("+", "")  # 1e+20: a plus joins the parts of a product
 
 
 def _wanted(to: Any) -> str:

@@ -65,7 +65,9 @@ def plan_batches(sgd: LocalSGD, shard: np.ndarray, seed: int, round: int, who: i
     return batches
 
 
-def descend(weights: Sequence[Tensor], gradients: Sequence[Tensor], momenta: Sequence[Tensor] | None, sgd: LocalSGD) -> Sequence[Tensor] | None:
+def descend(
+    weights: Sequence[Tensor], gradients: Sequence[Tensor], momenta: Sequence[Tensor] | None, sgd: LocalSGD
+) -> Sequence[Tensor] | None:
     """One step of SGD on `weights`, in place; clipping is the caller's. Returns the momenta for the next step, None without momentum."""
     if sgd.weight_decay:
         gradients = torch._foreach_add(gradients, weights, alpha=sgd.weight_decay)

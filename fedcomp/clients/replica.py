@@ -1,5 +1,7 @@
 """A client's copy of the model, moved only by downloads, so that it stays bit-identical to the server's."""
 
+from collections.abc import Iterable
+
 from torch import Tensor
 
 from ..codecs import Codec, codec, overwrite
@@ -37,10 +39,10 @@ class Replica:
             self.version, self.passed = "", set()
             raise NeedDense(f"the weights at version {assignment.version[:8]} have another fingerprint")
 
-    def restore(self, weights: Tensor, version: str) -> None:
-        """Stand where a checkpoint stood."""
+    def restore(self, weights: Tensor, version: str, passed: Iterable[str] = ()) -> None:
+        """Stand where a checkpoint stood, after the versions `passed`."""
         self.weights.copy_(weights)
-        self.version, self.fingerprint, self.passed = version, fingerprint(self.weights), {version}
+        self.version, self.fingerprint, self.passed = version, fingerprint(self.weights), {version, *passed}
 
     def _apply(self, assignment: Assignment) -> None:
         if assignment.form == DENSE:

@@ -1,13 +1,14 @@
 """Exact selection on large vectors in main memory: threads, bounded extra memory, no sort.
 
-The k-th largest key is found digit by digit: a histogram over its leading bits, then one over the next bits within the
-bin that holds it. A floor taken from a sample lets the first pass skip nearly everything. Each thread keeps its own
-histogram over its own stretch of the vector, so the histograms also say where in the result it has to write.
+A sample says above which key somewhat more than k elements are to be expected. One pass collects those, and the exact cut
+is made among them. Where the sample was wrong, or ties or the density make them too many, the k-th largest key is found
+digit by digit instead: a histogram over its leading bits, then over the next bits within the bin that holds it. Each stretch
+of the vector has its own histogram, so the histograms also say where in the result it has to write.
 
-Passes over e and x only read, until the sum is known to be finite.
+Nothing but `add` writes to e.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,10 +18,13 @@ import torch
 from torch import Tensor
 
 from . import loops
-from .select import INFINITE
+from .select import INFINITE, keep_largest, non_finite
 
 PIECE = 1 << 17  # elements converted to float32 at a time
 WIDE = 1 << 22  # elements from which histograms of 2^16 bins are a small part of the vector
+
+
+Array = np.ndarray | Tensor
 
 
 class Side(NamedTuple):
@@ -35,115 +39,152 @@ MAGNITUDE, POSITIVE, NEGATIVE = Side(0, 0x7FFFFFFF), Side(0, -1), Side(-0x800000
 
 @dataclass(frozen=True)
 class Sum:
-    """e + x, or x where e is None, never held as a whole. e is float32 and contiguous, x contiguous."""
+    """e + x, or x where e is None, never held as a whole. e is float32, both are contiguous [n]."""
 
     e: Tensor | None
     x: Tensor
 
+    @property
+    def numel(self) -> int:
+        return self.x.numel()
+
     def stretches(self) -> list[tuple[int, int]]:
-        """The vector cut into one (start, stop) for each thread."""
-        n = self.x.numel()
-        threads = min(torch.get_num_threads(), n >> 20) or 1
-        edges = [n * i // threads for i in range(threads + 1)]
+        """The vector cut into (start, stop): four for each thread, so that none waits long for one whose core is busy."""
+        parts = min(4 * torch.get_num_threads(), self.numel >> 20) or 1
+        edges = [self.numel * i // parts for i in range(parts + 1)]
         return list(zip(edges, edges[1:]))
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, np.ndarray | None, np.ndarray]]:
-        """A stretch as (start, e, x) in float32: whole if x is float32 already, else in pieces."""
-        length = stop - start if self.x.dtype is torch.float32 else PIECE
-        for a in range(start, stop, max(length, 1)):
+        """A stretch as (start, e, x) in float32: whole if x is float32, else in pieces."""
+        length = max(stop - start, 1) if self.x.dtype is torch.float32 else PIECE
+        for a in range(start, stop, length):
             b = min(a + length, stop)
             yield a, None if self.e is None else self.e[a:b].numpy(), self.x[a:b].to(torch.float32).numpy()
 
-    def sample(self, step: int) -> "Sum":
-        """Every `step`-th block of the vector."""
-        blocks = self.x.numel() // loops.BLOCK
-        e, x = (v if v is None else v[: blocks * loops.BLOCK].view(blocks, loops.BLOCK)[::step].reshape(-1) for v in (self.e, self.x))
-        return Sum(e, x)
+    def keys(self, at: Callable[[Array], Array], side: Side) -> np.ndarray:
+        """The keys of the few elements that `at` takes from a vector: by numpy, since waiting for torch's threads costs more."""
+        values = at(self.x.numpy() if self.x.dtype is torch.float32 else self.x)
+        values = torch.as_tensor(values).to(torch.float32).numpy()
+        values = values if self.e is None else values + at(self.e.numpy())
+        return (values.view(np.int32) ^ side.flip) & side.mask
 
 
-@dataclass(frozen=True)
-class Cut:
-    """What is selected: every key above the threshold, and the first `ties` equal to it."""
-
-    side: Side
-    threshold: int
-    counts: np.ndarray  # int64 [threads]: selected in each stretch
-    ties: np.ndarray  # int64 [threads]: of them equal to the threshold
-
-
-def cut(total: Sum, k: int, side: Side) -> Cut | None:
-    """Where to cut `total` for its k largest keys above 0, or all of them where there are fewer; None if one is not finite."""
-    widths = (15, 16) if total.x.numel() >= WIDE else (11, 10, 10)
-    shift = 31 - widths[0]
-    counts = _leading(total, side, k, shift, widths[0])
-    if counts[:, INFINITE >> shift :].any():
-        return None
-    left = min(k, int(counts.sum()))
-    if left == 0:
-        return Cut(side, INFINITE, np.zeros(len(counts), np.int64), np.zeros(len(counts), np.int64))
-    base, above = 0, np.zeros(len(counts), np.int64)
-    for width in (*widths[1:], 0):
-        downward = counts.sum(0)[::-1].cumsum()
-        rank = int(np.searchsorted(downward, left))
-        bin = counts.shape[1] - 1 - rank
-        above += counts[:, bin + 1 :].sum(1)
-        left -= int(downward[rank - 1]) if rank else 0
-        base += bin << shift
-        here = counts[:, bin].astype(np.int64)
-        if left == here.sum():
-            return Cut(side, max(base - 1, 0), above + here, np.zeros_like(here))
-        if width:
-            shift -= width
-            counts = _histogram(total, side, max(base, 1), base, shift, width)
-    ties = np.clip(left - (here.cumsum() - here), 0, here)
-    return Cut(side, base, above + ties, ties)
+def select(total: Sum, k: int, side: Side) -> Tensor:
+    """Positions of the k largest keys above 0, ascending. Raises NonFiniteError if one is not finite."""
+    floor, expected = _floor(total, k, side)
+    found = _candidates(total, side, floor) if floor > 1 and expected <= _room(total) else None
+    if found is None or len(found) < k:
+        return _by_digits(total, k, side, floor)
+    keys = total.keys(lambda v: v[found], side)
+    if keys.max() >= INFINITE:
+        raise non_finite(total.e, total.x)
+    return torch.from_numpy(found[keep_largest(keys[None], k)[0]])
 
 
-def collect(total: Sum, where: Cut, *, add: bool = False) -> Tensor:
-    """The positions that `where` selects, int64, ascending. With `add`, e += x in the same pass."""
-    positions = np.empty(where.counts.sum(), np.int64)
-    ends = where.counts.cumsum()
+def add(total: Sum) -> None:
+    """e += x."""
 
-    def work(t: int, start: int, stop: int) -> None:
-        ties, out = where.ties[t], positions[ends[t] - where.counts[t] : ends[t]]
-        for a, e, x in total.pieces(start, stop):
-            ties, out = loops.collect(e, x, *where.side, where.threshold, ties, a, out, add)
+    def work(i: int, start: int, stop: int) -> None:
+        for _, e, x in total.pieces(start, stop):
+            e += x
 
     _each(total, work)
+
+
+def _room(total: Sum) -> int:
+    """The most candidates that are looked at: with all that is done to them they take less than a quarter of the vector's memory."""
+    return total.numel // 64
+
+
+def _floor(total: Sum, k: int, side: Side) -> tuple[int, float]:
+    """A key that somewhat more than k keys reach, going by a sample, and how many are expected to reach it."""
+    blocks = total.numel // loops.BLOCK
+    step = max(total.numel >> 16, 32)
+    sample = total.keys(lambda v: v[: blocks * loops.BLOCK].reshape(blocks, loops.BLOCK)[::step].reshape(-1), side)
+    share = sample.size / total.numel
+    rank = int(k * share + 4 * (k * share) ** 0.5 + 16)  # four deviations, so that too few are rare
+    if rank > sample.size:
+        return 1, total.numel
+    floor = max(1, int(np.partition(sample, -rank)[-rank]))
+    return floor, np.count_nonzero(sample >= floor) / share
+
+
+def _candidates(total: Sum, side: Side, floor: int) -> np.ndarray | None:
+    """Positions of the keys >= floor, or None if there is no room for them."""
+    parts = len(total.stretches())
+    room = _room(total) * min(parts, 4) // parts  # a stretch may hold four times its share
+    found = _collect(total, side, floor - 1, [0] * parts, [np.empty(room, np.int64) for _ in range(parts)])
+    if any(len(part) == room for part in found) or sum(map(len, found)) > _room(total):
+        return None
+    return np.concatenate(found)
+
+
+def _by_digits(total: Sum, k: int, side: Side, floor: int) -> Tensor:
+    """`select` for any input; `floor` saves time where at least k keys reach it."""
+    widths = (15, 16) if total.numel >= WIDE else (11, 10, 10)
+    base, shift = 0, 31 - widths[0]
+    floor = max(1, floor >> shift << shift)  # the beginning of a bin, so that none is counted in part
+    counts = _histogram(total, side, floor, 0, shift, widths[0])
+    if floor > 1 and counts.sum() < k:
+        counts = _histogram(total, side, 1, 0, shift, widths[0])
+    if counts[:, INFINITE >> shift :].any():
+        raise non_finite(total.e, total.x)
+    left = min(k, int(counts.sum()))
+    selected = np.zeros(len(counts), np.int64)  # in each stretch
+    for width in (*widths[1:], 0):
+        downward = counts.sum(0)[::-1].cumsum()
+        above = int(np.searchsorted(downward, left))  # bins that are selected as a whole
+        bin = counts.shape[1] - 1 - above
+        selected += counts[:, bin + 1 :].sum(1)
+        left -= int(downward[above - 1]) if above else 0
+        base += bin << shift
+        here = counts[:, bin].astype(np.int64)
+        complete = left == here.sum()
+        if width == 0 or complete:
+            break
+        shift -= width
+        counts = _histogram(total, side, max(1, base), base, shift, width)
+    ties = np.clip(left - (here.cumsum() - here), 0, here)  # lower positions first
+    positions = np.empty(selected.sum() + left, np.int64)
+    outs = np.split(positions, (selected + ties).cumsum()[:-1])
+    _collect(total, side, max(0, base - 1) if complete else base, ties * (not complete), outs)
     return torch.from_numpy(positions)
 
 
-def _leading(total: Sum, side: Side, k: int, shift: int, width: int) -> np.ndarray:
-    """The histogram of the leading bits, complete from the bin of the k-th largest key upwards; bins below may be empty."""
-    step = max(total.x.numel() >> 16, 32)
-    expected = k / step
-    enough = expected + 4 * expected**0.5 + 16  # so that a floor too high is rare
-    sampled = _histogram(total.sample(step), side, 1, 0, shift, width).sum(0)
-    floor = int(np.count_nonzero(sampled[::-1].cumsum() >= enough) - 1) << shift
-    if floor > 0:
-        counts = _histogram(total, side, floor, 0, shift, width)
-        if counts.sum() >= k:
-            return counts
-    return _histogram(total, side, 1, 0, shift, width)
+def _collect(total: Sum, side: Side, threshold: int, ties: Sequence[int], outs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Fill each stretch's array with the positions of the keys above the threshold and the first `ties` equal to it; what was filled."""
+    filled = list(outs)
+
+    def work(i: int, start: int, stop: int) -> None:
+        left, rest = ties[i], outs[i]
+        for a, e, x in total.pieces(start, stop):
+            left, rest = loops.collect(e, x, *side, threshold, left, a, rest)
+        filled[i] = outs[i][: len(outs[i]) - len(rest)]
+
+    _each(total, work)
+    return filled
 
 
 def _histogram(total: Sum, side: Side, floor: int, base: int, shift: int, width: int) -> np.ndarray:
-    """int32 [threads, 2^width]: how many keys of each stretch are >= floor and have (key - base) >> shift at that index."""
+    """int32 [stretches, 2^width]: how many keys of each stretch are >= floor and have (key - base) >> shift at that index."""
     counts = np.zeros((len(total.stretches()), 1 << width), np.int32)
 
-    def work(t: int, start: int, stop: int) -> None:
+    def work(i: int, start: int, stop: int) -> None:
         for _, e, x in total.pieces(start, stop):
-            loops.histogram(e, x, *side, floor, base, shift, counts[t])
+            loops.histogram(e, x, *side, floor, base, shift, counts[i])
 
     _each(total, work)
     return counts
 
 
 def _each(total: Sum, work: Callable[[int, int, int], None]) -> None:
-    """Call work(thread, start, stop) for every stretch, at once."""
-    calls = [(t, *stretch) for t, stretch in enumerate(total.stretches())]
-    if len(calls) == 1:
-        return work(*calls[0])
-    with ThreadPoolExecutor(len(calls)) as pool:
+    """Call work(index, start, stop) for every stretch, by torch's number of threads."""
+    calls = [(i, *stretch) for i, stretch in enumerate(total.stretches())]
+    threads = min(len(calls), torch.get_num_threads())
+    if threads == 1:
+        for call in calls:
+            work(*call)
+        return
+    with ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(work, *call) for call in calls]:
             done.result()

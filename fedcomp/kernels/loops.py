@@ -1,16 +1,17 @@
 """Loops over arrays, compiled by numba. They release the interpreter lock, so that threads can share a vector.
 
 A key is a float32's bit pattern as an int32, `(bits ^ flip) & mask`: its magnitude, or the value itself on one side of
-zero. Keys from 1 up are candidates, and larger keys are larger values. Blocks are short enough to stay in registers: most of
-them hold no candidate and cost one vectorised maximum.
+zero. Keys from 1 up are candidates, and larger keys are larger values. Most blocks hold none that matters, and cost one vectorised
+maximum. Indices are unsigned: numba then leaves out the test for negative ones, which would keep the loops from being vectorised.
 """
 
 from collections.abc import Callable
 
 import numba
 import numpy as np
+from numpy import int32, uint64
 
-BLOCK = 64
+BLOCK = 32
 
 
 def compiled(function: Callable) -> Callable:
@@ -24,57 +25,56 @@ def compiled(function: Callable) -> Callable:
 @numba.njit(nogil=True, inline="always")
 def _key(e, x, i, flip, mask):
     total = x[i] if e is None else e[i] + x[i]
-    return (np.float32(total).view(np.int32) ^ flip) & mask
+    return (np.float32(total).view(int32) ^ flip) & mask
+
+
+@numba.njit(nogil=True, inline="always")
+def _largest(e, x, start, stop, flip, mask):
+    largest = int32(0)
+    for i in range(uint64(start), uint64(stop)):
+        largest = max(largest, _key(e, x, i, flip, mask))
+    return largest
 
 
 @compiled
 def histogram(e, x, flip, mask, floor, base, shift, counts):
     """Add to counts[j] the keys of e + x (of x where e is None) that are >= floor and have (key - base) >> shift == j.
 
-    base <= floor, so j is never negative; keys past the last bin are left out.
+    1 <= floor and base <= floor, so j is never negative; keys past the last bin are left out.
     """
-    flip, mask, floor, base, shift = np.int32(flip), np.int32(mask), np.int32(floor), np.int32(base), np.int32(shift)
+    flip, mask, floor, base, shift = int32(flip), int32(mask), int32(floor), int32(base), int32(shift)
     for start in range(0, x.size, BLOCK):
-        xs = x[start : start + BLOCK]
-        es = None if e is None else e[start : start + BLOCK]
-        top = np.int32(0)
-        for i in range(xs.size):
-            top = max(top, _key(es, xs, i, flip, mask))
-        if top < floor:
+        stop = min(start + BLOCK, x.size)
+        if _largest(e, x, start, stop, flip, mask) < floor:
             continue
-        for i in range(xs.size):
-            key = _key(es, xs, i, flip, mask)
+        for i in range(uint64(start), uint64(stop)):
+            key = _key(e, x, i, flip, mask)
             if key >= floor:
                 j = (key - base) >> shift
                 if j < counts.size:
-                    counts[j] += 1
+                    counts[uint64(j)] += 1
 
 
 @compiled
-def collect(e, x, flip, mask, threshold, ties, first, out, add):
+def collect(e, x, flip, mask, threshold, ties, first, out):
     """Write to `out` the positions, counted from `first`, of the keys above `threshold` and of the first `ties` keys equal to it.
 
-    With `add`, e += x on the way. Returns the number of ties that are left to take, and the part of `out` that is left.
+    threshold >= 0. Ends when `out` is full. Returns the number of ties that are left to take, and the part of `out` that is left.
     """
-    flip, mask, threshold = np.int32(flip), np.int32(mask), np.int32(threshold)
+    flip, mask, threshold = int32(flip), int32(mask), int32(threshold)
     filled = 0
     for start in range(0, x.size, BLOCK):
-        xs = x[start : start + BLOCK]
-        es = None if e is None else e[start : start + BLOCK]
-        top = np.int32(0)
-        for i in range(xs.size):
-            top = max(top, _key(es, xs, i, flip, mask))
-        if top >= threshold:
-            for i in range(xs.size):
-                key = _key(es, xs, i, flip, mask)
-                if (key > threshold or (key == threshold and ties > 0)) and filled < out.size:
-                    out[filled] = first + start + i
-                    filled += 1
-                    ties -= key == threshold
-        if e is not None:
-            if add:
-                for i in range(xs.size):
-                    es[i] += xs[i]
+        stop = min(start + BLOCK, x.size)
+        if _largest(e, x, start, stop, flip, mask) < threshold:
+            continue
+        for i in range(start, stop):
+            key = _key(e, x, uint64(i), flip, mask)
+            if key > threshold or (key == threshold and ties > 0):
+                if filled == out.size:
+                    return ties, out[filled:]
+                out[uint64(filled)] = first + i
+                filled += 1
+                ties -= key == threshold
     return ties, out[filled:]
 
 

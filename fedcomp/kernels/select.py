@@ -53,7 +53,7 @@ def top_k_rows(X: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """`top_k` of every row of X [m, n], which is finite: rows and positions of the selected, in this order, and counts [m]; int64."""
     if _is_large(X[:1]):
         return _join([top_k(x, k) for x in X], X.device)
-    return _split(_keep(_bits(X) & MAGNITUDE, k), X.device)
+    return _split(keep_largest(_bits(X) & MAGNITUDE, k), X.device)
 
 
 def top_side_rows(X: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -103,11 +103,11 @@ def _top_k(e: Tensor | None, x: Tensor, k: int) -> Tensor:
         from . import large
 
         total = large.Sum(e, x.contiguous())
-        cut = large.cut(total, k, large.MAGNITUDE)
-        if cut is None:
-            raise _non_finite(e, x)
-        return large.collect(total, cut, add=e is not None)
-    return _split(_keep(_add(e, x) & MAGNITUDE, k), x.device)[1]
+        positions = large.select(total, k, large.MAGNITUDE)
+        if e is not None:
+            large.add(total)
+        return positions
+    return _split(keep_largest(_add(e, x) & MAGNITUDE, k), x.device)[1]
 
 
 def _top_side(e: Tensor | None, x: Tensor, k: int) -> tuple[Tensor, bool]:
@@ -115,14 +115,13 @@ def _top_side(e: Tensor | None, x: Tensor, k: int) -> tuple[Tensor, bool]:
         from . import large
 
         total = large.Sum(e, x.contiguous())
-        cuts = [large.cut(total, k, side) for side in (large.POSITIVE, large.NEGATIVE)]
-        if None in cuts:
-            raise _non_finite(e, x)
-        up, down = large.collect(total, cuts[0]), large.collect(total, cuts[1], add=e is not None)
+        up, down = (large.select(total, k, side) for side in (large.POSITIVE, large.NEGATIVE))
+        if e is not None:
+            large.add(total)
     else:
         up, down = (_split(keep, x.device)[1] for keep in _keep_sides(_add(e, x), k))
-    total = x if e is None else e
-    positive = mean(total[up].to(torch.float32)) >= mean(-total[down].to(torch.float32))
+    values = x if e is None else e
+    positive = mean(values[up].to(torch.float32)) >= mean(-values[down].to(torch.float32))
     return (up if positive else down), positive
 
 
@@ -147,13 +146,13 @@ def _add(e: Tensor | None, x: Tensor) -> np.ndarray | Tensor:
     total = x if e is None else e + x.to(torch.float32)
     bits = _bits(total[None])
     if x.numel() and (bits & MAGNITUDE).max() >= INFINITE:
-        raise _non_finite(e, x)
+        raise non_finite(e, x)
     if e is not None:
         e.copy_(total)
     return bits
 
 
-def _keep(keys: np.ndarray | Tensor, k: int) -> np.ndarray | Tensor:
+def keep_largest(keys: np.ndarray | Tensor, k: int) -> np.ndarray | Tensor:
     """Where the k largest keys above 0 are in each row of [m, n], ties to the lower position."""
     n = keys.shape[1]
     k = min(k, n)
@@ -172,7 +171,7 @@ def _keep(keys: np.ndarray | Tensor, k: int) -> np.ndarray | Tensor:
 
 
 def _keep_sides(bits: np.ndarray | Tensor, k: int) -> tuple[np.ndarray | Tensor, np.ndarray | Tensor]:
-    return _keep(bits.clip(0), k), _keep((bits ^ SIGN).clip(0), k)
+    return keep_largest(bits.clip(0), k), keep_largest((bits ^ SIGN).clip(0), k)
 
 
 def _split(keep: np.ndarray | Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -203,7 +202,7 @@ def _first_nonfinite(e: Tensor | None, x: Tensor) -> int | None:
     return None
 
 
-def _non_finite(e: Tensor | None, x: Tensor) -> NonFiniteError:
+def non_finite(e: Tensor | None, x: Tensor) -> NonFiniteError:
     position = _first_nonfinite(e, x)
     value, what = float(x[position]), "the update"
     if math.isfinite(value):

@@ -60,9 +60,9 @@ class Checkpoint:
 
         Raises CheckpointError, with the last checkpoint whole, when the disk is full.
         """
+        slots = [self._take_slot() for _ in vectors]
         try:
-            placed = {name: (self._take_slot(), vector) for name, vector in vectors.items()}
-            written = [(name, slot, self._write(slot, vector)) for name, (slot, vector) in placed.items()]
+            written = [(name, slot, self._write(slot, vector)) for slot, (name, vector) in zip(slots, vectors.items(), strict=True)]
             os.fdatasync(self.rows)
             with self.state:
                 self.state.executemany("INSERT OR REPLACE INTO vector VALUES (?, ?, ?)", written)
@@ -71,6 +71,7 @@ class Checkpoint:
                 self._add(broadcasts)
                 self.state.execute("DELETE FROM broadcast WHERE round < ?", (oldest,))
         except (OSError, sqlite3.Error) as error:
+            self.free += slots
             raise CheckpointError(f"the checkpoint in {self.folder} could not be written ({error}); the one before it is whole") from error
         for name, slot, _ in written:
             if name in self.slots:
@@ -119,6 +120,8 @@ class Checkpoint:
         return self.end - 1
 
     def _write(self, slot: int, vector: Tensor) -> int:
+        if vector.dtype != torch.float32 or vector.shape != (self.numel,):
+            raise ValueError(f"a checkpoint holds float32 vectors of {self.numel} elements, not {vector.dtype} of {list(vector.shape)}")
         data = vector.detach().cpu().contiguous().numpy()
         view, offset = memoryview(data).cast("B") if self.numel else memoryview(b""), slot * self.row_bytes
         while view:

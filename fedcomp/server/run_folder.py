@@ -12,7 +12,6 @@ import json
 import math
 import os
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,12 @@ import tomli_w
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..config import RunConfig, first_difference, flag, settings
+from ..config import RUN_FILE, RunConfig, first_difference, flag, read_run, settings
 from ..errors import RunFolderError
 from ..layout import Layout
 from ..observe import Rejection, RoundRecord, Summary
 
-CONFIG, METRICS, SUMMARY, MODEL, CHECKPOINT = "config.toml", "metrics.jsonl", "summary.json", "model.safetensors", "checkpoint"
+METRICS, SUMMARY, MODEL, CHECKPOINT = "metrics.jsonl", "summary.json", "model.safetensors", "checkpoint"
 
 
 class RunFolder:
@@ -46,19 +45,14 @@ class RunFolder:
         values = settings(config) | {"out": str(self.path), "resolved": resolved}
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            _replace(self.path / CONFIG, tomli_w.dumps(values).encode())
+            _replace(self.path / RUN_FILE, tomli_w.dumps(values).encode())
         except OSError as error:
             raise RunFolderError(f"--out {self.path} cannot be written ({error.strerror}); give a folder that can") from error
 
     def _stored(self, config: RunConfig) -> dict[str, Any]:
         if config.out is None:
             raise RunFolderError("--resume needs --out with the folder of the run to continue")
-        try:
-            stored = tomllib.loads((self.path / CONFIG).read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise RunFolderError(f"--out {self.path} holds no run to continue; leave --resume out to start one") from error
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise RunFolderError(f"{self.path / CONFIG} cannot be read ({error}); start a new run with another --out") from error
+        stored = read_run(self.path)
         if not os.access(self.path, os.W_OK):
             raise RunFolderError(f"--out {self.path} cannot be written; make it writable to continue the run")
         name = first_difference(config, stored)

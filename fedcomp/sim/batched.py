@@ -1,8 +1,8 @@
 """Local SGD of many clients at once: their models are the rows of one matrix.
 
 The loss of a client is a function of its row and its batch; torch.func maps it and its gradient over the rows, so that a
-hundred small products become one batched product. Chains of nn.Linear and activations are written with batched products
-directly, which takes half the time of the general way where launching operations is what costs.
+hundred small products become one batched product. Chains of nn.Linear and activations are written as batched products
+outright, which takes less than half the time where the model is small and calling operations is what costs.
 
 The update of a client is that of clients.local_sgd.SerialEngine to rounding, whoever it is trained with.
 """
@@ -158,7 +158,7 @@ def _chain_gradients(task: Task, model: nn.Module, layers: Sequence[nn.Module]) 
 
 
 class _StackedLinear(torch.autograd.Function):
-    """x [m, b, i], weight [m, o, i], bias [m, o] or None → [m, b, o]. Unlike autograd's own, the weight's gradient comes in the weight's order."""
+    """x [m, b, i], weight [m, o, i], bias [m, o] or None → [m, b, o]. Unlike with autograd alone, the gradient has the weight's strides."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -184,15 +184,17 @@ def _losses(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
 def choose_engine(model: nn.Module, device: torch.device | str, asked: str = "auto", batch_size: int = 20) -> tuple[str, int]:
     """("serial" or "batched", clients at once), by what the model is made of and the device's memory.
 
-    Serial where a layer draws, keeps statistics or recurs in training. Else batched on CUDA, and on a CPU where all weights are
-    those of nn.Linear and nn.Embedding and several clients fit in the caches. Raises ConfigError where batched was asked for and cannot be.
+    Serial where a layer draws, keeps statistics or recurs in training. Else batched: on CUDA where two clients fit, on a CPU
+    where all weights are those of nn.Linear and nn.Embedding. Raises ConfigError where batched was asked for and cannot be.
     """
     device, obstacle = torch.device(device), next(filter(None, map(_obstacle, model.modules())), "")
     if asked == "batched" and obstacle:
         raise ConfigError(f"--engine batched cannot train a model with {obstacle}; give --engine serial")
-    at_once = _at_once(model, device, batch_size)
     dense = all(isinstance(m, nn.Linear | nn.Embedding) for m in model.modules() if list(m.parameters(recurse=False)))
-    suits = not obstacle and (device.type == "cuda" or (dense and at_once >= 4))
+    at_once = _at_once(model, device, batch_size)
+    if device.type != "cuda" and dense:
+        at_once = max(at_once, 4 if _chain(model) else 16)  # fewer are no faster than serial, even where they fill more than the caches
+    suits = not obstacle and (at_once > 1 if device.type == "cuda" else dense)
     return ("batched", max(at_once, 2)) if asked == "batched" or (asked == "auto" and suits) else ("serial", 1)
 
 

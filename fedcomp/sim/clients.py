@@ -4,7 +4,7 @@ All clients at a version hold the same weights, so one copy of the model, moved 
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -166,10 +166,15 @@ class VirtualClients:
         return vectors, values
 
     def restore(
-        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None], weights: Tensor, version: str
+        self,
+        vector: Callable[[str], Tensor | None],
+        value: Callable[[str], bytes | None],
+        weights: Tensor,
+        version: str,
+        passed: Iterable[str],
     ) -> None:
         """Stand where a checkpoint stood. Clients are read back when they are first asked for."""
-        self.replica.restore(weights, version)
+        self.replica.restore(weights, version, passed)
 
         def stored(client: int) -> Resting | None:
             name = f"client/{client}"

@@ -5,9 +5,8 @@ from typing import Protocol
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
-from ..clients.flower import from_records, identify_process, name_messages, to_records
+from ..clients.flower import Run, empty_run, from_records, identify_process, name_messages, to_records
 from ..messages import Assignment, Report
 
 FIRST_NODE = 2  # Flower gives 1 to the SuperLink
@@ -28,7 +27,7 @@ class LocalGrid(Grid):
     def __init__(self, population: Population):
         identify_process()
         self.population = population
-        self._run = Run.create_empty(1)
+        self._run = empty_run()
         self._pushed: dict[str, Message] = {}
 
     def set_run(self, run: Run) -> None:

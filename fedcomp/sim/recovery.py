@@ -38,7 +38,8 @@ class Recovery:
             if run[what] != mine:
                 raise RunFolderError(f"the run in {self.folder.path} had another {what}; undo the change to the task, or give another --out")
         self._restore_server(run["version"], run["round"])
-        self.clients.restore(self.checkpoint.vector, self.checkpoint.value, self._vector(WEIGHTS), run["version"])
+        passed = [broadcast.base for broadcast in self.strategy.broadcasts.cache]
+        self.clients.restore(self.checkpoint.vector, self.checkpoint.value, self._vector(WEIGHTS), run["version"], passed)
         self.folder.truncate_metrics(run["metrics_length"])
         return run["round"]
 

@@ -19,7 +19,7 @@ from ..server.run_folder import RunFolder
 from ..strategies import Outcome, RoundStrategy, Rules, strategy_class
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Data, Task, initial_model, load
-from ..tasks.check import check
+from ..tasks.check import check, data_of
 from ..tasks.partition import partition
 from . import devices
 from .batched import BatchedEngine, choose_engine
@@ -57,10 +57,10 @@ class Simulation:
         self.device = devices.choose(config.device)
         self.folder = RunFolder(config)
         self.task: Task = load(config.task, data_folder(config))
-        train, self.test = self.task.train(), self.task.test()
+        train, self.test = data_of(self.task, "train"), data_of(self.task, "test")
         self.layout = check(self.task, config.batch_size, train, self.test)
         self._memory()
-        shards = partition(config.partition, train, config.clients, config.seed)
+        shards = partition(config.partition, train, config.clients, config.seed, self.task.name)
         model = initial_model(self.task, config.seed)
         weights = self.layout.gather(model)
         self.machine = self._machine(model)

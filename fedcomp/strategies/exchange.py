@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -139,8 +139,7 @@ class Exchange:
         self._sent_dense.add(assignment.client)
         download = self.broadcasts.dense()
         self.traffic.sent(assignment.client, download, first=False, newest=0)
-        values = assignment.to_values() | {"form": DENSE, "base": "", "frames": download.frames}
-        self._push([self.message(Assignment(**values), node)])
+        self._push([self.message(replace(assignment, form=DENSE, base="", frames=download.frames), node)])
 
     def _push(self, messages: list[Message]) -> None:
         clients = self._clients()

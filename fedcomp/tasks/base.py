@@ -43,7 +43,10 @@ class Task:
 
 
 def initial_model(task: Task, seed: int) -> nn.Module:
-    """The task's model with the weights that every party with this seed starts from, on the CPU. Leaves torch's global generator as it was."""
+    """The task's model with the weights that every party with this seed starts from, on the CPU.
+
+    Leaves torch's global generator as it was.
+    """
     from ..seeds import key
 
     with torch.random.fork_rng(devices=[]):

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from ..errors import FedcompError, TaskError
 from ..layout import Layout
 from .base import Data, Task, initial_model
+from .user import in_short
 
 T = TypeVar("T")
 
@@ -23,8 +24,8 @@ def check(task: Task, batch_size: int, train: Data | None = None, test: Data | N
     with torch.random.fork_rng(devices=[]):
         model = _model(task)
         layout = Layout.of(model)
-        train = _data(task, "train", train)
-        test = _data(task, "test", test)
+        train = data_of(task, "train") if train is None else _valid(task, "train", train)
+        test = data_of(task, "test") if test is None else _valid(task, "test", test)
         _step(task, model, train, min(2, batch_size, len(train)))
         _evaluation(task, model, test)
     return layout
@@ -34,11 +35,16 @@ def changing_buffers(task: Task, train: Data | None = None) -> list[str]:
     """Names of the buffers that a forward pass in training changes, such as the running statistics of BatchNorm."""
     with torch.random.fork_rng(devices=[]):
         model = _model(task)
-        train = _data(task, "train", train)
+        train = data_of(task, "train") if train is None else _valid(task, "train", train)
         before = {name: buffer.clone() for name, buffer in model.named_buffers()}
         with torch.no_grad():
             _tried(task, "model()(inputs)", lambda: model.train()(train.inputs[:2]))
         return [name for name, buffer in model.named_buffers() if not torch.equal(before[name], buffer)]
+
+
+def data_of(task: Task, split: str) -> Data:
+    """The task's "train" or "test" data. Raises TaskError where making it fails or it is not examples with as many targets."""
+    return _valid(task, split, _tried(task, f"{split}()", getattr(task, split)))
 
 
 def _model(task: Task) -> nn.Module:
@@ -54,9 +60,7 @@ def _model(task: Task) -> nn.Module:
     return model
 
 
-def _data(task: Task, split: str, data: Data | None) -> Data:
-    if data is None:
-        data = _tried(task, f"{split}()", getattr(task, split))
+def _valid(task: Task, split: str, data: Data) -> Data:
     if not isinstance(data, Data):
         raise _broken(task, f"{split}()", _kind(data), "a fedcomp Data")
     for part, value in (("inputs", data.inputs), ("targets", data.targets)):
@@ -107,8 +111,9 @@ def _labels(task: Task, split: str, targets: Tensor, outputs: Tensor) -> None:
     if task.loss is not F.cross_entropy or outputs.ndim != 2 or targets.ndim != 1 or targets.is_floating_point():
         return
     low, high = (int(limit) for limit in targets.aminmax())
-    if low < 0 or high >= outputs.shape[1]:
-        raise _broken(task, f"{split}().targets", f"labels from {low} to {high}", f"0 to {outputs.shape[1] - 1}, as the model has {outputs.shape[1]} outputs")
+    classes = outputs.shape[1]
+    if low < 0 or high >= classes:
+        raise _broken(task, f"{split}().targets", f"labels from {low} to {high}", f"0 to {classes - 1}, as the model has {classes} outputs")
 
 
 def _tried(task: Task, what: str, run: Callable[[], T]) -> T:
@@ -117,8 +122,7 @@ def _tried(task: Task, what: str, run: Callable[[], T]) -> T:
     except FedcompError:
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise TaskError(f"task '{task.name}': {what} raised {type(error).__name__}{f' ({reason})' if reason else ''}; correct the task") from error
+        raise TaskError(f"task '{task.name}': {what} raised {in_short(error)}; correct the task") from error
 
 
 def _broken(task: Task, what: str, found: str, expected: str) -> TaskError:

@@ -15,6 +15,10 @@ from .parquet import Images
 WIDTHS = (32, "pool", 64, "pool", 128, 128, "pool", 128, 128, "pool", 128, 128, "pool")
 
 
+def images(data: Path | None) -> Images:
+    return Images(data, "cifar10", "img", (3, 32, 32))
+
+
 def network() -> nn.Module:
     """Inputs [B, 3, 32, 32], 865,482 parameters. Convolutions start as in the authors' code: He et al. 2015, by fan-out."""
     layers: list[nn.Module] = []
@@ -36,5 +40,5 @@ def network() -> nn.Module:
 
 def vgg11s(data: Path | None) -> Task:
     """VGG11* on images standardised channel by channel."""
-    read = Images(data, "cifar10", "img", (3, 32, 32)).per_channel
+    read = images(data).per_channel
     return Task("cifar10-vgg11s", network, partial(read, "train"), partial(read, "test"))

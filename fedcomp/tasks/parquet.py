@@ -97,7 +97,7 @@ class Images:
                 self._check_schema(source.schema_arrow, file)
                 table = source.read(columns=[self.column, "label"])
         except (OSError, pa.ArrowException) as error:
-            raise DataError(f"--data {file} cannot be read as parquet ({_first_line(error)}); replace it by a whole copy") from error
+            raise DataError(f"--data {file} cannot be read as parquet ({type(error).__name__}); replace it by a whole copy") from error
         labels = table["label"]
         if not len(labels):
             raise DataError(f"--data {file} has no rows; replace it by a whole copy")
@@ -160,7 +160,3 @@ def _standardised(images: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -
     values -= mean.astype(np.float32)
     values /= deviation.astype(np.float32)
     return torch.from_numpy(values)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -35,8 +35,8 @@ class Classes:
 
     As in Sattler et al. 2019, whose clients take neighbouring classes and, late ones, what is left. Here each class is cut into a
     number of near-equal parts, by its size, so that all clients × N parts are about as large; a client then takes parts of those N
-    classes that have most left. Sizes differ as far as whole parts of unequal classes do. Where there are fewer examples than
-    parts, some clients hold fewer classes.
+    classes that have most left. Sizes differ as far as whole parts of unequal classes do. Where examples
+    run out, some clients hold fewer classes; where clients × N is less than the number of classes, that is an error.
     """
 
     per_client: int
@@ -48,19 +48,19 @@ class Classes:
     def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
         labels = _labels(data, f"classes:{self.per_client}")
         sizes = np.bincount(labels)
-        if self.per_client > len(sizes):
-            raise ConfigError(f"--partition classes:{self.per_client} asks for more than the {len(sizes)} classes of the data; "
-                              f"give at most classes:{len(sizes)}")
-        if clients * self.per_client < len(sizes):
-            raise ConfigError(f"--partition classes:{self.per_client} with --clients {clients} would leave out some of the {len(sizes)} classes; "
-                              f"give at least classes:{-(-len(sizes) // clients)} or --clients {-(-len(sizes) // self.per_client)}")
-        parts = _apportion(sizes, clients * self.per_client, clients)
+        count, share = len(sizes), self.per_client
+        if share > count:
+            raise ConfigError(f"--partition classes:{share} asks for more than the {count} classes there are; give at most classes:{count}")
+        if clients * share < count:
+            raise ConfigError(f"--partition classes:{share} with --clients {clients} would leave out some of the {count} classes; "
+                              f"give at least classes:{-(-count // clients)} or --clients {-(-count // share)}")
+        parts = _apportion(sizes, clients * share, clients)
         wanted = np.full(clients, parts.sum() // clients)
         wanted[:parts.sum() % clients] += 1
         holders: list[list[int]] = [[] for _ in sizes]
         left = parts.copy()
         for client in rng.permutation(clients):  # most left first: this order never runs into a dead end (Gale 1957, Ryser 1957)
-            taken = np.lexsort((rng.random(len(sizes)), -left))[:wanted[client]]
+            taken = np.lexsort((rng.random(count), -left))[:wanted[client]]
             left[taken] -= 1
             for label in taken:
                 holders[label].append(client)
@@ -83,8 +83,8 @@ class Shards:
     def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
         labels, shards = _labels(data, f"shards:{self.per_client}"), clients * self.per_client
         if shards > len(labels):
-            raise ConfigError(f"--partition shards:{self.per_client} with --clients {clients} makes more shards than the {len(labels)} examples; "
-                              f"give at most shards:{len(labels) // clients}")
+            raise ConfigError(f"--partition shards:{self.per_client} with --clients {clients} makes more shards than the {len(labels)} "
+                              f"examples; give at most shards:{len(labels) // clients}")
         drawn = rng.permutation(shards) % clients
         owners = np.empty(len(labels), np.int64)
         owners[np.lexsort((rng.random(len(labels)), labels))] = drawn[_slices(len(labels), shards)]
@@ -125,7 +125,7 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Natural:
-    """By the data's own groups, in sorted order: with as many clients a group each, with fewer the g-th group goes to client g mod clients."""
+    """By the data's own groups, in sorted order: a group each for as many clients, else the g-th group goes to client g mod clients."""
 
     def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
         if data.groups is None:
@@ -171,7 +171,8 @@ def _labels(data: Data, what: str) -> np.ndarray:
     targets = data.targets
     if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
         kind = f"{str(targets.dtype).removeprefix('torch.')} {list(targets.shape)}"
-        raise ConfigError(f"--partition {what} needs one whole number per example as its class, and the targets are {kind}; give iid or natural")
+        raise ConfigError(f"--partition {what} needs one whole number per example as its class, and the targets are {kind}; "
+                          "give iid or natural")
     return torch.unique(targets, return_inverse=True)[1].cpu().numpy()
 
 

@@ -45,7 +45,7 @@ def _module(path: Path, text: str) -> ModuleType:
     except FedcompError:
         raise
     except (Exception, SystemExit) as error:
-        raise TaskError(f"--task {text}: {blame(error, path)} while it was imported; correct the file") from error
+        raise TaskError(f"--task {text}: {_blame(error, path)} while it was imported; correct the file") from error
     return module
 
 
@@ -75,7 +75,7 @@ def _call(make: Any, data: Path | None, path: Path, text: str) -> Any:
     except FedcompError:
         raise
     except Exception as error:
-        raise TaskError(f"--task {text}: {blame(error, path)} while it was called; correct the file") from error
+        raise TaskError(f"--task {text}: {_blame(error, path)} while it was called; correct the file") from error
 
 
 def _takes(signature: inspect.Signature, arguments: tuple[Any, ...]) -> bool:
@@ -86,14 +86,19 @@ def _takes(signature: inspect.Signature, arguments: tuple[Any, ...]) -> bool:
     return True
 
 
-def blame(error: BaseException, path: Path) -> str:
+def _blame(error: BaseException, path: Path) -> str:
     """What went wrong in a user's file, and in which of its lines if one is known: "line 3 raised NameError (…)"."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         line = error.lineno
     else:
         line = next((f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(path)), None)
-    message = (str(error).splitlines() or [""])[0]
-    return f"{f'line {line}' if line else 'it'} raised {type(error).__name__}{f' ({message})' if message else ''}"
+    return f"{f'line {line}' if line else 'it'} raised {in_short(error)}"
+
+
+def in_short(error: BaseException) -> str:
+    """An exception's type and the first line of its message: "NameError (name 'x' is not defined)"."""
+    message = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__} ({message})" if message else type(error).__name__
 
 
 def _a(value: Any) -> str:

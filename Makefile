@@ -1,0 +1,25 @@
+# Everything is installed into .venv; nothing outside this folder changes.
+PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
+
+export FLWR_TELEMETRY_ENABLED := 0
+export FLWR_DISABLE_UPDATE_CHECK := 1
+
+.PHONY: demo test clean
+
+demo: .venv/.sim
+	.venv/bin/fedcomp sim --clients 200
+
+test: export HF_HUB_OFFLINE := 1
+test: export RAY_USAGE_STATS_ENABLED := 0
+test: .venv/.dev
+	.venv/bin/ruff check
+	FEDCOMP_DATA="$${FEDCOMP_DATA-$$(cd ../shared/data 2>/dev/null && pwd)}" .venv/bin/python -m pytest
+
+# .venv/.sim and .venv/.dev: stamps of the extras that are installed.
+.venv/.%: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'
+	touch $@
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,71 @@
+"""A curve of accuracy over rounds, drawn with braille dots: 2 × 4 dots in a character."""
+
+import math
+
+from rich.text import Text
+
+KEPT = 1024  # points; beyond, every other one is dropped, so that a round costs the same at the end of a long run
+SHORTEST = 10  # rounds on the axis at least, so that the first points do not jump
+DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # bit of a braille character, by column and row within it
+AXIS, LINE = "dim", "deep_sky_blue3"
+
+
+class Curve:
+    def __init__(self) -> None:
+        self._points: list[tuple[int, float]] = []
+        self._latest: tuple[int, float] | None = None
+        self._seen, self._stride = 0, 1
+
+    def add(self, round: int, share: float) -> None:
+        """Append a point; rounds ascend. A share that is not finite is left out."""
+        if not math.isfinite(share):
+            return
+        if self._seen % self._stride == 0:
+            self._points.append((round, share))
+        self._latest = (round, share)
+        self._seen += 1
+        if len(self._points) > KEPT:
+            self._points, self._stride = self._points[::2], 2 * self._stride
+
+    def lines(self, width: int, height: int) -> list[Text]:
+        """The curve with its axes as `height` lines of at most `width` characters; height ≥ 2, width ≥ 30."""
+        rows = height - 1
+        if self._latest is None:
+            message = "no accuracy yet".center(width - 1).rstrip()
+            return [Text("│" + (message if row == rows // 2 else ""), AXIS) for row in range(rows)] + [Text("└" + "─" * (width - 1), AXIS)]
+        points = self._points + [self._latest]
+        low, high, digits = _bounds([share for _, share in points])
+        labels = {rows - 1: f"{100 * low:.{digits}f} %", 0: f"{100 * high:.{digits}f} %"}
+        margin = max(map(len, labels.values()))
+        first, last = points[0][0], max(points[-1][0], points[0][0] + SHORTEST - 1)
+        drawn = _braille(points, (first, last), (low, high), width - margin - 2, rows)
+        lines = [Text.assemble((f"{labels.get(row, ''):>{margin}} {'┤' if row in labels else '│'}", AXIS), (dots, LINE))
+                 for row, dots in enumerate(drawn)]
+        left, right = f"└ {first} ", f" {last}"
+        middle = " round ".center(width - margin - 1 - len(left) - len(right), "─")
+        return [*lines, Text(" " * (margin + 1) + left + middle + right, AXIS)]
+
+
+def _bounds(shares: list[float]) -> tuple[float, float, int]:
+    """Round numbers around the shares, and the decimals that tell them apart as percentages."""
+    low, high = min(shares), max(shares)
+    raw = max((high - low) / 10, 0.001)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+    low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    if high <= low:
+        low, high = low - step, high + step
+    return low, high, max(0, -math.floor(math.log10(100 * step) + 1e-9))
+
+
+def _braille(points: list[tuple[int, float]], x: tuple[int, int], y: tuple[float, float], columns: int, rows: int) -> list[str]:
+    """The points, joined by lines, as rows of braille characters; x and y are the ends of the axes."""
+    cells = [[0] * columns for _ in range(rows)]
+    across, down = (2 * columns - 1) / (x[1] - x[0]), (4 * rows - 1) / (y[1] - y[0])
+    dots = [(round((at - x[0]) * across), round((y[1] - share) * down)) for at, share in points]
+    for (column, row), (to_column, to_row) in zip(dots, dots[1:], strict=False):
+        length = max(to_column - column, abs(to_row - row), 1)
+        for i in range(length + 1):
+            c, r = column + (to_column - column) * i // length, row + round((to_row - row) * i / length)
+            cells[r // 4][c // 2] |= DOTS[c % 2][r % 4]
+    return ["".join(chr(0x2800 + bits) if bits else " " for bits in row).rstrip() for row in cells]

@@ -1,0 +1,49 @@
+"""How numbers are written for people: bytes, ratios, shares, durations."""
+
+import math
+
+UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+NOTHING = "–"  # not measured, or not defined
+
+
+def human_bytes(count: int) -> str:
+    """Three digits and a decimal unit, 1 kB = 1000 B: `999 B`, `1.23 kB`, `45.6 MB`, `1000 EB`."""
+    value, unit = float(count), 0
+    while value >= (1000 if unit == 0 else 999.5) and unit < len(UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{count} B" if unit == 0 else f"{_three_digits(value)} {UNITS[unit]}"
+
+
+def ratio(dense: int, sent: int) -> str:
+    """How many times smaller than dense the bytes are, `×398`; a dash where nothing was sent."""
+    return f"×{_three_digits(dense / sent)}" if sent and dense else NOTHING
+
+
+def percent(share: float | None) -> str:
+    return NOTHING if share is None else f"{100 * share:.2f} %"
+
+
+def decimal(value: float | None) -> str:
+    """A loss: four decimals, or a power of ten where it runs away."""
+    if value is None:
+        return NOTHING
+    return f"{value:.4f}" if abs(value) < 1000 or not math.isfinite(value) else f"{value:.2e}"
+
+
+def duration(seconds: float) -> str:
+    """`0.84 s`, `12.3 s`, `4 min 05 s`, `2 h 07 min`, `3 d 04 h`."""
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, part, names in ((3600, 60, ("min", "s")), (86400, 3600, ("h", "min"))):
+        if whole < size:
+            return f"{whole // part} {names[0]} {whole % part * 60 // part:02d} {names[1]}"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+
+
+def rate(per_second: float) -> str:
+    return f"{_three_digits(per_second)} client updates per second"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"

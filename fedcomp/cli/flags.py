@@ -1,0 +1,84 @@
+"""The command-line flags of a run, made from the fields of RunConfig.
+
+Every flag is read as text and is None unless given, so that the order default < resumed run < --config file < flag can be told.
+"""
+
+import inspect
+import shlex
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from .. import config, spec
+from ..config import RunConfig
+
+PANELS = {
+    "Task and data": "task data partition clients seed",
+    "Rounds": "rounds participation strategy weights weight_cap server_lr attack eval_every",
+    "Local training": "local_steps local_epochs batch_size lr momentum weight_decay clip",
+    "Compression": "uplink memory downlink downlink_memory cache",
+    "Machine": "device engine cohort_batch",
+    "Output": "out resume checkpoint_every plain",
+}
+METAVARS = {int: "N", float: "X", str: "TEXT"}
+
+
+def with_run_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command(**given)` one option for each field of RunConfig, and --config."""
+    by_name = {f.name: f for f in fields(RunConfig)}
+    options = [_option(by_name[name], panel) for panel, names in PANELS.items() for name in names.split()]
+    file = typer.Option("--config", metavar="FILE", rich_help_panel="Output",
+                        help="TOML file with options; flags given beside it win")
+    command.__signature__ = inspect.Signature([*options, _parameter("config", str, file)])
+    command.__annotations__ = {}
+    return command
+
+
+def _option(f: Any, panel: str) -> inspect.Parameter:
+    kind = _kind(f.name)
+    flag = config.flag(f.name)
+    name = f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
+    choices = f.metadata.get("choices")
+    metavar = None if kind is bool else f"[{'|'.join(choices)}]" if choices else METAVARS[kind]
+    default = "" if f.default in (None, False) and kind in (bool, str) else rf" [dim]\[default: {_shown(f.default)}][/dim]"
+    return _parameter(f.name, bool if kind is bool else str,
+                      typer.Option(name, metavar=metavar, rich_help_panel=panel, help=f.metadata["help"] + default))
+
+
+def _parameter(name: str, kind: type, option: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])
+
+
+def _kind(name: str) -> type:
+    """int, float, bool or str: the type of an option when it is set."""
+    hint = get_type_hints(RunConfig)[name]
+    return hint if isinstance(hint, type) else next(t for t in hint.__args__ if t is not types.NoneType)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def run_config(given: Mapping[str, Any]) -> RunConfig:
+    """The options of a run from flags, absent ones None, over those of the --config file, over those of a resumed run. Raises UserError."""
+    flags = {name: value for name, value in given.items() if value is not None}
+    file = flags.pop("config", None)
+    values = config.read_toml(file) if file is not None else {}
+    for name, value in flags.items():
+        values[name] = value if isinstance(value, bool) else spec.convert(value, _kind(name), config.flag(name))
+    if values.get("resume") and "out" in values:
+        values = config.options_of_run(values["out"]) | values
+    return RunConfig(**values)
+
+
+def resume_command(given: Mapping[str, Any], out: str) -> str:
+    """The shell line that continues, in the run folder `out`, the run that was started with the flags `given`."""
+    words = ["fedcomp", "sim"]
+    for name, value in given.items():
+        if value is not None and name not in ("out", "resume"):
+            flag = config.flag(name)
+            words += [flag, value] if isinstance(value, str) else [flag if value else "--no-" + flag.removeprefix("--")]
+    return shlex.join([*words, "--out", out, "--resume"])

@@ -1,0 +1,36 @@
+"""One line a round, for pipes, logs and screen readers."""
+
+import sys
+
+from ..observe import Header, RoundRecord, Summary
+from .watch import COLUMNS, GAP, Watch, facts, how_to_load, model_file, one_line, rejections, verdict
+
+
+class Plain(Watch):
+    """Writes to standard output; warnings go to standard error."""
+
+    def started(self, header: Header) -> None:
+        super().started(header)
+        for label, value in facts(header):
+            _say(f"{label:<10}{value}")
+        _say(f"{'rounds':<10}{header.first_round} to {header.rounds}")
+        _say((" " * GAP).join(column.title.rjust(column.width) for column in COLUMNS))
+
+    def round_done(self, record: RoundRecord) -> None:
+        super().round_done(record)
+        _say((" " * GAP).join(column.cell(record).rjust(column.width) for column in COLUMNS))
+        for line in rejections(record):
+            _say(line)
+
+    def warning(self, sentence: str) -> None:
+        print(f"warning: {one_line(sentence)}", file=sys.stderr, flush=True)
+
+    def finished(self, summary: Summary, out: str) -> None:
+        for label, value in [*verdict(summary, self.totals.rejected), ("model", model_file(out))]:
+            _say(f"{label:<12}{value}")
+        for line in how_to_load(out):
+            _say(f"    {line}")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

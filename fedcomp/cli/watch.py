@@ -1,0 +1,164 @@
+"""What the dashboard and the plain lines have in common: what they count, and how they say it."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Self
+
+from ..observe import Header, Observer, RoundRecord, Summary
+from .figures import NOTHING, decimal, duration, human_bytes, percent, rate, ratio
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    width: int
+    importance: int  # where there is no room for all columns, those of the highest number go first
+    cell: Callable[[RoundRecord], str]
+
+
+COLUMNS = (
+    Column("round", 5, 0, lambda r: str(r.round)),
+    Column("accuracy", 8, 1, lambda r: percent(r.accuracy)),
+    Column("loss", 8, 5, lambda r: decimal(r.loss)),
+    Column("train loss", 10, 10, lambda r: decimal(r.train_loss)),
+    Column("up", 7, 2, lambda r: human_bytes(r.uplink_bytes)),
+    Column("up ratio", 8, 8, lambda r: ratio(r.dense_uplink_bytes, r.uplink_bytes)),
+    Column("down", 7, 3, lambda r: human_bytes(r.downlink_bytes)),
+    Column("down ratio", 10, 9, lambda r: ratio(r.dense_downlink_bytes, r.downlink_bytes)),
+    Column("ratio", 6, 4, lambda r: ratio(r.dense_uplink_bytes + r.dense_downlink_bytes, r.uplink_bytes + r.downlink_bytes)),
+    Column("accepted", 9, 6, lambda r: f"{r.accepted}/{r.cohort}"),
+    Column("time", 10, 7, lambda r: duration(r.seconds)),
+)
+GAP = 2  # blanks between columns
+
+
+def columns_for(width: int) -> list[Column]:
+    """The most important columns that fit into `width` characters, in the order of COLUMNS."""
+    kept: list[Column] = []
+    for column in sorted(COLUMNS, key=lambda c: c.importance):
+        if sum(c.width + GAP for c in kept) + column.width > width:
+            break
+        kept.append(column)
+    return [c for c in COLUMNS if c in kept]
+
+
+@dataclass
+class Totals:
+    """Sums over the rounds that were watched."""
+
+    uplink_bytes: int = 0
+    downlink_bytes: int = 0
+    dense_uplink_bytes: int = 0
+    dense_downlink_bytes: int = 0
+    accepted: int = 0
+    rejected: int = 0
+
+    def add(self, record: RoundRecord) -> None:
+        for name in vars(self):
+            setattr(self, name, getattr(self, name) + getattr(record, name))
+
+
+@dataclass
+class Watch(Observer):
+    """Follows a run at a constant cost per round. Entered before the run is prepared, left when it has ended or failed."""
+
+    clock: Callable[[], float] = monotonic
+    header: Header | None = None
+    last: RoundRecord | None = None
+    best: RoundRecord | None = None  # of the highest accuracy
+    totals: Totals = field(default_factory=Totals)
+    ends: deque[float] = field(default_factory=lambda: deque(maxlen=33))  # when the newest rounds ended, and when the first began
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+    @property
+    def last_round(self) -> int:
+        """The last finished round of the run, 0 before any."""
+        if self.last:
+            return self.last.round
+        return self.header.first_round - 1 if self.header else 0
+
+    @property
+    def seconds_a_round(self) -> float | None:
+        return (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1) if len(self.ends) > 1 else None
+
+    def started(self, header: Header) -> None:
+        self.header = header
+        self.ends.append(self.clock())
+
+    def round_done(self, record: RoundRecord) -> None:
+        self.last = record
+        self.totals.add(record)
+        self.ends.append(self.clock())
+        if record.accuracy is not None and record.accuracy > (self.best.accuracy if self.best else -1.0):
+            self.best = record
+
+
+def facts(header: Header) -> list[tuple[str, str]]:
+    """What runs, as label and value, the most important first."""
+    return [
+        ("task", f"{header.task}, {header.parameters:,} parameters"),
+        ("clients", f"{header.clients:,}, {header.cohort:,} a round, {header.partition}"),
+        ("uplink", header.uplink),
+        ("downlink", header.downlink),
+        ("memory", header.memory),
+        ("strategy", header.strategy),
+        ("device", header.device),
+        ("engine", header.engine),
+        ("folder", header.out),
+    ]
+
+
+def rejections(record: RoundRecord) -> list[str]:
+    """A line for each stage and reason, naming at most eight of its clients."""
+    clients: dict[tuple[str, str], list[int]] = {}
+    for r in record.rejections:
+        clients.setdefault((r.stage, r.reason), []).append(r.client)
+    return [one_line(f"round {record.round}: {_named(who)} rejected at {stage}: {reason}") for (stage, reason), who in clients.items()]
+
+
+def _named(clients: list[int]) -> str:
+    names = ", ".join(map(str, clients[:8])) + (f" and {len(clients) - 8} more" if len(clients) > 8 else "")
+    return f"client {names}" if len(clients) == 1 else f"clients {names}"
+
+
+def verdict(summary: Summary, rejected: int) -> list[tuple[str, str]]:
+    """How the run ended, as label and value; `rejected` is the number of updates turned down while it was watched."""
+    up, down = summary.uplink_bytes, summary.downlink_bytes
+    dense_up, dense_down = summary.dense_uplink_bytes, summary.dense_downlink_bytes
+    lines = [
+        ("accuracy", percent(summary.accuracy)),
+        ("loss", decimal(summary.loss)),
+        ("bytes up", _against(up, dense_up)),
+        ("bytes down", _against(down, dense_down)),
+        ("both", _against(up + down, dense_up + dense_down)),
+        ("time", f"{duration(summary.seconds)}, {rate(summary.client_updates_per_s)}"),
+    ]
+    return lines + [("rejected", f"{rejected:,} update{'s' * (rejected != 1)}")] * bool(rejected)
+
+
+def _against(sent: int, dense: int) -> str:
+    times = ratio(dense, sent)
+    return human_bytes(sent) if times == NOTHING else f"{human_bytes(sent)}, {times} against {human_bytes(dense)} dense"
+
+
+def model_file(out: str) -> str:
+    return str(Path(out) / "model.safetensors")
+
+
+def how_to_load(out: str) -> list[str]:
+    """Two lines of Python."""
+    return ["from safetensors.torch import load_file", f"weights = load_file({model_file(out)!r})"]
+
+
+def one_line(text: str) -> str:
+    """Without line breaks and other control characters: what a client wrote must not steer the terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
+

@@ -1,0 +1,58 @@
+"""The curve fits the size asked for, says its ends, and costs the same after a long run."""
+
+import math
+
+import pytest
+
+from fedcomp.cli.curve import KEPT, Curve
+
+
+def drawn(shares: list[float], width: int = 40, height: int = 10, rounds: list[int] | None = None) -> list[str]:
+    curve = Curve()
+    for number, share in zip(rounds or range(1, len(shares) + 1), shares, strict=True):
+        curve.add(number, share)
+    return [line.plain for line in curve.lines(width, height)]
+
+
+@pytest.mark.parametrize("shares", [[], [0.5], [0.1, 0.1], [0.0, 1.0], [0.97311, 0.97312], [math.sin(i) ** 2 for i in range(300)]],
+                         ids=["none", "one", "flat", "whole", "tiny", "many"])
+@pytest.mark.parametrize(("width", "height"), [(30, 2), (40, 3), (80, 12), (200, 40)])
+def test_it_has_the_height_and_is_no_wider_than_the_width(shares, width, height):
+    lines = drawn(shares, width, height)
+    assert len(lines) == height
+    assert max(map(len, lines)) <= width
+
+
+def test_a_rise_goes_from_the_lower_left_to_the_upper_right():
+    *rows, axis = drawn([i / 19 for i in range(20)], 40, 10)
+    dots = [[i for i, c in enumerate(row) if 0x2800 < ord(c) <= 0x28FF] for row in rows]
+    assert all(dots)
+    assert [max(row) for row in dots] == sorted((max(row) for row in dots), reverse=True)
+    assert rows[0].startswith("100 % ┤") and rows[-1].startswith("  0 % ┤")
+    assert len(rows[0]) == 40  # the last point is at the very end
+    assert axis.split()[1] == "1" and axis.split()[-1] == "20"
+
+
+@pytest.mark.parametrize(("shares", "low", "high"), [
+    ([0.113, 0.973], "10 %", "100 %"),
+    ([0.9731, 0.9738], "97.3 %", "97.4 %"),
+    ([0.0, 0.02], "0.0 %", "2.0 %"),
+    ([0.61, 0.69], "61 %", "69 %"),
+])
+def test_the_axis_ends_at_round_numbers_around_the_shares(shares, low, high):
+    lines = drawn(shares)
+    assert (lines[-2].partition(" ┤")[0].strip(), lines[0].partition(" ┤")[0].strip()) == (low, high)
+
+
+def test_what_is_not_finite_is_left_out():
+    assert drawn([0.1, math.nan, 0.9, math.inf]) == drawn([0.1, 0.9], rounds=[1, 3])
+
+
+def test_a_long_run_keeps_few_points_its_ends_among_them():
+    curve = Curve()
+    for number in range(1, 100_001):
+        curve.add(number, number / 100_000)
+    assert len(curve._points) <= KEPT
+    lines = [line.plain for line in curve.lines(80, 10)]
+    assert lines[-1].split()[1] == "1" and lines[-1].split()[-1] == "100000"
+    assert all(any(0x2800 < ord(c) <= 0x28FF for c in line) for line in lines[:-1])

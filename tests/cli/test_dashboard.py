@@ -1,0 +1,223 @@
+"""The dashboard fits every terminal, at every moment of a run, and says what matters."""
+
+import fcntl
+import io
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from fedcomp.cli.dashboard import Dashboard
+from fedcomp.cli.watch import COLUMNS, columns_for
+from fedcomp.observe import Rejection
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def console(width: int = 100, height: int = 40) -> Console:
+    return Console(width=width, height=height, file=io.StringIO(), force_terminal=True, color_system=None, highlight=False,
+                   _environ={"TERM": "xterm"})
+
+
+def shown(renderable, width: int = 100, height: int = 40) -> str:
+    c = console(width, height)
+    c.print(renderable)
+    return c.file.getvalue()
+
+
+def following(told, end: bool = False, width: int = 100, height: int = 40) -> Dashboard:
+    dashboard = Dashboard(console(width, height))
+    told.to(dashboard, end)
+    return dashboard
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3, 400])
+@pytest.mark.parametrize("width", [30, 39, 40, 75, 76, 80, 100, 120, 149, 150, 200])
+def test_no_line_is_wider_and_no_picture_higher_than_the_terminal(told, rounds, width):
+    run = told(max(rounds, 1))
+    run.records = run.records[:rounds]
+    dashboard = following(run)
+    dashboard.warning("the data of clients 3 and 12 hold fewer examples than a batch; they use all they have, which is said at some length")
+    for height in (10, 12, 15, 16, 19, 20, 24, 30, 36, 40, 60):
+        lines = shown(dashboard.picture(width, height), width, height).rstrip("\n").split("\n")
+        assert len(lines) <= height, (width, height)
+        assert max(map(cell_len, lines)) <= width, (width, height)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (10, 3), (29, 9), (30, 4), (500, 200)])
+def test_sizes_beyond_reason_do_no_harm(told, width, height):
+    assert shown(following(told(20)).picture(width, height), width, height)
+
+
+def test_before_the_header_there_is_something_to_see():
+    assert shown(Dashboard(console()).picture(80, 24)).strip() == "preparing the run"
+
+
+def test_the_header_names_everything_that_runs(told):
+    text = shown(following(told(3)).picture(100, 40))
+    for said in ("mnist-cnn, 431,080 parameters", "500, 50 a round, dirichlet:0.1", "stc:density=1/100",
+                 "topk:density=1%,values=fp16@layer", "residual", "average", "cuda:0", "batched, 50 clients at once",
+                 "runs/mnist-cnn-20260102-030405"):
+        assert said in text
+
+
+def test_the_last_rounds_are_in_the_table(told):
+    lines = shown(following(told(400)).picture(120, 40), 120).split("\n")
+    row = next(line for line in lines if line.split()[:1] == ["400"])
+    assert row.split() == ["400", "100.00", "%", "0.0000", "2.2000", "246", "kB", "×350", "862", "kB", "×100", "×156", "50/50", "0.25", "s"]
+    assert next(line for line in lines if line.split()[:1] == ["398"]).split()[1:3] == ["–", "–"]  # not evaluated
+    assert "round 400/400" in "\n".join(lines) and "100 %" in "\n".join(lines)
+
+
+def test_what_matters_least_is_left_out_first():
+    titles = [[column.title for column in columns_for(width)] for width in range(30, 201)]
+    assert titles[0] == ["round", "accuracy", "up"]
+    assert titles[10] == ["round", "accuracy", "up", "down"]
+    assert titles[-1] == [column.title for column in COLUMNS]
+    assert all(set(fewer) <= set(more) for fewer, more in zip(titles, titles[1:], strict=False))
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_a_rejected_client_is_named_with_its_stage_and_reason(told, width):
+    run = told(7)
+    text = shown(following(run).picture(width, 30), width, 30)
+    assert "× round 7: clients 7, 9 rejected at" in text
+    if width >= 80:
+        assert "× round 7: clients 7, 9 rejected at decode: the checksum differs" in text
+        assert "2 rejected" in text
+
+
+def test_what_clients_write_cannot_steer_the_terminal(told):
+    run = told(1)
+    run.records = [replace(run.records[0], rejections=(Rejection(1, "reply", "bad\x1b[2J\r\nfake line"),), rejected=1)]
+    dashboard = following(run)
+    dashboard.warning("two\nlines\x07")
+    text = shown(dashboard.picture(100, 30))
+    assert "client 1 rejected at reply: bad [2J  fake line" in text and "! two lines" in text
+    assert "\x1b" not in text and "\x07" not in text
+
+
+def test_many_rejected_clients_are_one_line_a_reason(told):
+    run = told(1)
+    turned_down = [Rejection(i, "decode", "the checksum differs") for i in range(100)] + [Rejection(100, "train", "NaN in the update")]
+    run.records = [replace(run.records[0], rejections=turned_down, rejected=101)]
+    text = shown(following(run).picture(100, 40))
+    assert "round 1: clients 0, 1, 2, 3, 4, 5, 6, 7 and 92 more rejected at decode: the checksum differs" in text
+    assert "round 1: client 100 rejected at train: NaN in the update" in text
+
+
+def test_progress_within_a_slow_round(told):
+    run, ticks = told(4), iter(range(0, 1000, 60))
+    run.records = run.records[:2]
+    dashboard = Dashboard(console(), clock=lambda: next(ticks))
+    run.to(dashboard, end=False)
+    dashboard.progress(3, 25, 50)
+    text = shown(dashboard.picture(100, 24))
+    assert "round 2/4 + 25/50 clients" in text
+    assert "62 %, 1 min 30 s left" in text and "1 min 00 s a round" in text
+
+
+def test_a_resumed_run_sums_from_where_it_resumed(told):
+    text = shown(following(told(30, first=21)).picture(120, 40), 120)
+    assert "since round 20: up 2.46 MB" in text and "round 30/30" in text
+
+
+def test_the_verdict(told):
+    dashboard = following(told(50), end=True)
+    text = shown(dashboard.verdict())
+    for said in ("50 rounds done", "97.31 %", "0.0912", "12.3 MB, ×350 against 4.31 GB dense", "43.1 MB, ×100 against 4.31 GB dense",
+                 "55.4 MB, ×156 against 8.62 GB dense", "1 min 12 s, 691 client updates per second", "14 updates",
+                 "runs/mnist-cnn-20260102-030405/model.safetensors"):
+        assert said in text
+
+
+@pytest.mark.parametrize("width", [30, 40, 80, 200])
+def test_the_verdict_fits(told, width):
+    lines = shown(following(told(3), end=True).verdict(), width).split("\n")
+    assert max(map(cell_len, lines)) <= width
+
+
+def test_the_end_stays_on_the_screen(told):
+    dashboard = Dashboard(console())
+    with dashboard:
+        told(20).to(dashboard)
+        print("said by a task")
+    before, after = dashboard.console.file.getvalue().split("\x1b[?1049l")  # the terminal's first screen is back
+    assert "\x1b[?1049h" in before and "\x1b[?25h" in before + after
+    for said in ("round 20/20", "accuracy 89.10 %", "said by a task", "20 rounds done", "from safetensors.torch import load_file",
+                 "weights = load_file('runs/mnist-cnn-20260102-030405/model.safetensors')"):
+        assert said in after
+
+
+def test_a_run_that_fails_gives_the_terminal_back_and_says_no_verdict(told):
+    dashboard = Dashboard(console())
+    with pytest.raises(RuntimeError), dashboard:
+        told(3).to(dashboard, end=False)
+        dashboard.warning("something was odd")
+        raise RuntimeError
+    after = dashboard.console.file.getvalue().split("\x1b[?1049l")[1]
+    assert "round 3/3" in after and "something was odd" in after and "done" not in after
+
+
+def test_a_run_that_never_started_leaves_nothing_behind():
+    dashboard = Dashboard(console())
+    with pytest.raises(RuntimeError), dashboard:
+        raise RuntimeError
+    assert "\x1b[?1049h" not in dashboard.console.file.getvalue()
+
+
+def test_the_same_warning_is_said_once(told):
+    dashboard = following(told(3))
+    for _ in range(5):
+        dashboard.warning("this again")
+    assert shown(dashboard.picture(100, 40)).count("this again") == 1
+
+
+@pytest.fixture
+def terminal():
+    """Our end and their end of a pseudo-terminal."""
+    ends = pty.openpty()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def resize(terminal: int, rows: int, columns: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+def read_until(terminal: int, wanted: str) -> None:
+    """Read what a terminal shows until `wanted` was there; it must come within 100 kB and without a pause of twenty seconds."""
+    seen = b""
+    while wanted.encode() not in seen:
+        assert len(seen) < 100_000 and select.select([terminal], [], [], 20)[0], seen[-4000:].decode(errors="replace")
+        seen += os.read(terminal, 65536)
+
+
+def test_it_redraws_when_the_terminal_is_resized(terminal):
+    ours, theirs = terminal
+    resize(theirs, 20, 60)
+    script = (
+        "import sys; sys.path.insert(0, 'tests/cli'); from conftest import Told; from fedcomp.cli.dashboard import Dashboard\n"
+        "with Dashboard() as d: Told(9).to(d, end=False); sys.stdin.readline()"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as run:
+        try:
+            read_until(ours, 40 * "─")
+            resize(theirs, 20, 90)
+            read_until(ours, 70 * "─")
+            os.write(ours, b"\n")
+            read_until(ours, "\x1b[?1049l")
+            assert run.wait(20) == 0
+        finally:
+            run.kill()

@@ -1,0 +1,351 @@
+"""The command: every option has its flag, flags win over the file, mistakes are one sentence, and help needs no torch."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from fedcomp import __version__, errors
+from fedcomp.cli import flags
+from fedcomp.cli.main import app
+from fedcomp.config import RunConfig, flag, settings
+from fedcomp.observe import Observer
+
+ROOT = Path(__file__).resolve().parents[2]
+FIELDS = fields(RunConfig)
+
+
+def fedcomp(*words: Any):
+    return CliRunner().invoke(app, [str(word) for word in words], prog_name="fedcomp")
+
+
+def process(*words: Any, code: str = "from fedcomp.cli.main import main; main()", cwd: Path = ROOT, **variables: str):
+    """A real process that runs `code` with these command-line words."""
+    return subprocess.run([sys.executable, "-c", code, *map(str, words)], cwd=cwd, env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
+                          capture_output=True, encoding="utf-8")
+
+
+@pytest.fixture
+def runs(monkeypatch) -> list[RunConfig]:
+    """The configs that `fedcomp sim` would run."""
+    seen: list[RunConfig] = []
+    monkeypatch.setattr("fedcomp.sim.simulate", lambda config, observer: seen.append(config), raising=False)
+    return seen
+
+
+@pytest.fixture
+def simulation(monkeypatch) -> Callable[[Callable[[RunConfig, Observer], None]], None]:
+    return lambda act: monkeypatch.setattr("fedcomp.sim.simulate", act, raising=False)
+
+
+def other(f: Any) -> Any:
+    """A value of the option that is allowed and is not its default."""
+    if "choices" in f.metadata:
+        return next(choice for choice in f.metadata["choices"] if choice != f.default)
+    if isinstance(f.default, bool):
+        return not f.default
+    return f.default + 1 if isinstance(f.default, int) else f.default / 2 + 0.25 if isinstance(f.default, float) else "a word"
+
+
+def words(f: Any, value: Any) -> list[str]:
+    return [flag(f.name)] if value is True else [flag(f.name), str(value)]
+
+
+def sentence(result, status: int = 2) -> str:
+    """What a failed command said: one sentence on standard error, nothing on standard output."""
+    out, err = result.stdout, result.stderr
+    assert (result.exit_code if hasattr(result, "exit_code") else result.returncode) == status, out + err
+    assert out == ""
+    (line,) = err.splitlines()
+    assert line.startswith("fedcomp: ")
+    return line.removeprefix("fedcomp: ")
+
+
+# Flags.
+
+
+def test_every_option_is_in_one_panel():
+    named = [name for names in flags.PANELS.values() for name in names.split()]
+    assert sorted(named) == sorted(f.name for f in FIELDS)
+
+
+@pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
+def test_every_flag_sets_its_option(f, runs):
+    value = other(f)
+    assert fedcomp("sim", *words(f, value)).exit_code == 0
+    assert runs == [replace(RunConfig(), **{f.name: value})]
+    assert type(getattr(runs[0], f.name)) is type(value)
+
+
+def test_no_flag_means_the_defaults(runs):
+    assert fedcomp("sim").exit_code == 0
+    assert runs == [RunConfig()]
+
+
+@pytest.mark.parametrize("text", ["0.125", "12.5%", "1/8"])
+def test_a_share_may_be_written_as_percentage_or_fraction(text, runs):
+    fedcomp("sim", "--participation", text)
+    assert runs[0].participation == 0.125
+
+
+@pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
+def test_help_shows_flag_default_and_effect(f):
+    help = " ".join(fedcomp("sim", "--help").stdout.replace("│", " ").split())
+    assert f"{flag(f.name)} " in help or f"{flag(f.name)}," in help
+    assert f.metadata["help"].split()[0] in help
+    if isinstance(f.default, str):
+        assert f"[default: {f.default}]" in help
+    for panel in flags.PANELS:
+        assert f"─ {panel} ─" in help
+
+
+# Precedence.
+
+
+def options(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "options.toml"
+    path.write_text(text)
+    return path
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path, runs):
+    path = options(tmp_path, "clients = 40\nlr = 0.2\nplain = true\nresume = true\n")
+    fedcomp("sim", "--config", path, "--lr", "0.3", "--no-resume")
+    assert runs == [RunConfig(clients=40, lr=0.3, plain=True, resume=False)]
+
+
+@pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
+def test_a_flag_wins_even_where_it_says_the_default(f, tmp_path, runs):
+    if f.default is None:
+        given, expected = words(f, "word"), "word"
+    else:
+        given, expected = ["--no-" + flag(f.name)[2:]] if f.default is False else words(f, f.default), f.default
+    value = other(f)
+    path = options(tmp_path, f"{f.name} = {str(value).lower() if isinstance(value, bool) else repr(value)}\n")
+    fedcomp("sim", "--config", path)
+    fedcomp("sim", "--config", path, *given)
+    assert [getattr(config, f.name) for config in runs] == [value, expected]
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+def test_a_resumed_run_takes_over_what_it_is_not_told(by_file, tmp_path, runs):
+    out = tmp_path / "run"
+    store(out, RunConfig(clients=40, lr=0.2, momentum=0.5, rounds=30, plain=True))
+    where = f"out = '{out}'\nresume = true\n" if by_file else ""
+    path = options(tmp_path, f"{where}lr = 0.3\nmomentum = 0.6\n")
+    fedcomp("sim", "--config", path, "--momentum", "0.7", *([] if by_file else ["--out", out, "--resume"]))
+    assert runs == [RunConfig(clients=40, lr=0.3, momentum=0.7, rounds=30, out=str(out), resume=True)]
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    (["sim", "--rouds", "3"], "no such option '--rouds'; did you mean --rounds"),
+    (["sim", "--zzz"], "no such option '--zzz'; see fedcomp sim --help"),
+    (["smi"], "no such command 'smi'; did you mean sim?"),
+    (["sim", "extra"], "got unexpected extra argument (extra); see fedcomp sim --help"),
+    (["sim", "--lr"], "option '--lr' requires an argument"),
+    (["sim", "--lr", "fast"], "--lr cannot be 'fast'; give a number such as 0.01, 1% or 1/100"),
+    (["sim", "--clients", "1.5"], "--clients cannot be '1.5'; give a whole number"),
+    (["sim", "--clients", "0"], "--clients is 0; give at least 1"),
+    (["sim", "--participation", "120%"], "--participation is 1.2; give at most 1"),
+    (["sim", "--weights", "exampels"], "--weights cannot be 'exampels'; did you mean 'examples'? known: examples, uniform"),
+    (["sim", "--config", "absent.toml"], "--config absent.toml: No such file or directory; give a TOML file that can be read"),
+    (["init", "a", "b"], "got unexpected extra argument (b); see fedcomp init --help"),
+], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_a_mistake_is_one_sentence_and_exit_2(given, said):
+    assert sentence(fedcomp(*given)).startswith(said)
+
+
+def test_an_unknown_key_in_the_file_names_the_nearest(tmp_path):
+    path = options(tmp_path, "clinets = 3")
+    assert sentence(fedcomp("sim", "--config", path)).startswith(f"{path}: unknown option 'clinets'; did you mean 'clients'?")
+
+
+def test_there_must_be_a_run_to_resume(tmp_path):
+    said = sentence(fedcomp("sim", "--resume", "--out", tmp_path))
+    assert said == f"--out {tmp_path} holds no run to continue; leave --resume out to start one"
+
+
+ERRORS = [getattr(errors, name) for name in dir(errors) if name.endswith("Error") and name != "MissingExtraError"]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_every_error_of_ours_is_one_sentence_with_its_exit_status(error, simulation):
+    def fail(config, observer):
+        raise error("something [bold]was[/] wrong; mend it")
+
+    simulation(fail)
+    assert sentence(fedcomp("sim"), error.exit_status) == "something [bold]was[/] wrong; mend it"
+
+
+def test_a_missing_extra_is_one_sentence(simulation):
+    def fail(config, observer):
+        raise errors.MissingExtraError("pyarrow", "sim", "--task mnist-cnn")
+
+    simulation(fail)
+    assert sentence(fedcomp("sim")).endswith("pip install 'fedcomp[sim]'")
+
+
+def test_a_real_process_exits_with_2_and_does_not_fold_the_sentence():
+    done = process("sim", "--weights", "nothing-of-the-kind-that-is-known", COLUMNS="30")
+    assert sentence(done) == "--weights cannot be 'nothing-of-the-kind-that-is-known'; known: examples, uniform"
+
+
+def test_an_ascii_terminal_gets_question_marks():
+    assert sentence(process("sim", "--task", "ü:", "--weights", "ü", PYTHONIOENCODING="ascii")).startswith("--weights cannot be '?'")
+
+
+def test_what_was_not_foreseen_keeps_its_traceback():
+    code = ("import sys, types; sys.modules['fedcomp.sim'] = types.SimpleNamespace(simulate=lambda config, observer: 1 / 0)\n"
+            "from fedcomp.cli.main import main; main()")
+    done = process("sim", code=code)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback") and done.stderr.rstrip().endswith("ZeroDivisionError: division by zero")
+
+
+# Interruption.
+
+
+def interrupted(told, out: Path, rounds: int, first: int = 1):
+    """A simulation that makes its folder, tells of some rounds and is interrupted."""
+
+    def act(config: RunConfig, observer: Observer) -> None:
+        store(out, config)
+        run = told(20, first)
+        run.header, run.records = replace(run.header, out=str(out)), run.records[:rounds]
+        run.to(observer, end=False)
+        raise KeyboardInterrupt
+
+    return act
+
+
+def store(folder: Path, config: RunConfig) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.toml").write_text(tomli_w.dumps(settings(config) | {"out": str(folder), "resolved": {"engine": "serial"}}))
+
+
+def test_an_interrupted_run_says_how_to_go_on(told, simulation, tmp_path, runs):
+    path, out = options(tmp_path, "lr = 0.2"), tmp_path / "its run"
+    simulation(interrupted(told, out, 7))
+    done = fedcomp("sim", "--config", path, "--participation", "1/8", "--task", "my task.py:task", "--no-plain", "--out", "elsewhere")
+    assert done.exit_code == errors.INTERRUPTED == 130
+    said, command = done.stderr.removeprefix("fedcomp: ").strip().split("; continue with: ")
+    assert said == "interrupted after round 7 of 20"
+    assert shlex.split(command)[:2] == ["fedcomp", "sim"]
+
+    simulation(lambda config, observer: runs.append(config))
+    assert fedcomp(*shlex.split(command)[1:]).exit_code == 0
+    assert runs == [RunConfig(lr=0.2, participation=0.125, task="my task.py:task", out=str(out), resume=True)]
+
+
+@pytest.mark.parametrize(("first", "when"), [(1, "before round 1 was done"), (6, "after round 5 of 20")])
+def test_an_interruption_before_a_round_was_done(told, simulation, tmp_path, first, when):
+    simulation(interrupted(told, tmp_path / "run", 0, first))
+    done = fedcomp("sim", "--clients", 30)
+    assert done.exit_code == 130
+    assert done.stderr == f"fedcomp: interrupted {when}; continue with: fedcomp sim --clients 30 --out {tmp_path / 'run'} --resume\n"
+
+
+def test_an_interruption_before_there_was_a_run_folder(simulation):
+    def act(config, observer):
+        raise KeyboardInterrupt
+
+    simulation(act)
+    assert sentence(fedcomp("sim"), 130) == "interrupted before the run began"
+
+
+def test_control_c_in_a_real_run_and_the_command_that_continues_it(tmp_path):
+    start = [sys.executable, "-m", "fedcomp", "sim", "--clients", "20", "--rounds", "100000", "--plain", "--out", "run"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(start, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        while not re.match(r" +3 ", line := run.stdout.readline()):
+            assert line, run.stderr.read()
+        run.send_signal(signal.SIGINT)
+        _, said = run.communicate(timeout=60)
+    assert run.returncode == 130
+    done, command = re.fullmatch(r"fedcomp: interrupted after round (\d+) of 100000; continue with: (fedcomp .*)\n", said).groups()
+
+    words = shlex.split(command.replace("--rounds 100000", f"--rounds {int(done) + 2}"))
+    assert words[0] == "fedcomp"
+    assert process(*words[1:], cwd=tmp_path).returncode == 0
+    rounds = [json.loads(line)["round"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rounds == list(range(1, int(done) + 3))
+
+
+# The other commands.
+
+
+def test_version():
+    assert fedcomp("--version").stdout == f"fedcomp {__version__}\n"
+
+
+def test_alone_it_shows_its_help():
+    done = fedcomp()
+    assert done.exit_code == 0 and done.stdout == fedcomp("--help").stdout
+    assert re.findall(r"│ (\w+)  ", done.stdout) == ["sim", "init", "codecs"]
+
+
+@pytest.mark.parametrize("given", [["--help"], ["sim", "--help"], ["--version"], ["sim", "--lr", "0"], ["init", "task.py"]],
+                         ids=lambda given: " ".join(given))
+def test_answers_that_need_no_torch_do_not_import_it(given, tmp_path):
+    code = ("import atexit, sys\n"
+            "heavy = {'torch', 'numpy', 'numba', 'flwr'}\n"
+            "atexit.register(lambda: print('imported:', sorted(heavy & set(sys.modules))))\n"
+            "from fedcomp.cli.main import main; main()")
+    assert process(*given, code=code, cwd=tmp_path).stdout.splitlines()[-1] == "imported: []"
+
+
+def test_python_m_fedcomp_is_the_same_command():
+    done = subprocess.run([sys.executable, "-m", "fedcomp", "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"fedcomp {__version__}\n")
+
+
+@pytest.mark.parametrize("name", [None, "other name.py"])
+def test_init_writes_the_example_and_says_how_to_run_it(name, tmp_path, monkeypatch, runs):
+    monkeypatch.chdir(tmp_path)
+    done = fedcomp("init", *([name] if name else []))
+    written = Path(name or "my_task.py")
+    assert done.exit_code == 0
+    assert written.read_text() == (ROOT / "fedcomp" / "tasks" / "example_task.py").read_text()
+    command = next(line.strip() for line in done.stdout.splitlines() if line.strip().startswith("fedcomp sim"))
+    assert fedcomp(*shlex.split(command)[1:]).exit_code == 0
+
+    from fedcomp.tasks import load
+
+    assert load(runs[0].task).name == "spirals"
+
+
+def test_init_overwrites_nothing(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("mine")
+    assert sentence(fedcomp("init", path)) == f"{path} exists and is not overwritten; name another file: fedcomp init PATH"
+    assert path.read_text() == "mine"
+
+
+def test_init_into_a_folder_that_is_absent(tmp_path):
+    path = tmp_path / "absent" / "task.py"
+    assert sentence(fedcomp("init", path)) == f"{path} cannot be written: No such file or directory; name another file: fedcomp init PATH"
+
+
+def test_codecs_lists_every_codec_ready_to_be_used():
+    from fedcomp.codecs import available_codecs, codec
+
+    done = fedcomp("codecs")
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert {spec.partition(":")[0] for spec, _, _ in rows} == set(available_codecs())
+    for spec, what, source in rows:
+        assert str(codec(spec)) == spec
+        assert what and source == type(codec(spec)).source

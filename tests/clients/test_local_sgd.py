@@ -1,0 +1,238 @@
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, evaluate, plan_batches
+from fedcomp.config import RunConfig
+from fedcomp.errors import DataError
+from fedcomp.layout import Layout
+from fedcomp.tasks.base import Data, Task
+
+SGD = LocalSGD(steps=6, batch_size=8, lr=0.1)
+VARIANTS = {
+    "plain": {}, "momentum": {"momentum": 0.9}, "weight decay": {"weight_decay": 0.1}, "clip": {"clip": 0.05}, "wide clip": {"clip": 1e6},
+    "all": {"momentum": 0.9, "weight_decay": 0.1, "clip": 0.3},
+}
+
+
+class Tied(nn.Module):
+    """Two layers share their weight, one is frozen, one parameter is never used."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.frozen, self.decoder = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 12)
+        self.frozen.requires_grad_(False)
+        self.decoder.weight = self.encoder.weight
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.decoder(torch.relu(self.frozen(torch.tanh(self.encoder(x)))))
+
+
+class Coarse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(12, 16).to(torch.bfloat16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.body(x.to(torch.bfloat16)).relu().float())
+
+
+MODELS = {
+    "linear": lambda: nn.Linear(12, 4),
+    "mlp": lambda: nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4)),
+    "convolution": lambda: nn.Sequential(nn.Unflatten(1, (1, 3, 4)), nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 4)),
+    "tied, frozen, unused": Tied,
+    "bfloat16": Coarse,
+}
+
+
+def examples(count: int = 60) -> Data:
+    drawn = torch.Generator().manual_seed(1)
+    return Data(torch.randn(count, 12, generator=drawn), torch.randint(0, 4, (count,), generator=drawn))
+
+
+def parts(make, **options) -> tuple[Task, nn.Module, Layout, torch.Tensor]:
+    torch.manual_seed(0)
+    model = make()
+    layout = Layout.of(model)
+    return Task("small", make, examples, examples, **options), model, layout, layout.gather(model)
+
+
+def by_torch_optim(task: Task, model: nn.Module, layout: Layout, start, data: Data, batches, sgd: LocalSGD):
+    model, losses = copy.deepcopy(model).train(), []
+    layout.scatter(start, model)
+    start = layout.gather(model)
+    reached = [p for name, p in model.named_parameters() if p.requires_grad and name != "unused"]
+    optimizer = torch.optim.SGD(reached, lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = task.loss(model(data.inputs[batch]), data.targets[batch])
+        loss.backward()
+        if sgd.clip:
+            nn.utils.clip_grad_norm_(reached, sgd.clip)
+        optimizer.step()
+        losses.append(loss.item())
+    return layout.gather(model) - start, sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_equals_torch_optim(make, variant):
+    task, model, layout, start = parts(make)
+    sgd, data = dataclasses.replace(SGD, **VARIANTS[variant]), examples()
+    batches = plan_batches(sgd, np.arange(40), seed=0, round=1, who=2)
+    update, loss = by_torch_optim(task, model, layout, start, data, batches, sgd)
+    trained = SerialEngine(task, model, layout, "cpu").train(start, data, batches, sgd)
+    unused = layout.views(update).get("unused")
+    if unused is not None:  # torch.optim passes over a parameter without a gradient; here it decays
+        unused.copy_(layout.views(trained.update)["unused"])
+    tolerance = 0.03 if make is Coarse else 1e-5
+    assert (trained.update - update).norm() < tolerance * update.norm()
+    assert trained.loss == pytest.approx(loss, rel=tolerance)
+    assert trained.update.dtype == torch.float32 and trained.buffers is None
+
+
+def test_a_client_leaves_nothing_behind_for_the_next_one():
+    task, model, layout, start = parts(MODELS["mlp"])
+    engine, data, sgd = SerialEngine(task, model, layout, "cpu"), examples(), dataclasses.replace(SGD, momentum=0.9)
+    mine, other = (plan_batches(sgd, np.arange(30) + 30 * who, 0, 1, who) for who in (0, 1))
+    given, first = start.clone(), engine.train(start, data, mine, sgd)
+    engine.train(torch.randn(layout.numel), data, other, sgd)
+    again = engine.train(start, data, mine, sgd)
+    assert torch.equal(first.update, again.update) and first.loss == again.loss
+    assert torch.equal(start, given)
+
+
+def test_a_step_that_moves_nothing_is_no_update_in_a_coarse_model():
+    task, model, layout, start = parts(Coarse)
+    start += 1e-4
+    still = SerialEngine(task, model, layout, "cpu").train(start, examples(), [np.arange(8)], dataclasses.replace(SGD, lr=1e-30))
+    assert not still.update.any()
+
+
+def test_dropout_belongs_to_seed_round_and_client():
+    class Functional(nn.Linear):
+        def forward(self, x):
+            return super().forward(F.dropout(x, 0.5, self.training))
+
+    for make in (lambda: nn.Sequential(nn.Dropout(), nn.Linear(12, 4)), lambda: Functional(12, 4)):
+        task, model, layout, start = parts(make)
+        engine, data, batches = SerialEngine(task, model, layout, "cpu"), examples(), [np.arange(20)] * 3
+        before = torch.get_rng_state()
+        first = engine.train(start, data, batches, SGD, seed=3, round=4, who=5).update
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.manual_seed(9)
+        assert torch.equal(engine.train(start, data, batches, SGD, seed=3, round=4, who=5).update, first)
+        for other in ({"seed": 0, "round": 4, "who": 5}, {"seed": 3, "round": 0, "who": 5}, {"seed": 3, "round": 4, "who": 0}):
+            assert not torch.equal(engine.train(start, data, batches, SGD, **other).update, first)
+
+
+def test_statistics_stay_with_their_client():
+    make = lambda: nn.Sequential(nn.Linear(12, 6), nn.BatchNorm1d(6), nn.Linear(6, 4))  # noqa: E731
+    task, model, layout, start = parts(make)
+    engine, data, batches = SerialEngine(task, model, layout, "cpu"), examples(), [np.arange(20)] * 3
+    fresh = engine.train(start, data, batches, SGD)
+    assert set(fresh.buffers) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert fresh.buffers["1.num_batches_tracked"] == 3
+    assert engine.train(start, data, batches, SGD, buffers=fresh.buffers).buffers["1.num_batches_tracked"] == 6
+    again = engine.train(start, data, batches, SGD).buffers
+    assert all(torch.equal(again[name], fresh.buffers[name]) for name in fresh.buffers)
+
+
+def test_buffers_that_do_not_change_are_not_returned():
+    class Scaled(nn.Linear):
+        def __init__(self):
+            super().__init__(12, 4)
+            self.register_buffer("scale", torch.full((12,), 2.0))
+
+        def forward(self, x):
+            return super().forward(x * self.scale)
+
+    task, model, layout, start = parts(Scaled)
+    assert SerialEngine(task, model, layout, "cpu").train(start, examples(), [np.arange(8)], SGD).buffers is None
+
+
+@pytest.mark.parametrize("batch", [7, 60, 1000])
+def test_evaluation_is_a_mean_over_examples(batch):
+    task, model, layout, start = parts(lambda: nn.Sequential(nn.Linear(12, 4), nn.Dropout()))
+    weights, data = start * 2, examples()
+    loss, accuracy = evaluate(task, model, layout, weights, data, "cpu", batch)
+    layout.scatter(weights, model)
+    with torch.no_grad():
+        outputs = model.eval()(data.inputs)
+    assert loss == pytest.approx(F.cross_entropy(outputs, data.targets).item(), rel=1e-5)
+    assert accuracy == pytest.approx((outputs.argmax(-1) == data.targets).double().mean().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("normalise", [nn.BatchNorm1d(12), nn.InstanceNorm1d(12, track_running_stats=True)], ids=["batch", "instance"])
+def test_evaluation_normalises_by_the_batch_and_leaves_statistics_alone(normalise):
+    task, model, layout, start = parts(lambda: nn.Sequential(nn.Unflatten(1, (12, 1)), nn.Upsample(scale_factor=2), normalise,
+                                                             nn.Flatten(), nn.Linear(24, 4)))
+    data, before = examples(), copy.deepcopy(model.state_dict())
+    expected = copy.deepcopy(model).train()(data.inputs)
+    loss, _ = evaluate(task, model, layout, start, data, "cpu")
+    assert loss == pytest.approx(F.cross_entropy(expected, data.targets).item(), rel=1e-5)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()) and normalise.track_running_stats
+
+
+def test_evaluating_the_resident_model_does_not_disturb_training():
+    task, model, layout, start = parts(MODELS["mlp"])
+    engine, data = SerialEngine(task, model, layout, "cpu"), examples()
+    first = engine.train(start, data, [np.arange(20)], SGD).update
+    evaluate(task, model, layout, start + 1, data, "cpu")
+    assert torch.equal(engine.train(start, data, [np.arange(20)], SGD).update, first)
+
+
+def test_batches_of_steps_have_one_size_and_walk_the_shard():
+    shard = np.arange(100, 150)
+    batches = plan_batches(dataclasses.replace(SGD, steps=7, batch_size=20), shard, 0, 1, 2)
+    assert [len(b) for b in batches] == [20] * 7
+    for first in (0, 2, 4):
+        assert len(set(np.concatenate(batches[first:first + 2]))) == 40
+    assert set(np.concatenate(batches)) <= set(shard) and batches[0].dtype == np.int64
+
+
+def test_batches_of_epochs_hold_every_example_once_a_pass():
+    shard = np.arange(100, 150)
+    batches = plan_batches(dataclasses.replace(SGD, epochs=2, batch_size=20), shard, 0, 1, 2)
+    assert [len(b) for b in batches] == [20, 20, 10] * 2
+    passes = np.concatenate(batches[:3]), np.concatenate(batches[3:])
+    assert all(sorted(p) == list(shard) for p in passes) and list(passes[0]) != list(passes[1])
+
+
+def test_a_batch_larger_than_the_shard_is_the_shard():
+    for sgd in (dataclasses.replace(SGD, steps=3), dataclasses.replace(SGD, epochs=3)):
+        assert [sorted(b) for b in plan_batches(sgd, np.arange(5), 0, 1, 2)] == [list(range(5))] * 3
+
+
+def test_batches_depend_on_seed_round_and_client():
+    def drawn(seed, round, who):
+        return tuple(np.concatenate(plan_batches(SGD, np.arange(50), seed, round, who)))
+
+    assert drawn(0, 1, 2) == drawn(0, 1, 2)
+    assert len({drawn(0, 1, 2), drawn(1, 1, 2), drawn(0, 2, 2), drawn(0, 1, 3)}) == 4
+
+
+def test_examples_are_drawn_evenly():
+    counts = np.zeros(30)
+    for who in range(600):
+        for batch in plan_batches(dataclasses.replace(SGD, steps=1, batch_size=10), np.arange(30), 0, 1, who):
+            counts[batch] += 1
+    assert abs(counts - 200).max() < 60  # five standard deviations
+
+
+def test_an_empty_shard_is_the_users_mistake():
+    with pytest.raises(DataError, match="client 7 has no examples.*--clients"):
+        plan_batches(SGD, np.arange(0), 0, 1, 7)
+
+
+def test_options_come_from_the_run():
+    config = RunConfig(local_steps=3, local_epochs=2, batch_size=7, lr=0.5, momentum=0.25, weight_decay=0.125, clip=2.0)
+    assert LocalSGD.from_config(config) == LocalSGD(3, 2, 7, 0.5, 0.25, 0.125, 2.0)
+    assert LocalSGD.from_config(RunConfig()) == LocalSGD()

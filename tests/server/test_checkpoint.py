@@ -1,0 +1,104 @@
+"""A checkpoint is whole or is not there; it costs what changed."""
+
+import os
+
+import pytest
+import torch
+
+from fedcomp.errors import CheckpointError
+from fedcomp.server import checkpoint as module
+from fedcomp.server.checkpoint import ROWS, STATE, Checkpoint
+from fedcomp.strategies import Broadcast
+
+NUMEL = 1000
+
+
+def row(value: float) -> torch.Tensor:
+    return torch.full((NUMEL,), value)
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = Checkpoint(tmp_path, NUMEL)
+    yield opened
+    opened.close()
+
+
+def reopened(store: Checkpoint) -> Checkpoint:
+    store.close()
+    store.__init__(store.folder, NUMEL)
+    return store
+
+
+def test_vectors_values_and_broadcasts_come_back(store):
+    vector = torch.randn(NUMEL)
+    cache = [Broadcast(round, f"v{round - 1}", f"v{round}", bytes([round]) * round) for round in (3, 4, 5)]
+    store.save({"weights": vector}, {"run": b"{}", "client/1": b"a", "client/12": b"b"}, cache)
+    store = reopened(store)
+    assert torch.equal(store.vector("weights"), vector)
+    assert store.value("run") == b"{}" and store.value("absent") is None and store.vector("absent") is None
+    assert store.values("client/") == {"1": b"a", "12": b"b"}
+    assert store.broadcasts(until=5) == cache and store.broadcasts(until=4) == cache[:2]
+
+
+def test_a_value_of_none_is_forgotten_and_old_broadcasts_too(store):
+    store.save({}, {"a": b"1", "b": b"2"}, [Broadcast(1, "x", "y", b"1")])
+    store.save({}, {"a": None}, [Broadcast(2, "y", "z", b"2")], oldest=2)
+    assert (store.value("a"), store.value("b")) == (None, b"2")
+    assert [b.round for b in store.broadcasts(until=9)] == [2]
+
+
+def test_a_broadcast_made_again_after_a_kill_replaces_the_first(store):
+    store.add_broadcast(Broadcast(1, "x", "y", b"frame"))
+    store.add_broadcast(Broadcast(1, "x", "y", b"frame"))
+    assert len(store.broadcasts(until=1)) == 1
+
+
+@pytest.mark.parametrize("moment", ["pwrite", "fdatasync"])
+def test_a_failure_before_the_end_leaves_the_last_checkpoint_whole(store, monkeypatch, moment):
+    store.save({name: row(1.0) for name in "abc"}, {"round": b"1"})
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.os, moment, full)
+    with pytest.raises(CheckpointError, match="No space left"):
+        store.save({name: row(2.0) for name in "abc"}, {"round": b"2"})
+    monkeypatch.undo()
+    store = reopened(store)
+    assert store.value("round") == b"1"
+    assert all(torch.equal(store.vector(name), row(1.0)) for name in "abc")
+
+
+def test_disk_space_is_what_is_alive_and_one_checkpoint(store):
+    for round in range(50):
+        store.save({f"client/{(round + i) % 10}": row(float(round)) for i in range(3)}, {})
+    assert os.path.getsize(store.folder / ROWS) <= (10 + 3) * 4 * NUMEL
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(NUMEL, dtype=torch.int64), torch.zeros(NUMEL + 1)])
+def test_a_vector_that_would_run_into_the_next_slot_is_refused(store, wrong):
+    with pytest.raises(ValueError, match="float32 vectors of 1000"):
+        store.save({"a": wrong}, {})
+
+
+def test_vectors_that_did_not_change_are_not_written_again(store):
+    store.save({"a": row(1.0), "b": row(2.0)}, {})
+    slot = store.slots["a"]
+    store.save({"b": row(3.0)}, {})
+    assert store.slots["a"] == slot and torch.equal(store.vector("a"), row(1.0))
+
+
+def test_damage_is_noticed(store):
+    store.save({"a": row(1.0)}, {})
+    with open(store.folder / ROWS, "r+b") as file:
+        file.seek(17)
+        file.write(b"\xff")
+    with pytest.raises(CheckpointError, match="damaged"):
+        store.vector("a")
+
+
+def test_a_file_that_is_no_database_is_one_sentence(tmp_path):
+    (tmp_path / STATE).write_bytes(b"garbage" * 1000)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        Checkpoint(tmp_path, NUMEL)

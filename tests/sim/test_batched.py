@@ -1,0 +1,219 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, plan_batches
+from fedcomp.errors import ConfigError
+from fedcomp.layout import Layout
+from fedcomp.sim.batched import BatchedEngine, choose_engine
+from fedcomp.tasks.base import Data, Task
+
+SGD = LocalSGD(steps=4, batch_size=8, lr=0.1)
+VARIANTS = {
+    "plain": {}, "momentum": {"momentum": 0.9}, "weight decay": {"weight_decay": 0.1}, "clip": {"clip": 0.05},
+    "all": {"momentum": 0.9, "weight_decay": 0.1, "clip": 0.3}, "epochs": {"epochs": 2, "momentum": 0.5},
+}
+
+
+class Tied(nn.Module):
+    """Two layers share their weight, one is frozen, one parameter is never used; not a chain that is batched by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.frozen, self.decoder = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 12)
+        self.frozen.requires_grad_(False)
+        self.decoder.weight = self.encoder.weight
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.decoder(torch.relu(self.frozen(torch.tanh(self.encoder(x)))))
+
+
+class Coarse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(12, 16).to(torch.bfloat16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.body(x.to(torch.bfloat16)).relu().float())
+
+
+class Scaled(nn.Linear):
+    """A constant buffer, and a forward that is not nn.Linear's."""
+
+    def __init__(self):
+        super().__init__(12, 4)
+        self.register_buffer("scale", torch.full((12,), 2.0))
+
+    def forward(self, x):
+        return super().forward(x * self.scale)
+
+
+def chain_with_shared_and_frozen() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12, bias=False), nn.Linear(12, 4))
+    model[3].weight = model[1].weight
+    model[4].bias.requires_grad_(False)
+    return model
+
+
+def doubled() -> nn.Module:
+    """A layer whose output a hook doubles."""
+    model = nn.Linear(12, 4)
+    model.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return model
+
+
+def convolution() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (1, 3, 4)), nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+                         nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(8, 4))
+
+
+MODELS = {
+    "linear": lambda: nn.Linear(12, 4),
+    "mlp": lambda: nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4)),
+    "chain, tied, frozen": chain_with_shared_and_frozen,
+    "convolution": convolution,
+    "tied, frozen, unused": Tied,
+    "bfloat16": Coarse,
+    "constant buffer": Scaled,
+    "hook": doubled,
+}
+
+
+def examples() -> Data:
+    drawn = torch.Generator().manual_seed(1)
+    return Data(torch.randn(90, 12, generator=drawn), torch.randint(0, 4, (90,), generator=drawn))
+
+
+def parts(make, data=examples, **options) -> tuple[Task, nn.Module, Layout, torch.Tensor]:
+    torch.manual_seed(0)
+    model = make()
+    layout = Layout.of(model)
+    return Task("small", make, data, data, **options), model, layout, layout.gather(model)
+
+
+def one_by_one(task, model, layout, start, data, plans, sgd) -> tuple[torch.Tensor, torch.Tensor]:
+    engine = SerialEngine(task, model, layout, "cpu")
+    trained = [engine.train(start, data, plan, sgd) for plan in plans]
+    return torch.stack([t.update for t in trained]), torch.tensor([t.loss for t in trained])
+
+
+def assert_same_as_one_by_one(make, data, plans, sgd, at_once=0, **options):
+    task, model, layout, start = parts(make, **options)
+    given = start.clone()
+    updates, losses = BatchedEngine(task, model, layout, "cpu", at_once).train(start, data, plans, sgd)
+    assert torch.equal(start, given) and updates.dtype == losses.dtype == torch.float32
+    expected, expected_losses = one_by_one(*parts(make, **options), data, plans, sgd)
+    tolerance = 0.03 if make is Coarse else 1e-4
+    assert ((updates - expected).norm(dim=1) < tolerance * expected.norm(dim=1)).all()
+    torch.testing.assert_close(losses, expected_losses, rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_same_as_one_client_after_the_other(make, variant):
+    sgd = dataclasses.replace(SGD, **VARIANTS[variant])
+    shards = [np.arange(20), np.arange(5) + 20, np.arange(20) + 25, np.arange(5) + 45, np.arange(37) + 50]  # three kinds of plan, mingled
+    plans = [plan_batches(sgd, shard, 0, 1, who) for who, shard in enumerate(shards)]
+    assert_same_as_one_by_one(make, examples(), plans, sgd)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("make", [MODELS["mlp"], Tied], ids=["mlp", "tied"])
+def test_any_batch_of_clients(make, at_once):
+    plans = [plan_batches(SGD, np.arange(30) + 12 * who, 0, 1, who) for who in range(5)]
+    assert_same_as_one_by_one(make, examples(), plans, SGD, at_once)
+
+
+def test_embeddings_and_sequences():
+    drawn = torch.Generator().manual_seed(1)
+    texts = Data(torch.randint(0, 9, (40, 5), generator=drawn), torch.randint(0, 4, (40,), generator=drawn))
+    bag = lambda: nn.Sequential(nn.Embedding(9, 6), nn.Flatten(), nn.Linear(30, 4))  # noqa: E731
+    plans = [plan_batches(SGD, np.arange(20) + 10 * who, 0, 1, who) for who in range(3)]
+    assert_same_as_one_by_one(bag, texts, plans, SGD)
+    rows = Data(torch.randn(40, 3, 12, generator=drawn), torch.randn(40, 3, 4, generator=drawn))
+    assert_same_as_one_by_one(MODELS["mlp"], rows, plans, SGD, loss=F.mse_loss)
+
+
+def test_a_loss_of_the_tasks_own():
+    plans = [plan_batches(SGD, np.arange(30) + 12 * who, 0, 1, who) for who in range(5)]
+    squared = lambda outputs, targets: ((outputs - F.one_hot(targets, 4)) ** 2).mean()  # noqa: E731
+    assert_same_as_one_by_one(MODELS["linear"], examples(), plans, SGD, loss=squared)
+
+
+def test_targets_that_cross_entropy_leaves_out():
+    data = examples()
+    data.targets[::3] = -100
+    plans = [plan_batches(SGD, np.arange(30) + 12 * who, 0, 1, who) for who in range(5)]
+    assert_same_as_one_by_one(MODELS["linear"], data, plans, SGD)
+
+
+def test_targets_that_are_probabilities():
+    data = Data(examples().inputs, torch.rand(90, 4).softmax(1))
+    plans = [plan_batches(SGD, np.arange(30) + 12 * who, 0, 1, who) for who in range(5)]
+    assert_same_as_one_by_one(MODELS["linear"], data, plans, SGD)
+
+
+def test_a_client_that_diverges_does_not_touch_the_others():
+    data = examples()
+    data.inputs[:30] = torch.inf
+    task, model, layout, start = parts(MODELS["mlp"])
+    plans = [plan_batches(SGD, np.arange(30) + 30 * who, 0, 1, who) for who in range(3)]
+    updates, losses = BatchedEngine(task, model, layout, "cpu").train(start, data, plans, SGD)
+    assert not updates[0].isfinite().all() and updates[1:].isfinite().all() and losses[1:].isfinite().all()
+
+
+MINDED = {  # model, asked on the CPU → engine
+    "linear": (lambda: nn.Linear(784, 10), "auto", "batched"),
+    "mlp": (lambda: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), "auto", "batched"),
+    "asked for serial": (lambda: nn.Linear(784, 10), "serial", "serial"),
+    "convolution": (convolution, "auto", "serial"),
+    "convolution, asked for": (convolution, "batched", "batched"),
+    "larger than the caches": (lambda: nn.Linear(2000, 1000), "auto", "batched"),
+    "embedding": (lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 4)), "auto", "batched"),
+    "dropout": (lambda: nn.Sequential(nn.Linear(12, 4), nn.Dropout()), "auto", "serial"),
+    "batch statistics": (lambda: nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4, affine=False)), "auto", "serial"),
+    "recurrent": (lambda: nn.LSTM(12, 4), "auto", "serial"),
+}
+
+
+@pytest.mark.parametrize(("make", "asked", "engine"), MINDED.values(), ids=MINDED)
+def test_the_engine_follows_from_the_model(make, asked, engine):
+    chosen, at_once = choose_engine(make(), "cpu", asked)
+    assert chosen == engine and (at_once == 1 if engine == "serial" else at_once >= 2)
+
+
+def test_larger_models_and_batches_are_trained_fewer_at_once():
+    assert choose_engine(nn.Linear(100, 10), "cpu")[1] > choose_engine(nn.Linear(784, 10), "cpu")[1]
+    assert choose_engine(nn.Linear(784, 10), "cpu", batch_size=5)[1] > choose_engine(nn.Linear(784, 10), "cpu", batch_size=50)[1]
+
+
+@pytest.mark.parametrize("layer", [
+    nn.Dropout(), nn.LSTM(12, 4), nn.BatchNorm1d(12), nn.MultiheadAttention(12, 2, dropout=0.1), nn.Embedding(9, 4, max_norm=1.0),
+], ids=lambda layer: type(layer).__name__)
+def test_asking_for_what_cannot_be_names_the_flag(layer):
+    with pytest.raises(ConfigError, match=f"{type(layer).__name__}.*--engine serial"):
+        choose_engine(nn.Sequential(nn.Linear(12, 12), layer), "cpu", "batched")
+
+
+@pytest.mark.parametrize("forward", [
+    lambda x: x if x.sum() > 0 else -x, lambda x: x * x.max().item(), lambda x: F.dropout(x, 0.5),
+], ids=["branch", "item", "random"])
+def test_a_forward_pass_that_cannot_be_mapped_names_the_flag(forward):
+    class Own(nn.Linear):
+        def forward(self, x):
+            return forward(super().forward(x))
+
+    task, model, layout, start = parts(lambda: Own(12, 4))
+    with pytest.raises(ConfigError, match="'small' cannot be trained batched.*--engine serial"):
+        BatchedEngine(task, model, layout, "cpu").train(start, examples(), [[np.arange(5)]] * 2, SGD)
+
+
+def test_other_errors_of_the_model_stay_what_they_are():
+    task, model, layout, start = parts(lambda: nn.Sequential(nn.Linear(13, 4), nn.LayerNorm(4)))
+    with pytest.raises(RuntimeError, match="size"):
+        BatchedEngine(task, model, layout, "cpu").train(start, examples(), [[np.arange(5)]] * 2, SGD)

@@ -1,0 +1,318 @@
+"""A run is the same run, interrupted or not; a client's mistake is a rejected reply; the user's is one sentence."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from federation import Federation
+from safetensors.torch import load_file
+
+from fedcomp import RunConfig, UserError
+from fedcomp.config import read_run
+from fedcomp.errors import CheckpointError
+from fedcomp.observe import Observer, RoundRecord
+from fedcomp.server import checkpoint
+from fedcomp.sim import simulate
+from fedcomp.strategies import Rules
+
+TASKS = Path(__file__).parents[1] / "tiny_task.py"
+TINY = RunConfig(task=f"{TASKS}:task", clients=8, participation=0.5, rounds=6, local_steps=2, lr=0.1, uplink="stc:density=10%",
+                 downlink="stc:density=10%", partition="classes:1")
+
+
+class Records(Observer):
+    def __init__(self) -> None:
+        self.records: list[RoundRecord] = []
+        self.summary = None
+
+    def round_done(self, record: RoundRecord) -> None:
+        self.records.append(record)
+
+    def finished(self, summary, out) -> None:
+        self.summary = summary
+
+
+class Stop(Exception):
+    pass
+
+
+class StopsAt(Observer):
+    """Stops a run when `answered` clients of a round have answered, or when a round is done."""
+
+    def __init__(self, round: int, answered: int | None = None):
+        self.at, self.answered = round, answered
+
+    def progress(self, round: int, answered: int, cohort: int) -> None:
+        if (round, answered) == (self.at, self.answered):
+            raise Stop
+
+    def round_done(self, record: RoundRecord) -> None:
+        if self.answered is None and record.round == self.at:
+            raise Stop
+
+
+def out(tmp_path: Path, name: str) -> str:
+    return str(tmp_path / name)
+
+
+def model_bytes(folder: str) -> bytes:
+    return Path(folder, "model.safetensors").read_bytes()
+
+
+def rounds_of(folder: str) -> list[dict]:
+    lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+def test_a_run_leaves_what_it_promises(tmp_path):
+    watched = Records()
+    summary = simulate(replace(TINY, out=out(tmp_path, "run")), watched)
+    folder = tmp_path / "run"
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    keys = "round accuracy loss train_loss cohort accepted rejected uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes seconds"
+    assert all(set(keys.split()) <= set(line) for line in lines)
+    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    stored = json.loads((folder / "summary.json").read_text())
+    keys = """accuracy loss uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes rounds clients client_updates seconds
+              client_updates_per_s device seed version"""
+    assert set(stored) == set(keys.split()) and stored == summary.__dict__
+    assert stored["uplink_bytes"] == sum(line["uplink_bytes"] for line in lines)
+    assert stored["client_updates"] == 24 and stored["accuracy"] == lines[-1]["accuracy"]
+    config = read_run(folder)
+    assert config["clients"] == 8 and config["resolved"]["engine"] == "batched"
+    assert {name: tuple(t.shape) for name, t in load_file(folder / "model.safetensors").items()} == {
+        "0.weight": (8, 2), "0.bias": (8,), "2.weight": (2, 8), "2.bias": (2,)
+    }
+    assert watched.summary == summary
+
+
+def test_the_tiny_task_is_learned_through_two_compressed_links(tmp_path):
+    summary = simulate(replace(TINY, rounds=60, out=out(tmp_path, "run")))
+    assert summary.accuracy > 0.85
+    assert summary.dense_uplink_bytes / summary.uplink_bytes > 6
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        simulate(replace(TINY, seed=seed, out=out(tmp_path, name)))
+    assert model_bytes(out(tmp_path, "a")) == model_bytes(out(tmp_path, "b")) != model_bytes(out(tmp_path, "c"))
+    assert rounds_of(out(tmp_path, "a")) == rounds_of(out(tmp_path, "b"))
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("stop", [StopsAt(1, 1), StopsAt(3, 2), StopsAt(3, 4), StopsAt(4), StopsAt(5)])
+def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every):
+    config = replace(TINY, checkpoint_every=every)
+    simulate(replace(config, out=out(tmp_path, "whole")))
+    stopped = replace(config, out=out(tmp_path, "stopped"))
+    with pytest.raises(Stop):
+        simulate(stopped, stop)
+    simulate(replace(stopped, resume=True))
+    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
+    assert rounds_of(out(tmp_path, "whole")) == rounds_of(out(tmp_path, "stopped"))
+
+
+@pytest.mark.parametrize("memory", ["residual", "none"])
+@pytest.mark.parametrize("call", [3, 5])
+def test_a_failure_while_a_checkpoint_is_written_costs_a_round_at_most(tmp_path, monkeypatch, call, memory):
+    config = replace(TINY, memory=memory)
+    simulate(replace(config, out=out(tmp_path, "whole")))
+    calls = []
+
+    def fails_once(file):
+        calls.append(file)
+        if len(calls) == call:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.os, "fdatasync", fails_once)
+    with pytest.raises(CheckpointError):
+        simulate(replace(config, out=out(tmp_path, "stopped")))
+    simulate(replace(config, out=out(tmp_path, "stopped"), resume=True))
+    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
+    assert rounds_of(out(tmp_path, "whole")) == rounds_of(out(tmp_path, "stopped"))
+
+
+def test_a_process_killed_again_and_again_ends_the_same(tmp_path):
+    config = replace(TINY, rounds=400, eval_every=100)
+    simulate(replace(config, out=out(tmp_path, "whole")))
+    folder = tmp_path / "killed"
+    program = f"""
+from fedcomp import RunConfig
+from fedcomp.config import options_of_run
+from fedcomp.sim import simulate
+import sys
+if len(sys.argv) > 1:
+    simulate(RunConfig(**options_of_run({str(folder)!r}), out={str(folder)!r}, resume=True))
+else:
+    simulate(RunConfig(task={config.task!r}, clients=8, participation=0.5, rounds=400, local_steps=2, lr=0.1, uplink="stc:density=10%",
+                       downlink="stc:density=10%", partition="classes:1", eval_every=100, out={str(folder)!r}))
+"""
+    kills = 0
+    for after in (40, 150, 290):
+        process = subprocess.Popen([sys.executable, "-c", program, *(["resume"] if kills else [])])
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and process.poll() is None and lines_in(folder) < after:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+    assert kills == 3
+    subprocess.run([sys.executable, "-c", program, "resume"], check=True)
+    assert model_bytes(str(folder)) == model_bytes(out(tmp_path, "whole"))
+    assert rounds_of(str(folder)) == rounds_of(out(tmp_path, "whole"))
+
+
+def lines_in(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_more_rounds_may_be_asked_for_later(tmp_path):
+    simulate(replace(TINY, rounds=9, out=out(tmp_path, "whole")))
+    simulate(replace(TINY, rounds=4, out=out(tmp_path, "extended")))
+    summary = simulate(replace(TINY, rounds=9, out=out(tmp_path, "extended"), resume=True))
+    assert summary.rounds == 9
+    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "extended"))
+
+
+def test_a_finished_run_can_be_resumed_and_stays_as_it_is(tmp_path):
+    simulate(replace(TINY, out=out(tmp_path, "run")))
+    before = model_bytes(out(tmp_path, "run")), rounds_of(out(tmp_path, "run"))
+    simulate(replace(TINY, out=out(tmp_path, "run"), resume=True))
+    assert (model_bytes(out(tmp_path, "run")), rounds_of(out(tmp_path, "run"))) == before
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
+    rules = Rules(participation=0.5, uplink="stc:density=10%", downlink="stc:density=10%", seed=5)
+    federation = Federation(rules, clients=8)
+    list(federation.strategy.rounds(federation.grid, range(1, 7)))
+    config = replace(TINY, engine=engine, partition="iid", batch_size=10, seed=5, out=out(tmp_path, "run"))
+    # real clients get the partition that the simulation draws
+    from fedcomp.tasks.partition import partition
+
+    for member, shard in zip(federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True):
+        member.shard = shard
+    federation = rebuilt(federation, rules)
+    list(federation.strategy.rounds(federation.grid, range(1, 7)))
+    simulate(config)
+    virtual = load_file(tmp_path / "run" / "model.safetensors")
+    real = federation.layout.views(federation.strategy.broadcasts.weights)
+    for name, view in real.items():
+        torch.testing.assert_close(virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-6)
+
+
+def rebuilt(federation: Federation, rules: Rules) -> Federation:
+    fresh = Federation(rules, clients=len(federation.members))
+    for member, old in zip(fresh.members, federation.members, strict=True):
+        member.shard = old.shard
+    return fresh
+
+
+def test_both_engines_learn_the_same(tmp_path):
+    for engine in ("serial", "batched"):
+        simulate(replace(TINY, engine=engine, uplink="identity", downlink="identity", out=out(tmp_path, engine)))
+    serial, batched = (load_file(tmp_path / engine / "model.safetensors") for engine in ("serial", "batched"))
+    for name in serial:
+        torch.testing.assert_close(serial[name], batched[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_a_client_whose_update_is_nan_is_turned_down_and_the_run_goes_on(tmp_path, engine):
+    watched = Records()
+    config = replace(TINY, task=f"{TASKS}:one_is_nan", participation=1.0, partition="iid", engine=engine, local_epochs=1)
+    simulate(replace(config, out=out(tmp_path, "run")), watched)
+    assert all(r.rejected == 1 and r.accepted == 7 for r in watched.records)
+    (rejection,) = watched.records[-1].rejections
+    assert rejection.stage == "encode" and "'0.weight'" in rejection.reason
+    assert rounds_of(out(tmp_path, "run"))[-1]["rejections"][0]["client"] == rejection.client
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_a_client_whose_training_raises_is_turned_down_alone(tmp_path, engine):
+    watched = Records()
+    config = replace(TINY, task=f"{TASKS}:one_raises", participation=1.0, partition="iid", engine="serial", local_epochs=1)
+    simulate(replace(config, out=out(tmp_path, "run")), watched)
+    assert all(r.rejected == 1 and r.accepted == 7 for r in watched.records)
+    assert {(r.rejections[0].stage, "nonsense" in r.rejections[0].reason) for r in watched.records} == {("train", True)}
+
+
+def test_bytes_of_a_dense_run_are_the_dense_bytes_and_a_header(tmp_path):
+    summary = simulate(replace(TINY, uplink="identity", downlink="identity", participation=1.0, out=out(tmp_path, "run")))
+    frames = 6 * 8
+    assert summary.uplink_bytes == summary.dense_uplink_bytes + frames * 10
+    assert summary.downlink_bytes == 5 * 8 * (4 * 42 + 10)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"uplink": "stk"}, "did you mean 'stc'"),
+        ({"uplink": "stc:densty=1%"}, "did you mean 'density'"),
+        ({"downlink": "topk:density=0"}, "density"),
+        ({"uplink": "topk:density=1.5"}, "density"),
+        ({"memory": "residuals"}, "did you mean 'residual'"),
+        ({"strategy": "mean"}, "known: average"),
+        ({"partition": "class:2"}, "did you mean 'classes'"),
+        ({"attack": "sign:3"}, "leave --attack out"),
+        ({"task": "digit"}, "did you mean 'digits'"),
+        ({"task": "nowhere.py:task"}, "nowhere.py"),
+        ({"device": "tpu"}, "--device"),
+        ({"clients": 1000}, "--clients"),
+        ({"task": "mnist-logreg", "data": "/no/such/folder"}, "--data"),
+    ],
+)
+def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path, change, says):
+    with pytest.raises(UserError) as error:
+        simulate(replace(TINY, **({"out": out(tmp_path, "run")} | change)))
+    assert says in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_cuda_asked_for_and_absent(tmp_path):
+    with pytest.raises(UserError, match="--device cpu"):
+        simulate(replace(TINY, device="cuda", out=out(tmp_path, "run")))
+
+
+def test_a_run_folder_in_the_way(tmp_path):
+    simulate(replace(TINY, rounds=1, out=out(tmp_path, "run")))
+    before = model_bytes(out(tmp_path, "run"))
+    with pytest.raises(UserError, match="--resume"):
+        simulate(replace(TINY, rounds=1, out=out(tmp_path, "run")))
+    assert model_bytes(out(tmp_path, "run")) == before
+
+
+def test_a_checkpoint_of_another_configuration(tmp_path):
+    simulate(replace(TINY, rounds=1, out=out(tmp_path, "run")))
+    with pytest.raises(UserError, match="--lr 0.1, this one 0.2"):
+        simulate(replace(TINY, rounds=2, lr=0.2, out=out(tmp_path, "run"), resume=True))
+
+
+def test_a_checkpoint_of_another_model(tmp_path):
+    source = TASKS.read_text()
+    task = tmp_path / "changing.py"
+    task.write_text(source)
+    config = replace(TINY, task=f"{task}:task", rounds=1, out=out(tmp_path, "run"))
+    simulate(config)
+    task.write_text(source.replace("nn.Linear(2, 8)", "nn.Linear(2, 9)").replace("nn.Linear(8, 2)", "nn.Linear(9, 2)"))
+    with pytest.raises(UserError, match="another model"):
+        simulate(replace(config, rounds=2, resume=True))
+
+
+def test_resume_without_a_run(tmp_path):
+    with pytest.raises(UserError, match="holds no run"):
+        simulate(replace(TINY, out=out(tmp_path, "run"), resume=True))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_run_folder_that_cannot_be_written(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(UserError, match="cannot be written"):
+        simulate(replace(TINY, out=out(tmp_path, "run")))

@@ -1,0 +1,297 @@
+"""The round loop with real clients: what is sent is what is counted, what fails is named, and nothing is lost."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from federation import Federation
+from flwr.app import Array, ArrayRecord, MetricRecord
+
+from fedcomp.messages import DENSE, UPDATE
+from fedcomp.sim.grid import by_index
+from fedcomp.strategies import Average, Phase, Rules
+from fedcomp.strategies.cohort import sample, size
+from fedcomp.strategies.exchange import Accepted
+
+ALL = Rules(participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%", seed=3)
+HALF = replace(ALL, participation=0.5)
+
+
+def run(federation: Federation, rounds: int, first: int = 1) -> list:
+    return list(federation.strategy.rounds(federation.grid, range(first, first + rounds)))
+
+
+def test_clients_of_a_round_end_with_the_servers_weights_of_its_start():
+    federation = Federation(HALF)
+    for round in range(1, 9):
+        before = federation.strategy.broadcasts.weights.clone()
+        (outcome,) = run(federation, 1, round)
+        for client in outcome.cohort:
+            assert torch.equal(federation.members[client].replica.weights, before)
+
+
+def test_every_byte_of_a_round_is_a_byte_of_a_frame():
+    federation = Federation(HALF)
+    seen: dict[int, tuple[int, int]] = {}
+    handle = federation.handle
+
+    def listening(assignments):
+        reports = handle(assignments)
+        for a, r in zip(assignments, reports, strict=True):
+            seen[a.client] = sum(map(len, a.frames)), len(r.frame)
+        return reports
+
+    federation.handle = listening
+    for outcome in federation.strategy.rounds(federation.grid, range(1, 7)):
+        assert {c: down for c, (down, _) in seen.items()} == outcome.traffic.downlink
+        assert {c: up for c, (_, up) in seen.items()} == outcome.traffic.uplink
+        seen.clear()
+
+
+def test_first_downloads_and_catching_up_are_parts_of_the_downlink():
+    federation = Federation(HALF)
+    outcomes = run(federation, 10)
+    assert outcomes[0].traffic.first_download == outcomes[0].traffic.catch_up == 0  # both sides make the initial weights
+    later = outcomes[1:]
+    assert any(o.traffic.first_download for o in later) and any(o.traffic.catch_up for o in later)
+    for before, o in zip(outcomes, later, strict=False):
+        newest = len(before.broadcast.frame)
+        regular = sum(o.traffic.downlink.values()) - o.traffic.first_download - o.traffic.catch_up
+        assert 0 <= regular <= newest * len(o.cohort)
+
+
+def test_an_identity_run_is_the_plain_mean_of_the_updates():
+    federation = Federation(replace(ALL, uplink="identity", downlink="identity"))
+    start = federation.initial
+    (outcome,) = run(federation, 1)
+    updates = [a.update.dense() for a in outcome.accepted]
+    torch.testing.assert_close(federation.strategy.broadcasts.weights, start + torch.stack(updates).mean(0))
+
+
+def test_weights_by_examples_are_capped():
+    strategy = Average(replace(ALL, weights="examples", weight_cap=1.5))
+    answers = [Accepted(i, None, examples, 0.0, "") for i, examples in enumerate([10, 10, 100])]
+    assert strategy.client_weights(answers) == [10.0, 10.0, 60.0]
+    assert Average(ALL).client_weights(answers) == [1.0, 1.0, 1.0]
+
+
+def test_the_order_of_answers_does_not_change_the_model():
+    together, one_by_one = Federation(ALL, at_once=6), Federation(ALL, at_once=1)
+    one_by_one.grid.pull_messages = backwards(one_by_one.grid.pull_messages)
+    run(together, 4), run(one_by_one, 4)
+    assert torch.equal(together.strategy.broadcasts.weights, one_by_one.strategy.broadcasts.weights)
+
+
+def backwards(pull):
+    return lambda ids: pull(list(ids)[::-1])
+
+
+class Accounts:
+    """Σ accepted + residual = Σ inputs, per client."""
+
+    def __init__(self, federation: Federation):
+        self.federation = federation
+        self.inputs = [torch.zeros(federation.layout.numel) for _ in federation.members]
+        self.accepted = [torch.zeros(federation.layout.numel) for _ in federation.members]
+        for client, member in enumerate(federation.members):
+            member.memory.propose = self._counting(member.memory.propose, self.inputs[client])
+
+    def _counting(self, propose, into):
+        def counted(x, **options):
+            into.add_(x)
+            return propose(x, **options)
+
+        return counted
+
+    def take(self, outcome) -> None:
+        for answer in outcome.accepted:
+            answer.update.add_to(self.accepted[answer.client])
+
+    def settle_and_check(self) -> None:
+        for client, member in enumerate(self.federation.members):
+            if member.memory.pending is not None:
+                taken = member.ticket == self.federation.strategy.tickets.get(client, "")
+                member.memory.commit() if taken else member.memory.rollback()
+            total = self.accepted[client] + member.memory.state_dict()["residual"]
+            torch.testing.assert_close(total, self.inputs[client], rtol=1e-4, atol=1e-5)
+
+
+def lose(a, r):
+    return replace(r, kind="failed", frame=b"", stage="link", reason="lost")
+
+
+def spoil(a, r):
+    return replace(r, frame=r.frame[:-1])
+
+
+def another_round(a, r):
+    return replace(r, round=r.round - 1)
+
+
+def another_version(a, r):
+    return replace(r, version="0" * 32)
+
+
+@pytest.mark.parametrize("fault", [lose, spoil, another_round, another_version])
+def test_nothing_is_lost_when_a_reply_is_turned_down(fault):
+    federation = Federation(HALF)
+    accounts = Accounts(federation)
+    for client in range(6):
+        federation.faults[client, 3] = federation.faults[(client + 1) % 6, 5 + client % 2] = fault
+    rejected = 0
+    for outcome in federation.strategy.rounds(federation.grid, range(1, 12)):
+        accounts.take(outcome)
+        rejected += len(outcome.rejections)
+    assert rejected >= 3
+    accounts.settle_and_check()
+
+
+def test_a_client_that_misses_the_news_hears_it_later():
+    federation = Federation(replace(ALL, participation=0.5), clients=4)
+    accounts = Accounts(federation)
+    for outcome in federation.strategy.rounds(federation.grid, range(1, 20)):
+        accounts.take(outcome)
+    accounts.settle_and_check()
+
+
+def test_a_rejection_names_client_stage_and_reason_and_the_run_goes_on():
+    federation = Federation(ALL)
+    federation.faults[2, 1] = spoil
+    first, second = run(federation, 2)
+    (rejection,) = first.rejections
+    assert (rejection.client, rejection.stage) == (2, "reply") and "checksum" in rejection.reason
+    assert len(first.accepted) == 5 and len(second.accepted) == 6
+
+
+def test_a_reply_that_is_no_message_of_ours_is_rejected():
+    federation = Federation(ALL)
+    pull = federation.grid.pull_messages
+
+    def garbled(ids):
+        replies = pull(ids)
+        for reply in replies:
+            if by_index(federation.grid)[0] == reply.metadata.src_node_id:
+                reply.content["fedcomp"]["fedcomp"] = reply.content["fedcomp"]["fedcomp"][:-1]
+        return replies
+
+    federation.grid.pull_messages = garbled
+    (outcome,) = run(federation, 1)
+    assert [r.client for r in outcome.rejections] == [0] and "claims" in outcome.rejections[0].reason
+
+
+def test_a_round_that_accepts_nobody_leaves_the_model_alone():
+    federation = Federation(ALL)
+    for client in range(6):
+        federation.faults[client, 1] = lose
+    first, second = run(federation, 2)
+    assert first.broadcast is None and first.train_loss is None
+    assert second.broadcast is not None
+
+
+def test_updates_whose_sum_is_not_finite_are_turned_down_together():
+    federation = Federation(replace(ALL, uplink="identity"))
+    huge = torch.full((federation.layout.numel,), 3e38)
+    for client in (0, 1):
+        federation.faults[client, 1] = lambda a, r: replace(r, frame=federation.strategy.uplink.encode(huge))
+    first, second = run(federation, 2)
+    assert first.broadcast is None and {r.stage for r in first.rejections} == {"aggregate"}
+    assert second.broadcast is not None and bool(federation.strategy.broadcasts.weights.isfinite().all())
+
+
+def test_a_client_that_lost_its_disk_gets_the_dense_model_in_the_same_round():
+    federation = Federation(ALL)
+    run(federation, 3)
+    lost = federation.members[4]
+    lost.replica.weights.zero_()
+    lost.replica.version, lost.replica.passed = "", set()
+    forms = []
+    handle = federation.handle
+
+    def listening(assignments):
+        forms.extend(a.form for a in assignments if a.client == 4)
+        return handle(assignments)
+
+    federation.handle = listening
+    (outcome,) = run(federation, 1, 4)
+    assert forms[-1] == DENSE and len(forms) == 2
+    assert len(outcome.accepted) == 6 and not outcome.rejections
+    assert outcome.traffic.downlink[4] > 4 * federation.layout.numel
+
+
+def test_a_reply_twice_counts_once():
+    federation = Federation(ALL)
+    pull = federation.grid.pull_messages
+    federation.grid.pull_messages = lambda ids: [reply for reply in pull(ids) for _ in range(2)]
+    (outcome,) = run(federation, 1)
+    assert len(outcome.accepted) == 6
+    assert outcome.traffic.uplink == {a.client: outcome.traffic.uplink[a.client] for a in outcome.accepted}
+
+
+def test_cohorts_depend_on_seed_and_round_alone():
+    assert sample(range(100), 0.1, 1, 5) == sample(list(range(99, -1, -1)), 0.1, 1, 5)
+    assert sample(range(100), 0.1, 1, 5) != sample(range(100), 0.1, 1, 6)
+    assert [size(0.1, n) for n in (1, 2, 5, 10, 25, 200)] == [1, 2, 2, 2, 3, 20]
+
+
+class SecondLook(Average):
+    """Asks those who were accepted once more, and announces how many they are."""
+
+    def phases(self, round):
+        return Phase("train"), Phase("look again")
+
+    def announce(self, phase, before):
+        return str(len(before["train"])).encode() if before else b""
+
+    def aggregate(self, phases, into):
+        assert list(phases) == ["train", "look again"]
+        super().aggregate({"look again": phases["look again"]}, into)
+
+
+def test_a_round_may_have_several_phases():
+    federation = Federation(ALL, strategy=SecondLook)
+    heard = []
+    handle = federation.handle
+
+    def in_phases(assignments: Sequence):
+        heard.extend((a.phase, a.announced) for a in assignments)
+        return [
+            handle([a])[0] if a.phase == "train" else replace(handle_again(a), phase=a.phase) for a in assignments
+        ]
+
+    def handle_again(a):
+        frame = federation.strategy.uplink.encode(torch.ones(federation.layout.numel))
+        member = federation.members[a.client]
+        return replace(last[a.client], kind=UPDATE, frame=frame, version=member.replica.version)
+
+    last = {}
+    federation.faults = {(c, 1): lambda a, r: last.setdefault(a.client, r) for c in range(6)}
+    federation.faults[5, 1] = lose
+    federation.handle = in_phases
+    (outcome,) = run(federation, 1)
+    assert heard.count(("train", b"")) == 6 and heard.count(("look again", b"5")) == 5
+    assert [a.client for a in outcome.accepted] == [0, 1, 2, 3, 4]
+    assert [r.client for r in outcome.rejections] == [5]
+
+
+def test_flowers_own_entry_runs_the_same_loop():
+    mine, flowers = Federation(ALL), Federation(ALL)
+    run(mine, 3)
+    views = flowers.layout.views(flowers.initial)
+    arrays = ArrayRecord({name: Array(view.numpy().copy()) for name, view in views.items()})
+    result = flowers.strategy.start(
+        flowers.grid, arrays, num_rounds=3, evaluate_fn=lambda round, arrays: MetricRecord({"round": round})
+    )
+    expected = mine.layout.views(mine.strategy.broadcasts.weights)
+    assert all(torch.equal(torch.from_numpy(result.arrays[name].numpy()), view) for name, view in expected.items())
+    assert [r["round"] for r in result.evaluate_metrics_serverapp.values()] == [1, 2, 3]
+    assert result.train_metrics_clientapp[2]["accepted"] == 6
+
+
+def test_flowers_hooks_run_a_round_too():
+    mine, flowers = Federation(ALL), Federation(ALL)
+    run(mine, 2)
+    for round in (1, 2):
+        messages = flowers.strategy.configure_train(round, ArrayRecord(), None, flowers.grid)
+        flowers.strategy.aggregate_train(round, flowers.grid.send_and_receive(messages))
+    assert torch.equal(mine.strategy.broadcasts.weights, flowers.strategy.broadcasts.weights)

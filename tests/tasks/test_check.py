@@ -1,0 +1,126 @@
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from fedcomp.errors import DataError, TaskError
+from fedcomp.tasks import Data, Task
+from fedcomp.tasks.check import changing_buffers, check, data_of
+
+
+def data() -> Data:
+    return Data(torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]))
+
+
+GOOD = Task("toy", lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), data, data)
+
+
+class Wrapped(nn.Module):
+    """A linear model whose outputs go through `change`."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.linear, self.change = nn.Linear(4, 3), change
+
+    def forward(self, inputs):
+        return self.change(self.linear(inputs))
+
+
+def frozen() -> nn.Module:
+    return nn.Linear(4, 3).requires_grad_(False)
+
+
+def spoiled() -> nn.Module:
+    model = nn.Linear(4, 3)
+    nn.init.constant_(model.bias, float("nan"))
+    return model
+
+
+def raising(*_args):
+    raise RuntimeError("no\nway")
+
+
+def test_a_good_task_gives_its_layout_and_leaves_the_generator():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    layout = check(GOOD, 20)
+    assert layout.numel == 4 * 5 + 5 + 5 * 3 + 3 and [entry.name for entry in layout][0] == "0.weight"
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_data_handed_in_is_not_made_again():
+    task = dataclasses.replace(GOOD, train=raising, test=raising)
+    assert check(task, 20, train=data(), test=data()).numel == 43
+
+
+def test_one_example_is_tried_where_batches_are_no_larger():
+    task = dataclasses.replace(GOOD, model=lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
+    check(task, 2)
+    with pytest.raises(TaskError, match="Expected more than 1 value per channel"):
+        check(task, 1)
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    ({"model": lambda: "a model"}, r"model\(\) gave str; expected a torch.nn.Module"),
+    ({"model": raising}, r"model\(\) raised RuntimeError \(no\); correct the task"),
+    ({"model": frozen}, "without a trainable parameter; expected at least one"),
+    ({"model": nn.Identity}, "without a trainable parameter"),
+    ({"model": spoiled}, "a parameter bias with NaN or infinity; expected finite"),
+    ({"model": lambda: nn.Linear(7, 3)}, r"model\(\)\(inputs float32 \[2, 4\]\) raised RuntimeError \(mat1 and mat2"),
+    ({"model": lambda: Wrapped(lambda x: (x, x))}, r"model\(\)\(inputs\) gave tuple; expected a tensor"),
+    ({"model": lambda: Wrapped(lambda x: x[:, :0])}, r"gave float32 \[2, 0\]; expected a tensor of outputs"),
+    ({"model": lambda: Wrapped(lambda x: x[:, :2])}, "targets gave labels from 0 to 2; expected 0 to 1, as the model has 2 outputs"),
+    ({"train": lambda: (1, 2)}, r"train\(\) gave tuple; expected a fedcomp Data"),
+    ({"train": raising}, r"train\(\) raised RuntimeError"),
+    ({"train": lambda: Data(torch.zeros(0, 4), torch.zeros(0))}, r"train\(\) gave no examples; expected at least one"),
+    ({"test": lambda: Data(torch.zeros(0, 4), torch.zeros(0))}, r"test\(\) gave no examples"),
+    ({"test": lambda: Data(torch.zeros(3, 4), torch.zeros(2))}, r"test\(\) gave 3 inputs and 2 targets; expected as many"),
+    ({"test": lambda: Data(torch.zeros(2, 4), torch.tensor([0, 3]))}, r"test\(\).targets gave labels from 0 to 3"),
+    ({"train": lambda: Data([[1.0]], [1])}, r"train\(\).inputs gave list; expected a tensor"),
+    ({"loss": lambda o, t: 0.5}, r"loss\(outputs, targets\) gave float; expected a scalar tensor"),
+    ({"loss": lambda o, t: o.sum(1)}, r"gave float32 \[2\]; expected a scalar tensor"),
+    ({"loss": lambda o, t: o.sum() * float("nan")}, "gave nan; expected a finite number"),
+    ({"loss": lambda o, t: o.detach().sum()}, "gave a tensor without gradient"),
+    ({"loss": raising}, r"loss\(outputs, targets\) raised RuntimeError"),
+    ({"accuracy": lambda o, t: 93.5}, "gave 93.5; expected a share from 0 to 1"),
+    ({"accuracy": lambda o, t: float("nan")}, "gave nan; expected a share"),
+    ({"accuracy": lambda o, t: o.argmax(1) == t}, r"gave bool \[2\]; expected one number"),
+    ({"accuracy": lambda o, t: None}, "gave NoneType; expected one number"),
+    ({"accuracy": raising}, r"accuracy\(outputs, targets\) raised RuntimeError"),
+])
+def test_a_broken_task_is_told_what_it_returned_and_what_was_expected(change, says):
+    with pytest.raises(TaskError, match=f"^task 'toy': .*{says}") as caught:
+        check(dataclasses.replace(GOOD, **change), 20)
+    assert "\n" not in str(caught.value)
+
+
+def test_errors_of_fedcomp_pass_through():
+    def missing() -> Data:
+        raise DataError("no folder")
+
+    with pytest.raises(DataError, match="^no folder$"):
+        check(dataclasses.replace(GOOD, train=missing), 20)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_data_is_made_and_looked_at(split):
+    assert len(data_of(GOOD, split)) == 6
+    with pytest.raises(TaskError, match=rf"^task 'toy': {split}\(\) raised RuntimeError"):
+        data_of(dataclasses.replace(GOOD, **{split: raising}), split)
+
+
+def test_regression_is_a_task_too():
+    def pairs() -> Data:
+        return Data(torch.randn(6, 4), torch.randn(6, 1))
+
+    task = Task("line", lambda: nn.Linear(4, 1), pairs, pairs, nn.functional.mse_loss, lambda o, t: ((o - t).abs() < 1).float().mean())
+    assert check(task, 20).numel == 5
+
+
+def test_buffers_that_training_changes_are_named():
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    assert changing_buffers(dataclasses.replace(GOOD, model=lambda: model)) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    still = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 3))
+    still.register_buffer("constant", torch.ones(2))
+    assert changing_buffers(dataclasses.replace(GOOD, model=lambda: still)) == []

@@ -1,0 +1,207 @@
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedcomp.errors import DataError, MissingExtraError
+from fedcomp.tasks import parquet as room
+from fedcomp.tasks.parquet import Images
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+Image = pytest.importorskip("PIL.Image")
+
+GREY = (1, 4, 5)
+COLOUR = (3, 4, 5)
+
+
+def encoded(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def write(path: Path, images: list[bytes | None], labels: list[int | None], column: str = "image", label: str = "label") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    structs = pa.array([{"bytes": data, "path": ""} for data in images], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    pq.write_table(pa.table({column: structs, label: pa.array(labels, pa.int64())}), path)
+
+
+def pictures(count: int, seed: int = 0, colour: bool = False) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, 4, 5, 3) if colour else (count, 4, 5), dtype=np.uint8)
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """DIR with toy/train.parquet and toy/test.parquet, and the pixels that went in."""
+    train, test = pictures(12), pictures(5, seed=1)
+    write(tmp_path / "toy" / "train.parquet", [encoded(p) for p in train], [i % 10 for i in range(12)])
+    write(tmp_path / "toy" / "test.parquet", [encoded(p) for p in test], [9, 8, 7, 6, 5])
+    return tmp_path, train, test
+
+
+def toy(folder: Path | None) -> Images:
+    return Images(folder, "toy", "image", GREY)
+
+
+@pytest.mark.parametrize("inside", ["", "toy"])
+def test_pixels_and_labels_come_back_from_the_folder_or_its_parent(hub, inside):
+    folder, train, test = hub
+    images, labels = toy(folder / inside).read("train")
+    assert np.array_equal(images[:, 0], train) and images.dtype == np.uint8
+    assert labels.tolist() == [i % 10 for i in range(12)] and labels.dtype == np.int64
+    images, labels = toy(folder / inside).read("test")
+    assert np.array_equal(images[:, 0], test) and labels.tolist() == [9, 8, 7, 6, 5]
+
+
+def test_colour_images_have_channels_in_front(tmp_path):
+    pixels = pictures(3, colour=True)
+    write(tmp_path / "train.parquet", [encoded(p) for p in pixels], [0, 1, 2], column="img")
+    images, _ = Images(tmp_path, "toy", "img", COLOUR).read("train")
+    assert np.array_equal(images, pixels.transpose(0, 3, 1, 2))
+
+
+def test_a_split_in_several_files_is_read_in_the_order_of_their_names(tmp_path):
+    pixels = pictures(6)
+    for part in (1, 0):
+        rows = slice(3 * part, 3 * part + 3)
+        write(tmp_path / f"train-0000{part}-of-00002.parquet", [encoded(p) for p in pixels[rows]], [part] * 3)
+    images, labels = toy(tmp_path).read("train")
+    assert np.array_equal(images[:, 0], pixels) and labels.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_each_pixel_is_standardised_by_the_training_set_with_a_floor(hub):
+    folder, train, test = hub
+    train[:, 0, 0] = 7  # a pixel that never changes
+    write(folder / "toy" / "train.parquet", [encoded(p) for p in train], [0] * 12)
+    scaled = train.reshape(12, -1) / 255
+    mean, deviation = scaled.mean(0), np.maximum(scaled.std(0), 0.01)
+    data = toy(folder)
+    assert torch.allclose(data.per_pixel("train").inputs.double(), torch.tensor((scaled - mean) / deviation), atol=1e-5)
+    assert torch.allclose(data.per_pixel("test").inputs.double(), torch.tensor((test.reshape(5, -1) / 255 - mean) / deviation), atol=1e-4)
+
+
+def test_each_channel_is_standardised_by_the_training_set(tmp_path):
+    pixels = {"train": pictures(8, colour=True) // [1, 2, 4], "test": pictures(3, seed=1, colour=True)}
+    for split, values in pixels.items():
+        write(tmp_path / f"{split}.parquet", [encoded(p.astype(np.uint8)) for p in values], [0] * len(values), column="img")
+    data = Images(tmp_path, "toy", "img", COLOUR)
+    inputs = data.per_channel("train").inputs
+    assert inputs.shape == (8, *COLOUR) and inputs.dtype == torch.float32
+    assert torch.allclose(inputs.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
+    assert torch.allclose(inputs.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5)
+    mean, deviation = pixels["train"].mean((0, 1, 2)) / 255, pixels["train"].std((0, 1, 2)) / 255
+    expected = (pixels["test"] / 255 - mean) / deviation
+    assert torch.allclose(data.per_channel("test").inputs.double(), torch.tensor(expected.transpose(0, 3, 1, 2)), atol=1e-5)
+
+
+def test_moments_over_several_blocks_are_those_of_the_whole():
+    images = np.random.default_rng(3).integers(0, 256, (1500, 2, 3, 3), dtype=np.uint8)
+    mean, deviation = room._moments(images, (0, 2, 3))
+    assert np.allclose(mean.ravel(), (images / 255).mean((0, 2, 3))) and np.allclose(deviation.ravel(), (images / 255).std((0, 2, 3)))
+
+
+GOOD = encoded(pictures(1)[0])
+
+
+@pytest.mark.parametrize(("images", "labels", "columns", "says"), [
+    ([GOOD], [0], {"column": "img"}, r"needs a column image \(struct<bytes, path>\), found img .*label \(int64\)"),
+    ([GOOD], [0], {"label": "fine_label"}, r"needs a column label \(int64\), found image .*fine_label"),
+    ([], [], {}, "has no rows"),
+    ([GOOD, GOOD], [0, 10], {}, "labels from 0 to 10 .* needs 0 to 9"),
+    ([GOOD, GOOD], [-1, 3], {}, "labels from -1 to 3"),
+    ([GOOD, GOOD], [0, None], {}, "1 without a value"),
+    ([GOOD, b"no picture"], [0, 0], {}, "image 1 cannot be decoded"),
+    ([GOOD, GOOD[:60]], [0, 0], {}, "image 1 cannot be decoded"),
+    ([GOOD, None], [0, 0], {}, "image 1 cannot be decoded"),
+    ([GOOD, encoded(np.zeros((4, 4), np.uint8))], [0, 0], {}, "image 1 is 4 x 4 pixels, and toy needs 5 x 4"),
+])
+def test_a_malformed_file_is_named_with_what_is_wrong(tmp_path, images, labels, columns, says):
+    write(tmp_path / "train.parquet", images, labels, **columns)
+    with pytest.raises(DataError, match=f"--data .*train.parquet.*{says}"):
+        toy(tmp_path).read("train")
+
+
+def test_a_plain_binary_column_is_not_the_hub_schema(tmp_path):
+    pq.write_table(pa.table({"image": [GOOD], "label": [0]}), tmp_path / "train.parquet")
+    with pytest.raises(DataError, match=r"needs a column image .* found image \(binary\)"):
+        toy(tmp_path).read("train")
+
+
+def test_labels_must_be_whole_numbers(tmp_path):
+    pq.write_table(pa.table({"image": [{"bytes": GOOD, "path": ""}], "label": [0.5]}), tmp_path / "train.parquet")
+    with pytest.raises(DataError, match=r"needs a column label .* label \(double\)"):
+        toy(tmp_path).read("train")
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 but not more", b"PAR1" + bytes(100) + b"PAR1"])
+def test_a_file_that_is_not_parquet(tmp_path, content):
+    (tmp_path / "train.parquet").write_bytes(content)
+    with pytest.raises(DataError, match="--data .*train.parquet cannot be read as parquet"):
+        toy(tmp_path).read("train")
+
+
+def test_folders_that_hold_no_data(tmp_path):
+    with pytest.raises(DataError, match="toy needs its data; give --data DIR, .*toy/train.parquet.* or set FEDCOMP_DATA"):
+        toy(None).read("train")
+    with pytest.raises(DataError, match="--data .*absent is not a folder"):
+        toy(tmp_path / "absent").read("train")
+    with pytest.raises(DataError, match="--data .* is empty"):
+        toy(tmp_path).read("train")
+    write(tmp_path / "toy" / "train.parquet", [GOOD], [0])
+    with pytest.raises(DataError, match="--data .* holds no toy/test.parquet"):
+        toy(tmp_path).read("test")
+
+
+@pytest.mark.parametrize(("module", "package"), [("pyarrow", "pyarrow"), ("PIL", "pillow")])
+def test_a_missing_package_names_the_extra(hub, tmp_path, monkeypatch, module, package):
+    monkeypatch.setenv("FEDCOMP_CACHE", str(tmp_path / "kept"))
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=rf"the data set toy needs the package {package}; .* 'fedcomp\[sim\]'"):
+        toy(hub[0]).read("train")
+
+
+def test_decoded_images_are_read_from_the_cache_until_a_file_changes(hub, tmp_path, monkeypatch):
+    folder, train, _ = hub
+    cache = tmp_path / "kept"
+    monkeypatch.setenv("FEDCOMP_CACHE", str(cache))
+    first, _ = toy(folder).read("train")
+    assert len(list(cache.iterdir())) == 2 and not isinstance(first, np.memmap)
+    second, labels = toy(folder).read("train")
+    assert isinstance(second, np.memmap) and np.array_equal(second, first) and labels[11] == 1
+
+    write(folder / "toy" / "train.parquet", [encoded(255 - p) for p in train], [3] * 12)
+    third, labels = toy(folder).read("train")
+    assert np.array_equal(third[:, 0], 255 - train) and labels.tolist() == [3] * 12
+
+
+def test_a_broken_cache_file_is_made_anew(hub, tmp_path, monkeypatch):
+    folder, train, _ = hub
+    monkeypatch.setenv("FEDCOMP_CACHE", str(tmp_path / "kept"))
+    toy(folder).read("train")
+    for file in (tmp_path / "kept").iterdir():
+        file.write_bytes(file.read_bytes()[:-3])
+    assert np.array_equal(toy(folder).read("train")[0][:, 0], train)
+    assert isinstance(toy(folder).read("train")[0], np.memmap)
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(hub, tmp_path, monkeypatch):
+    folder, train, _ = hub
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("FEDCOMP_CACHE", str(tmp_path / "file" / "cache"))
+    assert np.array_equal(toy(folder).read("train")[0][:, 0], train)
+
+
+def test_a_failed_write_leaves_nothing_behind(hub, tmp_path, monkeypatch):
+    folder, train, _ = hub
+    monkeypatch.setenv("FEDCOMP_CACHE", str(tmp_path / "kept"))
+
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    assert np.array_equal(toy(folder).read("train")[0][:, 0], train)
+    assert list((tmp_path / "kept").iterdir()) == []

@@ -1,0 +1,96 @@
+import pytest
+
+from fedcomp.errors import ConfigError, TaskError
+from fedcomp.tasks import load
+
+TASK = """
+from dataclasses import dataclass
+import torch
+from fedcomp.tasks import Data, Task
+
+@dataclass
+class Width:
+    hidden: int = 3
+
+def data():
+    return Data(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))
+
+task = Task("mine", lambda: torch.nn.Linear(2, Width().hidden), data, data)
+"""
+
+
+def test_a_task_is_taken_as_it_stands(write_task):
+    task = load(write_task(TASK))
+    assert task.name == "mine" and len(task.train()) == 4
+
+
+@pytest.mark.parametrize("make", [
+    "def make(): return task",
+    "def make(folder):\n    assert folder.name == 'here'\n    return task",
+    "def make(folder=None):\n    assert folder.name == 'here'\n    return task",
+    "class make:\n    def __new__(cls): return task",
+])
+def test_a_callable_makes_the_task_with_the_data_folder_if_it_takes_one(write_task, tmp_path, make):
+    assert load(write_task(f"{TASK}\n{make}", "make"), tmp_path / "here").name == "mine"
+
+
+def test_a_changed_file_is_run_again_and_two_files_of_one_name_do_not_meet(write_task, tmp_path):
+    (tmp_path / "other").mkdir()
+    first = load(write_task(TASK))
+    other = load(write_task(TASK.replace('"mine"', '"another"'), file="other/mine.py"))
+    again = load(write_task(TASK.replace('"mine"', '"longer name"')))
+    assert (first.name, other.name, again.name) == ("mine", "another", "longer name")
+
+
+def test_a_relative_path_and_a_home_are_understood(write_task, tmp_path, monkeypatch):
+    write_task(TASK)
+    monkeypatch.chdir(tmp_path)
+    assert load("mine.py:task").name == "mine"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load("~/mine.py:task").name == "mine"
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("mine.py", "names no task in the file; write path/file.py:name"),
+    ("mine.py:", "names no task in the file"),
+    (":task", "names no task in the file"),
+    ("mine.py:not a name", "names no task in the file"),
+    ("absent.py:task", "there is no file .*absent.py"),
+])
+def test_what_names_no_task(text, says):
+    with pytest.raises(TaskError, match=f"--task {text}.*{says}"):
+        load(text)
+
+
+@pytest.mark.parametrize(("content", "says"), [
+    ("x = 1\ny = 1 / 0\n", r"line 2 raised ZeroDivisionError \(division by zero\) while it was imported"),
+    ("def f():\n    return missing\nf()\n", "line 2 raised NameError"),
+    ("x = 1\ntask = (\n", "line 2 raised SyntaxError"),
+    ("import no_such_package\n", r"line 1 raised ModuleNotFoundError \(No module named 'no_such_package'\)"),
+    ("import json\njson.loads('{')\n", "line 2 raised JSONDecodeError"),
+    ("raise ValueError('first\\nsecond')\n", r"line 1 raised ValueError \(first\) while"),
+    ("import sys\nsys.exit(3)\n", "line 2 raised SystemExit"),
+    ("tsak = 1\ndef make_task(): pass\n", "the file has no 'task'; did you mean 'make_task'"),
+    ("x = 1\n", "the file has no 'task'; define it there"),
+    ("task = 5\n", "gives an int; it must be a fedcomp Task or a function that returns one"),
+    ("def task(): pass\n", "gives a NoneType; it must be"),
+    ("def task(a, b): pass\n", "let it take no argument or one"),
+    ("def task(*, a): pass\n", "let it take no argument or one"),
+    ("def task():\n    x = 1\n    return {}['key']\n", r"line 3 raised KeyError \('key'\) while it was called"),
+])
+def test_a_broken_file_is_named_with_the_line(write_task, content, says):
+    text = write_task(content)
+    with pytest.raises(TaskError, match=f"--task .*mine.py:task.*{says}") as caught:
+        load(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_python(write_task):
+    with pytest.raises(TaskError, match="is not a Python file; give one whose name ends in .py"):
+        load(write_task("", file="mine.txt"))
+
+
+@pytest.mark.parametrize("content", ["raise ConfigError('own')", "def task(): raise ConfigError('own')"])
+def test_errors_of_fedcomp_pass_through(write_task, content):
+    with pytest.raises(ConfigError, match="^own$"):
+        load(write_task(f"from fedcomp.errors import ConfigError\n{content}\n"))

@@ -1,0 +1,138 @@
+"""Every option: its default is allowed, its limits hold, and TOML gives back what a run stored."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from fedcomp import config
+from fedcomp.config import RunConfig
+from fedcomp.errors import ConfigError
+
+FIELDS = fields(RunConfig)
+# A value for each option that is allowed and is not its default.
+OTHER = {
+    "task": "mnist-cnn", "data": "somewhere", "partition": "dirichlet:0.1", "clients": 7, "rounds": 3, "participation": 0.25,
+    "local_steps": 2, "local_epochs": 1, "batch_size": 8, "lr": 0.5, "momentum": 0.9, "weight_decay": 1e-4, "clip": 2.0,
+    "strategy": "vote", "weights": "examples", "weight_cap": 3.0, "uplink": "topk:density=1%,values=fp16", "downlink": "identity",
+    "memory": "none", "downlink_memory": "none", "server_lr": 0.1, "cache": 2.5, "attack": "signflip:3", "engine": "serial",
+    "cohort_batch": 16, "device": "cpu", "seed": 42, "eval_every": 5, "checkpoint_every": 10, "out": "runs/mine", "resume": True,
+    "plain": True,
+}
+
+
+def toml(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "options.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_table_above_names_every_option():
+    assert set(OTHER) == {f.name for f in FIELDS}
+    assert all(OTHER[f.name] != f.default for f in FIELDS)
+
+
+@pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
+def test_every_option_says_what_it_does(f):
+    assert f.metadata["help"]
+    assert set(f.metadata) <= {"help", "unit", "local", "low", "high", "above", "choices"}
+
+
+@pytest.mark.parametrize("f", [f for f in FIELDS if {"low", "high", "above"} & set(f.metadata)], ids=lambda f: f.name)
+def test_ranges_hold_at_their_ends(f):
+    whole = isinstance(f.default, int)
+    step = 1 if whole else 1e-9
+    for end in ("low", "high"):
+        if end in f.metadata:
+            limit = type(f.default)(f.metadata[end])
+            assert getattr(RunConfig(**{f.name: limit}), f.name) == limit
+            outside = limit - step if end == "low" else limit + step
+            with pytest.raises(ConfigError, match=f"^{config.flag(f.name)} is .*; give at {'least' if end == 'low' else 'most'} "):
+                RunConfig(**{f.name: outside})
+    if "above" in f.metadata:
+        with pytest.raises(ConfigError, match=f"^{config.flag(f.name)} is .*; give more than "):
+            RunConfig(**{f.name: f.metadata["above"]})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("f", [f for f in FIELDS if isinstance(f.default, float)], ids=lambda f: f.name)
+def test_numbers_are_finite(f, value):
+    with pytest.raises(ConfigError, match=config.flag(f.name)):
+        RunConfig(**{f.name: value})
+
+
+def test_a_choice_has_a_nearest_one():
+    with pytest.raises(ConfigError, match="^--weights cannot be 'example'; did you mean 'examples'"):
+        RunConfig(weights="example")
+
+
+@pytest.mark.parametrize("spelling", [lambda name: name, lambda name: name.replace("_", "-")])
+def test_toml_gives_back_what_was_stored(tmp_path, spelling):
+    stored = config.settings(RunConfig(**OTHER))
+    path = toml(tmp_path, tomli_w.dumps({spelling(name): value for name, value in stored.items()}))
+    read = config.read_toml(path)
+    assert read == OTHER
+    assert {name: type(value) for name, value in read.items()} == {name: type(value) for name, value in OTHER.items()}
+
+
+def test_the_config_of_a_run_folder_can_be_given_again(tmp_path):
+    stored = config.settings(RunConfig(clients=7)) | {"resolved": {"device": "cpu", "engine": "serial", "at_once": 1}}
+    assert RunConfig(**config.read_toml(toml(tmp_path, tomli_w.dumps(stored)))) == RunConfig(clients=7)
+
+
+def test_numbers_in_toml_may_be_written_as_shares(tmp_path):
+    path = toml(tmp_path, 'participation = "1/8"\nlr = "5%"\nclip = 1\n')
+    assert config.read_toml(path) == {"participation": 0.125, "lr": 0.05, "clip": 1.0}
+
+
+@pytest.mark.parametrize(("text", "sentence"), [
+    ("clinets = 3", "unknown option 'clinets'; did you mean 'clients'? "),
+    ("[sim]\nclients = 3", "unknown option 'sim'; "),
+    ("clients = 2.5", "'clients' cannot be '2.5'; give a whole number"),
+    ("resume = 3", "'resume' cannot be '3'; give true or false"),
+    ('lr = "fast"', "'lr' cannot be 'fast'; give a number such as"),
+    ("lr = nan", "'lr' cannot be 'nan'; give a number such as"),
+    ('uplink = ["stc"]', "'uplink' holds several values; give one"),
+    ("[task]\nname = 'digits'", "'task' holds several values; give one"),
+    ("clients = ", "is not TOML"),
+    ("clients = 3\nclients = 4", "is not TOML"),
+])
+def test_a_mistake_in_toml_names_the_file_and_the_fix(tmp_path, text, sentence):
+    path = toml(tmp_path, text)
+    with pytest.raises(ConfigError) as raised:
+        config.read_toml(path)
+    assert str(path) in str(raised.value) and sentence in str(raised.value)
+
+
+def test_bytes_that_are_no_text_are_no_toml(tmp_path):
+    path = tmp_path / "options.toml"
+    path.write_bytes(b"task = '\xff'")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        config.read_toml(path)
+
+
+@pytest.mark.parametrize("path", ["absent.toml", "."])
+def test_a_config_file_that_cannot_be_read(tmp_path, path):
+    with pytest.raises(ConfigError, match="^--config .*; give a TOML file that can be read$"):
+        config.read_toml(tmp_path / path)
+
+
+def test_settings_leave_out_what_is_not_set():
+    assert {f.name for f in FIELDS} - set(config.settings(RunConfig())) == {"data", "attack", "out"}
+
+
+@pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
+def test_a_resumed_run_may_change_only_what_is_local(f):
+    stored = config.settings(RunConfig())
+    changed = replace(RunConfig(), **{f.name: OTHER[f.name]})
+    assert config.first_difference(changed, stored) == (None if f.metadata["local"] else f.name)
+    assert config.first_difference(RunConfig(), config.settings(changed)) == (None if f.metadata["local"] else f.name)
+
+
+def test_data_comes_from_the_flag_or_the_environment(monkeypatch):
+    monkeypatch.delenv("FEDCOMP_DATA", raising=False)
+    assert config.data_folder(RunConfig()) is None
+    monkeypatch.setenv("FEDCOMP_DATA", "~/sets")
+    assert config.data_folder(RunConfig()) == Path("~/sets").expanduser()
+    assert config.data_folder(RunConfig(data="elsewhere")) == Path("elsewhere")

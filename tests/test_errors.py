@@ -1,0 +1,40 @@
+"""The tree drawn in errors.py is the tree there is, and unknown names get a useful end of a sentence."""
+
+import re
+
+import pytest
+
+from fedcomp import errors
+from fedcomp.errors import FedcompError, nearest
+
+DRAWN = [m.groups() for line in errors.__doc__.splitlines() if (m := re.match(r"    ([│├└─ ]*)(\w+Error)(?:\s+(\d+))?", line))]
+
+
+def subclasses(cls: type) -> set[type]:
+    return {cls}.union(*(subclasses(c) for c in cls.__subclasses__() if c.__module__ == errors.__name__))
+
+
+def test_every_error_is_drawn_and_every_drawn_one_exists():
+    assert {name for _, name, _ in DRAWN} == {cls.__name__ for cls in subclasses(FedcompError)}
+
+
+@pytest.mark.parametrize(("branch", "name", "status"), DRAWN, ids=[name for _, name, _ in DRAWN])
+def test_parents_and_exit_statuses_are_as_drawn(branch, name, status):
+    cls = getattr(errors, name)
+    parent = {0: Exception, 4: FedcompError, 8: errors.UserError}[len(branch)]
+    assert cls.__bases__ == (parent,)
+    assert cls.exit_status == (int(status) if status else parent.exit_status)
+
+
+def test_a_missing_extra_names_the_command_that_installs_it():
+    error = errors.MissingExtraError("pyarrow", "sim", "--task mnist-cnn")
+    assert str(error) == "--task mnist-cnn needs the package pyarrow; install it with: pip install 'fedcomp[sim]'"
+
+
+@pytest.mark.parametrize(("name", "hint"), [("stcc", "did you mean 'stc'? "), ("dense", "")])
+def test_nearest_suggests_only_what_is_close_and_lists_all(name, hint):
+    assert nearest(name, ["topk", "stc"]) == f"{hint}known: stc, topk"
+
+
+def test_nearest_of_nothing():
+    assert nearest("stc", []) == "known: "

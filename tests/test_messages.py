@@ -1,0 +1,72 @@
+"""Messages come back as they were sent, and nothing else comes in."""
+
+from dataclasses import replace
+
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcomp.clients.flower import LARGEST_VALUE, from_records, to_records
+from fedcomp.errors import ProtocolError
+from fedcomp.messages import FRAMES, UPDATE, Assignment, Report, failure, ticket
+
+ASSIGNMENT = Assignment(3, "train", 7, FRAMES, "v0", "v2", "abc", [b"one", b"", b"three"], "", b"announced")
+REPORT = Report(3, "train", 7, UPDATE, "v2", "abc", b"\x00frame", "t", 20, 0.5, "", "")
+
+
+@pytest.mark.parametrize("message", [ASSIGNMENT, REPORT, replace(REPORT, loss=float("inf")), replace(ASSIGNMENT, frames=[])])
+def test_a_message_comes_back(message):
+    assert type(message).unpack(message.pack()) == message
+    assert from_records(to_records(message), type(message)) == message
+
+
+def test_large_messages_travel_as_arrays_that_flower_can_cut():
+    large = replace(REPORT, frame=bytes(LARGEST_VALUE))
+    assert isinstance(to_records(large)["fedcomp"], ArrayRecord) and isinstance(to_records(REPORT)["fedcomp"], ConfigRecord)
+    assert from_records(to_records(large), Report) == large
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_an_error(data):
+    with pytest.raises(ProtocolError):
+        Report.unpack(data)
+
+
+@given(st.data())
+def test_a_changed_message_is_another_message_or_an_error(data):
+    packed = bytearray(REPORT.pack())
+    packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        changed = Report.unpack(bytes(packed))
+    except ProtocolError:
+        return
+    assert {name: type(value) for name, value in vars(changed).items()} == {name: type(value) for name, value in vars(REPORT).items()}
+
+
+@pytest.mark.parametrize("cut", [0, 3, 4, 50, -1])
+def test_a_message_cut_short_is_an_error(cut):
+    with pytest.raises(ProtocolError):
+        Assignment.unpack(ASSIGNMENT.pack()[:cut])
+    with pytest.raises(ProtocolError):
+        Assignment.unpack(ASSIGNMENT.pack() + b"x")
+
+
+def test_a_message_of_the_other_kind_is_an_error():
+    with pytest.raises(ProtocolError, match="same version"):
+        Report.unpack(ASSIGNMENT.pack())
+
+
+def test_records_of_somebody_else_are_an_error():
+    strange = [
+        {}, {"fedcomp": ConfigRecord({"fedcomp": "text"})}, {"fedcomp": ConfigRecord({"other": b""})},
+        {"fedcomp": ArrayRecord({"fedcomp": Array(dtype="uint8", shape=(3,), stype="numpy.ndarray", data=b"abc")})},
+    ]
+    for records in strange:
+        with pytest.raises(ProtocolError, match="both sides need fedcomp"):
+            from_records(RecordDict(records), Report)
+
+
+def test_tickets_name_proposals():
+    assert ticket(1, 2, b"frame") != ticket(2, 2, b"frame") != ticket(2, 1, b"frame")
+    assert failure(ASSIGNMENT, "train", "it broke").kind == "failed"

@@ -1,0 +1,134 @@
+"""What is published: an sdist, the wheel built from it, and a command that runs with no more than the wheel asks for.
+
+The wheel is installed by pip into a fresh environment. Its dependencies are not downloaded again: the distributions that the metadata
+of the wheel asks for, with all that they ask for, are linked in from the environment that runs the tests, and nothing else can be
+imported there. That shows that the declared dependencies suffice and that their versions fit; that an index has them is shown by the
+installation that `make test` begins with.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import fedcomp
+
+pytestmark = pytest.mark.timeout(300)
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+NAME = f"fedcomp-{fedcomp.__version__}"
+
+
+def command(*words, cwd: Path, status: int = 0) -> subprocess.CompletedProcess:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")} | {"COLUMNS": "500"}
+    done = subprocess.run([str(w) for w in words], cwd=cwd, env=environment, text=True, capture_output=True)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory) -> Path:
+    """The folder with the sdist and the wheel that was built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    command(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    return folder
+
+
+def required(requirements: list[str], extras: frozenset[str], seen: set) -> dict[str, metadata.Distribution]:
+    """The installed distributions that requirements ask for under these extras, all the way down, by name."""
+    found = {}
+    for requirement in map(Requirement, requirements):
+        applies = requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras | {""})
+        step = (requirement.name, frozenset(requirement.extras))
+        if applies and step not in seen:
+            seen.add(step)
+            found[requirement.name] = distribution = metadata.distribution(requirement.name)
+            found |= required(distribution.requires or [], step[1], seen)
+    return found
+
+
+@pytest.fixture(scope="module")
+def install(archives, tmp_path_factory):
+    """install(extra) → the scripts folder of a fresh environment with the wheel and what it asks for under that extra."""
+
+    def installed(*extras: str) -> Path:
+        folder = tmp_path_factory.mktemp("environment")
+        command(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
+        (site,) = folder.glob("lib/python3*/site-packages")
+        pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python")
+        command(*pip, "install", "--quiet", "--no-index", "--no-deps", *archives.glob("*.whl"), cwd=folder)
+        assert {path.name for path in site.iterdir()} == {"fedcomp", f"{NAME}.dist-info"}
+
+        (wheel,) = metadata.distributions(name="fedcomp", path=[str(site)])
+        for distribution in required(wheel.requires, frozenset(extras), set()).values():
+            for entry in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
+                if not (site / entry).exists():
+                    (site / entry).symlink_to(distribution.locate_file(entry))
+        command(*pip, "check", cwd=folder)
+        return folder / "bin"
+
+    return installed
+
+
+@pytest.fixture(scope="module")
+def edge(install) -> Path:
+    """The scripts of an environment without extras, as on an edge client."""
+    return install()
+
+
+def test_sdist_holds_the_sources_and_no_links(archives):
+    with tarfile.open(archives / f"{NAME}.tar.gz") as sdist:
+        members = sdist.getmembers()
+    assert all(m.isfile() or m.isdir() for m in members)
+    files = {m.name.removeprefix(f"{NAME}/") for m in members if m.isfile()}
+    assert not {name.split("/")[0] for name in files} & {"clients", "server", "strategies", "sim", ".venv", "runs"}
+    assert files >= {"LICENSE", "README.md", "constraints.txt", "pyproject.toml", "tests/test_package.py"}
+    assert files >= {path.relative_to(ROOT).as_posix() for path in (ROOT / "fedcomp").rglob("*.py")}
+
+
+def test_wheel_holds_all_of_fedcomp_and_nothing_else(archives):
+    with zipfile.ZipFile(archives / f"{NAME}-py3-none-any.whl") as wheel:
+        names = set(wheel.namelist())
+    assert {name.split("/")[0] for name in names} == {"fedcomp", f"{NAME}.dist-info"}
+    assert names >= {path.relative_to(ROOT).as_posix() for path in (ROOT / "fedcomp").rglob("*.py")}
+    assert f"{NAME}.dist-info/licenses/LICENSE" in names
+
+
+def test_installed_wheel_runs_a_simulation(install, tmp_path):
+    scripts = install("sim")
+    command(scripts / "fedcomp", "sim", "--clients", 20, "--rounds", 2, "--plain", "--out", tmp_path / "run", cwd=tmp_path)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["clients"], summary["rounds"], summary["version"]) == (20, 2, fedcomp.__version__)
+    assert 0 < summary["uplink_bytes"] < summary["dense_uplink_bytes"]
+
+
+def test_every_module_imports_without_extras(edge, tmp_path):
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "fedcomp").rglob("*.py")]
+    modules = sorted(name.removesuffix(".__init__") for name in names if not name.endswith("__main__"))
+    command(edge / "python", "-c", f"import importlib\nfor name in {modules}: importlib.import_module(name)", cwd=tmp_path)
+
+
+def test_a_missing_extra_is_one_sentence_that_names_it(edge, tmp_path):
+    done = command(edge / "fedcomp", "sim", "--task", "digits", "--plain", "--out", tmp_path / "run", cwd=tmp_path, status=2)
+    assert "pip install 'fedcomp[sim]'" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_constraints_pin_every_package_once():
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = [Requirement(line) for line in lines]
+    assert all([s.operator for s in pin.specifier] == ["=="] and pin.url is None for pin in pins)
+    assert len({pin.name for pin in pins}) == len(pins)
+    assert "torch==2.13.0" in lines
+    declared = sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"])
+    installed = required([line for line in declared if not line.startswith("fedcomp")], frozenset(), set())
+    assert {re.sub(r"[-_.]+", "-", d.name).lower() for d in installed.values()} <= {pin.name for pin in pins}

@@ -1,0 +1,43 @@
+"""A task small enough to run hundreds of rounds of in a test: two classes in the plane, 40 parameters."""
+
+import torch
+from torch import nn
+
+from fedcomp import Data, Task
+
+
+def two_clouds(examples: int, seed: int) -> Data:
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.arange(examples) % 2
+    inputs = torch.randn(examples, 2, generator=generator) + 2.0 * targets[:, None] - 1.0
+    return Data(inputs, targets)
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+task = Task("two clouds", model, train=lambda: two_clouds(400, 1), test=lambda: two_clouds(200, 2))
+
+
+class RaisesOnMarkedData(nn.Module):
+    """Fails when a batch holds an example whose first input is above 100."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling() and bool((x > 100).any()):
+            raise ValueError("a sensor reports nonsense")
+        return self.linear(x)
+
+
+def marked(example: int, value: float) -> Data:
+    data = two_clouds(400, 1)
+    data.inputs[example, 0] = value
+    return data
+
+
+one_raises = Task("one raises", RaisesOnMarkedData, train=lambda: marked(7, 1000.0), test=lambda: two_clouds(200, 2))
+one_is_nan = Task("one is NaN", model, train=lambda: marked(7, float("nan")), test=lambda: two_clouds(200, 2))
