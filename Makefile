@@ -1,4 +1,4 @@
-# Everything is installed into .venv; nothing outside this folder changes.
+# Everything is installed into .venv.
 PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
 
 export FLWR_TELEMETRY_ENABLED := 0

@@ -7,7 +7,6 @@ import dataclasses
 import io
 import json
 import sys
-import tomllib
 from itertools import accumulate
 from pathlib import Path
 
@@ -15,15 +14,16 @@ from rich.console import Console
 from safetensors import safe_open
 
 from fedcomp.cli.dashboard import Dashboard
+from fedcomp.config import read_run
 from fedcomp.observe import Header, Summary
-from fedcomp.server.run_folder import CONFIG, METRICS, MODEL, SUMMARY, record_of
+from fedcomp.server.run_folder import METRICS, MODEL, SUMMARY, record_of
 from fedcomp.sim.run import Machine
 
 WIDTH, HEIGHT = 100, 40
 
 
 def main(run: Path, picture: Path) -> None:
-    config = tomllib.loads((run / CONFIG).read_text(encoding="utf-8"))
+    config = read_run(run)
     records = [record_of(json.loads(line)) for line in (run / METRICS).read_text(encoding="utf-8").splitlines()]
     summary = Summary(**json.loads((run / SUMMARY).read_text(encoding="utf-8")))
     with safe_open(run / MODEL, framework="numpy") as model:

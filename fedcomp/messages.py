@@ -3,8 +3,8 @@
     Assignment   server → client   what the client misses, what was accepted of it, and what to do now
     Report       client → server   a frame, or why there is none; and the version that the client is at
 
-Versions are names in a hash chain: the first is the hash of the initial weights, each next one the hash of its predecessor and the broadcast that
-was added. A fingerprint is a hash of the weights themselves.
+Versions are names in a hash chain: the first is the hash of the initial weights, each next one the hash of its
+predecessor and the broadcast that was added. A fingerprint is a hash of the weights themselves.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ LENGTH = struct.Struct("<I")
 class Values:
     """A message: flat fields of str, int, float, bytes or list[bytes], checked on the way in.
 
-    As bytes: the length of the header (4 bytes, little-endian), the header (JSON; a field of bytes stands as its length, a list as its lengths), and
-    then the bytes of those fields, one after the other.
+    As bytes: the length of the header (4 bytes, little-endian), the header (JSON; a field of bytes stands as its
+    length, a list as its lengths), and then the bytes of those fields, one after the other.
     """
 
     def pack(self) -> bytes:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from tiny_task import task
 
 from fedcomp import memory
 from fedcomp.clients.client import Client
@@ -13,7 +14,6 @@ from fedcomp.messages import Assignment, Report
 from fedcomp.sim.grid import LocalGrid, by_index
 from fedcomp.strategies import Average, RoundStrategy, Rules
 from fedcomp.tasks import initial_model
-from tiny_task import task
 
 Fault = Callable[[Assignment, Report], Report | None]  # what becomes of a reply; None = it is lost
 
@@ -21,7 +21,9 @@ Fault = Callable[[Assignment, Report], Report | None]  # what becomes of a reply
 class Federation:
     """Clients 0..clients-1 of the tiny task and the strategy above them. `faults[(client, round)]` changes or loses a reply."""
 
-    def __init__(self, rules: Rules, clients: int = 6, memory_name: str = "residual", strategy: type[RoundStrategy] = Average, at_once: int = 4):
+    def __init__(
+        self, rules: Rules, clients: int = 6, memory_name: str = "residual", strategy: type[RoundStrategy] = Average, at_once: int = 4
+    ):
         model = initial_model(task, rules.seed)
         self.layout = Layout.of(model)
         self.initial = self.layout.gather(model)

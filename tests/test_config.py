@@ -8,7 +8,7 @@ import tomli_w
 
 from fedcomp import config
 from fedcomp.config import RunConfig
-from fedcomp.errors import ConfigError
+from fedcomp.errors import ConfigError, RunFolderError
 
 FIELDS = fields(RunConfig)
 # A value for each option that is allowed and is not its default.
@@ -128,6 +128,26 @@ def test_a_resumed_run_may_change_only_what_is_local(f):
     changed = replace(RunConfig(), **{f.name: OTHER[f.name]})
     assert config.first_difference(changed, stored) == (None if f.metadata["local"] else f.name)
     assert config.first_difference(RunConfig(), config.settings(changed)) == (None if f.metadata["local"] else f.name)
+
+
+def test_the_options_of_a_run_can_be_taken_over(tmp_path):
+    stored = config.settings(RunConfig(**OTHER)) | {"resolved": {"device": "cpu"}}
+    (tmp_path / config.RUN_FILE).write_text(tomli_w.dumps(stored), encoding="utf-8")
+    assert config.read_run(tmp_path) == stored
+    belongs_to_an_invocation = {"out", "resume", "plain"}
+    assert config.options_of_run(tmp_path) == {name: value for name, value in OTHER.items() if name not in belongs_to_an_invocation}
+
+
+@pytest.mark.parametrize(("content", "sentence"), [
+    (None, "holds no run to continue; leave --resume out to start one"),
+    (b"task = ", "cannot be read"),
+    (b"task = '\xff'", "cannot be read"),
+])
+def test_a_folder_without_a_run(tmp_path, content, sentence):
+    if content is not None:
+        (tmp_path / config.RUN_FILE).write_bytes(content)
+    with pytest.raises(RunFolderError, match=sentence):
+        config.options_of_run(tmp_path)
 
 
 def test_data_comes_from_the_flag_or_the_environment(monkeypatch):

@@ -1,7 +1,7 @@
 """Everything that touches the inside of Flower: records of our messages, and the private symbols that an in-process Grid needs.
 
-Checked against flwr 1.41. A message travels as one value: bytes in a ConfigRecord up to 1 MiB, and above that an Array, which Flower sends in chunks;
-the Array's `stype` keeps everyone from averaging it by accident.
+Checked against flwr 1.41. A message travels as one value: bytes in a ConfigRecord up to 1 MiB, and above that an
+Array, which Flower sends in chunks; the Array's `stype` keeps everyone from averaging it by accident.
 """
 
 import uuid

@@ -27,8 +27,9 @@ class Replica:
     def move(self, assignment: Assignment) -> None:
         """Bring the weights to the assignment's version. A download that starts earlier than this copy stands is good too.
 
-        Raises NeedDense, with the weights untouched, when the download does not pass this copy's version, and FrameError when a frame is bad. When the
-        fingerprint differs in the end, the copy is worth nothing: NeedDense, and no version until the dense model comes.
+        Raises NeedDense, with the weights untouched, when the download does not pass this copy's version, and
+        FrameError when a frame is bad. When the fingerprint differs in the end, the copy is worth nothing: NeedDense,
+        and no version until the dense model comes.
         """
         if assignment.version != self.version:
             self._apply(assignment)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import kernels, spec
 from ..errors import ConfigError, FrameError, NonFiniteError
+from ..kernels.select import non_finite
 from ..layout import Layout
 from . import frame
 from .frame import CodecId, Section
@@ -31,6 +32,7 @@ class Context:
 
 
 NO_CONTEXT = Context()
+PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ class Codec(ABC):
         Raises NonFiniteError, with `total` untouched, when x or the sum is not finite.
         """
         added = total + x
-        _check_finite(added, None)
+        if kernels.first_nonfinite(added) is not None:
+            raise non_finite(total, x)
         total.copy_(added)
         return self.pack(total, seed, context)
 
@@ -98,6 +101,7 @@ class Codec(ABC):
         """A frame for each row of x [m, n], or a NonFiniteError in the place of a row with NaN or infinity."""
         if x.dim() != 2 or len(seeds) != len(x):
             raise ConfigError(f"encode_batch needs a stack [m, n] and m seeds; given shape {list(x.shape)} and {len(seeds)} seeds")
+        _check_kind(x, layout)
         bad = kernels.first_nonfinite_rows(x).tolist()
         good = [i for i, position in enumerate(bad) if position < 0]
         rows = x.detach() if len(good) == len(x) else x.detach()[good]
@@ -111,7 +115,7 @@ class Codec(ABC):
 
         Raises NonFiniteError, with `total` untouched, when x or the sum is not finite.
         """
-        _check_vector(x, layout)
+        _check_pair(total, x, layout)
         try:
             return self._seal(x.numel(), [self.pack_added(total, x.detach(), seed, context)])
         except NonFiniteError as error:
@@ -154,7 +158,7 @@ class LayerWise(Codec):
 
     def contraction(self, numel: int) -> float | None:
         whole = self.inner.contraction(numel)
-        return whole and whole * 2 / 3  # a small tensor's k, rounded down, can be a third below its share
+        return whole and whole / 2  # k of the whole can be rounded up by a third, and k of a tensor down by a third
 
     def variance(self, numel: int) -> float | None:
         return self.inner.variance(numel)
@@ -168,47 +172,60 @@ class LayerWise(Codec):
     def encode(self, x: Tensor, *, seed: int = 0, layout: Layout | None = None, context: Context = NO_CONTEXT) -> bytes:
         _check_vector(x, layout)
         _check_finite(x, layout)
-        tensors = enumerate(self._layout(layout, x.numel()))
+        tensors = enumerate(self._layout(layout))
         return self._seal(x.numel(), [self.inner.pack(x.detach()[e.span], seed + i, context) for i, e in tensors])
 
     def encode_added(
         self, total: Tensor, x: Tensor, *, seed: int = 0, layout: Layout | None = None, context: Context = NO_CONTEXT
     ) -> bytes:
-        _check_vector(x, layout)
-        spans = [e.span for e in self._layout(layout, x.numel())]
-        for span in spans:
-            _check_finite(total[span] + x[span], layout, span.start)
+        _check_pair(total, x, layout)
+        spans = [e.span for e in self._layout(layout)]
+        if any(kernels.first_nonfinite(total[span] + x[span]) is not None for span in spans):
+            raise _named(non_finite(total, x), layout)
         return self._seal(
             x.numel(), [self.inner.pack_added(total[span], x.detach()[span], seed + i, context) for i, span in enumerate(spans)]
         )
 
     def _pack_stack(self, rows: Tensor, seeds: Sequence[int], layout: Layout | None, context: Context) -> list[list[Section]]:
-        tensors = enumerate(self._layout(layout, rows.shape[1]))
+        tensors = enumerate(self._layout(layout))
         columns = [self.inner.pack_rows(rows[:, e.span], [seed + i for seed in seeds], context) for i, e in tensors]
         return [list(sections) for sections in zip(*columns, strict=True)]
 
-    def _layout(self, layout: Layout | None, numel: int) -> Layout:
+    def _layout(self, layout: Layout | None) -> Layout:
         if layout is None:
             raise ConfigError(f"{self} needs layout=…, or write @model in place of @layer")
         return layout
 
 
 def _check_vector(x: Tensor, layout: Layout | None) -> None:
-    if x.dim() != 1 or not x.is_floating_point():
-        raise ConfigError(f"a codec takes a floating-point vector of one dimension; given {x.dtype} of shape {list(x.shape)}")
-    if layout is not None and layout.numel != x.numel():
-        raise ConfigError(f"the layout has {layout.numel} elements and the vector {x.numel()}; give the layout of this model")
+    if x.dim() != 1:
+        raise ConfigError(f"a codec takes a vector of one dimension; given shape {list(x.shape)}")
+    _check_kind(x, layout)
 
 
-def _check_finite(x: Tensor, layout: Layout | None, offset: int = 0) -> None:
+def _check_kind(x: Tensor, layout: Layout | None) -> None:
+    if x.dtype not in PRECISIONS:
+        raise ConfigError(f"a codec takes float32, float16 or bfloat16; given {x.dtype}, write x.float()")
+    if layout is not None and layout.numel != x.shape[-1]:
+        raise ConfigError(f"the layout has {layout.numel} elements and the vector {x.shape[-1]}; give the layout of this model")
+
+
+def _check_pair(total: Tensor, x: Tensor, layout: Layout | None) -> None:
+    _check_vector(x, layout)
+    if total.dtype != torch.float32 or total.shape != x.shape or total.device != x.device:
+        given = f"{total.dtype} {list(total.shape)} on {total.device}"
+        raise ConfigError(f"the sum is {given}, the vector {list(x.shape)} on {x.device}; give a float32 sum of its shape and device")
+
+
+def _check_finite(x: Tensor, layout: Layout | None) -> None:
     position = kernels.first_nonfinite(x)
     if position is not None:
-        raise _nonfinite(x, position, layout, offset)
+        raise _nonfinite(x, position, layout)
 
 
-def _nonfinite(x: Tensor, position: int, layout: Layout | None, offset: int = 0) -> NonFiniteError:
+def _nonfinite(x: Tensor, position: int, layout: Layout | None) -> NonFiniteError:
     error = NonFiniteError(f"the update is {x[position].item()} at position {position}")
-    error.position = position + offset
+    error.position = position
     return _named(error, layout)
 
 

@@ -12,6 +12,11 @@ HALF, EXPONENT = np.dtype("<f2"), np.dtype("<i2")
 LARGEST = np.float32(32752)  # the float16 below 2¹⁵: rounding up to 2¹⁵ could leave float32's range
 
 
+def size(count: int) -> int:
+    """Bytes of `count` values."""
+    return EXPONENT.itemsize + HALF.itemsize * count
+
+
 def pack(values: np.ndarray) -> bytes:
     """float32 values [k] as 2 + 2k bytes; each is off by at most 2⁻¹¹ of itself, or 2⁻³⁹ of the largest."""
     largest = float(np.abs(values).max(initial=0.0))
@@ -22,7 +27,7 @@ def pack(values: np.ndarray) -> bytes:
 
 def unpack(data: memoryview, count: int) -> np.ndarray:
     """float32 values [count]. Raises FrameError unless `data` holds exactly these, all finite."""
-    expect(len(data) == EXPONENT.itemsize + HALF.itemsize * count, "values in float16 have another length")
+    expect(len(data) == size(count), "values in float16 have another length")
     exponent = int(np.frombuffer(data, EXPONENT, 1)[0])
     with np.errstate(over="ignore", under="ignore"):
         values = np.ldexp(np.frombuffer(data, HALF, offset=EXPONENT.itemsize).astype(np.float32), exponent)

@@ -1,9 +1,9 @@
 """The overwrite frame: current values at named coordinates, for a client that missed several broadcasts.
 
-Unlike a codec's frame it replaces what it names instead of adding to it, so the weights end bit-identical to the server's whatever order the missed
-broadcasts would have been added in.
+Unlike a codec's frame it replaces what it names instead of adding to it, so the weights end bit-identical to the
+server's whatever order the missed broadcasts would have been added in.
 
-    body   first byte (codecs/selection.py), values as float32, gaps
+    body   b, 1 byte; values as float32; gaps, Rice-coded with parameter b (kernels/rice.py)
 """
 
 import numpy as np
@@ -28,9 +28,9 @@ def encode(weights: Tensor, positions: np.ndarray) -> bytes:
     """A frame of weights[positions]; weights [numel] float32, positions int64, ascending."""
     section = EMPTY
     if positions.size:
-        first, gaps = selection.pack_positions(positions, weights.numel())
-        values = weights[torch.from_numpy(positions).to(weights.device)].cpu().numpy()
-        section = Section(positions.size, first + values.astype("<f4", copy=False).tobytes() + gaps)
+        b = rice.best_parameter(positions, weights.numel())
+        values = weights[torch.from_numpy(positions).to(weights.device)].cpu().numpy().astype("<f4", copy=False)
+        section = Section(positions.size, bytes([b]) + values.tobytes() + rice.pack(positions, b))
     return frame.seal(CodecId.OVERWRITE, frame.MODEL, weights.numel(), [section])
 
 
@@ -39,9 +39,9 @@ def apply(data: bytes, weights: Tensor) -> None:
     ((_, (count, body)),) = frame.unseal(data, CodecId.OVERWRITE, weights.numel(), None)
     if not count:
         return
-    first, sent, gaps = selection.split(memoryview(body), 1, 4 * count)
-    expect(first[0] <= selection.RICE, "an overwrite section has an unknown flag")
+    first, rest = selection.take(memoryview(body), 1)
+    sent, gaps = selection.take(rest, 4 * count)
     values = np.frombuffer(sent, "<f4")
     expect(bool(np.isfinite(values).all()), "an overwrite section holds NaN or infinity")
-    positions = selection.unpack_positions(first[0], gaps, count, weights.numel())
+    positions = rice.unpack(gaps, count, first[0], weights.numel())
     weights[torch.from_numpy(positions).to(weights.device)] = torch.from_numpy(values.astype(np.float32)).to(weights.device)

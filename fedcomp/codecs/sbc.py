@@ -7,7 +7,7 @@ Sattler, Wiedemann, Müller, Samek: Sparse binary compression: towards distribut
 
 No sign bits: one mean and its sign for all. Values of the other sign are never sent, so a side may hold fewer than k.
 
-    body   first byte (codecs/selection.py; 0x40 = the mean is negative), μ as float32, gaps
+    values   μ as float32; flag 1 = the mean is negative; around them codecs/selection.py
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from torch import Tensor
 from .. import kernels
 from . import selection
 from .base import expect
-from .frame import CodecId, Section
+from .frame import CodecId
 
-NEGATIVE = 0x40
+POSITIVE, NEGATIVE = 0, 1  # flags
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,11 @@ class SBC(selection.Selective):
     def select_rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return kernels.top_side_rows(x, self.count(x.shape[1]))[:3]
 
-    def section(self, positions: np.ndarray, values: np.ndarray, numel: int) -> Section:
-        first, gaps = selection.pack_positions(positions, numel, NEGATIVE if values[0] < 0 else 0)
-        return Section(positions.size, first + selection.pack_mean(values) + gaps)
+    def pack_values(self, values: np.ndarray) -> tuple[int, bytes]:
+        return int(values[0] < 0), selection.pack_mean(values)
 
-    def read(self, count: int, body: memoryview, numel: int) -> tuple[np.ndarray, np.ndarray]:
-        first, mean, gaps = selection.split(body, 1, 4)
-        expect(first[0] < 0x80, "an SBC section has an unknown flag")
+    def unpack_values(self, flag: int, data: memoryview, count: int) -> tuple[np.ndarray, int]:
+        expect(flag in (POSITIVE, NEGATIVE), "an SBC section has an unknown flag")
+        mean, _ = selection.take(data, 4)
         mu = selection.unpack_mean(mean)
-        positions = selection.unpack_positions(first[0], gaps, count, numel)
-        return positions, np.full(count, -mu if first[0] & NEGATIVE else mu, np.float32)
+        return np.full(count, -mu if flag == NEGATIVE else mu, np.float32), 4

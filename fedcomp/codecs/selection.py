@@ -1,7 +1,8 @@
 """What codecs share that send few coordinates: how many a density means, selecting them, and positions on the wire.
 
-    positions   first byte: the Rice parameter b in its low six bits, the codec's own flags above
-                gaps: Rice-coded with parameter b (kernels/rice.py)
+    body   first byte: the Rice parameter b in its low six bits, a flag of the codec in its high two
+           values: the codec's own
+           gaps: Rice-coded with parameter b (kernels/rice.py)
 """
 
 import math
@@ -20,14 +21,15 @@ from .base import Codec, Context, expect
 from .frame import EMPTY, Section
 from .update import Sparse, Update
 
-RICE = 0x3F  # bits of the first byte that hold the Rice parameter
+RICE, FLAG_SHIFT = 0x3F, 6  # the first byte: Rice parameter below, flag above
 
 
 @dataclass(frozen=True)
 class Selective(Codec):
     """A codec that sends at most k coordinates, k = max(1, floor(density · n + ½)), never one that is zero.
 
-    An author writes `section` and `read`; selection on one vector, fused with error feedback, or on a stack, is here.
+    An author writes `pack_values` and `unpack_values`; selection on one vector, fused with error feedback, or on a stack, and the positions
+    are here.
     """
 
     density: float  # share of coordinates sent
@@ -43,12 +45,12 @@ class Selective(Codec):
         return min(numel, max(1, math.floor(self.density * numel + 0.5)))
 
     @abstractmethod
-    def section(self, positions: np.ndarray, values: np.ndarray, numel: int) -> Section:
-        """The section for selected coordinates: positions int64, ascending, at least one; values float32, none zero."""
+    def pack_values(self, values: np.ndarray) -> tuple[int, bytes]:
+        """A flag, 0..3, and the bytes of selected values: float32, at least one, none zero, in the order of their positions."""
 
     @abstractmethod
-    def read(self, count: int, body: memoryview, numel: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions and values in the body of a section with count ≥ 1. Raises FrameError."""
+    def unpack_values(self, flag: int, data: memoryview, count: int) -> tuple[np.ndarray, int]:
+        """`count` ≥ 1 values, float32, from the beginning of `data`, and how many bytes they took. Raises FrameError."""
 
     # The k largest magnitudes; a codec with another rule overrides these three.
 
@@ -70,41 +72,40 @@ class Selective(Codec):
 
     def pack_rows(self, x: Tensor, seeds: Sequence[int], context: Context) -> list[Section]:
         rows, columns, counts = self.select_rows(x)
-        ends = np.cumsum(counts.cpu().numpy())[:-1]
-        values = np.split(x[rows, columns].to(torch.float32).cpu().numpy(), ends)
-        positions = np.split(columns.cpu().numpy(), ends)
-        return [self.section(p, v, x.shape[1]) if p.size else EMPTY for p, v in zip(positions, values, strict=True)]
+        values = x[rows, columns].to(torch.float32).cpu().numpy()
+        return self._sections(columns.cpu().numpy(), values, counts.cpu().numpy(), x.shape[1])
 
     def _pack_at(self, x: Tensor, positions: Tensor) -> Section:
-        if not positions.numel():
-            return EMPTY
-        return self.section(positions.cpu().numpy(), x[positions].to(torch.float32).cpu().numpy(), x.numel())
+        values = x[positions].to(torch.float32).cpu().numpy()
+        (section,) = self._sections(positions.cpu().numpy(), values, np.array([values.size]), x.numel())
+        return section
+
+    def _sections(self, positions: np.ndarray, values: np.ndarray, counts: np.ndarray, numel: int) -> list[Section]:
+        """A section for each of the runs, counts [m] long, of which positions and values are made."""
+        if not len(counts):
+            return []
+        parameters = rice.best_parameters(positions, counts, numel)
+        gaps = rice.pack_rows(positions, counts, parameters) if len(counts) != 1 else [rice.pack(positions, int(parameters[0]))]
+        runs = np.split(values, np.cumsum(counts)[:-1])
+        return [self._section(v, b, g) if v.size else EMPTY for v, b, g in zip(runs, parameters.tolist(), gaps, strict=True)]
+
+    def _section(self, values: np.ndarray, b: int, gaps: bytes) -> Section:
+        flag, data = self.pack_values(values)
+        return Section(values.size, bytes([b | flag << FLAG_SHIFT]) + data + gaps)
 
     def unpack(self, section: Section, numel: int) -> Update:
-        if not section.count:
+        count, body = section.count, memoryview(section.body)
+        if not count:
             return Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))
-        return Sparse(numel, *self.read(section.count, memoryview(section.body), numel))
+        first, data = take(body, 1)
+        values, used = self.unpack_values(first[0] >> FLAG_SHIFT, data, count)
+        return Sparse(numel, rice.unpack(data[used:], count, first[0] & RICE, numel), values)
 
 
-def pack_positions(positions: np.ndarray, numel: int, flags: int = 0) -> tuple[bytes, bytes]:
-    """The first byte, and the Rice-coded gaps of ascending positions in 0..numel-1."""
-    b = rice.best_parameter(positions, numel)
-    return bytes([b | flags]), rice.pack(positions, b)
-
-
-def unpack_positions(first: int, gaps: memoryview, count: int, numel: int) -> np.ndarray:
-    """The positions, int64, ascending. Raises FrameError on anything that `pack_positions` cannot have made."""
-    return rice.unpack(gaps, count, first & RICE, numel)
-
-
-def split(body: memoryview, *lengths: int) -> list[memoryview]:
-    """The body cut into leading pieces of these lengths and the rest. Raises FrameError when it is too short."""
-    pieces, start = [], 0
-    for length in lengths:
-        pieces.append(body[start : start + length])
-        start += length
-    expect(len(body) >= start, "a section is cut short")
-    return [*pieces, body[start:]]
+def take(data: memoryview, length: int) -> tuple[memoryview, memoryview]:
+    """The first `length` bytes and the rest. Raises FrameError when there are fewer."""
+    expect(len(data) >= length, "a section is cut short")
+    return data[:length], data[length:]
 
 
 def pack_mean(values: np.ndarray) -> bytes:

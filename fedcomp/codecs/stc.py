@@ -6,7 +6,7 @@ Sattler, Wiedemann, Müller, Samek: Robust and communication-efficient federated
 
 Unlike the paper, ties at the k-th magnitude are cut by position and zeros are never sent, so a frame never holds more than k.
 
-    body   first byte (codecs/selection.py), μ as float32, signs (one bit each, 1 = positive, padded to a byte), gaps
+    values   μ as float32, signs (one bit each, 1 = positive, padded to a byte); around them codecs/selection.py
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ import numpy as np
 from .. import kernels
 from . import selection
 from .base import expect
-from .frame import CodecId, Section
+from .frame import CodecId
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,12 @@ class STC(selection.Selective):
         k = self.count(numel)
         return min(k / max(numel, 1), 1 / max(k, 1))  # attained by a constant vector and by a single spike over tiny values
 
-    def section(self, positions: np.ndarray, values: np.ndarray, numel: int) -> Section:
-        first, gaps = selection.pack_positions(positions, numel)
-        return Section(positions.size, first + selection.pack_mean(values) + kernels.pack_signs(values > 0) + gaps)
+    def pack_values(self, values: np.ndarray) -> tuple[int, bytes]:
+        return 0, selection.pack_mean(values) + kernels.pack_signs(values > 0)
 
-    def read(self, count: int, body: memoryview, numel: int) -> tuple[np.ndarray, np.ndarray]:
-        first, mean, signs, gaps = selection.split(body, 1, 4, -(-count // 8))
-        expect(first[0] <= selection.RICE, "an STC section has an unknown flag")
+    def unpack_values(self, flag: int, data: memoryview, count: int) -> tuple[np.ndarray, int]:
+        expect(flag == 0, "an STC section has an unknown flag")
+        mean, rest = selection.take(data, 4)
+        signs, _ = selection.take(rest, -(-count // 8))
         mu = selection.unpack_mean(mean)
-        positive = kernels.unpack_signs(signs, count)
-        return selection.unpack_positions(first[0], gaps, count, numel), np.where(positive, mu, -mu)
+        return np.where(kernels.unpack_signs(signs, count), mu, -mu), 4 + len(signs)

@@ -40,8 +40,8 @@ class Dense(Update):
         return self.values.size
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
-        values = np.array(self.values, np.float32)
-        into.add_(torch.from_numpy(values).to(into.device), alpha=weight)
+        weighted = np.float32(weight) * self.values  # rounded before the sum, as in kernels.add_at: torch may fuse the two
+        into.add_(torch.from_numpy(weighted.astype(np.float32, copy=False)).to(into.device))
 
     def block(self, start: int, stop: int) -> np.ndarray:
         return self.values[start:stop]

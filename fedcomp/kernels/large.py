@@ -18,13 +18,10 @@ import torch
 from torch import Tensor
 
 from . import loops
-from .select import INFINITE, keep_largest, non_finite
+from .select import INFINITE, Array, keep_largest, non_finite
 
 PIECE = 1 << 17  # elements converted to float32 at a time
 WIDE = 1 << 22  # elements from which histograms of 2^16 bins are a small part of the vector
-
-
-Array = np.ndarray | Tensor
 
 
 class Side(NamedTuple):

@@ -19,6 +19,8 @@ MAGNITUDE = 0x7FFFFFFF  # bits without the sign
 SIGN = -0x80000000  # the sign bit of an int32
 PIECE = 1 << 20  # elements searched for NaN or infinity at a time
 
+Array = np.ndarray | Tensor  # numpy on the CPU, torch elsewhere
+
 
 def top_k(x: Tensor, k: int) -> Tensor:
     """Positions of the k largest magnitudes of x [n]. Raises NonFiniteError on NaN or infinity."""
@@ -28,8 +30,8 @@ def top_k(x: Tensor, k: int) -> Tensor:
 def top_k_added(e: Tensor, x: Tensor, k: int) -> Tensor:
     """e += x, and the positions of the k largest magnitudes of the sum. e is float32; x has its shape and device.
 
-    Raises NonFiniteError if the sum holds NaN or infinity, as it does wherever x does; e is then untouched. On a CPU the
-    call takes, beside its result, less than a quarter of the vector's memory.
+    Raises NonFiniteError if the sum holds NaN or infinity, as it does wherever x does; e is then untouched. On a CPU, with
+    a contiguous e of at least `backend.LARGE` elements, all it takes beside its result is less than a quarter of e's memory.
     """
     _check_pair(e, x)
     return _top_k(e.detach(), x.detach(), k)
@@ -70,12 +72,12 @@ def top_side_rows(X: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return *_split(keep.numpy() if X.device.type == "cpu" else keep, X.device), positive
 
 
-def mean(values: Tensor | np.ndarray) -> float:
+def mean(values: Array) -> float:
     """The mean of `values`, summed in float64 on the host, one after the other; 0 of none. The same on every device."""
     return float(means(values, np.array([len(values)]))[0])
 
 
-def means(values: Tensor | np.ndarray, counts: Tensor | np.ndarray) -> np.ndarray:
+def means(values: Array, counts: Array) -> np.ndarray:
     """`mean` of each of m runs of values, `counts` [m] long: float64 [m]."""
     values, counts = (v.cpu().numpy() if isinstance(v, Tensor) else v for v in (values, counts))
     runs = np.arange(len(counts)).repeat(counts)
@@ -135,13 +137,13 @@ def _is_large(x: Tensor, e: Tensor | None = None) -> bool:
     return x.device.type == "cpu" and (e is None or e.is_contiguous()) and backend.compile_vector(x.numel())
 
 
-def _bits(x: Tensor) -> np.ndarray | Tensor:
+def _bits(x: Tensor) -> Array:
     """x as float32, its bit patterns as int32: a numpy array if it is on the CPU, where numpy partitions several times faster."""
     bits = x.detach().to(torch.float32).contiguous().view(torch.int32)
     return bits.numpy() if bits.device.type == "cpu" else bits
 
 
-def _add(e: Tensor | None, x: Tensor) -> np.ndarray | Tensor:
+def _add(e: Tensor | None, x: Tensor) -> Array:
     """`_bits` [1, n] of x, or of e + x, which is then written to e if it is finite. Raises NonFiniteError."""
     total = x if e is None else e + x.to(torch.float32)
     bits = _bits(total[None])
@@ -152,7 +154,7 @@ def _add(e: Tensor | None, x: Tensor) -> np.ndarray | Tensor:
     return bits
 
 
-def keep_largest(keys: np.ndarray | Tensor, k: int) -> np.ndarray | Tensor:
+def keep_largest(keys: Array, k: int) -> Array:
     """Where the k largest keys above 0 are in each row of [m, n], ties to the lower position."""
     n = keys.shape[1]
     k = min(k, n)
@@ -170,11 +172,11 @@ def keep_largest(keys: np.ndarray | Tensor, k: int) -> np.ndarray | Tensor:
     return keep
 
 
-def _keep_sides(bits: np.ndarray | Tensor, k: int) -> tuple[np.ndarray | Tensor, np.ndarray | Tensor]:
+def _keep_sides(bits: Array, k: int) -> tuple[Array, Array]:
     return keep_largest(bits.clip(0), k), keep_largest((bits ^ SIGN).clip(0), k)
 
 
-def _split(keep: np.ndarray | Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _split(keep: Array, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Rows, positions and counts of what is kept in [m, n]."""
     flat = torch.from_numpy(np.flatnonzero(keep)) if isinstance(keep, np.ndarray) else keep.view(-1).nonzero().view(-1)
     counts = torch.as_tensor(_count(keep), device=device)
@@ -182,7 +184,7 @@ def _split(keep: np.ndarray | Tensor, device: torch.device) -> tuple[Tensor, Ten
     return rows, flat - rows * keep.shape[1], counts
 
 
-def _count(keep: np.ndarray | Tensor) -> np.ndarray | Tensor:
+def _count(keep: Array) -> Array:
     return np.count_nonzero(keep, 1) if isinstance(keep, np.ndarray) else keep.count_nonzero(1)
 
 
@@ -203,10 +205,11 @@ def _first_nonfinite(e: Tensor | None, x: Tensor) -> int | None:
 
 
 def non_finite(e: Tensor | None, x: Tensor) -> NonFiniteError:
+    """The error for an x, or a sum e + x, that is not finite; its `position` is that of the first such element."""
     position = _first_nonfinite(e, x)
-    value, what = float(x[position]), "the update"
-    if math.isfinite(value):
-        value, what = float(e[position] + x[position]), "the residual with the update added"
-    error = NonFiniteError(f"{what} is {value} at position {position}; lower --lr or set --clip")
+    value, what = x[position].to(torch.float32), "the update"
+    if value.isfinite():
+        value, what = e[position] + value, "the residual with the update added"
+    error = NonFiniteError(f"{what} is {value.item()} at position {position}; lower --lr or set --clip")
     error.position = position
     return error

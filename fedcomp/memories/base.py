@@ -1,7 +1,8 @@
 """What a client keeps between rounds, around a codec.
 
-A memory makes a proposal and waits for the news of it. `propose(x)` returns a frame; then exactly one of `commit()` (the other side took it) or
-`rollback()` (it did not) settles it. State is plain tensors and bytes, so that it can be written to disk and moved between devices.
+A memory makes a proposal and waits for the news of it. `propose(x)` returns a frame; then exactly one of `commit()`
+(the other side took it) or `rollback()` (it did not) settles it. State is plain tensors and bytes, so that it can be
+written to disk and moved between devices.
 """
 
 from abc import ABC, abstractmethod
@@ -11,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from ..codecs import Codec, Context
+from ..codecs import Codec, Context, Update
 from ..codecs.base import NO_CONTEXT
 from ..errors import ConfigError, NonFiniteError
 from ..layout import Layout
@@ -43,7 +44,7 @@ class Memory(ABC):
 
         Raises NonFiniteError with the memory unchanged, and ConfigError while a proposal is not settled.
         """
-        self._must_be_settled()
+        self._check_ready(x)
         self.pending = self._propose(x, seed, context)
         return self.pending
 
@@ -64,10 +65,14 @@ class Memory(ABC):
         return proposals
 
     def commit(self, *, returned: bytes | None = None) -> None:
-        """The proposal was taken. `returned`: a frame of what the other side dropped of it, which comes back."""
+        """The proposal was taken. `returned`: a frame of what the other side dropped of it, which comes back.
+
+        Raises FrameError, with the proposal still waiting, when `returned` is damaged.
+        """
+        dropped = None if returned is None else self.codec.open(returned, self.numel, self.layout)
         self._commit(self._settle())
-        if returned is not None:
-            self._take_back(returned)
+        if dropped is not None:
+            self._take_back(dropped)
 
     def rollback(self) -> None:
         """The proposal was not taken: everything in it is still to be sent."""
@@ -97,10 +102,12 @@ class Memory(ABC):
     @abstractmethod
     def _rollback(self, frame: bytes) -> None: ...
 
-    def _take_back(self, returned: bytes) -> None:
+    def _take_back(self, dropped: Update) -> None:
         raise ConfigError(f"memory '{self.name}' cannot take back what a server drops; use --memory residual")
 
-    def _must_be_settled(self) -> None:
+    def _check_ready(self, x: Tensor) -> None:
+        if x.shape != (self.numel,):
+            raise ConfigError(f"the memory has {self.numel} elements and the update the shape {list(x.shape)}; give the update of this model")
         if self.pending is not None:
             raise ConfigError("a proposal is waiting; commit() or rollback() it before the next one")
 

@@ -1,12 +1,12 @@
 """Error accumulation: what was not sent is added to the next update.
 
-Seide, Fu, Droppo, Li, Yu: 1-bit stochastic gradient descent. Interspeech 2014. Stich, Cordonnier, Jaggi: Sparsified SGD with memory. NeurIPS 2018.
-Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD. ICML 2019.
+Seide, Fu, Droppo, Li, Yu: 1-bit stochastic gradient descent. Interspeech 2014. Stich, Cordonnier, Jaggi: Sparsified
+SGD with memory. NeurIPS 2018. Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD. ICML 2019.
 
     a = x + e;  send C(a);  e ← a − C(a) when it was accepted, e ← a when it was not
 
-so that at every moment Σ accepted + e = Σ inputs, to rounding. The subtraction waits for the news: until then `residual` holds a, and a rollback
-has nothing to undo.
+so that at every moment Σ accepted + e = Σ inputs, to rounding. The subtraction waits for the news: until then
+`residual` holds a, and a rollback has nothing to undo.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..codecs import Context
+from ..codecs import Context, Update
 from ..codecs.base import NO_CONTEXT
 from ..errors import ConfigError, NonFiniteError
 from .base import Memory, State
@@ -45,9 +45,8 @@ class Residual(Memory):
             return []
         first, x = memories[0], x.to(torch.float32)
         for memory, row in zip(memories, x, strict=True):
-            memory._must_be_settled()
-            if memory.residual is not None:
-                row.add_(memory.residual)
+            memory._check_ready(row)
+            row.add_(0.0 if memory.residual is None else memory.residual)  # + 0 makes −0 what propose() makes of it
         proposals = first.codec.encode_batch(x, seeds, layout=first.layout, context=context)
         for memory, row, proposal in zip(memories, x, proposals, strict=True):
             if not isinstance(proposal, NonFiniteError):
@@ -60,8 +59,8 @@ class Residual(Memory):
 
     def _rollback(self, frame: bytes) -> None: ...
 
-    def _take_back(self, returned: bytes) -> None:
-        self.codec.accumulate(returned, self.residual, layout=self.layout)
+    def _take_back(self, dropped: Update) -> None:
+        dropped.add_to(self.residual)
 
     def state_dict(self) -> State:
         residual = torch.zeros(self.numel) if self.residual is None else self.residual

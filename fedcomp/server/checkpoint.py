@@ -3,8 +3,8 @@
     rows.bin       float32 vectors [numel] in numbered slots: the weights, the server's memory, the residuals
     state.sqlite   which vector lies in which slot, with its CRC-32; small values by name; the cache of broadcasts
 
-A checkpoint writes the vectors that changed into free slots, flushes them, and then names them in one transaction; the slots that they replace are
-free from then on. It costs what changed, whatever the number of clients. No pickle.
+A checkpoint writes the vectors that changed into free slots, flushes them, and then names them in one transaction;
+the slots that they replace are free from then on. It costs what changed, whatever the number of clients. No pickle.
 """
 
 import os

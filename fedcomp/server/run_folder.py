@@ -57,10 +57,8 @@ class RunFolder:
             raise RunFolderError(f"--out {self.path} cannot be written; make it writable to continue the run")
         name = first_difference(config, stored)
         if name:
-            given = settings(config).get(name, "not given")
-            raise RunFolderError(
-                f"the run in {self.path} has {flag(name)} {stored.get(name, 'not given')}, this one {given}; give the same, or another --out"
-            )
+            there, here = (values.get(name, "not given") for values in (stored, settings(config)))
+            raise RunFolderError(f"the run in {self.path} has {flag(name)} {there}, this one {here}; give the same, or another --out")
         return stored
 
     def append(self, record: RoundRecord) -> int:

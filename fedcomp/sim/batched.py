@@ -177,7 +177,7 @@ def _losses(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     """Each client's loss [m]."""
     if task.loss is not F.cross_entropy or outputs.dim() != 3 or targets.dim() != 2:
         return vmap(task.loss)(outputs, targets)
-    losses = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+    losses = F.cross_entropy(outputs.mT, targets, reduction="none")
     return losses.sum(1) / (targets != -100).sum(1)  # the target that cross_entropy leaves out
 
 

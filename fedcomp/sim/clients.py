@@ -24,7 +24,8 @@ from ..messages import DENSE, NEED_DENSE, UPDATE, Assignment, Report, failure, t
 from ..tasks.base import Data
 from .batched import BatchedEngine
 
-TRAINING_ERRORS = (FedcompError, RuntimeError, ValueError, ArithmeticError, LookupError, TypeError)  # of a client, in a model that is the user's
+# What a client's training may raise, in a model and with data that are the user's.
+TRAINING_ERRORS = (FedcompError, RuntimeError, ValueError, ArithmeticError, LookupError, TypeError)
 
 
 @dataclass
@@ -157,11 +158,12 @@ class VirtualClients:
         for client in sorted(self.changed & self.resting.keys()):
             state, name = self.resting[client], f"client/{client}"
             kept = state.memory.state_dict()
-            vectors |= {f"{name}.{key}": kept[key] for key in kept if isinstance(kept[key], Tensor)}
-            small = {key: kept[key] for key in kept if isinstance(kept[key], bytes)}
-            values[name] = json.dumps({"version": state.version, "ticket": state.ticket, "vectors": [k for k in kept if k not in small]}).encode()
-            values[f"{name}.pending"] = small.get("pending")
+            mine = {key for key, value in kept.items() if isinstance(value, Tensor)}
+            vectors |= {f"{name}.{key}": kept[key] for key in mine}
+            values |= {f"{name}.{key}": kept[key] for key in kept.keys() - mine}
             values[f"{name}.buffers"] = save_tensors(state.buffers) if state.buffers else None
+            record = {"version": state.version, "ticket": state.ticket, "vectors": sorted(mine), "values": sorted(kept.keys() - mine)}
+            values[name] = json.dumps(record).encode()
         self.changed.clear()
         return vectors, values
 
@@ -182,9 +184,9 @@ class VirtualClients:
             if record is None:
                 return None
             fields: Mapping = json.loads(record)
-            memory, pending, buffers = self.make_memory(), value(f"{name}.pending"), value(f"{name}.buffers")
+            memory, buffers = self.make_memory(), value(f"{name}.buffers")
             kept = {key: vector(f"{name}.{key}") for key in fields["vectors"]}
-            memory.load_state_dict(kept | ({"pending": pending} if pending is not None else {}))
+            memory.load_state_dict(kept | {key: value(f"{name}.{key}") for key in fields["values"]})
             return Resting(memory, fields["version"], fields["ticket"], load_tensors(buffers) if buffers else None)
 
         self._stored = stored

@@ -36,7 +36,8 @@ class Recovery:
         run = json.loads(stored)
         for what, mine in self._identity().items():
             if run[what] != mine:
-                raise RunFolderError(f"the run in {self.folder.path} had another {what}; undo the change to the task, or give another --out")
+                where = f"the run in {self.folder.path}"
+                raise RunFolderError(f"{where} had another {what}; undo the change to the task, or give another --out")
         self._restore_server(run["version"], run["round"])
         passed = [broadcast.base for broadcast in self.strategy.broadcasts.cache]
         self.clients.restore(self.checkpoint.vector, self.checkpoint.value, self._vector(WEIGHTS), run["version"], passed)

@@ -1,7 +1,7 @@
 """Federated averaging of compressed updates.
 
-McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized data. AISTATS 2017; with
-the downlink compressed as well, Sattler et al. 2019, algorithm 2.
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learning of deep networks from decentralized
+data. AISTATS 2017; with the downlink compressed as well, Sattler et al. 2019, algorithm 2.
 
     y = Σ w_i C(a_i) / Σ w_i,  w_i = 1 or the number of examples of client i, at most `weight_cap` times their mean
 """

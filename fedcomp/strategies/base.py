@@ -1,7 +1,8 @@
 """The round loop: sample, exchange, aggregate, broadcast. A Flower strategy that works on any Flower `Grid`.
 
-Flower's own loop starts at round 1, has no checkpoint and ends a run at the first malformed reply; this one resumes, checks every reply as it comes, and
-goes on. A strategy for an algorithm overrides `aggregate`, and where it needs more than one exchange a round, `phases` and `announce`.
+Flower's own loop starts at round 1, has no checkpoint and ends a run at the first malformed reply; this one resumes,
+checks every reply as it comes, and goes on. A strategy for an algorithm overrides `aggregate`, and where it needs
+more than one exchange a round, `phases` and `announce`.
 """
 
 import math
@@ -18,7 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from .. import seeds
-from ..codecs import Codec, codec
+from ..codecs import codec
 from ..errors import ConfigError, NonFiniteError
 from ..layout import Layout
 from ..memories import memory
@@ -75,8 +76,8 @@ class Outcome:
 class RoundStrategy(Strategy):
     """A model on the server, moved round by round by the frames of clients.
 
-    `roster` tells who can be reached and under which logical id; ids, not nodes or the order of answers, decide the cohort and the order of sums.
-    `on_answer(round, answered, asked)` hears of each reply.
+    `roster` tells who can be reached and under which logical id; ids, not nodes or the order of answers, decide the
+    cohort and the order of sums. `on_answer(round, answered, asked)` hears of each reply.
     """
 
     def __init__(
@@ -152,7 +153,8 @@ class RoundStrategy(Strategy):
         download = b.download(self.versions.get(client, b.first))
         exchange.traffic.sent(client, download, first=client not in self.versions, newest=b.newest_bytes())
         assignment = Assignment(
-            round, phase, client, download.form, download.base, b.version, b.fingerprint, download.frames, self.tickets.get(client, ""), announced
+            round, phase, client, download.form, download.base, b.version, b.fingerprint, download.frames,
+            self.tickets.get(client, ""), announced
         )
         return exchange.message(assignment, node)
 

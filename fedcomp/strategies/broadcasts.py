@@ -1,6 +1,7 @@
 """The downlink: versions of the model, the cache of broadcasts, and what a client that was away downloads.
 
-Sattler et al. 2019, section V: a client that missed s rounds needs the last s broadcasts. Here it gets the cheapest of three forms, each real bytes:
+Sattler et al. 2019, section V: a client that missed s rounds needs the last s broadcasts. Here it gets the cheapest
+of three forms, each real bytes:
 
     frames      the broadcasts that it missed, one by one
     overwrite   the touched coordinates with their current values

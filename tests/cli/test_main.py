@@ -1,10 +1,8 @@
 """The command: every option has its flag, flags win over the file, mistakes are one sentence, and help needs no torch."""
 
-import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -265,24 +263,6 @@ def test_an_interruption_before_there_was_a_run_folder(simulation):
 
     simulation(act)
     assert sentence(fedcomp("sim"), 130) == "interrupted before the run began"
-
-
-def test_control_c_in_a_real_run_and_the_command_that_continues_it(tmp_path):
-    start = [sys.executable, "-m", "fedcomp", "sim", "--clients", "20", "--rounds", "100000", "--plain", "--out", "run"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(start, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-        while not re.match(r" +3 ", line := run.stdout.readline()):
-            assert line, run.stderr.read()
-        run.send_signal(signal.SIGINT)
-        _, said = run.communicate(timeout=60)
-    assert run.returncode == 130
-    done, command = re.fullmatch(r"fedcomp: interrupted after round (\d+) of 100000; continue with: (fedcomp .*)\n", said).groups()
-
-    words = shlex.split(command.replace("--rounds 100000", f"--rounds {int(done) + 2}"))
-    assert words[0] == "fedcomp"
-    assert process(*words[1:], cwd=tmp_path).returncode == 0
-    rounds = [json.loads(line)["round"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert rounds == list(range(1, int(done) + 3))
 
 
 # The other commands.

@@ -76,7 +76,8 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     summary = simulate(replace(TINY, out=out(tmp_path, "run")), watched)
     folder = tmp_path / "run"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    keys = "round accuracy loss train_loss cohort accepted rejected uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes seconds"
+    keys = """round accuracy loss train_loss cohort accepted rejected uplink_bytes downlink_bytes dense_uplink_bytes
+              dense_downlink_bytes seconds"""
     assert all(set(keys.split()) <= set(line) for line in lines)
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
     stored = json.loads((folder / "summary.json").read_text())

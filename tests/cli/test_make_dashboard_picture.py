@@ -1,0 +1,23 @@
+"""The script that draws the picture in docs/ from the folder of a run."""
+
+import html
+import importlib.util
+import re
+from pathlib import Path
+
+from fedcomp.config import RunConfig
+from fedcomp.sim import simulate
+
+SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "make_dashboard_picture.py"
+
+
+def test_it_draws_what_a_real_run_left_behind(tmp_path):
+    spec = importlib.util.spec_from_file_location("make_dashboard_picture", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+
+    summary = simulate(RunConfig(clients=10, rounds=2, out=str(tmp_path / "run")))
+    script.main(tmp_path / "run", tmp_path / "picture.svg")
+    text = html.unescape(re.sub(r"<[^>]*>", "", (tmp_path / "picture.svg").read_text(encoding="utf-8"))).replace("\xa0", " ")
+    for said in ("digits, 9,610 parameters", "10, 2 a round, iid", "round 2/2", "2 rounds done", f"{100 * summary.accuracy:.2f} %"):
+        assert said in text
