@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from fractions import Fraction
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,9 +38,9 @@ def idiom(e: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]
 
 def ours(e: Tensor, x: Tensor, k: int) -> bytes:
     """Coded positions and signs; the new residual is in e."""
-    selected = kernels.top_k_added(e, x, k)
-    values, positions = e[selected], selected.numpy()
-    kernels.add_at(e, positions, values.sign().numpy(), -kernels.mean(values.abs()))
+    positions = kernels.top_k_added(e, x, k).numpy()
+    values = e.numpy()[positions]
+    kernels.add_at(e, positions, np.sign(values), -kernels.mean(np.abs(values)))
     return kernels.rice.pack(positions, kernels.rice.best_parameter(positions, e.numel())) + kernels.pack_signs(values > 0)
 
 

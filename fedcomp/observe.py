@@ -49,6 +49,7 @@ class RoundRecord:
     seconds: float
     catch_up_bytes: int = 0  # of downlink_bytes: broadcasts older than the newest
     first_download_bytes: int = 0  # of downlink_bytes: what clients without a state needed
+    uplink_nonzeros: int = 0  # coordinates in the accepted updates
     rejections: Sequence[Rejection] = field(default_factory=tuple)
 
 

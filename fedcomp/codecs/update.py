@@ -17,6 +17,11 @@ class Update(ABC):
     numel: int
     positions: np.ndarray | None  # touched coordinates, int64, ascending; None for all of them
 
+    @property
+    def nonzeros(self) -> int:
+        """How many coordinates it touches."""
+        return self.numel if self.positions is None else self.positions.size
+
     @abstractmethod
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
         """into[numel] += weight · update, in place, in float32."""

@@ -107,7 +107,7 @@ class Memory(ABC):
 
     def _check_ready(self, x: Tensor) -> None:
         if x.shape != (self.numel,):
-            raise ConfigError(f"the memory has {self.numel} elements and the update the shape {list(x.shape)}; give the update of this model")
+            raise ConfigError(f"the memory has {self.numel} elements the update the shape {list(x.shape)}; give an update of this model")
         if self.pending is not None:
             raise ConfigError("a proposal is waiting; commit() or rollback() it before the next one")
 

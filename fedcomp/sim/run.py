@@ -162,6 +162,7 @@ class Simulation:
             seconds=time.perf_counter() - began,
             catch_up_bytes=traffic.catch_up,
             first_download_bytes=traffic.first_download,
+            uplink_nonzeros=sum(a.update.nonzeros for a in outcome.accepted if a.update is not None),
             rejections=tuple(outcome.rejections),
         )
 

@@ -1,0 +1,373 @@
+"""What every codec promises, in every variant and on vectors that look for trouble."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from every_codec import DENSITIES, ORACLES, SPECS, WHOLE, expected, layout_of, same_bits, vectors
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcomp import Layout, NonFiniteError, available_codecs, codec
+from fedcomp.codecs import CodecId, LayerWise
+from fedcomp.codecs.frame import unseal
+from fedcomp.errors import ConfigError
+
+MILLION = 10**6
+SIZES = (0, 1, 7, 400, 1001)
+every_spec = pytest.mark.parametrize("spec", SPECS)
+
+
+def troubles(*sizes: int) -> Iterator[tuple[int, str, torch.Tensor]]:
+    return ((numel, name, x) for numel in sizes for name, x in vectors(numel).items())
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+
+
+def test_ids_on_the_wire():
+    assert {name: cls.id for name, cls in available_codecs().items()} == {
+        name: CodecId[name.upper()] for name in available_codecs()
+    }
+    assert len({cls.id for cls in available_codecs().values()} | {CodecId.OVERWRITE}) == len(available_codecs()) + 1
+
+
+# What a frame decodes to.
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if codec(s).name in ORACLES])
+def test_a_frame_decodes_to_what_the_paper_says(spec):
+    c = codec(spec)
+    for numel, name, x in troubles(*SIZES):
+        layout = layout_of(numel)
+        y = c.decode(c.encode(x, layout=layout), numel=numel, layout=layout)
+        assert y.device.type == "cpu" and same_bits(y, expected(c, x, layout)), (numel, name)
+
+
+@pytest.mark.parametrize("spec", [s for s in WHOLE if codec(s).name in ORACLES] + ["topk@layer", "stc@layer", "sbc@layer"])
+def test_so_does_a_frame_of_a_million(spec):
+    c, layout = codec(spec), layout_of(MILLION)
+    x = torch.round(2000 * normal(MILLION))  # thousands of ties
+    x[::7] = 0
+    y = c.decode(c.encode(x, layout=layout), numel=MILLION, layout=layout)
+    assert same_bits(y, expected(c, x, layout))
+
+
+@pytest.mark.parametrize("spec", [s for s in WHOLE if codec(s).name in ("topk", "stc", "sbc")])
+def test_at_most_k_coordinates_are_sent_and_no_zeros(spec):
+    c = codec(spec)
+    for numel, name, x in troubles(*SIZES):
+        k = max(1, int(np.floor(c.density * numel + 0.5)))
+        sent = c.open(c.encode(x), numel).positions
+        assert len(sent) <= k and x[sent].all(), (numel, name)
+        assert c.name == "sbc" or len(sent) == min(k, x.count_nonzero()), (numel, name)
+
+
+@pytest.mark.parametrize(("density", "numel", "k"), [
+    ("1/400", 199, 1), ("1/400", 599, 1), ("1/400", 600, 2), ("1/400", 999, 2), ("1/400", 1000, 3), ("1%", 149, 1), ("1%", 150, 2),
+    ("1e-9", 1000, 1), ("35%", 10, 4), ("1", 1000, 1000), ("99.99%", 1000, 1000), ("1/2", 1, 1), ("1/2", 3, 2),
+])
+def test_k_is_the_share_rounded_half_up_and_at_least_one(density, numel, k):
+    for name in ("topk", "stc", "sbc"):
+        c = codec(f"{name}:density={density}")
+        assert len(c.open(c.encode(torch.ones(numel)), numel).positions) == k
+
+
+def test_the_side_with_the_larger_mean_is_sent():
+    c = codec("sbc:density=2/10")
+    x = torch.tensor([3.0, -4.0, 0.5, -1.5, 1.0, 0.0, -0.5, 2.0, 0.25, -0.125])
+    assert c.decode(c.encode(x), numel=10).tolist() == [0, -2.75, 0, -2.75, 0, 0, 0, 0, 0, 0]  # (4 + 1.5)/2 > (3 + 2)/2
+    x[3] = -1.0
+    assert c.decode(c.encode(x), numel=10).tolist() == [2.5, 0, 0, 0, 0, 0, 0, 2.5, 0, 0]  # equal: the positive side
+
+
+def test_a_frame_decodes_with_any_options_of_its_codec():
+    layout, x = layout_of(400), vectors(400)["normal"]
+    for spec in SPECS:
+        frame = codec(spec).encode(x, layout=layout)
+        y = codec(spec).decode(frame, numel=400, layout=layout)
+        for other in SPECS:
+            if codec(other).name == codec(spec).name:
+                assert same_bits(codec(other).decode(frame, numel=400, layout=layout), y), (spec, other)
+
+
+# What encoding takes and leaves.
+
+
+@every_spec
+def test_encoding_is_pure(spec):
+    c = codec(spec)
+    for numel, name, x in troubles(1, 401):
+        layout, before = layout_of(numel), x.clone()
+        frame = c.encode(x, seed=7, layout=layout)
+        assert isinstance(frame, bytes) and frame == codec(spec).encode(x.clone(), seed=7, layout=layout), name
+        assert same_bits(x, before), name
+
+
+@every_spec
+def test_half_precision_is_read_as_its_float32_values(spec):
+    c, layout = codec(spec), layout_of(401)
+    for x in (normal(401).to(torch.float16), normal(401).to(torch.bfloat16)):
+        frame = c.encode(x.float(), layout=layout)
+        assert c.encode(x, layout=layout) == frame
+        assert c.encode_batch(x[None], [0], layout=layout) == [frame]
+
+
+@every_spec
+def test_strided_vectors_and_vectors_with_a_gradient(spec):
+    c, layout = codec(spec), layout_of(401)
+    grid = normal(401, 3)
+    frame = c.encode(grid[:, 1].clone(), layout=layout)
+    assert c.encode(grid[:, 1], layout=layout) == frame
+    assert c.encode(grid[:, 1].clone().requires_grad_(), layout=layout) == frame
+    assert c.encode_batch(grid.T, [0, 0, 0], layout=layout)[1] == frame
+
+
+@pytest.mark.parametrize("spec", ["identity", "stc", "stc@layer"])
+def test_what_is_no_vector_of_floats_is_refused(spec):
+    c, layout = codec(spec), layout_of(40)
+    for x in (torch.ones(()), torch.ones(4, 10), torch.ones(40, dtype=torch.int64), torch.full((40,), 1e300, dtype=torch.float64)):
+        with pytest.raises(ConfigError, match="a codec takes"):
+            c.encode(x, layout=layout)
+        with pytest.raises(ConfigError, match="a codec takes|a stack"):
+            c.encode_batch(x[None], [0], layout=layout)
+
+
+@pytest.mark.parametrize("spec", ["identity", "stc", "stc@layer"])
+def test_a_layout_of_another_model_is_refused(spec):
+    c, layout = codec(spec), layout_of(41)
+    for encode in (
+        lambda: c.encode(torch.ones(40), layout=layout),
+        lambda: c.encode_batch(torch.ones(2, 40), [0, 0], layout=layout),
+        lambda: c.encode_added(torch.ones(40), torch.ones(40), layout=layout),
+    ):
+        with pytest.raises(ConfigError, match="layout has 41 elements and the vector 40"):
+            encode()
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if s.endswith("@layer")])
+def test_a_layerwise_codec_says_that_it_needs_a_layout(spec):
+    c, x = codec(spec), torch.ones(4)
+    for encode in (lambda: c.encode(x), lambda: c.encode_batch(x[None], [0]), lambda: c.encode_added(x, x)):
+        with pytest.raises(ConfigError, match="write @model"):
+            encode()
+
+
+@every_spec
+def test_nan_and_infinity_are_refused_by_the_name_of_their_tensor(spec):
+    c, layout, x, total = codec(spec), layout_of(401), normal(401), normal(401, seed=1)
+    before = total.clone()
+    for value in (float("nan"), float("inf"), -float("inf")):
+        x[[266, 399]] = value  # tensors b and rest
+        with pytest.raises(NonFiniteError) as encoded:
+            c.encode(x, layout=layout)
+        with pytest.raises(NonFiniteError) as added:
+            c.encode_added(total, x, layout=layout)
+        (batched,) = c.encode_batch(x[None], [0], layout=layout)
+        assert isinstance(batched, NonFiniteError) and same_bits(total, before)
+        for error in (encoded.value, added.value, batched):
+            assert str(error) == f"the update is {value} in tensor 'b', element 0; lower --lr or set --clip"
+            assert error.position == 266
+
+
+@pytest.mark.parametrize("spec", WHOLE)
+def test_without_a_layout_the_position_is_named(spec):
+    x = normal(40)
+    x[39] = float("nan")
+    with pytest.raises(NonFiniteError, match="^the update is nan in element 39; "):
+        codec(spec).encode(x)
+
+
+@every_spec
+def test_a_batch_is_its_rows_with_errors_in_their_place(spec):
+    c, layout = codec(spec), layout_of(401)
+    for m in (1, 6):
+        x, seeds = normal(m, 401), list(range(10, 10 + m))
+        x[0] = torch.round(x[0])
+        if m > 1:
+            x[2, 5], x[4, 400], x[5] = float("inf"), float("nan"), 0
+        before = x.clone()
+        frames = c.encode_batch(x, seeds, layout=layout)
+        assert same_bits(x, before) and [i for i, f in enumerate(frames) if isinstance(f, NonFiniteError)] == [2, 4][: m - 1]
+        for row, seed, frame in zip(x, seeds, frames, strict=True):
+            if isinstance(frame, bytes):
+                assert frame == c.encode(row, seed=seed, layout=layout)
+            else:
+                with pytest.raises(NonFiniteError) as caught:
+                    c.encode(row, seed=seed, layout=layout)
+                assert str(caught.value) == str(frame)
+
+
+@every_spec
+def test_a_batch_may_be_empty(spec):
+    c = codec(spec)
+    for m, n in [(0, 40), (2, 0), (0, 0), (2, 1)]:
+        layout = layout_of(n)
+        assert c.encode_batch(torch.zeros(m, n), [0] * m, layout=layout) == [c.encode(torch.zeros(n), layout=layout)] * m
+
+
+@every_spec
+def test_a_batch_may_hold_nothing_finite(spec):
+    frames = codec(spec).encode_batch(torch.full((2, 40), float("nan")), [0, 0], layout=layout_of(40))
+    assert [type(f) for f in frames] == [NonFiniteError] * 2
+
+
+def test_a_batch_has_a_seed_for_each_row():
+    for x, seeds in [(torch.ones(2, 4), [0]), (torch.ones(4), [0, 0, 0, 0]), (torch.ones(0, 4), [0])]:
+        with pytest.raises(ConfigError, match="m seeds"):
+            codec("stc").encode_batch(x, seeds)
+
+
+@every_spec
+def test_encode_added_is_encode_of_the_sum(spec):
+    c = codec(spec)
+    for numel, name, x in troubles(0, 401):
+        layout = layout_of(numel)
+        for update in (x, x.clip(-1, 1).to(torch.bfloat16)):
+            total, before = 0.3 * normal(numel, seed=1), update.clone()
+            added = total + update
+            frame = c.encode_added(total, update, seed=3, layout=layout)
+            assert frame == c.encode(added, seed=3, layout=layout), (numel, name)
+            assert same_bits(total, added) and torch.equal(update, before), (numel, name)
+
+
+@every_spec
+def test_a_sum_that_overflows_leaves_the_total_as_it_was(spec):
+    c = codec(spec)
+    for numel in (40, 200_000):
+        total, x = normal(numel), normal(numel, seed=1)
+        total[[33, 35]], x[[33, 35]] = 3e38, 3e38
+        before = total.clone()
+        with pytest.raises(NonFiniteError, match="^the residual with the update added is inf in tensor 'b', element 3; ") as caught:
+            c.encode_added(total, x, layout=Layout.from_shapes({"w": (2, 15), "b": (numel - 30,)}))
+        assert caught.value.position == 33 and same_bits(total, before)
+
+
+@pytest.mark.parametrize("spec", ["identity", "stc", "stc@layer"])
+def test_a_sum_is_float32_of_the_shape_of_the_vector(spec):
+    for total in (torch.ones(41), torch.ones(1), torch.ones(40, dtype=torch.float64)):
+        before = total.clone()
+        with pytest.raises(ConfigError, match="give a float32 sum"):
+            codec(spec).encode_added(total, torch.ones(40), layout=layout_of(40))
+        assert torch.equal(total, before)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="compares a CPU with a CUDA device")
+def test_portable_codecs_make_the_same_bytes_on_every_device():
+    for c, numel in itertools.product([codec(spec) for spec in SPECS if codec(spec).portable], [401, MILLION]):
+        layout, x = layout_of(numel), torch.round(1000 * normal(3, numel))
+        frames = [c.encode(row, seed=1, layout=layout) for row in x]
+        assert [c.encode(row, seed=1, layout=layout) for row in x.cuda()] == frames
+        assert c.encode_batch(x.cuda(), [1, 1, 1], layout=layout) == frames
+        assert c.encode_added(x[0].cuda(), x[1].cuda(), layout=layout) == c.encode_added(x[0].clone(), x[1], layout=layout)
+        y = c.decode(frames[0], numel=numel, device="cuda", layout=layout)
+        assert y.is_cuda and same_bits(y.cpu(), c.decode(frames[0], numel=numel, layout=layout))
+
+
+# What decoding does with a frame.
+
+
+@every_spec
+def test_accumulate_adds_the_weighted_vector(spec):
+    c = codec(spec)
+    for numel in (0, 401, 200_000):
+        layout, before = layout_of(numel), normal(numel, seed=1)
+        frame = c.encode(normal(numel), layout=layout)
+        y = c.decode(frame, numel=numel, layout=layout)
+        for weight in (1.0, -1.0, 0.1, 0):
+            into = before.clone()
+            c.accumulate(frame, into, weight, layout=layout)
+            assert torch.equal(into, before + np.float32(weight) * y)
+
+
+@every_spec
+def test_decoding_makes_a_vector_of_its_own(spec):
+    c, layout, x = codec(spec), layout_of(401), normal(401)
+    frame = c.encode(x, layout=layout)
+    first, kept = c.decode(frame, numel=401, layout=layout), bytes(bytearray(frame))
+    y = first.clone()
+    first.fill_(9.0)
+    assert frame == kept and same_bits(c.decode(frame, numel=401, layout=layout), y)
+    assert same_bits(c.decode(bytearray(frame), numel=401, device="cpu", layout=layout), y)
+
+
+@every_spec
+def test_blocks_and_positions_of_an_update(spec):
+    c, layout = codec(spec), layout_of(401)
+    for x in (normal(401), torch.zeros(401)):
+        frame = c.encode(x, layout=layout)
+        y, update = c.decode(frame, numel=401, layout=layout).numpy(), c.open(frame, 401, layout)
+        assert update.numel == 401
+        for edges in ([0, 401], [0, 133, 134, 266, 268, 401], list(range(0, 402)), [5, 5], [401, 401]):
+            for start, stop in zip(edges, edges[1:]):
+                assert same_bits(np.ascontiguousarray(update.block(start, stop)), y[start:stop])
+        if update.positions is not None:
+            assert update.positions.dtype == np.int64 and (np.diff(update.positions) > 0).all()
+            assert set(np.flatnonzero(y)) <= set(update.positions)
+
+
+@pytest.mark.parametrize("spec", WHOLE)
+def test_a_layerwise_frame_holds_a_whole_one_for_each_tensor(spec):
+    c, layout, x = codec(spec), layout_of(401), normal(401)
+    layerwise = LayerWise(c)
+    sections = unseal(layerwise.encode(x, layout=layout), c.id, 401, layout)
+    assert [span for span, _ in sections] == [e.span for e in layout]
+    for span, section in sections:
+        part = unseal(c.encode(x[span]), c.id, span.stop - span.start, None)[0][1]
+        assert (section.count, bytes(section.body)) == (part.count, bytes(part.body))
+
+
+# What may be done with a codec.
+
+
+def assert_contracts(c, x, layout):
+    x64 = x.numpy().astype(np.float64)
+    y = c.decode(c.encode(x, layout=layout), numel=x.numel(), layout=layout).numpy().astype(np.float64)
+    square = x64 @ x64
+    assert (x64 - y) @ (x64 - y) <= (1 - c.contraction(x.numel())) * square + 1e-7 * square
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if codec(s).contraction(9) is not None])
+def test_the_declared_contraction_holds(spec):
+    c = codec(spec)
+    for numel, _, x in troubles(1, 7, 400, 1001):
+        assert 0 < c.contraction(numel) <= 1
+        assert_contracts(c, x, layout_of(numel))
+
+
+@given(
+    spec=st.sampled_from([s for s in SPECS if codec(s).contraction(9) is not None]),
+    values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=50),
+)
+def test_the_declared_contraction_holds_for_anything(spec, values):
+    assert_contracts(codec(spec), torch.tensor(values), layout_of(len(values)))
+
+
+@pytest.mark.parametrize("density", DENSITIES)
+@pytest.mark.parametrize("name", ["topk", "stc", "sbc"])
+def test_the_contraction_of_layers_bears_the_worst_rounding(name, density):
+    """k of the whole is rounded up and k of the only tensor that holds anything is rounded down."""
+    c = codec(f"{name}:density={density}@layer")
+    numel = round(1.5 / c.inner.density)
+    for filled in {max(1, numel - 1), numel}:
+        x = torch.zeros(numel)
+        x[:filled] = 1
+        assert_contracts(c, x, Layout.from_shapes({"w": (filled,), "b": (numel - filled,)}))
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if codec(s).variance(9) is not None])
+def test_the_declared_variance_holds(spec):
+    c, layout = codec(spec), layout_of(40)
+    assert c.variance(40) >= 0
+    for x in vectors(40).values():
+        x64, square = x.double(), float(x.double() @ x.double())
+        off = torch.stack([c.decode(c.encode(x, seed=s, layout=layout), numel=40, layout=layout).double() - x64 for s in range(100)])
+        assert float((off**2).sum(1).mean()) <= 1.5 * c.variance(40) * square
+        assert float((off.mean(0) ** 2).sum()) <= 4 * c.variance(40) * square / 100
+
+
+def test_which_codecs_are_unbiased():
+    assert {name for name, cls in available_codecs().items() if cls().variance(9) is not None} == {"identity"}

@@ -1,0 +1,132 @@
+"""Every codec there is, in every variant of its options; vectors that are hard for them; and what they must decode to, in plain numpy."""
+
+import dataclasses
+import itertools
+import struct
+import typing
+import zlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedcomp import Layout, available_codecs, codec
+from fedcomp.codecs import Codec, LayerWise
+
+DENSITIES = ("1", "1/10", "1/400")
+
+
+def variants(name: str) -> list[str]:
+    """Spec strings of a codec: as it is, and with every choice of every option that has choices, at several densities."""
+    cls = available_codecs()[name]
+    hints = typing.get_type_hints(cls)
+    tried = {f.name: DENSITIES if f.name == "density" else typing.get_args(hints[f.name]) for f in dataclasses.fields(cls)}
+    tried = {option: values for option, values in tried.items() if values and all(isinstance(v, str) for v in values)}
+    written = [",".join(f"{option}={value}" for option, value in zip(tried, values)) for values in itertools.product(*tried.values())]
+    specs = [name, *(f"{name}:{text}" for text in written if text)]
+    return list({codec(spec): spec for spec in reversed(specs)}.values())[::-1]
+
+
+WHOLE = [text for name in available_codecs() for text in variants(name)]
+SPECS = WHOLE + [f"{text}@layer" for text in WHOLE]
+
+
+def layout_of(numel: int) -> Layout:
+    """A layout of `numel` elements: a matrix, an empty tensor, one element, the rest."""
+    width, one = numel // 3, min(1, numel % 3)
+    return Layout.from_shapes({"w": (2, width), "none": (0, 5), "b": (one,), "rest": (numel - 2 * width - one,)})
+
+
+def vectors(numel: int) -> dict[str, Tensor]:
+    """float32 vectors [numel] that look for trouble: ties, zeros, spikes, the ends of the range of float32."""
+    normal = np.random.default_rng(numel).standard_normal(numel)
+    place = np.arange(numel)
+    found = {
+        "normal": normal,
+        "heavy tails": normal**7,
+        "ties": np.round(normal),
+        "zero": 0 * place,
+        "minus zero": -0.0 * place,
+        "constant": np.full(numel, 0.3),
+        "alternating": 0.3 * (-1.0) ** place,
+        "one spike": -7.5 * (place == numel - 1),
+        "spike over noise": np.where(place == numel // 2, 1e4, 1e-3 * normal),
+        "one above, many below": np.where(place == numel // 2, 1.0, np.where(place == 0, -0.09 * numel, -1e-6)),
+        "negative": -abs(normal),
+        "denormal": np.round(3 * normal) * 2.0**-149,
+        "tiny": 1e-30 * normal,
+        "huge": 3.4e38 * np.sin(place + 1),
+        "all scales": normal * 10.0 ** (37 - 75 * place / max(numel, 1)),
+    }
+    return {name: torch.from_numpy(v.astype(np.float32)) for name, v in found.items()}
+
+
+def expected(c: Codec, x: Tensor, layout: Layout) -> np.ndarray:
+    """C(x), float32, from the formulas in the papers and a full sort."""
+    v = x.to(torch.float32).numpy()
+    if isinstance(c, LayerWise):
+        return np.concatenate([ORACLES[c.name](c.inner, v[e.span]) for e in layout])
+    return ORACLES[c.name](c, v)
+
+
+def identity(c: Codec, v: np.ndarray) -> np.ndarray:
+    return v
+
+
+def half(c: Codec, v: np.ndarray) -> np.ndarray:
+    """Eleven significant bits, five of them lost below 2⁻²⁹ of the largest; in float64, where nothing else is rounded."""
+    top = np.float64(abs(v).max(initial=0))
+    unit = 2.0 ** (np.floor(np.log2(top)) - 14) if top else 1.0
+    return ((v / unit).clip(-32752, 32752).astype(np.float16) * unit).astype(np.float32)
+
+
+def topk(c: Codec, v: np.ndarray) -> np.ndarray:
+    at = largest(abs(v), count(c, v.size))
+    return spread(v, at, half(c, v[at]) if c.values == "fp16" else v[at])
+
+
+def stc(c: Codec, v: np.ndarray) -> np.ndarray:
+    at = largest(abs(v), count(c, v.size))
+    return spread(v, at, np.sign(v[at]) * np.float32(mean(abs(v[at]))))
+
+
+def sbc(c: Codec, v: np.ndarray) -> np.ndarray:
+    up, down = (largest(side.clip(0), count(c, v.size)) for side in (v, -v))
+    if mean(v[up]) >= mean(-v[down]):
+        return spread(v, up, np.float32(mean(v[up])))
+    return spread(v, down, np.float32(mean(v[down])))
+
+
+def count(c: Codec, numel: int) -> int:
+    return max(1, int(np.floor(c.density * numel + 0.5)))
+
+
+def largest(magnitudes: np.ndarray, k: int) -> np.ndarray:
+    """Positions of the k largest; of equals the lower ones; no zeros."""
+    first = np.argsort(-magnitudes, kind="stable")[:k]
+    return np.sort(first[magnitudes[first] > 0])
+
+
+def mean(values: np.ndarray) -> float:
+    """Summed in float64, one after the other; 0 of none."""
+    return float(np.cumsum(values, dtype=np.float64)[-1]) / values.size if values.size else 0.0
+
+
+def spread(v: np.ndarray, at: np.ndarray, values: np.ndarray) -> np.ndarray:
+    out = np.zeros_like(v)
+    out[at] = values
+    return out
+
+
+ORACLES = {"identity": identity, "fp16": half, "topk": topk, "stc": stc, "sbc": sbc}
+
+
+def same_bits(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> bool:
+    a, b = (np.asarray(v) for v in (a, b))
+    return a.dtype == b.dtype == np.float32 and a.shape == b.shape and np.array_equal(a.view(np.int32), b.view(np.int32))
+
+
+def reseal(data: bytes, numel: int) -> bytes:
+    """The bytes with the checksum that fits them and `numel`, so that what stands behind the checksum is reached."""
+    checksum = zlib.crc32(data[9:], zlib.crc32(struct.pack("<Q", numel), zlib.crc32(data[:5])))
+    return data[:5] + struct.pack("<I", checksum) + data[9:]

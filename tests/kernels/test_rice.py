@@ -1,0 +1,164 @@
+import math
+import sys
+import tracemalloc
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcomp.errors import FrameError
+from fedcomp.kernels import backend, rice
+
+PATHS = ("numpy", "numba")
+
+
+@contextmanager
+def path(name):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "MANY", 0 if name == "numba" else sys.maxsize)
+        yield
+
+
+def as_positions(values):
+    return np.array(sorted(values), np.int64)
+
+
+def uniform(numel, count, seed=0):
+    return np.sort(np.random.default_rng(seed).choice(numel, count, replace=False)).astype(np.int64)
+
+
+cases = st.integers(1, 3000).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=60).map(as_positions)))
+rice_parameters = st.integers(0, 12) | st.integers(0, rice.WIDEST)
+
+
+@pytest.mark.parametrize("way", PATHS)
+@given(cases, rice_parameters)
+def test_what_is_packed_is_unpacked(way, case, b):
+    numel, positions = case
+    with path(way):
+        data = rice.pack(positions, b)
+        assert len(data) == (rice.bits(positions, b) + 7) // 8
+        assert rice.unpack(memoryview(data), positions.size, b, numel).tolist() == positions.tolist()
+
+
+@given(st.lists(st.tuples(cases, rice_parameters), max_size=8))
+def test_rows_are_packed_as_single_vectors_are(rows):
+    positions = np.concatenate([p for (_, p), _ in rows] or [np.empty(0, np.int64)])
+    counts = np.array([p.size for (_, p), _ in rows], np.int64)
+    b = np.array([b for _, b in rows], np.int64)
+    assert rice.pack_rows(positions, counts, b) == [rice.pack(p, b) for (_, p), b in rows]
+    assert rice.best_parameters(positions, counts, 3000).tolist() == [rice.best_parameter(p, 3000) for (_, p), _ in rows]
+
+
+@pytest.mark.parametrize("way", PATHS)
+def test_the_format_to_the_bit(way):
+    positions = np.array([3, 4, 10, 100])  # gaps − 1: 3, 0, 5, 89
+    stream = "1" + "1" + "01" + "0" * 22 + "1" + "11" + "00" + "01" + "01" + "00000"
+    with path(way):
+        assert rice.pack(positions, 2) == int(stream, 2).to_bytes(5, "big") == bytes.fromhex("d0000038a0")
+        assert rice.pack(positions[:0], 2) == b""
+
+
+@pytest.mark.parametrize("density, b", [(25, 4), (100, 6), (400, 8), (1000, 9)])
+def test_the_parameter_follows_the_formula(density, b):
+    p, golden = 1 / density, (math.sqrt(5) + 1) / 2
+    assert rice.parameter(10_000, 10_000 * density) == b == 1 + math.floor(math.log2(math.log(golden - 1) / math.log(1 - p)))
+
+
+def test_the_parameter_is_never_negative():
+    assert [rice.parameter(count, 1000) for count in (0, 619, 1000)] == [0, 0, 0]
+    assert rice.parameter(1, 2**62) == rice.WIDEST
+
+
+@given(cases)
+def test_the_best_parameter_has_the_shortest_code_nearby(case):
+    numel, positions = case
+    b, near = rice.best_parameter(positions, numel), rice.parameter(positions.size, numel)
+    tried = range(max(0, near - 2), near + 3)
+    assert b == min(tried, key=lambda b: (rice.bits(positions, b), b))
+
+
+@pytest.mark.parametrize("density", [100, 400])
+def test_uniform_positions_cost_their_entropy_and_one_percent(density):
+    n, p = 1_000_000, 1 / density
+    positions = uniform(n, n // density)
+    entropy = n * (-p * math.log2(p) - (1 - p) * math.log2(1 - p))
+    data = rice.pack(positions, rice.best_parameter(positions, n))
+    assert 8 * len(data) < 1.01 * entropy
+
+
+def test_both_paths_give_the_same_on_many_positions():
+    positions = uniform(25_000_000, 30_000)
+    made = {}
+    for way in PATHS:
+        with path(way):
+            data = rice.pack(positions, 9)
+            assert np.array_equal(rice.unpack(data, positions.size, 9, 25_000_000), positions)
+            made[way] = data
+    assert made["numpy"] == made["numba"]
+
+
+def refused_or_canonical(data, count, b, numel):
+    try:
+        positions = rice.unpack(data, count, b, numel)
+    except FrameError:
+        return
+    assert positions.dtype == np.int64 and positions.size == count
+    assert positions.tolist() == sorted(set(positions.tolist()) & set(range(numel)))
+    assert rice.pack(positions, b) == data
+
+
+@pytest.mark.parametrize("way", PATHS)
+@given(st.binary(max_size=40), st.integers(-1, 60), st.integers(-1, 45), st.integers(0, 400))
+def test_any_bytes_are_refused_or_canonical(way, data, count, b, numel):
+    with path(way):
+        refused_or_canonical(data, count, b, numel)
+
+
+@pytest.mark.parametrize("way", PATHS)
+@given(cases, st.integers(0, 12), st.data())
+def test_damaged_codes_are_refused_or_canonical(way, case, b, data):
+    numel, positions = case
+    with path(way):
+        code, count = rice.pack(positions, b), positions.size
+        if code:
+            flipped = bytearray(code)
+            flipped[data.draw(st.integers(0, len(code) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+            refused_or_canonical(bytes(flipped), count, b, numel)
+        refused_or_canonical(code, data.draw(st.integers(0, 2 * count + 1)), b, numel)
+        refused_or_canonical(code, count, data.draw(rice_parameters), numel)
+        refused_or_canonical(b"\0" + code, count, b, numel)
+        for wrong in (code[:-1], code + b"\0", code + b"\x80"):
+            if wrong != code:
+                with pytest.raises(FrameError):
+                    rice.unpack(wrong, count, b, numel)
+        if count:
+            with pytest.raises(FrameError):
+                rice.unpack(code, count, b, int(positions[-1]))
+
+
+@pytest.mark.parametrize("way", PATHS)
+@pytest.mark.parametrize("count, b, numel, size", [
+    (2**62, 0, 1000, 100), (1001, 0, 1000, 126), (-1, 0, 1000, 0), (1, 41, 1000, 100), (1, -1, 1000, 1), (1000, 40, 1000, 0),
+    (1, 0, 1000, 2**24), (1, 40, 2**40, 2**24), (1000, 12, 1000, 2**24),
+])  # fmt: skip
+def test_hostile_claims_are_refused_before_anything_is_allocated(way, count, b, numel, size):
+    data = bytes(size)
+    with path(way):
+        tracemalloc.start()
+        with pytest.raises(FrameError):
+            rice.unpack(data, count, b, numel)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 100_000
+
+
+@pytest.mark.parametrize("way", PATHS)
+def test_positions_that_would_overflow_are_refused(way):
+    rest = (1 << 40) - 1
+    stream = "1" * 100 + f"{rest:040b}" * 100
+    data = int(stream.ljust(4104, "0"), 2).to_bytes(513, "big")
+    with path(way), pytest.raises(FrameError):
+        rice.unpack(data, 100, 40, 1000)

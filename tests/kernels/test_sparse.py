@@ -1,0 +1,61 @@
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fedcomp.kernels import add_at, backend
+
+PATHS = ("numpy", "numba")
+
+
+@pytest.fixture(params=PATHS)
+def way(request, monkeypatch):
+    monkeypatch.setattr(backend, "MANY", 0 if request.param == "numba" else sys.maxsize)
+
+
+def sample(n, count, seed=0):
+    draw = np.random.default_rng(seed)
+    positions = np.sort(draw.choice(n, count, replace=False)).astype(np.int64)
+    return torch.from_numpy(draw.standard_normal(n, np.float32)), positions, draw.standard_normal(count, np.float32)
+
+
+@pytest.mark.parametrize("weight", [1.0, -1.0, 0.1, 1 / 3])
+def test_the_product_is_rounded_then_the_sum(way, weight):
+    into, positions, values = sample(5000, 700)
+    expected = into.numpy().copy()
+    for position, value in zip(positions, values):
+        expected[position] = np.float32(expected[position] + np.float32(np.float32(weight) * value))
+    add_at(into, positions, values, weight)
+    assert into.numpy().tobytes() == expected.tobytes()
+
+
+def test_a_slice_of_a_vector_is_added_to_in_place(way):
+    base, positions, values = sample(100, 10)
+    before = base.clone()
+    add_at(base[50:70], np.array([0, 19]), np.array([1, 2], np.float32), 2.0)
+    assert (base - before).nonzero().flatten().tolist() == [50, 69]
+
+
+def test_nothing_is_added_where_there_is_nothing(way):
+    into = torch.ones(3)
+    add_at(into, np.empty(0, np.int64), np.empty(0, np.float32), 5.0)
+    add_at(torch.empty(0), np.empty(0, np.int64), np.empty(0, np.float32), 5.0)
+    assert into.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("positions", [[0, 3], [-1, 1], [2**40]])
+def test_positions_out_of_range_are_refused_and_nothing_is_added(way, positions):
+    into = torch.ones(3)
+    with pytest.raises(IndexError, match="vector of 3"):
+        add_at(into, np.array(positions), np.ones(len(positions), np.float32), 1.0)
+    assert into.tolist() == [1, 1, 1]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_adds_what_the_cpu_does():
+    into, positions, values = sample(5000, 700)
+    on_cuda = into.cuda()
+    add_at(into, positions, values, 1 / 3)
+    add_at(on_cuda, positions, values, 1 / 3)
+    assert torch.equal(on_cuda.cpu(), into)
