@@ -121,7 +121,7 @@ def _checksum(head: bytes | memoryview, numel: int, parts: Sequence[bytes | memo
 
 
 def _name(codec: int) -> str:
-    return CodecId(codec).name.lower() if codec in CodecId else f"number {codec}"
+    return CodecId(codec).name.lower() if codec in set(CodecId) else f"number {codec}"
 
 
 def varint(value: int) -> bytes:

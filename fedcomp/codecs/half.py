@@ -29,7 +29,7 @@ def unpack(data: memoryview, count: int) -> np.ndarray:
     """float32 values [count]. Raises FrameError unless `data` holds exactly these, all finite."""
     expect(len(data) == size(count), "values in float16 have another length")
     exponent = int(np.frombuffer(data, EXPONENT, 1)[0])
-    with np.errstate(over="ignore", under="ignore"):
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         values = np.ldexp(np.frombuffer(data, HALF, offset=EXPONENT.itemsize).astype(np.float32), exponent)
     expect(bool(np.isfinite(values).all()), "values in float16 hold NaN or infinity")
     return values

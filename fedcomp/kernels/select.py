@@ -55,7 +55,7 @@ def top_k_rows(X: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """`top_k` of every row of X [m, n], which is finite: rows and positions of the selected, in this order, and counts [m]; int64."""
     if _is_large(X[:1]):
         return _join([top_k(x, k) for x in X], X.device)
-    return _split(keep_largest(_bits(X) & MAGNITUDE, k), X.device)
+    return _split(keep_largest(_bits(X) & MAGNITUDE, k))
 
 
 def top_side_rows(X: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -66,10 +66,13 @@ def top_side_rows(X: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return *_join([positions for positions, _ in sides], X.device), positive
     keeps = _keep_sides(_bits(X), k)
     up, down = (means(X[rows, positions].to(torch.float32).abs(), counts)
-                for rows, positions, counts in (_split(keep, X.device) for keep in keeps))
+                for rows, positions, counts in (_split(keep) for keep in keeps))
     positive = torch.from_numpy(up >= down).to(X.device)
-    keep = torch.where(positive[:, None], *map(torch.as_tensor, keeps))
-    return *_split(keep.numpy() if X.device.type == "cpu" else keep, X.device), positive
+    if X.device.type == "cpu":
+        keep = np.where(positive.numpy()[:, None], *keeps)
+    else:
+        keep = torch.where(positive[:, None], *keeps)
+    return *_split(keep), positive
 
 
 def mean(values: Array) -> float:
@@ -93,11 +96,8 @@ def first_nonfinite(x: Tensor) -> int | None:
 
 def first_nonfinite_rows(X: Tensor) -> Tensor:
     """`first_nonfinite` of every row of X [m, n], int64 [m]; -1 where all is finite."""
-    bad = torch.as_tensor((_bits(X) & MAGNITUDE) >= INFINITE)
-    rows = bad.any(1)
-    first = torch.full(rows.shape, -1, device=X.device)
-    first[rows] = bad[rows].int().argmax(1)
-    return first
+    bad = ((_bits(X) & MAGNITUDE) >= INFINITE).any(1).tolist()
+    return torch.tensor([_first_nonfinite(None, x) if held else -1 for x, held in zip(X.detach(), bad)], dtype=torch.int64, device=X.device)
 
 
 def _top_k(e: Tensor | None, x: Tensor, k: int) -> Tensor:
@@ -109,7 +109,7 @@ def _top_k(e: Tensor | None, x: Tensor, k: int) -> Tensor:
         if e is not None:
             large.add(total)
         return positions
-    return _split(keep_largest(_add(e, x) & MAGNITUDE, k), x.device)[1]
+    return _split(keep_largest(_add(e, x) & MAGNITUDE, k))[1]
 
 
 def _top_side(e: Tensor | None, x: Tensor, k: int) -> tuple[Tensor, bool]:
@@ -121,7 +121,7 @@ def _top_side(e: Tensor | None, x: Tensor, k: int) -> tuple[Tensor, bool]:
         if e is not None:
             large.add(total)
     else:
-        up, down = (_split(keep, x.device)[1] for keep in _keep_sides(_add(e, x), k))
+        up, down = (_split(keep)[1] for keep in _keep_sides(_add(e, x), k))
     values = x if e is None else e
     positive = mean(values[up].to(torch.float32)) >= mean(-values[down].to(torch.float32))
     return (up if positive else down), positive
@@ -176,12 +176,14 @@ def _keep_sides(bits: Array, k: int) -> tuple[Array, Array]:
     return keep_largest(bits.clip(0), k), keep_largest((bits ^ SIGN).clip(0), k)
 
 
-def _split(keep: Array, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _split(keep: Array) -> tuple[Tensor, Tensor, Tensor]:
     """Rows, positions and counts of what is kept in [m, n]."""
-    flat = torch.from_numpy(np.flatnonzero(keep)) if isinstance(keep, np.ndarray) else keep.view(-1).nonzero().view(-1)
-    counts = torch.as_tensor(_count(keep), device=device)
-    rows = torch.arange(len(keep), device=device).repeat_interleave(counts)
-    return rows, flat - rows * keep.shape[1], counts
+    counts = _count(keep)
+    if isinstance(keep, np.ndarray):
+        rows = np.arange(len(keep)).repeat(counts)
+        positions = np.flatnonzero(keep) - rows * keep.shape[1]
+        return tuple(map(torch.from_numpy, (rows, positions, counts)))
+    return *keep.nonzero(as_tuple=True), counts
 
 
 def _count(keep: Array) -> Array:

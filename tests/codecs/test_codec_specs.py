@@ -1,0 +1,62 @@
+"""Spec strings of codecs: what is built, and one sentence with the nearest name for what is not."""
+
+import pytest
+from every_codec import SPECS
+
+from fedcomp import available_codecs, codec
+from fedcomp.codecs import LayerWise
+from fedcomp.codecs.stc import STC
+from fedcomp.codecs.topk import TopK
+from fedcomp.errors import SpecError
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_codec_writes_itself_as_a_spec_string(spec):
+    c = codec(spec)
+    assert codec(str(c)) == c and hash(codec(str(c))) == hash(c)
+    assert isinstance(c, LayerWise) == spec.endswith("@layer") == str(c).endswith("@layer")
+    assert available_codecs()[c.name].id == c.id and c.source
+
+
+@pytest.mark.parametrize(("spec", "built"), [
+    ("stc", STC(1 / 400)),
+    ("stc:1%", STC(0.01)),
+    ("stc:density=1/400@model", STC(1 / 400)),
+    ("topk", TopK(0.01, "fp32")),
+    (" topk : density = 2e-3 , values = fp16 ", TopK(0.002, "fp16")),
+    ("topk:density=100%@layer", LayerWise(TopK(1.0))),
+])
+def test_spec(spec, built):
+    assert codec(spec) == built
+
+
+@pytest.mark.parametrize(("spec", "sentence"), [
+    ("sct", "unknown codec 'sct'; did you mean 'stc'"),
+    ("top-k", "unknown codec 'top-k'; did you mean 'topk'"),
+    ("", "incomplete"),
+    ("stc:denisty=1%", "no option 'denisty'; did you mean 'density'"),
+    ("topk:vlaues=fp16", "no option 'vlaues'; did you mean 'values'"),
+    ("topk:values=fp17", "cannot be 'fp17'; did you mean 'fp16'"),
+    ("identity:density=1%", "no option 'density'; it takes none"),
+    ("stc:density=0", "option 'density' of codec 'stc' is 0; give a share above 0 and at most 1"),
+    ("stc:density=-1%", "is -0.01; give a share above 0"),
+    ("sbc:density=1.0001", "is 1.0001; give a share"),
+    ("topk:density=101%", "is 1.01; give a share"),
+    ("topk:density=1e-400", "is 0; give a share"),
+    ("stc:density=nan", "cannot be 'nan'; give a number such as"),
+    ("stc:density=1/0", "cannot be '1/0'; give a number such as"),
+    ("stc:density=0@layer", "is 0; give a share"),
+    ("stc@layers", "scope 'layers'; write @model or @layer"),
+    ("stc@", "write @model or @layer"),
+    ("topk:density=1%+fp16", "products of codecs are not available; name one codec"),
+    ("topk+nonsense@layer", "products of codecs are not available; name one codec"),
+])
+def test_a_mistake_is_one_sentence_that_names_the_fix(spec, sentence):
+    with pytest.raises(SpecError) as caught:
+        codec(spec)
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_registry_that_is_given_away_is_a_copy():
+    available_codecs().clear()
+    assert "stc" in available_codecs()

@@ -1,0 +1,117 @@
+"""The wire format byte by byte, as codecs/frame.py describes it, and what a frame costs."""
+
+import math
+import struct
+import zlib
+
+import pytest
+import torch
+from every_codec import SPECS, WHOLE, layout_of, reseal, vectors
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcomp import FrameError, Layout, codec
+from fedcomp.codecs import CodecId
+from fedcomp.codecs.frame import LAYER, MODEL, Section, read_varint, seal, unseal, varint
+
+
+def test_a_frame_byte_by_byte():
+    head, size, sections = b"fc\x01\x04\x00", struct.pack("<Q", 1000), b"\xac\x02body"
+    frame = seal(CodecId.STC, MODEL, 1000, [Section(300, b"body")])
+    assert frame == head + struct.pack("<I", zlib.crc32(head + size + sections)) + sections
+
+
+def test_a_frame_by_layers_byte_by_byte():
+    layout = Layout.from_shapes({"w": (20, 40), "none": (0,), "b": (200,)})
+    head, size, sections = b"fc\x01\x03\x01", struct.pack("<Q", 1000), b"\x06\xac\x02body" + b"\x01\x00" + b"\x03\x07de"
+    frame = seal(CodecId.TOPK, LAYER, 1000, [Section(300, b"body"), Section(0, b""), Section(7, b"de")])
+    assert frame == head + struct.pack("<I", zlib.crc32(head + size + sections)) + sections
+    assert unseal(frame, CodecId.TOPK, 1000, layout) == [
+        (slice(0, 800), (300, b"body")), (slice(800, 800), (0, b"")), (slice(800, 1000), (7, b"de"))
+    ]
+
+
+def test_the_checksum_of_these_tests_is_that_of_the_frame():
+    for spec in SPECS:
+        frame = codec(spec).encode(vectors(401)["normal"], layout=layout_of(401))
+        assert reseal(frame, 401) == frame != reseal(frame, 402)
+
+
+@given(st.integers(0, 2**63 - 1), st.binary(max_size=3))
+def test_varints(value, tail):
+    data = varint(value)
+    assert len(data) == max(1, math.ceil(value.bit_length() / 7))
+    assert read_varint(memoryview(data + tail)) == (value, len(data))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 8, b"\x80\x00", b"\xac\x82\x00", varint(2**63), b"\xff" * 9 + b"\x01"])
+def test_varints_that_are_none(data):
+    with pytest.raises(FrameError, match="a count is"):
+        read_varint(memoryview(data))
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    (lambda f: b"", "0 bytes are too short"),
+    (lambda f: f[:8], "8 bytes are too short"),
+    (lambda f: b"FC" + f[2:], "magic"),
+    (lambda f: f[:2] + b"\x02" + f[3:], "format 2 is not known here"),
+    (lambda f: f[:3] + b"\x03" + f[4:], "a frame of codec topk was given to stc"),
+    (lambda f: f[:3] + b"\x63" + f[4:], "a frame of codec number 99 was given to stc"),
+    (lambda f: f[:-1] + bytes([f[-1] ^ 1]), "checksum"),
+    (lambda f: reseal(f[:4] + b"\x02" + f[5:], 401), "scope 2 is not known"),
+    (lambda f: reseal(f[:9] + varint(402) + f[10:], 401), "402 coordinates of 401"),
+    (lambda f: reseal(f[:9] + b"\x00" + f[10:], 401), "without coordinates has a body"),
+])
+def test_what_is_wrong_is_said(change, sentence):
+    c = codec("stc")
+    frame = c.encode(vectors(401)["normal"])
+    with pytest.raises(FrameError, match=sentence):
+        c.decode(change(frame), numel=401)
+
+
+def test_a_frame_by_layers_needs_the_layout_that_it_was_made_for():
+    c, x = codec("stc@layer"), vectors(401)["normal"]
+    frame = c.encode(x, layout=layout_of(401))
+    with pytest.raises(FrameError, match="needs the layout"):
+        c.decode(frame, numel=401)
+    with pytest.raises(FrameError, match="needs the layout"):
+        c.decode(frame, numel=401, layout=layout_of(400))
+    with pytest.raises(FrameError, match="follow the last section"):
+        c.decode(frame, numel=401, layout=Layout.flat(401))
+    with pytest.raises(FrameError):
+        c.decode(frame, numel=401, layout=Layout.from_shapes({"a": (1,), "b": (200,), "c": (100,), "d": (100,), "e": (0,)}))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("numel", [0, 1, 401, 20_000])
+def test_beside_the_sections_a_frame_is_24_bytes_at_most_and_8_a_layer(spec, numel):
+    c, layout = codec(spec), layout_of(numel)
+    for x in (vectors(numel)["normal"], torch.zeros(numel)):
+        frame = c.encode(x, layout=layout)
+        sections = unseal(frame, c.id, numel, layout)
+        bodies = sum(len(section.body) for _, section in sections)
+        assert len(frame) - bodies <= (24 + 8 * len(layout) if spec.endswith("@layer") else 24)
+
+
+@pytest.mark.parametrize(("spec", "numel", "bytes_each"), [("identity", 20_000, 4), ("fp16", 20_000, 2)])
+def test_a_dense_frame_is_its_numbers(spec, numel, bytes_each):
+    assert 0 <= len(codec(spec).encode(torch.ones(numel))) - bytes_each * numel <= 24
+
+
+@pytest.mark.parametrize("spec", [s for s in WHOLE if codec(s).name in ("topk", "stc", "sbc")])
+def test_a_sparse_frame_of_nothing_is_its_header(spec):
+    assert len(codec(spec).encode(torch.zeros(10**6))) <= 24
+
+
+def log2_binomial(n: int, k: int) -> float:
+    return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
+
+
+@pytest.mark.parametrize("density", ["1/25", "1/100", "1/400", "1/1000"])
+@pytest.mark.parametrize(("name", "sign_bits"), [("stc", 1), ("sbc", 0)])
+def test_a_million_coordinates_cost_their_entropy(name, sign_bits, density):
+    """The Rice code is within 1 % of log₂ of the number of ways to choose k of n places."""
+    n, x = 10**6, torch.randn(10**6, generator=torch.Generator().manual_seed(1))
+    c = codec(f"{name}:density={density}")
+    k = round(n * c.density)
+    assert len(c.encode(x)) <= (log2_binomial(n, k) + sign_bits * k + 32) / 8 * 1.01 + 24

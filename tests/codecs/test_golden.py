@@ -1,0 +1,73 @@
+"""Golden bitstreams: a frame that was ever sent can be read, and a vector that was ever sent is sent as the same bytes.
+
+tests/golden/NAME.json holds, for each spec string of a codec, the frame of `vector(NUMEL, seed)` in hexadecimal and the coordinates that it
+decodes to, zeros left out. A test whose file is missing writes it and fails. So after a deliberate change of the wire format,
+or for a new codec or option: delete the file, run this test, read the difference, commit the file.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from every_codec import layout_of, same_bits, variants
+
+from fedcomp import available_codecs, codec
+from fedcomp.codecs import overwrite
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+NUMEL = 50
+
+
+def vector(numel: int, seed: int) -> torch.Tensor:
+    """Integers −20..20, cubed, in units of 2⁻¹²: ties, zeros and a long tail, exact on every machine."""
+    i = np.arange(numel, dtype=np.int64)
+    return torch.from_numpy((((i * i * 7919 + i * 104729 + seed * 1299709) % 41 - 20) ** 3 / 4096).astype(np.float32))
+
+
+def golden(name: str, made: dict[str, dict]) -> dict[str, dict]:
+    """What tests/golden holds under this name; where there is nothing, it is written for review and the test fails."""
+    path = GOLDEN / f"{name}.json"
+    if not path.exists():
+        path.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        pytest.fail(f"{path.name} was missing and is written now; read it, then commit it")
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    assert kept.keys() == made.keys(), f"{path.name} has other cases; delete it and run this test twice"
+    return kept
+
+
+def dense(values: dict[str, float]) -> torch.Tensor:
+    x = torch.zeros(NUMEL)
+    for position, value in values.items():
+        x[int(position)] = value
+    return x
+
+
+def nonzeros(x: torch.Tensor) -> dict[str, float]:
+    return {str(i): x[i].item() for i in x.nonzero().flatten().tolist()}
+
+
+@pytest.mark.parametrize("name", available_codecs())
+def test_frames_of_codecs(name):
+    layout, made = layout_of(NUMEL), {}
+    for seed, spec in enumerate([spec + scope for spec in variants(name) for scope in ("", "@layer")]):
+        frame = codec(spec).encode(vector(NUMEL, seed), seed=seed, layout=layout)
+        made[spec] = {"seed": seed, "frame": frame.hex(), "values": nonzeros(codec(spec).decode(frame, numel=NUMEL, layout=layout))}
+    for spec, case in golden(name, made).items():
+        assert made[spec]["frame"] == case["frame"], spec
+        assert same_bits(codec(spec).decode(bytes.fromhex(case["frame"]), numel=NUMEL, layout=layout), dense(case["values"])), spec
+
+
+def test_frames_that_overwrite():
+    made = {}
+    for case, positions in {"nothing": [], "first and last": [0, 49], "every third": list(range(0, NUMEL, 3)), "all": list(range(NUMEL))}.items():
+        frame = overwrite.encode(1 + vector(NUMEL, 5), np.array(positions, np.int64))
+        weights = torch.zeros(NUMEL)
+        overwrite.apply(frame, weights)
+        made[case] = {"positions": positions, "frame": frame.hex(), "values": nonzeros(weights)}
+    for name, case in golden("overwrite", made).items():
+        assert made[name]["frame"] == case["frame"], name
+        weights = torch.zeros(NUMEL)
+        overwrite.apply(bytes.fromhex(case["frame"]), weights)
+        assert same_bits(weights, dense(case["values"])), name

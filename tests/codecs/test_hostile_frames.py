@@ -1,0 +1,197 @@
+"""Any byte string gives a finite vector of the receiver's size or a FrameError, in memory of the receiver's size."""
+
+import tracemalloc
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from every_codec import SPECS, layout_of, reseal, same_bits, vectors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcomp import FrameError, codec
+from fedcomp.codecs import CodecId
+from fedcomp.codecs.frame import LAYER, MODEL, SECTIONS, Section, seal, varint
+
+NUMELS = (0, 1, 8, 50, 401)
+KINDS = ("normal", "ties", "one spike", "all scales", "zero")
+
+specs, numels = st.sampled_from(SPECS), st.sampled_from(NUMELS)
+
+
+@cache
+def frame_of(spec: str, numel: int, kind: str) -> bytes:
+    return codec(spec).encode(vectors(numel)[kind], layout=layout_of(numel))
+
+
+frames = st.builds(lambda spec, numel, kind: (spec, numel, frame_of(spec, numel, kind)), specs, numels, st.sampled_from(KINDS))
+
+
+def read(spec: str, data: bytes, numel: int) -> bool:
+    """Whether `data` is taken for a frame; checks what comes of it either way."""
+    c, layout, into = codec(spec), layout_of(numel), torch.linspace(-1, 1, numel)
+    before = into.clone()
+    try:
+        c.accumulate(data, into, 0.5, layout=layout)
+    except FrameError as error:
+        assert str(error) and same_bits(into, before)
+        with pytest.raises(FrameError):
+            c.decode(data, numel=numel, layout=layout)
+        return False
+    y = c.decode(data, numel=numel, layout=layout)
+    assert y.shape == (numel,) and y.dtype == torch.float32 and y.isfinite().all()
+    assert torch.equal(into, before + np.float32(0.5) * y)
+    return True
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_frame_of_these_tests_is_valid(spec):
+    assert all(read(spec, frame_of(spec, numel, kind), numel) for numel in NUMELS for kind in KINDS)
+
+
+@given(specs, numels, st.binary(max_size=60))
+def test_noise(spec, numel, data):
+    assert not read(spec, data, numel)
+    assert not read(spec, frame_of(spec, numel, "normal")[:SECTIONS] + data + b"\x01", numel)
+
+
+@given(frames, st.data())
+def test_flipped_bits_are_noticed(frame, data):
+    spec, numel, original = frame
+    changed = bytearray(original)
+    for bit in data.draw(st.sets(st.integers(0, 8 * len(original) - 1), min_size=1, max_size=5)):
+        changed[bit // 8] ^= 1 << bit % 8
+    assert not read(spec, bytes(changed), numel)
+
+
+@given(frames, st.data())
+def test_a_frame_cut_short_is_noticed_under_any_checksum(frame, data):
+    spec, numel, original = frame
+    cut = original[: data.draw(st.integers(0, len(original) - 1))]
+    assert not read(spec, cut, numel)
+    assert len(cut) < SECTIONS or not read(spec, reseal(cut, numel), numel)
+
+
+@given(frames, st.binary(min_size=1, max_size=20), frames)
+def test_a_frame_that_goes_on_is_noticed_under_any_checksum(frame, tail, other):
+    spec, numel, original = frame
+    for longer in (original + tail, original + bytes(len(tail)), original + original, original + other[2], original + other[2][SECTIONS:]):
+        assert not read(spec, longer, numel) or longer == original
+        assert not read(spec, reseal(longer, numel), numel)
+
+
+@given(frames, st.integers(0, 500))
+def test_a_frame_of_another_size_is_noticed(frame, numel):
+    spec, made_for, original = frame
+    assert read(spec, original, numel) == (numel == made_for)
+    read(spec, reseal(original, numel), numel)
+
+
+@given(frames, specs, st.integers(0, 255))
+def test_a_frame_of_another_codec_is_noticed(frame, other, number):
+    spec, numel, original = frame
+    assert read(other, original, numel) == (codec(other).id == codec(spec).id)
+    swapped = reseal(original[:3] + bytes([number]) + original[4:], numel)
+    assert read(spec, swapped, numel) == (number == codec(spec).id)
+    read(other, reseal(original[:3] + bytes([codec(other).id]) + original[4:], numel), numel)
+
+
+@given(specs, numels, st.integers(0, 500), st.binary(max_size=120))
+def test_any_body_under_a_checksum_that_fits(spec, numel, count, body):
+    read(spec, seal(codec(spec).id, MODEL, numel, [Section(count, body)]), numel)
+
+
+@given(specs, numels, st.lists(st.tuples(st.integers(0, 12), st.binary(max_size=40)), max_size=5))
+def test_any_layers_under_a_checksum_that_fits(spec, numel, sections):
+    read(spec, seal(codec(spec).id, LAYER, numel, [Section(*section) for section in sections]), numel)
+
+
+@settings(max_examples=400)
+@given(frames, st.data())
+def test_any_change_under_a_checksum_that_fits(frame, data):
+    """One byte written over, put in or left out behind the checksum: the inner checks are all that is left."""
+    spec, numel, original = frame
+    at = data.draw(st.integers(4, len(original)))
+    new, kept = data.draw(st.binary(max_size=3)), data.draw(st.integers(0, 3))
+    read(spec, reseal((original[:at] + new + original[at + kept :]).ljust(SECTIONS, b"\0"), numel), numel)
+
+
+@given(frames, st.integers(0, 2**64) | st.sampled_from([2**31 - 1, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1]))
+def test_a_count_that_is_not_so_is_noticed(frame, count):
+    spec, numel, original = frame
+    if not spec.endswith("@layer") and numel and original[SECTIONS] < 0x80:
+        changed = original[:SECTIONS] + varint(count) + original[SECTIONS + 1 :]
+        assert not read(spec, reseal(changed, numel), numel) or count <= numel
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.0, -0.0, -1.0])
+@pytest.mark.parametrize("spec", ["stc", "sbc"])
+def test_a_mean_that_is_none_is_refused(spec, value):
+    frame = frame_of(spec, 401, "normal")
+    start = SECTIONS + 2  # count, first byte
+    assert not read(spec, reseal(frame[:start] + np.array(value, "<f4").tobytes() + frame[start + 4 :], 401), 401)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("spec", "start"), [("identity", 2), ("topk", 2), ("identity@layer", 6)])
+def test_values_that_are_not_finite_are_refused(spec, start, value):
+    frame = frame_of(spec, 401, "normal")
+    start += SECTIONS
+    assert not read(spec, reseal(frame[:start] + np.array(value, "<f4").tobytes() + frame[start + 4 :], 401), 401)
+
+
+@pytest.mark.parametrize("spec", ["stc", "sbc", "topk", "topk:values=fp16"])
+def test_flags_that_no_encoder_sets_are_refused(spec):
+    frame = frame_of(spec, 401, "normal")
+    for flag in (2, 3) if spec != "stc" else (1, 2, 3):
+        changed = bytearray(frame)
+        changed[SECTIONS + 1] = changed[SECTIONS + 1] & 0x3F | flag << 6
+        assert not read(spec, reseal(bytes(changed), 401), 401)
+
+
+def peak(call) -> int:
+    """Bytes that were allocated at most while `call` ran."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_what_a_frame_claims_is_not_allocated(spec):
+    numel, c = 10**6, codec(spec)
+    layout = layout_of(numel)
+
+    def refuse(data: bytes) -> None:
+        with pytest.raises(FrameError):
+            c.open(data, numel, layout)
+
+    for count in (10**6, 10**6 + 1, 2**40, 2**62):
+        for first in (0, 40, 0x3F, 0x40, 0x80 + 30, 0xFF):
+            body = bytes([first]) + bytes(range(1, 200))
+            section = varint(count) + body
+            whole = bytes([c.id]) + b"\x00" + bytes(4) + section
+            layers = bytes([c.id]) + b"\x01" + bytes(4) + varint(len(section)) + section
+            endless = bytes([c.id]) + b"\x01" + bytes(4) + varint(2**62) + section
+            for data in (whole, layers, endless):
+                sealed = reseal(b"fc\x01" + data, numel)
+                assert peak(lambda sealed=sealed: refuse(sealed)) < 200_000
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_valid_frame_takes_memory_of_the_receivers_size(spec):
+    numel, c = 50_000, codec(spec)
+    layout, x = layout_of(numel), torch.randn(numel, generator=torch.Generator().manual_seed(1))
+    frame = c.encode(x, layout=layout)
+    c.decode(frame, numel=numel, layout=layout)  # what is loaded once is loaded
+    assert peak(lambda: c.decode(frame, numel=numel, layout=layout)) < 60 * numel + 100_000
+    assert peak(lambda: c.accumulate(frame, x, layout=layout)) < 60 * numel + 100_000
+
+
+def test_ids_that_no_codec_has_are_refused():
+    known = {c.value for c in CodecId}
+    for number in set(range(256)) - known:
+        assert not read("stc", reseal(b"fc\x01" + bytes([number, 0]) + bytes(4) + b"\x00", 50), 50)

@@ -1,0 +1,103 @@
+"""The overwrite frame: weights end bit-identical at what it names, and stay as they are everywhere else."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from every_codec import reseal, same_bits
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcomp import FrameError
+from fedcomp.codecs import CodecId, overwrite
+from fedcomp.codecs.frame import LAYER, MODEL, Section, seal
+
+NUMEL = 300
+WEIGHTS = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1))
+WEIGHTS[[0, 7, 8, 299]] = torch.tensor([-0.0, 2.0**-149, 3.4e38, -2.0**-140])
+OLD = torch.randn(NUMEL, generator=torch.Generator().manual_seed(2))
+FRAME = overwrite.encode(WEIGHTS, np.arange(0, NUMEL, 7))
+
+
+def assert_replaces(weights: torch.Tensor, positions: np.ndarray) -> None:
+    frame = overwrite.encode(weights, positions)
+    assert len(frame) == overwrite.size(positions, weights.numel())
+    new = torch.full_like(weights, 0.25)
+    wanted = new.clone()
+    wanted[positions] = weights[positions]
+    overwrite.apply(frame, new)
+    assert same_bits(new, wanted)
+
+
+@given(st.sets(st.integers(0, NUMEL - 1)))
+def test_weights_end_bit_identical_and_the_size_is_exact(positions):
+    assert_replaces(WEIGHTS, np.array(sorted(positions), np.int64))
+
+
+@pytest.mark.parametrize("step", [1, 3, 400, 99_999])
+def test_so_they_do_in_large_models(step):
+    assert_replaces(torch.randn(200_000, generator=torch.Generator().manual_seed(3)), np.arange(5, 200_000, step))
+
+
+def test_a_model_without_weights():
+    assert_replaces(torch.empty(0), np.empty(0, np.int64))
+
+
+def assert_refused(data: bytes) -> None:
+    weights = OLD.clone()
+    with pytest.raises(FrameError):
+        overwrite.apply(data, weights)
+    assert same_bits(weights, OLD)
+
+
+@given(st.integers(0, 8 * len(FRAME) - 1))
+def test_a_flipped_bit_leaves_the_weights_as_they_are(bit):
+    data = bytearray(FRAME)
+    data[bit // 8] ^= 1 << bit % 8
+    assert_refused(bytes(data))
+
+
+@given(st.integers(0, len(FRAME) - 1), st.binary(min_size=1, max_size=20))
+def test_a_frame_that_is_cut_short_or_goes_on(length, tail):
+    assert_refused(FRAME[:length])
+    assert_refused(FRAME + tail)
+    assert_refused(reseal(FRAME + tail, NUMEL))
+    if length >= 9:
+        assert_refused(reseal(FRAME[:length], NUMEL))
+
+
+@given(st.integers(0, NUMEL + 1), st.binary(max_size=100))
+def test_any_body_under_a_checksum_that_fits(count, body):
+    data, weights = seal(CodecId.OVERWRITE, MODEL, NUMEL, [Section(count, body)]), OLD.clone()
+    try:
+        overwrite.apply(data, weights)
+    except FrameError:
+        assert same_bits(weights, OLD)
+    else:
+        assert weights.isfinite().all() and int((weights != OLD).sum()) <= count
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_nan_and_infinity_are_refused(value):
+    weights = WEIGHTS.clone()
+    weights[14] = value
+    assert_refused(overwrite.encode(weights, np.array([3, 14, 200])))
+
+
+def test_frames_of_others_are_refused():
+    assert_refused(overwrite.encode(WEIGHTS[:-1], np.array([3, 14, 200])))
+    assert_refused(reseal(FRAME[:3] + bytes([CodecId.TOPK]) + FRAME[4:], NUMEL))
+    assert_refused(seal(CodecId.OVERWRITE, LAYER, NUMEL, [Section(0, b"")]))
+    assert_refused(seal(CodecId.OVERWRITE, 7, NUMEL, [Section(0, b"")]))
+
+
+@pytest.mark.parametrize("count", [NUMEL, NUMEL + 1, 2**40, 2**62])
+def test_what_a_frame_claims_is_not_allocated(count):
+    data = seal(CodecId.OVERWRITE, MODEL, NUMEL, [Section(count, bytes(40))])
+    tracemalloc.start()
+    try:
+        assert_refused(data)
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()

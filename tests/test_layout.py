@@ -1,0 +1,59 @@
+"""A model's trainable tensors as one vector, and back."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedcomp import Layout
+
+
+class Mixed(nn.Module):
+    """Frozen, tied and bfloat16 parameters, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.frozen = nn.Linear(3, 3).requires_grad_(False)
+        self.coarse = nn.Linear(3, 3).to(torch.bfloat16)
+        self.norm = nn.BatchNorm1d(3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def test_frozen_parameters_and_buffers_are_left_out_and_tied_ones_stand_once():
+    layout = Layout.of(Mixed())
+    assert [e.name for e in layout] == ["embed.weight", "coarse.weight", "coarse.bias", "norm.weight", "norm.bias"]
+    assert layout.numel == 15 + 9 + 3 + 3 + 3
+    assert [e.offset for e in layout] == [0, 15, 24, 27, 30]
+
+
+def test_gather_and_scatter_are_inverse_but_for_the_precision_of_the_tensor():
+    model = Mixed()
+    layout = Layout.of(model)
+    vector = torch.randn(layout.numel)
+    layout.scatter(vector, model)
+    assert model.coarse.weight.dtype == torch.bfloat16 and torch.equal(model.head.weight, model.embed.weight)
+    back = layout.gather(model)
+    assert torch.equal(back[:15], vector[:15]) and torch.equal(back[15:27], vector[15:27].bfloat16().float())
+    assert back.dtype == torch.float32
+
+
+def test_views_share_the_vector_and_its_leading_axis():
+    layout = Layout.from_shapes({"a": (2, 3), "b": (), "c": (4,)})
+    stack = torch.arange(22.0).view(2, 11)
+    views = layout.views(stack)
+    assert views["a"].shape == (2, 2, 3) and views["b"].shape == (2,) and views["c"].shape == (2, 4)
+    views["c"][1, 3] = -1
+    assert stack[1, 10] == -1
+
+
+@pytest.mark.parametrize(("position", "name"), [(0, "a"), (5, "a"), (6, "c"), (9, "c")])
+def test_an_element_is_found_beside_empty_tensors(position, name):
+    layout = Layout.from_shapes({"a": (2, 3), "empty": (0, 7), "c": (4,)})
+    assert layout.entry_at(position).name == name
+
+
+def test_the_fingerprint_changes_with_any_name_shape_or_order():
+    shapes = [{"a": (2,), "b": (3,)}, {"b": (3,), "a": (2,)}, {"a": (3,), "b": (2,)}, {"a": (2,), "c": (3,)}, {"a": (2, 1), "b": (3,)}]
+    assert len({Layout.from_shapes(s).fingerprint for s in shapes}) == 5
+    assert Layout.from_shapes(shapes[0]).fingerprint == Layout.from_shapes(dict(shapes[0])).fingerprint

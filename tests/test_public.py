@@ -1,0 +1,39 @@
+"""What users import."""
+
+import subprocess
+import sys
+
+import pytest
+
+import fedcomp
+
+
+def test_everything_promised_is_there_and_sorted():
+    assert fedcomp.__all__ == sorted(fedcomp.__all__)
+    assert all(getattr(fedcomp, name) is not None for name in fedcomp.__all__)
+    assert dir(fedcomp) == fedcomp.__all__
+
+
+def test_another_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'codek'"):
+        _ = fedcomp.codek
+
+
+def test_importing_fedcomp_imports_nothing_heavy():
+    program = "import fedcomp, sys; print([m for m in ('torch', 'numpy', 'numba', 'flwr') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_kernels_codecs_memories_and_the_batched_engine_run_without_flower():
+    program = """
+import sys
+sys.modules["flwr"] = None
+import torch, fedcomp
+from fedcomp.sim.batched import BatchedEngine
+codec = fedcomp.codec("stc")
+memory = fedcomp.memory("residual", codec, numel=1000)
+frame = memory.propose(torch.randn(1000))
+memory.commit()
+print(len(codec.decode(frame, numel=1000)))
+"""
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == "1000"
