@@ -31,6 +31,10 @@ class Entry:
     def span(self) -> slice:
         return slice(self.offset, self.offset + self.numel)
 
+    def alone(self) -> "Layout":
+        """The layout of this tensor by itself."""
+        return Layout((Entry(self.name, self.shape, 0),))
+
 
 @dataclass(frozen=True)
 class Layout:

@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import json
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from torch import Tensor
@@ -22,6 +22,7 @@ from .errors import ProtocolError
 
 UP_TO_DATE, FRAMES, OVERWRITE, DENSE = "up-to-date", "frames", "overwrite", "dense"  # forms of a download
 UPDATE, NEED_DENSE, FAILED = "update", "need-dense", "failed"  # kinds of a report
+TRAIN = "train"  # the phase in which clients download and train
 LENGTH = struct.Struct("<I")
 
 
@@ -87,7 +88,7 @@ class Assignment(Values):
     fingerprint: str  # of the weights there
     frames: list[bytes]  # the download
     accepted: str  # ticket of the client's last proposal that was accepted, "" for none
-    announced: bytes = b""  # what the phase needs besides: candidates, a factor, a shared scale
+    announced: list[bytes] = field(default_factory=list)  # what the phase needs besides, as name, value, name, value
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,8 @@ def failure(assignment: Assignment, stage: str, reason: str, version: str = "", 
 
 
 def ticket(round: int, client: int, frame: bytes) -> str:
-    """The name of a proposal: the same frame of another round or client has another."""
-    return hashlib.sha256(f"{round}:{client}:".encode() + frame).hexdigest()[:16]
+    """The name of a proposal: the same frame of another round or client has another. "" when there is nothing to send."""
+    return hashlib.sha256(f"{round}:{client}:".encode() + frame).hexdigest()[:16] if frame else ""
 
 
 def fingerprint(weights: Tensor) -> str:

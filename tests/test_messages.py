@@ -11,7 +11,7 @@ from fedcomp.clients.flower import LARGEST_VALUE, from_records, to_records
 from fedcomp.errors import ProtocolError
 from fedcomp.messages import FRAMES, UPDATE, Assignment, Report, failure, ticket
 
-ASSIGNMENT = Assignment(3, "train", 7, FRAMES, "v0", "v2", "abc", [b"one", b"", b"three"], "", b"announced")
+ASSIGNMENT = Assignment(3, "train", 7, FRAMES, "v0", "v2", "abc", [b"one", b"", b"three"], "", [b"scale", b"1.5"])
 REPORT = Report(3, "train", 7, UPDATE, "v2", "abc", b"\x00frame", "t", 20, 0.5, "", "")
 
 

@@ -9,9 +9,9 @@ from flwr.clientapp import ClientApp
 
 from .. import seeds
 from ..codecs import Context
-from ..errors import FedcompError
+from ..errors import FedcompError, ProtocolError
 from ..memories import Memory
-from ..messages import NEED_DENSE, UPDATE, Assignment, Report, failure, ticket
+from ..messages import FAILED, NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure, ticket
 from ..tasks.base import Data
 from .flower import from_records, to_records
 from .local_sgd import LocalSGD, SerialEngine, plan_batches
@@ -26,6 +26,19 @@ def settle(memory: Memory, pending: str, accepted: str) -> None:
         memory.commit()
     else:
         memory.rollback()
+
+
+def check_phase(assignment: Assignment) -> None:
+    """Raise ProtocolError, before anything is done, for a phase that clients have no part in."""
+    if assignment.phase != TRAIN:
+        raise ProtocolError(f"this client has no part in a phase '{assignment.phase}'; both sides need the same strategy")
+
+
+def context_of(assignment: Assignment) -> Context:
+    """What codec and memory may know of the exchange."""
+    names, values = assignment.announced[::2], assignment.announced[1::2]
+    announced = {name.decode(): value for name, value in zip(names, values, strict=True)}
+    return Context(round=assignment.round, phase=assignment.phase, announced=announced)
 
 
 @dataclass
@@ -44,8 +57,10 @@ class Client:
 
     def handle(self, assignment: Assignment) -> Report:
         """Do what an assignment asks. Every failure becomes a report that names its stage."""
-        stage = "download"
+        stage = "phase"
         try:
+            check_phase(assignment)
+            stage = "download"
             settle(self.memory, self.ticket, assignment.accepted)
             self.replica.move(assignment)
             stage = "train"
@@ -56,7 +71,7 @@ class Client:
             )
             stage = "encode"
             seed = seeds.key(self.seed, "encode", assignment.round, assignment.client)
-            frame = self.memory.propose(trained.update, seed=seed, context=Context(round=assignment.round)) or b""
+            frame = self.memory.propose(trained.update, seed=seed, context=context_of(assignment)) or b""
         except NeedDense as error:
             return self._failure(assignment, stage, str(error), NEED_DENSE)
         except (FedcompError, RuntimeError, ValueError, ArithmeticError) as error:
@@ -68,7 +83,7 @@ class Client:
             frame, self.ticket, len(self.shard), trained.loss, "", "",
         )
 
-    def _failure(self, assignment: Assignment, stage: str, sentence: str, kind: str = "failed") -> Report:
+    def _failure(self, assignment: Assignment, stage: str, sentence: str, kind: str = FAILED) -> Report:
         return failure(assignment, stage, sentence, self.replica.version, self.replica.fingerprint, kind)
 
 

@@ -6,8 +6,8 @@ batches and accumulation are here, once.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import kernels, spec
 from ..errors import ConfigError, FrameError, NonFiniteError
 from ..kernels.select import non_finite
-from ..layout import Layout
+from ..layout import Entry, Layout
 from . import frame
 from .frame import CodecId, Section
 from .update import Sections, Update
@@ -26,9 +26,16 @@ class Context:
     """What a codec or memory may know of the exchange that a frame is made for."""
 
     round: int = 0
-    phase: int = 0
-    moments: tuple[Tensor, Tensor] | None = None  # sum and sum of squares of the local steps' gradients, each [numel]
-    announced: Mapping[str, Any] = field(default_factory=dict)  # what the server said: a shared scale, a factor
+    phase: str = "train"
+    layout: Layout | None = None  # of the vector that is packed: the model's, or one tensor's
+    section: int = 0  # which tensor it is, 0 for the whole model
+    moments: tuple[Tensor, Tensor] | None = None  # sum and sum of squares of the local steps' gradients, shaped like what is packed
+    announced: Mapping[str, bytes] = field(default_factory=dict)  # what the server said: a shared scale, a factor
+
+    def of_tensor(self, section: int, entry: Entry) -> "Context":
+        """The context of one tensor of the model."""
+        moments = self.moments and (self.moments[0][..., entry.span], self.moments[1][..., entry.span])
+        return replace(self, layout=entry.alone(), section=section, moments=moments)
 
 
 NO_CONTEXT = Context()
@@ -44,6 +51,7 @@ class Codec(ABC):
     source: ClassVar[str] = "–"  # author and year, for tables
     scope: ClassVar[int] = frame.MODEL
     linear: ClassVar[bool] = False  # frames of one seed can be merged
+    seeded: ClassVar[bool] = False  # decoding needs the seed, which then stands in the frame
     portable: ClassVar[bool] = True  # the same bytes on every device
 
     def __str__(self) -> str:
@@ -52,7 +60,7 @@ class Codec(ABC):
     # What may be done with it, at vectors of numel elements.
 
     def contraction(self, numel: int) -> float | None:
-        """δ > 0 with ‖x − C(x)‖² ≤ (1 − δ)‖x‖² for every x, or None."""
+        """δ ≥ 0 with ‖x − C(x)‖² ≤ (1 − δ)‖x‖² for every x, in the mean over seeds; None if there is none."""
         return None
 
     def variance(self, numel: int) -> float | None:
@@ -66,8 +74,11 @@ class Codec(ABC):
         """A section for a finite vector x of one dimension, which is not touched."""
 
     @abstractmethod
-    def unpack(self, section: Section, numel: int) -> Update:
-        """The update in a section. Raises FrameError unless it is exactly what `pack` could have made for some x [numel]."""
+    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+        """The update in a section. Raises FrameError unless it is exactly what `pack` could have made for some x [layout.numel].
+
+        `layout` is the model's, or that of one tensor, or of one flat tensor where the caller knew none; `seed` is 0 unless `seeded`.
+        """
 
     def pack_rows(self, x: Tensor, seeds: Sequence[int], context: Context) -> list[Section]:
         """A section for each row of a finite stack [m, n]; override where one launch can serve them all."""
@@ -78,11 +89,17 @@ class Codec(ABC):
 
         Raises NonFiniteError, with `total` untouched, when x or the sum is not finite.
         """
-        added = total + x
-        if kernels.first_nonfinite(added) is not None:
-            raise non_finite(total, x)
-        total.copy_(added)
+        add_finite(total, x)
         return self.pack(total, seed, context)
+
+    def merge_sections(self, sections: Sequence[Section]) -> Section:
+        """The section of the sum, for a linear codec, whose sections count every coordinate."""
+        raise ConfigError(f"frames of {self} cannot be merged; use a linear codec, such as identity")
+
+    def add_all(self, updates: Sequence[Update], weights: Sequence[float], into: Tensor) -> None:
+        """into += Σ wᵢ·updateᵢ, in place and in this order; override where updates have to be merged before they are read."""
+        for update, weight in zip(updates, weights, strict=True):
+            update.add_to(into, weight)
 
     # What others call.
 
@@ -93,7 +110,7 @@ class Codec(ABC):
         """
         _check_vector(x, layout)
         _check_finite(x, layout)
-        return self._seal(x.numel(), [self.pack(x.detach(), seed, context)])
+        return self._seal(x.numel(), [self.pack(x.detach(), seed, replace(context, layout=layout))], seed)
 
     def encode_batch(
         self, x: Tensor, seeds: Sequence[int], *, layout: Layout | None = None, context: Context = NO_CONTEXT
@@ -106,7 +123,7 @@ class Codec(ABC):
         good = [i for i, position in enumerate(bad) if position < 0]
         rows = x.detach() if len(good) == len(x) else x.detach()[good]
         packed = iter(self._pack_stack(rows, [seeds[i] for i in good], layout, context))
-        return [self._seal(x.shape[1], next(packed)) if p < 0 else _nonfinite(x[i], p, layout) for i, p in enumerate(bad)]
+        return [self._seal(x.shape[1], next(packed), seeds[i]) if p < 0 else _nonfinite(x[i], p, layout) for i, p in enumerate(bad)]
 
     def encode_added(
         self, total: Tensor, x: Tensor, *, seed: int = 0, layout: Layout | None = None, context: Context = NO_CONTEXT
@@ -117,15 +134,17 @@ class Codec(ABC):
         """
         _check_pair(total, x, layout)
         try:
-            return self._seal(x.numel(), [self.pack_added(total, x.detach(), seed, context)])
+            return self._seal(x.numel(), [self.pack_added(total, x.detach(), seed, replace(context, layout=layout))], seed)
         except NonFiniteError as error:
             raise _named(error, layout) from None
 
     def open(self, data: bytes, numel: int, layout: Layout | None = None) -> Update:
         """What a frame says, checked to the last bit. Raises FrameError on anything but a whole valid frame of this codec and size."""
-        sections = frame.unseal(data, self.id, numel, layout)
-        parts = tuple((span, self.unpack(section, span.stop - span.start)) for span, section in sections)
-        return parts[0][1] if len(parts) == 1 and parts[0][1].numel == numel else Sections(numel, parts)
+        seed, sections = frame.unseal(data, self.id, numel, layout, self.seeded)
+        if sections and sections[0][0] is frame.WHOLE:
+            return self.unpack(sections[0][1], layout or Layout.flat(numel), seed)
+        parts = [(e.span, self.unpack(section, e.alone(), (seed + i) % 2**64)) for i, (e, section) in enumerate(sections)]
+        return Sections(numel, tuple(parts))
 
     def decode(self, data: bytes, *, numel: int, device: torch.device | str | None = None, layout: Layout | None = None) -> Tensor:
         """The vector [numel] in a frame, float32, on the CPU unless `device` is given. Raises FrameError like `open`."""
@@ -135,11 +154,22 @@ class Codec(ABC):
         """into += weight · decode(data), in place; a sparse frame costs its nonzeros. Raises FrameError with `into` untouched."""
         self.open(data, into.numel(), layout).add_to(into, weight)
 
-    def _pack_stack(self, rows: Tensor, seeds: Sequence[int], layout: Layout | None, context: Context) -> list[list[Section]]:
-        return [[section] for section in self.pack_rows(rows, seeds, context)]
+    def merge(self, frames: Sequence[bytes]) -> bytes:
+        """A frame of the sum of what frames of a linear codec say, all of one size, scope and seed. Raises FrameError on others."""
+        if not frames:
+            raise ConfigError("merge needs at least one frame")
+        numel, layout = frame.claimed_size(frames[0], self.seeded)
+        opened = [frame.unseal(data, self.id, numel, layout, self.seeded) for data in frames]
+        scopes, seeds = {data[frame.SCOPE] for data in frames}, {seed for seed, _ in opened}
+        expect(len(scopes) == len(seeds) == 1, "frames of different scopes or seeds cannot be merged")
+        merged = [self.merge_sections([section for _, section in column]) for column in zip(*(s for _, s in opened), strict=True)]
+        return frame.seal(self.id, scopes.pop(), numel, merged, seeds.pop() if self.seeded else None)
 
-    def _seal(self, numel: int, sections: Sequence[Section]) -> bytes:
-        return frame.seal(self.id, self.scope, numel, sections)
+    def _pack_stack(self, rows: Tensor, seeds: Sequence[int], layout: Layout | None, context: Context) -> list[list[Section]]:
+        return [[section] for section in self.pack_rows(rows, seeds, replace(context, layout=layout))]
+
+    def _seal(self, numel: int, sections: Sequence[Section], seed: int) -> bytes:
+        return frame.seal(self.id, self.scope, numel, sections, seed if self.seeded else None)
 
 
 @dataclass(frozen=True)
@@ -150,7 +180,7 @@ class LayerWise(Codec):
     scope: ClassVar[int] = frame.LAYER
 
     def __post_init__(self) -> None:
-        for fact in ("name", "id", "source", "linear", "portable"):
+        for fact in ("name", "id", "source", "linear", "portable", "seeded"):
             object.__setattr__(self, fact, getattr(self.inner, fact))
 
     def __str__(self) -> str:
@@ -166,29 +196,31 @@ class LayerWise(Codec):
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
         return self.inner.pack(x, seed, context)
 
-    def unpack(self, section: Section, numel: int) -> Update:
-        return self.inner.unpack(section, numel)
+    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+        return self.inner.unpack(section, layout, seed)
+
+    def merge_sections(self, sections: Sequence[Section]) -> Section:
+        return self.inner.merge_sections(sections)
 
     def encode(self, x: Tensor, *, seed: int = 0, layout: Layout | None = None, context: Context = NO_CONTEXT) -> bytes:
         _check_vector(x, layout)
         _check_finite(x, layout)
         tensors = enumerate(self._layout(layout))
-        return self._seal(x.numel(), [self.inner.pack(x.detach()[e.span], seed + i, context) for i, e in tensors])
+        return self._seal(x.numel(), [self.inner.pack(x.detach()[e.span], seed + i, context.of_tensor(i, e)) for i, e in tensors], seed)
 
     def encode_added(
         self, total: Tensor, x: Tensor, *, seed: int = 0, layout: Layout | None = None, context: Context = NO_CONTEXT
     ) -> bytes:
         _check_pair(total, x, layout)
-        spans = [e.span for e in self._layout(layout)]
-        if any(kernels.first_nonfinite(total[span] + x[span]) is not None for span in spans):
+        tensors = list(enumerate(self._layout(layout)))
+        if any(kernels.first_nonfinite(total[e.span] + x[e.span]) is not None for _, e in tensors):
             raise _named(non_finite(total, x), layout)
-        return self._seal(
-            x.numel(), [self.inner.pack_added(total[span], x.detach()[span], seed + i, context) for i, span in enumerate(spans)]
-        )
+        added = [self.inner.pack_added(total[e.span], x.detach()[e.span], seed + i, context.of_tensor(i, e)) for i, e in tensors]
+        return self._seal(x.numel(), added, seed)
 
     def _pack_stack(self, rows: Tensor, seeds: Sequence[int], layout: Layout | None, context: Context) -> list[list[Section]]:
         tensors = enumerate(self._layout(layout))
-        columns = [self.inner.pack_rows(rows[:, e.span], [seed + i for seed in seeds], context) for i, e in tensors]
+        columns = [self.inner.pack_rows(rows[:, e.span], [seed + i for seed in seeds], context.of_tensor(i, e)) for i, e in tensors]
         return [list(sections) for sections in zip(*columns, strict=True)]
 
     def _layout(self, layout: Layout | None) -> Layout:
@@ -215,6 +247,14 @@ def _check_pair(total: Tensor, x: Tensor, layout: Layout | None) -> None:
     if total.dtype != torch.float32 or total.shape != x.shape or total.device != x.device:
         given = f"{total.dtype} {list(total.shape)} on {total.device}"
         raise ConfigError(f"the sum is {given}, the vector {list(x.shape)} on {x.device}; give a float32 sum of its shape and device")
+
+
+def add_finite(total: Tensor, x: Tensor) -> None:
+    """`total += x` in place. Raises NonFiniteError, with `total` untouched, when the sum is not finite."""
+    added = total + x
+    if kernels.first_nonfinite(added) is not None:
+        raise non_finite(total, x)
+    total.copy_(added)
 
 
 def _check_finite(x: Tensor, layout: Layout | None) -> None:

@@ -6,14 +6,15 @@
     3       1      codec, a CodecId
     4       1      scope: 0 = one section for the whole vector, 1 = one section per tensor of the layout
     5       4      CRC-32, little-endian, of bytes 0..4, the receiver's numel (8 bytes, little-endian) and everything after the checksum
-    9       …      sections
+    9       0 or 8 seed, little-endian, of codecs that need it to decode
+    9, 17   …      sections
 
     section, scope 0:  count, body
     section, scope 1:  length of what follows in the section, count, body
 
 `count` and `length` are LEB128: seven bits a byte, the lowest first, in the shortest form. `count` is the number of coordinates that
 the section holds; the body belongs to the codec. The vector's size is not sent: it is the receiver's, and stands under the
-checksum. A header is 10 to 14 bytes, a tensor's section costs 2 to 8 more. The checksum is against accidents; it is no signature.
+checksum. A header is 10 to 22 bytes, a tensor's section costs 2 to 8 more. The checksum is against accidents; it is no signature.
 """
 
 import struct
@@ -23,12 +24,12 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from ..errors import FrameError
-from ..layout import Layout
+from ..layout import Entry, Layout
 
 MAGIC, VERSION = b"fc", 1
 MODEL, LAYER = 0, 1
-HEAD, CRC = struct.Struct("<2sBBB"), struct.Struct("<I")
-SECTIONS = HEAD.size + CRC.size
+HEAD, CRC, SEED = struct.Struct("<2sBBB"), struct.Struct("<I"), struct.Struct("<Q")
+SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # offsets
 
 
 class CodecId(IntEnum):
@@ -42,6 +43,9 @@ class CodecId(IntEnum):
     OVERWRITE = 250
 
 
+WHOLE = Entry("", (), 0)  # stands for the vector of whatever size
+
+
 class Section(NamedTuple):
     """A codec's output for one vector or tensor: how many coordinates it holds, and their bytes."""
 
@@ -52,9 +56,9 @@ class Section(NamedTuple):
 EMPTY = Section(0, b"")
 
 
-def seal(codec: CodecId, scope: int, numel: int, sections: Sequence[Section]) -> bytes:
-    """A whole frame for a vector [numel]."""
-    parts = []
+def seal(codec: CodecId, scope: int, numel: int, sections: Sequence[Section], seed: int | None = None) -> bytes:
+    """A whole frame for a vector [numel]; with the seed, mod 2⁶⁴, if one is given."""
+    parts = [] if seed is None else [SEED.pack(seed % 2**64)]
     for count, body in sections:
         head = varint(count)
         if scope == LAYER:
@@ -64,10 +68,13 @@ def seal(codec: CodecId, scope: int, numel: int, sections: Sequence[Section]) ->
     return b"".join([head, CRC.pack(_checksum(head, numel, parts)), *parts])
 
 
-def unseal(data: bytes, codec: CodecId, numel: int, layout: Layout | None) -> list[tuple[slice, Section]]:
-    """The sections of a frame and the parts of the vector [numel] that they are for.
+def unseal(
+    data: bytes, codec: CodecId, numel: int, layout: Layout | None = None, seeded: bool = False
+) -> tuple[int, list[tuple[Entry, Section]]]:
+    """The seed in a frame, 0 if it is not `seeded`, and its sections, each with the tensor of the vector [numel] that it is for.
 
-    Raises FrameError unless `data` is one whole frame of `codec` for `numel` elements whose sections fit `layout`.
+    With scope 0 the one tensor is WHOLE. Raises FrameError unless `data` is one whole frame of `codec` for `numel`
+    elements whose sections fit `layout`.
     """
     view = memoryview(data)
     if len(view) < SECTIONS:
@@ -82,22 +89,25 @@ def unseal(data: bytes, codec: CodecId, numel: int, layout: Layout | None) -> li
     (checksum,) = CRC.unpack_from(view, HEAD.size)
     if checksum != _checksum(view[: HEAD.size], numel, [view[SECTIONS:]]):
         raise FrameError(f"the checksum does not fit: the frame is damaged, or was made for another size than {numel}")
+    if seeded and len(view) < SECTIONS + SEED.size:
+        raise FrameError("a frame is cut short in its seed")
+    seed, start = (SEED.unpack_from(view, SECTIONS)[0], SECTIONS + SEED.size) if seeded else (0, SECTIONS)
     if scope == MODEL:
-        return [(slice(0, numel), _section(view[SECTIONS:], numel))]
+        return seed, [(WHOLE, _section(view[start:], numel))]
     if scope != LAYER:
         raise FrameError(f"scope {scope} is not known")
     if layout is None or layout.numel != numel:
         raise FrameError("a frame with a section per tensor needs the layout of the model")
-    return _sections(view[SECTIONS:], layout)
+    return seed, _sections(view[start:], layout)
 
 
-def _sections(rest: memoryview, layout: Layout) -> list[tuple[slice, Section]]:
+def _sections(rest: memoryview, layout: Layout) -> list[tuple[Entry, Section]]:
     sections = []
     for entry in layout:
         length, start = read_varint(rest)
         if length > len(rest) - start:
             raise FrameError(f"the section of '{entry.name}' is cut short")
-        sections.append((entry.span, _section(rest[start : start + length], entry.numel)))
+        sections.append((entry, _section(rest[start : start + length], entry.numel)))
         rest = rest[start + length :]
     if len(rest):
         raise FrameError(f"{len(rest)} bytes follow the last section")
@@ -122,6 +132,22 @@ def _checksum(head: bytes | memoryview, numel: int, parts: Sequence[bytes | memo
 
 def _name(codec: int) -> str:
     return CodecId(codec).name.lower() if codec in set(CodecId) else f"number {codec}"
+
+
+def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
+    """The size that the counts of a linear codec's frame add up to, and a layout of its sections. Not checked: `unseal` with them."""
+    view = memoryview(data)
+    if len(view) < SECTIONS:
+        raise FrameError(f"{len(view)} bytes are too short for a frame")
+    rest, counts = view[SECTIONS + (SEED.size if seeded else 0) :], []
+    if view[SCOPE] == MODEL:
+        counts.append(read_varint(rest)[0])
+    while len(rest) and view[SCOPE] != MODEL:
+        length, start = read_varint(rest)
+        counts.append(read_varint(rest[start : start + length])[0])
+        rest = rest[start + length :]
+    layout = Layout.from_shapes({str(i): (count,) for i, count in enumerate(counts)})
+    return layout.numel, layout
 
 
 def varint(value: int) -> bytes:

@@ -1,5 +1,6 @@
 """Dense floats: the null objects that everything else is compared with."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..layout import Layout
 from . import half
 from .base import Codec, Context, expect
 from .frame import CodecId, Section
@@ -30,11 +32,18 @@ class Identity(Codec):
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
         return Section(x.numel(), x.to(torch.float32).cpu().numpy().astype("<f4", copy=False).tobytes())
 
-    def unpack(self, section: Section, numel: int) -> Update:
-        expect(section.count == numel and len(section.body) == 4 * numel, "a dense section has another length")
+    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+        expect(section.count == layout.numel and len(section.body) == 4 * layout.numel, "a dense section has another length")
         values = np.frombuffer(section.body, "<f4")
         expect(bool(np.isfinite(values).all()), "a dense section holds NaN or infinity")
         return Dense(values)
+
+    def merge_sections(self, sections: Sequence[Section]) -> Section:
+        expect(all(len(s.body) == 4 * s.count == 4 * sections[0].count for s in sections), "a dense section has another length")
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = np.sum([np.frombuffer(s.body, "<f4") for s in sections], axis=0, dtype=np.float32)
+        expect(bool(np.isfinite(total).all()), "the sum of the frames is not finite")
+        return Section(total.size, total.astype("<f4", copy=False).tobytes())
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,6 @@ class Half(Codec):
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
         return Section(x.numel(), half.pack(x.to(torch.float32).cpu().numpy()) if x.numel() else b"")
 
-    def unpack(self, section: Section, numel: int) -> Update:
-        expect(section.count == numel, "a dense section has another length")
-        return Dense(half.unpack(section.body, numel) if numel else np.empty(0, np.float32))
+    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+        expect(section.count == layout.numel, "a dense section has another length")
+        return Dense(half.unpack(section.body, layout.numel) if layout.numel else np.empty(0, np.float32))

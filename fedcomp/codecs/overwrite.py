@@ -36,7 +36,7 @@ def encode(weights: Tensor, positions: np.ndarray) -> bytes:
 
 def apply(data: bytes, weights: Tensor) -> None:
     """Write a frame's values into weights [numel], in place. Raises FrameError with the weights untouched."""
-    ((_, (count, body)),) = frame.unseal(data, CodecId.OVERWRITE, weights.numel(), None)
+    _, ((_, (count, body)),) = frame.unseal(data, CodecId.OVERWRITE, weights.numel())
     if not count:
         return
     first, rest = selection.take(memoryview(body), 1)

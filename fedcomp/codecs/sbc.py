@@ -10,6 +10,7 @@ No sign bits: one mean and its sign for all. Values of the other sign are never 
     values   μ as float32; flag 1 = the mean is negative; around them codecs/selection.py
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,14 +19,14 @@ from torch import Tensor
 
 from .. import kernels
 from . import selection
-from .base import expect
+from .base import Context, expect
 from .frame import CodecId
 
 POSITIVE, NEGATIVE = 0, 1  # flags
 
 
 @dataclass(frozen=True)
-class SBC(selection.Selective):
+class SBC(selection.Largest):
     """The k largest coordinates of one sign as their mean."""
 
     density: float = 1 / 100  # share of coordinates sent
@@ -37,19 +38,19 @@ class SBC(selection.Selective):
         k = self.count(numel)
         return 1 / (1 + k * k + numel)  # the winning mean bounds both sides' sums and all that is left out
 
-    def select(self, x: Tensor) -> Tensor:
+    def select(self, x: Tensor, seed: int) -> Tensor:
         return kernels.top_side(x, self.count(x.numel()))[0]
 
-    def select_added(self, total: Tensor, x: Tensor) -> Tensor:
+    def select_added(self, total: Tensor, x: Tensor, seed: int) -> Tensor:
         return kernels.top_side_added(total, x, self.count(x.numel()))[0]
 
-    def select_rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def select_rows(self, x: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         return kernels.top_side_rows(x, self.count(x.shape[1]))[:3]
 
-    def pack_values(self, values: np.ndarray) -> tuple[int, bytes]:
+    def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
         return int(values[0] < 0), selection.pack_mean(values)
 
-    def unpack_values(self, flag: int, data: memoryview, count: int) -> tuple[np.ndarray, int]:
+    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[np.ndarray, int]:
         expect(flag in (POSITIVE, NEGATIVE), "an SBC section has an unknown flag")
         mean, _ = selection.take(data, 4)
         mu = selection.unpack_mean(mean)

@@ -17,7 +17,8 @@ from torch import Tensor
 from .. import kernels
 from ..errors import SpecError
 from ..kernels import rice
-from .base import Codec, Context, expect
+from ..layout import Layout
+from .base import Codec, Context, add_finite, expect
 from .frame import EMPTY, Section
 from .update import Sparse, Update
 
@@ -26,11 +27,77 @@ RICE, FLAG_SHIFT = 0x3F, 6  # the first byte: Rice parameter below, flag above
 
 @dataclass(frozen=True)
 class Selective(Codec):
-    """A codec that sends at most k coordinates, k = max(1, floor(density · n + ½)), never one that is zero.
+    """A codec that sends few coordinates, never one that is zero.
 
-    An author writes `pack_values` and `unpack_values`; selection on one vector, fused with error feedback, or on a stack, and the positions
-    are here.
+    An author writes the rule, `select`, and how values are sent, `pack_values` and `unpack_values`; positions are coded here.
     """
+
+    @abstractmethod
+    def select(self, x: Tensor, seed: int) -> Tensor:
+        """Positions in a finite vector x [n]: int64, ascending, on its device."""
+
+    def select_added(self, total: Tensor, x: Tensor, seed: int) -> Tensor:
+        """`total += x` in place, then `select`; override where one pass can do both. Raises NonFiniteError with `total` untouched."""
+        add_finite(total, x)
+        return self.select(total, seed)
+
+    def select_rows(self, x: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows and positions of what is selected of a finite stack [m, n], in this order, and how many in each row."""
+        chosen = [self.select(row, seed) for row, seed in zip(x, seeds, strict=True)]
+        counts = torch.tensor([positions.numel() for positions in chosen], device=x.device)
+        return torch.arange(len(chosen), device=x.device).repeat_interleave(counts), torch.cat(chosen), counts
+
+    @abstractmethod
+    def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
+        """A flag, 0..3, and the bytes of selected values: float32, at least one, none zero, in the order of their positions."""
+
+    @abstractmethod
+    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[np.ndarray, int]:
+        """`count` ≥ 1 values, float32, from the beginning of `data`, and how many bytes they took. Raises FrameError."""
+
+    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+        return self._pack_at(x, self.select(x, seed), seed, context)
+
+    def pack_added(self, total: Tensor, x: Tensor, seed: int, context: Context) -> Section:
+        return self._pack_at(total, self.select_added(total, x, seed), seed, context)
+
+    def pack_rows(self, x: Tensor, seeds: Sequence[int], context: Context) -> list[Section]:
+        if not len(x):
+            return []
+        rows, columns, counts = self.select_rows(x, seeds)
+        values = x[rows, columns].to(torch.float32).cpu().numpy()
+        return self._sections(columns.cpu().numpy(), values, counts.cpu().numpy(), x.shape[1], seeds, context)
+
+    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+        count, body = section.count, memoryview(section.body)
+        if not count:
+            return Sparse(layout.numel, np.empty(0, np.int64), np.empty(0, np.float32))
+        first, data = take(body, 1)
+        values, used = self.unpack_values(first[0] >> FLAG_SHIFT, data, count, seed)
+        return Sparse(layout.numel, rice.unpack(data[used:], count, first[0] & RICE, layout.numel), values)
+
+    def _pack_at(self, x: Tensor, positions: Tensor, seed: int, context: Context) -> Section:
+        values = _at(x, positions).to(torch.float32).cpu().numpy()
+        (section,) = self._sections(positions.cpu().numpy(), values, np.array([values.size]), x.numel(), [seed], context)
+        return section
+
+    def _sections(
+        self, positions: np.ndarray, values: np.ndarray, counts: np.ndarray, numel: int, seeds: Sequence[int], context: Context
+    ) -> list[Section]:
+        """A section for each of the runs, counts [m] long, of which positions and values are made."""
+        parameters = rice.best_parameters(positions, counts, numel)
+        gaps = rice.pack_rows(positions, counts, parameters) if len(counts) > 1 else [rice.pack(positions, int(parameters[0]))]
+        runs = zip(np.split(values, np.cumsum(counts)[:-1]), parameters.tolist(), gaps, seeds, strict=True)
+        return [self._section(*run, context) if run[0].size else EMPTY for run in runs]
+
+    def _section(self, values: np.ndarray, b: int, gaps: bytes, seed: int, context: Context) -> Section:
+        flag, data = self.pack_values(values, seed, context)
+        return Section(values.size, bytes([b | flag << FLAG_SHIFT]) + data + gaps)
+
+
+@dataclass(frozen=True)
+class Largest(Selective):
+    """A codec that sends the k largest magnitudes, k = max(1, floor(density · n + ½)), ties cut by position."""
 
     density: float  # share of coordinates sent
 
@@ -44,62 +111,21 @@ class Selective(Codec):
         """k for a vector [numel]."""
         return min(numel, max(1, math.floor(self.density * numel + 0.5)))
 
-    @abstractmethod
-    def pack_values(self, values: np.ndarray) -> tuple[int, bytes]:
-        """A flag, 0..3, and the bytes of selected values: float32, at least one, none zero, in the order of their positions."""
-
-    @abstractmethod
-    def unpack_values(self, flag: int, data: memoryview, count: int) -> tuple[np.ndarray, int]:
-        """`count` ≥ 1 values, float32, from the beginning of `data`, and how many bytes they took. Raises FrameError."""
-
-    # The k largest magnitudes; a codec with another rule overrides these three.
-
-    def select(self, x: Tensor) -> Tensor:
+    def select(self, x: Tensor, seed: int) -> Tensor:
         return kernels.top_k(x, self.count(x.numel()))
 
-    def select_added(self, total: Tensor, x: Tensor) -> Tensor:
+    def select_added(self, total: Tensor, x: Tensor, seed: int) -> Tensor:
         return kernels.top_k_added(total, x, self.count(x.numel()))
 
-    def select_rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows and positions of what is selected of a stack [m, n], in this order, and how many in each row."""
+    def select_rows(self, x: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         return kernels.top_k_rows(x, self.count(x.shape[1]))
 
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
-        return self._pack_at(x, self.select(x))
 
-    def pack_added(self, total: Tensor, x: Tensor, seed: int, context: Context) -> Section:
-        return self._pack_at(total, self.select_added(total, x))
-
-    def pack_rows(self, x: Tensor, seeds: Sequence[int], context: Context) -> list[Section]:
-        rows, columns, counts = self.select_rows(x)
-        values = x[rows, columns].to(torch.float32).cpu().numpy()
-        return self._sections(columns.cpu().numpy(), values, counts.cpu().numpy(), x.shape[1])
-
-    def _pack_at(self, x: Tensor, positions: Tensor) -> Section:
-        values = x[positions].to(torch.float32).cpu().numpy()
-        (section,) = self._sections(positions.cpu().numpy(), values, np.array([values.size]), x.numel())
-        return section
-
-    def _sections(self, positions: np.ndarray, values: np.ndarray, counts: np.ndarray, numel: int) -> list[Section]:
-        """A section for each of the runs, counts [m] long, of which positions and values are made."""
-        if not len(counts):
-            return []
-        parameters = rice.best_parameters(positions, counts, numel)
-        gaps = rice.pack_rows(positions, counts, parameters) if len(counts) != 1 else [rice.pack(positions, int(parameters[0]))]
-        runs = np.split(values, np.cumsum(counts)[:-1])
-        return [self._section(v, b, g) if v.size else EMPTY for v, b, g in zip(runs, parameters.tolist(), gaps, strict=True)]
-
-    def _section(self, values: np.ndarray, b: int, gaps: bytes) -> Section:
-        flag, data = self.pack_values(values)
-        return Section(values.size, bytes([b | flag << FLAG_SHIFT]) + data + gaps)
-
-    def unpack(self, section: Section, numel: int) -> Update:
-        count, body = section.count, memoryview(section.body)
-        if not count:
-            return Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))
-        first, data = take(body, 1)
-        values, used = self.unpack_values(first[0] >> FLAG_SHIFT, data, count)
-        return Sparse(numel, rice.unpack(data[used:], count, first[0] & RICE, numel), values)
+def _at(x: Tensor, positions: Tensor) -> Tensor:
+    """x[positions]; through numpy where that works, which does not wait for torch's threads."""
+    if x.device.type == "cpu" and x.dtype == torch.float32:
+        return torch.from_numpy(x.numpy()[positions.numpy()])
+    return x[positions]
 
 
 def take(data: memoryview, length: int) -> tuple[memoryview, memoryview]:

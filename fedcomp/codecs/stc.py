@@ -16,12 +16,12 @@ import numpy as np
 
 from .. import kernels
 from . import selection
-from .base import expect
+from .base import Context, expect
 from .frame import CodecId
 
 
 @dataclass(frozen=True)
-class STC(selection.Selective):
+class STC(selection.Largest):
     """The k largest coordinates as one mean magnitude and a sign each."""
 
     density: float = 1 / 400  # share of coordinates sent
@@ -33,10 +33,10 @@ class STC(selection.Selective):
         k = self.count(numel)
         return min(k / max(numel, 1), 1 / max(k, 1))  # attained by a constant vector and by a single spike over tiny values
 
-    def pack_values(self, values: np.ndarray) -> tuple[int, bytes]:
+    def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
         return 0, selection.pack_mean(values) + kernels.pack_signs(values > 0)
 
-    def unpack_values(self, flag: int, data: memoryview, count: int) -> tuple[np.ndarray, int]:
+    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[np.ndarray, int]:
         expect(flag == 0, "an STC section has an unknown flag")
         mean, rest = selection.take(data, 4)
         signs, _ = selection.take(rest, -(-count // 8))

@@ -14,14 +14,14 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from . import half, selection
-from .base import expect
+from .base import Context, expect
 from .frame import CodecId
 
 FP32, FP16 = 0, 1  # flags
 
 
 @dataclass(frozen=True)
-class TopK(selection.Selective):
+class TopK(selection.Largest):
     """The k largest coordinates with their values."""
 
     density: float = 1 / 100  # share of coordinates sent
@@ -34,10 +34,10 @@ class TopK(selection.Selective):
         exact = self.count(numel) / max(numel, 1)
         return exact if self.values == "fp32" else exact * (1 - 2.0**-21)
 
-    def pack_values(self, values: np.ndarray) -> tuple[int, bytes]:
+    def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
         return (FP16, half.pack(values)) if self.values == "fp16" else (FP32, values.astype("<f4", copy=False).tobytes())
 
-    def unpack_values(self, flag: int, data: memoryview, count: int) -> tuple[np.ndarray, int]:
+    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[np.ndarray, int]:
         expect(flag in (FP32, FP16), "a top-k section has an unknown flag")
         sent, _ = selection.take(data, half.size(count) if flag == FP16 else 4 * count)
         values = half.unpack(sent, count) if flag == FP16 else np.frombuffer(sent, "<f4")

@@ -64,15 +64,13 @@ def top_side_rows(X: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         sides = [top_side(x, k) for x in X]
         positive = torch.tensor([up for _, up in sides], dtype=torch.bool, device=X.device)
         return *_join([positions for positions, _ in sides], X.device), positive
-    keeps = _keep_sides(_bits(X), k)
-    up, down = (means(X[rows, positions].to(torch.float32).abs(), counts)
-                for rows, positions, counts in (_split(keep) for keep in keeps))
+    bits = _bits(X)
+    keeps = _keep_sides(bits, k)
+    up, down = (_mean_magnitudes(bits, keep) for keep in keeps)
     positive = torch.from_numpy(up >= down).to(X.device)
-    if X.device.type == "cpu":
-        keep = np.where(positive.numpy()[:, None], *keeps)
-    else:
-        keep = torch.where(positive[:, None], *keeps)
-    return *_split(keep), positive
+    if isinstance(keeps[0], np.ndarray):
+        return *_split(np.where(positive.numpy()[:, None], *keeps)), positive
+    return *_split(torch.where(positive[:, None], *keeps)), positive
 
 
 def mean(values: Array) -> float:
@@ -174,6 +172,13 @@ def keep_largest(keys: Array, k: int) -> Array:
 
 def _keep_sides(bits: Array, k: int) -> tuple[Array, Array]:
     return keep_largest(bits.clip(0), k), keep_largest((bits ^ SIGN).clip(0), k)
+
+
+def _mean_magnitudes(bits: Array, keep: Array) -> np.ndarray:
+    """`mean` of what is kept in each row of [m, n]: float64 [m]."""
+    kept = bits[keep] & MAGNITUDE
+    kept = kept.cpu().numpy() if isinstance(kept, Tensor) else kept
+    return means(kept.view(np.float32), _count(keep))
 
 
 def _split(keep: Array) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from .. import spec
 from ..codecs import Codec
-from ..errors import SpecError, nearest
+from ..errors import SpecError
 from ..layout import Layout
 from .base import Memory
 from .none import Nothing
@@ -21,9 +21,7 @@ def available_memories() -> dict[str, type[Memory]]:
 def memory(text: str, codec: Codec, numel: int, layout: Layout | None = None) -> Memory:
     """A memory around `codec` for vectors [numel]. Raises SpecError, and ConfigError for a codec that it would diverge with."""
     parsed = spec.parse(text)
-    name, options = parsed.parts[0].name, parsed.parts[0].options
-    if name not in _MEMORIES:
-        raise SpecError(f"unknown memory '{name}'; {nearest(name, _MEMORIES)}")
-    if options or parsed.scope or len(parsed.parts) > 1:
-        raise SpecError(f"memory '{name}' takes no options; write {name}")
-    return _MEMORIES[name](codec, numel, layout)
+    if parsed.scope or len(parsed.parts) > 1:
+        raise SpecError(f"memory '{text}' cannot have a scope or a second part; name one memory")
+    options = spec.build(parsed.parts[0], {name: cls.Options for name, cls in _MEMORIES.items()}, "memory")
+    return _MEMORIES[parsed.parts[0].name](codec, numel, layout, options)

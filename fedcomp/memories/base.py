@@ -7,7 +7,8 @@ written to disk and moved between devices.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -20,6 +21,11 @@ from ..layout import Layout
 State = dict[str, Tensor | bytes]
 
 
+@dataclass(frozen=True)
+class NoOptions:
+    """A memory without options."""
+
+
 class Memory(ABC):
     """A codec with a memory, for vectors [numel].
 
@@ -28,11 +34,12 @@ class Memory(ABC):
 
     name: ClassVar[str]
     source: ClassVar[str] = "–"
+    Options: ClassVar[type] = NoOptions  # a frozen dataclass: what `name:option=value` may say
 
-    def __init__(self, codec: Codec, numel: int, layout: Layout | None = None):
+    def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         if layout is not None and layout.numel != numel:
             raise ConfigError(f"the layout has {layout.numel} elements and the memory {numel}; give the layout of this model")
-        self.codec, self.numel, self.layout = codec, numel, layout
+        self.codec, self.numel, self.layout, self.options = codec, numel, layout, options or self.Options()
         self.pending: bytes | None = None  # the frame of a proposal that is not settled
         self.check_codec()
 
@@ -70,9 +77,7 @@ class Memory(ABC):
         Raises FrameError, with the proposal still waiting, when `returned` is damaged.
         """
         dropped = None if returned is None else self.codec.open(returned, self.numel, self.layout)
-        self._commit(self._settle())
-        if dropped is not None:
-            self._take_back(dropped)
+        self._commit(self._settle(), dropped)
 
     def rollback(self) -> None:
         """The proposal was not taken: everything in it is still to be sent."""
@@ -97,17 +102,15 @@ class Memory(ABC):
     def _propose(self, x: Tensor, seed: int, context: Context) -> bytes | None: ...
 
     @abstractmethod
-    def _commit(self, frame: bytes) -> None: ...
+    def _commit(self, frame: bytes, dropped: Update | None) -> None:
+        """`frame` was taken, but for what was `dropped` of it."""
 
     @abstractmethod
     def _rollback(self, frame: bytes) -> None: ...
 
-    def _take_back(self, dropped: Update) -> None:
-        raise ConfigError(f"memory '{self.name}' cannot take back what a server drops; use --memory residual")
-
     def _check_ready(self, x: Tensor) -> None:
         if x.shape != (self.numel,):
-            raise ConfigError(f"the memory has {self.numel} elements the update the shape {list(x.shape)}; give an update of this model")
+            raise ConfigError(f"the memory has {self.numel} elements, the update the shape {list(x.shape)}; give one of this model")
         if self.pending is not None:
             raise ConfigError("a proposal is waiting; commit() or rollback() it before the next one")
 

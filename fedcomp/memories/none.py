@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..codecs import Context
+from ..codecs import Context, Update
 from .base import Memory
 
 
@@ -16,6 +16,6 @@ class Nothing(Memory):
     def _propose(self, x: Tensor, seed: int, context: Context) -> bytes:
         return self.codec.encode(x, seed=seed, layout=self.layout, context=context)
 
-    def _commit(self, frame: bytes) -> None: ...
+    def _commit(self, frame: bytes, dropped: Update | None) -> None: ...
 
     def _rollback(self, frame: bytes) -> None: ...

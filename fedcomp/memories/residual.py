@@ -54,13 +54,12 @@ class Residual(Memory):
                 memory.pending = proposal
         return proposals
 
-    def _commit(self, frame: bytes) -> None:
+    def _commit(self, frame: bytes, dropped: Update | None) -> None:
         self.codec.accumulate(frame, self.residual, -1.0, layout=self.layout)
+        if dropped is not None:
+            dropped.add_to(self.residual)
 
     def _rollback(self, frame: bytes) -> None: ...
-
-    def _take_back(self, dropped: Update) -> None:
-        dropped.add_to(self.residual)
 
     def state_dict(self) -> State:
         residual = torch.zeros(self.numel) if self.residual is None else self.residual

@@ -14,13 +14,12 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from .. import seeds
-from ..clients.client import reason, settle
+from ..clients.client import check_phase, context_of, reason, settle
 from ..clients.local_sgd import LocalSGD, SerialEngine, Trained, plan_batches
 from ..clients.replica import NeedDense, Replica
-from ..codecs import Context
-from ..errors import FedcompError, NonFiniteError
+from ..errors import ConfigError, FedcompError, NonFiniteError
 from ..memories import Memory
-from ..messages import DENSE, NEED_DENSE, UPDATE, Assignment, Report, failure, ticket
+from ..messages import DENSE, FAILED, NEED_DENSE, UPDATE, Assignment, Report, failure, ticket
 from ..tasks.base import Data
 from .batched import BatchedEngine
 
@@ -68,12 +67,15 @@ class VirtualClients:
         reports: dict[int, Report] = {}
         ready: list[Assignment] = []
         for a in assignments:
+            stage = "phase"
             try:
+                check_phase(a)
+                stage = "download"
                 self._arrive(a)
                 ready.append(a)
             except (FedcompError, ValueError) as error:
-                kind = NEED_DENSE if isinstance(error, NeedDense) else "failed"
-                reports[a.client] = self._failure(a, "download", error, kind)
+                kind = NEED_DENSE if isinstance(error, NeedDense) else FAILED
+                reports[a.client] = self._failure(a, stage, error, kind)
         trained = self._train(ready, reports)
         self._propose(trained, reports)
         self.changed |= {a.client for a in assignments}
@@ -119,6 +121,8 @@ class VirtualClients:
         try:
             updates, losses = engine.train(self._start(), self.data, [plans[a.client] for a in ready], self.sgd)
             return [(a, Trained(u, loss, None)) for a, u, loss in zip(ready, updates, losses.tolist(), strict=True)]
+        except ConfigError:
+            raise
         except TRAINING_ERRORS as error:
             if len(ready) > 1:
                 return [t for a in ready for t in self._train_stack(engine, [a], plans, reports)]
@@ -128,11 +132,10 @@ class VirtualClients:
     def _propose(self, trained: Sequence[tuple[Assignment, Trained]], reports: dict[int, Report]) -> None:
         if not trained:
             return
-        round = trained[0][0].round
         states = [self.at_rest(a.client) for a, _ in trained]
         updates = torch.stack([t.update for _, t in trained])
-        encode_seeds = [seeds.key(self.seed, "encode", round, a.client) for a, _ in trained]
-        frames = type(states[0].memory).propose_stack([s.memory for s in states], updates, encode_seeds, Context(round=round))
+        encode_seeds = [seeds.key(self.seed, "encode", a.round, a.client) for a, _ in trained]
+        frames = type(states[0].memory).propose_stack([s.memory for s in states], updates, encode_seeds, context_of(trained[0][0]))
         for (a, result), state, frame in zip(trained, states, frames, strict=True):
             if isinstance(frame, NonFiniteError):
                 reports[a.client] = self._failure(a, "encode", frame)
@@ -146,7 +149,7 @@ class VirtualClients:
     def _start(self) -> Tensor:
         return self.replica.weights.to(self.engine.device)
 
-    def _failure(self, a: Assignment, stage: str, error: Exception, kind: str = "failed") -> Report:
+    def _failure(self, a: Assignment, stage: str, error: Exception, kind: str = FAILED) -> Report:
         return failure(a, stage, reason(error), self.at_rest(a.client).version, self.replica.fingerprint, kind)
 
     # Checkpoints.

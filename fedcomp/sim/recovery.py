@@ -58,9 +58,11 @@ class Recovery:
         vectors[WEIGHTS] = server.broadcasts.weights
         kept = server.broadcasts.memory.state_dict()
         vectors |= {KEEPER + name: value for name, value in kept.items() if isinstance(value, Tensor)}
+        values |= {KEEPER + name: value for name, value in kept.items() if not isinstance(value, Tensor)}
         for client in self.heard:
             values[f"{LEDGER}{client}"] = json.dumps([server.versions.get(client), server.tickets.get(client)]).encode()
-        run = {"round": round, "metrics_length": metrics_length, "version": server.broadcasts.version, "keeper": sorted(kept)}
+        keeper = {name: isinstance(value, Tensor) for name, value in kept.items()}
+        run = {"round": round, "metrics_length": metrics_length, "version": server.broadcasts.version, "keeper": keeper}
         values[RUN] = json.dumps(run | self._identity()).encode()
         new = [outcome.broadcast] if outcome is not None and outcome.broadcast is not None else []
         self.checkpoint.save(vectors, values, new, oldest=cache[0].round if cache else round + 1)
@@ -68,7 +70,8 @@ class Recovery:
 
     def _restore_server(self, version: str, round: int) -> None:
         server, run = self.strategy, json.loads(self.checkpoint.value(RUN))
-        keeper = {name: self._vector(KEEPER + name) for name in run["keeper"]}
+        read = {True: self._vector, False: self.checkpoint.value}
+        keeper = {name: read[is_vector](KEEPER + name) for name, is_vector in run["keeper"].items()}
         server.broadcasts.restore(self._vector(WEIGHTS), keeper, self.checkpoint.broadcasts(until=round), version)
         for client, record in self.checkpoint.values(LEDGER).items():
             heard, ticket = json.loads(record)

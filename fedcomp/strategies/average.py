@@ -23,9 +23,8 @@ class Average(RoundStrategy):
     def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
         (accepted,) = phases.values()
         weights = self.client_weights(accepted)
-        for answer, weight in zip(accepted, weights, strict=True):
-            if answer.update is not None:
-                answer.update.add_to(into, weight)
+        sent = [(answer.update, weight) for answer, weight in zip(accepted, weights, strict=True) if answer.update is not None]
+        self.uplink.add_all([update for update, _ in sent], [weight for _, weight in sent], into)
         into.div_(sum(weights))
 
     def client_weights(self, accepted: Sequence[Accepted]) -> list[float]:

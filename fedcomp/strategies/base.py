@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from .. import seeds
-from ..codecs import codec
+from ..codecs import Update, codec
 from ..errors import ConfigError, NonFiniteError
 from ..layout import Layout
 from ..memories import memory
@@ -104,9 +104,17 @@ class RoundStrategy(Strategy):
         """The exchanges of a round, in order. A client is asked in a later phase if it was accepted in the one before."""
         return (Phase(),)
 
-    def announce(self, phase: Phase, before: Mapping[str, Sequence[Accepted]]) -> bytes:
-        """What every client is told at the start of a phase, given what the phases before brought."""
-        return b""
+    def choose(self, clients: Sequence[int], round: int) -> list[int]:
+        """The cohort of a round, of the logical ids that can be reached."""
+        return sample(clients, self.rules.participation, self.rules.seed, round)
+
+    def announce(self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]) -> Mapping[str, bytes]:
+        """What a client is told at the start of a phase, given what the phases before brought. Its bytes are counted."""
+        return {}
+
+    def open(self, phase: Phase, frame: bytes) -> Update:
+        """What a frame of a phase says. Raises FrameError."""
+        return self.uplink.open(frame, self.layout.numel, self.layout)
 
     # The loop.
 
@@ -125,37 +133,38 @@ class RoundStrategy(Strategy):
     def run_round(self, grid: Grid, round: int) -> Outcome:
         started = time.perf_counter()
         nodes = self.roster(grid)
-        cohort = sample(list(nodes), self.rules.participation, self.rules.seed, round)
+        cohort = self.choose(list(nodes), round)
         traffic, results, rejected = Traffic(), {}, {}
         asked = cohort
         for phase in self.phases(round):
-            exchange = self._exchange(grid, round, traffic)
-            announced = self.announce(phase, results)
-            messages = [self._message(exchange, client, nodes[client], round, phase.name, announced) for client in asked]
+            exchange = self._exchange(grid, round, phase, traffic)
+            messages = [self._message(exchange, client, nodes[client], round, phase, results) for client in asked]
             exchange.run(messages, phase.closing, self.rules.timeout_s)
             results[phase.name] = list(exchange.answers())
             rejected |= exchange.rejected
             asked = [a.client for a in results[phase.name]]
         return self._close(round, cohort, results, rejected, traffic, started)
 
-    def _exchange(self, grid: Grid, round: int, traffic: Traffic) -> Exchange:
+    def _exchange(self, grid: Grid, round: int, phase: Phase, traffic: Traffic) -> Exchange:
         return Exchange(
             grid,
             self.broadcasts,
-            lambda frame: self.uplink.open(frame, self.layout.numel, self.layout),
+            lambda frame: self.open(phase, frame),
             traffic,
             self._hear,
             lambda answered, asked: self.on_answer(round, answered, asked),
         )
 
-    def _message(self, exchange: Exchange, client: int, node: int, round: int, phase: str, announced: bytes) -> Message:
-        b = self.broadcasts
+    def _message(
+        self, exchange: Exchange, client: int, node: int, round: int, phase: Phase, before: Mapping[str, Sequence[Accepted]]
+    ) -> Message:
+        b, accepted = self.broadcasts, self.tickets.get(client, "")
         download = b.download(self.versions.get(client, b.first))
-        exchange.traffic.sent(client, download, first=client not in self.versions, newest=b.newest_bytes())
-        assignment = Assignment(
-            round, phase, client, download.form, download.base, b.version, b.fingerprint, download.frames,
-            self.tickets.get(client, ""), announced
-        )
+        told = self.announce(phase, client, before)
+        announced = [part for name, value in told.items() for part in (name.encode(), value)]
+        exchange.traffic.sent(client, download, announced, first=client not in self.versions, newest=b.newest_bytes())
+        form, base, frames = download.form, download.base, download.frames
+        assignment = Assignment(round, phase.name, client, form, base, b.version, b.fingerprint, frames, accepted, announced)
         return exchange.message(assignment, node)
 
     def _hear(self, report: Report) -> None:
@@ -176,17 +185,17 @@ class RoundStrategy(Strategy):
             broadcast = self._advance(round, results) if last else None
         except NonFiniteError:
             rejected |= {a.client: Rejection(a.client, "aggregate", "the sum of this round's updates is not finite") for a in last}
-            results, last, broadcast = {}, [], None
-        for phase in results.values():
-            self.tickets |= {a.client: a.ticket for a in phase if a.ticket}
+            last, broadcast = [], None
+        self.tickets |= {a.client: a.ticket for a in last if a.ticket}
         rejections = [rejected[client] for client in sorted(rejected)]
         return Outcome(round, cohort, last, rejections, traffic, broadcast, time.perf_counter() - started)
 
-    def _advance(self, round: int, results: dict[str, list[Accepted]]) -> Broadcast:
+    def _advance(self, round: int, results: dict[str, list[Accepted]]) -> Broadcast | None:
         update = torch.zeros(self.layout.numel)
         self.aggregate(results, update)
         broadcast = self.broadcasts.prepare(round, update.mul_(self.rules.server_lr), seeds.key(self.rules.seed, "downlink", round))
-        self.broadcasts.publish(broadcast)
+        if broadcast is not None:
+            self.broadcasts.publish(broadcast)
         return broadcast
 
     # Flower's own door: the same loop, driven through the methods of its Strategy.
@@ -221,10 +230,10 @@ class RoundStrategy(Strategy):
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """The messages of a round's first phase. `arrays` is not sent: clients get what they miss of this strategy's own model."""
         nodes = self.roster(grid)
-        self._open = self._exchange(grid, server_round, Traffic())
-        self._cohort = sample(list(nodes), self.rules.participation, self.rules.seed, server_round)
         phase = next(iter(self.phases(server_round)))
-        return [self._message(self._open, c, nodes[c], server_round, phase.name, b"") for c in self._cohort]
+        self._open = self._exchange(grid, server_round, phase, Traffic())
+        self._cohort = self.choose(list(nodes), server_round)
+        return [self._message(self._open, client, nodes[client], server_round, phase, {}) for client in self._cohort]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Close a round of one phase that `configure_train` opened."""

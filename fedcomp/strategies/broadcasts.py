@@ -53,10 +53,13 @@ class Broadcasts:
         self.fingerprint = fingerprint(weights)
         self._downloads: OrderedDict[str, Download] = OrderedDict()
 
-    def prepare(self, round: int, update: Tensor, seed: int) -> Broadcast:
-        """The broadcast that moves the model by what the codec keeps of `update` [numel]; nothing changes yet but the memory's proposal."""
+    def prepare(self, round: int, update: Tensor, seed: int) -> Broadcast | None:
+        """The broadcast that moves the model by what the codec keeps of `update` [numel]; nothing changes yet but the memory's proposal.
+
+        None when the memory has nothing to send. Raises NonFiniteError with nothing changed.
+        """
         frame = self.memory.propose(update, seed=seed)
-        return Broadcast(round, self.version, next_version(self.version, frame), frame)
+        return frame and Broadcast(round, self.version, next_version(self.version, frame), frame)
 
     def publish(self, broadcast: Broadcast) -> None:
         """Move the model by a prepared broadcast, and remember it for those who miss it."""

@@ -27,6 +27,7 @@ class Accepted:
     examples: int
     loss: float
     ticket: str
+    frame: bytes = b""
 
 
 @dataclass
@@ -38,9 +39,9 @@ class Traffic:
     first_download: int = 0  # of the downlink: what clients without a state needed
     catch_up: int = 0  # of the downlink: what is older than the newest broadcast
 
-    def sent(self, client: int, download: Download, first: bool, newest: int) -> None:
+    def sent(self, client: int, download: Download, announced: list[bytes], first: bool, newest: int) -> None:
         size = download.bytes
-        self.downlink[client] = self.downlink.get(client, 0) + size
+        self.downlink[client] = self.downlink.get(client, 0) + size + sum(map(len, announced))
         if first:
             self.first_download += size
         else:
@@ -133,12 +134,12 @@ class Exchange:
             self._reject(client, "reply", f"the reply counts {report.examples} examples")
         else:
             update = self.open_frame(report.frame) if report.frame else None
-            self.accepted[client] = Accepted(client, update, report.examples, report.loss, report.ticket)
+            self.accepted[client] = Accepted(client, update, report.examples, report.loss, report.ticket, report.frame)
 
     def _send_dense(self, assignment: Assignment, node: int) -> None:
         self._sent_dense.add(assignment.client)
         download = self.broadcasts.dense()
-        self.traffic.sent(assignment.client, download, first=False, newest=0)
+        self.traffic.sent(assignment.client, download, [], first=False, newest=0)
         self._push([self.message(replace(assignment, form=DENSE, base="", frames=download.frames), node)])
 
     def _push(self, messages: list[Message]) -> None:

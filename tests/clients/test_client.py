@@ -9,7 +9,7 @@ from flwr.app import Context, Message, RecordDict
 
 from fedcomp.clients.client import client_app, settle
 from fedcomp.clients.flower import from_records, identify_process, name_messages, to_records
-from fedcomp.messages import FAILED, UPDATE, UP_TO_DATE, Assignment, Report
+from fedcomp.messages import FAILED, UP_TO_DATE, UPDATE, Assignment, Report
 from fedcomp.strategies import Rules
 
 RULES = Rules(participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%")

@@ -313,10 +313,11 @@ def test_blocks_and_positions_of_an_update(spec):
 def test_a_layerwise_frame_holds_a_whole_one_for_each_tensor(spec):
     c, layout, x = codec(spec), layout_of(401), normal(401)
     layerwise = LayerWise(c)
-    sections = unseal(layerwise.encode(x, layout=layout), c.id, 401, layout)
-    assert [span for span, _ in sections] == [e.span for e in layout]
-    for span, section in sections:
-        part = unseal(c.encode(x[span]), c.id, span.stop - span.start, None)[0][1]
+    seed, sections = unseal(layerwise.encode(x, seed=20, layout=layout), c.id, 401, layout, c.seeded)
+    assert seed == 20 * c.seeded and [entry for entry, _ in sections] == list(layout)
+    for i, (entry, section) in enumerate(sections):
+        alone = c.encode(x[entry.span], seed=20 + i, layout=entry.alone())
+        ((_, part),) = unseal(alone, c.id, entry.numel, None, c.seeded)[1]
         assert (section.count, bytes(section.body)) == (part.count, bytes(part.body))
 
 

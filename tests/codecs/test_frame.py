@@ -26,9 +26,16 @@ def test_a_frame_by_layers_byte_by_byte():
     head, size, sections = b"fc\x01\x03\x01", struct.pack("<Q", 1000), b"\x06\xac\x02body" + b"\x01\x00" + b"\x03\x07de"
     frame = seal(CodecId.TOPK, LAYER, 1000, [Section(300, b"body"), Section(0, b""), Section(7, b"de")])
     assert frame == head + struct.pack("<I", zlib.crc32(head + size + sections)) + sections
-    assert unseal(frame, CodecId.TOPK, 1000, layout) == [
-        (slice(0, 800), (300, b"body")), (slice(800, 800), (0, b"")), (slice(800, 1000), (7, b"de"))
-    ]
+    w, none, b = layout
+    assert unseal(frame, CodecId.TOPK, 1000, layout) == (0, [(w, (300, b"body")), (none, (0, b"")), (b, (7, b"de"))])
+
+
+def test_a_seed_stands_before_the_sections():
+    plain, seeded = (seal(CodecId.STC, MODEL, 1000, [Section(300, b"body")], seed) for seed in (None, -2))
+    assert seeded == reseal(plain[:9] + b"\xfe" + b"\xff" * 7 + plain[9:], 1000)
+    assert unseal(seeded, CodecId.STC, 1000, None, True) == (2**64 - 2, unseal(plain, CodecId.STC, 1000)[1])
+    with pytest.raises(FrameError, match="cut short in its seed"):
+        unseal(plain, CodecId.STC, 1000, None, True)
 
 
 def test_the_checksum_of_these_tests_is_that_of_the_frame():
@@ -88,7 +95,7 @@ def test_beside_the_sections_a_frame_is_24_bytes_at_most_and_8_a_layer(spec, num
     c, layout = codec(spec), layout_of(numel)
     for x in (vectors(numel)["normal"], torch.zeros(numel)):
         frame = c.encode(x, layout=layout)
-        sections = unseal(frame, c.id, numel, layout)
+        _, sections = unseal(frame, c.id, numel, layout, c.seeded)
         bodies = sum(len(section.body) for _, section in sections)
         assert len(frame) - bodies <= (24 + 8 * len(layout) if spec.endswith("@layer") else 24)
 

@@ -134,7 +134,7 @@ def test_a_mean_that_is_none_is_refused(spec, value):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize(("spec", "start"), [("identity", 2), ("topk", 2), ("identity@layer", 6)])
+@pytest.mark.parametrize(("spec", "start"), [("identity", 2), ("topk", 2), ("identity@layer", 4)])
 def test_values_that_are_not_finite_are_refused(spec, start, value):
     frame = frame_of(spec, 401, "normal")
     start += SECTIONS
@@ -169,7 +169,7 @@ def test_what_a_frame_claims_is_not_allocated(spec):
         with pytest.raises(FrameError):
             c.open(data, numel, layout)
 
-    for count in (10**6, 10**6 + 1, 2**40, 2**62):
+    for count, limit in [(numel, 8 * numel), (numel + 1, 200_000), (2**40, 200_000), (2**62, 200_000)]:
         for first in (0, 40, 0x3F, 0x40, 0x80 + 30, 0xFF):
             body = bytes([first]) + bytes(range(1, 200))
             section = varint(count) + body
@@ -178,7 +178,7 @@ def test_what_a_frame_claims_is_not_allocated(spec):
             endless = bytes([c.id]) + b"\x01" + bytes(4) + varint(2**62) + section
             for data in (whole, layers, endless):
                 sealed = reseal(b"fc\x01" + data, numel)
-                assert peak(lambda sealed=sealed: refuse(sealed)) < 200_000
+                assert peak(lambda sealed=sealed: refuse(sealed)) < limit
 
 
 @pytest.mark.parametrize("spec", SPECS)

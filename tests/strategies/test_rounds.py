@@ -240,8 +240,8 @@ class SecondLook(Average):
     def phases(self, round):
         return Phase("train"), Phase("look again")
 
-    def announce(self, phase, before):
-        return str(len(before["train"])).encode() if before else b""
+    def announce(self, phase, client, before):
+        return {"accepted": str(len(before["train"])).encode()} if before else {}
 
     def aggregate(self, phases, into):
         assert list(phases) == ["train", "look again"]
@@ -269,7 +269,8 @@ def test_a_round_may_have_several_phases():
     federation.faults[5, 1] = lose
     federation.handle = in_phases
     (outcome,) = run(federation, 1)
-    assert heard.count(("train", b"")) == 6 and heard.count(("look again", b"5")) == 5
+    assert heard.count(("train", [])) == 6 and heard.count(("look again", [b"accepted", b"5"])) == 5
+    assert outcome.traffic.downlink == {client: len(b"accepted5") if client < 5 else 0 for client in range(6)}
     assert [a.client for a in outcome.accepted] == [0, 1, 2, 3, 4]
     assert [r.client for r in outcome.rejections] == [5]
 

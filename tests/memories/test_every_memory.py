@@ -1,0 +1,210 @@
+"""The protocol of a memory: a proposal, then one commit or rollback; what disturbs it is refused and changes nothing."""
+
+import pytest
+import torch
+from every_codec import layout_of, same_bits
+
+from fedcomp import NonFiniteError, available_memories, codec, memory
+from fedcomp.errors import ConfigError, SpecError
+from fedcomp.memories import Memory
+
+NUMEL = 401
+CODECS = ("identity", "fp16", "topk:density=1/10", "topk:density=1/10,values=fp16@layer", "stc:density=1/10", "stc@layer", "sbc")
+every_memory = pytest.mark.parametrize("name", available_memories())
+every_codec = pytest.mark.parametrize("spec", CODECS)
+
+
+def make(name: str, spec: str) -> Memory:
+    return memory(name, codec(spec), NUMEL, layout_of(NUMEL))
+
+
+def update(seed: int) -> torch.Tensor:
+    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
+
+
+def copied(state: dict) -> dict:
+    return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
+
+
+def same_state(a: dict, b: dict) -> bool:
+    return a.keys() == b.keys() and all(same_bits(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a)
+
+
+def warm(name: str, spec: str) -> Memory:
+    """A memory with a past."""
+    m = make(name, spec)
+    for seed, settle in enumerate((m.commit, m.rollback, m.commit)):
+        m.propose(update(seed), seed=seed)
+        settle()
+    return m
+
+
+@every_memory
+@every_codec
+def test_a_proposal_is_a_frame_of_the_codec_and_leaves_the_update_as_it_was(name, spec):
+    m, layout = make(name, spec), layout_of(NUMEL)
+    for seed in range(3):
+        x = update(seed)
+        before = x.clone()
+        frame = m.propose(x, seed=seed)
+        assert isinstance(frame, bytes) and frame == m.pending and same_bits(x, before)
+        assert m.codec.decode(frame, numel=NUMEL, layout=layout).isfinite().all()
+        m.commit()
+
+
+@every_memory
+@every_codec
+def test_one_proposal_waits_at_a_time(name, spec):
+    m = warm(name, spec)
+    m.propose(update(8))
+    before = copied(m.state_dict())
+    with pytest.raises(ConfigError, match="a proposal is waiting"):
+        m.propose(update(9))
+    with pytest.raises(ConfigError, match="a proposal is waiting"):
+        type(m).propose_stack([m], update(9)[None], [0])
+    assert same_state(m.state_dict(), before)
+
+
+@every_memory
+@every_codec
+def test_there_is_nothing_to_settle_without_a_proposal(name, spec):
+    for m in (make(name, spec), warm(name, spec)):
+        before = copied(m.state_dict())
+        for settle in (m.commit, m.rollback):
+            with pytest.raises(ConfigError, match="no proposal is waiting"):
+                settle()
+        assert m.pending is None and same_state(m.state_dict(), before)
+
+
+@every_memory
+@every_codec
+def test_what_is_not_finite_changes_nothing(name, spec):
+    for m in (make(name, spec), warm(name, spec)):
+        x, before = update(8), copied(m.state_dict())
+        x[266] = float("nan")
+        with pytest.raises(NonFiniteError, match="nan in tensor 'b', element 0"):
+            m.propose(x)
+        assert m.pending is None and same_state(m.state_dict(), before)
+        (error,) = type(m).propose_stack([m], x[None].clone(), [0])
+        assert isinstance(error, NonFiniteError) and "tensor 'b', element 0" in str(error)
+        assert m.pending is None and same_state(m.state_dict(), before)
+
+
+@every_memory
+@every_codec
+def test_an_update_of_another_model_is_refused(name, spec):
+    m = warm(name, spec)
+    before = copied(m.state_dict())
+    for x in (torch.ones(1), torch.ones(NUMEL + 1), torch.ones(1, NUMEL)):
+        with pytest.raises(ConfigError, match=f"the memory has {NUMEL} elements"):
+            m.propose(x)
+        with pytest.raises(ConfigError, match=f"the memory has {NUMEL} elements"):
+            type(m).propose_stack([m], x[None], [0])
+    assert m.pending is None and same_state(m.state_dict(), before)
+
+
+@every_memory
+@every_codec
+def test_sent_are_the_positions_that_the_waiting_frame_touches(name, spec):
+    m, layout = warm(name, spec), layout_of(NUMEL)
+    assert m.sent.size == 0
+    y = m.codec.decode(m.propose(update(8)), numel=NUMEL, layout=layout)
+    dense = spec in ("identity", "fp16")
+    assert m.sent is None if dense else m.sent.tolist() == y.nonzero().flatten().tolist()
+    m.rollback()
+    assert m.sent.size == 0
+
+
+@every_memory
+@every_codec
+@pytest.mark.parametrize("settle", ["commit", "rollback"])
+def test_a_state_moved_in_the_middle_of_a_proposal_goes_on_bit_by_bit(name, spec, settle):
+    stayed = warm(name, spec)
+    stayed.propose(update(8), seed=8)
+    state = copied(stayed.state_dict())
+    assert all(isinstance(v, bytes) or (v.dtype == torch.float32 and v.shape == (NUMEL,)) for v in state.values())
+    moved = make(name, spec)
+    moved.load_state_dict(state)
+    assert moved.pending == stayed.pending
+    getattr(stayed, settle)()
+    getattr(moved, settle)()
+    for seed in (9, 10):
+        assert moved.propose(update(seed), seed=seed) == stayed.propose(update(seed), seed=seed)
+        assert same_state(moved.state_dict(), stayed.state_dict())
+        stayed.commit()
+        moved.commit()
+    assert same_state(moved.state_dict(), stayed.state_dict())
+
+
+@every_memory
+@every_codec
+def test_the_state_of_a_settled_memory_has_no_proposal(name, spec):
+    m = warm(name, spec)
+    assert "pending" not in m.state_dict()
+    m.propose(update(8))
+    m.load_state_dict(copied(warm(name, spec).state_dict()))
+    assert m.pending is None
+
+
+@every_memory
+@every_codec
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_stack_of_proposals_is_each_of_them(name, spec, dtype):
+    each, stacked = ([make(name, spec), warm(name, spec), make(name, spec), warm(name, spec)] for _ in range(2))
+    for round in range(3):
+        x = torch.stack([update(10 * round + i) for i in range(4)]).to(dtype)
+        x[:, ::9] = -0.0
+        if round == 1:
+            x[2, 399] = float("inf")
+        seeds = [100 * round + i for i in range(4)]
+        frames = type(each[0]).propose_stack(stacked, x.clone(), seeds)
+        for i, (m, other) in enumerate(zip(each, stacked, strict=True)):
+            try:
+                assert m.propose(x[i], seed=seeds[i]) == frames[i]
+            except NonFiniteError as error:
+                assert str(error) == str(frames[i]) and i == 2 and round == 1
+            assert m.pending == other.pending and same_state(m.state_dict(), other.state_dict())
+            for memory_ in (m, other):
+                if memory_.pending is not None:
+                    (memory_.rollback if i == round else memory_.commit)()
+            assert same_state(m.state_dict(), other.state_dict())
+
+
+@every_memory
+def test_a_stack_of_none(name):
+    assert available_memories()[name].propose_stack([], torch.empty(0, NUMEL), []) == []
+
+
+@every_memory
+def test_a_layout_of_another_model_is_refused(name):
+    with pytest.raises(ConfigError, match="layout has 400 elements and the memory 401"):
+        memory(name, codec("stc"), 401, layout_of(400))
+
+
+@every_memory
+def test_a_vector_without_elements(name):
+    m = memory(name, codec("identity"), 0)
+    m.propose(torch.empty(0))
+    m.commit()
+    m.propose(torch.empty(0))
+    m.rollback()
+
+
+@pytest.mark.parametrize(("text", "sentence"), [
+    ("residaul", "unknown memory 'residaul'; did you mean 'residual'"),
+    ("nothing", "unknown memory 'nothing'"),
+    ("", "incomplete"),
+    ("residual:beta=1", "memory 'residual' takes no options; write residual"),
+    ("residual@layer", "takes no options; write residual"),
+    ("none+residual", "takes no options; write none"),
+])
+def test_a_mistake_is_one_sentence_that_names_the_fix(text, sentence):
+    with pytest.raises(SpecError) as caught:
+        memory(text, codec("stc"), NUMEL)
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_registry_that_is_given_away_is_a_copy():
+    available_memories().clear()
+    assert {name: cls.name for name, cls in available_memories().items()} == {name: name for name in available_memories()}
+    assert {"none", "residual"} <= available_memories().keys()

@@ -1,0 +1,177 @@
+"""Error accumulation: nothing that was put in is lost, whatever becomes of the proposals."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from every_codec import SPECS, layout_of, same_bits
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcomp import FrameError, NonFiniteError, codec, memory
+from fedcomp.codecs import LayerWise
+from fedcomp.codecs.topk import TopK
+from fedcomp.errors import ConfigError
+from fedcomp.memories import Memory
+
+NUMEL = 60
+LAYOUT = layout_of(NUMEL)
+CONTRACTING = [spec for spec in SPECS if codec(spec).contraction(NUMEL) is not None]
+
+
+def make(spec: str) -> Memory:
+    return memory("residual", codec(spec), NUMEL, LAYOUT)
+
+
+def update(seed: int, scale: float = 1.0) -> torch.Tensor:
+    return scale * torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
+
+
+def residual(m: Memory) -> torch.Tensor:
+    return m.state_dict()["residual"].clone()
+
+
+outcomes = st.sampled_from(["commit", "rollback", "not finite", "some comes back"])
+scales = st.sampled_from([1e-30, 1e-3, 1.0, 1.0, 1.0, 1e6])
+
+
+@given(st.sampled_from(CONTRACTING), st.lists(st.tuples(outcomes, scales), max_size=12))
+def test_what_was_accepted_and_what_is_left_is_what_was_put_in(spec, rounds):
+    m, inputs, accepted, moved = make(spec), np.zeros(NUMEL), np.zeros(NUMEL), np.zeros(NUMEL)
+    for seed, (outcome, scale) in enumerate(rounds):
+        x = update(seed, scale)
+        if outcome == "not finite":
+            with pytest.raises(NonFiniteError):
+                m.propose(x.where(torch.arange(NUMEL) != 17, torch.nan))
+            continue
+        before = residual(m)
+        inputs += x.double().numpy()
+        frame = m.propose(x, seed=seed)
+        y = m.codec.decode(frame, numel=NUMEL, layout=LAYOUT)
+        moved += abs(y.double().numpy()) + abs(x.double().numpy())
+        if outcome == "rollback":
+            m.rollback()
+            assert same_bits(residual(m), before + x)
+        elif outcome == "commit":
+            m.commit()
+            assert torch.equal(residual(m), (before + x) - y)
+            accepted += y.double().numpy()
+        else:
+            dropped = y.where(torch.arange(NUMEL) % 3 == 0, 0)
+            returned = m.codec.encode(dropped, seed=seed, layout=LAYOUT)
+            m.commit(returned=returned)
+            back = m.codec.decode(returned, numel=NUMEL, layout=LAYOUT)
+            assert torch.equal(residual(m), ((before + x) - y) + back)
+            accepted += (y.double() - back.double()).numpy()
+            moved += abs(back.double().numpy())
+    assert (abs(accepted + residual(m).double().numpy() - inputs) <= 1e-6 * moved).all()
+
+
+@pytest.mark.parametrize("spec", CONTRACTING)
+def test_while_a_proposal_waits_the_residual_holds_all_of_it(spec):
+    m = make(spec)
+    assert same_bits(residual(m), torch.zeros(NUMEL))
+    m.propose(update(1))
+    m.commit()
+    e = residual(m)
+    m.propose(update(2))
+    assert same_bits(residual(m), e + update(2))
+    m.rollback()
+    assert same_bits(residual(m), e + update(2))
+
+
+@pytest.mark.parametrize("spec", CONTRACTING)
+def test_what_is_rolled_back_goes_out_with_the_next(spec):
+    m = make(spec)
+    assert m.propose(update(1), seed=3) == codec(spec).encode(update(1), seed=3, layout=LAYOUT)
+    m.rollback()
+    assert m.propose(update(2), seed=4) == codec(spec).encode(update(1) + update(2), seed=4, layout=LAYOUT)
+
+
+def test_the_null_object_leaves_nothing():
+    m = make("identity")
+    for seed in range(3):
+        m.propose(update(seed))
+        m.commit()
+        assert torch.equal(residual(m), torch.zeros(NUMEL))
+
+
+def test_under_a_constant_update_every_coordinate_gets_its_turn():
+    m, total = make("topk:density=1/10"), torch.zeros(NUMEL)
+    x = torch.linspace(1, 2, NUMEL)
+    for _ in range(200):
+        m.codec.accumulate(m.propose(x), total)
+        m.commit()
+    assert torch.allclose(total / 200, x, rtol=0.2)
+
+
+def test_bfloat16_updates_are_kept_in_float32():
+    m = make("stc:density=1/10")
+    x = update(1).to(torch.bfloat16)
+    m.propose(x)
+    m.rollback()
+    assert same_bits(residual(m), x.float())
+    m.propose(x)
+    m.rollback()
+    assert same_bits(residual(m), x.float() + x.float())
+
+
+def test_an_update_with_a_gradient_leaves_none_in_the_memory():
+    m = make("stc:density=1/10")
+    m.propose(update(1).requires_grad_())
+    m.commit()
+    assert not residual(m).requires_grad
+
+
+@pytest.mark.parametrize("spec", CONTRACTING)
+def test_a_sum_that_overflows_changes_nothing(spec):
+    m = make(spec)
+    m.propose(torch.full((NUMEL,), 3e38))
+    m.rollback()
+    with pytest.raises(NonFiniteError, match="the residual with the update added is inf"):
+        m.propose(torch.full((NUMEL,), 3e38))
+    assert m.pending is None and same_bits(residual(m), torch.full((NUMEL,), 3e38))
+
+
+def test_a_damaged_frame_that_comes_back_leaves_the_proposal_waiting():
+    m = make("topk:density=1/10")
+    frame = m.propose(update(1))
+    for returned in (b"", frame[:-1], codec("stc").encode(update(1)), codec("topk").encode(torch.ones(NUMEL + 1))):
+        with pytest.raises(FrameError):
+            m.commit(returned=returned)
+    assert m.pending == frame and same_bits(residual(m), update(1))
+    m.commit()
+    assert torch.equal(residual(m), update(1) - m.codec.decode(frame, numel=NUMEL))
+
+
+@dataclass(frozen=True)
+class Unscaled(TopK):
+    """Sends k coordinates n/k times as large as they are: unbiased if they were drawn, and it does not contract."""
+
+    def contraction(self, numel: int) -> None:
+        return None
+
+
+@pytest.mark.parametrize("layerwise", ["", "@layer"])
+def test_a_codec_that_does_not_contract_is_refused(layerwise):
+    c = LayerWise(Unscaled()) if layerwise else Unscaled()
+    with pytest.raises(ConfigError, match="diverges with topk:.*, which does not contract; use --memory none, or --uplink stc"):
+        memory("residual", c, NUMEL, LAYOUT)
+    assert memory("none", c, NUMEL, LAYOUT).propose(update(1))
+
+
+def test_the_null_memory_forgets():
+    m = memory("none", codec("stc:density=1/10"), NUMEL)
+    for settle in (m.commit, m.rollback):
+        frame = m.propose(update(1))
+        assert frame == m.codec.encode(update(1))
+        settle()
+        assert m.state_dict() == {}
+
+
+def test_the_null_memory_takes_nothing_back():
+    m = memory("none", codec("stc:density=1/10"), NUMEL)
+    frame = m.propose(update(1))
+    with pytest.raises(ConfigError, match="use --memory residual"):
+        m.commit(returned=frame)
