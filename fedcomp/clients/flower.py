@@ -4,7 +4,7 @@ Checked against flwr 1.41. A message travels as one value: bytes in a ConfigReco
 Array, which Flower sends in chunks; the Array's `stype` keeps everyone from averaging it by accident.
 """
 
-import uuid
+import itertools
 from collections.abc import Iterable
 from importlib import metadata
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ MESSAGE, METRICS = "fedcomp", "metrics"
 LARGEST_VALUE = 1 << 20  # bytes in a ConfigRecord; more goes into an Array
 STYPE = "fedcomp.v1"
 SUPERLINK_NODE = 1
+_NUMBERS = itertools.count(1)
 
 CHECKED = "1.41."
 
@@ -64,9 +65,9 @@ def empty_run() -> Run:
 
 
 def name_messages(messages: Iterable[Message]) -> list[str]:
-    """Give messages the ids that a SuperLink would give them."""
+    """Give messages ids that are theirs alone in this process, as a SuperLink would."""
     ids = []
     for message in messages:
-        message.metadata.__dict__["_message_id"] = uuid.uuid4().hex
+        message.metadata.__dict__["_message_id"] = str(next(_NUMBERS))
         ids.append(message.metadata.message_id)
     return ids

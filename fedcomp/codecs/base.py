@@ -94,7 +94,7 @@ class Codec(ABC):
 
     def merge_sections(self, sections: Sequence[Section]) -> Section:
         """The section of the sum, for a linear codec, whose sections count every coordinate."""
-        raise ConfigError(f"frames of {self} cannot be merged; use a linear codec, such as identity")
+        raise NotImplementedError(f"{type(self).__name__} is linear and has no merge_sections")
 
     def add_all(self, updates: Sequence[Update], weights: Sequence[float], into: Tensor) -> None:
         """into += Σ wᵢ·updateᵢ, in place and in this order; override where updates have to be merged before they are read."""
@@ -156,6 +156,8 @@ class Codec(ABC):
 
     def merge(self, frames: Sequence[bytes]) -> bytes:
         """A frame of the sum of what frames of a linear codec say, all of one size, scope and seed. Raises FrameError on others."""
+        if not self.linear:
+            raise ConfigError(f"frames of {self} cannot be merged; use a linear codec, such as identity")
         if not frames:
             raise ConfigError("merge needs at least one frame")
         numel, layout = frame.claimed_size(frames[0], self.seeded)

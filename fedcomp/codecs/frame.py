@@ -89,6 +89,8 @@ def unseal(
     (checksum,) = CRC.unpack_from(view, HEAD.size)
     if checksum != _checksum(view[: HEAD.size], numel, [view[SECTIONS:]]):
         raise FrameError(f"the checksum does not fit: the frame is damaged, or was made for another size than {numel}")
+    if layout is not None and layout.numel != numel:
+        raise FrameError(f"the layout has {layout.numel} elements and the vector {numel}: the frame is for another model")
     if seeded and len(view) < SECTIONS + SEED.size:
         raise FrameError("a frame is cut short in its seed")
     seed, start = (SEED.unpack_from(view, SECTIONS)[0], SECTIONS + SEED.size) if seeded else (0, SECTIONS)
@@ -96,7 +98,7 @@ def unseal(
         return seed, [(WHOLE, _section(view[start:], numel))]
     if scope != LAYER:
         raise FrameError(f"scope {scope} is not known")
-    if layout is None or layout.numel != numel:
+    if layout is None:
         raise FrameError("a frame with a section per tensor needs the layout of the model")
     return seed, _sections(view[start:], layout)
 
@@ -146,6 +148,8 @@ def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
         length, start = read_varint(rest)
         counts.append(read_varint(rest[start : start + length])[0])
         rest = rest[start + length :]
+    if sum(counts) >= 2**63:
+        raise FrameError("the counts in a frame are too large")
     layout = Layout.from_shapes({str(i): (count,) for i, count in enumerate(counts)})
     return layout.numel, layout
 

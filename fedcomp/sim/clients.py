@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import seeds
 from ..clients.client import check_phase, context_of, reason, settle
-from ..clients.local_sgd import LocalSGD, SerialEngine, Trained, plan_batches
+from ..clients.local_sgd import LocalSGD, SerialEngine, plan_batches
 from ..clients.replica import NeedDense, Replica
 from ..errors import ConfigError, FedcompError, NonFiniteError
 from ..memories import Memory
@@ -35,6 +35,15 @@ class Resting:
     version: str
     ticket: str = ""  # of the proposal that waits in the memory
     buffers: dict[str, Tensor] | None = None  # running statistics, which stay with the client
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What local SGD made of one client's assignment."""
+
+    assignment: Assignment
+    loss: float
+    buffers: dict[str, Tensor] | None
 
 
 class VirtualClients:
@@ -76,8 +85,7 @@ class VirtualClients:
             except (FedcompError, ValueError) as error:
                 kind = NEED_DENSE if isinstance(error, NeedDense) else FAILED
                 reports[a.client] = self._failure(a, stage, error, kind)
-        trained = self._train(ready, reports)
-        self._propose(trained, reports)
+        self._propose(*self._train(ready, reports), reports)
         self.changed |= {a.client for a in assignments}
         return [reports[a.client] for a in assignments]
 
@@ -96,47 +104,54 @@ class VirtualClients:
         self.replica.move(a)
         state.version = a.version
 
-    def _train(self, ready: Sequence[Assignment], reports: dict[int, Report]) -> list[tuple[Assignment, Trained]]:
+    def _train(self, ready: Sequence[Assignment], reports: dict[int, Report]) -> tuple[list[Trained], Tensor]:
+        """What training made of those who did not fail, and their updates as a stack [m, n]."""
         plans = {a.client: plan_batches(self.sgd, self.shards[a.client], self.seed, a.round, a.client) for a in ready}
         if isinstance(self.engine, BatchedEngine):
             return self._train_stack(self.engine, ready, plans, reports)
-        trained = []
+        trained, updates = [], []
         for a in ready:
             try:
-                buffers = self.at_rest(a.client).buffers
                 result = self.engine.train(
-                    self._start(), self.data, plans[a.client], self.sgd, seed=self.seed, round=a.round, who=a.client, buffers=buffers
+                    self._start(), self.data, plans[a.client], self.sgd,
+                    seed=self.seed, round=a.round, who=a.client, buffers=self.at_rest(a.client).buffers,
                 )
-                trained.append((a, result))
+                trained.append(Trained(a, result.loss, result.buffers))
+                updates.append(result.update)
             except TRAINING_ERRORS as error:
                 reports[a.client] = self._failure(a, "train", error)
-        return trained
+        return trained, torch.stack(updates) if updates else self._no_updates()
 
     def _train_stack(
         self, engine: BatchedEngine, ready: Sequence[Assignment], plans: Mapping[int, Sequence[np.ndarray]], reports: dict[int, Report]
-    ) -> list[tuple[Assignment, Trained]]:
+    ) -> tuple[list[Trained], Tensor]:
         """Train a stack together; where that fails, each client by itself, so that only those fail that must."""
         if not ready:
-            return []
+            return [], self._no_updates()
         try:
             updates, losses = engine.train(self._start(), self.data, [plans[a.client] for a in ready], self.sgd)
-            return [(a, Trained(u, loss, None)) for a, u, loss in zip(ready, updates, losses.tolist(), strict=True)]
+            return [Trained(a, loss, None) for a, loss in zip(ready, losses.tolist(), strict=True)], updates
         except ConfigError:
             raise
         except TRAINING_ERRORS as error:
             if len(ready) > 1:
-                return [t for a in ready for t in self._train_stack(engine, [a], plans, reports)]
+                alone = [self._train_stack(engine, [a], plans, reports) for a in ready]
+                return [t for trained, _ in alone for t in trained], torch.cat([updates for _, updates in alone])
             reports[ready[0].client] = self._failure(ready[0], "train", error)
-            return []
+            return [], self._no_updates()
 
-    def _propose(self, trained: Sequence[tuple[Assignment, Trained]], reports: dict[int, Report]) -> None:
+    def _no_updates(self) -> Tensor:
+        return torch.empty(0, self.replica.weights.numel(), device=self.engine.device)
+
+    def _propose(self, trained: Sequence[Trained], updates: Tensor, reports: dict[int, Report]) -> None:
         if not trained:
             return
-        states = [self.at_rest(a.client) for a, _ in trained]
-        updates = torch.stack([t.update for _, t in trained])
-        encode_seeds = [seeds.key(self.seed, "encode", a.round, a.client) for a, _ in trained]
-        frames = type(states[0].memory).propose_stack([s.memory for s in states], updates, encode_seeds, context_of(trained[0][0]))
-        for (a, result), state, frame in zip(trained, states, frames, strict=True):
+        states = [self.at_rest(t.assignment.client) for t in trained]
+        encode_seeds = [seeds.key(self.seed, "encode", t.assignment.round, t.assignment.client) for t in trained]
+        context = context_of(trained[0].assignment)
+        frames = type(states[0].memory).propose_stack([s.memory for s in states], updates, encode_seeds, context)
+        for result, state, frame in zip(trained, states, frames, strict=True):
+            a = result.assignment
             if isinstance(frame, NonFiniteError):
                 reports[a.client] = self._failure(a, "encode", frame)
                 continue

@@ -53,7 +53,7 @@ class LocalGrid(Grid):
         wanted = [name for name in message_ids if name in self._pushed][: self.population.at_once]
         messages = [self._pushed.pop(name) for name in wanted]
         reports = self.population.handle([from_records(message.content, Assignment) for message in messages])
-        replies = [Message(to_records(r, {"num-examples": r.examples}), reply_to=m) for m, r in zip(messages, reports, strict=True)]
+        replies = [Message(to_records(report), reply_to=message) for message, report in zip(messages, reports, strict=True)]
         name_messages(replies)
         return replies
 

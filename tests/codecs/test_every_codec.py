@@ -10,9 +10,9 @@ from every_codec import DENSITIES, ORACLES, SPECS, WHOLE, expected, layout_of, s
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcomp import Layout, NonFiniteError, available_codecs, codec
+from fedcomp import FrameError, Layout, NonFiniteError, available_codecs, codec
 from fedcomp.codecs import CodecId, LayerWise
-from fedcomp.codecs.frame import unseal
+from fedcomp.codecs.frame import unseal, varint
 from fedcomp.errors import ConfigError
 
 MILLION = 10**6
@@ -322,6 +322,54 @@ def test_a_layerwise_frame_holds_a_whole_one_for_each_tensor(spec):
 
 
 # What may be done with a codec.
+
+
+LINEAR = [s for s in SPECS if codec(s).linear]
+
+
+@pytest.mark.parametrize("spec", LINEAR)
+def test_frames_of_linear_codecs_can_be_merged(spec):
+    c = codec(spec)
+    for numel in (0, 1, 401):
+        layout = layout_of(numel)
+        xs = [normal(numel, seed=i) for i in range(3)]
+        merged = c.merge([c.encode(x, seed=6, layout=layout) for x in xs])
+        y = c.decode(merged, numel=numel, layout=layout)
+        assert torch.allclose(y, sum(c.decode(c.encode(x, seed=6, layout=layout), numel=numel, layout=layout) for x in xs))
+        assert c.merge([merged]) == merged == c.merge([c.encode(x.clone(), seed=6, layout=layout) for x in xs])
+
+
+@pytest.mark.parametrize("spec", LINEAR)
+def test_frames_that_do_not_belong_together_are_not_merged(spec):
+    c, layout = codec(spec), layout_of(40)
+    frame = c.encode(normal(40), layout=layout)
+    changed = bytearray(frame)
+    changed[-1] ^= 1
+    other_scope = (c.inner if spec.endswith("@layer") else LayerWise(c)).encode(normal(40), layout=layout)
+    other_size = c.encode(normal(41), layout=layout_of(41))
+    other_codec = codec("stc").encode(normal(40))
+    endless = varint(10) + varint(2**63 - 1)  # a section that claims all there is
+    for other in (b"", frame[:-1], frame + b"\0", bytes(changed), other_scope, other_size, other_codec, frame[:9], frame[:9] + 5 * endless):
+        for frames in ([frame, other], [other, frame], [other]):
+            if frames != [other_scope] and frames != [other_size]:
+                with pytest.raises(FrameError):
+                    c.merge(frames)
+    with pytest.raises(ConfigError, match="at least one frame"):
+        c.merge([])
+
+
+@pytest.mark.parametrize("spec", LINEAR)
+def test_a_merged_sum_that_overflows_is_refused(spec):
+    c, layout = codec(spec), layout_of(40)
+    with pytest.raises(FrameError, match="not finite"):
+        c.merge([c.encode(torch.full((40,), 3e38), layout=layout)] * 2)
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if not codec(s).linear])
+def test_frames_of_other_codecs_cannot_be_merged(spec):
+    c, layout = codec(spec), layout_of(40)
+    with pytest.raises(ConfigError, match="cannot be merged; use a linear codec"):
+        c.merge([c.encode(normal(40), layout=layout)] * 2)
 
 
 def assert_contracts(c, x, layout):

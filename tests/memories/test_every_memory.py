@@ -194,9 +194,9 @@ def test_a_vector_without_elements(name):
     ("residaul", "unknown memory 'residaul'; did you mean 'residual'"),
     ("nothing", "unknown memory 'nothing'"),
     ("", "incomplete"),
-    ("residual:beta=1", "memory 'residual' takes no options; write residual"),
-    ("residual@layer", "takes no options; write residual"),
-    ("none+residual", "takes no options; write none"),
+    ("residual:beta=1", "memory 'residual' has no option 'beta'; it takes none"),
+    ("residual@layer", "memory 'residual@layer' cannot have a scope"),
+    ("none+residual", "memory 'none+residual' cannot have a scope or a second part; name one memory"),
 ])
 def test_a_mistake_is_one_sentence_that_names_the_fix(text, sentence):
     with pytest.raises(SpecError) as caught:
