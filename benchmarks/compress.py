@@ -2,8 +2,8 @@
 
     python benchmarks/compress.py --numel 25_000_000 --density 1/400
 
-`copy` is a plain copy into memory that is there, `torch` the usual idiom (add, abs, topk, where), `fedcomp` the kernels: the frame's
-bytes are made too. Times are medians of interleaved repeats; memory is the growth of the peak of a process of its own.
+`copy` is a plain copy into memory that is there, `torch` the usual idiom (add, abs, topk, where), `fedcomp` a proposal and its commit:
+the frame's bytes are made too. Times are medians of interleaved repeats; memory is the growth of the peak of a process of its own.
 """
 
 import argparse
@@ -15,11 +15,10 @@ import time
 from collections.abc import Callable
 from fractions import Fraction
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedcomp import kernels
+from fedcomp import codec, memory
 
 
 def copy(e: Tensor, x: Tensor, k: int) -> Tensor:
@@ -37,11 +36,12 @@ def idiom(e: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def ours(e: Tensor, x: Tensor, k: int) -> bytes:
-    """Coded positions and signs; the new residual is in e."""
-    positions = kernels.top_k_added(e, x, k).numpy()
-    values = e.numpy()[positions]
-    kernels.add_at(e, positions, np.sign(values), -kernels.mean(np.abs(values)))
-    return kernels.rice.pack(positions, kernels.rice.best_parameter(positions, e.numel())) + kernels.pack_signs(values > 0)
+    """A whole frame; the new residual is in e."""
+    keeper = memory("residual", codec(f"stc:density={k}/{x.numel()}"), x.numel())
+    keeper.load_state_dict({"residual": e})
+    frame = keeper.propose(x)
+    keeper.commit()
+    return frame
 
 
 WAYS: dict[str, Callable] = {"copy": copy, "torch": idiom, "fedcomp": ours}

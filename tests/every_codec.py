@@ -5,6 +5,7 @@ import itertools
 import struct
 import typing
 import zlib
+from functools import cache
 
 import numpy as np
 import torch
@@ -31,14 +32,16 @@ WHOLE = [text for name in available_codecs() for text in variants(name)]
 SPECS = WHOLE + [f"{text}@layer" for text in WHOLE]
 
 
+@cache
 def layout_of(numel: int) -> Layout:
     """A layout of `numel` elements: a matrix, an empty tensor, one element, the rest."""
     width, one = numel // 3, min(1, numel % 3)
     return Layout.from_shapes({"w": (2, width), "none": (0, 5), "b": (one,), "rest": (numel - 2 * width - one,)})
 
 
+@cache
 def vectors(numel: int) -> dict[str, Tensor]:
-    """float32 vectors [numel] that look for trouble: ties, zeros, spikes, the ends of the range of float32."""
+    """float32 vectors [numel] that look for trouble: ties, zeros, spikes, the ends of the range of float32. Not to be written to."""
     normal = np.random.default_rng(numel).standard_normal(numel)
     place = np.arange(numel)
     found = {

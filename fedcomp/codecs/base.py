@@ -39,6 +39,7 @@ class Context:
 
 
 NO_CONTEXT = Context()
+SEEDS = 2**64  # seeds are taken modulo this
 PRECISIONS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -71,7 +72,7 @@ class Codec(ABC):
 
     @abstractmethod
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
-        """A section for a finite vector x of one dimension, which is not touched."""
+        """A section for a finite vector x of one dimension, which is not touched. `seed` is in 0..2⁶⁴−1, as `unpack` gets it."""
 
     @abstractmethod
     def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
@@ -110,7 +111,7 @@ class Codec(ABC):
         """
         _check_vector(x, layout)
         _check_finite(x, layout)
-        return self._seal(x.numel(), [self.pack(x.detach(), seed, replace(context, layout=layout))], seed)
+        return self._seal(x.numel(), [self.pack(x.detach(), seed % SEEDS, replace(context, layout=layout))], seed)
 
     def encode_batch(
         self, x: Tensor, seeds: Sequence[int], *, layout: Layout | None = None, context: Context = NO_CONTEXT
@@ -122,7 +123,7 @@ class Codec(ABC):
         bad = kernels.first_nonfinite_rows(x).tolist()
         good = [i for i, position in enumerate(bad) if position < 0]
         rows = x.detach() if len(good) == len(x) else x.detach()[good]
-        packed = iter(self._pack_stack(rows, [seeds[i] for i in good], layout, context))
+        packed = iter(self._pack_stack(rows, [seeds[i] % SEEDS for i in good], layout, context))
         return [self._seal(x.shape[1], next(packed), seeds[i]) if p < 0 else _nonfinite(x[i], p, layout) for i, p in enumerate(bad)]
 
     def encode_added(
@@ -134,7 +135,7 @@ class Codec(ABC):
         """
         _check_pair(total, x, layout)
         try:
-            return self._seal(x.numel(), [self.pack_added(total, x.detach(), seed, replace(context, layout=layout))], seed)
+            return self._seal(x.numel(), [self.pack_added(total, x.detach(), seed % SEEDS, replace(context, layout=layout))], seed)
         except NonFiniteError as error:
             raise _named(error, layout) from None
 
@@ -143,8 +144,18 @@ class Codec(ABC):
         seed, sections = frame.unseal(data, self.id, numel, layout, self.seeded)
         if sections and sections[0][0] is frame.WHOLE:
             return self.unpack(sections[0][1], layout or Layout.flat(numel), seed)
-        parts = [(e.span, self.unpack(section, e.alone(), (seed + i) % 2**64)) for i, (e, section) in enumerate(sections)]
+        parts = [(e.span, self.unpack(section, e.alone(), (seed + i) % SEEDS)) for i, (e, section) in enumerate(sections)]
         return Sections(numel, tuple(parts))
+
+    def open_batch(self, frames: Sequence[bytes], numel: int, layout: Layout | None = None) -> list[Update | FrameError]:
+        """`open` for many frames of one size; a FrameError in the place of one that is bad. Override where one pass can read them all."""
+        opened: list[Update | FrameError] = []
+        for data in frames:
+            try:
+                opened.append(self.open(data, numel, layout))
+            except FrameError as error:
+                opened.append(error)
+        return opened
 
     def decode(self, data: bytes, *, numel: int, device: torch.device | str | None = None, layout: Layout | None = None) -> Tensor:
         """The vector [numel] in a frame, float32, on the CPU unless `device` is given. Raises FrameError like `open`."""
@@ -208,7 +219,8 @@ class LayerWise(Codec):
         _check_vector(x, layout)
         _check_finite(x, layout)
         tensors = enumerate(self._layout(layout))
-        return self._seal(x.numel(), [self.inner.pack(x.detach()[e.span], seed + i, context.of_tensor(i, e)) for i, e in tensors], seed)
+        packed = [self.inner.pack(x.detach()[e.span], (seed + i) % SEEDS, context.of_tensor(i, e)) for i, e in tensors]
+        return self._seal(x.numel(), packed, seed)
 
     def encode_added(
         self, total: Tensor, x: Tensor, *, seed: int = 0, layout: Layout | None = None, context: Context = NO_CONTEXT
@@ -217,12 +229,16 @@ class LayerWise(Codec):
         tensors = list(enumerate(self._layout(layout)))
         if any(kernels.first_nonfinite(total[e.span] + x[e.span]) is not None for _, e in tensors):
             raise _named(non_finite(total, x), layout)
-        added = [self.inner.pack_added(total[e.span], x.detach()[e.span], seed + i, context.of_tensor(i, e)) for i, e in tensors]
-        return self._seal(x.numel(), added, seed)
+        packed = [
+            self.inner.pack_added(total[e.span], x.detach()[e.span], (seed + i) % SEEDS, context.of_tensor(i, e)) for i, e in tensors
+        ]
+        return self._seal(x.numel(), packed, seed)
 
     def _pack_stack(self, rows: Tensor, seeds: Sequence[int], layout: Layout | None, context: Context) -> list[list[Section]]:
         tensors = enumerate(self._layout(layout))
-        columns = [self.inner.pack_rows(rows[:, e.span], [seed + i for seed in seeds], context.of_tensor(i, e)) for i, e in tensors]
+        columns = [
+            self.inner.pack_rows(rows[:, e.span], [(seed + i) % SEEDS for seed in seeds], context.of_tensor(i, e)) for i, e in tensors
+        ]
         return [list(sections) for sections in zip(*columns, strict=True)]
 
     def _layout(self, layout: Layout | None) -> Layout:

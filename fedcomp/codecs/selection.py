@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..errors import SpecError
+from ..errors import FrameError, SpecError
 from ..kernels import rice
 from ..layout import Layout
+from . import frame
 from .base import Codec, Context, add_finite, expect
 from .frame import EMPTY, Section
 from .update import Sparse, Update
@@ -75,6 +76,28 @@ class Selective(Codec):
         first, data = take(body, 1)
         values, used = self.unpack_values(first[0] >> FLAG_SHIFT, data, count, seed)
         return Sparse(layout.numel, rice.unpack(data[used:], count, first[0] & RICE, layout.numel), values)
+
+    def open_batch(self, frames: Sequence[bytes], numel: int, layout: Layout | None = None) -> list[Update | FrameError]:
+        opened: list[Update | FrameError] = [Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))] * len(frames)
+        read = []  # of each frame with positions: its place, count, Rice parameter, gaps, values
+        for i, data in enumerate(frames):
+            try:
+                seed, sections = frame.unseal(data, self.id, numel, layout, self.seeded)
+                if len(sections) != 1 or sections[0][0] is not frame.WHOLE:
+                    opened[i] = self.open(data, numel, layout)
+                elif sections[0][1].count:
+                    count, body = sections[0][1]
+                    first, rest = take(memoryview(body), 1)
+                    values, used = self.unpack_values(first[0] >> FLAG_SHIFT, rest, count, seed)
+                    read.append((i, count, first[0] & RICE, rest[used:], values))
+            except FrameError as error:
+                opened[i] = error
+        if read:
+            places, counts, parameters, gaps, values = zip(*read, strict=True)
+            rows = rice.unpack_rows(gaps, np.array(counts), np.array(parameters), numel)
+            for i, row, sent in zip(places, rows, values, strict=True):
+                opened[i] = row if isinstance(row, FrameError) else Sparse(numel, row, sent)
+        return opened
 
     def _pack_at(self, x: Tensor, positions: Tensor, seed: int, context: Context) -> Section:
         values = _at(x, positions).to(torch.float32).cpu().numpy()

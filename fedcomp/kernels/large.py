@@ -62,7 +62,8 @@ class Sum:
         """The keys of the few elements that `at` takes from a vector: by numpy, since waiting for torch's threads costs more."""
         values = at(self.x.numpy() if self.x.dtype is torch.float32 else self.x)
         values = torch.as_tensor(values).to(torch.float32).numpy()
-        values = values if self.e is None else values + at(self.e.numpy())
+        with np.errstate(over="ignore", invalid="ignore"):  # a sum that is not finite is an error of its own
+            values = values if self.e is None else values + at(self.e.numpy())
         return (values.view(np.int32) ^ side.flip) & side.mask
 
 

@@ -13,6 +13,7 @@ b* is the largest b with (1 − p)^(2^(b−1)) ≥ φ − 1, φ = (√5 + 1)/2 a
 least 0. It is found in integers, so that every machine finds the same.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import isqrt
 
@@ -124,6 +125,51 @@ def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarr
     if positions.max(initial=-1) >= numel:
         raise FrameError(f"a position is {positions.max()} or more in a vector of {numel}; the frame is damaged or of another size")
     return positions
+
+
+def unpack_rows(
+    codes: Sequence[bytes | memoryview], counts: np.ndarray, parameters: np.ndarray, numel: int
+) -> list[np.ndarray | FrameError]:
+    """`unpack` of m codes together, each with its count [m] and b [m]; a FrameError in the place of one that is none."""
+    sizes = np.array([len(code) for code in codes], np.int64)
+    safe = (counts > 0) & (counts <= numel) & (parameters <= WIDEST) & (counts * (parameters + 1) <= sizes * 8)
+    if not safe.all() or counts.sum() >= backend.MANY:
+        return [_or_error(*row, numel) for row in zip(codes, counts.tolist(), parameters.tolist(), strict=True)]
+    bits = np.unpackbits(np.frombuffer(b"".join(codes), np.uint8))
+    ends = sizes.cumsum() * 8
+    starts, ones = ends - sizes * 8, np.flatnonzero(bits)
+    runs = counts.cumsum() - counts  # where a row's positions begin
+    index = np.arange(counts.sum()) - runs.repeat(counts)  # within the row
+    stops = ones[np.minimum(np.searchsorted(ones, starts).repeat(counts) + index, ones.size - 1)] if ones.size else index
+    heads = stops[runs + counts - 1] + 1
+    b = parameters.repeat(counts)
+    at = heads.repeat(counts) + index * b
+    low = np.zeros(index.size, np.int64)
+    for bit in range(parameters.max(initial=0)):
+        has = b > bit
+        here = bits[np.minimum(at + bit, bits.size - 1)].astype(np.int64)
+        low += np.where(has, here << np.maximum(b - 1 - bit, 0), 0)
+    before = np.append(-1, stops[:-1])
+    before[runs] = starts - 1
+    gaps = (stops - before - 1 << b) + low + 1
+    positions = gaps.cumsum()
+    positions -= (positions[runs] - gaps[runs]).repeat(counts) + 1
+    tails = heads + counts * parameters
+    spare = ends - tails
+    padding = np.array([code[-1] for code in codes]) & (1 << np.clip(spare, 0, 8)) - 1
+    rising = np.minimum.reduceat(stops - before, runs) > 0
+    inside = (heads > starts) & (heads <= ends) & (spare >= 0) & (spare < 8) & (positions[runs + counts - 1] < numel)
+    good = rising & inside & (padding == 0)
+    rows = np.split(positions, runs[1:])
+    fits = zip(rows, codes, counts.tolist(), parameters.tolist(), good.tolist(), strict=True)
+    return [row if ok else _or_error(code, count, b, numel) for row, code, count, b, ok in fits]
+
+
+def _or_error(code: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarray | FrameError:
+    try:
+        return unpack(code, count, b, numel)
+    except FrameError as error:
+        return error
 
 
 def _unpack(stream: np.ndarray, count: int, b: int) -> tuple[np.ndarray, int]:

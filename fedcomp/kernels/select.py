@@ -17,6 +17,7 @@ from . import backend
 INFINITE = 0x7F800000  # bit pattern of infinity; those of NaN are above
 MAGNITUDE = 0x7FFFFFFF  # bits without the sign
 SIGN = -0x80000000  # the sign bit of an int32
+FEW = 256  # values that Python sums sooner than numpy
 PIECE = 1 << 20  # elements searched for NaN or infinity at a time
 
 Array = np.ndarray | Tensor  # numpy on the CPU, torch elsewhere
@@ -75,6 +76,8 @@ def top_side_rows(X: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def mean(values: Array) -> float:
     """The mean of `values`, summed in float64 on the host, one after the other; 0 of none. The same on every device."""
+    if len(values) <= FEW:
+        return sum(map(float, values.tolist())) / max(len(values), 1)
     return float(means(values, np.array([len(values)]))[0])
 
 

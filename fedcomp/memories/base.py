@@ -79,6 +79,12 @@ class Memory(ABC):
         dropped = None if returned is None else self.codec.open(returned, self.numel, self.layout)
         self._commit(self._settle(), dropped)
 
+    @classmethod
+    def commit_stack(cls, memories: Sequence["Memory"]) -> None:
+        """`commit` for many memories of one class and codec; override where one pass can read all their frames."""
+        for memory in memories:
+            memory.commit()
+
     def rollback(self) -> None:
         """The proposal was not taken: everything in it is still to be sent."""
         self._rollback(self._settle())

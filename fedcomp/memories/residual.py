@@ -54,6 +54,14 @@ class Residual(Memory):
                 memory.pending = proposal
         return proposals
 
+    @classmethod
+    def commit_stack(cls, memories: Sequence["Residual"]) -> None:
+        if memories:
+            first = memories[0]
+            taken = first.codec.open_batch([memory._settle() for memory in memories], first.numel, first.layout)
+            for memory, update in zip(memories, taken, strict=True):
+                update.add_to(memory.residual, -1.0)
+
     def _commit(self, frame: bytes, dropped: Update | None) -> None:
         self.codec.accumulate(frame, self.residual, -1.0, layout=self.layout)
         if dropped is not None:

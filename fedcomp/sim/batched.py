@@ -9,8 +9,7 @@ The update of a client is that of clients.local_sgd.SerialEngine to rounding, wh
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from ..errors import ConfigError
 from ..layout import Layout
 from ..tasks.base import Data, Task
 
-CPU_BYTES = 4 << 20  # what the clients trained at once may fill: they should stay in a core's caches
+CPU_BYTES = 8 << 20  # what the clients trained at once may fill: they should stay in the processor's caches
 CUDA_SHARE = 1 / 4  # of the device's memory, for the same
 MAP_POSITIONS = 256  # a convolution's outputs are reckoned as maps of 16x16
 
@@ -55,14 +54,13 @@ class BatchedEngine:
         sizes = [tuple(len(batch) for batch in plan) for plan in plans]
         order = sorted(range(len(plans)), key=sizes.__getitem__)
         done = 0
-        with _one_thread(self.device):
-            for size, group in itertools.groupby(order, key=sizes.__getitem__):
-                members = list(group)
-                for some in np.array_split(members, math.ceil(len(members) / (self.at_once or len(members)))):
-                    index = torch.from_numpy(np.stack([np.concatenate(plans[client]) for client in some])).to(self.device)
-                    rows = slice(done, done + len(some))
-                    losses[rows] = self._train(start, updates[rows], data, index.split(size, dim=1), sgd)
-                    done = rows.stop
+        for size, group in itertools.groupby(order, key=sizes.__getitem__):
+            members = list(group)
+            for some in np.array_split(members, math.ceil(len(members) / (self.at_once or len(members)))):
+                index = torch.from_numpy(np.stack([np.concatenate(plans[client]) for client in some])).to(self.device)
+                rows = slice(done, done + len(some))
+                losses[rows] = self._train(start, updates[rows], data, index.split(size, dim=1), sgd)
+                done = rows.stop
         if order == sorted(order):
             return updates, losses
         place = torch.from_numpy(np.argsort(order)).to(self.device)
@@ -98,18 +96,6 @@ class BatchedEngine:
             if name in self.coarse:
                 view.copy_(view.to(self.coarse[name]))
         return rounded
-
-
-@contextmanager
-def _one_thread(device: torch.device) -> Iterator[None]:
-    """On a CPU, torch's operations on the calling thread alone: a stack's are so short that threads which wait for each other
-    save little, and where something else uses the cores they cost a hundred times more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if device.type == "cpu" else threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _gathered(examples: Tensor, positions: Tensor) -> Tensor:

@@ -14,12 +14,12 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from .. import seeds
-from ..clients.client import check_phase, context_of, reason, settle
+from ..clients.client import check_phase, context_of, reason
 from ..clients.local_sgd import LocalSGD, SerialEngine, plan_batches
 from ..clients.replica import NeedDense, Replica
 from ..errors import ConfigError, FedcompError, NonFiniteError
 from ..memories import Memory
-from ..messages import DENSE, FAILED, NEED_DENSE, UPDATE, Assignment, Report, failure, ticket
+from ..messages import DENSE, FAILED, NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure, ticket
 from ..tasks.base import Data
 from .batched import BatchedEngine
 
@@ -75,6 +75,7 @@ class VirtualClients:
         """What Client.handle does, for a cohort. A client that fails reports where; the others go on."""
         reports: dict[int, Report] = {}
         ready: list[Assignment] = []
+        self._settle(assignments)
         for a in assignments:
             stage = "phase"
             try:
@@ -95,10 +96,20 @@ class VirtualClients:
             self.resting[client] = self._stored(client) or Resting(self.make_memory(), self.first_version)
         return self.resting[client]
 
+    def _settle(self, assignments: Sequence[Assignment]) -> None:
+        """What clients.client.settle does, for a cohort in the phase that trains."""
+        told = [(self.at_rest(a.client), a.accepted) for a in assignments if a.phase == TRAIN]
+        waiting = [(state, state.ticket == accepted) for state, accepted in told if state.memory.pending is not None]
+        taken = [state.memory for state, was_taken in waiting if was_taken]
+        if taken:
+            type(taken[0]).commit_stack(taken)
+        for state, was_taken in waiting:
+            if not was_taken:
+                state.memory.rollback()
+
     def _arrive(self, a: Assignment) -> None:
-        """Settle the client's proposal and bring it to the assignment's version."""
+        """Bring the client to the assignment's version."""
         state = self.at_rest(a.client)
-        settle(state.memory, state.ticket, a.accepted)
         if a.form != DENSE and state.version not in (a.base, a.version):
             raise NeedDense(f"the download starts from version {a.base[:8]}, this client is at {state.version[:8]}")
         self.replica.move(a)

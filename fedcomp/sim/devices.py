@@ -1,8 +1,20 @@
 """Where a run computes."""
 
+import ctypes
+
 import torch
 
 from ..errors import ConfigError
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt, in bytes
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what is freed: given back to the system after every step, memory is faulted in anew for the next."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(M_TRIM_THRESHOLD, 512 << 20)
 
 
 def choose(asked: str) -> torch.device:

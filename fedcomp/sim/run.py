@@ -1,6 +1,7 @@
 """A simulation from its options to its summary: prepare, run round by round, write everything down."""
 
 import dataclasses
+import gc
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,8 @@ from .batched import BatchedEngine, choose_engine
 from .clients import VirtualClients
 from .grid import LocalGrid, by_index
 from .recovery import Recovery
+
+STACK_BYTES = 64 << 20  # updates of clients that are trained and packed together
 
 
 def simulate(config: RunConfig, observer: Observer | None = None) -> Summary:
@@ -55,6 +58,7 @@ class Simulation:
         self.config, self.observer = config, observer
         self.strategy = self._strategy()
         self.device = devices.choose(config.device)
+        devices.keep_freed_memory()
         self.folder = RunFolder(config)
         self.task: Task = load(config.task, data_folder(config))
         train, self.test = data_of(self.task, "train"), data_of(self.task, "test")
@@ -68,7 +72,7 @@ class Simulation:
         self.clients = VirtualClients(
             Replica(weights.clone(), self.layout, codec(config.downlink)),
             self._engine(model),
-            self.machine.at_once,
+            max(self.machine.at_once, STACK_BYTES // (4 * self.layout.numel)),
             _on(train, self.device),
             shards,
             LocalSGD.from_config(config),
@@ -81,6 +85,7 @@ class Simulation:
     def run(self) -> Summary:
         self.folder.create(self.config, dataclasses.asdict(self.machine))
         recovery = Recovery(self.folder, self.strategy, self.clients)
+        gc.freeze()  # what was imported and made so far stays: the collector need not look at it after every thousand messages
         try:
             done = recovery.restore()
             self.observer.started(self._header(done + 1))
@@ -93,6 +98,7 @@ class Simulation:
                 self.observer.round_done(record)
                 began = time.perf_counter()
         finally:
+            gc.unfreeze()
             recovery.close()
         return self._finish()
 

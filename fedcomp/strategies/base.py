@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import seeds
 from ..codecs import Update, codec
-from ..errors import ConfigError, NonFiniteError
+from ..errors import ConfigError, FrameError, NonFiniteError
 from ..layout import Layout
 from ..memories import memory
 from ..messages import Assignment, Report
@@ -112,9 +112,9 @@ class RoundStrategy(Strategy):
         """What a client is told at the start of a phase, given what the phases before brought. Its bytes are counted."""
         return {}
 
-    def open(self, phase: Phase, frame: bytes) -> Update:
-        """What a frame of a phase says. Raises FrameError."""
-        return self.uplink.open(frame, self.layout.numel, self.layout)
+    def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
+        """What frames of a phase say; a FrameError in the place of one that is bad."""
+        return self.uplink.open_batch(frames, self.layout.numel, self.layout)
 
     # The loop.
 
@@ -149,7 +149,7 @@ class RoundStrategy(Strategy):
         return Exchange(
             grid,
             self.broadcasts,
-            lambda frame: self.open(phase, frame),
+            lambda frames: self.open(phase, frames),
             traffic,
             self._hear,
             lambda answered, asked: self.on_answer(round, answered, asked),
@@ -238,8 +238,7 @@ class RoundStrategy(Strategy):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Close a round of one phase that `configure_train` opened."""
         started = time.perf_counter()
-        for reply in replies:
-            self._open.receive_from_node(reply)
+        self._open.receive_from_nodes(replies)
         results = {"train": list(self._open.answers())}
         outcome = self._close(server_round, self._cohort, results, self._open.rejected, self._open.traffic, started)
         return self.arrays(), _metrics(outcome)

@@ -1,7 +1,7 @@
 """One phase of a round: assignments go out, reports come in, are checked as they arrive, and their bytes are counted."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from flwr.app import Message
@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from ..clients.flower import from_records, to_records
 from ..codecs import Update
-from ..errors import FedcompError
+from ..errors import FedcompError, FrameError, ProtocolError
 from ..messages import DENSE, FAILED, NEED_DENSE, Assignment, Report
 from ..observe import Rejection
 from .broadcasts import Broadcasts, Download
@@ -58,12 +58,12 @@ class Exchange:
         self,
         grid: Grid,
         broadcasts: Broadcasts,
-        open_frame: Callable[[bytes], Update],
+        open_frames: Callable[[Sequence[bytes]], list[Update | FrameError]],
         traffic: Traffic,
         heard: Callable[[Report], None],
         on_answer: Callable[[int, int], None],
     ):
-        self.grid, self.broadcasts, self.open_frame, self.traffic = grid, broadcasts, open_frame, traffic
+        self.grid, self.broadcasts, self.open_frames, self.traffic = grid, broadcasts, open_frames, traffic
         self.heard, self.on_answer = heard, on_answer
         self.accepted: dict[int, Accepted] = {}
         self.rejected: dict[int, Rejection] = {}
@@ -84,57 +84,67 @@ class Exchange:
             if timeout_s is not None and time.monotonic() - started > timeout_s:
                 break
             replies = list(self.grid.pull_messages(list(self._waiting)))
-            for reply in replies:
-                self.receive(reply)
+            self.receive(replies)
             if not replies:
                 time.sleep(POLL_S)
         for client in self._waiting.values():
             self._reject(client, "reply", "no reply before the round closed")
         self._waiting.clear()
 
-    def receive(self, reply: Message) -> None:
-        """Check one reply: it is accepted, rejected with a reason, or answered with the dense model. Replies to nothing are dropped."""
-        client = self._waiting.pop(reply.metadata.reply_to_message_id, None)
-        if client is not None:
-            self._answer(client, reply)
+    def receive(self, replies: Iterable[Message]) -> None:
+        """Check replies: each is accepted, rejected with a reason, or answered with the dense model. Replies to nothing are dropped."""
+        known = [(self._waiting.pop(reply.metadata.reply_to_message_id, None), reply) for reply in replies]
+        self._answer([(client, reply) for client, reply in known if client is not None])
 
-    def receive_from_node(self, reply: Message) -> None:
+    def receive_from_nodes(self, replies: Iterable[Message]) -> None:
         """`receive` for messages that somebody else has sent: replies are known by their node, the first of each counts."""
-        client = self._clients().get(reply.metadata.src_node_id)
-        if client is not None and client not in self.accepted and client not in self.rejected:
-            self._answer(client, reply)
+        clients = self._clients()
+        first = {clients.get(reply.metadata.src_node_id): reply for reply in reversed(list(replies))}
+        self._answer([(client, reply) for client, reply in first.items() if client is not None])
 
-    def _answer(self, client: int, reply: Message) -> None:
+    def _answer(self, replies: Sequence[tuple[int, Message]]) -> None:
+        before = len(self.accepted) + len(self.rejected)
+        updates = [report for client, reply in replies if (report := self._heard(client, reply)) is not None]
+        opened = iter(self.open_frames([report.frame for report in updates if report.frame]))
+        for report in updates:
+            update = next(opened) if report.frame else None
+            if isinstance(update, FrameError):
+                self._reject(report.client, "reply", str(update))
+            else:
+                self.accepted[report.client] = Accepted(
+                    report.client, update, report.examples, report.loss, report.ticket, report.frame
+                )
+        for answered in range(before + 1, len(self.accepted) + len(self.rejected) + 1):
+            self.on_answer(answered, len(self._asked))
+
+    def _heard(self, client: int, reply: Message) -> Report | None:
+        """The report in a reply if it brings an update; None when the client was rejected or has been sent the dense model."""
         if reply.has_error():
-            self._reject(client, "reply", f"Flower error {reply.error.code}: {reply.error.reason}")
-        else:
-            try:
-                self._take(client, from_records(reply.content, Report))
-            except FedcompError as error:
-                self._reject(client, "reply", str(error))
-        self.on_answer(len(self.accepted) + len(self.rejected), len(self._asked))
+            return self._reject(client, "reply", f"Flower error {reply.error.code}: {reply.error.reason}")
+        try:
+            return self._checked(client, from_records(reply.content, Report))
+        except FedcompError as error:
+            return self._reject(client, "reply", str(error))
 
     def answers(self) -> Iterator[Accepted]:
         """What was accepted, in the order of the logical client ids."""
         return (self.accepted[client] for client in sorted(self.accepted))
 
-    def _take(self, client: int, report: Report) -> None:
+    def _checked(self, client: int, report: Report) -> Report | None:
         assignment, node = self._asked[client]
         if (report.client, report.round, report.phase) != (client, assignment.round, assignment.phase):
-            raise FedcompError(f"the reply is of client {report.client}, round {report.round}, phase '{report.phase}'")
+            raise ProtocolError(f"the reply is of client {report.client}, round {report.round}, phase '{report.phase}'")
         self.heard(report)
         self.traffic.received(client, report.frame)
         if report.kind == NEED_DENSE and client not in self._sent_dense:
-            self._send_dense(assignment, node)
-        elif report.kind in (FAILED, NEED_DENSE):
-            self._reject(client, report.stage, report.reason)
-        elif (report.version, report.fingerprint) != (assignment.version, assignment.fingerprint):
-            self._reject(client, "reply", f"the update was made from version {report.version[:8]}, the round's is {assignment.version[:8]}")
-        elif report.examples < 1:
-            self._reject(client, "reply", f"the reply counts {report.examples} examples")
-        else:
-            update = self.open_frame(report.frame) if report.frame else None
-            self.accepted[client] = Accepted(client, update, report.examples, report.loss, report.ticket, report.frame)
+            return self._send_dense(assignment, node)
+        if report.kind in (FAILED, NEED_DENSE):
+            return self._reject(client, report.stage, report.reason)
+        if (report.version, report.fingerprint) != (assignment.version, assignment.fingerprint):
+            raise ProtocolError(f"the update was made from version {report.version[:8]}, the round's is {assignment.version[:8]}")
+        if report.examples < 1:
+            raise ProtocolError(f"the reply counts {report.examples} examples")
+        return report
 
     def _send_dense(self, assignment: Assignment, node: int) -> None:
         self._sent_dense.add(assignment.client)

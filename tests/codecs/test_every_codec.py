@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import pytest
@@ -22,6 +23,14 @@ every_spec = pytest.mark.parametrize("spec", SPECS)
 
 def troubles(*sizes: int) -> Iterator[tuple[int, str, torch.Tensor]]:
     return ((numel, name, x) for numel in sizes for name, x in vectors(numel).items())
+
+
+@cache
+def a_million() -> torch.Tensor:
+    """Thousands of ties, and zeros."""
+    x = torch.round(2000 * normal(MILLION))
+    x[::7] = 0
+    return x
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -49,9 +58,7 @@ def test_a_frame_decodes_to_what_the_paper_says(spec):
 
 @pytest.mark.parametrize("spec", [s for s in WHOLE if codec(s).name in ORACLES] + ["topk@layer", "stc@layer", "sbc@layer"])
 def test_so_does_a_frame_of_a_million(spec):
-    c, layout = codec(spec), layout_of(MILLION)
-    x = torch.round(2000 * normal(MILLION))  # thousands of ties
-    x[::7] = 0
+    c, layout, x = codec(spec), layout_of(MILLION), a_million()
     y = c.decode(c.encode(x, layout=layout), numel=MILLION, layout=layout)
     assert same_bits(y, expected(c, x, layout))
 
@@ -372,18 +379,24 @@ def test_frames_of_other_codecs_cannot_be_merged(spec):
         c.merge([c.encode(normal(40), layout=layout)] * 2)
 
 
+def losses(c, x, layout, seeds):
+    """x − C(x) in float64, a row for each seed; one row if the codec draws nothing."""
+    frames = list(dict.fromkeys(c.encode(x, seed=seed, layout=layout) for seed in range(seeds)))
+    return torch.stack([x.double() - c.decode(frame, numel=x.numel(), layout=layout) for frame in frames])
+
+
 def assert_contracts(c, x, layout):
-    x64 = x.numpy().astype(np.float64)
-    y = c.decode(c.encode(x, layout=layout), numel=x.numel(), layout=layout).numpy().astype(np.float64)
-    square = x64 @ x64
-    assert (x64 - y) @ (x64 - y) <= (1 - c.contraction(x.numel())) * square + 1e-7 * square
+    lost, square = losses(c, x, layout, 2), float(x.double().square().sum())
+    if len(lost) > 1:
+        lost, square = losses(c, x, layout, 100), 1.1 * square
+    assert float(lost.square().sum(1).mean()) <= (1 - c.contraction(x.numel())) * square + 1e-7 * square
 
 
 @pytest.mark.parametrize("spec", [s for s in SPECS if codec(s).contraction(9) is not None])
 def test_the_declared_contraction_holds(spec):
     c = codec(spec)
-    for numel, _, x in troubles(1, 7, 400, 1001):
-        assert 0 < c.contraction(numel) <= 1
+    for numel, _, x in troubles(1, 7, 401):
+        assert 0 <= c.contraction(numel) <= 1
         assert_contracts(c, x, layout_of(numel))
 
 
@@ -412,11 +425,10 @@ def test_the_declared_variance_holds(spec):
     c, layout = codec(spec), layout_of(40)
     assert c.variance(40) >= 0
     for x in vectors(40).values():
-        x64, square = x.double(), float(x.double() @ x.double())
-        off = torch.stack([c.decode(c.encode(x, seed=s, layout=layout), numel=40, layout=layout).double() - x64 for s in range(100)])
-        assert float((off**2).sum(1).mean()) <= 1.5 * c.variance(40) * square
-        assert float((off.mean(0) ** 2).sum()) <= 4 * c.variance(40) * square / 100
+        lost, bound = losses(c, x, layout, 100), c.variance(40) * float(x.double().square().sum())
+        assert float(lost.square().sum(1).mean()) <= 1.5 * bound
+        assert float(lost.mean(0).square().sum()) <= 4 * bound / len(lost)
 
 
-def test_which_codecs_are_unbiased():
-    assert {name for name, cls in available_codecs().items() if cls().variance(9) is not None} == {"identity"}
+def test_a_selection_is_biased():
+    assert [codec(name).variance(9) for name in ("identity", "fp16", "topk", "stc", "sbc")] == [0, None, None, None, None]

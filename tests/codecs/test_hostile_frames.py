@@ -120,9 +120,18 @@ def test_any_change_under_a_checksum_that_fits(frame, data):
 @given(frames, st.integers(0, 2**64) | st.sampled_from([2**31 - 1, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1]))
 def test_a_count_that_is_not_so_is_noticed(frame, count):
     spec, numel, original = frame
-    if not spec.endswith("@layer") and numel and original[SECTIONS] < 0x80:
-        changed = original[:SECTIONS] + varint(count) + original[SECTIONS + 1 :]
+    start = SECTIONS + 8 * codec(spec).seeded
+    if not spec.endswith("@layer") and numel and original[start] < 0x80:
+        changed = original[:start] + varint(count) + original[start + 1 :]
         assert not read(spec, reseal(changed, numel), numel) or count <= numel
+
+
+@pytest.mark.parametrize("spec", ["identity", "fp16"])
+@pytest.mark.parametrize("count", [0, 40, 49, 51])
+def test_a_dense_frame_counts_every_coordinate(spec, count):
+    frame = frame_of(spec, 50, "normal")
+    assert frame[SECTIONS] == 50
+    assert not read(spec, reseal(frame[:SECTIONS] + bytes([count]) + frame[SECTIONS + 1 :], 50), 50)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.0, -0.0, -1.0])
@@ -173,11 +182,9 @@ def test_what_a_frame_claims_is_not_allocated(spec):
         for first in (0, 40, 0x3F, 0x40, 0x80 + 30, 0xFF):
             body = bytes([first]) + bytes(range(1, 200))
             section = varint(count) + body
-            whole = bytes([c.id]) + b"\x00" + bytes(4) + section
-            layers = bytes([c.id]) + b"\x01" + bytes(4) + varint(len(section)) + section
-            endless = bytes([c.id]) + b"\x01" + bytes(4) + varint(2**62) + section
-            for data in (whole, layers, endless):
-                sealed = reseal(b"fc\x01" + data, numel)
+            for scope, length in [(MODEL, b""), (LAYER, varint(len(section))), (LAYER, varint(2**62))]:
+                head = b"fc\x01" + bytes([c.id, scope]) + bytes(4 + 8 * c.seeded)
+                sealed = reseal(head + length + section, numel)
                 assert peak(lambda sealed=sealed: refuse(sealed)) < limit
 
 

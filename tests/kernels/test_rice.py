@@ -162,3 +162,25 @@ def test_positions_that_would_overflow_are_refused(way):
     data = int(stream.ljust(4104, "0"), 2).to_bytes(513, "big")
     with path(way), pytest.raises(FrameError):
         rice.unpack(data, 100, 40, 1000)
+
+
+@given(st.data())
+def test_rows_are_read_together_as_each_by_itself(data):
+    numel = data.draw(st.integers(1, 400))
+    rows = data.draw(st.lists(st.sets(st.integers(0, numel - 1), min_size=1, max_size=30), min_size=1, max_size=5))
+    codes, counts, parameters = [], [], []
+    for row in rows:
+        b = data.draw(st.integers(0, 6))
+        code = bytearray(rice.pack(np.array(sorted(row), np.int64), b))
+        damage = data.draw(st.sampled_from(["none", "none", "flip", "cut", "extend", "count", "parameter"]))
+        if damage == "flip":
+            code[data.draw(st.integers(0, len(code) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        codes.append(bytes(code[:-1] if damage == "cut" else code + b"\0" * (damage == "extend")))
+        counts.append(len(row) + (damage == "count"))
+        parameters.append(b + 37 * (damage == "parameter"))
+    together = rice.unpack_rows(codes, np.array(counts), np.array(parameters), numel)
+    for read, code, count, b in zip(together, codes, counts, parameters, strict=True):
+        try:
+            assert np.array_equal(rice.unpack(code, count, b, numel), read)
+        except FrameError:
+            assert isinstance(read, FrameError)
