@@ -2,7 +2,8 @@
 
     python benchmarks/frame_sizes.py [--numel 1000000]
 
-The bound is that of uniformly spread positions, log2 C(n, k) bits, with one sign bit each and μ for `stc`, float32 values for `topk`, μ for `sbc`.
+The bound is that of uniformly spread positions, log2 C(n, k) bits, with one sign bit each and μ for `stc`, float32
+values for `topk`, μ for `sbc`.
 """
 
 import argparse

@@ -3,7 +3,8 @@
     FEDCOMP_DATA=... python benchmarks/stc_mnist.py [--seeds 5] [--rounds 400]
 
 200 clients of two classes, 10 % a round, one step of batch 20 at lr 0.04, p = 1/400 both ways, logistic regression on MNIST with pixels standardised.
-The authors' code reports 87.5 % and counts 30.0 bytes a frame, by formula, without headers, without catching up and without first downloads.
+The authors' code reports 87.5 % and counts 30.0 bytes a frame, by formula, without headers, without catching up and
+without first downloads.
 """
 
 import argparse

@@ -30,51 +30,59 @@ LENGTH = struct.Struct("<I")
 class Values:
     """A message: flat fields of str, int, float, bytes or list[bytes], checked on the way in.
 
-    As bytes: the length of the header (4 bytes, little-endian), the header (JSON; a field of bytes stands as its
-    length, a list as its lengths), and then the bytes of those fields, one after the other.
+    As bytes: the length of the header (4 bytes, little-endian), the header, and then the bytes of the fields of
+    bytes, one after the other. The header is a JSON list: the name of the message and its fields in order; a field of
+    bytes stands as its length, a list as its lengths.
     """
 
     def pack(self) -> bytes:
-        header: dict[str, Any] = {}
+        header: list[Any] = [type(self).__name__]
         blobs: list[bytes] = []
-        for name, kind in _fields(type(self)).items():
+        for name, kind in _fields(type(self)):
             value = getattr(self, name)
-            parts = value if kind == list[bytes] else [value] if kind is bytes else []
-            header[name] = [len(part) for part in parts] if kind == list[bytes] else len(value) if kind is bytes else value
-            blobs += parts
+            if kind is bytes:
+                header.append(len(value))
+                blobs.append(value)
+            elif kind == list[bytes]:
+                header.append([len(part) for part in value])
+                blobs += value
+            else:
+                header.append(value)
         head = json.dumps(header, separators=(",", ":")).encode()
         return b"".join([LENGTH.pack(len(head)), head, *blobs])
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         """Raises ProtocolError unless `data` is one whole message with exactly these fields, each of its type."""
-        kinds = _fields(cls)
+        fields = _fields(cls)
         try:
             start = LENGTH.size + LENGTH.unpack_from(data)[0]
             header = json.loads(data[LENGTH.size : start])
         except (struct.error, ValueError, RecursionError) as error:
             raise ProtocolError(f"the header of the {cls.__name__} cannot be read") from error
-        if not isinstance(header, dict) or header.keys() != kinds.keys():
-            raise ProtocolError(f"the fields of the {cls.__name__} are not {', '.join(kinds)}; both sides need the same version of fedcomp")
-        values: dict[str, Any] = {}
-        for name, kind in kinds.items():
-            lengths = header[name] if kind == list[bytes] else [header[name]] if kind is bytes else None
-            if lengths is None:
-                values[name] = header[name]
-            elif isinstance(lengths, list) and all(type(n) is int and n >= 0 for n in lengths):
-                ends = list(itertools.accumulate(lengths, initial=start))
-                parts = [bytes(data[a:b]) for a, b in itertools.pairwise(ends)]
-                values[name], start = parts if kind == list[bytes] else parts[0], ends[-1]
-            if name not in values or (lengths is None and type(values[name]) is not kind):
+        if type(header) is not list or len(header) != len(fields) + 1 or header[0] != cls.__name__:
+            raise ProtocolError(f"the message is no {cls.__name__}; both sides need the same version of fedcomp")
+        values: list[Any] = []
+        for (name, kind), value in zip(fields, header[1:], strict=True):
+            if kind is bytes and type(value) is int and value >= 0:
+                values.append(data[start : start + value])
+                start += value
+            elif kind == list[bytes] and type(value) is list and all(type(length) is int and length >= 0 for length in value):
+                ends = list(itertools.accumulate(value, initial=start))
+                values.append([data[a:b] for a, b in itertools.pairwise(ends)])
+                start = ends[-1]
+            elif type(value) is kind:
+                values.append(value)
+            else:
                 raise ProtocolError(f"{cls.__name__}.{name} is not of type {getattr(kind, '__name__', kind)}")
         if start != len(data):
             raise ProtocolError(f"the {cls.__name__} has {len(data)} bytes and claims {start}")
-        return cls(**values)
+        return cls(*values)
 
 
 @functools.cache
-def _fields(cls: type) -> dict[str, Any]:
-    return {f.name: f.type for f in dataclasses.fields(cls)}
+def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
+    return tuple((f.name, f.type) for f in dataclasses.fields(cls))
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def codecs() -> None:
 
 def main() -> None:
     """The console script. Leaves through SystemExit."""
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # torch's waiting threads give way: on shared cores they cost a round tenfold
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # torch's waiting threads give way: on shared cores they cost a round tenfold
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # an ASCII terminal shows ? for what it lacks
     get_command(app)(prog_name="fedcomp")

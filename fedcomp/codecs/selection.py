@@ -6,6 +6,7 @@
 """
 
 import math
+import struct
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from .base import Codec, Context, add_finite, expect
 from .frame import EMPTY, Section
 from .update import Sparse, Update
 
+MEAN = struct.Struct("<f")
 RICE, FLAG_SHIFT = 0x3F, 6  # the first byte: Rice parameter below, flag above
 
 
@@ -159,11 +161,11 @@ def take(data: memoryview, length: int) -> tuple[memoryview, memoryview]:
 
 def pack_mean(values: np.ndarray) -> bytes:
     """The mean of |values| as float32, summed in float64 in the order given and rounded once."""
-    return np.array(kernels.mean(np.abs(values)), "<f4").tobytes()
+    return MEAN.pack(kernels.mean(np.abs(values)))
 
 
 def unpack_mean(data: memoryview) -> np.float32:
     """A mean magnitude. Raises FrameError unless it is finite and above zero."""
-    mean = np.frombuffer(data, "<f4")[0].astype(np.float32)
-    expect(bool(np.isfinite(mean)) and mean > 0, f"a section has the mean magnitude {mean}")
-    return mean
+    (mean,) = MEAN.unpack(data)
+    expect(0 < mean < math.inf, f"a section has the mean magnitude {mean}")
+    return np.float32(mean)

@@ -8,13 +8,13 @@ from . import backend
 
 
 def add_at(into: Tensor, positions: np.ndarray, values: np.ndarray, weight: float) -> None:
-    """into[positions] += weight·values: into is a contiguous float32 [n] on any device, positions int64 and distinct, values float32.
+    """into[positions] += weight·values: into is a contiguous float32 [n] on any device, positions int64, ascending, values float32.
 
     The product is rounded to float32, then the sum: the same bits on every device. The cost grows with the positions, not
     with n. Raises IndexError, and changes nothing, if a position is not in 0..n−1.
     """
-    if positions.size and not 0 <= positions.min() <= positions.max() < into.numel():
-        raise IndexError(f"positions {positions.min()}..{positions.max()} do not fit a vector of {into.numel()}")
+    if positions.size and not 0 <= positions[0] <= positions[-1] < into.numel():
+        raise IndexError(f"positions {positions[0]}..{positions[-1]} do not fit a vector of {into.numel()}")
     if into.device.type != "cpu":
         at = torch.from_numpy(positions).to(into.device)
         into[at] += torch.from_numpy(np.float32(weight) * values).to(into.device)
