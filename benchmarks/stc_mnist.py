@@ -2,8 +2,8 @@
 
     FEDCOMP_DATA=... python benchmarks/stc_mnist.py [--seeds 5] [--rounds 400]
 
-200 clients of two classes, 10 % a round, one step of batch 20 at lr 0.04, p = 1/400 both ways, logistic regression on MNIST with pixels standardised.
-The authors' code reports 87.5 % and counts 30.0 bytes a frame, by formula, without headers, without catching up and
+200 clients of two classes, 10 % a round, one step of batch 20 at lr 0.04, p = 1/400 both ways, logistic regression on MNIST with pixels
+standardised. The authors' code reports 87.5 % and counts 30.0 bytes a frame, by formula, without headers, without catching up and
 without first downloads.
 """
 
@@ -39,7 +39,8 @@ def run(link: str, seed: int, rounds: int) -> Watch:
     with tempfile.TemporaryDirectory() as folder:
         simulate(
             RunConfig(task="mnist-logreg", partition="classes:2", clients=200, participation=0.1, local_steps=1, batch_size=20, lr=0.04,
-                      rounds=rounds, uplink=link, downlink=link, seed=seed, eval_every=rounds, checkpoint_every=rounds, out=f"{folder}/run"),
+                      rounds=rounds, uplink=link, downlink=link, seed=seed, eval_every=rounds, checkpoint_every=rounds,
+                      out=f"{folder}/run"),
             watch,
         )
     return watch

@@ -40,7 +40,9 @@ def to_records(message: Values, metrics: dict[str, int | float] | None = None) -
         records[MESSAGE] = ArrayRecord({MESSAGE: Array(dtype="uint8", shape=(len(data),), stype=STYPE, data=data)})
     if metrics:
         records[METRICS] = MetricRecord(metrics)
-    return RecordDict(records)
+    made = RecordDict(records)
+    made.origin = message, data
+    return made
 
 
 def from_records(records: RecordDict, kind: type[M]) -> M:
@@ -48,6 +50,9 @@ def from_records(records: RecordDict, kind: type[M]) -> M:
     record = records.get(MESSAGE)
     value = record.get(MESSAGE) if isinstance(record, ConfigRecord | ArrayRecord) else None
     data = value.data if isinstance(value, Array) and value.stype == STYPE else value
+    message, packed = getattr(records, "origin", (None, b""))
+    if data is packed and isinstance(message, kind):
+        return message  # made in this process and carried as it was: no need to read it back
     if not isinstance(data, bytes):
         raise ProtocolError(f"the message holds no record '{MESSAGE}' of bytes; both sides need fedcomp")
     return kind.unpack(data)

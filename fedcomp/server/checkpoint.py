@@ -7,8 +7,10 @@ A checkpoint writes the vectors that changed into free slots, flushes them, and 
 the slots that they replace are free from then on. It costs what changed, whatever the number of clients. No pickle.
 """
 
+import math
 import os
 import sqlite3
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,21 +24,25 @@ from ..strategies.broadcasts import Broadcast
 ROWS, STATE = "rows.bin", "state.sqlite"
 
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS vector (name TEXT PRIMARY KEY, slot INTEGER NOT NULL UNIQUE, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS vector (name TEXT PRIMARY KEY, slot INTEGER NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS value (name TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS broadcast (round INTEGER PRIMARY KEY, base TEXT NOT NULL, version TEXT NOT NULL UNIQUE, frame BLOB NOT NULL);
 """
 
 
 class Checkpoint:
-    """A folder of checkpoints of vectors [numel], open for writing. Raises CheckpointError when it cannot be read."""
+    """A folder of checkpoints of vectors [numel], open for writing. Raises CheckpointError when it cannot be read.
 
-    def __init__(self, folder: Path, numel: int):
-        self.folder, self.numel, self.row_bytes = folder, numel, 4 * numel
+    `flush_every_s`: seconds between checkpoints that survive a power failure.
+    """
+
+    def __init__(self, folder: Path, numel: int, flush_every_s: float = 1.0):
+        self.folder, self.numel, self.row_bytes, self.flush_every_s = folder, numel, 4 * numel, flush_every_s
+        self.flushed_s, self.replaced = -math.inf, []  # when the last flush was; slots whose vectors were replaced since
         folder.mkdir(parents=True, exist_ok=True)
         try:
             self.state = sqlite3.connect(folder / STATE)
-            self.state.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;" + SCHEMA)
+            self.state.executescript("PRAGMA journal_mode=WAL;" + SCHEMA)
             self.slots: dict[str, int] = dict(self.state.execute("SELECT name, slot FROM vector"))
         except sqlite3.Error as error:
             raise CheckpointError(f"{folder / STATE} cannot be read ({error}); start a new run with another --out") from error
@@ -46,8 +52,13 @@ class Checkpoint:
         self.free = [slot for slot in range(self.end) if slot not in used]
 
     def close(self) -> None:
-        self.state.close()
-        os.close(self.rows)
+        """Flush, and let go of the files."""
+        try:
+            os.fdatasync(self.rows)
+            self.state.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            self.state.close()
+            os.close(self.rows)
 
     def save(
         self,
@@ -60,10 +71,13 @@ class Checkpoint:
 
         Raises CheckpointError, with the last checkpoint whole, when the disk is full.
         """
-        slots = [self._take_slot() for _ in vectors]
+        slots = sorted(self._take_slot() for _ in vectors)
+        flush = time.monotonic() - self.flushed_s >= self.flush_every_s
         try:
             written = [(name, slot, self._write(slot, vector)) for slot, (name, vector) in zip(slots, vectors.items(), strict=True)]
-            os.fdatasync(self.rows)
+            if flush:
+                os.fdatasync(self.rows)
+            self.state.execute(f"PRAGMA synchronous={'FULL' if flush else 'NORMAL'}")
             with self.state:
                 self.state.executemany("INSERT OR REPLACE INTO vector VALUES (?, ?, ?)", written)
                 self.state.executemany("INSERT OR REPLACE INTO value VALUES (?, ?)", [v for v in values.items() if v[1] is not None])
@@ -73,10 +87,11 @@ class Checkpoint:
         except (OSError, sqlite3.Error) as error:
             self.free += slots
             raise CheckpointError(f"the checkpoint in {self.folder} could not be written ({error}); the one before it is whole") from error
-        for name, slot, _ in written:
-            if name in self.slots:
-                self.free.append(self.slots[name])
-            self.slots[name] = slot
+        self.replaced += [self.slots[name] for name in vectors if name in self.slots]
+        self.slots |= {name: slot for name, slot, _ in written}
+        if flush:
+            self.free += self.replaced
+            self.flushed_s, self.replaced = time.monotonic(), []
 
     def add_broadcast(self, broadcast: Broadcast) -> None:
         """Write one broadcast down, before it is sent."""

@@ -3,6 +3,7 @@
 All clients at a version hold the same weights, so one copy of the model, moved by the downloads that really arrive, serves them all.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from ..messages import DENSE, FAILED, NEED_DENSE, TRAIN, UPDATE, Assignment, Rep
 from ..tasks.base import Data
 from .batched import BatchedEngine
 
+BUFFERS = "buffers"  # among a client's values in a checkpoint
 # What a client's training may raise, in a model and with data that are the user's.
 TRAINING_ERRORS = (FedcompError, RuntimeError, ValueError, ArithmeticError, LookupError, TypeError)
 
@@ -189,10 +191,12 @@ class VirtualClients:
             kept = state.memory.state_dict()
             mine = {key for key, value in kept.items() if isinstance(value, Tensor)}
             vectors |= {f"{name}.{key}": kept[key] for key in mine}
-            values |= {f"{name}.{key}": kept[key] for key in kept.keys() - mine}
-            values[f"{name}.buffers"] = save_tensors(state.buffers) if state.buffers else None
-            record = {"version": state.version, "ticket": state.ticket, "vectors": sorted(mine), "values": sorted(kept.keys() - mine)}
-            values[name] = json.dumps(record).encode()
+            small = {key: kept[key] for key in sorted(kept.keys() - mine)}
+            if state.buffers:
+                small[BUFFERS] = save_tensors(state.buffers)
+            lengths = {key: len(value) for key, value in small.items()}
+            record = {"version": state.version, "ticket": state.ticket, "vectors": sorted(mine), "values": lengths}
+            values[name] = b"\n".join([json.dumps(record).encode(), b"".join(small.values())])
         self.changed.clear()
         return vectors, values
 
@@ -212,10 +216,12 @@ class VirtualClients:
             record = value(name)
             if record is None:
                 return None
-            fields: Mapping = json.loads(record)
-            memory, buffers = self.make_memory(), value(f"{name}.buffers")
-            kept = {key: vector(f"{name}.{key}") for key in fields["vectors"]}
-            memory.load_state_dict(kept | {key: value(f"{name}.{key}") for key in fields["values"]})
+            head, _, rest = record.partition(b"\n")
+            fields = json.loads(head)
+            ends = itertools.pairwise(itertools.accumulate(fields["values"].values(), initial=0))
+            small = {key: rest[a:b] for key, (a, b) in zip(fields["values"], ends, strict=True)}
+            memory, buffers = self.make_memory(), small.pop(BUFFERS, None)
+            memory.load_state_dict({key: vector(f"{name}.{key}") for key in fields["vectors"]} | small)
             return Resting(memory, fields["version"], fields["ticket"], load_tensors(buffers) if buffers else None)
 
         self._stored = stored

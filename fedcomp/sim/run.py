@@ -28,6 +28,7 @@ from .clients import VirtualClients
 from .grid import LocalGrid, by_index
 from .recovery import Recovery
 
+COLLECT_AFTER = 50_000  # new objects
 STACK_BYTES = 64 << 20  # updates of clients that are trained and packed together
 
 
@@ -85,7 +86,9 @@ class Simulation:
     def run(self) -> Summary:
         self.folder.create(self.config, dataclasses.asdict(self.machine))
         recovery = Recovery(self.folder, self.strategy, self.clients)
-        gc.freeze()  # what was imported and made so far stays: the collector need not look at it after every thousand messages
+        thresholds = gc.get_threshold()
+        gc.freeze()  # what was imported and made so far stays, and messages leave no cycles: the collector need not look every few of them
+        gc.set_threshold(COLLECT_AFTER)
         try:
             done = recovery.restore()
             self.observer.started(self._header(done + 1))
@@ -98,6 +101,7 @@ class Simulation:
                 self.observer.round_done(record)
                 began = time.perf_counter()
         finally:
+            gc.set_threshold(*thresholds)
             gc.unfreeze()
             recovery.close()
         return self._finish()

@@ -19,14 +19,14 @@ def row(value: float) -> torch.Tensor:
 
 @pytest.fixture
 def store(tmp_path):
-    opened = Checkpoint(tmp_path, NUMEL)
+    opened = Checkpoint(tmp_path, NUMEL, flush_every_s=0.0)
     yield opened
     opened.close()
 
 
 def reopened(store: Checkpoint) -> Checkpoint:
     store.close()
-    store.__init__(store.folder, NUMEL)
+    store.__init__(store.folder, NUMEL, store.flush_every_s)
     return store
 
 
@@ -80,6 +80,18 @@ def test_disk_space_is_what_is_alive_and_one_checkpoint(store):
 def test_a_vector_that_would_run_into_the_next_slot_is_refused(store, wrong):
     with pytest.raises(ValueError, match="float32 vectors of 1000"):
         store.save({"a": wrong}, {})
+
+
+def test_slots_replaced_since_the_last_flush_are_not_written_over(store):
+    store.save({"a": row(1.0)}, {"round": b"1"})
+    flushed = store.slots["a"]
+    store.flush_every_s = 1e9
+    for round in range(2, 9):
+        store.save({"a": row(float(round))}, {"round": str(round).encode()})
+        assert flushed not in store.free and store.slots["a"] != flushed
+    store.flush_every_s = 0.0
+    store.save({"a": row(9.0)}, {"round": b"9"})
+    assert flushed in store.free and torch.equal(store.vector("a"), row(9.0))
 
 
 def test_vectors_that_did_not_change_are_not_written_again(store):
