@@ -151,7 +151,8 @@ def _chain_gradients(task: Task, model: nn.Module, layers: Sequence[nn.Module]) 
             else:
                 outputs = outputs.flatten(2) if isinstance(layer, nn.Flatten) else layer(outputs)
         losses = _losses(task, outputs, targets)
-        found = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
+        ones = torch.ones_like(losses)
+        found = torch.autograd.grad(losses, list(leaves.values()), ones, allow_unused=True, materialize_grads=True)
         return found, losses.detach()
 
     return gradients
