@@ -8,6 +8,8 @@ the table has the medians.
 """
 
 import argparse
+import copy
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from fedcomp import config, tasks
 from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, plan_batches
@@ -31,8 +34,29 @@ def examples() -> tuple[str, Data]:
     return "random examples", Data(torch.randn(60_000, 784, generator=drawn), torch.randint(0, 10, (60_000,), generator=drawn))
 
 
+def usual_loop(task: Task, data: Data, shards: list[np.ndarray], sgd: LocalSGD) -> Callable[[], list[dict[str, Tensor]]]:
+    """What tutorials write: a deep copy of the model and a shuffling DataLoader for each client, torch.optim.SGD, subtract the states."""
+    model = initial_model(task, 0)
+    examples = TensorDataset(data.inputs, data.targets)
+
+    def run() -> list[dict[str, Tensor]]:
+        updates = []
+        for shard in shards:
+            local = copy.deepcopy(model)
+            optimizer = torch.optim.SGD(local.parameters(), lr=sgd.lr)
+            loader = DataLoader(Subset(examples, shard.tolist()), batch_size=sgd.batch_size, shuffle=True)
+            for inputs, targets in itertools.islice(loader, sgd.steps):
+                optimizer.zero_grad()
+                task.loss(local(inputs), targets).backward()
+                optimizer.step()
+            updates.append({name: value - model.state_dict()[name] for name, value in local.state_dict().items()})
+        return updates
+
+    return run
+
+
 def plain_loop(task: Task, data: Data, plans: list[list[np.ndarray]], sgd: LocalSGD) -> Callable[[], list[dict[str, Tensor]]]:
-    """What one writes first: load the global state, torch.optim.SGD, subtract the states."""
+    """The leanest loop over a module: resident tensors, one resident model, torch.optim.SGD, subtract the states."""
     model = initial_model(task, 0)
     state = {name: value.clone() for name, value in model.state_dict().items()}
 

@@ -39,5 +39,18 @@ def marked(example: int, value: float) -> Data:
     return data
 
 
+class AssertsPlausibleData(RaisesOnMarkedData):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert bool((x <= 100).all()), "a sensor reports nonsense"
+        return self.linear(x)
+
+
+class Unmappable(RaisesOnMarkedData):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * (2.0 if x.sum().item() > 0 else 1.0)
+
+
+unmappable = Task("unmappable", Unmappable, train=lambda: two_clouds(400, 1), test=lambda: two_clouds(200, 2))
+one_asserts = Task("one asserts", AssertsPlausibleData, train=lambda: marked(7, 1000.0), test=lambda: two_clouds(200, 2))
 one_raises = Task("one raises", RaisesOnMarkedData, train=lambda: marked(7, 1000.0), test=lambda: two_clouds(200, 2))
 one_is_nan = Task("one is NaN", model, train=lambda: marked(7, float("nan")), test=lambda: two_clouds(200, 2))

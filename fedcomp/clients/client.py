@@ -74,7 +74,7 @@ class Client:
             frame = self.memory.propose(trained.update, seed=seed, context=context_of(assignment)) or b""
         except NeedDense as error:
             return self._failure(assignment, stage, str(error), NEED_DENSE)
-        except (FedcompError, RuntimeError, ValueError, ArithmeticError) as error:
+        except Exception as error:
             return self._failure(assignment, stage, reason(error))
         self.buffers = trained.buffers
         self.ticket = ticket(assignment.round, assignment.client, frame)

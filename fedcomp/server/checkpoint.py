@@ -12,7 +12,8 @@ import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -39,23 +40,39 @@ class Checkpoint:
     def __init__(self, folder: Path, numel: int, flush_every_s: float = 1.0):
         self.folder, self.numel, self.row_bytes, self.flush_every_s = folder, numel, 4 * numel, flush_every_s
         self.flushed_s, self.replaced = -math.inf, []  # when the last flush was; slots whose vectors were replaced since
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
+        with self._reading():
+            folder.mkdir(parents=True, exist_ok=True)
             self.state = sqlite3.connect(folder / STATE)
             self.state.executescript("PRAGMA journal_mode=WAL;" + SCHEMA)
             self.slots: dict[str, int] = dict(self.state.execute("SELECT name, slot FROM vector"))
-        except sqlite3.Error as error:
-            raise CheckpointError(f"{folder / STATE} cannot be read ({error}); start a new run with another --out") from error
-        self.rows = os.open(folder / ROWS, os.O_RDWR | os.O_CREAT, 0o644)
+            self.rows = os.open(folder / ROWS, os.O_RDWR | os.O_CREAT, 0o644)
         used = set(self.slots.values())
         self.end = max(used, default=-1) + 1
         self.free = [slot for slot in range(self.end) if slot not in used]
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, sqlite3.OperationalError) as error:
+            where = f"the checkpoint in {self.folder}"
+            raise CheckpointError(f"{where} cannot be opened ({error}); make room for it and make it writable") from error
+        except (sqlite3.Error, TypeError) as error:
+            raise CheckpointError(f"the checkpoint in {self.folder} is damaged ({error}); start a new run with another --out") from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            raise CheckpointError(f"the checkpoint in {self.folder} could not be written ({error}); the one before it is whole") from error
+
     def close(self) -> None:
         """Flush, and let go of the files."""
         try:
-            os.fdatasync(self.rows)
-            self.state.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            with self._writing():
+                os.fdatasync(self.rows)
+                self.state.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             self.state.close()
             os.close(self.rows)
@@ -74,55 +91,73 @@ class Checkpoint:
         slots = sorted(self._take_slot() for _ in vectors)
         flush = time.monotonic() - self.flushed_s >= self.flush_every_s
         try:
-            written = [(name, slot, self._write(slot, vector)) for slot, (name, vector) in zip(slots, vectors.items(), strict=True)]
-            if flush:
-                os.fdatasync(self.rows)
-            self.state.execute(f"PRAGMA synchronous={'FULL' if flush else 'NORMAL'}")
-            with self.state:
-                self.state.executemany("INSERT OR REPLACE INTO vector VALUES (?, ?, ?)", written)
-                self.state.executemany("INSERT OR REPLACE INTO value VALUES (?, ?)", [v for v in values.items() if v[1] is not None])
-                self.state.executemany("DELETE FROM value WHERE name = ?", [(n,) for n, data in values.items() if data is None])
-                self._add(broadcasts)
-                self.state.execute("DELETE FROM broadcast WHERE round < ?", (oldest,))
-        except (OSError, sqlite3.Error) as error:
+            with self._writing():
+                written = self._save(slots, vectors, values, broadcasts, oldest, flush)
+        except CheckpointError:
             self.free += slots
-            raise CheckpointError(f"the checkpoint in {self.folder} could not be written ({error}); the one before it is whole") from error
+            raise
         self.replaced += [self.slots[name] for name in vectors if name in self.slots]
         self.slots |= {name: slot for name, slot, _ in written}
         if flush:
             self.free += self.replaced
             self.flushed_s, self.replaced = time.monotonic(), []
 
+    def _save(
+        self,
+        slots: Sequence[int],
+        vectors: Mapping[str, Tensor],
+        values: Mapping[str, bytes | None],
+        broadcasts: Sequence[Broadcast],
+        oldest: int,
+        flush: bool,
+    ) -> list[tuple[str, int, int]]:
+        """Write and name; returns name, slot and CRC of each vector."""
+        written = [(name, slot, self._write(slot, vector)) for slot, (name, vector) in zip(slots, vectors.items(), strict=True)]
+        if flush:
+            os.fdatasync(self.rows)
+        self.state.execute(f"PRAGMA synchronous={'FULL' if flush else 'NORMAL'}")
+        with self.state:
+            self.state.executemany("INSERT OR REPLACE INTO vector VALUES (?, ?, ?)", written)
+            self.state.executemany("INSERT OR REPLACE INTO value VALUES (?, ?)", [v for v in values.items() if v[1] is not None])
+            self.state.executemany("DELETE FROM value WHERE name = ?", [(n,) for n, data in values.items() if data is None])
+            self._add(broadcasts)
+            self.state.execute("DELETE FROM broadcast WHERE round < ?", (oldest,))
+        return written
+
     def add_broadcast(self, broadcast: Broadcast) -> None:
         """Write one broadcast down, before it is sent."""
-        with self.state:
+        with self._writing(), self.state:
             self._add([broadcast])
 
     def vector(self, name: str) -> Tensor | None:
         """A vector [numel] by name. Raises CheckpointError when its bytes are not those that were written."""
         if name not in self.slots:
             return None
-        vector = torch.empty(self.numel)
-        read = os.preadv(self.rows, [memoryview(vector.numpy()).cast("B")] if self.numel else [], self.slots[name] * self.row_bytes)
-        (crc,) = self.state.execute("SELECT crc FROM vector WHERE name = ?", (name,)).fetchone()
+        vector = torch.empty(self.numel, dtype=torch.float32)
+        with self._reading():
+            read = os.preadv(self.rows, [memoryview(vector.numpy()).cast("B")] if self.numel else [], self.slots[name] * self.row_bytes)
+            (crc,) = self.state.execute("SELECT crc FROM vector WHERE name = ?", (name,)).fetchone()
         if read != self.row_bytes or zlib.crc32(vector.numpy()) != crc:
             raise CheckpointError(f"'{name}' in {self.folder / ROWS} is damaged; start a new run with another --out")
         return vector
 
     def value(self, name: str) -> bytes | None:
         """A small value by name."""
-        row = self.state.execute("SELECT data FROM value WHERE name = ?", (name,)).fetchone()
+        with self._reading():
+            row = self.state.execute("SELECT data FROM value WHERE name = ?", (name,)).fetchone()
         return row and row[0]
 
     def values(self, prefix: str) -> dict[str, bytes]:
         """The values whose names begin with `prefix`, by what follows it."""
-        rows = self.state.execute("SELECT name, data FROM value WHERE name >= ? AND name < ?", (prefix, prefix + "\U0010ffff"))
-        return {name[len(prefix) :]: data for name, data in rows}
+        with self._reading():
+            rows = self.state.execute("SELECT name, data FROM value WHERE name >= ? AND name < ?", (prefix, prefix + "\U0010ffff"))
+            return {name[len(prefix) :]: data for name, data in rows}
 
     def broadcasts(self, until: int) -> list[Broadcast]:
         """The cache of broadcasts up to a round, oldest first."""
-        rows = self.state.execute("SELECT round, base, version, frame FROM broadcast WHERE round <= ? ORDER BY round", (until,))
-        return [Broadcast(*row) for row in rows]
+        with self._reading():
+            rows = self.state.execute("SELECT round, base, version, frame FROM broadcast WHERE round <= ? ORDER BY round", (until,))
+            return [Broadcast(*row) for row in rows]
 
     def _add(self, broadcasts: Sequence[Broadcast]) -> None:
         rows = [(b.round, b.base, b.version, b.frame) for b in broadcasts]

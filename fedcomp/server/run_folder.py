@@ -8,15 +8,18 @@
 """
 
 import dataclasses
+import fcntl
 import json
 import math
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from ..config import RUN_FILE, RunConfig, first_difference, flag, read_run, settings
@@ -34,18 +37,38 @@ class RunFolder:
         self.path = Path(config.out or _default_name(config.task)).expanduser()
         self.resumed = config.resume
         self.stored = self._stored(config) if config.resume else {}
-        if not config.resume and self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        self._lock: int | None = None
+        with self._writing():
+            taken = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        if taken and not config.resume:
             raise RunFolderError(f"--out {self.path} exists; give another name, or --resume to continue the run in it")
 
-    def create(self, config: RunConfig, resolved: dict[str, Any]) -> None:
-        """Make the folder, or go on in it, and write config.toml: every option, and under [resolved] what was decided for this machine.
-
-        Raises RunFolderError when that is not allowed.
-        """
-        values = settings(config) | {"out": str(self.path), "resolved": resolved}
-        try:
+    def open(self) -> None:
+        """Make the folder, or go on in it, for this process alone. Raises RunFolderError when that is not allowed."""
+        with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path, os.O_RDONLY)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunFolderError(f"another process runs in --out {self.path}; wait for it, or give another name") from None
+
+    def close(self) -> None:
+        """Let other processes in."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def write_config(self, config: RunConfig, resolved: dict[str, Any]) -> None:
+        """config.toml: every option, and under [resolved] what was decided for this machine."""
+        values = settings(config) | {"out": str(self.path), "resolved": resolved}
+        with self._writing():
             _replace(self.path / RUN_FILE, tomli_w.dumps(values).encode())
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise RunFolderError(f"--out {self.path} cannot be written ({error.strerror}); give a folder that can") from error
 
@@ -63,7 +86,7 @@ class RunFolder:
 
     def append(self, record: RoundRecord) -> int:
         """Add a line to metrics.jsonl. Returns the file's length afterwards."""
-        with open(self.path / METRICS, "ab") as file:
+        with self._writing(), open(self.path / METRICS, "ab") as file:
             file.write((json.dumps(_plain(record)) + "\n").encode())
             return file.tell()
 
@@ -74,23 +97,33 @@ class RunFolder:
             return [record_of(json.loads(line)) for line in lines]
         except FileNotFoundError:
             return []
-        except (ValueError, TypeError) as error:
-            raise RunFolderError(f"{self.path / METRICS} is damaged ({error}); start a new run with another --out") from error
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise self._damaged(error) from error
 
     def truncate_metrics(self, length: int) -> None:
-        """Forget what was appended after the checkpoint."""
+        """Forget what was appended after the checkpoint. Raises RunFolderError when lines before it are missing."""
         path = self.path / METRICS
-        if path.exists() and path.stat().st_size > length:
-            os.truncate(path, length)
+        size = path.stat().st_size if path.exists() else 0
+        if size < length:
+            raise self._damaged(f"it has {size} bytes, {length} when the checkpoint was written")
+        if size > length:
+            with self._writing():
+                os.truncate(path, length)
+        self.records()
+
+    def _damaged(self, why: object) -> RunFolderError:
+        return RunFolderError(f"{self.path / METRICS} is damaged ({why}); start a new run with another --out")
 
     def write_model(self, weights: Tensor, layout: Layout) -> None:
         """The parameters as safetensors."""
         temporary = self.path / f".{MODEL}.new"
-        save_file({name: view.clone() for name, view in layout.views(weights.cpu()).items()}, temporary)
-        os.replace(temporary, self.path / MODEL)
+        with self._writing():
+            temporary.write_bytes(save({name: view.clone() for name, view in layout.views(weights.cpu()).items()}))
+            os.replace(temporary, self.path / MODEL)
 
     def write_summary(self, summary: Summary) -> None:
-        _replace(self.path / SUMMARY, (json.dumps(_plain(summary), indent=2) + "\n").encode())
+        with self._writing():
+            _replace(self.path / SUMMARY, (json.dumps(_plain(summary), indent=2) + "\n").encode())
 
 
 def record_of(values: dict[str, Any]) -> RoundRecord:

@@ -18,15 +18,13 @@ from .. import seeds
 from ..clients.client import check_phase, context_of, reason
 from ..clients.local_sgd import LocalSGD, SerialEngine, plan_batches
 from ..clients.replica import NeedDense, Replica
-from ..errors import ConfigError, FedcompError, NonFiniteError
+from ..errors import CheckpointError, ConfigError, FedcompError, NonFiniteError
 from ..memories import Memory
 from ..messages import DENSE, FAILED, NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure, ticket
 from ..tasks.base import Data
 from .batched import BatchedEngine
 
 BUFFERS = "buffers"  # among a client's values in a checkpoint
-# What a client's training may raise, in a model and with data that are the user's.
-TRAINING_ERRORS = (FedcompError, RuntimeError, ValueError, ArithmeticError, LookupError, TypeError)
 
 
 @dataclass
@@ -131,7 +129,7 @@ class VirtualClients:
                 )
                 trained.append(Trained(a, result.loss, result.buffers))
                 updates.append(result.update)
-            except TRAINING_ERRORS as error:
+            except Exception as error:
                 reports[a.client] = self._failure(a, "train", error)
         return trained, torch.stack(updates) if updates else self._no_updates()
 
@@ -146,7 +144,7 @@ class VirtualClients:
             return [Trained(a, loss, None) for a, loss in zip(ready, losses.tolist(), strict=True)], updates
         except ConfigError:
             raise
-        except TRAINING_ERRORS as error:
+        except Exception as error:
             if len(ready) > 1:
                 alone = [self._train_stack(engine, [a], plans, reports) for a in ready]
                 return [t for trained, _ in alone for t in trained], torch.cat([updates for _, updates in alone])
@@ -216,12 +214,15 @@ class VirtualClients:
             record = value(name)
             if record is None:
                 return None
-            head, _, rest = record.partition(b"\n")
-            fields = json.loads(head)
-            ends = itertools.pairwise(itertools.accumulate(fields["values"].values(), initial=0))
-            small = {key: rest[a:b] for key, (a, b) in zip(fields["values"], ends, strict=True)}
-            memory, buffers = self.make_memory(), small.pop(BUFFERS, None)
-            memory.load_state_dict({key: vector(f"{name}.{key}") for key in fields["vectors"]} | small)
-            return Resting(memory, fields["version"], fields["ticket"], load_tensors(buffers) if buffers else None)
+            try:
+                head, _, rest = record.partition(b"\n")
+                fields = json.loads(head)
+                ends = itertools.pairwise(itertools.accumulate(fields["values"].values(), initial=0))
+                small = {key: rest[a:b] for key, (a, b) in zip(fields["values"], ends, strict=True)}
+                memory, buffers = self.make_memory(), small.pop(BUFFERS, None)
+                memory.load_state_dict({key: vector(f"{name}.{key}") for key in fields["vectors"]} | small)
+                return Resting(memory, fields["version"], fields["ticket"], load_tensors(buffers) if buffers else None)
+            except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+                raise CheckpointError(f"what the checkpoint holds of client {client} is damaged; start a new run") from error
 
         self._stored = stored

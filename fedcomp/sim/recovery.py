@@ -1,7 +1,10 @@
 """What a simulation writes down so that it can go on: the server's side and the clients' side of one checkpoint."""
 
+import hashlib
 import json
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, RunFolderError
@@ -16,8 +19,8 @@ RUN, WEIGHTS, KEEPER, LEDGER = "run", "weights", "downlink.", "server/"  # names
 class Recovery:
     """The checkpoint of a run whose strategy stands before round 1. `restore` first, then `keep` after every round."""
 
-    def __init__(self, folder: RunFolder, strategy: RoundStrategy, clients: VirtualClients):
-        self.folder, self.strategy, self.clients = folder, strategy, clients
+    def __init__(self, folder: RunFolder, strategy: RoundStrategy, clients: VirtualClients, rounds: int):
+        self.folder, self.strategy, self.clients, self.rounds = folder, strategy, clients, rounds
         self.checkpoint = Checkpoint(folder.path / CHECKPOINT, strategy.layout.numel)
         self.heard: set[int] = set()  # clients of whom the server may have learned something since the last checkpoint
 
@@ -27,21 +30,30 @@ class Recovery:
     def restore(self) -> int:
         """Bring strategy, clients and metrics to where the last checkpoint stood. Returns its round, 0 before the first.
 
-        Raises RunFolderError when the task's model or data are not those of the run.
+        Raises RunFolderError when the task's model or data are not those of the run, or when more than `rounds` are done.
         """
         stored = self.checkpoint.value(RUN)
         if stored is None:
+            if self.folder.records():
+                raise CheckpointError(f"{self.checkpoint.folder} holds no checkpoint of the run; start a new run with another --out")
             self._save(0, 0)
             return 0
-        run = json.loads(stored)
+        try:
+            return self._restore(json.loads(stored))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"the checkpoint in {self.checkpoint.folder} is damaged; start a new run with another --out") from error
+
+    def _restore(self, run: dict[str, Any]) -> int:
+        where = f"the run in {self.folder.path}"
         for what, mine in self._identity().items():
             if run[what] != mine:
-                where = f"the run in {self.folder.path}"
-                raise RunFolderError(f"{where} had another {what}; undo the change to the task, or give another --out")
-        self._restore_server(run["version"], run["round"])
+                raise RunFolderError(f"{where} had {what}; undo the change to the task, or give another --out")
+        if run["round"] > self.rounds:
+            raise RunFolderError(f"{where} has done {run['round']} rounds; give --rounds {run['round']} or more")
+        self.folder.truncate_metrics(run["metrics_length"])
+        self._restore_server(run)
         passed = [broadcast.base for broadcast in self.strategy.broadcasts.cache]
         self.clients.restore(self.checkpoint.vector, self.checkpoint.value, self._vector(WEIGHTS), run["version"], passed)
-        self.folder.truncate_metrics(run["metrics_length"])
         return run["round"]
 
     def keep(self, outcome: Outcome, metrics_length: int, whole: bool) -> None:
@@ -68,11 +80,11 @@ class Recovery:
         self.checkpoint.save(vectors, values, new, oldest=cache[0].round if cache else round + 1)
         self.heard.clear()
 
-    def _restore_server(self, version: str, round: int) -> None:
-        server, run = self.strategy, json.loads(self.checkpoint.value(RUN))
+    def _restore_server(self, run: dict[str, Any]) -> None:
+        server = self.strategy
         read = {True: self._vector, False: self.checkpoint.value}
         keeper = {name: read[is_vector](KEEPER + name) for name, is_vector in run["keeper"].items()}
-        server.broadcasts.restore(self._vector(WEIGHTS), keeper, self.checkpoint.broadcasts(until=round), version)
+        server.broadcasts.restore(self._vector(WEIGHTS), keeper, self.checkpoint.broadcasts(until=run["round"]), run["version"])
         for client, record in self.checkpoint.values(LEDGER).items():
             heard, ticket = json.loads(record)
             if heard is not None:
@@ -86,5 +98,8 @@ class Recovery:
             raise CheckpointError(f"the checkpoint in {self.checkpoint.folder} lacks '{name}'; start a new run with another --out")
         return vector
 
-    def _identity(self) -> dict[str, str | int]:
-        return {"model": self.strategy.layout.fingerprint, "number of examples": sum(map(len, self.clients.shards))}
+    def _identity(self) -> dict[str, str]:
+        """What must not change between the parts of a run, by the words for a sentence."""
+        data = self.clients.data
+        targets = hashlib.sha256(data.targets.cpu().contiguous().view(torch.uint8).numpy()).hexdigest()[:16]
+        return {"another model": self.strategy.layout.fingerprint, "other examples": f"{list(data.inputs.shape)} {targets}"}

@@ -3,17 +3,21 @@
 import dataclasses
 import gc
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from .. import __version__
 from ..clients.local_sgd import LocalSGD, SerialEngine, evaluate
 from ..clients.replica import Replica
 from ..codecs import codec
-from ..config import RunConfig, data_folder
-from ..errors import SpecError
+from ..config import RUN_FILE, RunConfig, data_folder
+from ..errors import ConfigError, DataError, RunFolderError, SpecError, TaskError
 from ..memories import Memory, memory
 from ..observe import Header, Observer, RoundRecord, Summary
 from ..server.run_folder import RunFolder
@@ -22,10 +26,12 @@ from ..strategies.cohort import size as cohort_size
 from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of
 from ..tasks.partition import partition
+from ..tasks.user import in_short
 from . import devices
 from .batched import BatchedEngine, choose_engine
 from .clients import VirtualClients
 from .grid import LocalGrid, by_index
+from .interruption import Interruption
 from .recovery import Recovery
 
 COLLECT_AFTER = 50_000  # new objects
@@ -48,6 +54,15 @@ class Machine:
     engine: str
     at_once: int
 
+    @classmethod
+    def stored(cls, values: Any, folder: Path) -> "Machine":
+        """Of a run folder's config.toml. Raises RunFolderError unless it is what was written there."""
+        kinds = {f.name: f.type for f in dataclasses.fields(cls)}
+        whole = isinstance(values, dict) and {name: type(value) for name, value in values.items()} == kinds
+        if not whole or values["engine"] not in ("serial", "batched") or values["at_once"] < 1:
+            raise RunFolderError(f"[resolved] in {folder / RUN_FILE} is damaged; start a new run with another --out")
+        return cls(**values)
+
     def __str__(self) -> str:
         return self.engine if self.engine == "serial" else f"{self.engine}, {self.at_once} clients at once"
 
@@ -61,7 +76,10 @@ class Simulation:
         self.device = devices.choose(config.device)
         devices.keep_freed_memory()
         self.folder = RunFolder(config)
-        self.task: Task = load(config.task, data_folder(config))
+        folder = data_folder(config)
+        if folder is not None and config.data and not folder.is_dir():
+            raise DataError(f"--data {config.data} is no folder; give the one that holds the task's data")
+        self.task: Task = load(config.task, folder)
         train, self.test = data_of(self.task, "train"), data_of(self.task, "test")
         self.layout = check(self.task, config.batch_size, train, self.test)
         self._memory()
@@ -70,11 +88,13 @@ class Simulation:
         weights = self.layout.gather(model)
         self.machine = self._machine(model)
         self.strategy.begin(weights.clone(), self.layout)
+        train = _on(train, self.device)
+        engine = self._engine(model, weights, train)
         self.clients = VirtualClients(
             Replica(weights.clone(), self.layout, codec(config.downlink)),
-            self._engine(model),
+            engine,
             max(self.machine.at_once, STACK_BYTES // (4 * self.layout.numel)),
-            _on(train, self.device),
+            train,
             shards,
             LocalSGD.from_config(config),
             self._memory,
@@ -84,27 +104,31 @@ class Simulation:
         self.evaluated = initial_model(self.task, config.seed).to(self.device)
 
     def run(self) -> Summary:
-        self.folder.create(self.config, dataclasses.asdict(self.machine))
-        recovery = Recovery(self.folder, self.strategy, self.clients)
-        thresholds = gc.get_threshold()
-        gc.freeze()  # what was imported and made so far stays, and messages leave no cycles: the collector need not look every few of them
-        gc.set_threshold(COLLECT_AFTER)
-        try:
+        with ExitStack() as ends:
+            self.folder.open()
+            ends.callback(self.folder.close)
+            if not self.folder.resumed:
+                self.folder.write_config(self.config, dataclasses.asdict(self.machine))
+            recovery = Recovery(self.folder, self.strategy, self.clients, self.config.rounds)
+            ends.callback(recovery.close)
             done = recovery.restore()
+            if self.folder.resumed:
+                self.folder.write_config(self.config, dataclasses.asdict(self.machine))
             self.observer.started(self._header(done + 1))
+            ends.enter_context(_resting_collector())
+            self._rounds(recovery, done, ends.enter_context(Interruption(self.config.checkpoint_every > 1)))
+            return self._finish()
+
+    def _rounds(self, recovery: Recovery, done: int, interruption: Interruption) -> None:
+        began = time.perf_counter()
+        for outcome in self.strategy.rounds(LocalGrid(self.clients), range(done + 1, self.config.rounds + 1)):
+            record = self._record(outcome, began)
+            length = self.folder.append(record)
+            due = outcome.round % self.config.checkpoint_every == 0 or outcome.round == self.config.rounds
+            recovery.keep(outcome, length, whole=due or interruption.asked)
+            self.observer.round_done(record)
+            interruption.act()
             began = time.perf_counter()
-            for outcome in self.strategy.rounds(LocalGrid(self.clients), range(done + 1, self.config.rounds + 1)):
-                record = self._record(outcome, began)
-                length = self.folder.append(record)
-                last = outcome.round == self.config.rounds
-                recovery.keep(outcome, length, whole=last or outcome.round % self.config.checkpoint_every == 0)
-                self.observer.round_done(record)
-                began = time.perf_counter()
-        finally:
-            gc.set_threshold(*thresholds)
-            gc.unfreeze()
-            recovery.close()
-        return self._finish()
 
     # Preparation.
 
@@ -122,14 +146,25 @@ class Simulation:
 
     def _machine(self, model: torch.nn.Module) -> Machine:
         if self.folder.resumed:
-            return Machine(**self.folder.stored["resolved"])
+            return Machine.stored(self.folder.stored.get("resolved"), self.folder.path)
         engine, at_once = choose_engine(model, self.device, self.config.engine, self.config.batch_size)
         return Machine(devices.name(self.device), engine, self.config.cohort_batch or at_once)
 
-    def _engine(self, model: torch.nn.Module) -> SerialEngine | BatchedEngine:
+    def _engine(self, model: torch.nn.Module, weights: torch.Tensor, data: Data) -> SerialEngine | BatchedEngine:
+        """The engine that was chosen; where auto chose batched and one step shows that the model cannot be mapped, the serial one."""
         if self.machine.engine == "serial":
             return SerialEngine(self.task, model, self.layout, self.device)
-        return BatchedEngine(self.task, model, self.layout, self.device, self.machine.at_once)
+        engine = BatchedEngine(self.task, model, self.layout, self.device, self.machine.at_once)
+        try:
+            engine.train(weights.to(self.device), data, [[np.zeros(1, np.int64)]], LocalSGD(steps=1, batch_size=1))
+        except ConfigError:
+            if self.config.engine != "auto" or self.folder.resumed:
+                raise
+            self.machine = Machine(self.machine.device, "serial", 1)
+            return self._engine(model, weights, data)
+        except Exception:  # of the user's model on this example: a client's failure, in its round
+            return engine
+        return engine
 
     def _header(self, first: int) -> Header:
         c = self.config
@@ -178,7 +213,10 @@ class Simulation:
 
     def _evaluate(self) -> tuple[float, float]:
         weights = self.strategy.broadcasts.weights.to(self.device)
-        return evaluate(self.task, self.evaluated, self.layout, weights, self.test, self.device)
+        try:
+            return evaluate(self.task, self.evaluated, self.layout, weights, self.test, self.device)
+        except Exception as error:
+            raise TaskError(f"the evaluation of task '{self.task.name}' failed: {in_short(error)}; correct it, then --resume") from error
 
     # The end.
 
@@ -207,8 +245,23 @@ class Simulation:
             version=__version__,
         )
         self.folder.write_summary(summary)
+        if not summary.client_updates:
+            self.observer.warning("no client's update was accepted in any round: metrics.jsonl has the reasons")
         self.observer.finished(summary, str(self.folder.path))
         return summary
+
+
+@contextmanager
+def _resting_collector() -> Iterator[None]:
+    """Python's collector of cycles, less eager: what was made so far stays, and messages leave no cycles."""
+    thresholds = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 def _on(data: Data, device: torch.device) -> Data:

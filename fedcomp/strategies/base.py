@@ -191,7 +191,7 @@ class RoundStrategy(Strategy):
         return Outcome(round, cohort, last, rejections, traffic, broadcast, time.perf_counter() - started)
 
     def _advance(self, round: int, results: dict[str, list[Accepted]]) -> Broadcast | None:
-        update = torch.zeros(self.layout.numel)
+        update = torch.zeros(self.layout.numel, dtype=torch.float32)
         self.aggregate(results, update)
         broadcast = self.broadcasts.prepare(round, update.mul_(self.rules.server_lr), seeds.key(self.rules.seed, "downlink", round))
         if broadcast is not None:

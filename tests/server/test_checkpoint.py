@@ -112,5 +112,5 @@ def test_damage_is_noticed(store):
 
 def test_a_file_that_is_no_database_is_one_sentence(tmp_path):
     (tmp_path / STATE).write_bytes(b"garbage" * 1000)
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="damaged"):
         Checkpoint(tmp_path, NUMEL)

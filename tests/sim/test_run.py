@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from fedcomp.errors import CheckpointError
 from fedcomp.observe import Observer, RoundRecord
 from fedcomp.server import checkpoint
 from fedcomp.sim import simulate
+from fedcomp.sim.batched import BatchedEngine
 from fedcomp.strategies import Rules
 
 TASKS = Path(__file__).parents[1] / "tiny_task.py"
@@ -152,6 +155,7 @@ def test_a_process_killed_again_and_again_ends_the_same(tmp_path):
 from fedcomp import RunConfig
 from fedcomp.config import options_of_run
 from fedcomp.sim import simulate
+from fedcomp.sim.batched import BatchedEngine
 import sys
 if len(sys.argv) > 1:
     simulate(RunConfig(**options_of_run({str(folder)!r}), out={str(folder)!r}, resume=True))
@@ -239,13 +243,27 @@ def test_a_client_whose_update_is_nan_is_turned_down_and_the_run_goes_on(tmp_pat
     assert rounds_of(out(tmp_path, "run"))[-1]["rejections"][0]["client"] == rejection.client
 
 
-@pytest.mark.parametrize("engine", ["serial", "batched"])
-def test_a_client_whose_training_raises_is_turned_down_alone(tmp_path, engine):
+@pytest.mark.parametrize("task", ["one_raises", "one_asserts"])
+def test_a_client_whose_training_raises_is_turned_down_alone(tmp_path, task):
     watched = Records()
-    config = replace(TINY, task=f"{TASKS}:one_raises", participation=1.0, partition="iid", engine="serial", local_epochs=1)
+    config = replace(TINY, task=f"{TASKS}:{task}", participation=1.0, partition="iid", engine="serial", local_epochs=1)
     simulate(replace(config, out=out(tmp_path, "run")), watched)
     assert all(r.rejected == 1 and r.accepted == 7 for r in watched.records)
-    assert {(r.rejections[0].stage, "nonsense" in r.rejections[0].reason) for r in watched.records} == {("train", True)}
+    assert {r.rejections[0].stage for r in watched.records} == {"train"} and watched.records[0].rejections[0].reason
+
+
+def test_where_a_stack_fails_each_client_is_trained_by_itself(tmp_path, monkeypatch):
+    train, watched = BatchedEngine.train, Records()
+
+    def fails_with_example_7(self, start, data, plans, sgd):
+        if any(7 in batch for plan in plans for batch in plan):
+            raise RuntimeError("example 7 is unreadable")
+        return train(self, start, data, plans, sgd)
+
+    monkeypatch.setattr(BatchedEngine, "train", fails_with_example_7)
+    simulate(replace(TINY, participation=1.0, local_epochs=1, out=out(tmp_path, "run")), watched)
+    assert all(r.rejected == 1 and r.accepted == 7 for r in watched.records)
+    assert "example 7" in watched.records[0].rejections[0].reason
 
 
 def test_bytes_of_a_dense_run_are_the_dense_bytes_and_a_header(tmp_path):
@@ -309,6 +327,132 @@ def test_a_checkpoint_of_another_model(tmp_path):
     task.write_text(source.replace("nn.Linear(2, 8)", "nn.Linear(2, 9)").replace("nn.Linear(8, 2)", "nn.Linear(9, 2)"))
     with pytest.raises(UserError, match="another model"):
         simulate(replace(config, rounds=2, resume=True))
+
+
+def test_a_checkpoint_of_other_examples(tmp_path):
+    source = TASKS.read_text()
+    task = tmp_path / "changing.py"
+    task.write_text(source)
+    config = replace(TINY, task=f"{task}:task", rounds=1, partition="iid", out=out(tmp_path, "run"))
+    simulate(config)
+    task.write_text(source.replace("torch.arange(examples) % 2", "torch.arange(examples) // 2 % 2"))
+    with pytest.raises(UserError, match="other examples"):
+        simulate(replace(config, rounds=2, resume=True))
+
+
+def test_fewer_rounds_than_are_done(tmp_path):
+    simulate(replace(TINY, rounds=4, out=out(tmp_path, "run")))
+    with pytest.raises(UserError, match="--rounds 4 or more"):
+        simulate(replace(TINY, rounds=2, out=out(tmp_path, "run"), resume=True))
+    assert read_run(tmp_path / "run")["rounds"] == 4
+
+
+def test_a_checkpoint_that_is_gone_is_not_begun_anew(tmp_path):
+    simulate(replace(TINY, rounds=2, out=out(tmp_path, "run")))
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        simulate(replace(TINY, rounds=4, out=out(tmp_path, "run"), resume=True))
+    assert len(rounds_of(out(tmp_path, "run"))) == 2
+
+
+@pytest.mark.parametrize("damage", [lambda text: "", lambda text: text[:-50], lambda text: "{}\n" + text])
+def test_metrics_that_are_damaged_are_told_before_a_round_runs(tmp_path, damage):
+    simulate(replace(TINY, rounds=3, out=out(tmp_path, "run")))
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(UserError, match="metrics.jsonl is damaged"):
+        simulate(replace(TINY, rounds=6, out=out(tmp_path, "run"), resume=True))
+
+
+@pytest.mark.parametrize("values", ["", 'engine = "serial"\n', 'device = "cpu"\nengine = "foo"\nat_once = 1\n'])
+def test_what_was_decided_for_the_machine_must_be_whole(tmp_path, values):
+    simulate(replace(TINY, rounds=1, out=out(tmp_path, "run")))
+    path = tmp_path / "run" / "config.toml"
+    path.write_text(path.read_text().split("[resolved]")[0] + f"[resolved]\n{values}")
+    with pytest.raises(UserError, match="resolved"):
+        simulate(replace(TINY, rounds=2, out=out(tmp_path, "run"), resume=True))
+
+
+@pytest.mark.parametrize("name", ["run", "server/1", "client/1"])
+def test_a_checkpoint_with_damaged_values_is_one_sentence(tmp_path, name):
+    config = replace(TINY, rounds=2, participation=1.0, out=out(tmp_path, "run"))
+    simulate(config)
+    with sqlite3.connect(tmp_path / "run" / "checkpoint" / "state.sqlite") as state:
+        state.execute("UPDATE value SET data = ? WHERE name = ?", (b"[1", name))
+    state.close()
+    with pytest.raises(CheckpointError, match="damaged"):
+        simulate(replace(config, rounds=3, resume=True))
+
+
+class Nested(Observer):
+    """Starts a second run in the folder of the first."""
+
+    def __init__(self, config: RunConfig):
+        self.config, self.error = config, None
+
+    def round_done(self, record: RoundRecord) -> None:
+        with pytest.raises(UserError) as self.error:
+            simulate(replace(self.config, resume=True))
+
+
+def test_one_process_at_a_time_runs_in_a_folder(tmp_path):
+    config = replace(TINY, rounds=1, out=out(tmp_path, "run"))
+    nested = Nested(config)
+    simulate(config, nested)
+    assert "another process" in str(nested.error.value)
+
+
+class CtrlC(Observer):
+    """Presses Ctrl-C in the middle of a round."""
+
+    def __init__(self, round: int):
+        self.round = round
+
+    def progress(self, round: int, answered: int, cohort: int) -> None:
+        if (round, answered) == (self.round, 1):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_between_checkpoints_finishes_the_round_and_keeps_it(tmp_path):
+    config = replace(TINY, rounds=8, checkpoint_every=100)
+    simulate(replace(config, out=out(tmp_path, "whole")))
+    stopped = replace(config, out=out(tmp_path, "stopped"))
+    with pytest.raises(KeyboardInterrupt):
+        simulate(stopped, CtrlC(3))
+    assert len(rounds_of(out(tmp_path, "stopped"))) == 3
+    header = []
+    watching = Observer()
+    watching.started = header.append
+    simulate(replace(stopped, resume=True), watching)
+    assert header[0].first_round == 4
+    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
+
+
+def test_a_broadcast_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch):
+    def full(self, broadcasts):
+        if broadcasts:
+            raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(checkpoint.Checkpoint, "_add", full)
+    with pytest.raises(CheckpointError, match="disk is full"):
+        simulate(replace(TINY, checkpoint_every=100, out=out(tmp_path, "run")))
+
+
+def test_a_model_that_cannot_be_mapped_is_trained_serially_by_itself(tmp_path):
+    config = replace(TINY, task=f"{TASKS}:unmappable", rounds=2, out=out(tmp_path, "run"))
+    simulate(config)
+    assert read_run(tmp_path / "run")["resolved"]["engine"] == "serial"
+    with pytest.raises(UserError, match="--engine serial"):
+        simulate(replace(config, engine="batched", out=out(tmp_path, "other")))
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_run_in_which_nobody_was_accepted_says_so(tmp_path):
+    sentences = []
+    watching = Observer()
+    watching.warning = sentences.append
+    simulate(replace(TINY, lr=1e30, rounds=2, out=out(tmp_path, "run")), watching)
+    assert any("no client's update was accepted" in sentence for sentence in sentences)
 
 
 def test_resume_without_a_run(tmp_path):
