@@ -3,8 +3,10 @@
     rows.bin       float32 vectors [numel] in numbered slots: the weights, the server's memory, the residuals
     state.sqlite   which vector lies in which slot, with its CRC-32; small values by name; the cache of broadcasts
 
-A checkpoint writes the vectors that changed into free slots, flushes them, and then names them in one transaction;
-the slots that they replace are free from then on. It costs what changed, whatever the number of clients. No pickle.
+A checkpoint writes the vectors that changed into free slots and then names them in one transaction: a kill leaves the
+last one whole. Once a second, or sooner where much was written, it is flushed to the disk as well, and the slots that
+were replaced since are free only then: a power failure leaves the last flushed one whole. It costs what changed,
+whatever the number of clients. No pickle.
 """
 
 import math
@@ -22,6 +24,7 @@ from torch import Tensor
 from ..errors import CheckpointError
 from ..strategies.broadcasts import Broadcast
 
+FLUSH_BYTES = 64 << 20  # a flush of more would keep a round waiting
 ROWS, STATE = "rows.bin", "state.sqlite"
 
 SCHEMA = """
@@ -39,7 +42,8 @@ class Checkpoint:
 
     def __init__(self, folder: Path, numel: int, flush_every_s: float = 1.0):
         self.folder, self.numel, self.row_bytes, self.flush_every_s = folder, numel, 4 * numel, flush_every_s
-        self.flushed_s, self.replaced = -math.inf, []  # when the last flush was; slots whose vectors were replaced since
+        self.flushed_s, self.unflushed_bytes = -math.inf, 0  # when the last flush was, and what was written since
+        self.replaced: list[int] = []  # slots whose vectors were replaced since the last flush
         with self._reading():
             folder.mkdir(parents=True, exist_ok=True)
             self.state = sqlite3.connect(folder / STATE)
@@ -89,7 +93,8 @@ class Checkpoint:
         Raises CheckpointError, with the last checkpoint whole, when the disk is full.
         """
         slots = sorted(self._take_slot() for _ in vectors)
-        flush = time.monotonic() - self.flushed_s >= self.flush_every_s
+        self.unflushed_bytes += len(slots) * self.row_bytes
+        flush = time.monotonic() - self.flushed_s >= self.flush_every_s or self.unflushed_bytes > FLUSH_BYTES
         try:
             with self._writing():
                 written = self._save(slots, vectors, values, broadcasts, oldest, flush)
@@ -100,7 +105,7 @@ class Checkpoint:
         self.slots |= {name: slot for name, slot, _ in written}
         if flush:
             self.free += self.replaced
-            self.flushed_s, self.replaced = time.monotonic(), []
+            self.flushed_s, self.replaced, self.unflushed_bytes = time.monotonic(), [], 0
 
     def _save(
         self,
