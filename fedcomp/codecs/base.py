@@ -94,8 +94,8 @@ class Codec(ABC):
         return self.pack(total, seed, context)
 
     def merge_sections(self, sections: Sequence[Section]) -> Section:
-        """The section of the sum, for a linear codec, whose sections count every coordinate."""
-        raise NotImplementedError(f"{type(self).__name__} is linear and has no merge_sections")
+        """The section of the sum; a linear codec, whose sections count every coordinate, overrides this."""
+        raise ConfigError(f"frames of {self} cannot be merged; use a linear codec, such as identity")
 
     def add_all(self, updates: Sequence[Update], weights: Sequence[float], into: Tensor) -> None:
         """into += Σ wᵢ·updateᵢ, in place and in this order; override where updates have to be merged before they are read."""

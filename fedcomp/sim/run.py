@@ -146,7 +146,10 @@ class Simulation:
 
     def _machine(self, model: torch.nn.Module) -> Machine:
         if self.folder.resumed:
-            return Machine.stored(self.folder.stored.get("resolved"), self.folder.path)
+            machine = Machine.stored(self.folder.stored.get("resolved"), self.folder.path)
+            if not machine.device.startswith(self.device.type):
+                raise RunFolderError(f"the run in {self.folder.path} was on {machine.device}, not {self.device}; give a --device like it")
+            return machine
         engine, at_once = choose_engine(model, self.device, self.config.engine, self.config.batch_size)
         return Machine(devices.name(self.device), engine, self.config.cohort_batch or at_once)
 

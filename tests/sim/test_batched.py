@@ -3,6 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from small_models import Coarse, Tied
 from torch import nn
 from torch.nn import functional as F
 
@@ -17,29 +18,6 @@ VARIANTS = {
     "plain": {}, "momentum": {"momentum": 0.9}, "weight decay": {"weight_decay": 0.1}, "clip": {"clip": 0.05},
     "all": {"momentum": 0.9, "weight_decay": 0.1, "clip": 0.3}, "epochs": {"epochs": 2, "momentum": 0.5},
 }
-
-
-class Tied(nn.Module):
-    """Two layers share their weight, one is frozen, one parameter is never used; not a chain that is batched by hand."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoder, self.frozen, self.decoder = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 12)
-        self.frozen.requires_grad_(False)
-        self.decoder.weight = self.encoder.weight
-        self.unused = nn.Parameter(torch.ones(3))
-
-    def forward(self, x):
-        return self.decoder(torch.relu(self.frozen(torch.tanh(self.encoder(x)))))
-
-
-class Coarse(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Linear(12, 16).to(torch.bfloat16), nn.Linear(16, 4)
-
-    def forward(self, x):
-        return self.head(self.body(x.to(torch.bfloat16)).relu().float())
 
 
 class Scaled(nn.Linear):

@@ -373,6 +373,15 @@ def test_what_was_decided_for_the_machine_must_be_whole(tmp_path, values):
         simulate(replace(TINY, rounds=2, out=out(tmp_path, "run"), resume=True))
 
 
+def test_a_run_is_not_continued_on_another_kind_of_device(tmp_path):
+    simulate(replace(TINY, rounds=1, device="cpu", out=out(tmp_path, "run")))
+    path = tmp_path / "run" / "config.toml"
+    text = path.read_text()
+    path.write_text(text.split("[resolved]")[0] + '[resolved]\ndevice = "cuda:0 (a GPU)"\nengine = "batched"\nat_once = 9\n')
+    with pytest.raises(UserError, match="give a --device like it"):
+        simulate(replace(TINY, rounds=2, device="cpu", out=out(tmp_path, "run"), resume=True))
+
+
 @pytest.mark.parametrize("name", ["run", "server/1", "client/1"])
 def test_a_checkpoint_with_damaged_values_is_one_sentence(tmp_path, name):
     config = replace(TINY, rounds=2, participation=1.0, out=out(tmp_path, "run"))

@@ -1,0 +1,29 @@
+"""Models that are hard on a layout, for tests of both engines."""
+
+import torch
+from torch import nn
+
+
+class Tied(nn.Module):
+    """Two layers share their weight, one is frozen, one parameter is never used; no chain that is batched by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.frozen, self.decoder = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 12)
+        self.frozen.requires_grad_(False)
+        self.decoder.weight = self.encoder.weight
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.decoder(torch.relu(self.frozen(torch.tanh(self.encoder(x)))))
+
+
+class Coarse(nn.Module):
+    """A bfloat16 layer under a float32 one."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(12, 16).to(torch.bfloat16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.body(x.to(torch.bfloat16)).relu().float())
