@@ -1,3 +1,19 @@
-from .cli.main import main
+"""The command `fedcomp`, also as `python -m fedcomp`."""
 
-main()
+import sys
+
+from .errors import INTERRUPTED
+
+
+def main() -> None:
+    """Run the command line. Ctrl-C while it is being imported is Ctrl-C like any other."""
+    try:
+        from .cli.main import main as command
+
+        command()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ import dataclasses
 import math
 import os
 import tomllib
+import types
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -16,6 +17,7 @@ from . import spec
 from .errors import ConfigError, RunFolderError, SpecError, nearest
 
 RUN_FILE = "config.toml"  # in a run folder
+LARGEST_TOML = 1 << 20  # bytes
 
 
 def option(default: Any, help: str, *, unit: str = "", local: bool = False, **limits: Any) -> Any:
@@ -32,9 +34,12 @@ class RunConfig:
     clients: int = option(10, "number of clients", low=1)
     rounds: int = option(50, "number of rounds; a resumed run may raise it", low=1, local=True)
     participation: float = option(0.1, "share of the clients in a round's cohort, at least 2 of them", above=0.0, high=1.0)
-    local_steps: int = option(5, "steps of local SGD in a round", unit="steps", low=1)
-    local_epochs: int = option(0, "passes over a client's data in a round, in place of --local-steps; 0 = off", unit="epochs", low=0)
-    batch_size: int = option(20, "examples in a step; a client with fewer uses all it has", unit="examples", low=1)
+    local_steps: int = option(5, "steps of local SGD in a round", unit="steps", low=1, high=1_000_000)
+    local_epochs: int = option(
+        0, "passes over a client's data in a round, in place of --local-steps; 0 = off", unit="epochs", low=0, high=10_000
+    )
+    batch_size: int = option(20, "examples in a step; a client with fewer uses all it has", unit="examples", low=1,
+                            high=1_000_000)
     lr: float = option(0.05, "learning rate of local SGD", above=0.0)
     momentum: float = option(0.0, "momentum of local SGD, from zero in every round", low=0.0, high=1.0)
     weight_decay: float = option(0.0, "weight decay of local SGD", low=0.0)
@@ -47,13 +52,14 @@ class RunConfig:
     memory: str = option("residual", "what clients keep around the uplink codec")
     downlink_memory: str = option("residual", "what the server keeps around the downlink codec")
     server_lr: float = option(1.0, "step of the server along the averaged update", above=0.0)
-    cache: float = option(1.0, "size of the broadcast cache as a multiple of the dense model", unit="dense models", low=0.0)
+    cache: float = option(1.0, "size of the broadcast cache as a multiple of the dense model", unit="dense models", low=0.0, high=1e6)
     attack: str | None = option(None, "virtual Byzantine clients, name:count")
     engine: str = option("auto", "local SGD: one client after the other, or batched over clients",
                          choices=("auto", "serial", "batched"))
-    cohort_batch: int = option(0, "clients trained at once by the batched engine; 0 = by rule", unit="clients", low=0)
+    cohort_batch: int = option(0, "clients trained at once by the batched engine; 0 = by rule", unit="clients", low=0,
+                              high=1_000_000)
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    seed: int = option(0, "seed of everything that is drawn", low=0)
+    seed: int = option(0, "seed of everything that is drawn", low=0, high=2**63 - 1)
     eval_every: int = option(1, "rounds between evaluations; the last round is always evaluated", unit="rounds", low=1)
     checkpoint_every: int = option(1, "rounds between checkpoints", unit="rounds", low=1, local=True)
     out: str | None = option(None, "run folder; runs/TASK-YYYYMMDD-HHMMSS when not given", local=True)
@@ -72,6 +78,11 @@ def flag(name: str) -> str:
 
 def _check(f: dataclasses.Field, value: Any) -> None:
     limits, name = f.metadata, flag(f.name)
+    kinds = f.type.__args__ if isinstance(f.type, types.UnionType) else (f.type, int) if f.type is float else (f.type,)
+    if type(value) not in kinds:
+        raise ConfigError(f"{name} is {value!r}, of type {type(value).__name__}; give {' or '.join(kind.__name__ for kind in kinds)}")
+    if isinstance(value, str) and (not value.strip() or not value.isprintable()):
+        raise ConfigError(f"{name} is {value!r}; give a text of printable characters")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name} is {value}; give a finite number")
     if "choices" in limits and value not in limits["choices"]:
@@ -81,7 +92,11 @@ def _check(f: dataclasses.Field, value: Any) -> None:
     if "above" in limits and value <= limits["above"]:
         raise ConfigError(f"{name} is {value}; give more than {limits['above']:g}")
     if "high" in limits and value > limits["high"]:
-        raise ConfigError(f"{name} is {value}; give at most {limits['high']:g}")
+        raise ConfigError(f"{name} is {value}; give at most {_shown(limits['high'])}")
+
+
+def _shown(limit: float) -> str:
+    return f"{limit:g}" if isinstance(limit, float) else str(limit)  # 2**63 - 1 whole
 
 
 def from_values(values: dict[str, Any], source: str) -> dict[str, Any]:
@@ -89,6 +104,8 @@ def from_values(values: dict[str, Any], source: str) -> dict[str, Any]:
     hints, result = get_type_hints(RunConfig), {}
     for key, value in values.items():
         name = key.replace("-", "_")
+        if name in result:
+            raise ConfigError(f"{source}: '{key}' is given twice; keep one")
         if name not in hints:
             raise ConfigError(f"{source}: unknown option '{key}'; {nearest(name, hints)}")
         if isinstance(value, dict | list):
@@ -106,23 +123,29 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     Raises ConfigError when it is absent, malformed or holds an unknown key.
     """
     try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise ConfigError(f"--config {path} is no file; give a TOML file that can be read")
+        if Path(path).stat().st_size > LARGEST_TOML:
+            raise ConfigError(f"--config {path} is larger than {LARGEST_TOML} bytes; give a TOML file with options")
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         values.pop("resolved", None)  # what a run decided for its machine
         return from_values(values, str(path))
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror or error}; give a TOML file that can be read") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--config {path} is not TOML: {error}") from error
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
     """What config.toml of a run folder holds, [resolved] included. Raises RunFolderError when there is none or it cannot be read."""
-    path = Path(folder).expanduser() / RUN_FILE
+    path = at_home(folder, "--out") / RUN_FILE
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RunFolderError(f"--out {folder} holds no run to continue; leave --resume out to start one") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read ({error.strerror}); give a run folder that can") from error
+    except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{path} cannot be read ({error}); start a new run with another --out") from error
 
 
@@ -150,4 +173,12 @@ def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
 def data_folder(config: RunConfig) -> Path | None:
     """The folder that the data is read from, if one is named."""
     folder = config.data or os.environ.get("FEDCOMP_DATA")
-    return Path(folder).expanduser() if folder else None
+    return at_home(folder, "--data" if config.data else "FEDCOMP_DATA") if folder else None
+
+
+def at_home(folder: str | Path, name: str) -> Path:
+    """A folder whose ~ is spelt out. Raises ConfigError for a user that is not here."""
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{name} {folder}: there is no such user; give a path without ~") from error

@@ -87,7 +87,7 @@ class Layout:
 
         parameters = dict(model.named_parameters())
         parts = [parameters[e.name].detach().reshape(-1).to(torch.float32) for e in self.entries]
-        return torch.cat(parts) if parts else torch.empty(0)
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float32)
 
     def scatter(self, vector: "torch.Tensor", model: "nn.Module") -> None:
         """Write a vector [numel] into the model's parameters, in place."""
@@ -101,4 +101,4 @@ class Layout:
     def views(self, vector: "torch.Tensor") -> dict[str, "torch.Tensor"]:
         """The tensors of a vector [numel], or of a stack [m, numel] with m in front of each shape, without a copy."""
         lead = vector.shape[:-1]
-        return {e.name: vector[..., e.span].view(*lead, *e.shape) for e in self.entries}
+        return {e.name: vector[..., e.span].view((*lead, *e.shape)) for e in self.entries}

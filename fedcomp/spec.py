@@ -91,18 +91,25 @@ def convert(raw: str, to: Any, what: str) -> Any:
             return choices[raw]
         if to is bool:
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[raw.lower()]
-        return number(raw) if to is float else to(raw)
+        return number(raw) if to is float else int(_digits(raw)) if to is int else to(raw)
     except (ValueError, KeyError, ZeroDivisionError, OverflowError):
         raise SpecError(f"{what} cannot be '{raw}'; give {_wanted(to)}") from None
 
 
 def number(raw: str) -> float:
     """0.01, 1e-2, 1% and 1/100 are the same number. Raises ValueError on anything that is not finite."""
-    text = raw.strip()
+    text = _digits(raw).strip()
     value = float(Fraction(text)) if "/" in text else float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not math.isfinite(value):
         raise ValueError(raw)
     return value
+
+
+def _digits(raw: str) -> str:
+    """`raw`. Raises ValueError for what Python reads as a number and people do not: 1_0, digits of other scripts."""
+    if "_" in raw or not raw.isascii():
+        raise ValueError(raw)
+    return raw
 
 
 def show(name: str, options: Any) -> str:

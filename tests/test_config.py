@@ -97,6 +97,11 @@ def test_numbers_in_toml_may_be_written_as_shares(tmp_path):
     ("[task]\nname = 'digits'", "'task' holds several values; give one"),
     ("clients = ", "is not TOML"),
     ("clients = 3\nclients = 4", "is not TOML"),
+    ("local-steps = 3\nlocal_steps = 4", "'local_steps' is given twice; keep one"),
+    ("clients = '1_0'", "'clients' cannot be '1_0'; give a whole number"),
+    (f"clients = {'9' * 5000}", "is not TOML"),
+    ("lr = " + "[" * 100_000, "is not TOML"),
+    ("#" * 2_000_000, "is larger than"),
 ])
 def test_a_mistake_in_toml_names_the_file_and_the_fix(tmp_path, text, sentence):
     path = toml(tmp_path, text)
@@ -112,7 +117,7 @@ def test_bytes_that_are_no_text_are_no_toml(tmp_path):
         config.read_toml(path)
 
 
-@pytest.mark.parametrize("path", ["absent.toml", "."])
+@pytest.mark.parametrize("path", ["absent.toml", ".", "/dev/zero"])
 def test_a_config_file_that_cannot_be_read(tmp_path, path):
     with pytest.raises(ConfigError, match="^--config .*; give a TOML file that can be read$"):
         config.read_toml(tmp_path / path)
@@ -140,8 +145,9 @@ def test_the_options_of_a_run_can_be_taken_over(tmp_path):
 
 @pytest.mark.parametrize(("content", "sentence"), [
     (None, "holds no run to continue; leave --resume out to start one"),
-    (b"task = ", "cannot be read"),
-    (b"task = '\xff'", "cannot be read"),
+    (b"task = ", "is damaged"),
+    (b"task = '\xff'", "is damaged"),
+    (b"task = " + b"[" * 100_000, "is damaged"),
 ])
 def test_a_folder_without_a_run(tmp_path, content, sentence):
     if content is not None:
@@ -150,9 +156,94 @@ def test_a_folder_without_a_run(tmp_path, content, sentence):
         config.options_of_run(tmp_path)
 
 
+@pytest.mark.parametrize("name", [f.name for f in FIELDS])
+def test_a_value_of_another_type_is_refused(name):
+    default = getattr(RunConfig(), name)
+    wrong = ["word", True, 2.5] if type(default) is int else ["0.1", True] if isinstance(default, float) else [1]
+    for value in [*wrong, b"bytes", *([] if default is None else [None])]:
+        with pytest.raises(ConfigError, match=f"^{config.flag(name)} "):
+            RunConfig(**{name: value})
+
+
+def test_a_whole_number_is_a_number():
+    assert RunConfig(lr=1, participation=1).lr == 1
+
+
+@pytest.mark.parametrize("value", ["", " ", "a\nb", "a\x1b[2J", "a\0b", "\udcff"])
+@pytest.mark.parametrize("name", [f.name for f in FIELDS if f.type in (str, str | None) and "choices" not in f.metadata])
+def test_a_text_is_not_empty_and_can_be_printed(name, value):
+    with pytest.raises(ConfigError, match=f"^{config.flag(name)} ") as raised:
+        RunConfig(**{name: value})
+    assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize(("name", "value", "most"), [
+    ("seed", 2**63, "9223372036854775807"), ("cache", 1e308, "1e+06"), ("local_steps", 10**12, "1000000"),
+    ("local_epochs", 10**12, "10000"), ("batch_size", 10**12, "1000000"), ("cohort_batch", 10**12, "1000000"),
+])
+def test_what_would_fill_the_memory_or_overflow_is_refused(name, value, most):
+    with pytest.raises(ConfigError) as raised:
+        RunConfig(**{name: value})
+    assert str(raised.value) == f"{config.flag(name)} is {value}; give at most {most}"
+
+
+def test_the_home_of_somebody_who_is_not_here(monkeypatch):
+    with pytest.raises(ConfigError, match="^--out ~nosuch/x: "):
+        config.options_of_run("~nosuch/x")
+    with pytest.raises(ConfigError, match="^--data ~nosuch/x: "):
+        config.data_folder(RunConfig(data="~nosuch/x"))
+    monkeypatch.setenv("FEDCOMP_DATA", "~nosuch/x")
+    with pytest.raises(ConfigError, match="^FEDCOMP_DATA ~nosuch/x: "):
+        config.data_folder(RunConfig())
+
+
 def test_data_comes_from_the_flag_or_the_environment(monkeypatch):
     monkeypatch.delenv("FEDCOMP_DATA", raising=False)
     assert config.data_folder(RunConfig()) is None
     monkeypatch.setenv("FEDCOMP_DATA", "~/sets")
     assert config.data_folder(RunConfig()) == Path("~/sets").expanduser()
     assert config.data_folder(RunConfig(data="elsewhere")) == Path("elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"clients": "x"}, "--clients is 'x', of type str; give int"),
+        ({"clients": None}, "--clients is None"),
+        ({"clients": 2.5}, "--clients is 2.5, of type float"),
+        ({"clients": True}, "--clients is True, of type bool"),
+        ({"lr": "0.1"}, "--lr is '0.1'"),
+        ({"seed": 2**63}, "--seed"),
+        ({"cache": 1e308}, "--cache"),
+        ({"local_steps": 10**12}, "--local-steps"),
+        ({"out": "\udcff"}, "--out"),
+        ({"uplink": " "}, "--uplink"),
+        ({"task": "a\nb"}, "--task"),
+    ],
+)
+def test_values_of_another_kind_are_refused_by_their_flag(values, says):
+    with pytest.raises(ConfigError) as error:
+        RunConfig(**values)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_whole_numbers_are_numbers():
+    assert RunConfig(lr=1, momentum=0).lr == 1
+
+
+def test_a_folder_of_a_user_that_is_not_here():
+    with pytest.raises(ConfigError, match="without ~"):
+        config.data_folder(RunConfig(data="~nobody-of-this-name/x"))
+
+
+def test_a_config_file_that_is_huge_or_endless_is_not_read(tmp_path):
+    (tmp_path / "huge.toml").write_bytes(b"#" * (1 << 21))
+    for path in ("/dev/zero", tmp_path / "huge.toml"):
+        with pytest.raises(ConfigError, match="--config"):
+            config.read_toml(path)
+
+
+def test_an_option_twice_in_two_spellings_is_refused(tmp_path):
+    (tmp_path / "twice.toml").write_text("local-steps = 1\nlocal_steps = 2\n")
+    with pytest.raises(ConfigError, match="given twice"):
+        config.read_toml(tmp_path / "twice.toml")

@@ -57,3 +57,13 @@ def test_the_fingerprint_changes_with_any_name_shape_or_order():
     shapes = [{"a": (2,), "b": (3,)}, {"b": (3,), "a": (2,)}, {"a": (3,), "b": (2,)}, {"a": (2,), "c": (3,)}, {"a": (2, 1), "b": (3,)}]
     assert len({Layout.from_shapes(s).fingerprint for s in shapes}) == 5
     assert Layout.from_shapes(shapes[0]).fingerprint == Layout.from_shapes(dict(shapes[0])).fingerprint
+
+
+def test_a_parameter_without_dimensions_has_a_place_too():
+    model = nn.Module()
+    model.scale = nn.Parameter(torch.tensor(3.0))
+    layout = Layout.of(model)
+    assert layout.numel == 1 and layout.gather(model).tolist() == [3.0]
+    assert layout.views(torch.tensor([5.0]))["scale"].shape == () and layout.views(torch.ones(4, 1))["scale"].shape == (4,)
+    layout.scatter(torch.tensor([7.0]), model)
+    assert model.scale.item() == 7.0

@@ -108,7 +108,7 @@ def test_one_number_many_spellings(raw):
     assert spec.number(raw) == 0.01
 
 
-@pytest.mark.parametrize("raw", ["nan", "inf", "-inf%", "1e999", "", "%", "a/b", "1%%"])
+@pytest.mark.parametrize("raw", ["nan", "inf", "-inf%", "1e999", "", "%", "a/b", "1%%", "1_0", "1_0/3", "٣", "１%"])
 def test_what_is_no_finite_number(raw):
     with pytest.raises(ValueError):
         spec.number(raw)
@@ -118,6 +118,12 @@ def test_what_is_no_finite_number(raw):
 def test_numbers_without_a_value_are_a_sentence_too(raw):
     with pytest.raises(SpecError, match="give a number"):
         spec.convert(raw, float, "--lr")
+
+
+@pytest.mark.parametrize("raw", ["1_0", "٣", "１", "9" * 5000])
+def test_a_whole_number_is_written_in_ascii_digits(raw):
+    with pytest.raises(SpecError, match="give a whole number$"):
+        spec.convert(raw, int, "--clients")
 
 
 @pytest.mark.parametrize(("value", "text"), [

@@ -173,14 +173,14 @@ def evaluate(task: Task, model: nn.Module, layout: Layout, weights: Tensor, data
     """
     model = model.to(device).eval()
     layout.scatter(weights, model)
-    loss, accuracy = torch.zeros(2, dtype=torch.float64, device=device)
+    loss = accuracy = 0.0
     with torch.inference_mode(), _batch_statistics(model):
         pieces = -(-len(data) // batch)
         for inputs, targets in zip(data.inputs.tensor_split(pieces), data.targets.tensor_split(pieces), strict=True):
             outputs, share = model(inputs), len(inputs) / len(data)
-            loss += share * task.loss(outputs, targets)
-            accuracy += share * task.accuracy(outputs, targets)
-    return loss.item(), accuracy.item()
+            loss += share * float(task.loss(outputs, targets))
+            accuracy += share * float(task.accuracy(outputs, targets))
+    return loss, accuracy
 
 
 @contextmanager

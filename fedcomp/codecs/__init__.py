@@ -31,6 +31,8 @@ def available_codecs() -> dict[str, type[Codec]]:
 
 def codec(text: str) -> Codec:
     """The codec of a spec string such as `stc:density=1/400` or `topk:density=1%@layer`. Raises SpecError."""
+    if not isinstance(text, str):
+        raise SpecError(f"a codec is named by a text such as 'stc:density=1/400'; given {text!r}")
     parsed = spec.parse(text)
     if len(parsed.parts) > 1:
         raise SpecError(f"'{text}': products of codecs are not available; name one codec")

@@ -141,6 +141,8 @@ class Codec(ABC):
 
     def open(self, data: bytes, numel: int, layout: Layout | None = None) -> Update:
         """What a frame says, checked to the last bit. Raises FrameError on anything but a whole valid frame of this codec and size."""
+        if type(numel) is not int or numel < 0:
+            raise ConfigError(f"numel is {numel!r}; give the number of elements of the receiver's vector")
         seed, sections = frame.unseal(data, self.id, numel, layout, self.seeded)
         if sections and sections[0][0] is frame.WHOLE:
             return self.unpack(sections[0][1], layout or Layout.flat(numel), seed)
@@ -248,6 +250,8 @@ class LayerWise(Codec):
 
 
 def _check_vector(x: Tensor, layout: Layout | None) -> None:
+    if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
+        raise ConfigError(f"a codec takes a dense torch tensor; given {type(x).__name__}, write torch.tensor(…)")
     if x.dim() != 1:
         raise ConfigError(f"a codec takes a vector of one dimension; given shape {list(x.shape)}")
     _check_kind(x, layout)

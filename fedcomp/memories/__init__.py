@@ -20,6 +20,8 @@ def available_memories() -> dict[str, type[Memory]]:
 
 def memory(text: str, codec: Codec, numel: int, layout: Layout | None = None) -> Memory:
     """A memory around `codec` for vectors [numel]. Raises SpecError, and ConfigError for a codec that it would diverge with."""
+    if not isinstance(text, str) or not isinstance(codec, Codec):
+        raise SpecError(f"a memory is a name and a codec, such as memory('residual', codec('stc'), numel); given {text!r}, {codec!r}")
     parsed = spec.parse(text)
     if parsed.scope or len(parsed.parts) > 1:
         raise SpecError(f"memory '{text}' cannot have a scope or a second part; name one memory")

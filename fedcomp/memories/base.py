@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..codecs import Codec, Context, Update
-from ..codecs.base import NO_CONTEXT
+from ..codecs.base import NO_CONTEXT, PRECISIONS
 from ..errors import ConfigError, NonFiniteError
 from ..layout import Layout
 
@@ -101,7 +102,11 @@ class Memory(ABC):
         return {"pending": self.pending} if self.pending is not None else {}
 
     def load_state_dict(self, state: State) -> None:
-        """Take over a state of `state_dict`. Tensors are taken as they are, not copied."""
+        """Take over a state of `state_dict`. Tensors are taken as they are, not copied. Raises ConfigError for vectors of another kind."""
+        for name, value in state.items():
+            if isinstance(value, Tensor) and (value.dtype != torch.float32 or value.shape != (self.numel,)):
+                given = f"{value.dtype} of shape {list(value.shape)}"
+                raise ConfigError(f"'{name}' of the state is {given}; this memory needs float32 of {self.numel} elements")
         self.pending = state.get("pending")
 
     @abstractmethod
@@ -117,6 +122,8 @@ class Memory(ABC):
     def _check_ready(self, x: Tensor) -> None:
         if x.shape != (self.numel,):
             raise ConfigError(f"the memory has {self.numel} elements, the update the shape {list(x.shape)}; give one of this model")
+        if x.dtype not in PRECISIONS:
+            raise ConfigError(f"a memory takes float32, float16 or bfloat16; given {x.dtype}, write x.float()")
         if self.pending is not None:
             raise ConfigError("a proposal is waiting; commit() or rollback() it before the next one")
 

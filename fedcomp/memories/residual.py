@@ -34,7 +34,7 @@ class Residual(Memory):
 
     def _propose(self, x: Tensor, seed: int, context: Context) -> bytes:
         if self.residual is None:
-            self.residual = torch.zeros(self.numel, device=x.device)
+            self.residual = torch.zeros(self.numel, dtype=torch.float32, device=x.device)
         return self.codec.encode_added(self.residual, x.to(torch.float32), seed=seed, layout=self.layout, context=context)
 
     @classmethod
@@ -70,9 +70,11 @@ class Residual(Memory):
     def _rollback(self, frame: bytes) -> None: ...
 
     def state_dict(self) -> State:
-        residual = torch.zeros(self.numel) if self.residual is None else self.residual
+        residual = torch.zeros(self.numel, dtype=torch.float32) if self.residual is None else self.residual
         return super().state_dict() | {"residual": residual}
 
     def load_state_dict(self, state: State) -> None:
+        if "pending" in state and "residual" not in state:
+            raise ConfigError("the state holds a waiting proposal without its residual; give the whole state_dict()")
         super().load_state_dict(state)
         self.residual = state.get("residual")

@@ -22,7 +22,7 @@ import tomli_w
 from safetensors.torch import save
 from torch import Tensor
 
-from ..config import RUN_FILE, RunConfig, first_difference, flag, read_run, settings
+from ..config import RUN_FILE, RunConfig, at_home, first_difference, flag, read_run, settings
 from ..errors import RunFolderError
 from ..layout import Layout
 from ..observe import Rejection, RoundRecord, Summary
@@ -34,7 +34,7 @@ class RunFolder:
     """A folder that belongs to one run. Raises RunFolderError, with nothing written, when it is in the way, absent or of another run."""
 
     def __init__(self, config: RunConfig):
-        self.path = Path(config.out or _default_name(config.task)).expanduser()
+        self.path = at_home(config.out or _default_name(config.task), "--out")
         self.resumed = config.resume
         self.stored = self._stored(config) if config.resume else {}
         self._lock: int | None = None

@@ -49,8 +49,8 @@ class BatchedEngine:
         Clients whose batches have the same sizes are trained together. Raises ConfigError for a model that torch.func cannot map.
         """
         self.model.train()
-        updates = torch.empty(len(plans), self.layout.numel, device=self.device)
-        losses = torch.empty(len(plans), device=self.device)
+        updates = torch.empty(len(plans), self.layout.numel, dtype=torch.float32, device=self.device)
+        losses = torch.empty(len(plans), dtype=torch.float32, device=self.device)
         sizes = [tuple(len(batch) for batch in plan) for plan in plans]
         order = sorted(range(len(plans)), key=sizes.__getitem__)
         done = 0

@@ -1,6 +1,7 @@
 """Where a run computes."""
 
 import ctypes
+import re
 
 import torch
 
@@ -22,7 +23,7 @@ def choose(asked: str) -> torch.device:
     if asked == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = asked.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+    if not re.fullmatch(r"cpu|cuda(:(0|[1-9][0-9]{0,3}))?", asked):
         raise ConfigError(f"--device {asked} is not known; give auto, cpu, cuda or cuda:N")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"--device {asked}: no CUDA device is here; give --device cpu")

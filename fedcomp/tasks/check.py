@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parameter import UninitializedParameter
 
 from ..errors import FedcompError, TaskError
 from ..layout import Layout
@@ -13,6 +14,7 @@ from .base import Data, Task, initial_model
 from .user import in_short
 
 T = TypeVar("T")
+PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of what is trained
 
 
 def check(task: Task, batch_size: int, train: Data | None = None, test: Data | None = None) -> Layout:
@@ -24,6 +26,8 @@ def check(task: Task, batch_size: int, train: Data | None = None, test: Data | N
     with torch.random.fork_rng(devices=[]):
         model = _model(task)
         layout = Layout.of(model)
+        if Layout.of(_model(task)) != layout:
+            raise _broken(task, "model()", "another model when called again", "the same parameters every time")
         train = data_of(task, "train") if train is None else _valid(task, "train", train)
         test = data_of(task, "test") if test is None else _valid(task, "test", test)
         _step(task, model, train, min(2, batch_size, len(train)))
@@ -51,10 +55,15 @@ def _model(task: Task) -> nn.Module:
     model = _tried(task, "model()", lambda: initial_model(task, 0))
     if not isinstance(model, nn.Module):
         raise _broken(task, "model()", _kind(model), "a torch.nn.Module")
+    if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
+        raise _broken(task, "model()", "a lazy layer", "layers with their sizes")
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
     if not trainable:
         raise _broken(task, "model()", "a module without a trainable parameter", "at least one")
     for name, parameter in trainable.items():
+        if parameter.dtype not in PRECISIONS or parameter.is_meta:
+            kind = "on the meta device" if parameter.is_meta else f"of {parameter.dtype}"
+            raise _broken(task, "model()", f"a parameter {name} {kind}", "one of float16, bfloat16, float32 or float64")
         if not parameter.isfinite().all():
             raise _broken(task, "model()", f"a parameter {name} with NaN or infinity", "finite initial weights")
     return model
@@ -64,7 +73,7 @@ def _valid(task: Task, split: str, data: Data) -> Data:
     if not isinstance(data, Data):
         raise _broken(task, f"{split}()", _kind(data), "a fedcomp Data")
     for part, value in (("inputs", data.inputs), ("targets", data.targets)):
-        if not isinstance(value, Tensor) or not value.ndim:
+        if not isinstance(value, Tensor) or not value.ndim or value.layout != torch.strided:
             raise _broken(task, f"{split}().{part}", _kind(value), "a tensor with an example in each row")
     if not len(data.inputs):
         raise _broken(task, f"{split}()", "no examples", "at least one")
@@ -93,6 +102,9 @@ def _evaluation(task: Task, model: nn.Module, data: Data) -> None:
         outputs = _outputs(task, model.eval(), data.inputs[:2])
         _labels(task, "test", data.targets, outputs)
         value = _tried(task, "accuracy(outputs, targets)", lambda: task.accuracy(outputs, data.targets[:2]))
+        _tried(task, "loss(outputs, targets) on test()", lambda: float(task.loss(outputs, data.targets[:2])))
+    if isinstance(value, complex) or (isinstance(value, Tensor) and value.is_complex()):
+        raise _broken(task, "accuracy(outputs, targets)", "a complex number", "one number from 0 to 1")
     if not isinstance(value, (int, float)) and not (isinstance(value, Tensor) and value.numel() == 1):
         raise _broken(task, "accuracy(outputs, targets)", _kind(value), "one number from 0 to 1")
     if not 0 <= float(value) <= 1:

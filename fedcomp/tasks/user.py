@@ -74,7 +74,7 @@ def _call(make: Any, data: Path | None, path: Path, text: str) -> Any:
         return make(*arguments)
     except FedcompError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TaskError(f"--task {text}: {_blame(error, path)} while it was called; correct the file") from error
 
 

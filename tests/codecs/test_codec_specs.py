@@ -1,13 +1,14 @@
 """Spec strings of codecs: what is built, and one sentence with the nearest name for what is not."""
 
 import pytest
+import torch
 from every_codec import SPECS
 
 from fedcomp import available_codecs, codec
 from fedcomp.codecs import LayerWise
 from fedcomp.codecs.stc import STC
 from fedcomp.codecs.topk import TopK
-from fedcomp.errors import SpecError
+from fedcomp.errors import ConfigError, SpecError
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -60,3 +61,21 @@ def test_a_mistake_is_one_sentence_that_names_the_fix(spec, sentence):
 def test_the_registry_that_is_given_away_is_a_copy():
     available_codecs().clear()
     assert "stc" in available_codecs()
+
+
+@pytest.mark.parametrize("given", [None, 3, b"stc"])
+def test_what_is_no_text_is_no_codec(given):
+    with pytest.raises(SpecError, match="named by a text"):
+        codec(given)
+
+
+@pytest.mark.parametrize("x", [[1.0, 2.0], torch.ones(3).numpy(), torch.ones(3).to_sparse(), torch.empty(3, device="meta")])
+def test_what_is_no_dense_tensor_is_not_encoded(x):
+    with pytest.raises(ConfigError, match="dense torch tensor"):
+        codec("stc").encode(x)
+
+
+@pytest.mark.parametrize("numel", [-1, 2.0, None])
+def test_a_size_that_is_none_is_not_decoded(numel):
+    with pytest.raises(ConfigError, match="numel"):
+        codec("stc").decode(codec("stc").encode(torch.ones(3)), numel=numel)

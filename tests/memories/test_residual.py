@@ -174,3 +174,17 @@ def test_the_null_memory_forgets_what_comes_back():
     m = memory("none", codec("stc:density=1/10"), NUMEL)
     m.commit(returned=m.propose(update(1)))
     assert m.state_dict() == {} and m.propose(update(2)) == m.codec.encode(update(2))
+
+
+def test_a_state_of_another_size_or_without_its_residual_is_refused():
+    keeper = memory("residual", codec("stc"), numel=10)
+    for state in ({"residual": torch.zeros(11)}, {"residual": torch.zeros(10, dtype=torch.float64)}, {"pending": b"frame"}):
+        with pytest.raises(ConfigError):
+            keeper.load_state_dict(state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex64])
+@pytest.mark.parametrize("name", ["residual", "none"])
+def test_an_update_of_another_kind_is_refused_by_every_memory(name, dtype):
+    with pytest.raises(ConfigError, match="float32, float16 or bfloat16"):
+        memory(name, codec("stc"), numel=10).propose(torch.ones(10, dtype=dtype))

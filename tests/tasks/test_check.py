@@ -124,3 +124,36 @@ def test_buffers_that_training_changes_are_named():
     still = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 3))
     still.register_buffer("constant", torch.ones(2))
     assert changing_buffers(dataclasses.replace(GOOD, model=lambda: still)) == []
+
+
+class Counting:
+    """A model that is one wider every time it is made."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def __call__(self) -> nn.Module:
+        self.made += 1
+        return nn.Sequential(nn.Linear(4, 5 + self.made), nn.ReLU(), nn.Linear(5 + self.made, 3))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model": lambda: nn.Linear(4, 3, dtype=torch.complex64)}, "of torch.complex64"),
+        ({"model": lambda: nn.LazyLinear(3)}, "a lazy layer"),
+        ({"model": lambda: nn.Linear(4, 3, device="meta")}, "on the meta device"),
+        ({"model": Counting()}, "another model when called again"),
+        ({"train": lambda: Data(torch.ones(6, 4).to_sparse(), torch.zeros(6, dtype=torch.int64))}, "train().inputs"),
+        ({"accuracy": lambda outputs, targets: 1j}, "a complex number"),
+        ({"accuracy": lambda outputs, targets: torch.tensor(1j)}, "a complex number"),
+    ],
+)
+def test_what_could_only_fail_later_is_told_before(change, says):
+    with pytest.raises(TaskError) as error:
+        check(dataclasses.replace(GOOD, **change), 20)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_accuracy_of_one_element_is_a_number():
+    check(dataclasses.replace(GOOD, accuracy=lambda outputs, targets: torch.tensor([0.5])), 20)
