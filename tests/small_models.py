@@ -27,3 +27,14 @@ class Coarse(nn.Module):
 
     def forward(self, x):
         return self.head(self.body(x.to(torch.bfloat16)).relu().float())
+
+
+class Scalar(nn.Module):
+    """A parameter without dimensions beside a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.linear = nn.Parameter(torch.tensor(0.5)), nn.Linear(12, 4)
+
+    def forward(self, x):
+        return self.scale * self.linear(x)

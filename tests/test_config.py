@@ -145,9 +145,9 @@ def test_the_options_of_a_run_can_be_taken_over(tmp_path):
 
 @pytest.mark.parametrize(("content", "sentence"), [
     (None, "holds no run to continue; leave --resume out to start one"),
-    (b"task = ", "is damaged"),
-    (b"task = '\xff'", "is damaged"),
-    (b"task = " + b"[" * 100_000, "is damaged"),
+    (b"task = ", "cannot be read"),
+    (b"task = '\xff'", "cannot be read"),
+    (b"task = " + b"[" * 100_000, "cannot be read"),
 ])
 def test_a_folder_without_a_run(tmp_path, content, sentence):
     if content is not None:

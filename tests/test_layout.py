@@ -59,6 +59,14 @@ def test_the_fingerprint_changes_with_any_name_shape_or_order():
     assert Layout.from_shapes(shapes[0]).fingerprint == Layout.from_shapes(dict(shapes[0])).fingerprint
 
 
+def test_a_vector_is_float32_whatever_a_task_sets():
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert Layout(()).gather(nn.ReLU()).dtype == Layout.of(nn.Linear(2, 2)).gather(nn.Linear(2, 2)).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_parameter_without_dimensions_has_a_place_too():
     model = nn.Module()
     model.scale = nn.Parameter(torch.tensor(3.0))

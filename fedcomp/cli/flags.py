@@ -14,6 +14,7 @@ import typer
 
 from .. import config, spec
 from ..config import RunConfig
+from ..errors import ConfigError
 
 PANELS = {
     "Task and data": "task data partition clients seed",
@@ -69,6 +70,8 @@ def run_config(given: Mapping[str, Any]) -> RunConfig:
     values = config.read_toml(file) if file is not None else {}
     for name, value in flags.items():
         values[name] = value if isinstance(value, bool) else spec.convert(value, _kind(name), config.flag(name))
+    if "local_steps" in flags and "local_epochs" in flags and values["local_epochs"]:
+        raise ConfigError("--local-steps and --local-epochs exclude each other; give one of them")
     if values.get("resume") and "out" in values:
         values = config.options_of_run(values["out"]) | values
     return RunConfig(**values)

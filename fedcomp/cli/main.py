@@ -1,8 +1,11 @@
 """The command `fedcomp`. Nothing at module level may import torch, numpy, numba or flwr: help must answer at once."""
 
+import errno
 import os
 import shlex
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,13 +18,37 @@ from .. import __version__
 from ..config import RunConfig
 from ..errors import INTERRUPTED, FedcompError, UserError
 from . import flags
+from .signals import Signals
+from .watch import one_line
 
 if TYPE_CHECKING:
     from .watch import Watch
 
+UNWRITABLE = (errno.EIO, errno.ENOSPC, errno.EPIPE)  # what files raise for these are errors of our own
+OUTPUT_LOST = 1  # exit status where standard output is a full disk or a pipe that nobody reads any more
+
 
 def complain(sentence: str) -> None:
-    print(f"fedcomp: {sentence}", file=sys.stderr)
+    """One line on standard error, whatever the sentence quotes."""
+    with suppress(OSError):  # there is nowhere else to say it
+        print(f"fedcomp: {one_line(sentence)}", file=sys.stderr)
+
+
+def output_lost(error: BaseException | None = None) -> str | None:
+    """Why standard output cannot be written, judged by `error` and by a flush, None while it can.
+
+    What could not be written is dropped: the interpreter would try again when it leaves.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError as late:
+        error = late
+    if not isinstance(error, OSError) or error.errno not in UNWRITABLE:
+        return None
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return f"standard output cannot be written ({error.strerror})"
 
 
 class OneSentence(TyperGroup):
@@ -40,6 +67,14 @@ class OneSentence(TyperGroup):
             status = error.exit_status
         except click.Abort:
             status = INTERRUPTED
+        except OSError as error:
+            if not (lost := output_lost(error)):
+                raise
+            complain(lost)
+            status = OUTPUT_LOST
+        if lost := output_lost():
+            complain(lost)
+            status = status or OUTPUT_LOST
         sys.exit(status or 0)
 
 
@@ -77,18 +112,23 @@ def sim(**given: Any) -> None:
     """
     config = flags.run_config(given)
     watch = _watch(config)
-    try:
-        with watch:
-            from ..sim import simulate
+    with Signals() as signals:
+        try:
+            with watch, signals.held_back_afterwards():
+                from ..sim import simulate
 
-            simulate(config, watch)
-    except KeyboardInterrupt:
-        complain(_interrupted(watch, given))
-        raise typer.Exit(INTERRUPTED) from None
+                simulate(config, watch)
+        except (KeyboardInterrupt, OSError) as error:
+            lost = output_lost(error)
+            number = signals.heard or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
+            if not (number or lost):
+                raise
+            complain(_stopped("interrupted" if number else f"{lost}: stopped", watch, given))
+            raise typer.Exit(128 + number if number else OUTPUT_LOST) from None
 
 
 def _watch(config: RunConfig) -> "Watch":
-    if config.plain or not sys.stdout.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
+    if config.plain or not sys.stdout.isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown"):
         from .plain import Plain
 
         return Plain()
@@ -97,11 +137,11 @@ def _watch(config: RunConfig) -> "Watch":
     return Dashboard()
 
 
-def _interrupted(watch: "Watch", given: dict[str, Any]) -> str:
+def _stopped(why: str, watch: "Watch", given: dict[str, Any]) -> str:
     if not watch.header:
-        return "interrupted before the run began"
+        return f"{why} before the run began"
     done = f"after round {watch.last_round} of {watch.header.rounds}" if watch.last_round else "before round 1 was done"
-    return f"interrupted {done}; continue with: {flags.resume_command(given, watch.header.out)}"
+    return f"{why} {done}; continue with: {flags.resume_command(given, watch.header.out)}"
 
 
 @app.command()
@@ -109,6 +149,8 @@ def init(path: Annotated[Path, typer.Argument(help="The file to write.", show_de
     """Write an example task of your own, ready to run and to change."""
     from importlib import resources
 
+    if path.suffix != ".py" or not str(path).isprintable():
+        raise UserError(f"'{path}' is no printable name that ends in .py; name a Python file: fedcomp init my_task.py")
     example = resources.files("fedcomp").joinpath("tasks", "example_task.py").read_text(encoding="utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -131,6 +173,12 @@ def codecs() -> None:
 def main() -> None:
     """The console script. Leaves through SystemExit."""
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # torch's waiting threads give way: on shared cores they cost a round tenfold
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # an ASCII terminal shows ? for what it lacks
-    get_command(app)(prog_name="fedcomp")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who called
+            setattr(sys, name, open(os.devnull, "w"))
+        getattr(sys, name).reconfigure(errors="replace")  # an ASCII terminal shows ? for what it lacks
+    try:
+        get_command(app)(prog_name="fedcomp")
+    finally:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while the interpreter leaves ends it without a word

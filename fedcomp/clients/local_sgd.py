@@ -19,7 +19,7 @@ from .. import seeds
 from ..config import RunConfig
 from ..errors import DataError
 from ..layout import Layout
-from ..tasks.base import Data, Task
+from ..tasks.base import Data, Task, batch_statistics
 
 
 @dataclass(frozen=True)
@@ -174,24 +174,10 @@ def evaluate(task: Task, model: nn.Module, layout: Layout, weights: Tensor, data
     model = model.to(device).eval()
     layout.scatter(weights, model)
     loss = accuracy = 0.0
-    with torch.inference_mode(), _batch_statistics(model):
+    with torch.inference_mode(), batch_statistics(model):
         pieces = -(-len(data) // batch)
         for inputs, targets in zip(data.inputs.tensor_split(pieces), data.targets.tensor_split(pieces), strict=True):
             outputs, share = model(inputs), len(inputs) / len(data)
             loss += share * float(task.loss(outputs, targets))
             accuracy += share * float(task.accuracy(outputs, targets))
     return loss, accuracy
-
-
-@contextmanager
-def _batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Hides the running statistics of normalisation layers, which then neither use nor update them."""
-    layers = [m for m in model.modules() if getattr(m, "running_mean", None) is not None]
-    hidden = [(m, m.running_mean, m.running_var) for m in layers]
-    for layer in layers:
-        layer.running_mean, layer.running_var, layer.track_running_stats = None, None, False
-    try:
-        yield
-    finally:
-        for layer, mean, variance in hidden:
-            layer.running_mean, layer.running_var, layer.track_running_stats = mean, variance, True

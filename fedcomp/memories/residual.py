@@ -43,9 +43,10 @@ class Residual(Memory):
     ) -> list[bytes | None | NonFiniteError]:
         if not memories:
             return []
-        first, x = memories[0], x.to(torch.float32)
         for memory, row in zip(memories, x, strict=True):
             memory._check_ready(row)
+        first, x = memories[0], x.to(torch.float32)
+        for memory, row in zip(memories, x, strict=True):
             row.add_(0.0 if memory.residual is None else memory.residual)  # + 0 makes −0 what propose() makes of it
         proposals = first.codec.encode_batch(x, seeds, layout=first.layout, context=context)
         for memory, row, proposal in zip(memories, x, proposals, strict=True):

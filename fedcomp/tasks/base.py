@@ -1,6 +1,7 @@
 """What is learned: a model, its loss, its data, and how well it does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,3 +53,17 @@ def initial_model(task: Task, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(seed, "initial weights"))
         return task.model()
+
+
+@contextmanager
+def batch_statistics(model: nn.Module) -> Iterator[None]:
+    """Hides the running statistics of normalisation layers, which then neither use nor update them."""
+    layers = [m for m in model.modules() if getattr(m, "running_mean", None) is not None]
+    hidden = [(m, m.running_mean, m.running_var) for m in layers]
+    for layer in layers:
+        layer.running_mean, layer.running_var, layer.track_running_stats = None, None, False
+    try:
+        yield
+    finally:
+        for layer, mean, variance in hidden:
+            layer.running_mean, layer.running_var, layer.track_running_stats = mean, variance, True

@@ -23,8 +23,10 @@ def folder() -> Path | None:
         return None
 
 
-def arrays(sources: Sequence[Path], form: str, names: Sequence[str], make: Callable[[], Arrays]) -> Arrays:
-    """The arrays of `make()`, one per name: mapped read-only from disk if they are kept there, else made and kept.
+def arrays(
+    sources: Sequence[Path], form: str, names: Sequence[str], make: Callable[[], Arrays], fits: Callable[[Arrays], bool]
+) -> Arrays:
+    """The arrays of `make()`, one per name: mapped read-only from disk if what is kept there `fits`, else made and kept.
 
     `form` says how they are made from the source files: another form, another entry.
     """
@@ -33,10 +35,10 @@ def arrays(sources: Sequence[Path], form: str, names: Sequence[str], make: Calla
         return make()
     digest = _digest(sources, form)
     paths = [place / f"{digest}-{name}.npy" for name in names]
-    try:
-        return tuple(np.load(path, mmap_mode="r", allow_pickle=False) for path in paths)
-    except (OSError, ValueError, EOFError):
-        made = make()
+    kept = _read(paths)
+    if kept is not None and fits(kept):
+        return kept
+    made = make()
     try:
         place.mkdir(parents=True, exist_ok=True)
         for path, array in zip(paths, made, strict=True):
@@ -50,6 +52,13 @@ def _digest(sources: Sequence[Path], form: str) -> str:
     state = [(path.resolve(), path.stat()) for path in sources]
     text = "\n".join([form, *(f"{path}:{stat.st_size}:{stat.st_mtime_ns}" for path, stat in state)])
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
+
+
+def _read(paths: Sequence[Path]) -> Arrays | None:
+    try:
+        return tuple(np.lib.format.open_memmap(path, mode="r") for path in paths)
+    except Exception:  # what a damaged header raises is numpy's secret, and arrays can always be made anew
+        return None
 
 
 def _write(path: Path, array: np.ndarray) -> None:

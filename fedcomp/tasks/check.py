@@ -10,7 +10,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from ..errors import FedcompError, TaskError
 from ..layout import Layout
-from .base import Data, Task, initial_model
+from .base import Data, Task, batch_statistics, initial_model
 from .user import in_short
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ def _valid(task: Task, split: str, data: Data) -> Data:
         raise _broken(task, f"{split}()", _kind(data), "a fedcomp Data")
     for part, value in (("inputs", data.inputs), ("targets", data.targets)):
         if not isinstance(value, Tensor) or not value.ndim or value.layout != torch.strided:
-            raise _broken(task, f"{split}().{part}", _kind(value), "a tensor with an example in each row")
+            raise _broken(task, f"{split}().{part}", _kind(value), "a tensor with an example in each row, not sparse")
     if not len(data.inputs):
         raise _broken(task, f"{split}()", "no examples", "at least one")
     if len(data.inputs) != len(data.targets):
@@ -98,7 +98,8 @@ def _step(task: Task, model: nn.Module, data: Data, count: int) -> None:
 
 
 def _evaluation(task: Task, model: nn.Module, data: Data) -> None:
-    with torch.no_grad():
+    """Loss and accuracy in the way in which the server comes to them."""
+    with torch.inference_mode(), batch_statistics(model):
         outputs = _outputs(task, model.eval(), data.inputs[:2])
         _labels(task, "test", data.targets, outputs)
         value = _tried(task, "accuracy(outputs, targets)", lambda: task.accuracy(outputs, data.targets[:2]))
@@ -131,9 +132,9 @@ def _labels(task: Task, split: str, targets: Tensor, outputs: Tensor) -> None:
 def _tried(task: Task, what: str, run: Callable[[], T]) -> T:
     try:
         return run()
-    except FedcompError:
+    except (FedcompError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise TaskError(f"task '{task.name}': {what} raised {in_short(error)}; correct the task") from error
 
 
@@ -142,4 +143,7 @@ def _broken(task: Task, what: str, found: str, expected: str) -> TaskError:
 
 
 def _kind(value: Any) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    sparse = "" if value.layout == torch.strided else "sparse "
+    return f"{sparse}{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

@@ -7,6 +7,7 @@
 """
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,7 +40,8 @@ class Images:
     def read(self, split: str) -> tuple[np.ndarray, np.ndarray]:
         """Pixels uint8 [N, *shape] and labels int64 [N] of "train" or "test"; read-only where they come from the cache."""
         files = self._files(split)
-        images, labels = cache.arrays(files, f"{self.column} {self.shape}", ("images", "labels"), lambda: self._decode(files))
+        form = f"{self.column} {self.shape}"
+        images, labels = cache.arrays(files, form, ("images", "labels"), lambda: self._decode(files), self._fits)
         return images, labels
 
     def per_pixel(self, split: str) -> Data:
@@ -61,6 +63,12 @@ class Images:
         return _moments(self.read("train")[0], (0, 2, 3))
 
     def _files(self, split: str) -> list[Path]:
+        try:
+            return self._found(split)
+        except PermissionError as error:
+            raise DataError(f"--data {self.folder}: no permission to read {error.filename}; change its permissions") from error
+
+    def _found(self, split: str) -> list[Path]:
         wanted = f"{self.dataset}/train.parquet and {self.dataset}/test.parquet"
         if self.folder is None:
             raise DataError(f"{self.dataset} needs its data; give --data DIR, a folder that holds {wanted}, or set FEDCOMP_DATA")
@@ -70,9 +78,17 @@ class Images:
             whole = place / f"{split}.parquet"
             files = [whole] if whole.is_file() else sorted(place.glob(f"{split}-*.parquet"))
             if files:
+                _check_parts(files, split)
                 return files
         state = f"holds no {self.dataset}/{split}.parquet" if any(self.folder.iterdir()) else "is empty"
         raise DataError(f"--data {self.folder} {state}; give a folder that holds {wanted}")
+
+    def _fits(self, arrays: cache.Arrays) -> bool:
+        """Whether arrays can be what `_decode` makes."""
+        images, labels = arrays
+        if (labels.dtype, labels.ndim, images.dtype) != (np.int64, 1, np.uint8) or images.shape != (len(labels), *self.shape):
+            return False
+        return len(labels) > 0 and 0 <= labels.min() and labels.max() < CLASSES
 
     def _decode(self, files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
         parts = [self._decode_file(file) for file in files]
@@ -96,6 +112,8 @@ class Images:
             with parquet.ParquetFile(file) as source:
                 self._check_schema(source.schema_arrow, file)
                 table = source.read(columns=[self.column, "label"])
+        except PermissionError as error:
+            raise DataError(f"--data {file}: no permission to read it; change its permissions") from error
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"--data {file} cannot be read as parquet ({type(error).__name__}); replace it by a whole copy") from error
         labels = table["label"]
@@ -111,14 +129,14 @@ class Images:
         import pyarrow as pa
 
         def fits(name: str) -> bool:
-            if name not in schema.names:
+            if schema.names.count(name) != 1:
                 return False
             kind = schema.field(name).type
             if name == "label":
                 return pa.types.is_integer(kind)
-            return pa.types.is_struct(kind) and "bytes" in [kind.field(i).name for i in range(kind.num_fields)]
+            return pa.types.is_struct(kind) and [f.type for f in kind if f.name == "bytes"] in ([pa.binary()], [pa.large_binary()])
 
-        for name, kind in ((self.column, "struct<bytes, path>"), ("label", "int64")):
+        for name, kind in ((self.column, "struct<bytes: binary, path: string>"), ("label", "int64")):
             if not fits(name):
                 found = ", ".join(f"{field.name} ({field.type})" for field in schema) or "none"
                 raise DataError(f"--data {file}: {self.dataset} needs a column {name} ({kind}), found {found}; "
@@ -138,6 +156,15 @@ class Images:
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise DataError(f"{where} cannot be decoded as PNG or JPEG; replace the file by a whole copy") from error
         raise DataError(f"{where} is {found} pixels, and {self.dataset} needs {width} x {height}; give the hub's {self.dataset}")
+
+
+def _check_parts(files: Sequence[Path], split: str) -> None:
+    """Raise DataError where the names of files, "train-00000-of-00002.parquet", are not those of a whole set."""
+    parts = sorted((int(part), int(total)) for file in files for part, total in re.findall(r"-(\d+)-of-(\d+)", file.stem))
+    total = parts[-1][1] if parts else 0
+    if parts and (len(files) != total or parts != [(part, total) for part in range(total)]):
+        raise DataError(f"--data {files[0].parent} holds {len(files)} files {split}-*.parquet, which are not the {total} parts of one set; "
+                        "give each of them once")
 
 
 def _moments(images: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

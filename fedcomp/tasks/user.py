@@ -23,7 +23,11 @@ def load(text: str, data: Path | None) -> Task:
     if not where or not name.isidentifier():
         raise TaskError(f"--task {text} names no task in the file; write path/file.py:name")
     path = Path(where).expanduser().absolute()
-    if not path.is_file():
+    try:
+        there = path.is_file()
+    except PermissionError as error:
+        raise TaskError(f"--task {text}: the folder of {path} cannot be entered; change its permissions") from error
+    if not there:
         raise TaskError(f"--task {text}: there is no file {path}; write path/file.py:name")
     found = _named(_module(path, text), name, text)
     task = found if isinstance(found, Task) else _call(found, data, path, text)
@@ -42,9 +46,9 @@ def _module(path: Path, text: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except FedcompError:
+    except (FedcompError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise TaskError(f"--task {text}: {_blame(error, path)} while it was imported; correct the file") from error
     return module
 
@@ -72,9 +76,9 @@ def _call(make: Any, data: Path | None, path: Path, text: str) -> Any:
                         "let it take no argument or one") from None
     try:
         return make(*arguments)
-    except FedcompError:
+    except (FedcompError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise TaskError(f"--task {text}: {_blame(error, path)} while it was called; correct the file") from error
 
 

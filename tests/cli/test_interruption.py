@@ -1,4 +1,4 @@
-"""Ctrl-C in a real run: exit status 130, and the sentence holds the command that continues it."""
+"""What ends a real run from outside: the exit status, and the sentence with the command that continues it."""
 
 import json
 import os
@@ -7,7 +7,10 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 COMMAND = [sys.executable, "-m", "fedcomp"]
 # One thread: small steps are quick on one, and slow on several while others use the machine.
@@ -32,3 +35,56 @@ def test_control_c_in_a_real_run_and_the_command_that_continues_it(tmp_path):
     assert subprocess.run([*COMMAND, *words[1:]], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL).returncode == 0
     rounds = [json.loads(line)["round"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rounds == list(range(1, int(done) + 3))
+
+
+@contextmanager
+def running(*words: str, cwd: Path, **variables: str):
+    """A real run that goes on and on, from its third round."""
+    start, env = [*words, *COMMAND, "sim", "--rounds", "100000", "--plain", "--out", "run"], ENVIRONMENT | variables
+    with subprocess.Popen(start, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            while not re.match(r" +3 ", line := run.stdout.readline()):
+                assert line, run.stderr.read()
+            yield run
+        finally:
+            run.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_are_like_control_c(number, tmp_path):
+    with running(cwd=tmp_path) as run:
+        run.send_signal(number)
+        _, said = run.communicate(timeout=60)
+    assert run.returncode == 128 + number
+    assert re.fullmatch(r"fedcomp: interrupted after round \d+ of 100000; continue with: fedcomp sim .* --out run --resume\n", said)
+
+
+def test_a_second_control_c_while_the_run_ends_leaves_no_traceback(tmp_path):
+    with running(cwd=tmp_path) as run:
+        for _ in range(20):
+            run.send_signal(signal.SIGINT)
+        _, said = run.communicate(timeout=60)
+    assert run.returncode in (130, -signal.SIGINT)  # the latter where one came when all was said
+    assert "Traceback" not in said and "interrupted after round" in said
+
+
+def test_a_run_under_nohup_outlives_its_terminal(tmp_path):
+    with running("nohup", cwd=tmp_path) as run:
+        run.send_signal(signal.SIGHUP)
+        for _ in range(3):
+            assert run.stdout.readline()
+        run.send_signal(signal.SIGTERM)
+        run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_goes_away_is_told_how_to_continue(tmp_path, unbuffered):
+    with running(cwd=tmp_path, PYTHONUNBUFFERED=unbuffered) as run:
+        run.stdout.close()
+        run.stdout = None
+        said = run.stderr.read()
+        run.wait(timeout=60)
+    assert run.returncode == 1
+    assert re.fullmatch(r"fedcomp: standard output cannot be written \(Broken pipe\): stopped after round \d+ of 100000; "
+                        r"continue with: fedcomp sim .* --out run --resume\n", said)

@@ -160,6 +160,18 @@ def test_a_resumed_run_takes_over_what_it_is_not_told(by_file, tmp_path, runs):
     (["sim", "--clients", "0"], "--clients is 0; give at least 1"),
     (["sim", "--participation", "120%"], "--participation is 1.2; give at most 1"),
     (["sim", "--weights", "exampels"], "--weights cannot be 'exampels'; did you mean 'examples'? known: examples, uniform"),
+    (["sim", "--seed", str(2**63)], f"--seed is {2**63}; give at most {2**63 - 1}"),
+    (["sim", "--clients", "1_0"], "--clients cannot be '1_0'; give a whole number"),
+    (["sim", "--clients", "a\nb\x1b[2J"], "--clients cannot be 'a b [2J'; give a whole number"),
+    (["sim", "--task", ""], "--task is ''"),
+    (["sim", "--out", "a\nb"], r"--out is 'a\nb'"),
+    (["sim", "--out", "\udcff"], r"--out is '\udcff'"),
+    (["sim", "--out", "~nosuch/x"], "--out ~nosuch/x: "),
+    (["sim", "--data", "~nosuch/x"], "--data ~nosuch/x: "),
+    (["sim", "--device", "cpu:"], "--device cpu: is not known"),
+    (["sim", "--local-steps", "3", "--local-epochs", "2"], "--local-steps and --local-epochs exclude each other; give one of them"),
+    (["init", "a b.txt"], "'a b.txt' is no printable name that ends in .py"),
+    (["init", "a\nb.py"], "'a b.py' is no printable name that ends in .py"),
     (["sim", "--config", "absent.toml"], "--config absent.toml: No such file or directory; give a TOML file that can be read"),
     (["init", "a", "b"], "got unexpected extra argument (b); see fedcomp init --help"),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
@@ -214,7 +226,62 @@ def test_what_was_not_foreseen_keeps_its_traceback():
     assert done.stderr.startswith("Traceback") and done.stderr.rstrip().endswith("ZeroDivisionError: division by zero")
 
 
+def test_epochs_that_are_off_leave_the_steps(runs, tmp_path):
+    assert fedcomp("sim", "--local-steps", 3, "--local-epochs", 0).exit_code == 0
+    fedcomp("sim", "--config", options(tmp_path, "local_epochs = 2"), "--local-steps", 3)
+    assert [(config.local_steps, config.local_epochs) for config in runs] == [(3, 0), (3, 2)]
+
+
+# Streams.
+
+
+def shell(line: str, **variables: str):
+    """A shell that runs `line`, in which $F is the command."""
+    variables = {"F": f"{sys.executable} -m fedcomp", "PYTHONPATH": str(ROOT)} | variables
+    return subprocess.run(["bash", "-c", line], env=os.environ | variables, capture_output=True, encoding="utf-8")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stream_is_nowhere(closed):
+    assert shell(f"$F --version {closed}").returncode == 0
+    done = shell(f"$F sim --lr 0 {closed}")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("given", ["--version", "sim --help", "codecs"])
+def test_a_full_disk_is_one_sentence_and_exit_1(given, unbuffered):
+    said = sentence(shell(f"$F {given} >/dev/full", PYTHONUNBUFFERED=unbuffered), 1)
+    assert said == "standard output cannot be written (No space left on device)"
+
+
+def test_an_error_that_is_not_of_the_output_keeps_its_traceback(simulation):
+    def act(config, observer):
+        raise OSError("something else")
+
+    simulation(act)
+    assert str(fedcomp("sim").exception) == "something else"
+
+
+@pytest.mark.parametrize("term", ["", "dumb", "unknown"])
+def test_a_terminal_that_can_do_nothing_gets_plain_lines(term, monkeypatch):
+    from fedcomp.cli.main import _watch
+    from fedcomp.cli.plain import Plain
+
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", term)
+    assert isinstance(_watch(RunConfig()), Plain)
+
+
 # Interruption.
+
+
+@pytest.mark.parametrize("words", [["-m", "fedcomp"], ["-c", "from fedcomp.__main__ import main; main()"]])
+def test_control_c_while_the_command_is_being_imported(words, tmp_path):
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")  # in place of the real one, which takes its time
+    variables = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run([sys.executable, *words], env=variables, cwd=tmp_path, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 def interrupted(told, out: Path, rounds: int, first: int = 1):

@@ -4,7 +4,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from small_models import Coarse, Tied
+from small_models import Coarse, Scalar, Tied
 from torch import nn
 from torch.nn import functional as F
 
@@ -27,6 +27,7 @@ MODELS = {
     "convolution": lambda: nn.Sequential(nn.Unflatten(1, (1, 3, 4)), nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 4)),
     "tied, frozen, unused": Tied,
     "bfloat16": Coarse,
+    "scalar": Scalar,
 }
 
 
@@ -146,6 +147,26 @@ def test_evaluation_is_a_mean_over_examples(batch):
         outputs = model.eval()(data.inputs)
     assert loss == pytest.approx(F.cross_entropy(outputs, data.targets).item(), rel=1e-5)
     assert accuracy == pytest.approx((outputs.argmax(-1) == data.targets).double().mean().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("given", [lambda value: value[None], torch.Tensor.item, lambda value: value], ids=["one
+element", "number", "scalar"]) def test_loss_and_accuracy_are_numbers_in_whatever_form_the_task_gives_them(given):
+    task, model, layout, start = parts(MODELS["linear"])
+    wrapped = dataclasses.replace(task, loss=lambda o, t: given(task.loss(o, t)), accuracy=lambda o, t: given(task.accuracy(o, t)))
+    found = evaluate(wrapped, model, layout, start, examples(), "cpu")
+    assert found == evaluate(task, model, layout, start, examples(), "cpu") and all(type(value) is float for value in found)
+
+
+def test_a_default_precision_that_a_task_sets_changes_no_vector():
+    torch.set_default_dtype(torch.float64)
+    try:
+        task, model, layout, start = parts(MODELS["mlp"])
+        data = Data(examples().inputs.double(), examples().targets)
+        trained = SerialEngine(task, model, layout, "cpu").train(start, data, [np.arange(8)], SGD)
+        assert model[0].weight.dtype == torch.float64 and trained.update.any()
+        assert start.dtype == trained.update.dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("normalise", [nn.BatchNorm1d(12), nn.InstanceNorm1d(12, track_running_stats=True)], ids=["batch", "instance"])

@@ -75,6 +75,12 @@ def test_what_is_no_dense_tensor_is_not_encoded(x):
         codec("stc").encode(x)
 
 
+@pytest.mark.parametrize("x", [[[1.0]], torch.ones(1, 3).numpy(), torch.ones(1, 3).to_sparse(), torch.empty(1, 3, device="meta")])
+def test_what_is_no_dense_stack_is_not_encoded(x):
+    with pytest.raises(ConfigError, match="dense torch tensor"):
+        codec("stc").encode_batch(x, [0])
+
+
 @pytest.mark.parametrize("numel", [-1, 2.0, None])
 def test_a_size_that_is_none_is_not_decoded(numel):
     with pytest.raises(ConfigError, match="numel"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedcomp import FrameError, NonFiniteError, codec, memory
 from fedcomp.codecs import LayerWise
 from fedcomp.codecs.topk import TopK
-from fedcomp.errors import ConfigError
+from fedcomp.errors import ConfigError, SpecError
 from fedcomp.memories import Memory
 
 NUMEL = 60
@@ -188,3 +188,38 @@ def test_a_state_of_another_size_or_without_its_residual_is_refused():
 def test_an_update_of_another_kind_is_refused_by_every_memory(name, dtype):
     with pytest.raises(ConfigError, match="float32, float16 or bfloat16"):
         memory(name, codec("stc"), numel=10).propose(torch.ones(10, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex64])
+@pytest.mark.parametrize("name", ["residual", "none"])
+def test_a_stack_of_another_kind_is_refused_by_every_memory(name, dtype):
+    keeper = memory(name, codec("stc"), numel=10)
+    with pytest.raises(ConfigError, match="float32, float16 or bfloat16"):
+        type(keeper).propose_stack([keeper], torch.ones(1, 10, dtype=dtype), [0])
+    assert keeper.pending is None
+
+
+@pytest.mark.parametrize("x", [[1.0] * 10, np.ones(10, np.float32), torch.ones(10).to_sparse(), torch.empty(10, device="meta")])
+@pytest.mark.parametrize("name", ["residual", "none"])
+def test_what_is_no_dense_tensor_is_refused_and_changes_nothing(name, x):
+    keeper = memory(name, codec("identity"), numel=10)
+    with pytest.raises(ConfigError, match="dense torch tensor"):
+        keeper.propose(x)
+    assert codec("identity").decode(keeper.propose(torch.ones(10)), numel=10).tolist() == [1.0] * 10
+
+
+def test_a_state_has_float32_whatever_a_task_sets():
+    torch.set_default_dtype(torch.float64)
+    try:
+        keeper = memory("residual", codec("stc"), numel=10)
+        assert keeper.state_dict()["residual"].dtype == torch.float32
+        keeper.propose(torch.ones(10, dtype=torch.bfloat16))
+        assert keeper.state_dict()["residual"].dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(("name", "given"), [("residual", "stc"), ("none", None), (3, codec("stc"))])
+def test_what_is_no_codec_or_no_text_makes_no_memory(name, given):
+    with pytest.raises(SpecError, match="a memory is a name and a codec"):
+        memory(name, given, 10)

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from small_models import Coarse, Tied
+from small_models import Coarse, Scalar, Tied
 from torch import nn
 from torch.nn import functional as F
 
@@ -57,6 +57,7 @@ MODELS = {
     "convolution": convolution,
     "tied, frozen, unused": Tied,
     "bfloat16": Coarse,
+    "scalar": Scalar,
     "constant buffer": Scaled,
     "hook": doubled,
 }
@@ -134,6 +135,15 @@ def test_targets_that_are_probabilities():
     data = Data(examples().inputs, torch.rand(90, 4).softmax(1))
     plans = [plan_batches(SGD, np.arange(30) + 12 * who, 0, 1, who) for who in range(5)]
     assert_same_as_one_by_one(MODELS["linear"], data, plans, SGD)
+
+
+def test_a_default_precision_that_a_task_sets_changes_no_vector():
+    torch.set_default_dtype(torch.float64)
+    try:
+        data = Data(examples().inputs.double(), examples().targets)
+        assert_same_as_one_by_one(MODELS["mlp"], data, [plan_batches(SGD, np.arange(30) + 12 * who, 0, 1, who) for who in range(5)], SGD)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_a_client_that_diverges_does_not_touch_the_others():

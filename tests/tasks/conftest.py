@@ -1,3 +1,7 @@
+import os
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -27,3 +31,17 @@ def write_task(tmp_path):
         path.write_text(text)
         return f"{path}:{name}"
     return write
+
+
+@pytest.fixture
+def unprivileged():
+    """A folder of somebody for whom permissions count, which is who the test then runs as."""
+    me = os.geteuid()
+    with tempfile.TemporaryDirectory() as folder:
+        if me == 0:
+            os.chown(folder, 65534, -1)
+            os.seteuid(65534)
+        try:
+            yield Path(folder)
+        finally:
+            os.seteuid(me)

@@ -41,6 +41,17 @@ def raising(*_args):
     raise RuntimeError("no\nway")
 
 
+def leaving(*_args):
+    raise SystemExit(3)
+
+
+class OnlyTrains(nn.Linear):
+    def forward(self, inputs):
+        if not self.training:
+            raise RuntimeError("no evaluation")
+        return super().forward(inputs)
+
+
 def test_a_good_task_gives_its_layout_and_leaves_the_generator():
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -144,7 +155,10 @@ class Counting:
         ({"model": lambda: nn.LazyLinear(3)}, "a lazy layer"),
         ({"model": lambda: nn.Linear(4, 3, device="meta")}, "on the meta device"),
         ({"model": Counting()}, "another model when called again"),
-        ({"train": lambda: Data(torch.ones(6, 4).to_sparse(), torch.zeros(6, dtype=torch.int64))}, "train().inputs"),
+        ({"train": lambda: Data(torch.ones(6, 4).to_sparse(), torch.zeros(6, dtype=torch.int64))}, "train().inputs gave sparse float32 [6, 4]"),
+        ({"model": lambda: OnlyTrains(4, 3)}, "raised RuntimeError (no evaluation)"),
+        ({"model": leaving}, "model() raised SystemExit (3)"),
+        ({"train": leaving}, "train() raised SystemExit (3)"),
         ({"accuracy": lambda outputs, targets: 1j}, "a complex number"),
         ({"accuracy": lambda outputs, targets: torch.tensor(1j)}, "a complex number"),
     ],
@@ -157,3 +171,20 @@ def test_what_could_only_fail_later_is_told_before(change, says):
 
 def test_an_accuracy_of_one_element_is_a_number():
     check(dataclasses.replace(GOOD, accuracy=lambda outputs, targets: torch.tensor([0.5])), 20)
+
+
+def test_one_example_to_test_on_is_not_enough_for_batch_statistics():
+    task = dataclasses.replace(GOOD, model=lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
+    check(task, 20)
+    with pytest.raises(TaskError, match=r"inputs float32 \[1, 4\]\) raised ValueError \(Expected more than 1 value per channel"):
+        check(dataclasses.replace(task, test=lambda: Data(torch.randn(1, 4), torch.tensor([0]))), 20)
+
+
+def test_eight_bit_parameters_are_refused():
+    class Eight(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 3)
+            self.scale = nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn))
+
+    with pytest.raises(TaskError, match="a parameter scale of torch.float8_e4m3fn; expected one of float16"):
+        check(dataclasses.replace(GOOD, model=lambda: Eight()), 20)

@@ -108,7 +108,7 @@ GOOD = encoded(pictures(1)[0])
 
 
 @pytest.mark.parametrize(("images", "labels", "columns", "says"), [
-    ([GOOD], [0], {"column": "img"}, r"needs a column image \(struct<bytes, path>\), found img .*label \(int64\)"),
+    ([GOOD], [0], {"column": "img"}, r"needs a column image \(struct<bytes: binary, path: string>\), found img .*label \(int64\)"),
     ([GOOD], [0], {"label": "fine_label"}, r"needs a column label \(int64\), found image .*fine_label"),
     ([], [], {}, "has no rows"),
     ([GOOD, GOOD], [0, 10], {}, "labels from 0 to 10 .* needs 0 to 9"),
@@ -129,6 +129,38 @@ def test_a_plain_binary_column_is_not_the_hub_schema(tmp_path):
     pq.write_table(pa.table({"image": [GOOD], "label": [0]}), tmp_path / "train.parquet")
     with pytest.raises(DataError, match=r"needs a column image .* found image \(binary\)"):
         toy(tmp_path).read("train")
+
+
+@pytest.mark.parametrize(("kind", "value"), [
+    (pa.string(), "picture"), (pa.int64(), 3), (pa.list_(pa.uint8()), [1, 2]),
+    (pa.struct([("bytes", pa.string())]), {"bytes": "picture"}), (pa.struct([("bytes", pa.int64())]), {"bytes": 3}),
+    (pa.struct([("bytes", pa.list_(pa.uint8()))]), {"bytes": [1, 2]}),
+], ids=str)
+def test_images_of_another_kind_are_named_with_what_was_expected(tmp_path, kind, value):
+    pq.write_table(pa.table({"image": pa.array([value], kind), "label": [0]}), tmp_path / "train.parquet")
+    with pytest.raises(DataError) as caught:
+        toy(tmp_path).read("train")
+    assert "needs a column image (struct<bytes: binary, path: string>)" in str(caught.value)
+    assert f"found image ({pq.read_schema(tmp_path / 'train.parquet').field('image').type})" in str(caught.value)
+
+
+@pytest.mark.parametrize("parts", [["00000-of-00002"], ["00001-of-00002"], ["00000-of-00002", "00000-of-00001"],
+["00000-of-00001", "more"]]) def test_parts_that_are_no_whole_set(tmp_path, parts):
+    for part in parts:
+        write(tmp_path / f"train-{part}.parquet", [GOOD], [0])
+    with pytest.raises(DataError, match=rf"--data .* holds {len(parts)} files train-\*.parquet, which are not the [12] parts of one set"):
+        toy(tmp_path).read("train")
+
+
+@pytest.mark.parametrize("closed", ["toy", "toy/train.parquet"])
+def test_what_may_not_be_read_is_named(unprivileged, closed):
+    write(unprivileged / "toy" / "train.parquet", [GOOD], [0])
+    (unprivileged / closed).chmod(0)
+    try:
+        with pytest.raises(DataError, match="--data .* no permission to read .*; change its permissions"):
+            toy(unprivileged).read("train")
+    finally:
+        (unprivileged / closed).chmod(0o700)
 
 
 def test_labels_must_be_whole_numbers(tmp_path):
@@ -185,6 +217,26 @@ def test_a_broken_cache_file_is_made_anew(hub, tmp_path, monkeypatch):
     for file in (tmp_path / "kept").iterdir():
         file.write_bytes(file.read_bytes()[:-3])
     assert np.array_equal(toy(folder).read("train")[0][:, 0], train)
+    assert isinstance(toy(folder).read("train")[0], np.memmap)
+
+
+@pytest.mark.parametrize("name", ["images", "labels"])
+@pytest.mark.parametrize("damage", [
+    lambda array: array[:-1], lambda array: array[:0], lambda array: array.astype(np.float32), lambda array: array[None],
+    lambda array: b"garbage", lambda array: b"PK\x03\x04garbage", lambda array: b"\x93NUMPY\x01\x00\x06\x00{'a': (",
+], ids=["shorter", "empty", "dtype", "shape", "garbage", "zip", "header"])
+def test_a_cache_file_of_something_else_is_made_anew(hub, tmp_path, monkeypatch, name, damage):
+    folder, train, _ = hub
+    monkeypatch.setenv("FEDCOMP_CACHE", str(tmp_path / "kept"))
+    toy(folder).read("train")
+    (file,) = (tmp_path / "kept").glob(f"*-{name}.npy")
+    damaged = damage(np.load(file))
+    if isinstance(damaged, bytes):
+        file.write_bytes(damaged)
+    else:
+        np.save(file, damaged)
+    images, labels = toy(folder).read("train")
+    assert np.array_equal(images[:, 0], train) and labels.tolist() == [i % 10 for i in range(12)]
     assert isinstance(toy(folder).read("train")[0], np.memmap)
 
 

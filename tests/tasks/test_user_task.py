@@ -70,6 +70,9 @@ def test_what_names_no_task(text, says):
     ("import json\njson.loads('{')\n", "line 2 raised JSONDecodeError"),
     ("raise ValueError('first\\nsecond')\n", r"line 1 raised ValueError \(first\) while"),
     ("import sys\nsys.exit(3)\n", "line 2 raised SystemExit"),
+    ("def task(): raise SystemExit\n", "line 1 raised SystemExit while it was called"),
+    ("class Own(BaseException): pass\nraise Own\n", "line 2 raised Own while it was imported"),
+    ("class Own(BaseException): pass\ndef task(): raise Own\n", "line 2 raised Own while it was called"),
     ("tsak = 1\ndef make_task(): pass\n", "the file has no 'task'; did you mean 'make_task'"),
     ("x = 1\n", "the file has no 'task'; define it there"),
     ("task = 5\n", "gives an int; it must be a fedcomp Task or a function that returns one"),
@@ -94,3 +97,22 @@ def test_a_file_that_is_not_python(write_task):
 def test_errors_of_fedcomp_pass_through(write_task, content):
     with pytest.raises(ConfigError, match="^own$"):
         load(write_task(f"from fedcomp.errors import ConfigError\n{content}\n"))
+
+
+@pytest.mark.parametrize("content", ["raise KeyboardInterrupt", "def task(): raise KeyboardInterrupt"])
+def test_an_interruption_is_not_the_files_mistake(write_task, content):
+    with pytest.raises(KeyboardInterrupt):
+        load(write_task(f"{content}\n"))
+
+
+@pytest.mark.parametrize("closed", ["inner", "inner/mine.py"])
+def test_a_file_that_may_not_be_read(unprivileged, closed):
+    (unprivileged / "inner").mkdir()
+    (unprivileged / "inner" / "mine.py").write_text(TASK)
+    (unprivileged / closed).chmod(0)
+    try:
+        with pytest.raises(TaskError, match="--task .*mine.py.*(PermissionError|change its permissions)") as caught:
+            load(f"{unprivileged}/inner/mine.py:task")
+        assert "\n" not in str(caught.value)
+    finally:
+        (unprivileged / closed).chmod(0o700)
