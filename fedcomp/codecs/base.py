@@ -109,7 +109,7 @@ class Codec(ABC):
 
         Raises NonFiniteError, naming the tensor of `layout`, when x holds NaN or infinity.
         """
-        check_vector(x, layout)
+        _check_vector(x, layout)
         _check_finite(x, layout)
         return self._seal(x.numel(), [self.pack(x.detach(), seed % SEEDS, replace(context, layout=layout))], seed)
 
@@ -117,10 +117,10 @@ class Codec(ABC):
         self, x: Tensor, seeds: Sequence[int], *, layout: Layout | None = None, context: Context = NO_CONTEXT
     ) -> list[bytes | NonFiniteError]:
         """A frame for each row of x [m, n], or a NonFiniteError in the place of a row with NaN or infinity."""
-        _check_dense(x)
+        check_dense(x)
         if x.dim() != 2 or len(seeds) != len(x):
             raise ConfigError(f"encode_batch needs a stack [m, n] and m seeds; given shape {list(x.shape)} and {len(seeds)} seeds")
-        _check_kind(x, layout)
+        check_kind(x, layout)
         bad = kernels.first_nonfinite_rows(x).tolist()
         good = [i for i, position in enumerate(bad) if position < 0]
         rows = x.detach() if len(good) == len(x) else x.detach()[good]
@@ -219,7 +219,7 @@ class LayerWise(Codec):
         return self.inner.merge_sections(sections)
 
     def encode(self, x: Tensor, *, seed: int = 0, layout: Layout | None = None, context: Context = NO_CONTEXT) -> bytes:
-        check_vector(x, layout)
+        _check_vector(x, layout)
         _check_finite(x, layout)
         tensors = enumerate(self._layout(layout))
         packed = [self.inner.pack(x.detach()[e.span], (seed + i) % SEEDS, context.of_tensor(i, e)) for i, e in tensors]
@@ -250,7 +250,8 @@ class LayerWise(Codec):
         return layout
 
 
-def _check_dense(x: Tensor) -> None:
+def check_dense(x: Tensor) -> None:
+    """Raise ConfigError unless x is a tensor that holds all of its numbers."""
     if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
         raise ConfigError(f"a codec takes a dense torch tensor; given {_kind(x)}, give a torch tensor that holds its numbers")
 
@@ -262,15 +263,15 @@ def _kind(x: object) -> str:
     return "a tensor on the meta device" if x.is_meta else f"one of layout {x.layout}"
 
 
-def check_vector(x: Tensor, layout: Layout | None) -> None:
-    """Raise ConfigError unless x is what `encode` takes: a dense tensor of one dimension and a known precision, the layout's size."""
-    _check_dense(x)
+def _check_vector(x: Tensor, layout: Layout | None) -> None:
+    check_dense(x)
     if x.dim() != 1:
         raise ConfigError(f"a codec takes a vector of one dimension; given shape {list(x.shape)}")
-    _check_kind(x, layout)
+    check_kind(x, layout)
 
 
-def _check_kind(x: Tensor, layout: Layout | None) -> None:
+def check_kind(x: Tensor, layout: Layout | None = None) -> None:
+    """Raise ConfigError unless x has a precision that codecs take and, in its last dimension, the size of the layout."""
     if x.dtype not in PRECISIONS:
         raise ConfigError(f"a codec takes float32, float16 or bfloat16; given {x.dtype}, write x.float()")
     if layout is not None and layout.numel != x.shape[-1]:
@@ -278,7 +279,7 @@ def _check_kind(x: Tensor, layout: Layout | None) -> None:
 
 
 def _check_pair(total: Tensor, x: Tensor, layout: Layout | None) -> None:
-    check_vector(x, layout)
+    _check_vector(x, layout)
     if total.dtype != torch.float32 or total.shape != x.shape or total.device != x.device:
         given = f"{total.dtype} {list(total.shape)} on {total.device}"
         raise ConfigError(f"the sum is {given}, the vector {list(x.shape)} on {x.device}; give a float32 sum of its shape and device")

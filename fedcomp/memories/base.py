@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..codecs import Codec, Context, Update
-from ..codecs.base import NO_CONTEXT, check_vector
+from ..codecs.base import NO_CONTEXT, check_dense, check_kind
 from ..errors import ConfigError, NonFiniteError
 from ..layout import Layout
 
@@ -120,9 +120,10 @@ class Memory(ABC):
     def _rollback(self, frame: bytes) -> None: ...
 
     def _check_ready(self, x: Tensor) -> None:
-        check_vector(x, None)
+        check_dense(x)
         if x.shape != (self.numel,):
             raise ConfigError(f"the memory has {self.numel} elements, the update the shape {list(x.shape)}; give one of this model")
+        check_kind(x)
         if self.pending is not None:
             raise ConfigError("a proposal is waiting; commit() or rollback() it before the next one")
 

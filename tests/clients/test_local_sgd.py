@@ -149,8 +149,11 @@ def test_evaluation_is_a_mean_over_examples(batch):
     assert accuracy == pytest.approx((outputs.argmax(-1) == data.targets).double().mean().item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("given", [lambda value: value[None], torch.Tensor.item, lambda value: value], ids=["one
-element", "number", "scalar"]) def test_loss_and_accuracy_are_numbers_in_whatever_form_the_task_gives_them(given):
+FORMS = {"one element": lambda value: value[None], "number": torch.Tensor.item, "scalar": lambda value: value}
+
+
+@pytest.mark.parametrize("given", FORMS.values(), ids=FORMS)
+def test_loss_and_accuracy_are_numbers_in_whatever_form_the_task_gives_them(given):
     task, model, layout, start = parts(MODELS["linear"])
     wrapped = dataclasses.replace(task, loss=lambda o, t: given(task.loss(o, t)), accuracy=lambda o, t: given(task.accuracy(o, t)))
     found = evaluate(wrapped, model, layout, start, examples(), "cpu")

@@ -57,7 +57,6 @@ MODELS = {
     "convolution": convolution,
     "tied, frozen, unused": Tied,
     "bfloat16": Coarse,
-    "scalar": Scalar,
     "constant buffer": Scaled,
     "hook": doubled,
 }
@@ -108,6 +107,12 @@ def test_any_batch_of_clients(make, at_once):
     assert_same_as_one_by_one(make, examples(), plans, SGD, at_once)
 
 
+@pytest.mark.parametrize("variant", ["plain", "momentum", "weight decay"])
+def test_a_parameter_without_dimensions(variant):
+    plans = [plan_batches(SGD, np.arange(30) + 12 * who, 0, 1, who) for who in range(5)]
+    assert_same_as_one_by_one(Scalar, examples(), plans, dataclasses.replace(SGD, **VARIANTS[variant]))
+
+
 def test_embeddings_and_sequences():
     drawn = torch.Generator().manual_seed(1)
     texts = Data(torch.randint(0, 9, (40, 5), generator=drawn), torch.randint(0, 4, (40,), generator=drawn))
@@ -140,8 +145,11 @@ def test_targets_that_are_probabilities():
 def test_a_default_precision_that_a_task_sets_changes_no_vector():
     torch.set_default_dtype(torch.float64)
     try:
+        task, model, layout, start = parts(MODELS["mlp"])
         data = Data(examples().inputs.double(), examples().targets)
-        assert_same_as_one_by_one(MODELS["mlp"], data, [plan_batches(SGD, np.arange(30) + 12 * who, 0, 1, who) for who in range(5)], SGD)
+        updates, losses = BatchedEngine(task, model, layout, "cpu").train(start, data, [[np.arange(8)], [np.arange(8) + 8]], SGD)
+        assert model[0].weight.dtype == torch.float64 and updates.any()
+        assert updates.dtype == losses.dtype == torch.float32
     finally:
         torch.set_default_dtype(torch.float32)
 

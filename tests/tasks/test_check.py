@@ -155,7 +155,7 @@ class Counting:
         ({"model": lambda: nn.LazyLinear(3)}, "a lazy layer"),
         ({"model": lambda: nn.Linear(4, 3, device="meta")}, "on the meta device"),
         ({"model": Counting()}, "another model when called again"),
-        ({"train": lambda: Data(torch.ones(6, 4).to_sparse(), torch.zeros(6, dtype=torch.int64))}, "train().inputs gave sparse float32 [6, 4]"),
+        ({"train": lambda: Data(torch.ones(6, 4).to_sparse(), torch.zeros(6, dtype=torch.int64))}, "inputs gave sparse float32 [6, 4]"),
         ({"model": lambda: OnlyTrains(4, 3)}, "raised RuntimeError (no evaluation)"),
         ({"model": leaving}, "model() raised SystemExit (3)"),
         ({"train": leaving}, "train() raised SystemExit (3)"),

@@ -144,8 +144,10 @@ def test_images_of_another_kind_are_named_with_what_was_expected(tmp_path, kind,
     assert f"found image ({pq.read_schema(tmp_path / 'train.parquet').field('image').type})" in str(caught.value)
 
 
-@pytest.mark.parametrize("parts", [["00000-of-00002"], ["00001-of-00002"], ["00000-of-00002", "00000-of-00001"],
-["00000-of-00001", "more"]]) def test_parts_that_are_no_whole_set(tmp_path, parts):
+@pytest.mark.parametrize(
+    "parts", [["00000-of-00002"], ["00001-of-00002"], ["00000-of-00002", "00000-of-00001"], ["00000-of-00001", "more"]]
+)
+def test_parts_that_are_no_whole_set(tmp_path, parts):
     for part in parts:
         write(tmp_path / f"train-{part}.parquet", [GOOD], [0])
     with pytest.raises(DataError, match=rf"--data .* holds {len(parts)} files train-\*.parquet, which are not the [12] parts of one set"):
