@@ -104,7 +104,7 @@ def _gathered(examples: Tensor, positions: Tensor) -> Tensor:
 
 def _clipped(gradients: Sequence[Tensor], limit: float) -> list[Tensor]:
     """Gradients [m, ...] with the norm of each row over all tensors at most `limit`."""
-    norms = torch.stack([gradient.flatten(1).float().norm(dim=1) for gradient in gradients]).norm(dim=0)
+    norms = torch.stack([gradient.reshape(len(gradient), -1).float().norm(dim=1) for gradient in gradients]).norm(dim=0)
     factor = (limit / (norms + 1e-6)).clamp(max=1.0)
     return [gradient * factor.to(gradient.dtype).view(-1, *[1] * (gradient.dim() - 1)) for gradient in gradients]
 

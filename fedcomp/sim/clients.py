@@ -152,7 +152,7 @@ class VirtualClients:
             return [], self._no_updates()
 
     def _no_updates(self) -> Tensor:
-        return torch.empty(0, self.replica.weights.numel(), device=self.engine.device)
+        return torch.empty(0, self.replica.weights.numel(), dtype=torch.float32, device=self.engine.device)
 
     def _propose(self, trained: Sequence[Trained], updates: Tensor, reports: dict[int, Report]) -> None:
         if not trained:

@@ -57,6 +57,7 @@ MODELS = {
     "convolution": convolution,
     "tied, frozen, unused": Tied,
     "bfloat16": Coarse,
+    "scalar": Scalar,
     "constant buffer": Scaled,
     "hook": doubled,
 }
@@ -105,12 +106,6 @@ def test_same_as_one_client_after_the_other(make, variant):
 def test_any_batch_of_clients(make, at_once):
     plans = [plan_batches(SGD, np.arange(30) + 12 * who, 0, 1, who) for who in range(5)]
     assert_same_as_one_by_one(make, examples(), plans, SGD, at_once)
-
-
-@pytest.mark.parametrize("variant", ["plain", "momentum", "weight decay"])
-def test_a_parameter_without_dimensions(variant):
-    plans = [plan_batches(SGD, np.arange(30) + 12 * who, 0, 1, who) for who in range(5)]
-    assert_same_as_one_by_one(Scalar, examples(), plans, dataclasses.replace(SGD, **VARIANTS[variant]))
 
 
 def test_embeddings_and_sequences():
