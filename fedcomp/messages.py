@@ -24,6 +24,7 @@ UP_TO_DATE, FRAMES, OVERWRITE, DENSE = "up-to-date", "frames", "overwrite", "den
 UPDATE, NEED_DENSE, FAILED = "update", "need-dense", "failed"  # kinds of a report
 TRAIN = "train"  # the phase in which clients download and train
 LENGTH = struct.Struct("<I")
+_TEXT = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Values:
                 blobs += value
             else:
                 header.append(value)
-        head = json.dumps(header, separators=(",", ":")).encode()
+        head = _TEXT(header).encode()
         return b"".join([LENGTH.pack(len(head)), head, *blobs])
 
     @classmethod

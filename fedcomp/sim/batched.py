@@ -135,51 +135,73 @@ def _chain(model: nn.Module) -> list[nn.Module]:
 
 
 def _chain_gradients(task: Task, model: nn.Module, layers: Sequence[nn.Module]) -> Gradients:
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    """Backpropagation as batched products; torch.autograd only where a layer is no nn.Linear. Calling it costs more than they do."""
+    names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    first = next((i for i, layer in enumerate(layers) if names.keys() & set(layer.parameters())), len(layers))
 
     def gradients(parameters: Parameters, inputs: Tensor, targets: Tensor) -> tuple[Sequence[Tensor], Tensor]:
-        leaves = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
-
         def stacked(parameter: nn.Parameter) -> Tensor:
-            return leaves[names[parameter]] if parameter.requires_grad else parameter.expand(len(inputs), *parameter.shape)
+            return parameters[names[parameter]] if parameter in names else parameter.detach().expand(len(inputs), *parameter.shape)
 
-        outputs = inputs
+        given, outputs = [], inputs  # what each layer was given
         for layer in layers:
-            if isinstance(layer, nn.Linear):
-                bias = None if layer.bias is None else stacked(layer.bias)
-                outputs = _StackedLinear.apply(outputs.flatten(1, -2), stacked(layer.weight), bias).view(*outputs.shape[:-1], -1)
-            else:
-                outputs = outputs.flatten(2) if isinstance(layer, nn.Flatten) else layer(outputs)
-        losses = _losses(task, outputs, targets)
-        ones = torch.ones_like(losses)
-        found = torch.autograd.grad(losses, list(leaves.values()), ones, allow_unused=True, materialize_grads=True)
-        return found, losses.detach()
+            given.append(outputs)
+            outputs = _linear(outputs, layer, stacked) if isinstance(layer, nn.Linear) else _activated(layer, outputs)
+        losses, slope = _losses(task, outputs, targets)
+        found: Parameters = {}
+        for i in reversed(range(first, len(layers))):
+            layer, x = layers[i], given[i]
+            if not isinstance(layer, nn.Linear):
+                slope = _vjp(lambda leaf, layer=layer: _activated(layer, leaf), x, slope)
+                continue
+            rows, slopes = x.flatten(1, -2), slope.flatten(1, -2)
+            if layer.weight in names:
+                _add(found, names[layer.weight], torch.bmm(slopes.mT, rows))
+            if layer.bias in names:
+                _add(found, names[layer.bias], slopes.sum(1))
+            if i > first:
+                slope = torch.bmm(slopes, stacked(layer.weight)).view(x.shape)
+        return [found[name] for name in parameters], losses
 
     return gradients
 
 
-class _StackedLinear(torch.autograd.Function):
-    """x [m, b, i], weight [m, o, i], bias [m, o] or None → [m, b, o]. Unlike with autograd alone, the gradient has the weight's strides."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        (x, weight), (for_x, for_weight, for_bias) = ctx.saved_tensors, ctx.needs_input_grad
-        return (torch.bmm(gradient, weight) if for_x else None,
-                torch.bmm(gradient.mT, x) if for_weight else None,
-                gradient.sum(1) if for_bias else None)
+def _linear(x: Tensor, layer: nn.Linear, stacked: Callable[[nn.Parameter], Tensor]) -> Tensor:
+    """x [m, ..., i] → [m, ..., o], by weights [m, o, i] and biases [m, o]."""
+    rows, weight = x.flatten(1, -2), stacked(layer.weight).mT
+    out = torch.bmm(rows, weight) if layer.bias is None else torch.baddbmm(stacked(layer.bias).unsqueeze(1), rows, weight)
+    return out.view(*x.shape[:-1], -1)
 
 
-def _losses(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Each client's loss [m]."""
+def _activated(layer: nn.Module, x: Tensor) -> Tensor:
+    if isinstance(layer, nn.Flatten):
+        return x.flatten(2)
+    return layer(x.clone() if getattr(layer, "inplace", False) else x)  # x is wanted once more, for the gradient
+
+
+def _vjp(function: Callable[[Tensor], Tensor], x: Tensor, slope: Tensor) -> Tensor:
+    """The gradient for x, of what has the gradient `slope` for function(x)."""
+    leaf = x.detach().requires_grad_()
+    with torch.enable_grad():
+        outputs = function(leaf)
+    return torch.autograd.grad(outputs, leaf, slope)[0]
+
+
+def _add(found: Parameters, name: str, gradient: Tensor) -> None:
+    found[name] = found[name] + gradient if name in found else gradient
+
+
+def _losses(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Each client's loss [m], and its gradient for the outputs."""
     if task.loss is not F.cross_entropy or outputs.dim() != 3 or targets.dim() != 2:
-        return vmap(task.loss)(outputs, targets)
-    losses = F.cross_entropy(outputs.mT, targets, reduction="none")
-    return losses.sum(1) / (targets != -100).sum(1)  # the target that cross_entropy leaves out
+        leaf = outputs.detach().requires_grad_()
+        losses = vmap(task.loss)(leaf, targets)
+        return losses.detach(), torch.autograd.grad(losses, leaf, torch.ones_like(losses))[0]
+    counted = targets != -100  # the target that cross_entropy leaves out
+    target, share = targets.where(counted, 0).unsqueeze(-1), (counted / counted.sum(1, keepdim=True)).to(outputs.dtype).unsqueeze(-1)
+    logs = outputs.log_softmax(-1)
+    losses = -(logs.gather(-1, target) * share).sum((1, 2))
+    return losses, logs.exp_().mul_(share).scatter_add_(-1, target, -share)
 
 
 def choose_engine(model: nn.Module, device: torch.device | str, asked: str = "auto", batch_size: int = 20) -> tuple[str, int]:

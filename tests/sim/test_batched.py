@@ -38,6 +38,13 @@ def chain_with_shared_and_frozen() -> nn.Module:
     return model
 
 
+def frozen_below() -> nn.Module:
+    model = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    model[0].requires_grad_(False)
+    model[2].weight.requires_grad_(False)
+    return model
+
+
 def doubled() -> nn.Module:
     """A layer whose output a hook doubles."""
     model = nn.Linear(12, 4)
@@ -53,6 +60,8 @@ def convolution() -> nn.Module:
 MODELS = {
     "linear": lambda: nn.Linear(12, 4),
     "mlp": lambda: nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4)),
+    "activation in place": lambda: nn.Sequential(nn.Linear(12, 8), nn.ELU(inplace=True), nn.Linear(8, 8), nn.SiLU(inplace=True), nn.Linear(8, 4)),
+    "frozen below": frozen_below,
     "chain, tied, frozen": chain_with_shared_and_frozen,
     "convolution": convolution,
     "tied, frozen, unused": Tied,
