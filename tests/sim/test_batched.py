@@ -60,7 +60,7 @@ def convolution() -> nn.Module:
 MODELS = {
     "linear": lambda: nn.Linear(12, 4),
     "mlp": lambda: nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4)),
-    "activation in place": lambda: nn.Sequential(nn.Linear(12, 8), nn.ELU(inplace=True), nn.Linear(8, 8), nn.SiLU(inplace=True), nn.Linear(8, 4)),
+    "activations in place": lambda: nn.Sequential(nn.Linear(12, 8), nn.ELU(inplace=True), nn.Linear(8, 8), nn.SiLU(True), nn.Linear(8, 4)),
     "frozen below": frozen_below,
     "chain, tied, frozen": chain_with_shared_and_frozen,
     "convolution": convolution,
