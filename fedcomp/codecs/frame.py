@@ -40,6 +40,23 @@ class CodecId(IntEnum):
     TOPK = 3
     STC = 4
     SBC = 5
+    BF16 = 6
+    RANDOMK = 7
+    THRESHOLD = 8
+    SIGN = 9
+    EFSIGN = 10
+    ONEBIT = 11
+    QSGD = 12
+    ADAPTIVE = 13
+    TERNGRAD = 14
+    NATURAL = 15
+    SRQ = 16
+    VLC = 17
+    DRIVE = 18
+    EDEN = 19
+    ATOMO = 20
+    POWERSGD = 21
+    PRODUCT = 100
     OVERWRITE = 250
 
 

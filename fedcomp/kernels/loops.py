@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numba
 import numpy as np
-from numpy import int32, uint64
+from numpy import int32, uint32, uint64
 
 BLOCK = 32
 
@@ -142,3 +142,24 @@ def add_at(into, positions, values, weight):
     """into[positions] += weight * values, in float32."""
     for i in range(positions.size):
         into[positions[i]] += weight * values[i]
+
+
+@numba.njit(nogil=True, inline="always")
+def philox(low, high, c0, c1, c2, c3):
+    """A block of four words (kernels/philox.py). All arguments and results are uint32."""
+    for _ in range(10):
+        x, y = uint64(c0) * uint64(0xD2511F53), uint64(c2) * uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = uint32((y >> uint64(32)) ^ c1 ^ low), uint32(y), uint32((x >> uint64(32)) ^ c3 ^ high), uint32(x)
+        low, high = uint32(low + uint32(0x9E3779B9)), uint32(high + uint32(0xBB67AE85))
+    return c0, c1, c2, c3
+
+
+@compiled
+def philox_fill(low, high, stream, start, out):
+    """Words start..start+out.size-1 of a seed and a stream; `start` is a multiple of 4, and so is `out.size`."""
+    low, high, stream, first = uint32(low), uint32(high), uint32(stream), uint64(start) >> uint64(2)
+    for j in range(uint64(out.size >> 2)):
+        block = first + j
+        a, b, c, d = philox(low, high, uint32(block), uint32(block >> uint64(32)), stream, uint32(0))
+        at = j << uint64(2)
+        out[at], out[at + uint64(1)], out[at + uint64(2)], out[at + uint64(3)] = a, b, c, d
