@@ -1,7 +1,8 @@
 """Every option of a run, once: type, default, unit and effect. Flags, TOML files and docs are made from this.
 
-A field's metadata holds `help` (its effect, with the unit), `unit`, and where it applies `low`/`high` (a closed range),
-`above` (an open lower end), `choices`, or `local`: the option belongs to this machine or invocation, so a resumed run may change it.
+A field's metadata holds `help` (its effect, with the unit), `unit`, and where it applies `low`/`high` (a closed range), `above` (an open
+lower end), `choices`, `reads` (what reads the text) with `such_as`, or `local`: the option belongs to this machine or invocation, so a
+resumed run may change it.
 """
 
 import dataclasses
@@ -51,6 +52,12 @@ class RunConfig:
     downlink: str = option("stc:density=1/100", "codec from server to client")
     memory: str = option("residual", "what clients keep around the uplink codec")
     downlink_memory: str = option("residual", "what the server keeps around the downlink codec")
+    density_warmup: int = option(0, "rounds in which the uplink's density falls from 25 % to its own", unit="rounds", low=0)
+    lr_warmup: int = option(0, "rounds in which the learning rate grows to --lr", unit="rounds", low=0)
+    budget: str | None = option(None, "bytes that a round's cohort may send, such as 200kB; decides the uplink's density", reads=spec.size,
+                                such_as="200kB")
+    bandwidths: str | None = option(None, "bytes a second of the clients' uplinks, dealt out in turn, such as 10kB,1MB; shares of --budget",
+                                    reads=spec.sizes, such_as="10kB,1MB")
     server_lr: float = option(1.0, "step of the server along the averaged update", above=0.0)
     cache: float = option(1.0, "size of the broadcast cache as a multiple of the dense model", unit="dense models", low=0.0, high=1e6)
     attack: str | None = option(None, "virtual Byzantine clients, name:count")
@@ -85,6 +92,11 @@ def _check(f: dataclasses.Field, value: Any) -> None:
         raise ConfigError(f"{name} is {value!r}; give a text of printable characters")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name} is {value}; give a finite number")
+    if "reads" in limits and value is not None:
+        try:
+            limits["reads"](value)
+        except (ValueError, KeyError, ZeroDivisionError, OverflowError):
+            raise ConfigError(f"{name} is '{value}'; give bytes, such as {limits['such_as']}") from None
     if "choices" in limits and value not in limits["choices"]:
         raise ConfigError(f"{name} cannot be '{value}'; {nearest(str(value), limits['choices'])}")
     if "low" in limits and value < limits["low"]:

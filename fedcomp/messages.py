@@ -98,6 +98,8 @@ class Assignment(Values):
     frames: list[bytes]  # the download
     accepted: str  # ticket of the client's last proposal that was accepted, "" for none
     announced: list[bytes] = field(default_factory=list)  # what the phase needs besides, as name, value, name, value
+    density: float = 0.0  # of the uplink codec in this round; 0 = its own
+    lr: float = 1.0  # this round's learning rate as a multiple of the client's
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from typing import Any
 
 from .errors import SpecError, nearest
 
+UNITS = {"": 1, "B": 1, "kB": 1000, "KB": 1000, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
 
 @dataclass(frozen=True)
 class Part:
@@ -103,6 +105,20 @@ def number(raw: str) -> float:
     if not math.isfinite(value):
         raise ValueError(raw)
     return value
+
+
+def size(raw: str) -> int:
+    """Bytes: `200kB`, `1.5MB`, `64KiB`, `4096`. Raises ValueError on anything else, and below one byte."""
+    digits = raw.strip().rstrip("kKMGiB")
+    value = math.floor(number(digits) * UNITS[raw.strip()[len(digits) :]])
+    if value < 1:
+        raise ValueError(raw)
+    return value
+
+
+def sizes(raw: str) -> list[int]:
+    """Sizes with commas between them."""
+    return [size(part) for part in raw.split(",")]
 
 
 def _digits(raw: str) -> str:

@@ -18,7 +18,7 @@ OTHER = {
     "strategy": "vote", "weights": "examples", "weight_cap": 3.0, "uplink": "topk:density=1%,values=fp16", "downlink": "identity",
     "memory": "none", "downlink_memory": "none", "server_lr": 0.1, "cache": 2.5, "attack": "signflip:3", "engine": "serial",
     "cohort_batch": 16, "device": "cpu", "seed": 42, "eval_every": 5, "checkpoint_every": 10, "out": "runs/mine", "resume": True,
-    "plain": True,
+    "plain": True, "density_warmup": 4, "lr_warmup": 5, "budget": "200kB", "bandwidths": "10kB,1MiB",
 }
 
 
@@ -36,7 +36,7 @@ def test_the_table_above_names_every_option():
 @pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
 def test_every_option_says_what_it_does(f):
     assert f.metadata["help"]
-    assert set(f.metadata) <= {"help", "unit", "local", "low", "high", "above", "choices"}
+    assert set(f.metadata) <= {"help", "unit", "local", "low", "high", "above", "choices", "reads", "such_as"}
 
 
 @pytest.mark.parametrize("f", [f for f in FIELDS if {"low", "high", "above"} & set(f.metadata)], ids=lambda f: f.name)
@@ -53,6 +53,17 @@ def test_ranges_hold_at_their_ends(f):
     if "above" in f.metadata:
         with pytest.raises(ConfigError, match=f"^{config.flag(f.name)} is .*; give more than "):
             RunConfig(**{f.name: f.metadata["above"]})
+
+
+@pytest.mark.parametrize("text", ["200", "200kB", "1.5MB", "64KiB", "1/2MB"])
+def test_sizes_that_are_read(text):
+    assert RunConfig(budget=text).budget == text
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "0", "1e400", "kB", "10 kilobytes", "1,2", "1/0MB", "1kiB", "1BB"])
+def test_a_size_that_is_none_names_the_flag_and_an_example(text):
+    with pytest.raises(ConfigError, match="^--budget is '.*'; give bytes, such as 200kB$"):
+        RunConfig(budget=text)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -124,7 +135,7 @@ def test_a_config_file_that_cannot_be_read(tmp_path, path):
 
 
 def test_settings_leave_out_what_is_not_set():
-    assert {f.name for f in FIELDS} - set(config.settings(RunConfig())) == {"data", "attack", "out"}
+    assert {f.name for f in FIELDS} - set(config.settings(RunConfig())) == {"data", "attack", "out", "budget", "bandwidths"}
 
 
 @pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)

@@ -66,10 +66,11 @@ class Client:
             stage = "train"
             batches = plan_batches(self.sgd, self.shard, self.seed, assignment.round, assignment.client)
             trained = self.engine.train(
-                self.replica.weights.to(self.engine.device), self.data, batches, self.sgd,
+                self.replica.weights.to(self.engine.device), self.data, batches, self.sgd.at_rate(assignment.lr),
                 seed=self.seed, round=assignment.round, who=assignment.client, buffers=self.buffers,
             )
             stage = "encode"
+            self.memory.use_density(assignment.density)
             seed = seeds.key(self.seed, "encode", assignment.round, assignment.client)
             frame = self.memory.propose(trained.update, seed=seed, context=context_of(assignment)) or b""
         except NeedDense as error:

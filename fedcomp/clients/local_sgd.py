@@ -7,9 +7,10 @@ efficient momentum SGD. ICML 2019.
     g ← clip(∇L_B(w)) + λw;  u ← μu + g;  w ← w − ηu;  after H steps the update is w − w_start
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from .. import seeds
 from ..config import RunConfig
-from ..errors import DataError
+from ..errors import DataError, ProtocolError
 from ..layout import Layout
 from ..tasks.base import Data, Task, batch_statistics
 
@@ -37,6 +38,13 @@ class LocalSGD:
     @classmethod
     def from_config(cls, config: RunConfig) -> "LocalSGD":
         return cls(config.local_steps, config.local_epochs, config.batch_size, config.lr, config.momentum, config.weight_decay, config.clip)
+
+
+    def at_rate(self, multiple: float) -> "LocalSGD":
+        """These options with a multiple of the learning rate. Raises ProtocolError unless it is above 0 and finite."""
+        if not 0 < multiple < math.inf:
+            raise ProtocolError(f"the learning rate is to be taken {multiple} times; give a multiple above 0")
+        return replace(self, lr=self.lr * multiple)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ batches and accumulation are here, once.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 import torch
@@ -67,6 +67,21 @@ class Codec(ABC):
     def variance(self, numel: int) -> float | None:
         """ω with E C(x) = x and E ‖x − C(x)‖² ≤ ω‖x‖², or None if the codec is biased."""
         return None
+
+    def at_density(self, density: float) -> "Codec":
+        """This codec, sending another share of the coordinates. Raises ConfigError for one that has no density."""
+        if "density" not in {f.name for f in fields(self)}:
+            raise ConfigError(f"{self} has no density that could change; use one that has, such as stc or topk")
+        return replace(self, density=density)
+
+    def longest_section(self, numel: int) -> int | None:
+        """A length in bytes, count included, that no section for a vector [numel] exceeds; None if the codec knows none."""
+        return None
+
+    def longest_frame(self, layout: Layout) -> int | None:
+        """A length in bytes that no frame for vectors of this layout exceeds; None if the codec knows none."""
+        section = self.longest_section(layout.numel)
+        return section and frame.header_bytes(self.seeded) + section
 
     # What an author writes.
 
@@ -208,6 +223,19 @@ class LayerWise(Codec):
 
     def variance(self, numel: int) -> float | None:
         return self.inner.variance(numel)
+
+    @property
+    def density(self) -> float:
+        return self.inner.density
+
+    def at_density(self, density: float) -> Codec:
+        return LayerWise(self.inner.at_density(density))
+
+    def longest_frame(self, layout: Layout) -> int | None:
+        sections = [self.inner.longest_section(e.numel) for e in layout]
+        if None in sections:
+            return None
+        return frame.header_bytes(self.seeded) + sum(len(frame.varint(section)) + section for section in sections)
 
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
         return self.inner.pack(x, seed, context)

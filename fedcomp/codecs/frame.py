@@ -85,6 +85,11 @@ def seal(codec: CodecId, scope: int, numel: int, sections: Sequence[Section], se
     return b"".join([head, CRC.pack(_checksum(head, numel, parts)), *parts])
 
 
+def header_bytes(seeded: bool) -> int:
+    """What stands before the sections."""
+    return SECTIONS + (SEED.size if seeded else 0)
+
+
 def unseal(
     data: bytes, codec: CodecId, numel: int, layout: Layout | None = None, seeded: bool = False
 ) -> tuple[int, list[tuple[Entry, Section]]]:

@@ -47,6 +47,9 @@ class SBC(selection.Largest):
     def select_rows(self, x: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         return kernels.top_side_rows(x, self.count(x.shape[1]))[:3]
 
+    def value_bytes(self, count: int) -> int:
+        return 4
+
     def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
         return int(values[0] < 0), selection.pack_mean(values)
 

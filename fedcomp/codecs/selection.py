@@ -21,7 +21,7 @@ from ..kernels import rice
 from ..layout import Layout
 from . import frame
 from .base import Codec, Context, add_finite, expect
-from .frame import EMPTY, Section
+from .frame import EMPTY, Section, varint
 from .update import Sparse, Update
 
 MEAN = struct.Struct("<f")
@@ -135,6 +135,16 @@ class Largest(Selective):
     def count(self, numel: int) -> int:
         """k for a vector [numel]."""
         return min(numel, max(1, math.floor(self.density * numel + 0.5)))
+
+    @abstractmethod
+    def value_bytes(self, count: int) -> int:
+        """How many bytes `pack_values` makes of `count` values, at most."""
+
+    def longest_section(self, numel: int) -> int:
+        k = self.count(numel)
+        b = rice.parameter(k, numel)
+        gaps = (k * (b + 1) + ((numel - k) >> b) + 7) // 8  # the shifted gaps add up to no more than the shifted sum
+        return len(varint(k)) + 2 + self.value_bytes(k) + gaps
 
     def select(self, x: Tensor, seed: int) -> Tensor:
         return kernels.top_k(x, self.count(x.numel()))

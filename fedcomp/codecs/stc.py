@@ -33,6 +33,9 @@ class STC(selection.Largest):
         k = self.count(numel)
         return min(k / max(numel, 1), 1 / max(k, 1))  # attained by a constant vector and by a single spike over tiny values
 
+    def value_bytes(self, count: int) -> int:
+        return 4 + (count + 7) // 8
+
     def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
         return 0, selection.pack_mean(values) + kernels.pack_signs(values > 0)
 

@@ -34,6 +34,9 @@ class TopK(selection.Largest):
         exact = self.count(numel) / max(numel, 1)
         return exact if self.values == "fp32" else exact * (1 - 2.0**-21)
 
+    def value_bytes(self, count: int) -> int:
+        return half.size(count) if self.values == "fp16" else 4 * count
+
     def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
         return (FP16, half.pack(values)) if self.values == "fp16" else (FP32, values.astype("<f4", copy=False).tobytes())
 

@@ -40,9 +40,14 @@ class Memory(ABC):
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         if layout is not None and layout.numel != numel:
             raise ConfigError(f"the layout has {layout.numel} elements and the memory {numel}; give the layout of this model")
-        self.codec, self.numel, self.layout, self.options = codec, numel, layout, options or self.Options()
+        self.codec = self._made_with = codec
+        self.numel, self.layout, self.options = numel, layout, options or self.Options()
         self.pending: bytes | None = None  # the frame of a proposal that is not settled
         self.check_codec()
+
+    def use_density(self, density: float) -> None:
+        """Send this share of the coordinates from now on; 0 = that of the codec that was given. Raises ConfigError where it has none."""
+        self.codec = self._made_with.at_density(density) if density else self._made_with
 
     def check_codec(self) -> None:
         """Raise ConfigError when this memory would diverge with its codec, naming a codec with which it would not."""

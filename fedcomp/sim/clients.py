@@ -124,7 +124,7 @@ class VirtualClients:
         for a in ready:
             try:
                 result = self.engine.train(
-                    self._start(), self.data, plans[a.client], self.sgd,
+                    self._start(), self.data, plans[a.client], self.sgd.at_rate(a.lr),
                     seed=self.seed, round=a.round, who=a.client, buffers=self.at_rest(a.client).buffers,
                 )
                 trained.append(Trained(a, result.loss, result.buffers))
@@ -140,7 +140,7 @@ class VirtualClients:
         if not ready:
             return [], self._no_updates()
         try:
-            updates, losses = engine.train(self._start(), self.data, [plans[a.client] for a in ready], self.sgd)
+            updates, losses = engine.train(self._start(), self.data, [plans[a.client] for a in ready], self.sgd.at_rate(ready[0].lr))
             return [Trained(a, loss, None) for a, loss in zip(ready, losses.tolist(), strict=True)], updates
         except ConfigError:
             raise
@@ -155,9 +155,17 @@ class VirtualClients:
         return torch.empty(0, self.replica.weights.numel(), dtype=torch.float32, device=self.engine.device)
 
     def _propose(self, trained: Sequence[Trained], updates: Tensor, reports: dict[int, Report]) -> None:
-        if not trained:
-            return
+        densities = [t.assignment.density for t in trained]
+        for density in dict.fromkeys(densities):
+            rows = [i for i, mine in enumerate(densities) if mine == density]
+            alike = updates if len(rows) == len(trained) else updates[rows]
+            self._propose_alike([trained[i] for i in rows], alike, reports)
+
+    def _propose_alike(self, trained: Sequence[Trained], updates: Tensor, reports: dict[int, Report]) -> None:
+        """Proposals of one density."""
         states = [self.at_rest(t.assignment.client) for t in trained]
+        for t, state in zip(trained, states, strict=True):
+            state.memory.use_density(t.assignment.density)
         encode_seeds = [seeds.key(self.seed, "encode", t.assignment.round, t.assignment.client) for t in trained]
         context = context_of(trained[0].assignment)
         frames = type(states[0].memory).propose_stack([s.memory for s in states], updates, encode_seeds, context)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import __version__
+from .. import __version__, spec
 from ..clients.local_sgd import LocalSGD, SerialEngine, evaluate
 from ..clients.replica import Replica
 from ..codecs import codec
@@ -88,6 +88,7 @@ class Simulation:
         weights = self.layout.gather(model)
         self.machine = self._machine(model)
         self.strategy.begin(weights.clone(), self.layout)
+        self._declare_bandwidths()
         train = _on(train, self.device)
         engine = self._engine(model, weights, train)
         self.clients = VirtualClients(
@@ -136,10 +137,23 @@ class Simulation:
         c = self.config
         if c.attack is not None:
             raise SpecError(f"unknown attack '{c.attack}'; none is built in, leave --attack out")
-        rules = Rules(c.participation, c.uplink, c.downlink, c.downlink_memory, c.weights, c.weight_cap, c.server_lr, c.cache, c.seed)
+        budget = spec.size(c.budget) if c.budget else 0
+        rules = Rules(
+            c.participation, c.uplink, c.downlink, c.downlink_memory, c.weights, c.weight_cap, c.server_lr, c.cache, c.seed,
+            c.density_warmup, c.lr_warmup, budget,
+        )
         return strategy_class(c.strategy)(
             rules, roster=by_index, on_answer=lambda round, answered, asked: self.observer.progress(round, answered, asked)
         )
+
+    def _declare_bandwidths(self) -> None:
+        """Deal them out, and see that the budget is enough for any cohort."""
+        c = self.config
+        if c.bandwidths and not c.budget:
+            raise ConfigError("--bandwidths are shares of a budget; give --budget as well")
+        dealt = spec.sizes(c.bandwidths) if c.bandwidths else []
+        self.strategy.bandwidths = {client: float(dealt[client % len(dealt)]) for client in range(c.clients)} if dealt else {}
+        self.strategy.schedule.terms(1, range(cohort_size(c.participation, c.clients)), self.strategy.bandwidths)
 
     def _memory(self) -> Memory:
         return memory(self.config.memory, self.strategy.uplink, self.layout.numel, self.layout)

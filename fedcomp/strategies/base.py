@@ -29,6 +29,7 @@ from .broadcasts import Broadcast, Broadcasts
 from .closing import AllAnswered, Closing
 from .cohort import Roster, by_node, sample
 from .exchange import Accepted, Exchange, Traffic
+from .schedule import Schedule, Terms
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ class Rules:
     server_lr: float = 1.0
     cache: float = 1.0
     seed: int = 0
+    density_warmup: int = 0
+    lr_warmup: int = 0
+    budget_bytes: int = 0
     timeout_s: float | None = None  # seconds that a phase may take; None = as long as it does
 
 
@@ -91,8 +95,10 @@ class RoundStrategy(Strategy):
         self.uplink, self.downlink = codec(self.rules.uplink), codec(self.rules.downlink)
         self.versions: dict[int, str] = {}  # that each client last reported
         self.tickets: dict[int, str] = {}  # of each client's last accepted proposal
+        self.bandwidths: dict[int, float] = {}  # bytes a second that clients declared for their uplink
         self.broadcasts: Broadcasts
         self.layout: Layout
+        self.schedule: Schedule
 
     # What an algorithm decides.
 
@@ -124,6 +130,8 @@ class RoundStrategy(Strategy):
         keeper = memory(self.rules.downlink_memory, self.downlink, layout.numel, layout)
         cache_bytes = int(self.rules.cache * 4 * layout.numel)
         self.broadcasts = Broadcasts(weights, layout, self.downlink, keeper, cache_bytes)
+        rules = self.rules
+        self.schedule = Schedule(self.uplink, layout, rules.density_warmup, rules.lr_warmup, rules.budget_bytes)
 
     def rounds(self, grid: Grid, rounds: Iterable[int]) -> Iterator[Outcome]:
         """Run these rounds, yielding after each. The broadcast of a round is sent in the next: write it down in between."""
@@ -135,10 +143,10 @@ class RoundStrategy(Strategy):
         nodes = self.roster(grid)
         cohort = self.choose(list(nodes), round)
         traffic, results, rejected = Traffic(), {}, {}
-        asked = cohort
+        asked, terms = cohort, self.schedule.terms(round, cohort, self.bandwidths)
         for phase in self.phases(round):
             exchange = self._exchange(grid, round, phase, traffic)
-            messages = [self._message(exchange, client, nodes[client], round, phase, results) for client in asked]
+            messages = [self._message(exchange, client, nodes[client], round, phase, results, terms[client]) for client in asked]
             exchange.run(messages, phase.closing, self.rules.timeout_s)
             results[phase.name] = list(exchange.answers())
             rejected |= exchange.rejected
@@ -156,7 +164,14 @@ class RoundStrategy(Strategy):
         )
 
     def _message(
-        self, exchange: Exchange, client: int, node: int, round: int, phase: Phase, before: Mapping[str, Sequence[Accepted]]
+        self,
+        exchange: Exchange,
+        client: int,
+        node: int,
+        round: int,
+        phase: Phase,
+        before: Mapping[str, Sequence[Accepted]],
+        terms: Terms,
     ) -> Message:
         b, accepted = self.broadcasts, self.tickets.get(client, "")
         download = b.download(self.versions.get(client, b.first))
@@ -164,7 +179,9 @@ class RoundStrategy(Strategy):
         announced = [part for name, value in told.items() for part in (name.encode(), value)]
         exchange.traffic.sent(client, download, announced, first=client not in self.versions, newest=b.newest_bytes())
         form, base, frames = download.form, download.base, download.frames
-        assignment = Assignment(round, phase.name, client, form, base, b.version, b.fingerprint, frames, accepted, announced)
+        assignment = Assignment(
+            round, phase.name, client, form, base, b.version, b.fingerprint, frames, accepted, announced, terms.density, terms.lr
+        )
         return exchange.message(assignment, node)
 
     def _hear(self, report: Report) -> None:
@@ -233,7 +250,8 @@ class RoundStrategy(Strategy):
         phase = next(iter(self.phases(server_round)))
         self._open = self._exchange(grid, server_round, phase, Traffic())
         self._cohort = self.choose(list(nodes), server_round)
-        return [self._message(self._open, client, nodes[client], server_round, phase, {}) for client in self._cohort]
+        terms = self.schedule.terms(server_round, self._cohort, self.bandwidths)
+        return [self._message(self._open, client, nodes[client], server_round, phase, {}, terms[client]) for client in self._cohort]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Close a round of one phase that `configure_train` opened."""
