@@ -43,6 +43,7 @@ class RunConfig:
                             high=1_000_000)
     lr: float = option(0.05, "learning rate of local SGD", above=0.0)
     momentum: float = option(0.0, "momentum of local SGD, from zero in every round", low=0.0, high=1.0)
+    keep_momentum: bool = option(False, "clients keep their momentum between rounds, but for where their update was sent")
     weight_decay: float = option(0.0, "weight decay of local SGD", low=0.0)
     clip: float = option(0.0, "largest L2 norm of a local gradient; 0 = no clipping", low=0.0)
     strategy: str = option("average", "how updates become a model")

@@ -20,6 +20,7 @@ from typing import Any
 from .errors import SpecError, nearest
 
 UNITS = {"": 1, "B": 1, "kB": 1000, "KB": 1000, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+COUNTS = {"": 1, "k": 1000, "M": 10**6, "G": 10**9}
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,15 @@ def size(raw: str) -> int:
     """Bytes: `200kB`, `1.5MB`, `64KiB`, `4096`. Raises ValueError on anything else, and below one byte."""
     digits = raw.strip().rstrip("kKMGiB")
     value = math.floor(number(digits) * UNITS[raw.strip()[len(digits) :]])
+    if value < 1:
+        raise ValueError(raw)
+    return value
+
+
+def count(raw: str) -> int:
+    """How many: `1000000`, `25M`, `1.5k`, `1G`. Raises ValueError on anything else, and below one."""
+    digits = raw.strip().rstrip("kMG")
+    value = math.floor(number(digits) * COUNTS[raw.strip()[len(digits) :]])
     if value < 1:
         raise ValueError(raw)
     return value

@@ -19,7 +19,7 @@ from ..errors import ConfigError
 PANELS = {
     "Task and data": "task data partition clients seed",
     "Rounds": "rounds participation strategy weights weight_cap server_lr attack eval_every",
-    "Local training": "local_steps local_epochs batch_size lr lr_warmup momentum weight_decay clip",
+    "Local training": "local_steps local_epochs batch_size lr lr_warmup momentum keep_momentum weight_decay clip",
     "Compression": "uplink memory density_warmup budget bandwidths downlink downlink_memory cache",
     "Machine": "device engine cohort_batch",
     "Output": "out resume checkpoint_every plain",

@@ -1,6 +1,5 @@
 """Tables of what there is to choose from."""
 
-import dataclasses
 import inspect
 import sys
 
@@ -9,23 +8,41 @@ from rich.table import Table
 
 from .. import spec
 from ..codecs import available_codecs
+from .figures import NOTHING
+from .measure import normal
+
+NUMEL = 1 << 16  # of the vector of normal values that sizes are measured on
+COLUMNS = ("codec", "bits", "unbiased", "contracts", "linear", "portable", "source", "what it sends")
+LEGEND = f"""bits: a parameter, in a frame of {NUMEL:,} normal values;  unbiased: ω with E‖x−C(x)‖² ≤ ω‖x‖²
+contracts: δ with ‖x−C(x)‖² ≤ (1−δ)‖x‖²;  linear: frames add;  portable: the same bytes on every device"""
 
 
 def print_codecs() -> None:
-    """Each codec's spec string with its defaults, what it sends, its source: a table on a terminal, lines with tabs elsewhere."""
-    rows = [(_with_defaults(name, cls), inspect.getdoc(cls).partition("\n")[0], cls.source) for name, cls in available_codecs().items()]
+    """Each codec's spec string with its defaults and what may be done with it: a table on a terminal, lines with tabs elsewhere."""
+    vector = normal(NUMEL)
+    rows = []
+    for name, cls in available_codecs().items():
+        made = cls()
+        frame = made.encode(vector.values, seed=1, layout=vector.layout)
+        facts = [_factor(made.variance(NUMEL)), _factor(made.contraction(NUMEL)), _yes(made.linear), _yes(made.portable)]
+        what = inspect.getdoc(cls).partition("\n")[0]
+        rows.append([spec.show(name, made), f"{8 * len(frame) / NUMEL:.3g}", *facts, cls.source, what])
     if not sys.stdout.isatty():
-        print("\n".join("\t".join(row) for row in rows))
+        print("\n".join("\t".join(row) for row in [list(COLUMNS), *rows]))
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("codec", style="bold", overflow="fold")
-    table.add_column("what it sends")
-    table.add_column("source", style="dim")
+    for name in COLUMNS:
+        table.add_column(name, justify="right" if name == "bits" else "left", style="bold" if name == "codec" else "", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False, markup=False).print(table)
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+    console.print(LEGEND, style="dim")
 
 
-def _with_defaults(name: str, cls: type) -> str:
-    required = [f.name for f in dataclasses.fields(cls) if f.init and f.default is f.default_factory is dataclasses.MISSING]
-    return f"{name}:{','.join(f'{option}=…' for option in required)}" if required else spec.show(name, cls())
+def _factor(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.2g}"
+
+
+def _yes(fact: bool) -> str:
+    return "yes" if fact else NOTHING

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from .. import __version__
+from .. import __version__, spec
 from ..config import RunConfig
 from ..errors import INTERRUPTED, FedcompError, UserError
 from . import flags
@@ -168,6 +168,41 @@ def codecs() -> None:
     from .listing import print_codecs
 
     print_codecs()
+
+
+bench = typer.Typer(cls=OneSentence, add_completion=False, rich_markup_mode="rich")
+app.add_typer(bench, name="bench")
+
+
+@bench.callback(invoke_without_command=True)
+def measurements(context: typer.Context) -> None:
+    """Measure on this machine."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@bench.command("codecs")
+def bench_codecs(
+    numel: Annotated[str, typer.Option(metavar="N", help="Elements of a vector of normal values, such as 25M.")] = "1M",
+    task: Annotated[str | None, typer.Option(metavar="TEXT", help="Take an update of this task in place of normal values.")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the task's data; FEDCOMP_DATA when not given.")] = None,
+    codec: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A codec, may be given again; all when not given.")] = None,
+    device: Annotated[str, typer.Option(metavar="[cpu|cuda]", help="Where the vector lies.")] = "cpu",
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Of which the medians are shown.")] = 5,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw bits against error, as SVG.")] = None,
+) -> None:
+    """Measure what codecs cost and keep, beside a plain copy of the vector."""
+    from . import bench, measure
+
+    try:
+        count = spec.count(numel)
+    except (ValueError, KeyError, ZeroDivisionError, OverflowError):
+        raise UserError(f"--numel is '{numel}'; give a whole number such as 1000000, 25M or 1G") from None
+    where = measure.device(device)
+    folder = data or (Path(os.environ["FEDCOMP_DATA"]) if os.environ.get("FEDCOMP_DATA") else None)
+    vector = measure.update_of(task, folder, where) if task else measure.normal(count, where)
+    bench.codecs(vector, codec or (), repeats, json, picture)
 
 
 def main() -> None:

@@ -5,6 +5,9 @@ data. AISTATS 2017; with momentum from zero in every round: Yu, Jin, Yang: On th
 efficient momentum SGD. ICML 2019.
 
     g ← clip(∇L_B(w)) + λw;  u ← μu + g;  w ← w − ηu;  after H steps the update is w − w_start
+
+With `keep_momentum`, u outlives the round and is zero where the last update was sent and taken: the momentum masking of Sattler,
+Wiedemann, Müller, Samek: Sparse binary compression. IJCNN 2019.
 """
 
 import math
@@ -18,7 +21,7 @@ from torch import Tensor, nn
 
 from .. import seeds
 from ..config import RunConfig
-from ..errors import DataError, ProtocolError
+from ..errors import ConfigError, DataError, ProtocolError
 from ..layout import Layout
 from ..tasks.base import Data, Task, batch_statistics
 
@@ -34,10 +37,16 @@ class LocalSGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float = 0.0  # largest L2 norm of a gradient, before weight decay and momentum; 0 = off
+    keep_momentum: bool = False  # from one round to the next, but for what was sent
+
+    def __post_init__(self) -> None:
+        if self.keep_momentum and not self.momentum:
+            raise ConfigError("--keep-momentum keeps nothing without momentum; give --momentum 0.9 as well")
 
     @classmethod
     def from_config(cls, config: RunConfig) -> "LocalSGD":
-        return cls(config.local_steps, config.local_epochs, config.batch_size, config.lr, config.momentum, config.weight_decay, config.clip)
+        return cls(config.local_steps, config.local_epochs, config.batch_size, config.lr, config.momentum, config.weight_decay, config.clip,
+                   config.keep_momentum)
 
 
     def at_rate(self, multiple: float) -> "LocalSGD":
@@ -45,6 +54,63 @@ class LocalSGD:
         if not 0 < multiple < math.inf:
             raise ProtocolError(f"the learning rate is to be taken {multiple} times; give a multiple above 0")
         return replace(self, lr=self.lr * multiple)
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What is followed through the steps besides the weights: float32 [n], or [m, n] for a stack of clients; changed in place."""
+
+    momentum: Tensor | None = None  # where the first step starts from, then where the last one left it
+    moments: tuple[Tensor, Tensor] | None = None  # to which each step adds its clipped gradient, and the square of it
+
+    @classmethod
+    def begin(cls, sgd: LocalSGD, needs_moments: bool, start: Tensor, momentum: Tensor | None) -> "Traces":
+        """Those of a round from `start` [n]. `momentum` is what the client's last round left; it is copied."""
+        kept = (torch.zeros_like(start) if momentum is None else momentum.to(start.device, copy=True)) if sgd.keep_momentum else None
+        return cls(kept, (torch.zeros_like(start), torch.zeros_like(start)) if needs_moments else None)
+
+    @classmethod
+    def stack(cls, traces: Sequence["Traces"]) -> "Traces":
+        """Those of a cohort, of whom all follow the same."""
+        first = traces[0]
+        momentum = None if first.momentum is None else torch.stack([t.momentum for t in traces])
+        moments = None if first.moments is None else tuple(torch.stack(column) for column in zip(*(t.moments for t in traces), strict=True))
+        return cls(momentum, moments)
+
+    def rows(self, index: Tensor | int) -> "Traces":
+        """A copy of a stack's rows, or of one of them."""
+        momentum = None if self.momentum is None else self.momentum[index].clone()
+        return Traces(momentum, self.moments and (self.moments[0][index].clone(), self.moments[1][index].clone()))
+
+    def put(self, index: Tensor, rows: "Traces") -> None:
+        """Write rows back into a stack."""
+        if self.momentum is not None:
+            self.momentum[index] = rows.momentum
+        for whole, part in zip(self.moments or (), rows.moments or (), strict=True):
+            whole[index] = part
+
+    def momenta(self, layout: Layout, weights: Sequence[Tensor]) -> list[Tensor] | None:
+        """The momentum before the first step, tensor by tensor, in the precision of the weights."""
+        if self.momentum is None:
+            return None
+        return [view.to(weight.dtype) for view, weight in zip(layout.views(self.momentum).values(), weights, strict=True)]
+
+    def step(self, layout: Layout, gradients: Sequence[Tensor]) -> None:
+        """Hear of a step's gradients."""
+        if self.moments is not None:
+            sums, squares = (layout.views(moment).values() for moment in self.moments)
+            for total, square, gradient in zip(sums, squares, gradients, strict=True):
+                total.add_(gradient)
+                square.addcmul_(gradient.to(torch.float32), gradient.to(torch.float32))
+
+    def end(self, layout: Layout, momenta: Sequence[Tensor] | None) -> None:
+        """Hear of the momentum after the last step."""
+        if self.momentum is not None and momenta is not None:
+            for view, momentum in zip(layout.views(self.momentum).values(), momenta, strict=True):
+                view.copy_(momentum)
+
+
+NO_TRACES = Traces()
 
 
 @dataclass(frozen=True)
@@ -92,7 +158,7 @@ class SerialEngine:
     """
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
-        self.task, self.model, self.device = task, model.to(device), torch.device(device)
+        self.task, self.model, self.layout, self.device = task, model.to(device), layout, torch.device(device)
         self.weights = layout.gather(self.model)
         parameters = dict(self.model.named_parameters())
         self.parameters = [parameters[e.name] for e in layout]
@@ -106,7 +172,7 @@ class SerialEngine:
         self.initial_buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
 
     def train(self, start: Tensor, data: Data, batches: Sequence[np.ndarray], sgd: LocalSGD, *, seed: int = 0, round: int = 0, who: int = 0,
-              buffers: dict[str, Tensor] | None = None) -> Trained:
+              buffers: dict[str, Tensor] | None = None, traces: Traces = NO_TRACES) -> Trained:
         """Local SGD from `start` (float32 [n]) over the batches of `data`, both on the engine's device.
 
         What the model draws comes from (seed, "dropout", round, who); torch's own generators are left as they were. `buffers` is
@@ -116,14 +182,17 @@ class SerialEngine:
         base = self._load(start, buffers)
         self.model.train()
         index = torch.from_numpy(np.concatenate(batches)).to(self.device)
-        losses, momenta = [], None
+        losses, momenta = [], traces.momenta(self.layout, self.parameters)
         with _drawing_from(seeds.key(seed, "dropout", round, who), self.device):
             for rows in index.split([len(batch) for batch in batches]):
                 loss = self.task.loss(self.model(data.inputs.index_select(0, rows)), data.targets.index_select(0, rows))
                 losses.append(loss.detach())
                 gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
                 with torch.no_grad():
-                    momenta = descend(self.parameters, _clipped(gradients, sgd.clip) if sgd.clip else gradients, momenta, sgd)
+                    gradients = _clipped(gradients, sgd.clip) if sgd.clip else gradients
+                    traces.step(self.layout, gradients)
+                    momenta = descend(self.parameters, gradients, momenta, sgd)
+        traces.end(self.layout, momenta)
         for parameter, view in self.apart:
             view.copy_(parameter.detach())
         return Trained(self.weights - base, torch.stack(losses).mean(dtype=torch.float32).item(), self._changed_buffers())

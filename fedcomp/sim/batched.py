@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional as F
 
-from ..clients.local_sgd import LocalSGD, descend
+from ..clients.local_sgd import NO_TRACES, LocalSGD, Traces, descend
 from ..errors import ConfigError
 from ..layout import Layout
 from ..tasks.base import Data, Task
@@ -42,7 +42,9 @@ class BatchedEngine:
         chain = _chain(model)
         self.gradients = _chain_gradients(task, model, chain) if chain else _mapped_gradients(task, model)
 
-    def train(self, start: Tensor, data: Data, plans: Sequence[Sequence[np.ndarray]], sgd: LocalSGD) -> tuple[Tensor, Tensor]:
+    def train(
+        self, start: Tensor, data: Data, plans: Sequence[Sequence[np.ndarray]], sgd: LocalSGD, *, traces: Traces = NO_TRACES
+    ) -> tuple[Tensor, Tensor]:
         """Local SGD from `start` (float32 [n]) for every client of `plans`, its batches of `data`; all on the engine's device.
 
         Returns the updates, float32 [m, n], and each client's mean over its steps of the loss before the step, float32 [m].
@@ -58,21 +60,24 @@ class BatchedEngine:
             members = list(group)
             for some in np.array_split(members, math.ceil(len(members) / (self.at_once or len(members)))):
                 index = torch.from_numpy(np.stack([np.concatenate(plans[client]) for client in some])).to(self.device)
-                rows = slice(done, done + len(some))
-                losses[rows] = self._train(start, updates[rows], data, index.split(size, dim=1), sgd)
+                rows, place = slice(done, done + len(some)), torch.from_numpy(some).to(self.device)
+                mine = traces.rows(place)
+                losses[rows] = self._train(start, updates[rows], data, index.split(size, dim=1), sgd, mine)
+                traces.put(place, mine)
                 done = rows.stop
         if order == sorted(order):
             return updates, losses
         place = torch.from_numpy(np.argsort(order)).to(self.device)
         return updates[place], losses[place]
 
-    def _train(self, start: Tensor, stack: Tensor, data: Data, batches: Sequence[Tensor], sgd: LocalSGD) -> Tensor:
+    def _train(self, start: Tensor, stack: Tensor, data: Data, batches: Sequence[Tensor], sgd: LocalSGD, traces: Traces) -> Tensor:
         """Leaves the updates in `stack` [m, n]; returns the losses [m]. `batches`: for each step, positions [m, b]."""
         base = self._rounded(start)
         stack.copy_(base.expand_as(stack))
         views = self.layout.views(stack)
         parameters = {name: view.to(self.coarse.get(name, torch.float32)) for name, view in views.items()}
-        weights, momenta, losses = list(parameters.values()), None, []
+        weights, losses = list(parameters.values()), []
+        momenta = traces.momenta(self.layout, weights)
         for positions in batches:
             inputs, targets = _gathered(data.inputs, positions), _gathered(data.targets, positions)
             try:
@@ -82,8 +87,11 @@ class BatchedEngine:
                     raise
                 raise ConfigError(f"the model of task '{self.task.name}' cannot be trained batched ({str(error).splitlines()[0]}); "
                                   "give --engine serial") from error
-            momenta = descend(weights, _clipped(gradients, sgd.clip) if sgd.clip else gradients, momenta, sgd)
+            gradients = _clipped(gradients, sgd.clip) if sgd.clip else gradients
+            traces.step(self.layout, gradients)
+            momenta = descend(weights, gradients, momenta, sgd)
             losses.append(loss)
+        traces.end(self.layout, momenta)
         for name in self.coarse:
             views[name].copy_(parameters[name])
         stack -= base

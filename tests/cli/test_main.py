@@ -51,6 +51,8 @@ def other(f: Any) -> Any:
     """A value of the option that is allowed and is not its default."""
     if "choices" in f.metadata:
         return next(choice for choice in f.metadata["choices"] if choice != f.default)
+    if "such_as" in f.metadata:
+        return f.metadata["such_as"]
     if isinstance(f.default, bool):
         return not f.default
     return f.default + 1 if isinstance(f.default, int) else f.default / 2 + 0.25 if isinstance(f.default, float) else "a word"
@@ -126,7 +128,8 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path, runs):
 @pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
 def test_a_flag_wins_even_where_it_says_the_default(f, tmp_path, runs):
     if f.default is None:
-        given, expected = words(f, "word"), "word"
+        expected = "1kB" if "such_as" in f.metadata else "word"
+        given = words(f, expected)
     else:
         given, expected = ["--no-" + flag(f.name)[2:]] if f.default is False else words(f, f.default), f.default
     value = other(f)
@@ -342,7 +345,7 @@ def test_version():
 def test_alone_it_shows_its_help():
     done = fedcomp()
     assert done.exit_code == 0 and done.stdout == fedcomp("--help").stdout
-    assert re.findall(r"│ (\w+)  ", done.stdout) == ["sim", "init", "codecs"]
+    assert re.findall(r"│ (\w+)  ", done.stdout) == ["sim", "init", "codecs", "bench"]
 
 
 @pytest.mark.parametrize("given", [["--help"], ["sim", "--help"], ["--version"], ["sim", "--lr", "0"], ["init", "task.py"]],
@@ -388,11 +391,17 @@ def test_init_into_a_folder_that_is_absent(tmp_path):
 
 
 def test_codecs_lists_every_codec_ready_to_be_used():
+    from fedcomp.cli.listing import NUMEL
+    from fedcomp.cli.measure import normal
     from fedcomp.codecs import available_codecs, codec
 
     done = fedcomp("codecs")
-    rows = [line.split("\t") for line in done.stdout.splitlines()]
-    assert {spec.partition(":")[0] for spec, _, _ in rows} == set(available_codecs())
-    for spec, what, source in rows:
-        assert str(codec(spec)) == spec
-        assert what and source == type(codec(spec)).source
+    head, *rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert {row[0].partition(":")[0] for row in rows} == set(available_codecs())
+    for row in rows:
+        c, cells = codec(row[0]), dict(zip(head, row, strict=True))
+        assert str(c) == row[0] and cells["what it sends"] and cells["source"] == c.source
+        frame = c.encode(normal(NUMEL).values, seed=1, layout=normal(NUMEL).layout)
+        assert float(cells["bits"]) == pytest.approx(8 * len(frame) / NUMEL, rel=0.01)
+        assert (cells["linear"] == "yes", cells["portable"] == "yes") == (c.linear, c.portable)
+        assert (cells["unbiased"] == "–", cells["contracts"] == "–") == (c.variance(NUMEL) is None, c.contraction(NUMEL) is None)
