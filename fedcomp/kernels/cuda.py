@@ -1,0 +1,99 @@
+"""Stacks on CUDA, by Triton: few launches for a whole cohort, and nothing but results leaves the device.
+
+Selection is that of kernels/large.py: a sample of each row says above which key somewhat more than k elements are to be expected, one
+pass over the stack collects those, and the exact cut is made among them. Rows where the sample was wrong are left to the caller.
+"""
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SAMPLED = 32  # elements of a row that are sampled together
+STEP = 64  # one of so many stretches is sampled
+LONG = 1 << 16  # elements of a row from which sampling pays
+CROWDED = 1 / 16  # share of a row above which candidates are too many
+
+
+class Chosen(NamedTuple):
+    """What was selected of a stack [m, n]."""
+
+    positions: Tensor  # int64 [m, k], ascending in each row; n past the end of a row's count
+    counts: Tensor  # int64 [m]
+    missed: Tensor  # bool [m]: the sample was wrong, the row has to be selected otherwise
+    finite: Tensor  # bool [m]
+
+
+def suits(x: Tensor, k: int) -> bool:
+    """Whether `select` can be called for k of the elements of each row of x [m, n]."""
+    return _runs_on(x) and LONG <= x.shape[1] < 1 << 31 and k / x.shape[1] <= CROWDED / 4
+
+
+def select(e: Tensor | None, x: Tensor, k: int, flip: int, mask: int) -> Chosen:
+    """The k largest keys above 0 of each row of e + x, or of x where e is None; both contiguous [m, n], e float32. Nothing is written."""
+    from . import triton_loops as loops
+
+    m, n = x.shape
+    sample = _keys(e, x, flip, mask)
+    share = sample.shape[1] / n
+    rank = min(int(k * share + 4 * (k * share) ** 0.5 + 16), sample.shape[1])  # four deviations, so that too few are rare
+    floor = sample.topk(rank, dim=1).values[:, -1].clip(1).contiguous()
+    room = min(n, int(2 * rank / share))
+    found = torch.zeros(m, room, dtype=torch.int64, device=x.device)
+    seen, strange = torch.zeros(2, m, dtype=torch.int32, device=x.device)
+    grid = (-(-n // loops.BLOCK), m)
+    loops.collect[grid](x if e is None else e, x, floor, found, seen, strange, n, room, flip, mask, e is not None, loops.BLOCK)
+    best = found.topk(min(k, room), dim=1, sorted=False).values
+    positions = torch.where(best > 0, 0xFFFFFFFF - (best & 0xFFFFFFFF), n).sort(dim=1).values
+    missed = (seen > room) | ((seen < k) & (floor > 1))
+    return Chosen(positions, (best > 0).sum(1), missed, strange == 0)
+
+
+def pack_signs(x: Tensor) -> Tensor:
+    """The bits x >= 0 of each row of a contiguous x [m, n], eight a byte, as kernels.pack_signs lays them out: uint8 [m, ⌈n/8⌉]."""
+    from . import triton_loops as loops
+
+    m, n = x.shape
+    width = -(-n // 8)
+    packed = torch.empty(m, width, dtype=torch.uint8, device=x.device)
+    if packed.numel():
+        loops.pack_signs[(-(-width // (loops.BLOCK // 8)), m)](x, packed, n, width, loops.BLOCK)
+    return packed
+
+
+def words(seeds: Sequence[int], count: int, device: torch.device, stream: int = 0) -> Tensor:
+    """The first `count` words of each seed, as kernels.philox.words draws them; their bits as int32 [m, count]."""
+    from . import triton_loops as loops
+
+    keys = torch.tensor([[seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF] for seed in seeds], dtype=torch.int64, device=device)
+    drawn = torch.empty(len(seeds), count, dtype=torch.int32, device=device)
+    if drawn.numel():
+        loops.fill_words[(-(-count // loops.BLOCK), len(seeds))](keys, drawn, count, stream, loops.BLOCK)
+    return drawn
+
+
+def _keys(e: Tensor | None, x: Tensor, flip: int, mask: int) -> Tensor:
+    """Keys of a sample of each row: int32 [m, s]."""
+    blocks = x.shape[1] // SAMPLED
+
+    def sampled(v: Tensor) -> Tensor:
+        return v[:, : blocks * SAMPLED].view(len(v), blocks, SAMPLED)[:, ::STEP].to(torch.float32)
+
+    total = sampled(x) if e is None else sampled(e) + sampled(x)
+    return (total.reshape(len(x), -1).view(torch.int32) ^ flip) & mask
+
+
+def _runs_on(x: Tensor) -> bool:
+    return x.is_contiguous() and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and _triton_imports()
+
+
+@functools.cache
+def _triton_imports() -> bool:
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,77 @@
+"""Loops over stacks [m, n], compiled by Triton for CUDA; under TRITON_INTERPRET=1 they run on the CPU, for tests.
+
+Each program works on BLOCK elements of one row: the grid is (blocks of a row, rows). Keys are those of kernels/loops.py:
+`(bits ^ flip) & mask` of a float32, candidates from 1 up. Results do not depend on the order in which programs run.
+"""
+
+import triton
+import triton.language as tl
+
+BLOCK = 2048
+
+
+@triton.jit
+def collect(
+    e_ptr, x_ptr, floor_ptr, found_ptr, count_ptr, strange_ptr, n, room, flip, mask, WITH_E: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Of each row of e + x, or of x, write the keys >= floor[row] to found[row], in any order, as key << 32 | (2^32 − 1 − position).
+
+    count[row] += how many there are, found or not; strange[row] = 1 if one is not finite. found is int64 [m, room].
+    """
+    row = tl.program_id(1)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < n
+    at = row.to(tl.int64) * n + i
+    total = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if WITH_E:
+        total += tl.load(e_ptr + at, mask=inside, other=0.0)
+    bits = total.to(tl.int32, bitcast=True)
+    if tl.max(bits & 0x7FFFFFFF) >= 0x7F800000:
+        tl.store(strange_ptr + row, 1)
+    key = (bits ^ flip) & mask
+    kept = (inside & (key >= tl.load(floor_ptr + row))).to(tl.int32)
+    several = tl.sum(kept)
+    if several > 0:
+        slot = tl.atomic_add(count_ptr + row, several) + tl.cumsum(kept) - kept
+        named = (key.to(tl.int64) << 32) | (0xFFFFFFFF - i.to(tl.int64))
+        tl.store(found_ptr + row.to(tl.int64) * room + slot, named, mask=(kept > 0) & (slot < room))
+
+
+@triton.jit
+def pack_signs(x_ptr, out_ptr, n, width, BLOCK: tl.constexpr):
+    """out[row, j] = the eight bits x >= 0 of elements 8j … 8j+7, the first in the highest bit, 0 past the end. out is uint8 [m, width]."""
+    row = tl.program_id(1).to(tl.int64)
+    j = tl.program_id(0) * (BLOCK // 8) + tl.arange(0, BLOCK // 8)
+    byte = tl.zeros([BLOCK // 8], tl.int32)
+    for bit in tl.static_range(8):
+        i = j * 8 + bit
+        x = tl.load(x_ptr + row * n + i, mask=i < n, other=-1.0).to(tl.float32)
+        byte = (byte << 1) | (x >= 0).to(tl.int32)
+    tl.store(out_ptr + row * width + j, byte.to(tl.uint8), mask=j < width)
+
+
+@triton.jit
+def philox(low, high, c0, c1, c2, c3):
+    """A block of four words (kernels/philox.py), elementwise over uint32 tensors."""
+    first, second = tl.full(c0.shape, 0xD2511F53, tl.uint32), tl.full(c0.shape, 0xCD9E8D57, tl.uint32)
+    for _ in tl.static_range(10):
+        a, c = c0, c2
+        c0, c1 = tl.umulhi(c, second) ^ c1 ^ low, c * second
+        c2, c3 = tl.umulhi(a, first) ^ c3 ^ high, a * first
+        low, high = low + tl.full(c0.shape, 0x9E3779B9, tl.uint32), high + tl.full(c0.shape, 0xBB67AE85, tl.uint32)
+    return c0, c1, c2, c3
+
+
+@triton.jit(do_not_specialize=["stream"])
+def fill_words(key_ptr, out_ptr, count, stream, BLOCK: tl.constexpr):
+    """out[row] = the first `count` words of a stream of the seed whose halves, the low one first, are key[row]. out is int32 [m, count]."""
+    row = tl.program_id(1).to(tl.int64)
+    j = tl.program_id(0) * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
+    zero = (j * 0).to(tl.uint32)
+    low, high = zero + tl.load(key_ptr + 2 * row).to(tl.uint32), zero + tl.load(key_ptr + 2 * row + 1).to(tl.uint32)
+    a, b, c, d = philox(low, high, j.to(tl.uint32), zero, zero + stream.to(tl.uint32), zero)
+    i, place = 4 * j, out_ptr + row * count + 4 * j
+    tl.store(place, a.to(tl.int32, bitcast=True), mask=i < count)
+    tl.store(place + 1, b.to(tl.int32, bitcast=True), mask=i + 1 < count)
+    tl.store(place + 2, c.to(tl.int32, bitcast=True), mask=i + 2 < count)
+    tl.store(place + 3, d.to(tl.int32, bitcast=True), mask=i + 3 < count)

@@ -1,0 +1,163 @@
+"""What Triton does to stacks: on a GPU, or on the CPU by its interpreter. The reference is what numpy does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton")
+
+from fedcomp import NonFiniteError, kernels  # noqa: E402
+from fedcomp.kernels import backend, cuda, philox, select  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+N = 70_001  # no multiple of anything; below the size at which a CPU takes compiled loops
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    """Triton serves vectors on the CPU here, and nowhere else."""
+    if DEVICE == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def afterwards():
+    yield
+    os.environ.pop("TRITON_INTERPRET", None)
+
+
+def stack(seed: int = 0) -> torch.Tensor:
+    """Rows that are hard: plain, with ties at the cut, sparse, zero, of one value, of all scales, with the large ones side by side."""
+    draw = np.random.default_rng(seed)
+    x = draw.standard_normal((7, N)).astype(np.float32)
+    x[1] = np.round(2 * x[1])
+    x[2] *= draw.random(N) < 0.001
+    x[3] = 0
+    x[4] = 0.25
+    x[5] *= np.float32(10.0) ** np.linspace(-37, 37, N, dtype=np.float32)
+    x[6, :500] += 100
+    return torch.from_numpy(x).to(DEVICE)
+
+
+def by_numpy(x: torch.Tensor, k: int, of) -> list[np.ndarray]:
+    found = []
+    for row in x.float().cpu().numpy():
+        keys = of(row)
+        first = np.argsort(-keys, kind="stable")[:k]
+        found.append(np.sort(first[keys[first] > 0]))
+    return found
+
+
+def rows_of(rows: torch.Tensor, positions: torch.Tensor, counts: torch.Tensor, m: int) -> list[np.ndarray]:
+    assert torch.equal(rows.cpu(), torch.arange(m).repeat_interleave(counts.cpu()))
+    return np.split(positions.cpu().numpy(), counts.cumsum(0).cpu().numpy()[:-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("k", [1, 175, 1000])
+def test_the_largest_magnitudes_of_every_row(k, dtype):
+    x = stack().to(dtype)
+    assert cuda.suits(x, k)
+    found = rows_of(*kernels.top_k_rows(x, k), len(x))
+    assert all(map(np.array_equal, found, by_numpy(x, k, abs)))
+
+
+@pytest.mark.parametrize("k", [1, 175])
+def test_the_side_with_the_larger_mean_of_every_row(k):
+    x = stack()
+    *found, positive = kernels.top_side_rows(x, k)
+    up, down = by_numpy(x, k, lambda row: row.clip(0)), by_numpy(x, k, lambda row: (-row).clip(0))
+    for row, got, won, a, b in zip(x.cpu().numpy(), rows_of(*found, len(x)), positive.tolist(), up, down, strict=True):
+        means = [np.cumsum(abs(row[at]), dtype=np.float64)[-1] / at.size if at.size else 0.0 for at in (a, b)]
+        assert won == (means[0] >= means[1])
+        assert np.array_equal(got, a if won else b)
+
+
+@pytest.mark.parametrize("shape", ["spread", "ties"])
+def test_a_sum_is_selected_from_and_then_made(shape):
+    x, e = stack()[0], stack(1)[1] if shape == "ties" else stack(1)[0]
+    total = e + x
+    (expected,) = by_numpy(total[None], 175, abs)
+    assert np.array_equal(kernels.top_k_added(e, x, 175).cpu().numpy(), expected)
+    assert torch.equal(e, total)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # of numpy, beneath the interpreter
+def test_a_sum_that_is_not_finite_is_named_and_not_made():
+    x, e = stack()[0].clone(), stack(1)[0]
+    e[[69_999, 70_000]], x[[69_999, 70_000]] = 3e38, 3e38
+    before = e.clone()
+    with pytest.raises(NonFiniteError) as caught:
+        kernels.top_k_added(e, x, 175)
+    assert caught.value.position == 69_999 and torch.equal(e, before)
+    for value in (float("nan"), float("-inf")):
+        x[70_000] = value
+        assert cuda.select(None, stack().index_copy(0, torch.tensor([2], device=DEVICE), x[None]), 9, *select.MAGNITUDES).finite.tolist() \
+            == [True, True, False, True, True, True, True]
+
+
+def test_rows_where_the_sample_says_too_little_are_missed_and_told():
+    x = torch.zeros(2, N, device=DEVICE)
+    stretches = cuda.SAMPLED * cuda.STEP
+    x[0, 40:4000] = 1.0
+    for start in range(0, 30 * stretches, stretches):
+        x[0, start : start + 4] = 5.0  # the sample holds all of them and takes them for one in 64
+        x[1, start + cuda.SAMPLED : start + stretches] = 1.0  # the sample holds none
+    found = cuda.select(None, x, 500, *select.MAGNITUDES)
+    assert found.missed.all()
+    assert all(map(np.array_equal, rows_of(*kernels.top_k_rows(x, 500), 2), by_numpy(x, 500, abs)))
+
+
+def test_it_serves_where_it_pays():
+    x = torch.zeros(2, N, device=DEVICE)
+    assert not cuda.suits(x[:, :1000].contiguous(), 1) and not cuda.suits(x, N // 2) and not cuda.suits(x.T, 1)
+    assert cuda.LONG <= N < backend.LARGE
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 5000])
+def test_signs_eight_a_byte(n):
+    x = torch.round(torch.from_numpy(np.random.default_rng(n).standard_normal((3, n)).astype(np.float32))).to(DEVICE)
+    assert np.array_equal(cuda.pack_signs(x).cpu().numpy(), np.packbits(x.cpu().numpy() >= 0, axis=1))
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 8190, 20_001])
+def test_words_are_those_of_the_other_devices(count):
+    seeds = [17 | 23 << 32, 2**64 - 1, 0]
+    drawn = cuda.words(seeds, count, torch.device(DEVICE), stream=3).cpu().numpy().view(np.uint32)
+    assert drawn.shape == (3, count)
+    assert all(np.array_equal(row, philox.words(seed, count, stream=3)) for row, seed in zip(drawn, seeds, strict=True))
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from fedcomp.kernels import triton_loops as loops
+
+whole = dict(WITH_E="constexpr", BLOCK="constexpr")
+rows = dict(e_ptr="*fp32", x_ptr="*fp32", floor_ptr="*i32", found_ptr="*i64", count_ptr="*i32", strange_ptr="*i32")
+calls = [(loops.collect, rows | dict(n="i32", room="i32", flip="i32", mask="i32") | whole, dict(WITH_E=added, BLOCK=loops.BLOCK))
+         for added in (True, False)]
+calls += [(loops.pack_signs, dict(x_ptr=f"*{kind}", out_ptr="*u8", n="i32", width="i32", BLOCK="constexpr"), dict(BLOCK=loops.BLOCK))
+          for kind in ("fp32", "bf16")]
+calls += [(loops.fill_words, dict(key_ptr="*i64", out_ptr="*i32", count="i32", stream="i32", BLOCK="constexpr"), dict(BLOCK=loops.BLOCK))]
+for function, signature, constants in calls:
+    made = triton.compile(ASTSource(fn=function, signature=signature, constexprs=constants), target=GPUTarget("cuda", 90, 32))
+    print(function.__name__, len(made.asm["cubin"]))
+"""
+
+
+def test_they_compile_for_a_gpu_that_is_not_here():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["collect", "collect", "pack_signs", "pack_signs", "fill_words"]
