@@ -1,9 +1,9 @@
-"""What one step of sparse ternary compression with a residual costs on this CPU, in time and in memory.
+"""What one step of sparse compression with a residual costs on this CPU, in time and in memory.
 
     python benchmarks/compress.py --numel 25_000_000 --density 1/400
 
-`copy` is a plain copy into memory that is there, `torch` the usual idiom (add, abs, topk, where), `fedcomp` a proposal and its commit:
-the frame's bytes are made too. Times are medians of interleaved repeats; memory is the growth of the peak of a process of its own.
+`copy` is a plain copy into memory that is there, `torch` the usual idiom of STC (add, abs, topk, where), the others are a proposal of a codec
+and its commit: the frame's bytes are made too. Times are medians of interleaved repeats; memory is the growth of the peak of a process of its own.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -35,16 +36,16 @@ def idiom(e: Tensor, x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]
     return positions, signs, mu, torch.where(sent != 0, a - sent, a)
 
 
-def ours(e: Tensor, x: Tensor, k: int) -> bytes:
+def ours(name: str, e: Tensor, x: Tensor, k: int) -> bytes:
     """A whole frame; the new residual is in e."""
-    keeper = memory("residual", codec(f"stc:density={k}/{x.numel()}"), x.numel())
+    keeper = memory("residual", codec(f"{name}:density={k}/{x.numel()}"), x.numel())
     keeper.load_state_dict({"residual": e})
     frame = keeper.propose(x)
     keeper.commit()
     return frame
 
 
-WAYS: dict[str, Callable] = {"copy": copy, "torch": idiom, "fedcomp": ours}
+WAYS: dict[str, Callable] = {"copy": copy, "torch": idiom} | {name: partial(ours, name) for name in ("stc", "topk", "sbc")}
 
 
 def vectors(numel: int) -> tuple[Tensor, Tensor]:
