@@ -2,8 +2,9 @@
 
     python benchmarks/compress.py --numel 25_000_000 --density 1/400
 
-`copy` is a plain copy into memory that is there, `torch` the usual idiom of STC (add, abs, topk, where), the others are a proposal of a codec
-and its commit: the frame's bytes are made too. Times are medians of interleaved repeats; memory is the growth of the peak of a process of its own.
+`copy` is a plain copy into memory that is there, `torch` the usual idiom of STC (add, abs, topk, where); the others are a proposal of a
+codec and its commit: the frame's bytes are made too. Times are medians of interleaved repeats; memory is the growth of the peak of a
+process of its own.
 """
 
 import argparse
