@@ -44,8 +44,7 @@ def select(e: Tensor | None, x: Tensor, k: int, flip: int, mask: int) -> Chosen:
     room = min(n, int(2 * rank / share))
     found = torch.zeros(m, room, dtype=torch.int64, device=x.device)
     seen, strange = torch.zeros(2, m, dtype=torch.int32, device=x.device)
-    grid = (-(-n // loops.BLOCK), m)
-    loops.collect[grid](x if e is None else e, x, floor, found, seen, strange, n, room, flip, mask, e is not None, loops.BLOCK)
+    loops.collect[_grid(x)](x if e is None else e, x, floor, found, seen, strange, n, room, flip, mask, e is not None, loops.BLOCK)
     best = found.topk(min(k, room), dim=1, sorted=False).values
     positions = torch.where(best > 0, 0xFFFFFFFF - (best & 0xFFFFFFFF), n).sort(dim=1).values
     missed = (seen > room) | ((seen < k) & (floor > 1))
@@ -68,11 +67,42 @@ def words(seeds: Sequence[int], count: int, device: torch.device, stream: int = 
     """The first `count` words of each seed, as kernels.philox.words draws them; their bits as int32 [m, count]."""
     from . import triton_loops as loops
 
-    keys = torch.tensor([[seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF] for seed in seeds], dtype=torch.int64, device=device)
     drawn = torch.empty(len(seeds), count, dtype=torch.int32, device=device)
     if drawn.numel():
-        loops.fill_words[(-(-count // loops.BLOCK), len(seeds))](keys, drawn, count, stream, loops.BLOCK)
+        loops.fill_words[_grid(drawn)](_halves(seeds, device), drawn, count, stream, loops.BLOCK)
     return drawn
+
+
+def to_multiples(x: Tensor, units: Sequence[float], limits: Sequence[float], seeds: Sequence[int], kind: torch.dtype) -> Tensor:
+    """What rounding.to_multiples makes of each row of a contiguous x [m, n], as `kind`, int8 or int16, on its device."""
+    from . import triton_loops as loops
+
+    scales = torch.tensor([2.0**32 / unit for unit in units], dtype=torch.float64, device=x.device)
+    ends, made = torch.tensor(limits, dtype=torch.float64, device=x.device), torch.empty_like(x, dtype=kind)
+    if x.numel():
+        loops.multiples[_grid(x)](x, scales, ends, _halves(seeds, x.device), made, x.shape[1], loops.BLOCK, enable_fp_fusion=False)
+    return made
+
+
+def to_powers(x: Tensor, shifts: Sequence[int], seeds: Sequence[int]) -> Tensor:
+    """What rounding.to_powers makes of each row of a contiguous x [m, n]: uint8, on its device."""
+    from . import triton_loops as loops
+
+    factors = torch.tensor([2.0**shift for shift in shifts], dtype=torch.float32, device=x.device)
+    made = torch.empty_like(x, dtype=torch.uint8)
+    if x.numel():
+        loops.powers[_grid(x)](x, factors, _halves(seeds, x.device), made, x.shape[1], loops.BLOCK, enable_fp_fusion=False)
+    return made
+
+
+def _grid(x: Tensor) -> tuple[int, int]:
+    from .triton_loops import BLOCK
+
+    return -(-x.shape[1] // BLOCK), len(x)
+
+
+def _halves(seeds: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor([[seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF] for seed in seeds], dtype=torch.int64, device=device)
 
 
 def _keys(e: Tensor | None, x: Tensor, flip: int, mask: int) -> Tensor:

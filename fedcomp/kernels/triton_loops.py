@@ -62,16 +62,66 @@ def philox(low, high, c0, c1, c2, c3):
     return c0, c1, c2, c3
 
 
-@triton.jit(do_not_specialize=["stream"])
-def fill_words(key_ptr, out_ptr, count, stream, BLOCK: tl.constexpr):
-    """out[row] = the first `count` words of a stream of the seed whose halves, the low one first, are key[row]. out is int32 [m, count]."""
-    row = tl.program_id(1).to(tl.int64)
-    j = tl.program_id(0) * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
+@triton.jit
+def _words(key_ptr, row, first, stream, BLOCK: tl.constexpr):
+    """Four words for each of BLOCK blocks from `first` on, of the seed whose halves, the low one first, are key[row]."""
+    j = first + tl.arange(0, BLOCK)
     zero = (j * 0).to(tl.uint32)
     low, high = zero + tl.load(key_ptr + 2 * row).to(tl.uint32), zero + tl.load(key_ptr + 2 * row + 1).to(tl.uint32)
-    a, b, c, d = philox(low, high, j.to(tl.uint32), zero, zero + stream.to(tl.uint32), zero)
-    i, place = 4 * j, out_ptr + row * count + 4 * j
+    return philox(low, high, j.to(tl.uint32), zero, zero + stream, zero)
+
+
+@triton.jit
+def fill_words(key_ptr, out_ptr, count, STREAM: tl.constexpr, BLOCK: tl.constexpr):
+    """out[row] = the first `count` words of a stream of the seed key[row]. out is int32 [m, count]."""
+    row, first = tl.program_id(1).to(tl.int64), tl.program_id(0) * (BLOCK // 4)
+    a, b, c, d = _words(key_ptr, row, first, STREAM, BLOCK // 4)
+    i = 4 * (first + tl.arange(0, BLOCK // 4))
+    place = out_ptr + row * count + i
     tl.store(place, a.to(tl.int32, bitcast=True), mask=i < count)
     tl.store(place + 1, b.to(tl.int32, bitcast=True), mask=i + 1 < count)
     tl.store(place + 2, c.to(tl.int32, bitcast=True), mask=i + 2 < count)
     tl.store(place + 3, d.to(tl.int32, bitcast=True), mask=i + 3 < count)
+
+
+@triton.jit
+def _multiple(x, scale, limit, word):
+    """kernels/rounding.py: an integer multiple of a unit, 1/scale of it in fixed point with 32 bits after the point."""
+    size = tl.minimum(tl.abs(x.to(tl.float64)), limit)
+    level = ((size * scale + 0.5).to(tl.int64) + word.to(tl.int64)) >> 32
+    return tl.where(x < 0, -level, level)
+
+
+@triton.jit
+def multiples(x_ptr, scale_ptr, limit_ptr, key_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    """out[row] = x[row] as multiples, up or down by the words of the seed key[row]; scale and limit are float64 [m]. No fused additions."""
+    row, first = tl.program_id(1).to(tl.int64), tl.program_id(0) * (BLOCK // 4)
+    a, b, c, d = _words(key_ptr, row, first, 0, BLOCK // 4)
+    scale, limit = tl.load(scale_ptr + row), tl.load(limit_ptr + row)
+    i = 4 * (first + tl.arange(0, BLOCK // 4))
+    x, out = x_ptr + row * n + i, out_ptr + row * n + i
+    tl.store(out, _multiple(tl.load(x, mask=i < n, other=0.0).to(tl.float32), scale, limit, a), mask=i < n)
+    tl.store(out + 1, _multiple(tl.load(x + 1, mask=i + 1 < n, other=0.0).to(tl.float32), scale, limit, b), mask=i + 1 < n)
+    tl.store(out + 2, _multiple(tl.load(x + 2, mask=i + 2 < n, other=0.0).to(tl.float32), scale, limit, c), mask=i + 2 < n)
+    tl.store(out + 3, _multiple(tl.load(x + 3, mask=i + 3 < n, other=0.0).to(tl.float32), scale, limit, d), mask=i + 3 < n)
+
+
+@triton.jit
+def _power(x, factor, word):
+    """kernels/rounding.py: the exponent of a power of two."""
+    bits = tl.abs(x * factor).to(tl.uint32, bitcast=True)
+    return (bits + (word >> 9)) >> 23
+
+
+@triton.jit
+def powers(x_ptr, factor_ptr, key_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    """out[row] = the codes of powers of two of x[row]·factor[row], up or down by the words of the seed key[row]. out is uint8 [m, n]."""
+    row, first = tl.program_id(1).to(tl.int64), tl.program_id(0) * (BLOCK // 4)
+    a, b, c, d = _words(key_ptr, row, first, 0, BLOCK // 4)
+    factor = tl.load(factor_ptr + row)
+    i = 4 * (first + tl.arange(0, BLOCK // 4))
+    x, out = x_ptr + row * n + i, out_ptr + row * n + i
+    tl.store(out, _power(tl.load(x, mask=i < n, other=0.0).to(tl.float32), factor, a).to(tl.uint8), mask=i < n)
+    tl.store(out + 1, _power(tl.load(x + 1, mask=i + 1 < n, other=0.0).to(tl.float32), factor, b).to(tl.uint8), mask=i + 1 < n)
+    tl.store(out + 2, _power(tl.load(x + 2, mask=i + 2 < n, other=0.0).to(tl.float32), factor, c).to(tl.uint8), mask=i + 2 < n)
+    tl.store(out + 3, _power(tl.load(x + 3, mask=i + 3 < n, other=0.0).to(tl.float32), factor, d).to(tl.uint8), mask=i + 3 < n)

@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from fedcomp import NonFiniteError, kernels  # noqa: E402
-from fedcomp.kernels import backend, cuda, philox, select  # noqa: E402
+from fedcomp.kernels import backend, cuda, philox, rounding, select  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -137,6 +137,27 @@ def test_words_are_those_of_the_other_devices(count):
     assert all(np.array_equal(row, philox.words(seed, count, stream=3)) for row, seed in zip(drawn, seeds, strict=True))
 
 
+@pytest.mark.parametrize("n", [0, 1, 5, 8193])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_multiples_are_those_of_the_other_devices(n, dtype):
+    x = torch.from_numpy(np.random.default_rng(n).standard_normal((3, n)).astype(np.float32)).to(DEVICE, dtype)
+    units, limits, seeds = [0.1, 1e-3, 0.25], [2.5, 3.0, 100.0], [5, 2**63 + 1, 0]
+    made = cuda.to_multiples(x, units, limits, seeds, torch.int16).cpu().numpy()
+    for row, *given, levels in zip(x.cpu(), units, limits, seeds, made, strict=True):
+        assert np.array_equal(rounding.to_multiples(row, *given), levels)
+
+
+@pytest.mark.parametrize("n", [1, 5, 8193])
+def test_powers_are_those_of_the_other_devices(n):
+    draw = np.random.default_rng(n)
+    x = draw.standard_normal((3, n)) * 10.0 ** draw.integers(-44, 30, (3, n))
+    x[0, 0] = 0
+    x, shifts, seeds = torch.from_numpy(x.astype(np.float32)).to(DEVICE), [23, 3, 0], [5, 2**63 + 1, 0]
+    made = cuda.to_powers(x, shifts, seeds).cpu().numpy()
+    for row, shift, seed, codes in zip(x.cpu(), shifts, seeds, made, strict=True):
+        assert np.array_equal(rounding.to_powers(row, shift, seed), codes)
+
+
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
@@ -149,7 +170,12 @@ calls = [(loops.collect, rows | dict(n="i32", room="i32", flip="i32", mask="i32"
          for added in (True, False)]
 calls += [(loops.pack_signs, dict(x_ptr=f"*{kind}", out_ptr="*u8", n="i32", width="i32", BLOCK="constexpr"), dict(BLOCK=loops.BLOCK))
           for kind in ("fp32", "bf16")]
-calls += [(loops.fill_words, dict(key_ptr="*i64", out_ptr="*i32", count="i32", stream="i32", BLOCK="constexpr"), dict(BLOCK=loops.BLOCK))]
+words = dict(key_ptr="*i64", out_ptr="*i32", count="i32", STREAM="constexpr", BLOCK="constexpr")
+calls += [(loops.fill_words, words, dict(STREAM=1, BLOCK=loops.BLOCK))]
+rounded = dict(x_ptr="*fp32", scale_ptr="*fp64", limit_ptr="*fp64", key_ptr="*i64", out_ptr="*i8", n="i32", BLOCK="constexpr")
+calls += [(loops.multiples, rounded, dict(BLOCK=loops.BLOCK))]
+exponents = dict(x_ptr="*fp32", factor_ptr="*fp32", key_ptr="*i64", out_ptr="*u8", n="i32", BLOCK="constexpr")
+calls += [(loops.powers, exponents, dict(BLOCK=loops.BLOCK))]
 for function, signature, constants in calls:
     made = triton.compile(ASTSource(fn=function, signature=signature, constexprs=constants), target=GPUTarget("cuda", 90, 32))
     print(function.__name__, len(made.asm["cubin"]))
@@ -160,4 +186,6 @@ def test_they_compile_for_a_gpu_that_is_not_here():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["collect", "collect", "pack_signs", "pack_signs", "fill_words"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        "collect", "collect", "pack_signs", "pack_signs", "fill_words", "multiples", "powers",
+    ]
