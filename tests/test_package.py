@@ -114,6 +114,7 @@ def test_installed_wheel_runs_a_simulation(install, tmp_path):
 def test_every_module_imports_without_extras(edge, tmp_path):
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "fedcomp").rglob("*.py")]
     modules = sorted(name.removesuffix(".__init__") for name in names if not name.endswith("__main__"))
+    modules.remove("fedcomp.kernels.triton_loops")  # Triton comes with the CUDA builds of torch
     command(edge / "python", "-c", f"import importlib\nfor name in {modules}: importlib.import_module(name)", cwd=tmp_path)
 
 
