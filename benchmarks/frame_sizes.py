@@ -3,39 +3,79 @@
     python benchmarks/frame_sizes.py [--numel 1000000]
 
 The bound is that of uniformly spread positions, log2 C(n, k) bits, with one sign bit each and μ for `stc`, float32
-values for `topk`, μ for `sbc`.
+values for `topk`, μ for `sbc`. A model's update is not spread uniformly: two more tables have one with the shapes of
+`cifar10-vgg11s`, normal values whose scale differs from tensor to tensor, by fan-in or by chance, beside the same bound. `by tensor` is
+the bound for one who knows how many positions each tensor has, which nobody tells the codec.
 """
 
 import argparse
 import math
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from fedcomp import codec
+from fedcomp import Layout, codec
+from fedcomp.tasks.cifar10 import network
 
 EXTRA_BITS = {"stc": lambda k: k + 32, "topk": lambda k: 32 * k, "sbc": lambda k: 32}
+DENSITIES = (25, 100, 400, 1000)
+
+
+def binomial_bits(numel: int, k: int) -> float:
+    """log2 C(n, k)."""
+    return (math.lgamma(numel + 1) - math.lgamma(k + 1) - math.lgamma(numel - k + 1)) / math.log(2)
 
 
 def bound_bytes(name: str, numel: int, k: int) -> float:
-    binomial = math.lgamma(numel + 1) - math.lgamma(k + 1) - math.lgamma(numel - k + 1)
-    return (binomial / math.log(2) + EXTRA_BITS[name](k)) / 8
+    return (binomial_bits(numel, k) + EXTRA_BITS[name](k)) / 8
+
+
+def by_tensor_bytes(name: str, layout: Layout, positions: np.ndarray) -> float:
+    """The bound where each tensor's positions are spread uniformly."""
+    counts = np.histogram(positions, [0, *(e.span.stop for e in layout)])[0].tolist()
+    return (sum(map(binomial_bits, (e.numel for e in layout), counts)) + EXTRA_BITS[name](positions.size)) / 8
+
+
+def layered(layout: Layout, how: str) -> Tensor:
+    """Normal values; a tensor's are scaled by 1/sqrt(fan-in) of its layer, or by something between 1/4 and 2."""
+    draw = torch.Generator().manual_seed(0)
+    x, fan_in = torch.randn(layout.numel, generator=draw), 1
+    for entry in layout:
+        by_chance = 2 ** (3 * float(torch.rand((), generator=draw)) - 2)
+        fan_in = math.prod(entry.shape[1:]) if len(entry.shape) > 1 else fan_in  # a bias follows its matrix
+        x[entry.span] *= by_chance if how == "by chance" else fan_in**-0.5
+    return x
+
+
+def show(name: str, x: Tensor, layout: Layout | None) -> None:
+    numel = x.numel()
+    for p in DENSITIES:
+        chosen = codec(f"{name}:density=1/{p}")
+        frame = chosen.encode(x)
+        positions = chosen.open(frame, numel).positions
+        bound = bound_bytes(name, numel, positions.size)
+        line = f"{name + f':density=1/{p}':24}{positions.size:8,}{len(frame):10,} B{bound:12,.1f} B{len(frame) / bound - 1:12.2%}"
+        ratio = f"{'×' + f'{4 * numel / len(frame):,.0f}':>13}"
+        if layout is None:
+            print(line + ratio + f"   {'yes' if len(frame) <= 1.01 * bound + 24 else 'no'}")
+        else:
+            print(line + ratio + f"{by_tensor_bytes(name, layout, positions):12,.1f} B")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--numel", type=int, default=1_000_000)
     numel = parser.parse_args().numel
-    x = torch.randn(numel, generator=torch.Generator().manual_seed(0))
-    print(f"n = {numel:,}, normal values\n")
-    print(f"{'codec':24}{'k':>8}{'frame':>12}{'bound':>14}{'above bound':>13}{'to float32':>12}   within 1 % + 24 bytes")
+    head = f"{'codec':24}{'k':>8}{'frame':>12}{'bound':>14}{'above bound':>13}{'to float32':>12}"
+    print(f"n = {numel:,}, normal values\n\n{head}   within 1 % + 24 bytes")
     for name in EXTRA_BITS:
-        for p in (25, 100, 400, 1000):
-            chosen = codec(f"{name}:density=1/{p}")
-            frame, k = chosen.encode(x), chosen.count(numel)
-            bound = bound_bytes(name, numel, k)
-            kept = "yes" if len(frame) <= 1.01 * bound + 24 else "no"
-            over, ratio = len(frame) / bound - 1, 4 * numel / len(frame)
-            print(f"{name + f':density=1/{p}':24}{k:8,}{len(frame):10,} B{bound:12,.1f} B{over:12.2%}{'×' + f'{ratio:,.0f}':>13}   {kept}")
+        show(name, torch.randn(numel, generator=torch.Generator().manual_seed(0)), None)
+    layout = Layout.of(network())
+    for how in ("by fan-in", "by chance"):
+        print(f"\nn = {layout.numel:,}, the shapes of cifar10-vgg11s, normal values scaled {how}\n\n{head}{'by tensor':>14}")
+        for name in EXTRA_BITS:
+            show(name, layered(layout, how), layout)
 
 
 if __name__ == "__main__":

@@ -100,6 +100,7 @@ class Assignment(Values):
     announced: list[bytes] = field(default_factory=list)  # what the phase needs besides, as name, value, name, value
     density: float = 0.0  # of the uplink codec in this round; 0 = its own
     lr: float = 1.0  # this round's learning rate as a multiple of the client's
+    returned: bytes = b""  # a frame of what was dropped of the accepted proposal, b"" for nothing
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ class Report(Values):
     loss: float  # mean training loss before each local step
     stage: str  # where a FAILED client failed: "download", "train", "encode"
     reason: str
+    after: str = ""  # ticket of the proposal that the client's memory last committed, "" for none
 
 
 def failure(assignment: Assignment, stage: str, reason: str, version: str = "", fingerprint: str = "", kind: str = FAILED) -> Report:

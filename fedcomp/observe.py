@@ -50,6 +50,7 @@ class RoundRecord:
     catch_up_bytes: int = 0  # of downlink_bytes: broadcasts older than the newest
     first_download_bytes: int = 0  # of downlink_bytes: what clients without a state needed
     uplink_nonzeros: int = 0  # coordinates in the accepted updates
+    skipped: int = 0  # of the accepted: clients that had nothing to send
     rejections: Sequence[Rejection] = field(default_factory=tuple)
 
 

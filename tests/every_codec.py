@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import struct
 import typing
 import zlib
@@ -15,20 +16,27 @@ from fedcomp import Layout, available_codecs, codec
 from fedcomp.codecs import Codec, LayerWise
 
 DENSITIES = ("1", "1/10", "1/400")
+MANY = 12  # variants
+PRODUCTS = ["topk:density=1/10+fp16", "randomk:density=1/10,scaled=true+natural", "threshold:tau=0.5+drive"]
 
 
 def variants(name: str) -> list[str]:
-    """Spec strings of a codec: as it is, and with every choice of every option that has choices, at several densities."""
+    """Spec strings of a codec: as it is, and with every choice of every option that has choices, at several densities; of many at one."""
     cls = available_codecs()[name]
     hints = typing.get_type_hints(cls)
     tried = {f.name: DENSITIES if f.name == "density" else typing.get_args(hints[f.name]) for f in dataclasses.fields(cls)}
+    tried |= {option: ("false", "true") for option in tried if hints[option] is bool}
+    tried |= {"rank": ("1",)} if "rank" in tried else {}  # at which the tests' matrices have factors
     tried = {option: values for option, values in tried.items() if values and all(isinstance(v, str) for v in values)}
-    written = [",".join(f"{option}={value}" for option, value in zip(tried, values)) for values in itertools.product(*tried.values())]
+    made = [dict(zip(tried, values)) for values in itertools.product(*tried.values())]
+    if len(made) > MANY:
+        made = [m for m in made if m["density"] == DENSITIES[1] or all(m[o] == tried[o][0] for o in m if o != "density")]
+    written = [",".join(f"{option}={value}" for option, value in options.items()) for options in made]
     specs = [name, *(f"{name}:{text}" for text in written if text)]
     return list({codec(spec): spec for spec in reversed(specs)}.values())[::-1]
 
 
-WHOLE = [text for name in available_codecs() for text in variants(name)]
+WHOLE = [text for name in available_codecs() for text in variants(name)] + PRODUCTS
 SPECS = WHOLE + [f"{text}@layer" for text in WHOLE]
 
 
@@ -83,6 +91,13 @@ def half(c: Codec, v: np.ndarray) -> np.ndarray:
     return ((v / unit).clip(-32752, 32752).astype(np.float16) * unit).astype(np.float32)
 
 
+def bf16(c: Codec, v: np.ndarray) -> np.ndarray:
+    """Eight significant bits, ties to even; fewer far below the largest; in float64, where nothing else is rounded."""
+    exponents = np.frexp(v.astype(np.float64))[1]
+    units = 2.0 ** (np.maximum(exponents, exponents.max(initial=-148) - 253) - 8)
+    return (np.round(v / units) * units).clip(-255 * 2.0**120, 255 * 2.0**120).astype(np.float32)
+
+
 def topk(c: Codec, v: np.ndarray) -> np.ndarray:
     at = largest(abs(v), count(c, v.size))
     return spread(v, at, half(c, v[at]) if c.values == "fp16" else v[at])
@@ -98,6 +113,20 @@ def sbc(c: Codec, v: np.ndarray) -> np.ndarray:
     if mean(v[up]) >= mean(-v[down]):
         return spread(v, up, np.float32(mean(v[up])))
     return spread(v, down, np.float32(mean(v[down])))
+
+
+def efsign(c: Codec, v: np.ndarray) -> np.ndarray:
+    scale = np.float32(math.fsum(abs(v).tolist()) / max(v.size, 1))
+    if scale < np.finfo(np.float32).tiny and v.size > 1:
+        at = largest(abs(v), 1)
+        return spread(v, at, v[at])
+    return np.where(v >= 0, scale, -scale)
+
+
+def threshold(c: Codec, v: np.ndarray) -> np.ndarray:
+    tau = np.float32(c.tau)
+    at = np.flatnonzero(abs(v) >= tau)
+    return spread(v, at, {"tau": np.sign(v[at]) * tau, "fp32": v[at], "fp16": half(c, v[at])}[c.values])
 
 
 def count(c: Codec, numel: int) -> int:
@@ -121,7 +150,7 @@ def spread(v: np.ndarray, at: np.ndarray, values: np.ndarray) -> np.ndarray:
     return out
 
 
-ORACLES = {"identity": identity, "fp16": half, "topk": topk, "stc": stc, "sbc": sbc}
+ORACLES = {"identity": identity, "fp16": half, "bf16": bf16, "topk": topk, "stc": stc, "sbc": sbc, "threshold": threshold, "efsign": efsign}
 
 
 def same_bits(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> bool:

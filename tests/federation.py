@@ -22,7 +22,7 @@ class Federation:
     """Clients 0..clients-1 of the tiny task and the strategy above them. `faults[(client, round)]` changes or loses a reply."""
 
     def __init__(
-        self, rules: Rules, clients: int = 6, memory_name: str = "residual", strategy: type[RoundStrategy] = Average, at_once: int = 4
+        self, rules: Rules, clients: int = 6, memory_name: str | None = None, strategy: type[RoundStrategy] = Average, at_once: int = 4
     ):
         model = initial_model(task, rules.seed)
         self.layout = Layout.of(model)
@@ -34,8 +34,8 @@ class Federation:
         self.members = [
             Client(
                 Replica(self.initial.clone(), self.layout, self.strategy.downlink),
-                memory(memory_name, self.strategy.uplink, self.layout.numel, self.layout),
-                engine, data, shard, LocalSGD(steps=2, batch_size=10, lr=0.1), rules.seed,
+                memory(memory_name or rules.memory, self.strategy.uplink, self.layout.numel, self.layout),
+                engine, data, shard, LocalSGD(steps=2, batch_size=10, lr=0.1), rules.seed, work=self.strategy.work,
             )
             for shard in shards
         ]

@@ -18,7 +18,7 @@ OTHER = {
     "strategy": "vote", "weights": "examples", "weight_cap": 3.0, "uplink": "topk:density=1%,values=fp16", "downlink": "identity",
     "memory": "none", "downlink_memory": "none", "server_lr": 0.1, "cache": 2.5, "attack": "signflip:3", "engine": "serial",
     "cohort_batch": 16, "device": "cpu", "seed": 42, "eval_every": 5, "checkpoint_every": 10, "out": "runs/mine", "resume": True,
-    "plain": True, "density_warmup": 4, "lr_warmup": 5, "budget": "200kB", "bandwidths": "10kB,1MiB",
+    "plain": True, "density_warmup": 4, "lr_warmup": 5, "budget": "200kB", "bandwidths": "10kB,1MiB", "keep_momentum": True,
 }
 
 

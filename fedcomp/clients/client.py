@@ -1,37 +1,53 @@
 """One client: its copy of the model, its data, its memory; and the Flower ClientApp around it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from flwr.app import Context as FlowerContext
 from flwr.app import Message
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
-from .. import seeds
 from ..codecs import Context
-from ..errors import FedcompError, ProtocolError
+from ..errors import FedcompError
 from ..memories import Memory
-from ..messages import FAILED, NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure, ticket
+from ..memories.base import mask
+from ..messages import FAILED, NEED_DENSE, UPDATE, Assignment, Report, failure, ticket
 from ..tasks.base import Data
 from .flower import from_records, to_records
-from .local_sgd import LocalSGD, SerialEngine, plan_batches
+from .local_sgd import LocalSGD, SerialEngine, Traces, Trained, plan_batches
 from .replica import NeedDense, Replica
+from .work import Held, Work
 
 
-def settle(memory: Memory, pending: str, accepted: str) -> None:
-    """Commit a memory's waiting proposal if `accepted` names it, else put it back. Hearing the same news twice, or late, does no harm."""
+def settle(memory: Memory, pending: str, accepted: str, returned: bytes = b"", momentum: Tensor | None = None) -> None:
+    """Commit a memory's waiting proposal if `accepted` names it, else put it back. Hearing the same news twice, or late, does no harm.
+
+    `returned` is a frame of what was dropped of it, if anything. Of the client's momentum [numel], if it keeps one, what was taken
+    is masked. Raises FrameError, with nothing changed, when `returned` is damaged.
+    """
     if memory.pending is None:
         return
-    if pending == accepted:
-        memory.commit()
-    else:
+    if pending != accepted:
         memory.rollback()
+        return
+    sent = memory.sent if momentum is not None else None
+    dropped = memory.codec.open(returned, memory.numel, memory.layout) if returned else None
+    memory.commit(returned=returned or None)
+    if momentum is not None:
+        mask([momentum], sent, dropped)
 
 
-def check_phase(assignment: Assignment) -> None:
-    """Raise ProtocolError, before anything is done, for a phase that clients have no part in."""
-    if assignment.phase != TRAIN:
-        raise ProtocolError(f"this client has no part in a phase '{assignment.phase}'; both sides need the same strategy")
+def follow(memory: Memory, waiting: str, accepted: str, after: str) -> str:
+    """The ticket of the proposal that a memory last committed, once it is settled: that of the one that waited, or still `after`.
+
+    A memory with a counterpart starts from nothing where that is not what the server accepted last.
+    """
+    after = waiting if waiting and waiting == accepted else after
+    if memory.counterpart is not None and after != accepted:
+        memory.reset()
+        after = ""
+    return after
 
 
 def context_of(assignment: Assignment) -> Context:
@@ -54,35 +70,55 @@ class Client:
     seed: int
     ticket: str = ""  # of the proposal that waits in the memory
     buffers: dict | None = None  # running statistics, which stay here
+    momentum: Tensor | None = None  # where the client's last round left it, if it is kept
+    after: str = ""  # ticket of the proposal that the memory last committed
+    work: Work = Work()  # the strategy's client half
+    held: Held | None = None  # of the round that was last opened
 
     def handle(self, assignment: Assignment) -> Report:
         """Do what an assignment asks. Every failure becomes a report that names its stage."""
         stage = "phase"
         try:
-            check_phase(assignment)
-            stage = "download"
-            settle(self.memory, self.ticket, assignment.accepted)
-            self.replica.move(assignment)
-            stage = "train"
-            batches = plan_batches(self.sgd, self.shard, self.seed, assignment.round, assignment.client)
-            trained = self.engine.train(
-                self.replica.weights.to(self.engine.device), self.data, batches, self.sgd.at_rate(assignment.lr),
-                seed=self.seed, round=assignment.round, who=assignment.client, buffers=self.buffers,
-            )
+            opens, trained, traces, held = self.work.opens(assignment, self.held), None, Traces(), self.held
+            if opens:
+                stage = "download"
+                self._arrive(assignment)
+                stage = "train"
+                trained, traces = self._train(assignment)
+                held = Held(assignment.round, trained.loss)
             stage = "encode"
             self.memory.use_density(assignment.density)
-            seed = seeds.key(self.seed, "encode", assignment.round, assignment.client)
-            frame = self.memory.propose(trained.update, seed=seed, context=context_of(assignment)) or b""
+            seed = self.work.seed(self.memory.codec, self.seed, assignment)
+            context = replace(context_of(assignment), moments=traces.moments)
+            frame = self.work.answer(self.memory, trained and trained.update[None], held.kept, seed, context) or b""
         except NeedDense as error:
             return self._failure(assignment, stage, str(error), NEED_DENSE)
         except Exception as error:
             return self._failure(assignment, stage, reason(error))
-        self.buffers = trained.buffers
+        if opens:
+            self.buffers, self.momentum, self.held = trained.buffers, traces.momentum, held
         self.ticket = ticket(assignment.round, assignment.client, frame)
         return Report(
             assignment.round, assignment.phase, assignment.client, UPDATE, self.replica.version, self.replica.fingerprint,
-            frame, self.ticket, len(self.shard), trained.loss, "", "",
+            frame, self.ticket, len(self.shard), held.loss, "", "", self.after,
         )
+
+    def _arrive(self, assignment: Assignment) -> None:
+        """Settle the proposal that waits, and bring the copy of the model to the assignment's version."""
+        waiting = self.ticket if self.memory.pending is not None else ""
+        settle(self.memory, self.ticket, assignment.accepted, assignment.returned, self.momentum)
+        self.after = follow(self.memory, waiting, assignment.accepted, self.after)
+        self.replica.move(assignment)
+
+    def _train(self, assignment: Assignment) -> tuple[Trained, Traces]:
+        batches = plan_batches(self.sgd, self.shard, self.seed, assignment.round, assignment.client)
+        start = self.replica.weights.to(self.engine.device)
+        traces = Traces.begin(self.sgd, self.memory.needs_moments, start, self.momentum)
+        trained = self.engine.train(
+            start, self.data, batches, self.sgd.at_rate(assignment.lr),
+            seed=self.seed, round=assignment.round, who=assignment.client, buffers=self.buffers, traces=traces,
+        )
+        return trained, traces
 
     def _failure(self, assignment: Assignment, stage: str, sentence: str, kind: str = FAILED) -> Report:
         return failure(assignment, stage, sentence, self.replica.version, self.replica.fingerprint, kind)

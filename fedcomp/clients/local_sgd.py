@@ -63,6 +63,9 @@ class Traces:
     momentum: Tensor | None = None  # where the first step starts from, then where the last one left it
     moments: tuple[Tensor, Tensor] | None = None  # to which each step adds its clipped gradient, and the square of it
 
+    def __bool__(self) -> bool:
+        return self.momentum is not None or self.moments is not None
+
     @classmethod
     def begin(cls, sgd: LocalSGD, needs_moments: bool, start: Tensor, momentum: Tensor | None) -> "Traces":
         """Those of a round from `start` [n]. `momentum` is what the client's last round left; it is copied."""

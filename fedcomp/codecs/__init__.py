@@ -2,9 +2,29 @@
 
 from .. import spec
 from ..errors import SpecError
-from . import identity, sbc, stc, topk
+from . import (
+    adaptive,
+    atomo,
+    eden,
+    efsign,
+    identity,
+    natural,
+    onebit,
+    powersgd,
+    qsgd,
+    randomk,
+    sbc,
+    sign,
+    srq,
+    stc,
+    terngrad,
+    threshold,
+    topk,
+    vlc,
+)
 from .base import Codec, Context, LayerWise
 from .frame import CodecId
+from .product import Product
 from .update import Update
 
 __all__ = ["Codec", "CodecId", "Context", "LayerWise", "Update", "available_codecs", "codec"]
@@ -14,9 +34,25 @@ _CODECS: dict[str, type[Codec]] = {
     for cls in (
         identity.Identity,
         identity.Half,
+        identity.BFloat16,
         topk.TopK,
         stc.STC,
         sbc.SBC,
+        sign.Sign,
+        efsign.EFSign,
+        onebit.OneBit,
+        randomk.RandomK,
+        threshold.Threshold,
+        qsgd.QSGD,
+        terngrad.TernGrad,
+        natural.Natural,
+        adaptive.Adaptive,
+        srq.SRQ,
+        vlc.VLC,
+        eden.Drive,
+        eden.Eden,
+        atomo.Atomo,
+        powersgd.PowerSGD,
     )
 }
 
@@ -30,13 +66,14 @@ def available_codecs() -> dict[str, type[Codec]]:
 
 
 def codec(text: str) -> Codec:
-    """The codec of a spec string such as `stc:density=1/400` or `topk:density=1%@layer`. Raises SpecError."""
+    """The codec of a spec string such as `stc:density=1/400`, `topk:density=1%@layer` or `topk:density=1%+fp16`. Raises SpecError."""
     if not isinstance(text, str):
         raise SpecError(f"a codec is named by a text such as 'stc:density=1/400'; given {text!r}")
     parsed = spec.parse(text)
-    if len(parsed.parts) > 1:
-        raise SpecError(f"'{text}': products of codecs are not available; name one codec")
-    built = spec.build(parsed.parts[0], _CODECS, "codec")
+    if len(parsed.parts) > 2:
+        raise SpecError(f"'{text}' has {len(parsed.parts)} parts; give two, a codec that selects and one for its values, such as topk+fp16")
+    halves = [spec.build(part, _CODECS, "codec") for part in parsed.parts]
+    built = Product(*halves) if len(halves) == 2 else halves[0]
     if parsed.scope not in ("", "model", "layer"):
         raise SpecError(f"'{text}' has the scope '{parsed.scope}'; write @model or @layer")
     return LayerWise(built) if parsed.scope == "layer" else built

@@ -4,6 +4,7 @@ The author of a codec writes `pack` (vector → section) and `unpack` (section �
 batches and accumulation are here, once.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -81,7 +82,7 @@ class Codec(ABC):
     def longest_frame(self, layout: Layout) -> int | None:
         """A length in bytes that no frame for vectors of this layout exceeds; None if the codec knows none."""
         section = self.longest_section(layout.numel)
-        return section and frame.header_bytes(self.seeded) + section
+        return section and frame.header_bytes(self.id, self.seeded) + section
 
     # What an author writes.
 
@@ -222,7 +223,8 @@ class LayerWise(Codec):
         return whole and whole / 2  # k of the whole can be rounded up by a third, and k of a tensor down by a third
 
     def variance(self, numel: int) -> float | None:
-        return self.inner.variance(numel)
+        whole = self.inner.variance(numel)
+        return 1 + 2 * whole if whole and hasattr(self.inner, "density") else whole  # 1 + ω doubles for the same reason
 
     @property
     def density(self) -> float:
@@ -235,7 +237,7 @@ class LayerWise(Codec):
         sections = [self.inner.longest_section(e.numel) for e in layout]
         if None in sections:
             return None
-        return frame.header_bytes(self.seeded) + sum(len(frame.varint(section)) + section for section in sections)
+        return frame.header_bytes(self.id, self.seeded) + sum(len(frame.varint(section)) + section for section in sections)
 
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
         return self.inner.pack(x, seed, context)
@@ -327,8 +329,16 @@ def _check_finite(x: Tensor, layout: Layout | None) -> None:
         raise _nonfinite(x, position, layout)
 
 
-def _nonfinite(x: Tensor, position: int, layout: Layout | None) -> NonFiniteError:
-    error = NonFiniteError(f"the update is {x[position].item()} at position {position}")
+def nonfinite_rows(x: Tensor, layout: Layout | None, what: str) -> list[NonFiniteError | None]:
+    """For each row of x [m, n] that holds NaN or infinity, the error that says so of `what`."""
+    if not x.numel() or all(math.isfinite(edge) for edge in x.aminmax()):
+        return [None] * len(x)
+    bad = kernels.first_nonfinite_rows(x).tolist()
+    return [_nonfinite(row, position, layout, what) if position >= 0 else None for row, position in zip(x, bad, strict=True)]
+
+
+def _nonfinite(x: Tensor, position: int, layout: Layout | None, what: str = "the update") -> NonFiniteError:
+    error = NonFiniteError(f"{what} is {x[position].item()} at position {position}")
     error.position = position
     return _named(error, layout)
 

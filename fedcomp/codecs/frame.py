@@ -6,15 +6,16 @@
     3       1      codec, a CodecId
     4       1      scope: 0 = one section for the whole vector, 1 = one section per tensor of the layout
     5       4      CRC-32, little-endian, of bytes 0..4, the receiver's numel (8 bytes, little-endian) and everything after the checksum
-    9       0 or 8 seed, little-endian, of codecs that need it to decode
-    9, 17   …      sections
+    9       0 or 2 of a product, the CodecIds of its halves
+    …       0 or 8 seed, little-endian, of codecs that need it to decode
+    …       …      sections
 
     section, scope 0:  count, body
     section, scope 1:  length of what follows in the section, count, body
 
 `count` and `length` are LEB128: seven bits a byte, the lowest first, in the shortest form. `count` is the number of coordinates that
 the section holds; the body belongs to the codec. The vector's size is not sent: it is the receiver's, and stands under the
-checksum. A header is 10 to 22 bytes, a tensor's section costs 2 to 8 more. The checksum is against accidents; it is no signature.
+checksum. A header is 10 to 24 bytes, a tensor's section costs 2 to 8 more. The checksum is against accidents; it is no signature.
 """
 
 import struct
@@ -60,6 +61,20 @@ class CodecId(IntEnum):
     OVERWRITE = 250
 
 
+class ProductId(int):
+    """CodecId.PRODUCT, and the ids of the two halves."""
+
+    halves: bytes
+
+    def __new__(cls, first: CodecId, second: CodecId) -> "ProductId":
+        made = super().__new__(cls, CodecId.PRODUCT)
+        made.halves = bytes([first, second])
+        return made
+
+    def __getnewargs__(self) -> tuple[int, int]:
+        return self.halves[0], self.halves[1]
+
+
 WHOLE = Entry("", (), 0)  # stands for the vector of whatever size
 
 
@@ -73,9 +88,9 @@ class Section(NamedTuple):
 EMPTY = Section(0, b"")
 
 
-def seal(codec: CodecId, scope: int, numel: int, sections: Sequence[Section], seed: int | None = None) -> bytes:
+def seal(codec: CodecId | ProductId, scope: int, numel: int, sections: Sequence[Section], seed: int | None = None) -> bytes:
     """A whole frame for a vector [numel]; with the seed, mod 2⁶⁴, if one is given."""
-    parts = [] if seed is None else [SEED.pack(seed % 2**64)]
+    parts = [_halves(codec)] if seed is None else [_halves(codec), SEED.pack(seed % 2**64)]
     for count, body in sections:
         head = varint(count)
         if scope == LAYER:
@@ -85,13 +100,13 @@ def seal(codec: CodecId, scope: int, numel: int, sections: Sequence[Section], se
     return b"".join([head, CRC.pack(_checksum(head, numel, parts)), *parts])
 
 
-def header_bytes(seeded: bool) -> int:
+def header_bytes(codec: CodecId | ProductId, seeded: bool) -> int:
     """What stands before the sections."""
-    return SECTIONS + (SEED.size if seeded else 0)
+    return SECTIONS + len(_halves(codec)) + (SEED.size if seeded else 0)
 
 
 def unseal(
-    data: bytes, codec: CodecId, numel: int, layout: Layout | None = None, seeded: bool = False
+    data: bytes, codec: CodecId | ProductId, numel: int, layout: Layout | None = None, seeded: bool = False
 ) -> tuple[int, list[tuple[Entry, Section]]]:
     """The seed in a frame, 0 if it is not `seeded`, and its sections, each with the tensor of the vector [numel] that it is for.
 
@@ -113,11 +128,14 @@ def unseal(
         raise FrameError(f"the checksum does not fit: the frame is damaged, or was made for another size than {numel}")
     if layout is not None and layout.numel != numel:
         raise FrameError(f"the layout has {layout.numel} elements and the vector {numel}: the frame is for another model")
-    if seeded and len(view) < SECTIONS + SEED.size:
+    halves, start = bytes(view[SECTIONS:][: len(_halves(codec))]), header_bytes(codec, seeded)
+    if halves != _halves(codec):
+        raise FrameError(f"a frame of the product {_product(halves)} was given to {_product(_halves(codec))}")
+    if len(view) < start:
         raise FrameError("a frame is cut short in its seed")
-    seed, start = (SEED.unpack_from(view, SECTIONS)[0], SECTIONS + SEED.size) if seeded else (0, SECTIONS)
+    seed = SEED.unpack_from(view, start - SEED.size)[0] if seeded else 0
     if scope == MODEL:
-        return seed, [(WHOLE, _section(view[start:], numel))]
+        return seed, [(WHOLE, read_section(view[start:], numel))]
     if scope != LAYER:
         raise FrameError(f"scope {scope} is not known")
     if layout is None:
@@ -131,14 +149,15 @@ def _sections(rest: memoryview, layout: Layout) -> list[tuple[Entry, Section]]:
         length, start = read_varint(rest)
         if length > len(rest) - start:
             raise FrameError(f"the section of '{entry.name}' is cut short")
-        sections.append((entry, _section(rest[start : start + length], entry.numel)))
+        sections.append((entry, read_section(rest[start : start + length], entry.numel)))
         rest = rest[start + length :]
     if len(rest):
         raise FrameError(f"{len(rest)} bytes follow the last section")
     return sections
 
 
-def _section(data: memoryview, numel: int) -> Section:
+def read_section(data: memoryview, numel: int) -> Section:
+    """A section for a vector [numel], from its count to its end. Raises FrameError on a count that cannot be."""
     count, start = read_varint(data)
     if count > numel:
         raise FrameError(f"a section claims {count} coordinates of {numel}")
@@ -152,6 +171,14 @@ def _checksum(head: bytes | memoryview, numel: int, parts: Sequence[bytes | memo
     for part in parts:
         crc = zlib.crc32(part, crc)
     return crc
+
+
+def _halves(codec: CodecId | ProductId) -> bytes:
+    return codec.halves if isinstance(codec, ProductId) else b""
+
+
+def _product(halves: bytes) -> str:
+    return "+".join(map(_name, halves)) or "of nothing"
 
 
 def _name(codec: int) -> str:

@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..kernels import rounding
+from ..kernels.stretches import PIECE, each, pieces
 from ..layout import Layout
 from . import half
 from .base import Codec, Context, expect
-from .frame import CodecId, Section
+from .frame import EMPTY, CodecId, Section, varint
 from .update import Dense, Update
 
 
@@ -63,3 +65,54 @@ class Half(Codec):
     def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
         expect(section.count == layout.numel, "a dense section has another length")
         return Dense(half.unpack(section.body, layout.numel) if layout.numel else np.empty(0, np.float32))
+
+
+@dataclass(frozen=True)
+class BFloat16(Codec):
+    """Every coordinate as bfloat16, rounded to nearest, ties to even; large values to the largest finite one.
+
+        body   one byte, h: by how many powers of two x could be multiplied, at most 23, so that no denormal vanishes; bfloat16 of x·2^h
+    """
+
+    name: ClassVar[str] = "bf16"
+    id: ClassVar[CodecId] = CodecId.BF16
+
+    def contraction(self, numel: int) -> float:
+        return 1 - 2.0**-16
+
+    def longest_section(self, numel: int) -> int:
+        return len(varint(numel)) + 1 + 2 * numel
+
+    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+        if not x.numel():
+            return EMPTY
+        shift = rounding.shift_of(rounding.largest(x))
+        return Section(x.numel(), bytes([shift]) + _bfloat16(x.detach().cpu(), np.float32(2.0**shift)).tobytes())
+
+    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+        count, data = layout.numel, section.body
+        expect(section.count == count and len(data) == (1 + 2 * count if count else 0), "a dense section has another length")
+        if not count:
+            return Dense(np.empty(0, np.float32))
+        bits = np.frombuffer(data, "<u2", offset=1)
+        top = int((bits & 0x7FFF).max()) >> 7  # the largest exponent
+        expect(top < 255, "values in bfloat16 hold NaN or infinity")
+        expect(data[0] == rounding.WIDEST_SHIFT or data[0] < rounding.WIDEST_SHIFT and top == 254, "values in bfloat16 have another range")
+        values = (bits.astype(np.uint32) << 16).view(np.float32)
+        values *= np.float32(2.0 ** -data[0])
+        return Dense(values)
+
+
+def _bfloat16(x: Tensor, factor: np.float32) -> np.ndarray:
+    """x·factor as bfloat16, finite: uint16 [n]."""
+    rounded = np.empty(x.numel(), "<u2")
+
+    def work(start: int, stop: int) -> None:
+        for at in range(start, stop, PIECE):
+            (piece,) = pieces(x, at, min(at + PIECE, stop))
+            bits = (piece * factor).view(np.uint32)
+            upper = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
+            rounded[at : at + piece.size] = upper - (upper & 0x7FFF == 0x7F80)
+
+    each(x.numel(), work)
+    return rounded

@@ -1,8 +1,11 @@
 """What codecs share that send few coordinates: how many a density means, selecting them, and positions on the wire.
 
-    body   first byte: the Rice parameter b in its low six bits, a flag of the codec in its high two
+    body   first byte: the form of the positions in its low six bits, a flag of the codec in its high two
            values: the codec's own
-           gaps: Rice-coded with parameter b (kernels/rice.py)
+           positions: in the form that is the shortest, a Rice code as a rule (kernels/positions.py)
+
+Positions that were drawn from the seed are not sent. Their section counts every coordinate, so that frames of one seed add; it has form 63,
+which no other section that counts them all has, then how many are sent (LEB128), then the values.
 """
 
 import math
@@ -10,6 +13,7 @@ import struct
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,23 +21,27 @@ from torch import Tensor
 
 from .. import kernels
 from ..errors import FrameError, SpecError
+from ..kernels import positions as wire
 from ..kernels import rice
 from ..layout import Layout
 from . import frame
 from .base import Codec, Context, add_finite, expect
-from .frame import EMPTY, Section, varint
+from .frame import EMPTY, Section, read_varint, varint
 from .update import Sparse, Update
 
 MEAN = struct.Struct("<f")
-RICE, FLAG_SHIFT = 0x3F, 6  # the first byte: Rice parameter below, flag above
+RICE, FLAG_SHIFT = 0x3F, 6  # the first byte: Rice parameter or another form of the positions below, flag above
+IMPLIED = 63  # form of a section that counts every coordinate
 
 
 @dataclass(frozen=True)
 class Selective(Codec):
-    """A codec that sends few coordinates, never one that is zero.
+    """A codec that sends few coordinates, never one that is zero unless its positions are drawn.
 
     An author writes the rule, `select`, and how values are sent, `pack_values` and `unpack_values`; positions are coded here.
     """
+
+    draws: ClassVar[bool] = False  # positions follow from the seed and are not sent; `implied` gives them
 
     @abstractmethod
     def select(self, x: Tensor, seed: int) -> Tensor:
@@ -50,6 +58,29 @@ class Selective(Codec):
         counts = torch.tensor([positions.numel() for positions in chosen], device=x.device)
         return torch.arange(len(chosen), device=x.device).repeat_interleave(counts), torch.cat(chosen), counts
 
+    def chosen(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """Positions, and what is sent there: x itself, unless what was drawn is to stand for what was not."""
+        positions = self.select(x, seed)
+        return positions, _at(x, positions)
+
+    def chosen_added(self, total: Tensor, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """`total += x` in place, then `chosen`. Raises NonFiniteError with `total` untouched."""
+        positions = self.select_added(total, x, seed)
+        return positions, _at(total, positions)
+
+    def chosen_rows(self, x: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """`chosen` for the rows of a finite stack [m, n], m ≥ 1, one after the other, and how many in each row."""
+        rows, columns, counts = self.select_rows(x, seeds)
+        return columns, x[rows, columns], counts
+
+    def most(self, numel: int) -> int:
+        """How many coordinates of a vector [numel] it sends at most."""
+        return numel
+
+    def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
+        """The `count` positions, int64, ascending, that a codec which `draws` chooses of numel."""
+        raise FrameError(f"{self.name} does not draw positions from a seed")
+
     @abstractmethod
     def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
         """A flag, 0..3, and the bytes of selected values: float32, at least one, none zero, in the order of their positions."""
@@ -59,33 +90,35 @@ class Selective(Codec):
         """`count` ≥ 1 values, float32, from the beginning of `data`, and how many bytes they took. Raises FrameError."""
 
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
-        return self._pack_at(x, self.select(x, seed), seed, context)
+        return self._pack_chosen(*self.chosen(x, seed), x.numel(), seed, context)
 
     def pack_added(self, total: Tensor, x: Tensor, seed: int, context: Context) -> Section:
-        return self._pack_at(total, self.select_added(total, x, seed), seed, context)
+        return self._pack_chosen(*self.chosen_added(total, x, seed), x.numel(), seed, context)
 
     def pack_rows(self, x: Tensor, seeds: Sequence[int], context: Context) -> list[Section]:
         if not len(x):
             return []
-        rows, columns, counts = self.select_rows(x, seeds)
-        values = x[rows, columns].to(torch.float32).cpu().numpy()
-        return self._sections(columns.cpu().numpy(), values, counts.cpu().numpy(), x.shape[1], seeds, context)
+        positions, values, counts = self.chosen_rows(x, seeds)
+        values = values.to(torch.float32).cpu().numpy()
+        return self._sections(positions.cpu().numpy(), values, counts.cpu().numpy(), x.shape[1], seeds, context)
 
     def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
         count, body = section.count, memoryview(section.body)
         if not count:
             return Sparse(layout.numel, np.empty(0, np.int64), np.empty(0, np.float32))
         first, data = take(body, 1)
+        if _is_drawn(section, layout.numel):
+            return self._unpack_drawn(first[0] >> FLAG_SHIFT, data, layout.numel, seed)
         values, used = self.unpack_values(first[0] >> FLAG_SHIFT, data, count, seed)
-        return Sparse(layout.numel, rice.unpack(data[used:], count, first[0] & RICE, layout.numel), values)
+        return Sparse(layout.numel, wire.unpack(data[used:], count, first[0] & RICE, layout.numel), values)
 
     def open_batch(self, frames: Sequence[bytes], numel: int, layout: Layout | None = None) -> list[Update | FrameError]:
         opened: list[Update | FrameError] = [Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))] * len(frames)
-        read = []  # of each frame with positions: its place, count, Rice parameter, gaps, values
+        read = []  # of each frame with positions: its place, count, form, positions, values
         for i, data in enumerate(frames):
             try:
                 seed, sections = frame.unseal(data, self.id, numel, layout, self.seeded)
-                if len(sections) != 1 or sections[0][0] is not frame.WHOLE:
+                if len(sections) != 1 or sections[0][0] is not frame.WHOLE or _is_drawn(sections[0][1], numel):
                     opened[i] = self.open(data, numel, layout)
                 elif sections[0][1].count:
                     count, body = sections[0][1]
@@ -95,34 +128,46 @@ class Selective(Codec):
             except FrameError as error:
                 opened[i] = error
         if read:
-            places, counts, parameters, gaps, values = zip(*read, strict=True)
-            rows = rice.unpack_rows(gaps, np.array(counts), np.array(parameters), numel)
+            places, counts, forms, codes, values = zip(*read, strict=True)
+            rows = wire.unpack_rows(codes, np.array(counts), np.array(forms), numel)
             for i, row, sent in zip(places, rows, values, strict=True):
                 opened[i] = row if isinstance(row, FrameError) else Sparse(numel, row, sent)
         return opened
 
-    def _pack_at(self, x: Tensor, positions: Tensor, seed: int, context: Context) -> Section:
-        values = _at(x, positions).to(torch.float32).cpu().numpy()
-        (section,) = self._sections(positions.cpu().numpy(), values, np.array([values.size]), x.numel(), [seed], context)
+    def _pack_chosen(self, positions: Tensor, values: Tensor, numel: int, seed: int, context: Context) -> Section:
+        sent = values.to(torch.float32).cpu().numpy()
+        (section,) = self._sections(positions.cpu().numpy(), sent, np.array([sent.size]), numel, [seed], context)
         return section
 
     def _sections(
         self, positions: np.ndarray, values: np.ndarray, counts: np.ndarray, numel: int, seeds: Sequence[int], context: Context
     ) -> list[Section]:
         """A section for each of the runs, counts [m] long, of which positions and values are made."""
-        parameters = rice.best_parameters(positions, counts, numel)
-        gaps = rice.pack_rows(positions, counts, parameters) if len(counts) > 1 else [rice.pack(positions, int(parameters[0]))]
-        runs = zip(np.split(values, np.cumsum(counts)[:-1]), parameters.tolist(), gaps, seeds, strict=True)
+        if self.draws:
+            runs = zip(np.split(values, np.cumsum(counts)[:-1]), seeds, strict=True)
+            return [self._drawn_section(*run, numel, context) if run[0].size else EMPTY for run in runs]
+        runs = zip(np.split(values, np.cumsum(counts)[:-1]), *wire.pack_rows(positions, counts, numel), seeds, strict=True)
         return [self._section(*run, context) if run[0].size else EMPTY for run in runs]
 
-    def _section(self, values: np.ndarray, b: int, gaps: bytes, seed: int, context: Context) -> Section:
+    def _section(self, values: np.ndarray, form: int, code: bytes, seed: int, context: Context) -> Section:
         flag, data = self.pack_values(values, seed, context)
-        return Section(values.size, bytes([b | flag << FLAG_SHIFT]) + data + gaps)
+        return Section(values.size, bytes([form | flag << FLAG_SHIFT]) + data + code)
+
+    def _drawn_section(self, values: np.ndarray, seed: int, numel: int, context: Context) -> Section:
+        flag, data = self.pack_values(values, seed, context)
+        return Section(numel, bytes([IMPLIED | flag << FLAG_SHIFT]) + varint(values.size) + data)
+
+    def _unpack_drawn(self, flag: int, data: memoryview, numel: int, seed: int) -> Sparse:
+        count, start = read_varint(data)
+        expect(0 < count <= numel, f"a section claims {count} values for {numel} coordinates")
+        values, used = self.unpack_values(flag, data[start:], count, seed)
+        expect(start + used == len(data), "bytes follow the last value of a section")
+        return Sparse(numel, self.implied(numel, count, seed), values)
 
 
 @dataclass(frozen=True)
-class Largest(Selective):
-    """A codec that sends the k largest magnitudes, k = max(1, floor(density · n + ½)), ties cut by position."""
+class Share(Selective):
+    """A codec that sends k coordinates, k = max(1, floor(density · n + ½))."""
 
     density: float  # share of coordinates sent
 
@@ -136,9 +181,17 @@ class Largest(Selective):
         """k for a vector [numel]."""
         return min(numel, max(1, math.floor(self.density * numel + 0.5)))
 
+    def most(self, numel: int) -> int:
+        return self.count(numel)
+
     @abstractmethod
     def value_bytes(self, count: int) -> int:
         """How many bytes `pack_values` makes of `count` values, at most."""
+
+
+@dataclass(frozen=True)
+class Largest(Share):
+    """A codec that sends the k largest magnitudes, ties cut by position."""
 
     def longest_section(self, numel: int) -> int:
         k = self.count(numel)
@@ -161,6 +214,11 @@ def _at(x: Tensor, positions: Tensor) -> Tensor:
     if x.device.type == "cpu" and x.dtype == torch.float32:
         return torch.from_numpy(x.numpy()[positions.numpy()])
     return x[positions]
+
+
+def _is_drawn(section: Section, numel: int) -> bool:
+    """Whether the positions in a section that is not empty follow from the seed."""
+    return section.count == numel and len(section.body) > 0 and section.body[0] & RICE == IMPLIED
 
 
 def take(data: memoryview, length: int) -> tuple[memoryview, memoryview]:

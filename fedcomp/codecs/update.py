@@ -1,4 +1,4 @@
-"""What a frame says, read but not yet spread out: a sparse update costs its nonzeros, a dense one is a view of the frame."""
+"""What a frame says, read but not yet spread out: a sparse update costs its nonzeros, bits stay bits, a dense one views the frame."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -66,6 +66,26 @@ class Sparse(Update):
         a, b = np.searchsorted(self.positions, (start, stop))
         out[self.positions[a:b] - start] = self.values[a:b]
         return out
+
+
+@dataclass(frozen=True)
+class Bits(Update):
+    """One bit a coordinate, and what the two mean in each column: coordinate i stands in column i mod c."""
+
+    numel: int
+    words: np.ndarray  # kernels/bits.py
+    high: np.ndarray  # [c] float32, c ≥ 1: what a 1 means
+    low: np.ndarray  # likewise a 0
+    positions: ClassVar[None] = None
+
+    def add_to(self, into: Tensor, weight: float = 1.0) -> None:
+        kernels.bits.add_values(into, self.words, np.float32(weight) * self.high, np.float32(weight) * self.low)
+
+    def block(self, start: int, stop: int) -> np.ndarray:
+        return kernels.bits.values(self.words, start, stop, self.high, self.low)
+
+    def dense(self, device: torch.device | str | None = None) -> Tensor:
+        return torch.from_numpy(self.block(0, self.numel)).to(device or "cpu")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,9 @@
 from . import bits, rice
 from .bits import pack_signs, unpack_signs
 from .select import (
+    at_least,
+    at_least_added,
+    at_least_rows,
     first_nonfinite,
     first_nonfinite_rows,
     mean,
@@ -15,14 +18,22 @@ from .select import (
     top_side_rows,
 )
 from .sparse import add_at
+from .sums import norm1, norm1_rows, norm2, norm2_rows
 
 __all__ = [
     "add_at",
+    "at_least",
+    "at_least_added",
+    "at_least_rows",
     "bits",
     "first_nonfinite",
     "first_nonfinite_rows",
     "mean",
     "means",
+    "norm1",
+    "norm1_rows",
+    "norm2",
+    "norm2_rows",
     "pack_signs",
     "rice",
     "top_k",

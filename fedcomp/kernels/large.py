@@ -79,6 +79,22 @@ def select(total: Sum, k: int, side: Side) -> Tensor:
     return torch.from_numpy(found[keep_largest(keys[None], k)[0]])
 
 
+def at_least(total: Sum, floor: int, side: Side) -> Tensor:
+    """Positions of the keys >= floor, which is above 0, ascending. Raises NonFiniteError if one is not finite."""
+    found = _candidates(total, side, floor)
+    if found is not None:
+        strange = len(found) > 0 and total.keys(lambda v: v[found], side).max() >= INFINITE
+    else:
+        counts = _histogram(total, side, floor, 0, 23, 8)  # by exponent
+        strange = counts[:, -1].any()
+        counts = counts.sum(1)
+        found = np.empty(counts.sum(), np.int64)
+        _collect(total, side, floor - 1, [0] * len(counts), np.split(found, counts.cumsum()[:-1]))
+    if strange:
+        raise non_finite(total.e, total.x)
+    return torch.from_numpy(found)
+
+
 def add(total: Sum) -> None:
     """e += x."""
 

@@ -79,65 +79,6 @@ def collect(e, x, flip, mask, threshold, ties, first, out):
 
 
 @compiled
-def rice_pack(positions, b, head, data):
-    """Write the Rice code of `positions` into `data`, uint8 zeros of its size; `head` is the length of its unary stream in bits."""
-    last, at = -1, 0
-    full, kept = head >> 3, head & 7
-    for position in positions:
-        at += (position - last - 1) >> b
-        data[at >> 3] |= np.uint8(128 >> (at & 7))
-        at += 1
-        last = position
-    if b == 0:
-        return
-    last = -1
-    pending = np.int64(data[full]) >> (8 - kept)
-    for position in positions:
-        pending = (pending << b) | ((position - last - 1) & ((1 << b) - 1))
-        kept += b
-        while kept >= 8:
-            kept -= 8
-            data[full] = pending >> kept
-            full += 1
-        pending &= (1 << kept) - 1
-        last = position
-    if kept:
-        data[full] = pending << (8 - kept)
-
-
-@compiled
-def rice_unpack(data, b, positions):
-    """Fill `positions` from their Rice code. Returns the length of the code in bits, or -1 where `data` ends before it."""
-    bits = 8 * data.size
-    at = 0
-    for i in range(positions.size):
-        high = 0
-        while at < bits and not data[at >> 3] & (128 >> (at & 7)):
-            high += 1
-            at += 1
-        at += 1
-        positions[i] = high
-    end = at + positions.size * b
-    if end > bits:
-        return -1
-    kept, pending, full, last = 0, 0, at >> 3, -1
-    if at & 7:
-        kept = 8 - (at & 7)
-        pending = np.int64(data[full]) & ((1 << kept) - 1)
-        full += 1
-    for i in range(positions.size):
-        while kept < b:
-            pending = (pending << 8) | np.int64(data[full])
-            kept += 8
-            full += 1
-        kept -= b
-        last += (positions[i] << b) + (pending >> kept) + 1
-        pending &= (1 << kept) - 1
-        positions[i] = last
-    return end
-
-
-@compiled
 def add_at(into, positions, values, weight):
     """into[positions] += weight * values, in float32."""
     for i in range(positions.size):

@@ -7,7 +7,7 @@ Of positions p_0 < p_1 < … the gaps g_i = p_i − p_(i−1), with p_(−1) = �
     padding        zero bits up to a whole byte
 
 The streams follow one another without a break; the first bit is the most significant one of the first byte. All unary parts
-come first so that numpy can find every stop bit at once. `count`, `b` and `numel` travel outside.
+come first so that numpy can find every stop bit at once. `count`, `b` and `numel` travel outside. In rows each position may have its own b.
 
 b* is the largest b with (1 − p)^(2^(b−1)) ≥ φ − 1, φ = (√5 + 1)/2 and p the density: 1 + floor(log2(log(φ−1)/log(1−p))), at
 least 0. It is found in integers, so that every machine finds the same.
@@ -15,7 +15,10 @@ least 0. It is found in integers, so that every machine finds the same.
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from math import isqrt
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +26,17 @@ from ..errors import FrameError
 from . import backend
 
 WIDEST = 40  # b may not be above: positions stay below 2^63 whatever the bytes claim
+SPARE = 8  # bytes after the last code that `read_bits` may look at
 _FRACTION = 128  # bits after the point
 _GOLDEN = (isqrt(5 << 2 * _FRACTION) - (1 << _FRACTION)) >> 1  # φ − 1
+
+
+class Fields(NamedTuple):
+    """Numbers in so many bits each: int64 [f], in the order of their rows. A field has at most 40 bits."""
+
+    rows: np.ndarray
+    widths: np.ndarray
+    values: np.ndarray
 
 
 @lru_cache(4096)
@@ -38,20 +50,32 @@ def parameter(count: int, numel: int) -> int:
     return b
 
 
+def parameters(counts: np.ndarray, numel: int) -> np.ndarray:
+    """`parameter` of each of counts [m]: int64 [m]."""
+    return np.array([parameter(count, numel) for count in counts.tolist()], np.int64)
+
+
 def best_parameter(positions: np.ndarray, numel: int) -> int:
     """The b of the shortest code among b* − 2 … b* + 2; of equals the smallest."""
-    tried = _near(parameter(positions.size, numel))
-    rest = np.diff(positions, prepend=-1) - 1
-    lengths = [int((rest >> b).sum()) + positions.size * b for b in tried.tolist()]
-    return int(tried[np.argmin(lengths)])
+    return int(best_parameters(positions, np.array([positions.size]), numel)[0])
 
 
-def best_parameters(positions: np.ndarray, counts: np.ndarray, numel: int) -> np.ndarray:
-    """`best_parameter` for m rows whose positions follow one another, counts [m] long: int64 [m]."""
-    rest = _rest(positions, counts)
-    tried = _near(np.array([parameter(count, numel) for count in counts.tolist()], np.int64))
-    lengths = [_sums(rest >> b.repeat(counts), counts) + counts * b for b in tried]
-    return tried[np.argmin(lengths, axis=0), np.arange(counts.size)]
+def best_parameters(positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST) -> np.ndarray:
+    """`best_parameter` for m rows whose positions follow one another, counts [m] long; none above `widest`: int64 [m]."""
+    rest, (low, high) = rests(positions, counts), near(parameters(counts, numel), widest)
+    best, filled = low.copy(), np.flatnonzero(counts)
+    runs, kept, high = (counts.cumsum() - counts)[filled], counts[filled], high[filled]
+    for i in range(4 if filled.size else 0):
+        b = low + i
+        # One more low bit costs one bit a position and saves half of each unary part, rounded up: the length is convex in b.
+        saved = np.add.reduceat((rest >> b.repeat(counts)) + 1 >> 1, runs)
+        best[filled] += (saved > kept) & (b[filled] < high)
+    return best
+
+
+def near(b: np.ndarray, widest: int = WIDEST) -> tuple[np.ndarray, np.ndarray]:
+    """The first and the last parameter that are tried around b*."""
+    return np.clip(b - 2, 0, widest), np.minimum(b + 2, widest)
 
 
 def bits(positions: np.ndarray, b: int) -> int:
@@ -61,38 +85,34 @@ def bits(positions: np.ndarray, b: int) -> int:
 
 def pack(positions: np.ndarray, b: int) -> bytes:
     """The code of positions (int64 [count], strictly increasing from 0 up)."""
-    length = bits(positions, b)
-    head = length - positions.size * b
-    if backend.compile_positions(positions.size):
-        from . import loops
-
-        data = np.zeros((length + 7) // 8, np.uint8)
-        loops.rice_pack(positions, b, head, data)
-        return data.tobytes()
-    rest = np.diff(positions, prepend=-1) - 1
-    stream = np.zeros(length, np.uint8)
-    stream[((rest >> b) + 1).cumsum() - 1] = 1
-    stream[head:] = (rest[:, None] >> np.arange(b - 1, -1, -1) & 1).ravel()
-    return np.packbits(stream).tobytes()
+    return pack_rows(positions, np.array([positions.size]), np.full(positions.size, b))[0]
 
 
-def pack_rows(positions: np.ndarray, counts: np.ndarray, parameters: np.ndarray) -> list[bytes]:
-    """`pack` of m rows whose positions follow one another, counts [m] long, each with its own b in parameters [m]."""
-    rest, b = _rest(positions, counts), parameters.repeat(counts)
-    unary = (rest >> b) + 1
-    heads = _sums(unary, counts)  # bits of each row's unary stream
-    sizes = (heads + counts * parameters + 7) // 8
+def pack_rows(positions: np.ndarray, counts: np.ndarray, each: np.ndarray, lead: Fields | None = None) -> list[bytes]:
+    """A code for each of m rows whose positions follow one another, counts [m] long, `each` the b of every position.
+
+    A row's code begins with the fields that `lead` has for it.
+    """
+    unary = (rests(positions, counts) >> each) + 1
+    units, lows = sums(unary, counts), sums(each, counts)
+    leads = 0 if lead is None else np.bincount(lead.rows, lead.widths, counts.size).astype(np.int64)
+    sizes = (leads + units + lows + 7) // 8
     edges = sizes.cumsum()
     starts = (edges - sizes) * 8
-    stream = np.zeros(edges[-1] * 8 if counts.size else 0, np.uint8)
-    before = (heads.cumsum() - heads).repeat(counts)  # unary bits of earlier rows
-    stream[starts.repeat(counts) + unary.cumsum() - before - 1] = 1
-    index = np.arange(positions.size) - (counts.cumsum() - counts).repeat(counts)  # within the row
-    low = (starts + heads).repeat(counts) + index * b
-    for bit in range(b.max(initial=0)):
-        has = b > bit
-        stream[(low + bit)[has]] = (rest >> np.maximum(b - 1 - bit, 0) & 1)[has]
-    data = np.packbits(stream).tobytes()
+    compiled = loops(positions.size)
+    stream = np.zeros(int(sizes.sum()) * 8 if lead is not None or not compiled else 0, np.uint8)
+    if lead is not None:
+        _put(stream, *lead[1:], lead.widths.cumsum() - lead.widths + (starts - leads.cumsum() + leads)[lead.rows])
+    starts = starts + leads
+    if compiled:
+        raw = np.zeros(int(sizes.sum()), np.uint8) if lead is None else np.packbits(stream)
+        compiled.pack(positions, np.append(0, counts.cumsum()), each, starts, starts + units, raw)
+    else:
+        stream[unary.cumsum() + (starts - units.cumsum() + units).repeat(counts) - 1] = 1
+        rest, at = rests(positions, counts), each.cumsum() - each + (starts + units - lows.cumsum() + lows).repeat(counts)
+        _put(stream, each, rest, at)
+        raw = np.packbits(stream)
+    data = raw.tobytes()
     return [data[stop - size : stop] for size, stop in zip(sizes.tolist(), edges.tolist())]
 
 
@@ -107,89 +127,65 @@ def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarr
     if not 0 <= b <= WIDEST:
         raise FrameError(f"Rice parameter {b} is not in 0..{WIDEST}; the frame is damaged")
     size = len(data)
-    if not count * (b + 1) <= size * 8 < count * (b + 1) + (numel >> b) + 8:
+    if not count * (b + 1) <= size * 8 < count * (b + 1) + (numel >> b) + 8 or bool(size) > count:
         raise FrameError(f"{size} bytes cannot code {count} positions of a vector of {numel} at parameter {b}; the frame is damaged")
-    raw = np.frombuffer(data, np.uint8)
-    if backend.compile_positions(count):
-        from . import loops
-
-        positions = np.empty(count, np.int64)
-        end = loops.rice_unpack(raw, b, positions)
-    else:
-        positions, end = _unpack(np.unpackbits(raw), count, b)
-    spare = size * 8 - end
-    if end < 0 or spare >= 8:
-        raise FrameError(f"{size} bytes are not the length of the code of these {count} positions; the frame is cut off or goes on")
-    if spare and raw[-1] & ((1 << spare) - 1):
-        raise FrameError(f"the last {spare} bits of the positions are not zero; the frame is damaged")
-    if positions.max(initial=-1) >= numel:
-        raise FrameError(f"a position is {positions.max()} or more in a vector of {numel}; the frame is damaged or of another size")
+    if not count:
+        return np.empty(0, np.int64)
+    start, counts = np.zeros(1, np.int64), np.array([count])
+    positions, good = unpack_rows(padded([data]), start, start + 8 * size, counts, np.full(count, b), numel)
+    if not good[0]:
+        raise FrameError(f"{size} bytes are not the code of {count} positions of {numel}; the frame is damaged or of another size")
     return positions
 
 
 def unpack_rows(
-    codes: Sequence[bytes | memoryview], counts: np.ndarray, parameters: np.ndarray, numel: int
-) -> list[np.ndarray | FrameError]:
-    """`unpack` of m codes together, each with its count [m] and b [m]; a FrameError in the place of one that is none."""
-    sizes = np.array([len(code) for code in codes], np.int64)
-    safe = (counts > 0) & (counts <= numel) & (parameters <= WIDEST) & (counts * (parameters + 1) <= sizes * 8)
-    if not safe.all() or counts.sum() >= backend.MANY:
-        return [_or_error(*row, numel) for row in zip(codes, counts.tolist(), parameters.tolist(), strict=True)]
-    bits = np.unpackbits(np.frombuffer(b"".join(codes), np.uint8))
-    ends = sizes.cumsum() * 8
-    starts, ones = ends - sizes * 8, np.flatnonzero(bits)
-    runs = counts.cumsum() - counts  # where a row's positions begin
-    index = np.arange(counts.sum()) - runs.repeat(counts)  # within the row
-    stops = ones[np.minimum(np.searchsorted(ones, starts).repeat(counts) + index, ones.size - 1)] if ones.size else index
+    raw: np.ndarray, starts: np.ndarray, ends: np.ndarray, counts: np.ndarray, each: np.ndarray, numel: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """What m codes say, one row behind the other, and whether a row's code is one, bool [m]; what stands in another row is undefined.
+
+    The codes are the bits starts..ends − 1 [m] of `padded` bytes. Each has at least one position, counts [m], and bits for as many unary
+    and low parts of no zeros, `each` the b of every position.
+    """
+    runs, lows = counts.cumsum() - counts, sums(each, counts)
+    if compiled := loops(each.size):
+        positions, good = np.empty(each.size, np.int64), np.empty(counts.size, np.bool_)
+        compiled.unpack(raw, starts, ends, np.append(runs, each.size), each, numel, positions, good)
+        return positions, good
+    ones = np.flatnonzero(np.unpackbits(raw).view(np.bool_))
+    index = np.arange(each.size) - runs.repeat(counts)  # within the row
+    stops = ones[np.minimum(np.searchsorted(ones, starts).repeat(counts) + index, ones.size - 1)] if ones.size else index * 0 - 1
     heads = stops[runs + counts - 1] + 1
-    b = parameters.repeat(counts)
-    at = heads.repeat(counts) + index * b
-    low = np.zeros(index.size, np.int64)
-    for bit in range(parameters.max(initial=0)):
-        has = b > bit
-        here = bits[np.minimum(at + bit, bits.size - 1)].astype(np.int64)
-        low += np.where(has, here << np.maximum(b - 1 - bit, 0), 0)
+    at = each.cumsum() - each + (heads - lows.cumsum() + lows).repeat(counts)
     before = np.append(-1, stops[:-1])
     before[runs] = starts - 1
-    gaps = (stops - before - 1 << b) + low + 1
-    positions = gaps.cumsum()
-    positions -= (positions[runs] - gaps[runs]).repeat(counts) + 1
-    tails = heads + counts * parameters
-    spare = ends - tails
-    padding = np.array([code[-1] for code in codes]) & (1 << np.clip(spare, 0, 8)) - 1
+    rest = (stops - before - 1 << each) + read_bits(raw, each, np.minimum(at, ends[-1]))
+    positions = (rest + 1).cumsum()
+    positions -= (positions[runs] - rest[runs]).repeat(counts)
+    spare = ends - heads - lows
+    padding = raw[ends // 8 - 1] & (1 << np.clip(spare, 0, 8)) - 1
     rising = np.minimum.reduceat(stops - before, runs) > 0
     inside = (heads > starts) & (heads <= ends) & (spare >= 0) & (spare < 8) & (positions[runs + counts - 1] < numel)
-    good = rising & inside & (padding == 0)
-    rows = np.split(positions, runs[1:])
-    fits = zip(rows, codes, counts.tolist(), parameters.tolist(), good.tolist(), strict=True)
-    return [row if ok else _or_error(code, count, b, numel) for row, code, count, b, ok in fits]
+    return positions, rising & inside & (padding == 0)
 
 
-def _or_error(code: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarray | FrameError:
-    try:
-        return unpack(code, count, b, numel)
-    except FrameError as error:
-        return error
+def padded(codes: Sequence[bytes | memoryview]) -> np.ndarray:
+    """The bytes of all codes, uint8, and after them what `read_bits` may look at."""
+    return np.frombuffer(b"".join([*codes, bytes(SPARE)]), np.uint8)
 
 
-def _unpack(stream: np.ndarray, count: int, b: int) -> tuple[np.ndarray, int]:
-    """Positions, and the length of their code in bits; -1 for one that is cut off. stream: one element per bit."""
-    stops = np.flatnonzero(stream)[:count]
-    head = int(stops[-1]) + 1 if stops.size else 0
-    end = head + count * b
-    if stops.size < count or end > stream.size:
-        return stops, -1
-    low = stream[head:end].reshape(count, b) @ (1 << np.arange(b - 1, -1, -1))
-    high = np.diff(stops, prepend=-1) - 1
-    return ((high << b) + low + 1).cumsum() - 1, end
+def read_bits(raw: np.ndarray, widths: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Numbers of so many bits each, at most 40, that begin at the bits `at` of `padded` bytes: int64."""
+    words = np.ndarray(raw.size - SPARE + 1, ">u8", raw, strides=(1,))[at >> 3]  # eight bytes from the one with the first bit
+    return words.astype(np.int64) >> 64 - (at & 7) - widths & (1 << widths) - 1
 
 
-def _near(b: int | np.ndarray) -> np.ndarray:
-    """The parameters that are tried around b, or around each of b [m]: [5] or [5, m]."""
-    return np.clip(np.add.outer(np.arange(-2, 3), b), 0, WIDEST)
+def split(positions: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    """The rows of positions, counts [m] long."""
+    edges = [0, *counts.cumsum().tolist()]
+    return [positions[start:stop] for start, stop in pairwise(edges)]
 
 
-def _rest(positions: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def rests(positions: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """g_i − 1, for m rows that follow one another, counts [m] long."""
     rest = np.diff(positions, prepend=-1) - 1
     first = (counts.cumsum() - counts)[counts > 0]
@@ -197,6 +193,27 @@ def _rest(positions: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return rest
 
 
-def _sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The sum of each of m runs of values, counts [m] long."""
-    return np.diff(np.append(0, values.cumsum())[np.append(0, counts.cumsum())])
+    filled, total = counts > 0, np.zeros(counts.size, np.int64)
+    if filled.any():
+        total[filled] = np.add.reduceat(values, (counts.cumsum() - counts)[filled], dtype=np.int64)
+    return total
+
+
+def loops(count: int) -> ModuleType | None:
+    """The compiled loops, where so many positions repay the import."""
+    if not backend.compile_positions(count):
+        return None
+    from . import rice_loops
+
+    return rice_loops
+
+
+def _put(stream: np.ndarray, widths: np.ndarray, values: np.ndarray, at: np.ndarray) -> None:
+    """Write the low bits of values, so many of each, into a stream of one element per bit, from `at` on."""
+    for bit in range(widths.max(initial=0)):
+        if bit == widths.min():
+            has = widths > bit
+            widths, values, at = widths[has], values[has], at[has]
+        stream[at + bit] = values >> widths - 1 - bit & 1

@@ -1,4 +1,4 @@
-"""Which coordinates are sent: exact selection by magnitude or by side, without sorting.
+"""Which coordinates are sent: exact selection by magnitude, by side or by a threshold, without sorting.
 
 A float32's bit pattern without its sign is monotone in magnitude, so selection works on integers. Ties at the k-th
 magnitude go to the lower position, zeros are never selected, and a result holds fewer than k where fewer are left.
@@ -79,6 +79,24 @@ def top_side_rows(X: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return *_split(torch.where(positive[:, None], *keeps)), positive
 
 
+def at_least(x: Tensor, threshold: float) -> Tensor:
+    """Positions where |x| reaches the threshold, which is above 0 and rounded to float32. Raises NonFiniteError on NaN or infinity."""
+    return _at_least(None, x.detach(), threshold)
+
+
+def at_least_added(e: Tensor, x: Tensor, threshold: float) -> Tensor:
+    """e += x, and `at_least` of the sum. Arguments, errors and memory are those of `top_k_added`."""
+    _check_pair(e, x)
+    return _at_least(e.detach(), x.detach(), threshold)
+
+
+def at_least_rows(X: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
+    """`at_least` for every row of X [m, n], which is finite: as `top_k_rows`."""
+    if _is_large(X[:1]):
+        return _join([at_least(x, threshold) for x in X], X.device)
+    return _split((_bits(X) & MAGNITUDE) >= _key(threshold))
+
+
 def mean(values: Array) -> float:
     """The mean of `values`, summed in float64 on the host, one after the other; 0 of none. The same on every device."""
     if len(values) <= FEW:
@@ -138,6 +156,22 @@ def _top_side(e: Tensor | None, x: Tensor, k: int) -> tuple[Tensor, bool]:
     values = x if e is None else e
     positive = mean(values[up].to(torch.float32)) >= mean(-values[down].to(torch.float32))
     return (up if positive else down), positive
+
+
+def _at_least(e: Tensor | None, x: Tensor, threshold: float) -> Tensor:
+    if _is_large(x, e):
+        from . import large
+
+        total = large.Sum(e, x.contiguous())
+        positions = large.at_least(total, _key(threshold), large.MAGNITUDE)
+        if e is not None:
+            large.add(total)
+        return positions
+    return _split((_add(e, x) & MAGNITUDE) >= _key(threshold))[1]
+
+
+def _key(magnitude: float) -> int:
+    return int(np.float32(magnitude).view(np.int32))
 
 
 def _chosen(e: Tensor | None, x: Tensor, k: int, flip: int, mask: int) -> Tensor | None:

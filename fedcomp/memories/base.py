@@ -6,8 +6,8 @@ written to disk and moved between devices.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from ..errors import ConfigError, NonFiniteError
 from ..layout import Layout
 
 State = dict[str, Tensor | bytes]
+Changes = tuple[dict[str, Tensor], dict[str, bytes | None]]  # for a checkpoint, by name: vectors [numel]; values, None = forget it
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,10 @@ class Memory(ABC):
     name: ClassVar[str]
     source: ClassVar[str] = "–"
     Options: ClassVar[type] = NoOptions  # a frozen dataclass: what `name:option=value` may say
+    counterpart: ClassVar["type[Counterpart] | None"] = None  # the server's side, where both sides keep something
+    needs_moments: ClassVar[bool] = False  # local SGD fills context.moments
+    residual: Tensor | None = None  # what is kept of the updates because it was not sent, by a memory that keeps that; None = zero
+    gain: float = 1.0  # how long the residual may become of updates that are 1 long in all, with a codec that contracts
 
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         if layout is not None and layout.numel != numel:
@@ -70,12 +75,22 @@ class Memory(ABC):
         A NonFiniteError in the place of a row that cannot be sent, with that memory unchanged.
         """
         proposals: list[bytes | None | NonFiniteError] = []
-        for memory, row, seed in zip(memories, x, seeds, strict=True):
+        for i, (memory, row, seed) in enumerate(zip(memories, x, seeds, strict=True)):
             try:
-                proposals.append(memory.propose(row, seed=seed, context=context))
+                proposals.append(memory.propose(row, seed=seed, context=of_row(context, i)))
             except NonFiniteError as error:
                 proposals.append(error)
         return proposals
+
+    def proceed(self, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
+        """The next frame of the waiting proposal, in a phase after the one that it was made in. Where it raises, the one before waits on.
+
+        Raises ConfigError where nothing waits, and for a memory whose proposals have one frame.
+        """
+        if self.pending is None:
+            raise ConfigError("no proposal is waiting; propose() comes before proceed()")
+        self.pending = self._proceed(seed, context)
+        return self.pending
 
     def commit(self, *, returned: bytes | None = None) -> None:
         """The proposal was taken. `returned`: a frame of what the other side dropped of it, which comes back.
@@ -94,6 +109,10 @@ class Memory(ABC):
     def rollback(self) -> None:
         """The proposal was not taken: everything in it is still to be sent."""
         self._rollback(self._settle())
+
+    def reset(self) -> None:
+        """Start from nothing: what waits and all that is kept is forgotten."""
+        self.load_state_dict({})
 
     @property
     def sent(self) -> np.ndarray | None:
@@ -117,6 +136,9 @@ class Memory(ABC):
     @abstractmethod
     def _propose(self, x: Tensor, seed: int, context: Context) -> bytes | None: ...
 
+    def _proceed(self, seed: int, context: Context) -> bytes | None:
+        raise ConfigError(f"memory '{self.name}' has no frame for a phase '{context.phase}'; use the memory that the strategy asks for")
+
     @abstractmethod
     def _commit(self, frame: bytes, dropped: Update | None) -> None:
         """`frame` was taken, but for what was `dropped` of it."""
@@ -137,3 +159,58 @@ class Memory(ABC):
             raise ConfigError("no proposal is waiting; propose() comes before commit() or rollback()")
         frame, self.pending = self.pending, None
         return frame
+
+
+class Counterpart(ABC):
+    """The server's side of a memory: what each client's update is taken to be. Made from a memory like those of the clients.
+
+    It holds what the clients hold only if it settles what they commit, by the same operations, and nothing else; when a client starts
+    from nothing (`fresh`), so does its part here.
+    """
+
+    @abstractmethod
+    def __init__(self, memory: Memory): ...
+
+    def announce(self) -> Mapping[str, bytes]:
+        """What clients have to know for their proposals. Its bytes are counted."""
+        return {}
+
+    @abstractmethod
+    def estimate(self, client: int, update: Update | None, fresh: bool) -> Update | None:
+        """What the update of a client is taken to be that sent `update`, or nothing. Changes nothing; good until `settle`."""
+
+    def absent(self, present: Collection[int]) -> Iterable[tuple[int, Update]]:
+        """Clients that count although none of their updates was accepted in this round, ascending, with what is taken for it."""
+        return ()
+
+    @abstractmethod
+    def settle(self, taken: Sequence[tuple[int, Update | None, bool]], moved: float) -> None:
+        """A round is over: keep what was taken (client, update, fresh). `moved`: ‖step of the model‖², in units of the clients' updates."""
+
+    @abstractmethod
+    def take_changes(self) -> Changes:
+        """What changed since the last call."""
+
+    @abstractmethod
+    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
+        """Stand where a checkpoint stood, whose vectors and values are read by these. Raises ValueError or TypeError for others."""
+
+
+def of_row(context: Context, row: int) -> Context:
+    """The context of one row of a stack."""
+    return context if context.moments is None else replace(context, moments=(context.moments[0][row], context.moments[1][row]))
+
+
+def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | None) -> None:
+    """Zero vectors [numel], in place, at the positions `sent` (None = everywhere), but where something of it was dropped.
+
+    What Lin et al. 2018 call momentum factor masking: what stood behind a coordinate that arrived is stale.
+    """
+    if dropped is not None:
+        everywhere = np.arange(dropped.numel) if sent is None else sent
+        sent = np.setdiff1d(everywhere, np.flatnonzero(dropped.block(0, dropped.numel)), assume_unique=True)
+    for vector in vectors:
+        if sent is None:
+            vector.zero_()
+        else:
+            vector[torch.from_numpy(sent).to(vector.device)] = 0

@@ -26,7 +26,6 @@ class Residual(Memory):
 
     name: ClassVar[str] = "residual"
     source: ClassVar[str] = "Seide et al. 2014, Stich et al. 2018"
-    residual: Tensor | None = None  # None = zero; made when the first update comes
 
     def check_codec(self) -> None:
         if self.codec.contraction(self.numel) is None:

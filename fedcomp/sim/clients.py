@@ -6,7 +6,7 @@ All clients at a version hold the same weights, so one copy of the model, moved 
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,17 +14,19 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from .. import seeds
-from ..clients.client import check_phase, context_of, reason
-from ..clients.local_sgd import LocalSGD, SerialEngine, plan_batches
+from ..clients.client import context_of, follow, reason, settle
+from ..clients.local_sgd import LocalSGD, SerialEngine, Traces, plan_batches
 from ..clients.replica import NeedDense, Replica
-from ..errors import CheckpointError, ConfigError, FedcompError, NonFiniteError
+from ..clients.work import Held, Work
+from ..errors import CheckpointError, ConfigError, FedcompError
 from ..memories import Memory
-from ..messages import DENSE, FAILED, NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure, ticket
+from ..messages import DENSE, FAILED, NEED_DENSE, UPDATE, Assignment, Report, failure, ticket
 from ..tasks.base import Data
 from .batched import BatchedEngine
+from .growth import Growth
 
 BUFFERS = "buffers"  # among a client's values in a checkpoint
+MOMENTUM = "local-momentum"  # among its vectors
 
 
 @dataclass
@@ -35,6 +37,8 @@ class Resting:
     version: str
     ticket: str = ""  # of the proposal that waits in the memory
     buffers: dict[str, Tensor] | None = None  # running statistics, which stay with the client
+    momentum: Tensor | None = None  # where the client's last round left it, if it is kept
+    after: str = ""  # ticket of the proposal that the memory last committed
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Trained:
     assignment: Assignment
     loss: float
     buffers: dict[str, Tensor] | None
+    traces: Traces
 
 
 class VirtualClients:
@@ -59,11 +64,14 @@ class VirtualClients:
         sgd: LocalSGD,
         make_memory: Callable[[], Memory],
         seed: int,
+        work: Work = Work(),  # noqa: B008 — a frozen value
+        warn: Callable[[str], None] = lambda sentence: None,
     ):
         self.replica, self.engine, self.at_once = replica, engine, at_once
-        self.data, self.shards, self.sgd, self.make_memory, self.seed = data, shards, sgd, make_memory, seed
-        self.first_version = replica.version
+        self.data, self.shards, self.sgd, self.make_memory, self.seed, self.work = data, shards, sgd, make_memory, seed, work
+        self.first_version, self.growth = replica.version, Growth(warn)
         self.resting: dict[int, Resting] = {}
+        self.held: dict[int, Held] = {}  # of the round that is running
         self.changed: set[int] = set()  # since the last checkpoint
         self._stored: Callable[[int], Resting | None] = lambda client: None
 
@@ -75,18 +83,28 @@ class VirtualClients:
         """What Client.handle does, for a cohort. A client that fails reports where; the others go on."""
         reports: dict[int, Report] = {}
         ready: list[Assignment] = []
+        later: list[Assignment] = []
+        rounds = {a.round for a in assignments}
+        self.held = {client: held for client, held in self.held.items() if held.round in rounds}
         self._settle(assignments)
         for a in assignments:
             stage = "phase"
             try:
-                check_phase(a)
+                if not self.work.opens(a, self.held.get(a.client)):
+                    later.append(a)
+                    continue
                 stage = "download"
+                state = self.at_rest(a.client)
+                waiting = state.ticket if state.memory.pending is not None else ""
+                settle(state.memory, state.ticket, a.accepted, a.returned, state.momentum)
+                state.after = follow(state.memory, waiting, a.accepted, state.after)
                 self._arrive(a)
                 ready.append(a)
             except (FedcompError, ValueError) as error:
                 kind = NEED_DENSE if isinstance(error, NeedDense) else FAILED
                 reports[a.client] = self._failure(a, stage, error, kind)
         self._propose(*self._train(ready, reports), reports)
+        self._answer(later, None, [Traces()] * len(later), reports)
         self.changed |= {a.client for a in assignments}
         return [reports[a.client] for a in assignments]
 
@@ -97,15 +115,14 @@ class VirtualClients:
         return self.resting[client]
 
     def _settle(self, assignments: Sequence[Assignment]) -> None:
-        """What clients.client.settle does, for a cohort in the phase that trains."""
-        told = [(self.at_rest(a.client), a.accepted) for a in assignments if a.phase == TRAIN]
-        waiting = [(state, state.ticket == accepted) for state, accepted in told if state.memory.pending is not None]
-        taken = [state.memory for state, was_taken in waiting if was_taken]
+        """What clients.client.settle does where a proposal was taken and nothing hangs on it, for a cohort in the phase that opens."""
+        told = [(self.at_rest(a.client), a) for a in assignments if a.phase == self.work.phases[0] and not a.returned]
+        plain = [(state, a) for state, a in told if state.memory.pending is not None and state.momentum is None]
+        taken = [state for state, a in plain if state.ticket == a.accepted]
         if taken:
-            type(taken[0]).commit_stack(taken)
-        for state, was_taken in waiting:
-            if not was_taken:
-                state.memory.rollback()
+            type(taken[0].memory).commit_stack([state.memory for state in taken])
+        for state in taken:
+            state.after = state.ticket
 
     def _arrive(self, a: Assignment) -> None:
         """Bring the client to the assignment's version."""
@@ -123,11 +140,13 @@ class VirtualClients:
         trained, updates = [], []
         for a in ready:
             try:
+                start = self._start()
+                traces = self._traces(a, start)
                 result = self.engine.train(
-                    self._start(), self.data, plans[a.client], self.sgd.at_rate(a.lr),
-                    seed=self.seed, round=a.round, who=a.client, buffers=self.at_rest(a.client).buffers,
+                    start, self.data, plans[a.client], self.sgd.at_rate(a.lr),
+                    seed=self.seed, round=a.round, who=a.client, buffers=self.at_rest(a.client).buffers, traces=traces,
                 )
-                trained.append(Trained(a, result.loss, result.buffers))
+                trained.append(Trained(a, result.loss, result.buffers, traces))
                 updates.append(result.update)
             except Exception as error:
                 reports[a.client] = self._failure(a, "train", error)
@@ -140,8 +159,10 @@ class VirtualClients:
         if not ready:
             return [], self._no_updates()
         try:
-            updates, losses = engine.train(self._start(), self.data, [plans[a.client] for a in ready], self.sgd.at_rate(ready[0].lr))
-            return [Trained(a, loss, None) for a, loss in zip(ready, losses.tolist(), strict=True)], updates
+            start, mine, sgd = self._start(), [plans[a.client] for a in ready], self.sgd.at_rate(ready[0].lr)
+            stack = Traces.stack([self._traces(a, start) for a in ready])
+            updates, losses = engine.train(start, self.data, mine, sgd, **({"traces": stack} if stack else {}))
+            return [Trained(a, loss, None, stack.rows(i)) for i, (a, loss) in enumerate(zip(ready, losses.tolist(), strict=True))], updates
         except ConfigError:
             raise
         except Exception as error:
@@ -151,33 +172,53 @@ class VirtualClients:
             reports[ready[0].client] = self._failure(ready[0], "train", error)
             return [], self._no_updates()
 
+    def _traces(self, a: Assignment, start: Tensor) -> Traces:
+        state = self.at_rest(a.client)
+        return Traces.begin(self.sgd, state.memory.needs_moments, start, state.momentum)
+
     def _no_updates(self) -> Tensor:
         return torch.empty(0, self.replica.weights.numel(), dtype=torch.float32, device=self.engine.device)
 
     def _propose(self, trained: Sequence[Trained], updates: Tensor, reports: dict[int, Report]) -> None:
-        densities = [t.assignment.density for t in trained]
-        for density in dict.fromkeys(densities):
-            rows = [i for i, mine in enumerate(densities) if mine == density]
-            alike = updates if len(rows) == len(trained) else updates[rows]
-            self._propose_alike([trained[i] for i in rows], alike, reports)
+        self.held |= {t.assignment.client: Held(t.assignment.round, t.loss) for t in trained}
+        clients = [t.assignment.client for t in trained]
+        self.growth.look(clients, [self.at_rest(client).memory for client in clients], updates)
+        self._answer([t.assignment for t in trained], updates, [t.traces for t in trained], reports)
+        for t in trained:
+            if reports[t.assignment.client].kind == UPDATE:
+                state = self.at_rest(t.assignment.client)
+                state.buffers, state.momentum = t.buffers, t.traces.momentum
+            else:
+                del self.held[t.assignment.client]
 
-    def _propose_alike(self, trained: Sequence[Trained], updates: Tensor, reports: dict[int, Report]) -> None:
-        """Proposals of one density."""
-        states = [self.at_rest(t.assignment.client) for t in trained]
-        for t, state in zip(trained, states, strict=True):
-            state.memory.use_density(t.assignment.density)
-        encode_seeds = [seeds.key(self.seed, "encode", t.assignment.round, t.assignment.client) for t in trained]
-        context = context_of(trained[0].assignment)
-        frames = type(states[0].memory).propose_stack([s.memory for s in states], updates, encode_seeds, context)
-        for result, state, frame in zip(trained, states, frames, strict=True):
-            a = result.assignment
-            if isinstance(frame, NonFiniteError):
+    def _answer(self, asked: Sequence[Assignment], updates: Tensor | None, traces: Sequence[Traces], reports: dict[int, Report]) -> None:
+        """Answers of a phase; `updates` [m, n] are what was trained, None after the phase that opens."""
+        alike: dict[tuple, list[int]] = {}
+        for i, a in enumerate(asked):
+            alike.setdefault((a.density, *a.announced), []).append(i)
+        for rows in alike.values():
+            mine = updates if updates is None or len(rows) == len(asked) else updates[rows]
+            self._answer_alike([asked[i] for i in rows], mine, [traces[i] for i in rows], reports)
+
+    def _answer_alike(
+        self, asked: Sequence[Assignment], updates: Tensor | None, traces: Sequence[Traces], reports: dict[int, Report]
+    ) -> None:
+        """Answers of clients that were told the same."""
+        states, held = [self.at_rest(a.client) for a in asked], [self.held[a.client] for a in asked]
+        for a, state in zip(asked, states, strict=True):
+            state.memory.use_density(a.density)
+        encode_seeds = [self.work.seed(state.memory.codec, self.seed, a) for a, state in zip(asked, states, strict=True)]
+        context = replace(context_of(asked[0]), moments=Traces.stack(traces).moments)
+        x = None if updates is None else updates[:, None]
+        frames = self.work.answer_stack([s.memory for s in states], x, [h.kept for h in held], encode_seeds, context)
+        for a, state, own, frame in zip(asked, states, held, frames, strict=True):
+            if isinstance(frame, FedcompError):
                 reports[a.client] = self._failure(a, "encode", frame)
                 continue
-            state.ticket, state.buffers = ticket(a.round, a.client, frame or b""), result.buffers
+            state.ticket = ticket(a.round, a.client, frame or b"")
             reports[a.client] = Report(
                 a.round, a.phase, a.client, UPDATE, self.replica.version, self.replica.fingerprint,
-                frame or b"", state.ticket, len(self.shards[a.client]), result.loss, "", "",
+                frame or b"", state.ticket, len(self.shards[a.client]), own.loss, "", "", state.after,
             )
 
     def _start(self) -> Tensor:
@@ -195,13 +236,15 @@ class VirtualClients:
         for client in sorted(self.changed & self.resting.keys()):
             state, name = self.resting[client], f"client/{client}"
             kept = state.memory.state_dict()
+            if state.momentum is not None:
+                kept = kept | {MOMENTUM: state.momentum}
             mine = {key for key, value in kept.items() if isinstance(value, Tensor)}
             vectors |= {f"{name}.{key}": kept[key] for key in mine}
             small = {key: kept[key] for key in sorted(kept.keys() - mine)}
             if state.buffers:
                 small[BUFFERS] = save_tensors(state.buffers)
             lengths = {key: len(value) for key, value in small.items()}
-            record = {"version": state.version, "ticket": state.ticket, "vectors": sorted(mine), "values": lengths}
+            record = {"version": state.version, "ticket": state.ticket, "after": state.after, "vectors": sorted(mine), "values": lengths}
             values[name] = b"\n".join([json.dumps(record).encode(), b"".join(small.values())])
         self.changed.clear()
         return vectors, values
@@ -228,8 +271,11 @@ class VirtualClients:
                 ends = itertools.pairwise(itertools.accumulate(fields["values"].values(), initial=0))
                 small = {key: rest[a:b] for key, (a, b) in zip(fields["values"], ends, strict=True)}
                 memory, buffers = self.make_memory(), small.pop(BUFFERS, None)
-                memory.load_state_dict({key: vector(f"{name}.{key}") for key in fields["vectors"]} | small)
-                return Resting(memory, fields["version"], fields["ticket"], load_tensors(buffers) if buffers else None)
+                vectors = {key: vector(f"{name}.{key}") for key in fields["vectors"]}
+                momentum = vectors.pop(MOMENTUM, None)
+                memory.load_state_dict(vectors | small)
+                running = load_tensors(buffers) if buffers else None
+                return Resting(memory, fields["version"], fields["ticket"], running, momentum, fields["after"])
             except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
                 raise CheckpointError(f"what the checkpoint holds of client {client} is damaged; start a new run") from error
 

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, RunFolderError
+from ..memories import Counterpart
 from ..server.checkpoint import Checkpoint
 from ..server.run_folder import CHECKPOINT, RunFolder
 from ..strategies import Outcome, RoundStrategy
 from .clients import VirtualClients
 
 RUN, WEIGHTS, KEEPER, LEDGER = "run", "weights", "downlink.", "server/"  # names in the checkpoint
+STRATEGY, COUNTERPART = "strategy/", "counterpart/"
 
 
 class Recovery:
@@ -72,7 +74,13 @@ class Recovery:
         vectors |= {KEEPER + name: value for name, value in kept.items() if isinstance(value, Tensor)}
         values |= {KEEPER + name: value for name, value in kept.items() if not isinstance(value, Tensor)}
         for client in self.heard:
-            values[f"{LEDGER}{client}"] = json.dumps([server.versions.get(client), server.tickets.get(client)]).encode()
+            dropped = server.dropped.get(client, b"").hex()
+            known = [server.versions.get(client), server.tickets.get(client), dropped, server.examples.get(client)]
+            values[f"{LEDGER}{client}"] = json.dumps(known).encode()
+        for place, part in self._parts():
+            own_vectors, own_values = part.take_changes()
+            vectors |= {place + name: vector for name, vector in own_vectors.items()}
+            values |= {place + name: value for name, value in own_values.items()}
         keeper = {name: isinstance(value, Tensor) for name, value in kept.items()}
         run = {"round": round, "metrics_length": metrics_length, "version": server.broadcasts.version, "keeper": keeper}
         values[RUN] = json.dumps(run | self._identity()).encode()
@@ -86,11 +94,22 @@ class Recovery:
         keeper = {name: read[is_vector](KEEPER + name) for name, is_vector in run["keeper"].items()}
         server.broadcasts.restore(self._vector(WEIGHTS), keeper, self.checkpoint.broadcasts(until=run["round"]), run["version"])
         for client, record in self.checkpoint.values(LEDGER).items():
-            heard, ticket = json.loads(record)
+            heard, ticket, dropped, examples = json.loads(record)
             if heard is not None:
                 server.versions[int(client)] = heard
             if ticket is not None:
                 server.tickets[int(client)] = ticket
+            if dropped:
+                server.dropped[int(client)] = bytes.fromhex(dropped)
+            if examples is not None:
+                server.examples[int(client)] = examples
+        for place, part in self._parts():
+            part.restore(lambda name, place=place: self._vector(place + name), lambda name, place=place: self.checkpoint.value(place + name))
+
+    def _parts(self) -> list[tuple[str, RoundStrategy | Counterpart]]:
+        """Who keeps something of their own, and where."""
+        kept = self.strategy.counterpart
+        return [(STRATEGY, self.strategy), *([(COUNTERPART, kept)] if kept is not None else [])]
 
     def _vector(self, name: str) -> Tensor:
         vector = self.checkpoint.vector(name)

@@ -21,7 +21,7 @@ from ..errors import ConfigError, DataError, RunFolderError, SpecError, TaskErro
 from ..memories import Memory, memory
 from ..observe import Header, Observer, RoundRecord, Summary
 from ..server.run_folder import RunFolder
-from ..strategies import Outcome, RoundStrategy, Rules, strategy_class
+from ..strategies import Outcome, RoundStrategy, Rules, resolved, strategy
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of
@@ -71,6 +71,7 @@ class Simulation:
     """The parts of a run, made in the order in which a mistake can be told soonest."""
 
     def __init__(self, config: RunConfig, observer: Observer):
+        config = resolved(config)
         self.config, self.observer = config, observer
         self.strategy = self._strategy()
         self.device = devices.choose(config.device)
@@ -100,6 +101,8 @@ class Simulation:
             LocalSGD.from_config(config),
             self._memory,
             config.seed,
+            self.strategy.work,
+            self.observer.warning,
         )
         self.test = _on(self.test, self.device)
         self.evaluated = initial_model(self.task, config.seed).to(self.device)
@@ -140,10 +143,10 @@ class Simulation:
         budget = spec.size(c.budget) if c.budget else 0
         rules = Rules(
             c.participation, c.uplink, c.downlink, c.downlink_memory, c.weights, c.weight_cap, c.server_lr, c.cache, c.seed,
-            c.density_warmup, c.lr_warmup, budget,
+            c.density_warmup, c.lr_warmup, budget, c.memory,
         )
-        return strategy_class(c.strategy)(
-            rules, roster=by_index, on_answer=lambda round, answered, asked: self.observer.progress(round, answered, asked)
+        return strategy(
+            c.strategy, rules, roster=by_index, on_answer=lambda round, answered, asked: self.observer.progress(round, answered, asked)
         )
 
     def _declare_bandwidths(self) -> None:
@@ -224,6 +227,7 @@ class Simulation:
             seconds=time.perf_counter() - began,
             catch_up_bytes=traffic.catch_up,
             first_download_bytes=traffic.first_download,
+            skipped=sum(a.update is None for a in outcome.accepted),
             uplink_nonzeros=sum(a.update.nonzeros for a in outcome.accepted if a.update is not None),
             rejections=tuple(outcome.rejections),
         )

@@ -1,14 +1,23 @@
 """Flower strategies: the round loop and its policies. One algorithm, one file; one line here."""
 
+import dataclasses
+from typing import Any
+
 from .. import spec
-from ..errors import SpecError, nearest
+from ..config import RunConfig
+from ..errors import SpecError
 from .average import Average
 from .base import Outcome, Phase, RoundStrategy, Rules
 from .broadcasts import Broadcast, Broadcasts
+from .gtopk import GTopK
+from .powersgd import PowerSGD
+from .shared_scale import SharedScale
 
-__all__ = ["Average", "Broadcast", "Broadcasts", "Outcome", "Phase", "RoundStrategy", "Rules", "available_strategies", "strategy_class"]
+__all__ = [
+    "Average", "Broadcast", "Broadcasts", "Outcome", "Phase", "RoundStrategy", "Rules", "available_strategies", "resolved", "strategy",
+]
 
-_STRATEGIES: dict[str, type[RoundStrategy]] = {cls.name: cls for cls in (Average,)}
+_STRATEGIES: dict[str, type[RoundStrategy]] = {cls.name: cls for cls in (Average, GTopK, PowerSGD, SharedScale)}
 
 
 def available_strategies() -> dict[str, type[RoundStrategy]]:
@@ -16,11 +25,23 @@ def available_strategies() -> dict[str, type[RoundStrategy]]:
     return dict(_STRATEGIES)
 
 
-def strategy_class(text: str) -> type[RoundStrategy]:
-    """The class that a spec string names. Raises SpecError."""
-    part = spec.parse(text).parts[0]
-    if part.name not in _STRATEGIES:
-        raise SpecError(f"unknown strategy '{part.name}'; {nearest(part.name, _STRATEGIES)}")
-    if part.options:
-        raise SpecError(f"strategy '{part.name}' takes no options; write {part.name}")
-    return _STRATEGIES[part.name]
+def strategy(text: str, rules: Rules | None = None, **told: Any) -> RoundStrategy:
+    """The strategy of a spec string such as `powersgd:rank=2`. Raises SpecError, and ConfigError for rules that do not suit it."""
+    cls, options = _chosen(text)
+    return cls(rules, options=options, **told)
+
+
+def resolved(config: RunConfig) -> RunConfig:
+    """The options of a run, with the strategy's own choice where one of them has its default. Raises SpecError."""
+    cls, options = _chosen(config.strategy)
+    usual = {f.name: f.default for f in dataclasses.fields(config)}
+    own = {name: value for name, value in cls.defaults(options).items() if getattr(config, name) == usual[name]}
+    return dataclasses.replace(config, **own)
+
+
+def _chosen(text: str) -> tuple[type[RoundStrategy], Any]:
+    parsed = spec.parse(text)
+    if parsed.scope or len(parsed.parts) > 1:
+        raise SpecError(f"strategy '{text}' cannot have a scope or a second part; name one strategy")
+    options = spec.build(parsed.parts[0], {name: cls.Options for name, cls in _STRATEGIES.items()}, "strategy")
+    return _STRATEGIES[parsed.parts[0].name], options

@@ -24,7 +24,11 @@ class Average(RoundStrategy):
         (accepted,) = phases.values()
         weights = self.client_weights(accepted)
         sent = [(answer.update, weight) for answer, weight in zip(accepted, weights, strict=True) if answer.update is not None]
-        self.uplink.add_all([update for update, _ in sent], [weight for _, weight in sent], into)
+        if self.counterpart is None:
+            self.uplink.add_all([update for update, _ in sent], [weight for _, weight in sent], into)
+        else:  # estimates are read one by one, as they were kept
+            for update, weight in sent:
+                update.add_to(into, weight)
         into.div_(sum(weights))
 
     def client_weights(self, accepted: Sequence[Accepted]) -> list[float]:

@@ -9,8 +9,8 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -19,11 +19,14 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from .. import seeds
+from ..clients.work import Work
 from ..codecs import Update, codec
 from ..errors import ConfigError, FrameError, NonFiniteError
+from ..kernels.sums import sum_squares
 from ..layout import Layout
-from ..memories import memory
-from ..messages import Assignment, Report
+from ..memories import Counterpart, counterpart, memory
+from ..memories.base import Changes, NoOptions
+from ..messages import FAILED, Assignment, Report
 from ..observe import Rejection
 from .broadcasts import Broadcast, Broadcasts
 from .closing import AllAnswered, Closing
@@ -48,6 +51,7 @@ class Rules:
     density_warmup: int = 0
     lr_warmup: int = 0
     budget_bytes: int = 0
+    memory: str = "residual"  # of the clients
     timeout_s: float | None = None  # seconds that a phase may take; None = as long as it does
 
 
@@ -84,23 +88,36 @@ class RoundStrategy(Strategy):
     cohort and the order of sums. `on_answer(round, answered, asked)` hears of each reply.
     """
 
+    name: ClassVar[str]
+    Options: ClassVar[type] = NoOptions  # a frozen dataclass: what `name:option=value` may say
+    work: ClassVar[Work] = Work()  # the client half
+
     def __init__(
         self,
         rules: Rules | None = None,
         *,
+        options: Any = None,
         roster: Roster = by_node,
         on_answer: Callable[[int, int, int], None] = lambda round, answered, asked: None,
     ):
-        self.rules, self.roster, self.on_answer = rules or Rules(), roster, on_answer
+        self.rules, self.options, self.roster, self.on_answer = rules or Rules(), options or self.Options(), roster, on_answer
         self.uplink, self.downlink = codec(self.rules.uplink), codec(self.rules.downlink)
         self.versions: dict[int, str] = {}  # that each client last reported
         self.tickets: dict[int, str] = {}  # of each client's last accepted proposal
+        self.examples: dict[int, int] = {}  # that each client counted when it was last accepted
+        self.dropped: dict[int, bytes] = {}  # of that proposal, as a frame, until the client was told
         self.bandwidths: dict[int, float] = {}  # bytes a second that clients declared for their uplink
         self.broadcasts: Broadcasts
         self.layout: Layout
         self.schedule: Schedule
+        self.counterpart: Counterpart | None = None  # of the clients' memories, if both sides keep something
 
     # What an algorithm decides.
+
+    @classmethod
+    def defaults(cls, options: Any) -> Mapping[str, str]:
+        """What stands for options of a run that are not given, by the names of the fields of `fedcomp.config.RunConfig`."""
+        return {}
 
     @abstractmethod
     def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
@@ -122,12 +139,29 @@ class RoundStrategy(Strategy):
         """What frames of a phase say; a FrameError in the place of one that is bad."""
         return self.uplink.open_batch(frames, self.layout.numel, self.layout)
 
+    def returned(self, accepted: Accepted) -> bytes:
+        """A frame, of the uplink codec, of what `aggregate` dropped of an accepted update; b"" for nothing. Its bytes are counted."""
+        return b""
+
+    def closed(self, outcome: Outcome) -> None:
+        """A round is over. What `aggregate` made of it is kept only if there was a broadcast: else the model has not moved."""
+
+    def take_changes(self) -> Changes:
+        """What an algorithm keeps of its own and has changed since the last call, for the checkpoint."""
+        return {}, {}
+
+    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
+        """Stand where a checkpoint stood, whose vectors and values of `take_changes` are read by these."""
+
     # The loop.
 
     def begin(self, weights: Tensor, layout: Layout) -> None:
         """Stand before round 1 with initial weights [numel], float32, on the CPU; they are taken over, not copied."""
         self.layout = layout
         keeper = memory(self.rules.downlink_memory, self.downlink, layout.numel, layout)
+        if keeper.counterpart is not None:
+            raise ConfigError(f"--downlink-memory {keeper.name} keeps something on both sides, clients keep the model alone; use residual")
+        self.counterpart = counterpart(self.rules.memory, self.uplink, layout.numel, layout)
         cache_bytes = int(self.rules.cache * 4 * layout.numel)
         self.broadcasts = Broadcasts(weights, layout, self.downlink, keeper, cache_bytes)
         rules = self.rules
@@ -161,6 +195,7 @@ class RoundStrategy(Strategy):
             traffic,
             self._hear,
             lambda answered, asked: self.on_answer(round, answered, asked),
+            in_step=self.counterpart is not None,
         )
 
     def _message(
@@ -175,18 +210,23 @@ class RoundStrategy(Strategy):
     ) -> Message:
         b, accepted = self.broadcasts, self.tickets.get(client, "")
         download = b.download(self.versions.get(client, b.first))
-        told = self.announce(phase, client, before)
+        told = dict(self.announce(phase, client, before))
+        if self.counterpart is not None and not before:
+            told |= self.counterpart.announce()
         announced = [part for name, value in told.items() for part in (name.encode(), value)]
-        exchange.traffic.sent(client, download, announced, first=client not in self.versions, newest=b.newest_bytes())
+        returned = self.dropped.get(client, b"")
+        exchange.traffic.sent(client, download, [*announced, returned], first=client not in self.versions, newest=b.newest_bytes())
         form, base, frames = download.form, download.base, download.frames
         assignment = Assignment(
-            round, phase.name, client, form, base, b.version, b.fingerprint, frames, accepted, announced, terms.density, terms.lr
+            round, phase.name, client, form, base, b.version, b.fingerprint, frames, accepted, announced, terms.density, terms.lr, returned
         )
         return exchange.message(assignment, node)
 
     def _hear(self, report: Report) -> None:
         if report.version:
             self.versions[report.client] = report.version
+        if report.kind != FAILED:
+            self.dropped.pop(report.client, None)
 
     def _close(
         self,
@@ -204,16 +244,39 @@ class RoundStrategy(Strategy):
             rejected |= {a.client: Rejection(a.client, "aggregate", "the sum of this round's updates is not finite") for a in last}
             last, broadcast = [], None
         self.tickets |= {a.client: a.ticket for a in last if a.ticket}
+        self.examples |= {a.client: a.examples for a in last}
+        if self.counterpart is not None:
+            self.counterpart.settle([(a.client, a.update, a.fresh) for a in last], self._moved(broadcast))
+        self.dropped |= {a.client: frame for a in last if (frame := self.returned(a))}
         rejections = [rejected[client] for client in sorted(rejected)]
-        return Outcome(round, cohort, last, rejections, traffic, broadcast, time.perf_counter() - started)
+        outcome = Outcome(round, cohort, last, rejections, traffic, broadcast, time.perf_counter() - started)
+        self.closed(outcome)
+        return outcome
 
     def _advance(self, round: int, results: dict[str, list[Accepted]]) -> Broadcast | None:
         update = torch.zeros(self.layout.numel, dtype=torch.float32)
-        self.aggregate(results, update)
+        self.aggregate(self._estimated(results), update)
         broadcast = self.broadcasts.prepare(round, update.mul_(self.rules.server_lr), seeds.key(self.rules.seed, "downlink", round))
         if broadcast is not None:
             self.broadcasts.publish(broadcast)
         return broadcast
+
+    def _estimated(self, results: dict[str, list[Accepted]]) -> dict[str, list[Accepted]]:
+        """Results whose last phase has the counterpart's estimates, those of absent clients included, where there is a counterpart."""
+        if self.counterpart is None:
+            return results
+        name, last = list(results.items())[-1]
+        terms = {a.client: replace(a, update=self.counterpart.estimate(a.client, a.update, a.fresh)) for a in last}
+        for client, update in self.counterpart.absent([*terms]):
+            terms[client] = Accepted(client, update, self.examples[client], math.nan, "", fresh=False)
+        return results | {name: [terms[client] for client in sorted(terms)]}
+
+    def _moved(self, broadcast: Broadcast | None) -> float:
+        """‖step of the model‖² of a round, in units of the clients' updates."""
+        if broadcast is None:
+            return 0.0
+        step = self.downlink.decode(broadcast.frame, numel=self.layout.numel, layout=self.layout)
+        return sum_squares(step) / self.rules.server_lr / self.rules.server_lr
 
     # Flower's own door: the same loop, driven through the methods of its Strategy.
 
@@ -247,7 +310,9 @@ class RoundStrategy(Strategy):
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """The messages of a round's first phase. `arrays` is not sent: clients get what they miss of this strategy's own model."""
         nodes = self.roster(grid)
-        phase = next(iter(self.phases(server_round)))
+        phase, *others = self.phases(server_round)
+        if others:
+            raise ConfigError(f"a round of '{self.name}' has {1 + len(others)} phases, too many for this hook; call start() or rounds()")
         self._open = self._exchange(grid, server_round, phase, Traffic())
         self._cohort = self.choose(list(nodes), server_round)
         terms = self.schedule.terms(server_round, self._cohort, self.bandwidths)

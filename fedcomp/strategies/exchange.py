@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from ..clients.flower import from_records, to_records
 from ..codecs import Update
 from ..errors import FedcompError, FrameError, ProtocolError
-from ..messages import DENSE, FAILED, NEED_DENSE, Assignment, Report
+from ..messages import DENSE, FAILED, NEED_DENSE, Assignment, Report, ticket
 from ..observe import Rejection
 from .broadcasts import Broadcasts, Download
 from .closing import Closing, Progress
@@ -28,6 +28,7 @@ class Accepted:
     loss: float
     ticket: str
     frame: bytes = b""
+    fresh: bool = True  # the client's memory has committed nothing before
 
 
 @dataclass
@@ -39,9 +40,10 @@ class Traffic:
     first_download: int = 0  # of the downlink: what clients without a state needed
     catch_up: int = 0  # of the downlink: what is older than the newest broadcast
 
-    def sent(self, client: int, download: Download, announced: list[bytes], first: bool, newest: int) -> None:
+    def sent(self, client: int, download: Download, beside: list[bytes], first: bool, newest: int) -> None:
+        """`beside`: what was announced and returned with the download."""
         size = download.bytes
-        self.downlink[client] = self.downlink.get(client, 0) + size + sum(map(len, announced))
+        self.downlink[client] = self.downlink.get(client, 0) + size + sum(map(len, beside))
         if first:
             self.first_download += size
         else:
@@ -62,9 +64,10 @@ class Exchange:
         traffic: Traffic,
         heard: Callable[[Report], None],
         on_answer: Callable[[int, int], None],
+        in_step: bool = False,  # the server keeps a counterpart of what clients have committed
     ):
         self.grid, self.broadcasts, self.open_frames, self.traffic = grid, broadcasts, open_frames, traffic
-        self.heard, self.on_answer = heard, on_answer
+        self.heard, self.on_answer, self.in_step = heard, on_answer, in_step
         self.accepted: dict[int, Accepted] = {}
         self.rejected: dict[int, Rejection] = {}
         self._asked: dict[int, tuple[Assignment, int]] = {}  # client → what it was asked, its node
@@ -112,7 +115,7 @@ class Exchange:
                 self._reject(report.client, "reply", str(update))
             else:
                 self.accepted[report.client] = Accepted(
-                    report.client, update, report.examples, report.loss, report.ticket, report.frame
+                    report.client, update, report.examples, report.loss, report.ticket, report.frame, not report.after
                 )
         for answered in range(before + 1, len(self.accepted) + len(self.rejected) + 1):
             self.on_answer(answered, len(self._asked))
@@ -142,6 +145,8 @@ class Exchange:
             return self._reject(client, report.stage, report.reason)
         if (report.version, report.fingerprint) != (assignment.version, assignment.fingerprint):
             raise ProtocolError(f"the update was made from version {report.version[:8]}, the round's is {assignment.version[:8]}")
+        if self.in_step:
+            _check_step(report, assignment)
         if report.examples < 1:
             raise ProtocolError(f"the reply counts {report.examples} examples")
         return report
@@ -150,7 +155,7 @@ class Exchange:
         self._sent_dense.add(assignment.client)
         download = self.broadcasts.dense()
         self.traffic.sent(assignment.client, download, [], first=False, newest=0)
-        self._push([self.message(replace(assignment, form=DENSE, base="", frames=download.frames), node)])
+        self._push([self.message(replace(assignment, form=DENSE, base="", frames=download.frames, returned=b""), node)])
 
     def _push(self, messages: list[Message]) -> None:
         clients = self._clients()
@@ -170,3 +175,11 @@ class Exchange:
     def _progress(self, started: float) -> Progress:
         answered = len(self.accepted) + len(self.rejected)
         return Progress(len(self._asked), answered, len(self.accepted), time.monotonic() - started)
+
+
+def _check_step(report: Report, assignment: Assignment) -> None:
+    """Raise ProtocolError for a difference to something else than what the counterpart holds, or one that could not be named later."""
+    if report.after not in ("", assignment.accepted):
+        raise ProtocolError(f"the update comes after the proposal '{report.after}', the last that was accepted is '{assignment.accepted}'")
+    if report.ticket != ticket(report.round, report.client, report.frame):
+        raise ProtocolError(f"the ticket '{report.ticket}' is not that of the frame")

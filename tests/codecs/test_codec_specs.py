@@ -6,7 +6,11 @@ from every_codec import SPECS
 
 from fedcomp import available_codecs, codec
 from fedcomp.codecs import LayerWise
+from fedcomp.codecs.identity import Half
+from fedcomp.codecs.product import Product
+from fedcomp.codecs.randomk import RandomK
 from fedcomp.codecs.stc import STC
+from fedcomp.codecs.threshold import Threshold
 from fedcomp.codecs.topk import TopK
 from fedcomp.errors import ConfigError, SpecError
 
@@ -16,7 +20,8 @@ def test_a_codec_writes_itself_as_a_spec_string(spec):
     c = codec(spec)
     assert codec(str(c)) == c and hash(codec(str(c))) == hash(c)
     assert isinstance(c, LayerWise) == spec.endswith("@layer") == str(c).endswith("@layer")
-    assert available_codecs()[c.name].id == c.id and c.source
+    assert all(available_codecs()[name] for name in c.name.split("+")) and c.source
+    assert "+" in c.name or available_codecs()[c.name].id == c.id
 
 
 @pytest.mark.parametrize(("spec", "built"), [
@@ -26,6 +31,13 @@ def test_a_codec_writes_itself_as_a_spec_string(spec):
     ("topk", TopK(0.01, "fp32")),
     (" topk : density = 2e-3 , values = fp16 ", TopK(0.002, "fp16")),
     ("topk:density=100%@layer", LayerWise(TopK(1.0))),
+    ("randomk:5%", RandomK(0.05, "uniform", False, "fp32")),
+    ("randomk:density=5%,by=magnitude,scaled=yes", RandomK(0.05, "magnitude", True)),
+    ("threshold:0.5", Threshold(0.5, "tau")),
+    ("threshold:tau=1e-3,values=fp16@layer", LayerWise(Threshold(0.001, "fp16"))),
+    ("topk:density=1%+fp16", Product(TopK(0.01), Half())),
+    (" threshold : tau = 1/2 + fp16 @model", Product(Threshold(0.5), Half())),
+    ("stc:density=2%+fp16@layer", LayerWise(Product(STC(0.02), Half()))),
 ])
 def test_spec(spec, built):
     assert codec(spec) == built
@@ -49,8 +61,23 @@ def test_spec(spec, built):
     ("stc:density=0@layer", "is 0; give a share"),
     ("stc@layers", "scope 'layers'; write @model or @layer"),
     ("stc@", "write @model or @layer"),
-    ("topk:density=1%+fp16", "products of codecs are not available; name one codec"),
-    ("topk+nonsense@layer", "products of codecs are not available; name one codec"),
+    ("randomk:density=0", "option 'density' of codec 'randomk' is 0; give a share above 0 and at most 1"),
+    ("randomk:by=size", "option 'by' of codec 'randomk' cannot be 'size'"),
+    ("randomk:scaled=maybe", "option 'scaled' of codec 'randomk' cannot be 'maybe'; give true or false"),
+    ("threshold:tau=0", "option 'tau' of codec 'threshold' is 0; give a number above 0 that float32 holds, such as 0.01"),
+    ("threshold:tau=1%,values=bf16", "option 'values' of codec 'threshold' cannot be 'bf16'"),
+    ("topk:density=1%+nonsense@layer", "unknown codec 'nonsense'"),
+    ("topk:density=1%+fp16:density=1%", "codec 'fp16' has no option 'density'; it takes none"),
+    ("topk:density=2+fp16", "option 'density' of codec 'topk' is 2; give a share"),
+    ("topk+", "'topk+' is incomplete"),
+    ("+fp16", "'+fp16' is incomplete"),
+    ("topk+fp16@layers", "scope 'layers'; write @model or @layer"),
+    ("topk@layer+fp16", "scope 'layer+fp16'; write @model or @layer"),
+    ("topk+fp16+identity", "'topk+fp16+identity' has 3 parts; give two, a codec that selects and one for its values, such as topk+fp16"),
+    ("fp16+topk", "a product begins with a codec that selects, and 'fp16' does not; write topk+fp16"),
+    ("fp16+identity", "a product begins with a codec that selects, and 'fp16' does not; write topk:density=1%+identity"),
+    ("topk+stc", "a product ends with a codec of every value that is selected, and 'stc' selects again; put another behind topk, such as"),
+    ("topk+powersgd", "'powersgd' needs matrices; put another behind topk, such as topk+fp16"),
 ])
 def test_a_mistake_is_one_sentence_that_names_the_fix(spec, sentence):
     with pytest.raises(SpecError) as caught:

@@ -1,8 +1,9 @@
 """Golden bitstreams: a frame that was ever sent can be read, and a vector that was ever sent is sent as the same bytes.
 
 tests/golden/NAME.json holds, for each spec string of a codec, the frame of `vector(NUMEL, seed)` in hexadecimal and the coordinates that it
-decodes to, zeros left out. A test whose file is missing writes it and fails. So after a deliberate change of the wire format,
-or for a new codec or option: delete the file, run this test, read the difference, commit the file.
+decodes to, zeros left out; a codec that is not portable may make other bytes of these values on another machine. A test whose file is missing
+writes it and fails. So after a deliberate change of the wire format, or for a new codec or option: delete the file, run this test, read the
+difference, commit the file.
 """
 
 import json
@@ -58,7 +59,8 @@ def test_frames_of_codecs(name):
         frame = codec(spec).encode(vector(NUMEL, seed), seed=seed, layout=layout)
         made[spec] = {"seed": seed, "frame": frame.hex(), "values": nonzeros(codec(spec).decode(frame, numel=NUMEL, layout=layout))}
     for spec, case in golden(name, made).items():
-        assert made[spec]["frame"] == case["frame"], spec
+        assert made[spec]["frame"] == case["frame"] or not codec(spec).portable, spec
+        assert torch.allclose(dense(made[spec]["values"]), dense(case["values"])), spec
         assert same_bits(codec(spec).decode(bytes.fromhex(case["frame"]), numel=NUMEL, layout=layout), dense(case["values"])), spec
 
 

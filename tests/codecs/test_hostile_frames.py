@@ -1,7 +1,7 @@
 """Any byte string gives a finite vector of the receiver's size or a FrameError, in memory of the receiver's size."""
 
 import tracemalloc
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedcomp import FrameError, codec
 from fedcomp.codecs import CodecId
-from fedcomp.codecs.frame import LAYER, MODEL, SECTIONS, Section, seal, varint
+from fedcomp.codecs.frame import LAYER, MODEL, SECTIONS, Section, header_bytes, seal, varint
 
 NUMELS = (0, 1, 8, 50, 401)
 KINDS = ("normal", "ties", "one spike", "all scales", "zero")
@@ -91,7 +91,7 @@ def test_a_frame_of_another_size_is_noticed(frame, numel):
 @given(frames, specs, st.integers(0, 255))
 def test_a_frame_of_another_codec_is_noticed(frame, other, number):
     spec, numel, original = frame
-    assert read(other, original, numel) == (codec(other).id == codec(spec).id)
+    assert read(other, original, numel) == (codec(other).name == codec(spec).name)
     swapped = reseal(original[:3] + bytes([number]) + original[4:], numel)
     assert read(spec, swapped, numel) == (number == codec(spec).id)
     read(other, reseal(original[:3] + bytes([codec(other).id]) + original[4:], numel), numel)
@@ -120,7 +120,7 @@ def test_any_change_under_a_checksum_that_fits(frame, data):
 @given(frames, st.integers(0, 2**64) | st.sampled_from([2**31 - 1, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1]))
 def test_a_count_that_is_not_so_is_noticed(frame, count):
     spec, numel, original = frame
-    start = SECTIONS + 8 * codec(spec).seeded
+    start = header_bytes(codec(spec).id, codec(spec).seeded)
     if not spec.endswith("@layer") and numel and original[start] < 0x80:
         changed = original[:start] + varint(count) + original[start + 1 :]
         assert not read(spec, reseal(changed, numel), numel) or count <= numel
@@ -183,9 +183,10 @@ def test_what_a_frame_claims_is_not_allocated(spec):
             body = bytes([first]) + bytes(range(1, 200))
             section = varint(count) + body
             for scope, length in [(MODEL, b""), (LAYER, varint(len(section))), (LAYER, varint(2**62))]:
-                head = b"fc\x01" + bytes([c.id, scope]) + bytes(4 + 8 * c.seeded)
+                head = b"fc\x01" + bytes([c.id, scope]) + bytes(4) + getattr(c.id, "halves", b"") + bytes(8 * c.seeded)
                 sealed = reseal(head + length + section, numel)
-                assert peak(lambda sealed=sealed: refuse(sealed)) < limit
+                call = partial(refuse, sealed)
+                assert peak(call) < limit or peak(call) < limit  # the first may load what is loaded once
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -193,7 +194,7 @@ def test_a_valid_frame_takes_memory_of_the_receivers_size(spec):
     numel, c = 50_000, codec(spec)
     layout, x = layout_of(numel), torch.randn(numel, generator=torch.Generator().manual_seed(1))
     frame = c.encode(x, layout=layout)
-    c.decode(frame, numel=numel, layout=layout)  # what is loaded once is loaded
+    c.accumulate(frame, x, layout=layout)  # what is loaded once is loaded
     assert peak(lambda: c.decode(frame, numel=numel, layout=layout)) < 60 * numel + 100_000
     assert peak(lambda: c.accumulate(frame, x, layout=layout)) < 60 * numel + 100_000
 

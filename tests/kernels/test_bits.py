@@ -1,11 +1,25 @@
+"""Bits of vectors: the same by every path, and back."""
+
 import numpy as np
 import pytest
 import torch
+from every_codec import same_bits, vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp.errors import FrameError
-from fedcomp.kernels import pack_signs, unpack_signs
+from fedcomp.kernels import backend, bits, pack_signs, philox, unpack_signs
+
+SIZES = (0, 1, 7, 8, 31, 32, 127, 128, 129, 401)
+
+
+@pytest.fixture(params=["numpy", "compiled"])
+def path(request, monkeypatch):
+    monkeypatch.setattr(backend, "LARGE", 0 if request.param == "compiled" else 10**9)
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(1).standard_normal(shape, np.float32))
 
 
 @given(st.lists(st.booleans(), max_size=70))
@@ -34,3 +48,118 @@ def test_any_bytes_are_refused_or_canonical(data, count):
 def test_another_length_and_padding_that_is_not_zero_are_refused(data, count):
     with pytest.raises(FrameError):
         unpack_signs(data, count)
+
+
+# Signs of vectors.
+
+
+def plain_signs(x: torch.Tensor, seed: int | None) -> bytes:
+    """By the definition: coin i is bit i of the seed's words as bytes, the most significant bit of a byte first."""
+    coins = np.ones(x.numel(), bool)
+    if seed is not None:
+        drawn = philox.words(seed, -(-x.numel() // 32), stream=bits.COINS).astype("<u4").view(np.uint8)
+        coins = np.unpackbits(drawn, count=x.numel()).astype(bool)
+    v = x.float().numpy()
+    return np.packbits((v > 0) | ((v == 0) & coins)).tobytes()
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("seed", [None, 0, 2**64 - 1])
+def test_a_positive_number_is_1_a_negative_one_0_and_a_zero_a_coin(seed):
+    for numel in SIZES:
+        for name, x in vectors(numel).items():
+            assert bits.signs(x, seed) == plain_signs(x, seed), (numel, name)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_signs_of_half_precision(dtype):
+    for x in (torch.round(normal(300_001)).to(dtype), normal(401).to(dtype)):
+        assert bits.signs(x, 5) == plain_signs(x, 5)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_signs_of_a_large_vector_by_any_number_of_threads(threads):
+    x, before = torch.round(normal(2**21 + 77)), torch.get_num_threads()
+    x[3::7] = -0.0
+    torch.set_num_threads(threads)
+    try:
+        for v in (x, x[1::2], x.clone().requires_grad_()):
+            assert bits.signs(v, 5) == plain_signs(v.detach(), 5)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("shape", [(0, 9), (2, 0), (1, 1), (5, 401)])
+def test_signs_of_rows_each_with_its_seed(shape):
+    x, seeds = torch.round(normal(*shape)), list(range(shape[0]))
+    assert bits.signs_rows(x, seeds) == [bits.signs(row, seed) for row, seed in zip(x, seeds)]
+    assert bits.signs_rows(x) == [bits.signs(row) for row in x]
+
+
+def test_other_devices_pack_and_read_the_same():
+    for numel in SIZES:
+        flags, high, low = torch.round(normal(2, numel)) > 0, normal(1).numpy(), -normal(1).numpy()
+        assert np.array_equal(bits._pack_torch(flags).numpy(), np.packbits(flags.numpy(), axis=1))
+        words = bits.read_words(pack_signs(flags[0]), numel)
+        raw = torch.from_numpy(words.astype("<u4").view(np.uint8))
+        assert same_bits(bits._values_torch(raw, numel, high, low), bits.values(words, 0, numel, high, low))
+    high, low = normal(2, 7).numpy()
+    words = bits.read_words(bits.signs(normal(70)), 70)
+    raw = torch.from_numpy(words.astype("<u4").view(np.uint8))
+    assert same_bits(bits._values_torch(raw, 70, high, low), bits.values(words, 0, 70, high, low))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="compares a CPU with a CUDA device")
+def test_a_cuda_device_gives_the_same_bits():
+    x = torch.round(normal(3, 200_001))
+    assert bits.signs_rows(x.cuda(), [1, 2, 3]) == bits.signs_rows(x, [1, 2, 3])
+    words, high, low = bits.read_words(bits.signs(x[0]), 200_001), *normal(2, 3).numpy()
+    into, there = x[1].clone(), x[1].cuda()
+    bits.add_values(into, words, high, low)
+    bits.add_values(there, words, high, low)
+    assert same_bits(there.cpu(), into)
+
+
+# What bits stand for.
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("columns", [1, 2, 31, 32, 33, 200, 5000])
+def test_a_bit_is_the_high_or_the_low_value_of_its_column(columns):
+    numel = columns * (10_000 // columns)
+    x, (high, low) = normal(numel), normal(2, columns).numpy()
+    words = bits.read_words(bits.signs(x), numel)
+    plain = np.where(x.numpy() >= 0, np.resize(high, numel), np.resize(low, numel))
+    for start, stop in [(0, numel), (0, 0), (numel, numel), (5, numel - 3), (32, 96), (4999, 5002), (numel - 1, numel)]:
+        assert same_bits(bits.values(words, start, stop, high, low), plain[start:stop])
+        assert np.array_equal(bits.flags(words, start, stop), x.numpy()[start:stop] >= 0)
+    into = torch.from_numpy(normal(2, numel)[1].numpy())
+    added = into.numpy() + plain
+    bits.add_values(into, words, high, low)
+    assert same_bits(into, added)
+
+
+def test_many_bits_are_added_in_place_by_threads_also_to_every_other_element():
+    numel, before = 2**21 + 77, torch.get_num_threads()
+    x, into, (high, low) = normal(numel), torch.zeros(2 * numel), normal(2, 3).numpy()
+    words, at = bits.read_words(bits.signs(x), numel), np.arange(numel) % 3
+    torch.set_num_threads(2)
+    try:
+        bits.add_values(into[::2], words, high, low)
+    finally:
+        torch.set_num_threads(before)
+    assert same_bits(into[::2].contiguous(), np.where(x.numpy() >= 0, high[at], low[at])) and not into[1::2].any()
+
+
+@given(st.binary(max_size=6), st.integers(-9, 60))
+def test_words_are_the_bits_or_an_error(data, count):
+    try:
+        signs = unpack_signs(data, count)
+    except FrameError:
+        with pytest.raises(FrameError):
+            bits.read_words(data, count)
+        return
+    words = bits.read_words(memoryview(data), count)
+    assert words.dtype == np.uint32 and np.array_equal(bits.flags(words, 0, count), signs)

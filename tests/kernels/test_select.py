@@ -177,12 +177,12 @@ def test_what_is_not_finite_is_refused_and_the_residual_untouched(bad, n):
         e, x = torch.randn(n), torch.randn(n)
         x[at] = x[n - 1] = bad
         before = e.clone()
-        for call in (kernels.top_k_added, kernels.top_side_added):
+        for call in (kernels.top_k_added, kernels.top_side_added, kernels.at_least_added):
             with pytest.raises(NonFiniteError, match=f"the update is .* at position {at};") as caught:
                 call(e, x, 1 + n // 1000)
             assert caught.value.position == at
             assert torch.equal(e.view(torch.int32), before.view(torch.int32))
-        for call in (kernels.top_k, kernels.top_side):
+        for call in (kernels.top_k, kernels.top_side, kernels.at_least):
             with pytest.raises(NonFiniteError):
                 call(x, 1)
         assert kernels.first_nonfinite(x) == at
@@ -231,6 +231,58 @@ def test_selection_takes_a_quarter_of_the_vectors_memory(n):
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
             assert peak < n, (name, k)  # of 4n bytes; numpy makes every large array here, and reports it
+
+
+thresholds = st.sampled_from([1e-45, 1e-38, 0.3, 1.0, 2.0, 3.4e38])
+
+
+@pytest.mark.parametrize("way", PATHS)
+@given(tensors, thresholds)
+def test_what_reaches_a_threshold(way, x, threshold):
+    with path(way):
+        positions = kernels.at_least(x, threshold)
+        rows, columns, found = kernels.at_least_rows(torch.stack([x, -x]), threshold)
+    expected = [i for i, v in enumerate(x.tolist()) if abs(v) >= float(np.float32(threshold))]
+    assert positions.dtype == torch.int64 and positions.tolist() == expected
+    assert columns.tolist() == 2 * expected and rows.tolist() == [0] * len(expected) + [1] * len(expected)
+    assert found.tolist() == [len(expected)] * 2
+
+
+@pytest.mark.parametrize("way", PATHS)
+@given(tensors, thresholds, st.data())
+def test_adding_finds_what_reaches_a_threshold_in_the_sum(way, x, threshold, data):
+    e = torch.tensor(data.draw(st.lists(few, min_size=len(x), max_size=len(x))), dtype=torch.float32)
+    total, before = e + x, e.clone()
+    with path(way):
+        if total.isfinite().all():
+            assert torch.equal(kernels.at_least_added(e, x, threshold), kernels.at_least(total, threshold))
+            assert bits(e) == bits(total)
+        else:
+            with pytest.raises(NonFiniteError):
+                kernels.at_least_added(e, x, threshold)
+            assert bits(e) == bits(before)
+
+
+@pytest.mark.parametrize("n", [100_001, 4_200_000])
+def test_large_vectors_reach_a_threshold_where_small_ones_do(n):
+    e = torch.zeros(n)
+    for name, x in patterns(n):
+        for threshold in (1e-45, 0.5, 2.6) if n < 1_000_000 else (2.6,):
+            found = kernels.at_least_added(e.zero_(), x, threshold)
+            assert torch.equal(found, (x.abs() >= threshold).nonzero().flatten()), (name, threshold)
+            assert torch.equal(e, x), name
+
+
+def test_a_threshold_takes_a_quarter_of_the_vectors_memory_beside_its_result():
+    e, x = torch.zeros(1_000_000), torch.randn(1_000_000)
+    kernels.at_least_added(e, e, 1.0)  # loads the compiled loops
+    for threshold in (1e-45, 1.0, 3.0):
+        e.zero_()
+        tracemalloc.start()
+        found = kernels.at_least_added(e, x, threshold)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1_000_000 + 8 * len(found), threshold
 
 
 def test_numba_is_imported_with_the_first_large_vector():

@@ -1,0 +1,72 @@
+"""Signs with one scale.
+
+Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD and other gradient compression schemes. ICML 2019, algorithm 1.
+
+    C(x) = ‖x‖₁/n · sign(x);  ‖x − C(x)‖² = (1 − ‖x‖₁²/(n‖x‖₂²))·‖x‖₂², so δ ≥ 1/n, attained by a vector with one nonzero
+
+Unlike the paper's sign(0) = 0, a zero counts as positive and decodes to the scale: there is one bit for it. The equation above
+holds with it. A vector of zeros is sent as such, and one whose scale would be below float32's normal numbers as codecs/spike.py.
+
+    body   ‖x‖₁/n as float32, signs (one bit each, 1 = not negative, padded to a byte)
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from .. import kernels
+from ..layout import Layout
+from . import frame, spike
+from .base import Codec, Context, expect
+from .frame import CodecId, Section
+from .selection import take
+from .update import Bits, Update
+
+SCALE = struct.Struct("<f")
+
+
+@dataclass(frozen=True)
+class EFSign(Codec):
+    """One bit a coordinate: ± the mean magnitude."""
+
+    name: ClassVar[str] = "efsign"
+    id: ClassVar[CodecId] = CodecId.EFSIGN
+    source: ClassVar[str] = "Karimireddy et al. 2019"
+
+    def contraction(self, numel: int) -> float:
+        return (1 - 2.0**-40) / max(numel, 1)  # the scale is off by 2⁻²⁴ of itself
+
+    def longest_section(self, numel: int) -> int:
+        return max(len(frame.varint(numel)) + SCALE.size + (numel + 7) // 8, spike.longest(numel))
+
+    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+        return self.pack_rows(x[None], [seed], context)[0]
+
+    def pack_rows(self, x: Tensor, seeds: Sequence[int], context: Context) -> list[Section]:
+        numel = x.shape[1]
+        scales = _scales(kernels.norm1_rows(x), numel)
+        rows = zip(x, scales, kernels.bits.signs_rows(x), strict=True)
+        return [spike.pack(row) if spike.needed(scale, numel) else Section(numel, SCALE.pack(scale) + signs) for row, scale, signs in rows]
+
+    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+        numel = layout.numel
+        if section.count < max(numel, 1):
+            alone = spike.unpack(section, numel)
+            scale = _scales(abs(alone.values).sum(dtype=np.float64), numel)
+            expect(spike.needed(scale, numel), "a section of one coordinate could have been one of signs")
+            return alone
+        scale, signs = take(memoryview(section.body), SCALE.size)
+        (mean,) = SCALE.unpack(scale)
+        expect(0 < mean < math.inf and not spike.needed(mean, numel), f"a section of signs has the scale {mean}")
+        high = np.array([mean], np.float32)
+        return Bits(numel, kernels.bits.read_words(signs, numel), high, -high)
+
+
+def _scales(norms: np.ndarray, numel: int) -> np.ndarray:
+    """Mean magnitudes as they are sent."""
+    return (norms / max(numel, 1)).astype(np.float32)

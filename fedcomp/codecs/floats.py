@@ -1,0 +1,35 @@
+"""Values on the wire as float32 or, half as long, as codecs/half.py; a flag says which."""
+
+from typing import Literal
+
+import numpy as np
+
+from . import half
+from .base import expect
+from .selection import take
+
+Precision = Literal["fp32", "fp16"]
+FP32, FP16 = 0, 1  # flags
+ROUNDED = 2.0**-21  # of the squared length is lost in float16, at most
+
+
+def flag(precision: Precision) -> int:
+    return FP16 if precision == "fp16" else FP32
+
+
+def size(count: int, flag: int) -> int:
+    """Bytes of `count` values."""
+    return half.size(count) if flag == FP16 else 4 * count
+
+
+def pack(values: np.ndarray, flag: int) -> bytes:
+    """The bytes of finite float32 values [count]."""
+    return half.pack(values) if flag == FP16 else values.astype("<f4", copy=False).tobytes()
+
+
+def unpack(data: memoryview, count: int, flag: int) -> tuple[np.ndarray, int]:
+    """`count` finite values, float32, from the beginning of `data`, and how many bytes they took. Raises FrameError."""
+    sent, _ = take(data, size(count, flag))
+    values = half.unpack(sent, count) if flag == FP16 else np.frombuffer(sent, "<f4")
+    expect(bool(np.isfinite(values).all()), "a section holds NaN or infinity")
+    return values, len(sent)

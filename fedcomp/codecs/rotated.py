@@ -1,0 +1,227 @@
+"""What codecs share that quantize a rotated vector: the way through kernels/hadamard.py, and numbers and codes on the wire.
+
+    body   one byte, the codec's own; 0 = float32 values instead, of a vector whose largest magnitude is above 0 and below 2⁻¹⁰⁰
+           for each block a, then for each block b where the codec has one: the upper half of a float64
+           codes: the codec's own
+
+A block's û·2^e/d is a·v + b, with v what its codes stand for; then it is turned back. A vector below 2⁻¹⁰⁰ is sent as it is: of what
+comes back, float32 could not hold the bits. What comes back beyond float32's range becomes its end.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..kernels import hadamard, planes
+from ..kernels.hadamard import Turned
+from ..kernels.stretches import each
+from ..layout import Layout
+from . import selection
+from .base import Codec, Context, expect
+from .frame import EMPTY, Section
+from .update import Dense, Update
+
+PLAIN = 0  # the first byte before float32 values
+TINY = -100  # exponent of two below which a vector is sent as it is
+HALF = np.dtype("<u4")  # the upper half of a float64
+LEAST, MOST = 2.0**-400, 2.0**160  # of what vectors of float32 turn to
+STACK, DEVICE_STACK = (1 << 15) - 64, 1 << 26  # coordinates turned together: in main memory fewer than torch shares among threads
+
+
+class Codes(Protocol):
+    """Codes as they came, one for each coordinate and each zero behind the vector."""
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """What they stand for, float32 in memory of its own; both are edges of blocks."""
+
+
+@dataclass(frozen=True)
+class RotatedCodec(Codec):
+    """A codec for what a rotation makes of a vector."""
+
+    seeded: ClassVar[bool] = True
+    shifts: ClassVar[bool] = False  # whether blocks have a b
+    kind: ClassVar[type] = np.uint8  # of codes as they are quantized
+
+    @abstractmethod
+    def head(self) -> int:
+        """The first byte: 1..255."""
+
+    @abstractmethod
+    def quantize(self, turned: Turned) -> tuple[hadamard.Array, list[np.ndarray]]:
+        """Codes [m, N] and the numbers, float64 [m, blocks], whose lower halves are zero: û = numbers[0]·v + numbers[1]."""
+
+    @abstractmethod
+    def pack_codes(self, codes: np.ndarray) -> bytes:
+        """The bytes of codes [N]."""
+
+    @abstractmethod
+    def unpack_codes(self, head: int, data: memoryview, count: int, idle: np.ndarray) -> Codes:
+        """`count` codes; where `idle` [count/8] is true, eight of them stand for 0. Raises FrameError unless `pack_codes` made `data`."""
+
+    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+        return self.pack_rows(x[None], [seed], context)[0]
+
+    def pack_rows(self, x: Tensor, seeds: Sequence[int], context: Context) -> list[Section]:
+        m, n = x.shape
+        if not n:
+            return [EMPTY] * m
+        if hadamard.is_large(x):
+            return [self._pack_large(row, seed) for row, seed in zip(x, seeds, strict=True)]
+        rows, sections = max(1, (STACK if x.device.type == "cpu" else DEVICE_STACK) // n), []
+        for first in range(0, m, rows):
+            turned = hadamard.Stack(x[first : first + rows], list(seeds[first : first + rows]))
+            codes, numbers = self.quantize(turned)
+            sent = np.stack(_unscaled(numbers, turned), 1)
+            codes = codes.cpu().numpy()
+            sections += [self._section(*row) for row in zip(x[first : first + rows], codes, sent, turned.exponents, strict=True)]
+        return sections
+
+    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+        count, body = section
+        expect(count == layout.numel, "a section for a rotated vector has another length")
+        if not count:
+            return Dense(np.empty(0, np.float32))
+        first, data = selection.take(memoryview(body), 1)
+        if first[0] == PLAIN:
+            return _plain(data, count)
+        sizes = np.diff(hadamard.edges(count))
+        sent, data = selection.take(data, HALF.itemsize * sizes.size * (1 + self.shifts))
+        scale, shift = _read_numbers(np.frombuffer(sent, HALF).reshape(-1, sizes.size))
+        codes = self.unpack_codes(first[0], data, int(sizes.sum()), (scale == 0).repeat(sizes // 8))
+        return Rotated(count, seed, scale, shift, codes)
+
+    def _pack_large(self, x: Tensor, seed: int) -> Section:
+        marks = hadamard.edges(x.numel())
+        sent, exponents = np.empty((1 + self.shifts, marks.size - 1)), np.empty(marks.size - 1, np.int64)
+        codes = np.empty(marks[-1], self.kind)
+
+        def use(turned: Turned) -> None:
+            found, numbers = self.quantize(turned)
+            codes[turned.span], exponents[turned.blocks] = found[0], turned.exponents[0]
+            sent[:, turned.blocks] = np.concatenate(_unscaled(numbers, turned))
+
+        hadamard.turn(x, seed, use)
+        return self._section(x, codes, sent, exponents)
+
+    def _section(self, x: Tensor, codes: np.ndarray, sent: np.ndarray, exponents: np.ndarray) -> Section:
+        held = sent.any(0)
+        if held.any() and exponents[held].max() <= TINY:
+            return Section(x.numel(), bytes([PLAIN]) + x.to(torch.float32).cpu().numpy().astype("<f4", copy=False).tobytes())
+        numbers = (sent.view(np.int64) >> 32).astype(HALF).tobytes()
+        return Section(x.numel(), bytes([self.head()]) + numbers + self.pack_codes(codes))
+
+
+@dataclass(frozen=True)
+class Rotated(Update):
+    """An update that is turned back when it is read."""
+
+    numel: int
+    seed: int
+    scale: np.ndarray  # a, float64 [blocks]
+    shift: np.ndarray  # b
+    codes: Codes
+    positions: ClassVar[None] = None
+
+    def add_to(self, into: Tensor, weight: float = 1.0) -> None:
+        factor = np.float32(weight)
+        if into.device.type != "cpu":
+            into.add_(self.dense(into.device) * factor)
+            return
+        target = into.detach().numpy()
+
+        def add(start: int, stop: int, values: np.ndarray) -> None:
+            target[start:stop] += factor * values
+
+        self._each(0, self.numel, add)
+
+    def block(self, start: int, stop: int) -> np.ndarray:
+        out = np.empty(stop - start, np.float32)
+
+        def put(first: int, last: int, values: np.ndarray) -> None:
+            a, b = max(start, first), min(stop, last)
+            out[a - start : b - start] = values[a - first : b - first]
+
+        self._each(start, stop, put)
+        return out
+
+    def dense(self, device: torch.device | str | None = None) -> Tensor:
+        device = torch.device(device or "cpu")
+        if device.type == "cpu":
+            return torch.from_numpy(self.block(0, self.numel))
+        values = torch.from_numpy(self.codes.read(0, int(hadamard.edges(self.numel)[-1]))).to(device)
+        return hadamard.turn_back_torch(values, self.seed, self.numel, 0, self.scale, self.shift)
+
+    def _each(self, start: int, stop: int, use: Callable[[int, int, np.ndarray], None]) -> None:
+        """use(first, last, values) for all blocks that hold coordinates start..stop-1, by threads."""
+        if start == stop:
+            return
+        marks = hadamard.edges(self.numel)
+        begin, end = int(np.searchsorted(marks, start, "right")) - 1, int(np.searchsorted(marks, stop))
+
+        def work(a: int, b: int) -> None:
+            for at in range(a, b, hadamard.CHUNK):
+                i, j = (int(np.searchsorted(marks, marks[begin] + edge)) for edge in (at, min(at + hadamard.CHUNK, b)))
+                values = self.codes.read(int(marks[i]), int(marks[j]))
+                turned = hadamard.turn_back(values, self.seed, self.numel, i, self.scale[i:j], self.shift[i:j])
+                use(int(marks[i]), int(marks[i]) + turned.size, turned)
+
+        each(int(marks[end] - marks[begin]), work, hadamard.CHUNK)
+
+
+@dataclass(frozen=True)
+class Planes:
+    """Codes as bit planes (kernels/planes.py), a view of the frame."""
+
+    bits: np.ndarray  # uint8 [w, N/8]
+    table: np.ndarray  # float32 [2^w]
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return planes.read(self.bits, start, stop, self.table)
+
+
+def unpack_planes(data: memoryview, count: int, table: np.ndarray, idle: np.ndarray) -> Planes:
+    """Codes of as many bits as the table has. Raises FrameError unless each is one of its entries, and 0 where `idle`."""
+    bits = planes.unpack(data, count, table.size)
+    expect(not (idle.any() and bits[:, idle].any()), "a block of equal values has codes")
+    return Planes(bits, np.resize(table, 1 << len(bits)))
+
+
+def nearest(numbers: np.ndarray) -> np.ndarray:
+    """Of float64 ≥ 0 the nearest whose lower half is zero."""
+    return ((numbers.view(np.int64) + (1 << 31)) >> 32 << 32).view(np.float64)
+
+
+def above(numbers: np.ndarray) -> np.ndarray:
+    """Of float64 the smallest that are not below them and whose lower half is zero."""
+    bits = numbers.view(np.int64)
+    return (np.where(bits < 0, bits, bits + 0xFFFFFFFF) >> 32 << 32).view(np.float64)
+
+
+def _unscaled(numbers: list[np.ndarray], turned: Turned) -> list[np.ndarray]:
+    """a and b."""
+    exponents = turned.exponents.astype(np.int32)
+    return [np.ldexp(v, exponents) / (1 if i else turned.sizes) for i, v in enumerate(numbers)]
+
+
+def _read_numbers(halves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """a and b, [blocks] each. Raises FrameError for what no vector of float32 turns to."""
+    numbers = (halves.astype(np.int64) << 32).view(np.float64)
+    sizes = np.abs(numbers)
+    with np.errstate(invalid="ignore"):
+        fit = (halves == 0) | (sizes >= LEAST) & (sizes <= MOST)
+    expect(bool(fit.all() and (numbers[0] >= 0).all()), "the scale of a block is not finite, negative, or out of range")
+    return numbers[0], numbers[1] if len(numbers) > 1 else np.zeros(numbers.shape[1])
+
+
+def _plain(data: memoryview, count: int) -> Dense:
+    expect(len(data) == 4 * count, "float32 values have another length")
+    values = np.frombuffer(data, "<f4")
+    largest = float(np.abs(values).max())
+    expect(0 < largest < 2.0**TINY, "values are sent as they are that should have been turned")
+    return Dense(values)

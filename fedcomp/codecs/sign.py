@@ -1,0 +1,49 @@
+"""Signs alone.
+
+Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD: compressed optimisation for non-convex problems. ICML 2018.
+
+    C(x)_i = sign(x_i), as 1 or −1
+
+There is no third symbol for a zero, which is decided by a coin of (seed, coordinate). Where the seed is a client's own, zeros of many
+clients cancel in a vote; with one coin for all of them they would drown the votes of the others. C neither contracts nor is it unbiased.
+
+    body   signs (one bit each, 1 = positive, padded to a byte)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from .. import kernels
+from ..layout import Layout
+from . import frame
+from .base import Codec, Context, expect
+from .frame import CodecId, Section
+from .update import Bits, Update
+
+ONE = np.ones(1, np.float32)
+
+
+@dataclass(frozen=True)
+class Sign(Codec):
+    """One bit a coordinate: ±1."""
+
+    name: ClassVar[str] = "sign"
+    id: ClassVar[CodecId] = CodecId.SIGN
+    source: ClassVar[str] = "Bernstein et al. 2018"
+
+    def longest_section(self, numel: int) -> int:
+        return len(frame.varint(numel)) + (numel + 7) // 8
+
+    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+        return Section(x.numel(), kernels.bits.signs(x, seed))
+
+    def pack_rows(self, x: Tensor, seeds: Sequence[int], context: Context) -> list[Section]:
+        return [Section(x.shape[1], data) for data in kernels.bits.signs_rows(x, seeds)]
+
+    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+        expect(section.count == layout.numel, "a section of signs has another length")
+        return Bits(layout.numel, kernels.bits.read_words(section.body, layout.numel), ONE, -ONE)

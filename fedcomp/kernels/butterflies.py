@@ -1,0 +1,210 @@
+"""Loops of kernels/hadamard.py, compiled by numba.
+
+`edges` are where blocks begin and the last one ends, counted from the first element of `u`; all are multiples of 8.
+"""
+
+import math
+
+import numba
+import numpy as np
+from numpy import float32, float64, int32, int64, uint32, uint64
+
+from .hadamard import LARGEST, PRODUCTS, SQUARES
+from .loops import compiled, philox
+
+TILE = 64  # elements whose last six stages are done together
+LINE = 1024  # words that are drawn at a time
+
+
+@numba.njit(nogil=True, inline="always")
+def _eight(v, i, h):
+    """Three stages, of strides 4h, 2h and h, for the eight elements from i on."""
+    h2, h3, h4, h5, h6, h7 = uint64(2) * h, uint64(3) * h, uint64(4) * h, uint64(5) * h, uint64(6) * h, uint64(7) * h
+    a, b, c, d, e, f, g, k = v[i], v[i + h], v[i + h2], v[i + h3], v[i + h4], v[i + h5], v[i + h6], v[i + h7]
+    a, e, b, f, c, g, d, k = a + e, a - e, b + f, b - f, c + g, c - g, d + k, d - k
+    a, c, b, d, e, g, f, k = a + c, a - c, b + d, b - d, e + g, e - g, f + k, f - k
+    v[i], v[i + h], v[i + h2], v[i + h3] = a + b, a - b, c + d, c - d
+    v[i + h4], v[i + h5], v[i + h6], v[i + h7] = e + f, e - f, g + k, g - k
+
+
+# Each in a function of its own: inlined into the loop over groups they are not vectorised.
+
+
+@compiled
+def _three_stages(v, start, h):
+    for i in range(start, start + h):
+        _eight(v, i, h)
+
+
+@compiled
+def _stage(v, start, h):
+    for i in range(start, start + h):
+        a, b = v[i], v[i + h]
+        v[i], v[i + h] = a + b, a - b
+
+
+@compiled
+def _last_stages(v, start, size):
+    for first in range(start, start + size, uint64(TILE)):
+        for i in range(first, first + uint64(8)):
+            _eight(v, i, uint64(8))
+    for i in range(start, start + size, uint64(8)):
+        _eight(v, i, uint64(1))
+
+
+@compiled
+def butterfly(v, start, size):
+    """Stages of strides size/2, …, 2, 1 over v[start:start+size], in place; size is a power of two."""
+    start, size = uint64(start), uint64(size)
+    last, span = uint64(TILE if size >= TILE else 1), size
+    while span > last:
+        three = span >= uint64(8 * TILE)
+        h = span >> uint64(3 if three else 1)
+        for first in range(start, start + size, span):
+            if three:
+                _three_stages(v, first, h)
+            else:
+                _stage(v, first, h)
+        span = h
+    if size >= uint64(TILE):
+        _last_stages(v, start, size)
+
+
+@compiled
+def turn(x, signs, edges, exponents, u):
+    """Fill u with x [n], float32, zeros behind it, turned block by block, and `exponents` with the powers of two taken out."""
+    bits = x.view(np.uint32)
+    for block in range(exponents.size):
+        start, stop = uint64(edges[block]), uint64(edges[block + 1])
+        held = min(stop, uint64(x.size))
+        largest = int32(0)
+        for i in range(start, held):
+            largest = max(largest, int32(bits[i] & uint32(0x7FFFFFFF)))
+        peak = uint32(largest)
+        exponent = math.frexp(float64(peak.view(float32)))[1]
+        first, second = float32(math.ldexp(1.0, -(exponent >> 1))), float32(math.ldexp(1.0, (exponent >> 1) - exponent))
+        for byte in range(start >> uint64(3), held >> uint64(3)):
+            sign = uint32(signs[byte])
+            for j in range(uint32(8)):
+                i = (byte << uint64(3)) + uint64(j)
+                u[i] = _flip(x[i] * first * second, sign >> j)
+        for i in range(max(start, held & ~uint64(7)), stop):
+            value = x[i] * first * second if i < held else float32(0)
+            u[i] = _flip(value, uint32(signs[i >> uint64(3)]) >> uint32(i & uint64(7)))
+        butterfly(u, start, stop - start)
+        exponents[block] = exponent
+
+
+@compiled
+def turn_back(v, signs, edges, scale, shift, out):
+    """Fill out [N] with what the blocks of v, overwritten, were turned from: scale·v + shift before turning."""
+    for block in range(scale.size):
+        start, stop, factor = uint64(edges[block]), uint64(edges[block + 1]), scale[block]
+        butterfly(v, start, stop - start)
+        first = float64(v[start]) * factor + shift[block]
+        for byte in range(start >> uint64(3), stop >> uint64(3)):
+            sign = uint32(signs[byte])
+            for j in range(uint32(8)):
+                i = (byte << uint64(3)) + uint64(j)
+                out[i] = _narrow(float64(_flip(v[i], sign >> j)) * factor)
+        out[start] = _narrow(-first if signs[start >> uint64(3)] & 1 else first)
+
+
+@numba.njit(nogil=True, inline="always")
+def _flip(value, sign):
+    """A float32, negated if the lowest bit of `sign` is 1."""
+    bits = uint32(float32(value).view(uint32) ^ sign << uint32(31))
+    return bits.view(float32)
+
+
+@numba.njit(nogil=True, inline="always")
+def _narrow(value):
+    """The nearest float32, or the end of its range; a zero is positive."""
+    value = value if value < LARGEST else LARGEST
+    return float32(value if value > -LARGEST else -LARGEST) + float32(0)
+
+
+@compiled
+def squares(u, edges, sums):
+    """The sum of u² in each block, in units of 1/SQUARES, int64."""
+    for block in range(sums.size):
+        total = int64(0)
+        for i in range(uint64(edges[block]), uint64(edges[block + 1])):
+            total += int64(float64(u[i]) * float64(u[i]) * SQUARES)
+        sums[block] = total
+
+
+@compiled
+def extremes(u, edges, low, high):
+    """The smallest and the largest element of each block, as int32 that rise with them: bit patterns, but for the sign inverted below 0."""
+    bits = u.view(np.int32)
+    for block in range(low.size):
+        smallest, largest = int32(0x7FFFFFFF), int32(-0x7FFFFFFF)
+        for i in range(uint64(edges[block]), uint64(edges[block + 1])):
+            key = int32(bits[i] ^ (bits[i] >> int32(31)) & int32(0x7FFFFFFF))
+            smallest, largest = min(smallest, key), max(largest, key)
+        low[block], high[block] = smallest, largest
+
+
+@compiled
+def bins(u, edges, thresholds, codes):
+    """codes [N], uint8: 1 where u > 0, plus twice the number of its block's thresholds [blocks, t] that are below |u|."""
+    for block in range(edges.size - 1):
+        start, stop = uint64(edges[block]), uint64(edges[block + 1])
+        for i in range(start, stop):
+            codes[i] = u[i] > float32(0)
+        for threshold in thresholds[block]:
+            for i in range(start, stop):
+                codes[i] += np.uint8(2) if abs(u[i]) > threshold else np.uint8(0)
+
+
+@compiled
+def products(u, edges, table, codes, along, squared):
+    """The sums of u·q and of q² in each block, q = table[code], in units of 1/PRODUCTS, int64."""
+    for block in range(along.size):
+        first, second = int64(0), int64(0)
+        for i in range(uint64(edges[block]), uint64(edges[block + 1])):
+            q = float64(table[codes[i]])
+            first += int64(float64(u[i]) * q * PRODUCTS)
+            second += int64(q * q * PRODUCTS)
+        along[block], squared[block] = first, second
+
+
+@compiled
+def rounded(u, edges, low, inverse, top, key, start, codes):
+    """codes [N]: (u − low)·inverse up or down to a whole number, at most `top`, by the words of a seed; `start` is the place of u[0]."""
+    words = np.empty(LINE, np.uint32)
+    for block in range(edges.size - 1):
+        for first in range(edges[block], edges[block + 1], LINE):
+            count = min(LINE, edges[block + 1] - first)
+            _draw(key, start + first, words)
+            for j in range(uint64(count)):
+                i = uint64(first) + j
+                whole = (float64(u[i]) - low[block]) * inverse[block]
+                down = math.floor(whole)
+                codes[i] = min(int64(down) + int64(int64(words[j]) < int64((whole - down) * 4294967296.0)), top)
+
+
+@numba.njit(nogil=True, inline="always")
+def _draw(key, start, words):
+    """LINE words of stream 0 from `start` on, which is a multiple of 8."""
+    low, high, first = uint32(key & uint64(0xFFFFFFFF)), uint32(key >> uint64(32)), uint64(start) >> uint64(2)
+    for j in range(uint64(LINE >> 2)):
+        block, at = first + j, j << uint64(2)
+        a, b, c, d = philox(low, high, uint32(block), uint32(block >> uint64(32)), uint32(0), uint32(0))
+        words[at], words[at + uint64(1)], words[at + uint64(2)], words[at + uint64(3)] = a, b, c, d
+
+
+@compiled
+def take(bits, table, out):
+    """out = table[code], float32, of codes whose bits are bits [w, N], uint8, the lowest first."""
+    codes = np.empty(LINE, np.uint8)
+    for first in range(0, out.size, LINE):
+        count = uint64(min(LINE, out.size - first))
+        for i in range(count):
+            codes[i] = bits[0, uint64(first) + i]
+        for plane in range(1, bits.shape[0]):
+            for i in range(count):
+                codes[i] |= bits[plane, uint64(first) + i] << np.uint8(plane)
+        for i in range(count):
+            out[uint64(first) + i] = table[codes[i]]

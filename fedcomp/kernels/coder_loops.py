@@ -1,0 +1,96 @@
+"""Loops of the entropy coder, compiled by numba; kernels/range_coder.py has the same in Python and says what they do.
+
+Indices are unsigned, as in kernels/loops.py. States stay below 2⁵³, so that their quotient as float64, cut off, is exact.
+"""
+
+import numpy as np
+from numpy import float64, int64, uint32, uint64
+
+from .loops import compiled
+from .range_coder import FLOOR, WORD
+
+
+@compiled
+def count(symbols, counts):
+    """Add to counts [4, size + 1] how often each symbol occurs, in any of the rows; those out of range at the end."""
+    last = counts.shape[1] - 1
+    for i in range(uint64(symbols.size)):
+        counts[i & uint64(3), uint64(min(int64(symbols[i]), last))] += 1
+
+
+@compiled
+def encode(symbols, frequencies, bits, states, words):
+    """Fill `words` from its end with the code of `symbols`, and `states` with what decoding starts from. Returns where the code begins."""
+    firsts = frequencies.cumsum() - frequencies
+    divisors = frequencies.astype(np.float64)
+    whole, limit, lanes, at = int64(1) << bits, 53 - bits, uint64(states.size - 1), words.size
+    states[:] = FLOOR
+    for back in range(1, symbols.size + 1):
+        i = uint64(symbols.size - back)
+        s, state = uint64(symbols[i]), states[i & lanes]
+        full = state >= frequencies[s] << limit
+        words[uint64(at - 1)] = uint32(state)
+        at -= full
+        state >>= WORD if full else 0
+        states[i & lanes] = state + firsts[s] + int64(np.divide(float64(state), divisors[s])) * (whole - frequencies[s])
+    return at
+
+
+@compiled
+def decode(words, states, table, frequencies, bits, symbols):
+    """Fill `symbols`; `table` is the symbol of each slot. Returns how many words that took, or -1 where they run out."""
+    firsts = frequencies.cumsum() - frequencies
+    mask, lanes, at, i = (int64(1) << bits) - 1, states.size, 0, 0
+    while i + lanes <= symbols.size and at + lanes <= words.size:
+        for lane in range(uint64(lanes)):
+            slot = states[lane] & mask
+            s = uint64(table[uint64(slot)])
+            symbols[uint64(i) + lane] = s
+            state = frequencies[s] * (states[lane] >> bits) + slot - firsts[s]
+            empty = state < FLOOR
+            filled = state << WORD | int64(words[uint64(at)])
+            states[lane] = filled if empty else state
+            at += empty
+        i += lanes
+    while i < symbols.size:
+        lane = uint64(i % lanes)
+        slot = states[lane] & mask
+        s = uint64(table[uint64(slot)])
+        symbols[uint64(i)] = s
+        states[lane] = frequencies[s] * (states[lane] >> bits) + slot - firsts[s]
+        if states[lane] < FLOOR:
+            if at == words.size:
+                return -1
+            states[lane] = states[lane] << WORD | int64(words[uint64(at)])
+            at += 1
+        i += 1
+    return at
+
+
+@compiled
+def group(digits, base, width, symbols):
+    """Symbol i = Σⱼ digits[i·width + j]·baseʲ; digits that are not there count as 0."""
+    whole = digits.size // width
+    for i in range(uint64(whole)):
+        symbol, power = uint64(0), uint64(1)
+        for j in range(uint64(width)):
+            symbol += power * uint64(digits[i * uint64(width) + j])
+            power *= uint64(base)
+        symbols[i] = symbol
+    if whole < symbols.size:
+        symbol, power = uint64(0), uint64(1)
+        for j in range(uint64(whole * width), uint64(digits.size)):
+            symbol += power * uint64(digits[j])
+            power *= uint64(base)
+        symbols[uint64(whole)] = symbol
+
+
+@compiled
+def ungroup(symbols, table, digits):
+    """The digits of each symbol, `table` [symbols there are, width], as many as `digits` holds."""
+    width, last = uint64(table.shape[1]), uint64(digits.size // table.shape[1])
+    for i in range(last):
+        for j in range(width):
+            digits[i * width + j] = table[uint64(symbols[i]), j]
+    for j in range(uint64(digits.size) - last * width):
+        digits[last * width + j] = table[uint64(symbols[last]), j]

@@ -1,0 +1,273 @@
+"""Strictly increasing positions on the wire, in whichever form is the shortest.
+
+    form 0..40    Rice code (kernels/rice.py) with this parameter; with parameter 0 it is a bitmap, cut off behind the last position
+    form 41       Rice code in blocks
+    form 42..62   Rice code of the coordinates that are not sent, with parameter form − 42; no bytes where all are sent
+    form 63       Rice code of the coordinates that are not sent, in blocks
+
+Blocks follow a density that changes along the vector: from layer to layer, and where large values lie close together. A block is a number
+of positions and not a range of coordinates: so dense ranges are cut finer, empty ones cost nothing, and no counts are sent.
+
+    head       one byte: s in its three low bits, w − 2 in the next two
+    offsets    w bits for each block of u·2^s positions, the last may have fewer; u = 4, or 16 from 4096 positions on
+    code       unary stream, low stream and padding of all blocks; a block's parameter is its offset + max(0, min(b*, 37) + w − 2^w)
+
+The form travels outside. Of equally long codes the first is taken in the order of this page, with the smallest s, then w, then offsets.
+Blocks are tried from 32 positions on, and what is not sent where it is less than half. So positions have one code, and `unpack` refuses
+every other.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import FrameError
+from . import rice
+from .rice import WIDEST
+
+BLOCKS, MISSING = WIDEST + 1, WIDEST + 2  # forms; MISSING is the first for what is not sent
+LAST = 63  # the form of what is not sent, in blocks
+BLOCKED, UNITS = 32, ((0, 4), (4096, 16))  # positions from which blocks are tried; u from so many positions on
+SIZES, WIDTHS = 8, (2, 3, 4)
+COLUMNS = 1 << WIDTHS[-1]  # parameters that blocks choose among
+COMPILED = 4  # blocks take so many times the work of packing
+
+
+class Plan(NamedTuple):
+    """How m rows are coded: int64 [m], but for `each`."""
+
+    form: np.ndarray  # of 0..41
+    size: np.ndarray  # s, 0 without blocks
+    width: np.ndarray  # w, 0 without blocks
+    each: np.ndarray  # the parameter of every position of all rows
+
+
+class Cut(NamedTuple):
+    """The blocks of all rows: int64 [blocks]."""
+
+    row: np.ndarray
+    index: np.ndarray  # within the row
+    start: np.ndarray  # the first of its positions
+    length: np.ndarray
+
+
+def pack(positions: np.ndarray, numel: int) -> tuple[int, bytes]:
+    """The form and the code of positions (int64 [count], strictly increasing, below numel)."""
+    (form,), (code,) = pack_rows(positions, np.array([positions.size]), numel)
+    return form, code
+
+
+def pack_rows(positions: np.ndarray, counts: np.ndarray, numel: int) -> tuple[list[int], list[bytes]]:
+    """`pack` of m rows whose positions follow one another, counts [m] long."""
+    if (2 * counts <= numel).all():
+        return _pack(positions, counts, numel)
+    rows = [_pack_dense(row, numel) for row in rice.split(positions, counts)]
+    return [form for form, _ in rows], [code for _, code in rows]
+
+
+def unpack(data: bytes | memoryview, count: int, form: int, numel: int) -> np.ndarray:
+    """The `count` positions below numel, int64, that `pack` made this form and data of. Memory and time are O(numel).
+
+    Raises FrameError unless it made exactly these.
+    """
+    (row,) = unpack_rows([data], np.array([count]), np.array([form]), numel)
+    if isinstance(row, FrameError):
+        raise row
+    return row
+
+
+def unpack_rows(codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int) -> list[np.ndarray | FrameError]:
+    """`unpack` of m codes together, each with its count [m] and form [m]; a FrameError in the place of one that is none."""
+    if not (2 * counts <= numel).all():
+        return [_unpack_dense(*row, numel) for row in zip(codes, counts.tolist(), forms.tolist(), strict=True)]
+    fits = _fits(codes, counts, forms, numel)
+    if not fits.all():
+        kept = np.flatnonzero(fits).tolist()
+        read = iter(unpack_rows([codes[i] for i in kept], counts[fits], forms[fits], numel))
+        return [next(read) if ok else _refusal(len(code), numel) for ok, code in zip(fits.tolist(), codes, strict=True)]
+    if not codes:
+        return []
+    positions, good, plan = _unpack(codes, counts, forms, numel)
+    best = _plan(positions, counts, numel)
+    good &= (plan.form == best.form) & (plan.size == best.size) & (plan.width == best.width)
+    good &= rice.sums(plan.each != best.each, counts) == 0
+    rows = zip(rice.split(positions, counts), good.tolist(), codes, strict=True)
+    return [row if ok else _refusal(len(code), numel) for row, ok, code in rows]
+
+
+def _pack_dense(positions: np.ndarray, numel: int) -> tuple[int, bytes]:
+    """`pack`, where more than half may be sent."""
+    if positions.size == numel > 0:
+        return MISSING, b""
+    (form,), (code,) = _pack(positions, np.array([positions.size]), numel)
+    if 2 * positions.size > numel:
+        missing = _others(positions, numel)
+        (other,), (shorter,) = _pack(missing, np.array([missing.size]), numel, LAST - 1 - MISSING)
+        if len(shorter) < len(code):
+            return LAST if other == BLOCKS else MISSING + other, shorter
+    return form, code
+
+
+def _unpack_dense(code: bytes | memoryview, count: int, form: int, numel: int) -> np.ndarray | FrameError:
+    """`unpack`, where more than half may be sent."""
+    if count == numel and form == MISSING and not len(code):
+        return np.arange(numel)
+    missing = MISSING <= form <= LAST and numel < 2 * count < 2 * numel
+    coded, as_form = (numel - count, BLOCKS if form == LAST else form - MISSING) if missing else (count, form)
+    asked = [code], np.array([coded]), np.array([as_form]), numel
+    if _fits(*asked).all():
+        positions, good, _ = _unpack(*asked)
+        if good.all():
+            positions = _others(positions, numel) if missing else positions
+            if _pack_dense(positions, numel) == (form, bytes(code)):
+                return positions
+    return _refusal(len(code), numel)
+
+
+def _others(positions: np.ndarray, numel: int) -> np.ndarray:
+    """The coordinates of a vector [numel] that are not among the positions."""
+    other = np.ones(numel, np.bool_)
+    other[positions] = False
+    return np.flatnonzero(other)
+
+
+def _refusal(size: int, numel: int) -> FrameError:
+    return FrameError(f"{size} bytes are not the code of these positions of a vector of {numel}; the frame is damaged or of another size")
+
+
+def _pack(positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST) -> tuple[list[int], list[bytes]]:
+    """`pack_rows` in forms 0..41, one parameter being at most `widest`."""
+    plan, lead = _plan(positions, counts, numel, widest), None
+    blocked = np.flatnonzero(plan.width)
+    if blocked.size:
+        cut = _cut(counts, plan.size, plan.width)
+        width = plan.width[cut.row]
+        values = plan.each[cut.start] - _begin(rice.parameters(counts, numel)[cut.row], width)
+        sent = width > 0
+        head = (blocked, np.full(blocked.size, 8), plan.size[blocked] | plan.width[blocked] - WIDTHS[0] << 3)
+        order = np.argsort(np.append(blocked, cut.row[sent]), kind="stable")  # a row's head, then its offsets
+        fields = (np.append(first, rest[sent])[order] for first, rest in zip(head, (cut.row, width, values), strict=True))
+        lead = rice.Fields(*fields)
+    return plan.form.tolist(), rice.pack_rows(positions, counts, plan.each, lead)
+
+
+def _fits(codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int) -> np.ndarray:
+    """Whether what is claimed of codes of forms 0..41 can be, going by their lengths and heads: bool [m]."""
+    bits = 8 * np.array([len(code) for code in codes], np.int64)
+    most = counts * (WIDEST + WIDTHS[-1] + 1) + numel + 64
+    fits = (0 < counts) & (counts <= numel) & (0 <= forms) & (forms <= BLOCKS) & (counts <= bits) & (bits < most)
+    for i in np.flatnonzero(fits & (forms == BLOCKS)).tolist():
+        fits[i] = counts[i] >= BLOCKED and codes[i][0] < SIZES * len(WIDTHS)
+    return fits
+
+
+def _unpack(
+    codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
+) -> tuple[np.ndarray, np.ndarray, Plan]:
+    """The positions of rows that fit, one behind the other, whether they are some, bool [m], and how they are coded."""
+    raw, sizes = rice.padded(codes), np.array([len(code) for code in codes], np.int64)
+    ends = 8 * sizes.cumsum()
+    starts, least, blocked = ends - 8 * sizes, forms, forms == BLOCKS
+    size = width = np.zeros(counts.size, np.int64)
+    if blocked.any():
+        heads = np.where(blocked, raw[starts // 8], np.int64(0))
+        size, width = heads % SIZES, np.where(blocked, WIDTHS[0] + heads // SIZES, 0)
+        cut = _cut(counts, size, width)
+        many = width[cut.row]
+        at = np.minimum(starts[cut.row] + 8 + cut.index * many, ends[-1])
+        begin = _begin(rice.parameters(counts, numel)[cut.row], many)
+        parameters = np.where(many > 0, begin + rice.read_bits(raw, many, at), forms[cut.row])
+        least = np.minimum.reduceat(parameters, np.flatnonzero(cut.index == 0))
+        starts = starts + blocked * 8 + rice.sums(many, np.bincount(cut.row))
+        each = parameters.repeat(cut.length)
+    else:
+        each = forms.repeat(counts)
+    short = ends - starts - counts - rice.sums(each, counts) < (numel >> least) + 8
+    positions, good = rice.unpack_rows(raw, starts, ends, counts, each, numel)
+    return positions, good & short, Plan(forms, size, width, each)
+
+
+def _cut(counts: np.ndarray, size: np.ndarray, width: np.ndarray) -> Cut:
+    """The blocks of rows with s and w [m]; a row without blocks is one."""
+    return _pieces(counts, np.where(width > 0, _unit(counts) << size, np.maximum(counts, 1)))
+
+
+def _pieces(counts: np.ndarray, length: np.ndarray) -> Cut:
+    """Rows cut into pieces of length [m]."""
+    many = -(-counts // length)
+    row = np.arange(counts.size).repeat(many)
+    index = np.arange(row.size) - (many.cumsum() - many)[row]
+    start = index * length[row]
+    return Cut(row, index, (counts.cumsum() - counts)[row] + start, np.minimum(length[row], counts[row] - start))
+
+
+def _unit(counts: np.ndarray) -> np.ndarray:
+    return np.where(counts < UNITS[1][0], UNITS[0][1], UNITS[1][1])
+
+
+def _begin(b: np.ndarray, width: int | np.ndarray) -> np.ndarray:
+    """The first parameter that offsets of `width` bits reach: of positions that lie closer than the average there are more."""
+    return np.maximum(0, np.minimum(b, WIDEST + 1 - WIDTHS[-1]) + width - (1 << width))
+
+
+def _plan(positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST) -> Plan:
+    """How rows are coded in the fewest bytes."""
+    tried = counts >= BLOCKED
+    if tried.any() and (compiled := rice.loops(COMPILED * positions.size)):
+        return _plan_compiled(positions, counts, numel, widest, compiled)
+    form, size, width = rice.best_parameters(positions, counts, numel, widest), *np.zeros((2, counts.size), np.int64)
+    each = form.repeat(counts)
+    if tried.any():
+        rest, b, unit = rice.rests(positions, counts), rice.parameters(counts, numel), _unit(counts)
+        lengths = (rice.sums((rest >> each) + 1 + each, counts) + 7) // 8
+        for alike in sorted(set(zip(b[tried].tolist(), unit[tried].tolist()))):
+            rows = tried & (b == alike[0]) & (unit == alike[1])
+            inside = rows.repeat(counts)
+            size[rows], width[rows], each[inside] = _blocks(rest[inside], counts[rows], each[inside], lengths[rows], *alike)
+    return Plan(np.where(width > 0, BLOCKS, form), size, width, each)
+
+
+def _blocks(
+    rest: np.ndarray, counts: np.ndarray, each: np.ndarray, limit: np.ndarray, b: int, unit: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """s, w and the parameters of rows of one b* and u; 0, 0 and what `each` had where blocks take no fewer bytes than limit [m]."""
+    cut, first = _pieces(counts, np.full(counts.size, unit)), _begin(b, WIDTHS[-1])
+    row, index, reach = cut.row, cut.index, first + np.arange(COLUMNS)[:, None]
+    table = np.add.reduceat(rest >> reach, cut.start, axis=1) + (reach + 1) * cut.length
+    tables, lengths = [], []
+    for s in range(SIZES):
+        if s:
+            even = np.flatnonzero(index % 2 == 0)
+            row, index, table = row[even], index[even] // 2, np.add.reduceat(table, even, axis=1)
+        runs, many = np.flatnonzero(index == 0), np.bincount(row)
+        bits = [np.add.reduceat(_window(table, b, w).min(0), runs) + w * many for w in WIDTHS]
+        tables.append(table)
+        lengths += [1 + (bits_of_width + 7) // 8 for bits_of_width in bits]
+        if many.max() == 1:
+            break
+    shorter = np.min(lengths, axis=0) < limit
+    choice = np.where(shorter, np.argmin(lengths, axis=0), -1)
+    size, width = np.where(shorter, choice // len(WIDTHS), 0), np.where(shorter, WIDTHS[0] + choice % len(WIDTHS), 0)
+    for chosen in set(choice[shorter].tolist()):
+        s, w = chosen // len(WIDTHS), WIDTHS[chosen % len(WIDTHS)]
+        parameters = _begin(b, w) + _window(tables[s], b, w).argmin(0)
+        spread = parameters.repeat(_pieces(counts, np.full(counts.size, unit << s)).length)
+        each = np.where((choice == chosen).repeat(counts), spread, each)
+    return size, width, each
+
+
+def _window(table: np.ndarray, b: int, width: int) -> np.ndarray:
+    """Those of the rows of a table that offsets of `width` bits reach."""
+    first = int(_begin(b, width) - _begin(b, WIDTHS[-1]))
+    return table[first : first + (1 << width)]
+
+
+def _plan_compiled(positions: np.ndarray, counts: np.ndarray, numel: int, widest: int, loops: ModuleType) -> Plan:
+    b = rice.parameters(counts, numel)
+    begins = np.stack([_begin(b, width) for width in WIDTHS], axis=1)
+    plan = Plan(*np.zeros((3, counts.size), np.int64), np.empty(positions.size, np.int64))
+    runs = np.append(0, counts.cumsum())
+    loops.plan(positions, runs, np.stack(rice.near(b, widest), axis=1), begins, WIDTHS[0], BLOCKED, _unit(counts), SIZES, *plan)
+    return plan._replace(form=np.where(plan.width > 0, BLOCKS, plan.form))

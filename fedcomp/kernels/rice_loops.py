@@ -1,0 +1,160 @@
+"""Loops over Rice codes, compiled by numba; kernels/rice.py and positions.py have the same in numpy and say what they do.
+
+Rows follow one another; `runs` [m + 1] is where each one's positions begin, and the end. Indices are unsigned, as in kernels/loops.py.
+"""
+
+import numpy as np
+from numpy import int64, uint8, uint64
+
+from .loops import compiled
+
+
+@compiled
+def pack(positions, runs, each, starts, low_starts, data):
+    """Write rows into `data`, uint8, where nothing but the bits before starts [m] may be set; low streams begin at low_starts [m]."""
+    for r in range(starts.size):
+        at, last = starts[r], int64(-1)
+        for i in range(uint64(runs[r]), uint64(runs[r + 1])):
+            at += (positions[i] - last - 1) >> each[i]
+            data[uint64(at >> 3)] |= uint8(128 >> (at & 7))
+            at += 1
+            last = positions[i]
+        at, last = low_starts[r], int64(-1)
+        full, kept = at >> 3, at & 7
+        pending = int64(data[full]) >> (8 - kept) if kept else int64(0)
+        for i in range(uint64(runs[r]), uint64(runs[r + 1])):
+            b = each[i]
+            pending = (pending << b) | ((positions[i] - last - 1) & ((1 << b) - 1))
+            kept += b
+            while kept >= 8:
+                kept -= 8
+                data[uint64(full)] = pending >> kept
+                full += 1
+            pending &= (1 << kept) - 1
+            last = positions[i]
+        if kept:
+            data[full] = pending << (8 - kept)
+
+
+@compiled
+def unpack(data, starts, ends, runs, each, numel, positions, good):
+    """Fill the positions of each row from its code in bits starts..ends−1, as far as it is good."""
+    for r in range(starts.size):
+        at, end = starts[r], ends[r]
+        low = int64(0)
+        for i in range(uint64(runs[r]), uint64(runs[r + 1])):
+            low += each[i]
+            high = int64(0)
+            while at < end and not data[uint64(at >> 3)] & (128 >> (at & 7)):
+                high += 1
+                at += 1
+            at += 1
+            positions[i] = high
+        spare = end - at - low
+        good[r] = 0 <= spare < 8
+        if not good[r]:
+            continue
+        full, kept, pending, last = at >> 3, int64(0), int64(0), int64(-1)
+        if at & 7:
+            kept = 8 - (at & 7)
+            pending = int64(data[full]) & ((1 << kept) - 1)
+            full += 1
+        for i in range(uint64(runs[r]), uint64(runs[r + 1])):
+            b = each[i]
+            while kept < b:
+                pending = (pending << 8) | int64(data[uint64(full)])
+                kept += 8
+                full += 1
+            kept -= b
+            last = min(last + (positions[i] << b) + (pending >> kept) + 1, numel)
+            pending &= (1 << kept) - 1
+            positions[i] = last
+        good[r] = last < numel and pending == 0
+
+
+@compiled
+def best(positions, run, stop, low, high):
+    """The first b of low..high at which one more bit would not shorten the code of positions run..stop−1."""
+    for b in range(low, high):
+        saved, last = int64(0), int64(-1)
+        for i in range(uint64(run), uint64(stop)):
+            saved += (((positions[i] - last - 1) >> b) + 1) >> 1
+            last = positions[i]
+        if saved <= stop - run:
+            return b
+    return high
+
+
+@compiled
+def costs(positions, run, stop, first, unit, columns):
+    """The bits of each `unit` of positions run..stop−1 with parameters first, first + 1, …: int64 [units, columns]."""
+    table, last = np.zeros(((stop - run + unit - 1) // unit, columns), np.int64), int64(-1)
+    for j in range(uint64(table.shape[0])):
+        begin, end = run + int64(j) * unit, min(run + int64(j + uint64(1)) * unit, stop)
+        for i in range(uint64(begin), uint64(end)):
+            rest = uint64(positions[i] - last - 1)
+            last = positions[i]
+            for c in range(uint64(columns)):
+                table[j, c] += int64(rest >> (uint64(first) + c))
+        for c in range(uint64(columns)):
+            table[j, c] += (end - begin) * (first + int64(c) + 1)
+    return table
+
+
+@compiled
+def halved(table):
+    """Rows added in pairs."""
+    joined = np.zeros(((table.shape[0] + 1) >> 1, table.shape[1]), np.int64)
+    for j in range(uint64(table.shape[0])):
+        for c in range(uint64(table.shape[1])):
+            joined[j >> uint64(1), c] += table[j, c]
+    return joined
+
+
+@compiled
+def least(table, begin, columns):
+    """The sum over rows of the least of so many columns from `begin` on."""
+    total = int64(0)
+    for j in range(uint64(table.shape[0])):
+        smallest = table[j, uint64(begin)]
+        for c in range(uint64(begin), uint64(begin + columns)):
+            smallest = min(smallest, table[j, c])
+        total += smallest
+    return total
+
+
+@compiled
+def plan(positions, runs, near, begins, narrowest, blocked, units, sizes, form, size, width, each):
+    """Fill form, size, width [m] and each [positions] with how each row takes the fewest bytes; form is the best single parameter."""
+    for r in range(form.size):
+        run, stop = runs[r], runs[r + 1]
+        if stop - run < blocked:
+            form[r] = best(positions, run, stop, near[r, 0], near[r, 1])
+            each[run:stop] = form[r]
+            continue
+        first, unit = begins[r, -1], units[r]
+        table = costs(positions, run, stop, first, unit, 1 << (narrowest + begins.shape[1] - 1))
+        totals = table.sum(0)
+        form[r] = near[r, 0]
+        for b in range(near[r, 0], near[r, 1] + 1):
+            if totals[b - first] < totals[form[r] - first]:
+                form[r] = b
+        each[run:stop] = form[r]
+        limit, joined = (totals[form[r] - first] + 7) // 8, table
+        for s in range(sizes):
+            joined = halved(joined) if s else joined
+            for k in range(begins.shape[1]):
+                w = narrowest + k
+                length = 1 + (w * joined.shape[0] + least(joined, begins[r, k] - first, 1 << w) + 7) // 8
+                if length < limit:
+                    limit, size[r], width[r] = length, s, w
+            if joined.shape[0] == 1:
+                break
+        if width[r]:
+            for _ in range(size[r]):
+                table = halved(table)
+            w = width[r]
+            begin, block = begins[r, w - narrowest], unit << size[r]
+            for j in range(table.shape[0]):
+                window = table[j, begin - first : begin - first + (1 << w)]
+                each[run + j * block : min(run + (j + 1) * block, stop)] = begin + window.argmin()

@@ -1,0 +1,85 @@
+"""Loops of kernels/rounding.py, compiled by numba. `start`, the place of x[0], is a multiple of 4, so that blocks of words are whole."""
+
+import numba
+import numpy as np
+from numpy import float32, float64, int32, int64, uint32, uint64
+
+from .loops import compiled, philox
+from .rounding import BITS, FRACTION, MAGNITUDE, ONE
+
+LINE = 1024  # words that are drawn at a time
+
+
+@numba.njit(nogil=True, inline="always")
+def _draw(low, high, start, words):
+    low, high, first = uint32(low), uint32(high), uint64(start) >> uint64(2)
+    for j in range(uint64(LINE >> 2)):
+        block, at = first + j, j << uint64(2)
+        a, b, c, d = philox(low, high, uint32(block), uint32(block >> uint64(32)), uint32(0), uint32(0))
+        words[at], words[at + uint64(1)], words[at + uint64(2)], words[at + uint64(3)] = a, b, c, d
+
+
+@compiled
+def multiples(x, arguments, low, high, start, out):
+    scale, limit = arguments
+    words = np.empty(LINE, np.uint32)
+    for first in range(0, x.size, LINE):
+        _draw(low, high, start + first, words)
+        for i in range(uint64(min(LINE, x.size - first))):
+            value = x[uint64(first) + i]
+            level = (int64(min(abs(float64(value)), limit) * scale + 0.5) + int64(words[i])) >> 32
+            out[uint64(first) + i] = -level if value < 0 else level
+
+
+@compiled
+def powers(x, arguments, low, high, start, out):
+    (factor,) = arguments
+    words = np.empty(LINE, np.uint32)
+    for first in range(0, x.size, LINE):
+        _draw(low, high, start + first, words)
+        for i in range(uint64(min(LINE, x.size - first))):
+            bits = float32(abs(x[uint64(first) + i] * factor)).view(uint32)
+            out[uint64(first) + i] = (bits + (words[i] >> uint32(32 - FRACTION))) >> uint32(FRACTION)
+
+
+@compiled
+def levels(x, arguments, low, high, start, out):
+    edges, cells, levels, up = arguments
+    words = np.empty(LINE, np.uint32)
+    for first in range(0, x.size, LINE):
+        _draw(low, high, start + first, words)
+        for i in range(uint64(min(LINE, x.size - first))):
+            value = float32(x[uint64(first) + i])
+            cell = uint64(cells[uint64(value.view(uint32) >> uint32(32 - BITS))])
+            while cell < uint64(edges.size) and edges[cell] <= value:
+                cell += uint64(1)
+            above = int64(min(max((float64(value) - levels[cell]) * up[cell], 0.0), ONE) + 0.5)
+            out[uint64(first) + i] = cell + uint64((above + int64(words[i])) >> 32)
+
+
+@compiled
+def tally(x, factor, first, width, table):
+    below = (int64(1) << width) - 1
+    for i in range(uint64(x.size)):
+        bits = int64(float32(x[i] * factor).view(int32))
+        key = -(bits & MAGNITUDE) if bits < 0 else bits
+        at = uint64((key >> width) - first)
+        table[0, at] += 1
+        table[1, at] += key & below
+
+
+@compiled
+def spread(symbols, values, out):
+    for i in range(uint64(symbols.size)):
+        out[i] = values[uint64(symbols[i])]
+
+
+@compiled
+def signed(codes, bits, values, out):
+    """Fill `out` from a table of 256 values and their negatives. Returns whether no code 0 has a sign."""
+    zeros = uint64(0)
+    for i in range(uint64(codes.size)):
+        negative = uint64(bits[i >> uint64(3)]) >> (uint64(7) - (i & uint64(7))) & uint64(1)
+        zeros += negative & uint64(codes[i] == 0)
+        out[i] = values[uint64(codes[i]) + (negative << uint64(8))]
+    return zeros == 0

@@ -1,0 +1,36 @@
+"""A large vector in main memory, shared by threads."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PIECE = 1 << 17  # elements converted to float32 at a time
+UNIT = 128  # elements that stay together: whole bytes of bits, whole blocks of random words
+
+Result = TypeVar("Result")
+
+
+def each(numel: int, work: Callable[[int, int], Result], unit: int = UNIT) -> list[Result]:
+    """work(start, stop) for every stretch of 0..numel-1, by torch's number of threads; the results in their order.
+
+    Stretches begin at multiples of `unit`. There are four for each thread, so that none waits long for one whose core is busy.
+    """
+    parts = min(4 * torch.get_num_threads(), numel >> 20) or 1
+    edges = [*(numel * i // parts // unit * unit for i in range(parts)), numel]
+    calls = list(zip(edges, edges[1:]))
+    threads = min(parts, torch.get_num_threads())
+    if threads == 1:
+        return [work(*call) for call in calls]
+    with ThreadPoolExecutor(threads) as pool:
+        return [done.result() for done in [pool.submit(work, *call) for call in calls]]
+
+
+def pieces(x: Tensor, start: int, stop: int) -> Iterator[np.ndarray]:
+    """x[start:stop] in float32: whole if x is float32, else in pieces of PIECE. x is in main memory; what is contiguous is not copied."""
+    length = max(stop - start, 1) if x.dtype is torch.float32 else PIECE
+    for a in range(start, stop, length):
+        yield x[a : min(a + length, stop)].to(torch.float32).contiguous().numpy()

@@ -1,0 +1,66 @@
+"""Deep gradient compression: momentum and accumulation before selection.
+
+Lin, Han, Mao, Wang, Dally: Deep gradient compression: reducing the communication bandwidth for distributed training. ICLR 2018.
+
+    x ← x · min(1, clip / (√N ‖x‖));  u ← m·u + x;  v ← v + u;  send C(v);  u and v are zero where it arrived
+
+Momentum correction: a coordinate that waits gathers the momentum that it would have had. Momentum factor masking: once it was sent, its
+momentum is stale. As in the paper, v is zero where it was sent, whatever the codec lost of the value: `topk` suits it best, and a codec
+that sends every coordinate leaves no memory. Updates grow up to 1/(1 − m) times, as the steps of momentum SGD do. The paper's warm-up of
+the density is the option `density_warmup` of a run.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..codecs import Context, Update
+from ..errors import SpecError
+from ..kernels.sums import norm2_rows
+from .base import mask
+from .vectors import Stacks, Vectors
+
+
+@dataclass(frozen=True)
+class Options:
+    momentum: float = 0.9
+    clip: float = 0.0  # largest L2 norm of the sum of N updates; 0 = no clipping
+    nodes: int = 1  # N, the clients of a round
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise SpecError(f"option 'momentum' of memory 'dgc' is {self.momentum:g}; give a number from 0 to below 1, such as 0.9")
+        if self.clip < 0 or self.nodes < 1:
+            raise SpecError(f"memory 'dgc' has clip={self.clip:g},nodes={self.nodes}; give a norm of at least 0, and at least one node")
+
+
+class DGC(Vectors):
+    """`residual` is v."""
+
+    name: ClassVar[str] = "dgc"
+    source: ClassVar[str] = "Lin et al. 2018"
+    Options: ClassVar[type] = Options
+    vectors: ClassVar[tuple[str, ...]] = ("residual", "velocity")
+    velocity: Tensor | None = None  # u
+
+    @property
+    def gain(self) -> float:
+        return 1 / (1 - self.options.momentum)
+
+    def _move(self, kept: Stacks, x: Tensor, context: Context) -> tuple[Stacks, Tensor]:
+        u = (kept["velocity"] * self.options.momentum).add_(self._clipped(x))
+        v = kept["residual"] + u
+        return {"velocity": u, "residual": v}, v
+
+    def _taken(self, update: Update, dropped: Update | None) -> None:
+        mask((self.velocity, self.residual), update.positions, dropped)
+
+    def _clipped(self, x: Tensor) -> Tensor:
+        if not self.options.clip:
+            return x
+        limit = self.options.clip / math.sqrt(self.options.nodes)
+        factors = [min(1.0, limit / norm) if norm else 1.0 for norm in norm2_rows(x).tolist()]
+        return x * torch.tensor(factors, dtype=torch.float32, device=x.device)[:, None]

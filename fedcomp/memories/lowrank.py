@@ -1,0 +1,132 @@
+"""Error feedback around factors of low rank.
+
+Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression for distributed optimization. NeurIPS 2019, algorithms 1, 2.
+
+    e ← e + x;  P = M Q for each matrix M of e;  Q' = Mᵀ P̂;  e ← e − P̂ Q'ᵀ when both were accepted
+
+Under the strategy `powersgd` a proposal has two frames, in the phases `left` and `right`; Q and P̂ are the server's, which averages what
+clients send. The second frame also holds the tensors that are no matrices, so that it stands for all that was accepted. Under any other
+strategy a frame of the codec is the whole proposal, and the next one starts from the Q of the last that was accepted.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..codecs import Codec, Context, Update, codec
+from ..codecs.base import nonfinite_rows
+from ..codecs.matrices import LARGEST, Product, shaped, size
+from ..codecs.powersgd import PowerSGD, Split, start_name
+from ..codecs.update import Sections
+from ..errors import ConfigError, ProtocolError
+from ..layout import Layout
+from .base import Memory, State
+
+LEFT, RIGHT = "left", "right"  # phases; what is announced for the one is named as the other, whose mean it is made of
+NUMBERS = codec("identity")  # makes the frames of these phases
+PHASE, BASIS = "phase", "left"  # names in the state
+
+
+class LowRank(Memory):
+    """A residual [numel] in float32, on the device of the first update, and where the next power iteration starts."""
+
+    name: ClassVar[str] = "lowrank"
+    source: ClassVar[str] = "Vogels et al. 2019"
+
+    def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
+        super().__init__(codec, numel, layout, options)
+        self.split = Split(layout or Layout.flat(numel), self.codec.rank)
+        self.starts: dict[str, bytes] = {}  # Q of each matrix, by the name under which the codec looks for it
+        self.phase = ""  # of the waiting frame, if its proposal has two
+        self.basis = b""  # P̂ of a proposal that is in its second phase
+
+    def check_codec(self) -> None:
+        if not isinstance(self.codec, PowerSGD):
+            raise ConfigError(f"memory 'lowrank' goes with --uplink powersgd, not with {self.codec}; give that, or --memory residual")
+
+    def _propose(self, x: Tensor, seed: int, context: Context) -> bytes:
+        if self.residual is None:
+            self.residual = torch.zeros(self.numel, dtype=torch.float32, device=x.device)
+        x = x.detach().to(torch.float32)
+        if context.phase != LEFT:
+            context = replace(context, announced={**context.announced, **self.starts})
+            return self.codec.encode_added(self.residual, x, seed=seed, layout=self.layout, context=context)
+        right = self._announced(RIGHT, self.split.right, context)
+        self._add(x)
+        self.phase = LEFT
+        return _frame(m @ q for m, q in zip(self.split.of(self.residual), right, strict=True))
+
+    def _proceed(self, seed: int, context: Context) -> bytes | None:
+        if self.phase != LEFT or context.phase != RIGHT:
+            return super()._proceed(seed, context)
+        left = self._announced(LEFT, self.split.left, context)
+        self.phase, self.basis = RIGHT, context.announced[LEFT]
+        right = [m.T @ p for m, p in zip(self.split.of(self.residual), left, strict=True)]
+        return _frame([*right, *(self.residual[e.span] for e in self.split.others)])
+
+    def _commit(self, frame: bytes, dropped: Update | None) -> None:
+        if self.phase != LEFT:  # which alone says nothing
+            update = self._read(frame)
+            self.starts |= _starts(update)
+            update.add_to(self.residual, -1.0)
+        if dropped is not None:
+            dropped.add_to(self.residual)
+        self.phase, self.basis = "", b""
+
+    def _rollback(self, frame: bytes) -> None:
+        self.phase, self.basis = "", b""
+
+    @property
+    def sent(self) -> np.ndarray | None:
+        return None if self.pending is not None and self.phase else super().sent
+
+    def state_dict(self) -> State:
+        residual = torch.zeros(self.numel, dtype=torch.float32) if self.residual is None else self.residual
+        waiting = {PHASE: self.phase.encode(), BASIS: self.basis} if self.phase else {}
+        return super().state_dict() | {"residual": residual} | waiting | self.starts
+
+    def load_state_dict(self, state: State) -> None:
+        if "pending" in state and "residual" not in state:
+            raise ConfigError("the state holds a waiting proposal without its residual; give the whole state_dict()")
+        super().load_state_dict(state)
+        self.residual = state.get("residual")
+        self.phase, self.basis = state.get(PHASE, b"").decode(), state.get(BASIS, b"")
+        self.starts = {name: start for name, start in state.items() if name not in ("pending", "residual", PHASE, BASIS)}
+
+    def _add(self, x: Tensor) -> None:
+        """residual += x. Raises NonFiniteError, with nothing changed."""
+        added = self.residual + x
+        for what, vector in (("the update", x), ("the residual with the update added", added)):
+            (error,) = nonfinite_rows(vector[None], self.layout, what)
+            if error is not None:
+                raise error
+        self.residual = added
+
+    def _announced(self, name: str, shapes: Sequence[tuple[int, ...]], context: Context) -> list[Tensor]:
+        """Factors that the server announced, float64. Raises ProtocolError where there are none, FrameError for others than these."""
+        if name not in context.announced:
+            raise ProtocolError(f"the server announced no '{name}' for the phase '{context.phase}'; both sides need the same strategy")
+        found = shaped(context.announced[name], shapes)
+        return [torch.from_numpy(factor.astype(np.float64)).to(self.residual.device) for factor in found]
+
+    def _read(self, frame: bytes) -> Update:
+        """What a frame that stands for a whole proposal says of this client's own update."""
+        if not self.phase:
+            return self.codec.open(frame, self.numel, self.layout)
+        return self.split.update(self.basis, NUMBERS.open(frame, size([*self.split.right, *self.split.rest])).values)
+
+
+def _frame(parts: Iterable[Tensor]) -> bytes:
+    """A frame of numbers, each as near as float32 comes to it."""
+    numbers = [part.clamp(-LARGEST, LARGEST).to(torch.float32).reshape(-1) for part in parts]
+    return NUMBERS.encode(torch.cat(numbers) if numbers else torch.empty(0, dtype=torch.float32))
+
+
+def _starts(update: Update) -> dict[str, bytes]:
+    """The right factors of an update, by the names under which a codec looks for a start."""
+    parts = enumerate(part for _, part in update.parts) if isinstance(update, Sections) else ()
+    return {start_name(i): part.right.tobytes() for i, part in parts if isinstance(part, Product) and part.right.size}

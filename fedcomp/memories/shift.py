@@ -1,0 +1,180 @@
+"""What memories share that send differences: a vector that client and server both keep, moved on both sides by the same operations.
+
+    send C(x − shift);  shift ← shift + step·C(x − shift) where it was taken;  the server takes x to be shift + C(x − shift)
+
+Nothing moves before the news: while a proposal waits, and after it was rolled back, `shift` is what the server has.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..codecs import Codec, Context, Update
+from ..codecs.base import NO_CONTEXT
+from ..codecs.update import Dense
+from ..errors import NonFiniteError
+from .base import Changes, Counterpart, Memory, State
+
+MEMBERS = "clients"  # in a checkpoint: who has a shift
+
+
+def contraction(codec: Codec, numel: int) -> float:
+    """δ of a codec at vectors [numel], in the mean over seeds, 0 if it has none. An unbiased one contracts by 1 − ω."""
+    omega = codec.variance(numel)
+    return max(codec.contraction(numel) or 0.0, 0.0 if omega is None else 1.0 - omega)
+
+
+class Shift(Memory):
+    """A shift [numel] in float32, on the device of the updates."""
+
+    step: float = 1.0
+    shift: Tensor | None = None  # None = zero
+
+    def _propose(self, x: Tensor, seed: int, context: Context) -> bytes | None:
+        self._follow(x)
+        difference = x.to(torch.float32) if self.shift is None else x.to(torch.float32) - self.shift
+        return self._offer(difference, self.codec.encode(difference, seed=seed, layout=self.layout, context=context), context)
+
+    @classmethod
+    def propose_stack(
+        cls, memories: Sequence["Shift"], x: Tensor, seeds: Sequence[int], context: Context = NO_CONTEXT
+    ) -> list[bytes | None | NonFiniteError]:
+        if not memories:
+            return []
+        for memory, row in zip(memories, x, strict=True):
+            memory._check_ready(row)
+        first, x = memories[0], x.to(torch.float32)
+        for memory, row in zip(memories, x, strict=True):
+            memory._follow(row)
+            if memory.shift is not None:
+                row.sub_(memory.shift)
+        proposals: list[bytes | None | NonFiniteError] = []
+        for memory, row, frame in zip(memories, x, first.codec.encode_batch(x, seeds, layout=first.layout, context=context), strict=True):
+            if not isinstance(frame, NonFiniteError):
+                frame = memory.pending = memory._offer(row, frame, context)
+            proposals.append(frame)
+        return proposals
+
+    @classmethod
+    def commit_stack(cls, memories: Sequence["Shift"]) -> None:
+        if memories:
+            first = memories[0]
+            taken = first.codec.open_batch([memory._settle() for memory in memories], first.numel, first.layout)
+            for memory, update in zip(memories, taken, strict=True):
+                memory._take(update)
+
+    def _offer(self, difference: Tensor, frame: bytes, context: Context) -> bytes | None:
+        """What is sent of x − shift, whose frame is given. `difference` is not touched."""
+        return frame
+
+    def _take(self, update: Update) -> None:
+        """Move the shift by an update that the server took."""
+        if self.shift is None:
+            self.shift = torch.zeros(self.numel, dtype=torch.float32)
+        update.add_to(self.shift, self.step)
+
+    def _commit(self, frame: bytes, dropped: Update | None) -> None:
+        self._take(self.codec.open(frame, self.numel, self.layout))
+        if dropped is not None:
+            dropped.add_to(self.shift, -self.step)
+
+    def _rollback(self, frame: bytes) -> None: ...
+
+    def _follow(self, x: Tensor) -> None:
+        """Bring the shift to where the updates are."""
+        if self.shift is not None:
+            self.shift = self.shift.to(x.device)
+
+    def state_dict(self) -> State:
+        return super().state_dict() | ({} if self.shift is None else {"shift": self.shift})
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.shift = state.get("shift")
+
+
+@dataclass(frozen=True)
+class Estimate(Update):
+    """A shift and what was sent beside it, if anything. Good until the shift moves."""
+
+    shift: Tensor  # [numel], on the CPU
+    update: Update | None
+    positions: ClassVar[None] = None
+
+    @property
+    def numel(self) -> int:
+        return self.shift.numel()
+
+    def add_to(self, into: Tensor, weight: float = 1.0) -> None:
+        Dense(self.shift.numpy()).add_to(into, weight)
+        if self.update is not None:
+            self.update.add_to(into, weight)
+
+    def block(self, start: int, stop: int) -> np.ndarray:
+        kept = self.shift.numpy()[start:stop]
+        with np.errstate(over="ignore"):
+            return kept if self.update is None else kept + self.update.block(start, stop)
+
+
+class Shifts(Counterpart):
+    """The shift of every client that was ever taken: float32 [numel], on the CPU; a vector each in the checkpoint."""
+
+    counts_absent: ClassVar[bool] = False  # whether a client that sends nothing in a round counts with its shift
+
+    def __init__(self, memory: Shift):
+        self.numel, self.step = memory.numel, memory.step
+        self.members: set[int] = set()
+        self.rows: dict[int, Tensor] = {}  # of members; those of a checkpoint when they are first asked for
+        self.changed: set[int] = set()  # members, since the last checkpoint
+        self.members_written: set[int] = set()
+        self._stored: Callable[[str], Tensor | None] = lambda name: None
+
+    def row(self, client: int) -> Tensor | None:
+        """The shift of a client, None = zero."""
+        if client in self.members and client not in self.rows:
+            self.rows[client] = self._stored(str(client))
+        return self.rows.get(client)
+
+    def estimate(self, client: int, update: Update | None, fresh: bool) -> Update | None:
+        row = None if fresh else self.row(client)
+        return update if row is None else Estimate(row, update)
+
+    def absent(self, present: Collection[int]) -> Iterator[tuple[int, Update]]:
+        if self.counts_absent:
+            for client in sorted(self.members - set(present)):
+                yield client, Estimate(self.row(client), None)
+
+    def settle(self, taken: Sequence[tuple[int, Update | None, bool]], moved: float) -> None:
+        for client, update, fresh in taken:
+            if fresh:
+                self.forget(client)
+            if update is not None:
+                row = self.row(client)
+                self.rows[client] = torch.zeros(self.numel, dtype=torch.float32) if row is None else row
+                update.add_to(self.rows[client], self.step)
+                self.members.add(client)
+                self.changed.add(client)
+
+    def forget(self, client: int) -> None:
+        """A client starts from nothing."""
+        self.rows.pop(client, None)
+        self.members.discard(client)
+        self.changed.discard(client)
+
+    def take_changes(self) -> Changes:
+        vectors = {str(client): self.rows[client] for client in sorted(self.changed)}
+        values = {} if self.members == self.members_written else {MEMBERS: json.dumps(sorted(self.members)).encode()}
+        self.members_written = set(self.members)
+        self.changed.clear()
+        return vectors, values
+
+    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
+        self.members = {int(client) for client in json.loads(value(MEMBERS) or b"[]")}
+        self.members_written, self._stored = set(self.members), vector
+        self.rows.clear()
+        self.changed.clear()

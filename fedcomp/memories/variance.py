@@ -1,0 +1,56 @@
+"""Variance-based gradient compression: a coordinate waits until its gradient is no longer ambiguous.
+
+Tsuzuku, Imachi, Akiba: Variance-based gradient compression for efficient distributed deep learning. ICLR 2018 (workshop), algorithm 1.
+
+    r ← r + Σ g;  v ← v + Σ g²;  sent where r² > α·v;  there r and v are zero once it arrived, elsewhere v ← ζ·v
+
+The sums run over the gradients g of the local steps, where the paper's run over the examples of a batch. What is sent is the accumulated
+update e, which for plain SGD is −η·r, and as in error feedback e keeps what the codec lost of it. Without moments, an update counts as
+one step. The uplink's codec carries what was chosen, and its own density has no effect; `topk` suits best, as magnitudes differ widely.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ..codecs import Codec, Context, Update
+from ..errors import SpecError
+from ..layout import Layout
+from .base import mask
+from .vectors import Stacks, Vectors, at_full_density
+
+
+@dataclass(frozen=True)
+class Options:
+    alpha: float = 2.0  # how far the squared sum must exceed the sum of squares; higher = fewer coordinates, later
+    zeta: float = 0.999  # what is kept of the sum of squares from round to round
+
+    def __post_init__(self) -> None:
+        if not (self.alpha > 0 and 0 < self.zeta <= 1):
+            given = f"alpha={self.alpha:g},zeta={self.zeta:g}"
+            raise SpecError(f"memory 'variance' has {given}; give alpha above 0, and zeta above 0 and at most 1")
+
+
+class Variance(Vectors):
+    """Error feedback for unambiguous coordinates; `residual` is e."""
+
+    name: ClassVar[str] = "variance"
+    source: ClassVar[str] = "Tsuzuku et al. 2018"
+    Options: ClassVar[type] = Options
+    needs_moments: ClassVar[bool] = True
+    vectors: ClassVar[tuple[str, ...]] = ("residual", "gradients", "squares")
+    gradients: Tensor | None = None  # r
+    squares: Tensor | None = None  # v
+
+    def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
+        super().__init__(at_full_density(codec, self.name), numel, layout, options)
+
+    def _move(self, kept: Stacks, x: Tensor, context: Context) -> tuple[Stacks, Tensor]:
+        sums, squares = (x, x * x) if context.moments is None else context.moments
+        e, r, v = kept["residual"] + x, kept["gradients"] + sums, kept["squares"] + squares
+        return {"residual": e, "gradients": r, "squares": v * self.options.zeta}, e.where(r * r > v * self.options.alpha, 0)
+
+    def _taken(self, update: Update, dropped: Update | None) -> None:
+        super()._taken(update, dropped)
+        mask((self.gradients, self.squares), update.positions, dropped)

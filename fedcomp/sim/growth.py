@@ -1,0 +1,38 @@
+"""Residuals that grow without bound, found by what none can do whose codec contracts.
+
+Where ‖a − C(a)‖ ≤ ‖a‖ for every a, error feedback never holds more than was put in: ‖e‖ ≤ Σ‖x‖, whatever is accepted or lost. A residual
+that is much longer was lengthened by its codec, which will do it again. Sparse frames alone never look like that, however slow they are.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..memories import Memory
+
+MARGIN = 10.0  # contraction is a promise in the mean over seeds, and not every memory adds up updates as they are
+
+
+class Growth:
+    """Follows the residuals of a run's clients and warns once. After a checkpoint, a residual counts as put in."""
+
+    def __init__(self, warn: Callable[[str], None]):
+        self.warn, self.warned = warn, False
+        self.put_in: dict[int, float] = {}  # by client: the length of all of its updates
+
+    def look(self, clients: Sequence[int], memories: Sequence[Memory], updates: Tensor) -> None:
+        """Before a cohort proposes `updates` [m, numel], with nothing waiting."""
+        if self.warned or not clients:
+            return
+        lengths = [0.0 if memory.residual is None else float(torch.linalg.vector_norm(memory.residual)) for memory in memories]
+        added = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float32).tolist()
+        for client, memory, length, more in zip(clients, memories, lengths, added, strict=True):
+            before = self.put_in.get(client, length)
+            if length > MARGIN * memory.gain * before and not self.warned:
+                self.warned = True
+                sizes = f"it is {length:.3g} long, all of its updates together {before:.3g}"
+                self.warn(f"the residual of client {client} grows without bound: {sizes}; {memory.codec} makes longer what it should make "
+                          "shorter, use --uplink stc, or --memory none")
+            self.put_in[client] = before + (more if math.isfinite(more) else 0.0)

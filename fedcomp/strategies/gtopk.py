@@ -1,0 +1,72 @@
+"""Global top-k: the mean of sparse updates is made as sparse as each of them.
+
+Shi, Wang, Zhao, Tang, Wang, Huang, Chu: A distributed synchronous SGD algorithm with global top-k sparsification for low bandwidth
+networks. ICDCS 2019.
+
+    y = Σ w_i C(a_i) / Σ w_i at its k largest coordinates, else 0;  what client i sent elsewhere returns to its memory
+
+k is what the uplink's density makes it, or what the fullest frame of the round holds where a schedule makes frames denser. The paper cuts
+pair by pair in a tree of workers, none of which sees the whole sum; a server does, and cuts once. What returns is a frame, and counted.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..codecs import LayerWise, Update
+from ..codecs.selection import Largest
+from ..errors import ConfigError
+from ..layout import Layout
+from ..memories.none import Nothing
+from .average import Average
+from .base import Rules
+from .exchange import Accepted
+
+
+class GTopK(Average):
+    """The k largest of the weighted mean."""
+
+    name: ClassVar[str] = "gtopk"
+
+    def __init__(self, rules: Rules | None = None, **options):
+        super().__init__(rules, **options)
+        self._codec = self.uplink.inner if isinstance(self.uplink, LayerWise) else self.uplink
+        self._kept = np.empty(0, np.int64)  # positions that the last aggregate left
+        if not isinstance(self._codec, Largest):
+            raise ConfigError(f"strategy 'gtopk' takes k from the uplink's density; {self.uplink} sends no k largest, use --uplink topk")
+
+    def begin(self, weights: Tensor, layout: Layout) -> None:
+        super().begin(weights, layout)
+        if self.counterpart is not None or self.rules.memory == Nothing.name:
+            raise ConfigError(f"strategy 'gtopk' returns what it drops, and memory '{self.rules.memory}' cannot take it back; "
+                              "use --memory residual")
+
+    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
+        super().aggregate(phases, into)
+        (accepted,) = phases.values()
+        self._kept = self._largest(into, [a.update for a in accepted if a.update is not None])
+        at = torch.from_numpy(self._kept)
+        values = into[at]
+        into.zero_()[at] = values
+
+    def returned(self, accepted: Accepted) -> bytes:
+        if accepted.update is None or np.isin(accepted.update.positions, self._kept, assume_unique=True).all():
+            return b""
+        dropped = accepted.update.dense()
+        dropped[torch.from_numpy(self._kept)] = 0
+        return self.uplink.at_density(1.0).encode(dropped, layout=self.layout)  # loses nothing: these values were made by this codec
+
+    def _largest(self, mean: Tensor, updates: Sequence[Update]) -> np.ndarray:
+        """Positions of the k largest of the mean, tensor by tensor where the uplink goes so."""
+        layered = isinstance(self.uplink, LayerWise)
+        spans = [entry.span for entry in self.layout] if layered else [slice(0, mean.numel())]
+        found = [np.empty(0, np.int64)]
+        for span in spans:
+            fullest = max((np.diff(np.searchsorted(u.positions, (span.start, span.stop))).item() for u in updates), default=0)
+            k = max(fullest, self._codec.count(span.stop - span.start))
+            found.append(kernels.top_k(mean[span], k).numpy() + span.start)
+        return np.concatenate(found)

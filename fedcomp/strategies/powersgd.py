@@ -1,0 +1,125 @@
+"""PowerSGD in two exchanges: the mean of the clients' matrices, at a low rank.
+
+Vogels, Karimireddy, Jaggi: PowerSGD: Practical low-rank gradient compression for distributed optimization. NeurIPS 2019, algorithm 1.
+
+    left     Q is announced, clients send Pᵢ = Mᵢ Q; P̂ is an orthonormal basis of their weighted mean
+    right    P̂ is announced, clients send Qᵢ = Mᵢᵀ P̂; with Q their mean, the update is P̂ Qᵀ, and the next round starts from Q
+
+Both exchanges are linear, so that the update is what one step of power iteration makes of the mean of the Mᵢ; the error of each client,
+Mᵢ − P̂ Qᵢᵀ, stays in its memory `lowrank`. Tensors that are no matrices, and those for which factors would be no shorter, are averaged as
+they are, in the second phase: what moves the model is what was accepted there.
+
+Unlike the paper, where all workers reduce alike, Q and P̂ are a download, counted for every client; a client that is lost between the
+phases has still turned P̂, and is put back as a whole.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import seeds, spec
+from ..clients.work import Work
+from ..codecs import Update
+from ..codecs.matrices import FLOAT, shaped, size
+from ..codecs.powersgd import PowerSGD as Factors
+from ..codecs.powersgd import Split, normal, orthonormal
+from ..errors import ConfigError, FrameError
+from ..layout import Layout
+from ..memories.base import Changes
+from ..memories.lowrank import LEFT, NUMBERS, RIGHT, LowRank
+from .average import Average
+from .base import Outcome, Phase, Rules
+from .exchange import Accepted
+
+
+@dataclass(frozen=True)
+class Options:
+    rank: int = 2  # columns of the factors; higher = more bytes, smaller error
+
+    def __post_init__(self) -> None:
+        Factors(self.rank)
+
+
+class PowerSGD(Average):
+    """Factors of low rank, averaged one after the other."""
+
+    name: ClassVar[str] = "powersgd"
+    Options: ClassVar[type] = Options
+    work: ClassVar[Work] = Work((LEFT, RIGHT))
+
+    def __init__(self, rules: Rules | None = None, **told: Any):
+        super().__init__(rules, **told)
+        own = self.defaults(self.options)
+        if self.uplink != Factors(self.options.rank):
+            raise ConfigError(f"strategy '{self.name}' sends factors of rank {self.options.rank}, not {self.uplink}; "
+                              f"leave --uplink out, or give {own['uplink']}")
+        if spec.parse(self.rules.memory).parts[0].name != LowRank.name:
+            raise ConfigError(f"strategy '{self.name}' has two phases, for which memory '{self.rules.memory}' has no frames; "
+                              f"leave --memory out, or give {own['memory']}")
+
+    @classmethod
+    def defaults(cls, options: Any) -> Mapping[str, str]:
+        return {"uplink": f"{Factors.name}:rank={options.rank}", "memory": LowRank.name}
+
+    def begin(self, weights: Tensor, layout: Layout) -> None:
+        super().begin(weights, layout)
+        self.split = Split(layout, self.options.rank)
+        if not self.split.matrices:
+            raise ConfigError(f"no tensor of the model is larger than its factors of rank {self.options.rank}; "
+                              f"give --strategy {self.name} a lower rank, or --strategy average")
+        start = normal(seeds.key(self.rules.seed, self.name), size(self.split.right))
+        self.right = start.astype(FLOAT).tobytes()  # Q
+        self.basis = b""  # P̂ of the round
+        self._averaged: Sequence[Accepted] | None = None  # what P̂ was made of
+        self._next = b""  # Q of the next round, if the model moves
+
+    def phases(self, round: int) -> Iterable[Phase]:
+        return Phase(LEFT), Phase(RIGHT)
+
+    def announce(self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]) -> Mapping[str, bytes]:
+        if phase.name == LEFT:
+            return {RIGHT: self.right}
+        if self._averaged is not before[LEFT]:
+            self._averaged, self.basis = before[LEFT], self._orthonormal(before[LEFT])
+        return {LEFT: self.basis}
+
+    def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
+        shapes = self.split.left if phase.name == LEFT else [*self.split.right, *self.split.rest]
+        return NUMBERS.open_batch(frames, size(shapes))
+
+    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
+        numbers = self._mean(phases[RIGHT], size([*self.split.right, *self.split.rest]))
+        self.split.update(self.basis, numbers).add_to(into)
+        self._next = numbers[: size(self.split.right)].tobytes()
+
+    def closed(self, outcome: Outcome) -> None:
+        if outcome.broadcast is not None:
+            self.right = self._next
+
+    def take_changes(self) -> Changes:
+        return {}, {RIGHT: self.right}
+
+    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
+        self.right = value(RIGHT)
+        try:
+            shaped(self.right, self.split.right)
+        except FrameError as error:
+            raise ValueError(str(error)) from error
+
+    def _orthonormal(self, accepted: Sequence[Accepted]) -> bytes:
+        """P̂ of every matrix, from the clients' P."""
+        factors = shaped(self._mean(accepted, size(self.split.left)).tobytes(), self.split.left)
+        bases = [orthonormal(torch.from_numpy(factor.astype(np.float64))) for factor in factors]
+        return b"".join(basis.numpy().astype(FLOAT).tobytes() for basis in bases)
+
+    def _mean(self, accepted: Sequence[Accepted], numbers: int) -> np.ndarray:
+        """The weighted mean of what was accepted in a phase, float32 [numbers]."""
+        weights, total = self.client_weights(accepted), torch.zeros(numbers, dtype=torch.float32)
+        for answer, weight in zip(accepted, weights, strict=True):
+            if answer.update is not None:
+                answer.update.add_to(total, weight / sum(weights))
+        return total.numpy()

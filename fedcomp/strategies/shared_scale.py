@@ -1,0 +1,104 @@
+"""Ternary updates in one scale.
+
+Wen, Xu, Yan, Wu, Wang, Chen, Li: TernGrad: ternary gradients to reduce communication in distributed deep learning. NeurIPS 2017, section 4:
+scaler sharing.
+
+    scale    clients train and send sᵢ = max |x| of each tensor, after clipping;  s = maxᵢ sᵢ is announced
+    train    clients send s·tᵢ with tᵢ in −1, 0, 1;  the update is s · Σ wᵢ tᵢ / Σ wᵢ
+
+Votes of one scale add as integers do: the sum is exact in any order, and a relay could add up frames before they are read. It costs a round
+trip and variance, since s is the largest of all; a client that claims a huge scale makes everybody's votes rare and large. With the codec's
+scope @layer, as in the paper, each tensor has a scale.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import spec
+from ..clients.shared_scale import NUMBERS, SCALE, ScaleThenTrain
+from ..clients.work import Work
+from ..codecs import LayerWise, Update
+from ..codecs.terngrad import SCALE as FLOAT
+from ..codecs.terngrad import TernGrad
+from ..errors import ConfigError, FrameError
+from ..layout import Layout
+from ..memories.none import Nothing
+from ..messages import TRAIN
+from .average import Average
+from .base import Phase, Rules
+from .exchange import Accepted
+
+
+class SharedScale(Average):
+    """The weighted mean of ternary updates of one scale."""
+
+    name: ClassVar[str] = "shared-scale"
+    work: ClassVar[Work] = ScaleThenTrain()
+
+    def __init__(self, rules: Rules | None = None, **told: Any):
+        super().__init__(rules, **told)
+        if not isinstance(self.uplink.inner if isinstance(self.uplink, LayerWise) else self.uplink, TernGrad):
+            raise ConfigError(f"strategy '{self.name}' shares the scale of ternary updates, which {self.uplink} does not make; "
+                              "leave --uplink out, or give terngrad or terngrad@layer")
+        if spec.parse(self.rules.memory).parts[0].name != Nothing.name:
+            raise ConfigError(f"strategy '{self.name}' shares the scale of updates as they are, to which memory '{self.rules.memory}' "
+                              "adds; leave --memory out, or give none")
+
+    @classmethod
+    def defaults(cls, options: Any) -> Mapping[str, str]:
+        return {"uplink": "terngrad@layer", "memory": Nothing.name}
+
+    def begin(self, weights: Tensor, layout: Layout) -> None:
+        super().begin(weights, layout)
+        self.spans = [e.span for e in layout] if isinstance(self.uplink, LayerWise) else [slice(0, layout.numel)]
+        self.scales = np.zeros(len(self.spans), FLOAT)  # of the round
+        self._shared: Sequence[Accepted] | None = None  # what they were made of
+
+    def phases(self, round: int) -> Iterable[Phase]:
+        return Phase(SCALE), Phase(TRAIN)
+
+    def announce(self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]) -> Mapping[str, bytes]:
+        if phase.name == SCALE:
+            return {}
+        if self._shared is not before[SCALE]:
+            self._shared, self.scales = before[SCALE], self._largest(before[SCALE])
+        return {SCALE: self.scales.tobytes()}
+
+    def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
+        if phase.name == TRAIN:
+            return [self._in_scale(update) for update in super().open(phase, frames)]
+        return [_no_scale(update) or update for update in NUMBERS.open_batch(frames, len(self.spans))]
+
+    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
+        accepted = phases[TRAIN]
+        weights, votes = self.client_weights(accepted), torch.zeros(into.numel(), dtype=torch.float64)
+        for answer, weight in zip(accepted, weights, strict=True):
+            if answer.update is not None:
+                votes.add_(answer.update.dense().sign(), alpha=weight)
+        for span, scale in zip(self.spans, self.scales.tolist(), strict=True):
+            into[span] = votes[span] * scale / sum(weights)
+
+    def _largest(self, accepted: Sequence[Accepted]) -> np.ndarray:
+        claimed = [answer.update.block(0, len(self.spans)) for answer in accepted if answer.update is not None]
+        return np.max([np.zeros(len(self.spans), FLOAT), *claimed], axis=0).astype(FLOAT)
+
+    def _in_scale(self, update: Update | FrameError) -> Update | FrameError:
+        """The update if it is made of the announced scales, else an error."""
+        if isinstance(update, FrameError):
+            return update
+        for span, scale in zip(self.spans, self.scales, strict=True):
+            sizes = np.abs(update.block(span.start, span.stop))
+            if not ((sizes == 0) | (sizes == scale)).all():
+                return FrameError(f"the frame is not in the scale {scale:g} that was announced")
+        return update
+
+
+def _no_scale(update: Update | FrameError) -> FrameError | None:
+    """An error for an update that holds no scales."""
+    if isinstance(update, FrameError):
+        return update
+    return FrameError("a scale is negative") if (update.block(0, update.numel) < 0).any() else None

@@ -1,0 +1,75 @@
+"""bfloat16: to nearest, ties to even, at every scale, and nothing but finite numbers."""
+
+import pytest
+import torch
+from every_codec import layout_of, same_bits, vectors
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcomp import FrameError, codec
+from fedcomp.codecs.frame import Section
+from fedcomp.kernels import backend
+from fedcomp.layout import Layout
+
+BF16 = codec("bf16")
+LARGEST = float(torch.finfo(torch.bfloat16).max)
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def decoded(x: torch.Tensor) -> torch.Tensor:
+    return BF16.decode(BF16.encode(x), numel=x.numel())
+
+
+def test_torch_rounds_alike():
+    bits = torch.randint(0x00800000, 0x70000000, (5000,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    ties = bits & -0x10000 | 0x8000
+    for x in (bits.view(torch.float32), -bits.view(torch.float32), ties.view(torch.float32), torch.randn(5000)):
+        assert same_bits(decoded(x), x.to(torch.bfloat16).float())
+
+
+@given(st.lists(finite, min_size=1, max_size=40))
+def test_each_value_is_within_a_256th_of_itself_or_far_below_the_largest(values):
+    x = torch.tensor(values, dtype=torch.float32)
+    off = (decoded(x).double() - x.double()).abs()
+    assert (off <= torch.maximum(2.0**-8 * x.double().abs(), 2.0**-230 * x.double().abs().max())).all()
+
+
+def test_huge_values_stay_finite():
+    x = torch.tensor([3.4028234e38, -3.4028234e38, LARGEST, 3.39e38, 2.0**-126])
+    assert decoded(x).tolist() == [LARGEST, -LARGEST, LARGEST, LARGEST, 2.0**-126]
+
+
+@pytest.mark.parametrize("value", [2.0**-149, 3 * 2.0**-149, 255 * 2.0**-149, 2.0**-130, 2.0**-126])
+def test_denormals_do_not_vanish(value):
+    x = torch.tensor([value, -value, 0.0, -0.0])
+    assert same_bits(decoded(x), x)
+
+
+def test_two_bytes_a_coordinate_and_one():
+    assert len(BF16.encode(torch.randn(100))) == 9 + 1 + 1 + 200
+
+
+def test_small_and_large_vectors_take_ways_that_make_the_same_bytes(monkeypatch):
+    frames = {kind: BF16.encode(x) for kind, x in vectors(3001).items()}
+    monkeypatch.setattr(backend, "LARGE", 0)
+    assert frames == {kind: BF16.encode(x) for kind, x in vectors(3001).items()}
+    long = torch.randn(2**21 + 3, generator=torch.Generator().manual_seed(1))
+    assert same_bits(decoded(long), long.to(torch.bfloat16).float())
+    assert BF16.encode(long.to(torch.float16)) == BF16.encode(long.to(torch.float16).float())
+
+
+def test_layer_by_layer_each_tensor_has_its_range():
+    layout = layout_of(400)
+    x = torch.cat([torch.full((266,), 3e38), torch.full((134,), 2.0**-149)])
+    y = codec("bf16@layer").decode(codec("bf16@layer").encode(x, layout=layout), numel=400, layout=layout)
+    assert y[300] == 2.0**-149 and not decoded(x)[300]
+
+
+@pytest.mark.parametrize(("body", "sentence"), [
+    ([23, 0, 0x7F, 0x80, 0x7F], "NaN or infinity"), ([23, 0, 0x40, 0xC0, 0xFF], "NaN or infinity"), ([24, 0, 0x40, 0, 0], "another range"),
+    ([22, 0, 0x40, 0, 0], "another range"), ([23, 0, 0x40, 0], "another length"), ([], "another length"),
+])
+def test_bodies_that_no_encoder_makes(body, sentence):
+    with pytest.raises(FrameError, match=sentence):
+        BF16.unpack(Section(2, bytes(body)), Layout.flat(2), 0)
+    assert BF16.unpack(Section(2, bytes([22, 0, 0x7F, 0x80, 0x3F])), Layout.flat(2), 0).values.tolist() == [2.0**105, 2.0**-22]

@@ -1,0 +1,140 @@
+"""Levels on the wire: the shorter of two codings, and no other bytes for the same levels."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcomp.codecs import levels
+from fedcomp.codecs.frame import EMPTY, Section, varint
+from fedcomp.errors import FrameError
+from fedcomp.kernels import range_coder
+
+SIZES = (2, 3, 5, 17, 33, 255, 256, 257, 4093, 5001, 65535)
+
+
+def draw(count: int, size: int, power: float = 1.0) -> np.ndarray:
+    """The higher the power, the more small symbols."""
+    drawn = np.random.default_rng(count).random(count) ** power * size
+    return drawn.astype(np.uint8 if size <= 256 else np.uint16)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("count", [1, 2, 7, 40, 1000])
+def test_symbols_come_back(size, count):
+    for power in (1.0, 9.0):
+        symbols = draw(count, size, power)
+        data = levels.pack(symbols, size)
+        assert np.array_equal(levels.unpack(memoryview(data), count, size), symbols)
+        assert len(data) <= levels.packed_bytes(count, size)
+
+
+@pytest.mark.parametrize(("size", "bits"), [(2, 1), (3, 1.6), (5, 64 / 27), (9, 3.2), (16, 4), (17, 64 / 15), (33, 64 / 12), (256, 8)])
+def test_symbols_without_order_are_packed_into_words(size, bits):
+    for count in (10, 100, 300):
+        assert len(levels.pack(draw(count, size), size)) <= math.ceil(count * bits / 8) + 1
+
+
+@given(st.data())
+def test_few_symbols_of_any_alphabet(data):
+    size = data.draw(st.integers(2, 65535))
+    symbols = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=70)), np.uint8 if size <= 256 else np.uint16)
+    packed = levels.pack(symbols, size)
+    assert np.array_equal(levels.unpack(memoryview(packed), symbols.size, size), symbols)
+    with pytest.raises(FrameError):
+        levels.unpack(memoryview(packed + b"\0"), symbols.size, size)
+    with pytest.raises(FrameError):
+        levels.unpack(memoryview(packed[:-1]), symbols.size, size)
+
+
+@given(st.integers(2, 5001), st.integers(1, 60), st.binary(max_size=100))
+def test_any_bytes_are_the_only_ones_of_their_symbols_or_none(size, count, data):
+    try:
+        symbols = levels.unpack(memoryview(data), count, size)
+    except FrameError:
+        return
+    symbols = symbols.astype(np.uint8 if size <= 256 else np.uint16)
+    assert symbols.size == count and symbols.max() < size and levels.pack(symbols, size) == data
+
+
+@given(st.integers(2, 300), st.integers(1, 60), st.data())
+def test_packed_symbols_that_are_out_of_range_are_refused(size, count, data):
+    length = levels.packed_bytes(count, size)
+    raw = data.draw(st.binary(min_size=length, max_size=length))
+    try:
+        symbols = levels.unpack(memoryview(raw), count, size)
+    except FrameError:
+        return
+    assert symbols.max() < size and levels._packed(symbols, size) == raw
+
+
+def test_packed_symbols_that_are_shorter_when_coded_are_refused():
+    symbols = np.zeros(1000, np.uint8)
+    assert len(levels.pack(symbols, 3)) == 3
+    with pytest.raises(FrameError, match="shorter when coded"):
+        levels.unpack(memoryview(levels._packed(symbols, 3)), 1000, 3)
+
+
+def test_coded_symbols_that_are_no_shorter_are_refused():
+    symbols = draw(40, 256)
+    assert len(levels.pack(symbols, 256)) == 40
+    with pytest.raises(FrameError):
+        levels.unpack(memoryview(range_coder.encode(symbols, 256)), 40, 256)
+
+
+@pytest.mark.parametrize("size", [3, 9, 17])
+def test_many_symbols_are_coded_in_groups_within_their_entropy(size):
+    count = levels.GROUPED + 3
+    symbols = draw(count, size, 4.0)
+    data = levels.pack(symbols, size)
+    shares = np.bincount(symbols) / count
+    assert len(data) <= 1.01 * count / 8 * -(shares * np.log2(shares)).sum() + 100
+    assert np.array_equal(levels.unpack(memoryview(data), count, size), symbols)
+    for changed in (data[:-1], data + b"\0", data[:3000] + bytes([data[3000] ^ 1]) + data[3001:]):
+        with pytest.raises(FrameError):
+            levels.unpack(memoryview(changed), count, size)
+
+
+# Multiples of a unit.
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int16])
+@pytest.mark.parametrize("integers", [[1], [0, 0, 1], [-127, 5, 127], [-3, -3], [-127, 126, 0]])
+def test_multiples_come_back(kind, integers):
+    section = levels.pack_multiples(np.array(integers, kind), 0.375)
+    symbols, most, unit = levels.unpack_multiples(section, len(integers))
+    assert (symbols.astype(int) - most).tolist() == integers and unit == 0.375 and most == max(map(abs, integers))
+    assert levels.open_multiples(section, len(integers)).values.tolist() == [0.375 * i for i in integers]
+
+
+def test_integers_of_any_width_that_are_the_same_are_the_same_bytes():
+    for integers in ([1, 0, -1], [100, -127, 3]):
+        assert levels.pack_multiples(np.array(integers, np.int8), 2.0) == levels.pack_multiples(np.array(integers, np.int16), 2.0)
+    wide = np.array([-levels.MOST, 128, levels.MOST], np.int16)
+    symbols, most, _ = levels.unpack_multiples(levels.pack_multiples(wide.copy(), 1.0), 3)
+    assert (symbols.astype(int) - most).tolist() == wide.tolist()
+
+
+def test_zeros_are_one_byte_and_none_are_no_section():
+    zeros = levels.pack_multiples(np.zeros(1000, np.int8), 1.0)
+    assert zeros == Section(1000, b"\0") and not levels.open_multiples(zeros, 1000).values.any()
+    assert levels.pack_multiples(np.zeros(0, np.int8), 1.0) == EMPTY and levels.open_multiples(EMPTY, 0).values.size == 0
+
+
+@pytest.mark.parametrize(("most", "unit"), [
+    (1, 0.0), (1, -1.0), (1, math.nan), (1, math.inf), (2, 3e38), (32768, 1.0), (2, 1.0), (0, 1.0), (2**40, 1.0),
+])
+def test_a_unit_or_a_largest_level_that_cannot_be(most, unit):
+    data = varint(most) + levels.UNIT.pack(unit) + levels.pack(np.array([1, 2, 1, 2], np.uint8), 3 if most < 2 else 5)
+    with pytest.raises(FrameError):
+        levels.open_multiples(Section(4, data), 4)
+
+
+@pytest.mark.parametrize(("value", "float32"), [
+    (1.0, 1.0), (0.1, np.nextafter(np.float32(0.1), np.float32(0))), (1e300, np.finfo(np.float32).max), (1e-300, 2.0**-149),
+    (2.9 * 2.0**-149, 2 * 2.0**-149),
+])
+def test_rounding_down_to_a_float32(value, float32):
+    assert levels.below(value) == float(float32)

@@ -1,0 +1,134 @@
+"""Natural compression: powers of two around a value, their mean, the ends of the range, and at most nine bits."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from every_codec import layout_of, same_bits, vectors
+
+from fedcomp import FrameError, codec, memory
+from fedcomp.codecs.frame import Section
+from fedcomp.kernels import backend, philox
+from fedcomp.layout import Layout
+
+LARGEST = float(np.finfo(np.float32).max)
+NATURAL = codec("natural")
+
+
+def normal(numel: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel, np.float32))
+
+
+def decoded(x: torch.Tensor, seed: int) -> np.ndarray:
+    return NATURAL.decode(NATURAL.encode(x, seed=seed), numel=x.numel()).double().numpy()
+
+
+def test_a_frame_decodes_to_what_the_paper_says():
+    for kind in ("normal", "heavy tails", "denormal", "tiny"):
+        v, u = vectors(1001)[kind].double().numpy(), philox.words(7, 1001) / 2.0**32
+        v = v[v != 0]
+        low = np.sign(v) * 2.0 ** np.floor(np.log2(np.abs(v)))
+        expected = low * (1 + (u[: v.size] + (v - low) / low >= 1))
+        assert np.array_equal(decoded(torch.from_numpy(v.astype(np.float32)), 7), expected)
+
+
+@pytest.mark.parametrize("kind", vectors(7))
+def test_either_power_of_two_beside_a_value(kind):
+    for numel in (1, 7, 401):
+        x = vectors(numel)[kind]
+        v, y = np.abs(x.double().numpy()), decoded(x, 3)
+        assert (np.sign(y) == np.sign(x.numpy())).all() or v.max() > 2.0**104
+        found = np.abs(y)[v > v.max() * 2.0**-200]
+        v = v[v > v.max() * 2.0**-200]
+        assert ((v / 2 < found) & (found < 2 * v)).all()
+        assert (np.frexp(found)[0][found < LARGEST] % 0.5 == 0).all()
+
+
+def test_unbiased_with_the_variance_of_the_paper():
+    x, seeds = normal(401), 500
+    v = np.abs(x.double().numpy())
+    low = 2.0 ** np.floor(np.log2(v))
+    variance = (v - low) * (2 * low - v)
+    drawn = np.stack([decoded(x, seed) for seed in range(seeds)])
+    z = (drawn.mean(0) - x.double().numpy()) / np.sqrt(variance / seeds)
+    assert np.abs(z).max() < 5 and abs(np.square(z).sum() - 401) < 6 * math.sqrt(2 * 401)
+    assert np.square(drawn - x.double().numpy()).sum(1).mean() == pytest.approx(variance.sum(), rel=0.1)
+
+
+def test_an_eighth_is_attained_at_four_thirds_of_a_power():
+    x = torch.full((4000,), 4 / 3)
+    lost = np.mean([np.square(decoded(x, seed) - 4 / 3).mean() for seed in range(20)])
+    assert lost == pytest.approx((4 / 3) ** 2 / 8, rel=0.02)
+    assert NATURAL.variance(4000) == 1 / 8 and NATURAL.contraction(4000) == 7 / 8
+
+
+@pytest.mark.parametrize("exponent", [-149, -148, -127, -126, 0, 104, 105, 126, 127])
+def test_powers_of_two_stay(exponent):
+    x = torch.tensor([1.0, -1.0]).double().mul(2.0**exponent).float()
+    for seed in range(5):
+        assert decoded(x, seed).tolist() == [2.0**exponent, -(2.0**exponent)]
+
+
+def test_the_largest_float32_stands_for_the_power_above_it():
+    x = torch.tensor([LARGEST, -LARGEST, 2.0**127, 1.5 * 2.0**127] * 100)
+    drawn = np.concatenate([decoded(x, seed).reshape(-1, 4) for seed in range(20)])
+    assert np.abs(drawn).max() == LARGEST and (drawn[:, 2] == 2.0**127).all()
+    assert drawn[:, 3].mean() == pytest.approx(1.5 * 2.0**127, rel=5 * 0.25 / math.sqrt(2000) / 0.75)
+    assert (drawn[:, :2] == [LARGEST, -LARGEST]).all()
+
+
+def test_what_is_far_below_the_largest_turns_to_the_smallest_power_or_to_zero():
+    x = torch.full((3000,), 2.0**-130)
+    x[0] = 2.0**127
+    drawn = decoded(x, 1)[1:]
+    assert set(drawn) == {0.0, 2.0**-126} and drawn.mean() == pytest.approx(2.0**-130, rel=0.4)
+
+
+@pytest.mark.parametrize("numel", [1, 7, 400, 20_000])
+def test_at_most_nine_bits_a_coordinate(numel):
+    """Also where every sign and exponent is as likely as any other."""
+    spread = np.random.default_rng(1).integers(0, 2**32, numel, np.uint32).view(np.float32)
+    for v in (np.where(np.isfinite(spread), spread, 1), normal(numel).numpy()):
+        frame = NATURAL.encode(torch.from_numpy(v.astype(np.float32)))
+        assert len(frame) <= 9 + 3 + 1 + math.ceil(numel / 8) + numel
+    assert numel < 400 or len(frame) < numel  # the exponents of normal values are few
+
+
+def test_residual_takes_it():
+    keeper, x = memory("residual", NATURAL, 1000), normal(1000)
+    for seed in range(30):
+        keeper.propose(x, seed=seed)
+        keeper.commit()
+    assert float(keeper.residual.norm()) < float(x.norm())
+
+
+def test_small_and_large_vectors_take_ways_that_make_the_same_bytes(monkeypatch):
+    for c in (NATURAL, codec("natural@layer")):
+        layout = layout_of(3001)
+        for kind, x in vectors(3001).items():
+            frame = c.encode(x, seed=5, layout=layout)
+            with monkeypatch.context() as patched:
+                patched.setattr(backend, "LARGE", 0)
+                patched.setattr(backend, "MANY", 0)
+                assert c.encode(x, seed=5, layout=layout) == frame, kind
+                y = c.decode(frame, numel=3001, layout=layout)
+            assert same_bits(y, c.decode(frame, numel=3001, layout=layout))
+
+
+def refused(body: bytes, numel: int, sentence: str) -> bool:
+    with pytest.raises(FrameError, match=sentence):
+        NATURAL.unpack(Section(numel, body), Layout.flat(numel), 0)
+    return True
+
+
+def test_bodies_that_no_encoder_makes():
+    assert NATURAL.unpack(Section(3, bytes([23, 0x40, 100, 101, 0])), Layout.flat(3), 0).values.tolist() == [2.0**-50, -(2.0**-49), 0.0]
+    assert refused(bytes([24, 0x40, 100, 101, 0]), 3, "another range")
+    assert refused(bytes([22, 0x40, 100, 101, 0]), 3, "another range")
+    assert NATURAL.unpack(Section(3, bytes([22, 0x40, 100, 254, 0])), Layout.flat(3), 0).values[1] == -(2.0**105)
+    assert refused(bytes([23, 0x41, 100, 101, 0]), 3, "last bits")
+    assert refused(bytes([23, 0x20, 100, 101, 0]), 3, "a zero has a sign")
+    assert refused(bytes([23, 0x40, 100, 101]), 3, "damaged")
+    assert refused(bytes([23]), 3, "cut short")
+    assert refused(b"", 3, "cut short")

@@ -1,0 +1,150 @@
+"""QSGD: the paper's formula, its mean and variance, what error feedback may do with it, and the length of its frames."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from every_codec import layout_of, same_bits, vectors
+
+from fedcomp import codec, memory
+from fedcomp.codecs.qsgd import _unit
+from fedcomp.errors import ConfigError, SpecError
+from fedcomp.kernels import backend, philox
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def normal(numel: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel, np.float32))
+
+
+def decoded(spec: str, x: torch.Tensor, seed: int) -> np.ndarray:
+    c, layout = codec(spec), layout_of(x.numel())
+    return c.decode(c.encode(x, seed=seed, layout=layout), numel=x.numel(), layout=layout).double().numpy()
+
+
+@pytest.mark.parametrize("s", [1, 4, 16, 63, 64, 1000])
+def test_a_frame_decodes_to_what_the_paper_says(s):
+    x, c = normal(1001), codec(f"qsgd:levels={s}")
+    v, u = x.double().numpy(), philox.words(7, 1001) / 2.0**32
+    unit = float(np.sqrt(np.square(v).sum())) / s
+    expected = unit * np.sign(v) * np.floor(np.abs(v) / unit + u)
+    y = c.decode(c.encode(x, seed=7), numel=1001).numpy()
+    assert np.abs(y - expected).max() <= 1e-6 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("s", [1, 16, 200])
+def test_unbiased_with_the_variance_of_the_fractions(s):
+    x, seeds = normal(401), 500
+    v, unit = x.double().numpy(), _unit(math.sqrt(x.double().square().sum()), s)
+    drawn = np.stack([decoded(f"qsgd:levels={s}", x, seed) for seed in range(seeds)])
+    share = np.abs(v) / unit % 1
+    variance = unit**2 * share * (1 - share)
+    z = (drawn.mean(0) - v) / np.sqrt(variance / seeds)
+    assert np.abs(z).max() < 5 and abs(np.square(z).sum() - 401) < 6 * math.sqrt(2 * 401)
+    assert np.square(drawn - v).sum(1).mean() == pytest.approx(variance.sum(), rel=0.1)
+    assert variance.sum() <= codec(f"qsgd:levels={s}").variance(401) * np.square(v).sum()
+
+
+@pytest.mark.parametrize("kind", ["huge", "denormal", "constant", "one spike", "spike over noise"])
+@pytest.mark.parametrize("s", [1, 3, 16, 1000])
+def test_no_level_overflows_and_none_is_coarser_than_the_norm_allows(kind, s):
+    for numel in (1, 7, 40):
+        x = vectors(numel)[kind]
+        norm = math.sqrt(sum(Fraction(v) ** 2 for v in x.tolist())) if kind != "huge" else float(np.linalg.norm(x.double().numpy()))
+        unit = _unit(norm, s)
+        assert np.float32(unit) == unit and (unit <= norm / s or unit == 2.0**-149)
+        for seed in range(20):
+            y = decoded(f"qsgd:levels={s}", x, seed)
+            assert np.abs(y).max() <= LARGEST and (np.abs(y - x.double().numpy()) <= unit * (1 + 1e-6)).all()
+
+
+def test_levels_at_the_end_of_the_range_are_unbiased():
+    """Where a level would be above the largest float32, they are laid so that one is on it."""
+    x = torch.tensor([3.3e38, -3.3e38, 1e38, 2e38] * 10)
+    drawn = np.stack([decoded("qsgd:levels=2", x, seed) for seed in range(1000)])
+    v = x.double().numpy()
+    error = drawn.std(0) / math.sqrt(1000)
+    assert (np.abs(drawn.mean(0) - v) <= 5 * error + 1e-6 * np.abs(v)).all() and error.max() > 0
+
+
+def test_a_spike_is_sent_exactly():
+    for s in (1, 7, 16):
+        x = torch.zeros(1000)
+        x[3] = -0.7
+        assert decoded(f"qsgd:levels={s}", x, 1) == pytest.approx(x.tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize("spec", ["qsgd", "qsgd:levels=1", "qsgd:levels=127", "qsgd:levels=1000"])
+def test_a_frame_of_a_million_is_within_2_percent_of_the_entropy_of_its_levels(spec):
+    c, x = codec(spec), normal(10**6)
+    frame = c.encode(x)
+    shares = np.unique(c.decode(frame, numel=x.numel()).numpy(), return_counts=True)[1] / x.numel()
+    assert len(frame) <= 1.02 * x.numel() / 8 * -(shares * np.log2(shares)).sum() + 100
+
+
+def test_few_coordinates_are_packed():
+    """Ten levels from −4 to 4 in 32 bits."""
+    frame = codec("qsgd:levels=4").encode(torch.tensor([1.0, -1.0, 2.0, 0.5, 3.0, 4.0, -4.0, 1.0, 2.0, 1.0]))
+    assert len(frame) <= 9 + 1 + 1 + 4 + 4
+
+
+@pytest.mark.parametrize("spec", ["qsgd", "qsgd:levels=100", "qsgd:damped=true@layer"])
+def test_small_and_large_vectors_take_ways_that_make_the_same_bytes(spec, monkeypatch):
+    c, layout = codec(spec), layout_of(3001)
+    for kind, x in vectors(3001).items():
+        frame = c.encode(x, seed=2**64 - 1, layout=layout)
+        with monkeypatch.context() as patched:
+            patched.setattr(backend, "LARGE", 0)
+            patched.setattr(backend, "MANY", 0)
+            assert c.encode(x, seed=2**64 - 1, layout=layout) == frame, kind
+            y = c.decode(frame, numel=3001, layout=layout)
+        assert same_bits(y, c.decode(frame, numel=3001, layout=layout))
+
+
+def test_clients_round_differently():
+    x, frames = normal(2000), 50
+    mean = np.mean([decoded("qsgd:levels=4", x, seed) for seed in range(frames)], axis=0)
+    one, all_ = (np.square(y - x.double().numpy()).sum() for y in (decoded("qsgd:levels=4", x, 0), mean))
+    assert all_ == pytest.approx(one / frames, rel=0.2)
+
+
+# Error feedback.
+
+
+def test_residual_refuses_what_diverges_and_takes_what_is_damped():
+    with pytest.raises(ConfigError, match="diverges with qsgd"):
+        memory("residual", codec("qsgd"), 1000)
+    assert memory("residual", codec("qsgd:damped=true"), 1000)
+
+
+@pytest.mark.parametrize(("damped", "bounded"), [("true", True), ("false", False)])
+def test_a_residual_stays_bounded_only_if_damped(damped, bounded):
+    c, x, e = codec(f"qsgd:levels=4,damped={damped}"), normal(2000), torch.zeros(2000)
+    for seed in range(100):
+        e += x
+        e -= c.decode(c.encode(e, seed=seed), numel=2000)
+    omega = codec("qsgd:levels=4").variance(2000)
+    assert (float(e.norm()) <= 2 * (1 + omega) * float(x.norm())) == bounded
+
+
+def test_damped_is_the_same_divided():
+    x = normal(401)
+    plain, damped = (decoded(f"qsgd:damped={way}", x, 3) for way in ("false", "true"))
+    c = codec("qsgd")
+    assert damped == pytest.approx(plain / (1 + c.variance(401)), rel=1e-6)
+    assert codec("qsgd:damped=true").contraction(401) == 1 / (1 + c.variance(401)) and c.contraction(401) is None
+    assert codec("qsgd:damped=true").variance(401) is None
+
+
+@pytest.mark.parametrize(("n", "s", "omega"), [(100, 16, 100 / 256), (10**6, 16, 1000 / 16), (256, 16, 1.0), (0, 4, 0.0)])
+def test_omega(n, s, omega):
+    assert codec(f"qsgd:levels={s}").variance(n) == omega
+
+
+@pytest.mark.parametrize("levels", [0, -1, 1001])
+def test_levels_out_of_range(levels):
+    with pytest.raises(SpecError, match=f"'levels' of codec 'qsgd' is {levels}; give a number from 1 to 1000"):
+        codec(f"qsgd:levels={levels}")

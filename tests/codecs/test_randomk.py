@@ -1,0 +1,283 @@
+"""Random-k: who is drawn, what it stands for, what is sent of it."""
+
+import numpy as np
+import pytest
+import torch
+from every_codec import half, layout_of, reseal, same_bits, vectors
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcomp import FrameError, Layout, codec, memory
+from fedcomp.codecs import LayerWise
+from fedcomp.codecs.frame import SECTIONS, unseal
+from fedcomp.codecs.randomk import level
+from fedcomp.errors import ConfigError
+from fedcomp.kernels import backend, draw
+from fedcomp.strategies.schedule import Schedule
+
+NUMEL = 401
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def normal(numel: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel).astype(np.float32))
+
+
+def decoded(spec: str, x: torch.Tensor, seed: int = 0, layout: Layout | None = None) -> torch.Tensor:
+    return codec(spec).decode(codec(spec).encode(x, seed=seed, layout=layout), numel=x.numel(), layout=layout)
+
+
+# Drawn uniformly.
+
+
+@pytest.mark.parametrize("density", ["1e-9", "1/400", "1/10", "1/2", "93%", "1"])
+def test_the_drawn_coordinates_arrive_as_they_are_zeros_as_well(density):
+    c = codec(f"randomk:density={density}")
+    for numel in (1, 7, NUMEL):
+        for name, x in vectors(numel).items():
+            update = c.open(c.encode(x, seed=5), numel)
+            at = draw.positions(numel, c.count(numel), 5, 7)
+            assert np.array_equal(update.positions, at) and same_bits(update.values, x[at]), (numel, name)
+
+
+def test_scaled_they_stand_for_all():
+    c = codec("randomk:density=1/8,scaled=true")
+    for name, x in vectors(NUMEL).items():
+        update = c.open(c.encode(x, seed=5), NUMEL)
+        exact = x.double().numpy()[update.positions] * (NUMEL / 50)
+        assert same_bits(update.values, exact.clip(-LARGEST, LARGEST).astype(np.float32)), name
+
+
+@pytest.mark.parametrize("scaled", ["false", "true"])
+def test_float16_rounds_what_is_sent(scaled):
+    exact, x = codec(f"randomk:density=1/8,scaled={scaled}"), normal(NUMEL)
+    sent = exact.open(exact.encode(x, seed=5), NUMEL).values
+    rounded = codec(f"randomk:density=1/8,scaled={scaled},values=fp16")
+    assert same_bits(rounded.open(rounded.encode(x, seed=5), NUMEL).values, half(rounded, sent))
+    assert rounded.variance(NUMEL) is None and not rounded.linear
+
+
+def test_a_frame_is_its_values_and_no_positions():
+    for numel, k in [(100, 1), (7850, 79), (100_000, 1000)]:
+        sizes = [len(codec(f"randomk:density=1%{values}").encode(normal(numel))) for values in ("", ",values=fp16")]
+        assert all(0 < size - width * k <= 26 for size, width in zip(sizes, (4, 2)))
+
+
+@pytest.mark.parametrize("spec", ["randomk:density=1/10", "randomk:density=1/10,values=fp16,scaled=true", "randomk:density=1/10@layer"])
+def test_the_longest_frame_is_every_frame(spec):
+    c = codec(spec)
+    for numel in (0, 1, 7, NUMEL, 20_000):
+        shorter = c.longest_frame(layout_of(numel)) - len(c.encode(vectors(numel)["normal"], layout=layout_of(numel)))
+        assert 0 <= shorter <= 2 * sum(e.numel == 0 for e in layout_of(numel))  # such sections are their count
+
+
+def test_other_seeds_draw_others_and_every_coordinate_gets_its_turn():
+    c, x = codec("randomk:density=1/10"), torch.ones(200)
+    seen = sum(c.decode(c.encode(x, seed=seed), numel=200) for seed in range(1000))
+    assert abs(seen - 100).max() < 5 * 90**0.5
+    assert c.encode(x, seed=3) == c.encode(x, seed=3 + 2**64)
+
+
+@pytest.mark.parametrize("spec", ["randomk:density=1/5,scaled=true", "randomk:density=1/5,scaled=true,by=magnitude"])
+def test_scaled_the_mean_over_seeds_is_the_update(spec):
+    x = torch.tensor([3.0, -2.0, 0.0, 1.0, -0.5, 0.25, 1e-3, 0.0, 40.0, -1.0])
+    sent = torch.stack([decoded(spec, x, seed) for seed in range(1500)]).double()
+    error = sent.std(0) / 1500**0.5
+    assert ((sent.mean(0) - x).abs() <= 5 * error + 0.01).all()
+    omega = codec(spec).variance(10)
+    assert omega == 4 and float((sent - x).square().sum(1).mean()) <= 1.1 * omega * float(x.square().sum())
+
+
+def test_what_may_be_done_with_it():
+    plain, scaled = codec("randomk:density=1/10"), codec("randomk:density=1/10,scaled=true")
+    assert (plain.contraction(100), plain.variance(100)) == (0.1, None)
+    assert (scaled.contraction(100), scaled.variance(100)) == (None, 9)
+    assert plain.linear and scaled.linear and plain.seeded and plain.portable and plain.most(100) == 10
+    assert codec("randomk:density=1/10,by=magnitude").most(100) == 100
+    for spec in ("randomk:scaled=true", "randomk:scaled=true,by=magnitude", "randomk:scaled=true@layer"):
+        with pytest.raises(ConfigError, match="'residual' diverges with randomk:.*scaled=true"):
+            memory("residual", codec(spec), 100, layout_of(100))
+
+
+@pytest.mark.parametrize("density", ["1", "35%", "1/10", "1/400"])
+def test_the_variance_of_layers_bears_the_worst_rounding(density):
+    """k of the whole is rounded up and k of the only tensor that holds anything is rounded down."""
+    c = LayerWise(codec(f"randomk:density={density},scaled=true"))
+    worst = 0.0
+    for numel in range(1, 1500):
+        worst = max(worst, c.inner.variance(numel))  # of a tensor in a vector of numel
+        assert worst <= c.variance(numel) + 1e-9
+
+
+def test_error_feedback_brings_every_coordinate_across():
+    keeper, arrived, x = memory("residual", codec("randomk:density=1/10"), 50), torch.zeros(50), torch.linspace(1, 2, 50)
+    for seed in range(400):
+        keeper.codec.accumulate(keeper.propose(x, seed=seed), arrived)
+        keeper.commit()
+    assert torch.allclose(arrived + keeper.residual, 400 * x, rtol=1e-4) and float((arrived / 400 / x - 1).abs().max()) < 0.2
+
+
+# Frames of one seed add.
+
+
+def test_sums_on_the_way_are_sums():
+    c, layout = codec("randomk:density=1/8,scaled=true@layer"), layout_of(NUMEL)
+    frames = [c.encode(normal(NUMEL, i), seed=2**63 + 9, layout=layout) for i in range(5)]
+    total = c.decode(c.merge(frames), numel=NUMEL, layout=layout)
+    assert same_bits(total, np.sum([c.decode(f, numel=NUMEL, layout=layout).numpy() for f in frames], axis=0))
+
+
+def test_frames_of_other_seeds_densities_or_kinds_do_not_add():
+    c, x = codec("randomk:density=1/8"), normal(NUMEL)
+    frame = c.encode(x, seed=3)
+    for other in ("randomk:density=1/8", "randomk:density=1/9", "randomk:density=1/8,values=fp16", "randomk:density=1/8,by=magnitude"):
+        stranger = codec(other).encode(x, seed=4 if other == "randomk:density=1/8" else 3)
+        with pytest.raises(FrameError):
+            c.merge([frame, stranger])
+        with pytest.raises(FrameError):
+            c.merge([stranger, frame])
+    for other in ("randomk:values=fp16", "randomk:by=magnitude"):
+        with pytest.raises(ConfigError, match="cannot be merged"):
+            codec(other).merge([frame])
+
+
+@given(st.binary(max_size=3), st.integers(5, 60), st.integers(0, 4))
+def test_hostile_sections_are_not_merged(new, at, kept):
+    """A change to one of two frames under a checksum that fits: a sum of finite numbers, or FrameError."""
+    c, x = codec("randomk:density=1/8"), torch.ones(64)
+    frame = c.encode(x, seed=3)
+    changed = reseal(frame[:at] + new + frame[at + kept :], 64)
+    for frames in ([frame, changed], [changed, changed], [changed]):
+        try:
+            total = c.decode(c.merge(frames), numel=64)
+        except FrameError:
+            continue
+        assert total.isfinite().all()
+
+
+# Dropped by magnitude.
+
+
+def shares(x: torch.Tensor, k: int) -> np.ndarray:
+    """min(1, |x_i|/m) with Σ = k, by bisection of m."""
+    magnitudes = abs(x.double().numpy())
+    if (magnitudes > 0).sum() <= k:
+        return (magnitudes > 0).astype(float)
+    low, high = 0.0, float(magnitudes.sum())
+    for _ in range(2000):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.minimum(1, magnitudes / middle).sum() > k else (low, middle)
+    return np.minimum(1, magnitudes / high)
+
+
+@pytest.mark.parametrize("numel", [1, 7, NUMEL])
+def test_the_shares_add_up_to_k_and_are_the_optimal_ones(numel):
+    for k in {1, 2, numel // 10, numel // 2, numel} & set(range(1, numel + 1)):
+        for name, x in vectors(numel).items():
+            m = level(x, k)
+            assert m > 0 and np.float32(m) == m, (k, name)
+            found = np.minimum(1, abs(x.double().numpy()) / m)
+            if m < LARGEST and name != "denormal":  # where m is cut, more are kept
+                assert found == pytest.approx(shares(x, k), rel=1e-5, abs=1e-9), (k, name)
+            assert found.sum() >= min(k, int(x.count_nonzero())) * (1 - 1e-12), (k, name)
+
+
+def test_the_level_of_a_large_vector_is_that_of_its_pieces(monkeypatch):
+    x = normal(50_000) ** 7
+    whole = level(x, 500)
+    monkeypatch.setattr("fedcomp.codecs.randomk.PIECE", 777)
+    assert level(x, 500) == pytest.approx(whole, rel=1e-7)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_larger_coordinates_are_kept_smaller_ones_by_chance(scaled):
+    c = codec(f"randomk:density=1/10,by=magnitude,scaled={str(scaled).lower()}")
+    for name, x in vectors(NUMEL).items():
+        m, update = level(x, 40), c.open(c.encode(x, seed=5), NUMEL)
+        at, v = update.positions, x.numpy()[update.positions]
+        assert set(np.flatnonzero(abs(x.numpy()) >= m)) <= set(at) and v.all(), name
+        assert same_bits(update.values, np.where(abs(v) >= m, v, np.copysign(np.float32(m), v)) if scaled else v), name
+
+
+def test_so_many_are_kept_in_the_mean():
+    c, x = codec("randomk:density=1/10,by=magnitude"), normal(NUMEL) ** 3
+    kept = np.array([c.open(c.encode(x, seed=seed), NUMEL).nonzeros for seed in range(300)])
+    assert abs(kept.mean() - 40) < 5 * kept.std() / 300**0.5 and kept.std() < 40**0.5
+
+
+def test_it_varies_less_than_drawing_uniformly():
+    x = normal(NUMEL) ** 3
+    lost = {by: np.mean([float((decoded(f"randomk:density=1/10,scaled=true,by={by}", x, seed) - x).square().sum()) for seed in range(200)])
+            for by in ("uniform", "magnitude")}
+    assert lost["magnitude"] < lost["uniform"] / 3
+
+
+def test_a_value_of_the_common_magnitude_costs_two_bits_and_its_position():
+    x = normal(100_000)
+    frame = codec("randomk:density=1%,by=magnitude,scaled=true").encode(x)
+    _, ((_, section),) = unseal(frame, codec("randomk").id, 100_000, None, True)
+    assert 8 * len(frame) / section.count < 2 + 8.3 + 0.5
+
+
+def test_what_is_large_goes_through_the_compiled_loops_with_the_same_bytes(monkeypatch):
+    for spec in ("randomk:density=1%", "randomk:density=1%,by=magnitude,scaled=true"):
+        x = normal(150_000) ** 3
+        frame = codec(spec).encode(x, seed=8)
+        monkeypatch.setattr(backend, "_numba_imports", lambda: False)
+        assert codec(spec).encode(x, seed=8) == frame
+        monkeypatch.undo()
+
+
+# Frames that no encoder makes.
+
+
+def changed(spec: str, numel: int, offset: int, new: bytes) -> bytes:
+    """A frame whose body has other bytes at `offset`, under a checksum that fits."""
+    frame = codec(spec).encode(normal(numel), seed=3)
+    start = SECTIONS + 8 + 1 + offset  # behind the seed and a count below 128
+    return reseal(frame[:start] + new + frame[start + len(new) :], numel)
+
+
+@pytest.mark.parametrize(("offset", "new"), [
+    (0, b"\xbf"), (0, b"\xff"), (0, b"\x3e"), (0, b"\x00"),  # the form: of values by magnitude, of a Rice code
+    (1, b"\x00"), (1, b"\x07"), (1, b"\x09"), (1, b"\x88"),  # how many values
+    (2, np.array(np.nan, "<f4").tobytes()), (2, np.array(-np.inf, "<f4").tobytes()),
+])
+def test_a_section_of_drawn_values_is_checked(offset, new):
+    assert codec("randomk").decode(changed("randomk:density=1/8", 64, 0, b"\x3f"), numel=64).isfinite().all()
+    with pytest.raises(FrameError):
+        codec("randomk").decode(changed("randomk:density=1/8", 64, offset, new), numel=64)
+    with pytest.raises(FrameError):
+        codec("randomk").merge([changed("randomk:density=1/8", 64, offset, new)])
+
+
+@pytest.mark.parametrize("m", [0.0, -1.0, np.nan, np.inf])
+def test_a_common_magnitude_is_above_zero_and_finite(m):
+    with pytest.raises(FrameError, match="mean magnitude"):
+        codec("randomk").decode(changed("randomk:density=1/8,by=magnitude,scaled=true", 64, 1, np.array(m, "<f4").tobytes()), numel=64)
+
+
+def test_some_value_has_the_common_magnitude():
+    spec = "randomk:density=1/8,by=magnitude,scaled=true"
+    frame = bytearray(codec(spec).encode(normal(NUMEL), seed=3))
+    count, start = frame[SECTIONS + 8], SECTIONS + 8 + 2 + 4
+    frame[start : start + -(-count // 8)] = np.packbits(np.ones(count, bool)).tobytes()
+    with pytest.raises(FrameError):
+        codec("randomk").decode(reseal(bytes(frame), NUMEL), numel=NUMEL)
+
+
+def test_other_codecs_draw_nothing():
+    x = torch.ones(64)
+    frame = codec("topk:density=1").encode(x)
+    start = SECTIONS + 1
+    with pytest.raises(FrameError):
+        codec("topk").decode(reseal(frame[:start] + b"\x3f\x40" + frame[start + 1 :], 64), numel=64)
+
+
+# A schedule.
+
+
+def test_a_budget_needs_drawn_coordinates():
+    assert Schedule(codec("randomk"), Layout.flat(1000), budget_bytes=5000).terms(1, [0], {})[0].density > 0
+    with pytest.raises(ConfigError, match="--budget needs a codec whose frames have a largest size"):
+        Schedule(codec("randomk:by=magnitude"), Layout.flat(1000), budget_bytes=5000)

@@ -1,0 +1,193 @@
+"""TernGrad: the paper's formula, clipping, scales that the server announces, sums of frames, and the length of a frame."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from every_codec import layout_of, same_bits, vectors
+
+from fedcomp import Layout, codec, memory
+from fedcomp.codecs import Context
+from fedcomp.codecs.levels import MOST
+from fedcomp.errors import ConfigError, FrameError, ProtocolError, SpecError
+from fedcomp.kernels import backend, philox
+
+
+def normal(numel: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel, np.float32))
+
+
+def announced(*scales: float) -> Context:
+    return Context(announced={"scale": np.array(scales, "<f4").tobytes()})
+
+
+def decoded(spec: str, x: torch.Tensor, seed: int) -> np.ndarray:
+    c = codec(spec)
+    return c.decode(c.encode(x, seed=seed), numel=x.numel()).double().numpy()
+
+
+def test_a_frame_decodes_to_what_the_paper_says():
+    x = normal(1001)
+    v, u = x.double().numpy(), philox.words(7, 1001) / 2.0**32
+    for clip in (0, 1, 2.5):
+        bound = clip * math.sqrt(np.square(v).mean()) if clip else math.inf
+        clipped = v.clip(-bound, bound)
+        s = np.abs(clipped).max()
+        expected = s * np.sign(v) * (u + np.abs(clipped) / s >= 1)
+        assert np.abs(decoded(f"terngrad:clip={clip}", x, 7) - expected).max() <= 1e-6 * s
+
+
+@pytest.mark.parametrize("clip", [0, 2.5])
+def test_unbiased_after_clipping(clip):
+    x, seeds = normal(401), 400
+    drawn = np.stack([decoded(f"terngrad:clip={clip}", x, seed) for seed in range(seeds)])
+    s = codec(f"terngrad:clip={clip}").scale(x)
+    v = x.double().numpy().clip(-s, s)
+    variance = np.abs(v) * (s - np.abs(v))
+    off, error = np.abs(drawn.mean(0) - v), np.sqrt(variance / seeds)
+    assert (off <= 5 * error + 1e-9).all() and abs(np.square(off[error > 0] / error[error > 0]).sum() - 401) < 6 * math.sqrt(2 * 401)
+
+
+def test_the_variance_without_clipping_is_declared_and_attained():
+    """A spike over equal values of ‖x‖/(1 + √n) is the worst."""
+    c, n = codec("terngrad:clip=0"), 100
+    x = torch.full((n,), 1 / (1 + math.sqrt(n)))
+    x[0] = 1
+    lost = np.mean([np.square(decoded("terngrad:clip=0", x, seed) - x.double().numpy()).sum() for seed in range(300)])
+    assert lost == pytest.approx(c.variance(n) * float(x.double().square().sum()), rel=0.1)
+    assert codec("terngrad").variance(n) is None and codec("terngrad").contraction(n) is c.contraction(n) is None
+
+
+def test_what_lies_together_far_from_zero_is_not_clipped_away():
+    x = torch.full((1000,), -3.0)
+    assert decoded("terngrad", x, 0).tolist() == [-3.0] * 1000
+
+
+def test_layer_by_layer_each_tensor_has_its_scale():
+    layout = Layout.from_shapes({"a": (300,), "b": (200,)})
+    x = torch.cat([normal(300), 100 * normal(200)])
+    y = codec("terngrad@layer").decode(codec("terngrad@layer").encode(x, layout=layout), numel=500, layout=layout)
+    for part, v in ((slice(0, 300), x[:300]), (slice(300, 500), x[300:])):
+        assert set(y[part].abs().tolist()) == {0.0, codec("terngrad").scale(v)}
+
+
+@pytest.mark.parametrize("kind", vectors(7))
+def test_three_values_for_any_vector(kind):
+    for numel in (1, 7, 401):
+        x = vectors(numel)[kind]
+        y = decoded("terngrad", x, 1)
+        assert set(np.abs(y)) <= {0.0, codec("terngrad").scale(x)} and (np.sign(y) * np.sign(x.numpy()) >= 0).all()
+
+
+def test_residual_refuses_it():
+    with pytest.raises(ConfigError, match="diverges with terngrad"):
+        memory("residual", codec("terngrad"), 100)
+
+
+def test_a_clip_that_is_none():
+    with pytest.raises(SpecError, match="'clip' of codec 'terngrad' is -1; give standard deviations"):
+        codec("terngrad:clip=-1")
+
+
+def test_a_frame_of_a_million_is_within_2_percent_of_the_entropy_of_its_levels():
+    for spec in ("terngrad", "terngrad:clip=0"):
+        c, x = codec(spec), normal(10**6)
+        frame = c.encode(x)
+        shares = np.unique(c.decode(frame, numel=x.numel()).numpy(), return_counts=True)[1] / x.numel()
+        assert len(frame) <= 1.02 * x.numel() / 8 * -(shares * np.log2(shares)).sum() + 100
+
+
+@pytest.mark.parametrize("spec", ["terngrad", "terngrad:clip=0@layer"])
+def test_small_and_large_vectors_take_ways_that_make_the_same_bytes(spec, monkeypatch):
+    c, layout = codec(spec), layout_of(3001)
+    for kind, x in vectors(3001).items():
+        frame = c.encode(x, seed=5, layout=layout)
+        with monkeypatch.context() as patched:
+            patched.setattr(backend, "LARGE", 0)
+            patched.setattr(backend, "MANY", 0)
+            assert c.encode(x, seed=5, layout=layout) == frame, kind
+            y = c.decode(frame, numel=3001, layout=layout)
+        assert same_bits(y, c.decode(frame, numel=3001, layout=layout))
+
+
+# Scales that the server announces.
+
+
+def test_an_announced_scale_is_used_and_what_is_above_it_is_clipped():
+    c, x = codec("terngrad"), torch.tensor([0.5, -0.25, 2.0, -8.0] * 50)
+    drawn = np.stack([c.decode(c.encode(x, seed=seed, context=announced(1.0)), numel=200).numpy() for seed in range(200)])
+    assert set(np.abs(drawn).ravel()) == {0.0, 1.0}
+    assert (np.abs(drawn.mean(0) - x.numpy().clip(-1, 1)) <= 5 * 0.5 / math.sqrt(200)).all()
+    assert (drawn[:, 2::4] == 1).all() and (drawn[:, 3::4] == -1).all()
+
+
+def test_an_announced_scale_does_not_lift_the_clipping():
+    c, x = codec("terngrad:clip=1"), normal(400)
+    own, frames = c.scale(x), [c.encode(x, seed=seed, context=announced(10.0)) for seed in range(300)]
+    mean = np.mean([c.decode(frame, numel=400).numpy() for frame in frames], axis=0)
+    assert np.abs(mean - x.numpy().clip(-own, own)).max() < 5 * math.sqrt(own * 10 / 300)
+    assert own == pytest.approx(float(x.square().mean().sqrt()))
+
+
+def test_each_section_has_its_announced_scale_and_frames_stand_alone():
+    layout = layout_of(401)
+    x, c = normal(401), codec("terngrad@layer")
+    y = codec("terngrad:clip=0").decode(c.encode(x, layout=layout, context=announced(4, 5, 6, 7)), numel=401, layout=layout)
+    for scale, entry in zip((4, 5, 6, 7), layout, strict=True):
+        assert set(y[entry.span].abs().tolist()) <= {0.0, scale} and (scale in y[entry.span].abs() or entry.numel < 2)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0\0\0", np.array([math.nan], "<f4").tobytes(), np.array([math.inf], "<f4").tobytes(),
+                                  np.array([-1], "<f4").tobytes(), np.array([1, 1], "<f4").tobytes()[:6]])
+def test_what_is_no_scale_is_refused(data):
+    with pytest.raises(ProtocolError, match="announced scale"):
+        codec("terngrad").encode(normal(40), context=Context(announced={"scale": data}))
+
+
+def test_a_scale_for_fewer_sections_than_there_are_is_refused():
+    with pytest.raises(ProtocolError, match="no float32 for section 1"):
+        codec("terngrad@layer").encode(normal(40), layout=layout_of(40), context=announced(1.0))
+
+
+def test_an_announced_zero_sends_nothing():
+    assert not codec("terngrad").decode(codec("terngrad").encode(normal(40), context=announced(0.0)), numel=40).any()
+
+
+# Sums.
+
+
+@pytest.mark.parametrize("clients", [2, 50, 300])
+def test_frames_of_one_scale_add_to_integers(clients):
+    c, x = codec("terngrad"), torch.tensor([1.0, -1.0, 0.3, 0.0])
+    frames = [c.encode(x, seed=seed, context=announced(1.0)) for seed in range(clients)]
+    merged = c.merge(frames)
+    total = sum(c.decode(frame, numel=4) for frame in frames)
+    assert c.decode(merged, numel=4).tolist() == total.tolist() and total[0] == -total[1] == clients
+    assert c.merge([c.merge(frames[:1]), c.merge(frames[1:])]) == merged == c.merge(frames[::-1])
+
+
+def test_frames_of_zeros_add_to_any_scale_and_sums_to_zero_are_zeros():
+    c, x = codec("terngrad"), torch.ones(10)
+    zeros, up, down = (c.encode(v) for v in (0 * x, 2 * x, -2 * x))
+    assert c.merge([zeros, up, zeros]) == up and c.merge([up, down]) == zeros == c.merge([zeros])
+
+
+def test_frames_of_different_scales_are_not_added():
+    c = codec("terngrad")
+    with pytest.raises(FrameError, match="different scales cannot be merged; let the server announce one"):
+        c.merge([c.encode(torch.ones(10)), c.encode(2 * torch.ones(10))])
+
+
+def test_sums_that_are_too_large_are_refused():
+    c = codec("terngrad")
+    frame = c.encode(torch.ones(3))
+    while len(frame) < 100:
+        doubled = None
+        try:
+            doubled = c.merge([frame, frame])
+        except FrameError as error:
+            assert "not finite" in str(error)
+            break
+        frame = doubled
+    assert c.decode(frame, numel=3).tolist() == [(MOST + 1) / 2] * 3

@@ -1,0 +1,108 @@
+"""Selection by a fixed threshold, and Strom's algorithm, which is this with a residual around it."""
+
+import numpy as np
+import pytest
+import torch
+from every_codec import reseal, same_bits, vectors
+
+from fedcomp import FrameError, codec, memory
+from fedcomp.codecs.frame import SECTIONS
+from fedcomp.errors import ConfigError, SpecError
+
+NUMEL = 401
+
+
+def normal(numel: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel).astype(np.float32))
+
+
+def test_the_threshold_itself_is_reached():
+    x = torch.tensor([0.5, -0.5, 0.49999997, 0.7, -0.0, -3.0])
+    for values, sent in {"tau": [0.5, -0.5, 0, 0.5, 0, -0.5], "fp32": [0.5, -0.5, 0, x[3].item(), 0, -3.0]}.items():
+        c = codec(f"threshold:tau=0.5,values={values}")
+        assert c.decode(c.encode(x), numel=6).tolist() == sent
+
+
+def test_a_threshold_is_rounded_to_float32():
+    tau = np.float32(0.1)
+    x = torch.tensor([float(tau), float(np.nextafter(tau, np.float32(0)))])
+    c = codec("threshold:tau=0.1")
+    assert c.decode(c.encode(x), numel=2).tolist() == [float(tau), 0]
+
+
+@pytest.mark.parametrize("values", ["tau", "fp32", "fp16"])
+def test_where_nothing_reaches_it_a_frame_is_its_header(values):
+    c = codec(f"threshold:tau=3.5,values={values}")
+    for x in (torch.zeros(NUMEL), torch.full((NUMEL,), 3.4), torch.empty(0)):
+        frame = c.encode(x)
+        assert len(frame) == SECTIONS + 1 and c.open(frame, x.numel()).nonzeros == 0
+
+
+@pytest.mark.parametrize("values", ["tau", "fp32", "fp16"])
+def test_what_is_left_is_never_longer(values):
+    for tau in ("1e-44", "1e-30", "0.3", "1", "3e38"):
+        c = codec(f"threshold:tau={tau},values={values}")
+        assert c.contraction(NUMEL) == 0.0 and c.variance(NUMEL) is None
+        for name, x in vectors(NUMEL).items():
+            rest = x.double() - c.decode(c.encode(x), numel=NUMEL)
+            assert (rest.abs() <= x.double().abs()).all(), (tau, name)
+
+
+def test_a_coordinate_costs_its_sign_and_its_position():
+    x = normal(1_000_000)
+    frame = codec("threshold:tau=2.5758").encode(x)  # reached by 1 %
+    count = int((x.abs() >= 2.5758).sum())
+    assert 8 * len(frame) / count < 1 + 8.11 + 0.1
+
+
+def test_the_algorithm_of_strom():
+    """r ← r + g; +τ is sent where r ≥ τ and −τ where r ≤ −τ, and taken from r."""
+    keeper, tau, r = memory("residual", codec("threshold:tau=0.25"), NUMEL), np.float32(0.25), np.zeros(NUMEL, np.float32)
+    for step in range(50):
+        g = 0.1 * normal(NUMEL, step)
+        r = r + g.numpy()
+        sent = np.where(r >= tau, tau, np.where(r <= -tau, -tau, np.float32(0)))
+        frame = keeper.propose(g, seed=step)
+        assert same_bits(keeper.codec.decode(frame, numel=NUMEL), sent)
+        keeper.commit()
+        r = r - sent
+        assert np.array_equal(keeper.residual.numpy(), r)
+
+
+@pytest.mark.parametrize("spec", ["threshold:tau=1e-3", "threshold:tau=3,values=fp32", "threshold:tau=2.6,values=fp16"])
+def test_a_large_residual_is_coded_as_a_small_one(spec, monkeypatch):
+    c, e, x = codec(spec), normal(200_000, 1), normal(200_000, 2)
+    total = e + x
+    frame = c.encode_added(e, x)
+    assert same_bits(e, total) and c.encode_batch(total[None], [0]) == [frame]
+    monkeypatch.setattr("fedcomp.kernels.backend._numba_imports", lambda: False)
+    assert c.encode(total) == frame
+
+
+def test_it_has_no_density():
+    for spec in ("threshold", "threshold@layer", "threshold+fp16"):
+        with pytest.raises(ConfigError, match="threshold:tau=0.01,values=tau has no density that could change"):
+            codec(spec).at_density(0.1)
+
+
+@pytest.mark.parametrize("tau", ["0", "-0.1", "1e-46", "3.5e38", "1e300"])
+def test_a_threshold_is_a_float32_above_zero(tau):
+    with pytest.raises(SpecError, match="option 'tau' of codec 'threshold' is .*; give a number above 0 that float32 holds, such as 0.01"):
+        codec(f"threshold:tau={tau}")
+
+
+@pytest.mark.parametrize("tau", [0.0, -0.25, np.nan, np.inf])
+def test_a_frame_with_another_threshold_is_refused(tau):
+    c = codec("threshold:tau=0.25")
+    frame, start = c.encode(torch.tensor([1.0, 0.0, -1.0])), SECTIONS + 2
+    assert c.decode(frame, numel=3).tolist() == [0.25, 0, -0.25]
+    with pytest.raises(FrameError, match="threshold"):
+        c.decode(reseal(frame[:start] + np.array(tau, "<f4").tobytes() + frame[start + 4 :], 3), numel=3)
+
+
+def test_flags_that_no_encoder_sets_are_refused():
+    c = codec("threshold:tau=0.25")
+    frame = bytearray(c.encode(torch.tensor([1.0, 0.0, -1.0])))
+    frame[SECTIONS + 1] |= 0xC0
+    with pytest.raises(FrameError, match="unknown flag"):
+        c.decode(reseal(bytes(frame), 3), numel=3)

@@ -1,0 +1,243 @@
+import math
+import sys
+import tracemalloc
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcomp.errors import FrameError
+from fedcomp.kernels import backend, positions, rice
+
+PATHS = ("numpy", "numba")
+NUMELS = (1, 2, 7, 40, 401, 3000, 20_000)
+ways = pytest.mark.parametrize("way", PATHS)
+
+
+@contextmanager
+def path(way):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "MANY", 0 if way == "numba" else sys.maxsize)
+        yield
+
+
+def draw(numel, count, kind, seed=0):
+    """Positions spread evenly, as layers of different density, as a run, or along waves."""
+    random = np.random.default_rng(seed)
+    count = min(count, numel)
+    if kind == "run":
+        start = random.integers(0, numel - count + 1)
+        return np.arange(start, start + count)
+    weights = {
+        "even": lambda: np.ones(numel),
+        "layers": lambda: np.exp(random.normal(0, 3, numel // 37 + 1)).repeat(37)[:numel],
+        "waves": lambda: np.exp(3 * np.sin(np.arange(numel) / 30)),
+    }[kind]()
+    keys = np.log(random.random(numel)) / weights  # the largest of these are a sample by weight without replacement
+    return np.sort(np.argpartition(-keys, count - 1)[:count] if count else np.empty(0, np.int64))
+
+
+KINDS = ("even", "layers", "waves", "run")
+shares = st.sampled_from((0, 1 / 400, 1 / 40, 1 / 4, 1 / 2, 2 / 3, 0.97, 1))
+seeds = st.integers(0, 99)
+
+
+@st.composite
+def vectors(draw_from):
+    numel = draw_from(st.sampled_from(NUMELS))
+    counts = [math.ceil(draw_from(shares) * numel) + draw_from(st.integers(-1, 1)) for _ in range(draw_from(st.integers(1, 4)))]
+    rows = [draw(numel, max(1, count), draw_from(st.sampled_from(KINDS)), draw_from(seeds)) for count in counts]
+    return numel, rows
+
+
+def shortest_single(row, numel):
+    return (rice.bits(row, rice.best_parameter(row, numel)) + 7) // 8
+
+
+@ways
+@settings(max_examples=50, deadline=None)
+@given(vectors())
+def test_what_is_packed_is_unpacked_and_never_longer_than_with_one_parameter(way, case):
+    numel, rows = case
+    counts = np.array([row.size for row in rows])
+    with path(way):
+        forms, codes = positions.pack_rows(np.concatenate(rows), counts, numel)
+        read = positions.unpack_rows([memoryview(code) for code in codes], counts, np.array(forms), numel)
+        for row, form, code, again in zip(rows, forms, codes, read, strict=True):
+            assert again.dtype == np.int64 and again.tolist() == row.tolist()
+            assert positions.pack(row, numel) == (form, code)
+            assert positions.unpack(code, row.size, form, numel).tolist() == row.tolist()
+            assert 0 <= form < 64 and len(code) <= shortest_single(row, numel)
+
+
+@settings(max_examples=50, deadline=None)
+@given(vectors())
+def test_both_paths_give_the_same(case):
+    numel, rows = case
+    made = []
+    for way in PATHS:
+        with path(way):
+            made.append(positions.pack_rows(np.concatenate(rows), np.array([row.size for row in rows]), numel))
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("numel, count", [(25_000_000, 30_000), (1_000_000, 4095), (1_000_000, 4096)])
+def test_both_paths_give_the_same_on_many_positions(numel, count):
+    edges = np.array([0, 0.5, 0.51, 0.9, 1]) * numel
+    where = np.random.default_rng(0).integers(edges[:-1, None].astype(int), edges[1:, None].astype(int), (4, count // 4))
+    row, made = np.unique(where), []
+    for way in PATHS:
+        with path(way):
+            made.append(positions.pack(row, numel))
+            assert np.array_equal(positions.unpack(made[-1][1], row.size, made[-1][0], numel), row)
+    assert made[0] == made[1] and made[0][0] == positions.BLOCKS
+
+
+@ways
+def test_the_format_to_the_bit(way):
+    """Gaps of 1 in the first 32 positions and of 65 in the next: s = 3 makes two blocks; b* = 5, so offsets of w = 3 begin at 0."""
+    row = np.append(np.arange(32), 31 + 65 * np.arange(1, 33))
+    assert rice.parameter(64, 2200) == 5
+    head, offsets = "000" + "01" + "011", "000" + "101"
+    unary, low = "1" * 32 + "001" * 32, "00000" * 32  # 0 >> 0; 64 >> 5
+    bits = head + offsets + unary + low
+    expected = int(bits.ljust(-(-len(bits) // 8) * 8, "0"), 2).to_bytes(-(-len(bits) // 8), "big")
+    with path(way):
+        assert positions.pack(row, 2200) == (positions.BLOCKS, expected)
+
+
+@ways
+def test_each_form(way):
+    with path(way):
+        assert positions.pack(np.array([3, 4, 10, 100]), 200) == (4, rice.pack(np.array([3, 4, 10, 100]), 4))
+        assert positions.pack(np.arange(9), 9) == (positions.MISSING, b"")
+        assert positions.pack(np.delete(np.arange(90), [10, 80]), 90) == (positions.MISSING + 4, rice.pack(np.array([10, 80]), 4))
+        assert positions.pack(np.arange(40), 90) == (0, b"\xff" * 5)  # a bitmap, cut off
+        layers = draw(9000, 700, "layers")
+        assert positions.pack(layers, 9000)[0] == positions.BLOCKS
+        form, code = positions.pack(np.delete(np.arange(9000), layers), 9000)
+        assert form == positions.LAST and code == positions.pack(layers, 9000)[1]
+
+
+@pytest.mark.parametrize("count", [20, 79, 393, 3000])
+def test_uniform_positions_cost_what_they_did(count):
+    row = draw(20_000, count, "even")
+    form, code = positions.pack(row, 20_000)
+    assert len(code) >= shortest_single(row, 20_000) - 2 and (form < positions.BLOCKS or len(code) < shortest_single(row, 20_000))
+
+
+def uniform_bound(numel, count):
+    return (math.lgamma(numel + 1) - math.lgamma(count + 1) - math.lgamma(numel - count + 1)) / math.log(2) / 8
+
+
+@pytest.mark.parametrize("count", [300, 2000, 12_000])
+def test_layers_of_different_density_cost_less_than_the_entropy_of_uniform_positions(count):
+    numel, random = 400_000, np.random.default_rng(0)
+    scale = np.array([0.5, 2.0, 1.0, 0.25]).repeat(numel // 4)
+    magnitudes = np.abs(random.standard_normal(numel)) * scale
+    row = np.sort(np.argpartition(-magnitudes, count)[:count])
+    within = sum(uniform_bound(numel // 4, int(part)) for part in np.bincount(row // (numel // 4), minlength=4))
+    assert within < len(positions.pack(row, numel)[1]) < min(0.95 * uniform_bound(numel, count), 1.06 * within + 20)
+
+
+def refused_or_canonical(data, count, form, numel):
+    try:
+        row = positions.unpack(data, count, form, numel)
+    except FrameError as error:
+        assert str(error)
+        return
+    assert row.dtype == np.int64 and row.size == count
+    assert row.tolist() == sorted(set(row.tolist()) & set(range(numel)))
+    assert positions.pack(row, numel) == (form, data)
+
+
+@ways
+@settings(max_examples=200)
+@given(st.binary(max_size=80), st.integers(0, 401), st.integers(0, 63), st.integers(1, 400))
+def test_any_bytes_are_refused_or_canonical(way, data, count, form, numel):
+    with path(way):
+        refused_or_canonical(data, count, form, numel)
+
+
+@ways
+@settings(max_examples=150, deadline=None)
+@given(vectors(), st.data())
+def test_damaged_codes_are_refused_or_canonical(way, case, data):
+    numel, rows = case
+    with path(way):
+        form, code = positions.pack(rows[0], numel)
+        count = rows[0].size
+        if code:
+            flipped, last = bytearray(code), min(len(code), data.draw(st.sampled_from([4, 10**9]))) - 1
+            flipped[data.draw(st.integers(0, last))] ^= 1 << data.draw(st.integers(0, 7))
+            refused_or_canonical(bytes(flipped), count, form, numel)
+        refused_or_canonical(code, data.draw(st.integers(0, numel)), form, numel)
+        refused_or_canonical(code, count, data.draw(st.integers(0, 63)), numel)
+        refused_or_canonical(code, count, form, data.draw(st.integers(count, 2 * numel)))
+        for wrong in (code[:-1], code + b"\0", code + b"\x80"):
+            if wrong != code:
+                with pytest.raises(FrameError):
+                    positions.unpack(wrong, count, form, numel)
+
+
+@ways
+def test_a_longer_code_of_the_same_positions_is_refused(way):
+    layers, even = draw(9000, 700, "layers"), draw(9000, 100, "even")
+    with path(way):
+        for row in (layers, even):
+            form, _ = positions.pack(row, 9000)
+            for b in range(12):
+                code = rice.pack(row, b)
+                if b != form:
+                    with pytest.raises(FrameError):
+                        positions.unpack(code, row.size, b, 9000)
+        most = np.delete(np.arange(90), [10, 80])
+        with pytest.raises(FrameError):
+            positions.unpack(rice.pack(most, 0), 88, 0, 90)
+        with pytest.raises(FrameError):
+            positions.unpack(b"\xff\xff", 9, 0, 9)
+
+
+@ways
+@settings(deadline=None)
+@given(vectors(), st.data())
+def test_rows_are_read_together_as_each_by_itself(way, case, data):
+    numel, rows = case
+    counts = np.array([row.size for row in rows])
+    with path(way):
+        forms, codes = positions.pack_rows(np.concatenate(rows), counts, numel)
+        damaged = data.draw(st.integers(0, len(rows) - 1))
+        code = bytearray(codes[damaged] + b"\0" * data.draw(st.integers(0, 1)))
+        if code:
+            code[data.draw(st.integers(0, len(code) - 1))] ^= data.draw(st.sampled_from([0, 1, 16, 128]))
+        codes[damaged] = bytes(code)
+        forms[damaged] = data.draw(st.sampled_from([forms[damaged], 0, 41, 63]))
+        for read, *one in zip(positions.unpack_rows(codes, counts, np.array(forms), numel), codes, counts.tolist(), forms, strict=True):
+            try:
+                assert np.array_equal(positions.unpack(*one, numel), read)
+            except FrameError:
+                assert isinstance(read, FrameError)
+
+
+@ways
+@pytest.mark.parametrize("form", [0, 40, 41, 42, 62, 63])
+@pytest.mark.parametrize("count, size", [(1000, 100), (600, 0), (1, 2**20), (400, 2**20), (999, 2**20)])
+def test_hostile_claims_are_refused_before_anything_is_allocated(way, form, count, size):
+    data, numel = b"\x0b" + bytes(size), 1000
+    with path(way):
+        tracemalloc.start()
+        with pytest.raises(FrameError):
+            positions.unpack(data, count, form, numel)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 400_000
+
+
+@ways
+def test_positions_that_would_overflow_are_refused(way):
+    rest = (1 << 40) - 1
+    bits = "1" * 20 + f"{rest:040b}" * 20
+    with path(way), pytest.raises(FrameError):
+        positions.unpack(int(bits.ljust(824, "0"), 2).to_bytes(103, "big"), 20, 40, 1000)

@@ -1,0 +1,225 @@
+import sys
+import tracemalloc
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcomp.errors import FrameError
+from fedcomp.kernels import backend, range_coder
+
+PATHS = ("python", "numba")
+SIZES = (2, 3, 16, 256, 257, 4096)
+ways = pytest.mark.parametrize("way", PATHS)
+
+
+@contextmanager
+def path(way):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "MANY", 0 if way == "numba" else sys.maxsize)
+        yield
+
+
+def draw(size, count, kind, seed=0):
+    random = np.random.default_rng(seed)
+    symbols = {
+        "even": lambda: random.integers(0, size, count),
+        "skewed": lambda: np.minimum(random.geometric(0.95, count) - 1, size - 1),
+        "bell": lambda: np.clip(random.normal(size / 2, size / 8, count), 0, size - 1),
+        "rare": lambda: np.where(random.random(count) < 2e-4, random.integers(0, size, count), size // 2),
+        "one": lambda: np.full(count, size - 1),
+    }[kind]()
+    return symbols.astype(np.uint8 if size <= 256 else np.uint16)
+
+
+KINDS = ("even", "skewed", "bell", "rare", "one")
+sizes = st.sampled_from(SIZES) | st.integers(2, 4096)
+drawn = st.tuples(sizes, st.integers(0, 300), st.sampled_from(KINDS), st.integers(0, 99))
+cases = drawn.map(lambda case: (case[0], draw(*case)))
+
+
+def entropy_bytes(symbols):
+    counts = np.bincount(symbols)
+    counts = counts[counts > 0]
+    return float((counts * np.log2(symbols.size / counts)).sum()) / 8
+
+
+@ways
+@given(cases)
+def test_what_is_encoded_is_decoded(way, case):
+    size, symbols = case
+    with path(way):
+        data = range_coder.encode(symbols, size)
+        assert data == range_coder.encode(symbols.astype(np.uint16), size)
+        read = range_coder.decode(memoryview(data), symbols.size, size)
+    assert read.dtype == np.uint16 and np.array_equal(read, symbols)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [range_coder.FEW - 1, range_coder.FEW, 40_001])
+@pytest.mark.parametrize("size", [3, 256, 4096])
+def test_both_paths_give_the_same(size, count, kind):
+    symbols, made = draw(size, count, kind), {}
+    for way in PATHS:
+        with path(way):
+            made[way] = range_coder.encode(symbols, size)
+            assert np.array_equal(range_coder.decode(made[way], count, size), symbols)
+    assert made["python"] == made["numba"]
+
+
+def test_the_format_to_the_byte():
+    """f = (12, 4), B = 4. States 2²¹: //12·16 + 2²¹ mod 12, and so on; no word leaves."""
+    symbols, state = np.array([0, 0, 1, 0, 0, 1, 0, 0], np.uint8), 1 << 21
+    for s in symbols[::-1]:
+        f, first = (12, 0) if s == 0 else (4, 12)
+        state = state // f * 16 + first + state % f
+    lengths = "00001" + "1" + "0" + "1"  # 4 bits, 4 more than 0: gap 8; 3 bits, 1 less: gap 1; at Rice parameter 1
+    low = "100" + "00" + "000"
+    expected = bytes.fromhex("04 0200 01 0100") + int(lengths + low, 2).to_bytes(2, "big") + state.to_bytes(7, "little")
+    for way in PATHS:
+        with path(way):
+            assert range_coder.encode(symbols, 3) == expected
+    assert range_coder.encode(symbols[:0], 3) == b""
+    assert range_coder.encode(np.full(1000, 300, np.uint16), 500) == bytes.fromhex("00 2c01")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [1000, 12_000, 1_000_000])
+@pytest.mark.parametrize("size", [2, 3, 16, 81, 243])
+def test_symbols_cost_their_entropy_one_percent_and_little_more(size, count, kind):
+    symbols = draw(size, count, kind)
+    assert len(range_coder.encode(symbols, size)) <= 1.01 * entropy_bytes(symbols) + 100 + size  # the table of a large alphabet
+
+
+def test_chunks_are_coded_by_any_number_of_threads_alike(monkeypatch):
+    monkeypatch.setattr(range_coder, "CHUNK", 20_000)
+    symbols, before, made = draw(16, 90_001, "bell"), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            made.append(range_coder.encode(symbols, 16))
+            assert np.array_equal(range_coder.decode(made[-1], 90_001, 16), symbols)
+    finally:
+        torch.set_num_threads(before)
+    assert made[0] == made[1]
+    for wrong in (made[0][:-4], made[0] + bytes(4), made[0][:40]):
+        with pytest.raises(FrameError):
+            range_coder.decode(wrong, 90_001, 16)
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=2, max_size=300).filter(lambda counts: np.count_nonzero(counts) > 1))
+def test_frequencies_add_up_and_none_that_occurs_is_zero(counts):
+    counts = np.array(counts)
+    total, present = int(counts.sum()), int(np.count_nonzero(counts))
+    for bits in (range_coder._bits(total, present), present.bit_length() + 1):
+        frequencies = range_coder._scale(counts, total, bits)
+        assert frequencies.sum() == 1 << bits and ((frequencies > 0) == (counts > 0)).all()
+        assert (np.diff(frequencies[np.argsort(counts, kind="stable")]) >= -1).all()  # more often is not rarer, but for rounding
+
+
+def test_rows_are_coded_as_each_by_itself():
+    rows = np.stack([draw(16, 500, kind) for kind in KINDS])
+    codes = range_coder.encode_rows(rows, 16)
+    assert codes == [range_coder.encode(row, 16) for row in rows]
+    codes[1] = codes[1][:-1]
+    read = range_coder.decode_rows(codes, 500, 16)
+    assert isinstance(read[1], FrameError)
+    assert all(np.array_equal(a, b) for i, (a, b) in enumerate(zip(read, rows, strict=True)) if i != 1)
+
+
+@ways
+def test_symbols_out_of_range_are_a_mistake_of_the_caller(way):
+    for symbols in (np.array([0, 3], np.uint8), np.array([5, 5], np.uint8), np.array([0, 65535], np.uint16)):
+        with path(way), pytest.raises(ValueError, match="not below the size 3"):
+            range_coder.encode(symbols, 3)
+
+
+def refused_or_canonical(data, count, size):
+    try:
+        symbols = range_coder.decode(data, count, size)
+    except FrameError as error:
+        assert str(error)
+        return
+    assert symbols.dtype == np.uint16 and symbols.size == count and symbols.max(initial=0) < size
+    assert range_coder.encode(symbols, size) == data
+
+
+@ways
+@given(st.binary(max_size=60), st.integers(0, 400), sizes)
+def test_any_bytes_are_refused_or_canonical(way, data, count, size):
+    with path(way):
+        refused_or_canonical(data, count, size)
+
+
+@ways
+@settings(max_examples=300)
+@given(cases, sizes, st.integers(0, 400), st.data())
+def test_damaged_codes_are_refused_or_canonical(way, case, other, count, data):
+    size, symbols = case
+    with path(way):
+        code = range_coder.encode(symbols, size)
+        refused_or_canonical(code, count, size)
+        refused_or_canonical(code, symbols.size, other)
+        if code:
+            changed = bytearray(code)
+            changed[data.draw(st.integers(0, len(code) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+            refused_or_canonical(bytes(changed), symbols.size, size)
+        for wrong in (code[:-1], code + b"\0", code + bytes(4), code + code[-4:]):
+            if wrong != code:
+                with pytest.raises(FrameError):
+                    range_coder.decode(wrong, symbols.size, size)
+
+
+@ways
+def test_a_table_that_no_encoder_makes_is_refused(way):
+    """The symbols come out right, by frequencies that are not theirs."""
+    symbols, counts = draw(16, 500, "bell"), np.arange(1, 17)
+    head, frequencies, bits = range_coder._head(counts)
+    states, words = range_coder._encode_chunk(symbols, frequencies, bits, None)
+    forged = head + range_coder._state_bytes(states) + words.tobytes()
+    with path(way), pytest.raises(FrameError, match="not those of the symbols"):
+        range_coder.decode(forged, 500, 16)
+
+
+@ways
+def test_what_a_code_claims_is_not_allocated(way):
+    code = range_coder.encode(draw(256, 100, "even"), 256)
+    with path(way):
+        range_coder.decode(code, 100, 256)
+        for first in range(256):
+            tracemalloc.start()
+            with pytest.raises(FrameError):
+                range_coder.decode(bytes([first ^ code[0] or 1, 255, 255 - first]) + code[3:], 100, 4096)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert peak < 400_000
+
+
+@ways
+@given(st.integers(2, 256), st.integers(0, 100), st.integers(0, 99))
+def test_digits_are_grouped_and_ungrouped(way, base, count, seed):
+    digits, width = draw(base, count, "even", seed), range_coder.group_width(base)
+    with path(way):
+        symbols = range_coder.group(digits, base)
+        read = range_coder.ungroup(symbols.astype(np.uint16), base, count)
+    padded = np.append(digits, np.zeros(-count % width, np.int64)).reshape(-1, width)
+    assert symbols.dtype == np.uint8 and symbols.tolist() == [sum(int(d) * base**j for j, d in enumerate(row)) for row in padded]
+    assert read.dtype == np.uint8 and np.array_equal(read, digits)
+
+
+@ways
+def test_groups_that_hold_other_digits_are_refused(way):
+    assert [range_coder.group_width(base) for base in (2, 3, 4, 5, 6, 7, 15, 16, 17, 256)] == [8, 5, 4, 3, 3, 2, 2, 2, 1, 1]
+    good = range_coder.group(np.array([2] * 7, np.uint8), 3).astype(np.uint16)
+    for symbols, count in [(good, 6), (good, 5), (good, 11), (good + [1, 0], 7), (good + [0, 1], 7), (good[:1], 7)]:
+        with path(way), pytest.raises(FrameError):
+            range_coder.ungroup(symbols, 3, count)
+
+
+def test_grouped_ternary_digits_cost_their_entropy():
+    digits = draw(3, 1_000_000, "skewed")
+    data = range_coder.encode(range_coder.group(digits, 3), 243)
+    assert len(data) <= 1.01 * entropy_bytes(digits) + 100

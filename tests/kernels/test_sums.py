@@ -1,0 +1,188 @@
+"""Norms are exact sums, rounded once: in every order, by every path, at the ends of float32's range. Sums of columns have one order."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from every_codec import vectors
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedcomp.kernels import backend, sums
+
+SIZES = (0, 1, 7, 63, 64, 65, 401)
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@pytest.fixture(params=["numpy", "compiled"])
+def path(request, monkeypatch):
+    monkeypatch.setattr(backend, "LARGE", 0 if request.param == "compiled" else 10**9)
+
+
+def normal(numel: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(1).standard_normal(numel, np.float32))
+
+
+def line(x: Tensor) -> float:
+    return math.fsum(abs(v) for v in x.tolist())
+
+
+def squares(x: Tensor) -> list[float]:
+    """In float64, which holds the square of a float32 without an error."""
+    return (x.double() ** 2).tolist()
+
+
+def is_root(root: float, total: Fraction) -> bool:
+    """Whether no float64 is nearer to √total."""
+    below, above = ((Fraction(root) + Fraction(math.nextafter(root, way))) / 2 for way in (0.0, math.inf))
+    return root == total == 0 or below**2 <= total <= above**2
+
+
+def assert_exact(x: Tensor) -> None:
+    for power in (1, 2):  # before they are rounded, since that would hide a bit that is lost
+        assert sums._sums(x[None], power) == [sum(abs(Fraction(v)) ** power for v in x.tolist()) * 2 ** (sums.UNIT * power)]
+    assert sums.norm1(x) == line(x)
+    assert sums.sum_squares(x) == math.fsum(squares(x))
+    assert is_root(sums.norm2(x), sum(map(Fraction, squares(x)), Fraction()))
+
+
+@pytest.mark.usefixtures("path")
+def test_vectors_that_look_for_trouble():
+    for numel in SIZES:
+        for x in vectors(numel).values():
+            assert_exact(x)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("value", [2.0**-149, 2.0**-126, 1.0, 2.0**127, float(np.finfo(np.float32).max)])
+def test_the_ends_of_the_range(value):
+    for numel in (1, 64, 1000):
+        x = torch.full((numel,), value)
+        assert_exact(x)
+        assert_exact(torch.cat([x, torch.tensor([2.0**-149, -3 * 2.0**-149, 1.0])]))
+    assert sums.norm2(torch.tensor([value])) == value
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("apart", [10, 11, 12, 13, 22, 23, 24, 40])
+def test_not_a_bit_is_lost_where_exponents_are_as_far_apart_as_a_block_bears_and_farther(apart):
+    """All bits of the significands are ones."""
+    for numel in (2, 31, 32, 64, 65):
+        for few in (slice(0, 1), slice(1, None), slice(None, None, 2)):
+            x = torch.full((numel,), float(2**24 - 1))
+            x[few] *= -(2.0**-apart)
+            assert_exact(x)
+
+
+def test_a_root_next_to_the_middle_of_two_numbers_goes_to_the_nearer_one():
+    middle = (2**53 + 1 << 20) ** 2  # of its root
+    for total, root in [(middle - 1, 2**53), (middle, 2**53), (middle + 1, 2**53 + 2)]:
+        assert sums._root(total) / 2**sums.ROOT_BITS == root * 2.0**20
+
+
+@given(st.lists(finite, max_size=80), st.integers(0, 5))
+def test_anything_in_any_order(values, shift):
+    x = torch.tensor(values)
+    assert_exact(x)
+    assert sums.norm1(x.roll(shift)) == sums.norm1(x) == sums.norm1(-x.flip(0))
+    assert sums.norm2(x.roll(shift)) == sums.norm2(x) == sums.norm2(-x.flip(0))
+
+
+def test_small_numbers_do_not_get_lost_beside_large_ones():
+    x = torch.full((2**12,), 2.0**-100)
+    x[0] = 2.0**-40
+    assert sums.norm1(x) == 2.0**-40 + 4095 * 2.0**-100 != 2.0**-40
+    assert sums.norm2(torch.tensor([3e38, 4e38 / 2, 0.0])) > 3.4028235e38  # outside of float32
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_large_vector_by_any_number_of_threads(threads):
+    numel = 2**21 + 77
+    x = normal(numel) ** 5
+    x[::9] = 0
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert sums.norm1(x) == line(x)
+        assert sums.sum_squares(x) == math.fsum(squares(x))
+        assert sums.norm1(x[::2]) == line(x[::2]) and sums.norm1(x.requires_grad_()) == line(x)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_read_as_its_float32_values(dtype):
+    x = vectors(401)["heavy tails"].clip(-6e4, 6e4).to(dtype)
+    assert_exact(x.float())
+    assert sums.norm1(x) == sums.norm1(x.float()) and sums.norm2(x) == sums.norm2(x.float())
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (1, 1), (5, 401)])
+def test_rows_are_vectors(shape):
+    stack = vectors(math.prod(shape))["all scales"].reshape(shape)
+    for X in (stack, stack.T.contiguous().T):
+        for rows, alone in [(sums.norm1_rows, sums.norm1), (sums.norm2_rows, sums.norm2)]:
+            assert rows(X).dtype == np.float64 and rows(X).tolist() == [alone(x) for x in X]
+
+
+def test_rows_that_take_several_pieces(monkeypatch):
+    X = vectors(2005)["all scales"].reshape(5, 401)
+    whole = sums.norm1_rows(X), sums.norm2_rows(X)
+    monkeypatch.setattr(sums, "PIECE", 35)
+    assert np.array_equal(whole, (sums.norm1_rows(X), sums.norm2_rows(X)))
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_other_devices_make_the_same_tables(power):
+    bits = torch.stack(list(vectors(401).values())).view(torch.int32)
+    assert np.array_equal(sums._table_torch(bits, power).numpy(), sums._table_numpy(bits.numpy(), power))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="compares a CPU with a CUDA device")
+def test_a_cuda_device_gives_the_same_norms():
+    x = normal(2**21 + 77) ** 5
+    assert sums.norm1(x.cuda()) == sums.norm1(x) and sums.norm2(x.cuda()) == sums.norm2(x)
+
+
+# Sums of columns by sign.
+
+
+def plain_sides(x: np.ndarray, columns: int) -> tuple[list[list[float]], list[list[int]]]:
+    sides = [[[v for v in column if (v < 0) == below] for column in x.reshape(-1, columns).T.tolist()] for below in (False, True)]
+    return [[math.fsum(side) for side in row] for row in sides], [[len(side) for side in row] for row in sides]
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (64, 1), (401, 1), (2, 200), (7, 3), (700, 3), (70, 1030)])
+def test_sums_and_counts_of_columns_by_sign(rows, columns):
+    for name, x in vectors(rows * columns).items() if rows * columns < 9999 else [("normal", normal(rows * columns))]:
+        totals, counts = sums.column_sides(x, columns)
+        exact, numbers = plain_sides(x.numpy(), columns)
+        assert totals.shape == counts.shape == (2, columns) and totals.dtype == np.float64
+        assert np.allclose(totals, exact, rtol=1e-12, atol=0) and counts.tolist() == numbers, name
+
+
+@pytest.mark.parametrize("columns", [1, 3, 64, 100, 1000, 90_000])
+def test_sums_of_columns_have_the_same_bits_on_every_path_and_by_any_number_of_threads(columns, monkeypatch):
+    x = normal(columns * (2_300_000 // columns)) ** 5
+    results, before = [], torch.get_num_threads()
+    try:
+        for large, threads in [(10**9, 1), (0, 1), (0, 2), (0, 3)]:
+            monkeypatch.setattr(backend, "LARGE", large)
+            torch.set_num_threads(threads)
+            results.append(sums.column_sides(x, columns))
+    finally:
+        torch.set_num_threads(before)
+    for totals, counts in results[1:]:
+        assert np.array_equal(totals, results[0][0]) and np.array_equal(counts, results[0][1])
+
+
+def test_zeros_of_either_sign_are_not_negative():
+    totals, counts = sums.column_sides(torch.tensor([0.0, -0.0, -1.0, 0.0]), 2)
+    assert totals.tolist() == [[0, 0], [-1, 0]] and counts.tolist() == [[1, 2], [1, 0]]
+    assert not np.signbit(totals[0]).any() and not np.signbit(totals[1, 1])

@@ -1,0 +1,96 @@
+"""AdaComp: the paper's choice by bins, its one value for all, and error feedback around both."""
+
+import numpy as np
+import pytest
+import torch
+from every_codec import layout_of, same_bits, vectors
+
+from fedcomp import codec, memory
+from fedcomp.errors import ConfigError, SpecError
+
+NUMEL = 301
+LAYOUT = layout_of(NUMEL)
+
+
+def update(seed: int) -> torch.Tensor:
+    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
+
+
+def chosen(g: np.ndarray, x: np.ndarray, size: int) -> np.ndarray:
+    """Algorithm 2, coordinate by coordinate."""
+    bins = [slice(i, i + size) for i in range(0, g.size, size)]
+    maxima = [float(abs(g[b]).max()) for b in bins]
+    scale, out = np.float32(sum(maxima) / len(maxima)), np.zeros_like(g)
+    for b, largest in zip(bins, maxima, strict=True):
+        for i in range(b.start, min(b.stop, g.size)):
+            if abs(g[i] + x[i]) >= largest and g[i] != 0:
+                out[i] = np.copysign(scale, g[i])
+    return out
+
+
+@pytest.mark.parametrize("spec", ["stc", "topk", "stc@layer", "topk@layer"])
+@pytest.mark.parametrize("size", [1, 7, 50, 301, 500])
+def test_equals_the_algorithm(spec, size):
+    c = codec(spec)
+    m, e = memory(f"adacomp:bin={size}", c, NUMEL, LAYOUT), np.zeros(NUMEL, np.float32)
+    spans = [entry.span for entry in LAYOUT if entry.numel] if "@" in spec else [slice(0, NUMEL)]
+    for round, taken in enumerate([True, True, False, True, True]):
+        x = update(round)
+        g = e + x.numpy()
+        sent = np.concatenate([chosen(g[s], x.numpy()[s], size) for s in spans])
+        y = c.decode(m.propose(x, seed=round), numel=NUMEL, layout=LAYOUT).numpy()
+        assert np.array_equal(y, sent)
+        (m.commit if taken else m.rollback)()
+        e = g - sent if taken else g
+        assert same_bits(m.residual, e)
+
+
+def test_how_many_are_sent_follows_from_the_values():
+    sent = {}
+    for name in ("one spike", "normal", "constant"):
+        m = memory("adacomp:bin=100", codec("stc"), NUMEL)
+        m.propose(vectors(NUMEL)[name])
+        sent[name] = m.sent.size
+    assert sent["one spike"] == 1 < sent["normal"] < sent["constant"] == NUMEL
+
+
+@pytest.mark.parametrize("name", vectors(NUMEL))
+def test_what_is_sent_and_what_is_left_is_what_was_put_in(name):
+    m, x, accepted = memory("adacomp:bin=30", codec("stc"), NUMEL), vectors(NUMEL)[name], np.zeros(NUMEL)
+    x = x.clamp(-1e37, 1e37)
+    for _ in range(5):
+        accepted += m.codec.decode(m.propose(x), numel=NUMEL).double().numpy()
+        m.commit()
+    moved = 5 * abs(x.double().numpy()) + abs(accepted) + abs(m.residual.double().numpy()) + 6 * float(x.abs().max())
+    assert (abs(accepted + m.residual.double().numpy() - 5 * x.double().numpy()) <= 1e-6 * moved).all()
+
+
+def test_a_codec_of_one_side_leaves_the_other_in_the_residual():
+    c = codec("sbc")
+    m = memory("adacomp:bin=30", c, NUMEL)
+    y = c.decode(m.propose(update(1)), numel=NUMEL)
+    m.commit()
+    assert (y >= 0).all() or (y <= 0).all()
+    assert torch.equal(m.residual, update(1) - y)
+
+
+def test_what_a_schedule_allows_is_not_exceeded():
+    m = memory("adacomp:bin=10", codec("stc"), NUMEL)
+    m.use_density(0.02)
+    m.propose(update(1))
+    assert m.sent.size == 6
+    m.rollback()
+    m.use_density(0.0)
+    m.propose(update(2))
+    assert m.sent.size > 30
+
+
+@pytest.mark.parametrize("spec", ["identity", "fp16@layer", "randomk", "threshold"])
+def test_a_codec_that_chooses_for_itself_or_not_at_all_is_refused(spec):
+    with pytest.raises(ConfigError, match="use .*stc"):
+        memory("adacomp", codec(spec), NUMEL, LAYOUT)
+
+
+def test_options_out_of_range():
+    with pytest.raises(SpecError, match="at least one coordinate"):
+        memory("adacomp:bin=0", codec("stc"), NUMEL)

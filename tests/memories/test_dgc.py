@@ -1,0 +1,115 @@
+"""Deep gradient compression: the paper's recursion, masking, clipping, and a density that changes under one memory."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from every_codec import layout_of, same_bits
+
+from fedcomp import codec, memory
+from fedcomp.errors import SpecError
+
+NUMEL = 300
+LAYOUT = layout_of(NUMEL)
+
+
+def update(seed: int) -> torch.Tensor:
+    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("spec", ["topk:density=1/10", "topk:density=1/10@layer", "stc:density=1/10", "sbc", "fp16"])
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_equals_the_recursion(spec, momentum):
+    c = codec(spec)
+    m = memory(f"dgc:momentum={momentum}", c, NUMEL, LAYOUT)
+    u, v = np.zeros((2, NUMEL), np.float32)
+    for round, taken in enumerate([True, True, False, True, False, False, True]):
+        x = update(round)
+        u = u * np.float32(momentum) + x.numpy()
+        v = v + u
+        assert m.propose(x, seed=round) == c.encode(torch.from_numpy(v), seed=round, layout=LAYOUT)
+        if taken:
+            sent = c.decode(m.pending, numel=NUMEL, layout=LAYOUT).numpy() != 0
+            u[sent] = v[sent] = 0
+        (m.commit if taken else m.rollback)()
+        assert same_bits(m.velocity, u) and same_bits(m.residual, v)
+
+
+@pytest.mark.parametrize("spec", ["topk:density=1/10", "stc:density=1/10@layer", "identity"])
+def test_what_comes_back_keeps_its_sum_and_its_momentum(spec):
+    c = codec(spec)
+    m = memory("dgc", c, NUMEL, LAYOUT)
+    y = c.decode(m.propose(update(1)), numel=NUMEL, layout=LAYOUT)
+    back = (torch.arange(NUMEL) < 150) & (y != 0)
+    m.commit(returned=c.at_density(1.0).encode(y.where(back, 0), layout=LAYOUT) if spec != "identity" else c.encode(y.where(back, 0)))
+    arrived = (y != 0) & ~back
+    assert arrived.any() and back.any()
+    for kept in (m.velocity, m.residual):
+        assert torch.equal(kept, update(1).where(~arrived, 0))
+
+
+def test_without_momentum_and_with_exact_values_it_is_error_feedback():
+    dgc, residual = (memory(name, codec("topk:density=1/10"), NUMEL) for name in ("dgc:momentum=0", "residual"))
+    for seed in range(6):
+        assert dgc.propose(update(seed)) == residual.propose(update(seed))
+        for m in (dgc, residual):
+            (m.rollback if seed == 2 else m.commit)()
+        assert torch.equal(dgc.residual, residual.residual)
+
+
+def test_a_coordinate_that_waits_gathers_momentum():
+    m = memory("dgc:momentum=0.5", codec("topk:density=1/300"), NUMEL)
+    x = torch.full((NUMEL,), 0.5).index_fill(0, torch.tensor([7]), 1e3)  # the seventh is always sent
+    for _ in range(4):
+        m.propose(x)
+        m.commit()
+    assert m.residual[0] == 0.5 * (1 + 1.5 + 1.75 + 1.875) and m.residual[7] == m.velocity[7] == 0
+
+
+@pytest.mark.parametrize("nodes", [1, 16])
+def test_an_update_is_clipped_to_its_share_before_it_is_added(nodes):
+    m = memory(f"dgc:clip=8,nodes={nodes}", codec("topk:density=1/10"), NUMEL)
+    long, short = 100 * update(1), 0.01 * update(2)
+    m.propose(long)
+    assert m.residual.norm().item() == pytest.approx(8 / math.sqrt(nodes), rel=1e-5)
+    assert torch.nn.functional.cosine_similarity(m.residual, long, dim=0) > 0.99999
+    m.load_state_dict({})
+    m.propose(short)
+    assert same_bits(m.residual, short)
+    m.load_state_dict({})
+    m.propose(torch.zeros(NUMEL))
+    assert not m.residual.any()
+
+
+def test_a_stack_is_clipped_row_by_row():
+    alone, stacked = ([memory("dgc:clip=1", codec("stc:density=1/10"), NUMEL) for _ in range(3)] for _ in range(2))
+    for seed in range(3):
+        x = torch.stack([10.0 ** (i - 1) * update(10 * seed + i) for i in range(3)])
+        frames = type(stacked[0]).propose_stack(stacked, x.clone(), [1, 2, 3])
+        assert frames == [m.propose(row, seed=i + 1) for i, (m, row) in enumerate(zip(alone, x, strict=True))]
+        type(stacked[0]).commit_stack(stacked)
+        for one, other in zip(alone, stacked, strict=True):
+            one.commit()
+            assert same_bits(one.residual, other.residual) and same_bits(one.velocity, other.velocity)
+
+
+def test_a_density_may_change_under_one_memory():
+    c = codec("topk:density=1/100")
+    m = memory("dgc", c, NUMEL)
+    for density, count in ((0.25, 75), (0.0625, 19), (0.015625, 5), (0.0, 3)):
+        m.use_density(density)
+        m.propose(update(count))
+        assert m.sent.size == count
+        m.use_density(0.0)  # the news comes when another round has another density
+        sent = m.sent
+        m.commit()
+        assert not m.residual[sent].any() and not m.velocity[sent].any()
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    ("momentum=1", "from 0 to below 1"), ("momentum=-0.1", "from 0 to below 1"), ("clip=-1", "at least 0"), ("nodes=0", "one node"),
+])
+def test_options_out_of_range(options, says):
+    with pytest.raises(SpecError, match=says):
+        memory(f"dgc:{options}", codec("topk"), NUMEL)

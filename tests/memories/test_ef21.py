@@ -1,0 +1,62 @@
+"""EF21: the server's estimate runs after the update, at the pace at which the codec contracts."""
+
+import pytest
+import torch
+from every_codec import layout_of, same_bits, vectors
+
+from fedcomp import available_codecs, codec, memory
+from fedcomp.errors import ConfigError
+from fedcomp.memories import counterpart
+from fedcomp.memories.shift import contraction
+
+NUMEL = 401
+LAYOUT = layout_of(NUMEL)
+CONTRACTING = [spec for name in available_codecs() for spec in (name, f"{name}@layer") if contraction(codec(spec), NUMEL) > 0]
+
+
+@pytest.mark.parametrize("spec", ["identity", "stc:density=1/10", "topk:density=1/10@layer", "natural"])
+def test_what_is_sent_is_what_the_estimate_lacks(spec):
+    m, estimate = memory("ef21", codec(spec), NUMEL, LAYOUT), torch.zeros(NUMEL)
+    for seed in range(4):
+        x = torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
+        assert m.propose(x, seed=seed) == codec(spec).encode(x - estimate, seed=seed, layout=LAYOUT)
+        m.codec.accumulate(m.pending, estimate, layout=LAYOUT)
+        m.commit()
+        assert same_bits(m.shift, estimate)
+
+
+@pytest.mark.parametrize("spec", CONTRACTING)
+def test_an_update_that_stays_is_approached_at_the_pace_of_the_codec(spec):
+    x, steps, seeds = vectors(NUMEL)["normal"], 4, 10
+    delta = contraction(codec(spec), NUMEL)
+    left = 0.0
+    for first in range(0, steps * seeds, steps):
+        m = memory("ef21", codec(spec), NUMEL, LAYOUT)
+        for seed in range(first, first + steps):
+            m.propose(x, seed=seed)
+            m.commit()
+        left += float((x - m.shift).square().sum()) / seeds
+    assert left <= 1.05 * (1 - delta) ** steps * float(x.square().sum())
+
+
+def test_while_nothing_is_taken_the_whole_difference_is_offered_again():
+    m = memory("ef21", codec("stc:density=1/10"), NUMEL)
+    x = torch.ones(NUMEL)
+    frame = m.propose(x)
+    m.rollback()
+    assert m.propose(x) == frame
+
+
+def test_a_bfloat16_update_is_subtracted_from_in_float32():
+    m = memory("ef21", codec("identity"), NUMEL)
+    x = torch.randn(NUMEL).to(torch.bfloat16)
+    m.propose(x)
+    m.commit()
+    assert same_bits(m.shift, x.float())
+
+
+@pytest.mark.parametrize("spec", ["sign", "threshold", "qsgd:levels=1@layer"])
+def test_a_codec_that_does_not_contract_is_refused(spec):
+    for make in (memory, counterpart):
+        with pytest.raises(ConfigError, match="'ef21' gets nowhere with .*, which does not contract; use --uplink stc, or --memory none"):
+            make("ef21", codec(spec), NUMEL, LAYOUT)

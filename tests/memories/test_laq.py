@@ -1,0 +1,169 @@
+"""LAQ: nothing is sent while what would be sent matters less than how far the model moves and what the codec loses."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from every_codec import layout_of, same_bits
+
+from fedcomp import codec, memory
+from fedcomp.codecs import Context
+from fedcomp.errors import ConfigError, ProtocolError, SpecError
+from fedcomp.memories import counterpart
+from fedcomp.memories.laq import NUMBER, THRESHOLD
+
+NUMEL = 401
+LAYOUT = layout_of(NUMEL)
+
+
+def update(seed: int) -> torch.Tensor:
+    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
+
+
+def told(threshold: float) -> Context:
+    return Context(announced={THRESHOLD: NUMBER.pack(threshold)})
+
+
+class Oracle:
+    """The rule of the paper in float64."""
+
+    def __init__(self, spec: str, errors: float, patience: int):
+        self.codec, self.errors, self.patience = codec(spec), errors, patience
+        self.last, self.clock, self.lost, self.sent = np.zeros(NUMEL), 0, 0.0, False
+
+    def decide(self, x: torch.Tensor, threshold: float) -> bool:
+        """Whether to send, with the state of a worker whose frame then arrives."""
+        difference = (x - torch.from_numpy(self.last.astype(np.float32))).double()
+        quantized = self.codec.decode(self.codec.encode(difference.float(), layout=LAYOUT), numel=NUMEL, layout=LAYOUT).double()
+        lost = float((difference - quantized).square().sum())
+        least = threshold + self.errors * (lost + self.lost)
+        if self.sent and self.clock < self.patience and float(quantized.square().sum()) <= least:
+            self.clock += 1
+            return False
+        self.last, self.clock, self.lost, self.sent = (self.last + quantized.numpy()).astype(np.float32), 0, lost, True
+        return True
+
+
+@pytest.mark.parametrize(("spec", "errors", "patience"), [
+    ("identity", 3.0, 4), ("fp16", 3.0, 100), ("natural", 0.5, 100), ("topk:density=1/2@layer", 0.0, 3), ("stc:density=1/10", 0.0, 0),
+])
+def test_the_rule_is_that_of_the_paper(spec, errors, patience):
+    m, oracle = memory(f"laq:errors={errors},patience={patience}", codec(spec), NUMEL, LAYOUT), Oracle(spec, errors, patience)
+    drawn, sent = np.random.default_rng(1), []
+    x = update(0)
+    for round in range(60):
+        x = x + float(drawn.choice([0.01, 0.3])) * update(round + 1)
+        threshold = float(drawn.choice([0.0, 5.0, 30.0]))
+        frame = m.propose(x, context=told(threshold))
+        assert (frame is not None) == oracle.decide(x, threshold)
+        sent.append(frame is not None)
+        if frame is not None:
+            m.commit()
+            assert np.array_equal(m.shift.numpy(), oracle.last.astype(np.float32))
+        else:
+            assert m.pending is None
+    assert sent[0] and (any(sent[1:]) and not all(sent) or not patience)
+
+
+def test_the_first_proposal_is_sent_until_it_is_taken():
+    m = memory("laq", codec("identity"), NUMEL)
+    for _ in range(3):
+        assert m.propose(update(1), context=told(float("inf"))) is not None
+        m.rollback()
+    m.propose(update(1), context=told(float("inf")))
+    m.commit()
+    assert m.propose(update(2), context=told(float("inf"))) is None
+
+
+@pytest.mark.parametrize("patience", [0, 1, 5])
+def test_no_client_skips_more_rounds_in_a_row_than_patience_allows(patience):
+    m, sent = memory(f"laq:patience={patience}", codec("fp16"), NUMEL), []
+    for round in range(20):
+        if m.propose(update(round), context=told(1e30)) is not None:
+            sent.append(round)
+            m.commit()
+    assert {b - a for a, b in pairwise(sent)} == {patience + 1}
+
+
+def test_a_round_whose_frame_was_not_taken_counts_like_a_skipped_one():
+    m = memory("laq:patience=2", codec("identity"), NUMEL)
+    m.propose(update(0))
+    m.commit()
+    for round in (1, 2):
+        assert m.propose(update(round), context=told(0.0)) is not None
+        m.rollback()
+    assert m.propose(update(3), context=told(1e30)) is not None
+
+
+def test_a_stack_decides_like_each_of_its_clients():
+    each, stacked = ([memory("laq", codec("fp16"), NUMEL) for _ in range(4)] for _ in range(2))
+    x = torch.stack([update(i) for i in range(4)])
+    skipped = 0
+    for round in range(12):
+        x = x + torch.tensor([0.0, 0.1, 0.3, 1.0])[:, None] * update(50 + round)
+        context = told(20.0)
+        frames = type(each[0]).propose_stack(stacked, x.clone(), list(range(4)), context)
+        for i, (m, other) in enumerate(zip(each, stacked, strict=True)):
+            assert m.propose(x[i], seed=i, context=context) == frames[i] == other.pending
+            if frames[i] is not None:
+                m.commit()
+            skipped += frames[i] is None
+        type(each[0]).commit_stack([m for m in stacked if m.pending is not None])
+        for m, other in zip(each, stacked, strict=True):
+            assert m.state_dict()["clock"] == other.state_dict()["clock"] and same_bits(m.shift, other.shift)
+    assert 4 < skipped < 44
+
+
+def test_without_a_word_of_the_server_everything_is_sent():
+    m = memory("laq", codec("fp16"), NUMEL)
+    for _ in range(3):
+        assert m.propose(update(1)) is not None
+        m.commit()
+
+
+def test_the_state_moves_with_its_clock():
+    m, moved = memory("laq:patience=3", codec("fp16"), NUMEL), memory("laq:patience=3", codec("fp16"), NUMEL)
+    m.propose(update(0))
+    m.commit()
+    m.propose(update(1), context=told(1e30))
+    moved.load_state_dict({key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in m.state_dict().items()})
+    for round in range(2, 8):
+        frame = m.propose(update(round), context=told(1e30))
+        assert moved.propose(update(round), context=told(1e30)) == frame
+        if frame is not None:
+            m.commit(), moved.commit()
+        assert m.state_dict()["clock"] == moved.state_dict()["clock"]
+
+
+def test_the_threshold_is_the_weighted_sum_of_the_last_steps():
+    server = counterpart("laq:window=3,weight=0.6", codec("identity"), NUMEL)
+    assert NUMBER.unpack(server.announce()[THRESHOLD]) == (0.0,)
+    for moved in (100.0, 1.0, 2.0, 4.0):
+        server.settle([], moved)
+    assert NUMBER.unpack(server.announce()[THRESHOLD]) == (pytest.approx(0.2 * 7),)
+
+
+def test_a_threshold_of_another_length_is_refused():
+    m = memory("laq", codec("identity"), NUMEL)
+    with pytest.raises(ProtocolError, match="announced threshold has 3 bytes, not 8"):
+        m.propose(update(1), context=Context(announced={THRESHOLD: b"abc"}))
+    assert m.pending is None
+
+
+@pytest.mark.parametrize("spec", ["stc:density=1/10", "topk:density=0.74", "sbc"])
+def test_a_codec_that_loses_too_much_to_send_ever_is_refused(spec):
+    with pytest.raises(ConfigError, match="'laq' would skip every round with .*; use --uplink fp16, or --memory laq:errors=0"):
+        memory("laq", codec(spec), NUMEL)
+    assert memory("laq:errors=0", codec(spec), NUMEL).propose(update(1))
+
+
+def test_a_codec_that_does_not_contract_is_refused():
+    with pytest.raises(ConfigError, match="'laq' gets nowhere with sign"):
+        memory("laq:errors=0", codec("sign"), NUMEL)
+
+
+@pytest.mark.parametrize("text", ["window=0", "weight=-1", "errors=-0.5", "patience=-1", "window=100000"])
+def test_options_out_of_range(text):
+    with pytest.raises(SpecError, match=f"option '{text.split('=')[0]}' of memory 'laq' is .*; give "):
+        memory(f"laq:{text}", codec("identity"), NUMEL)

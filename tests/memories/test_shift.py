@@ -1,0 +1,161 @@
+"""Differences to a vector that both sides keep: whatever becomes of the proposals, both keep the same."""
+
+import json
+
+import pytest
+import torch
+from every_codec import layout_of, same_bits
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcomp import NonFiniteError, available_codecs, codec, memory
+from fedcomp.errors import ConfigError
+from fedcomp.memories import Memory, counterpart
+from fedcomp.memories.base import Counterpart
+from fedcomp.memories.shift import MEMBERS
+
+NUMEL = 60
+LAYOUT = layout_of(NUMEL)
+NAMES = ("ef21", "diana", "laq:patience=1", "laq:errors=0,patience=2")
+
+
+def suits(name: str, spec: str) -> bool:
+    try:
+        return bool(memory(name, codec(spec), NUMEL, LAYOUT))
+    except ConfigError:
+        return False
+
+
+PAIRS = [(name, spec) for name in NAMES for c in available_codecs() for spec in (c, f"{c}@layer") if suits(name, spec)]
+
+
+def pair(name: str, spec: str) -> tuple[Memory, Counterpart]:
+    return memory(name, codec(spec), NUMEL, LAYOUT), counterpart(name, codec(spec), NUMEL, LAYOUT)
+
+
+def update(seed: int) -> torch.Tensor:
+    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
+
+
+def kept(vector: torch.Tensor | None) -> torch.Tensor:
+    return torch.zeros(NUMEL) if vector is None else vector
+
+
+def opened(m: Memory, frame: bytes | None):
+    return frame and m.codec.open(frame, NUMEL, LAYOUT)
+
+
+outcomes = st.sampled_from(["commit", "commit", "rollback", "not finite", "reset"])
+
+
+@given(st.sampled_from(PAIRS), st.lists(outcomes, max_size=12))
+def test_both_sides_keep_the_same_whatever_happens(pair_, rounds):
+    m, server = pair(*pair_)
+    fresh = True
+    for seed, outcome in enumerate(rounds):
+        if outcome == "reset":
+            m.reset()
+            fresh = True
+            continue
+        if outcome == "not finite":
+            with pytest.raises(NonFiniteError):
+                m.propose(update(seed).where(torch.arange(NUMEL) != 17, torch.nan))
+            continue
+        frame = m.propose(update(seed), seed=seed)
+        sent = opened(m, frame)
+        if frame is None:
+            server.settle([(5, None, fresh)], 1.0)
+        elif outcome == "commit":
+            base = kept(None if fresh else server.row(5)).clone()
+            estimate = server.estimate(5, sent, fresh)
+            torch.testing.assert_close(estimate.dense(), base + sent.dense())
+            m.commit()
+            server.settle([(5, sent, fresh)], 1.0)
+            fresh = False
+        else:
+            m.rollback()
+        assert same_bits(kept(m.shift), kept(None if fresh else server.row(5)))
+
+
+@pytest.mark.parametrize(("name", "spec"), PAIRS)
+def test_an_estimate_reads_the_same_in_every_way(name, spec):
+    m, server = pair(name, spec)
+    server.settle([(0, opened(m, m.propose(update(1), seed=1)), True)], 0.0)
+    m.commit()
+    sent = opened(m, m.propose(update(2), seed=2))
+    for estimate in (server.estimate(0, sent, False), server.estimate(0, None, False)):
+        before, total = kept(server.row(0)).clone(), torch.ones(NUMEL)
+        estimate.add_to(total, 2.0)
+        torch.testing.assert_close(total, 1 + 2 * estimate.dense())
+        assert same_bits(torch.from_numpy(estimate.block(7, 40).copy()), estimate.dense()[7:40])
+        assert estimate.numel == estimate.nonzeros == NUMEL and estimate.positions is None
+        assert same_bits(server.row(0), before)
+    assert server.estimate(0, sent, True) is sent and server.estimate(1, sent, False) is sent and server.estimate(1, None, False) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_taken_is_what_comes_back_from_a_checkpoint(name):
+    m, server = pair(name, "identity")
+    written: dict[str, torch.Tensor | bytes | None] = {}
+
+    def write() -> set[str]:
+        vectors, values = server.take_changes()
+        written.update({key: vector.clone() for key, vector in vectors.items()} | values)
+        return set(vectors)
+
+    sent = [codec("identity").open(codec("identity").encode(update(seed)), NUMEL) for seed in range(4)]
+    server.settle([(3, sent[0], True), (11, sent[1], True), (2**63, sent[2], True)], 1.5)
+    assert write() == {"3", "11", str(2**63)} and json.loads(written[MEMBERS]) == [3, 11, 2**63]
+    server.settle([(11, sent[3], False), (3, None, False)], 2.5)
+    written.pop(MEMBERS)
+    assert write() == {"11"} and MEMBERS not in written
+    server.settle([(3, None, True)], 0.5)  # begins anew, with nothing to send
+    assert write() == set() and json.loads(written[MEMBERS]) == [11, 2**63]
+    restored = counterpart(name, codec("identity"), NUMEL)
+    restored.restore(written.get, written.get)
+    assert restored.announce() == server.announce() and restored.take_changes()[0] == {}
+    assert [client for client, _ in restored.absent(())] == [client for client, _ in server.absent(())]
+    for client in (3, 11, 2**63):
+        assert same_bits(kept(restored.row(client)), kept(server.row(client)))
+    assert restored.row(3) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_of_somebody_else_is_an_error(name):
+    for damaged in (b"[1", b'{"1": 2', b'["x"]'):
+        with pytest.raises((ValueError, TypeError)):
+            counterpart(name, codec("identity"), NUMEL).restore(lambda key: None, lambda key, data=damaged: data)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_memory_that_begins_anew_is_a_new_memory(name):
+    m, new = memory(name, codec("identity"), NUMEL), memory(name, codec("identity"), NUMEL)
+    m.propose(update(1))
+    m.commit()
+    m.propose(update(2))
+    m.reset()
+    assert m.pending is None and m.state_dict() == new.state_dict()
+    assert m.propose(update(3)) == new.propose(update(3))
+
+
+@pytest.mark.parametrize("name", ["ef21", "diana", "laq:errors=0"])
+def test_what_was_dropped_of_a_frame_is_not_in_the_vector(name):
+    m = memory(name, codec("identity"), NUMEL)
+    m.propose(update(1))
+    m.commit(returned=codec("identity").encode(update(1).where(torch.arange(NUMEL) % 3 == 0, 0)))
+    assert same_bits(m.shift, update(1).where(torch.arange(NUMEL) % 3 > 0, 0))
+
+
+@pytest.mark.parametrize("name", ["ef21", "diana", "laq"])
+def test_a_difference_that_is_out_of_range_changes_nothing(name):
+    m = memory(name, codec("identity"), NUMEL)
+    m.propose(torch.full((NUMEL,), 3e38))
+    m.commit()
+    with pytest.raises(NonFiniteError):
+        m.propose(torch.full((NUMEL,), -3e38))
+    (error,) = type(m).propose_stack([m], torch.full((1, NUMEL), -3e38), [0])
+    assert isinstance(error, NonFiniteError) and m.pending is None and bool((m.shift == 3e38).all())
+
+
+def test_there_is_no_counterpart_of_a_memory_that_clients_keep_alone():
+    assert counterpart("residual", codec("stc"), NUMEL) is None and counterpart("none", codec("sign"), NUMEL) is None

@@ -1,0 +1,435 @@
+"""Memories of which the server keeps a counterpart: whatever is lost, a difference is never added to another vector than it was taken from.
+
+A row of the table in docs/interfaces.md, "How both sides stay in step", is a test or a few; each runs with real and with virtual clients.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from every_codec import same_bits
+from federation import Federation
+from torch import Tensor
+
+from fedcomp import memory
+from fedcomp.clients.replica import Replica
+from fedcomp.errors import ConfigError
+from fedcomp.memories import Memory
+from fedcomp.memories.laq import NUMBER, THRESHOLD
+from fedcomp.messages import FAILED, UPDATE, Assignment, Report, failure, ticket
+from fedcomp.sim.clients import VirtualClients
+from fedcomp.strategies import Rules, exchange
+
+CLIENTS = 6
+HALF = Rules(participation=0.5, downlink="stc:density=10%", seed=3)
+PAIRED = [
+    ("ef21", "stc:density=10%"),
+    ("diana:alpha=1/4", "qsgd:levels=4@layer"),
+    ("laq:patience=1", "fp16"),
+    ("laq:errors=0,patience=2", "topk:density=1/2"),
+]
+EVERYBODY = [(client, round) for client in range(CLIENTS) for round in range(1, 30)]
+
+
+class Paired(Federation):
+    """Clients that are watched: no answer leaves one whose vector is not the one that the server keeps of it."""
+
+    def __init__(self, rules: Rules):
+        super().__init__(rules, clients=CLIENTS)
+        self.deaf: set[tuple[int, int]] = set()  # (client, round): the message to the client is lost
+        self.twice: set[tuple[int, int]] = set()  # the message comes twice
+        self.told: list[Assignment] = []
+        self.began: list[tuple[int, int]] = []  # who began anew, and in which round
+        self.answers = 0
+
+    def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
+        self.told += assignments
+        heard = [a for a in assignments if (a.client, a.round) not in self.deaf]
+        self.answer([a for a in heard if (a.client, a.round) in self.twice])
+        reports = {report.client: report for report in self.answer(heard)}
+        for report in reports.values():
+            self.watch(report)
+        sent = [reports.get(a.client) or failure(a, "link", "the message was lost") for a in assignments]
+        faults = [self.faults.get((r.client, r.round), keep) if r.kind == UPDATE else keep for r in sent]
+        return [fault(a, report) for fault, a, report in zip(faults, assignments, sent, strict=True)]
+
+    def watch(self, report: Report) -> None:
+        if report.kind == UPDATE:
+            row = self.strategy.counterpart.row(report.client) if report.after else None
+            assert same_bits(dense(self.memory(report.client).shift, self), dense(row, self))
+            assert report.after in ("", self.strategy.tickets.get(report.client, ""))
+            self.answers += 1
+            if not report.after and report.client in self.strategy.tickets:
+                self.began.append((report.client, report.round))
+
+    def run(self, first: int, last: int) -> list:
+        return list(self.strategy.rounds(self.grid, range(first, last + 1)))
+
+    def settled(self, client: int) -> Tensor:
+        """What a client's vector will be when it has heard of its last answer."""
+        own = copy.deepcopy(self.memory(client))
+        if own.pending is not None:
+            own.commit() if self.ticket(client) == self.strategy.tickets.get(client) else own.rollback()
+        return dense(own.shift, self)
+
+    def in_step(self) -> bool:
+        return all(same_bits(self.settled(c), dense(self.strategy.counterpart.row(c), self)) for c in self.strategy.tickets)
+
+
+class Real(Paired):
+    def answer(self, assignments: Sequence[Assignment]) -> list[Report]:
+        return [self.members[a.client].handle(a) for a in assignments]
+
+    def memory(self, client: int) -> Memory:
+        return self.members[client].memory
+
+    def ticket(self, client: int) -> str:
+        return self.members[client].ticket
+
+    def lose_disk(self, client: int) -> None:
+        member, rules = self.members[client], self.strategy.rules
+        empty = memory(rules.memory, self.strategy.uplink, self.layout.numel, self.layout)
+        copy_of_model = Replica(self.initial.clone(), self.layout, self.strategy.downlink)
+        self.members[client] = replace(member, replica=copy_of_model, memory=empty, ticket="", after="", held=None)
+
+
+class Virtual(Paired):
+    def __init__(self, rules: Rules):
+        super().__init__(rules)
+        first = self.members[0]
+        self.virtual = VirtualClients(
+            Replica(self.initial.clone(), self.layout, self.strategy.downlink), first.engine, self.at_once, first.data,
+            [member.shard for member in self.members], first.sgd,
+            lambda: memory(rules.memory, self.strategy.uplink, self.layout.numel, self.layout), rules.seed,
+        )
+
+    def answer(self, assignments: Sequence[Assignment]) -> list[Report]:
+        return self.virtual.handle(assignments)
+
+    def memory(self, client: int) -> Memory:
+        return self.virtual.at_rest(client).memory
+
+    def ticket(self, client: int) -> str:
+        return self.virtual.at_rest(client).ticket
+
+    def lose_disk(self, client: int) -> None:
+        self.virtual.resting.pop(client, None)
+
+
+def dense(vector: Tensor | None, federation: Federation) -> Tensor:
+    return torch.zeros(federation.layout.numel) if vector is None else vector
+
+
+every_memory = pytest.mark.parametrize(("name", "uplink"), PAIRED)
+every_kind = pytest.mark.parametrize("kind", [Real, Virtual])
+
+
+def made(kind: type[Paired], name: str, uplink: str, **changes) -> Paired:
+    return kind(replace(HALF, memory=name, uplink=uplink, **changes))
+
+
+# Faults: what becomes of a reply.
+
+Fault = Callable[[Assignment, Report], Report]
+
+
+def keep(a: Assignment, r: Report) -> Report:
+    return r
+
+
+def lose(a: Assignment, r: Report) -> Report:
+    return replace(r, kind=FAILED, frame=b"", stage="link", reason="lost")
+
+
+def damage(a: Assignment, r: Report) -> Report:
+    return replace(r, frame=r.frame[:-1] + bytes([r.frame[-1] ^ 1]), ticket=ticket(r.round, r.client, b"x")) if r.frame else lose(a, r)
+
+
+def another_version(a: Assignment, r: Report) -> Report:
+    return replace(r, version="0" * 32)
+
+
+def another_base(a: Assignment, r: Report) -> Report:
+    return replace(r, after="0123456789abcdef")
+
+
+def another_ticket(a: Assignment, r: Report) -> Report:
+    return replace(r, ticket="0123456789abcdef")
+
+
+@every_kind
+@every_memory
+def test_where_nothing_is_lost_both_sides_hold_the_same(kind, name, uplink):
+    federation = made(kind, name, uplink)
+    for round in range(1, 12):
+        (outcome,) = federation.run(round, round)
+        assert len(outcome.accepted) == 3 and not outcome.rejections
+        assert federation.in_step()
+    assert federation.answers == 33 and not federation.began
+    assert all(bool(federation.strategy.counterpart.row(client).any()) for client in federation.strategy.tickets)
+
+
+@pytest.mark.parametrize(("name", "uplink"), PAIRED)
+def test_virtual_clients_and_real_ones_make_the_same_model(name, uplink):
+    real, virtual = made(Real, name, uplink), made(Virtual, name, uplink)
+    for round in range(1, 9):
+        (mine,), (other,) = real.run(round, round), virtual.run(round, round)
+        assert [a.frame for a in mine.accepted] == [a.frame for a in other.accepted] and mine.traffic == other.traffic
+    assert same_bits(real.strategy.broadcasts.weights, virtual.strategy.broadcasts.weights)
+
+
+FAULTS = [lose, damage, another_version, another_base, another_ticket]
+
+
+@every_kind
+@every_memory
+def test_a_reply_that_is_lost_or_refused_is_rolled_back_on_both_sides(kind, name, uplink):
+    federation = made(kind, name, uplink)
+    federation.faults = {(client, round): FAULTS[round % 5] for client, round in EVERYBODY if (client + round) % 2}
+    rejected = set()
+    for round in range(1, 13):
+        before = {client: dense(federation.strategy.counterpart.row(client), federation).clone() for client in range(CLIENTS)}
+        (outcome,) = federation.run(round, round)
+        for refused in outcome.rejections:
+            assert same_bits(dense(federation.strategy.counterpart.row(refused.client), federation), before[refused.client])
+            rejected.add(round % 5)
+        assert federation.in_step()
+    assert rejected == {0, 1, 2, 3, 4} and not federation.began
+
+
+@every_kind
+@every_memory
+def test_a_reply_that_comes_late_or_never_is_rolled_back_on_both_sides(kind, name, uplink, monkeypatch):
+    monkeypatch.setattr(exchange, "POLL_S", 0)
+    federation = made(kind, name, uplink, timeout_s=0.001)
+    pull, kept, pulls = federation.grid.pull_messages, [], 0
+
+    def slow(ids):
+        nonlocal pulls
+        pulls, replies = pulls + 1, list(pull(ids))
+        late, kept[:] = kept[pulls % 4 // 2 :], replies[: pulls % 2]
+        return late + replies[pulls % 2 :]
+
+    federation.grid.pull_messages = slow
+    rejected = 0
+    for round in range(1, 9):
+        (outcome,) = federation.run(round, round)
+        rejected += len(outcome.rejections)
+        assert {r.reason for r in outcome.rejections} <= {"no reply before the round closed"}
+        assert federation.in_step()
+    assert rejected and not federation.began
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@every_kind
+@every_memory
+def test_updates_whose_sum_is_not_finite_leave_both_sides_where_they_were(kind, name, uplink):
+    federation = made(kind, name, uplink)
+    federation.run(1, 6)
+
+    def huge(a, r):
+        frame = federation.strategy.uplink.encode(torch.full((federation.layout.numel,), 3e38), layout=federation.layout)
+        return replace(r, frame=frame, ticket=ticket(r.round, r.client, frame))
+
+    federation.faults = {(client, 7): huge for client in range(CLIENTS)}
+    tickets, rows = dict(federation.strategy.tickets), copy.deepcopy(federation.strategy.counterpart.rows)
+    (outcome,) = federation.run(7, 7)
+    assert {r.stage for r in outcome.rejections} == {"aggregate"} and len(outcome.rejections) == 3
+    assert federation.strategy.tickets == tickets
+    assert all(same_bits(row, federation.strategy.counterpart.row(client)) for client, row in rows.items())
+    federation.run(8, 12)
+    assert federation.in_step() and not federation.began
+
+
+@every_kind
+@every_memory
+def test_news_that_is_lost_or_comes_twice_is_heard_once(kind, name, uplink):
+    federation = made(kind, name, uplink)
+    federation.deaf = {(client, round) for client, round in EVERYBODY if (client + round) % 4 == 0}
+    federation.twice = {(client, round) for client, round in EVERYBODY if (client + round) % 4 == 1}
+    for round in range(1, 16):
+        federation.run(round, round)
+        assert federation.in_step()
+    assert not federation.began
+
+
+@every_kind
+@every_memory
+def test_a_reply_twice_is_taken_once(kind, name, uplink):
+    once, again = made(kind, name, uplink), made(kind, name, uplink)
+    pull = again.grid.pull_messages
+    again.grid.pull_messages = lambda ids: [reply for reply in pull(ids) for _ in range(2)]
+    once.run(1, 6), again.run(1, 6)
+    assert same_bits(once.strategy.broadcasts.weights, again.strategy.broadcasts.weights) and again.in_step()
+
+
+@every_kind
+@every_memory
+def test_a_server_that_goes_back_before_the_news_was_heard_needs_nobody_to_begin_anew(kind, name, uplink):
+    federation = made(kind, name, uplink)
+    federation.run(1, 5)
+    kept = copy.deepcopy(federation.strategy)
+    federation.run(6, 6)
+    federation.strategy = kept
+    for round in range(7, 12):
+        (outcome,) = federation.run(round, round)
+        assert len(outcome.accepted) == 3 and federation.in_step()
+    assert not federation.began
+
+
+@every_kind
+@every_memory
+def test_a_server_that_goes_back_further_begins_anew_with_those_who_went_on(kind, name, uplink):
+    federation = made(kind, name, uplink, participation=1.0)
+    federation.faults = {(0, round): lose for round in (6, 7, 8)}  # client 0 did not go on
+    federation.run(1, 5)
+    kept = copy.deepcopy(federation.strategy)
+    before = {client: federation.settled(client) for client in range(CLIENTS)}
+    federation.run(6, 8)
+    ahead = {client for client in range(CLIENTS) if not same_bits(before[client], federation.settled(client))}
+    federation.strategy = kept
+    (outcome,) = federation.run(9, 9)
+    begun = {client for client, round in federation.began if round == 9}
+    assert len(outcome.accepted) == CLIENTS
+    assert begun and begun <= ahead and 0 not in begun
+    assert {a.client for a in outcome.accepted if a.fresh} == begun
+    for client in begun:
+        alone = torch.zeros(federation.layout.numel)
+        next(a.update for a in outcome.accepted if a.client == client).add_to(alone, federation.strategy.counterpart.step)
+        assert same_bits(federation.strategy.counterpart.row(client), alone)
+    federation.run(10, 13)
+    assert federation.in_step() and {round for _, round in federation.began} == {9}
+
+
+@every_kind
+@every_memory
+def test_a_client_that_lost_its_disk_begins_anew_and_the_others_do_not(kind, name, uplink):
+    federation = made(kind, name, uplink, participation=1.0)
+    federation.run(1, 5)
+    others = {client: dense(federation.strategy.counterpart.row(client), federation).clone() for client in range(CLIENTS)}
+    federation.lose_disk(2)
+    federation.faults[2, 6] = lose  # its first answer is lost as well
+    federation.run(6, 6)
+    assert same_bits(federation.strategy.counterpart.row(2), others[2])
+    (outcome,) = federation.run(7, 7)
+    assert federation.began == [(2, 6), (2, 7)] and [a.client for a in outcome.accepted if a.fresh] == [2]
+    alone = torch.zeros(federation.layout.numel)
+    outcome.accepted[2].update.add_to(alone, federation.strategy.counterpart.step)
+    assert same_bits(federation.strategy.counterpart.row(2), alone)
+    federation.run(8, 10)
+    assert federation.in_step() and len(federation.began) == 2
+
+
+@every_kind
+@every_memory
+@pytest.mark.parametrize("seed", range(2))
+def test_any_mixture_of_mishaps_leaves_both_sides_in_step(kind, name, uplink, seed):
+    drawn, federation = np.random.default_rng(seed), made(kind, name, uplink)
+    federation.faults = {at: [keep, keep, keep, *FAULTS][drawn.integers(8)] for at in EVERYBODY}
+    federation.deaf = {at for at in EVERYBODY if drawn.random() < 0.1}
+    federation.twice = {at for at in EVERYBODY if drawn.random() < 0.1}
+    kept = copy.deepcopy(federation.strategy)
+    for round in range(1, 21):
+        federation.run(round, round)
+        mishap = drawn.random()
+        if mishap < 0.1:
+            federation.lose_disk(int(drawn.integers(CLIENTS)))
+        elif mishap < 0.2:
+            federation.strategy = copy.deepcopy(kept)
+        elif mishap < 0.4:
+            kept = copy.deepcopy(federation.strategy)
+    assert federation.answers > 20
+    assert bool(federation.strategy.broadcasts.weights.isfinite().all())
+
+
+# What the strategy makes of it.
+
+
+def test_a_client_without_a_counterpart_goes_on_with_what_it_has():
+    federation = Federation(replace(HALF, participation=1.0))
+    list(federation.strategy.rounds(federation.grid, range(1, 3)))
+    kept = copy.deepcopy(federation.strategy)
+    list(federation.strategy.rounds(federation.grid, range(3, 5)))
+    federation.strategy = kept
+    (outcome,) = federation.strategy.rounds(federation.grid, [5])
+    assert len(outcome.accepted) == CLIENTS and not any(a.fresh for a in outcome.accepted)
+
+
+@pytest.mark.parametrize(("name", "counts"), [("ef21", True), ("laq", True), ("diana", False)])
+def test_who_counts_that_was_not_asked_is_the_algorithms_decision(name, counts):
+    federation = made(Real, name, "identity", downlink="identity")
+    federation.run(1, 6)
+    before, asked = federation.strategy.broadcasts.weights.clone(), federation.strategy.choose(range(CLIENTS), 7)
+    federation.run(7, 7)
+    rows = [federation.strategy.counterpart.row(client) for client in federation.strategy.tickets if counts or client in asked]
+    assert (len(rows) > 3) == counts
+    torch.testing.assert_close(federation.strategy.broadcasts.weights - before, torch.stack(rows).mean(0))
+
+
+def test_stale_terms_weigh_by_the_examples_of_their_clients():
+    federation = made(Real, "ef21", "identity", downlink="identity", weights="examples")
+    for client, member in enumerate(federation.members):
+        member.shard = member.shard[: 10 + 5 * client]
+    federation.run(1, 6)
+    before = federation.strategy.broadcasts.weights.clone()
+    federation.run(7, 7)
+    taken = sorted(federation.strategy.tickets)
+    weights = torch.tensor([10.0 + 5 * client for client in taken])
+    rows = torch.stack([federation.strategy.counterpart.row(client) for client in taken])
+    assert len(taken) > 3
+    torch.testing.assert_close(federation.strategy.broadcasts.weights - before, (weights[:, None] * rows).sum(0) / weights.sum())
+
+
+@pytest.mark.parametrize("name", ["ef21", "diana", "laq"])
+def test_with_a_codec_that_loses_nothing_all_of_them_are_the_plain_mean(name):
+    options = ":weight=0,errors=0" if name == "laq" else ""
+    paired = made(Real, name + options, "identity", participation=1.0)
+    plain = Federation(replace(HALF, uplink="identity", participation=1.0, memory="none"), clients=CLIENTS)
+    paired.run(1, 5), list(plain.strategy.rounds(plain.grid, range(1, 6)))
+    torch.testing.assert_close(paired.strategy.broadcasts.weights, plain.strategy.broadcasts.weights, rtol=1e-4, atol=1e-6)
+
+
+@every_kind
+def test_a_skipped_round_sends_no_byte_and_its_stale_term_counts(kind):
+    federation = made(kind, "laq:weight=1000", "identity", downlink="identity", participation=1.0)
+    federation.run(1, 1)
+    rows = copy.deepcopy(federation.strategy.counterpart.rows)
+    before = federation.strategy.broadcasts.weights.clone()
+    (outcome,) = federation.run(2, 2)
+    assert [a.update for a in outcome.accepted] == [None] * CLIENTS and outcome.traffic.uplink == dict.fromkeys(range(CLIENTS), 0)
+    torch.testing.assert_close(federation.strategy.broadcasts.weights - before, torch.stack([rows[c] for c in range(CLIENTS)]).mean(0))
+    assert all(same_bits(row, federation.strategy.counterpart.row(client)) for client, row in rows.items())
+
+
+def test_how_far_the_model_moved_is_announced_and_counted():
+    federation = made(Real, "laq:window=2,weight=0.5", "fp16", downlink="identity", participation=1.0, server_lr=0.5,
+                      cache=10.0)
+    moved = [0.0, 0.0]
+    for round in range(1, 6):
+        before = federation.strategy.broadcasts.weights.clone()
+        newest = federation.strategy.broadcasts.newest_bytes()
+        federation.told.clear()
+        (outcome,) = federation.run(round, round)
+        (announced,) = {tuple(a.announced) for a in federation.told}
+        assert announced[0] == THRESHOLD.encode()
+        (threshold,) = NUMBER.unpack(announced[1])
+        assert threshold == pytest.approx(0.25 * sum(moved[-2:]) / 0.5**2, rel=1e-4)
+        assert outcome.traffic.downlink == dict.fromkeys(range(CLIENTS), newest + len(b"".join(announced)))
+        moved.append(float((federation.strategy.broadcasts.weights - before).square().sum()))
+
+
+def test_a_round_that_accepts_nobody_leaves_the_model_alone():
+    federation = made(Real, "ef21", "stc:density=10%")
+    federation.run(1, 4)
+    federation.faults = {(client, 5): lose for client in range(CLIENTS)}
+    (outcome,) = federation.run(5, 5)
+    assert outcome.broadcast is None
+
+
+@pytest.mark.parametrize("name", ["ef21", "laq"])
+def test_the_server_needs_a_memory_that_keeps_nothing_elsewhere(name):
+    with pytest.raises(ConfigError, match=f"--downlink-memory {name} keeps something on both sides, .* use residual"):
+        Federation(replace(HALF, downlink="identity", downlink_memory=name))

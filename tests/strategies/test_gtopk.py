@@ -1,0 +1,134 @@
+"""Global top-k: the model moves by k coordinates, and what was sent besides comes back to those who sent it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import Federation
+
+from fedcomp import UserError, codec
+from fedcomp.messages import Assignment
+from fedcomp.strategies import Rules
+from fedcomp.strategies.gtopk import GTopK
+
+RULES = Rules(participation=1.0, uplink="topk:density=10%", downlink="identity", seed=3)
+UPLINKS = ["topk:density=10%", "topk:density=10%,values=fp16", "stc:density=10%", "sbc:density=10%", "stc:density=10%@layer"]
+
+
+def federation(**changes) -> Federation:
+    return Federation(replace(RULES, **changes), strategy=GTopK)
+
+
+def lose(a, r):
+    return replace(r, kind="failed", frame=b"", stage="link", reason="lost")
+
+
+@pytest.mark.parametrize("uplink", UPLINKS)
+def test_the_model_moves_by_the_k_largest_of_the_mean(uplink):
+    f = federation(uplink=uplink)
+    for outcome in f.strategy.rounds(f.grid, range(1, 6)):
+        mean = torch.stack([a.update.dense() for a in outcome.accepted]).mean(0)
+        step = f.strategy.downlink.decode(outcome.broadcast.frame, numel=mean.numel())
+        spans = [e.span for e in f.layout] if "@" in uplink else [slice(0, mean.numel())]
+        for span in spans:
+            k = min(max(1, round(0.1 * (span.stop - span.start))), int((mean[span] != 0).sum()))
+            kept = step[span].nonzero().flatten()
+            assert kept.numel() == k
+            torch.testing.assert_close(step[span][kept], mean[span][kept])
+            assert mean[span].abs().sort(descending=True).values[:k].sum() == pytest.approx(mean[span][kept].abs().sum().item())
+
+
+@pytest.mark.parametrize("uplink", UPLINKS)
+def test_what_was_dropped_comes_back_to_the_last_bit(uplink):
+    f = federation(uplink=uplink)
+    for outcome in f.strategy.rounds(f.grid, range(1, 4)):
+        kept = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel) != 0
+        for a in outcome.accepted:
+            sent, back = a.update.dense(), f.strategy.dropped.get(a.client)
+            expected = sent.where(~kept, 0)
+            assert (back is None) == (not expected.any())
+            if back:
+                assert torch.equal(f.strategy.uplink.decode(back, numel=f.layout.numel, layout=f.layout), expected)
+
+
+@pytest.mark.parametrize("uplink", UPLINKS)
+@pytest.mark.parametrize("downlink", ["identity", "stc:density=10%"])
+def test_over_the_whole_federation_nothing_is_lost(uplink, downlink):
+    """Σ applied + Σ residuals + the server's memory = Σ inputs, with replies that get lost and cohorts that change."""
+    f = federation(uplink=uplink, downlink=downlink, participation=0.5)
+    inputs, applied = torch.zeros(f.layout.numel, dtype=torch.float64), torch.zeros(f.layout.numel, dtype=torch.float64)
+    for member in f.members:
+        member.memory.propose = counting(member.memory.propose, inputs)
+    for client in range(6):
+        f.faults[client, 3] = f.faults[client, 5 + client] = lose
+    where, lost = state(f), 0
+    for outcome in f.strategy.rounds(f.grid, range(1, 13)):
+        applied += len(outcome.accepted) * (state(f) - where)  # a mean of so many
+        where, lost = state(f), lost + len(outcome.rejections)
+    assert lost > 3 and f.strategy.dropped
+    for client, member in enumerate(f.members):
+        if member.memory.pending is not None:
+            taken = member.ticket == f.strategy.tickets.get(client, "")
+            member.memory.commit(returned=f.strategy.dropped.get(client)) if taken else member.memory.rollback()
+    residuals = sum(member.memory.state_dict()["residual"].double() for member in f.members)
+    torch.testing.assert_close(applied + residuals, inputs, rtol=1e-5, atol=1e-5)
+
+
+def counting(propose, inputs):
+    def counted(x, **options):
+        inputs.add_(x)
+        return propose(x, **options)
+
+    return counted
+
+
+def state(f: Federation) -> torch.Tensor:
+    """Where the model is, and what the server still keeps of the way."""
+    return (f.strategy.broadcasts.weights + f.strategy.broadcasts.memory.state_dict()["residual"]).double()
+
+
+def test_bytes_that_return_are_counted_once_and_sent_until_they_were_heard():
+    f, sent = federation(), {}
+    handle = f.handle
+
+    def listening(assignments: list[Assignment]):
+        for a in assignments:
+            sent[a.round, a.client] = a
+        return handle(assignments)
+
+    f.handle = listening
+    f.faults[2, 3] = lose
+    for outcome in f.strategy.rounds(f.grid, range(1, 6)):
+        for client, size in outcome.traffic.downlink.items():
+            a = sent[outcome.round, client]
+            assert size == sum(map(len, a.frames)) + len(a.returned)
+    assert any(sent[2, client].returned for client in range(6))
+    assert sent[4, 2].accepted == sent[3, 2].accepted and sent[4, 2].returned == sent[3, 2].returned  # the reply said nothing of it
+
+
+def test_a_frame_that_returns_damaged_fails_the_client_and_loses_nothing():
+    f = federation()
+    list(f.strategy.rounds(f.grid, (1,)))
+    client = next(iter(f.strategy.dropped))
+    whole, waiting = f.strategy.dropped[client], f.members[client].memory.pending
+    f.strategy.dropped[client] = whole[:-1]
+    (outcome,) = f.strategy.rounds(f.grid, (2,))
+    assert [(r.client, r.stage) for r in outcome.rejections] == [(client, "download")]
+    assert f.members[client].memory.pending == waiting
+    f.strategy.dropped[client] = whole
+    (outcome,) = f.strategy.rounds(f.grid, (3,))
+    assert not outcome.rejections and f.members[client].memory.pending != waiting
+
+
+def test_a_schedule_that_makes_frames_denser_makes_the_step_denser():
+    f = federation(uplink="topk:density=1/42", density_warmup=2)
+    steps = [np.count_nonzero(codec("identity").decode(o.broadcast.frame, numel=42)) for o in f.strategy.rounds(f.grid, (1, 2, 3))]
+    assert steps[0] == 11 and steps[0] > steps[1] > steps[2] == 1
+
+
+@pytest.mark.parametrize("changes", [{"uplink": "identity"}, {"uplink": "fp16@layer"}, {"memory": "none"}, {"memory": "ef21"}])
+def test_what_does_not_suit_is_refused_with_what_does(changes):
+    with pytest.raises(UserError, match="strategy 'gtopk' .*use --(uplink topk|memory residual)") as refused:
+        federation(**changes)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,333 @@
+"""PowerSGD in two exchanges: the mean at a low rank, every byte counted, and nothing lost wherever a client is."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from federation import Federation
+from flwr.app import ArrayRecord
+from safetensors.torch import load_file
+
+from fedcomp import RunConfig, UserError
+from fedcomp.config import read_run
+from fedcomp.errors import ConfigError
+from fedcomp.memories.lowrank import LEFT, RIGHT
+from fedcomp.observe import Observer
+from fedcomp.sim import simulate
+from fedcomp.strategies import PowerSGD, Rules, strategy
+from fedcomp.tasks.partition import partition
+
+TINY = RunConfig(task=f"{Path(__file__).parents[1] / 'tiny_task.py'}:task", clients=8, participation=0.5, rounds=6, local_steps=2, lr=0.1,
+                 strategy="powersgd:rank=1", downlink="stc:density=20%", partition="classes:1")
+RULES = Rules(participation=1.0, uplink="powersgd:rank=1", downlink="identity", memory="lowrank", seed=3)
+MATRICES = {"0.weight": (8, 2), "2.weight": (2, 8)}
+RANK_1 = partial(PowerSGD, options=PowerSGD.Options(rank=1))
+
+
+class Recorded(Federation):
+    """Keeps what training gave each client, and what was told and answered in each phase."""
+
+    def __init__(self, rules: Rules = RULES, **options):
+        super().__init__(rules, strategy=RANK_1, **options)
+        self.inputs = [torch.zeros(self.layout.numel) for _ in self.members]
+        self.said: list[tuple] = []
+        self.lost: set[tuple[int, int, str]] = set()  # client, round and phase of replies that do not arrive
+        for client, member in enumerate(self.members):
+            member.memory.propose = self._counted(member.memory.propose, self.inputs[client])
+
+    def _counted(self, propose, into):
+        def counted(x, **options):
+            into.add_(x)
+            return propose(x, **options)
+
+        return counted
+
+    def handle(self, assignments):
+        reports = super().handle(assignments)
+        self.said += zip(assignments, reports, strict=True)
+        return [
+            replace(r, kind="failed", frame=b"", stage="link", reason="lost") if (a.client, a.round, a.phase) in self.lost else r
+            for a, r in zip(assignments, reports, strict=True)
+        ]
+
+    def run(self, rounds: int, first: int = 1) -> list:
+        return list(self.strategy.rounds(self.grid, range(first, first + rounds)))
+
+    def own_part(self, answer) -> torch.Tensor:
+        return self.strategy.split.update(self.strategy.basis, answer.update.values).dense()
+
+
+def model_bytes(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+# A round.
+
+
+def test_a_round_is_a_step_of_power_iteration_on_the_mean():
+    federation = Recorded()
+    first = np.frombuffer(federation.strategy.right, "<f4").astype(np.float64)
+    (outcome,) = federation.run(1)
+    mean = federation.layout.views(torch.stack(federation.inputs).double().mean(0))
+    moved = federation.layout.views(federation.strategy.broadcasts.weights.double() - federation.initial.double())
+    for q, name in zip(np.split(first, [2]), MATRICES, strict=True):
+        m = mean[name].numpy()
+        basis = np.linalg.qr(m @ q[:, None]).Q
+        np.testing.assert_allclose(moved[name], basis @ (basis.T @ m), atol=1e-6)
+    for name in ("0.bias", "2.bias"):
+        torch.testing.assert_close(moved[name], mean[name], rtol=1e-4, atol=1e-6)
+    assert [a.client for a in outcome.accepted] == list(range(6)) and outcome.train_loss > 0
+
+
+def test_the_next_round_starts_from_where_this_one_ended():
+    federation = Recorded()
+    before = federation.strategy.right
+    (outcome,) = federation.run(1)
+    numbers = torch.stack([torch.from_numpy(a.update.values.copy()) for a in outcome.accepted]).mean(0)
+    after = torch.frombuffer(bytearray(federation.strategy.right), dtype=torch.float32)
+    torch.testing.assert_close(after, numbers[:10])
+    assert federation.strategy.right != before
+    federation.run(1, 2)
+    told = [a.announced for a, _ in federation.said if (a.round, a.phase) == (2, LEFT)]
+    assert told == [[b"right", after.numpy().tobytes()]] * 6
+
+
+def test_every_byte_of_both_phases_is_counted():
+    federation = Recorded(replace(RULES, participation=0.5, downlink="stc:density=20%"))
+    for round in range(1, 6):
+        (outcome,) = federation.run(1, round)
+        up, down = dict.fromkeys(outcome.cohort, 0), dict.fromkeys(outcome.cohort, 0)
+        for a, r in federation.said:
+            up[a.client] += len(r.frame)
+            down[a.client] += sum(map(len, [*a.frames, *a.announced]))
+        assert (up, down) == (outcome.traffic.uplink, outcome.traffic.downlink)
+        assert all(10 + 4 * 10 <= len(r.frame) for _, r in federation.said)
+        federation.said.clear()
+
+
+def test_the_model_is_downloaded_and_trained_on_once_a_round():
+    federation = Recorded()
+    federation.run(3)
+    for a, r in federation.said:
+        assert a.form == "up-to-date" or a.phase == LEFT
+        assert (r.version, r.fingerprint) == (a.version, a.fingerprint)
+    by_phase = {phase: [(r.client, r.loss) for a, r in federation.said if a.phase == phase] for phase in (LEFT, RIGHT)}
+    assert by_phase[LEFT] == by_phase[RIGHT] and len(by_phase[LEFT]) == 18
+
+
+def test_weights_by_examples_count_in_both_phases():
+    federation = Recorded(replace(RULES, weights="examples"), clients=2)
+    federation.members[0].shard = federation.members[0].shard[:50]
+    federation.run(1)
+    mean = federation.layout.views((50 * federation.inputs[0] + 200 * federation.inputs[1]) / 250)["0.weight"].double().numpy()
+    moved = federation.layout.views(federation.strategy.broadcasts.weights - federation.initial)["0.weight"]
+    q = np.frombuffer(RANK_1_START, "<f4")[:2].astype(np.float64)
+    basis = np.linalg.qr(mean @ q[:, None]).Q
+    np.testing.assert_allclose(moved, basis @ (basis.T @ mean), atol=1e-6)
+
+
+RANK_1_START = Recorded().strategy.right
+
+
+# Faults.
+
+
+def settle_and_check(federation: Recorded, accepted: list[torch.Tensor]) -> None:
+    """Σ accepted + residual = Σ inputs, per client."""
+    for client, member in enumerate(federation.members):
+        if member.memory.pending is not None:
+            taken = member.ticket == federation.strategy.tickets.get(client, "")
+            member.memory.commit() if taken else member.memory.rollback()
+        total = accepted[client] + member.memory.state_dict()["residual"]
+        torch.testing.assert_close(total, federation.inputs[client], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("phase", [LEFT, RIGHT])
+def test_nothing_is_lost_when_a_reply_is_lost_in_either_phase(phase):
+    federation = Recorded(replace(RULES, participation=0.5))
+    federation.lost = {(client, round, phase) for client in range(6) for round in range(1, 12) if (client + round) % 3 == 0}
+    accepted = [torch.zeros(federation.layout.numel) for _ in federation.members]
+    lost = 0
+    for outcome in federation.strategy.rounds(federation.grid, range(1, 12)):
+        lost += len(outcome.rejections)
+        for answer in outcome.accepted:
+            accepted[answer.client] += federation.own_part(answer)
+    assert lost >= 5
+    settle_and_check(federation, accepted)
+
+
+def test_a_client_lost_between_the_phases_does_not_move_the_model():
+    federation = Recorded()
+    federation.lost = {(2, 1, RIGHT)}
+    (outcome,) = federation.run(1)
+    assert [a.client for a in outcome.accepted] == [0, 1, 3, 4, 5] and [r.client for r in outcome.rejections] == [2]
+    mean = torch.stack([federation.own_part(a) for a in outcome.accepted]).mean(0)
+    torch.testing.assert_close(federation.strategy.broadcasts.weights, federation.initial + mean)
+    member = federation.members[2]
+    assert member.memory.pending is not None
+    federation.run(1, 2)
+    assert 2 in federation.strategy.tickets
+    accepted = torch.zeros(federation.layout.numel)
+    for answer in [a for a in federation.strategy.rounds(federation.grid, [3])][0].accepted:
+        accepted = accepted if answer.client != 2 else federation.own_part(answer)
+    assert accepted.any()
+
+
+@pytest.mark.parametrize("phase", [LEFT, RIGHT])
+def test_a_phase_that_nobody_answers_moves_nothing(phase):
+    federation = Recorded()
+    federation.run(1)
+    weights, right = federation.strategy.broadcasts.weights.clone(), federation.strategy.right
+    federation.lost = {(client, 2, phase) for client in range(6)}
+    (outcome,) = federation.run(1, 2)
+    assert outcome.broadcast is None and outcome.accepted == [] and len(outcome.rejections) == 6
+    assert torch.equal(federation.strategy.broadcasts.weights, weights) and federation.strategy.right == right
+    (outcome,) = federation.run(1, 3)
+    assert len(outcome.accepted) == 6 and outcome.broadcast is not None and federation.strategy.right != right
+
+
+def test_a_client_that_lost_its_state_between_the_phases_fails_the_round():
+    federation = Recorded()
+    handle = federation.handle
+
+    def restarted(assignments):
+        for a in assignments:
+            if (a.client, a.round, a.phase) == (4, 2, RIGHT):
+                federation.members[4].held = None
+        return handle(assignments)
+
+    federation.handle = restarted
+    outcomes = federation.run(3)
+    (rejection,) = outcomes[1].rejections
+    assert (rejection.client, rejection.stage) == (4, "phase")
+    assert rejection.reason == "this client holds nothing of phase 'left' of round 2; ask it again in the next round"
+    assert len(outcomes[2].accepted) == 6
+
+
+def test_frames_of_another_size_are_turned_down():
+    federation = Recorded()
+    federation.faults[1, 1] = lambda a, r: replace(r, frame=federation.strategy.downlink.encode(torch.ones(11))) if a.phase == LEFT else r
+    federation.faults[2, 1] = lambda a, r: replace(r, frame=r.frame[:-1]) if a.phase == RIGHT else r
+    (outcome,) = federation.run(1)
+    assert [r.client for r in outcome.rejections] == [1, 2] and [a.client for a in outcome.accepted] == [0, 3, 4, 5]
+
+
+def test_clients_with_nothing_to_say_count_as_zero():
+    federation = Recorded()
+    for client in range(5):
+        federation.faults[client, 1] = lambda a, r: replace(r, frame=b"", ticket="")
+    (outcome,) = federation.run(1)
+    assert len(outcome.accepted) == 6
+    torch.testing.assert_close(federation.strategy.broadcasts.weights, federation.initial + federation.own_part(outcome.accepted[5]) / 6)
+
+
+def test_updates_at_the_end_of_float32_leave_a_finite_model():
+    federation = Recorded()
+    huge = {LEFT: torch.full((10,), 3.4e38), RIGHT: torch.full((20,), 3.4e38)}
+    for client in range(6):
+        federation.faults[client, 1] = lambda a, r: replace(r, frame=federation.strategy.downlink.encode(huge[a.phase]))
+    federation.run(1)
+    assert federation.strategy.broadcasts.weights.isfinite().all()
+
+
+# In a simulation.
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
+    rules = replace(RULES, participation=0.5, downlink="stc:density=20%", seed=5)
+    federation = Recorded(rules, clients=8)
+    for member, shard in zip(federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True):
+        member.shard = shard
+    federation.run(6)
+    simulate(replace(TINY, engine=engine, partition="iid", batch_size=10, seed=5, out=str(tmp_path / "run")))
+    virtual = load_file(tmp_path / "run" / "model.safetensors")
+    for name, view in federation.layout.views(federation.strategy.broadcasts.weights).items():
+        torch.testing.assert_close(virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-6)
+
+
+class Stop(Exception):
+    pass
+
+
+class StopsAt(Observer):
+    """Stops a run when so many answers of a round have come in a phase, or when a round is done."""
+
+    def __init__(self, round: int, answers: int | None = None):
+        self.at, self.answers, self.heard = round, answers, 0
+
+    def progress(self, round: int, answered: int, cohort: int) -> None:
+        self.heard += round == self.at
+        if self.heard == self.answers:
+            raise Stop
+
+    def round_done(self, record) -> None:
+        if self.answers is None and record.round == self.at:
+            raise Stop
+
+
+@pytest.mark.parametrize(("stop", "every"), [
+    (StopsAt(1, 5), 1), (StopsAt(3, 2), 1), (StopsAt(3, 6), 1), (StopsAt(4), 1), (StopsAt(5, 7), 4),
+])
+def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every):
+    config = replace(TINY, checkpoint_every=every)
+    simulate(replace(config, out=str(tmp_path / "whole")))
+    stopped = replace(config, out=str(tmp_path / "stopped"))
+    with pytest.raises(Stop):
+        simulate(stopped, stop)
+    simulate(replace(stopped, resume=True))
+    assert model_bytes(tmp_path / "whole") == model_bytes(tmp_path / "stopped")
+
+
+def test_the_tiny_task_is_learned_at_rank_1(tmp_path):
+    summary = simulate(replace(TINY, rounds=60, out=str(tmp_path / "run")))
+    assert summary.accuracy > 0.85
+
+
+def test_uplink_and_memory_are_the_strategys_where_they_are_not_given(tmp_path):
+    simulate(replace(TINY, rounds=1, out=str(tmp_path / "run")))
+    stored = read_run(tmp_path / "run")
+    assert (stored["uplink"], stored["memory"]) == ("powersgd:rank=1", "lowrank")
+
+
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"uplink": "topk"}, "strategy 'powersgd' sends factors of rank 1, not topk:density=0.01,values=fp32; leave --uplink out, or give "
+                         "powersgd:rank=1"),
+    ({"uplink": "powersgd:rank=2"}, "sends factors of rank 1, not powersgd:rank=2"),
+    ({"memory": "none"}, "has two phases, for which memory 'none' has no frames; leave --memory out, or give lowrank"),
+    ({"strategy": "powersgd:rank=2"}, "no tensor of the model is larger than its factors of rank 2; give --strategy powersgd a lower rank"),
+    ({"strategy": "powersgd:rank=0"}, "option 'rank' of codec 'powersgd' is 0; give 1 to 254"),
+    ({"strategy": "powersgd:rnk=1"}, "strategy 'powersgd' has no option 'rnk'; did you mean 'rank'"),
+    ({"strategy": "powersdg"}, "unknown strategy 'powersdg'; did you mean 'powersgd'"),
+    ({"strategy": "powersgd@layer"}, "cannot have a scope"),
+    ({"strategy": "average:rank=1"}, "strategy 'average' has no option 'rank'; it takes none"),
+    ({"density_warmup": 3}, "has no density"),
+])
+def test_a_mistake_is_one_sentence_with_the_fix(tmp_path, options, sentence):
+    with pytest.raises(UserError) as caught:
+        simulate(replace(TINY, **options, out=str(tmp_path / "run")))
+    assert sentence in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_flowers_own_entry_runs_it_and_its_hooks_say_that_they_cannot():
+    federation = Recorded()
+    with pytest.raises(ConfigError, match="a round of 'powersgd' has 2 phases, too many for this hook; call start"):
+        federation.strategy.configure_train(1, ArrayRecord(), None, federation.grid)
+    other = Recorded()
+    federation.strategy.start(federation.grid, federation.strategy.arrays(), num_rounds=2)
+    other.run(2)
+    assert torch.equal(federation.strategy.broadcasts.weights, other.strategy.broadcasts.weights)
+
+
+@pytest.mark.parametrize("stored", [None, b"", bytes(44), np.full(10, np.nan, "<f4").tobytes()])
+def test_a_damaged_state_is_noticed(stored):
+    with pytest.raises((ValueError, TypeError)):
+        Recorded().strategy.restore(lambda name: None, lambda name: stored)
+
+
+def test_a_strategy_is_made_of_its_spec():
+    made = [strategy(text, replace(RULES, uplink=text)) for text in ("powersgd:rank=3", "powersgd")]
+    assert all(isinstance(m, PowerSGD) for m in made) and [m.options.rank for m in made] == [3, 2]

@@ -1,0 +1,250 @@
+"""Ternary updates in one scale: they add exactly, whoever answers first, and what is in another scale is turned down."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from federation import Federation
+from safetensors.torch import load_file
+
+from fedcomp import Layout, NonFiniteError, RunConfig, UserError, codec, memory
+from fedcomp.clients.shared_scale import NUMBERS, ScaleThenTrain, scales
+from fedcomp.codecs import Context
+from fedcomp.config import read_run
+from fedcomp.observe import Observer
+from fedcomp.sim import simulate
+from fedcomp.strategies import Rules, SharedScale
+from fedcomp.tasks.partition import partition
+
+TINY = RunConfig(task=f"{Path(__file__).parents[1] / 'tiny_task.py'}:task", clients=8, participation=0.5, rounds=6, local_steps=2, lr=0.1,
+                 strategy="shared-scale", downlink="stc:density=20%", partition="classes:1")
+LAYER = Rules(participation=1.0, uplink="terngrad@layer", downlink="identity", memory="none", seed=3)
+MODEL = replace(LAYER, uplink="terngrad")
+both = pytest.mark.parametrize("rules", [LAYER, MODEL])
+
+
+class Recorded(Federation):
+    """Keeps what was told and answered."""
+
+    def __init__(self, rules: Rules = LAYER, **options):
+        super().__init__(rules, strategy=SharedScale, **options)
+        self.said: list[tuple] = []
+
+    def handle(self, assignments):
+        reports = super().handle(assignments)
+        self.said += zip(assignments, reports, strict=True)
+        return reports
+
+    def run(self, rounds: int, first: int = 1) -> list:
+        return list(self.strategy.rounds(self.grid, range(first, first + rounds)))
+
+
+@both
+def test_the_scale_of_a_round_is_the_largest_of_all(rules):
+    federation = Recorded(rules)
+    federation.run(1)
+    sections = 4 if rules is LAYER else 1
+    claimed = [NUMBERS.decode(r.frame, numel=sections).numpy() for a, r in federation.said if a.phase == "scale"]
+    told = {(a.announced[0], a.announced[1]) for a, _ in federation.said if a.phase == "train"}
+    assert len(claimed) == 6 and told == {(b"scale", np.max(claimed, axis=0).astype("<f4").tobytes())}
+    assert all(a.announced == [] for a, _ in federation.said if a.phase == "scale")
+
+
+@both
+def test_frames_of_a_round_add_exactly(rules):
+    federation = Recorded(rules)
+    (outcome,) = federation.run(1)
+    frames = [a.frame for a in outcome.accepted]
+    total = federation.strategy.uplink.decode(federation.strategy.uplink.merge(frames), numel=42, layout=federation.layout).double()
+    moved = torch.zeros(42)
+    federation.strategy.aggregate({"train": outcome.accepted}, moved)
+    torch.testing.assert_close(moved, (total / 6).float(), rtol=1e-6, atol=0)
+    votes = torch.zeros(42, dtype=torch.float64)
+    for span, scale in zip(federation.strategy.spans, federation.strategy.scales.tolist(), strict=True):
+        votes[span] = 6 * moved[span].double() / scale
+        for answer in outcome.accepted:
+            assert set(answer.update.dense()[span].abs().tolist()) <= {0.0, scale}
+    assert torch.allclose(votes, votes.round(), atol=1e-5) and votes.abs().max() > 1
+    torch.testing.assert_close(federation.strategy.broadcasts.weights, federation.initial + moved)
+
+
+def test_the_sum_is_the_same_in_any_order():
+    federation = Recorded(LAYER)
+    (outcome,) = federation.run(1)
+    forwards, backwards = torch.zeros(42), torch.zeros(42)
+    federation.strategy.aggregate({"train": outcome.accepted}, forwards)
+    federation.strategy.aggregate({"train": outcome.accepted[::-1]}, backwards)
+    assert torch.equal(forwards, backwards)
+
+
+def test_votes_are_weighted():
+    federation = Recorded(replace(LAYER, weights="examples"), clients=2)
+    federation.members[0].shard = federation.members[0].shard[:50]
+    (outcome,) = federation.run(1)
+    first, second = (a.update.dense() for a in outcome.accepted)
+    moved = federation.strategy.broadcasts.weights - federation.initial
+    torch.testing.assert_close(moved, 0.2 * first + 0.8 * second, rtol=1e-5, atol=1e-7)
+
+
+def test_every_byte_of_both_phases_is_counted():
+    federation = Recorded(replace(LAYER, participation=0.5, downlink="stc:density=20%"))
+    for round in range(1, 6):
+        (outcome,) = federation.run(1, round)
+        up, down = dict.fromkeys(outcome.cohort, 0), dict.fromkeys(outcome.cohort, 0)
+        for a, r in federation.said:
+            up[a.client] += len(r.frame)
+            down[a.client] += sum(map(len, [*a.frames, *a.announced]))
+        assert (up, down) == (outcome.traffic.uplink, outcome.traffic.downlink)
+        assert all(down[client] >= 5 + 16 for client in down)
+        federation.said.clear()
+
+
+# Faults.
+
+
+def test_a_frame_in_another_scale_is_turned_down():
+    federation = Recorded(LAYER)
+    other = Context(announced={"scale": np.full(4, 0.5, "<f4").tobytes()})
+    frame = federation.strategy.uplink.encode(0.3 * torch.ones(42), layout=federation.layout, context=other)
+    federation.faults[2, 1] = lambda a, r: replace(r, frame=frame) if a.phase == "train" else r
+    (outcome,) = federation.run(1)
+    (rejection,) = outcome.rejections
+    assert rejection.client == 2 and "is not in the scale" in rejection.reason and len(outcome.accepted) == 5
+
+
+@pytest.mark.parametrize(("claim", "sentence"), [([1, 1, -1, 1], "a scale is negative"), ([1, 1, 1], "checksum")])
+def test_what_is_no_scale_is_turned_down(claim, sentence):
+    federation = Recorded(LAYER)
+    frame = NUMBERS.encode(torch.tensor(claim, dtype=torch.float32))
+    federation.faults[2, 1] = lambda a, r: replace(r, frame=frame) if a.phase == "scale" else r
+    (outcome,) = federation.run(1)
+    assert [r.client for r in outcome.rejections] == [2] and sentence in outcome.rejections[0].reason
+    assert (federation.strategy.scales < 1).all() and len(outcome.accepted) == 5
+
+
+def test_clients_with_nothing_to_say_count_as_zero():
+    federation = Recorded(LAYER)
+    for client in range(5):
+        federation.faults[client, 1] = lambda a, r: replace(r, frame=b"", ticket="")
+    (outcome,) = federation.run(1)
+    torch.testing.assert_close(federation.strategy.broadcasts.weights, federation.initial + outcome.accepted[5].update.dense() / 6)
+
+
+def test_updates_of_zeros_have_no_scale_and_move_nothing():
+    federation = Recorded(LAYER)
+    for member in federation.members:
+        member.sgd = replace(member.sgd, lr=1e-44)
+    (outcome,) = federation.run(1)
+    assert not federation.strategy.scales.any() and len(outcome.accepted) == 6
+    assert torch.equal(federation.strategy.broadcasts.weights, federation.initial)
+
+
+def test_an_update_that_is_not_finite_is_named_in_the_first_phase():
+    federation = Recorded(LAYER)
+    federation.members[3].sgd = replace(federation.members[3].sgd, lr=1e38)
+    (outcome,) = federation.run(1)
+    (rejection,) = outcome.rejections
+    assert (rejection.client, rejection.stage) == (3, "encode")
+    assert "the update is" in rejection.reason and "in tensor '" in rejection.reason
+
+
+# The client half.
+
+LAYOUT = Layout.from_shapes({"w": (3, 4), "none": (0, 5), "b": (2,)})
+
+
+def test_scales_are_those_of_the_codec_section_by_section():
+    x = torch.arange(14, dtype=torch.float32) - 4
+    assert scales(codec("terngrad:clip=0@layer"), x, LAYOUT) == [7.0, 0.0, 9.0]
+    assert scales(codec("terngrad:clip=0"), x, LAYOUT) == [9.0]
+    spiked = torch.where(torch.arange(100) == 50, 1000.0, 0.1 * torch.ones(100))
+    assert scales(codec("terngrad"), spiked, None)[0] == pytest.approx(250, rel=1e-3) == codec("terngrad").scale(spiked)
+
+
+def test_the_update_is_held_from_phase_to_phase_and_no_longer():
+    work, m, held = ScaleThenTrain(), memory("none", codec("terngrad@layer"), 14, LAYOUT), {}
+    x = torch.linspace(-1, 1, 14)
+    work.answer(m, x[None], held, 3, Context(phase="scale"))
+    assert torch.equal(held["update"], x)
+    context = Context(announced={"scale": np.full(3, 2, "<f4").tobytes()})
+    assert work.answer(m, None, held, 3, context) == m.codec.encode(x, seed=3, layout=LAYOUT, context=context) and not held
+
+
+def test_a_cohort_answers_as_each_of_it_does():
+    work, x = ScaleThenTrain(), torch.randn(3, 1, 14, generator=torch.Generator().manual_seed(1))
+    x[1, 0, 13] = float("nan")
+    memories = [memory("none", codec("terngrad@layer"), 14, LAYOUT) for _ in range(6)]
+    stacked, each = [{} for _ in range(3)], [{} for _ in range(3)]
+    frames = work.answer_stack(memories[:3], x.clone(), stacked, [5, 6, 7], Context(phase="scale"))
+    assert isinstance(frames[1], NonFiniteError) and "tensor 'b', element 1" in str(frames[1])
+    context = Context(announced={"scale": np.full(3, 2, "<f4").tobytes()})
+    then = work.answer_stack([memories[i] for i in (0, 2)], None, [stacked[i] for i in (0, 2)], [5, 7], context)
+    for i, frame in zip((0, 2), then, strict=True):
+        assert frames[i] == work.answer(memories[3 + i], x[i], each[i], 5 + i, Context(phase="scale"))
+        assert frame == work.answer(memories[3 + i], None, each[i], 5 + i, context)
+    assert stacked[0] == stacked[2] == {}
+
+
+# In a simulation.
+
+
+@both
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine, rules):
+    rules = replace(rules, participation=0.5, downlink="stc:density=20%", seed=5)
+    federation = Recorded(rules, clients=8)
+    for member, shard in zip(federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True):
+        member.shard = shard
+    federation.run(5)
+    simulate(replace(TINY, rounds=5, engine=engine, uplink=rules.uplink, partition="iid", batch_size=10, seed=5, out=str(tmp_path / "run")))
+    virtual = load_file(tmp_path / "run" / "model.safetensors")
+    for name, view in federation.layout.views(federation.strategy.broadcasts.weights).items():
+        torch.testing.assert_close(virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-4)
+
+
+class Stop(Exception):
+    pass
+
+
+class StopsAt(Observer):
+    """Stops a run after so many answers of a round."""
+
+    def __init__(self, round: int, answers: int):
+        self.at, self.answers, self.heard = round, answers, 0
+
+    def progress(self, round: int, answered: int, cohort: int) -> None:
+        self.heard += round == self.at
+        if self.heard == self.answers:
+            raise Stop
+
+
+@pytest.mark.parametrize("stop", [StopsAt(3, 2), StopsAt(4, 7)])
+def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop):
+    simulate(replace(TINY, out=str(tmp_path / "whole")))
+    stopped = replace(TINY, out=str(tmp_path / "stopped"))
+    with pytest.raises(Stop):
+        simulate(stopped, stop)
+    simulate(replace(stopped, resume=True))
+    whole, resumed = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped"))
+    assert whole == resumed
+
+
+def test_the_tiny_task_is_learned_and_options_are_the_strategys(tmp_path):
+    summary = simulate(replace(TINY, rounds=60, out=str(tmp_path / "run")))
+    assert summary.accuracy > 0.85
+    stored = read_run(tmp_path / "run")
+    assert (stored["uplink"], stored["memory"]) == ("terngrad@layer", "none")
+
+
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"uplink": "qsgd"}, "shares the scale of ternary updates, which qsgd"),
+    ({"uplink": "qsgd"}, "does not make; leave --uplink out, or give terngrad or terngrad@layer"),
+    ({"memory": "ecq"}, "memory 'ecq' adds; leave --memory out, or give none"),
+    ({"strategy": "shared-scale:x=1"}, "strategy 'shared-scale' has no option 'x'; it takes none"),
+])
+def test_a_mistake_is_one_sentence_with_the_fix(tmp_path, options, sentence):
+    with pytest.raises(UserError) as caught:
+        simulate(replace(TINY, **options, out=str(tmp_path / "run")))
+    assert sentence in str(caught.value) and not (tmp_path / "run").exists()
