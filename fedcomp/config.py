@@ -46,7 +46,7 @@ class RunConfig:
     keep_momentum: bool = option(False, "clients keep their momentum between rounds, but for where their update was sent")
     weight_decay: float = option(0.0, "weight decay of local SGD", low=0.0)
     clip: float = option(0.0, "largest L2 norm of a local gradient; 0 = no clipping", low=0.0)
-    strategy: str = option("average", "how updates become a model")
+    strategy: str = option("average", "how updates become a model; may choose --uplink and --memory where these have their defaults")
     weights: str = option("uniform", "weight of a client's update", choices=("uniform", "examples"))
     weight_cap: float = option(0.0, "largest weight as a multiple of the cohort's mean weight; 0 = no cap", low=0.0)
     uplink: str = option("stc:density=1/100", "codec from client to server")

@@ -18,7 +18,7 @@ from ..errors import UserError
 from .figures import NOTHING, human_bytes
 from .measure import Measured, Vector, measure
 
-WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 900, 560, 80, 50, 40, 60  # pixels of the picture and its margins
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 1180, 560, 80, 60, 400, 60  # pixels of the picture and its margins
 LEGEND = """encode, decode: million values a second, and how many plain copies of the vector take as long
 bits, bound: a parameter, as sent and by the entropy of what is decoded;  error: ‖x−C(x)‖²/‖x‖²;  memory: what both add at their peak"""
 COLUMNS = ("codec", "encode", "copies", "decode", "copies", "frame", "bits", "bound", "error", "memory")
@@ -75,23 +75,24 @@ def _cells(row: Measured) -> list[str]:
 
 
 def drawn(what: str, rows: Sequence[Measured]) -> str:
-    """An SVG: bits a parameter across, error upwards, both logarithmic; exact codecs lie on the lowest line."""
+    """An SVG: bits a parameter across, error upwards, both logarithmic; exact codecs on the lowest line. Points are numbered by bits."""
     least = min([row.error for row in rows if row.error > 0], default=1e-9)
+    height = max(HEIGHT, TOP + 20 * len(rows) + 20)
     floor = 10.0 ** (math.floor(math.log10(least)) - 1)
     points = [(row.codec, max(row.bits_per_parameter, 1e-6), max(row.error, floor)) for row in rows]
     across, up = _decades([x for _, x, _ in points]), _decades([y for _, _, y in points])
 
     def at(x: float, y: float) -> tuple[float, float]:
-        inner_w, inner_h = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+        inner_w, inner_h = WIDTH - LEFT - RIGHT, height - TOP - BOTTOM
         right = (math.log10(x) - across[0]) / (across[1] - across[0])
         top = (math.log10(y) - up[0]) / (up[1] - up[0])
-        return LEFT + right * inner_w, HEIGHT - BOTTOM - top * inner_h
+        return LEFT + right * inner_w, height - BOTTOM - top * inner_h
 
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">',
-             f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="13">',
+             f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
              f'<text x="{LEFT}" y="26" font-size="16">{escape(what)}</text>',
-             f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 14}" text-anchor="end">bits a parameter</text>',
-             f'<text x="14" y="{TOP - 8}">error ‖x−C(x)‖²/‖x‖²</text>']
+             f'<text x="{WIDTH - RIGHT}" y="{height - 14}" text-anchor="end">bits a parameter</text>',
+             f'<text x="14" y="{TOP - 12}">error ‖x−C(x)‖²/‖x‖²</text>']
     for power in range(across[0], across[1] + 1):
         x, y = at(10.0**power, 10.0 ** up[0])
         parts.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{y:.1f}" stroke="#ddd"/>'
@@ -101,13 +102,15 @@ def drawn(what: str, rows: Sequence[Measured]) -> str:
         name = "0" if 10.0**power <= floor else f"{10.0**power:g}"
         parts.append(f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="#ddd"/>'
                      f'<text x="{x - 8:.1f}" y="{y + 4:.1f}" text-anchor="end">{name}</text>')
-    taken: list[tuple[float, float]] = []  # where names stand
-    for name, x, y in sorted(points, key=lambda point: point[2]):
-        left, top = at(x, y)
-        label = _free(left, top, taken)
-        side = "end" if label[0] < left else "start"
-        parts.append(f'<circle cx="{left:.1f}" cy="{top:.1f}" r="4"/>'
-                     f'<text x="{label[0]:.1f}" y="{label[1]:.1f}" text-anchor="{side}">{escape(name)}</text>')
+    points.sort(key=lambda point: point[1])
+    dots, taken = [at(x, y) for _, x, y in points], []
+    for number, ((name, _, _), (left, top)) in enumerate(zip(points, dots, strict=True), 1):
+        x, y = _free(left, top, dots, taken)
+        taken.append((x, y))
+        parts += [f'<circle cx="{left:.1f}" cy="{top:.1f}" r="4"/>',
+                  f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="middle" font-size="12">{number}</text>',
+                  f'<text x="{WIDTH - RIGHT + 20}" y="{TOP + 20 * number - 8}">'
+                  f'<tspan font-weight="bold">{number}</tspan>  {escape(name)}</text>']
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -117,12 +120,13 @@ def _decades(values: Sequence[float]) -> tuple[int, int]:
     return low, max(high, low + 1)
 
 
-def _free(left: float, top: float, taken: list[tuple[float, float]]) -> tuple[float, float]:
-    """Where a point's name hits none of those that stand: beside the point, or in a line above or below."""
-    x = left - 8 if left > WIDTH * 0.62 else left + 8
-    for step in range(40):
-        y = top + 4 + 15 * ((step + 1) // 2) * (-1) ** step
-        if TOP < y < HEIGHT - BOTTOM - 2 and all(abs(y - b) > 13 or abs(x - a) > 200 for a, b in taken):
-            break
-    taken.append((x, y))
-    return x, y
+def _free(left: float, top: float, dots: Sequence[tuple[float, float]], taken: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Where a point's number touches no other point and no other number: beside it, or a little further around it."""
+    around = [(r * math.cos(step * math.pi / 4), r * math.sin(step * math.pi / 4)) for r in (13, 20, 28) for step in range(8)]
+    places = [(left + dx, top + dy) for dx, dy in around]
+
+    def free(place: tuple[float, float]) -> bool:
+        others = [dot for dot in dots if dot != (left, top)]
+        return all(math.dist(place, other) > 11 for other in others) and all(math.dist(place, other) > 15 for other in taken)
+
+    return next(filter(free, places), places[0])

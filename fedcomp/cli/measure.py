@@ -44,7 +44,7 @@ class Measured:
     decode_copies: float
     frame_bytes: int
     bits_per_parameter: float
-    bound_bits_per_parameter: float | None  # entropy of what was decoded, coordinates taken alone; None where each value is its own
+    bound_bits_per_parameter: float | None  # entropy of what was decoded, each coordinate alone; None where all differ or a seed tells some
     error: float  # ‖x − C(x)‖² / ‖x‖²
     peak_bytes: int | None  # that encoding and decoding add to what the process holds; None where it cannot be told
 
@@ -79,7 +79,7 @@ def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[M
             "encode": lambda c=c: c.encode(x, seed=1, layout=layout),
             "decode": lambda c=c, frame=frame: c.decode(frame, numel=x.numel(), device=x.device, layout=layout),
         }
-        error, bound = _error(x, y), _bound_bits(y)
+        error, bound = _error(x, y), None if c.seeded else _bound_bits(y)
         del y
         peak = _peak_bytes([ways["encode"], ways["decode"]], x.device)
         taken = _seconds(ways, repeats, x.device)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..codecs import Codec, Context, LayerWise, codec
 from ..codecs.base import nonfinite_rows
+from ..errors import ProtocolError
 from ..layout import Layout
 from ..memories import Memory
 from ..messages import TRAIN
@@ -25,6 +26,8 @@ class ScaleThenTrain(Work):
         super().__init__((SCALE, TRAIN))
 
     def answer(self, memory: Memory, x: Tensor | None, held: dict[str, Any], seed: int, context: Context) -> bytes | None:
+        if x is None and UPDATE not in held:
+            raise ProtocolError(f"this client holds no update for a phase '{context.phase}'; ask it again in the next round")
         if x is None:
             return memory.propose(held.pop(UPDATE), seed=seed, context=context)
         (error,) = nonfinite_rows(x[:1], memory.layout, "the update")
@@ -36,7 +39,7 @@ class ScaleThenTrain(Work):
     def answer_stack(
         self, memories: Sequence[Memory], x: Tensor | None, held: Sequence[dict[str, Any]], seeds: Sequence[int], context: Context
     ) -> list[Any]:
-        if x is None:
+        if x is None and all(UPDATE in mine for mine in held):
             updates = torch.stack([mine.pop(UPDATE) for mine in held])
             return type(memories[0]).propose_stack(memories, updates, seeds, context)
         return super().answer_stack(memories, x, held, seeds, context)

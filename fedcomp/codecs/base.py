@@ -245,6 +245,9 @@ class LayerWise(Codec):
     def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
         return self.inner.unpack(section, layout, seed)
 
+    def open_batch(self, frames: Sequence[bytes], numel: int, layout: Layout | None = None) -> list[Update | FrameError]:
+        return self.inner.open_batch(frames, numel, layout)
+
     def merge_sections(self, sections: Sequence[Section]) -> Section:
         return self.inner.merge_sections(sections)
 

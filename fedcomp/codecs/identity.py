@@ -50,7 +50,7 @@ class Identity(Codec):
 
 @dataclass(frozen=True)
 class Half(Codec):
-    """Every coordinate as float16 with one power of two for all: half the bytes (codecs/half.py)."""
+    """Every coordinate as float16 with one power of two for all: half the bytes."""
 
     name: ClassVar[str] = "fp16"
     id: ClassVar[CodecId] = CodecId.FP16

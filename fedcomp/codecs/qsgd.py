@@ -8,7 +8,7 @@ E C(x) = x and E‖x − C(x)‖² ≤ ω‖x‖² with ω = min(n/s², √n/s) 
 with δ = 1/(1 + ω).
 
 Unlike the paper, u is sent in the place of the norm, so that a frame is read without s: a float32 that is at most ‖x‖₂/s, and such that
-no level is above the largest float32. Elias codes give way to codes/levels.py, which come to the entropy of the levels.
+no level is above the largest float32. The wire is that of codecs/levels.py.
 """
 
 import math

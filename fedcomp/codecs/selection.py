@@ -23,11 +23,11 @@ from .. import kernels
 from ..errors import FrameError, SpecError
 from ..kernels import positions as wire
 from ..kernels import rice
-from ..layout import Layout
+from ..layout import Entry, Layout
 from . import frame
-from .base import Codec, Context, add_finite, expect
+from .base import SEEDS, Codec, Context, add_finite, expect
 from .frame import EMPTY, Section, read_varint, varint
-from .update import Sparse, Update
+from .update import Sections, Sparse, Update
 
 MEAN = struct.Struct("<f")
 RICE, FLAG_SHIFT = 0x3F, 6  # the first byte: Rice parameter or another form of the positions below, flag above
@@ -112,19 +112,18 @@ class Selective(Codec):
         values, used = self.unpack_values(first[0] >> FLAG_SHIFT, data, count, seed)
         return Sparse(layout.numel, wire.unpack(data[used:], count, first[0] & RICE, layout.numel), values)
 
-    def open_batch(self, frames: Sequence[bytes], numel: int, layout: Layout | None = None) -> list[Update | FrameError]:
-        opened: list[Update | FrameError] = [Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))] * len(frames)
-        read = []  # of each frame with positions: its place, count, form, positions, values
-        for i, data in enumerate(frames):
+    def unpack_rows(self, sections: Sequence[Section], numel: int, seeds: Sequence[int]) -> list[Update | FrameError]:
+        """`unpack` of many sections for vectors [numel], with their seeds; a FrameError in the place of one that is bad."""
+        opened: list[Update | FrameError] = [Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))] * len(sections)
+        read = []  # of each section with positions: its place, count, form, positions, values
+        for i, (section, seed) in enumerate(zip(sections, seeds, strict=True)):
             try:
-                seed, sections = frame.unseal(data, self.id, numel, layout, self.seeded)
-                if len(sections) != 1 or sections[0][0] is not frame.WHOLE or _is_drawn(sections[0][1], numel):
-                    opened[i] = self.open(data, numel, layout)
-                elif sections[0][1].count:
-                    count, body = sections[0][1]
-                    first, rest = take(memoryview(body), 1)
-                    values, used = self.unpack_values(first[0] >> FLAG_SHIFT, rest, count, seed)
-                    read.append((i, count, first[0] & RICE, rest[used:], values))
+                if section.count and _is_drawn(section, numel):
+                    opened[i] = self.unpack(section, Layout.flat(numel), seed)
+                elif section.count:
+                    first, rest = take(memoryview(section.body), 1)
+                    values, used = self.unpack_values(first[0] >> FLAG_SHIFT, rest, section.count, seed)
+                    read.append((i, section.count, first[0] & RICE, rest[used:], values))
             except FrameError as error:
                 opened[i] = error
         if read:
@@ -133,6 +132,24 @@ class Selective(Codec):
             for i, row, sent in zip(places, rows, values, strict=True):
                 opened[i] = row if isinstance(row, FrameError) else Sparse(numel, row, sent)
         return opened
+
+    def open_batch(self, frames: Sequence[bytes], numel: int, layout: Layout | None = None) -> list[Update | FrameError]:
+        opened: list[Update | FrameError | None] = [None] * len(frames)
+        columns = {}  # of each tensor, or of the whole vector: frame, tensor, section, seed
+        for i, data in enumerate(frames):
+            try:
+                seed, sections = frame.unseal(data, self.id, numel, layout, self.seeded)
+                for j, (entry, section) in enumerate(sections):
+                    columns.setdefault((j, entry is frame.WHOLE), []).append((i, entry, section, (seed + j) % SEEDS))
+            except FrameError as error:
+                opened[i] = error
+        parts: list[list[tuple[Entry, Update | FrameError]]] = [[] for _ in frames]
+        for column in columns.values():
+            places, entries, sections, seeds = zip(*column, strict=True)
+            size = numel if entries[0] is frame.WHOLE else entries[0].numel
+            for i, entry, update in zip(places, entries, self.unpack_rows(sections, size, seeds), strict=True):
+                parts[i].append((entry, update))
+        return [error or _joined(numel, found) for error, found in zip(opened, parts, strict=True)]
 
     def _pack_chosen(self, positions: Tensor, values: Tensor, numel: int, seed: int, context: Context) -> Section:
         sent = values.to(torch.float32).cpu().numpy()
@@ -219,6 +236,14 @@ def _at(x: Tensor, positions: Tensor) -> Tensor:
 def _is_drawn(section: Section, numel: int) -> bool:
     """Whether the positions in a section that is not empty follow from the seed."""
     return section.count == numel and len(section.body) > 0 and section.body[0] & RICE == IMPLIED
+
+
+def _joined(numel: int, parts: Sequence[tuple[Entry, Update | FrameError]]) -> Update | FrameError:
+    """The update of a frame's sections, or the first error in them."""
+    for entry, update in parts:
+        if isinstance(update, FrameError) or entry is frame.WHOLE:
+            return update
+    return Sections(numel, tuple((entry.span, update) for entry, update in parts))
 
 
 def take(data: memoryview, length: int) -> tuple[memoryview, memoryview]:

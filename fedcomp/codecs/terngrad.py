@@ -69,19 +69,20 @@ class TernGrad(Codec):
         return wire.open_multiples(section, layout.numel)
 
     def merge_sections(self, sections: Sequence[Section]) -> Section:
-        opened = [wire.unpack_multiples(section, sections[0].count) for section in sections]
-        opened = [(symbols, most, scale) for symbols, most, scale in opened if most]
-        if not opened:
+        total, scales = None, set()
+        for section in sections:
+            symbols, most, scale = wire.unpack_multiples(section, sections[0].count)
+            if most:
+                total = np.zeros(section.count, np.int32) if total is None else total
+                total += symbols
+                total -= most
+                scales.add(scale)
+        expect(len(scales) <= 1, "frames of different scales cannot be merged; let the server announce one")
+        if total is None:
             return sections[0]
-        scale = opened[0][2]
-        expect(all(other == scale for _, _, other in opened), "frames of different scales cannot be merged; let the server announce one")
-        total = np.zeros(sections[0].count, np.int32)
-        for symbols, most, _ in opened:
-            total += symbols
-            total -= most
         most = int(np.abs(total).max())
         expect(most <= wire.MOST and most * scale <= wire.LARGEST, "the sum of the frames is not finite")
-        return wire.pack_multiples(total.astype(np.int16), scale)
+        return wire.pack_multiples(total.astype(np.int16), scales.pop())
 
 
 def _announced(context: Context, own: float) -> float:

@@ -242,7 +242,7 @@ def _look_up(table: np.ndarray, codes: Tensor) -> Tensor:
 
 def _signs(seeds: list[int], start: int, stop: int, device: torch.device) -> Tensor:
     """±1 for the coordinates start..stop-1: float32 [m, stop − start]."""
-    bits = np.unpackbits(np.stack([_sign_bytes(seed, start, stop) for seed in seeds]), axis=1, bitorder="little")
+    bits = np.unpackbits(np.stack([_kept_sign_bytes(seed, int(start), int(stop)) for seed in seeds]), axis=1, bitorder="little")
     return 1 - 2 * torch.from_numpy(bits).to(device).float()
 
 
@@ -257,6 +257,9 @@ def _sign_bytes(seed: int, start: int, stop: int, compiled: bool = False) -> np.
     else:
         words = philox.words(seed, count, first, SIGNS)
     return words.astype("<u4", copy=False).view(np.uint8)[int(start) % 128 // 8 :][: (int(stop) - int(start)) // 8]
+
+
+_kept_sign_bytes = lru_cache(32)(_sign_bytes)  # a memory opens its own frame right after it was made
 
 
 def _inverse(step: np.ndarray) -> np.ndarray:

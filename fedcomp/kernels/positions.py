@@ -61,17 +61,33 @@ def pack(positions: np.ndarray, numel: int) -> tuple[int, bytes]:
 
 def pack_rows(positions: np.ndarray, counts: np.ndarray, numel: int) -> tuple[list[int], list[bytes]]:
     """`pack` of m rows whose positions follow one another, counts [m] long."""
+    if len(counts) == 1 and _plain(positions.size, numel):
+        b = rice.best_parameter(positions, numel)
+        return [b], [rice.pack(positions, b)]
     if (2 * counts <= numel).all():
         return _pack(positions, counts, numel)
-    rows = [_pack_dense(row, numel) for row in rice.split(positions, counts)]
-    return [form for form, _ in rows], [code for _, code in rows]
+    rows, made = rice.split(positions, counts), [(MISSING, b"")] * len(counts)  # what sends all
+    some = [i for i, row in enumerate(rows) if row.size < numel]
+    for i, one in zip(some, _pack_list([rows[i] for i in some], numel, WIDEST), strict=True):
+        made[i] = one
+    most = [i for i in some if 2 * rows[i].size > numel]
+    others = [_others(rows[i], numel) for i in most]
+    for i, (form, code) in zip(most, _pack_list(others, numel, LAST - 1 - MISSING), strict=True):
+        if len(code) < len(made[i][1]):
+            made[i] = LAST if form == BLOCKS else MISSING + form, code
+    return [form for form, _ in made], [code for _, code in made]
 
 
 def unpack(data: bytes | memoryview, count: int, form: int, numel: int) -> np.ndarray:
-    """The `count` positions below numel, int64, that `pack` made this form and data of. Memory and time are O(numel).
+    """The `count` positions below numel, int64, that `pack` made this form and data of; one at least. Memory and time are O(numel).
 
     Raises FrameError unless it made exactly these.
     """
+    if _plain(count, numel) and form <= WIDEST:
+        positions = rice.unpack(data, count, form, numel)
+        if rice.best_parameter(positions, numel) != form:
+            raise _refusal(len(data), numel)
+        return positions
     (row,) = unpack_rows([data], np.array([count]), np.array([form]), numel)
     if isinstance(row, FrameError):
         raise row
@@ -80,12 +96,30 @@ def unpack(data: bytes | memoryview, count: int, form: int, numel: int) -> np.nd
 
 def unpack_rows(codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int) -> list[np.ndarray | FrameError]:
     """`unpack` of m codes together, each with its count [m] and form [m]; a FrameError in the place of one that is none."""
-    if not (2 * counts <= numel).all():
-        return [_unpack_dense(*row, numel) for row in zip(codes, counts.tolist(), forms.tolist(), strict=True)]
+    dense = 2 * counts > numel
+    if not dense.any():
+        return _unpack_sparse(codes, counts, forms, numel)
+    rows: list[np.ndarray | FrameError] = [_refusal(0, numel)] * len(codes)
+    for kind, read in ((dense, _unpack_dense), (~dense, _unpack_sparse)):
+        part = np.flatnonzero(kind).tolist()
+        for i, row in zip(part, read([codes[i] for i in part], counts[part], forms[part], numel), strict=True):
+            rows[i] = row
+    return rows
+
+
+def _pack_list(rows: list[np.ndarray], numel: int, widest: int) -> list[tuple[int, bytes]]:
+    """A form of 0..41 and a code of each row."""
+    if not rows:
+        return []
+    return list(zip(*_pack(np.concatenate(rows), np.array([row.size for row in rows]), numel, widest), strict=True))
+
+
+def _unpack_sparse(codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int) -> list[np.ndarray | FrameError]:
+    """`unpack_rows`, where half of the coordinates are sent at most."""
     fits = _fits(codes, counts, forms, numel)
     if not fits.all():
         kept = np.flatnonzero(fits).tolist()
-        read = iter(unpack_rows([codes[i] for i in kept], counts[fits], forms[fits], numel))
+        read = iter(_unpack_sparse([codes[i] for i in kept], counts[kept], forms[kept], numel))
         return [next(read) if ok else _refusal(len(code), numel) for ok, code in zip(fits.tolist(), codes, strict=True)]
     if not codes:
         return []
@@ -97,33 +131,27 @@ def unpack_rows(codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: 
     return [row if ok else _refusal(len(code), numel) for row, ok, code in rows]
 
 
-def _pack_dense(positions: np.ndarray, numel: int) -> tuple[int, bytes]:
-    """`pack`, where more than half may be sent."""
-    if positions.size == numel > 0:
-        return MISSING, b""
-    (form,), (code,) = _pack(positions, np.array([positions.size]), numel)
-    if 2 * positions.size > numel:
-        missing = _others(positions, numel)
-        (other,), (shorter,) = _pack(missing, np.array([missing.size]), numel, LAST - 1 - MISSING)
-        if len(shorter) < len(code):
-            return LAST if other == BLOCKS else MISSING + other, shorter
-    return form, code
+def _unpack_dense(codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int) -> list[np.ndarray | FrameError]:
+    """`unpack_rows`, where more than half of the coordinates are sent: what was read is packed again and compared."""
+    missing = (forms >= MISSING) & (counts < numel)
+    coded, as_form = np.where(missing, numel - counts, counts), np.where(forms == LAST, BLOCKS, forms - MISSING * missing)
+    rows = [np.arange(numel) if form == MISSING and count == numel and not len(code) else _refusal(len(code), numel)
+            for code, count, form in zip(codes, counts.tolist(), forms.tolist(), strict=True)]  # fmt: skip
+    kept = np.flatnonzero(_fits(codes, coded, as_form, numel)).tolist()
+    if not kept:
+        return rows
+    positions, good, _ = _unpack([codes[i] for i in kept], coded[kept], as_form[kept], numel)
+    found = {i: _others(row, numel) if missing[i] else row for i, row, ok in zip(kept, rice.split(positions, coded[kept]), good) if ok}
+    packed = zip(*pack_rows(np.concatenate([*found.values()]), counts[[*found]], numel), strict=True) if found else ()
+    for (i, row), one in zip(found.items(), packed, strict=True):
+        if one == (forms[i], codes[i]):
+            rows[i] = row
+    return rows
 
 
-def _unpack_dense(code: bytes | memoryview, count: int, form: int, numel: int) -> np.ndarray | FrameError:
-    """`unpack`, where more than half may be sent."""
-    if count == numel and form == MISSING and not len(code):
-        return np.arange(numel)
-    missing = MISSING <= form <= LAST and numel < 2 * count < 2 * numel
-    coded, as_form = (numel - count, BLOCKS if form == LAST else form - MISSING) if missing else (count, form)
-    asked = [code], np.array([coded]), np.array([as_form]), numel
-    if _fits(*asked).all():
-        positions, good, _ = _unpack(*asked)
-        if good.all():
-            positions = _others(positions, numel) if missing else positions
-            if _pack_dense(positions, numel) == (form, bytes(code)):
-                return positions
-    return _refusal(len(code), numel)
+def _plain(count: int, numel: int) -> bool:
+    """Whether one parameter is all that is tried."""
+    return 0 < count < BLOCKED and 2 * count <= numel
 
 
 def _others(positions: np.ndarray, numel: int) -> np.ndarray:

@@ -9,13 +9,14 @@ so that at every moment Σ accepted + e = Σ inputs, to rounding. The subtractio
 `residual` holds a, and a rollback has nothing to undo.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..codecs import Context, Update
+from ..codecs import Codec, Context, Update
 from ..codecs.base import NO_CONTEXT
 from ..errors import ConfigError, NonFiniteError
 from .base import Memory, State
@@ -29,7 +30,8 @@ class Residual(Memory):
 
     def check_codec(self) -> None:
         if self.codec.contraction(self.numel) is None:
-            raise ConfigError(f"memory 'residual' diverges with {self.codec}, which does not contract; use --memory none, or --uplink stc")
+            raise ConfigError(f"memory 'residual' diverges with {self.codec}, which does not contract; use --memory none, "
+                              f"or --uplink {_contracting(self.codec, self.numel)}")
 
     def _propose(self, x: Tensor, seed: int, context: Context) -> bytes:
         if self.residual is None:
@@ -78,3 +80,20 @@ class Residual(Memory):
             raise ConfigError("the state holds a waiting proposal without its residual; give the whole state_dict()")
         super().load_state_dict(state)
         self.residual = state.get("residual")
+
+
+def _contracting(codec: Codec, numel: int) -> str:
+    """The codec with an option changed so that it contracts; stc where there is no such option."""
+    return next((str(other) for other in _tamer(codec) if other.contraction(numel) is not None), "stc")
+
+
+def _tamer(codec: Codec) -> Iterator[Codec]:
+    """A codec with what makes it unbiased turned off, in itself or in what it is made of."""
+    options = {f.name for f in fields(codec)}
+    if "damped" in options:
+        yield replace(codec, damped=True)
+    if "scaled" in options:
+        yield replace(codec, scaled=False)
+    for part in ("inner", "first", "second"):
+        if part in options:
+            yield from (replace(codec, **{part: other}) for other in _tamer(getattr(codec, part)))

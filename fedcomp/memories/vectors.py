@@ -68,8 +68,10 @@ class Vectors(Memory):
                 memory._taken(update, None)
 
     def state_dict(self) -> State:
-        zero = torch.zeros(self.numel, dtype=torch.float32)
-        return super().state_dict() | {name: zero if (kept := getattr(self, name)) is None else kept for name in self.vectors}
+        kept = {name: getattr(self, name) for name in self.vectors}
+        return super().state_dict() | {
+            name: torch.zeros(self.numel, dtype=torch.float32) if vector is None else vector for name, vector in kept.items()
+        }
 
     def load_state_dict(self, state: State) -> None:
         missing = [name for name in self.vectors if name not in state]
@@ -114,5 +116,5 @@ def at_full_density(codec: Codec, name: str) -> Codec:
     """The codec as it sends all that is not zero, for the memory `name`, which chooses coordinates. Raises ConfigError where it cannot."""
     inner = codec.inner if isinstance(codec, LayerWise) else codec
     if not isinstance(inner, Selective) or inner.draws:
-        raise ConfigError(f"memory '{name}' chooses the coordinates, and {codec} has others; use --uplink topk or stc")
+        raise ConfigError(f"memory '{name}' chooses the coordinates itself, which {codec} cannot carry; use --uplink topk or stc")
     return codec.at_density(1.0)

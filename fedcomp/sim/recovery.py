@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from .clients import VirtualClients
 
 RUN, WEIGHTS, KEEPER, LEDGER = "run", "weights", "downlink.", "server/"  # names in the checkpoint
 STRATEGY, COUNTERPART = "strategy/", "counterpart/"
+
+T = TypeVar("T")
 
 
 class Recovery:
@@ -104,7 +107,7 @@ class Recovery:
             if examples is not None:
                 server.examples[int(client)] = examples
         for place, part in self._parts():
-            part.restore(lambda name, place=place: self._vector(place + name), lambda name, place=place: self.checkpoint.value(place + name))
+            part.restore(_below(place, self._vector), _below(place, self.checkpoint.value))
 
     def _parts(self) -> list[tuple[str, RoundStrategy | Counterpart]]:
         """Who keeps something of their own, and where."""
@@ -122,3 +125,8 @@ class Recovery:
         data = self.clients.data
         targets = hashlib.sha256(data.targets.cpu().contiguous().view(torch.uint8).numpy()).hexdigest()[:16]
         return {"another model": self.strategy.layout.fingerprint, "other examples": f"{list(data.inputs.shape)} {targets}"}
+
+
+def _below(place: str, read: Callable[[str], T]) -> Callable[[str], T]:
+    """`read` of names that stand below a place."""
+    return lambda name: read(place + name)

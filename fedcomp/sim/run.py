@@ -32,6 +32,7 @@ from .batched import BatchedEngine, choose_engine
 from .clients import VirtualClients
 from .grid import LocalGrid, by_index
 from .interruption import Interruption
+from .pace import pace
 from .recovery import Recovery
 
 COLLECT_AFTER = 50_000  # new objects
@@ -89,6 +90,7 @@ class Simulation:
         weights = self.layout.gather(model)
         self.machine = self._machine(model)
         self.strategy.begin(weights.clone(), self.layout)
+        self.strategy.pace = pace(config.seed)
         self._declare_bandwidths()
         train = _on(train, self.device)
         engine = self._engine(model, weights, train)

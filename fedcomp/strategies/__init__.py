@@ -6,6 +6,7 @@ from typing import Any
 from .. import spec
 from ..config import RunConfig
 from ..errors import SpecError
+from .asynchronous import Asynchronous
 from .average import Average
 from .base import Outcome, Phase, RoundStrategy, Rules
 from .broadcasts import Broadcast, Broadcasts
@@ -14,10 +15,11 @@ from .powersgd import PowerSGD
 from .shared_scale import SharedScale
 
 __all__ = [
-    "Average", "Broadcast", "Broadcasts", "Outcome", "Phase", "RoundStrategy", "Rules", "available_strategies", "resolved", "strategy",
+    "Asynchronous", "Average", "Broadcast", "Broadcasts", "Outcome", "Phase", "RoundStrategy", "Rules", "available_strategies", "resolved",
+    "strategy",
 ]
 
-_STRATEGIES: dict[str, type[RoundStrategy]] = {cls.name: cls for cls in (Average, GTopK, PowerSGD, SharedScale)}
+_STRATEGIES: dict[str, type[RoundStrategy]] = {cls.name: cls for cls in (Average, GTopK, PowerSGD, SharedScale, Asynchronous)}
 
 
 def available_strategies() -> dict[str, type[RoundStrategy]]:

@@ -23,13 +23,17 @@ class Average(RoundStrategy):
     def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
         (accepted,) = phases.values()
         weights = self.client_weights(accepted)
-        sent = [(answer.update, weight) for answer, weight in zip(accepted, weights, strict=True) if answer.update is not None]
+        sent = [(a.update, weight * self.discount(a)) for a, weight in zip(accepted, weights, strict=True) if a.update is not None]
         if self.counterpart is None:
             self.uplink.add_all([update for update, _ in sent], [weight for _, weight in sent], into)
         else:  # estimates are read one by one, as they were kept
             for update, weight in sent:
                 update.add_to(into, weight)
         into.div_(sum(weights))
+
+    def discount(self, accepted: Accepted) -> float:
+        """What is taken of an update beside its weight, 0..1: what is not is lost to the mean, not shared among the others."""
+        return 1.0
 
     def client_weights(self, accepted: Sequence[Accepted]) -> list[float]:
         """The weight of each accepted client, not normalised."""

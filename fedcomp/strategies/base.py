@@ -106,6 +106,7 @@ class RoundStrategy(Strategy):
         self.tickets: dict[int, str] = {}  # of each client's last accepted proposal
         self.examples: dict[int, int] = {}  # that each client counted when it was last accepted
         self.dropped: dict[int, bytes] = {}  # of that proposal, as a frame, until the client was told
+        self.pace: Callable[[int, int], float] | None = None  # virtual seconds for (round, client), in a simulation; None = time is real
         self.bandwidths: dict[int, float] = {}  # bytes a second that clients declared for their uplink
         self.broadcasts: Broadcasts
         self.layout: Layout

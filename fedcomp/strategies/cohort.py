@@ -22,6 +22,11 @@ def size(participation: float, clients: int) -> int:
 
 def sample(clients: Sequence[int], participation: float, seed: int, round: int) -> list[int]:
     """A cohort of logical ids, drawn without replacement, ascending."""
+    return draw(clients, size(participation, len(clients)), seed, round)
+
+
+def draw(clients: Sequence[int], count: int, seed: int, round: int) -> list[int]:
+    """`count` logical ids, drawn without replacement, ascending."""
     ordered = sorted(clients)
-    chosen = seeds.generator(seed, "cohort", round).choice(len(ordered), size(participation, len(ordered)), replace=False)
+    chosen = seeds.generator(seed, "cohort", round).choice(len(ordered), count, replace=False)
     return sorted(ordered[i] for i in chosen)

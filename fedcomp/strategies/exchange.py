@@ -31,6 +31,11 @@ class Accepted:
     fresh: bool = True  # the client's memory has committed nothing before
 
 
+def accepted_of(report: Report, update: Update | None) -> Accepted:
+    """What a report brings, whose frame says `update`."""
+    return Accepted(report.client, update, report.examples, report.loss, report.ticket, report.frame, not report.after)
+
+
 @dataclass
 class Traffic:
     """Bytes of frames in a round: in all and per client."""
@@ -82,17 +87,46 @@ class Exchange:
     def run(self, messages: list[Message], closing: Closing, timeout_s: float | None) -> None:
         """Send, and take in replies until `closing` says so or `timeout_s` is over; who has not answered by then is rejected."""
         started = time.monotonic()
-        self._push(messages)
+        self.push(messages)
         while not closing.closed(self._progress(started)):
             if timeout_s is not None and time.monotonic() - started > timeout_s:
                 break
-            replies = list(self.grid.pull_messages(list(self._waiting)))
-            self.receive(replies)
-            if not replies:
+            if not self.poll():
                 time.sleep(POLL_S)
-        for client in self._waiting.values():
-            self._reject(client, "reply", "no reply before the round closed")
-        self._waiting.clear()
+        for client in list(self._waiting.values()):
+            self.give_up(client, "no reply before the round closed")
+
+    def push(self, messages: list[Message]) -> None:
+        """Send."""
+        clients = self._clients()
+        for message, name in zip(messages, self.grid.push_messages(messages), strict=True):
+            client = clients[message.metadata.dst_node_id]
+            if name:
+                self._waiting[name] = client
+            else:
+                self._reject(client, "send", "the message could not be sent")
+
+    def poll(self) -> bool:
+        """Take in the replies that are there, if any."""
+        replies = list(self.grid.pull_messages(list(self._waiting)))
+        self.receive(replies)
+        return bool(replies)
+
+    def give_up(self, client: int, reason: str) -> None:
+        """Reject a client that has not answered; its reply, should it come, is dropped."""
+        self._waiting = {name: other for name, other in self._waiting.items() if other != client}
+        self._reject(client, "reply", reason)
+
+    @property
+    def waiting(self) -> set[int]:
+        """Clients whose replies are to come."""
+        return set(self._waiting.values())
+
+    def take(self) -> dict[int, Accepted | Rejection]:
+        """What was accepted and rejected since the last call."""
+        taken = self.accepted | self.rejected
+        self.accepted, self.rejected = {}, {}
+        return taken
 
     def receive(self, replies: Iterable[Message]) -> None:
         """Check replies: each is accepted, rejected with a reason, or answered with the dense model. Replies to nothing are dropped."""
@@ -114,9 +148,7 @@ class Exchange:
             if isinstance(update, FrameError):
                 self._reject(report.client, "reply", str(update))
             else:
-                self.accepted[report.client] = Accepted(
-                    report.client, update, report.examples, report.loss, report.ticket, report.frame, not report.after
-                )
+                self.accepted[report.client] = accepted_of(report, update)
         for answered in range(before + 1, len(self.accepted) + len(self.rejected) + 1):
             self.on_answer(answered, len(self._asked))
 
@@ -153,18 +185,11 @@ class Exchange:
 
     def _send_dense(self, assignment: Assignment, node: int) -> None:
         self._sent_dense.add(assignment.client)
-        download = self.broadcasts.dense()
+        b = self.broadcasts
+        download = b.dense()
         self.traffic.sent(assignment.client, download, [], first=False, newest=0)
-        self._push([self.message(replace(assignment, form=DENSE, base="", frames=download.frames, returned=b""), node)])
-
-    def _push(self, messages: list[Message]) -> None:
-        clients = self._clients()
-        for message, name in zip(messages, self.grid.push_messages(messages), strict=True):
-            client = clients[message.metadata.dst_node_id]
-            if name:
-                self._waiting[name] = client
-            else:
-                self._reject(client, "send", "the message could not be sent")
+        now = {"form": DENSE, "base": "", "version": b.version, "fingerprint": b.fingerprint, "frames": download.frames}
+        self.push([self.message(replace(assignment, **now, returned=b""), node)])
 
     def _clients(self) -> dict[int, int]:
         return {node: client for client, (_, node) in self._asked.items()}

@@ -8,11 +8,13 @@ from every_codec import same_bits
 from federation import Federation
 
 from fedcomp import codec, memory
+from fedcomp.clients.replica import Replica
 from fedcomp.clients.work import Held, Work
 from fedcomp.codecs import Context
 from fedcomp.errors import ConfigError, ProtocolError
-from fedcomp.messages import FAILED, UP_TO_DATE, Assignment
-from fedcomp.strategies import Rules
+from fedcomp.messages import FAILED, UP_TO_DATE, UPDATE, Assignment
+from fedcomp.sim.clients import VirtualClients
+from fedcomp.strategies import Rules, SharedScale
 
 ASSIGNMENT = Assignment(4, "train", 2, UP_TO_DATE, "v", "v", "f", [], "")
 TWO = Work(("first", "second", "third"))
@@ -78,3 +80,28 @@ def test_a_memory_of_one_phase_refuses_a_second():
     TWO.answer(m, torch.ones(1, 40), {}, 1, Context(phase="first"))
     (refused,) = TWO.answer_stack([m], None, [{}], [1], Context(phase="second"))
     assert isinstance(refused, ConfigError) and "memory 'none' has no frame for a phase 'second'" in str(refused)
+
+
+def test_virtual_clients_answer_as_real_ones_whatever_each_is_told():
+    """One is told another scale, one is told a phase that is not there and so misses the first, one is not asked again."""
+    rules = Rules(participation=1.0, uplink="terngrad", memory="none", seed=3)
+    federation = Federation(rules, strategy=SharedScale)
+    members, b = federation.members, federation.strategy.broadcasts
+    virtual = VirtualClients(
+        Replica(federation.initial.clone(), federation.layout, federation.strategy.downlink), members[0].engine, 6, members[0].data,
+        [m.shard for m in members], members[0].sgd, lambda: memory("none", codec("terngrad"), 42, federation.layout), 3, SharedScale.work,
+    )
+
+    def told(client: int, phase: str, scale: float = 0.0) -> Assignment:
+        announced = [b"scale", torch.tensor([scale]).numpy().tobytes()] if scale else []
+        return Assignment(1, phase, client, UP_TO_DATE, b.version, b.version, b.fingerprint, [], "", announced)
+
+    first = [told(client, "scale") for client in range(5)] + [told(5, "tally")]
+    then = [told(0, "train", 0.5), told(1, "train", 0.9), told(2, "train", 0.5), told(3, "train", 0.5), told(5, "train", 0.5)]
+    for asked in (first, then):
+        reports = virtual.handle(asked)
+        assert reports == [members[a.client].handle(a) for a in asked]
+        assert [r.kind for r in reports] == [UPDATE] * (len(asked) - 1) + [FAILED]
+    assert not any(held.kept for client, held in virtual.held.items() if client != 4)
+    virtual.handle([replace(told(0, "scale"), round=2)])
+    assert list(virtual.held) == [0]

@@ -1,9 +1,9 @@
 """Golden bitstreams: a frame that was ever sent can be read, and a vector that was ever sent is sent as the same bytes.
 
 tests/golden/NAME.json holds, for each spec string of a codec, the frame of `vector(NUMEL, seed)` in hexadecimal and the coordinates that it
-decodes to, zeros left out; a codec that is not portable may make other bytes of these values on another machine. A test whose file is missing
-writes it and fails. So after a deliberate change of the wire format, or for a new codec or option: delete the file, run this test, read the
-difference, commit the file.
+decodes to, zeros left out; a codec that is not portable may make other bytes of these values on another machine. A test whose file is
+missing writes it and fails. So after a deliberate change of the wire format, or for a new codec or option: delete the file, run this test,
+read the difference, commit the file.
 """
 
 import json

@@ -4,9 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from every_codec import layout_of, vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedcomp import codec
 from fedcomp.codecs import levels
 from fedcomp.codecs.frame import EMPTY, Section, varint
 from fedcomp.errors import FrameError
@@ -138,3 +140,37 @@ def test_a_unit_or_a_largest_level_that_cannot_be(most, unit):
 ])
 def test_rounding_down_to_a_float32(value, float32):
     assert levels.below(value) == float(float32)
+
+
+# Codecs that send levels.
+
+
+QUANTIZERS = (
+    "qsgd", "qsgd:levels=1", "qsgd:levels=1000,damped=true", "terngrad", "terngrad:clip=0", "natural", "bf16",
+    "adaptive", "adaptive:levels=200,rounding=stochastic",
+)
+
+
+@pytest.mark.parametrize("spec", QUANTIZERS)
+@pytest.mark.parametrize("scope", ["", "@layer"])
+def test_no_frame_is_longer_than_the_longest(spec, scope):
+    c = codec(spec + scope)
+    for numel in (0, 1, 7, 401):
+        for kind, x in vectors(numel).items():
+            for seed in (0, 1):
+                assert len(c.encode(x, seed=seed, layout=layout_of(numel))) <= c.longest_frame(layout_of(numel)), (numel, kind)
+
+
+@pytest.mark.parametrize("spec", QUANTIZERS)
+@pytest.mark.parametrize("scope", ["", "@layer"])
+def test_values_of_a_selection_are_rounded_as_a_vector_of_their_own(spec, scope):
+    c, layout = codec(f"topk:density=1/10+{spec}{scope}"), layout_of(1001)
+    for kind in ("normal", "huge", "denormal", "constant", "zero"):
+        x = vectors(1001)[kind]
+        update = c.open(c.encode(x, seed=4, layout=layout), 1001, layout)
+        positions, y = update.positions, update.dense()
+        assert not y[np.setdiff1d(np.arange(1001), positions)].any()
+        for i, entry in enumerate(layout) if scope else [(0, None)]:
+            at = positions if entry is None else positions[(positions >= entry.span.start) & (positions < entry.span.stop)]
+            alone = codec(spec).decode(codec(spec).encode(x[at], seed=4 + i), numel=at.size)
+            assert y[at].tolist() == alone.tolist(), kind

@@ -2,7 +2,9 @@
 
 import copy
 import itertools
+import json
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,14 +16,16 @@ from test_golden import NUMEL as FEW
 from test_golden import dense, golden, nonzeros, vector
 from test_hostile_frames import read
 
-from fedcomp import FrameError, available_codecs, codec, kernels, memory
+from fedcomp import FrameError, RunConfig, available_codecs, codec, kernels, memory
 from fedcomp.codecs import CodecId
 from fedcomp.codecs.frame import SECTIONS, unseal
 from fedcomp.codecs.matrices import MatrixCodec
 from fedcomp.codecs.product import Product, contraction
 from fedcomp.codecs.selection import Selective
 from fedcomp.errors import ConfigError, SpecError
+from fedcomp.sim import simulate
 
+TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
 NUMEL = 401
 SELECTIONS = [name for name, cls in available_codecs().items() if issubclass(cls, Selective)]
 MATRICES = [name for name, cls in available_codecs().items() if issubclass(cls, MatrixCodec)]
@@ -178,6 +182,17 @@ def test_a_memory_keeps_what_a_product_loses(spec):
     assert np.array_equal(keeper.sent, c.open(keeper.pending, NUMEL).positions)
     keeper.commit()
     assert torch.equal(keeper.residual, x - arrived)
+
+
+@pytest.mark.parametrize(("uplink", "memory_"), [
+    ("topk:density=1%+qsgd:levels=4", "none"),
+    ("topk:density=1%+qsgd:levels=4,damped=true", "residual"),
+    ("randomk:density=5%+natural", "residual"),
+])
+def test_a_simulation_sends_products(tmp_path, uplink, memory_):
+    simulate(RunConfig(task=TINY, clients=4, participation=0.5, rounds=2, uplink=uplink, memory=memory_, out=str(tmp_path / "run")))
+    rounds = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [r["accepted"] for r in rounds] == [2, 2] and all(30 < r["uplink_bytes"] < 200 for r in rounds)
 
 
 # Frames that no encoder makes.

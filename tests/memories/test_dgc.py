@@ -92,6 +92,7 @@ def test_a_stack_is_clipped_row_by_row():
         for one, other in zip(alone, stacked, strict=True):
             one.commit()
             assert same_bits(one.residual, other.residual) and same_bits(one.velocity, other.velocity)
+            assert other.residual.untyped_storage().nbytes() == 4 * NUMEL  # it does not keep the stack
 
 
 def test_a_density_may_change_under_one_memory():

@@ -223,3 +223,10 @@ def test_a_state_has_float32_whatever_a_task_sets():
 def test_what_is_no_codec_or_no_text_makes_no_memory(name, given):
     with pytest.raises(SpecError, match="a memory is a name and a codec"):
         memory(name, given, 10)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if codec(spec).contraction(NUMEL) is None])
+def test_where_a_codec_is_refused_the_one_that_is_named_is_not(spec):
+    with pytest.raises(ConfigError, match="which does not contract; use --memory none, or --uplink ") as refused:
+        make(spec)
+    make(str(refused.value).rpartition(" ")[2])

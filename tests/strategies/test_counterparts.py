@@ -21,7 +21,7 @@ from fedcomp.memories import Memory
 from fedcomp.memories.laq import NUMBER, THRESHOLD
 from fedcomp.messages import FAILED, UPDATE, Assignment, Report, failure, ticket
 from fedcomp.sim.clients import VirtualClients
-from fedcomp.strategies import Rules, exchange
+from fedcomp.strategies import Average, Rules, exchange
 
 CLIENTS = 6
 HALF = Rules(participation=0.5, downlink="stc:density=10%", seed=3)
@@ -37,8 +37,8 @@ EVERYBODY = [(client, round) for client in range(CLIENTS) for round in range(1, 
 class Paired(Federation):
     """Clients that are watched: no answer leaves one whose vector is not the one that the server keeps of it."""
 
-    def __init__(self, rules: Rules):
-        super().__init__(rules, clients=CLIENTS)
+    def __init__(self, rules: Rules, **strategy):
+        super().__init__(rules, clients=CLIENTS, **strategy)
         self.deaf: set[tuple[int, int]] = set()  # (client, round): the message to the client is lost
         self.twice: set[tuple[int, int]] = set()  # the message comes twice
         self.told: list[Assignment] = []
@@ -97,8 +97,8 @@ class Real(Paired):
 
 
 class Virtual(Paired):
-    def __init__(self, rules: Rules):
-        super().__init__(rules)
+    def __init__(self, rules: Rules, **strategy):
+        super().__init__(rules, **strategy)
         first = self.members[0]
         self.virtual = VirtualClients(
             Replica(self.initial.clone(), self.layout, self.strategy.downlink), first.engine, self.at_once, first.data,
@@ -127,8 +127,8 @@ every_memory = pytest.mark.parametrize(("name", "uplink"), PAIRED)
 every_kind = pytest.mark.parametrize("kind", [Real, Virtual])
 
 
-def made(kind: type[Paired], name: str, uplink: str, **changes) -> Paired:
-    return kind(replace(HALF, memory=name, uplink=uplink, **changes))
+def made(kind: type[Paired], name: str, uplink: str, strategy=Average, **changes) -> Paired:
+    return kind(replace(HALF, memory=name, uplink=uplink, **changes), strategy=strategy)
 
 
 # Faults: what becomes of a reply.

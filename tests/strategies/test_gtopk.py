@@ -107,6 +107,19 @@ def test_bytes_that_return_are_counted_once_and_sent_until_they_were_heard():
     assert sent[4, 2].accepted == sent[3, 2].accepted and sent[4, 2].returned == sent[3, 2].returned  # the reply said nothing of it
 
 
+def test_a_client_that_lost_its_model_is_not_sent_twice_what_returns():
+    f, sent = federation(downlink="stc:density=10%"), []
+    list(f.strategy.rounds(f.grid, (1,)))
+    client = next(iter(f.strategy.dropped))
+    lost = f.members[client].replica
+    lost.version, lost.passed = "", set()
+    handle = f.handle
+    f.handle = lambda assignments: sent.extend(a for a in assignments if a.client == client) or handle(assignments)
+    (outcome,) = f.strategy.rounds(f.grid, (2,))
+    assert not outcome.rejections and [bool(a.returned) for a in sent] == [True, False]
+    assert outcome.traffic.downlink[client] == sum(sum(map(len, a.frames)) + len(a.returned) for a in sent)
+
+
 def test_a_frame_that_returns_damaged_fails_the_client_and_loses_nothing():
     f = federation()
     list(f.strategy.rounds(f.grid, (1,)))

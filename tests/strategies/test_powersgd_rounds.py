@@ -179,14 +179,22 @@ def test_a_client_lost_between_the_phases_does_not_move_the_model():
 @pytest.mark.parametrize("phase", [LEFT, RIGHT])
 def test_a_phase_that_nobody_answers_moves_nothing(phase):
     federation = Recorded()
-    federation.run(1)
-    weights, right = federation.strategy.broadcasts.weights.clone(), federation.strategy.right
-    federation.lost = {(client, 2, phase) for client in range(6)}
-    (outcome,) = federation.run(1, 2)
-    assert outcome.broadcast is None and outcome.accepted == [] and len(outcome.rejections) == 6
-    assert torch.equal(federation.strategy.broadcasts.weights, weights) and federation.strategy.right == right
-    (outcome,) = federation.run(1, 3)
-    assert len(outcome.accepted) == 6 and outcome.broadcast is not None and federation.strategy.right != right
+    federation.lost = {(client, round, phase) for client in range(6) for round in (1, 3)}
+    for round in (1, 3):
+        weights, right = federation.strategy.broadcasts.weights.clone(), federation.strategy.right
+        (outcome,) = federation.run(1, round)
+        assert outcome.broadcast is None and outcome.accepted == [] and len(outcome.rejections) == 6
+        assert torch.equal(federation.strategy.broadcasts.weights, weights) and federation.strategy.right == right
+        (outcome,) = federation.run(1, round + 1)
+        assert len(outcome.accepted) == 6 and outcome.broadcast is not None and federation.strategy.right != right
+
+
+def test_a_round_whose_sum_is_not_finite_moves_nothing():
+    federation = Recorded(replace(RULES, server_lr=1e39))
+    right = federation.strategy.right
+    (outcome,) = federation.run(1)
+    assert outcome.broadcast is None and {r.stage for r in outcome.rejections} == {"aggregate"}
+    assert federation.strategy.right == right and torch.equal(federation.strategy.broadcasts.weights, federation.initial)
 
 
 def test_a_client_that_lost_its_state_between_the_phases_fails_the_round():

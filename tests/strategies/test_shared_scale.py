@@ -13,6 +13,7 @@ from fedcomp import Layout, NonFiniteError, RunConfig, UserError, codec, memory
 from fedcomp.clients.shared_scale import NUMBERS, ScaleThenTrain, scales
 from fedcomp.codecs import Context
 from fedcomp.config import read_run
+from fedcomp.errors import ProtocolError
 from fedcomp.observe import Observer
 from fedcomp.sim import simulate
 from fedcomp.strategies import Rules, SharedScale
@@ -185,6 +186,9 @@ def test_a_cohort_answers_as_each_of_it_does():
         assert frames[i] == work.answer(memories[3 + i], x[i], each[i], 5 + i, Context(phase="scale"))
         assert frame == work.answer(memories[3 + i], None, each[i], 5 + i, context)
     assert stacked[0] == stacked[2] == {}
+    memories[2].rollback()
+    again = work.answer_stack(memories[:3], None, stacked, [5, 6, 7], context)
+    assert [type(answer) for answer in again] == [ProtocolError] * 3 and "this client holds no update for a phase 'train'" in str(again[0])
 
 
 # In a simulation.

@@ -1,0 +1,85 @@
+"""Codecs that send few coordinates: batches are opened as each frame by itself, and positions cost less where they lie close together."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from every_codec import SPECS, layout_of, reseal, same_bits, vectors
+
+from fedcomp import FrameError, Layout, codec
+from fedcomp.codecs import LayerWise
+from fedcomp.codecs.frame import SECTIONS
+from fedcomp.codecs.selection import RICE, Selective
+from fedcomp.kernels import positions
+
+SELECTIVE = [text for text in SPECS if isinstance(getattr(codec(text), "inner", codec(text)), Selective)]
+KINDS = ("normal", "heavy tails", "zero", "one spike", "ties", "constant")
+
+
+def frames_of(spec: str, numel: int) -> list[bytes]:
+    return [codec(spec).encode(vectors(numel)[kind], seed=i, layout=layout_of(numel)) for i, kind in enumerate(KINDS)]
+
+
+@pytest.mark.parametrize("spec", SELECTIVE)
+@pytest.mark.parametrize("numel", [1, 40, 1001])
+def test_a_batch_is_opened_as_each_frame_by_itself(spec, numel):
+    c, layout, frames = codec(spec), layout_of(numel), frames_of(spec, numel)
+    other = frames_of(str(c.inner), numel) if isinstance(c, LayerWise) else frames_of(f"{spec}@layer", numel)
+    damaged = [reseal(frame[:-1] + bytes([frame[-1] ^ 1]), numel) for frame in frames]
+    batch = [*frames, b"", *other, *damaged, frames[0][:-1], *frames]
+    for data, opened in zip(batch, c.open_batch(batch, numel, layout), strict=True):
+        try:
+            update = c.open(data, numel, layout)
+        except FrameError as error:
+            assert isinstance(opened, FrameError) and type(opened) is type(error)
+        else:
+            assert type(opened) is type(update) and opened.positions.tolist() == update.positions.tolist()
+            assert same_bits(opened.dense(), update.dense())
+
+
+@pytest.mark.parametrize("spec", ["stc@layer", "topk"])
+def test_a_batch_may_be_empty_and_hold_empty_models(spec):
+    c, empty = codec(spec), Layout(())
+    assert c.open_batch([], 40, layout_of(40)) == []
+    (opened,) = c.open_batch([c.encode(torch.zeros(0), layout=empty)], 0, empty)
+    assert opened.dense().shape == (0,)
+
+
+def binomial_bytes(numel: int, k: int) -> float:
+    return (math.lgamma(numel + 1) - math.lgamma(k + 1) - math.lgamma(numel - k + 1)) / math.log(2) / 8
+
+
+@pytest.mark.parametrize("density", ["1/25", "1/100", "1/400"])
+def test_where_layers_differ_a_frame_is_smaller_than_the_entropy_of_uniform_positions(density):
+    c, numel, random = codec(f"stc:density={density}"), 120_000, np.random.default_rng(0)
+    scale = np.repeat([0.3, 1.0, 0.6, 1.6], numel // 4)
+    x = torch.from_numpy((random.standard_normal(numel) * scale).astype(np.float32))
+    k = c.count(numel)
+    frame = c.encode(x)
+    assert frame[SECTIONS + 2] & RICE == positions.BLOCKS  # behind the count
+    assert len(frame) < binomial_bytes(numel, k) + k / 8 + 4
+    assert c.open(frame, numel).nonzeros == k
+
+
+@pytest.mark.parametrize("spec", ["topk:density=1", "stc:density=1", "topk:density=1,values=fp16"])
+def test_positions_cost_nothing_where_all_are_sent(spec):
+    c, x = codec(spec), vectors(1001)["normal"]
+    values = {"topk:density=1": 4004, "stc:density=1": 4 + 126, "topk:density=1,values=fp16": 2 + 2002}[spec]
+    assert x.all() and len(c.encode(x)) == SECTIONS + 2 + 1 + values  # count, form
+
+
+@pytest.mark.parametrize("spec", ["topk:density=1/10", "stc:density=1/10", "sbc:density=1/10", "threshold"])
+def test_a_frame_with_a_longer_code_of_its_positions_is_refused(spec):
+    """The same positions with Rice parameter 0, under a checksum that fits."""
+    c, numel, x = codec(spec), 401, vectors(401)["normal"]
+    frame = c.encode(x)
+    sent = c.open(frame, numel).positions
+    code = positions.pack(sent, numel)[1]
+    assert frame[SECTIONS] == sent.size < 128 and frame.endswith(code) and frame[SECTIONS + 1] & RICE
+    bits = np.zeros(int(sent[-1]) + 1, np.uint8)
+    bits[sent] = 1
+    first = bytes([frame[SECTIONS + 1] & ~RICE])
+    longer = frame[: SECTIONS + 1] + first + frame[SECTIONS + 2 : len(frame) - len(code)] + np.packbits(bits).tobytes()
+    with pytest.raises(FrameError):
+        c.open(reseal(longer, numel), numel)

@@ -1,0 +1,81 @@
+"""Runs whose server waits for nobody: virtual time is a function of the seed, interrupted or not."""
+
+import sqlite3
+from dataclasses import replace
+
+import pytest
+from test_run import TINY, Records, Stop, StopsAt, model_bytes, out, rounds_of
+
+from fedcomp.errors import CheckpointError
+from fedcomp.server.checkpoint import Checkpoint
+from fedcomp.sim import simulate
+
+RUN = replace(TINY, strategy="asynchronous:wait=0.5,staleness=3", rounds=12)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("stop", [(1, 1), (3, None), (5, 2), (8, None)])
+@pytest.mark.parametrize(("memory", "uplink"), [("residual", "stc:density=10%"), ("ef21", "stc:density=10%"), ("laq:weight=8", "fp16")])
+def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, memory, uplink, every, stop):
+    config = replace(RUN, memory=memory, uplink=uplink, checkpoint_every=every)
+    simulate(replace(config, out=out(tmp_path, "whole")))
+    stopped = replace(config, out=out(tmp_path, "stopped"))
+    with pytest.raises(Stop):
+        simulate(stopped, StopsAt(*stop))
+    with pytest.raises(Stop):
+        simulate(replace(stopped, resume=True), StopsAt(10))
+    simulate(replace(stopped, resume=True))
+    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
+    assert rounds_of(out(tmp_path, "whole")) == rounds_of(out(tmp_path, "stopped"))
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_a_refused_client_that_is_at_work_when_a_run_stops_is_refused_when_it_goes_on(tmp_path, engine):
+    config = replace(RUN, task=TINY.task.replace(":task", ":one_is_nan"), partition="iid", local_epochs=1, engine=engine)
+    simulate(replace(config, out=out(tmp_path, "whole")))
+    lines = rounds_of(out(tmp_path, "whole"))
+    (first, *_) = [line["round"] for line in lines if any(r["stage"] == "encode" for r in line["rejections"])]
+    simulate(replace(config, rounds=first - 1, out=out(tmp_path, "parts")))
+    simulate(replace(config, out=out(tmp_path, "parts"), resume=True))
+    assert rounds_of(out(tmp_path, "parts"))[first:] == lines[first:]  # the last round of a part is evaluated
+    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "parts"))
+
+
+def test_one_seed_gives_one_run_and_another_seed_another(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        simulate(replace(RUN, seed=seed, out=out(tmp_path, name)))
+    assert model_bytes(out(tmp_path, "a")) == model_bytes(out(tmp_path, "b")) != model_bytes(out(tmp_path, "c"))
+    assert rounds_of(out(tmp_path, "a")) == rounds_of(out(tmp_path, "b"))
+
+
+def test_only_answers_that_came_or_were_taken_are_written(tmp_path, monkeypatch):
+    written: list[set[str]] = []
+    save = Checkpoint.save
+
+    def listening(self, vectors, values, broadcasts=(), oldest=0):
+        written.append({name for name in values if name.startswith("strategy/at-work/")})
+        return save(self, vectors, values, broadcasts, oldest)
+
+    monkeypatch.setattr(Checkpoint, "save", listening)
+    simulate(replace(RUN, clients=40, strategy="asynchronous:wait=0", out=out(tmp_path, "run")))
+    assert len(written[1]) == 20 and all(1 <= len(names) <= 3 for names in written[2:])
+
+
+def test_the_tiny_task_is_learned_from_low_precision_both_ways(tmp_path):
+    config = replace(RUN, strategy="asynchronous", rounds=120, uplink="qsgd:levels=4@layer", memory="none",
+                     downlink="qsgd:levels=4,damped=true@layer", eval_every=120)
+    watched = Records()
+    summary = simulate(replace(config, out=out(tmp_path, "run")), watched)
+    assert summary.accuracy > 0.85
+    assert summary.dense_uplink_bytes > 3 * summary.uplink_bytes and {r.cohort for r in watched.records} == {1}
+
+
+@pytest.mark.parametrize("data", [b"[1", b"[0.0, [99]]", b"{}"])
+def test_a_checkpoint_whose_clients_at_work_are_damaged_is_one_sentence(tmp_path, data):
+    config = replace(RUN, rounds=2, out=out(tmp_path, "run"))
+    simulate(config)
+    with sqlite3.connect(tmp_path / "run" / "checkpoint" / "state.sqlite") as state:
+        state.execute("UPDATE value SET data = ? WHERE name = 'strategy/clock'", (data,))
+    state.close()
+    with pytest.raises(CheckpointError, match="damaged"):
+        simulate(replace(config, rounds=3, resume=True))
