@@ -178,7 +178,7 @@ class Codec(ABC):
 
     def decode(self, data: bytes, *, numel: int, device: torch.device | str | None = None, layout: Layout | None = None) -> Tensor:
         """The vector [numel] in a frame, float32, on the CPU unless `device` is given. Raises FrameError like `open`."""
-        return self.open(data, numel, layout).dense(device)
+        return self.open(data, numel, layout).take(device)
 
     def accumulate(self, data: bytes, into: Tensor, weight: float = 1.0, *, layout: Layout | None = None) -> None:
         """into += weight · decode(data), in place; a sparse frame costs its nonzeros. Raises FrameError with `into` untouched."""

@@ -34,6 +34,10 @@ class Update(ABC):
         """The whole vector [numel], float32, on the CPU unless `device` is given."""
         return torch.from_numpy(np.array(self.block(0, self.numel), np.float32)).to(device or "cpu")
 
+    def take(self, device: torch.device | str | None = None) -> Tensor:
+        """`dense` for one who needs the update no longer: without a copy where that can be."""
+        return self.dense(device)
+
 
 @dataclass(frozen=True)
 class Dense(Update):
@@ -50,6 +54,10 @@ class Dense(Update):
 
     def block(self, start: int, stop: int) -> np.ndarray:
         return self.values[start:stop]
+
+    def take(self, device: torch.device | str | None = None) -> Tensor:
+        own = self.values.flags.owndata and self.values.flags.writeable  # not a view of the frame
+        return torch.from_numpy(self.values).to(device or "cpu") if own else self.dense(device)
 
 
 @dataclass(frozen=True)

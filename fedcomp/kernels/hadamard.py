@@ -229,12 +229,13 @@ def _butterfly(v: Tensor, cut: Cut) -> None:
 
 def _spread(numbers: np.ndarray, cut: Cut, device: torch.device) -> Tensor:
     """Numbers [m, blocks] for each coordinate of their block: [m, N], or [m, 1] where there is one block."""
-    spread = torch.from_numpy(np.ascontiguousarray(numbers)).to(device)
-    return spread if cut.sizes.size == 1 else spread.repeat_interleave(torch.from_numpy(cut.sizes).to(device), 1)
+    if cut.sizes.size == 1 or device.type == "cpu":  # by numpy, which does not wait for torch's threads
+        return torch.from_numpy(numbers.repeat(cut.sizes if cut.sizes.size > 1 else 1, 1)).to(device)
+    return torch.from_numpy(numbers.copy()).to(device).repeat_interleave(torch.from_numpy(cut.sizes).to(device), 1)
 
 
 def _look_up(table: np.ndarray, codes: Tensor) -> Tensor:
-    """table[codes]; in main memory by numpy, which does not wait for torch's threads."""
+    """table[codes]; in main memory by numpy, as above."""
     if codes.device.type == "cpu":
         return torch.from_numpy(table[codes.numpy()])
     return torch.from_numpy(table).to(codes.device)[codes.long()]

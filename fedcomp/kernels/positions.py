@@ -29,7 +29,8 @@ from .rice import WIDEST
 
 BLOCKS, MISSING = WIDEST + 1, WIDEST + 2  # forms; MISSING is the first for what is not sent
 LAST = 63  # the form of what is not sent, in blocks
-BLOCKED, UNITS = 32, ((0, 4), (4096, 16))  # positions from which blocks are tried; u from so many positions on
+BLOCKED, MANY = 32, 4096  # positions from which blocks are tried, and from which they are larger
+UNITS = 4, 16  # u below and from MANY
 SIZES, WIDTHS = 8, (2, 3, 4)
 COLUMNS = 1 << WIDTHS[-1]  # parameters that blocks choose among
 COMPILED = 4  # blocks take so many times the work of packing
@@ -223,7 +224,7 @@ def _cut(counts: np.ndarray, size: np.ndarray, width: np.ndarray) -> Cut:
 
 
 def _pieces(counts: np.ndarray, length: np.ndarray) -> Cut:
-    """Rows cut into pieces of length [m]."""
+    """Rows, counts [m] long, cut into pieces of length [m]."""
     many = -(-counts // length)
     row = np.arange(counts.size).repeat(many)
     index = np.arange(row.size) - (many.cumsum() - many)[row]
@@ -232,7 +233,8 @@ def _pieces(counts: np.ndarray, length: np.ndarray) -> Cut:
 
 
 def _unit(counts: np.ndarray) -> np.ndarray:
-    return np.where(counts < UNITS[1][0], UNITS[0][1], UNITS[1][1])
+    """u of each row."""
+    return np.where(counts < MANY, *UNITS)
 
 
 def _begin(b: np.ndarray, width: int | np.ndarray) -> np.ndarray:

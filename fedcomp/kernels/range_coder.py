@@ -42,19 +42,23 @@ CHUNK = 1 << 22  # symbols that are coded by themselves
 LANES, FEW = 8, 1 << 14  # states of a chunk; with fewer symbols there is one
 FLOOR, WORD = 1 << 21, 32  # states are at least this, and words have so many bits: a state is below 2⁵³
 STATE = 7  # bytes
+PLAIN = 5  # a symbol takes Python so many times as long as a position
 GROUP = 256  # symbols that grouped digits have at most
 HEAD, LISTED, SIZE = struct.Struct("<BH"), 1 << 15, np.dtype("<u4")
 
 
 def encode(symbols: np.ndarray, size: int) -> bytes:
     """The code of symbols [n], uint8 or uint16, each below `size`, 2 ≤ size ≤ 4096. The same symbols give the same bytes."""
-    return _encode(symbols, size, _loops(symbols.size))
-
-
-def encode_rows(symbols: np.ndarray, size: int) -> list[bytes]:
-    """`encode` of each row of [m, n]."""
-    loops = _loops(symbols.size)
-    return [_encode(row, size, loops) for row in symbols]
+    if symbols.size == 0:
+        return b""
+    parts, loops = _chunks(symbols), _loops(symbols.size)
+    counts = _counts(parts, size, loops)
+    head, frequencies, bits = _head(counts)
+    if bits == 0:
+        return head
+    made = _each(lambda part: _encode_chunk(part, frequencies, bits, loops), parts)
+    sizes = np.array([words.size for _, words in made[:-1]], SIZE)
+    return b"".join([head, sizes.tobytes(), *(piece for states, words in made for piece in (_state_bytes(states), words.tobytes()))])
 
 
 def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
@@ -62,18 +66,26 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
 
     Raises FrameError unless `data` is exactly what `encode` makes of some symbols [count] below `size`.
     """
-    return _decode(memoryview(data), count, size, _loops(count))
+    data, loops = memoryview(data), _loops(count)
+    if count == 0:
+        _expect(len(data) == 0, "bytes follow a code of no symbols")
+        return np.empty(0, np.uint16)
+    frequencies, bits, start = _read_head(data, count, size)
+    if bits == 0:
+        _expect(start == len(data), "bytes follow a code of one distinct symbol")
+        return np.full(count, frequencies.argmax(), np.uint16)
+    symbols = np.empty(count, np.uint16)
+    parts = _chunks(symbols)
+    table = np.arange(size, dtype=np.uint8 if size <= 256 else np.uint16).repeat(frequencies)
+    loop = loops.decode if loops else _decode_plainly
 
+    def read(part: np.ndarray, states: np.ndarray, words: np.ndarray) -> None:
+        used = loop(words, states, table, frequencies, bits, part)
+        _expect(used == words.size and bool((states == FLOOR).all()), "a code is cut off, goes on, or was changed")
 
-def decode_rows(codes: Sequence[bytes | memoryview], count: int, size: int) -> list[np.ndarray | FrameError]:
-    """`decode` of each of m codes; a FrameError in the place of one that is none."""
-    loops, rows = _loops(count * len(codes)), []
-    for code in codes:
-        try:
-            rows.append(_decode(memoryview(code), count, size, loops))
-        except FrameError as error:
-            rows.append(error)
-    return rows
+    _each(read, parts, *zip(*_read_chunks(data[start:], [part.size for part in parts]), strict=True))
+    _expect(_head(_counts(parts, size, loops))[0] == data[:start], "the frequencies are not those of the symbols")
+    return symbols
 
 
 def group_width(base: int) -> int:
@@ -115,41 +127,6 @@ def ungroup(symbols: np.ndarray, base: int, count: int) -> np.ndarray:
         loops.ungroup(symbols, table, digits)
         return digits
     return table[symbols].ravel()[:count]
-
-
-def _encode(symbols: np.ndarray, size: int, loops: ModuleType | None) -> bytes:
-    if symbols.size == 0:
-        return b""
-    parts = _chunks(symbols)
-    counts = _counts(parts, size, loops)
-    head, frequencies, bits = _head(counts)
-    if bits == 0:
-        return head
-    made = _each(lambda part: _encode_chunk(part, frequencies, bits, loops), parts)
-    sizes = np.array([words.size for _, words in made[:-1]], SIZE)
-    return b"".join([head, sizes.tobytes(), *(piece for states, words in made for piece in (_state_bytes(states), words.tobytes()))])
-
-
-def _decode(data: memoryview, count: int, size: int, loops: ModuleType | None) -> np.ndarray:
-    if count == 0:
-        _expect(len(data) == 0, "bytes follow a code of no symbols")
-        return np.empty(0, np.uint16)
-    frequencies, bits, start = _read_head(data, count, size)
-    if bits == 0:
-        _expect(start == len(data), "bytes follow a code of one distinct symbol")
-        return np.full(count, frequencies.argmax(), np.uint16)
-    symbols = np.empty(count, np.uint16)
-    parts = _chunks(symbols)
-    table = np.arange(size, dtype=np.uint8 if size <= 256 else np.uint16).repeat(frequencies)
-    decode = loops.decode if loops else _decode_plainly
-
-    def read(part: np.ndarray, states: np.ndarray, words: np.ndarray) -> None:
-        used = decode(words, states, table, frequencies, bits, part)
-        _expect(used == words.size and bool((states == FLOOR).all()), "a code is cut off, goes on, or was changed")
-
-    _each(read, parts, *zip(*_read_chunks(data[start:], [part.size for part in parts]), strict=True))
-    _expect(_head(_counts(parts, size, loops))[0] == data[:start], "the frequencies are not those of the symbols")
-    return symbols
 
 
 def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
@@ -331,7 +308,7 @@ def _each(work: Callable, *arguments: Sequence) -> list:
 
 def _loops(count: int) -> ModuleType | None:
     """The compiled loops, where so many symbols repay the import."""
-    if not backend.compile_positions(count):
+    if not backend.compile_positions(PLAIN * count):
         return None
     from . import coder_loops
 

@@ -17,7 +17,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -84,7 +84,7 @@ class Asynchronous(Average):
     def run_round(self, grid: Grid, round: int) -> Outcome:
         started, traffic = time.perf_counter(), Traffic()
         rejected = {client: self._give_up(client, round) for client in self._too_late(round)}
-        self._begin(grid, round, traffic)
+        self._begin(grid, round, traffic, besides=rejected.keys())
         taken = self._first(round, started)
         traffic.uplink = {client: len(answer.report.frame) if answer.report else 0 for client, answer in taken.items()}
         self._lateness = {client: round - answer.round for client, answer in taken.items()}
@@ -103,10 +103,10 @@ class Asynchronous(Average):
 
     # Who is at work.
 
-    def _begin(self, grid: Grid, round: int, traffic: Traffic) -> None:
-        """Give work to as many as there is room for, drawn from those who have none."""
+    def _begin(self, grid: Grid, round: int, traffic: Traffic, besides: Collection[int]) -> None:
+        """Give work to as many as there is room for, drawn from those who have none, `besides` whom."""
         nodes = self.roster(grid)
-        free = nodes.keys() - self.began.keys()
+        free = nodes.keys() - self.began.keys() - set(besides)
         room = max(0, size(self.rules.participation, len(nodes)) - len(self.began))
         begin = draw([*free], min(room, len(free)), self.rules.seed, round)
         exchange = self._exchanges[round] = self._exchange(grid, round, Phase(), traffic)

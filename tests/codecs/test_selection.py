@@ -69,7 +69,7 @@ def test_positions_cost_nothing_where_all_are_sent(spec):
     assert x.all() and len(c.encode(x)) == SECTIONS + 2 + 1 + values  # count, form
 
 
-@pytest.mark.parametrize("spec", ["topk:density=1/10", "stc:density=1/10", "sbc:density=1/10", "threshold"])
+@pytest.mark.parametrize("spec", ["topk:density=1/10", "stc:density=1/10", "sbc:density=1/10"])
 def test_a_frame_with_a_longer_code_of_its_positions_is_refused(spec):
     """The same positions with Rice parameter 0, under a checksum that fits."""
     c, numel, x = codec(spec), 401, vectors(401)["normal"]

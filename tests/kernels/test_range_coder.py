@@ -120,16 +120,6 @@ def test_frequencies_add_up_and_none_that_occurs_is_zero(counts):
         assert (np.diff(frequencies[np.argsort(counts, kind="stable")]) >= -1).all()  # more often is not rarer, but for rounding
 
 
-def test_rows_are_coded_as_each_by_itself():
-    rows = np.stack([draw(16, 500, kind) for kind in KINDS])
-    codes = range_coder.encode_rows(rows, 16)
-    assert codes == [range_coder.encode(row, 16) for row in rows]
-    codes[1] = codes[1][:-1]
-    read = range_coder.decode_rows(codes, 500, 16)
-    assert isinstance(read[1], FrameError)
-    assert all(np.array_equal(a, b) for i, (a, b) in enumerate(zip(read, rows, strict=True)) if i != 1)
-
-
 @ways
 def test_symbols_out_of_range_are_a_mistake_of_the_caller(way):
     for symbols in (np.array([0, 3], np.uint8), np.array([5, 5], np.uint8), np.array([0, 65535], np.uint16)):

@@ -22,7 +22,7 @@ UNBIASED = [spec for name in available_codecs() for spec in (name, f"{name}@laye
 
 @dataclass(frozen=True)
 class Coin(Identity):
-    """Twice the coordinate or nothing, by a coin of the seed: unbiased. It admits to more variance in longer vectors, so that layers differ."""
+    """Twice the coordinate or nothing, by a coin of the seed: unbiased. It admits to more variance of longer vectors: layers differ."""
 
     name: ClassVar[str] = "coin"
 

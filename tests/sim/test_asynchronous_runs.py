@@ -14,8 +14,8 @@ RUN = replace(TINY, strategy="asynchronous:wait=0.5,staleness=3", rounds=12)
 
 
 @pytest.mark.parametrize("every", [1, 4])
-@pytest.mark.parametrize("stop", [(1, 1), (3, None), (5, 2), (8, None)])
-@pytest.mark.parametrize(("memory", "uplink"), [("residual", "stc:density=10%"), ("ef21", "stc:density=10%"), ("laq:weight=8", "fp16")])
+@pytest.mark.parametrize("stop", [(1, 1), (3, None), (5, 2)])
+@pytest.mark.parametrize(("memory", "uplink"), [("residual", "stc:density=10%"), ("ef21", "stc:density=10%")])
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, memory, uplink, every, stop):
     config = replace(RUN, memory=memory, uplink=uplink, checkpoint_every=every)
     simulate(replace(config, out=out(tmp_path, "whole")))
@@ -62,8 +62,8 @@ def test_only_answers_that_came_or_were_taken_are_written(tmp_path, monkeypatch)
 
 
 def test_the_tiny_task_is_learned_from_low_precision_both_ways(tmp_path):
-    config = replace(RUN, strategy="asynchronous", rounds=120, uplink="qsgd:levels=4@layer", memory="none",
-                     downlink="qsgd:levels=4,damped=true@layer", eval_every=120)
+    config = replace(RUN, strategy="asynchronous", rounds=80, uplink="qsgd:levels=4@layer", memory="none",
+                     downlink="qsgd:levels=4,damped=true@layer", eval_every=80)
     watched = Records()
     summary = simulate(replace(config, out=out(tmp_path, "run")), watched)
     assert summary.accuracy > 0.85

@@ -281,7 +281,7 @@ def test_bytes_of_a_dense_run_are_the_dense_bytes_and_a_header(tmp_path):
         ({"downlink": "topk:density=0"}, "density"),
         ({"uplink": "topk:density=1.5"}, "density"),
         ({"memory": "residuals"}, "did you mean 'residual'"),
-        ({"strategy": "mean"}, "known: average"),
+        ({"strategy": "mean"}, "known: asynchronous, average"),
         ({"partition": "class:2"}, "did you mean 'classes'"),
         ({"attack": "sign:3"}, "leave --attack out"),
         ({"task": "digit"}, "did you mean 'digits'"),

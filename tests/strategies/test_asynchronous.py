@@ -123,6 +123,7 @@ def test_who_is_too_late_is_given_up_and_nothing_is_lost():
         assert all(round - began.get(a.client, round) <= 3 for a in outcome.accepted)
         for refused in outcome.rejections:
             assert refused.reason == "no answer in the 4 rounds since it began" and refused.client in outcome.cohort
+            assert refused.client not in federation.strategy.began
         given_up += len(outcome.rejections)
         assert len(federation.strategy.began) < 5
     assert given_up > 3
@@ -177,7 +178,7 @@ def test_a_slow_client_keeps_nobody_waiting_and_is_given_up_in_the_end(slow, mon
         outcomes.append(outcome)
     assert all(outcome.broadcast for outcome in outcomes) and all(a.client != 1 for o in outcomes for a in o.accepted)
     refused = [(o.round, r.client, r.reason) for o in outcomes for r in o.rejections]
-    assert refused == [(7, 1, "no answer in the 6 rounds since it began"), (13, 1, "no answer in the 6 rounds since it began")]
+    assert refused == [(7, 1, "no answer in the 6 rounds since it began"), (14, 1, "no answer in the 6 rounds since it began")]
     accounts.settle_and_check()
     if slow is None:
         grid.takes[1] = 0  # it is there again, and is asked with the news that nothing of it was taken
