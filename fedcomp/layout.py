@@ -9,7 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -55,12 +55,13 @@ class Layout:
             offset += entries[-1].numel
         return cls(tuple(entries))
 
-    @classmethod
-    def flat(cls, numel: int) -> "Layout":
+    @staticmethod
+    @lru_cache(256)
+    def flat(numel: int) -> "Layout":
         """One nameless tensor: what a codec assumes when it is given no layout."""
-        return cls((Entry("", (numel,), 0),))
+        return Layout((Entry("", (numel,), 0),))
 
-    @property
+    @cached_property
     def numel(self) -> int:
         return self.entries[-1].span.stop if self.entries else 0
 

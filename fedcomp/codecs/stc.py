@@ -43,5 +43,6 @@ class STC(selection.Largest):
         expect(flag == 0, "an STC section has an unknown flag")
         mean, rest = selection.take(data, 4)
         signs, _ = selection.take(rest, -(-count // 8))
-        mu = selection.unpack_mean(mean)
-        return np.where(kernels.unpack_signs(signs, count), mu, -mu), 4 + len(signs)
+        values = kernels.unpack_units(signs, count)
+        values *= selection.unpack_mean(mean)
+        return values, 4 + len(signs)

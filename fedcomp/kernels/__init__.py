@@ -1,7 +1,7 @@
 """Hot loops on arrays: numba on large CPU vectors, numpy and torch elsewhere, the same results from each."""
 
 from . import bits, rice
-from .bits import pack_signs, unpack_signs
+from .bits import pack_signs, unpack_signs, unpack_units
 from .select import (
     at_least,
     at_least_added,
@@ -43,4 +43,5 @@ __all__ = [
     "top_side_added",
     "top_side_rows",
     "unpack_signs",
+    "unpack_units",
 ]

@@ -4,6 +4,7 @@ import functools
 
 LARGE = 100_000  # elements of a vector from which compiled loops repay the import
 MANY = 10_000  # selected positions from which they do
+SOME, WORK = 300, 500_000  # so many at a time do, once a process has met so many
 
 
 def compile_vector(numel: int) -> bool:
@@ -12,8 +13,13 @@ def compile_vector(numel: int) -> bool:
 
 
 def compile_positions(count: int) -> bool:
-    """Whether so many positions go to the compiled loops."""
-    return count >= MANY and _numba_imports()
+    """Whether so many positions go to the compiled loops: there are many of them, or there were in all."""
+    global _met
+    _met += count
+    return (count >= MANY or (count >= SOME and _met >= WORK)) and _numba_imports()
+
+
+_met = 0  # positions that were asked about
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from .stretches import each, pieces
 
 WORD = np.dtype("<u4")
 COINS = 1  # stream of the coins for zeros
+UNITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) * 2 - 1  # of the bits of each byte
 PERIOD = 4096  # values that compiled loops read side by side
 
 
@@ -27,6 +28,11 @@ def pack_signs(positive: np.ndarray | Tensor) -> bytes:
 def unpack_signs(data: bytes | memoryview, count: int) -> np.ndarray:
     """The bool array [count] that `data` holds. Raises FrameError on another length and on padding that is not zero."""
     return np.unpackbits(_checked(data, count), count=count).view(np.bool_)
+
+
+def unpack_units(data: bytes | memoryview, count: int) -> np.ndarray:
+    """`unpack_signs` as 1 and −1: float32 [count], in memory of their own."""
+    return UNITS.take(_checked(data, count), axis=0).reshape(-1)[:count]
 
 
 def signs(x: Tensor, seed: int | None = None) -> bytes:

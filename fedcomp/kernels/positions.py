@@ -13,8 +13,8 @@ of positions and not a range of coordinates: so dense ranges are cut finer, empt
     code       unary stream, low stream and padding of all blocks; a block's parameter is its offset + max(0, min(b*, 37) + w − 2^w)
 
 The form travels outside. Of equally long codes the first is taken in the order of this page, with the smallest s, then w, then offsets.
-Blocks are tried from 32 positions on, and what is not sent where it is less than half. So positions have one code, and `unpack` refuses
-every other.
+Blocks are tried from 32 positions on, and what is not sent where it is less than half. `unpack` reads any of the forms: looking for the
+shortest again would cost more than reading.
 """
 
 from collections.abc import Sequence
@@ -80,15 +80,12 @@ def pack_rows(positions: np.ndarray, counts: np.ndarray, numel: int) -> tuple[li
 
 
 def unpack(data: bytes | memoryview, count: int, form: int, numel: int) -> np.ndarray:
-    """The `count` positions below numel, int64, that `pack` made this form and data of; one at least. Memory and time are O(numel).
+    """The `count` positions below numel, int64, that this form and data say; one at least. Memory and time are O(numel).
 
-    Raises FrameError unless it made exactly these.
+    Raises FrameError unless they are a whole code of so many positions.
     """
-    if _plain(count, numel) and form <= WIDEST:
-        positions = rice.unpack(data, count, form, numel)
-        if rice.best_parameter(positions, numel) != form:
-            raise _refusal(len(data), numel)
-        return positions
+    if form <= WIDEST:
+        return rice.unpack(data, count, form, numel)
     (row,) = unpack_rows([data], np.array([count]), np.array([form]), numel)
     if isinstance(row, FrameError):
         raise row
@@ -124,16 +121,13 @@ def _unpack_sparse(codes: Sequence[bytes | memoryview], counts: np.ndarray, form
         return [next(read) if ok else _refusal(len(code), numel) for ok, code in zip(fits.tolist(), codes, strict=True)]
     if not codes:
         return []
-    positions, good, plan = _unpack(codes, counts, forms, numel)
-    best = _plan(positions, counts, numel)
-    good &= (plan.form == best.form) & (plan.size == best.size) & (plan.width == best.width)
-    good &= rice.sums(plan.each != best.each, counts) == 0
+    positions, good = _unpack(codes, counts, forms, numel)
     rows = zip(rice.split(positions, counts), good.tolist(), codes, strict=True)
     return [row if ok else _refusal(len(code), numel) for row, ok, code in rows]
 
 
 def _unpack_dense(codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int) -> list[np.ndarray | FrameError]:
-    """`unpack_rows`, where more than half of the coordinates are sent: what was read is packed again and compared."""
+    """`unpack_rows`, where more than half of the coordinates are sent."""
     missing = (forms >= MISSING) & (counts < numel)
     coded, as_form = np.where(missing, numel - counts, counts), np.where(forms == LAST, BLOCKS, forms - MISSING * missing)
     rows = [np.arange(numel) if form == MISSING and count == numel and not len(code) else _refusal(len(code), numel)
@@ -141,12 +135,10 @@ def _unpack_dense(codes: Sequence[bytes | memoryview], counts: np.ndarray, forms
     kept = np.flatnonzero(_fits(codes, coded, as_form, numel)).tolist()
     if not kept:
         return rows
-    positions, good, _ = _unpack([codes[i] for i in kept], coded[kept], as_form[kept], numel)
-    found = {i: _others(row, numel) if missing[i] else row for i, row, ok in zip(kept, rice.split(positions, coded[kept]), good) if ok}
-    packed = zip(*pack_rows(np.concatenate([*found.values()]), counts[[*found]], numel), strict=True) if found else ()
-    for (i, row), one in zip(found.items(), packed, strict=True):
-        if one == (forms[i], codes[i]):
-            rows[i] = row
+    positions, good = _unpack([codes[i] for i in kept], coded[kept], as_form[kept], numel)
+    for i, row, ok in zip(kept, rice.split(positions, coded[kept]), good.tolist(), strict=True):
+        if ok:
+            rows[i] = _others(row, numel) if missing[i] else row
     return rows
 
 
@@ -192,10 +184,8 @@ def _fits(codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.nda
     return fits
 
 
-def _unpack(
-    codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
-) -> tuple[np.ndarray, np.ndarray, Plan]:
-    """The positions of rows that fit, one behind the other, whether they are some, bool [m], and how they are coded."""
+def _unpack(codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int) -> tuple[np.ndarray, np.ndarray]:
+    """The positions of rows that fit, one behind the other, and whether they are some, bool [m]."""
     raw, sizes = rice.padded(codes), np.array([len(code) for code in codes], np.int64)
     ends = 8 * sizes.cumsum()
     starts, least, blocked = ends - 8 * sizes, forms, forms == BLOCKS
@@ -215,7 +205,7 @@ def _unpack(
         each = forms.repeat(counts)
     short = ends - starts - counts - rice.sums(each, counts) < (numel >> least) + 8
     positions, good = rice.unpack_rows(raw, starts, ends, counts, each, numel)
-    return positions, good & short, Plan(forms, size, width, each)
+    return positions, good & short
 
 
 def _cut(counts: np.ndarray, size: np.ndarray, width: np.ndarray) -> Cut:

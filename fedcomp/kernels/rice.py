@@ -142,6 +142,9 @@ def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarr
         return np.empty(0, np.int64)
     if count <= FEW:
         positions = _unpack_few(data, count, b, numel)
+    elif compiled := loops(count):
+        found = np.empty(count, np.int64)
+        positions = found if compiled.unpack_one(np.frombuffer(data, np.uint8), b, numel, found) else None
     else:
         start = np.zeros(1, np.int64)
         found, good = unpack_rows(padded([data]), start, start + 8 * size, np.array([count]), np.full(count, b), numel)

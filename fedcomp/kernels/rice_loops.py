@@ -3,10 +3,15 @@
 Rows follow one another; `runs` [m + 1] is where each one's positions begin, and the end. Indices are unsigned, as in kernels/loops.py.
 """
 
+import numba
 import numpy as np
 from numpy import int64, uint8, uint64
 
 from .loops import compiled
+
+BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
+ONES = BITS.sum(1, dtype=np.uint8)  # of each byte
+PLACES = np.argsort(1 - BITS, axis=1, kind="stable").astype(np.uint8)  # of its ones, the most significant bit first
 
 
 @compiled
@@ -36,20 +41,58 @@ def pack(positions, runs, each, starts, low_starts, data):
             data[full] = pending << (8 - kept)
 
 
+@numba.njit(nogil=True)
+def _unary(data, start, end, high):
+    """Fill `high` with the zeros before each of so many ones from the bit `start` on. Returns where the last one ends; past `end` if cut off."""
+    i, last, at = uint64(0), start - 1, start >> 3
+    byte = data[uint64(at)] & uint8(255 >> (start & 7))
+    while i < uint64(high.size):
+        for j in range(uint64(ONES[byte])):
+            if i < uint64(high.size):
+                stop = (at << 3) + int64(PLACES[byte, j])
+                high[i] = stop - last - 1
+                last = stop
+                i += uint64(1)
+        at += 1
+        if at << 3 >= end:
+            break
+        byte = data[uint64(at)]
+    return last + 1 if i == uint64(high.size) else end + 1
+
+
+@compiled
+def unpack_one(data, b, numel, positions):
+    """Fill the positions from a code of one parameter that is all of `data`. Returns whether it is one."""
+    end = int64(8 * data.size)
+    at = _unary(data, int64(0), end, positions)
+    spare = end - at - positions.size * b
+    if not 0 <= spare < 8:
+        return False
+    full, kept, pending, last = at >> 3, int64(0), int64(0), int64(-1)
+    if at & 7:
+        kept = 8 - (at & 7)
+        pending = int64(data[full]) & ((1 << kept) - 1)
+        full += 1
+    low = (int64(1) << b) - 1
+    for i in range(uint64(positions.size)):
+        while kept < b:
+            pending = (pending << 8) | int64(data[uint64(full)])
+            kept += 8
+            full += 1
+        kept -= b
+        last = min(last + (positions[i] << b) + ((pending >> kept) & low) + 1, numel)
+        positions[i] = last
+    return last < numel and pending & ((1 << kept) - 1) == 0
+
+
 @compiled
 def unpack(data, starts, ends, runs, each, numel, positions, good):
     """Fill the positions of each row from its code in bits starts..ends−1, as far as it is good."""
     for r in range(starts.size):
-        at, end = starts[r], ends[r]
-        low = int64(0)
+        end, low = ends[r], int64(0)
+        at = _unary(data, starts[r], end, positions[runs[r] : runs[r + 1]])
         for i in range(uint64(runs[r]), uint64(runs[r + 1])):
             low += each[i]
-            high = int64(0)
-            while at < end and not data[uint64(at >> 3)] & (128 >> (at & 7)):
-                high += 1
-                at += 1
-            at += 1
-            positions[i] = high
         spare = end - at - low
         good[r] = 0 <= spare < 8
         if not good[r]:

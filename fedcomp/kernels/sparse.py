@@ -13,13 +13,15 @@ def add_at(into: Tensor, positions: np.ndarray, values: np.ndarray, weight: floa
     The product is rounded to float32, then the sum: the same bits on every device. The cost grows with the positions, not
     with n. Raises IndexError, and changes nothing, if a position is not in 0..n−1.
     """
-    if positions.size and not 0 <= positions[0] <= positions[-1] < into.numel():
+    if not positions.size:
+        return
+    if not 0 <= positions.item(0) <= positions.item(-1) < into.numel():
         raise IndexError(f"positions {positions[0]}..{positions[-1]} do not fit a vector of {into.numel()}")
     if into.device.type != "cpu":
         at = torch.from_numpy(positions).to(into.device)
         into[at] += torch.from_numpy(np.float32(weight) * values).to(into.device)
         return
-    dense = into.detach().numpy()
+    dense = (into.detach() if into.requires_grad else into).numpy()
     if backend.compile_positions(positions.size):
         from . import loops
 

@@ -142,7 +142,7 @@ def test_layers_of_different_density_cost_less_than_the_entropy_of_uniform_posit
     assert within < len(positions.pack(row, numel)[1]) < min(0.95 * uniform_bound(numel, count), 1.06 * within + 20)
 
 
-def refused_or_canonical(data, count, form, numel):
+def refused_or_positions(data, count, form, numel):
     try:
         row = positions.unpack(data, count, form, numel)
     except FrameError as error:
@@ -150,21 +150,20 @@ def refused_or_canonical(data, count, form, numel):
         return
     assert row.dtype == np.int64 and row.size == count
     assert row.tolist() == sorted(set(row.tolist()) & set(range(numel)))
-    assert positions.pack(row, numel) == (form, data)
 
 
 @ways
 @settings(max_examples=200)
 @given(st.binary(max_size=80), st.integers(0, 401), st.integers(0, 63), st.integers(1, 400))
-def test_any_bytes_are_refused_or_canonical(way, data, count, form, numel):
+def test_any_bytes_are_refused_or_positions(way, data, count, form, numel):
     with path(way):
-        refused_or_canonical(data, count, form, numel)
+        refused_or_positions(data, count, form, numel)
 
 
 @ways
 @settings(max_examples=150, deadline=None)
 @given(vectors(), st.data())
-def test_damaged_codes_are_refused_or_canonical(way, case, data):
+def test_damaged_codes_are_refused_or_positions(way, case, data):
     numel, rows = case
     with path(way):
         form, code = positions.pack(rows[0], numel)
@@ -172,10 +171,10 @@ def test_damaged_codes_are_refused_or_canonical(way, case, data):
         if code:
             flipped, last = bytearray(code), min(len(code), data.draw(st.sampled_from([4, 10**9]))) - 1
             flipped[data.draw(st.integers(0, last))] ^= 1 << data.draw(st.integers(0, 7))
-            refused_or_canonical(bytes(flipped), count, form, numel)
-        refused_or_canonical(code, data.draw(st.integers(0, numel)), form, numel)
-        refused_or_canonical(code, count, data.draw(st.integers(0, 63)), numel)
-        refused_or_canonical(code, count, form, data.draw(st.integers(count, 2 * numel)))
+            refused_or_positions(bytes(flipped), count, form, numel)
+        refused_or_positions(code, data.draw(st.integers(0, numel)), form, numel)
+        refused_or_positions(code, count, data.draw(st.integers(0, 63)), numel)
+        refused_or_positions(code, count, form, data.draw(st.integers(count, 2 * numel)))
         for wrong in (code[:-1], code + b"\0", code + b"\x80"):
             if wrong != code:
                 with pytest.raises(FrameError):
@@ -183,21 +182,12 @@ def test_damaged_codes_are_refused_or_canonical(way, case, data):
 
 
 @ways
-def test_a_longer_code_of_the_same_positions_is_refused(way):
+def test_a_code_with_any_parameter_is_read(way):
     layers, even = draw(9000, 700, "layers"), draw(9000, 100, "even")
     with path(way):
         for row in (layers, even):
-            form, _ = positions.pack(row, 9000)
             for b in range(12):
-                code = rice.pack(row, b)
-                if b != form:
-                    with pytest.raises(FrameError):
-                        positions.unpack(code, row.size, b, 9000)
-        most = np.delete(np.arange(90), [10, 80])
-        with pytest.raises(FrameError):
-            positions.unpack(rice.pack(most, 0), 88, 0, 90)
-        with pytest.raises(FrameError):
-            positions.unpack(b"\xff\xff", 9, 0, 9)
+                assert np.array_equal(positions.unpack(rice.pack(row, b), row.size, b, 9000), row)
 
 
 @ways
