@@ -260,5 +260,6 @@ def pack_mean(values: np.ndarray) -> bytes:
 def unpack_mean(data: memoryview) -> np.float32:
     """A mean magnitude. Raises FrameError unless it is finite and above zero."""
     (mean,) = MEAN.unpack(data)
-    expect(0 < mean < math.inf, f"a section has the mean magnitude {mean}")
+    if not 0 < mean < math.inf:
+        raise FrameError(f"a section has the mean magnitude {mean}")
     return np.float32(mean)

@@ -43,7 +43,7 @@ def pack(positions, runs, each, starts, low_starts, data):
 
 @numba.njit(nogil=True)
 def _unary(data, start, end, high):
-    """Fill `high` with the zeros before each of so many ones from the bit `start` on. Returns where the last one ends; past `end` if cut off."""
+    """Fill `high` with the zeros before each of so many ones from the bit `start` on. Returns where the last ends, if not past `end`."""
     i, last, at = uint64(0), start - 1, start >> 3
     byte = data[uint64(at)] & uint8(255 >> (start & 7))
     while i < uint64(high.size):
