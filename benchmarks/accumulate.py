@@ -7,13 +7,16 @@ dense additions are those of torch, of vectors that are in memory already. Media
 """
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
 
-import torch
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
 
-from fedcomp import codec
+import torch  # noqa: E402
+
+from fedcomp import codec  # noqa: E402
 
 DENSITIES = ("1/1000", "1/400", "1/100")
 COHORT = 100  # frames read together
