@@ -92,8 +92,8 @@ class Codec(ABC):
 
     @abstractmethod
     def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
-        """The update in a section. Raises FrameError unless it is a whole section for a vector [layout.numel]: nothing cut off, nothing left
-        over, nothing that is not finite.
+        """The update in a section. Raises FrameError unless it is a whole section for a vector [layout.numel]: nothing cut off, nothing
+        left over, nothing that is not finite.
 
         `layout` is the model's, or that of one tensor, or of one flat tensor where the caller knew none; `seed` is 0 unless `seeded`.
         """
