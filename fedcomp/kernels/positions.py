@@ -13,7 +13,8 @@ of positions and not a range of coordinates: so dense ranges are cut finer, empt
     code       unary stream, low stream and padding of all blocks; a block's parameter is its offset + max(0, min(b*, 37) + w − 2^w)
 
 The form travels outside. Of equally long codes the first is taken in the order of this page, with the smallest s, then w, then offsets.
-Blocks are tried from 32 positions on, and what is not sent where it is less than half. `unpack` reads any of the forms: looking for the
+Blocks are tried from 32 positions on, and taken where they save more than one byte in 64: what is read without them is read faster. What is
+not sent is tried where it is less than half. `unpack` reads any of the forms: looking for the
 shortest again would cost more than reading.
 """
 
@@ -33,6 +34,7 @@ BLOCKED, MANY = 32, 4096  # positions from which blocks are tried, and from whic
 UNITS = 4, 16  # u below and from MANY
 SIZES, WIDTHS = 8, (2, 3, 4)
 COLUMNS = 1 << WIDTHS[-1]  # parameters that blocks choose among
+GAIN = 6  # blocks have to save more than one byte in 2^GAIN
 COMPILED = 4  # blocks take so many times the work of packing
 
 
@@ -252,7 +254,7 @@ def _plan(positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = W
 def _blocks(
     rest: np.ndarray, counts: np.ndarray, each: np.ndarray, limit: np.ndarray, b: int, unit: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """s, w and the parameters of rows of one b* and u; 0, 0 and what `each` had where blocks take no fewer bytes than limit [m]."""
+    """s, w and the parameters of rows of one b* and u; 0, 0 and what `each` had where blocks take hardly fewer bytes than limit [m]."""
     cut, first = _pieces(counts, np.full(counts.size, unit)), _begin(b, WIDTHS[-1])
     row, index, reach = cut.row, cut.index, first + np.arange(COLUMNS)[:, None]
     table = np.add.reduceat(rest >> reach, cut.start, axis=1) + (reach + 1) * cut.length
@@ -267,7 +269,7 @@ def _blocks(
         lengths += [1 + (bits_of_width + 7) // 8 for bits_of_width in bits]
         if many.max() == 1:
             break
-    shorter = np.min(lengths, axis=0) < limit
+    shorter = np.min(lengths, axis=0) < limit - (limit >> GAIN)
     choice = np.where(shorter, np.argmin(lengths, axis=0), -1)
     size, width = np.where(shorter, choice // len(WIDTHS), 0), np.where(shorter, WIDTHS[0] + choice % len(WIDTHS), 0)
     for chosen in set(choice[shorter].tolist()):
@@ -289,5 +291,5 @@ def _plan_compiled(positions: np.ndarray, counts: np.ndarray, numel: int, widest
     begins = np.stack([_begin(b, width) for width in WIDTHS], axis=1)
     plan = Plan(*np.zeros((3, counts.size), np.int64), np.empty(positions.size, np.int64))
     runs = np.append(0, counts.cumsum())
-    loops.plan(positions, runs, np.stack(rice.near(b, widest), axis=1), begins, WIDTHS[0], BLOCKED, _unit(counts), SIZES, *plan)
+    loops.plan(positions, runs, np.stack(rice.near(b, widest), axis=1), begins, WIDTHS[0], BLOCKED, _unit(counts), SIZES, GAIN, *plan)
     return plan._replace(form=np.where(plan.width > 0, BLOCKS, plan.form))

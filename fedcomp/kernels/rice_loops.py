@@ -167,7 +167,7 @@ def least(table, begin, columns):
 
 
 @compiled
-def plan(positions, runs, near, begins, narrowest, blocked, units, sizes, form, size, width, each):
+def plan(positions, runs, near, begins, narrowest, blocked, units, sizes, gain, form, size, width, each):
     """Fill form, size, width [m] and each [positions] with how each row takes the fewest bytes; form is the best single parameter."""
     for r in range(form.size):
         run, stop = runs[r], runs[r + 1]
@@ -184,6 +184,7 @@ def plan(positions, runs, near, begins, narrowest, blocked, units, sizes, form, 
                 form[r] = b
         each[run:stop] = form[r]
         limit, joined = (totals[form[r] - first] + 7) // 8, table
+        limit -= limit >> gain
         for s in range(sizes):
             joined = halved(joined) if s else joined
             for k in range(begins.shape[1]):
