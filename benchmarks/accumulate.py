@@ -20,7 +20,7 @@ from fedcomp import codec  # noqa: E402
 
 DENSITIES = ("1/1000", "1/400", "1/100")
 COHORT = 100  # frames read together
-DIFFERENT = 50  # frames; they are added again and again
+DIFFERENT = 250  # frames; they are added again and again
 
 
 def main() -> None:

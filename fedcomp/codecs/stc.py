@@ -41,8 +41,8 @@ class STC(selection.Largest):
 
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[np.ndarray, int]:
         expect(flag == 0, "an STC section has an unknown flag")
-        mean, rest = selection.take(data, 4)
-        signs, _ = selection.take(rest, -(-count // 8))
-        values = kernels.unpack_units(signs, count)
-        values *= selection.unpack_mean(mean)
-        return values, 4 + len(signs)
+        size = self.value_bytes(count)
+        sent, _ = selection.take(data, size)
+        values = kernels.unpack_units(sent[4:], count)
+        values *= selection.unpack_mean(sent[:4])
+        return values, size

@@ -14,7 +14,7 @@ least 0. It is found in integers, so that every machine finds the same.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import accumulate, pairwise
 from math import isqrt
 from types import ModuleType
@@ -242,8 +242,11 @@ def sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 def loops(count: int) -> ModuleType | None:
     """The compiled loops, where so many positions repay the import."""
-    if not backend.compile_positions(count):
-        return None
+    return _compiled() if backend.compile_positions(count) else None
+
+
+@cache
+def _compiled() -> ModuleType:
     from . import rice_loops
 
     return rice_loops
