@@ -50,7 +50,7 @@ class Natural(Codec):
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
         if not x.numel():
             return EMPTY
-        x = x.detach().cpu()
+        x = x.detach()
         shift = rounding.shift_of(rounding.largest(x))
         codes = rounding.to_powers(x, shift, seed)
         return Section(x.numel(), b"".join([bytes([shift]), rounding.pack_negative(x, codes).tobytes(), wire.pack(codes, CODES)]))

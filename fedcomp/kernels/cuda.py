@@ -29,7 +29,7 @@ class Chosen(NamedTuple):
 
 def suits(x: Tensor, k: int) -> bool:
     """Whether `select` can be called for k of the elements of each row of x [m, n]."""
-    return _runs_on(x) and LONG <= x.shape[1] < 1 << 31 and k / x.shape[1] <= CROWDED / 4
+    return serves(x) and LONG <= x.shape[1] < 1 << 31 and k / x.shape[1] <= CROWDED / 4
 
 
 def select(e: Tensor | None, x: Tensor, k: int, flip: int, mask: int) -> Chosen:
@@ -116,7 +116,8 @@ def _keys(e: Tensor | None, x: Tensor, flip: int, mask: int) -> Tensor:
     return (total.reshape(len(x), -1).view(torch.int32) ^ flip) & mask
 
 
-def _runs_on(x: Tensor) -> bool:
+def serves(x: Tensor) -> bool:
+    """Whether Triton works on this tensor."""
     return x.is_contiguous() and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and _triton_imports()
 
 

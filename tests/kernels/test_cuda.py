@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
-from fedcomp import NonFiniteError, kernels  # noqa: E402
+from fedcomp import NonFiniteError, codec, kernels  # noqa: E402
 from fedcomp.kernels import backend, cuda, philox, rounding, select  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +35,14 @@ def interpreted(monkeypatch):
 def afterwards():
     yield
     os.environ.pop("TRITON_INTERPRET", None)
+
+
+@contextmanager
+def elsewhere() -> Iterator[None]:
+    """Triton serves nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda, "serves", lambda x: False)
+        yield
 
 
 def stack(seed: int = 0) -> torch.Tensor:
@@ -143,7 +153,9 @@ def test_multiples_are_those_of_the_other_devices(n, dtype):
     x = torch.from_numpy(np.random.default_rng(n).standard_normal((3, n)).astype(np.float32)).to(DEVICE, dtype)
     units, limits, seeds = [0.1, 1e-3, 0.25], [2.5, 3.0, 100.0], [5, 2**63 + 1, 0]
     made = cuda.to_multiples(x, units, limits, seeds, torch.int16).cpu().numpy()
-    for row, *given, levels in zip(x.cpu(), units, limits, seeds, made, strict=True):
+    for row, *given, levels in zip(x, units, limits, seeds, made, strict=True):
+        with elsewhere():
+            assert np.array_equal(rounding.to_multiples(row, *given), levels)
         assert np.array_equal(rounding.to_multiples(row, *given), levels)
 
 
@@ -154,8 +166,21 @@ def test_powers_are_those_of_the_other_devices(n):
     x[0, 0] = 0
     x, shifts, seeds = torch.from_numpy(x.astype(np.float32)).to(DEVICE), [23, 3, 0], [5, 2**63 + 1, 0]
     made = cuda.to_powers(x, shifts, seeds).cpu().numpy()
-    for row, shift, seed, codes in zip(x.cpu(), shifts, seeds, made, strict=True):
+    for row, shift, seed, codes in zip(x, shifts, seeds, made, strict=True):
+        with elsewhere():
+            assert np.array_equal(rounding.to_powers(row, shift, seed), codes)
         assert np.array_equal(rounding.to_powers(row, shift, seed), codes)
+
+
+@pytest.mark.parametrize("spec", [
+    "topk:density=1/400", "stc:density=1/400", "sbc:density=1/400", "sign", "efsign", "qsgd:levels=4", "terngrad", "natural",
+])
+def test_frames_are_those_of_the_other_devices(spec):
+    c, x = codec(spec), stack()[:3].contiguous()
+    frames = c.encode_batch(x, [4, 5, 6])
+    assert [c.encode(row, seed=seed) for row, seed in zip(x, (4, 5, 6), strict=True)] == frames
+    with elsewhere():
+        assert c.encode_batch(x.cpu(), [4, 5, 6]) == frames
 
 
 COMPILE = """
