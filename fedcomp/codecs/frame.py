@@ -15,7 +15,8 @@
 
 `count` and `length` are LEB128: seven bits a byte, the lowest first, in the shortest form. `count` is the number of coordinates that
 the section holds; the body belongs to the codec. The vector's size is not sent: it is the receiver's, and stands under the
-checksum. A header is 10 to 24 bytes, a tensor's section costs 2 to 8 more. The checksum is against accidents; it is no signature.
+checksum. With the count of one section a header is 10 to 24 bytes as a rule; a tensor's section costs 2 to 8 more. The checksum is
+against accidents; it is no signature.
 """
 
 import struct

@@ -9,7 +9,7 @@ SOME, WORK = 300, 500_000  # so many at a time do, once a process has met so man
 
 def compile_vector(numel: int) -> bool:
     """Whether a vector of this size goes to the compiled loops: it is large, and there is numba."""
-    return numel >= LARGE and _numba_imports()
+    return numel >= max(LARGE, 1) and _numba_imports()
 
 
 def compile_positions(count: int) -> bool:

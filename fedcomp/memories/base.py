@@ -214,3 +214,13 @@ def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | N
             vector.zero_()
         else:
             vector[torch.from_numpy(sent).to(vector.device)] = 0
+
+
+def add_within(kept: Tensor, update: Update, weight: float = 1.0) -> None:
+    """kept += weight·update, in place, both finite; what leaves float32's range becomes its end, so that a memory stays usable."""
+    with np.errstate(over="ignore"):
+        update.add_to(kept, weight)
+    at = update.positions
+    touched = kept if at is None else kept[torch.from_numpy(at).to(kept.device)]
+    if touched.numel() and not all(edge.isfinite() for edge in touched.aminmax()):
+        kept.nan_to_num_()

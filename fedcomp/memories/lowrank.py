@@ -24,7 +24,7 @@ from ..codecs.powersgd import PowerSGD, Split, start_name
 from ..codecs.update import Sections
 from ..errors import ConfigError, ProtocolError
 from ..layout import Layout
-from .base import Memory, State
+from .base import Memory, State, add_within
 
 LEFT, RIGHT = "left", "right"  # phases; what is announced for the one is named as the other, whose mean it is made of
 NUMBERS = codec("identity")  # makes the frames of these phases
@@ -72,9 +72,9 @@ class LowRank(Memory):
         if self.phase != LEFT:  # which alone says nothing
             update = self._read(frame)
             self.starts |= _starts(update)
-            update.add_to(self.residual, -1.0)
+            add_within(self.residual, update, -1.0)
         if dropped is not None:
-            dropped.add_to(self.residual)
+            add_within(self.residual, dropped)
         self.phase, self.basis = "", b""
 
     def _rollback(self, frame: bytes) -> None:

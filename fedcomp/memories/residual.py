@@ -19,7 +19,7 @@ from torch import Tensor
 from ..codecs import Codec, Context, Update
 from ..codecs.base import NO_CONTEXT
 from ..errors import ConfigError, NonFiniteError
-from .base import Memory, State
+from .base import Memory, State, add_within
 
 
 class Residual(Memory):
@@ -62,12 +62,12 @@ class Residual(Memory):
             first = memories[0]
             taken = first.codec.open_batch([memory._settle() for memory in memories], first.numel, first.layout)
             for memory, update in zip(memories, taken, strict=True):
-                update.add_to(memory.residual, -1.0)
+                add_within(memory.residual, update, -1.0)
 
     def _commit(self, frame: bytes, dropped: Update | None) -> None:
-        self.codec.accumulate(frame, self.residual, -1.0, layout=self.layout)
+        add_within(self.residual, self.codec.open(frame, self.numel, self.layout), -1.0)
         if dropped is not None:
-            dropped.add_to(self.residual)
+            add_within(self.residual, dropped)
 
     def _rollback(self, frame: bytes) -> None: ...
 

@@ -18,7 +18,7 @@ from ..codecs import Codec, Context, Update
 from ..codecs.base import NO_CONTEXT
 from ..codecs.update import Dense
 from ..errors import NonFiniteError
-from .base import Changes, Counterpart, Memory, State
+from .base import Changes, Counterpart, Memory, State, add_within
 
 MEMBERS = "clients"  # in a checkpoint: who has a shift
 
@@ -76,12 +76,12 @@ class Shift(Memory):
         """Move the shift by an update that the server took."""
         if self.shift is None:
             self.shift = torch.zeros(self.numel, dtype=torch.float32)
-        update.add_to(self.shift, self.step)
+        add_within(self.shift, update, self.step)
 
     def _commit(self, frame: bytes, dropped: Update | None) -> None:
         self._take(self.codec.open(frame, self.numel, self.layout))
         if dropped is not None:
-            dropped.add_to(self.shift, -self.step)
+            add_within(self.shift, dropped, -self.step)
 
     def _rollback(self, frame: bytes) -> None: ...
 
@@ -156,7 +156,7 @@ class Shifts(Counterpart):
             if update is not None:
                 row = self.row(client)
                 self.rows[client] = torch.zeros(self.numel, dtype=torch.float32) if row is None else row
-                update.add_to(self.rows[client], self.step)
+                add_within(self.rows[client], update, self.step)
                 self.members.add(client)
                 self.changed.add(client)
 

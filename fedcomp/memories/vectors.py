@@ -16,7 +16,7 @@ from ..codecs import Codec, Context, LayerWise, Update
 from ..codecs.base import NO_CONTEXT, nonfinite_rows
 from ..codecs.selection import Selective
 from ..errors import ConfigError, NonFiniteError
-from .base import Memory, State
+from .base import Memory, State, add_within
 
 Stacks = Mapping[str, Tensor]  # name of a vector → its rows [m, numel]
 
@@ -35,9 +35,9 @@ class Vectors(Memory):
 
     def _taken(self, update: Update, dropped: Update | None) -> None:
         """`update` arrived, but for what was `dropped` of it."""
-        update.add_to(self.residual, -1.0)
+        add_within(self.residual, update, -1.0)
         if dropped is not None:
-            dropped.add_to(self.residual)
+            add_within(self.residual, dropped)
 
     def _propose(self, x: Tensor, seed: int, context: Context) -> bytes:
         alone = context.moments and (context.moments[0][None], context.moments[1][None])

@@ -37,8 +37,14 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.density_warmup and self.budget_bytes:
             raise ConfigError("--density-warmup and --budget both decide the density; give one of them")
-        if self.density_warmup:
+        asked = "--density-warmup" if self.density_warmup else "--budget" if self.budget_bytes else ""
+        if not asked:
+            return
+        try:
             self.codec.at_density(FIRST_DENSITY)
+        except ConfigError:
+            raise ConfigError(f"{asked} changes the density of the uplink, and {self.codec} has none; leave {asked} out, "
+                              "or use --uplink stc") from None
         if self.budget_bytes:
             self._least()
 

@@ -8,7 +8,7 @@ import torch
 from every_codec import layout_of, same_bits, vectors
 
 from fedcomp import Layout, codec, memory
-from fedcomp.codecs import Context
+from fedcomp.codecs import Context, frame
 from fedcomp.codecs.levels import MOST
 from fedcomp.errors import ConfigError, FrameError, ProtocolError, SpecError
 from fedcomp.kernels import backend, philox
@@ -191,3 +191,10 @@ def test_sums_that_are_too_large_are_refused():
             break
         frame = doubled
     assert c.decode(frame, numel=3).tolist() == [(MOST + 1) / 2] * 3
+
+
+def test_merging_a_strangers_frames_costs_the_size_that_is_expected():
+    c, numel = codec("terngrad"), 2**40
+    huge = frame.seal(c.id, 0, numel, [frame.Section(numel, b"\x01\x00\x00\x80\x3f" + bytes(40))])
+    with pytest.raises(FrameError, match="was given for one of 401"):
+        c.merge([huge, huge], numel=401)

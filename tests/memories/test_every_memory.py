@@ -214,3 +214,17 @@ def test_the_registry_that_is_given_away_is_a_copy():
     available_memories().clear()
     assert {name: cls.name for name, cls in available_memories().items()} == {name: name for name in available_memories()}
     assert {"none", "residual"} <= available_memories().keys()
+
+
+@pytest.mark.parametrize(("name", "spec"), [
+    ("residual", "drive:damped=true"), ("residual", "eden:bits=1,damped=true"), ("residual", "topk:density=1/2+drive:damped=true"),
+    ("ecq:alpha=0.5,beta=0.6", "drive:damped=true"), ("ef21", "drive:damped=true"),
+])
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_a_memory_stays_usable_at_the_ends_of_the_range_of_float32(name, spec):
+    m = memory(name, codec(spec), NUMEL, layout_of(NUMEL))
+    x = 3.4e38 * torch.sin(torch.arange(NUMEL) + 1.0)
+    for seed in range(4):
+        m.propose(x if seed == 0 else 0 * x, seed=seed)
+        m.commit()
+        assert all(v.isfinite().all() for v in m.state_dict().values() if isinstance(v, torch.Tensor))

@@ -312,7 +312,7 @@ def test_uplink_and_memory_are_the_strategys_where_they_are_not_given(tmp_path):
     ({"strategy": "powersdg"}, "unknown strategy 'powersdg'; did you mean 'powersgd'"),
     ({"strategy": "powersgd@layer"}, "cannot have a scope"),
     ({"strategy": "average:rank=1"}, "strategy 'average' has no option 'rank'; it takes none"),
-    ({"density_warmup": 3}, "has no density"),
+    ({"density_warmup": 3}, "leave --density-warmup out"),
 ])
 def test_a_mistake_is_one_sentence_with_the_fix(tmp_path, options, sentence):
     with pytest.raises(UserError) as caught:

@@ -79,8 +79,8 @@ def test_shares_follow_the_bandwidths_and_the_unknown_get_their_mean():
 
 
 @pytest.mark.parametrize(("spec", "options", "sentence"), [
-    ("identity", {"budget_bytes": 100}, "identity has no density that could change; use one that has, such as stc or topk"),
-    ("fp16", {"density_warmup": 2}, "fp16 has no density"),
+    ("identity", {"budget_bytes": 100}, "--budget changes the density of the uplink, and identity has none; leave --budget out"),
+    ("fp16", {"density_warmup": 2}, "--density-warmup changes the density of the uplink, and fp16 has none"),
     ("stc", {"density_warmup": 2, "budget_bytes": 100}, "--density-warmup and --budget both decide the density; give one of them"),
 ])
 def test_a_schedule_that_cannot_be(spec, options, sentence):
