@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
-from fedcomp import NonFiniteError, codec, kernels  # noqa: E402
-from fedcomp.kernels import backend, cuda, philox, rounding, select  # noqa: E402
+from fedcomp import NonFiniteError, codec, kernels
+from fedcomp.kernels import backend, cuda, philox, rounding, select
 
 ROOT = Path(__file__).parents[2]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -29,12 +27,6 @@ def interpreted(monkeypatch):
     if DEVICE == "cpu":
         monkeypatch.setenv("TRITON_INTERPRET", "1")
     yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def afterwards():
-    yield
-    os.environ.pop("TRITON_INTERPRET", None)
 
 
 @contextmanager
