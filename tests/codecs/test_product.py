@@ -3,7 +3,6 @@
 import copy
 import itertools
 import json
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -110,7 +109,7 @@ def test_a_frame_decodes_with_any_options_of_its_halves(name):
 def test_a_product_writes_itself_as_a_spec_string(spec):
     c = codec(spec)
     assert codec(str(c)) == c and hash(codec(str(c))) == hash(c)
-    assert copy.deepcopy(c) == c == pickle.loads(pickle.dumps(c)) and bytes(copy.deepcopy(c).id.halves) == c.id.halves
+    assert copy.deepcopy(c) == c and bytes(copy.deepcopy(c).id.halves) == c.id.halves
 
 
 # What may be done with it.
