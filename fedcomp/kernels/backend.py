@@ -4,7 +4,7 @@ import functools
 
 LARGE = 100_000  # elements of a vector from which compiled loops repay the import
 MANY = 10_000  # selected positions from which they do
-SOME, WORK = 300, 500_000  # so many at a time do, once a process has met so many
+SOME, WORK = 300, 20_000_000  # so many at a time do, once a process has met so many
 
 
 def compile_vector(numel: int) -> bool:
