@@ -4,6 +4,7 @@ from typing import Literal
 
 import numpy as np
 
+from .. import kernels
 from . import half
 from .base import expect
 from .selection import take
@@ -31,5 +32,5 @@ def unpack(data: memoryview, count: int, flag: int) -> tuple[np.ndarray, int]:
     """`count` finite values, float32, from the beginning of `data`, and how many bytes they took. Raises FrameError."""
     sent, _ = take(data, size(count, flag))
     values = half.unpack(sent, count) if flag == FP16 else np.frombuffer(sent, "<f4")
-    expect(bool(np.isfinite(values).all()), "a section holds NaN or infinity")
+    expect(kernels.all_finite(values), "a section holds NaN or infinity")
     return values, len(sent)

@@ -116,10 +116,11 @@ def unseal(
     elements whose sections fit `layout`.
     """
     view = memoryview(data)
-    head, crc, start = _plain(codec, numel, seeded)
-    if start and view[: len(head)] == head and len(view) >= start and (layout is None or layout.numel == numel):
-        if CRC.unpack_from(view, len(head))[0] == zlib.crc32(view[start:], crc):
-            return 0, [(WHOLE, read_section(view[start:], numel))]  # as nearly all frames are
+    head, crc = _plain(codec, numel, seeded)
+    if view[: HEAD.size] == head and len(view) >= SECTIONS and (layout is None or layout.numel == numel):
+        rest = view[SECTIONS:]
+        if CRC.unpack_from(view, HEAD.size)[0] == zlib.crc32(rest, crc):
+            return 0, [(WHOLE, read_section(rest, numel))]  # as nearly all frames are
     if len(view) < SECTIONS:
         raise FrameError(f"{len(view)} bytes are too short for a frame")
     magic, version, found, scope = HEAD.unpack_from(view)
@@ -173,10 +174,10 @@ def read_section(data: memoryview, numel: int) -> Section:
 
 
 @lru_cache(1024)
-def _plain(codec: CodecId | ProductId, numel: int, seeded: bool) -> tuple[bytes, int, int]:
-    """Head of a frame of one section without a seed, its part of the checksum, and where the section begins; 0 for other frames."""
+def _plain(codec: CodecId | ProductId, numel: int, seeded: bool) -> tuple[bytes, int]:
+    """The head of a frame of one section right after its checksum, and its part of that; no head for other frames."""
     head = HEAD.pack(MAGIC, VERSION, codec, MODEL)
-    return head, _checksum(head, numel, []), 0 if seeded or _halves(codec) else SECTIONS
+    return b"" if seeded or _halves(codec) else head, _checksum(head, numel, [])
 
 
 def _checksum(head: bytes | memoryview, numel: int, parts: Sequence[bytes | memoryview]) -> int:
@@ -228,11 +229,12 @@ def varint(value: int) -> bytes:
 
 def read_varint(data: memoryview) -> tuple[int, int]:
     """The integer at the start of `data` and the number of its bytes. Raises FrameError unless in shortest form, below 2⁶³."""
-    value = 0
-    for i, byte in enumerate(data[:9]):
-        value |= (byte & 0x7F) << 7 * i
+    value = length = 0
+    for byte in data[:9]:
+        value |= (byte & 0x7F) << 7 * length
+        length += 1
         if byte < 0x80:
-            if byte == 0 and i:
+            if byte == 0 and length > 1:
                 raise FrameError("a count is not in its shortest form")
-            return value, i + 1
+            return value, length
     raise FrameError("a count is cut short or too large")

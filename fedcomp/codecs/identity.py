@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import kernels
 from ..kernels import rounding
 from ..kernels.stretches import PIECE, each, pieces
 from ..layout import Layout
@@ -37,14 +38,14 @@ class Identity(Codec):
     def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
         expect(section.count == layout.numel and len(section.body) == 4 * layout.numel, "a dense section has another length")
         values = np.frombuffer(section.body, "<f4")
-        expect(bool(np.isfinite(values).all()), "a dense section holds NaN or infinity")
+        expect(kernels.all_finite(values), "a dense section holds NaN or infinity")
         return Dense(values)
 
     def merge_sections(self, sections: Sequence[Section]) -> Section:
         expect(all(len(s.body) == 4 * s.count == 4 * sections[0].count for s in sections), "a dense section has another length")
         with np.errstate(over="ignore", invalid="ignore"):
             total = np.sum([np.frombuffer(s.body, "<f4") for s in sections], axis=0, dtype=np.float32)
-        expect(bool(np.isfinite(total).all()), "the sum of the frames is not finite")
+        expect(kernels.all_finite(total), "the sum of the frames is not finite")
         return Section(total.size, total.astype("<f4", copy=False).tobytes())
 
 

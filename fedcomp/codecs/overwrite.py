@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import kernels
 from ..kernels import rice
 from . import frame, selection
 from .base import expect
@@ -42,6 +43,6 @@ def apply(data: bytes, weights: Tensor) -> None:
     first, rest = selection.take(memoryview(body), 1)
     sent, gaps = selection.take(rest, 4 * count)
     values = np.frombuffer(sent, "<f4")
-    expect(bool(np.isfinite(values).all()), "an overwrite section holds NaN or infinity")
+    expect(kernels.all_finite(values), "an overwrite section holds NaN or infinity")
     positions = rice.unpack(gaps, count, first[0], weights.numel())
     weights[torch.from_numpy(positions).to(weights.device)] = torch.from_numpy(values.astype(np.float32)).to(weights.device)

@@ -86,8 +86,8 @@ class Selective(Codec):
         """A flag, 0..3, and the bytes of selected values: float32, at least one, none zero, in the order of their positions."""
 
     @abstractmethod
-    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[np.ndarray, int]:
-        """`count` ≥ 1 values, float32, from the beginning of `data`, and how many bytes they took. Raises FrameError."""
+    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[np.ndarray | kernels.Signs, int]:
+        """`count` ≥ 1 values, float32 or signs, from the beginning of `data`, and how many bytes they took. Raises FrameError."""
 
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
         return self._pack_chosen(*self.chosen(x, seed), x.numel(), seed, context)
@@ -106,11 +106,12 @@ class Selective(Codec):
         count, body = section.count, memoryview(section.body)
         if not count:
             return Sparse(layout.numel, np.empty(0, np.int64), np.empty(0, np.float32))
-        first, data = take(body, 1)
-        if _is_drawn(section, layout.numel):
-            return self._unpack_drawn(first[0] >> FLAG_SHIFT, data, layout.numel, seed)
-        values, used = self.unpack_values(first[0] >> FLAG_SHIFT, data, count, seed)
-        return Sparse(layout.numel, wire.unpack(data[used:], count, first[0] & RICE, layout.numel), values)
+        expect(len(body) > 0, "a section is cut short")
+        numel, first, data = layout.numel, body[0], body[1:]
+        if _is_drawn(section, numel):
+            return self._unpack_drawn(first >> FLAG_SHIFT, data, numel, seed)
+        values, used = self.unpack_values(first >> FLAG_SHIFT, data, count, seed)
+        return Sparse(numel, wire.unpack(data[used:], count, first & RICE, numel), values)
 
     def unpack_rows(self, sections: Sequence[Section], numel: int, seeds: Sequence[int]) -> list[Update | FrameError]:
         """`unpack` of many sections for vectors [numel], with their seeds; a FrameError in the place of one that is bad."""
@@ -257,9 +258,9 @@ def pack_mean(values: np.ndarray) -> bytes:
     return MEAN.pack(kernels.mean(np.abs(values)))
 
 
-def unpack_mean(data: memoryview) -> np.float32:
+def unpack_mean(data: memoryview) -> float:
     """A mean magnitude. Raises FrameError unless it is finite and above zero."""
     (mean,) = MEAN.unpack(data)
     if not 0 < mean < math.inf:
         raise FrameError(f"a section has the mean magnitude {mean}")
-    return np.float32(mean)
+    return mean

@@ -39,10 +39,8 @@ class STC(selection.Largest):
     def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
         return 0, selection.pack_mean(values) + kernels.pack_signs(values > 0)
 
-    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[np.ndarray, int]:
+    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[kernels.Signs, int]:
         expect(flag == 0, "an STC section has an unknown flag")
         size = self.value_bytes(count)
         sent, _ = selection.take(data, size)
-        values = kernels.unpack_units(sent[4:], count)
-        values *= selection.unpack_mean(sent[:4])
-        return values, size
+        return kernels.read_signs(sent[4:], count, selection.unpack_mean(sent[:4])), size

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from .. import kernels
 from . import half, selection
 from .base import Context, expect
 from .frame import CodecId
@@ -44,5 +45,5 @@ class TopK(selection.Largest):
         expect(flag in (FP32, FP16), "a top-k section has an unknown flag")
         sent, _ = selection.take(data, half.size(count) if flag == FP16 else 4 * count)
         values = half.unpack(sent, count) if flag == FP16 else np.frombuffer(sent, "<f4")
-        expect(bool(np.isfinite(values).all()), "a top-k section holds NaN or infinity")
+        expect(kernels.all_finite(values), "a top-k section holds NaN or infinity")
         return values, len(sent)

@@ -39,7 +39,7 @@ class Update(ABC):
         return self.dense(device)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Dense(Update):
     values: np.ndarray  # [numel] float32
     positions: ClassVar[None] = None
@@ -60,14 +60,18 @@ class Dense(Update):
         return torch.from_numpy(self.values).to(device or "cpu") if own else self.dense(device)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sparse(Update):
     numel: int
     positions: np.ndarray  # int64, ascending
-    values: np.ndarray  # float32, one a position
+    sent: np.ndarray | kernels.Signs  # float32, one a position
+
+    @property
+    def values(self) -> np.ndarray:
+        return self.sent.values() if isinstance(self.sent, kernels.Signs) else self.sent
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
-        kernels.add_at(into, self.positions, self.values, weight)
+        kernels.add_at(into, self.positions, self.sent, weight)
 
     def block(self, start: int, stop: int) -> np.ndarray:
         out = np.zeros(stop - start, np.float32)
@@ -76,7 +80,7 @@ class Sparse(Update):
         return out
 
 
-@dataclass(frozen=True)
+@dataclass
 class Bits(Update):
     """One bit a coordinate, and what the two mean in each column: coordinate i stands in column i mod c."""
 
@@ -96,7 +100,7 @@ class Bits(Update):
         return torch.from_numpy(self.block(0, self.numel)).to(device or "cpu")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sections(Update):
     """An update tensor by tensor."""
 

@@ -1,7 +1,7 @@
 """Hot loops on arrays: numba on large CPU vectors, numpy and torch elsewhere, the same results from each."""
 
 from . import bits, rice
-from .bits import pack_signs, unpack_signs, unpack_units
+from .bits import Signs, pack_signs, read_signs, unpack_signs
 from .select import (
     at_least,
     at_least_added,
@@ -17,11 +17,13 @@ from .select import (
     top_side_added,
     top_side_rows,
 )
-from .sparse import add_at
+from .sparse import add_at, all_finite
 from .sums import norm1, norm1_rows, norm2, norm2_rows
 
 __all__ = [
+    "Signs",
     "add_at",
+    "all_finite",
     "at_least",
     "at_least_added",
     "at_least_rows",
@@ -35,6 +37,7 @@ __all__ = [
     "norm2",
     "norm2_rows",
     "pack_signs",
+    "read_signs",
     "rice",
     "top_k",
     "top_k_added",
@@ -43,5 +46,4 @@ __all__ = [
     "top_side_added",
     "top_side_rows",
     "unpack_signs",
-    "unpack_units",
 ]

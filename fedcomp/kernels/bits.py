@@ -4,6 +4,7 @@ Bits that are kept to be read are `words`: those bytes, filled up with zeros to 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,6 +20,21 @@ UNITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np
 PERIOD = 4096  # values that compiled loops read side by side
 
 
+@dataclass
+class Signs:
+    """Values of one magnitude, as they are sent: a bit each, 1 for positive."""
+
+    raw: np.ndarray  # uint8 [⌈count/8⌉]
+    count: int
+    magnitude: float  # of float32
+
+    def values(self) -> np.ndarray:
+        """What they stand for: float32 [count]."""
+        values = UNITS.take(self.raw, axis=0).reshape(-1)[: self.count]
+        values *= np.float32(self.magnitude)
+        return values
+
+
 def pack_signs(positive: np.ndarray | Tensor) -> bytes:
     """The bits of a bool array or tensor [count], on any device: ceil(count/8) bytes."""
     flags = positive.cpu().numpy() if isinstance(positive, Tensor) else positive
@@ -30,9 +46,9 @@ def unpack_signs(data: bytes | memoryview, count: int) -> np.ndarray:
     return np.unpackbits(_checked(data, count), count=count).view(np.bool_)
 
 
-def unpack_units(data: bytes | memoryview, count: int) -> np.ndarray:
-    """`unpack_signs` as 1 and −1: float32 [count], in memory of their own."""
-    return UNITS.take(_checked(data, count), axis=0).reshape(-1)[:count]
+def read_signs(data: bytes | memoryview, count: int, magnitude: float) -> Signs:
+    """`unpack_signs`, left as they are, of values of one magnitude."""
+    return Signs(_checked(data, count), count, magnitude)
 
 
 def signs(x: Tensor, seed: int | None = None) -> bytes:

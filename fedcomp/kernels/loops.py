@@ -79,10 +79,29 @@ def collect(e, x, flip, mask, threshold, ties, first, out):
 
 
 @compiled
+def all_finite(bits):
+    """Whether none of the float32 of which these are the bits, int32, is NaN or infinity."""
+    largest = int32(0)
+    for i in range(uint64(bits.size)):
+        largest = max(largest, bits[i] & int32(0x7FFFFFFF))
+    return largest < int32(0x7F800000)
+
+
+@compiled
 def add_at(into, positions, values, weight):
     """into[positions] += weight * values, in float32."""
-    for i in range(positions.size):
-        into[positions[i]] += weight * values[i]
+    scale = np.float32(weight)
+    for i in range(uint64(positions.size)):
+        into[uint64(positions[i])] += scale * values[i]
+
+
+@compiled
+def add_signs_at(into, positions, raw, magnitude, weight):
+    """`add_at` for ±magnitude, as bits in bytes, the most significant first."""
+    step = np.float32(weight) * np.float32(magnitude)
+    for i in range(uint64(positions.size)):
+        positive = raw[i >> uint64(3)] << (i & uint64(7)) & uint64(128)
+        into[uint64(positions[i])] += step if positive else -step
 
 
 @numba.njit(nogil=True, inline="always")

@@ -27,7 +27,8 @@ from . import backend
 
 WIDEST = 40  # b may not be above: positions stay below 2^63 whatever the bytes claim
 FEW = 32  # positions that Python codes sooner than numpy
-SPARE = 8  # bytes after the last code that `read_bits` may look at
+SPARE = 8  # bytes after the last code that may be looked at
+AFTER = bytes(SPARE)
 _FRACTION = 128  # bits after the point
 _GOLDEN = (isqrt(5 << 2 * _FRACTION) - (1 << _FRACTION)) >> 1  # φ − 1
 
@@ -144,7 +145,7 @@ def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarr
         positions = _unpack_few(data, count, b, numel)
     elif compiled := loops(count):
         found = np.empty(count, np.int64)
-        positions = found if compiled.unpack_one(np.frombuffer(data, np.uint8), b, numel, found) else None
+        positions = found if compiled.unpack_one(padded([data]), 8 * size, b, numel, found) else None
     else:
         start = np.zeros(1, np.int64)
         found, good = unpack_rows(padded([data]), start, start + 8 * size, np.array([count]), np.full(count, b), numel)
@@ -208,8 +209,8 @@ def unpack_rows(
 
 
 def padded(codes: Sequence[bytes | memoryview]) -> np.ndarray:
-    """The bytes of all codes, uint8, and after them what `read_bits` may look at."""
-    return np.frombuffer(b"".join([*codes, bytes(SPARE)]), np.uint8)
+    """The bytes of all codes, uint8, and after them what may be looked at with them."""
+    return np.frombuffer(b"".join((*codes, AFTER)), np.uint8)
 
 
 def read_bits(raw: np.ndarray, widths: np.ndarray, at: np.ndarray) -> np.ndarray:

@@ -5,13 +5,23 @@ Rows follow one another; `runs` [m + 1] is where each one's positions begin, and
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic
 from numpy import int64, uint8, uint64
 
 from .loops import compiled
 
-BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
-ONES = BITS.sum(1, dtype=np.uint8)  # of each byte
-PLACES = np.argsort(1 - BITS, axis=1, kind="stable").astype(np.uint8)  # of its ones, the most significant bit first
+
+@intrinsic
+def trailing_zeros(_, word):
+    """How many zero bits a word that is not zero ends with."""
+    return word(word), lambda context, builder, signature, args: builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+
+@intrinsic
+def reversed_bits(_, word):
+    """A word with its bits in the opposite order."""
+    return word(word), lambda context, builder, signature, args: builder.bitreverse(args[0])
 
 
 @compiled
@@ -41,78 +51,70 @@ def pack(positions, runs, each, starts, low_starts, data):
             data[full] = pending << (8 - kept)
 
 
+@numba.njit(nogil=True, inline="always")
+def _word(raw, at):
+    """Eight bytes, the first the most significant, from the one with the bit `at` on."""
+    word = uint64(0)
+    for i in range(8):  # one load, and one instruction that turns it round
+        word = word << uint64(8) | uint64(raw[uint64(at >> 3) + uint64(i)])
+    return word
+
+
+@numba.njit(nogil=True, inline="always")
+def _bits(raw, at, width):
+    """The number in so many bits from `at` on: at most 40."""
+    return int64((_word(raw, at) << uint64(at & 7)) >> uint64(1) >> uint64(63 - width))
+
+
 @numba.njit(nogil=True)
-def _unary(data, start, end, high):
-    """Fill `high` with the zeros before each of so many ones from the bit `start` on. Returns where the last ends, if not past `end`."""
-    i, last, at = uint64(0), start - 1, start >> 3
-    byte = data[uint64(at)] & uint8(255 >> (start & 7))
-    while i < uint64(high.size):
-        for j in range(uint64(ONES[byte])):
-            if i < uint64(high.size):
-                stop = (at << 3) + int64(PLACES[byte, j])
-                high[i] = stop - last - 1
-                last = stop
-                i += uint64(1)
-        at += 1
-        if at << 3 >= end:
-            break
-        byte = data[uint64(at)]
-    return last + 1 if i == uint64(high.size) else end + 1
+def _unary(raw, start, end, high):
+    """Fill `high` with the zeros before each of so many ones from the bit `start` on. Returns where the last ends, or a bit past `end`."""
+    i, last, at = uint64(0), start - 1, start & ~7
+    word = reversed_bits(_word(raw, at)) & ~uint64(0) << uint64(start & 7)
+    while at < end:
+        while word:
+            stop = at + int64(trailing_zeros(word))
+            high[i] = stop - last - 1
+            last = stop
+            i += uint64(1)
+            if i == uint64(high.size):
+                return last + 1
+            word &= word - uint64(1)
+        at += 64
+        if at < end:
+            word = reversed_bits(_word(raw, at))
+    return end + 1
 
 
 @compiled
-def unpack_one(data, b, numel, positions):
-    """Fill the positions from a code of one parameter that is all of `data`. Returns whether it is one."""
-    end = int64(8 * data.size)
-    at = _unary(data, int64(0), end, positions)
+def unpack_one(raw, end, b, numel, positions):
+    """Fill the positions from a code of one parameter in bits 0..end − 1 of `padded` bytes. Returns whether it is one."""
+    at, last = _unary(raw, int64(0), end, positions), int64(-1)
     spare = end - at - positions.size * b
     if not 0 <= spare < 8:
         return False
-    full, kept, pending, last = at >> 3, int64(0), int64(0), int64(-1)
-    if at & 7:
-        kept = 8 - (at & 7)
-        pending = int64(data[full]) & ((1 << kept) - 1)
-        full += 1
-    low = (int64(1) << b) - 1
     for i in range(uint64(positions.size)):
-        while kept < b:
-            pending = (pending << 8) | int64(data[uint64(full)])
-            kept += 8
-            full += 1
-        kept -= b
-        last = min(last + (positions[i] << b) + ((pending >> kept) & low) + 1, numel)
+        last = min(last + (positions[i] << b) + _bits(raw, at, b) + 1, numel)
         positions[i] = last
-    return last < numel and pending & ((1 << kept) - 1) == 0
+        at += b
+    return last < numel and _bits(raw, at, spare) == 0
 
 
 @compiled
-def unpack(data, starts, ends, runs, each, numel, positions, good):
-    """Fill the positions of each row from its code in bits starts..ends−1, as far as it is good."""
+def unpack(raw, starts, ends, runs, each, numel, positions, good):
+    """Fill the positions of each row from its code in bits starts..ends − 1 of `padded` bytes, as far as it is good."""
     for r in range(starts.size):
-        end, low = ends[r], int64(0)
-        at = _unary(data, starts[r], end, positions[runs[r] : runs[r + 1]])
-        for i in range(uint64(runs[r]), uint64(runs[r + 1])):
-            low += each[i]
-        spare = end - at - low
+        row, b = positions[runs[r] : runs[r + 1]], each[runs[r] : runs[r + 1]]
+        at, last = _unary(raw, starts[r], ends[r], row), int64(-1)
+        spare = ends[r] - at - b.sum()
         good[r] = 0 <= spare < 8
         if not good[r]:
             continue
-        full, kept, pending, last = at >> 3, int64(0), int64(0), int64(-1)
-        if at & 7:
-            kept = 8 - (at & 7)
-            pending = int64(data[full]) & ((1 << kept) - 1)
-            full += 1
-        for i in range(uint64(runs[r]), uint64(runs[r + 1])):
-            b = each[i]
-            while kept < b:
-                pending = (pending << 8) | int64(data[uint64(full)])
-                kept += 8
-                full += 1
-            kept -= b
-            last = min(last + (positions[i] << b) + (pending >> kept) + 1, numel)
-            pending &= (1 << kept) - 1
-            positions[i] = last
-        good[r] = last < numel and pending == 0
+        for i in range(uint64(row.size)):
+            last = min(last + (row[i] << b[i]) + _bits(raw, at, b[i]) + 1, numel)
+            row[i] = last
+            at += b[i]
+        good[r] = last < numel and _bits(raw, at, spare) == 0
 
 
 @compiled

@@ -1,30 +1,54 @@
-"""Adding what few coordinates a frame holds to a dense vector."""
+"""What a frame holds of few coordinates: checked, and added to a dense vector."""
+
+from functools import cache
+from types import ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from . import backend
+from .bits import Signs
 
 
-def add_at(into: Tensor, positions: np.ndarray, values: np.ndarray, weight: float) -> None:
+def all_finite(values: np.ndarray) -> bool:
+    """Whether float32 [n] has no NaN and no infinity."""
+    if values.dtype == np.float32 and values.flags.c_contiguous and backend.compile_positions(values.size):
+        return _compiled().all_finite(values.view(np.int32))
+    return bool(np.isfinite(values).all())
+
+
+def add_at(into: Tensor, positions: np.ndarray, values: np.ndarray | Signs, weight: float) -> None:
     """into[positions] += weight·values: into is a contiguous float32 [n] on any device, positions int64, ascending, values float32.
 
     The product is rounded to float32, then the sum: the same bits on every device. The cost grows with the positions, not
     with n. Raises IndexError, and changes nothing, if a position is not in 0..n−1.
     """
-    if not positions.size:
+    count = positions.size
+    if not count:
         return
     if not 0 <= positions.item(0) <= positions.item(-1) < into.numel():
         raise IndexError(f"positions {positions[0]}..{positions[-1]} do not fit a vector of {into.numel()}")
-    if into.device.type != "cpu":
+    if not into.is_cpu:
         at = torch.from_numpy(positions).to(into.device)
-        into[at] += torch.from_numpy(np.float32(weight) * values).to(into.device)
+        into[at] += torch.from_numpy(np.float32(weight) * _spread(values)).to(into.device)
         return
     dense = (into.detach() if into.requires_grad else into).numpy()
-    if backend.compile_positions(positions.size):
-        from . import loops
-
-        loops.add_at(dense, positions, values, np.float32(weight))
+    if backend.compile_positions(count):
+        if isinstance(values, Signs):
+            _compiled().add_signs_at(dense, positions, values.raw, values.magnitude, weight)
+        else:
+            _compiled().add_at(dense, positions, values, weight)
     else:
-        dense[positions] += np.float32(weight) * values
+        dense[positions] += np.float32(weight) * _spread(values)
+
+
+@cache
+def _compiled() -> ModuleType:
+    from . import loops
+
+    return loops
+
+
+def _spread(values: np.ndarray | Signs) -> np.ndarray:
+    return values.values() if isinstance(values, Signs) else values

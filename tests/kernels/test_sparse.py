@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcomp.kernels import add_at, backend
+from fedcomp.kernels import add_at, all_finite, backend, pack_signs, read_signs
 
 PATHS = ("numpy", "numba")
 
@@ -28,6 +28,23 @@ def test_the_product_is_rounded_then_the_sum(way, weight):
         expected[position] = np.float32(expected[position] + np.float32(np.float32(weight) * value))
     add_at(into, positions, values, weight)
     assert into.numpy().tobytes() == expected.tobytes()
+
+
+def test_signs_of_one_magnitude_add_what_their_values_do(way):
+    into, positions, values = sample(5000, 701)
+    signs = read_signs(pack_signs(values > 0), 701, float(np.float32(0.1)))
+    expected = into.clone()
+    add_at(expected, positions, np.where(values > 0, 1, -1).astype(np.float32) * np.float32(0.1), 1 / 3)
+    add_at(into, positions, signs, 1 / 3)
+    assert into.numpy().tobytes() == expected.numpy().tobytes()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -np.nan])
+def test_one_number_that_is_not_finite_is_found(way, bad):
+    values = np.full(701, np.finfo(np.float32).max, np.float32)
+    assert all_finite(values) and all_finite(values[:0]) and all_finite(-values)
+    values[700] = bad
+    assert not all_finite(values) and not all_finite(np.frombuffer(b"-" + values.tobytes(), np.float32, offset=1))
 
 
 def test_a_slice_of_a_vector_is_added_to_in_place(way):
