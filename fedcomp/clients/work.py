@@ -43,8 +43,8 @@ class Work:
         return assignment.phase == first
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
-        """Of the frame: each client has its own, so that rounding errors do not add up."""
-        return seeds.key(run_seed, "encode", assignment.round, assignment.client)
+        """Of the frame: the round's where frames have to add, else the client's own, so that rounding errors do not."""
+        return seeds.key(run_seed, "encode", assignment.round, 0 if codec.shares_seed else assignment.client)
 
     def answer(self, memory: Memory, x: Tensor | None, held: dict[str, Any], seed: int, context: Context) -> bytes | None:
         """The frame for a phase, None for nothing. x [parts, numel] is what was trained, None after the phase that opens."""

@@ -15,6 +15,7 @@ from . import (
     randomk,
     sbc,
     sign,
+    sketch,
     srq,
     stc,
     terngrad,
@@ -53,6 +54,7 @@ _CODECS: dict[str, type[Codec]] = {
         eden.Eden,
         atomo.Atomo,
         powersgd.PowerSGD,
+        sketch.Sketch,
     )
 }
 

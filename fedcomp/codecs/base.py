@@ -54,6 +54,7 @@ class Codec(ABC):
     scope: ClassVar[int] = frame.MODEL
     linear: ClassVar[bool] = False  # frames of one seed can be merged
     seeded: ClassVar[bool] = False  # decoding needs the seed, which then stands in the frame
+    shares_seed: ClassVar[bool] = False  # frames of a round are made with one seed, so that they add; else each client has its own
     portable: ClassVar[bool] = True  # the same bytes on every device
 
     def __str__(self) -> str:
@@ -218,7 +219,7 @@ class LayerWise(Codec):
     scope: ClassVar[int] = frame.LAYER
 
     def __post_init__(self) -> None:
-        for fact in ("name", "id", "source", "linear", "portable", "seeded"):
+        for fact in ("name", "id", "source", "linear", "portable", "seeded", "shares_seed"):
             object.__setattr__(self, fact, getattr(self.inner, fact))
 
     def __str__(self) -> str:
@@ -256,6 +257,12 @@ class LayerWise(Codec):
 
     def merge_sections(self, sections: Sequence[Section]) -> Section:
         return self.inner.merge_sections(sections)
+
+    def add_all(self, updates: Sequence[Update], weights: Sequence[float], into: Tensor) -> None:
+        if not all(isinstance(update, Sections) for update in updates):
+            return self.inner.add_all(updates, weights, into)
+        for column in zip(*(update.parts for update in updates), strict=True):
+            self.inner.add_all([part for _, part in column], weights, into[column[0][0]])
 
     def encode(self, x: Tensor, *, seed: int = 0, layout: Layout | None = None, context: Context = NO_CONTEXT) -> bytes:
         _check_vector(x, layout)

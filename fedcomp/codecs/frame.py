@@ -59,6 +59,8 @@ class CodecId(IntEnum):
     EDEN = 19
     ATOMO = 20
     POWERSGD = 21
+    SKETCH = 22
+    S2 = 23
     PRODUCT = 100
     OVERWRITE = 250
 

@@ -39,8 +39,9 @@ class Product(Selective):
         if not isinstance(self.first, Selective) or isinstance(self.first, Product):
             fix = f"{self.second.name}+{self.first.name}" if isinstance(self.second, Selective) else f"topk:density=1%+{self.second.name}"
             raise SpecError(f"a product begins with a codec that selects, and '{self.first.name}' does not; write {fix}")
-        if isinstance(self.second, Selective | MatrixCodec):
-            does = "selects again" if isinstance(self.second, Selective) else "needs matrices"
+        if isinstance(self.second, Selective | MatrixCodec) or self.second.shares_seed:
+            adds = "adds up coordinates of different clients" if self.second.shares_seed else "needs matrices"
+            does = "selects again" if isinstance(self.second, Selective) else adds
             raise SpecError(f"a product ends with a codec of every value that is selected, and '{self.second.name}' {does}; "
                             f"put another behind {self.first.name}, such as {self.first.name}+fp16")
         for fact, value in {

@@ -151,7 +151,7 @@ def _signs_compiled(x: Tensor, seed: int | None) -> bytes:
     from . import bit_loops
 
     out = np.zeros((x.numel() + 127) // 128 * 4, np.uint32)
-    low, high = (0, 0) if seed is None else (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)
+    low, high = (0, 0) if seed is None else philox.halves(seed)
 
     def work(start: int, stop: int) -> None:
         for piece in pieces(x, start, stop):

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from . import philox
+
 SAMPLED = 32  # elements of a row that are sampled together
 STEP = 64  # one of so many stretches is sampled
 LONG = 1 << 16  # elements of a row from which sampling pays
@@ -102,7 +104,7 @@ def _grid(x: Tensor) -> tuple[int, int]:
 
 
 def _halves(seeds: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor([[seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF] for seed in seeds], dtype=torch.int64, device=device)
+    return torch.tensor([philox.halves(seed) for seed in seeds], dtype=torch.int64, device=device)
 
 
 def _keys(e: Tensor | None, x: Tensor, flip: int, mask: int) -> Tensor:

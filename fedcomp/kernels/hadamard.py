@@ -254,7 +254,7 @@ def _sign_bytes(seed: int, start: int, stop: int, compiled: bool = False) -> np.
         from . import loops
 
         words = np.empty(count, np.uint32)
-        loops.philox_fill(seed & 0xFFFFFFFF, seed >> 32, SIGNS, first, words)
+        loops.philox_fill(*philox.halves(seed), SIGNS, first, words)
     else:
         words = philox.words(seed, count, first, SIGNS)
     return words.astype("<u4", copy=False).view(np.uint8)[int(start) % 128 // 8 :][: (int(stop) - int(start)) // 8]

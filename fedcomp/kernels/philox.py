@@ -18,7 +18,7 @@ LOW = np.uint64(0xFFFFFFFF)
 
 def words(seed: int, count: int, start: int = 0, stream: int = 0) -> np.ndarray:
     """Words start..start+count-1 of a seed (64 bits) and a stream (32 bits): uint32 [count], uniform."""
-    low, high = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
+    low, high = halves(seed)
     first, last = start // 4, (start + count + 3) // 4  # blocks
     if backend.compile_vector(count):
         from . import loops
@@ -29,6 +29,18 @@ def words(seed: int, count: int, start: int = 0, stream: int = 0) -> np.ndarray:
         blocks = np.arange(first, last, dtype=np.uint64)
         made = _blocks(low, high, blocks & LOW, blocks >> np.uint64(32), stream).ravel()
     return made[start - 4 * first :][:count]
+
+
+def words_at(seed: int, places: np.ndarray, stream: int = 0) -> np.ndarray:
+    """The words of a seed and a stream at places, int64 [m], from 0 up: uint32 [m]."""
+    blocks = places.astype(np.uint64) >> np.uint64(2)
+    made = _blocks(*halves(seed), blocks & LOW, blocks >> np.uint64(32), stream)
+    return made[np.arange(places.size), places & 3]
+
+
+def halves(seed: int) -> tuple[int, int]:
+    """The two words of a seed, the low one first."""
+    return seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
 
 
 def _blocks(low: int, high: int, c0: np.ndarray, c1: np.ndarray, c2: int, c3: int = 0) -> np.ndarray:

@@ -147,7 +147,7 @@ def spread(symbols: np.ndarray, values: np.ndarray) -> np.ndarray:
 def _fill(out: np.ndarray, x: Tensor, name: str, plain: Callable, *arguments: object, seed: int) -> None:
     """Fill `out` by the loop of this name, or by the plain one, for each piece of x."""
     loop, x = _loop(name, plain, x.numel()), x.detach().cpu()
-    low, high = seed & 0xFFFFFFFF, seed >> 32
+    low, high = philox.halves(seed)
 
     def work(start: int, stop: int) -> None:
         for piece in pieces(x, start, stop):

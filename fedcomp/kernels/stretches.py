@@ -1,6 +1,6 @@
 """A large vector in main memory, shared by threads."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -21,9 +21,13 @@ def each(numel: int, work: Callable[[int, int], Result], unit: int = UNIT) -> li
     """
     parts = min(4 * torch.get_num_threads(), numel >> 20) or 1
     edges = [*(numel * i // parts // unit * unit for i in range(parts)), numel]
-    calls = list(zip(edges, edges[1:]))
-    threads = min(parts, torch.get_num_threads())
-    if threads == 1:
+    return parallel(work, list(zip(edges, edges[1:])))
+
+
+def parallel(work: Callable[..., Result], calls: Sequence[tuple]) -> list[Result]:
+    """work(*call) for every call, by torch's number of threads; the results in their order."""
+    threads = min(len(calls), torch.get_num_threads())
+    if threads <= 1:
         return [work(*call) for call in calls]
     with ThreadPoolExecutor(threads) as pool:
         return [done.result() for done in [pool.submit(work, *call) for call in calls]]

@@ -1,0 +1,256 @@
+"""Count Sketch: frames that add up, and are read once.
+
+Charikar, Chen, Farach-Colton: Finding frequent items in data streams. ICALP 2002; for gradients, Ivkin, Rothchild, Ullah, Braverman,
+Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019.
+
+    S[r, h_r(i)] += s_r(i)·x_i;   C(x)_i = median over r of s_r(i)·S[r, h_r(i)] at the k largest of these, else 0
+
+Frames of one seed have one h and s (kernels/count_sketch.py): clients encode with the round's seed, and the server adds cells, never
+estimates. Read at density 1 a sketch is unbiased: an estimate of one row has the variance (‖x‖² − x_i²)/c, and the median of r of them at
+most 2r/(r + 1) times that. It contracts only where few coordinates hold most of ‖x‖, which no option can promise; error feedback around it
+is the strategies' own.
+
+    body   rows, columns (LEB128 each); form of the cells (one byte); the cells, row by row
+           form 0: float32.  1: upper halves of float32, rounded to even.  2, 3, 4: an exponent e (int16), integers in 8, 16, 32 bits
+
+`int8` cells are multiples of 2^e, rounded up or down by chance, so that they are right in the mean. Merged, they grow to 16 or 32 bits in
+the smallest unit of theirs, exactly, as long as 32 bits hold the sum; else the unit grows.
+"""
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..errors import SpecError
+from ..kernels import count_sketch, philox
+from ..layout import Layout
+from .base import Codec, Context, expect
+from .frame import EMPTY, CodecId, Section, read_varint, varint
+from .selection import take
+from .update import Dense, Sparse, Update
+
+RATIO = 10.0  # of the dense vector to a sketch, where no columns are given
+MOST_ROWS = 15
+FLOAT32, BFLOAT16, INT8, INT16, INT32 = range(5)  # forms
+FORMS = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
+TYPES = {FLOAT32: np.dtype("<f4"), BFLOAT16: np.dtype("<u2"), INT8: np.dtype("i1"), INT16: np.dtype("<i2"), INT32: np.dtype("<i4")}
+EXPONENT = np.dtype("<i2")
+LOWEST, HIGHEST = -200, 127  # exponents of units
+COINS = 1 << 17  # stream of the words that round cells
+
+
+@dataclass(frozen=True)
+class Sketch(Codec):
+    """A table of rows × columns cells, read by medians; frames of one seed can be added by whoever passes them on."""
+
+    rows: int = 5  # odd; more = fewer gross errors
+    columns: int = 0  # cells in a row; 0 = what the ratio leaves
+    ratio: float = RATIO  # bytes of the dense float32 vector to those of the cells
+    cells: Literal["fp32", "bf16", "int8"] = "fp32"  # precision of what is sent
+    density: float = 1 / 100  # share of coordinates that are read, those with the largest estimates; 1 = all, without bias
+    name: ClassVar[str] = "sketch"
+    id: ClassVar[CodecId] = CodecId.SKETCH
+    source: ClassVar[str] = "Charikar et al. 2002, Ivkin et al. 2019"
+    seeded: ClassVar[bool] = True
+    shares_seed: ClassVar[bool] = True
+    linear: ClassVar[bool] = True
+    portable: ClassVar[bool] = False  # sums of float32 in another order on CUDA; buckets and signs are the same
+
+    def __post_init__(self) -> None:
+        if not (0 < self.rows <= MOST_ROWS and self.rows % 2):
+            raise SpecError(f"option 'rows' of codec 'sketch' is {self.rows}; give an odd number of 1 to {MOST_ROWS}")
+        if self.columns < 0 or self.columns >= 1 << 32:
+            raise SpecError(f"option 'columns' of codec 'sketch' is {self.columns}; give a number of cells, or leave it out")
+        if not 0 < self.ratio < math.inf:
+            raise SpecError(f"option 'ratio' of codec 'sketch' is {self.ratio:g}; give a number above 0, such as 10")
+        if self.columns and self.ratio != RATIO:
+            raise SpecError("codec 'sketch' has both 'columns' and 'ratio'; give one of them")
+        if not 0 < self.density <= 1:
+            raise SpecError(f"option 'density' of codec 'sketch' is {self.density:g}; give a share above 0 and at most 1, such as 1%")
+
+    def width(self, numel: int) -> int:
+        """Columns for a vector [numel]."""
+        cell = TYPES[FORMS[self.cells]].itemsize
+        return self.columns or max(1, math.floor(4 * numel / (self.ratio * cell * self.rows)))
+
+    def count(self, numel: int) -> int:
+        """How many coordinates of a vector [numel] are read."""
+        return min(numel, max(1, math.floor(self.density * numel + 0.5)))
+
+    def variance(self, numel: int) -> float | None:
+        if self.density < 1 or not numel:
+            return None
+        return 2 * self.rows / (self.rows + 1) * (numel - 1) / self.width(numel) if self.cells == "fp32" else None
+
+    def longest_section(self, numel: int) -> int:
+        columns, form = self.width(numel), FORMS[self.cells]
+        exponent = EXPONENT.itemsize if form == INT8 else 0
+        return len(varint(numel) + self._head(columns)) + 1 + exponent + self.rows * columns * TYPES[form].itemsize
+
+    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+        if not x.numel():
+            return EMPTY
+        columns = self.width(x.numel())
+        cells = count_sketch.sketch(x, self.rows, columns, seed)
+        return Section(x.numel(), self._head(columns) + _write(cells, FORMS[self.cells], seed))
+
+    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+        numel = layout.numel
+        if not section.count and not numel:
+            return Dense(np.empty(0, np.float32))
+        expect(section.count == numel, f"a sketch of {section.count} coordinates was given for {numel}")
+        form, exponent, raw = _read(section.body)
+        return Cells(numel, _floats(form, exponent, raw), seed, self.count(numel))
+
+    def merge_sections(self, sections: Sequence[Section]) -> Section:
+        if not any(section.count for section in sections):
+            return EMPTY
+        read = [_read(section.body) for section in sections]
+        shapes = {(section.count, *raw.shape) for section, (_, _, raw) in zip(sections, read, strict=True)}
+        kinds = {form >= INT8 for form, _, _ in read}
+        expect(len(shapes) == len(kinds) == 1, "sketches of different sizes or kinds of cells cannot be merged")
+        if read[0][0] >= INT8:
+            body = _write_integers(*_sum_integers(read))
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):
+                total = np.sum([_floats(*one) for one in read], axis=0, dtype=np.float32)
+            expect(kernels.all_finite(total), "the sum of the frames is not finite")
+            body = _write(total, max(form for form, _, _ in read), 0)
+        rows, columns = read[0][2].shape
+        return Section(sections[0].count, varint(rows) + varint(columns) + body)
+
+    def add_all(self, updates: Sequence[Update], weights: Sequence[float], into: Tensor) -> None:
+        for total in summed(updates, weights):
+            total.add_to(into)
+
+    def _head(self, columns: int) -> bytes:
+        return varint(self.rows) + varint(columns)
+
+
+@dataclass
+class Cells(Update):
+    """A sketch of a vector [numel], read when it is asked for."""
+
+    numel: int
+    cells: np.ndarray  # float32 [rows, columns]
+    seed: int
+    count: int  # how many coordinates are read
+
+    @cached_property
+    def read(self) -> Update:
+        """The coordinates with the largest estimates, or all."""
+        found = count_sketch.estimates(self.cells, self.seed, 0, self.numel)
+        if self.count == self.numel:
+            return Dense(found)
+        at = kernels.top_k(torch.from_numpy(found), self.count).numpy()
+        return Sparse(self.numel, at, found[at])
+
+    @property
+    def positions(self) -> np.ndarray | None:
+        return self.read.positions
+
+    @property
+    def nonzeros(self) -> int:
+        return self.count
+
+    def add_to(self, into: Tensor, weight: float = 1.0) -> None:
+        self.read.add_to(into, weight)
+
+    def block(self, start: int, stop: int) -> np.ndarray:
+        return self.read.block(start, stop)
+
+
+def summed(updates: Sequence[Update], weights: Sequence[float]) -> list[Update]:
+    """The updates, weighted, cells of one seed and shape as one; in the order in which their like came first."""
+    totals: dict[tuple, Update] = {}
+    for i, (update, weight) in enumerate(zip(updates, weights, strict=True)):
+        if not isinstance(update, Cells):
+            totals[i,] = update
+            continue
+        key = update.seed, update.cells.shape, update.count
+        with np.errstate(over="ignore"):
+            scaled = np.float32(weight) * update.cells
+            totals[key] = Cells(update.numel, totals[key].cells + scaled if key in totals else scaled, update.seed, update.count)
+    return list(totals.values())
+
+
+def _write(cells: np.ndarray, form: int, seed: int) -> bytes:
+    """Form and cells of float32 [rows, columns]."""
+    if form == FLOAT32:
+        return bytes([form]) + cells.astype(TYPES[form], copy=False).tobytes()
+    if form == BFLOAT16:
+        bits = np.ascontiguousarray(cells).view(np.uint32).astype(np.uint64)
+        half, sign = bits >> np.uint64(16), bits >> np.uint64(31) << np.uint64(15)
+        rounded = bits + np.uint64(0x7FFF) + (half & np.uint64(1)) >> np.uint64(16)
+        return bytes([form]) + np.minimum(rounded, sign | np.uint64(0x7F7F)).astype(TYPES[form]).tobytes()
+    exponent = _exponent(float(np.abs(cells).max(initial=0)))
+    coins = philox.words(seed ^ zlib.crc32(cells.tobytes()) << 32, cells.size, 0, COINS).reshape(cells.shape)
+    scaled = np.ldexp(cells.astype(np.float64), -exponent)
+    return _write_integers(exponent, np.floor(scaled + coins * 2.0**-32).astype(np.int64))
+
+
+def _exponent(largest: float) -> int:
+    """The smallest e with largest ≤ 127·2^e."""
+    if not largest:
+        return LOWEST
+    e = math.frexp(largest / 127)[1]
+    return max(LOWEST, e - 1 if largest <= math.ldexp(127, e - 1) else e)
+
+
+def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
+    """Integers of a unit, int64, in as few bits as they need: form, exponent, cells."""
+    largest = int(np.abs(integers).max(initial=0))
+    form = INT8 if largest <= 127 else INT16 if largest <= 32767 else INT32
+    return bytes([form]) + np.array(exponent, EXPONENT).tobytes() + integers.astype(TYPES[form]).tobytes()
+
+
+def _sum_integers(read: Sequence[tuple[int, int, np.ndarray]]) -> tuple[int, np.ndarray]:
+    """Exponent and sum, int64, of cells of integers: in the smallest unit of theirs in which 32 bits hold it."""
+    filled = [(exponent, raw.astype(np.int64)) for _, exponent, raw in read if raw.any()]
+    if not filled:
+        return LOWEST, np.zeros(read[0][2].shape, np.int64)
+    longest = max(exponent + int(np.abs(raw).max()).bit_length() for exponent, raw in filled)
+    top = longest + (len(filled) - 1).bit_length()  # the sum is below 2^top
+    unit = max(min(exponent for exponent, _ in filled), top - 30)
+    total = np.zeros(filled[0][1].shape, np.int64)
+    for exponent, raw in filled:
+        total += raw << exponent - unit if exponent >= unit else np.rint(np.ldexp(raw.astype(np.float64), exponent - unit)).astype(np.int64)
+    return unit, total
+
+
+def _read(body: bytes | memoryview) -> tuple[int, int, np.ndarray]:
+    """Form, exponent and cells [rows, columns] as they are sent. Raises FrameError."""
+    data = memoryview(body)
+    rows, used = read_varint(data)
+    columns, more = read_varint(data[used:])
+    first, data = take(data[used + more :], 1)
+    form, exponent = first[0], 0
+    expect(0 < rows <= MOST_ROWS and rows % 2 == 1 and 0 < columns < 1 << 32, f"a sketch has {rows} rows of {columns} cells")
+    expect(form in TYPES, "a sketch has cells of an unknown kind")
+    if form >= INT8:
+        sent, data = take(data, EXPONENT.itemsize)
+        exponent = int(np.frombuffer(sent, EXPONENT)[0])
+        expect(LOWEST <= exponent <= HIGHEST, "a sketch has a unit out of range")
+    expect(len(data) == rows * columns * TYPES[form].itemsize, f"{len(data)} bytes are not {rows} rows of {columns} cells")
+    return form, exponent, np.frombuffer(data, TYPES[form]).reshape(rows, columns)
+
+
+def _floats(form: int, exponent: int, raw: np.ndarray) -> np.ndarray:
+    """Cells in float32. Raises FrameError where one is not finite."""
+    if form == FLOAT32:
+        cells = raw.astype(np.float32, copy=False)
+    elif form == BFLOAT16:
+        cells = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    else:
+        with np.errstate(over="ignore"):
+            cells = np.ldexp(raw.astype(np.float64), exponent).astype(np.float32)
+    expect(kernels.all_finite(cells), "a sketch has cells that are not finite")
+    return cells
