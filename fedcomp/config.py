@@ -42,7 +42,7 @@ class RunConfig:
     batch_size: int = option(20, "examples in a step; a client with fewer uses all it has", unit="examples", low=1,
                             high=1_000_000)
     lr: float = option(0.05, "learning rate of local SGD", above=0.0)
-    momentum: float = option(0.0, "momentum of local SGD, from zero in every round", low=0.0, high=1.0)
+    momentum: float = option(0.0, "momentum of local SGD, from zero in every round unless it is kept", low=0.0, high=1.0)
     keep_momentum: bool = option(False, "clients keep their momentum between rounds, but for where their update was sent")
     weight_decay: float = option(0.0, "weight decay of local SGD", low=0.0)
     clip: float = option(0.0, "largest L2 norm of a local gradient; 0 = no clipping", low=0.0)
@@ -59,6 +59,8 @@ class RunConfig:
                                 such_as="200kB")
     bandwidths: str | None = option(None, "bytes a second of the clients' uplinks, dealt out in turn, such as 10kB,1MB; shares of --budget",
                                     reads=spec.sizes, such_as="10kB,1MB")
+    relays: int = option(0, "relays between clients and server, each of which adds the frames of its clients and passes on one; 0 = none",
+                         unit="relays", low=0, high=1_000_000)
     server_lr: float = option(1.0, "step of the server along the averaged update", above=0.0)
     cache: float = option(1.0, "size of the broadcast cache as a multiple of the dense model", unit="dense models", low=0.0, high=1e6)
     attack: str | None = option(None, "virtual Byzantine clients, name:count")

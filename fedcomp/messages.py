@@ -22,7 +22,7 @@ from .errors import ProtocolError
 
 UP_TO_DATE, FRAMES, OVERWRITE, DENSE = "up-to-date", "frames", "overwrite", "dense"  # forms of a download
 UPDATE, NEED_DENSE, FAILED = "update", "need-dense", "failed"  # kinds of a report
-TRAIN = "train"  # the phase in which clients download and train
+TRAIN = "train"  # the phase of strategies that have one
 LENGTH = struct.Struct("<I")
 _TEXT = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -89,7 +89,7 @@ def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
 @dataclass(frozen=True)
 class Assignment(Values):
     round: int
-    phase: str  # "train"
+    phase: str  # "train", or one of the strategy's
     client: int  # logical id
     form: str  # of the download: UP_TO_DATE, FRAMES, OVERWRITE or DENSE
     base: str  # version that the download starts from; "" for DENSE
@@ -115,7 +115,7 @@ class Report(Values):
     ticket: str  # names this proposal
     examples: int  # in the client's data
     loss: float  # mean training loss before each local step
-    stage: str  # where a FAILED client failed: "download", "train", "encode"
+    stage: str  # where a FAILED client failed: "phase", "download", "train", "encode"
     reason: str
     after: str = ""  # ticket of the proposal that the client's memory last committed, "" for none
 

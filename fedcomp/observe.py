@@ -22,12 +22,13 @@ class Header:
     first_round: int  # 1, or the round after the checkpoint
     rounds: int
     out: str  # run folder
+    relays: int = 0  # between clients and server
 
 
 @dataclass(frozen=True)
 class Rejection:
     client: int
-    stage: str  # "train", "encode", "decode", "reply"
+    stage: str  # "phase", "download", "train", "encode", "relay", "send", "reply", "aggregate"
     reason: str
 
 
@@ -51,6 +52,7 @@ class RoundRecord:
     first_download_bytes: int = 0  # of downlink_bytes: what clients without a state needed
     uplink_nonzeros: int = 0  # coordinates in the accepted updates
     skipped: int = 0  # of the accepted: clients that had nothing to send
+    relayed_bytes: int = 0  # that relays sent to the server in place of uplink_bytes, which reached them
     rejections: Sequence[Rejection] = field(default_factory=tuple)
 
 

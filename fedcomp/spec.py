@@ -120,10 +120,10 @@ def size(raw: str) -> int:
 def count(raw: str) -> int:
     """How many: `1000000`, `25M`, `1.5k`, `1G`. Raises ValueError on anything else, and below one."""
     digits = raw.strip().rstrip("kMG")
-    value = math.floor(number(digits) * COUNTS[raw.strip()[len(digits) :]])
-    if value < 1:
+    value = number(digits) * COUNTS[raw.strip()[len(digits) :]]
+    if value < 1 or abs(value - round(value)) > 1e-6:
         raise ValueError(raw)
-    return value
+    return round(value)
 
 
 def sizes(raw: str) -> list[int]:

@@ -17,7 +17,7 @@ from fedcomp.codecs import Codec, LayerWise
 
 DENSITIES = ("1", "1/10", "1/400")
 MANY = 12  # variants
-PRODUCTS = ["topk:density=1/10+fp16", "randomk:density=1/10,scaled=true+natural", "threshold:tau=0.5+drive"]
+PRODUCTS = ["topk:density=1/10+fp16", "randomk:density=1/10,scaled=true+natural", "threshold:tau=0.5+drive", "topk:density=1/10+s2"]
 
 
 def variants(name: str) -> list[str]:
@@ -129,6 +129,19 @@ def threshold(c: Codec, v: np.ndarray) -> np.ndarray:
     return spread(v, at, {"tau": np.sign(v[at]) * tau, "fp32": v[at], "fp16": half(c, v[at])}[c.values])
 
 
+def s2(c: Codec, v: np.ndarray) -> np.ndarray:
+    """Multiples of a power of two: of as many bits as are left of 62 by the sum of what is sent, at most those of the precision."""
+    if hasattr(c, "first"):
+        at = largest(abs(v), count(c.first, v.size))
+        return s2(c.second, spread(v, at, v[at]))
+    if not v.any():
+        return np.zeros_like(v)
+    bits = min({"fp32": 48, "int24": 23, "int16": 15}[c.values], 62 - len(f"{np.count_nonzero(v):b}"))
+    unit = 2.0 ** max(-149, np.frexp(abs(v).max())[1] - bits)
+    most = np.floor(float(np.finfo(np.float32).max) / unit)
+    return (np.round(v / unit).clip(-most, most) * unit).astype(np.float32) + np.float32(0)  # no −0
+
+
 def count(c: Codec, numel: int) -> int:
     return max(1, int(np.floor(c.density * numel + 0.5)))
 
@@ -150,7 +163,10 @@ def spread(v: np.ndarray, at: np.ndarray, values: np.ndarray) -> np.ndarray:
     return out
 
 
-ORACLES = {"identity": identity, "fp16": half, "bf16": bf16, "topk": topk, "stc": stc, "sbc": sbc, "threshold": threshold, "efsign": efsign}
+ORACLES = {
+    "identity": identity, "fp16": half, "bf16": bf16, "topk": topk, "stc": stc, "sbc": sbc, "threshold": threshold, "efsign": efsign,
+    "s2": s2,
+}
 
 
 def same_bits(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> bool:

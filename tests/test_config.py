@@ -19,6 +19,7 @@ OTHER = {
     "memory": "none", "downlink_memory": "none", "server_lr": 0.1, "cache": 2.5, "attack": "signflip:3", "engine": "serial",
     "cohort_batch": 16, "device": "cpu", "seed": 42, "eval_every": 5, "checkpoint_every": 10, "out": "runs/mine", "resume": True,
     "plain": True, "density_warmup": 4, "lr_warmup": 5, "budget": "200kB", "bandwidths": "10kB,1MiB", "keep_momentum": True,
+    "relays": 8,
 }
 
 

@@ -206,7 +206,7 @@ class Dashboard(Watch):
         grid = Table.grid(padding=(0, GAP))
         grid.add_column(style=LABEL)
         grid.add_column(overflow="fold")
-        for label, value in [*verdict(summary, self.totals.rejected), ("model", model_file(out))]:
+        for label, value in [*verdict(summary, self.totals), ("model", model_file(out))]:
             grid.add_row(label, Text(value, "bold" if label == "accuracy" else ""))
         return Panel(grid, title=f"{summary.rounds} round{'s' * (summary.rounds != 1)} done", title_align="left", border_style=DONE)
 

@@ -18,7 +18,7 @@ from ..errors import ConfigError
 
 PANELS = {
     "Task and data": "task data partition clients seed",
-    "Rounds": "rounds participation strategy weights weight_cap server_lr attack eval_every",
+    "Rounds": "rounds participation strategy weights weight_cap relays server_lr attack eval_every",
     "Local training": "local_steps local_epochs batch_size lr lr_warmup momentum keep_momentum weight_decay clip",
     "Compression": "uplink memory density_warmup budget bandwidths downlink downlink_memory cache",
     "Machine": "device engine cohort_batch",
@@ -70,7 +70,7 @@ def run_config(given: Mapping[str, Any]) -> RunConfig:
     values = config.read_toml(file) if file is not None else {}
     for name, value in flags.items():
         values[name] = value if isinstance(value, bool) else spec.convert(value, _kind(name), config.flag(name))
-    if "local_steps" in flags and "local_epochs" in flags and values["local_epochs"]:
+    if "local_steps" in flags and values.get("local_epochs"):
         raise ConfigError("--local-steps and --local-epochs exclude each other; give one of them")
     if values.get("resume") and "out" in values:
         values = config.options_of_run(values["out"]) | values

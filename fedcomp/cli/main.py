@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from .. import __version__, spec
-from ..config import RunConfig
+from ..config import RunConfig, data_folder
 from ..errors import INTERRUPTED, FedcompError, UserError
 from . import flags
 from .signals import Signals
@@ -183,25 +183,32 @@ def measurements(context: typer.Context) -> None:
 
 @bench.command("codecs")
 def bench_codecs(
-    numel: Annotated[str, typer.Option(metavar="N", help="Elements of a vector of normal values, such as 25M.")] = "1M",
+    numel: Annotated[str | None, typer.Option(metavar="N", help="Elements of a vector of normal values; 1M when not given.")] = None,
     task: Annotated[str | None, typer.Option(metavar="TEXT", help="Take an update of this task in place of normal values.")] = None,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the task's data; FEDCOMP_DATA when not given.")] = None,
     codec: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A codec, may be given again; all when not given.")] = None,
-    device: Annotated[str, typer.Option(metavar="[cpu|cuda]", help="Where the vector lies.")] = "cpu",
+    device: Annotated[str, typer.Option(metavar="[auto|cpu|cuda|cuda:N]", help="Where the vector lies.")] = "cpu",
     repeats: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Of which the medians are shown.")] = 5,
     json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw bits against error, as SVG.")] = None,
 ) -> None:
     """Measure what codecs cost and keep, beside a plain copy of the vector."""
+    from ..sim import devices
     from . import bench, measure
 
+    if task is not None and numel is not None:
+        raise UserError("--numel is for normal values and --task for an update; give one of them")
+    if data is not None and task is None:
+        raise UserError("--data is the folder of a task's data; give --task as well")
     try:
-        count = spec.count(numel)
+        count = spec.count(numel or "1M")
     except (ValueError, KeyError, ZeroDivisionError, OverflowError):
         raise UserError(f"--numel is '{numel}'; give a whole number such as 1000000, 25M or 1G") from None
-    where = measure.device(device)
-    folder = data or (Path(os.environ["FEDCOMP_DATA"]) if os.environ.get("FEDCOMP_DATA") else None)
-    vector = measure.update_of(task, folder, where) if task else measure.normal(count, where)
+    where = devices.choose(device)
+    folder = data_folder(RunConfig(data=data and str(data)))
+    if data is not None and not folder.is_dir():
+        raise UserError(f"--data {data} is no folder; give the one that holds the task's data")
+    vector = measure.normal(count, where) if task is None else measure.update_of(task, folder, where)
     bench.codecs(vector, codec or (), repeats, json, picture)
 
 

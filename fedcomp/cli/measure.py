@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ..clients.local_sgd import LocalSGD, SerialEngine, plan_batches
 from ..codecs import Codec
-from ..errors import ConfigError
 from ..layout import Layout
 from ..tasks import initial_model, load
+from ..tasks.check import check, data_of
 
 LEVELS, REPEATED = 1 << 12, 16  # so many values, each met so often in the mean, are levels
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -59,9 +59,9 @@ def normal(numel: int, device: torch.device | str = "cpu") -> Vector:
 
 def update_of(task_name: str, data: Path | None, device: torch.device) -> Vector:
     """The update of one client that trained a task's initial model for five steps of twenty examples."""
-    task = load(task_name, data)
-    model, examples, sgd = initial_model(task, 0), task.train(), LocalSGD()
-    layout = Layout.of(model)
+    task, sgd = load(task_name, data), LocalSGD()
+    examples = data_of(task, "train")
+    layout, model = check(task, sgd.batch_size, examples), initial_model(task, 0)
     engine = SerialEngine(task, model, layout, "cpu")
     trained = engine.train(layout.gather(model), examples, plan_batches(sgd, np.arange(len(examples)), 0, 1, 0), sgd)
     return Vector(f"an update of {task.name}, {layout.numel:,} parameters", trained.update.to(device), layout)
@@ -89,15 +89,6 @@ def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[M
             taken["encode"] / taken["copy"], taken["decode"] / taken["copy"], len(frame), 8 * len(frame) / size,
             None if bound is None else bound / size, error, peak,
         )
-
-
-def device(name: str) -> torch.device:
-    """Raises ConfigError for a device that is not here."""
-    if name not in ("cpu", "cuda"):
-        raise ConfigError(f"--device is '{name}'; give cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: no CUDA device was found; give --device cpu")
-    return torch.device(name)
 
 
 def _seconds(ways: dict[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, float]:

@@ -56,6 +56,7 @@ class Totals:
     dense_downlink_bytes: int = 0
     accepted: int = 0
     rejected: int = 0
+    relayed_bytes: int = 0
 
     def add(self, record: RoundRecord) -> None:
         for name in vars(self):
@@ -106,6 +107,7 @@ def facts(header: Header) -> list[tuple[str, str]]:
     return [
         ("task", f"{header.task}, {header.parameters:,} parameters"),
         ("clients", f"{header.clients:,}, {header.cohort:,} a round, {header.partition}"),
+        *([("relays", f"{header.relays:,}, each adds the frames of its clients")] if header.relays else []),
         ("uplink", header.uplink),
         ("downlink", header.downlink),
         ("memory", header.memory),
@@ -129,18 +131,20 @@ def _named(clients: list[int]) -> str:
     return f"client {names}" if len(clients) == 1 else f"clients {names}"
 
 
-def verdict(summary: Summary, rejected: int) -> list[tuple[str, str]]:
-    """How the run ended, as label and value; `rejected` is the number of updates turned down while it was watched."""
+def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
+    """How the run ended, as label and value; what was turned down and relayed is what was seen while it was watched."""
     up, down = summary.uplink_bytes, summary.downlink_bytes
     dense_up, dense_down = summary.dense_uplink_bytes, summary.dense_downlink_bytes
     lines = [
         ("accuracy", percent(summary.accuracy)),
         ("loss", decimal(summary.loss)),
         ("bytes up", _against(up, dense_up)),
+        *([("relayed", _against(totals.relayed_bytes, totals.dense_uplink_bytes))] if totals.relayed_bytes else []),
         ("bytes down", _against(down, dense_down)),
         ("both", _against(up + down, dense_up + dense_down)),
         ("time", f"{duration(summary.seconds)}, {rate(summary.client_updates_per_s)}"),
     ]
+    rejected = totals.rejected
     return lines + [("rejected", f"{rejected:,} update{'s' * (rejected != 1)}")] * bool(rejected)
 
 

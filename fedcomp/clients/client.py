@@ -32,7 +32,7 @@ def settle(memory: Memory, pending: str, accepted: str, returned: bytes = b"", m
         memory.rollback()
         return
     sent = memory.sent if momentum is not None else None
-    dropped = memory.codec.open(returned, memory.numel, memory.layout) if returned else None
+    dropped = memory.open_returned(returned) if returned else None
     memory.commit(returned=returned or None)
     if momentum is not None:
         mask([momentum], sent, dropped)

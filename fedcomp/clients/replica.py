@@ -35,7 +35,9 @@ class Replica:
             self._apply(assignment)
             self.fingerprint = fingerprint(self.weights)
             self.version = assignment.version if self.fingerprint == assignment.fingerprint else ""
-            self.passed = {self.version} if assignment.form == DENSE else self.passed | {self.version}
+            if assignment.form == DENSE:
+                self.passed = set()
+            self.passed.add(self.version)
         if self.fingerprint != assignment.fingerprint:
             self.version, self.passed = "", set()
             raise NeedDense(f"the weights at version {assignment.version[:8]} have another fingerprint")

@@ -13,6 +13,7 @@ from . import (
     powersgd,
     qsgd,
     randomk,
+    s2,
     sbc,
     sign,
     sketch,
@@ -55,6 +56,7 @@ _CODECS: dict[str, type[Codec]] = {
         atomo.Atomo,
         powersgd.PowerSGD,
         sketch.Sketch,
+        s2.S2,
     )
 }
 
@@ -75,7 +77,7 @@ def codec(text: str) -> Codec:
     if len(parsed.parts) > 2:
         raise SpecError(f"'{text}' has {len(parsed.parts)} parts; give two, a codec that selects and one for its values, such as topk+fp16")
     halves = [spec.build(part, _CODECS, "codec") for part in parsed.parts]
-    built = Product(*halves) if len(halves) == 2 else halves[0]
+    built = halves[0] if len(halves) == 1 else halves[1].behind(halves[0]) if isinstance(halves[1], s2.S2) else Product(*halves)
     if parsed.scope not in ("", "model", "layer"):
         raise SpecError(f"'{text}' has the scope '{parsed.scope}'; write @model or @layer")
     return LayerWise(built) if parsed.scope == "layer" else built

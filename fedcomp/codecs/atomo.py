@@ -32,7 +32,7 @@ from ..layout import Layout
 from .base import Context, expect
 from .frame import EMPTY, CodecId, Section
 from .matrices import FLOAT, LARGEST, MOST, MatrixCodec, shaped
-from .selection import FLAG_SHIFT, RICE, take
+from .selection import FLAG_SHIFT, FORM, take
 from .update import Sparse, Update
 
 ONE = 2**32  # the probability 1
@@ -78,7 +78,7 @@ class Atomo(MatrixCodec):
         mine, code = take(data, FLOAT.itemsize * section.count)
         (values,) = shaped(mine, [(section.count,)])
         expect(bool(values.all()), "a section holds an entry that is zero")
-        return Sparse(layout.numel, wire.unpack(code, section.count, first[0] & RICE, layout.numel), values)
+        return Sparse(layout.numel, wire.unpack(code, section.count, first[0] & FORM, layout.numel), values)
 
     def factor(self, matrix: Tensor, tensor: int, seed: int, context: Context) -> tuple[Tensor, Tensor] | None:
         numbers, budget = sum(matrix.shape), self._budget(min(matrix.shape))

@@ -227,7 +227,7 @@ class LayerWise(Codec):
 
     def contraction(self, numel: int) -> float | None:
         whole = self.inner.contraction(numel)
-        return whole and whole / 2  # k of the whole can be rounded up by a third, and k of a tensor down by a third
+        return whole / 2 if whole and hasattr(self.inner, "density") else whole  # k of the whole can be a third up, that of a tensor down
 
     def variance(self, numel: int) -> float | None:
         whole = self.inner.variance(numel)

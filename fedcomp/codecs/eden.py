@@ -70,6 +70,9 @@ class Eden(rotated.RotatedCodec):
     def head(self) -> int:
         return self.bits
 
+    def width(self) -> int:
+        return self.bits
+
     def quantize(self, turned: Turned) -> tuple[hadamard.Array, list[np.ndarray]]:
         square = turned.squares()
         norm = np.sqrt(square / turned.sizes)  # ‖x‖, of which the rotated coordinates are normal multiples

@@ -29,6 +29,9 @@ class Identity(Codec):
     def contraction(self, numel: int) -> float:
         return 1.0
 
+    def longest_section(self, numel: int) -> int:
+        return len(varint(numel)) + 4 * numel
+
     def variance(self, numel: int) -> float:
         return 0.0
 
@@ -59,6 +62,9 @@ class Half(Codec):
 
     def contraction(self, numel: int) -> float:
         return 1 - 2.0**-21
+
+    def longest_section(self, numel: int) -> int:
+        return len(varint(numel)) + half.size(numel)
 
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
         return Section(x.numel(), half.pack(x.to(torch.float32).cpu().numpy()) if x.numel() else b"")

@@ -116,7 +116,7 @@ class MatrixCodec(Codec):
         if not largest:
             return bytes([0])
         factors = self.factor(matrix, tensor, seed, context) if largest > SMALLEST else None
-        if factors is None or bool((factors[1].abs() > LARGEST).any()):
+        if factors is None or not bool((factors[1].abs() <= LARGEST).all()):
             return bytes([VALUES]) + values(x)
         return bytes([factors[0].shape[1]]) + values(factors[0]) + values(factors[1])
 

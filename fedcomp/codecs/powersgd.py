@@ -52,9 +52,9 @@ class PowerSGD(MatrixCodec):
         if not pays(self.rank, rows, columns):
             return None
         start = context.announced.get(start_name(tensor))
+        if start is not None and len(start) != FLOAT.itemsize * columns * self.rank:
+            raise ConfigError(f"a start of {len(start)} bytes was announced for a factor [{columns}, {self.rank}]; announce its floats")
         right = normal(seed, columns * self.rank, tensor) if start is None else np.frombuffer(start, FLOAT)
-        if right.size != columns * self.rank:
-            raise ConfigError(f"a start of {right.size} numbers was announced for a factor [{columns}, {self.rank}]; announce that many")
         right = torch.from_numpy(right.astype(np.float64).reshape(columns, self.rank)).to(matrix.device)
         left = orthonormal(matrix @ right)
         return left, matrix.T @ left

@@ -23,6 +23,8 @@ and for n/k·x_i above the largest float32, which is cut there.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -118,7 +120,7 @@ class RandomK(selection.Share):
         if flag < COMMON:
             return floats.unpack(data, count, flag)
         head, rest = selection.take(data, 4)
-        m = selection.unpack_mean(head)
+        m = selection.unpack_magnitude(head)
         bits, rest = selection.take(rest, -(-count // 8))
         larger = kernels.unpack_signs(bits, count)
         few = int(np.count_nonzero(larger))
@@ -151,7 +153,7 @@ def level(x: Tensor, k: int) -> float:
     if not largest.size or int(x.count_nonzero()) <= k:
         return float(largest.min(initial=1.0)) if largest.size else 1.0
     pieces = (x[start : start + PIECE].to(torch.float32) for start in range(0, x.numel(), PIECE))
-    cut = sum(kernels.norm1(piece.clamp(-largest[0], largest[0])) for piece in pieces)
+    cut = reduce(add, (kernels.norm1(piece.clamp(-largest[0], largest[0])) for piece in pieces), 0.0)
     # Where the i smallest of the k largest are not sure to be kept, m is what they and all below them add up to, over i.
     means = (max(cut - k * largest[0], 0.0) + largest.cumsum()) / np.arange(1, k + 1)
     return below(float(means[means >= largest][-1]))

@@ -4,7 +4,7 @@
            for each block a, then for each block b where the codec has one: the upper half of a float64
            codes: the codec's own
 
-A block's û·2^e/d is a·v + b, with v what its codes stand for; then it is turned back. A vector below 2⁻¹⁰⁰ is sent as it is: of what
+A block's û·2^e/d is a·v + b/d, with v what its codes stand for; then it is turned back. A vector below 2⁻¹⁰⁰ is sent as it is: of what
 comes back, float32 could not hold the bits. What comes back beyond float32's range becomes its end.
 """
 
@@ -23,7 +23,7 @@ from ..kernels.stretches import each
 from ..layout import Layout
 from . import selection
 from .base import Codec, Context, expect
-from .frame import EMPTY, Section
+from .frame import EMPTY, Section, varint
 from .update import Dense, Update
 
 PLAIN = 0  # the first byte before float32 values
@@ -63,6 +63,17 @@ class RotatedCodec(Codec):
     @abstractmethod
     def unpack_codes(self, head: int, data: memoryview, count: int, idle: np.ndarray) -> Codes:
         """`count` codes; where `idle` [count/8] is true, eight of them stand for 0. Raises FrameError unless `pack_codes` made `data`."""
+
+    def width(self) -> int | None:
+        """Bits of a code; None where codes differ in length."""
+        return None
+
+    def longest_section(self, numel: int) -> int | None:
+        marks, width = hadamard.edges(numel), self.width()
+        if width is None:
+            return None
+        coded = HALF.itemsize * (marks.size - 1) * (1 + self.shifts) + width * int(marks[-1]) // 8
+        return len(varint(numel)) + 1 + max(4 * numel, coded)
 
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
         return self.pack_rows(x[None], [seed], context)[0]

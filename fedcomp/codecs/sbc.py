@@ -56,5 +56,5 @@ class SBC(selection.Largest):
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[np.ndarray, int]:
         expect(flag in (POSITIVE, NEGATIVE), "an SBC section has an unknown flag")
         mean, _ = selection.take(data, 4)
-        mu = selection.unpack_mean(mean)
+        mu = selection.unpack_magnitude(mean)
         return np.full(count, -mu if flag == NEGATIVE else mu, np.float32), 4

@@ -30,7 +30,7 @@ from .frame import EMPTY, Section, read_varint, varint
 from .update import Sections, Sparse, Update
 
 MEAN = struct.Struct("<f")
-RICE, FLAG_SHIFT = 0x3F, 6  # the first byte: Rice parameter or another form of the positions below, flag above
+FORM, FLAG_SHIFT = 0x3F, 6  # the first byte: form of the positions below, flag above
 IMPLIED = 63  # form of a section that counts every coordinate
 
 
@@ -111,7 +111,7 @@ class Selective(Codec):
         if _is_drawn(section, numel):
             return self._unpack_drawn(first >> FLAG_SHIFT, data, numel, seed)
         values, used = self.unpack_values(first >> FLAG_SHIFT, data, count, seed)
-        return Sparse(numel, wire.unpack(data[used:], count, first & RICE, numel), values)
+        return Sparse(numel, wire.unpack(data[used:], count, first & FORM, numel), values)
 
     def unpack_rows(self, sections: Sequence[Section], numel: int, seeds: Sequence[int]) -> list[Update | FrameError]:
         """`unpack` of many sections for vectors [numel], with their seeds; a FrameError in the place of one that is bad."""
@@ -124,7 +124,7 @@ class Selective(Codec):
                 elif section.count:
                     first, rest = take(memoryview(section.body), 1)
                     values, used = self.unpack_values(first[0] >> FLAG_SHIFT, rest, section.count, seed)
-                    read.append((i, section.count, first[0] & RICE, rest[used:], values))
+                    read.append((i, section.count, first[0] & FORM, rest[used:], values))
             except FrameError as error:
                 opened[i] = error
         if read:
@@ -236,7 +236,7 @@ def _at(x: Tensor, positions: Tensor) -> Tensor:
 
 def _is_drawn(section: Section, numel: int) -> bool:
     """Whether the positions in a section that is not empty follow from the seed."""
-    return section.count == numel and len(section.body) > 0 and section.body[0] & RICE == IMPLIED
+    return section.count == numel and len(section.body) > 0 and section.body[0] & FORM == IMPLIED
 
 
 def _joined(numel: int, parts: Sequence[tuple[Entry, Update | FrameError]]) -> Update | FrameError:
@@ -258,9 +258,9 @@ def pack_mean(values: np.ndarray) -> bytes:
     return MEAN.pack(kernels.mean(np.abs(values)))
 
 
-def unpack_mean(data: memoryview) -> float:
-    """A mean magnitude. Raises FrameError unless it is finite and above zero."""
+def unpack_magnitude(data: memoryview) -> float:
+    """A magnitude that stands for many. Raises FrameError unless it is finite and above zero."""
     (mean,) = MEAN.unpack(data)
     if not 0 < mean < math.inf:
-        raise FrameError(f"a section has the mean magnitude {mean}")
+        raise FrameError(f"a section has the magnitude {mean}")
     return mean

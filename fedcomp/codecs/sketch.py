@@ -10,19 +10,20 @@ estimates. Read at density 1 a sketch is unbiased: an estimate of one row has th
 most 2r/(r + 1) times that. It contracts only where few coordinates hold most of ‖x‖, which no option can promise; error feedback around it
 is the strategies' own.
 
-    body   rows, columns (LEB128 each); form of the cells (one byte); the cells, row by row
+    body   rows, columns, k (LEB128 each); form of the cells (one byte); the cells, row by row
            form 0: float32.  1: upper halves of float32, rounded to even.  2, 3, 4: an exponent e (int16), integers in 8, 16, 32 bits
 
 `int8` cells are multiples of 2^e, rounded up or down by chance, so that they are right in the mean. Merged, they grow to 16 or 32 bits in
-the smallest unit of theirs, exactly, as long as 32 bits hold the sum; else the unit grows.
+the smallest unit of theirs, exactly, as long as 32 bits hold the sum; else the unit grows. `bf16` cells are summed in float32, which is
+what a sum is sent in unless upper halves hold it.
 """
 
 import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar, Literal
+from functools import cached_property, reduce
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -35,16 +36,17 @@ from ..layout import Layout
 from .base import Codec, Context, expect
 from .frame import EMPTY, CodecId, Section, read_varint, varint
 from .selection import take
-from .update import Dense, Sparse, Update
+from .update import Dense, Sections, Sparse, Update
 
 RATIO = 10.0  # of the dense vector to a sketch, where no columns are given
-MOST_ROWS = 15
+MOST_ROWS, WIDEST = 15, 8  # rows; columns a coordinate
 FLOAT32, BFLOAT16, INT8, INT16, INT32 = range(5)  # forms
 FORMS = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
 TYPES = {FLOAT32: np.dtype("<f4"), BFLOAT16: np.dtype("<u2"), INT8: np.dtype("i1"), INT16: np.dtype("<i2"), INT32: np.dtype("<i4")}
 EXPONENT = np.dtype("<i2")
 LOWEST, HIGHEST = -200, 127  # exponents of units
 COINS = 1 << 17  # stream of the words that round cells
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Sketch(Codec):
     columns: int = 0  # cells in a row; 0 = what the ratio leaves
     ratio: float = RATIO  # bytes of the dense float32 vector to those of the cells
     cells: Literal["fp32", "bf16", "int8"] = "fp32"  # precision of what is sent
-    density: float = 1 / 100  # share of coordinates that are read, those with the largest estimates; 1 = all, without bias
+    density: float = 1 / 100  # share of coordinates that a reader takes, those with the largest estimates; 1 = all, without bias
     name: ClassVar[str] = "sketch"
     id: ClassVar[CodecId] = CodecId.SKETCH
     source: ClassVar[str] = "Charikar et al. 2002, Ivkin et al. 2019"
@@ -79,7 +81,7 @@ class Sketch(Codec):
     def width(self, numel: int) -> int:
         """Columns for a vector [numel]."""
         cell = TYPES[FORMS[self.cells]].itemsize
-        return self.columns or max(1, math.floor(4 * numel / (self.ratio * cell * self.rows)))
+        return min(_widest(numel), self.columns or max(1, math.floor(4 * numel / (self.ratio * cell * self.rows))))
 
     def count(self, numel: int) -> int:
         """How many coordinates of a vector [numel] are read."""
@@ -93,46 +95,60 @@ class Sketch(Codec):
     def longest_section(self, numel: int) -> int:
         columns, form = self.width(numel), FORMS[self.cells]
         exponent = EXPONENT.itemsize if form == INT8 else 0
-        return len(varint(numel) + self._head(columns)) + 1 + exponent + self.rows * columns * TYPES[form].itemsize
+        return len(varint(numel) + self._head(numel)) + 1 + exponent + self.rows * columns * TYPES[form].itemsize
 
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
         if not x.numel():
             return EMPTY
-        columns = self.width(x.numel())
-        cells = count_sketch.sketch(x, self.rows, columns, seed)
-        return Section(x.numel(), self._head(columns) + _write(cells, FORMS[self.cells], seed))
+        cells = count_sketch.sketch(x, self.rows, self.width(x.numel()), seed)
+        return Section(x.numel(), self._head(x.numel()) + _write(cells, FORMS[self.cells], seed))
 
     def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
         numel = layout.numel
         if not section.count and not numel:
             return Dense(np.empty(0, np.float32))
         expect(section.count == numel, f"a sketch of {section.count} coordinates was given for {numel}")
-        form, exponent, raw = _read(section.body)
-        return Cells(numel, _floats(form, exponent, raw), seed, self.count(numel))
+        read = _read(section)
+        return Cells(numel, _floats(read), seed, read.count)
 
     def merge_sections(self, sections: Sequence[Section]) -> Section:
         if not any(section.count for section in sections):
             return EMPTY
-        read = [_read(section.body) for section in sections]
-        shapes = {(section.count, *raw.shape) for section, (_, _, raw) in zip(sections, read, strict=True)}
-        kinds = {form >= INT8 for form, _, _ in read}
-        expect(len(shapes) == len(kinds) == 1, "sketches of different sizes or kinds of cells cannot be merged")
-        if read[0][0] >= INT8:
-            body = _write_integers(*_sum_integers(read))
+        read = [_read(section) for section in sections]
+        alike = {(section.count, one.count, one.form >= INT8, *one.raw.shape) for section, one in zip(sections, read, strict=True)}
+        expect(len(alike) == 1, "sketches of different sizes, densities or kinds of cells cannot be merged")
+        first = read[0]
+        if first.form >= INT8:
+            exponent, total = _sum_integers(read)
+            for one in (*read, Body(first.count, INT32, exponent, total)):
+                _floats(one)  # finite, or refused
+            body = _write_integers(exponent, total)
         else:
             with np.errstate(over="ignore", invalid="ignore"):
-                total = np.sum([_floats(*one) for one in read], axis=0, dtype=np.float32)
+                total = reduce(np.add, map(_floats, read))
             expect(kernels.all_finite(total), "the sum of the frames is not finite")
-            body = _write(total, max(form for form, _, _ in read), 0)
-        rows, columns = read[0][2].shape
-        return Section(sections[0].count, varint(rows) + varint(columns) + body)
+            short = all(one.form == BFLOAT16 for one in read) and not (total.view(np.uint32) & 0xFFFF).any()
+            body = _write(total, BFLOAT16 if short else FLOAT32, 0)
+        return Section(sections[0].count, _head(*first.raw.shape, first.count) + body)
 
     def add_all(self, updates: Sequence[Update], weights: Sequence[float], into: Tensor) -> None:
         for total in summed(updates, weights):
             total.add_to(into)
+        for update, weight in zip(updates, weights, strict=True):
+            if not isinstance(update, Cells):
+                update.add_to(into, weight)
 
-    def _head(self, columns: int) -> bytes:
-        return varint(self.rows) + varint(columns)
+    def _head(self, numel: int) -> bytes:
+        return _head(self.rows, self.width(numel), self.count(numel))
+
+
+class Body(NamedTuple):
+    """What a section says."""
+
+    count: int  # k
+    form: int
+    exponent: int
+    raw: np.ndarray  # cells [rows, columns] as they are sent
 
 
 @dataclass
@@ -147,11 +163,7 @@ class Cells(Update):
     @cached_property
     def read(self) -> Update:
         """The coordinates with the largest estimates, or all."""
-        found = count_sketch.estimates(self.cells, self.seed, 0, self.numel)
-        if self.count == self.numel:
-            return Dense(found)
-        at = kernels.top_k(torch.from_numpy(found), self.count).numpy()
-        return Sparse(self.numel, at, found[at])
+        return self._read_on("cpu")
 
     @property
     def positions(self) -> np.ndarray | None:
@@ -162,24 +174,49 @@ class Cells(Update):
         return self.count
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
+        if "read" not in vars(self):
+            self.read = self._read_on(into.device)
         self.read.add_to(into, weight)
 
     def block(self, start: int, stop: int) -> np.ndarray:
         return self.read.block(start, stop)
 
+    def _read_on(self, device: torch.device | str) -> Update:
+        """`read`, the same on every device."""
+        found = count_sketch.estimates_on(device, self.cells, self.seed, self.numel)
+        if self.count == self.numel:
+            return Dense(found.cpu().numpy())
+        at = kernels.top_k(found, self.count)
+        return Sparse(self.numel, at.cpu().numpy(), found[at].cpu().numpy())
 
-def summed(updates: Sequence[Update], weights: Sequence[float]) -> list[Update]:
-    """The updates, weighted, cells of one seed and shape as one; in the order in which their like came first."""
-    totals: dict[tuple, Update] = {}
-    for i, (update, weight) in enumerate(zip(updates, weights, strict=True)):
+
+def reread(update: Update, codec: Sketch) -> Update:
+    """An update, or one tensor by tensor, whose sketches are read at the density of `codec`, whatever their senders chose."""
+    if isinstance(update, Sections):
+        return Sections(update.numel, tuple((span, reread(part, codec)) for span, part in update.parts))
+    return Cells(update.numel, update.cells, update.seed, codec.count(update.numel)) if isinstance(update, Cells) else update
+
+
+def summed(updates: Sequence[Update], weights: Sequence[float]) -> list[Cells]:
+    """The sketches among the updates, weighted, those of one seed and shape as one; in the order in which their like came first."""
+    totals: dict[tuple, Cells] = {}
+    for update, weight in zip(updates, weights, strict=True):
         if not isinstance(update, Cells):
-            totals[i,] = update
             continue
-        key = update.seed, update.cells.shape, update.count
-        with np.errstate(over="ignore"):
+        key = update.seed, update.cells.shape, update.numel, update.count
+        with np.errstate(over="ignore", invalid="ignore"):
             scaled = np.float32(weight) * update.cells
             totals[key] = Cells(update.numel, totals[key].cells + scaled if key in totals else scaled, update.seed, update.count)
     return list(totals.values())
+
+
+def _widest(numel: int) -> int:
+    """Columns beyond which a sketch of a vector [numel] is neither made nor read."""
+    return WIDEST * numel + 64
+
+
+def _head(rows: int, columns: int, count: int) -> bytes:
+    return varint(rows) + varint(columns) + varint(count)
 
 
 def _write(cells: np.ndarray, form: int, seed: int) -> bytes:
@@ -193,8 +230,9 @@ def _write(cells: np.ndarray, form: int, seed: int) -> bytes:
         return bytes([form]) + np.minimum(rounded, sign | np.uint64(0x7F7F)).astype(TYPES[form]).tobytes()
     exponent = _exponent(float(np.abs(cells).max(initial=0)))
     coins = philox.words(seed ^ zlib.crc32(cells.tobytes()) << 32, cells.size, 0, COINS).reshape(cells.shape)
-    scaled = np.ldexp(cells.astype(np.float64), -exponent)
-    return _write_integers(exponent, np.floor(scaled + coins * 2.0**-32).astype(np.int64))
+    scaled = cells * np.float64(2.0**-exponent)
+    most = min(127, math.floor(math.ldexp(LARGEST, -exponent)))  # the largest float32, rounded up, would be none
+    return _write_integers(exponent, np.floor(scaled + coins * 2.0**-32).clip(-most, most).astype(np.int64))
 
 
 def _exponent(largest: float) -> int:
@@ -212,45 +250,53 @@ def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
     return bytes([form]) + np.array(exponent, EXPONENT).tobytes() + integers.astype(TYPES[form]).tobytes()
 
 
-def _sum_integers(read: Sequence[tuple[int, int, np.ndarray]]) -> tuple[int, np.ndarray]:
+def _sum_integers(read: Sequence[Body]) -> tuple[int, np.ndarray]:
     """Exponent and sum, int64, of cells of integers: in the smallest unit of theirs in which 32 bits hold it."""
-    filled = [(exponent, raw.astype(np.int64)) for _, exponent, raw in read if raw.any()]
+    filled, total = [(one.exponent, one.raw) for one in read if one.raw.any()], np.zeros(read[0].raw.shape, np.int64)
     if not filled:
-        return LOWEST, np.zeros(read[0][2].shape, np.int64)
-    longest = max(exponent + int(np.abs(raw).max()).bit_length() for exponent, raw in filled)
+        return LOWEST, total
+    longest = max(exponent + max(int(raw.max()), -int(raw.min())).bit_length() for exponent, raw in filled)
     top = longest + (len(filled) - 1).bit_length()  # the sum is below 2^top
     unit = max(min(exponent for exponent, _ in filled), top - 30)
-    total = np.zeros(filled[0][1].shape, np.int64)
     for exponent, raw in filled:
-        total += raw << exponent - unit if exponent >= unit else np.rint(np.ldexp(raw.astype(np.float64), exponent - unit)).astype(np.int64)
+        if exponent >= unit:
+            total += raw.astype(np.int64) << exponent - unit
+        else:
+            total += np.rint(raw * 2.0 ** (exponent - unit)).astype(np.int64)
     return unit, total
 
 
-def _read(body: bytes | memoryview) -> tuple[int, int, np.ndarray]:
-    """Form, exponent and cells [rows, columns] as they are sent. Raises FrameError."""
-    data = memoryview(body)
-    rows, used = read_varint(data)
-    columns, more = read_varint(data[used:])
-    first, data = take(data[used + more :], 1)
+def _read(section: Section) -> Body:
+    """What a section says that is not empty. Raises FrameError."""
+    data, head = memoryview(section.body), []
+    for _ in range(3):
+        number, used = read_varint(data)
+        head.append(number)
+        data = data[used:]
+    rows, columns, count = head
+    first, data = take(data, 1)
     form, exponent = first[0], 0
-    expect(0 < rows <= MOST_ROWS and rows % 2 == 1 and 0 < columns < 1 << 32, f"a sketch has {rows} rows of {columns} cells")
+    fits = 0 < rows <= MOST_ROWS and rows % 2 == 1 and 0 < columns <= _widest(section.count)
+    expect(fits, f"a sketch of {section.count} coordinates has {rows} rows of {columns} cells")
+    expect(0 < count <= section.count, f"a sketch of {section.count} coordinates tells {count} of them")
     expect(form in TYPES, "a sketch has cells of an unknown kind")
     if form >= INT8:
         sent, data = take(data, EXPONENT.itemsize)
         exponent = int(np.frombuffer(sent, EXPONENT)[0])
         expect(LOWEST <= exponent <= HIGHEST, "a sketch has a unit out of range")
     expect(len(data) == rows * columns * TYPES[form].itemsize, f"{len(data)} bytes are not {rows} rows of {columns} cells")
-    return form, exponent, np.frombuffer(data, TYPES[form]).reshape(rows, columns)
+    return Body(count, form, exponent, np.frombuffer(data, TYPES[form]).reshape(rows, columns))
 
 
-def _floats(form: int, exponent: int, raw: np.ndarray) -> np.ndarray:
+def _floats(body: Body) -> np.ndarray:
     """Cells in float32. Raises FrameError where one is not finite."""
+    _, form, exponent, raw = body
     if form == FLOAT32:
-        cells = raw.astype(np.float32, copy=False)
+        cells = raw.astype(np.float32)  # where it can be read fast: a frame is not aligned
     elif form == BFLOAT16:
         cells = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     else:
         with np.errstate(over="ignore"):
-            cells = np.ldexp(raw.astype(np.float64), exponent).astype(np.float32)
+            cells = (raw * np.float64(2.0**exponent)).astype(np.float32)
     expect(kernels.all_finite(cells), "a sketch has cells that are not finite")
     return cells

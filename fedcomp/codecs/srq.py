@@ -50,6 +50,9 @@ class SRQ(rotated.RotatedCodec):
     def head(self) -> int:
         return self.levels - 1
 
+    def width(self) -> int:
+        return (self.levels - 1).bit_length()
+
     def quantize(self, turned: Turned) -> tuple[hadamard.Array, list[np.ndarray]]:
         low, high = turned.extremes()
         low = -rotated.above(-low) + 0.0
@@ -57,7 +60,7 @@ class SRQ(rotated.RotatedCodec):
         return turned.rounded(low, step, self.levels - 1, self.kind), [step, low]
 
     def pack_codes(self, codes: np.ndarray) -> bytes:
-        return planes.pack(codes, (self.levels - 1).bit_length())
+        return planes.pack(codes, self.width())
 
     def unpack_codes(self, head: int, data: memoryview, count: int, idle: np.ndarray) -> rotated.Codes:
         expect(head > 0, "a section has one level")

@@ -43,4 +43,4 @@ class STC(selection.Largest):
         expect(flag == 0, "an STC section has an unknown flag")
         size = self.value_bytes(count)
         sent, _ = selection.take(data, size)
-        return kernels.read_signs(sent[4:], count, selection.unpack_mean(sent[:4])), size
+        return kernels.read_signs(sent[4:], count, selection.unpack_magnitude(sent[:4])), size

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -66,7 +67,7 @@ class Sparse(Update):
     positions: np.ndarray  # int64, ascending
     sent: np.ndarray | kernels.Signs  # float32, one a position
 
-    @property
+    @cached_property
     def values(self) -> np.ndarray:
         return self.sent.values() if isinstance(self.sent, kernels.Signs) else self.sent
 

@@ -1,4 +1,4 @@
-"""Hot loops on arrays: numba on large CPU vectors, numpy and torch elsewhere, the same results from each."""
+"""Hot loops on arrays: numba on large CPU vectors, Triton on CUDA, numpy and torch elsewhere, the same results from each."""
 
 from . import bits, rice
 from .bits import Signs, pack_signs, read_signs, unpack_signs

@@ -13,10 +13,15 @@ def compile_vector(numel: int) -> bool:
 
 
 def compile_positions(count: int) -> bool:
-    """Whether so many positions go to the compiled loops: there are many of them, or there were in all."""
+    """Whether work for so many Rice-coded positions goes to the compiled loops: there is much of it, or there was in all."""
     global _met
     _met += count
     return (count >= MANY or (count >= SOME and _met >= WORK)) and _numba_imports()
+
+
+def compile_values(numel: int) -> bool:
+    """Whether so many values go to the compiled loops: they are many, or loops are in use for positions anyway."""
+    return compile_vector(numel) or (numel >= SOME and _met >= WORK and _numba_imports())
 
 
 _met = 0  # positions that were asked about

@@ -1,4 +1,4 @@
-"""Loops of kernels/hadamard.py, compiled by numba.
+"""Loops of kernels/hadamard.py, and `take` of kernels/planes.py, compiled by numba.
 
 `edges` are where blocks begin and the last one ends, counted from the first element of `u`; all are multiples of 8.
 """
@@ -10,7 +10,7 @@ import numpy as np
 from numpy import float32, float64, int32, int64, uint32, uint64
 
 from .hadamard import LARGEST, PRODUCTS, SQUARES
-from .loops import compiled, philox
+from .loops import compiled, draw
 
 TILE = 64  # elements whose last six stages are done together
 LINE = 1024  # words that are drawn at a time
@@ -97,7 +97,7 @@ def turn(x, signs, edges, exponents, u):
 
 @compiled
 def turn_back(v, signs, edges, scale, shift, out):
-    """Fill out [N] with what the blocks of v, overwritten, were turned from: scale·v + shift before turning."""
+    """Fill out [N] with what the blocks of v, overwritten, were turned from: scale·v + shift/d before turning."""
     for block in range(scale.size):
         start, stop, factor = uint64(edges[block]), uint64(edges[block + 1]), scale[block]
         butterfly(v, start, stop - start)
@@ -177,22 +177,12 @@ def rounded(u, edges, low, inverse, top, key, start, codes):
     for block in range(edges.size - 1):
         for first in range(edges[block], edges[block + 1], LINE):
             count = min(LINE, edges[block + 1] - first)
-            _draw(key, start + first, words)
+            draw(key, key >> uint64(32), 0, start + first, words)
             for j in range(uint64(count)):
                 i = uint64(first) + j
                 whole = (float64(u[i]) - low[block]) * inverse[block]
                 down = math.floor(whole)
                 codes[i] = min(int64(down) + int64(int64(words[j]) < int64((whole - down) * 4294967296.0)), top)
-
-
-@numba.njit(nogil=True, inline="always")
-def _draw(key, start, words):
-    """LINE words of stream 0 from `start` on, which is a multiple of 8."""
-    low, high, first = uint32(key & uint64(0xFFFFFFFF)), uint32(key >> uint64(32)), uint64(start) >> uint64(2)
-    for j in range(uint64(LINE >> 2)):
-        block, at = first + j, j << uint64(2)
-        a, b, c, d = philox(low, high, uint32(block), uint32(block >> uint64(32)), uint32(0), uint32(0))
-        words[at], words[at + uint64(1)], words[at + uint64(2)], words[at + uint64(3)] = a, b, c, d
 
 
 @compiled

@@ -5,6 +5,7 @@ pass over the stack collects those, and the exact cut is made among them. Rows w
 """
 
 import functools
+import math
 import os
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -97,6 +98,38 @@ def to_powers(x: Tensor, shifts: Sequence[int], seeds: Sequence[int]) -> Tensor:
     return made
 
 
+def sketch(x: Tensor, rows: int, columns: int, seed: int) -> Tensor:
+    """The cells of a contiguous x [n], float32 [rows, columns], on its device, cut to what float32 holds.
+
+    They are summed in integers of a unit that a sum of all n can have: at most 2⁻⁵⁰ of the largest magnitude, 2⁻³⁸ for ten million. So they
+    do not depend on the order, but differ in the last bits from those that a CPU sums in float32.
+    """
+    from . import triton_loops as loops
+    from .count_sketch import STREAM
+
+    total, shift = torch.zeros(rows, columns, dtype=torch.int64, device=x.device), 0
+    if x.numel():
+        shift = min(50, 62 - x.numel().bit_length()) - math.frexp(float(x.abs().max()))[1]
+        scale = torch.tensor([2.0**shift], dtype=torch.float64, device=x.device)
+        grid = (-(-x.numel() // loops.BLOCK), rows)
+        loops.sketch[grid](x, scale, _halves([seed], x.device), total, x.numel(), columns, STREAM, loops.BLOCK)
+    limit = torch.finfo(torch.float32).max
+    return (total.to(torch.float64) * 2.0**-shift).clamp_(-limit, limit).to(torch.float32)
+
+
+def estimates(cells: Tensor, seed: int, numel: int) -> Tensor:
+    """What count_sketch.estimates makes of all coordinates of a vector [numel], on the device of contiguous cells: float32."""
+    from . import triton_loops as loops
+    from .count_sketch import STREAM
+
+    rows, columns = cells.shape
+    found = torch.empty(numel, dtype=torch.float32, device=cells.device)
+    if numel:
+        grid = (-(-numel // loops.BLOCK),)
+        loops.estimate[grid](cells, _halves([seed], cells.device), found, numel, columns, rows, STREAM, loops.BLOCK)
+    return found
+
+
 def _grid(x: Tensor) -> tuple[int, int]:
     from .triton_loops import BLOCK
 
@@ -120,7 +153,8 @@ def _keys(e: Tensor | None, x: Tensor, flip: int, mask: int) -> Tensor:
 
 def serves(x: Tensor) -> bool:
     """Whether Triton works on this tensor."""
-    return x.is_contiguous() and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and _triton_imports()
+    fits = x.shape[-1] < 1 << 31 and len(x) < 1 << 16 if x.dim() > 1 else x.numel() < 1 << 31  # 32-bit indices, the grid's second side
+    return fits and x.is_contiguous() and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and _triton_imports()
 
 
 @functools.cache

@@ -59,7 +59,7 @@ class Cut(NamedTuple):
 @lru_cache(256)
 def _cut(numel: int, first: int, last: int) -> Cut:
     sizes = np.diff(edges(numel)[first : last + 1])
-    stops = {int(size): int(sizes[sizes >= size].sum()) for size in sizes}
+    stops = {size: int(sizes[sizes >= size].sum()) for size in dict.fromkeys(sizes.tolist())}
     runs = [(start, stop, size) for (size, stop), start in zip(stops.items(), [0, *stops.values()])]
     strides = [1 << bit for bit in reversed(range(int(sizes.max(initial=1)).bit_length() - 1))]
     return Cut(sizes, runs, [(h, int(sizes[sizes > h].sum())) for h in strides])
@@ -100,7 +100,7 @@ def turn(x: Tensor, seed: int, use: Callable[[Turned], None]) -> None:
 
 
 def turn_back(values: np.ndarray, seed: int, numel: int, first: int, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """The coordinates, float32, of blocks of a vector [numel] from number `first` on, whose u·2^e/d are scale·values + shift.
+    """The coordinates, float32, of blocks of a vector [numel] from number `first` on, whose u·2^e/d are scale·values + shift/d.
 
     `values` [whole blocks] is float32 and is overwritten; `scale` and `shift` [blocks] are float64. What is beyond the range of float32
     becomes its end.
@@ -243,7 +243,8 @@ def _look_up(table: np.ndarray, codes: Tensor) -> Tensor:
 
 def _signs(seeds: list[int], start: int, stop: int, device: torch.device) -> Tensor:
     """±1 for the coordinates start..stop-1: float32 [m, stop − start]."""
-    bits = np.unpackbits(np.stack([_kept_sign_bytes(seed, int(start), int(stop)) for seed in seeds]), axis=1, bitorder="little")
+    draw = _kept_sign_bytes if stop - start <= CHUNK else _sign_bytes
+    bits = np.unpackbits(np.stack([draw(seed, int(start), int(stop)) for seed in seeds]), axis=1, bitorder="little")
     return 1 - 2 * torch.from_numpy(bits).to(device).float()
 
 

@@ -9,29 +9,17 @@ Nothing but `add` writes to e.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from . import loops
-from .select import INFINITE, Array, keep_largest, non_finite
+from .select import INFINITE, Array, Side, keep_largest, non_finite
+from .stretches import PIECE, parallel
 
-PIECE = 1 << 17  # elements converted to float32 at a time
 WIDE = 1 << 22  # elements from which histograms of 2^16 bins are a small part of the vector
-
-
-class Side(NamedTuple):
-    """What is large: a key is (bits ^ flip) & mask."""
-
-    flip: int
-    mask: int
-
-
-MAGNITUDE, POSITIVE, NEGATIVE = Side(0, 0x7FFFFFFF), Side(0, -1), Side(-0x80000000, -1)
 
 
 @dataclass(frozen=True)
@@ -193,12 +181,4 @@ def _histogram(total: Sum, side: Side, floor: int, base: int, shift: int, width:
 
 def _each(total: Sum, work: Callable[[int, int, int], None]) -> None:
     """Call work(index, start, stop) for every stretch, by torch's number of threads."""
-    calls = [(i, *stretch) for i, stretch in enumerate(total.stretches())]
-    threads = min(len(calls), torch.get_num_threads())
-    if threads == 1:
-        for call in calls:
-            work(*call)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(work, *call) for call in calls]:
-            done.result()
+    parallel(work, [(i, *stretch) for i, stretch in enumerate(total.stretches())])

@@ -6,6 +6,7 @@ maximum. Indices are unsigned: numba then leaves out the test for negative ones,
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numba
 import numpy as np
@@ -14,12 +15,15 @@ from numpy import int32, uint32, uint64
 BLOCK = 32
 
 
-def compiled(function: Callable) -> Callable:
-    """numba's compiler with its cache on disk, or without it where no folder for it can be written."""
+def compiled(function: Callable, **options: Any) -> Callable:
+    """numba's compiler with its cache on disk, or without it where no folder for it can be written.
+
+    The cache sees changes of the function's own file alone: after one to a constant or loop that it imports, delete __pycache__/*.nb?.
+    """
     try:
-        return numba.njit(nogil=True, cache=True)(function)
+        return numba.njit(nogil=True, cache=True, **options)(function)
     except RuntimeError:
-        return numba.njit(nogil=True)(function)
+        return numba.njit(nogil=True, **options)(function)
 
 
 @numba.njit(nogil=True, inline="always")
@@ -114,12 +118,34 @@ def philox(low, high, c0, c1, c2, c3):
     return c0, c1, c2, c3
 
 
-@compiled
-def philox_fill(low, high, stream, start, out):
+@numba.njit(nogil=True, inline="always")
+def draw(low, high, stream, start, out):
     """Words start..start+out.size-1 of a seed and a stream; `start` is a multiple of 4, and so is `out.size`."""
     low, high, stream, first = uint32(low), uint32(high), uint32(stream), uint64(start) >> uint64(2)
     for j in range(uint64(out.size >> 2)):
-        block = first + j
+        block, at = first + j, j << uint64(2)
         a, b, c, d = philox(low, high, uint32(block), uint32(block >> uint64(32)), stream, uint32(0))
-        at = j << uint64(2)
         out[at], out[at + uint64(1)], out[at + uint64(2)], out[at + uint64(3)] = a, b, c, d
+
+
+@compiled
+def philox_fill(low, high, stream, start, out):
+    """`draw` for callers that are not compiled."""
+    draw(low, high, stream, start, out)
+
+
+@numba.njit(nogil=True, inline="always")
+def word_at(low, high, stream, place):
+    """Word `place`, uint64, of a seed and a stream."""
+    block, lane = place >> uint64(2), place & uint64(3)
+    a, b, c, d = philox(low, high, uint32(block), uint32(block >> uint64(32)), stream, uint32(0))
+    a, c = (b, d) if lane & uint64(1) else (a, c)
+    return c if lane & uint64(2) else a
+
+
+@compiled
+def philox_at(low, high, stream, places, out):
+    """The words of a seed and a stream at places, int64."""
+    low, high, stream = uint32(low), uint32(high), uint32(stream)
+    for i in range(uint64(places.size)):
+        out[i] = word_at(low, high, stream, uint64(places[i]))

@@ -3,7 +3,7 @@
 Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3. SC 2011. Philox4x32 with ten rounds.
 
 Word i of a seed and a stream is word i mod 4 of the block with the counter (⌊i/4⌋ in its low two words, stream, 0) and the seed as
-its key. A stream is a use: one seed may round values with stream 0 and turn signs with stream 1.
+its key. A stream is a use: one seed may round values with stream 0 and toss coins for zeros with stream 1.
 """
 
 import numpy as np
@@ -33,6 +33,12 @@ def words(seed: int, count: int, start: int = 0, stream: int = 0) -> np.ndarray:
 
 def words_at(seed: int, places: np.ndarray, stream: int = 0) -> np.ndarray:
     """The words of a seed and a stream at places, int64 [m], from 0 up: uint32 [m]."""
+    if backend.compile_positions(places.size):
+        from . import loops
+
+        made = np.empty(places.size, np.uint32)
+        loops.philox_at(*halves(seed), stream, places, made)
+        return made
     blocks = places.astype(np.uint64) >> np.uint64(2)
     made = _blocks(*halves(seed), blocks & LOW, blocks >> np.uint64(32), stream)
     return made[np.arange(places.size), places & 3]

@@ -131,7 +131,7 @@ def _unpack_sparse(codes: Sequence[bytes | memoryview], counts: np.ndarray, form
 def _unpack_dense(codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int) -> list[np.ndarray | FrameError]:
     """`unpack_rows`, where more than half of the coordinates are sent."""
     missing = (forms >= MISSING) & (counts < numel)
-    coded, as_form = np.where(missing, numel - counts, counts), np.where(forms == LAST, BLOCKS, forms - MISSING * missing)
+    coded, as_form = np.where(missing, numel - counts, counts), np.where(missing & (forms == LAST), BLOCKS, forms - MISSING * missing)
     rows = [np.arange(numel) if form == MISSING and count == numel and not len(code) else _refusal(len(code), numel)
             for code, count, form in zip(codes, counts.tolist(), forms.tolist(), strict=True)]  # fmt: skip
     kept = np.flatnonzero(_fits(codes, coded, as_form, numel)).tolist()
@@ -201,7 +201,7 @@ def _unpack(codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.n
         begin = _begin(rice.parameters(counts, numel)[cut.row], many)
         parameters = np.where(many > 0, begin + rice.read_bits(raw, many, at), forms[cut.row])
         least = np.minimum.reduceat(parameters, np.flatnonzero(cut.index == 0))
-        starts = starts + blocked * 8 + rice.sums(many, np.bincount(cut.row))
+        starts = np.minimum(starts + blocked * 8 + rice.sums(many, np.bincount(cut.row)), ends)
         each = parameters.repeat(cut.length)
     else:
         each = forms.repeat(counts)

@@ -27,14 +27,13 @@ libraries that do this (constriction, for one) make their tables from floating p
 
 import struct
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import numpy as np
-import torch
 
 from ..errors import FrameError
 from . import backend, rice
+from .stretches import parallel
 
 LARGEST = 4096  # symbols of an alphabet
 FINEST = 20  # frequencies add up to 2^20 at most
@@ -299,11 +298,7 @@ def _read_chunks(data: memoryview, counts: list[int]) -> list[tuple[np.ndarray, 
 
 def _each(work: Callable, *arguments: Sequence) -> list:
     """`work` of each set of arguments, by torch's number of threads."""
-    threads = min(len(arguments[0]), torch.get_num_threads())
-    if threads == 1:
-        return list(map(work, *arguments))
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(work, *arguments))
+    return parallel(work, list(zip(*arguments, strict=True)))
 
 
 def _loops(count: int) -> ModuleType | None:

@@ -183,8 +183,8 @@ def unpack_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """What m codes say, one row behind the other, and whether a row's code is one, bool [m]; what stands in another row is undefined.
 
-    The codes are the bits starts..ends − 1 [m] of `padded` bytes. Each has at least one position, counts [m], and bits for as many unary
-    and low parts of no zeros, `each` the b of every position.
+    The codes are the bits starts..ends − 1 [m] of `padded` bytes, starts ≤ ends. Each has at least one position, counts [m]; `each` is the
+    b of every position.
     """
     runs, lows = counts.cumsum() - counts, sums(each, counts)
     if compiled := loops(each.size):

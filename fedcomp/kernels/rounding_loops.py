@@ -1,22 +1,12 @@
 """Loops of kernels/rounding.py, compiled by numba. `start`, the place of x[0], is a multiple of 4, so that blocks of words are whole."""
 
-import numba
 import numpy as np
 from numpy import float32, float64, int32, int64, uint32, uint64
 
-from .loops import compiled, philox
+from .loops import compiled, draw
 from .rounding import BITS, FRACTION, MAGNITUDE, ONE
 
 LINE = 1024  # words that are drawn at a time
-
-
-@numba.njit(nogil=True, inline="always")
-def _draw(low, high, start, words):
-    low, high, first = uint32(low), uint32(high), uint64(start) >> uint64(2)
-    for j in range(uint64(LINE >> 2)):
-        block, at = first + j, j << uint64(2)
-        a, b, c, d = philox(low, high, uint32(block), uint32(block >> uint64(32)), uint32(0), uint32(0))
-        words[at], words[at + uint64(1)], words[at + uint64(2)], words[at + uint64(3)] = a, b, c, d
 
 
 @compiled
@@ -24,7 +14,7 @@ def multiples(x, arguments, low, high, start, out):
     scale, limit = arguments
     words = np.empty(LINE, np.uint32)
     for first in range(0, x.size, LINE):
-        _draw(low, high, start + first, words)
+        draw(low, high, 0, start + first, words)
         for i in range(uint64(min(LINE, x.size - first))):
             value = x[uint64(first) + i]
             level = (int64(min(abs(float64(value)), limit) * scale + 0.5) + int64(words[i])) >> 32
@@ -36,7 +26,7 @@ def powers(x, arguments, low, high, start, out):
     (factor,) = arguments
     words = np.empty(LINE, np.uint32)
     for first in range(0, x.size, LINE):
-        _draw(low, high, start + first, words)
+        draw(low, high, 0, start + first, words)
         for i in range(uint64(min(LINE, x.size - first))):
             bits = float32(abs(x[uint64(first) + i] * factor)).view(uint32)
             out[uint64(first) + i] = (bits + (words[i] >> uint32(32 - FRACTION))) >> uint32(FRACTION)
@@ -47,7 +37,7 @@ def levels(x, arguments, low, high, start, out):
     edges, cells, levels, up = arguments
     words = np.empty(LINE, np.uint32)
     for first in range(0, x.size, LINE):
-        _draw(low, high, start + first, words)
+        draw(low, high, 0, start + first, words)
         for i in range(uint64(min(LINE, x.size - first))):
             value = float32(x[uint64(first) + i])
             cell = uint64(cells[uint64(value.view(uint32) >> uint32(32 - BITS))])

@@ -5,7 +5,10 @@ magnitude go to the lower position, zeros are never selected, and a result holds
 Vectors are 1-D, of any float dtype and on any device; positions are int64, ascending, on the vector's device.
 """
 
+import functools
 import math
+import operator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +20,20 @@ from . import backend, cuda
 INFINITE = 0x7F800000  # bit pattern of infinity; those of NaN are above
 MAGNITUDE = 0x7FFFFFFF  # bits without the sign
 SIGN = -0x80000000  # the sign bit of an int32
-MAGNITUDES, POSITIVES, NEGATIVES = (0, MAGNITUDE), (0, -1), (SIGN, -1)  # what is large: keys are (bits ^ flip) & mask
 FEW = 256  # values that Python sums sooner than numpy
 PIECE = 1 << 20  # elements searched for NaN or infinity at a time
 
 Array = np.ndarray | Tensor  # numpy on the CPU, torch elsewhere
+
+
+class Side(NamedTuple):
+    """What is large: a key is (bits ^ flip) & mask."""
+
+    flip: int
+    mask: int
+
+
+MAGNITUDES, POSITIVES, NEGATIVES = Side(0, MAGNITUDE), Side(0, -1), Side(SIGN, -1)
 
 
 def top_k(x: Tensor, k: int) -> Tensor:
@@ -100,7 +112,8 @@ def at_least_rows(X: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
 def mean(values: Array) -> float:
     """The mean of `values`, summed in float64 on the host, one after the other; 0 of none. The same on every device."""
     if len(values) <= FEW:
-        return sum(map(float, values.tolist())) / max(len(values), 1)
+        total = functools.reduce(operator.add, map(float, values.tolist()), 0.0)  # sum() compensates from Python 3.12 on
+        return total / max(len(values), 1)
     return float(means(values, np.array([len(values)]))[0])
 
 
@@ -132,7 +145,7 @@ def _top_k(e: Tensor | None, x: Tensor, k: int) -> Tensor:
         from . import large
 
         total = large.Sum(e, x.contiguous())
-        positions = large.select(total, k, large.MAGNITUDE)
+        positions = large.select(total, k, MAGNITUDES)
         if e is not None:
             large.add(total)
         return positions
@@ -148,7 +161,7 @@ def _top_side(e: Tensor | None, x: Tensor, k: int) -> tuple[Tensor, bool]:
         from . import large
 
         total = large.Sum(e, x.contiguous())
-        up, down = (large.select(total, k, side) for side in (large.POSITIVE, large.NEGATIVE))
+        up, down = (large.select(total, k, side) for side in (POSITIVES, NEGATIVES))
         if e is not None:
             large.add(total)
     else:
@@ -163,7 +176,7 @@ def _at_least(e: Tensor | None, x: Tensor, threshold: float) -> Tensor:
         from . import large
 
         total = large.Sum(e, x.contiguous())
-        positions = large.at_least(total, _key(threshold), large.MAGNITUDE)
+        positions = large.at_least(total, _key(threshold), MAGNITUDES)
         if e is not None:
             large.add(total)
         return positions

@@ -1,8 +1,8 @@
 """Loops of kernels/sums.py, compiled by numba.
 
 Float64 adds what lies within 53 bits without an error, in any order. So a block whose magnitudes are near enough to each other
-is summed by vector instructions, and its sum goes to the table of its smallest exponent, in the unit of that. Other blocks are added one by
-one. There the compiler may reorder sums, since every partial sum is exact.
+is summed by vector instructions, and its sum goes to the table of its smallest exponent, in the unit of that; the compiler may reorder
+these sums, since every partial one is exact. Other blocks are added one by one.
 """
 
 from collections.abc import Callable
@@ -25,10 +25,7 @@ SCALES = np.ldexp(1.0, 150 - np.arange(256).clip(1))  # from a magnitude to unit
 
 def reordered(function: Callable) -> Callable:
     """`compiled`, with leave to reorder sums."""
-    try:
-        return numba.njit(nogil=True, cache=True, fastmath={"reassoc"})(function)
-    except RuntimeError:
-        return numba.njit(nogil=True, fastmath={"reassoc"})(function)
+    return compiled(function, fastmath={"reassoc"})
 
 
 @numba.njit(nogil=True, inline="always")

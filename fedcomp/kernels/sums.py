@@ -19,7 +19,8 @@ EXPONENTS = 256
 UNIT = 149  # a magnitude is an integer times 2^-UNIT
 FRACTION, FRACTION_BITS = 0x7FFFFF, 23
 LOW, LOW_BITS = 0xFFFFFF, 24  # a square is kept in two parts, each as wide as a significand
-SHIFTS = (0, LOW_BITS, 13, 13 + LOW_BITS, 24, 24 + LOW_BITS)  # what the rows of a table of sums count for, in powers of two
+SHIFTS = (0, LOW_BITS, 13, 13 + LOW_BITS, 24, 24 + LOW_BITS)  # powers of two that the rows of a table count for, low and high part
+# each: |x| or l²; h·l/2¹², met twice, hence 13; h²/2²⁴ (sum_loops.squares)
 PIECE = 1 << 20  # elements that are tabled at a time where no loop is compiled
 STRETCH, LEAST = 1 << 16, 64  # elements, and rows, of a column sum that stands by itself
 LANES = 64  # columns that a single one is taken apart into

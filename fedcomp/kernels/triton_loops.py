@@ -1,7 +1,8 @@
 """Loops over stacks [m, n], compiled by Triton for CUDA; under TRITON_INTERPRET=1 they run on the CPU, for tests.
 
-Each program works on BLOCK elements of one row: the grid is (blocks of a row, rows). Keys are those of kernels/loops.py:
-`(bits ^ flip) & mask` of a float32, candidates from 1 up. Results do not depend on the order in which programs run.
+Each program works on BLOCK elements of one row: the grid is (blocks of a row, rows); of a sketch, on a vector for one row of cells, or all.
+Keys are those of kernels/loops.py: `(bits ^ flip) & mask` of a float32, candidates from 1 up. Results do not depend on the order in which
+programs run.
 """
 
 import triton
@@ -125,3 +126,62 @@ def powers(x_ptr, factor_ptr, key_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out + 1, _power(tl.load(x + 1, mask=i + 1 < n, other=0.0).to(tl.float32), factor, b).to(tl.uint8), mask=i + 1 < n)
     tl.store(out + 2, _power(tl.load(x + 2, mask=i + 2 < n, other=0.0).to(tl.float32), factor, c).to(tl.uint8), mask=i + 2 < n)
     tl.store(out + 3, _power(tl.load(x + 3, mask=i + 3 < n, other=0.0).to(tl.float32), factor, d).to(tl.uint8), mask=i + 3 < n)
+
+
+@triton.jit
+def _add_to_cell(x_ptr, i, n, scale, word, cells_ptr, first, columns):
+    """kernels/count_sketch.py: an element in fixed point, to half a unit, into the cell of its word in the row that begins at first."""
+    fixed = tl.floor(tl.load(x_ptr + i, mask=i < n, other=0.0).to(tl.float64) * scale + 0.5).to(tl.int64)
+    bucket = tl.umulhi(word, (word * 0 + columns).to(tl.uint32)).to(tl.int64)
+    tl.atomic_add(cells_ptr + first + bucket, tl.where((word & 1) == 1, -fixed, fixed), mask=i < n, sem="relaxed")
+
+
+@triton.jit
+def sketch(x_ptr, scale_ptr, key_ptr, cells_ptr, n, columns, STREAM: tl.constexpr, BLOCK: tl.constexpr):
+    """cells[r, bucket] += ±x·scale, rounded, for all of x [n], in each row r: integers, which add up in any order. scale is float64 [1],
+    cells int64 [rows, columns]."""
+    row, first = tl.program_id(1), tl.program_id(0) * (BLOCK // 4)
+    a, b, c, d = _words(key_ptr, 0, first, STREAM + row, BLOCK // 4)
+    i, scale, begin = 4 * (first + tl.arange(0, BLOCK // 4)), tl.load(scale_ptr), row.to(tl.int64) * columns
+    _add_to_cell(x_ptr, i, n, scale, a, cells_ptr, begin, columns)
+    _add_to_cell(x_ptr, i + 1, n, scale, b, cells_ptr, begin, columns)
+    _add_to_cell(x_ptr, i + 2, n, scale, c, cells_ptr, begin, columns)
+    _add_to_cell(x_ptr, i + 3, n, scale, d, cells_ptr, begin, columns)
+
+
+@triton.jit
+def _tell(cells_ptr, first, columns, word):
+    """What the cell of a word says, in the row that begins at first."""
+    bucket = tl.umulhi(word, (word * 0 + columns).to(tl.uint32)).to(tl.int64)
+    cell = tl.load(cells_ptr + first + bucket)
+    return tl.where((word & 1) == 1, -cell, cell)
+
+
+@triton.jit
+def _median(found, ROWS: tl.constexpr):
+    """The middle one of ROWS tensors, by exchanging neighbours; +0 for −0."""
+    for last in tl.static_range(ROWS - 1, 0, -1):
+        for r in tl.static_range(last):
+            low, high = tl.minimum(found[r], found[r + 1]), tl.maximum(found[r], found[r + 1])
+            found = found[:r] + (low, high) + found[r + 2 :]
+    return found[ROWS // 2] + 0.0
+
+
+@triton.jit
+def estimate(cells_ptr, key_ptr, out_ptr, n, columns, ROWS: tl.constexpr, STREAM: tl.constexpr, BLOCK: tl.constexpr):
+    """out [n] = the medians over the rows of cells, float32 [ROWS, columns]."""
+    first = tl.program_id(0) * (BLOCK // 4)
+    i, told = 4 * (first + tl.arange(0, BLOCK // 4)), ((), (), (), ())
+    for r in tl.static_range(ROWS):
+        a, b, c, d = _words(key_ptr, 0, first, STREAM + r, BLOCK // 4)
+        begin = tl.full([], r, tl.int64) * columns
+        told = (
+            told[0] + (_tell(cells_ptr, begin, columns, a),),
+            told[1] + (_tell(cells_ptr, begin, columns, b),),
+            told[2] + (_tell(cells_ptr, begin, columns, c),),
+            told[3] + (_tell(cells_ptr, begin, columns, d),),
+        )
+    tl.store(out_ptr + i, _median(told[0], ROWS), mask=i < n)
+    tl.store(out_ptr + i + 1, _median(told[1], ROWS), mask=i + 1 < n)
+    tl.store(out_ptr + i + 2, _median(told[2], ROWS), mask=i + 2 < n)
+    tl.store(out_ptr + i + 3, _median(told[3], ROWS), mask=i + 3 < n)

@@ -14,11 +14,14 @@ from .laq import LAQ
 from .lowrank import LowRank
 from .none import Nothing
 from .residual import Residual
+from .sketched import Sketched
 from .variance import Variance
 
-__all__ = ["Counterpart", "Memory", "available_memories", "counterpart", "memory"]
+__all__ = ["Counterpart", "Memory", "available_memories", "chooses", "counterpart", "memory", "only_under"]
 
-_MEMORIES: dict[str, type[Memory]] = {cls.name: cls for cls in (Nothing, Residual, ECQ, DGC, AdaComp, Variance, EF21, Diana, LAQ, LowRank)}
+_MEMORIES: dict[str, type[Memory]] = {
+    cls.name: cls for cls in (Nothing, Residual, ECQ, DGC, AdaComp, Variance, EF21, Diana, LAQ, LowRank, Sketched)
+}
 
 
 def available_memories() -> dict[str, type[Memory]]:
@@ -37,10 +40,19 @@ def memory(text: str, codec: Codec, numel: int, layout: Layout | None = None) ->
     return _MEMORIES[parsed.parts[0].name](codec, numel, layout, options)
 
 
+def chooses(text: str) -> bool:
+    """Whether a memory decides itself which coordinates are sent."""
+    name = spec.parse(text).parts[0].name
+    return name in _MEMORIES and _MEMORIES[name].chooses
+
+
+def only_under(text: str) -> str:
+    """The strategy without which a memory has no frames, "" for a memory that works under any."""
+    name = spec.parse(text).parts[0].name
+    return _MEMORIES[name].only_under if name in _MEMORIES else ""
+
+
 def counterpart(text: str, codec: Codec, numel: int, layout: Layout | None = None) -> Counterpart | None:
     """The server's side of memories that `memory` makes of the same; None where clients alone keep something. Raises like `memory`."""
-    name = spec.parse(text).parts[0].name
-    if name in _MEMORIES and _MEMORIES[name].counterpart is None:
-        return None
     kept = memory(text, codec, numel, layout)
-    return kept.counterpart(kept)
+    return kept.counterpart and kept.counterpart(kept)

@@ -42,6 +42,7 @@ class AdaComp(Vectors):
     name: ClassVar[str] = "adacomp"
     source: ClassVar[str] = "Chen et al. 2018"
     Options: ClassVar[type] = Options
+    chooses: ClassVar[bool] = True
 
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(at_full_density(codec, self.name), numel, layout, options)

@@ -38,6 +38,8 @@ class Memory(ABC):
     source: ClassVar[str] = "–"
     Options: ClassVar[type] = NoOptions  # a frozen dataclass: what `name:option=value` may say
     counterpart: ClassVar["type[Counterpart] | None"] = None  # the server's side, where both sides keep something
+    only_under: ClassVar[str] = ""  # the strategy that alone asks for its frames, where they are of several phases; "" = any
+    chooses: ClassVar[bool] = False  # which coordinates are sent, whatever the codec's density
     needs_moments: ClassVar[bool] = False  # local SGD fills context.moments
     residual: Tensor | None = None  # what is kept of the updates because it was not sent, by a memory that keeps that; None = zero
     gain: float = 1.0  # how long the residual may become of updates that are 1 long in all, with a codec that contracts
@@ -51,8 +53,12 @@ class Memory(ABC):
         self.check_codec()
 
     def use_density(self, density: float) -> None:
-        """Send this share of the coordinates from now on; 0 = that of the codec that was given. Raises ConfigError where it has none."""
+        """Send this share of the coordinates from now on; 0 = that of the codec that was given.
+
+        Raises ConfigError where it has none, and where the memory would diverge with it.
+        """
         self.codec = self._made_with.at_density(density) if density else self._made_with
+        self.check_codec()
 
     def check_codec(self) -> None:
         """Raise ConfigError when this memory would diverge with its codec, naming a codec with which it would not."""
@@ -97,7 +103,9 @@ class Memory(ABC):
 
         Raises FrameError, with the proposal still waiting, when `returned` is damaged.
         """
-        dropped = None if returned is None else self.codec.open(returned, self.numel, self.layout)
+        if returned is not None and self.counterpart is not None:
+            raise ConfigError(f"memory '{self.name}' has a counterpart, which takes frames as a whole; use --memory residual")
+        dropped = None if returned is None else self.open_returned(returned)
         self._commit(self._settle(), dropped)
 
     @classmethod
@@ -105,6 +113,10 @@ class Memory(ABC):
         """`commit` for many memories of one class and codec; override where one pass can read all their frames."""
         for memory in memories:
             memory.commit()
+
+    def open_returned(self, returned: bytes) -> Update:
+        """What a frame says that comes back of the waiting proposal. Raises FrameError."""
+        return self.codec.open(returned, self.numel, self.layout)
 
     def rollback(self) -> None:
         """The proposal was not taken: everything in it is still to be sent."""
@@ -208,7 +220,8 @@ def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | N
     """
     if dropped is not None:
         everywhere = np.arange(dropped.numel) if sent is None else sent
-        sent = np.setdiff1d(everywhere, np.flatnonzero(dropped.block(0, dropped.numel)), assume_unique=True)
+        back = np.flatnonzero(dropped.block(0, dropped.numel)) if dropped.positions is None else dropped.positions
+        sent = np.setdiff1d(everywhere, back, assume_unique=True)
     for vector in vectors:
         if sent is None:
             vector.zero_()

@@ -37,10 +37,6 @@ class Diana(Shift):
         if not 0 < self.step <= bound:
             raise ConfigError(f"option 'alpha' of memory 'diana' is {self.step:g}; {self.codec} bears more than 0 and at most {bound:g}")
 
-    def use_density(self, density: float) -> None:
-        super().use_density(density)
-        self.check_codec()
-
     @property
     def step(self) -> float:
         """α, the same at every density: the server knows of one."""

@@ -5,7 +5,8 @@ Wu, Huang, Huang, Zhang: Error compensated quantized SGD and its applications to
     y = x + α·h;  send C(y);  h ← β·h + (x − C(y)) when it was accepted, h ← β·h + x when it was not
 
 With x − C(y) = (y − C(y)) − α·h, what h has from its past shrinks where α²γ + (β − α)² < 1, γ the codec's error factor: ‖y − C(y)‖² is at
-most γ‖y‖², γ = 1 − δ of a codec that contracts, ω of one that is unbiased. Other pairs are refused. α = β = 1 is `residual`.
+most γ‖y‖², γ = 1 − δ of a codec that contracts, ω of one that is unbiased. Other pairs are refused, and β > 1 with biased codecs: there
+the two terms need not be orthogonal, and what is never sent grows by β. α = β = 1 is `residual`.
 
 The paper's α is far below β, for quantizers that send every coordinate. Where few are sent, α = β: with a smaller α, what is late is too
 light to be sent. The default is stable with every codec that contracts, and with unbiased ones up to ω = 1.1.
@@ -47,10 +48,9 @@ class ECQ(Vectors):
             given = f"ecq:alpha={alpha:g},beta={beta:g}"
             raise ConfigError(f"memory '{given}' diverges with {self.codec}: α²γ + (β − α)² is {growth:.3g} and has to be below 1; "
                               f"use --memory ecq:alpha={pair:g},beta={pair:g}")
-
-    def use_density(self, density: float) -> None:
-        super().use_density(density)
-        self.check_codec()
+        if gamma > 0 and abs(beta) > 1 and self.codec.variance(self.numel) is None:
+            raise ConfigError(f"memory 'ecq:alpha={alpha:g},beta={beta:g}' diverges with {self.codec}: what is not sent grows by beta in "
+                              "every round; give a beta of at most 1")
 
     def _move(self, kept: Stacks, x: Tensor, context: Context) -> tuple[Stacks, Tensor]:
         h = kept["residual"]

@@ -22,7 +22,7 @@ from ..codecs.base import nonfinite_rows
 from ..codecs.matrices import LARGEST, Product, shaped, size
 from ..codecs.powersgd import PowerSGD, Split, start_name
 from ..codecs.update import Sections
-from ..errors import ConfigError, ProtocolError
+from ..errors import ConfigError, FrameError, ProtocolError
 from ..layout import Layout
 from .base import Memory, State, add_within
 
@@ -32,7 +32,7 @@ PHASE, BASIS = "phase", "left"  # names in the state
 
 
 class LowRank(Memory):
-    """A residual [numel] in float32, on the device of the first update, and where the next power iteration starts."""
+    """A residual [numel] in float32, on the device of the last update, and where the next power iteration starts."""
 
     name: ClassVar[str] = "lowrank"
     source: ClassVar[str] = "Vogels et al. 2019"
@@ -50,28 +50,31 @@ class LowRank(Memory):
 
     def _propose(self, x: Tensor, seed: int, context: Context) -> bytes:
         if self.residual is None:
-            self.residual = torch.zeros(self.numel, dtype=torch.float32, device=x.device)
+            self.residual = torch.zeros(self.numel, dtype=torch.float32)
+        self.residual = self.residual.to(x.device)
         x = x.detach().to(torch.float32)
         if context.phase != LEFT:
             context = replace(context, announced={**context.announced, **self.starts})
             return self.codec.encode_added(self.residual, x, seed=seed, layout=self.layout, context=context)
         right = self._announced(RIGHT, self.split.right, context)
         self._add(x)
+        frame = _frame(m @ q for m, q in zip(self.split.of(self.residual), right, strict=True))
         self.phase = LEFT
-        return _frame(m @ q for m, q in zip(self.split.of(self.residual), right, strict=True))
+        return frame
 
     def _proceed(self, seed: int, context: Context) -> bytes | None:
         if self.phase != LEFT or context.phase != RIGHT:
             return super()._proceed(seed, context)
         left = self._announced(LEFT, self.split.left, context)
-        self.phase, self.basis = RIGHT, context.announced[LEFT]
         right = [m.T @ p for m, p in zip(self.split.of(self.residual), left, strict=True)]
-        return _frame([*right, *(self.residual[e.span] for e in self.split.others)])
+        frame = _frame([*right, *(self.residual[e.span] for e in self.split.others)])
+        self.phase, self.basis = RIGHT, context.announced[LEFT]
+        return frame
 
     def _commit(self, frame: bytes, dropped: Update | None) -> None:
         if self.phase != LEFT:  # which alone says nothing
             update = self._read(frame)
-            self.starts |= _starts(update)
+            self.starts |= {} if self.phase else _starts(update)
             add_within(self.residual, update, -1.0)
         if dropped is not None:
             add_within(self.residual, dropped)
@@ -107,10 +110,13 @@ class LowRank(Memory):
         self.residual = added
 
     def _announced(self, name: str, shapes: Sequence[tuple[int, ...]], context: Context) -> list[Tensor]:
-        """Factors that the server announced, float64. Raises ProtocolError where there are none, FrameError for others than these."""
+        """Factors that the server announced, float64. Raises ProtocolError for others than these."""
         if name not in context.announced:
             raise ProtocolError(f"the server announced no '{name}' for the phase '{context.phase}'; both sides need the same strategy")
-        found = shaped(context.announced[name], shapes)
+        try:
+            found = shaped(context.announced[name], shapes)
+        except FrameError as error:
+            raise ProtocolError(f"what was announced as '{name}' does not fit: {error}") from error
         return [torch.from_numpy(factor.astype(np.float64)).to(self.residual.device) for factor in found]
 
     def _read(self, frame: bytes) -> Update:

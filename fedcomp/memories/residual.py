@@ -23,7 +23,7 @@ from .base import Memory, State, add_within
 
 
 class Residual(Memory):
-    """Error feedback: a residual [numel] in float32, on the device of the first update."""
+    """Error feedback: a residual [numel] in float32, on the device of the last update."""
 
     name: ClassVar[str] = "residual"
     source: ClassVar[str] = "Seide et al. 2014, Stich et al. 2018"
@@ -34,6 +34,7 @@ class Residual(Memory):
                               f"or --uplink {_contracting(self.codec, self.numel)}")
 
     def _propose(self, x: Tensor, seed: int, context: Context) -> bytes:
+        self._follow(x)
         if self.residual is None:
             self.residual = torch.zeros(self.numel, dtype=torch.float32, device=x.device)
         return self.codec.encode_added(self.residual, x.to(torch.float32), seed=seed, layout=self.layout, context=context)
@@ -48,6 +49,7 @@ class Residual(Memory):
             memory._check_ready(row)
         first, x = memories[0], x.to(torch.float32)
         for memory, row in zip(memories, x, strict=True):
+            memory._follow(row)
             row.add_(0.0 if memory.residual is None else memory.residual)  # + 0 makes −0 what propose() makes of it
         proposals = first.codec.encode_batch(x, seeds, layout=first.layout, context=context)
         for memory, row, proposal in zip(memories, x, proposals, strict=True):
@@ -70,6 +72,11 @@ class Residual(Memory):
             add_within(self.residual, dropped)
 
     def _rollback(self, frame: bytes) -> None: ...
+
+    def _follow(self, x: Tensor) -> None:
+        """Bring the residual to where the updates are."""
+        if self.residual is not None:
+            self.residual = self.residual.to(x.device)
 
     def state_dict(self) -> State:
         residual = torch.zeros(self.numel, dtype=torch.float32) if self.residual is None else self.residual

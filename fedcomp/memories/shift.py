@@ -80,8 +80,6 @@ class Shift(Memory):
 
     def _commit(self, frame: bytes, dropped: Update | None) -> None:
         self._take(self.codec.open(frame, self.numel, self.layout))
-        if dropped is not None:
-            add_within(self.shift, dropped, -self.step)
 
     def _rollback(self, frame: bytes) -> None: ...
 

@@ -38,6 +38,7 @@ class Variance(Vectors):
     name: ClassVar[str] = "variance"
     source: ClassVar[str] = "Tsuzuku et al. 2018"
     Options: ClassVar[type] = Options
+    chooses: ClassVar[bool] = True
     needs_moments: ClassVar[bool] = True
     vectors: ClassVar[tuple[str, ...]] = ("residual", "gradients", "squares")
     gradients: Tensor | None = None  # r

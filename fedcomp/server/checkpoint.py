@@ -25,6 +25,7 @@ from ..errors import CheckpointError
 from ..strategies.broadcasts import Broadcast
 
 FLUSH_BYTES = 64 << 20  # a flush of more would keep a round waiting
+LOG_BYTES = 4 << 20  # of SQLite's log, from which a flush works it in
 ROWS, STATE = "rows.bin", "state.sqlite"
 
 SCHEMA = """
@@ -37,17 +38,18 @@ CREATE TABLE IF NOT EXISTS broadcast (round INTEGER PRIMARY KEY, base TEXT NOT N
 class Checkpoint:
     """A folder of checkpoints of vectors [numel], open for writing. Raises CheckpointError when it cannot be read.
 
-    `flush_every_s`: seconds between checkpoints that survive a power failure.
+    `flush_every_s`: seconds between checkpoints that survive a power failure. `beside`: files that are flushed before them.
     """
 
-    def __init__(self, folder: Path, numel: int, flush_every_s: float = 1.0):
+    def __init__(self, folder: Path, numel: int, flush_every_s: float = 1.0, beside: Sequence[Path] = ()):
         self.folder, self.numel, self.row_bytes, self.flush_every_s = folder, numel, 4 * numel, flush_every_s
+        self.beside = beside
         self.flushed_s, self.unflushed_bytes = -math.inf, 0  # when the last flush was, and what was written since
         self.replaced: list[int] = []  # slots whose vectors were replaced since the last flush
         with self._reading():
             folder.mkdir(parents=True, exist_ok=True)
             self.state = sqlite3.connect(folder / STATE)
-            self.state.executescript("PRAGMA journal_mode=WAL;" + SCHEMA)
+            self.state.executescript("PRAGMA journal_mode=WAL; PRAGMA wal_autocheckpoint=0;" + SCHEMA)
             self.slots: dict[str, int] = dict(self.state.execute("SELECT name, slot FROM vector"))
             self.rows = os.open(folder / ROWS, os.O_RDWR | os.O_CREAT, 0o644)
         used = set(self.slots.values())
@@ -120,6 +122,8 @@ class Checkpoint:
         written = [(name, slot, self._write(slot, vector)) for slot, (name, vector) in zip(slots, vectors.items(), strict=True)]
         if flush:
             os.fdatasync(self.rows)
+            for path in self.beside:
+                _flush(path)
         self.state.execute(f"PRAGMA synchronous={'FULL' if flush else 'NORMAL'}")
         with self.state:
             self.state.executemany("INSERT OR REPLACE INTO vector VALUES (?, ?, ?)", written)
@@ -127,6 +131,8 @@ class Checkpoint:
             self.state.executemany("DELETE FROM value WHERE name = ?", [(n,) for n, data in values.items() if data is None])
             self._add(broadcasts)
             self.state.execute("DELETE FROM broadcast WHERE round < ?", (oldest,))
+        if flush and (self.folder / f"{STATE}-wal").stat().st_size > LOG_BYTES:
+            self.state.execute("PRAGMA wal_checkpoint(PASSIVE)")
         return written
 
     def add_broadcast(self, broadcast: Broadcast) -> None:
@@ -183,3 +189,10 @@ class Checkpoint:
             done = os.pwrite(self.rows, view, offset)
             view, offset = view[done:], offset + done
         return zlib.crc32(data)
+
+
+def _flush(path: Path) -> None:
+    """See that what was appended to a file, if there is one, is on the disk."""
+    if path.exists():
+        with path.open("rb") as file:
+            os.fdatasync(file.fileno())

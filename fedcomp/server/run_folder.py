@@ -116,10 +116,8 @@ class RunFolder:
 
     def write_model(self, weights: Tensor, layout: Layout) -> None:
         """The parameters as safetensors."""
-        temporary = self.path / f".{MODEL}.new"
         with self._writing():
-            temporary.write_bytes(save({name: view.clone() for name, view in layout.views(weights.cpu()).items()}))
-            os.replace(temporary, self.path / MODEL)
+            _replace(self.path / MODEL, save({name: view.clone() for name, view in layout.views(weights.cpu()).items()}))
 
     def write_summary(self, summary: Summary) -> None:
         with self._writing():
@@ -144,5 +142,8 @@ def _plain(record: RoundRecord | Summary) -> dict[str, Any]:
 
 def _replace(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(data)
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fdatasync(file.fileno())
     os.replace(temporary, path)

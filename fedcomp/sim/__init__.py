@@ -1,4 +1,4 @@
-"""Simulations: virtual clients in one process. Only `run` and `grid` need flwr; the batched engine does without."""
+"""Simulations: virtual clients in one process. The batched engine, devices, growth, interruption and pace do without flwr."""
 
 from typing import Any
 

@@ -23,6 +23,7 @@ from ..memories import Memory
 from ..messages import DENSE, FAILED, NEED_DENSE, UPDATE, Assignment, Report, failure, ticket
 from ..tasks.base import Data
 from .batched import BatchedEngine
+from .contraction import Contraction
 from .growth import Growth
 
 BUFFERS = "buffers"  # among a client's values in a checkpoint
@@ -66,10 +67,11 @@ class VirtualClients:
         seed: int,
         work: Work = Work(),  # noqa: B008 — a frozen value
         warn: Callable[[str], None] = lambda sentence: None,
+        feeds_back: bool = False,
     ):
         self.replica, self.engine, self.at_once = replica, engine, at_once
         self.data, self.shards, self.sgd, self.make_memory, self.seed, self.work = data, shards, sgd, make_memory, seed, work
-        self.first_version, self.growth = replica.version, Growth(warn)
+        self.first_version, self.growth, self.contraction = replica.version, Growth(warn), Contraction(warn, feeds_back)
         self.resting: dict[int, Resting] = {}
         self.held: dict[int, Held] = {}  # of the round that is running
         self.changed: set[int] = set()  # since the last checkpoint
@@ -183,6 +185,9 @@ class VirtualClients:
         self.held |= {t.assignment.client: Held(t.assignment.round, t.loss) for t in trained}
         clients = [t.assignment.client for t in trained]
         self.growth.look(clients, [self.at_rest(client).memory for client in clients], updates)
+        if trained and not self.contraction.over:
+            first, memory = trained[0].assignment, self.at_rest(clients[0]).memory
+            self.contraction.look(first.round, memory.codec, self.work.seed(memory.codec, self.seed, first), memory.layout, updates)
         self._answer([t.assignment for t in trained], updates, [t.traces for t in trained], reports)
         for t in trained:
             if reports[t.assignment.client].kind == UPDATE:

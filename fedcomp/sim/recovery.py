@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import CheckpointError, RunFolderError
 from ..memories import Counterpart
 from ..server.checkpoint import Checkpoint
-from ..server.run_folder import CHECKPOINT, RunFolder
+from ..server.run_folder import CHECKPOINT, METRICS, RunFolder
 from ..strategies import Outcome, RoundStrategy
 from .clients import VirtualClients
 
@@ -26,7 +26,7 @@ class Recovery:
 
     def __init__(self, folder: RunFolder, strategy: RoundStrategy, clients: VirtualClients, rounds: int):
         self.folder, self.strategy, self.clients, self.rounds = folder, strategy, clients, rounds
-        self.checkpoint = Checkpoint(folder.path / CHECKPOINT, strategy.layout.numel)
+        self.checkpoint = Checkpoint(folder.path / CHECKPOINT, strategy.layout.numel, beside=[folder.path / METRICS])
         self.heard: set[int] = set()  # clients of whom the server may have learned something since the last checkpoint
 
     def close(self) -> None:
@@ -55,8 +55,8 @@ class Recovery:
                 raise RunFolderError(f"{where} had {what}; undo the change to the task, or give another --out")
         if run["round"] > self.rounds:
             raise RunFolderError(f"{where} has done {run['round']} rounds; give --rounds {run['round']} or more")
-        self.folder.truncate_metrics(run["metrics_length"])
         self._restore_server(run)
+        self.folder.truncate_metrics(run["metrics_length"])
         passed = [broadcast.base for broadcast in self.strategy.broadcasts.cache]
         self.clients.restore(self.checkpoint.vector, self.checkpoint.value, self._vector(WEIGHTS), run["version"], passed)
         return run["round"]
@@ -85,9 +85,10 @@ class Recovery:
             vectors |= {place + name: vector for name, vector in own_vectors.items()}
             values |= {place + name: value for name, value in own_values.items()}
         keeper = {name: isinstance(value, Tensor) for name, value in kept.items()}
-        run = {"round": round, "metrics_length": metrics_length, "version": server.broadcasts.version, "keeper": keeper}
+        b = server.broadcasts
+        run = {"round": round, "metrics_length": metrics_length, "version": b.version, "newest_bytes": b.newest_bytes, "keeper": keeper}
         values[RUN] = json.dumps(run | self._identity()).encode()
-        new = [outcome.broadcast] if outcome is not None and outcome.broadcast is not None else []
+        new = [outcome.broadcast] if outcome is not None and cache and cache[-1] is outcome.broadcast else []
         self.checkpoint.save(vectors, values, new, oldest=cache[0].round if cache else round + 1)
         self.heard.clear()
 
@@ -95,7 +96,8 @@ class Recovery:
         server = self.strategy
         read = {True: self._vector, False: self.checkpoint.value}
         keeper = {name: read[is_vector](KEEPER + name) for name, is_vector in run["keeper"].items()}
-        server.broadcasts.restore(self._vector(WEIGHTS), keeper, self.checkpoint.broadcasts(until=run["round"]), run["version"])
+        cache = self.checkpoint.broadcasts(until=run["round"])
+        server.broadcasts.restore(self._vector(WEIGHTS), keeper, cache, run["version"], run["newest_bytes"])
         for client, record in self.checkpoint.values(LEDGER).items():
             heard, ticket, dropped, examples = json.loads(record)
             if heard is not None:

@@ -34,6 +34,8 @@ from .grid import LocalGrid, by_index
 from .interruption import Interruption
 from .pace import pace
 from .recovery import Recovery
+from .relays import Relays, missed
+from .relays import check as check_relays
 
 COLLECT_AFTER = 50_000  # new objects
 STACK_BYTES = 64 << 20  # updates of clients that are trained and packed together
@@ -73,7 +75,7 @@ class Simulation:
 
     def __init__(self, config: RunConfig, observer: Observer):
         config = resolved(config)
-        self.config, self.observer = config, observer
+        self.config, self.observer, self._lost = config, observer, False
         self.strategy = self._strategy()
         self.device = devices.choose(config.device)
         devices.keep_freed_memory()
@@ -84,7 +86,9 @@ class Simulation:
         self.task: Task = load(config.task, folder)
         train, self.test = data_of(self.task, "train"), data_of(self.task, "test")
         self.layout = check(self.task, config.batch_size, train, self.test)
-        self._memory()
+        waiting = self._memory()
+        if config.relays:
+            check_relays(config, self.strategy, waiting)
         shards = partition(config.partition, train, config.clients, config.seed, self.task.name)
         model = initial_model(self.task, config.seed)
         weights = self.layout.gather(model)
@@ -105,7 +109,9 @@ class Simulation:
             config.seed,
             self.strategy.work,
             self.observer.warning,
+            self.strategy.feeds_back,
         )
+        self.relays = Relays(self.clients, config.relays, self.strategy.uplink, self.layout.numel) if config.relays else None
         self.test = _on(self.test, self.device)
         self.evaluated = initial_model(self.task, config.seed).to(self.device)
 
@@ -127,7 +133,7 @@ class Simulation:
 
     def _rounds(self, recovery: Recovery, done: int, interruption: Interruption) -> None:
         began = time.perf_counter()
-        for outcome in self.strategy.rounds(LocalGrid(self.clients), range(done + 1, self.config.rounds + 1)):
+        for outcome in self.strategy.rounds(LocalGrid(self.relays or self.clients), range(done + 1, self.config.rounds + 1)):
             record = self._record(outcome, began)
             length = self.folder.append(record)
             due = outcome.round % self.config.checkpoint_every == 0 or outcome.round == self.config.rounds
@@ -169,6 +175,8 @@ class Simulation:
             if not machine.device.startswith(self.device.type):
                 raise RunFolderError(f"the run in {self.folder.path} was on {machine.device}, not {self.device}; give a --device like it")
             return machine
+        if self.config.engine == "serial" and self.config.cohort_batch > 1:
+            raise ConfigError("--cohort-batch is for the batched engine; leave it out, or give --engine batched")
         engine, at_once = choose_engine(model, self.device, self.config.engine, self.config.batch_size)
         return Machine(devices.name(self.device), engine, self.config.cohort_batch or at_once)
 
@@ -205,6 +213,7 @@ class Simulation:
             first_round=first,
             rounds=c.rounds,
             out=str(self.folder.path),
+            relays=c.relays,
         )
 
     # A round.
@@ -214,7 +223,7 @@ class Simulation:
         if outcome.round % self.config.eval_every == 0 or outcome.round == self.config.rounds:
             loss, accuracy = self._evaluate()
         traffic, dense = outcome.traffic, 4 * self.layout.numel
-        return RoundRecord(
+        record = RoundRecord(
             round=outcome.round,
             accuracy=accuracy,
             loss=loss,
@@ -225,13 +234,27 @@ class Simulation:
             uplink_bytes=sum(traffic.uplink.values()),
             downlink_bytes=sum(traffic.downlink.values()),
             dense_uplink_bytes=dense * len(outcome.cohort),
-            dense_downlink_bytes=dense * len(outcome.cohort),
+            dense_downlink_bytes=dense * len(traffic.downlink),
             seconds=time.perf_counter() - began,
             catch_up_bytes=traffic.catch_up,
             first_download_bytes=traffic.first_download,
             skipped=sum(a.update is None for a in outcome.accepted),
             uplink_nonzeros=sum(a.update.nonzeros for a in outcome.accepted if a.update is not None),
             rejections=tuple(outcome.rejections),
+        )
+        return self._relayed(outcome, record) if self.relays is not None else record
+
+    def _relayed(self, outcome: Outcome, record: RoundRecord) -> RoundRecord:
+        """The record of a round behind relays: what clients sent to them, and what they passed on."""
+        passed, lost = self.relays.take(), sum(missed(a.update) for a in outcome.accepted)
+        if lost and not self._lost:
+            self._lost = True
+            self.observer.warning(
+                f"round {outcome.round}: {lost} of {record.uplink_nonzeros} coordinates that relays added could not be told exactly; "
+                f"give --uplink {self.strategy.uplink} a larger 'union', or 'columns'"
+            )
+        return dataclasses.replace(
+            record, uplink_bytes=passed.client_bytes, relayed_bytes=record.uplink_bytes, skipped=passed.empty
         )
 
     def _evaluate(self) -> tuple[float, float]:

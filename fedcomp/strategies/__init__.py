@@ -10,16 +10,20 @@ from .asynchronous import Asynchronous
 from .average import Average
 from .base import Outcome, Phase, RoundStrategy, Rules
 from .broadcasts import Broadcast, Broadcasts
+from .fetchsgd import FetchSGD
 from .gtopk import GTopK
 from .powersgd import PowerSGD
 from .shared_scale import SharedScale
+from .sketched_sgd import SketchedSGD
 
 __all__ = [
     "Asynchronous", "Average", "Broadcast", "Broadcasts", "Outcome", "Phase", "RoundStrategy", "Rules", "available_strategies", "resolved",
     "strategy",
 ]
 
-_STRATEGIES: dict[str, type[RoundStrategy]] = {cls.name: cls for cls in (Average, GTopK, PowerSGD, SharedScale, Asynchronous)}
+_STRATEGIES: dict[str, type[RoundStrategy]] = {
+    cls.name: cls for cls in (Average, FetchSGD, GTopK, PowerSGD, SharedScale, SketchedSGD, Asynchronous)
+}
 
 
 def available_strategies() -> dict[str, type[RoundStrategy]]:

@@ -82,18 +82,19 @@ class Asynchronous(Average):
         self._lateness: dict[int, int] = {}  # rounds, of those whose answers were taken last
 
     def run_round(self, grid: Grid, round: int) -> Outcome:
-        started, traffic = time.perf_counter(), Traffic()
-        rejected = {client: self._give_up(client, round) for client in self._too_late(round)}
+        started, traffic, late = time.perf_counter(), Traffic(), self._too_late(round)
+        unread = {client: self.answers[client] for client in late if client in self.answers}
+        rejected = {client: self._give_up(client, round) for client in late}
         self._begin(grid, round, traffic, besides=rejected.keys())
         taken = self._first(round, started)
-        traffic.uplink = {client: len(answer.report.frame) if answer.report else 0 for client, answer in taken.items()}
+        traffic.uplink = {client: len(answer.report.frame) if answer.report else 0 for client, answer in (unread | taken).items()}
         self._lateness = {client: round - answer.round for client, answer in taken.items()}
         for client in taken:
             self._leave(client)
         results = [taken[client].result for client in sorted(taken)]
         rejected |= {result.client: result for result in results if isinstance(result, Rejection)}
         accepted = [result for result in results if isinstance(result, Accepted)]
-        return self._close(round, sorted(taken.keys() | rejected.keys()), {"train": accepted}, rejected, traffic, started)
+        return self._close(round, sorted(taken.keys() | rejected.keys()), {"train": accepted}, rejected, traffic)
 
     def discount(self, accepted: Accepted) -> float:
         return (1.0 + self._lateness.get(accepted.client, 0)) ** -self.options.decay

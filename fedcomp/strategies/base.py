@@ -6,7 +6,6 @@ more than one exchange a round, `phases` and `announce`.
 """
 
 import math
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from ..codecs import Update, codec
 from ..errors import ConfigError, FrameError, NonFiniteError
 from ..kernels.sums import sum_squares
 from ..layout import Layout
-from ..memories import Counterpart, counterpart, memory
+from ..memories import Counterpart, chooses, counterpart, memory, only_under
 from ..memories.base import Changes, NoOptions
 from ..messages import FAILED, Assignment, Report
 from ..observe import Rejection
@@ -73,7 +72,6 @@ class Outcome:
     rejections: list[Rejection]
     traffic: Traffic
     broadcast: Broadcast | None  # None: no update was accepted, the model stays
-    seconds: float
 
     @property
     def train_loss(self) -> float | None:
@@ -91,6 +89,7 @@ class RoundStrategy(Strategy):
     name: ClassVar[str]
     Options: ClassVar[type] = NoOptions  # a frozen dataclass: what `name:option=value` may say
     work: ClassVar[Work] = Work()  # the client half
+    feeds_back: bool = False  # what it reads of sketches is subtracted from what waits in them
 
     def __init__(
         self,
@@ -141,7 +140,10 @@ class RoundStrategy(Strategy):
         return self.uplink.open_batch(frames, self.layout.numel, self.layout)
 
     def returned(self, accepted: Accepted) -> bytes:
-        """A frame, of the uplink codec, of what `aggregate` dropped of an accepted update; b"" for nothing. Its bytes are counted."""
+        """A frame, of the uplink codec unless the clients' memory reads another, of what `aggregate` dropped of an accepted update.
+
+        b"" for nothing. Its bytes are counted.
+        """
         return b""
 
     def closed(self, outcome: Outcome) -> None:
@@ -163,9 +165,16 @@ class RoundStrategy(Strategy):
         if keeper.counterpart is not None:
             raise ConfigError(f"--downlink-memory {keeper.name} keeps something on both sides, clients keep the model alone; use residual")
         self.counterpart = counterpart(self.rules.memory, self.uplink, layout.numel, layout)
+        if keeper.only_under:
+            raise ConfigError(f"--downlink-memory {keeper.name} makes frames of several phases, and a broadcast has one; use residual")
+        if only_under(self.rules.memory) not in ("", self.name):
+            raise ConfigError(f"memory '{self.rules.memory}' has no frames for strategy '{self.name}'; "
+                              f"give --strategy {only_under(self.rules.memory)}, or --memory none")
         cache_bytes = int(self.rules.cache * 4 * layout.numel)
         self.broadcasts = Broadcasts(weights, layout, self.downlink, keeper, cache_bytes)
         rules = self.rules
+        if rules.density_warmup and chooses(rules.memory):
+            raise ConfigError(f"--density-warmup has no meaning for memory '{rules.memory}', which chooses what is sent; leave it out")
         self.schedule = Schedule(self.uplink, layout, rules.density_warmup, rules.lr_warmup, rules.budget_bytes)
 
     def rounds(self, grid: Grid, rounds: Iterable[int]) -> Iterator[Outcome]:
@@ -174,7 +183,6 @@ class RoundStrategy(Strategy):
             yield self.run_round(grid, round)
 
     def run_round(self, grid: Grid, round: int) -> Outcome:
-        started = time.perf_counter()
         nodes = self.roster(grid)
         cohort = self.choose(list(nodes), round)
         traffic, results, rejected = Traffic(), {}, {}
@@ -186,7 +194,7 @@ class RoundStrategy(Strategy):
             results[phase.name] = list(exchange.answers())
             rejected |= exchange.rejected
             asked = [a.client for a in results[phase.name]]
-        return self._close(round, cohort, results, rejected, traffic, started)
+        return self._close(round, cohort, results, rejected, traffic)
 
     def _exchange(self, grid: Grid, round: int, phase: Phase, traffic: Traffic) -> Exchange:
         return Exchange(
@@ -216,7 +224,7 @@ class RoundStrategy(Strategy):
             told |= self.counterpart.announce()
         announced = [part for name, value in told.items() for part in (name.encode(), value)]
         returned = self.dropped.get(client, b"")
-        exchange.traffic.sent(client, download, [*announced, returned], first=client not in self.versions, newest=b.newest_bytes())
+        exchange.traffic.sent(client, download, [*announced, returned], first=client not in self.versions, newest=b.newest_bytes)
         form, base, frames = download.form, download.base, download.frames
         assignment = Assignment(
             round, phase.name, client, form, base, b.version, b.fingerprint, frames, accepted, announced, terms.density, terms.lr, returned
@@ -236,7 +244,6 @@ class RoundStrategy(Strategy):
         results: dict[str, list[Accepted]],
         rejected: dict[int, Rejection],
         traffic: Traffic,
-        started: float,
     ) -> Outcome:
         last = list(results.values())[-1]
         try:
@@ -250,7 +257,7 @@ class RoundStrategy(Strategy):
             self.counterpart.settle([(a.client, a.update, a.fresh) for a in last], self._moved(broadcast))
         self.dropped |= {a.client: frame for a in last if (frame := self.returned(a))}
         rejections = [rejected[client] for client in sorted(rejected)]
-        outcome = Outcome(round, cohort, last, rejections, traffic, broadcast, time.perf_counter() - started)
+        outcome = Outcome(round, cohort, last, rejections, traffic, broadcast)
         self.closed(outcome)
         return outcome
 
@@ -291,7 +298,12 @@ class RoundStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Flower's entry: run `num_rounds` rounds from `initial_arrays`. Evaluation is the server's, through `evaluate_fn`."""
+        """Flower's entry: run `num_rounds` rounds from `initial_arrays`; a phase takes `timeout` seconds unless the rules say otherwise.
+
+        Evaluation is the server's, through `evaluate_fn`; the two configs have no effect.
+        """
+        if self.rules.timeout_s is None:
+            self.rules = replace(self.rules, timeout_s=timeout)
         layout, weights = vector_of(initial_arrays)
         self.begin(weights, layout)
         result = Result()
@@ -314,17 +326,20 @@ class RoundStrategy(Strategy):
         phase, *others = self.phases(server_round)
         if others:
             raise ConfigError(f"a round of '{self.name}' has {1 + len(others)} phases, too many for this hook; call start() or rounds()")
-        self._open = self._exchange(grid, server_round, phase, Traffic())
+        self._hooked = self._exchange(grid, server_round, phase, Traffic())
         self._cohort = self.choose(list(nodes), server_round)
         terms = self.schedule.terms(server_round, self._cohort, self.bandwidths)
-        return [self._message(self._open, client, nodes[client], server_round, phase, {}, terms[client]) for client in self._cohort]
+        return [self._message(self._hooked, client, nodes[client], server_round, phase, {}, terms[client]) for client in self._cohort]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Close a round of one phase that `configure_train` opened."""
-        started = time.perf_counter()
-        self._open.receive_from_nodes(replies)
-        results = {"train": list(self._open.answers())}
-        outcome = self._close(server_round, self._cohort, results, self._open.rejected, self._open.traffic, started)
+        exchange = self._hooked
+        exchange.receive_from_nodes(replies)
+        for client in set(self._cohort) - exchange.accepted.keys() - exchange.rejected.keys():
+            exchange.give_up(client, "no reply that Flower's own loop waits for")
+        phase, *_ = self.phases(server_round)
+        results = {phase.name: list(exchange.answers())}
+        outcome = self._close(server_round, self._cohort, results, exchange.rejected, exchange.traffic)
         return self.arrays(), _metrics(outcome)
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
@@ -355,4 +370,4 @@ def _metrics(outcome: Outcome) -> MetricRecord:
         "uplink-bytes": sum(outcome.traffic.uplink.values()),
         "downlink-bytes": sum(outcome.traffic.downlink.values()),
     }
-    return MetricRecord(values | ({"train-loss": outcome.train_loss} if outcome.accepted else {}))
+    return MetricRecord(values | ({"train-loss": outcome.train_loss} if outcome.train_loss is not None else {}))

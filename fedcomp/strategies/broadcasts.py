@@ -10,18 +10,17 @@ of three forms, each real bytes:
 A cache as large as the dense model is never too small by much: beyond it the dense model is cheaper than the frames.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
-from ..codecs import Codec, codec, overwrite
+from ..clients.replica import DENSE_CODEC
+from ..codecs import Codec, overwrite
 from ..layout import Layout
 from ..memories import Memory
 from ..messages import DENSE, FRAMES, OVERWRITE, UP_TO_DATE, fingerprint, first_version, next_version
-
-DENSE_CODEC = codec("identity")
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,10 @@ class Broadcasts:
     def __init__(self, weights: Tensor, layout: Layout, codec: Codec, memory: Memory, cache_bytes: int):
         self.weights, self.layout, self.codec, self.memory, self.cache_bytes = weights, layout, codec, memory, cache_bytes
         self.cache: deque[Broadcast] = deque()
+        self.newest_bytes = 0  # of the broadcast that led to this version, cached or not; 0 before the first
         self.version = self.first = first_version(weights, layout.fingerprint)
         self.fingerprint = fingerprint(weights)
-        self._downloads: OrderedDict[str, Download] = OrderedDict()
+        self._downloads: dict[str, Download] = {}
 
     def prepare(self, round: int, update: Tensor, seed: int) -> Broadcast | None:
         """The broadcast that moves the model by what the codec keeps of `update` [numel]; nothing changes yet but the memory's proposal.
@@ -65,23 +65,20 @@ class Broadcasts:
         """Move the model by a prepared broadcast, and remember it for those who miss it."""
         self.codec.accumulate(broadcast.frame, self.weights, layout=self.layout)
         self.memory.commit()
+        self.newest_bytes = len(broadcast.frame)
         self.version, self.fingerprint = broadcast.version, fingerprint(self.weights)
         self.cache.append(broadcast)
         while sum(len(b.frame) for b in self.cache) > self.cache_bytes:
             self.cache.popleft()
         self._downloads.clear()
 
-    def restore(self, weights: Tensor, memory_state: dict, cache: list[Broadcast], version: str) -> None:
+    def restore(self, weights: Tensor, memory_state: dict, cache: list[Broadcast], version: str, newest_bytes: int) -> None:
         """Stand where a checkpoint stood."""
         self.weights.copy_(weights)
         self.memory.load_state_dict(memory_state)
-        self.cache = deque(cache)
+        self.cache, self.newest_bytes = deque(cache), newest_bytes
         self.version, self.fingerprint = version, fingerprint(self.weights)
         self._downloads.clear()
-
-    def newest_bytes(self) -> int:
-        """The length of the newest broadcast, 0 before the first."""
-        return len(self.cache[-1].frame) if self.cache else 0
 
     def download(self, version: str) -> Download:
         """What leads from `version` to the present one, in the cheapest form. The dense model when `version` is not known."""

@@ -15,6 +15,7 @@ from ..observe import Rejection
 from .broadcasts import Broadcasts, Download
 from .closing import Closing, Progress
 
+MOST_EXAMPLES = 1 << 53  # that a client may claim: up to here every float64 is exact
 POLL_S = 0.1  # between looks at a Grid that has nothing new
 
 
@@ -38,7 +39,7 @@ def accepted_of(report: Report, update: Update | None) -> Accepted:
 
 @dataclass
 class Traffic:
-    """Bytes of frames in a round: in all and per client."""
+    """Bytes of frames in a round by client, and of what was announced and returned."""
 
     uplink: dict[int, int] = field(default_factory=dict)
     downlink: dict[int, int] = field(default_factory=dict)
@@ -141,7 +142,7 @@ class Exchange:
 
     def _answer(self, replies: Sequence[tuple[int, Message]]) -> None:
         before = len(self.accepted) + len(self.rejected)
-        updates = [report for client, reply in replies if (report := self._heard(client, reply)) is not None]
+        updates = [report for client, reply in replies if (report := self._report_of(client, reply)) is not None]
         opened = iter(self.open_frames([report.frame for report in updates if report.frame]))
         for report in updates:
             update = next(opened) if report.frame else None
@@ -152,7 +153,7 @@ class Exchange:
         for answered in range(before + 1, len(self.accepted) + len(self.rejected) + 1):
             self.on_answer(answered, len(self._asked))
 
-    def _heard(self, client: int, reply: Message) -> Report | None:
+    def _report_of(self, client: int, reply: Message) -> Report | None:
         """The report in a reply if it brings an update; None when the client was rejected or has been sent the dense model."""
         if reply.has_error():
             return self._reject(client, "reply", f"Flower error {reply.error.code}: {reply.error.reason}")
@@ -179,7 +180,7 @@ class Exchange:
             raise ProtocolError(f"the update was made from version {report.version[:8]}, the round's is {assignment.version[:8]}")
         if self.in_step:
             _check_step(report, assignment)
-        if report.examples < 1:
+        if not 1 <= report.examples <= MOST_EXAMPLES:
             raise ProtocolError(f"the reply counts {report.examples} examples")
         return report
 
@@ -187,7 +188,7 @@ class Exchange:
         self._sent_dense.add(assignment.client)
         b = self.broadcasts
         download = b.dense()
-        self.traffic.sent(assignment.client, download, [], first=False, newest=0)
+        self.traffic.sent(assignment.client, download, assignment.announced, first=False, newest=0)
         now = {"form": DENSE, "base": "", "version": b.version, "fingerprint": b.fingerprint, "frames": download.frames}
         self.push([self.message(replace(assignment, **now, returned=b""), node)])
 

@@ -72,7 +72,8 @@ class Schedule:
         known = [bandwidths[client] for client in cohort if client in bandwidths]
         mean = sum(known) / len(known) if known else 1.0
         asked = [bandwidths.get(client, mean) for client in cohort]
-        return {client: least + int(rest * mine / sum(asked)) for client, mine in zip(cohort, asked, strict=True)}
+        total = sum(asked)
+        return {client: least + int(rest * mine / total) for client, mine in zip(cohort, asked, strict=True)}
 
     def _least(self) -> int:
         return self._longest(1 / max(self.layout.numel, 1))

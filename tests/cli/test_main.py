@@ -231,8 +231,9 @@ def test_what_was_not_foreseen_keeps_its_traceback():
 
 def test_epochs_that_are_off_leave_the_steps(runs, tmp_path):
     assert fedcomp("sim", "--local-steps", 3, "--local-epochs", 0).exit_code == 0
-    fedcomp("sim", "--config", options(tmp_path, "local_epochs = 2"), "--local-steps", 3)
-    assert [(config.local_steps, config.local_epochs) for config in runs] == [(3, 0), (3, 2)]
+    both = fedcomp("sim", "--config", options(tmp_path, "local_epochs = 2"), "--local-steps", 3)
+    assert sentence(both) == "--local-steps and --local-epochs exclude each other; give one of them"
+    assert [(config.local_steps, config.local_epochs) for config in runs] == [(3, 0)]
 
 
 # Streams.

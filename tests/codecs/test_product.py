@@ -28,7 +28,8 @@ TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
 NUMEL = 401
 SELECTIONS = [name for name, cls in available_codecs().items() if issubclass(cls, Selective)]
 MATRICES = [name for name, cls in available_codecs().items() if issubclass(cls, MatrixCodec)]
-VALUES = [name for name in available_codecs() if name not in SELECTIONS + MATRICES]
+SUMS = [name for name, cls in available_codecs().items() if cls.shares_seed]  # sketch; s2 has products of its own, in test_s2.py
+VALUES = [name for name in available_codecs() if name not in SELECTIONS + MATRICES + SUMS]
 SQUARE = [f"{a}+{b}" for a, b in itertools.product(SELECTIONS, VALUES)]
 SPREAD = {"threshold": "threshold:tau=1"} | {name: f"{name}:density=1/10" for name in SELECTIONS if name != "threshold"}
 MORE = ["randomk:density=1/10,scaled=true+natural", "randomk:density=1/10,by=magnitude,scaled=true+qsgd", "topk:density=1%+qsgd:levels=4"]
@@ -222,15 +223,16 @@ def test_a_product_has_two_parts(spec):
         codec(spec)
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.product(VALUES + MATRICES, ["fp16", *SELECTIONS[:1]])))
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(VALUES + MATRICES + SUMS, ["fp16", *SELECTIONS[:1]])))
 def test_the_first_half_selects(first, second):
     with pytest.raises(SpecError, match=f"'{first}' does not; write (topk:density=1%.fp16|{second}.{first})"):
         codec(f"{first}+{second}")
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.product(SELECTIONS, SELECTIONS + MATRICES)))
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(SELECTIONS, [*SELECTIONS, *MATRICES, "sketch"])))
 def test_the_second_half_codes_every_value_of_a_vector(first, second):
-    with pytest.raises(SpecError, match=f"'{second}' (selects again|needs matrices); put another behind {first}, such as {first}.fp16"):
+    why = "(selects again|needs matrices|adds up coordinates of different clients)"
+    with pytest.raises(SpecError, match=f"'{second}' {why}; put another behind {first}, such as {first}.fp16"):
         codec(f"{first}+{second}")
 
 

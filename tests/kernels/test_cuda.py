@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from every_codec import same_bits
 
 with pytest.MonkeyPatch.context() as patch:  # Triton decides when it is imported; other tests must not find the variable
     if not torch.cuda.is_available():
@@ -17,7 +18,7 @@ with pytest.MonkeyPatch.context() as patch:  # Triton decides when it is importe
     pytest.importorskip("triton.language")
 
 from fedcomp import NonFiniteError, codec, kernels  # noqa: E402
-from fedcomp.kernels import backend, cuda, philox, rounding, select  # noqa: E402
+from fedcomp.kernels import backend, count_sketch, cuda, philox, rounding, select  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -178,6 +179,56 @@ def test_frames_are_those_of_the_other_devices(spec):
         assert c.encode_batch(x.cpu(), [4, 5, 6]) == frames
 
 
+@pytest.mark.parametrize(("n", "rows", "columns"), [(0, 1, 1), (1, 1, 1), (5, 15, 64), (4097, 3, 7), (4097, 5, 1000)])
+def test_a_sketch_of_whole_numbers_is_that_of_the_other_devices(n, rows, columns):
+    x, seed = torch.round(9 * torch.from_numpy(np.random.default_rng(n).standard_normal(n).astype(np.float32))).to(DEVICE), 2**63 + n
+    for values in (x, x.to(torch.bfloat16)):
+        cells = count_sketch.sketch(values, rows, columns, seed)
+        with elsewhere():
+            assert np.array_equal(count_sketch.sketch(values, rows, columns, seed), cells)
+
+
+def test_a_sketch_is_that_of_the_other_devices_to_rounding_and_always_the_same():
+    n, placed = 4097, count_sketch.places(np.arange(4097), 3, 500, 17)
+    for x in stack()[:, -n:]:
+        cells, exact = count_sketch.sketch(x, 3, 500, 17), np.zeros((3, 500))
+        assert np.array_equal(cells, count_sketch.sketch(x, 3, 500, 17))
+        v = x.cpu().double().numpy()
+        for row, (buckets, negative) in zip(exact, placed, strict=True):
+            np.add.at(row, buckets, np.where(negative, -v, v))
+        with elsewhere():
+            others = count_sketch.sketch(x, 3, 500, 17)
+        assert (np.abs(cells - exact) <= 2.0**-24 * np.abs(exact) + n * 2.0**-50 * np.abs(v).max()).all()
+        assert (np.abs(others - exact) <= n * 2.0**-24 * np.abs(v).max()).all()
+
+
+def test_what_float32_cannot_hold_is_cut_from_a_sketch():
+    x = torch.full((5,), 3.4e38, device=DEVICE)
+    cells = count_sketch.sketch(x, 15, 1, 3)
+    with elsewhere():
+        assert np.array_equal(cells, count_sketch.sketch(x, 15, 1, 3)) and np.abs(cells).max() == np.finfo(np.float32).max
+
+
+@pytest.mark.parametrize(("n", "rows"), [(0, 3), (1, 1), (5, 15), (4097, 5)])
+def test_estimates_are_those_of_the_other_devices(n, rows):
+    cells = np.random.default_rng(n).standard_normal((rows, 100)).astype(np.float32)
+    cells[0, :50] = -0.0
+    found = count_sketch.estimates_on(DEVICE, cells, 2**64 - 1, n).cpu().numpy()
+    with elsewhere():
+        assert same_bits(found, count_sketch.estimates(cells, 2**64 - 1, 0, n))
+
+
+@pytest.mark.parametrize("spec", ["sketch:rows=3", "sketch:rows=3,density=1,cells=int8"])
+def test_a_frame_of_a_sketch_is_read_as_on_the_other_devices(spec):
+    c, x = codec(spec), stack()[0, :4097].contiguous()
+    frame, into = c.encode(x, seed=5), torch.ones(4097, device=DEVICE)
+    c.accumulate(frame, into, -0.5)
+    with elsewhere():
+        expected = torch.ones(4097)
+        c.accumulate(frame, expected, -0.5)
+    assert same_bits(into.cpu(), expected)
+
+
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
@@ -196,6 +247,10 @@ rounded = dict(x_ptr="*fp32", scale_ptr="*fp64", limit_ptr="*fp64", key_ptr="*i6
 calls += [(loops.multiples, rounded, dict(BLOCK=loops.BLOCK))]
 exponents = dict(x_ptr="*fp32", factor_ptr="*fp32", key_ptr="*i64", out_ptr="*u8", n="i32", BLOCK="constexpr")
 calls += [(loops.powers, exponents, dict(BLOCK=loops.BLOCK))]
+columns = dict(key_ptr="*i64", n="i32", columns="i32", STREAM="constexpr", BLOCK="constexpr")
+calls += [(loops.sketch, dict(x_ptr="*fp32", scale_ptr="*fp64", cells_ptr="*i64") | columns, dict(STREAM=65536, BLOCK=loops.BLOCK))]
+medians = dict(cells_ptr="*fp32", out_ptr="*fp32", ROWS="constexpr") | columns
+calls += [(loops.estimate, medians, dict(ROWS=5, STREAM=65536, BLOCK=loops.BLOCK))]
 for function, signature, constants in calls:
     made = triton.compile(ASTSource(fn=function, signature=signature, constexprs=constants), target=GPUTarget("cuda", 90, 32))
     print(function.__name__, len(made.asm["cubin"]))
@@ -207,5 +262,5 @@ def test_they_compile_for_a_gpu_that_is_not_here():
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()] == [
-        "collect", "collect", "pack_signs", "pack_signs", "fill_words", "multiples", "powers",
+        "collect", "collect", "pack_signs", "pack_signs", "fill_words", "multiples", "powers", "sketch", "estimate",
     ]

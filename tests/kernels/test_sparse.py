@@ -11,7 +11,8 @@ PATHS = ("numpy", "numba")
 
 @pytest.fixture(params=PATHS)
 def way(request, monkeypatch):
-    monkeypatch.setattr(backend, "MANY", 0 if request.param == "numba" else sys.maxsize)
+    for bound in ("MANY", "LARGE"):
+        monkeypatch.setattr(backend, bound, 0 if request.param == "numba" else sys.maxsize)
 
 
 def sample(n, count, seed=0):

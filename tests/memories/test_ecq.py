@@ -92,6 +92,18 @@ def test_the_bound_tells_pairs_apart():
     assert longest(Unchecked(c, NUMEL)) > 1e4 * NUMEL**0.5
 
 
+def test_what_a_biased_codec_never_sends_may_not_grow():
+    with pytest.raises(ConfigError, match=r"'ecq:alpha=0.7,beta=1.3' diverges with topk.*give a beta of at most 1"):
+        memory("ecq:alpha=0.7,beta=1.3", codec("topk:density=10%"), NUMEL)
+    unchecked = Unchecked(codec("topk:density=10%"), NUMEL, options=ECQ.Options(0.7, 1.3))
+    unchecked.propose(update(0))
+    unchecked.commit()
+    for _ in range(60):
+        unchecked.propose(torch.zeros(NUMEL))
+        unchecked.commit()
+    assert unchecked.residual.norm() > 100 * update(0).norm()
+
+
 def test_a_codec_without_a_bound_is_refused():
     with pytest.raises(ConfigError, match="error is bounded, and that of sign is not; use --uplink stc"):
         memory("ecq", codec("sign"), NUMEL)

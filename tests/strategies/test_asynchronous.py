@@ -130,9 +130,10 @@ def test_who_is_too_late_is_given_up_and_nothing_is_lost():
     accounts.settle_and_check()
 
 
-def test_every_byte_of_a_round_is_a_byte_of_a_frame():
-    federation = virtual(wait=0.4)
-    handle, down, up = federation.handle, {}, {}
+@pytest.mark.parametrize("staleness", [16, 1])
+def test_every_byte_of_a_round_is_a_byte_of_a_frame(staleness):
+    federation = virtual(wait=0.4, staleness=staleness)
+    handle, down, up, given_up = federation.handle, {}, {}, 0
 
     def listening(assignments):
         reports = handle(assignments)
@@ -144,6 +145,8 @@ def test_every_byte_of_a_round_is_a_byte_of_a_frame():
     for outcome in federation.strategy.rounds(federation.grid, range(1, 12)):
         assert outcome.traffic.downlink == down and outcome.traffic.uplink == {client: up[client] for client in outcome.cohort}
         down.clear()
+        given_up += len(outcome.rejections)
+    assert bool(given_up) == (staleness == 1)
 
 
 def test_the_order_in_which_the_simulation_works_does_not_matter():

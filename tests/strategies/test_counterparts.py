@@ -405,12 +405,11 @@ def test_a_skipped_round_sends_no_byte_and_its_stale_term_counts(kind):
 
 
 def test_how_far_the_model_moved_is_announced_and_counted():
-    federation = made(Real, "laq:window=2,weight=0.5", "fp16", downlink="identity", participation=1.0, server_lr=0.5,
-                      cache=10.0)
+    federation = made(Real, "laq:window=2,weight=0.5", "fp16", downlink="identity", participation=1.0, server_lr=0.5)
     moved = [0.0, 0.0]
     for round in range(1, 6):
         before = federation.strategy.broadcasts.weights.clone()
-        newest = federation.strategy.broadcasts.newest_bytes()
+        newest = federation.strategy.broadcasts.newest_bytes
         federation.told.clear()
         (outcome,) = federation.run(round, round)
         (announced,) = {tuple(a.announced) for a in federation.told}

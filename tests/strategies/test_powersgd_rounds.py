@@ -15,6 +15,7 @@ from fedcomp import RunConfig, UserError
 from fedcomp.config import read_run
 from fedcomp.errors import ConfigError
 from fedcomp.memories.lowrank import LEFT, RIGHT
+from fedcomp.messages import DENSE
 from fedcomp.observe import Observer
 from fedcomp.sim import simulate
 from fedcomp.strategies import PowerSGD, Rules, strategy
@@ -106,6 +107,17 @@ def test_every_byte_of_both_phases_is_counted():
         assert (up, down) == (outcome.traffic.uplink, outcome.traffic.downlink)
         assert all(10 + 4 * 10 <= len(r.frame) for _, r in federation.said)
         federation.said.clear()
+
+
+def test_what_is_announced_a_second_time_is_counted_a_second_time():
+    federation = Recorded(replace(RULES, downlink="stc:density=20%"))
+    federation.run(1)
+    federation.said.clear()
+    federation.members[2].replica.restore(federation.initial + 1, "elsewhere")  # it has other weights than the server believes
+    (outcome,) = federation.run(1, 2)
+    sent = [a for a, _ in federation.said if a.client == 2]
+    assert [a.form for a in sent][1] == DENSE and sent[1].announced
+    assert outcome.traffic.downlink[2] == sum(len(part) for a in sent for part in [*a.frames, *a.announced])
 
 
 def test_the_model_is_downloaded_and_trained_on_once_a_round():

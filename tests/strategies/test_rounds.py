@@ -9,7 +9,7 @@ from federation import Federation
 from flwr.app import Array, ArrayRecord, MetricRecord
 
 from fedcomp.messages import DENSE, UPDATE
-from fedcomp.sim.grid import by_index
+from fedcomp.sim.grid import FIRST_NODE, by_index
 from fedcomp.strategies import Average, Phase, Rules
 from fedcomp.strategies.cohort import sample, size
 from fedcomp.strategies.exchange import Accepted
@@ -275,6 +275,25 @@ def test_a_round_may_have_several_phases():
     assert [r.client for r in outcome.rejections] == [5]
 
 
+@pytest.mark.parametrize("examples", [0, -1, 10**400])
+def test_a_count_of_examples_that_cannot_be_is_a_rejection(examples):
+    federation = Federation(replace(ALL, weights="examples"))
+    handle = federation.handle
+    federation.handle = lambda assignments: [replace(r, examples=examples) if r.client == 1 else r for r in handle(assignments)]
+    (outcome,) = run(federation, 1)
+    assert [(r.client, r.reason[:16]) for r in outcome.rejections] == [(1, "the reply counts")] and len(outcome.accepted) == 5
+
+
+def test_a_phase_of_flowers_own_entry_ends_after_its_timeout():
+    federation = Federation(ALL)
+    pull = federation.grid.pull_messages
+    federation.grid.pull_messages = lambda ids: [reply for reply in pull(ids) if reply.metadata.src_node_id != FIRST_NODE]
+    views = federation.layout.views(federation.initial)
+    arrays = ArrayRecord({name: Array(view.numpy().copy()) for name, view in views.items()})
+    result = federation.strategy.start(federation.grid, arrays, num_rounds=1, timeout=0.2)
+    assert (result.train_metrics_clientapp[1]["accepted"], result.train_metrics_clientapp[1]["rejected"]) == (5, 1)
+
+
 def test_flowers_own_entry_runs_the_same_loop():
     mine, flowers = Federation(ALL), Federation(ALL)
     run(mine, 3)
@@ -296,3 +315,6 @@ def test_flowers_hooks_run_a_round_too():
         messages = flowers.strategy.configure_train(round, ArrayRecord(), None, flowers.grid)
         flowers.strategy.aggregate_train(round, flowers.grid.send_and_receive(messages))
     assert torch.equal(mine.strategy.broadcasts.weights, flowers.strategy.broadcasts.weights)
+    messages = flowers.strategy.configure_train(3, ArrayRecord(), None, flowers.grid)
+    _, metrics = flowers.strategy.aggregate_train(3, list(flowers.grid.send_and_receive(messages))[1:])
+    assert (metrics["accepted"], metrics["rejected"]) == (5, 1)

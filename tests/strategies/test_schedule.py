@@ -21,7 +21,8 @@ from fedcomp.strategies import Rules
 from fedcomp.strategies.schedule import Schedule, Terms
 
 TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
-BOUNDED = ["topk", "topk:values=fp16", "stc", "sbc", "topk@layer", "stc@layer", "sbc@layer"]
+BOUNDED = ["topk", "topk:values=fp16", "stc", "sbc", "topk@layer", "stc@layer", "sbc@layer", "topk+fp16", "topk+identity"]
+ROTATED = ["topk+eden", "topk+srq:levels=5@layer"]  # of tiny values they send more
 
 
 def test_nothing_is_told_without_a_schedule():
@@ -43,7 +44,7 @@ def test_the_learning_rate_grows_to_its_own():
     assert [schedule.terms(round, [0], {})[0].lr for round in range(1, 7)] == [0.25, 0.5, 0.75, 1, 1, 1]
 
 
-@pytest.mark.parametrize("spec", BOUNDED)
+@pytest.mark.parametrize("spec", BOUNDED + ROTATED)
 def test_no_frame_is_longer_than_the_longest(spec):
     for numel in (1, 7, 401, 1001, 20_000):
         layout = layout_of(numel)

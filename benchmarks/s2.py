@@ -1,0 +1,126 @@
+"""Traffic of s2 through relays, against the same sparse values passed on as they are; and how many tables are read.
+
+    python benchmarks/s2.py [--seeds 100] [--task digits]
+
+Every vector has its 1 % largest kept. The updates are those of local SGD from a model that has trained for some rounds: overlapping
+supports, as in training, and supports drawn at random. For sums of 8, 32 and 128 clients:
+
+    topk        a frame of topk, values in float32, from each client: what a star sends
+    all         frames of topk of all clients, one behind the other: what a link carries where frames are only passed on (all-gather)
+    s2          the sum of all frames of s2, whose tables are made for the union; and from each client, before anything is added
+    values      positions and values of the union in a frame of topk: what a relay could send that looks into frames, and adds them
+
+Saved by s2, of what frames of topk take where they are only passed on:
+
+    top     on the one link to whoever gets the sum
+    ring    by each of N who are to have the sum: 2(N − 1)/N of the sum of s2 by all-reduce, N − 1 frames of topk by all-gather
+    tree    on all links from the clients through 8 relays upwards
+
+The paper claims 81 % of the traffic of all-gather. A frame of s2 that nobody adds is longer than one of topk, always.
+"""
+
+import argparse
+import tempfile
+
+import numpy as np
+import torch
+
+from fedcomp import RunConfig, codec
+from fedcomp.clients.local_sgd import LocalSGD, plan_batches
+from fedcomp.kernels import peeling
+from fedcomp.observe import Observer
+from fedcomp.sim.run import Simulation
+
+DENSITY, CLIENTS, RELAYS = 0.01, (8, 32, 128), 8
+CLAIMED = 0.81
+TASKS = {"digits": {"partition": "classes:2", "batch_size": 5}, "mnist-logreg": {"partition": "classes:2", "lr": 0.04}}
+
+
+def updates(task: str, clients: int, rounds: int = 10) -> torch.Tensor:
+    """What clients of two classes each have to send after some rounds: [clients, n]."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = RunConfig(task=task, clients=clients, participation=0.25, rounds=rounds, out=f"{folder}/run", **TASKS[task])
+        made = Simulation(config, Observer())
+        made.run()
+        sgd, start, members = LocalSGD.from_config(config), made.strategy.broadcasts.weights, made.clients
+        plans = [plan_batches(sgd, members.shards[i], config.seed, rounds + 1, i) for i in range(clients)]
+        return torch.cat([members.engine.train(start, members.data, [plan], sgd)[0] for plan in plans])
+
+
+def at_random(clients: int, numel: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(clients).standard_normal((clients, numel)).astype(np.float32))
+
+
+def traffic(name: str, x: torch.Tensor) -> None:
+    clients, numel = x.shape
+    topk = codec(f"topk:density={DENSITY}")
+    kept = torch.stack([topk.decode(topk.encode(row), numel=numel) for row in x])
+    union = int((kept != 0).any(0).sum())
+    k = int((kept[0] != 0).sum())
+    shape = max(1.0, 1.02 * union / k)
+    row = f"{name:<14}{numel:>9,}{clients:>8}{k:>7,}{union / k:>7.1f}"
+    single = [len(topk.encode(v)) for v in x]
+    whole = codec("topk:density=1").encode(kept.sum(0))
+    row += f"{np.mean(single):>10,.0f}{sum(single):>11,}"
+    for values in ("fp32", "int24", "int16"):
+        s2 = codec(f"topk:density={DENSITY}+s2:union={shape},values={values}")
+        frames = [s2.encode(v, seed=1) for v in x]
+        merged = s2.merge(frames)
+        update = s2.open(merged, numel)
+        relayed = [s2.merge(frames[i::RELAYS]) for i in range(RELAYS)]
+        tree = sum(map(len, frames + relayed)) if clients > RELAYS else sum(map(len, frames))
+        passed = 2 * sum(single) if clients > RELAYS else sum(single)
+        error = float((update.dense().double() - kept.double().sum(0)).norm() / kept.double().sum(0).norm())
+        print(f"{row}  {values:<6}{np.mean([len(f) for f in frames]):>10,.0f}{len(merged):>11,}{1 - len(merged) / sum(single):>7.0%}"
+              f"{1 - 2 * len(merged) / sum(single):>7.0%}{1 - tree / passed:>7.0%}{len(whole):>10,}{update.missed:>8}{error:>9.0e}")
+
+
+def peeled(keys: int, cells_a_key: float, seeds: int) -> None:
+    """Of tables with integers, how many peel, how many are exact; of tables of float32, how far off their values are."""
+    peel = exact = 0
+    off = []
+    for seed in range(seeds):
+        draw = np.random.default_rng(seed)
+        at = np.sort(draw.choice(100 * keys, keys, replace=False))
+        where = peeling.places(at, 3, int(cells_a_key * keys / 3), seed)
+        values = draw.integers(-(1 << 30), 1 << 30, keys)
+        found = peeling.recover(where, peeling.sums(where, values))
+        peel, exact = peel + (found.peeled == keys), exact + np.array_equal(found.values, values)
+        if found.peeled == keys and seed < 10:
+            off.append(_float_error(where, draw.standard_normal(keys)))
+    print(f"{keys:>9,}{cells_a_key:>12.2f}{peel / seeds:>9.0%}{exact / seeds:>9.0%}{max(off, default=float('nan')):>16.1e}")
+
+
+def _float_error(where: peeling.Places, values: np.ndarray) -> float:
+    """The largest error of values read from cells in float32, over the largest value: errors go from key to key."""
+    cells = np.zeros(where.size, np.float32)
+    signs = np.where(where.negative, -1.0, 1.0)
+    np.add.at(cells, where.cells, (signs * values[:, None]).astype(np.float32))
+    unit = 2.0**-40  # far below what float32 rounds: what is left is the error of the cells
+    got = peeling.peel(where, np.rint(cells.astype(np.float64) / unit).astype(np.int64))[0] * unit
+    return float(np.abs(got - values).max() / np.abs(values).max())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--task", choices=TASKS, default="digits")
+    options = parser.parse_args()
+    print(f"bytes at density {DENSITY:.0%}; union in multiples of k")
+    print(f"{'updates':<14}{'n':>9}{'clients':>8}{'k':>7}{'union':>7}{'topk each':>10}{'all':>11}  {'s2':<6}{'s2 each':>10}{'s2 sum':>11}"
+          f"{'top':>7}{'ring':>7}{'tree':>7}{'values':>10}{'missed':>8}{'error':>9}")
+    trained = updates(options.task, max(CLIENTS))
+    for clients in CLIENTS:
+        traffic(options.task, trained[:clients])
+    for clients in CLIENTS:
+        traffic("at random", at_random(clients, trained.shape[1]))
+    for clients in CLIENTS:
+        traffic("at random", at_random(clients, 100_000))
+    print(f"top, ring, tree: saved; the paper claims {CLAIMED:.0%}")
+    print(f"\n{'keys':>9}{'cells a key':>12}{'peeled':>9}{'exact':>9}{'float32 is off':>16}   of {options.seeds} seeds, 3 rows")
+    for keys, cells_a_key in ((1000, 1.25), (1000, 1.5), (1000, 1.6), (10_000, 1.25), (100_000, 1.25)):
+        peeled(keys, cells_a_key, options.seeds)
+
+
+if __name__ == "__main__":
+    main()

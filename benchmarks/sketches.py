@@ -1,0 +1,146 @@
+"""What a Count Sketch costs on this CPU, beside the gather and scatter of torch.
+
+    python benchmarks/sketches.py --numel 11_000_000 --rows 5 --columns 500_000
+
+`hashed` is the idiom of a library that keeps no tables: buckets (a·i + b) mod p mod c, signs the lowest bit of a polynomial of degree 3
+mod p = 2³¹ − 1, in int64, a block of coordinates after the other. `tables` has all buckets (int64) and signs (float32) in memory, ours
+without their making; what comes out of them is compared with ours. Sums are by scatter_add_ or bincount; a reading gathers, takes the
+median over the rows, and the k largest by topk. Times are medians of interleaved repeats, `copies` multiples of a plain copy of the
+vector in the same run, `ours` how many times as long as ours it took; `CPU` is the time of all threads together, which tells more where
+others use the machine too.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from fedcomp.codecs.sketch import Cells
+from fedcomp.kernels import count_sketch
+
+P = 2**31 - 1
+BLOCK = 1 << 20  # coordinates that are hashed together
+SEED = 1
+
+Placed = Callable[[int], Iterator[tuple[slice, Tensor, Tensor]]]  # of a row: coordinates, their buckets, their signs
+
+
+def hashed(numel: int, rows: int, columns: int) -> Placed:
+    factors = torch.randint(1, P, (rows, 6), generator=torch.Generator().manual_seed(0)).tolist()
+    places = torch.arange(numel)
+
+    def row(r: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        a, b, *polynomial = factors[r]
+        for start in range(0, numel, BLOCK):
+            span = slice(start, start + BLOCK)
+            i = places[span]
+            h = polynomial[0] * i
+            for factor in polynomial[1:-1]:
+                h.add_(factor).fmod_(P).mul_(i)
+            h.add_(polynomial[-1]).fmod_(P)
+            yield span, (a * i).add_(b).fmod_(P).fmod_(columns), h.bitwise_and_(1).mul_(2).sub_(1).to(torch.float32)
+
+    return row
+
+
+def tables(numel: int, rows: int, columns: int) -> tuple[Placed, int]:
+    """Those of ours, and their bytes."""
+    buckets, signs = torch.empty(rows, numel, dtype=torch.int64), torch.empty(rows, numel)
+    for start in range(0, numel, BLOCK):
+        stop = min(start + BLOCK, numel)
+        placed = count_sketch.places(torch.arange(start, stop).numpy(), rows, columns, SEED)
+        for r, (at, negative) in enumerate(placed):
+            buckets[r, start:stop] = torch.from_numpy(at)
+            signs[r, start:stop] = 1 - 2 * torch.from_numpy(negative).to(torch.float32)
+    return (lambda r: iter([(slice(0, numel), buckets[r], signs[r])])), buckets.nbytes + signs.nbytes
+
+
+def scattered(x: Tensor, rows: int, columns: int, placed: Placed) -> Tensor:
+    cells = torch.zeros(rows, columns)
+    for r in range(rows):
+        for span, buckets, signs in placed(r):
+            cells[r].scatter_add_(0, buckets, signs * x[span])
+    return cells
+
+
+def counted(x: Tensor, rows: int, columns: int, placed: Placed) -> Tensor:
+    cells = torch.zeros(rows, columns)
+    for r in range(rows):
+        for span, buckets, signs in placed(r):
+            cells[r] += torch.bincount(buckets, signs * x[span], columns)
+    return cells
+
+
+def gathered(cells: Tensor, numel: int, k: int, placed: Placed) -> tuple[Tensor, Tensor]:
+    """Positions and values of the k largest estimates."""
+    found = torch.empty(len(cells), numel)
+    for r in range(len(cells)):
+        for span, buckets, signs in placed(r):
+            torch.mul(cells[r][buckets], signs, out=found[r, span])
+    estimates = found.median(dim=0).values
+    at = estimates.abs().topk(k, sorted=False).indices
+    return at, estimates[at]
+
+
+def ours(cells: Tensor, numel: int, k: int) -> tuple[Tensor, Tensor]:
+    read = Cells(numel, cells.numpy(), SEED, k).read
+    return torch.from_numpy(read.positions), torch.from_numpy(read.values)
+
+
+def medians(ways: dict[tuple[str, str], Callable[[], object]], repeats: int) -> dict[tuple[str, str], tuple[float, float]]:
+    """Seconds of each way, and of the processor; the first round compiles."""
+    taken: dict[tuple[str, str], list[tuple[float, float]]] = {name: [] for name in ways}
+    for _ in range(repeats + 1):
+        for name, way in ways.items():
+            start, spent = time.perf_counter(), time.process_time()
+            way()
+            taken[name].append((time.perf_counter() - start, time.process_time() - spent))
+    return {name: tuple(map(statistics.median, zip(*times[1:], strict=True))) for name, times in taken.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--numel", type=int, default=11_000_000, help="elements of the vector")
+    parser.add_argument("--rows", type=int, default=5)
+    parser.add_argument("--columns", type=int, default=500_000)
+    parser.add_argument("--largest", type=int, default=50_000, help="k: estimates that are kept")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    n, shape, k = options.numel, (options.rows, options.columns), options.largest
+    x = torch.randn(n, generator=torch.Generator().manual_seed(0)) ** 5
+    into, by_hash, (by_table, table_bytes) = torch.empty(n), hashed(n, *shape), tables(n, *shape)
+
+    cells = torch.from_numpy(count_sketch.sketch(x, *shape, SEED))
+    torch.testing.assert_close(scattered(x, *shape, by_table), cells, rtol=1e-4, atol=1e-4 * float(cells.abs().max()))
+    for one, other in zip(map(torch.sort, ours(cells, n, k)), map(torch.sort, gathered(cells, n, k, by_table)), strict=True):
+        torch.testing.assert_close(one.values, other.values, rtol=0, atol=0)
+
+    sketching = {
+        "ours": lambda: count_sketch.sketch(x, *shape, SEED),
+        "tables, scatter_add_": lambda: scattered(x, *shape, by_table),
+        "tables, bincount": lambda: counted(x, *shape, by_table),
+        "hashed, scatter_add_": lambda: scattered(x, *shape, by_hash),
+        "hashed, bincount": lambda: counted(x, *shape, by_hash),
+    }
+    reading = {
+        "ours": lambda: ours(cells, n, k),
+        "tables, gather": lambda: gathered(cells, n, k, by_table),
+        "hashed, gather": lambda: gathered(cells, n, k, by_hash),
+    }
+    ways = {("", "copy"): lambda: into.copy_(x)}
+    ways |= {("sketch", name): way for name, way in sketching.items()} | {("read", name): way for name, way in reading.items()}
+    times = medians(ways, options.repeats)
+    print(f"n = {n:,} into {options.rows} x {options.columns:,}, the {k:,} largest read   threads = {torch.get_num_threads()}"
+          f"   median of {options.repeats}   tables: {table_bytes / 1e6:,.0f} MB\n")  # fmt: skip
+    print(f"{'':30}{'ms':>9}{'copies':>9}{'ours':>8}{'CPU ms':>10}{'ours':>8}")
+    for (what, name), (time_s, cpu_s) in times.items():
+        our_s, our_cpu_s = times.get((what, "ours"), (time_s, cpu_s))
+        line = f"{f'{what:8}{name}':30}{time_s * 1e3:9.1f}{time_s / times['', 'copy'][0]:9.1f}"
+        print(line + (f"{time_s / our_s:8.1f}{cpu_s * 1e3:10.1f}{cpu_s / our_cpu_s:8.1f}" if what else f"{cpu_s * 1e3:18.1f}"))
+
+
+if __name__ == "__main__":
+    main()

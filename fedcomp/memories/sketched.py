@@ -1,0 +1,113 @@
+"""Sketches of all that was not sent, and then its exact values where the server asks for them.
+
+Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019, algorithm 3.
+
+    u ← m·u + x;  v ← v + u;  send S(v);  then v at the announced candidates;  u and v are zero where these were kept
+
+A proposal has two frames, in the phases `sketch` and `values` of the strategy `sketched-sgd`. The second stands for what was accepted, to
+the last bit: with m = 0 what was kept and v add up to all inputs. Candidates that the server did not keep come back as marks, one for
+each candidate, since this side has their values. Under another strategy a client could not know which part of its sketch was read.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..codecs import Context, LayerWise, Update, codec
+from ..codecs.sketch import Sketch
+from ..codecs.update import Sparse
+from ..errors import ConfigError, ProtocolError, SpecError
+from .base import Memory, State, mask
+from .vectors import Stacks, Vectors
+
+SKETCH, VALUES = "sketch", "values"  # phases
+CANDIDATES = "candidates"  # what is announced for the second, and a name in the state
+NUMBERS = codec("identity")  # makes the frames of values
+MARKS = codec("sbc:density=1")  # makes frames of positions: one number stands for all that are marked
+
+
+@dataclass(frozen=True)
+class Options:
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise SpecError(f"option 'momentum' of memory 'sketched' is {self.momentum:g}; give a number from 0 to below 1, such as 0.9")
+
+
+class Sketched(Vectors):
+    """`residual` is v."""
+
+    name: ClassVar[str] = "sketched"
+    source: ClassVar[str] = "Ivkin et al. 2019"
+    Options: ClassVar[type] = Options
+    only_under: ClassVar[str] = "sketched-sgd"
+    vectors: ClassVar[tuple[str, ...]] = ("residual", "velocity")
+    velocity: Tensor | None = None  # u
+    candidates: bytes = b""  # that were announced to a proposal in its second phase
+
+    @property
+    def gain(self) -> float:
+        return 1 / (1 - self.options.momentum)
+
+    def check_codec(self) -> None:
+        if not isinstance(self.codec.inner if isinstance(self.codec, LayerWise) else self.codec, Sketch):
+            raise ConfigError(f"memory '{self.name}' goes with --strategy {self.only_under} and --uplink sketch, not with {self.codec}; "
+                              "give these, or --memory dgc")
+
+    @property
+    def sent(self) -> np.ndarray | None:
+        return self._positions()
+
+    def open_returned(self, returned: bytes) -> Update:
+        at = self._positions()
+        left = at[MARKS.open(returned, at.size).positions]
+        return Sparse(self.numel, left, self._values(left).numpy())
+
+    @classmethod
+    def commit_stack(cls, memories: Sequence["Sketched"]) -> None:
+        Memory.commit_stack.__func__(cls, memories)
+
+    def state_dict(self) -> State:
+        return super().state_dict() | ({CANDIDATES: self.candidates} if self.candidates else {})
+
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.candidates = state.get(CANDIDATES, b"")
+
+    def _move(self, kept: Stacks, x: Tensor, context: Context) -> tuple[Stacks, Tensor]:
+        if context.phase != SKETCH:
+            raise ConfigError(f"memory '{self.name}' has no frame for a phase '{context.phase}'; give --strategy {self.only_under}, "
+                              "or --memory none")
+        u = (kept["velocity"] * self.options.momentum).add_(x)
+        v = kept["residual"] + u
+        return {"velocity": u, "residual": v}, v
+
+    def _proceed(self, seed: int, context: Context) -> bytes | None:
+        if context.phase != VALUES:
+            return super()._proceed(seed, context)
+        if CANDIDATES not in context.announced:
+            raise ProtocolError(f"the server announced no '{CANDIDATES}' for the phase '{VALUES}'; both sides need the same strategy")
+        announced = context.announced[CANDIDATES]
+        values = self._values(MARKS.open(announced, self.numel).positions)
+        self.candidates = announced
+        return NUMBERS.encode(values)
+
+    def _commit(self, frame: bytes, dropped: Update | None) -> None:
+        mask((self.velocity, self.residual), self._positions(), dropped)  # nothing was taken of a sketch alone
+        self.candidates = b""
+
+    def _rollback(self, frame: bytes) -> None:
+        self.candidates = b""
+
+    def _positions(self) -> np.ndarray:
+        """Whose values the waiting frame holds: int64, ascending."""
+        return MARKS.open(self.candidates, self.numel).positions if self.candidates else np.empty(0, np.int64)
+
+    def _values(self, at: np.ndarray) -> Tensor:
+        """v there, on the CPU."""
+        return self.residual[torch.from_numpy(at).to(self.residual.device)].cpu() if at.size else torch.empty(0, dtype=torch.float32)

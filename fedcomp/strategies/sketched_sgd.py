@@ -1,0 +1,136 @@
+"""Sketched SGD: sketches find where the mean is large, and a second exchange brings its exact values there.
+
+Ivkin, Rothchild, Ullah, Braverman, Stoica, Arora: Communication-efficient distributed SGD with sketching. NeurIPS 2019, algorithms 2, 3.
+
+    sketch   clients send S(vᵢ);  the P·k largest estimates of Σ wᵢ S(vᵢ) / Σ wᵢ are the candidates, and announced
+    values   clients send vᵢ at the candidates;  the update is the weighted mean at its k largest, else 0
+
+Momentum and what was not sent stay in the clients' memory `sketched`, which hears by `returned` which candidates were not kept: marks
+among P·k places, the same for all, of about 3.3 bits a coordinate that is kept where P is 4. It does not ask the broadcast for them: the
+downlink may lose some, and who was away may get the model without the broadcast of its own round.
+
+k and P are the strategy's, of which the uplink's density has no part; with `@layer` each tensor has a sketch and P·k candidates by its
+size. The usual downlink, `topk` of k, loses nothing of the update. Unlike the paper's, our count of bytes holds the positions: those of
+the candidates, of what was kept, and of the broadcast.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import kernels, spec
+from ..clients.work import Work
+from ..codecs import LayerWise, Update
+from ..codecs.sketch import Sketch, reread
+from ..codecs.topk import TopK
+from ..errors import ConfigError, FrameError, SpecError
+from ..layout import Layout
+from ..memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES, Sketched
+from .average import Average
+from .base import Phase, Rules
+from .exchange import Accepted
+
+
+@dataclass(frozen=True)
+class Options:
+    density: float = 1 / 100  # share of the coordinates that a round moves
+    candidates: int = 4  # P: whose exact values are asked for, in multiples of these; more = more bytes, fewer that are overlooked
+
+    def __post_init__(self) -> None:
+        if not 0 < self.density <= 1:
+            raise SpecError(f"option 'density' of strategy 'sketched-sgd' is {self.density:g}; give a share above 0 and at most 1, "
+                            "such as 1%")
+        if self.candidates < 1:
+            raise SpecError(f"option 'candidates' of strategy 'sketched-sgd' is {self.candidates}; give at least 1, such as 4")
+
+
+class SketchedSGD(Average):
+    """The k largest of the weighted mean, as far as a sketch of it finds them."""
+
+    name: ClassVar[str] = "sketched-sgd"
+    Options: ClassVar[type] = Options
+    work: ClassVar[Work] = Work((SKETCH, VALUES))
+
+    def __init__(self, rules: Rules | None = None, **told: Any):
+        super().__init__(rules, **told)
+        share = self.options.density
+        inner = self.uplink.inner if isinstance(self.uplink, LayerWise) else self.uplink
+        if not isinstance(inner, Sketch):
+            raise ConfigError(f"strategy '{self.name}' adds sketches, which {self.uplink} does not make; "
+                              f"leave --uplink out, or give {Sketch.name}")
+        if inner.density not in (Sketch.density, share):
+            raise ConfigError(f"strategy '{self.name}' moves a share of {share:g}, its uplink reads one of {inner.density:g}; "
+                              f"give --strategy {self.name}:density={inner.density:g}")
+        if spec.parse(self.rules.memory).parts[0].name != Sketched.name:
+            raise ConfigError(f"strategy '{self.name}' has two phases, for which memory '{self.rules.memory}' has no frames; "
+                              f"leave --memory out, or give {Sketched.name}")
+        if self.rules.density_warmup or self.rules.budget_bytes:
+            raise ConfigError(f"strategy '{self.name}' sends sketches of one size; leave --density-warmup and --budget out")
+        self.reader = self.uplink.at_density(min(1.0, self.options.candidates * share))  # of as many as are candidates
+
+    @classmethod
+    def defaults(cls, options: Any) -> Mapping[str, str]:
+        return {"uplink": Sketch.name, "memory": Sketched.name, "downlink": str(TopK(options.density))}
+
+    def begin(self, weights: Tensor, layout: Layout) -> None:
+        super().begin(weights, layout)
+        layered = isinstance(self.reader, LayerWise)
+        spans = [entry.numel for entry in layout] if layered else [layout.numel]
+        self.most = sum((self.reader.inner if layered else self.reader).count(numel) for numel in spans)  # candidates
+        self.count = TopK(self.options.density).count(layout.numel)  # k
+        self.candidates = np.empty(0, np.int64)  # of the round
+        self._announced = b""  # these, as a frame
+        self._merged: Sequence[Accepted] | None = None  # what they were found in
+        self._returned = b""  # those that the last aggregate did not keep
+
+    def phases(self, round: int) -> Iterable[Phase]:
+        return Phase(SKETCH), Phase(VALUES)
+
+    def announce(self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]) -> Mapping[str, bytes]:
+        if phase.name == SKETCH:
+            return {}
+        if self._merged is not before[SKETCH]:
+            self._merged, self.candidates = before[SKETCH], self._largest(before[SKETCH])
+            self._announced = _marks(self.candidates, self.layout.numel)
+        return {CANDIDATES: self._announced}
+
+    def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
+        if phase.name == SKETCH:
+            inner = self.reader.inner if isinstance(self.reader, LayerWise) else self.reader
+            opened = self.reader.open_batch(frames, self.layout.numel, self.layout)
+            return [update if isinstance(update, FrameError) else reread(update, inner) for update in opened]
+        return NUMBERS.open_batch(frames, self.candidates.size)
+
+    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
+        mean = torch.zeros(self.candidates.size, dtype=torch.float32)
+        for update, share in self._shares(phases[VALUES]):
+            update.add_to(mean, share)
+        kept = kernels.top_k(mean, self.count).numpy()
+        into[torch.from_numpy(self.candidates[kept])] = mean[kept]
+        left = np.setdiff1d(np.arange(mean.numel()), kept, assume_unique=True)
+        self._returned = _marks(left, mean.numel()) if left.size else b""
+
+    def returned(self, accepted: Accepted) -> bytes:
+        return self._returned if accepted.update is not None else b""
+
+    def _largest(self, accepted: Sequence[Accepted]) -> np.ndarray:
+        """Positions of the largest estimates of the weighted mean: of half of it, which float32 holds whatever rounding adds."""
+        found, shares = torch.zeros(self.layout.numel, dtype=torch.float32), self._shares(accepted)
+        self.reader.add_all([update for update, _ in shares], [share / 2 for _, share in shares], found)
+        return kernels.top_k(found, self.most).numpy()
+
+    def _shares(self, accepted: Sequence[Accepted]) -> list[tuple[Update, float]]:
+        """What clients sent, each with its share of the mean; who sent nothing has one, too."""
+        weights = self.client_weights(accepted)
+        return [(a.update, weight / sum(weights)) for a, weight in zip(accepted, weights, strict=True) if a.update is not None]
+
+
+def _marks(positions: np.ndarray, numel: int) -> bytes:
+    """A frame that says which of numel coordinates these are."""
+    marked = torch.zeros(numel, dtype=torch.float32)
+    marked[torch.from_numpy(positions)] = 1
+    return MARKS.encode(marked)

@@ -1,0 +1,252 @@
+"""Frames of s2 add up to the exact sum of what they say, or say that they do not."""
+
+import numpy as np
+import pytest
+import torch
+from every_codec import layout_of, reseal, same_bits, vectors
+from test_hostile_frames import peak, read
+
+from fedcomp import FrameError, codec, memory
+from fedcomp.codecs.frame import SECTIONS, varint
+from fedcomp.codecs.s2 import MOST_BITS, S2, _pack_cells, _size, _unpack_cells
+from fedcomp.errors import ConfigError, SpecError
+
+NUMEL = 100_000
+
+
+def sparse(numel: int, at: np.ndarray, seed: int) -> torch.Tensor:
+    x = torch.zeros(numel)
+    x[at] = torch.from_numpy(np.random.default_rng(seed).standard_normal(at.size).astype(np.float32))
+    return x
+
+
+def clients(union: int, numel: int, seed: int, many: int = 8) -> tuple[list[torch.Tensor], int]:
+    """Vectors that share coordinates, and how many there are in all."""
+    draw = np.random.default_rng(seed)
+    places = draw.choice(numel, union, replace=False)
+    xs = [sparse(numel, draw.choice(places, union // 3, replace=False), 100 * seed + i) for i in range(many)]
+    return xs, int((torch.stack(xs) != 0).any(0).sum())
+
+
+def exact_sum(xs: list[torch.Tensor]) -> np.ndarray:
+    """float32 of the sum in float64, which holds these exactly."""
+    return torch.stack(xs).double().sum(0).float().numpy()
+
+
+# What a frame says.
+
+
+def test_every_bit_of_a_value_arrives():
+    x = vectors(1001)["heavy tails"].clone()
+    x[::3] = 0
+    largest = float(x.abs().max())
+    y = codec("s2").decode(codec("s2").encode(x, seed=2), numel=1001)
+    kept = x.abs() >= largest * 2.0**-24
+    assert same_bits(y[kept], x[kept]) and float((y - x).abs().max()) <= largest * 2.0**-48
+
+
+@pytest.mark.parametrize(("values", "bits"), [("int24", 23), ("int16", 15)])
+def test_values_are_rounded_to_so_many_bits_of_the_largest(values, bits):
+    for name in ("normal", "heavy tails", "huge", "denormal"):
+        x = vectors(401)[name]
+        y = codec(f"s2:values={values}").decode(codec(f"s2:values={values}").encode(x), numel=401)
+        assert float((y.double() - x.double()).abs().max()) <= float(x.abs().max()) * 2.0**-bits, name
+
+
+def test_zeros_are_not_sent():
+    x = sparse(NUMEL, np.arange(0, 5000, 50), 1)
+    frame = codec("s2").encode(x)
+    assert codec("s2").open(frame, NUMEL).positions.tolist() == list(range(0, 5000, 50))
+    assert len(codec("s2").encode(torch.zeros(NUMEL))) == SECTIONS + 8 + len(varint(NUMEL)) + 1
+
+
+@pytest.mark.parametrize(("keys", "most"), [(1000, 1.6), (10_000, 1.25), (10**6, 1.25)])
+def test_a_table_has_so_many_cells_for_a_key(keys, most):
+    assert 3 * S2().width(keys) <= most * keys + 3
+
+
+def test_a_frame_has_the_bytes_of_its_cells_and_of_its_support():
+    x = sparse(10**6, np.random.default_rng(0).choice(10**6, 10_000, replace=False), 1)
+    x[x != 0] = x[x != 0].clamp(0.5, 1)
+    for values, bits in (("fp32", 30), ("int24", 27), ("int16", 19)):
+        assert len(codec(f"s2:values={values}").encode(x)) <= 10_000 * (1.25 * bits / 8 + 1.02) + 100
+
+
+# Sums.
+
+
+@pytest.mark.parametrize(("union", "cells_a_key", "seeds"), [(1000, 1.6, 100), (10_000, 1.25, 10)])
+def test_the_values_of_eight_clients_come_out_exactly(union, cells_a_key, seeds):
+    exact = 0
+    for seed in range(seeds):
+        xs, keys = clients(union, 4 * union, seed)
+        c = codec(f"s2:rows=3,columns={int(cells_a_key * keys / 3)}")
+        update = c.open(c.merge([c.encode(x, seed=seed) for x in xs]), 4 * union)
+        assert update.nonzeros == keys
+        right = np.array_equal(update.block(0, update.numel), exact_sum(xs))
+        assert right or update.missed
+        exact += right
+    assert exact >= 0.99 * seeds
+
+
+def test_it_does_not_matter_who_adds_first():
+    xs, _ = clients(300, NUMEL, 5)
+    c = codec("s2:columns=300")
+    frames = [c.encode(1000.0 ** (i % 3) * x, seed=1) for i, x in enumerate(xs)]
+    whole = c.merge(frames)
+    assert c.merge(frames[::-1]) == whole == c.merge([c.merge(frames[:3]), c.merge(frames[3:7]), frames[7]])
+    assert c.merge([whole, c.encode(torch.zeros(NUMEL), seed=1)]) == whole
+
+
+def test_what_cancels_is_zero():
+    x = sparse(NUMEL, np.arange(100), 2)
+    c = codec("s2:columns=100")
+    y = c.decode(c.merge([c.encode(x, seed=1), c.encode(-x, seed=1)]), numel=NUMEL)
+    assert not y.any()
+
+
+def test_sizes_that_lie_far_apart_add_to_rounding():
+    c = codec("s2:columns=300")
+    large, small = 1e30 * sparse(NUMEL, np.arange(0, 300, 2), 1), 1e-30 * sparse(NUMEL, np.arange(0, 300, 3), 2)
+    for frames in ([large, small], [small, large, small]):
+        y = c.decode(c.merge([c.encode(x, seed=1) for x in frames]), numel=NUMEL)
+        assert float((y - large).abs().max()) <= 1e30 * 2.0**-40
+
+
+def test_tables_of_other_shapes_are_not_added():
+    x = sparse(NUMEL, np.arange(50), 1)
+    with pytest.raises(FrameError, match="tables of different sizes cannot be merged; give all clients the same 'columns'"):
+        codec("s2").merge([codec(f"s2:columns={columns}").encode(x) for columns in (100, 101)])
+
+
+def test_a_frame_that_its_encoder_could_not_read_takes_more_columns():
+    """Coordinates 3 and 8 share all of their cells under this seed."""
+    c = S2()
+    for seed in range(20_000):
+        columns = c.width(2)
+        where = S2.pack_sparse.__globals__["peeling"].places(np.array([3, 8]), 3, columns, seed)
+        if (where.cells[0] == where.cells[1]).all() and len({*(where.negative[0] ^ where.negative[1]).tolist()}) == 1:
+            break
+    x = torch.zeros(20)
+    x[[3, 8]] = torch.tensor([0.25, 3.0])
+    update = c.open(c.encode(x, seed=seed), 20)
+    assert update.values.tolist() == [0.25, 3.0] and update.missed == 0
+    assert codec(f"s2:columns={columns}").open(codec(f"s2:columns={columns}").encode(x, seed=seed), 20).missed == 2
+    assert len(c.encode(x, seed=seed)) > len(c.encode(x, seed=seed + 1))
+
+
+@pytest.mark.parametrize("columns", [1, 20, 100, 130])
+def test_too_few_columns_are_said_and_lose_no_more_than_all(columns):
+    x, c = vectors(401)["normal"], codec(f"s2:columns={columns}")
+    for seed in range(5):
+        update = c.open(c.encode(x, seed=seed), 401)
+        lost = float((update.dense() - x).norm())
+        assert update.missed > 0 and lost <= (1 + 1e-6) * float(x.norm())
+    assert c.contraction(401) == 0 and codec("s2").contraction(401) == 1
+
+
+# Behind a codec that selects.
+
+
+def test_a_product_sends_what_its_first_half_selects():
+    x = vectors(NUMEL)["normal"]
+    for first in ("topk:density=1%", "stc:density=1%", "threshold:tau=3", "randomk:by=magnitude"):
+        c = codec(f"{first}+s2")
+        at, values = c.first.chosen(x, 9)
+        update = c.open(c.encode(x, seed=9), NUMEL)
+        assert np.array_equal(update.positions, at.numpy()) and same_bits(update.values, values)
+        assert codec(str(c)) == c and c.linear and c.shares_seed
+    assert same_bits(codec("s2").decode(c.encode(x, seed=9), numel=NUMEL), c.decode(c.encode(x, seed=9), numel=NUMEL))
+
+
+def test_frames_of_a_product_add_whatever_clients_have():
+    """Its tables are made for what is sent at most, times the union."""
+    xs = [vectors(NUMEL)["normal"], sparse(NUMEL, np.arange(7), 1), torch.zeros(NUMEL), vectors(NUMEL)["heavy tails"]]
+    c = codec("topk:density=1%+s2:union=3")
+    update = c.open(c.merge([c.encode(x, seed=4) for x in xs]), NUMEL)
+    assert update.missed == 0
+    assert np.array_equal(update.block(0, NUMEL), exact_sum([c.decode(c.encode(x, seed=4), numel=NUMEL) for x in xs]))
+    assert c.second.width(3000) * 3 <= 1.5 * 3000
+
+
+def test_another_density():
+    c = codec("topk:density=1%+s2:union=8@layer")
+    assert c.density == 0.01 and c.at_density(0.5) == codec("topk:density=1/2+s2:union=8@layer")
+    assert codec("topk:density=1%+s2").contraction(1000) == pytest.approx(0.01)
+
+
+def test_a_memory_keeps_what_was_not_sent():
+    for spec in ("topk:density=1%+s2", "topk:density=1%+s2:values=int16@layer", "s2:columns=90,values=int16"):
+        layout = layout_of(1001)
+        keeper, x = memory("residual", codec(spec), 1001, layout), vectors(1001)["normal"]
+        arrived = codec(spec).decode(keeper.propose(x, seed=4), numel=1001, layout=layout)
+        keeper.commit()
+        assert torch.equal(keeper.residual, x - arrived)
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("s2+fp16", "'s2' does not; write topk"), ("identity+s2", "'identity' does not; write topk:density=1%.s2"),
+    ("randomk+s2", "add by themselves; leave .s2 out"), ("s2:rows=2", "give 3 to 7"), ("s2:columns=-1", "give a number of cells"),
+    ("s2:union=0.5", "from 1 on"), ("s2:columns=9,union=2", "give one of them"), ("topk+fp16+s2", "give two"),
+])
+def test_a_mistake_is_one_sentence_that_names_the_fix(text, says):
+    with pytest.raises(SpecError, match=says):
+        codec(text)
+
+
+def test_an_unbiased_selection_has_no_memory():
+    with pytest.raises(ConfigError, match="use --memory none, or --uplink randomk:density=0.01,by=magnitude,scaled=false"):
+        memory("residual", codec("randomk:by=magnitude,scaled=true+s2"), 1001)
+
+
+# Frames that no encoder makes.
+
+
+@pytest.mark.parametrize("bits", range(1, MOST_BITS + 2))
+def test_cells_of_any_width(bits):
+    table = np.random.default_rng(bits).integers(-(1 << bits - 1), 1 << bits - 1, 13)
+    data = _pack_cells(table, bits)
+    assert len(data) == _size(13, bits) == (13 * (bits // 8) + -(-13 * (bits % 8) // 8))
+    assert np.array_equal(_unpack_cells(memoryview(data), 13, bits), table)
+
+
+def changed(offset: int, new: bytes, cut: int = 0) -> bytes:
+    """A frame of 20 nonzeros of 50 with other bytes in its body, under a checksum that fits."""
+    frame = codec("s2").encode(sparse(50, np.arange(0, 40, 2), 1), seed=3)
+    start = SECTIONS + 8 + 1 + offset  # behind the seed and the count of all coordinates
+    return reseal(frame[:start] + new + frame[start + max(len(new), cut) :], 50)
+
+
+@pytest.mark.parametrize(("offset", "new"), [
+    (0, b"\x00"), (0, b"\x15"), (0, b"\x33"),  # nonzeros
+    (1, b"\x28"), (1, b"\x40"), (1, b"\xff"), (2, b"\x00"), (2, b"\x02"), (2, b"\x08"),  # form, rows
+    (3, b"\x00"), (3, b"\x1f"), (4, b"\xff\x7f"), (4, b"\x00\x80"), (6, b"\x00"), (6, b"\x40"), (6, b"\xff"),  # columns, e, bits
+])
+def test_a_section_is_checked(offset, new):
+    assert read("s2", changed(0, b"\x14"), 50)
+    assert not read("s2", changed(offset, new), 50)
+    with pytest.raises(FrameError):
+        codec("s2").merge([changed(offset, new), changed(0, b"\x14")])
+
+
+def test_cells_of_nothing_are_a_vector_or_refused():
+    noise = np.random.default_rng(1).bytes(60)
+    assert read("s2", changed(7, noise), 50)
+    assert read("s2", changed(4, b"\x7f\x00"), 50)  # a unit of 2¹²⁷: cut at the largest float32
+
+
+def test_a_table_for_another_model_is_not_made():
+    x = sparse(50, np.arange(0, 40, 2), 1)
+    wide = codec("s2:columns=100000000").encode(x)  # more than 50 coordinates ever need
+    assert len(wide) < 8 * 3 * (8 * 50 + 64) and codec("s2").open(wide, 50).missed == 0
+    claimed = varint(20) + bytes([0, 3]) + varint(10**9) + bytes([0, 0, 8])
+    frame = changed(0, claimed)
+    assert peak(lambda: read("s2", frame, 50)) < 200_000 and not read("s2", frame, 50)
+
+
+def test_a_merged_sum_that_overflows_is_refused_and_one_frame_is_not():
+    x = 3.4e38 * torch.sin(torch.arange(40) + 1.0)
+    c = codec("s2")
+    assert c.merge([c.encode(x)]) == c.encode(x)
+    with pytest.raises(FrameError, match="not finite"):
+        c.merge([c.encode(x)] * 2)

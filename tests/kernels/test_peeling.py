@@ -1,0 +1,106 @@
+"""What comes out of a table is what went in, or it is said that it may not be."""
+
+import numpy as np
+import pytest
+
+from fedcomp.kernels import backend, peeling
+
+rng = np.random.default_rng(3)
+
+
+def keys(count: int, seed: int) -> np.ndarray:
+    return np.sort(np.random.default_rng(seed).choice(100 * count, count, replace=False))
+
+
+def integers(count: int, bits: int = 47) -> np.ndarray:
+    return rng.integers(-(1 << bits), 1 << bits, count)
+
+
+def recovered(count: int, cells: int, seed: int, rows: int = 3) -> tuple[np.ndarray, peeling.Recovered, np.ndarray]:
+    """What went in, what came out, what is left of the table."""
+    where, values = peeling.places(keys(count, seed), rows, cells // rows, seed), integers(count)
+    table = peeling.sums(where, values)
+    return values, peeling.recover(where, table), table
+
+
+def test_a_cell_of_its_own_tells_a_key():
+    """Keys a, b, c in three rows of two cells: only a is alone, then b is, then c."""
+    cells = np.array([[0, 2, 4], [1, 2, 4], [1, 2, 5]], np.int32)
+    where = peeling.Places(cells, np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0]], bool), 6)
+    table = np.array([7, -20 + 5, 7 + 20 - 5, 0, 7 + 20, 5])
+    assert peeling.sums(where, np.array([7, 20, 5])).tolist() == table.tolist()
+    values, found = peeling.peel(where, table)
+    assert values.tolist() == [7, 20, 5] and found.all() and not table.any()
+
+
+def test_places_are_those_of_the_sketch():
+    at = keys(50, 1)
+    where = peeling.places(at, 3, 40, 9)
+    for r, (buckets, negative) in enumerate(peeling.count_sketch.places(at, 3, 40, 9)):
+        assert np.array_equal(where.cells[:, r], buckets + 40 * r) and np.array_equal(where.negative[:, r], negative)
+    assert where.size == 120
+
+
+@pytest.mark.parametrize(("count", "cells_a_key", "seeds"), [(1000, 1.6, 100), (10_000, 1.25, 100), (100_000, 1.25, 3)])
+def test_nearly_every_table_of_that_size_tells_all(count, cells_a_key, seeds):
+    exact = 0
+    for seed in range(seeds):
+        values, found, left = recovered(count, int(cells_a_key * count), seed)
+        whole = found.peeled + found.solved == count
+        assert not whole or np.array_equal(found.values, values) and not left.any()
+        exact += whole
+    assert exact >= 0.99 * seeds
+
+
+def test_rows_have_their_thresholds():
+    for rows, above, below in ((3, 1.25, 1.19), (4, 1.33, 1.26), (5, 1.46, 1.39)):
+        for cells_a_key, all_peel in ((above, True), (below, False)):
+            where = peeling.places(keys(20_000, rows), rows, int(cells_a_key * 20_000 / rows), rows)
+            found = peeling.peel(where, peeling.sums(where, integers(20_000)))[1]
+            assert found.all() == all_peel, (rows, cells_a_key)
+
+
+def test_what_does_not_peel_is_solved():
+    """A core of hundreds of keys, in a table with more cells than keys, comes out to the last bit."""
+    values, found, left = recovered(2000, 2400, 1)
+    assert found.peeled < 1100 and found.peeled + found.solved == 2000
+    assert np.array_equal(found.values, values) and not left.any()
+
+
+def test_keys_that_cannot_be_told_apart_are_said_to_be_estimates():
+    cells = np.array([[0, 2, 4]] * 2 + [[1, 3, 5]] * 2, np.int32)
+    where = peeling.Places(cells, np.array([[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 0, 0]], bool), 6)
+    found = peeling.recover(where, peeling.sums(where, np.array([10, 30, 5, 8])))
+    assert found.values.tolist() == [20, 20, 5, 8] and (found.peeled, found.solved) == (0, 2)
+
+
+@pytest.mark.parametrize("cells_a_key", [0.1, 0.6, 0.95, 1.1])
+def test_estimates_in_a_table_that_is_too_small_are_no_worse_than_zeros(cells_a_key):
+    for count in (30, 1000):
+        for seed in range(5):
+            values, found, _ = recovered(count, int(cells_a_key * count) + 3, seed)
+            lost = (found.values - values).astype(np.float64)
+            assert lost @ lost <= (1 + 1e-9) * (values.astype(np.float64) @ values)
+            assert np.count_nonzero(found.values != values) <= count - found.peeled - found.solved
+
+
+def test_tables_of_nothing_that_adds_up_are_read_all_the_same(monkeypatch):
+    """Compiled loops and numpy find the same, also in tables that no keys made; sums go round at 2⁶⁴."""
+    made = []
+    for compiled in (True, False):
+        if not compiled:
+            monkeypatch.setattr(backend, "_numba_imports", lambda: False)
+        for count, cells in ((4000, 5600), (4000, 3900), (5000, 30_000)):
+            where = peeling.places(keys(count, 7), 3, cells // 3, 11)
+            table = np.random.default_rng(5).integers(-(2**63), 2**63 - 1, where.size)
+            found = peeling.peel(where, table)
+            made.append([*found, table, peeling.sums(where, found[0])])
+    half = len(made) // 2
+    for mine, other in zip(made[:half], made[half:], strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(mine, other, strict=True))
+
+
+def test_no_keys_at_all():
+    where = peeling.places(np.empty(0, np.int64), 3, 4, 1)
+    found = peeling.recover(where, peeling.sums(where, np.empty(0, np.int64)))
+    assert found.values.size == found.peeled == found.solved == 0

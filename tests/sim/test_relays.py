@@ -1,0 +1,176 @@
+"""Relays add: the model is the one without them, every byte of both links is counted, and what was not accepted is not lost."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from federation import Federation
+from safetensors.torch import load_file
+
+from fedcomp import RunConfig, codec
+from fedcomp.cli.plain import Plain
+from fedcomp.errors import ConfigError
+from fedcomp.messages import FAILED, UPDATE, Assignment, Report
+from fedcomp.observe import Observer
+from fedcomp.sim import simulate
+from fedcomp.sim.grid import LocalGrid
+from fedcomp.sim.relays import Relays, missed
+from fedcomp.strategies import Rules
+
+TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
+S2 = "topk:density=1/4+s2:union=4"
+CONFIG = RunConfig(task=TINY, clients=12, participation=1.0, rounds=4, lr=0.1, batch_size=10, relays=3, uplink=S2, downlink="identity")
+
+
+def run(tmp_path: Path, name: str, observer: Observer | None = None, **changes) -> tuple[dict, list[dict]]:
+    """The model and the rounds."""
+    out = tmp_path / name
+    simulate(replace(CONFIG, out=str(out), **changes), observer)
+    return load_file(out / "model.safetensors"), [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def close(one: dict, other: dict) -> bool:
+    return one.keys() == other.keys() and all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
+
+
+@pytest.mark.parametrize("uplink", [S2, "identity", "identity@layer", "topk:density=1/4+s2:columns=40,values=int24"])
+@pytest.mark.parametrize("relays", [1, 3, 50])
+def test_the_model_is_the_one_without_relays(tmp_path, uplink, relays):
+    model, rounds = run(tmp_path, "relays", uplink=uplink, relays=relays)
+    star, others = run(tmp_path, "star", uplink=uplink, relays=0)
+    assert close(model, star) and [r["accepted"] for r in rounds] == [12] * 4
+    assert [r["uplink_bytes"] for r in rounds] == pytest.approx([r["uplink_bytes"] for r in others], rel=0.02)  # models differ by rounding
+    assert all(r["relayed_bytes"] for r in rounds) and not any(r["relayed_bytes"] for r in others)
+
+
+def test_what_rounding_loses_comes_later_with_relays_too(tmp_path):
+    uplink = "s2:columns=40,values=int16"
+    assert close(*(run(tmp_path, f"{relays}", rounds=12, uplink=uplink, relays=relays)[0] for relays in (3, 0)))
+
+
+def test_both_links_are_counted(tmp_path):
+    _, rounds = run(tmp_path, "run", uplink="identity")
+    frame = 4 * 42 + 10
+    assert [(r["uplink_bytes"], r["relayed_bytes"], r["skipped"]) for r in rounds] == [(12 * frame, 3 * frame, 0)] * 4
+
+
+def test_a_run_behind_relays_can_be_resumed(tmp_path):
+    whole = run(tmp_path, "whole")
+    run(tmp_path, "halves", rounds=2)
+    halves = run(tmp_path, "halves", resume=True)
+    assert close(whole[0], halves[0])
+    assert [r["relayed_bytes"] for r in whole[1]] == [r["relayed_bytes"] for r in halves[1]]
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    ({"uplink": "stc"}, "those of stc.* do not add; use --uplink s2, sketch or identity"),
+    ({"uplink": "randomk"}, "with its own; use --uplink topk.s2"),
+    ({"uplink": "topk", "strategy": "gtopk"}, "do not add"),
+    ({"weights": "examples"}, "use --weights uniform"),
+    ({"strategy": "asynchronous"}, "needs each frame; use average or fetchsgd"),
+    ({"memory": "ef21"}, "use --memory residual"),
+    ({"relays": -1}, "give at least 0"),
+])
+def test_what_cannot_be_added_is_refused_before_anything_is_written(tmp_path, change, says):
+    with pytest.raises(ConfigError, match=says):
+        run(tmp_path, "run", **change)
+    assert not (tmp_path / "run").exists()
+
+
+class Warnings(Observer):
+    def __init__(self):
+        self.heard = []
+
+    def warning(self, sentence: str) -> None:
+        self.heard.append(sentence)
+
+
+@pytest.mark.parametrize("uplink", ["topk:density=1/4+s2:columns=4", "topk:density=1/4+s2:columns=2@layer"])
+def test_tables_that_are_too_small_for_the_sum_are_told_once(tmp_path, uplink):
+    watching = Warnings()
+    run(tmp_path, "run", watching, uplink=uplink, memory="none")
+    (sentence,) = [s for s in watching.heard if "that relays added" in s]
+    assert "round 1: " in sentence and "a larger 'union', or 'columns'" in sentence
+
+
+def test_tables_that_are_large_enough_are_not(tmp_path):
+    watching = Warnings()
+    run(tmp_path, "run", watching)
+    assert not watching.heard
+
+
+# Faults.
+
+
+class Behind:
+    """A federation of real clients behind relays; every second client's frame of round 2 is damaged on its way to the relay."""
+
+    def __init__(self, uplink: str = S2, relays: int = 2):
+        self.federation = Federation(Rules(participation=1.0, uplink=uplink, downlink="identity"), clients=6, memory_name="residual")
+        self.relays = Relays(self.federation, relays, codec(uplink), 42)
+        self.grid = LocalGrid(self.relays)
+
+    def round(self, number: int):
+        return self.federation.strategy.run_round(self.grid, number)
+
+
+def damaged(a: Assignment, report: Report) -> Report:
+    return replace(report, frame=report.frame[:-1] + bytes([report.frame[-1] ^ 1]))
+
+
+def test_a_frame_that_cannot_be_added_fails_alone_and_comes_again():
+    behind = Behind()
+    behind.federation.faults = {(2, 1): damaged, (5, 1): damaged}
+    first = behind.round(1)
+    assert [(r.client, r.stage) for r in first.rejections] == [(2, "relay"), (5, "relay")] and "checksum" in first.rejections[0].reason
+    assert [a.client for a in first.accepted] == [0, 1, 3, 4]
+    before = {i: member.memory.residual.clone() for i, member in enumerate(behind.federation.members)}
+    assert not behind.round(2).rejections
+    for client in (2, 5):  # rolled back: the whole of the update of round 1 was still there to be sent
+        member = behind.federation.members[client]
+        assert member.memory.pending and float((member.memory.residual - before[client]).norm()) > 0
+
+
+def test_the_sum_is_that_of_the_frames_that_were_taken():
+    behind, heard = Behind(relays=1), []
+    handle = behind.federation.handle
+
+    def listening(assignments: Sequence[Assignment]) -> list[Report]:
+        heard.extend(reports := handle(assignments))
+        return reports
+
+    behind.federation.handle = listening
+    outcome = behind.round(1)
+    sent = sum(codec(S2).decode(report.frame, numel=42) for report in heard)
+    assert [report.kind for report in heard] == [UPDATE] * 6 and len({a.ticket for a in outcome.accepted}) == 6
+    (merged,) = [a for a in outcome.accepted if a.update is not None]
+    assert torch.allclose(merged.update.dense(), sent, atol=1e-6) and missed(merged.update) == 0 == missed(None)
+    moved = behind.federation.strategy.broadcasts.weights - behind.federation.initial
+    assert torch.allclose(moved, sent / 6, atol=1e-6)
+    passed = behind.relays.take()
+    assert passed.client_bytes == sum(len(report.frame) for report in heard) and behind.relays.take().client_bytes == 0
+    for member in behind.federation.members:
+        assert member.memory.pending is not None  # until the news comes with the next round
+    behind.round(2)
+
+
+def test_clients_that_fail_or_have_nothing_to_send_are_left_out():
+    behind = Behind(relays=1)
+    behind.federation.faults = {
+        (0, 1): lambda a, report: replace(report, frame=b"", ticket=""),
+        (1, 1): lambda a, report: replace(report, kind=FAILED, frame=b"", stage="train", reason="no"),
+    }
+    outcome = behind.round(1)
+    assert [(r.client, r.stage) for r in outcome.rejections] == [(1, "train")]
+    assert [(a.client, a.update is None) for a in outcome.accepted] == [(0, True), (2, False), (3, True), (4, True), (5, True)]
+    assert behind.relays.take().empty == 1
+
+
+def test_what_relays_passed_on_is_shown_at_the_end(tmp_path, capsys):
+    with Plain() as watching:
+        run(tmp_path, "run", watching, uplink="identity")
+    shown = capsys.readouterr().out
+    assert "3, each adds the frames of its clients" in shown and "relayed     2.14 kB, ×3.78 against 8.06 kB dense" in shown
