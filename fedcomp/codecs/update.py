@@ -111,9 +111,11 @@ class Sections(Update):
     @property
     def positions(self) -> np.ndarray | None:
         found = [part.positions for _, part in self.parts]
-        if any(p is None for p in found):
+        if found and all(p is None for p in found):
             return None
-        return np.concatenate([p + span.start for (span, _), p in zip(self.parts, found, strict=True)] or [np.empty(0, np.int64)])
+        spans = [span for span, _ in self.parts]
+        each = [np.arange(s.start, s.stop) if p is None else p + s.start for s, p in zip(spans, found, strict=True)]
+        return np.concatenate(each or [np.empty(0, np.int64)])
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
         for span, part in self.parts:

@@ -85,7 +85,7 @@ def test_started_where_it_ended_the_iteration_finds_the_best_factors():
 
 def test_a_start_of_another_size_is_refused():
     for start in (np.ones((COLUMNS, 1)), np.ones((COLUMNS + 1, 2)), np.ones(0)):
-        with pytest.raises(ConfigError, match=r"was announced for a factor \[17, 2\]; announce that many"):
+        with pytest.raises(ConfigError, match=r"was announced for a factor \[17, 2\]; announce its floats"):
             sent(matrix(), 2, start=start)
 
 

@@ -10,7 +10,7 @@ from every_codec import SPECS, layout_of, reseal, same_bits, vectors
 from fedcomp import FrameError, Layout, codec
 from fedcomp.codecs import LayerWise
 from fedcomp.codecs.frame import SECTIONS
-from fedcomp.codecs.selection import RICE, Selective
+from fedcomp.codecs.selection import FORM, Selective
 from fedcomp.kernels import positions
 
 SELECTIVE = [text for text in SPECS if isinstance(getattr(codec(text), "inner", codec(text)), Selective)]
@@ -57,7 +57,7 @@ def test_where_layers_differ_a_frame_is_smaller_than_the_entropy_of_uniform_posi
     x = torch.from_numpy((random.standard_normal(numel) * scale).astype(np.float32))
     k = c.count(numel)
     frame = c.encode(x)
-    assert frame[SECTIONS + 2] & RICE == positions.BLOCKS  # behind the count
+    assert frame[SECTIONS + 2] & FORM == positions.BLOCKS  # behind the count
     assert len(frame) < binomial_bytes(numel, k) + k / 8 + 4
     assert c.open(frame, numel).nonzeros == k
 
