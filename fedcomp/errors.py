@@ -6,7 +6,9 @@
     │   ├── ConfigError                 a value out of range, options that exclude each other
     │   ├── DataError                   a missing or malformed data set
     │   ├── TaskError                   a task file that does not import or breaks its contract
-    │   └── RunFolderError              a folder in the way, not writable, or of another configuration
+    │   ├── RunFolderError              a folder in the way, not writable, or of another configuration
+    │   ├── KeysError                   a key, certificate or registry that is missing, malformed, expired or in the way
+    │   └── UnreachableError            a server that does not answer, or is not the one that its certificate should be for
     ├── MissingExtraError           2   an optional dependency is absent; names the extra to install
     ├── FrameError                  3   bytes that are not a whole valid frame of this codec and size
     ├── NonFiniteError              4   NaN or infinity where a finite number is needed
@@ -46,6 +48,20 @@ class TaskError(UserError):
 
 class RunFolderError(UserError):
     pass
+
+
+class KeysError(UserError):
+    pass
+
+
+class UnreachableError(UserError):
+    """`cause` is a word for programs; those of `passing` may mend themselves, so that trying again makes sense."""
+
+    passing = frozenset({"closed", "network", "silent", "starting", "unknown host"})
+
+    def __init__(self, sentence: str, cause: str = ""):
+        super().__init__(sentence)
+        self.cause = cause
 
 
 class MissingExtraError(FedcompError):

@@ -53,7 +53,10 @@ class RoundRecord:
     uplink_nonzeros: int = 0  # coordinates in the accepted updates
     skipped: int = 0  # of the accepted: clients that had nothing to send
     relayed_bytes: int = 0  # that relays sent to the server in place of uplink_bytes, which reached them
+    wire_bytes_in: int = 0  # that a deployment's port received since the round before, headers, polls and TLS with them
+    wire_bytes_out: int = 0  # that it sent
     rejections: Sequence[Rejection] = field(default_factory=tuple)
+    warnings: Sequence[str] = field(default_factory=tuple)  # what was found in this round, each once a run
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,16 @@ class Summary:
     device: str
     seed: int
     version: str
+    warnings: Sequence[str] = field(default_factory=tuple)
 
 
 class Observer:
     """Hears of everything and does nothing. Watchers override what they care for."""
 
     def started(self, header: Header) -> None: ...
+
+    def waiting(self, here: Sequence[int], wanted: int) -> None:
+        """A round waits for clients: the logical ids of those that are here, whenever that changes."""
 
     def progress(self, round: int, answered: int, cohort: int) -> None: ...
 

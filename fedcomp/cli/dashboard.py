@@ -3,7 +3,7 @@
 import io
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from threading import Lock
 from time import monotonic
@@ -19,7 +19,7 @@ from rich.text import Text
 from ..observe import Header, RoundRecord, Summary
 from .curve import Curve
 from .figures import duration, human_bytes, percent, ratio
-from .watch import GAP, Column, Watch, columns_for, facts, how_to_load, model_file, one_line, rejections, verdict
+from .watch import GAP, Column, Watch, awaited, columns_for, facts, how_to_load, model_file, one_line, rejections, verdict
 
 REFRESHES_A_SECOND = 5
 SLOW = 2.0  # seconds; in rounds that take longer, the clients that answered are counted on the screen
@@ -44,6 +44,7 @@ class Dashboard(Watch):
         self._notes: deque[Text] = deque(maxlen=6)  # the newest warnings and rejections
         self._warnings: deque[Text] = deque(maxlen=100)  # each once
         self._running = (0, 0)  # clients that answered in the round that runs, and its cohort
+        self._awaited = ""  # who is connected, while a round waits for clients
         self._ending: tuple[Summary, str] | None = None
         self._lock = Lock()  # between the run and the thread that draws
         self._screen: ExitStack | None = None  # what is to be undone on the terminal, once entered
@@ -77,8 +78,11 @@ class Dashboard(Watch):
                                             redirect_stdout=False, redirect_stderr=False,
                                             get_renderable=lambda: self.picture(*self.console.size)))
 
+    def waiting(self, here: Sequence[int], wanted: int) -> None:
+        self._awaited = awaited(here, wanted)
+
     def progress(self, round: int, answered: int, cohort: int) -> None:
-        self._running = (answered, cohort)
+        self._running, self._awaited = (answered, cohort), ""
 
     def round_done(self, record: RoundRecord) -> None:
         with self._lock:
@@ -150,7 +154,9 @@ class Dashboard(Watch):
         return Text.assemble((before, "bold"), (bar, DONE if share == 1 else BAR), ("─" * (room - len(bar)), LABEL), after)
 
     def _sums(self, width: int) -> Text:
-        """What was sent since the run began or was resumed; from the left, as much as fits."""
+        """Who is there while a round waits, else what was sent since the run began or was resumed; from the left, as much as fits."""
+        if self._awaited:
+            return Text(f"waiting: {self._awaited}", WARNING, overflow="ellipsis")
         t, pace = self.totals, self.seconds_a_round
         since = f"since round {self.header.first_round - 1}: " if self.header.first_round > 1 else ""
         said = [

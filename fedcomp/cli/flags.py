@@ -6,7 +6,7 @@ Every flag is read as text and is None unless given, so that the order default <
 import inspect
 import shlex
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, get_type_hints
 
@@ -27,13 +27,13 @@ PANELS = {
 METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
-def with_run_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command(**given)` one option for each field of RunConfig, and --config."""
+def with_run_flags(command: Callable[..., None], *others: inspect.Parameter) -> Callable[..., None]:
+    """Give `command(**given)` one option for each field of RunConfig, --config, and the `others` before them."""
     by_name = {f.name: f for f in fields(RunConfig)}
     options = [_option(by_name[name], panel) for panel, names in PANELS.items() for name in names.split()]
     file = typer.Option("--config", metavar="FILE", rich_help_panel="Output",
                         help="TOML file with options; flags given beside it win")
-    command.__signature__ = inspect.Signature([*options, _parameter("config", str, file)])
+    command.__signature__ = inspect.Signature([*others, *options, parameter("config", str, file)])
     command.__annotations__ = {}
     return command
 
@@ -45,11 +45,11 @@ def _option(f: Any, panel: str) -> inspect.Parameter:
     choices = f.metadata.get("choices")
     metavar = None if kind is bool else f"[{'|'.join(choices)}]" if choices else METAVARS[kind]
     default = "" if f.default in (None, False) and kind in (bool, str) else rf" [dim]\[default: {_shown(f.default)}][/dim]"
-    return _parameter(f.name, bool if kind is bool else str,
+    return parameter(f.name, bool if kind is bool else str,
                       typer.Option(name, metavar=metavar, rich_help_panel=panel, help=f.metadata["help"] + default))
 
 
-def _parameter(name: str, kind: type, option: Any) -> inspect.Parameter:
+def parameter(name: str, kind: type, option: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])
 
 
@@ -77,9 +77,9 @@ def run_config(given: Mapping[str, Any]) -> RunConfig:
     return RunConfig(**values)
 
 
-def resume_command(given: Mapping[str, Any], out: str) -> str:
+def resume_command(given: Mapping[str, Any], out: str, command: Sequence[str] = ("fedcomp", "sim")) -> str:
     """The shell line that continues, in the run folder `out`, the run that was started with the flags `given`."""
-    words = ["fedcomp", "sim"]
+    words = [*command]
     for name, value in given.items():
         if value is not None and name not in ("out", "resume"):
             flag = config.flag(name)

@@ -5,6 +5,7 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,7 @@ from typer.main import get_command
 from .. import __version__, spec
 from ..config import RunConfig, data_folder
 from ..errors import INTERRUPTED, FedcompError, UserError
-from . import flags
+from . import deployed, doctor, flags, keys
 from .signals import Signals
 from .watch import one_line
 
@@ -111,19 +112,27 @@ def sim(**given: Any) -> None:
     --resume continues, else it has its default.
     """
     config = flags.run_config(given)
-    watch = _watch(config)
+
+    def simulated(watch: "Watch") -> None:
+        from ..sim import simulate
+
+        simulate(config, watch)
+
+    _watched(simulated, _watch(config), given, ("fedcomp", "sim"))
+
+
+def _watched(run: Callable[["Watch"], Any], watch: "Watch", given: dict[str, Any], command: Sequence[str]) -> None:
+    """A run on the screen, and how to continue it when it is ended from outside."""
     with Signals() as signals:
         try:
             with watch, signals.held_back_afterwards():
-                from ..sim import simulate
-
-                simulate(config, watch)
+                run(watch)
         except (KeyboardInterrupt, OSError) as error:
             lost = output_lost(error)
             number = signals.heard or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
             if not (number or lost):
                 raise
-            complain(_stopped("interrupted" if number else f"{lost}: stopped", watch, given))
+            complain(_stopped("interrupted" if number else f"{lost}: stopped", watch, given, command))
             raise typer.Exit(128 + number if number else OUTPUT_LOST) from None
 
 
@@ -137,11 +146,11 @@ def _watch(config: RunConfig) -> "Watch":
     return Dashboard()
 
 
-def _stopped(why: str, watch: "Watch", given: dict[str, Any]) -> str:
+def _stopped(why: str, watch: "Watch", given: dict[str, Any], command: Sequence[str]) -> str:
     if not watch.header:
         return f"{why} before the run began"
     done = f"after round {watch.last_round} of {watch.header.rounds}" if watch.last_round else "before round 1 was done"
-    return f"{why} {done}; continue with: {flags.resume_command(given, watch.header.out)}"
+    return f"{why} {done}; continue with: {flags.resume_command(given, watch.header.out, command)}"
 
 
 @app.command()
@@ -210,6 +219,60 @@ def bench_codecs(
         raise UserError(f"--data {data} is no folder; give the one that holds the task's data")
     vector = measure.normal(count, where) if task is None else measure.update_of(task, folder, where)
     bench.codecs(vector, codec or (), repeats, json, picture)
+
+
+app.add_typer(keys.app, name="keys")
+app.command()(doctor.doctor)
+
+
+server = typer.Typer(cls=OneSentence, add_completion=False, rich_markup_mode="rich")
+app.add_typer(server, name="server")
+
+
+@server.callback(invoke_without_command=True)
+def serving(context: typer.Context) -> None:
+    """Serve a federation of real clients."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def start(**given: Any) -> None:
+    """Start the server of a run, wait for --clients clients, and run it with them.
+
+    Clients come through one port, with TLS and the keys of fedcomp keys init. The options of the run are those of fedcomp sim.
+    """
+    config = flags.run_config({name: value for name, value in given.items() if name not in deployed.DOOR_NAMES})
+    _watched(lambda watch: deployed.serve(given, config, watch), _watch(config), given, ("fedcomp", "server", "start"))
+
+
+server.command("start")(flags.with_run_flags(start, *deployed.door_flags()))
+
+
+@app.command()
+def client(
+    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the server is; the enrolment's when not given.")] = None,
+    enrolment: Annotated[Path | None, typer.Option(metavar="FILE", help="This client's enrolment, clients/ID.toml of the keys.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys, for a trial.")] = False,
+    partition_id: Annotated[int | None, typer.Option(metavar="K", help="Take part K of the task's data, 0 the first; all of it when not "
+                                                     "given. With --insecure it is also who this client is.")] = None,
+    partitions: Annotated[int | None, typer.Option(metavar="N", min=1, help="Parts of the data; the run's clients when not given.")] = None,
+    client_id: Annotated[int | None, typer.Option(metavar="K", min=0, help="Who this client is, with --insecure.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="What this client keeps; fedcomp-client-ID when not given.")] = None,
+    task: Annotated[str, typer.Option(metavar="TEXT", help="What is learned: a built-in name or path/file.py:name.")] = "digits",
+    data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of the task's data; FEDCOMP_DATA when not given.")] = None,
+    device: Annotated[str, typer.Option(metavar="[auto|cpu|cuda|cuda:N]", help="Where this client trains.")] = "auto",
+    patience: Annotated[float | None, typer.Option(metavar="SECONDS", min=0, help="For how long it tries to reach a server; for ever when "
+                                                   "not given.")] = None,
+    stay: Annotated[bool, typer.Option("--stay", help="Wait for the next run when one is over.")] = False,
+) -> None:
+    """Take part in a federation, as long as it lasts. Nothing that a server sends is run."""
+    with Signals() as signals:
+        try:
+            deployed.take_part(server, enrolment, insecure, client_id, partition_id, partitions, state_dir, task, data, device, patience,
+                               stay)
+        except KeyboardInterrupt:
+            complain("stopped; what this client holds is in its state folder, and the same command goes on with it")
+            raise typer.Exit(128 + (signals.heard or signal.SIGINT)) from None
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
 """One line a round, for pipes, logs and screen readers."""
 
 import sys
+from collections.abc import Sequence
 
 from ..observe import Header, RoundRecord, Summary
-from .watch import COLUMNS, GAP, Watch, facts, how_to_load, model_file, one_line, rejections, verdict
+from .watch import COLUMNS, GAP, Watch, awaited, facts, how_to_load, model_file, one_line, rejections, verdict
 
 
 class Plain(Watch):
@@ -15,6 +16,9 @@ class Plain(Watch):
             _say(f"{label:<10}{value}")
         _say(f"{'rounds':<10}{header.first_round} to {header.rounds}")
         _say((" " * GAP).join(column.title.rjust(column.width) for column in COLUMNS))
+
+    def waiting(self, here: Sequence[int], wanted: int) -> None:
+        _say(awaited(here, wanted))
 
     def round_done(self, record: RoundRecord) -> None:
         super().round_done(record)

@@ -1,7 +1,7 @@
 """What the dashboard and the plain lines have in common: what they count, and how they say it."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -57,6 +57,8 @@ class Totals:
     accepted: int = 0
     rejected: int = 0
     relayed_bytes: int = 0
+    wire_bytes_in: int = 0
+    wire_bytes_out: int = 0
 
     def add(self, record: RoundRecord) -> None:
         for name in vars(self):
@@ -135,6 +137,7 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
     """How the run ended, as label and value; what was turned down and relayed is what was seen while it was watched."""
     up, down = summary.uplink_bytes, summary.downlink_bytes
     dense_up, dense_down = summary.dense_uplink_bytes, summary.dense_downlink_bytes
+    wire = totals.wire_bytes_in + totals.wire_bytes_out
     lines = [
         ("accuracy", percent(summary.accuracy)),
         ("loss", decimal(summary.loss)),
@@ -142,6 +145,7 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
         *([("relayed", _against(totals.relayed_bytes, totals.dense_uplink_bytes))] if totals.relayed_bytes else []),
         ("bytes down", _against(down, dense_down)),
         ("both", _against(up + down, dense_up + dense_down)),
+        *([("at the port", _against(wire, totals.dense_uplink_bytes + totals.dense_downlink_bytes))] if wire else []),
         ("time", f"{duration(summary.seconds)}, {rate(summary.client_updates_per_s)}"),
     ]
     rejected = totals.rejected
@@ -160,6 +164,13 @@ def model_file(out: str) -> str:
 def how_to_load(out: str) -> list[str]:
     """Two lines of Python."""
     return ["from safetensors.torch import load_file", f"weights = load_file({model_file(out)!r})"]
+
+
+def awaited(here: Sequence[int], wanted: int) -> str:
+    """Who is connected while a round waits for clients."""
+    said = f"{len(here)} of {wanted} client{'s are' if wanted != 1 else ' is'} here"
+    names = ", ".join(map(str, here[:16])) + (f" and {len(here) - 16} more" if len(here) > 16 else "")
+    return f"{said}: {names}" if here else said
 
 
 def one_line(text: str) -> str:

@@ -126,7 +126,8 @@ class RunFolder:
 
 def record_of(values: dict[str, Any]) -> RoundRecord:
     """A line of metrics.jsonl as a record."""
-    return RoundRecord(**values | {"rejections": tuple(Rejection(**r) for r in values["rejections"])})
+    lists = {"rejections": tuple(Rejection(**r) for r in values["rejections"]), "warnings": tuple(values["warnings"])}
+    return RoundRecord(**values | lists)
 
 
 def _default_name(task: str) -> str:

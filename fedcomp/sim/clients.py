@@ -185,7 +185,7 @@ class VirtualClients:
         self.held |= {t.assignment.client: Held(t.assignment.round, t.loss) for t in trained}
         clients = [t.assignment.client for t in trained]
         self.growth.look(clients, [self.at_rest(client).memory for client in clients], updates)
-        if trained and not self.contraction.over:
+        if trained and not self.contraction.over and len(self.work.phases) == 1:  # values that are asked for exactly are not misread
             first, memory = trained[0].assignment, self.at_rest(clients[0]).memory
             self.contraction.look(first.round, memory.codec, self.work.seed(memory.codec, self.seed, first), memory.layout, updates)
         self._answer([t.assignment for t in trained], updates, [t.traces for t in trained], reports)

@@ -1,39 +1,5 @@
-"""Where a run computes."""
+"""Where a simulation computes: as clients do."""
 
-import ctypes
-import re
+from ..clients.devices import choose, keep_freed_memory, name
 
-import torch
-
-from ..errors import ConfigError
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt, in bytes
-
-
-def keep_freed_memory() -> None:
-    """Have the C library keep what is freed: given back to the system after every step, memory is faulted in anew for the next."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
-        libc.mallopt(M_TRIM_THRESHOLD, 512 << 20)
-
-
-def choose(asked: str) -> torch.device:
-    """The device that `--device` means: auto is CUDA where there is one. Raises ConfigError for a device that is not here."""
-    if asked == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = asked.partition(":")
-    if not re.fullmatch(r"cpu|cuda(:(0|[1-9][0-9]{0,3}))?", asked):
-        raise ConfigError(f"--device {asked} is not known; give auto, cpu, cuda or cuda:N")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {asked}: no CUDA device is here; give --device cpu")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"--device {asked}: this machine has {torch.cuda.device_count()} CUDA devices; give --device cuda:0")
-    return torch.device(asked)
-
-
-def name(device: torch.device) -> str:
-    """The device for a header: the model of a GPU, the threads of a CPU."""
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"cpu ({torch.get_num_threads()} threads)"
+__all__ = ["choose", "keep_freed_memory", "name"]

@@ -12,28 +12,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import __version__, spec
-from ..clients.local_sgd import LocalSGD, SerialEngine, evaluate
+from ..clients.local_sgd import LocalSGD, SerialEngine
 from ..clients.replica import Replica
 from ..codecs import codec
 from ..config import RUN_FILE, RunConfig, data_folder
-from ..errors import ConfigError, DataError, RunFolderError, SpecError, TaskError
+from ..errors import ConfigError, DataError, RunFolderError
 from ..memories import Memory, memory
 from ..observe import Header, Observer, RoundRecord, Summary
+from ..server.recovery import Recovery
+from ..server.results import declare_bandwidths, evaluated, on, record_of, strategy_of, summary_of
 from ..server.run_folder import RunFolder
-from ..strategies import Outcome, RoundStrategy, Rules, resolved, strategy
+from ..strategies import Outcome, RoundStrategy, resolved
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of
 from ..tasks.partition import partition
-from ..tasks.user import in_short
 from . import devices
 from .batched import BatchedEngine, choose_engine
 from .clients import VirtualClients
 from .grid import LocalGrid, by_index
 from .interruption import Interruption
 from .pace import pace
-from .recovery import Recovery
 from .relays import Relays, missed
 from .relays import check as check_relays
 
@@ -76,6 +75,7 @@ class Simulation:
     def __init__(self, config: RunConfig, observer: Observer):
         config = resolved(config)
         self.config, self.observer, self._lost = config, observer, False
+        self._said: list[str] = []  # warnings since the last round
         self.strategy = self._strategy()
         self.device = devices.choose(config.device)
         devices.keep_freed_memory()
@@ -95,8 +95,8 @@ class Simulation:
         self.machine = self._machine(model)
         self.strategy.begin(weights.clone(), self.layout)
         self.strategy.pace = pace(config.seed)
-        self._declare_bandwidths()
-        train = _on(train, self.device)
+        declare_bandwidths(self.strategy, config)
+        train = on(train, self.device)
         engine = self._engine(model, weights, train)
         self.clients = VirtualClients(
             Replica(weights.clone(), self.layout, codec(config.downlink)),
@@ -108,11 +108,11 @@ class Simulation:
             self._memory,
             config.seed,
             self.strategy.work,
-            self.observer.warning,
+            self._warn,
             self.strategy.feeds_back,
         )
         self.relays = Relays(self.clients, config.relays, self.strategy.uplink, self.layout.numel) if config.relays else None
-        self.test = _on(self.test, self.device)
+        self.test = on(self.test, self.device)
         self.evaluated = initial_model(self.task, config.seed).to(self.device)
 
     def run(self) -> Summary:
@@ -145,26 +145,9 @@ class Simulation:
     # Preparation.
 
     def _strategy(self) -> RoundStrategy:
-        c = self.config
-        if c.attack is not None:
-            raise SpecError(f"unknown attack '{c.attack}'; none is built in, leave --attack out")
-        budget = spec.size(c.budget) if c.budget else 0
-        rules = Rules(
-            c.participation, c.uplink, c.downlink, c.downlink_memory, c.weights, c.weight_cap, c.server_lr, c.cache, c.seed,
-            c.density_warmup, c.lr_warmup, budget, c.memory,
+        return strategy_of(
+            self.config, roster=by_index, on_answer=lambda round, answered, asked: self.observer.progress(round, answered, asked)
         )
-        return strategy(
-            c.strategy, rules, roster=by_index, on_answer=lambda round, answered, asked: self.observer.progress(round, answered, asked)
-        )
-
-    def _declare_bandwidths(self) -> None:
-        """Deal them out, and see that the budget is enough for any cohort."""
-        c = self.config
-        if c.bandwidths and not c.budget:
-            raise ConfigError("--bandwidths are shares of a budget; give --budget as well")
-        dealt = spec.sizes(c.bandwidths) if c.bandwidths else []
-        self.strategy.bandwidths = {client: float(dealt[client % len(dealt)]) for client in range(c.clients)} if dealt else {}
-        self.strategy.schedule.terms(1, range(cohort_size(c.participation, c.clients)), self.strategy.bandwidths)
 
     def _memory(self) -> Memory:
         return memory(self.config.memory, self.strategy.uplink, self.layout.numel, self.layout)
@@ -219,37 +202,24 @@ class Simulation:
     # A round.
 
     def _record(self, outcome: Outcome, began: float) -> RoundRecord:
-        loss = accuracy = None
-        if outcome.round % self.config.eval_every == 0 or outcome.round == self.config.rounds:
-            loss, accuracy = self._evaluate()
-        traffic, dense = outcome.traffic, 4 * self.layout.numel
-        record = RoundRecord(
-            round=outcome.round,
-            accuracy=accuracy,
-            loss=loss,
-            train_loss=outcome.train_loss,
-            cohort=len(outcome.cohort),
-            accepted=len(outcome.accepted),
-            rejected=len(outcome.rejections),
-            uplink_bytes=sum(traffic.uplink.values()),
-            downlink_bytes=sum(traffic.downlink.values()),
-            dense_uplink_bytes=dense * len(outcome.cohort),
-            dense_downlink_bytes=dense * len(traffic.downlink),
-            seconds=time.perf_counter() - began,
-            catch_up_bytes=traffic.catch_up,
-            first_download_bytes=traffic.first_download,
-            skipped=sum(a.update is None for a in outcome.accepted),
-            uplink_nonzeros=sum(a.update.nonzeros for a in outcome.accepted if a.update is not None),
-            rejections=tuple(outcome.rejections),
-        )
-        return self._relayed(outcome, record) if self.relays is not None else record
+        weights = self.strategy.broadcasts.weights
+        measured = evaluated(self.config, outcome, self.task, self.evaluated, self.layout, weights, self.test, self.device)
+        record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
+        if self.relays is not None:
+            record = self._relayed(outcome, record)
+        said, self._said = self._said, []
+        return dataclasses.replace(record, warnings=tuple(said))
+
+    def _warn(self, sentence: str) -> None:
+        self._said.append(sentence)
+        self.observer.warning(sentence)
 
     def _relayed(self, outcome: Outcome, record: RoundRecord) -> RoundRecord:
         """The record of a round behind relays: what clients sent to them, and what they passed on."""
         passed, lost = self.relays.take(), sum(missed(a.update) for a in outcome.accepted)
         if lost and not self._lost:
             self._lost = True
-            self.observer.warning(
+            self._warn(
                 f"round {outcome.round}: {lost} of {record.uplink_nonzeros} coordinates that relays added could not be told exactly; "
                 f"give --uplink {self.strategy.uplink} a larger 'union', or 'columns'"
             )
@@ -257,39 +227,11 @@ class Simulation:
             record, uplink_bytes=passed.client_bytes, relayed_bytes=record.uplink_bytes, skipped=passed.empty
         )
 
-    def _evaluate(self) -> tuple[float, float]:
-        weights = self.strategy.broadcasts.weights.to(self.device)
-        try:
-            return evaluate(self.task, self.evaluated, self.layout, weights, self.test, self.device)
-        except Exception as error:
-            raise TaskError(f"the evaluation of task '{self.task.name}' failed: {in_short(error)}; correct it, then --resume") from error
-
     # The end.
 
     def _finish(self) -> Summary:
         self.folder.write_model(self.strategy.broadcasts.weights, self.layout)
-        records = self.folder.records()
-
-        def total(field: str) -> Any:
-            return sum(getattr(record, field) for record in records)
-
-        seconds = total("seconds")
-        summary = Summary(
-            accuracy=records[-1].accuracy,
-            loss=records[-1].loss,
-            uplink_bytes=total("uplink_bytes"),
-            downlink_bytes=total("downlink_bytes"),
-            dense_uplink_bytes=total("dense_uplink_bytes"),
-            dense_downlink_bytes=total("dense_downlink_bytes"),
-            rounds=len(records),
-            clients=self.config.clients,
-            client_updates=total("accepted"),
-            seconds=seconds,
-            client_updates_per_s=total("accepted") / seconds if seconds else 0.0,
-            device=self.machine.device,
-            seed=self.config.seed,
-            version=__version__,
-        )
+        summary = summary_of(self.folder.records(), self.config, self.machine.device)
         self.folder.write_summary(summary)
         if not summary.client_updates:
             self.observer.warning("no client's update was accepted in any round: metrics.jsonl has the reasons")
@@ -308,7 +250,3 @@ def _resting_collector() -> Iterator[None]:
     finally:
         gc.set_threshold(*thresholds)
         gc.unfreeze()
-
-
-def _on(data: Data, device: torch.device) -> Data:
-    return dataclasses.replace(data, inputs=data.inputs.to(device), targets=data.targets.to(device))

@@ -123,9 +123,24 @@ def test_a_run_warns_once_of_a_small_sketch_and_not_of_a_large_one(tmp_path, opt
     for columns, warnings in ((3, 1), (400, 0)):
         watched = Sentences()
         mine = {"memory": "none", "downlink": "identity", "uplink": f"sketch:rows=3,columns={columns}"} | options
-        simulate(replace(TINY, **mine, out=out(tmp_path, str(columns))), watched)
-        assert len(watched.warnings) == warnings
+        summary = simulate(replace(TINY, **mine, out=out(tmp_path, str(columns))), watched)
+        assert len(watched.warnings) == warnings and list(summary.warnings) == watched.warnings
         assert all(f"a sketch 3 × {columns} does not contract" in w and "use --uplink sketch:rows=3" in w for w in watched.warnings)
+
+
+def test_values_that_are_asked_for_exactly_need_no_sketch_that_contracts(tmp_path):
+    watched = Sentences()
+    exact = {"strategy": "sketched-sgd:density=20%", "memory": "sketched:momentum=0", "uplink": "sketch:rows=3,columns=3"}
+    simulate(replace(TINY, **exact, out=out(tmp_path, "exact")), watched)
+    assert not watched.warnings
+
+
+def test_a_warning_of_before_an_interruption_is_in_the_summary(tmp_path):
+    config = replace(TINY, memory="none", downlink="identity", uplink="sketch:rows=3,columns=3", out=out(tmp_path, "run"))
+    watched = Sentences()
+    simulate(replace(config, rounds=5), watched)
+    summary = simulate(replace(config, resume=True))
+    assert watched.warnings and list(summary.warnings) == watched.warnings
 
 
 def test_the_size_that_is_warned_of_diverges_and_the_advised_one_does_not(tmp_path):

@@ -85,8 +85,8 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
     stored = json.loads((folder / "summary.json").read_text())
     keys = """accuracy loss uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes rounds clients client_updates seconds
-              client_updates_per_s device seed version"""
-    assert set(stored) == set(keys.split()) and stored == summary.__dict__
+              client_updates_per_s device seed version warnings"""
+    assert set(stored) == set(keys.split()) and stored == summary.__dict__ | {"warnings": list(summary.warnings)}
     assert stored["uplink_bytes"] == sum(line["uplink_bytes"] for line in lines)
     assert stored["client_updates"] == 24 and stored["accuracy"] == lines[-1]["accuracy"]
     config = read_run(folder)

@@ -1,19 +1,19 @@
-"""What a simulation writes down so that it can go on: the server's side and the clients' side of one checkpoint."""
+"""What a run writes down so that it can go on: the server's side and, in a simulation, the clients' side of one checkpoint."""
 
 import hashlib
 import json
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, RunFolderError
 from ..memories import Counterpart
-from ..server.checkpoint import Checkpoint
-from ..server.run_folder import CHECKPOINT, METRICS, RunFolder
 from ..strategies import Outcome, RoundStrategy
-from .clients import VirtualClients
+from ..tasks import Data
+from .checkpoint import Checkpoint
+from .run_folder import CHECKPOINT, METRICS, RunFolder
 
 RUN, WEIGHTS, KEEPER, LEDGER = "run", "weights", "downlink.", "server/"  # names in the checkpoint
 STRATEGY, COUNTERPART = "strategy/", "counterpart/"
@@ -21,10 +21,35 @@ STRATEGY, COUNTERPART = "strategy/", "counterpart/"
 T = TypeVar("T")
 
 
+class Clients(Protocol):
+    """Those whose state is part of the checkpoint."""
+
+    data: Data  # that the run learns from
+
+    def take_changes(self) -> tuple[dict[str, Tensor], dict[str, bytes | None]]: ...
+
+    def restore(
+        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None], weights: Tensor, version: str,
+        passed: Iterable[str],
+    ) -> None: ...
+
+
+class Elsewhere:
+    """Clients that keep their state themselves, on other machines."""
+
+    def __init__(self, data: Data):
+        self.data = data
+
+    def take_changes(self) -> tuple[dict[str, Tensor], dict[str, bytes | None]]:
+        return {}, {}
+
+    def restore(self, *stored: object) -> None: ...
+
+
 class Recovery:
     """The checkpoint of a run whose strategy stands before round 1. `restore` first, then `keep` after every round."""
 
-    def __init__(self, folder: RunFolder, strategy: RoundStrategy, clients: VirtualClients, rounds: int):
+    def __init__(self, folder: RunFolder, strategy: RoundStrategy, clients: Clients, rounds: int):
         self.folder, self.strategy, self.clients, self.rounds = folder, strategy, clients, rounds
         self.checkpoint = Checkpoint(folder.path / CHECKPOINT, strategy.layout.numel, beside=[folder.path / METRICS])
         self.heard: set[int] = set()  # clients of whom the server may have learned something since the last checkpoint

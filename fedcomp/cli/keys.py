@@ -1,0 +1,183 @@
+"""`fedcomp keys`: make, list, add, renew and revoke the keys of a server and its clients.
+
+What reads and writes them is imported where it is needed, so that help answers at once.
+"""
+
+import hashlib
+import shlex
+import signal
+import sys
+from base64 import b64decode, b64encode
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..config import at_home
+from ..errors import KeysError, UserError
+from .figures import NOTHING
+from .signals import Signals
+
+if TYPE_CHECKING:
+    from ..server.registry import Entry
+
+SOON = 30  # days
+COLUMNS = ("who", "state", "until", "days", "fingerprint", "file")
+
+Folder = Annotated[Path, typer.Option("--keys", metavar="DIR", help="Folder that fedcomp keys init made.")]
+Days = Annotated[int, typer.Option(metavar="N", min=1, max=36_500, help="How long the new keys are good for.")]
+Hosts = Annotated[list[str] | None, typer.Option("--host", metavar="HOST", help="Name or address by which clients reach the server; may be "
+                                                                                "given again.")]
+DEFAULT = Path("keys")
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+
+@app.callback(invoke_without_command=True)
+def keys(context: typer.Context) -> None:
+    """Make and change the keys of a server and its clients."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def init(
+    clients: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="For how many clients.")],
+    host: Hosts = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to make.")] = DEFAULT,
+    days: Days = 365,
+    port: Annotated[int, typer.Option(metavar="N", min=1, max=65_535, help="Port of the server, which clients are told.")] = 8080,
+) -> None:
+    """Make a CA, a certificate for the server and an enrolment file for each client, in a new folder."""
+    from ..server import keys
+
+    folder = at_home(out, "--out")
+    with Signals() as signals:
+        try:
+            hosts = keys.make(folder, clients, host or (), days, port)
+        except KeyboardInterrupt:
+            print(f"fedcomp: interrupted; {f'{folder} is whole' if folder.exists() else 'no keys were made'}", file=sys.stderr)
+            raise typer.Exit(128 + (signals.heard or signal.SIGINT)) from None
+    print(f"{folder} is written: a CA, a certificate for {', '.join(hosts)}, and {clients} enrolment file{'s' * (clients > 1)}.\n")
+    print(f"    {shlex.join(['fedcomp', 'server', 'start', '--keys', str(folder)])}")
+    print(f"    {shlex.join(['fedcomp', 'client', '--enrolment', '0.toml'])}    # each client its own file of {folder / keys.CLIENTS}\n")
+    print(f"Whoever has a client's file can be that client: copy it by a safe way. {folder / keys.CA_KEY} is needed by "
+          "fedcomp keys renew server alone; keep it away from the server.")
+    if not host:
+        print("Without --host the certificate is good on this machine only.")
+
+
+@app.command()
+def add(
+    folder: Folder = DEFAULT,
+    count: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="How many.")] = 1,
+    days: Days = 365,
+) -> None:
+    """Enrol new clients, whose ids follow the highest there is."""
+    from ..server import keys
+
+    folder = at_home(folder, "--keys")
+    ids = keys.add(folder, count, days)
+    print(f"{_clients(ids)} enrolled: {', '.join(str(folder / keys.CLIENTS / f'{id}.toml') for id in ids[:8])}"
+          f"{f' and {len(ids) - 8} more' if len(ids) > 8 else ''}")
+
+
+@app.command()
+def revoke(
+    ids: Annotated[list[int], typer.Argument(metavar="ID...", help="Logical ids.", show_default=False)],
+    folder: Folder = DEFAULT,
+) -> None:
+    """Let the keys of clients in no more."""
+    from ..server import keys
+
+    folder = at_home(folder, "--keys")
+    keys.revoke(folder, *ids)
+    print(f"{_clients(ids)} revoked; a server that runs lets {'it' if len(ids) == 1 else 'them'} in no more")
+
+
+@app.command()
+def renew(
+    who: Annotated[str | None, typer.Argument(metavar="[ID|server]", help=f"All that end within {SOON} days when not given.",
+                                              show_default=False)] = None,
+    folder: Folder = DEFAULT,
+    host: Hosts = None,
+    days: Days = 365,
+) -> None:
+    """Make a new key for a client, or a new certificate for the server."""
+    from ..server import keys
+
+    folder = at_home(folder, "--keys")
+    if who is not None and who != "server" and not (who.isascii() and who.isdigit()):
+        raise UserError(f"'{who}' is neither a client's id nor 'server'; give one of them, as in fedcomp keys renew 3")
+    if host and who != "server":
+        raise UserError("--host is for the server's certificate; give it as in: fedcomp keys renew server --host server.example")
+    chosen = keys.due(folder, SOON) if who is None else ["server" if who == "server" else int(who[:12])]
+    if not chosen:
+        print(f"Nothing ends within {SOON} days; name a client or 'server' to renew it all the same.")
+    for one in chosen:
+        if one == "server":
+            names, ends = keys.renew_server(folder, host or (), days)
+            print(f"The server's certificate is for {', '.join(names)} until {ends:%Y-%m-%d}; start the server anew to have it used.")
+        else:
+            ends = keys.renew(folder, one, days)
+            file = folder / keys.CLIENTS / f"{one}.toml"
+            print(f"Client {one} has a new key until {ends:%Y-%m-%d}; give it {file}, its old one is refused.")
+
+
+@app.command("list")
+def show(folder: Folder = DEFAULT) -> None:
+    """Show whose keys there are and until when they are good: a table on a terminal, lines with tabs elsewhere."""
+    from ..clients.enrolment import utc_now
+    from ..server import keys
+
+    folder, now = at_home(folder, "--keys"), utc_now()
+    registry = keys.read_registry(folder)
+    rows = [_certificate_row(folder / name, who, now) for who, name in (("CA", keys.CA_CRT), ("server", keys.SERVER_CRT))]
+    rows += [_row(entry, folder / keys.CLIENTS / f"{entry.id}.toml", now) for entry in registry.entries]
+    if not sys.stdout.isatty():
+        print("\n".join("\t".join(row) for row in [COLUMNS, *rows]))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in COLUMNS:
+        table.add_column(name, justify="right" if name in ("who", "days") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row, style="" if row[1] in ("valid", "enrolled") else "dim" if row[1] == "revoked" else "red")
+    Console(highlight=False, markup=False).print(table)
+
+
+def _row(entry: "Entry", file: Path, now: datetime) -> tuple[str, ...]:
+    state = "expired" if entry.state == "enrolled" and entry.refused(now) else entry.state
+    raw = hashlib.sha256(b64decode(entry.public_key.split()[1])).digest()
+    fingerprint = "SHA256:" + b64encode(raw).decode().rstrip("=")  # as ssh-keygen -l shows it
+    return (str(entry.id), state, f"{entry.not_after:%Y-%m-%d}", str(days_left(entry.not_after, now)), fingerprint,
+            str(file) if file.is_file() else NOTHING)
+
+
+def _certificate_row(path: Path, who: str, now: datetime) -> tuple[str, ...]:
+    from ..server.certificates import read_certificate
+
+    try:
+        certificate = read_certificate(path)
+    except KeysError:
+        return who, "unreadable", NOTHING, NOTHING, NOTHING, str(path)
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    ends = certificate.not_valid_after_utc
+    state = "expired" if now >= ends else "valid" if now >= certificate.not_valid_before_utc else "not yet valid"
+    return who, state, f"{ends:%Y-%m-%d}", str(days_left(ends, now)), f"SHA256:{certificate.fingerprint(SHA256()).hex()}", str(path)
+
+
+def days_left(ends: datetime, now: datetime) -> int:
+    """Whole days and the begun one."""
+    return max(0, -((now - ends) // timedelta(days=1)))
+
+
+def _clients(ids: list[int]) -> str:
+    if len(ids) == 1:
+        return f"Client {ids[0]} is"
+    run = ids == list(range(ids[0], ids[-1] + 1))
+    return f"Clients {f'{ids[0]} to {ids[-1]}' if run else ', '.join(map(str, ids))} are"

@@ -1,0 +1,243 @@
+"""Who is there, and the Grid to them: invites who comes, and asks again who came back without having answered.
+
+A SuperLink hands a message out once. A client that is killed, or cut off, after that would keep a round waiting; but when it comes
+back, Flower notes when, and what it was asked before that moment is asked again. Clients answer the same question with the same
+reply, and of two replies the first counts.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from ..clients.flower import AWAY, Place, Run, Task, from_records, readdress, to_records
+from ..clients.joining import Farewell, Invitation, Presence
+from ..clients.process import JOIN, LEAVE
+from ..errors import ProtocolError
+from ..messages import Values
+from ..observe import Observer
+
+LOOK_S = 0.5  # between looks at who is there
+PAUSE_S = 0.05  # while waiting for clients
+GRACE_S = 5.0  # for a client that left without an answer: one that comes back leaves for a moment
+FAREWELL_S = 3.0  # that clients have to hear that the run is over
+LATE = 1000  # questions given up whose answers are still taken away
+
+
+@dataclass
+class Asked:
+    """A message on its way, as the strategy sent it, and its copies."""
+
+    message: Message
+    client: int
+    place: Place  # that the newest copy went to
+    names: set[str] = field(default_factory=set)
+    error: Message | None = None  # that its client is away
+    until: float = 0.0  # that it is waited for, then
+
+
+class Gathering(Grid):
+    """The Grid of a deployed run, whose nodes are the clients that have joined it.
+
+    `check()` raises when the SuperLink has ended. `id_of(key)`: the logical id that a public key speaks for, -1 = the client says it,
+    None = it has no part. `heard(presence)` is told of each client that joins or comes back.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        invitation: Invitation,
+        clients: int,
+        observer: Observer,
+        check: Callable[[], None],
+        id_of: Callable[[bytes], int | None],
+        heard: Callable[[Presence], None],
+    ):
+        self.task, self.invitation, self.clients, self.observer = task, invitation, clients, observer
+        self.check, self.id_of, self.heard = check, id_of, heard
+        self.waited_s = 0.0  # for clients to come, in all
+        self.joined: dict[int, Place] = {}  # by logical id
+        self._client_of: dict[int, int] = {}  # by node, those that were left behind too
+        self._known: dict[int, Place] = {}  # by node, as last invited
+        self._here: set[int] = set()  # nodes
+        self._invited: dict[str, Place] = {}  # by the message that invites
+        self._asked: dict[str, Asked] = {}  # by the name that the strategy knows
+        self._late: dict[str, None] = {}  # names of messages given up
+        self._next_look, self._look_came = 0.0, False
+
+    # For the strategy.
+
+    def set_run(self, run: Run) -> None:
+        self.task.grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        return self.task.grid.run
+
+    def create_message(self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.here().values())
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        clients = [self._client_of[message.metadata.dst_node_id] for message in messages]
+        sent = [Asked(message, client, self.joined[client]) for message, client in zip(messages, clients, strict=True)]
+        names = self.task.push([self._addressed(asked) for asked in sent])
+        for name, asked in zip(names, sent, strict=True):
+            if name:
+                asked.names.add(name)
+                self._asked[name] = asked
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        self.look()
+        wanted = set(message_ids)
+        for name in self._asked.keys() - wanted:
+            self._give_up(self._asked.pop(name))
+        own = {copy: name for name, asked in self._asked.items() for copy in asked.names}
+        replies: dict[str, Message] = {}
+        for reply in self._pull(own):
+            name = own[reply.metadata.reply_to_message_id]
+            asked = self._asked[name]
+            asked.names.discard(reply.metadata.reply_to_message_id)
+            if reply.has_error() and reply.error.code == AWAY:
+                asked.error, asked.until = asked.error or reply, asked.until or time.monotonic() + GRACE_S
+            elif name not in replies:
+                replies[name] = readdress(reply, name)
+        for name, asked in self._asked.items():
+            if asked.error is not None and not asked.names and name not in replies and time.monotonic() > asked.until:
+                replies[name] = readdress(asked.error, name)
+        for name in replies:
+            self._give_up(self._asked.pop(name))
+        return list(replies.values())
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        waiting, began = {name for name in self.push_messages(messages) if name}, time.monotonic()
+        while waiting and (timeout is None or time.monotonic() - began < timeout):
+            replies = self.pull_messages(waiting)
+            waiting -= {reply.metadata.reply_to_message_id for reply in replies}
+            yield from replies
+            if not replies:
+                time.sleep(PAUSE_S)
+
+    # Who is there.
+
+    def here(self) -> dict[int, int]:
+        """Logical id → node of the clients that have joined, can be reached, and may still take part."""
+        there = ((client, place) for client, place in sorted(self.joined.items()) if place.node in self._here)
+        return {client: place.node for client, place in there if self.id_of(place.key) is not None}
+
+    def gather(self, wanted: int) -> dict[int, int]:
+        """Wait until so many clients are here. Returns logical id → node of all who are."""
+        told, began = None, time.monotonic()
+        while True:
+            self.look()
+            self._pull()
+            here = self.here()
+            if len(here) >= wanted:
+                self.waited_s += time.monotonic() - began
+                return here
+            if [*here] != told:
+                told = [*here]
+                self.observer.waiting(told, wanted)
+            time.sleep(PAUSE_S)
+
+    def look(self) -> None:
+        """See who came, now and then."""
+        self.check()
+        if time.monotonic() < self._next_look:
+            return
+        places = self.task.places()
+        self._here = {place.node for place in places}
+        new = [p for p in places if p.node not in self._known or p.since > self._known[p.node].since]
+        self._known |= {place.node: place for place in new}
+        self._invite(new)
+        self._next_look, self._look_came = time.monotonic() + LOOK_S, True
+
+    def dismiss(self, round: int) -> None:
+        """Tell everybody that the run is over."""
+        farewell = Farewell(self.invitation.run, round)
+        waiting = {name for name in self.task.push([self._letter(farewell, node, LEAVE) for node in self.here().values()]) if name}
+        deadline = time.monotonic() + FAREWELL_S
+        while waiting and time.monotonic() < deadline:
+            waiting -= {reply.metadata.reply_to_message_id for reply in self.task.pull(waiting)}
+            time.sleep(PAUSE_S)
+
+    def _invite(self, places: Iterable[Place]) -> None:
+        ids = [(place, self.id_of(place.key)) for place in places]
+        guests = [(place, who) for place, who in ids if who is not None and who < self.clients]
+        letters = [self._letter(_to(self.invitation, who), place.node, JOIN) for place, who in guests]
+        self._invited |= {name: place for name, (place, _) in zip(self.task.push(letters), guests, strict=True) if name}
+
+    @staticmethod
+    def _letter(content: Values, node: int, kind: str) -> Message:
+        return Message(to_records(content), node, kind, group_id="")
+
+    def _pull(self, own: Iterable[str] = ()) -> list[Message]:
+        """Replies to messages of the strategy; those to invitations are heard, late ones dropped."""
+        own, replies = set(own), []
+        late = self._late if self._look_came else ()
+        self._look_came = False
+        for reply in self.task.pull([*own, *self._invited, *late]):
+            name = reply.metadata.reply_to_message_id
+            if name in self._invited:
+                self._hear(reply, self._invited.pop(name))
+            elif name in own:
+                replies.append(reply)
+            else:
+                self._late.pop(name, None)
+        return replies
+
+    def _hear(self, reply: Message, place: Place) -> None:
+        """An invitation was answered."""
+        if reply.has_error() or self._known.get(place.node) != place:
+            return  # gone before it could answer
+        try:
+            presence = from_records(reply.content, Presence)
+        except ProtocolError as error:
+            self.observer.warning(f"node {place.node} cannot take part: {error}")
+            return
+        who = self.id_of(place.key)
+        client = presence.client if who == -1 else who
+        if presence.reason or presence.run != self.invitation.run:
+            named = f"client {client}" if client is not None and client >= 0 else f"node {place.node}"
+            self.observer.warning(f"{named} cannot take part: {presence.reason or 'it answered for another run'}")
+        elif client is None or not 0 <= client < self.clients or presence.client != client:
+            self.observer.warning(f"node {place.node} cannot take part as client {presence.client}; the run has {self.clients} clients, "
+                                  "from 0 on")
+        else:
+            self._welcome(client, place, presence)
+
+    def _welcome(self, client: int, place: Place, presence: Presence) -> None:
+        before = self.joined.get(client)
+        if before is not None and before.node != place.node and before.node in self._here:
+            self.observer.warning(f"client {client} came a second time, from another state folder; the newer one counts")
+        self.joined[client], self._client_of[place.node] = place, client
+        self.heard(presence)
+        for asked in self._asked.values():
+            if asked.client == client and (asked.place != place or asked.error is not None):
+                self._ask_again(asked, place)
+
+    def _ask_again(self, asked: Asked, place: Place) -> None:
+        asked.place, asked.error, asked.until = place, None, 0.0
+        asked.names |= {name for name in self.task.push([self._addressed(asked, anew=True)]) if name}
+
+    def _addressed(self, asked: Asked, anew: bool = False) -> Message:
+        """The message, or one like it, for where its client is now."""
+        m = asked.message
+        if m.metadata.dst_node_id == asked.place.node and not anew:
+            return m
+        return self.create_message(m.content, m.metadata.message_type, asked.place.node, m.metadata.group_id, m.metadata.ttl)
+
+    def _give_up(self, asked: Asked) -> None:
+        self._late |= dict.fromkeys(asked.names)
+        while len(self._late) > LATE:
+            del self._late[next(iter(self._late))]
+
+
+def _to(invitation: Invitation, client: int) -> Invitation:
+    return Invitation(invitation.run, client, invitation.options, invitation.work, invitation.layout, invitation.version)

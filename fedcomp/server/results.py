@@ -1,0 +1,108 @@
+"""What a run is made of and what it leaves, simulated or deployed: the strategy from its options, a record a round, the summary."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import __version__, spec
+from ..clients.local_sgd import evaluate
+from ..config import RunConfig
+from ..errors import ConfigError, SpecError, TaskError
+from ..layout import Layout
+from ..observe import RoundRecord, Summary
+from ..strategies import Outcome, RoundStrategy, Rules, strategy
+from ..strategies.cohort import size as cohort_size
+from ..tasks import Data, Task
+from ..tasks.user import in_short
+
+
+def strategy_of(config: RunConfig, **told: Any) -> RoundStrategy:
+    """The strategy of resolved options. Raises SpecError or ConfigError."""
+    c = config
+    if c.attack is not None:
+        raise SpecError(f"unknown attack '{c.attack}'; none is built in, leave --attack out")
+    budget = spec.size(c.budget) if c.budget else 0
+    rules = Rules(
+        c.participation, c.uplink, c.downlink, c.downlink_memory, c.weights, c.weight_cap, c.server_lr, c.cache, c.seed,
+        c.density_warmup, c.lr_warmup, budget, c.memory,
+    )
+    return strategy(c.strategy, rules, **told)
+
+
+def declare_bandwidths(strategy: RoundStrategy, config: RunConfig) -> None:
+    """Deal them out, and see that the budget is enough for any cohort. Raises ConfigError."""
+    c = config
+    if c.bandwidths and not c.budget:
+        raise ConfigError("--bandwidths are shares of a budget; give --budget as well")
+    dealt = spec.sizes(c.bandwidths) if c.bandwidths else []
+    strategy.bandwidths = {client: float(dealt[client % len(dealt)]) for client in range(c.clients)} if dealt else {}
+    strategy.schedule.terms(1, range(cohort_size(c.participation, c.clients)), strategy.bandwidths)
+
+
+def on(data: Data, device: torch.device) -> Data:
+    """The data on a device."""
+    return dataclasses.replace(data, inputs=data.inputs.to(device), targets=data.targets.to(device))
+
+
+def evaluated(config: RunConfig, outcome: Outcome, task: Task, model: nn.Module, layout: Layout, weights: torch.Tensor, test: Data,
+              device: torch.device) -> tuple[float | None, float | None]:
+    """Loss and accuracy after a round, None where it is not due. Writes into `model`. Raises TaskError."""
+    if outcome.round % config.eval_every and outcome.round != config.rounds:
+        return None, None
+    try:
+        return evaluate(task, model, layout, weights.to(device), test, device)
+    except Exception as error:
+        raise TaskError(f"the evaluation of task '{task.name}' failed: {in_short(error)}; correct it, then --resume") from error
+
+
+def record_of(outcome: Outcome, layout: Layout, loss: float | None, accuracy: float | None, seconds: float) -> RoundRecord:
+    """The line of a round."""
+    traffic, dense = outcome.traffic, 4 * layout.numel
+    return RoundRecord(
+        round=outcome.round,
+        accuracy=accuracy,
+        loss=loss,
+        train_loss=outcome.train_loss,
+        cohort=len(outcome.cohort),
+        accepted=len(outcome.accepted),
+        rejected=len(outcome.rejections),
+        uplink_bytes=sum(traffic.uplink.values()),
+        downlink_bytes=sum(traffic.downlink.values()),
+        dense_uplink_bytes=dense * len(outcome.cohort),
+        dense_downlink_bytes=dense * len(traffic.downlink),
+        seconds=seconds,
+        catch_up_bytes=traffic.catch_up,
+        first_download_bytes=traffic.first_download,
+        skipped=sum(a.update is None for a in outcome.accepted),
+        uplink_nonzeros=sum(a.update.nonzeros for a in outcome.accepted if a.update is not None),
+        rejections=tuple(outcome.rejections),
+    )
+
+
+def summary_of(records: Sequence[RoundRecord], config: RunConfig, device: str) -> Summary:
+    """What all rounds came to."""
+
+    def total(field: str) -> Any:
+        return sum(getattr(record, field) for record in records)
+
+    seconds = total("seconds")
+    return Summary(
+        accuracy=records[-1].accuracy,
+        loss=records[-1].loss,
+        uplink_bytes=total("uplink_bytes"),
+        downlink_bytes=total("downlink_bytes"),
+        dense_uplink_bytes=total("dense_uplink_bytes"),
+        dense_downlink_bytes=total("dense_downlink_bytes"),
+        rounds=len(records),
+        clients=config.clients,
+        client_updates=total("accepted"),
+        seconds=seconds,
+        client_updates_per_s=total("accepted") / seconds if seconds else 0.0,
+        device=device,
+        seed=config.seed,
+        version=__version__,
+        warnings=tuple(dict.fromkeys(sentence for record in records for sentence in record.warnings)),
+    )

@@ -1,0 +1,214 @@
+"""A deployed run from its options to its summary: the SuperLink behind, the guard in front, the rounds in this process."""
+
+import dataclasses
+import re
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..clients import devices
+from ..clients.flower import Task as FlowerTask
+from ..clients.joining import Invitation, Presence, told, told_work
+from ..config import RunConfig, data_folder
+from ..errors import ConfigError, DataError, RunFolderError
+from ..memories import memory
+from ..observe import Header, Observer, RoundRecord, Summary
+from ..strategies import Outcome, resolved
+from ..strategies.cohort import size as cohort_size
+from ..tasks import Task, initial_model, load
+from ..tasks.check import check, data_of
+from ..tasks.partition import partition
+from .gathering import Gathering
+from .guard import Guard
+from .keys import REGISTRY, SERVER_CRT, SERVER_KEY
+from .limits import Limits
+from .recovery import Elsewhere, Recovery
+from .registry import Registry
+from .results import declare_bandwidths, evaluated, on, record_of, strategy_of, summary_of
+from .run_folder import RunFolder
+from .superlink import LOG, LOOPBACK, SuperLink
+
+ENGINE = "deployed"  # in [resolved] of a run folder
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where clients come in, and which. `keys`: the folder of `fedcomp keys init`; None = anybody, without TLS."""
+
+    port: int = 8080  # 0 = a free one
+    host: str = ""  # "" = loopback without keys, else all addresses of this machine
+    keys: Path | None = None
+
+    @property
+    def address(self) -> str:
+        return self.host or ("0.0.0.0" if self.keys else LOOPBACK)
+
+
+def serve(config: RunConfig, door: Door, observer: Observer | None = None, opened: Callable[[int], None] = lambda port: None) -> Summary:
+    """Run a federation of real clients, or continue the one in `config.out` with `config.resume`. Returns what summary.json holds.
+
+    `config.clients` are waited for before the first round. `opened(port)` is called when clients can come. Raises UserError, before
+    anything is written, for options that cannot work. A run that is interrupted at any moment can be resumed.
+    """
+    return Deployment(config, door, observer or Observer()).run(opened)
+
+
+class Deployment:
+    """The parts of a run, made in the order in which a mistake can be told soonest."""
+
+    def __init__(self, config: RunConfig, door: Door, observer: Observer):
+        self.config = config = resolved(config)
+        self.door, self.observer = door, observer
+        _refuse_what_is_simulated(config)
+        self.strategy = strategy_of(config, roster=lambda grid: grid.gather(self._wanted), on_answer=self._on_answer)
+        self.device = devices.choose(config.device)
+        self.folder = RunFolder(config)
+        self.name = self._name()
+        self.registry = Registry(door.keys / REGISTRY) if door.keys else None
+        folder = data_folder(config)
+        if folder is not None and config.data and not folder.is_dir():
+            raise DataError(f"--data {config.data} is no folder; give the one that holds the task's data")
+        self.task: Task = load(config.task, folder)
+        self.train, test = data_of(self.task, "train"), data_of(self.task, "test")
+        self.layout = check(self.task, config.batch_size, self.train, test)
+        memory(config.memory, self.strategy.uplink, self.layout.numel, self.layout)
+        partition(config.partition, self.train, config.clients, config.seed, self.task.name)
+        weights = self.layout.gather(initial_model(self.task, config.seed))
+        self.strategy.begin(weights, self.layout)
+        declare_bandwidths(self.strategy, config)
+        self.guard = self._guard()
+        self.test = on(test, self.device)
+        self.evaluated = initial_model(self.task, config.seed).to(self.device)
+        self._cohort = cohort_size(config.participation, config.clients)
+        self._wanted = config.clients  # clients that the next round waits for
+        self._wire = (0, 0)
+
+    def run(self, opened: Callable[[int], None]) -> Summary:
+        with ExitStack() as ends:
+            self.folder.open()
+            ends.callback(self.folder.close)
+            if not self.folder.resumed:
+                self._write_config()
+            recovery = Recovery(self.folder, self.strategy, Elsewhere(self.train), self.config.rounds)
+            ends.callback(recovery.close)
+            done = recovery.restore()
+            if self.folder.resumed:
+                self._write_config()
+            link = ends.enter_context(SuperLink(self.folder.path / LOG))
+            link.submit()
+            task = FlowerTask(link.address, link.secret)
+            ends.callback(task.finish, whole=False)
+            self.guard.upstream_port = link.port
+            ends.enter_context(self.guard)
+            opened(self.guard.port)
+            self.observer.started(self._header(done + 1))
+            grid = Gathering(task, self._invitation(), self.config.clients, self.observer, link.check, self._id_of, self._hear)
+            self._rounds(grid, recovery, done)
+            summary = self._finish()
+            grid.dismiss(self.config.rounds)
+            return summary
+
+    def _rounds(self, grid: Gathering, recovery: Recovery, done: int) -> None:
+        began, waited_s = time.perf_counter(), 0.0
+        for outcome in self.strategy.rounds(grid, range(done + 1, self.config.rounds + 1)):
+            self._wanted = self._cohort
+            record = self._record(outcome, began + grid.waited_s - waited_s)
+            recovery.keep(outcome, self.folder.append(record), whole=True)
+            self.observer.round_done(record)
+            began, waited_s = time.perf_counter(), grid.waited_s
+
+    # Preparation.
+
+    def _name(self) -> str:
+        """The name of the run, by which clients know it again."""
+        if not self.folder.resumed:
+            return secrets.token_hex(16)
+        stored = self.folder.stored.get("resolved")
+        name = stored.get("run") if isinstance(stored, dict) and stored.get("engine") == ENGINE else None
+        if not isinstance(name, str) or not re.fullmatch("[0-9a-f]{32}", name):
+            raise RunFolderError(f"the run in {self.folder.path} was no server's; continue it with fedcomp sim, or give another --out")
+        return name
+
+    def _write_config(self) -> None:
+        self.folder.write_config(self.config, {"device": devices.name(self.device), "engine": ENGINE, "run": self.name})
+
+    def _guard(self) -> Guard:
+        keys = self.door.keys
+        certificate, key = (keys / SERVER_CRT, keys / SERVER_KEY) if keys else (None, None)
+        admits = None if self.registry is None else lambda public_key: self.registry.id_of(public_key) is not None
+        return Guard(self.door.address, self.door.port, 0, certificate=certificate, key=key, limits=Limits(), admits=admits)
+
+    def _invitation(self) -> Invitation:
+        config = dataclasses.replace(self.config, uplink=str(self.strategy.uplink))
+        first = self.strategy.broadcasts.first
+        return Invitation(self.name, -1, told(config), told_work(self.strategy.work), self.layout.fingerprint, first)
+
+    def _header(self, first: int) -> Header:
+        c = self.config
+        how = "TLS, enrolled keys" if self.door.keys else "insecure: no TLS, no keys"
+        return Header(
+            task=self.task.name,
+            clients=c.clients,
+            cohort=self._cohort,
+            parameters=self.layout.numel,
+            strategy=c.strategy,
+            uplink=str(self.strategy.uplink),
+            downlink=str(self.strategy.downlink),
+            memory=c.memory,
+            partition=c.partition,
+            device=devices.name(self.device),
+            engine=f"clients on {self.door.address}:{self.guard.port}, {how}",
+            first_round=first,
+            rounds=c.rounds,
+            out=str(self.folder.path),
+        )
+
+    # Clients.
+
+    def _id_of(self, key: bytes) -> int | None:
+        return -1 if self.registry is None else self.registry.id_of(key)
+
+    def _hear(self, presence: Presence) -> None:
+        """A client joined, at a version that the strategy may not have heard of."""
+        strategy, client = self.strategy, presence.client
+        if client in strategy.versions or presence.version != strategy.broadcasts.first:
+            strategy.versions[client] = presence.version
+
+    def _on_answer(self, round: int, answered: int, asked: int) -> None:
+        self.observer.progress(round, answered, asked)
+
+    # A round.
+
+    def _record(self, outcome: Outcome, began: float) -> RoundRecord:
+        weights = self.strategy.broadcasts.weights
+        measured = evaluated(self.config, outcome, self.task, self.evaluated, self.layout, weights, self.test, self.device)
+        record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
+        before, self._wire = self._wire, self._traffic()
+        return dataclasses.replace(record, wire_bytes_in=self._wire[0] - before[0], wire_bytes_out=self._wire[1] - before[1])
+
+    def _traffic(self) -> tuple[int, int]:
+        """Bytes that came in and went out at the port."""
+        counted = [tuple(traffic) for traffic in self.guard.traffic.values()]
+        return sum(received for received, _ in counted), sum(sent for _, sent in counted)
+
+    def _finish(self) -> Summary:
+        self.folder.write_model(self.strategy.broadcasts.weights, self.layout)
+        summary = summary_of(self.folder.records(), self.config, devices.name(self.device))
+        self.folder.write_summary(summary)
+        if not summary.client_updates:
+            self.observer.warning("no client's update was accepted in any round: metrics.jsonl has the reasons")
+        self.observer.finished(summary, str(self.folder.path))
+        return summary
+
+
+def _refuse_what_is_simulated(config: RunConfig) -> None:
+    """Options that have no meaning for real clients."""
+    if config.relays:
+        raise ConfigError("--relays are simulated; leave --relays out, or use fedcomp sim")
+    if config.engine == "batched" or config.cohort_batch:
+        raise ConfigError("--engine and --cohort-batch are for a simulation; leave them out: each client trains by itself")
+    if config.checkpoint_every != 1:
+        raise ConfigError("--checkpoint-every would let a resumed server fall behind its clients; leave it out: it is every round here")

@@ -1,0 +1,119 @@
+"""Real servers and clients on loopback, as processes that end with the test."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+FEDCOMP = [sys.executable, "-m", "fedcomp"]
+HERE = Path(__file__).resolve().parent
+TASK = f"{HERE / 'tiny_task.py'}:task"
+DEADLY_TASK = f"{HERE / 'deadly_task.py'}:task"
+ENVIRONMENT = os.environ | {"PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Command:
+    """A `fedcomp …` of its own process, with what it has said so far."""
+
+    def __init__(self, folder: Path, name: str, *words: str, **variables: str):
+        self.path, env = folder / f"{name}.txt", ENVIRONMENT | variables
+        with self.path.open("ab") as said:
+            self.process = subprocess.Popen([*FEDCOMP, *words], cwd=folder, env=env, stdout=said, stderr=subprocess.STDOUT)
+
+    @property
+    def said(self) -> str:
+        return self.path.read_text()
+
+    def wait_for(self, pattern: str, seconds: float = 60.0) -> re.Match:
+        """Until it has said so. Fails when it ends before, or takes longer."""
+        deadline = time.monotonic() + seconds
+        while not (match := re.search(pattern, self.said, re.MULTILINE)):
+            assert self.process.poll() is None and time.monotonic() < deadline, f"no {pattern!r} in:\n{self.said}"
+            time.sleep(0.05)
+        return match
+
+    def end(self, seconds: float = 60.0) -> int:
+        return self.process.wait(seconds)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def interrupt(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        return self.end()
+
+
+class Stage:
+    """A server and its clients in a folder; whatever is left of them is killed in the end."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.port, self.commands = folder, free_port(), []
+
+    def start(self, name: str, *words: str, **variables: str) -> Command:
+        self.commands.append(Command(self.folder, name, *words, **variables))
+        return self.commands[-1]
+
+    def server(self, *words: str) -> Command:
+        return self.start("server", "server", "start", "--port", str(self.port), "--task", TASK, "--plain", "--out", "run", *words)
+
+    def client(self, partition: int, *words: str, name: str = "", kill_at: int = 0) -> Command:
+        """`kill_at`: the step of training, counted from its start, in which it is killed."""
+        task, variables = (DEADLY_TASK, {"KILL_AT": str(kill_at)}) if kill_at else (TASK, {})
+        there = ["--server", f"127.0.0.1:{self.port}", "--partition-id", str(partition), "--task", task]
+        return self.start(name or f"client{partition}", "client", *there, *words, **variables)
+
+
+@contextmanager
+def stage(folder: Path) -> Iterator[Stage]:
+    made = Stage(folder)
+    try:
+        yield made
+    finally:
+        for command in made.commands:
+            command.kill()
+
+
+def children(process: int) -> set[int]:
+    """The processes below one."""
+    found, rows = set(), {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            rows[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    grown = {process}
+    while grown:
+        grown = {child for child, parent in rows.items() if parent in grown}
+        found |= grown
+    return found
+
+
+def running(processes: set[int]) -> set[int]:
+    """Those that are still there, zombies not counted."""
+    def alive(process: int) -> bool:
+        try:
+            return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+
+    return {process for process in processes if alive(process)}
+
+
+def gone(processes: set[int], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while running(processes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not running(processes)
