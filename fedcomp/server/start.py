@@ -29,7 +29,7 @@ from .recovery import Elsewhere, Recovery
 from .registry import Registry
 from .results import declare_bandwidths, evaluated, on, record_of, strategy_of, summary_of
 from .run_folder import RunFolder
-from .superlink import LOG, LOOPBACK, SuperLink
+from .superlink import LOOPBACK, SuperLink
 
 ENGINE = "deployed"  # in [resolved] of a run folder
 
@@ -97,7 +97,7 @@ class Deployment:
             done = recovery.restore()
             if self.folder.resumed:
                 self._write_config()
-            link = ends.enter_context(SuperLink(self.folder.path / LOG))
+            link = ends.enter_context(SuperLink(self.folder.path))
             link.submit()
             task = FlowerTask(link.address, link.secret)
             ends.callback(task.finish, whole=False)

@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 import urllib.request
 from pathlib import Path
@@ -26,7 +25,7 @@ from ..errors import FedcompError
 LOOPBACK = "127.0.0.1"
 START_S, STOP_S = 60.0, 5.0
 PR_SET_PDEATHSIG = 1
-LOG = "superlink.log"
+LOG, HOME = "superlink.log", ".superlink"  # in the run folder
 
 # Nothing in the bundle is code: it names what is installed.
 BUNDLE = """\
@@ -54,12 +53,12 @@ CONNECTION = '[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{}"\ni
 
 
 class SuperLink:
-    """Started by `start`, ready for its run after `submit`. `log`: the file that gets what it says."""
+    """Started by `start`, ready for its run after `submit`. What it says stays in the run folder, what it needs goes with it."""
 
-    def __init__(self, log: Path):
-        self.log, self.secret = log, secrets.token_bytes(32)
+    def __init__(self, folder: Path):
+        self.log, self.secret = folder.absolute() / LOG, secrets.token_bytes(32)
         self.port = 0
-        self._home: Path | None = None
+        self._home = folder.absolute() / HOME
         self._process: subprocess.Popen | None = None
 
     @property
@@ -68,7 +67,8 @@ class SuperLink:
 
     def start(self) -> None:
         """Begin to start it; `submit` waits until it is there."""
-        self._home = Path(tempfile.mkdtemp(prefix="fedcomp-server-"))
+        shutil.rmtree(self._home, ignore_errors=True)  # of a server that was killed
+        self._home.mkdir(0o700)
         (self._home / "app").mkdir()
         (self._home / "app" / "pyproject.toml").write_text(BUNDLE)
         secret = self._home / "secret"
@@ -113,8 +113,7 @@ class SuperLink:
         process, self._process = self._process, None
         if process is not None:
             _end(process)
-        if self._home is not None:
-            shutil.rmtree(self._home, ignore_errors=True)
+        shutil.rmtree(self._home, ignore_errors=True)
 
     def __enter__(self) -> Self:
         self.start()
