@@ -202,7 +202,7 @@ def bench_codecs(
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw bits against error, as SVG.")] = None,
 ) -> None:
     """Measure what codecs cost and keep, beside a plain copy of the vector."""
-    from ..sim import devices
+    from ..clients import devices
     from . import bench, measure
 
     if task is not None and numel is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..clients import devices
 from ..clients.local_sgd import LocalSGD, SerialEngine
 from ..clients.replica import Replica
 from ..codecs import codec
@@ -27,7 +28,6 @@ from ..strategies.cohort import size as cohort_size
 from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of
 from ..tasks.partition import partition
-from . import devices
 from .batched import BatchedEngine, choose_engine
 from .clients import VirtualClients
 from .grid import LocalGrid, by_index

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from fedcomp.clients import devices
 from fedcomp.errors import ConfigError
-from fedcomp.sim import devices
 
 
 def test_the_processor():
