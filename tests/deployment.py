@@ -36,7 +36,7 @@ class Command:
     def said(self) -> str:
         return self.path.read_text()
 
-    def wait_for(self, pattern: str, seconds: float = 60.0) -> re.Match:
+    def wait_for(self, pattern: str, seconds: float = 100.0) -> re.Match:
         """Until it has said so. Fails when it ends before, or takes longer."""
         deadline = time.monotonic() + seconds
         while not (match := re.search(pattern, self.said, re.MULTILINE)):
@@ -44,7 +44,7 @@ class Command:
             time.sleep(0.05)
         return match
 
-    def end(self, seconds: float = 60.0) -> int:
+    def end(self, seconds: float = 100.0) -> int:
         return self.process.wait(seconds)
 
     def kill(self) -> None:
@@ -112,7 +112,7 @@ def running(processes: set[int]) -> set[int]:
     return {process for process in processes if alive(process)}
 
 
-def gone(processes: set[int], seconds: float = 10.0) -> bool:
+def gone(processes: set[int], seconds: float = 30.0) -> bool:
     deadline = time.monotonic() + seconds
     while running(processes) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -23,7 +23,7 @@ from ..tasks.check import check, data_of
 from ..tasks.partition import partition
 from .gathering import Gathering
 from .guard import Guard
-from .keys import REGISTRY, SERVER_CRT, SERVER_KEY
+from .keys import REGISTRY, serving_files
 from .limits import Limits
 from .recovery import Elsewhere, Recovery
 from .registry import Registry
@@ -137,7 +137,7 @@ class Deployment:
 
     def _guard(self) -> Guard:
         keys = self.door.keys
-        certificate, key = (keys / SERVER_CRT, keys / SERVER_KEY) if keys else (None, None)
+        certificate, key = serving_files(keys) if keys else (None, None)
         admits = None if self.registry is None else lambda public_key: self.registry.id_of(public_key) is not None
         return Guard(self.door.address, self.door.port, 0, certificate=certificate, key=key, limits=Limits(), admits=admits)
 
