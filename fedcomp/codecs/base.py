@@ -186,18 +186,20 @@ class Codec(ABC):
         """into += weight · decode(data), in place; a sparse frame costs its nonzeros. Raises FrameError with `into` untouched."""
         self.open(data, into.numel(), layout).add_to(into, weight)
 
-    def merge(self, frames: Sequence[bytes], *, numel: int | None = None) -> bytes:
+    def merge(self, frames: Sequence[bytes], *, numel: int | None = None, layout: Layout | None = None) -> bytes:
         """A frame of the sum of what frames of a linear codec say, all of one size, scope and seed. Raises FrameError on others.
 
-        The size is that of the first frame; give `numel` where frames are a stranger's: time and memory are O(numel) then.
+        The size is that of the first frame; give `numel`, or the `layout`, where frames are a stranger's: time and memory are O(numel)
+        then, and what comes out can be read with that layout.
         """
         if not self.linear:
             raise ConfigError(f"frames of {self} cannot be merged; use a linear codec, such as identity")
         if not frames:
             raise ConfigError("merge needs at least one frame")
-        claimed, layout = frame.claimed_size(frames[0], self.seeded)
-        expect(numel in (None, claimed), f"a frame for a vector of {claimed} was given for one of {numel}")
-        numel = claimed
+        claimed, sizes = frame.claimed_size(frames[0], self.seeded)
+        expected = numel if layout is None else layout.numel
+        expect(expected in (None, claimed), f"a frame for a vector of {claimed} was given for one of {expected}")
+        numel, layout = claimed, layout or sizes
         opened = [frame.unseal(data, self.id, numel, layout, self.seeded) for data in frames]
         scopes, seeds = {data[frame.SCOPE] for data in frames}, {seed for seed, _ in opened}
         expect(len(scopes) == len(seeds) == 1, "frames of different scopes or seeds cannot be merged")

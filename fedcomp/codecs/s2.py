@@ -99,7 +99,7 @@ class S2(Codec):
         positions, integers = positions[integers != 0], integers[integers != 0]
         if not positions.size:
             return Section(numel, varint(0)) if numel else EMPTY
-        columns = min(self.columns or self.width(min(numel, math.ceil(self.union * most))), _widest(numel))
+        columns = min(self.columns or self.width(math.ceil(min(numel, self.union * most))), _widest(numel))
         while True:
             where = peeling.places(positions, self.rows, columns, seed)
             table = peeling.sums(where, integers)

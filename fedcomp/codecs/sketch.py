@@ -81,7 +81,7 @@ class Sketch(Codec):
     def width(self, numel: int) -> int:
         """Columns for a vector [numel]."""
         cell = TYPES[FORMS[self.cells]].itemsize
-        return min(_widest(numel), self.columns or max(1, math.floor(4 * numel / (self.ratio * cell * self.rows))))
+        return math.floor(min(_widest(numel), self.columns or max(1, 4 * numel / (self.ratio * cell * self.rows))))
 
     def count(self, numel: int) -> int:
         """How many coordinates of a vector [numel] are read."""

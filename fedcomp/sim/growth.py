@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..memories import Memory
 
+GROWS = "grows without bound"
 MARGIN = 10.0  # contraction is a promise in the mean over seeds, and not every memory adds up updates as they are
 
 
@@ -33,6 +34,6 @@ class Growth:
             if length > MARGIN * memory.gain * before and not self.warned:
                 self.warned = True
                 sizes = f"it is {length:.3g} long, all of its updates together {before:.3g}"
-                self.warn(f"the residual of client {client} grows without bound: {sizes}; {memory.codec} makes longer what it should make "
+                self.warn(f"the residual of client {client} {GROWS}: {sizes}; {memory.codec} makes longer what it should make "
                           "shorter, use --uplink stc, or --memory none")
             self.put_in[client] = before + (more if math.isfinite(more) else 0.0)

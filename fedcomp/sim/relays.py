@@ -8,16 +8,18 @@ more. The mean is taken over all of them: every client has the same weight. What
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..codecs import Codec, Update
-from ..codecs.s2 import Found
+from ..codecs import Codec, LayerWise, Update
+from ..codecs.s2 import S2, Found
 from ..codecs.update import Sections
 from ..config import RunConfig
 from ..errors import ConfigError, FrameError
+from ..layout import Layout
 from ..memories import Memory
 from ..messages import UPDATE, Assignment, Report, failure
-from ..strategies import RoundStrategy
+from ..strategies import RoundStrategy, cohort
 from .grid import Population
 
+INEXACT = "could not be told exactly"  # of a warning that a run gives once
 STRATEGIES = "average", "fetchsgd"  # which need no more than the sum of the frames
 
 
@@ -32,8 +34,8 @@ class Passed:
 class Relays:
     """A population behind relays. A client whose frame cannot be added to those before it fails, and its relay goes on without it."""
 
-    def __init__(self, population: Population, relays: int, codec: Codec, numel: int):
-        self.population, self.relays, self.codec, self.numel = population, relays, codec, numel
+    def __init__(self, population: Population, relays: int, codec: Codec, layout: Layout):
+        self.population, self.relays, self.codec, self.layout = population, relays, codec, layout
         self._passed = Passed()
 
     @property
@@ -68,7 +70,7 @@ class Relays:
     def _merge(self, assignments: Sequence[Assignment], reports: Sequence[Report]) -> list[Report]:
         """The reports of one relay's clients, with one frame among them."""
         try:
-            merged, refused = self.codec.merge([report.frame for report in reports], numel=self.numel), {}
+            merged, refused = self.codec.merge([report.frame for report in reports], layout=self.layout), {}
         except FrameError:
             merged, refused = self._merge_each(reports)
         told = []
@@ -81,29 +83,42 @@ class Relays:
         return told
 
     def _merge_each(self, reports: Sequence[Report]) -> tuple[bytes, dict[int, str]]:
-        """The frames that add up in their order, merged, and why others do not."""
-        merged, refused = b"", {}
+        """Of the frames that add up the most, merged, and why others do not."""
+        sums: list[tuple[bytes, list[int]]] = []  # and whose frames are in them
+        refused: dict[int, str] = {}
         for i, report in enumerate(reports):
-            try:
-                merged = self.codec.merge([merged, report.frame] if merged else [report.frame], numel=self.numel)
-            except FrameError as error:
-                refused[i] = str(error)
-        return merged, refused
+            for j, (merged, whose) in enumerate([*sums, (b"", [])]):
+                try:
+                    more = self.codec.merge([merged, report.frame] if merged else [report.frame], layout=self.layout)
+                except FrameError as error:
+                    refused.setdefault(i, str(error))
+                else:
+                    sums[j : j + 1] = [(more, [*whose, i])]
+                    break
+        most, kept = max(sums, key=lambda found: len(found[1]), default=(b"", []))
+        return most, {i: refused.get(i, "this frame does not add to most of the others") for i in range(len(reports)) if i not in kept}
 
 
 def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     """Raise ConfigError for what relays cannot add."""
-    uplink = strategy.uplink
-    if not uplink.linear:
-        raise ConfigError(f"--relays add frames, and those of {uplink} do not add; use --uplink s2, sketch or identity")
-    if uplink.seeded and not uplink.shares_seed:
-        raise ConfigError(f"--relays add frames of one seed, and each client makes those of {uplink} with its own; use --uplink topk+s2")
+    uplink, advised = strategy.uplink, f"use --uplink topk:density=1%+s2:union={-(-cohort_size(config) // config.relays)}"
+    inner = uplink.inner if isinstance(uplink, LayerWise) else uplink
     if strategy.name not in STRATEGIES:
         raise ConfigError(f"--relays pass on sums, and --strategy {strategy.name} needs each frame; use {' or '.join(STRATEGIES)}")
+    if not uplink.linear:
+        raise ConfigError(f"--relays add frames, and those of {uplink} do not add; {advised}, or identity")
+    if uplink.seeded and not uplink.shares_seed:
+        raise ConfigError(f"--relays add frames of one seed, and each client makes those of {uplink} with its own; {advised}")
+    if isinstance(inner, S2) and not inner.columns:
+        raise ConfigError(f"--relays add tables of one size, and that of {uplink} goes by an update's nonzeros; {advised}, or s2:columns=N")
     if config.weights != "uniform":
         raise ConfigError(f"--relays add frames as they are, and --weights {config.weights} weighs them first; use --weights uniform")
     if memory.counterpart is not None:
         raise ConfigError(f"--relays pass on sums, and --memory {memory.name} needs each client's frame; use --memory residual")
+
+
+def cohort_size(config: RunConfig) -> int:
+    return cohort.size(config.participation, config.clients)
 
 
 def missed(update: Update | None) -> int:

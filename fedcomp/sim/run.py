@@ -30,10 +30,12 @@ from ..tasks.check import check, data_of
 from ..tasks.partition import partition
 from .batched import BatchedEngine, choose_engine
 from .clients import VirtualClients
+from .contraction import ROUNDS
 from .grid import LocalGrid, by_index
+from .growth import GROWS
 from .interruption import Interruption
 from .pace import pace
-from .relays import Relays, missed
+from .relays import INEXACT, Relays, missed
 from .relays import check as check_relays
 
 COLLECT_AFTER = 50_000  # new objects
@@ -111,7 +113,7 @@ class Simulation:
             self._warn,
             self.strategy.feeds_back,
         )
-        self.relays = Relays(self.clients, config.relays, self.strategy.uplink, self.layout.numel) if config.relays else None
+        self.relays = Relays(self.clients, config.relays, self.strategy.uplink, self.layout) if config.relays else None
         self.test = on(self.test, self.device)
         self.evaluated = initial_model(self.task, config.seed).to(self.device)
 
@@ -124,6 +126,7 @@ class Simulation:
             recovery = Recovery(self.folder, self.strategy, self.clients, self.config.rounds)
             ends.callback(recovery.close)
             done = recovery.restore()
+            self._recall(done)
             if self.folder.resumed:
                 self.folder.write_config(self.config, dataclasses.asdict(self.machine))
             self.observer.started(self._header(done + 1))
@@ -210,6 +213,13 @@ class Simulation:
         said, self._said = self._said, []
         return dataclasses.replace(record, warnings=tuple(said))
 
+    def _recall(self, done: int) -> None:
+        """What an interrupted run has said, it does not say again."""
+        said = [sentence for record in self.folder.records() for sentence in record.warnings]
+        self._lost = any(INEXACT in sentence for sentence in said)
+        self.clients.growth.warned = any(GROWS in sentence for sentence in said)
+        self.clients.contraction.over |= done >= ROUNDS
+
     def _warn(self, sentence: str) -> None:
         self._said.append(sentence)
         self.observer.warning(sentence)
@@ -220,8 +230,8 @@ class Simulation:
         if lost and not self._lost:
             self._lost = True
             self._warn(
-                f"round {outcome.round}: {lost} of {record.uplink_nonzeros} coordinates that relays added could not be told exactly; "
-                f"give --uplink {self.strategy.uplink} a larger 'union', or 'columns'"
+                f"round {outcome.round}: {lost} of {record.uplink_nonzeros} coordinates that relays added {INEXACT}; "
+                "give s2 in --uplink a larger 'union', or more 'columns'"
             )
         return dataclasses.replace(
             record, uplink_bytes=passed.client_bytes, relayed_bytes=record.uplink_bytes, skipped=passed.empty

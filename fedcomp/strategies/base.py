@@ -161,7 +161,10 @@ class RoundStrategy(Strategy):
     def begin(self, weights: Tensor, layout: Layout) -> None:
         """Stand before round 1 with initial weights [numel], float32, on the CPU; they are taken over, not copied."""
         self.layout = layout
-        keeper = memory(self.rules.downlink_memory, self.downlink, layout.numel, layout)
+        try:
+            keeper = memory(self.rules.downlink_memory, self.downlink, layout.numel, layout)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("--memory", "--downlink-memory").replace("--uplink", "--downlink")) from error
         if keeper.counterpart is not None:
             raise ConfigError(f"--downlink-memory {keeper.name} keeps something on both sides, clients keep the model alone; use residual")
         self.counterpart = counterpart(self.rules.memory, self.uplink, layout.numel, layout)

@@ -250,3 +250,8 @@ def test_a_merged_sum_that_overflows_is_refused_and_one_frame_is_not():
     assert c.merge([c.encode(x)]) == c.encode(x)
     with pytest.raises(FrameError, match="not finite"):
         c.merge([c.encode(x)] * 2)
+
+
+def test_a_union_beyond_all_bounds_is_that_of_all_coordinates():
+    x = torch.arange(1, 101, dtype=torch.float32)
+    assert codec("topk:density=10%+s2:union=1e308").encode(x) == codec("topk:density=10%+s2:union=10").encode(x)

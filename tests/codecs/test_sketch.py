@@ -341,3 +341,7 @@ def test_a_head_that_no_encoder_writes_is_refused():
     fewer[HEAD] = 8
     with pytest.raises(FrameError, match="a sketch of 8 coordinates was given for 9"):
         codec("sketch").open(reseal(bytes(fewer), 9), 9)
+
+
+def test_a_ratio_that_is_next_to_nothing_asks_for_the_widest():
+    assert codec("sketch:ratio=1e-320").width(100) == 8 * 100 + 64

@@ -49,9 +49,9 @@ def test_the_error_is_that_of_the_decoded_frame():
 def test_a_small_sketch_is_noticed_once_with_the_smallest_doubling_that_contracts():
     x = power_law(0)
     (sentence,) = noticed(SMALL, [x[None]], rounds=6)
-    assert sentence.startswith("a sketch 5 × 2000 does not contract: in the first 3 rounds it read the mean update 1.2")
+    assert sentence.startswith("a sketch 5 × 2000 does not contract: in 3 rounds up to 3 it read the mean update 1.2")
     wide, found = enough(x, codec(SMALL), 10, None)
-    assert found < 1 <= error(x, replace(wide, columns=wide.columns // 2), 10, None)
+    assert found < 0.95 <= error(x, replace(wide, columns=wide.columns // 2), 10, None)
     assert f"use --uplink {written(wide)}, {found:.2f} away" in sentence and "\n" not in sentence
     assert codec(written(wide)) == wide and wide.columns in (4000, 8000)
 
@@ -151,3 +151,11 @@ def test_the_size_that_is_warned_of_diverges_and_the_advised_one_does_not(tmp_pa
     large = simulate(replace(config, uplink=advised, out=out(tmp_path, "large")))
     assert small.loss is None or small.loss > 10
     assert large.accuracy > 0.85 and large.loss < 1
+
+
+def test_what_was_said_before_an_interruption_is_not_said_again(tmp_path):
+    config = replace(TINY, memory="none", downlink="identity", uplink="sketch:rows=3,columns=3", out=out(tmp_path, "run"))
+    simulate(replace(config, rounds=5))
+    watched = Sentences()
+    summary = simulate(replace(config, rounds=12, resume=True), watched)
+    assert not watched.warnings and len(summary.warnings) == 1

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from federation import Federation
 from safetensors.torch import load_file
 
-from fedcomp import RunConfig, codec
+from fedcomp import Layout, RunConfig, codec
 from fedcomp.cli.plain import Plain
 from fedcomp.errors import ConfigError
 from fedcomp.messages import FAILED, UPDATE, Assignment, Report
@@ -66,9 +67,11 @@ def test_a_run_behind_relays_can_be_resumed(tmp_path):
 
 
 @pytest.mark.parametrize(("change", "says"), [
-    ({"uplink": "stc"}, "those of stc.* do not add; use --uplink s2, sketch or identity"),
-    ({"uplink": "randomk"}, "with its own; use --uplink topk.s2"),
-    ({"uplink": "topk", "strategy": "gtopk"}, "do not add"),
+    ({"uplink": "stc"}, "those of stc.* do not add; use --uplink topk:density=1%.s2:union=[0-9]+, or identity"),
+    ({"uplink": "randomk"}, "with its own; use --uplink topk:density=1%.s2:union="),
+    ({"uplink": "topk", "strategy": "gtopk"}, "--strategy gtopk needs each frame; use average or fetchsgd"),
+    ({"uplink": "s2"}, "goes by an update's nonzeros; use --uplink topk:density=1%.s2:union=[0-9]+, or s2:columns=N"),
+    ({"uplink": "s2@layer"}, "goes by an update's nonzeros"),
     ({"weights": "examples"}, "use --weights uniform"),
     ({"strategy": "asynchronous"}, "needs each frame; use average or fetchsgd"),
     ({"memory": "ef21"}, "use --memory residual"),
@@ -93,7 +96,7 @@ def test_tables_that_are_too_small_for_the_sum_are_told_once(tmp_path, uplink):
     watching = Warnings()
     run(tmp_path, "run", watching, uplink=uplink, memory="none")
     (sentence,) = [s for s in watching.heard if "that relays added" in s]
-    assert "round 1: " in sentence and "a larger 'union', or 'columns'" in sentence
+    assert "round 1: " in sentence and "a larger 'union', or more 'columns'" in sentence
 
 
 def test_tables_that_are_large_enough_are_not(tmp_path):
@@ -110,7 +113,7 @@ class Behind:
 
     def __init__(self, uplink: str = S2, relays: int = 2):
         self.federation = Federation(Rules(participation=1.0, uplink=uplink, downlink="identity"), clients=6, memory_name="residual")
-        self.relays = Relays(self.federation, relays, codec(uplink), 42)
+        self.relays = Relays(self.federation, relays, codec(uplink), self.federation.layout)
         self.grid = LocalGrid(self.relays)
 
     def round(self, number: int):
@@ -174,3 +177,37 @@ def test_what_relays_passed_on_is_shown_at_the_end(tmp_path, capsys):
         run(tmp_path, "run", watching, uplink="identity")
     shown = capsys.readouterr().out
     assert "3, each adds the frames of its clients" in shown and "relayed     2.14 kB, ×3.78 against 8.06 kB dense" in shown
+
+
+def merged(spec: str, frames: list[bytes], layout: Layout) -> tuple[bytes, list[int]]:
+    """What a relay makes of frames, and whom it refuses."""
+    relay = Relays(None, 1, codec(spec), layout)
+    told = relay._merge([asked(i) for i in range(len(frames))], [report(i, frame) for i, frame in enumerate(frames)])
+    (passed,) = {r.frame for r in told} - {b""}
+    return passed, [i for i, r in enumerate(told) if r.kind == FAILED]
+
+
+def asked(client: int) -> Assignment:
+    return Assignment(1, "train", client, "up-to-date", "", "v", "f", [], "")
+
+
+def report(client: int, frame: bytes) -> Report:
+    return Report(1, "train", client, UPDATE, "v", "f", frame, "", 1, 0.0, "", "")
+
+
+@pytest.mark.parametrize("odd", [0, 2, 4])
+def test_one_odd_frame_costs_no_other_client_its_own(odd):
+    layout, c = Layout.flat(400), codec("topk:density=5%+s2:union=5")
+    x = [torch.from_numpy(np.random.default_rng(i).standard_normal(400).astype(np.float32)) for i in range(5)]
+    frames = [(codec("topk:density=5%+s2:columns=300") if i == odd else c).encode(v, seed=3) for i, v in enumerate(x)]
+    passed, refused = merged(str(c), frames, layout)
+    assert refused == [odd] and passed == c.merge([frame for i, frame in enumerate(frames) if i != odd])
+
+
+@pytest.mark.parametrize("spec", ["sketch@layer", "identity@layer", "topk:density=5%+s2:union=5@layer"])
+def test_a_frame_of_other_tensors_is_refused_where_it_is_added(spec):
+    layout, other = Layout.from_shapes({"a": (60,), "b": (40,)}), Layout.from_shapes({"a": (40,), "b": (60,)})
+    c, x = codec(spec), torch.ones(100)
+    frames = [c.encode(x, seed=3, layout=other), c.encode(x, seed=3, layout=layout), c.encode(2 * x, seed=3, layout=layout)]
+    passed, refused = merged(spec, frames, layout)
+    assert refused == [0] and c.open(passed, 100, layout)
