@@ -59,12 +59,12 @@ class Contraction:
         size = f"of {_inner(codec).rows} rows a tensor" if isinstance(codec, LayerWise) else f"{codec.rows} × {codec.width(mean.numel())}"
         away = f"{min(self.errors):.2f} to {max(self.errors):.2f} of its length"
         will = "will" if min(self.errors) >= SURELY else "may"
-        so = f"; what is misread is fed back, and this size {will} diverge" if self.feeds_back else (
-            f", more noise than update, and error feedback by subtraction {will} diverge at this size")
+        so = f"what is misread is fed back, and this size {will} diverge" if self.feeds_back else (
+            f"this is more noise than update, and error feedback by subtraction {will} diverge at this size")
         wide, found = enough(mean, codec, seed, layout)
-        fix = f"use --uplink {written(wide)}, {found:.2f} away" if wide else "no doubling of it does; use --uplink topk"
+        fix = f"use --uplink {written(wide)} ({found:.2f})" if wide else "nor does any doubling, use --uplink topk"
         when = f"in {len(self.errors)} rounds up to {self.round}"
-        return f"a sketch {size} does not contract: {when} it read the mean update {away} away{so}; {fix}"
+        return f"a sketch {size} does not contract, {fix}: {when} it read the mean update {away} away; {so}"
 
 
 def error(x: Tensor, codec: Codec, seed: int, layout: Layout | None) -> float:
