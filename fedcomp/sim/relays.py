@@ -101,7 +101,7 @@ class Relays:
 
 def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     """Raise ConfigError for what relays cannot add."""
-    uplink, advised = strategy.uplink, f"use --uplink topk:density=1%+s2:union={-(-cohort_size(config) // config.relays)}"
+    uplink, advised = strategy.uplink, f"use --uplink topk:density=1%+s2:union={most_at_one(config)}"
     inner = uplink.inner if isinstance(uplink, LayerWise) else uplink
     if strategy.name not in STRATEGIES:
         raise ConfigError(f"--relays pass on sums, and --strategy {strategy.name} needs each frame; use {' or '.join(STRATEGIES)}")
@@ -117,8 +117,9 @@ def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
         raise ConfigError(f"--relays pass on sums, and --memory {memory.name} needs each client's frame; use --memory residual")
 
 
-def cohort_size(config: RunConfig) -> int:
-    return cohort.size(config.participation, config.clients)
+def most_at_one(config: RunConfig) -> int:
+    """Clients of a round that one relay may have: a cohort is not dealt out evenly."""
+    return min(cohort.size(config.participation, config.clients), -(-config.clients // config.relays))
 
 
 def missed(update: Update | None) -> int:
