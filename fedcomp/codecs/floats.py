@@ -7,10 +7,10 @@ import numpy as np
 from .. import kernels
 from . import half
 from .base import expect
-from .selection import take
 
 Precision = Literal["fp32", "fp16"]
 FP32, FP16 = 0, 1  # flags
+FLOAT = np.dtype("<f4")
 ROUNDED = 2.0**-21  # of the squared length is lost in float16, at most
 
 
@@ -30,7 +30,8 @@ def pack(values: np.ndarray, flag: int) -> bytes:
 
 def unpack(data: memoryview, count: int, flag: int) -> tuple[np.ndarray, int]:
     """`count` finite values, float32, from the beginning of `data`, and how many bytes they took. Raises FrameError."""
-    sent, _ = take(data, size(count, flag))
-    values = half.unpack(sent, count) if flag == FP16 else np.frombuffer(sent, "<f4")
+    used = size(count, flag)
+    expect(len(data) >= used, "a section is cut short")
+    values = half.unpack(data[:used], count) if flag == FP16 else np.frombuffer(data, FLOAT, count)
     expect(kernels.all_finite(values), "a section holds NaN or infinity")
-    return values, len(sent)
+    return values, used

@@ -83,9 +83,9 @@ def collect(e, x, flip, mask, threshold, ties, first, out):
 
 
 @compiled
-def all_finite(bits):
-    """Whether none of the float32 of which these are the bits, int32, is NaN or infinity."""
-    largest = int32(0)
+def all_finite(values):
+    """Whether none of values [n], float32, is NaN or infinity."""
+    largest, bits = int32(0), values.view(np.int32)
     for i in range(uint64(bits.size)):
         largest = max(largest, bits[i] & int32(0x7FFFFFFF))
     return largest < int32(0x7F800000)

@@ -14,7 +14,7 @@ from .bits import Signs
 def all_finite(values: np.ndarray) -> bool:
     """Whether float32 of any shape has no NaN and no infinity."""
     if values.dtype == np.float32 and values.flags.c_contiguous and backend.compile_values(values.size):
-        return _compiled().all_finite(values.reshape(-1).view(np.int32))
+        return _compiled().all_finite(values if values.ndim == 1 else values.reshape(-1))
     return bool(np.isfinite(values).all())
 
 
