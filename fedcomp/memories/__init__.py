@@ -14,13 +14,14 @@ from .laq import LAQ
 from .lowrank import LowRank
 from .none import Nothing
 from .residual import Residual
+from .signum import Signum
 from .sketched import Sketched
 from .variance import Variance
 
 __all__ = ["Counterpart", "Memory", "available_memories", "chooses", "counterpart", "memory", "only_under"]
 
 _MEMORIES: dict[str, type[Memory]] = {
-    cls.name: cls for cls in (Nothing, Residual, ECQ, DGC, AdaComp, Variance, EF21, Diana, LAQ, LowRank, Sketched)
+    cls.name: cls for cls in (Nothing, Residual, ECQ, DGC, AdaComp, Variance, EF21, Diana, LAQ, LowRank, Sketched, Signum)
 }
 
 

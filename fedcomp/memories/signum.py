@@ -1,0 +1,44 @@
+"""Signum: the client's momentum is what is sent, or what it votes with.
+
+Bernstein, Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019,
+algorithm 1.
+
+    u ← β·u + (1 − β)·x;  send C(u)
+
+u is not an error that waits to be sent: it stays when C(u) arrives, and when it does not. With `--uplink sign --strategy vote` it is the
+paper's algorithm; β = 0 is signSGD.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..codecs import Context, Update
+from ..errors import SpecError
+from .vectors import Stacks, Vectors
+
+
+@dataclass(frozen=True)
+class Options:
+    momentum: float = 0.9  # β; higher = votes that change more slowly
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise SpecError(f"option 'momentum' of memory 'signum' is {self.momentum:g}; give a number from 0 to below 1, such as 0.9")
+
+
+class Signum(Vectors):
+    """`velocity` is u."""
+
+    name: ClassVar[str] = "signum"
+    source: ClassVar[str] = "Bernstein et al. 2019"
+    Options: ClassVar[type] = Options
+    vectors: ClassVar[tuple[str, ...]] = ("velocity",)
+    velocity: Tensor | None = None  # u
+
+    def _move(self, kept: Stacks, x: Tensor, context: Context) -> tuple[Stacks, Tensor]:
+        u = (kept["velocity"] * self.options.momentum).add_(x, alpha=1 - self.options.momentum)
+        return {"velocity": u}, u
+
+    def _taken(self, update: Update, dropped: Update | None) -> None: ...

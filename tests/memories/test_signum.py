@@ -1,0 +1,43 @@
+"""Signum: the paper's recursion, whatever becomes of the frames."""
+
+import pytest
+import torch
+from every_codec import layout_of, same_bits
+
+from fedcomp import codec, memory
+from fedcomp.errors import SpecError
+
+NUMEL = 300
+LAYOUT = layout_of(NUMEL)
+
+
+def update(seed: int) -> torch.Tensor:
+    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("spec", ["sign", "efsign@layer", "identity", "topk:density=1/10"])
+@pytest.mark.parametrize("beta", [0.9, 0.5, 0.0])
+def test_equals_the_recursion_taken_or_not(spec, beta):
+    c = codec(spec)
+    m, u = memory(f"signum:momentum={beta}", c, NUMEL, LAYOUT), torch.zeros(NUMEL)
+    for round, taken in enumerate([True, True, False, True, False]):
+        x = update(round)
+        u = (u * beta).add(x, alpha=1 - beta)
+        assert m.propose(x, seed=round) == c.encode(u, seed=round, layout=LAYOUT)
+        (m.commit if taken else m.rollback)()
+        assert same_bits(m.state_dict()["velocity"], u)
+
+
+def test_what_is_dropped_of_a_frame_changes_nothing():
+    c = codec("identity")
+    m = memory("signum", c, NUMEL)
+    m.propose(update(1))
+    before = m.velocity.clone()
+    m.commit(returned=c.encode(update(2)))
+    assert same_bits(m.velocity, before)
+
+
+@pytest.mark.parametrize("momentum", ["1", "-0.1", "2"])
+def test_momentum_that_forgets_nothing_is_refused(momentum):
+    with pytest.raises(SpecError, match="such as 0.9"):
+        memory(f"signum:momentum={momentum}", codec("sign"), NUMEL)
