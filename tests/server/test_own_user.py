@@ -1,0 +1,98 @@
+"""A SuperLink hears processes of its own user and no others, through a real loopback port."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from loopback import ask, head, post, status, wait_until
+
+from fedcomp.server import own_user
+from fedcomp.server.superlink import LOOPBACK, SuperLink
+
+told = pytest.mark.skipif(not own_user.told_here(), reason="this system does not tell whose a connection is")
+STRANGER = """
+import encodings.idna, os, socket, sys  # all before its rights are gone
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+for _ in range(10):
+    with socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=30) as there:
+        there.sendall(sys.argv[2].encode())
+        if sys.argv[3] == "hasty":
+            continue
+        try:
+            assert there.recv(99) == b""
+        except ConnectionResetError:
+            pass
+"""
+ASKED = post(b"", "Content-Type: application/protobuf", path="/v1/control/list-runs")
+
+
+@pytest.fixture(scope="module")
+def superlink(tmp_path_factory):
+    with SuperLink(tmp_path_factory.mktemp("run")) as link:
+        wait_until(link._healthy, 60)
+        yield link
+
+
+@told
+def test_whose_an_end_is():
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+        with one, other:
+            assert own_user.owner(one.getsockname(), one.getpeername()) == os.geteuid()
+            assert own_user.owner(other.getsockname(), other.getpeername()) == os.geteuid()
+            ends = one.getsockname(), one.getpeername()
+            one.close()
+            assert own_user.owner(*ends) is None, "who has let go of an end is nobody"
+        assert own_user.owner((LOOPBACK, 1), (LOOPBACK, 2)) is None
+
+
+@told
+def test_the_own_user_is_heard(superlink):
+    assert status(ask(superlink.port, head("GET", "/health", "Connection: close"))) == 200
+
+
+@told
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.parametrize("how", ["patient", "hasty"])
+def test_another_user_is_closed_unheard(superlink, how):
+    """`hasty`: it lets go of its end at once, which is then nobody's: the system shows 0 for that, as for root."""
+    subprocess.run([sys.executable, "-c", STRANGER, str(superlink.port), ASKED.decode(), how], check=True, timeout=60)
+    assert status(ask(superlink.port, head("GET", "/health", "Connection: close"))) == 200
+    assert "list-runs" not in superlink.log.read_text()
+
+
+@told
+def test_what_the_own_user_asks_is_in_the_log(superlink):
+    """So that its absence, above, says something."""
+    assert status(ask(superlink.port, ASKED.replace(b"Host", b"Connection: close\r\nHost"))) == 200
+    wait_until(lambda: "list-runs" in superlink.log.read_text(), 30)
+
+
+@pytest.mark.parametrize("fails", [OSError, AttributeError])
+def test_a_system_that_does_not_tell_lets_everybody_in_and_says_so(monkeypatch, capsys, fails):
+    def untold(end, other):
+        raise fails
+
+    class Program:
+        @staticmethod
+        def load():
+            return lambda: 0
+
+    run = own_user.uvicorn.run
+    monkeypatch.setattr(own_user, "owner", untold)
+    monkeypatch.setattr(own_user, "entry_points", lambda **what: [Program])
+    with pytest.raises(SystemExit, match="0"):
+        own_user.main()
+    assert own_user.uvicorn.run is run
+    assert "every user of this machine can stop the run" in capsys.readouterr().err
+
+
+def test_no_module_beside_it_is_taken_for_one_of_the_library():
+    """It is run as a file: without -P its folder, in which there are modules of common names, would come first."""
+    assert Path(own_user.__file__).with_name("keys.py").exists()
+    said = subprocess.run([sys.executable, "-P", own_user.__file__, "--version"], capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0 and "1.41" in said.stdout, said.stderr

@@ -1,0 +1,209 @@
+"""What stands in deploy/ and in the pages is what the commands take; what can run without Docker and systemd runs."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+from configparser import ConfigParser
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from loopback import uvicorn_upstream
+from typer.main import get_command
+
+from fedcomp.cli import deployed, flags
+from fedcomp.cli.main import app
+from fedcomp.errors import UserError
+from fedcomp.server import keys
+from fedcomp.server.guard import Guard
+
+ROOT = Path(__file__).resolve().parents[1]
+DEPLOY = ROOT / "deploy"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BEGINS = r"(?:\$ |sudo )?(?:[A-Z_]+=\S+ )*(?:\S*/)?fedcomp(?![\w./:-])"
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+# Of the Compose specification, what a service is told here.
+SERVICE = {
+    "build": dict, "cap_drop": list, "command": list, "cpus": str, "environment": dict, "image": str, "init": bool, "logging": dict,
+    "ports": list, "read_only": bool, "restart": str, "security_opt": list, "stop_grace_period": str, "tmpfs": list, "user": str,
+    "volumes": list,
+}
+INSTRUCTIONS = {"FROM", "ARG", "WORKDIR", "COPY", "RUN", "ENV", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT"}
+
+
+def parsed(words: list[str]) -> str:
+    """The command that these words are for. Raises ClickException or UserError where it would not take them."""
+    command, context = get_command(app), None
+    name, words = "fedcomp", [word for word in words if word != "--help"]
+    while isinstance(command, click.Group):
+        context = click.Context(command, info_name=name, parent=context)
+        if not words or words[0].startswith("-"):
+            break
+        name = words.pop(0)
+        if (below := command.get_command(context, name)) is None:
+            raise click.UsageError(f"no command {name}")
+        command = below
+    given = command.make_context(name, words, parent=context).params
+    if name in ("sim", "start"):
+        flags.run_config({key: value for key, value in given.items() if key not in deployed.DOOR_NAMES} | {"resume": None})
+    return name
+
+
+def lines_of(page: Path) -> list[str]:
+    """The commands of a page: lines of code that begin with one, and code in the middle of a sentence."""
+    text = re.sub(r"\\\n\s*", "", page.read_text())
+    blocks = re.findall(r"^```(?:sh|console|text)?\n(.*?)^```|^ {4,}(\S[^\n]*)$", text, re.DOTALL | re.MULTILINE)
+    code = [line.strip() for pair in blocks for block in pair for line in block.split("\n")]
+    parts = [part.strip() for line in code for part in re.split(r"&&|(?<=\s)[|;&](?=\s|$)", line)]
+    return [part for part in parts if re.match(BEGINS, part)] + re.findall(rf"`({BEGINS}[^`]*)`", text)
+
+
+def words_of(line: str) -> list[str]:
+    return shlex.split(re.sub(rf"^{BEGINS}", "", line), comments=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_in_the_pages_is_one(page):
+    for line in lines_of(page):
+        try:
+            parsed(words_of(line))
+        except (click.ClickException, UserError) as error:
+            pytest.fail(f"{page.name}: {line}: {error}")
+
+
+def test_a_command_that_is_none_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("Type `fedcomp keys renw 3`.\n\n    fedcomp sim --clients 3 && fedcomp client --sever a:1\n\n"
+                    "```sh\nFEDCOMP_DATA=x fedcomp server start --roundz 3  # a comment\n```\n")
+    lines = lines_of(page)
+    assert len(lines) == 4 and parsed(words_of(lines[0])) == "sim"
+    for line in lines[1:]:
+        with pytest.raises(click.ClickException):
+            parsed(words_of(line))
+    with pytest.raises(UserError):
+        parsed(["server", "start", "--clients", "some"])
+
+
+# The server.
+
+
+def logical_lines(path: Path) -> list[str]:
+    """Of a Dockerfile."""
+    text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE)
+    return [line for line in re.sub(r"\\\n", " ", text).split("\n") if line.strip()]
+
+
+def instructions() -> list[tuple[str, str]]:
+    return [tuple(line.split(maxsplit=1)) for line in logical_lines(DEPLOY / "Dockerfile")]
+
+
+def test_the_dockerfile_says_what_there_is():
+    said = instructions()
+    assert {name for name, _ in said} == INSTRUCTIONS
+    assert said[0][0] == "FROM" and said[-1] == ("ENTRYPOINT", '["serve"]')
+    for name, rest in said:
+        if name == "COPY":
+            assert all((ROOT / source).exists() for source in rest.split()[:-1]), rest
+    users = [rest for name, rest in said if name == "USER"]
+    assert users and users[-1] not in ("root", "0")
+    run = next(rest for name, rest in said if name == "RUN" and "pip install" in rest)
+    assert [pin for pin in (ROOT / "constraints.txt").read_text().split() if pin.startswith("torch==")] == re.findall(r"torch==\S+", run)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert re.search(r"'\.\[(\w+)\]'", run)[1] in extras
+    assert "uid 10001" in dict(said)["RUN"] and os.access(DEPLOY / "serve", os.X_OK)
+
+
+def test_the_check_of_health_sees_a_server_through_tls_and_nothing_else(tmp_path):
+    keys.make(tmp_path / "keys", 1)
+    check = json.loads(dict(instructions())["HEALTHCHECK"].partition(" CMD ")[2])
+    assert check[0] == "python" and "8080" in check[2] and "/keys/" in check[2]
+    with uvicorn_upstream() as upstream, Guard("127.0.0.1", 0, upstream.port, certificate=tmp_path / "keys" / "server.crt",
+                                               key=tmp_path / "keys" / "server.key") as guard:
+        code = check[2].replace("8080", str(guard.port)).replace("/keys/", f"{tmp_path / 'keys'}/")
+
+        def status() -> int:
+            environment = os.environ | {"PYTHONPATH": str(ROOT)}
+            return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=60).returncode
+
+        assert status() == 0
+        upstream.statuses["/health"] = 503
+        assert status() != 0
+    assert status() != 0
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_serve_begins_a_run_and_continues_one(tmp_path, there):
+    shown = tmp_path / "fedcomp"
+    shown.write_text('#!/bin/sh\nfor word; do printf "%s\\n" "$word"; done\n')
+    shown.chmod(0o755)
+    run = tmp_path / "a run"
+    if there:
+        run.mkdir()
+        (run / "config.toml").touch()
+    environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "FEDCOMP_RUN": str(run)}
+    done = subprocess.run([DEPLOY / "serve", *service()["command"]], env=environment, capture_output=True, text=True, check=True)
+    words = done.stdout.splitlines()
+    assert parsed(words) == "start"
+    assert words[:6] == ["server", "start", "--keys", "/keys", "--out", str(run)]
+    assert words[6:] == service()["command"] + ["--resume"] * there
+
+
+def service() -> dict:
+    return json.loads(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", json.dumps(COMPOSE)))["services"]["server"]
+
+
+def test_compose_starts_it_with_as_few_rights_as_it_needs():
+    assert set(COMPOSE) == {"name", "services"}
+    said = service()
+    assert {name: type(value) for name, value in said.items()} == SERVICE
+    build = said["build"]
+    assert (DEPLOY / build["context"]).resolve() == ROOT and (ROOT / build["dockerfile"]).is_file()
+    volumes = {volume["target"]: volume for volume in said["volumes"]}
+    paths = dict(re.findall(r"\$\{FEDCOMP_(KEYS|RUN):-(/\w+)", (DEPLOY / "serve").read_text()))
+    assert {name: path for name, path in paths.items()} == {"KEYS": "/keys", "RUN": "/runs"} and volumes.keys() == set(paths.values())
+    assert volumes["/keys"]["read_only"] and not volumes["/runs"].get("read_only")
+    assert not any(volume["bind"]["create_host_path"] for volume in volumes.values())
+    assert said["read_only"] and said["cap_drop"] == ["ALL"] and said["init"] and not said["user"].startswith("0")
+    assert said["ports"] == ["8080:8080"] and said["restart"].startswith("on-failure")
+    assert all(isinstance(word, str) for word in said["command"])
+
+
+# A client.
+
+
+def unit() -> ConfigParser:
+    parser = ConfigParser(interpolation=None, strict=False, delimiters="=")
+    parser.optionxform = str
+    parser.read(DEPLOY / "fedcomp-client.service")
+    return parser
+
+
+def test_the_unit_starts_a_client_and_leaves_a_mistake_alone():
+    told = unit()["Service"]
+    words = told["ExecStart"].split()
+    assert words[0].endswith("/fedcomp") and words[-1] == "$FEDCOMP_OPTIONS"
+    assert parsed(words[1:-1]) == "client"
+    (options,) = re.findall(r"FEDCOMP_OPTIONS=(.*)", (DEPLOY / "fedcomp-client.service").read_text())
+    assert parsed([*words[1:-1], *options.split()]) == "client"
+    assert int(told["RestartPreventExitStatus"]) == UserError.exit_status and told["Restart"] == "on-failure"
+    assert int(told["SuccessExitStatus"]) == 128 + signal.SIGTERM
+    assert told["DynamicUser"] == "yes" and told["StateDirectory"] == "fedcomp" and "NUMBA_CACHE_DIR=%C/fedcomp" in told["Environment"]
+    assert "MemoryDenyWriteExecute" not in told, "numba compiles"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_understands_the_unit(tmp_path):
+    text = (DEPLOY / "fedcomp-client.service").read_text()
+    (tmp_path / "fedcomp-client.service").write_text(text.replace("/opt/fedcomp/bin/fedcomp ", f"{sys.executable} "))
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", tmp_path / "fedcomp-client.service"], capture_output=True, text=True,
+                          timeout=60)
+    newer = re.compile(r"Unknown key(?: name)? '(RestartSteps|RestartMaxDelaySec)' in section")
+    ours = [line for line in done.stderr.splitlines() if "fedcomp-client.service" in line and not newer.search(line)]
+    assert ours == [] and done.returncode == 0, done.stderr
