@@ -1,0 +1,130 @@
+"""A run as JSON: an object a line for everything that an observer hears, or a client says, with the time in UTC.
+
+    {"time": "2026-11-21T16:33:08.125Z", "event": "round", "round": 3, "accuracy": 0.91, …}
+
+Events are named after what happened, and have the fields of observe.py. `progress` comes at most once a second.
+"""
+
+import dataclasses
+import errno
+import functools
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, redirect_stdout, suppress
+from datetime import UTC, datetime
+from io import RawIOBase
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from ..config import at_home
+from ..errors import ConfigError
+from ..observe import Header, Observer, RoundRecord, Said, Summary
+
+STDOUT = "-"
+PROGRESS_S = 1.0  # between two lines of progress
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class JsonLog(Observer):
+    """Adds lines to a file, or to standard output for "-", while it is entered: what others print there goes to standard error then.
+
+    Raises ConfigError, when it is entered, for a file that cannot be written. How it is left is told too.
+    """
+
+    def __init__(self, where: str, now: Callable[[], datetime] = utc_now, clock: Callable[[], float] = time.monotonic):
+        self.where, self.now, self.clock = where, now, clock
+        self._add: Callable[[str], None]
+        self._ends = ExitStack()
+        self._next_progress = -math.inf
+
+    def __enter__(self) -> Self:
+        if self.where == STDOUT:
+            self._add = functools.partial(_print, sys.stdout)
+            self._ends.enter_context(redirect_stdout(sys.stderr))
+            return self
+        try:
+            file = self._ends.enter_context(at_home(self.where, "--log-json").open("ab", buffering=0))
+        except OSError as error:
+            raise ConfigError(f"--log-json {self.where} cannot be written ({error.strerror}); give a file in a folder that is "
+                              "there") from error
+        self._add = functools.partial(_append, file)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with self._ends, suppress(OSError):  # where it cannot be written, it is said elsewhere
+            if isinstance(error, KeyboardInterrupt):
+                self.write("interrupted")
+            elif error is not None:
+                self.write("failed", error=type(error).__name__, reason=str(error))
+
+    def write(self, event: str, /, **values: Any) -> None:
+        """A line. Raises OSError."""
+        moment = self.now().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        self._add(json.dumps({"time": moment, "event": event} | _plain(values), allow_nan=False))
+
+    # What an observer hears.
+
+    def started(self, header: Header) -> None:
+        self.write("started", **dataclasses.asdict(header))
+
+    def waiting(self, here: Sequence[int], wanted: int) -> None:
+        self.write("waiting", here=list(here), wanted=wanted)
+
+    def joined(self, client: int) -> None:
+        self.write("joined", client=client)
+
+    def left(self, client: int) -> None:
+        self.write("left", client=client)
+
+    def progress(self, round: int, answered: int, cohort: int) -> None:
+        if (now := self.clock()) >= self._next_progress:
+            self._next_progress = now + PROGRESS_S
+            self.write("progress", round=round, answered=answered, cohort=cohort)
+
+    def round_done(self, record: RoundRecord) -> None:
+        for rejection in record.rejections:
+            self.write("rejection", round=record.round, **dataclasses.asdict(rejection))
+        self.write("round", **dataclasses.asdict(record))
+
+    def checkpoint(self, round: int, seconds: float) -> None:
+        self.write("checkpoint", round=round, seconds=seconds)
+
+    def warning(self, sentence: str) -> None:
+        self.write("warning", sentence=sentence)
+
+    def finished(self, summary: Summary, out: str) -> None:
+        self.write("finished", out=out, **dataclasses.asdict(summary))
+
+    # What a client says.
+
+    def said(self, sentence: str) -> None:
+        """A sentence, with the event and the values that it may carry."""
+        event, values = (sentence.event, sentence.values) if isinstance(sentence, Said) else ("said", {})
+        self.write(event, sentence=str(sentence), **values)
+
+
+def _print(stream: TextIO, line: str) -> None:
+    stream.write(line + "\n")
+    stream.flush()
+
+
+def _append(file: RawIOBase, line: str) -> None:
+    data = line.encode() + b"\n"
+    if file.write(data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _plain(value: Any) -> Any:
+    """For JSON, which knows neither NaN nor infinity."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,115 @@
+"""JSON lines: one object a line with a time in UTC, whatever a run says; and a log that cannot be written is a sentence."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from fedcomp.errors import ConfigError
+from fedcomp.observe import ClientRecord, Header, Rejection, RoundRecord, Said, Summary
+from fedcomp.server.logs import JsonLog
+
+HEADER = Header(
+    task="digits", clients=3, cohort=2, parameters=10, strategy="average", uplink="stc", downlink="identity", memory="residual",
+    partition="iid", device="cpu", engine="serial", first_round=1, rounds=9, out="runs/x",
+)
+RECORD = RoundRecord(
+    round=4, accuracy=None, loss=math.nan, train_loss=math.inf, cohort=2, accepted=1, rejected=1, uplink_bytes=10, downlink_bytes=27,
+    dense_uplink_bytes=80, dense_downlink_bytes=80, seconds=0.3, rejections=(Rejection(2, "reply", "odd\nreason\x1b[2J \udcff"),),
+    by_client=(ClientRecord(0, 1, 2, 3, 4, 0.5, None),),
+)
+SUMMARY = Summary(0.5, None, 1, 2, 3, 4, 9, 3, 18, 1.5, 12.0, "cpu", 0, "0.1.0")
+MOMENT = datetime(2026, 11, 21, 18, 33, 8, 125_999, timezone(timedelta(hours=2)))
+
+
+def lines(path):
+    text = path.read_text(encoding="ascii")
+    assert text.endswith("\n") and text.isascii() and all(c == "\n" or c.isprintable() for c in text)
+    return [json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON")) for line in text.splitlines()]
+
+
+def test_everything_that_an_observer_hears_is_a_line(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with JsonLog(str(path), now=lambda: MOMENT) as log:
+        log.started(HEADER)
+        log.waiting([1], 3)
+        log.joined(2)
+        log.left(2)
+        log.progress(4, 1, 2)
+        log.round_done(RECORD)
+        log.checkpoint(4, 0.25)
+        log.warning("it \"grows\"")
+        log.finished(SUMMARY, "runs/x")
+    read = lines(path)
+    assert [line["event"] for line in read] == [
+        "started", "waiting", "joined", "left", "progress", "rejection", "round", "checkpoint", "warning", "finished"]
+    assert {line["time"] for line in read} == {"2026-11-21T16:33:08.125Z"}
+    by_event = {line["event"]: line for line in read}
+    assert by_event["started"]["uplink"] == "stc" and by_event["waiting"] | {"here": [1], "wanted": 3} == by_event["waiting"]
+    assert by_event["rejection"] | {"round": 4, "client": 2, "reason": "odd\nreason\x1b[2J \udcff"} == by_event["rejection"]
+    assert by_event["round"]["loss"] is by_event["round"]["train_loss"] is None and by_event["round"]["by_client"][0]["latency_s"] == 0.5
+    assert by_event["warning"]["sentence"] == 'it "grows"' and by_event["finished"]["client_updates"] == 18
+
+
+def test_progress_is_told_at_most_once_a_second(tmp_path):
+    times = iter([0.0, 0.1, 0.99, 1.0, 1.5, 5.0])
+    with JsonLog(str(tmp_path / "log"), clock=lambda: next(times)) as log:
+        for answered in range(1, 7):
+            log.progress(1, answered, 6)
+    assert [line["answered"] for line in lines(tmp_path / "log")] == [1, 4, 6]
+
+
+def test_a_log_goes_on_where_it_was(tmp_path):
+    for sentence in ("one", "two"):
+        with JsonLog(str(tmp_path / "log")) as log:
+            log.warning(sentence)
+    assert [line["sentence"] for line in lines(tmp_path / "log")] == ["one", "two"]
+
+
+@pytest.mark.parametrize(("error", "event"), [(KeyboardInterrupt(), "interrupted"), (ConfigError("--x is y"), "failed")])
+def test_how_it_ended_is_told(tmp_path, error, event):
+    with pytest.raises(type(error)), JsonLog(str(tmp_path / "log")):
+        raise error
+    (line,) = lines(tmp_path / "log")
+    assert line["event"] == event and line.get("reason", "--x is y") == "--x is y"
+
+
+def test_times_are_of_now(tmp_path):
+    before = datetime.now(UTC).replace(microsecond=0)
+    with JsonLog(str(tmp_path / "log")) as log:
+        log.warning("now")
+    assert before <= datetime.fromisoformat(lines(tmp_path / "log")[0]["time"]) <= datetime.now(UTC)
+
+
+def test_what_a_client_says_comes_apart(tmp_path):
+    with JsonLog(str(tmp_path / "log")) as log:
+        log.said(Said("round 3: 5 bytes down", "answered", round=3, loss=math.nan))
+        log.said("plain")
+    first, second = lines(tmp_path / "log")
+    assert first | {"event": "answered", "sentence": "round 3: 5 bytes down", "round": 3, "loss": None} == first
+    assert (second["event"], second["sentence"]) == ("said", "plain")
+
+
+def test_standard_output_is_the_logs_alone(capsys):
+    with JsonLog("-") as log:
+        print("a model says hello")
+        log.warning("odd")
+    out, err = capsys.readouterr()
+    assert json.loads(out)["sentence"] == "odd" and err == "a model says hello\n"
+
+
+@pytest.mark.parametrize("where", [".", "absent/log", "~nosuch/log"])
+def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, where):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"^--log-json {where}") as raised, JsonLog(where):
+        pass
+    assert "; give a" in str(raised.value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+def test_a_full_disk_is_an_error_of_the_line_and_not_of_the_end():
+    with JsonLog("/dev/full") as log, pytest.raises(OSError, match="No space left"):
+        log.round_done(replace(RECORD, rejections=()))
