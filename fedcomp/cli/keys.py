@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..config import at_home
+from ..config import KEYS, at_home, keys_command
 from ..errors import KeysError, UserError
 from .figures import NOTHING
 from .signals import Signals
@@ -29,7 +29,7 @@ Folder = Annotated[Path, typer.Option("--keys", metavar="DIR", help="Folder that
 Days = Annotated[int, typer.Option(metavar="N", min=1, max=36_500, help="How long the new keys are good for.")]
 Hosts = Annotated[list[str] | None, typer.Option("--host", metavar="HOST", help="Name or address by which clients reach the server; may be "
                                                                                 "given again.")]
-DEFAULT = Path("keys")
+DEFAULT = Path(KEYS)
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -109,9 +109,10 @@ def renew(
 
     folder = at_home(folder, "--keys")
     if who is not None and who != "server" and not (who.isascii() and who.isdigit()):
-        raise UserError(f"'{who}' is neither a client's id nor 'server'; give one of them, as in fedcomp keys renew 3")
+        raise UserError(f"'{who}' is neither a client's id nor 'server'; give one of them, as in: {keys_command(folder, 'renew', 3)}")
     if host and who != "server":
-        raise UserError("--host is for the server's certificate; give it as in: fedcomp keys renew server --host server.example")
+        again = keys_command(folder, "renew", "server", "--host", host[0])
+        raise UserError(f"--host is for the server's certificate; give it as in: {again}")
     chosen = keys.due(folder, SOON) if who is None else ["server" if who == "server" else int(who[:12])]
     if not chosen:
         print(f"Nothing ends within {SOON} days; name a client or 'server' to renew it all the same.")

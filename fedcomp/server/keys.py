@@ -14,6 +14,7 @@ A key that Flower has unregistered cannot be registered in the same database aga
 
 import fcntl
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from ..clients.connection import check_server, hosts_of
 from ..clients.enrolment import CURVE, LARGEST_ID, Enrolment, iso, openssh, pem, utc_now, write_new
+from ..config import keys_command
 from ..errors import KeysError
 from . import certificates
 from .certificates import read_certificate, read_private_key
@@ -53,7 +55,7 @@ def make(folder: str | Path, clients: int, hosts: Sequence[str] = (), days: int 
     names = certificates.hosts(hosts)
     if folder.exists() or folder.is_symlink():
         raise KeysError(f"--out {folder} exists and nothing in it is overwritten; give another name, or add clients to it with: "
-                        f"fedcomp keys add --keys {folder}")
+                        f"{keys_command(folder, 'add')}")
     now = utc_now()
     with _writing(f"--out {folder}", "give a folder that can be"):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +120,8 @@ def renew_server(folder: str | Path, hosts: Sequence[str] = (), days: int = DAYS
             raise KeysError(f"{state.folder / CA_KEY} is not the key of {state.folder / CA_CRT}; bring the one back that is")
         now = utc_now()
         if now >= state.ca.not_valid_after_utc:
-            raise KeysError(f"the CA of {state.folder} ended on {iso(state.ca.not_valid_after_utc)}; make new keys with: fedcomp keys init")
+            raise KeysError(f"the CA of {state.folder} ended on {iso(state.ca.not_valid_after_utc)}; make new keys in "
+                            "another folder: fedcomp keys init --out DIR --clients N")
         had = hosts_of(read_certificate(state.folder / SERVER_CRT)) if (state.folder / SERVER_CRT).exists() else []
         names = certificates.hosts([*had, *hosts])
         ends = _write_server(state.folder, state.ca, ca_key, names, now, days)
@@ -147,7 +150,8 @@ class _State:
             if entry.id == id:
                 return entry
         ids = f"0 to {self.entries[-1].id}" if self.entries else "none yet"
-        raise KeysError(f"client {id} is not in {self.folder / REGISTRY}, which has {ids}; give one of these, or: fedcomp keys add")
+        raise KeysError(f"client {id} is not in {self.folder / REGISTRY}, which has {ids}; give one of these, or: "
+                        f"{keys_command(self.folder, 'add')}")
 
     def write(self, entries: Sequence[Entry]) -> None:
         _replace(self.folder / REGISTRY, text_of(entries, self.server).encode(), 0o644)
@@ -177,23 +181,29 @@ def keys_folder(folder: str | Path) -> Path:
     folder = Path(folder)
     if (folder / INCOMPLETE).exists():
         raise KeysError(f"--keys {folder} was not finished, {folder / INCOMPLETE} says what is missing; delete it and make it anew with: "
-                        "fedcomp keys init")
+                        f"{_init(folder)}")
     if not (folder / REGISTRY).is_file():
         raise KeysError(f"--keys {folder} is no folder of keys, it has no {REGISTRY}; give another, or make one with: "
-                        f"fedcomp keys init --out {folder}")
+                        f"{_init(folder)}")
     return folder
+
+
+def _init(folder: Path) -> str:
+    return f"fedcomp keys init --out {shlex.quote(str(folder))} --clients N"
 
 
 def check_server_files(folder: str | Path) -> x509.Certificate:
     """The server's certificate, when the CA signed it and server.key belongs to it. Raises KeysError; an expired one is returned."""
     folder = Path(folder)
+    renew = keys_command(folder, "renew", "server")
     ca, certificate = read_certificate(folder / CA_CRT), read_certificate(folder / SERVER_CRT)
     try:
         certificate.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature):
-        raise KeysError(f"{folder / SERVER_CRT} is not signed by {folder / CA_CRT}; make it anew: fedcomp keys renew server") from None
-    if read_private_key(folder / SERVER_KEY, "make a new one: fedcomp keys renew server").public_key() != certificate.public_key():
-        raise KeysError(f"{folder / SERVER_KEY} is not the key of {folder / SERVER_CRT}; make both anew: fedcomp keys renew server")
+        raise KeysError(f"{folder / SERVER_CRT} is not signed by {folder / CA_CRT}; bring back the one that signed it, or make it anew: "
+                        f"{renew}") from None
+    if read_private_key(folder / SERVER_KEY, f"make a new one: {renew}").public_key() != certificate.public_key():
+        raise KeysError(f"{folder / SERVER_KEY} is not the key of {folder / SERVER_CRT}; make both anew: {renew}")
     return certificate
 
 
@@ -208,7 +218,7 @@ def serving_files(folder: str | Path, now: datetime | None = None) -> tuple[Path
     if not begins <= now < ends:
         when = f"begins on {iso(begins)}" if now < begins else f"ended on {iso(ends)}"
         raise KeysError(f"{folder / SERVER_CRT} {when}, and it is {iso(now)} by this machine's clock; correct the clock if it is wrong, "
-                        f"else: fedcomp keys renew server --keys {folder}")
+                        f"else: {keys_command(folder, 'renew', 'server')}")
     return folder / SERVER_CRT, folder / SERVER_KEY
 
 
@@ -225,7 +235,8 @@ def _write_server(folder: Path, ca: x509.Certificate, ca_key: ec.EllipticCurvePr
 def _enrol(folder: Path, id: int, ca: x509.Certificate, now: datetime, days: int, server: str | None) -> Entry:
     """A new key for a client, in its enrolment file, which nobody has been given yet. Its entry is still to be written."""
     if id > LARGEST_ID:
-        raise KeysError(f"{folder / REGISTRY} has ids up to {LARGEST_ID}, and no more fit; make new keys with: fedcomp keys init")
+        raise KeysError(f"{folder / REGISTRY} has ids up to {LARGEST_ID}, and no more fit; make new keys in another "
+                        "folder: fedcomp keys init --out DIR --clients N")
     key = ec.generate_private_key(CURVE())
     line = openssh(key.public_key())
     private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()).decode()

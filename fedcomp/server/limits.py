@@ -23,7 +23,8 @@ class Limits:
     patience_s: float = 2.0  # a request that would wait longer for its turn: 429
     header_s: float = 10.0  # for the TLS handshake, and for a whole head once it has begun: 408
     idle_s: float = 30.0  # without a byte of a body: 408; of an answer that the client does not take: closed
-    keep_alive_s: float = 75.0  # between requests; closed. httpx lets go of a connection after 5 s, so it is never cut off
+    keep_alive_s: float = 75.0  # between requests; closed. httpx lets go of a connection after 5 s, so it is never cut off. One of
+    # which the SuperLink has believed no request yet gets no more than header_s
     slowest_bytes_s: float = 1000.0  # a body may take idle_s and its length at this speed; longer: 408
     upstream_s: float = 60.0  # for the SuperLink to begin its answer: 504
 

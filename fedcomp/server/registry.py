@@ -23,6 +23,7 @@ from typing import Any
 import tomli_w
 
 from ..clients.enrolment import LARGEST_ID, iso, logical_id, moment, openssh, public_key, read_toml, take, utc_now
+from ..config import KEYS, keys_command
 from ..errors import KeysError
 
 ENROLLED, REVOKED = "enrolled", "revoked"
@@ -40,12 +41,13 @@ class Entry:
     not_after: datetime  # UTC
     replaced: tuple[str, ...] = ()  # keys that it had before; they are never let in again
 
-    def refused(self, now: datetime) -> str:
-        """Why its key is not let in, empty when it is."""
+    def refused(self, now: datetime, folder: str | Path = KEYS) -> str:
+        """Why its key is not let in, empty when it is; what to do about it in the folder of keys."""
         if self.state == REVOKED:
-            return f"client {self.id} is revoked; to let it in again: fedcomp keys renew {self.id}"
+            return f"client {self.id} is revoked; to let it in again: {keys_command(folder, 'renew', self.id)}"
         if now >= self.not_after:
-            return f"the key of client {self.id} ended on {iso(self.not_after)}; make it a new one: fedcomp keys renew {self.id}"
+            renew = keys_command(folder, "renew", self.id)
+            return f"the key of client {self.id} ended on {iso(self.not_after)}; make it a new one: {renew}"
         return ""
 
 
@@ -104,10 +106,10 @@ class Registry:
             return None, f"what it shows is no EC P-384 public key; give it its file from {self.path.parent / 'clients'}"
         entry = self._by_key.get(line)
         if entry is None:
-            return None, f"its key is not in {self.path}; enrol it with: fedcomp keys add"
+            return None, f"its key is not in {self.path}; enrol it with: {keys_command(self.path.parent, 'add')}"
         if line != entry.public_key:
             return entry, f"its key was replaced when client {entry.id} was renewed; give it the new clients/{entry.id}.toml"
-        return entry, entry.refused(self.now())
+        return entry, entry.refused(self.now(), self.path.parent)
 
     def _stamp(self) -> tuple[int, ...]:
         try:
@@ -124,6 +126,21 @@ class Registry:
         except KeysError as error:
             self._all, self._broken = (), str(error)
         self._by_key, self._seen = _by_key(self._all), stamp
+
+
+class News:
+    """Says once that a registry cannot be used any more, and once that it can again."""
+
+    def __init__(self, registry: Registry, say: Callable[[str], None]):
+        self.registry, self.say, self._told = registry, say, ""
+
+    def look(self) -> None:
+        problem = self.registry.problem
+        if problem and problem != self._told:
+            self.say(f"{problem}; until then no client is let in, and those that come try again")
+        elif self._told and not problem:
+            self.say(f"{self.registry.path} is whole again: {len(self.registry.enrolled())} of its clients are let in")
+        self._told = problem
 
 
 @lru_cache(4096)  # a server asks at each request
@@ -159,7 +176,7 @@ def _entries(table: dict[str, Any], path: str) -> tuple[Entry, ...]:
         for key in (entry.public_key, *entry.replaced):
             if (other := holders.setdefault(key, entry.id)) != entry.id:
                 raise KeysError(f"{path}: clients {other} and {entry.id} have one key; give one of them its own with: "
-                                f"fedcomp keys renew {entry.id}, after taking out its [[client]] table")
+                                f"{keys_command(Path(path).parent, 'renew', entry.id)}, after taking out its [[client]] table")
         if entry.public_key in entry.replaced:
             raise KeysError(f"{path}: client {entry.id}: 'public_key' is among 'replaced'; take it out there")
     return tuple(entries)

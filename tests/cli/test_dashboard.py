@@ -62,6 +62,30 @@ def test_before_the_header_there_is_something_to_see():
     assert shown(Dashboard(console()).picture(80, 24)).strip() == "preparing the run"
 
 
+@pytest.mark.parametrize(("width", "height"), [(30, 10), (39, 12), (80, 24), (120, 40), (200, 60)])
+def test_who_is_waited_for_is_on_the_screen_and_off_it_when_a_round_begins(told, width, height):
+    run = told(5)
+    for dashboard in (following(replace_records(told(1), 0)), following(run)):  # before the first round, and between two
+        assert "waiting: " not in shown(dashboard.picture(width, height), width, height)
+        dashboard.waiting([], 3)
+        dashboard.waiting([0, 2], 3)
+        text = shown(dashboard.picture(width, height), width, height)
+        assert text.count("waiting: ") == 1 and "waiting: 2 of 3 clients are" in text
+        assert max(map(cell_len, text.split("\n"))) <= width and len(text.rstrip("\n").split("\n")) <= height
+        dashboard.waiting(range(100_000), 200_000)
+        assert max(map(cell_len, shown(dashboard.picture(width, height), width, height).split("\n"))) <= width
+        dashboard.waiting([0, 1, 2], 3)
+        assert "waiting: " not in shown(dashboard.picture(width, height), width, height)
+        dashboard.waiting([0], 3)
+        dashboard.progress(6, 0, 3)
+        assert "waiting: " not in shown(dashboard.picture(width, height), width, height)
+
+
+def replace_records(run, count: int):
+    run.records = run.records[:count]
+    return run
+
+
 def test_the_header_names_everything_that_runs(told):
     text = shown(following(told(3)).picture(100, 40))
     for said in ("mnist-cnn, 431,080 parameters", "500, 50 a round, dirichlet:0.1", "stc:density=1/100",

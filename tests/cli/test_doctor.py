@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import socket
 import ssl
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from tls_servers import HEALTHY, Authority, dated, free_port, serving
 from typer.testing import CliRunner
 
-from fedcomp.cli import doctor
+from fedcomp.cli.doctor import machine
 from fedcomp.cli.main import app
 from fedcomp.clients.enrolment import Enrolment, iso, utc_now
 from fedcomp.server import certificates, keys
@@ -110,21 +111,21 @@ def test_another_version_of_flower_and_a_broken_torch(tmp_path):
 def test_cores_are_those_of_the_container(limit, expected, tmp_path):
     (tmp_path / "cpu.max").write_text(limit)
     bound = len(os.sched_getaffinity(0))
-    assert doctor.cores(tmp_path / "cpu.max") == (bound if expected is None else min(bound, expected))
-    assert doctor.cores(tmp_path / "absent") == bound
+    assert machine.cores(tmp_path / "cpu.max") == (bound if expected is None else min(bound, expected))
+    assert machine.cores(tmp_path / "absent") == bound
 
 
 def test_threads():
-    assert doctor.threads(2, 2).state == "ok"
-    assert doctor.threads(8, 2).line(7) == "✗ threads  8 on 2 cores, which slows every step; set OMP_NUM_THREADS=2"
+    assert machine.threads(2, 2).state == "ok"
+    assert machine.threads(8, 2).line(7) == "✗ threads  8 on 2 cores, which slows every step; set OMP_NUM_THREADS=2"
 
 
 def test_the_disk_is_the_one_that_runs_go_to(tmp_path, monkeypatch):
-    assert str(tmp_path) in doctor.disk(Path("runs")).found
+    assert str(tmp_path) in machine.disk(Path("runs")).found
     (tmp_path / "runs").write_text("")
-    assert doctor.disk(Path("runs")).state == "failed"
-    monkeypatch.setattr(doctor, "LEAST_FREE", 10**18)
-    assert re.fullmatch(r"✗ disk  \S+ .?B free in .*; free 1.00 EB, or give --out elsewhere", doctor.disk(Path("elsewhere")).line(4))
+    assert machine.disk(Path("runs")).state == "failed"
+    monkeypatch.setattr(machine, "LEAST_FREE", 10**18)
+    assert re.fullmatch(r"✗ disk  \S+ .?B free in .*; free 1.00 EB, or give --out elsewhere", machine.disk(Path("elsewhere")).line(4))
 
 
 # Ports.
@@ -257,13 +258,13 @@ def test_a_folder_of_keys_with_a_client_in_it(folder):
     keys.revoke(folder, 1)
     said = found("--keys", folder, "--client", path)
     assert said["registry"][1] == "clients: 1 let in, 1 revoked"
-    assert said["enrolled"] == ("failed", "client 1 is revoked", "to let it in again: fedcomp keys renew 1")
+    assert said["enrolled"] == ("failed", "client 1 is revoked", f"to let it in again: fedcomp keys renew 1 --keys {folder}")
 
 
 def test_a_client_of_other_keys(folder, tmp_path):
     keys.make(tmp_path / "others", 1)
     said = found("--keys", folder, "--client", tmp_path / "others" / "clients" / "0.toml")
-    assert said["enrolled"] == ("failed", f"its key is not in {folder}/registry.toml", "enrol it with: fedcomp keys add")
+    assert said["enrolled"] == ("failed", f"its key is not in {folder}/registry.toml", f"enrol it with: fedcomp keys add --keys {folder}")
 
 
 def move(a: Path, b: Path) -> None:
@@ -290,6 +291,10 @@ def test_a_folder_of_keys_that_is_not_as_it_should_be(damage, name, says, folder
     damage(folder)
     status, said = examine("--keys", folder)
     assert status == 2 and said[name][0] == "failed" and says in said[name][1]
+    if command := re.search(r"^(?:make [^:]*: |correct .*, else )?fedcomp (keys renew .*)", said[name][2]):  # typed as it is said, it mends
+        assert CliRunner().invoke(app, shlex.split(command[1]), prog_name="fedcomp").exit_code == 0
+        assert examine("--keys", folder)[0] == 0
+    assert command or name not in ("registry", "certificate")
 
 
 def test_a_folder_without_what_was_handed_out_and_put_away_is_well(folder):

@@ -154,8 +154,8 @@ def test_renew_what_ends_soon(folder):
     (["init", "--clients", "1", "--out", "~nosuch/k"], "--out ~nosuch/k: there is no such user; give a path without ~"),
     (["add", "--keys", "absent"], "--keys absent is no folder of keys, it has no registry.toml; give another, or make one with: fedcomp"),
     (["list", "--keys", "absent"], "--keys absent is no folder of keys"),
-    (["renew", "me"], "'me' is neither a client's id nor 'server'; give one of them, as in fedcomp keys renew 3"),
-    (["renew", "3", "--host", "a"], "--host is for the server's certificate; give it as in: fedcomp keys renew server --host"),
+    (["renew", "me"], "'me' is neither a client's id nor 'server'; give one of them, as in: fedcomp keys renew 3"),
+    (["renew", "3", "--host", "a"], "--host is for the server's certificate; give it as in: fedcomp keys renew server --host a"),
     (["revoke"], "missing argument 'ID...'; see fedcomp keys revoke --help"),
     (["revok"], "no such command 'revok'; did you mean revoke?"),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")

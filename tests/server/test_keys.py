@@ -268,7 +268,7 @@ def test_two_commands_at_once_do_not_lose_each_other(folder):
 def test_a_folder_that_is_none(tmp_path):
     said = refused(lambda: read_registry(tmp_path))
     assert said == (f"--keys {tmp_path} is no folder of keys, it has no registry.toml; give another, or make one with: "
-                    f"fedcomp keys init --out {tmp_path}")
+                    f"fedcomp keys init --out {tmp_path} --clients N")
 
 
 # Who is let in.
@@ -296,7 +296,7 @@ def test_a_stranger_is_refused(folder):
     registry = read_registry(folder)
     stranger = pem(ec.generate_private_key(ec.SECP384R1()).public_key())
     assert registry.id_of(stranger) is None
-    assert registry.reason(stranger) == f"its key is not in {folder}/registry.toml; enrol it with: fedcomp keys add"
+    assert registry.reason(stranger) == f"its key is not in {folder}/registry.toml; enrol it with: fedcomp keys add --keys {folder}"
 
 
 @pytest.mark.parametrize("what", [b"", b"no key", "\x00", ec.generate_private_key(ec.SECP256R1()).public_key().public_bytes(
@@ -311,7 +311,7 @@ def test_a_revoked_key_is_refused_by_a_registry_that_is_open(folder):
     assert registry.id_of(key) == 1
     keys.revoke(folder, 1)
     assert registry.id_of(key) is None
-    assert registry.reason(key) == "client 1 is revoked; to let it in again: fedcomp keys renew 1"
+    assert registry.reason(key) == f"client 1 is revoked; to let it in again: fedcomp keys renew 1 --keys {folder}"
     assert sorted(registry.enrolled()) == [0, 2]
     keys.revoke(folder, 1)
     assert registry.id_of(key) is None
@@ -322,7 +322,8 @@ def test_an_expired_key_is_refused(folder):
     registry = Registry(folder / "registry.toml", now=lambda: later)
     ends = iso(enrolment(folder, 2).not_after)
     assert registry.id_of(flower_key(folder, 2)) is None and registry.enrolled() == {}
-    assert registry.reason(flower_key(folder, 2)) == f"the key of client 2 ended on {ends}; make it a new one: fedcomp keys renew 2"
+    renew = f"fedcomp keys renew 2 --keys {folder}"
+    assert registry.reason(flower_key(folder, 2)) == f"the key of client 2 ended on {ends}; make it a new one: {renew}"
 
 
 def test_a_renewed_key_takes_the_place_of_the_old(folder):
@@ -352,7 +353,8 @@ def test_new_clients_follow_the_highest_id_revoked_ones_too(folder):
 def test_ids_that_are_not_there_change_nothing(folder):
     before = snapshot(folder)
     for act in (lambda: keys.renew(folder, 3), lambda: keys.revoke(folder, 0, 7)):
-        assert re.fullmatch(rf"client [37] is not in {folder}/registry.toml, which has 0 to 2; give one of these, or: fedcomp keys add",
+        add = f"fedcomp keys add --keys {folder}"
+        assert re.fullmatch(rf"client [37] is not in {folder}/registry.toml, which has 0 to 2; give one of these, or: {add}",
                             refused(act))
     assert snapshot(folder) == before
 

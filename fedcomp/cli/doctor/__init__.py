@@ -1,0 +1,54 @@
+"""`fedcomp doctor`: whether a machine, a port, a server, an enrolment file, a folder of keys or of data is as it should be.
+
+One line a check: ✓ as it should be, ✗ not so and what to do, – not checked or not needed and why. What is checked is imported where it is
+needed: a broken package is a finding, not a failure. A kind of check is a module with `checks(asked)`, and its place in KINDS.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...config import at_home
+from ...errors import UserError
+from . import data_folders, key_files, machine, ports, servers
+from .asked import Asked
+from .check import FAILED, Check
+
+KINDS = (machine, ports, key_files, servers, data_folders)  # in the order of their lines
+WIDTH = 12  # of what is checked
+
+
+def doctor(
+    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="A server to reach; that of --client when not given.")] = None,
+    client: Annotated[Path | None, typer.Option("--client", "--enrolment", metavar="FILE", help="An enrolment file.")] = None,
+    keys: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder that fedcomp keys init made.")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of data; each task reads its own from it.")] = None,
+    port: Annotated[int | None, typer.Option(metavar="N", min=1, max=65_535, help="A port that a server is to listen on.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of lines.")] = False,
+) -> None:
+    """Check this machine and whatever is named, and say what to do. Exit status 2 where something is not as it should be."""
+    from ..watch import one_line
+
+    asked = Asked(server, client and at_home(client, "--client"), keys and at_home(keys, "--keys"), data and at_home(data, "--data"), port)
+    done = []
+    for check in checks(asked):
+        done.append(check)
+        if not as_json:
+            print(one_line(check.line(WIDTH)), flush=True)
+    well = all(check.state != FAILED for check in done)
+    if as_json:
+        print(json.dumps({"ok": well, "checks": [asdict(check) for check in done]}, indent=2))
+    if not well:
+        raise typer.Exit(UserError.exit_status)
+
+
+def checks(asked: Asked) -> Iterator[Check]:
+    """What is found, one after the other. Raises UserError only where an option cannot be read at all."""
+    if asked.server:
+        asked.address()  # before the first line
+    for kind in KINDS:
+        yield from kind.checks(asked)

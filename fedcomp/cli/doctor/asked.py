@@ -1,0 +1,60 @@
+"""What `fedcomp doctor` was asked to look at."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import KeysError
+
+if TYPE_CHECKING:
+    from ...clients.enrolment import Enrolment
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Each None where it was not named."""
+
+    server: str | None = None  # host:port
+    client: Path | None = None  # an enrolment file
+    keys: Path | None = None
+    data: Path | None = None
+    port: int | None = None
+
+    @cached_property
+    def enrolment(self) -> "Enrolment | None":
+        """What the enrolment file holds; None where it cannot be read, and `unreadable` says why."""
+        return self._read if not self.unreadable else None
+
+    @cached_property
+    def unreadable(self) -> KeysError | None:
+        return self._read if isinstance(self._read, KeysError) else None
+
+    @cached_property
+    def _read(self) -> "Enrolment | KeysError | None":
+        from ...clients.enrolment import Enrolment
+
+        try:
+            return Enrolment.read(self.client) if self.client else None
+        except KeysError as error:
+            return error
+
+    def address(self) -> tuple[str, int] | None:
+        """Host and port of the server: the one that is named, or else the enrolment's. Raises ConfigError where that is no address."""
+        from ...clients.connection import address
+
+        if self.server:
+            return address(self.server)
+        if self.enrolment and self.enrolment.server:
+            return address(self.enrolment.server, f"'server' in {self.client}")
+        return None
+
+    @cached_property
+    def ca(self) -> str | None:
+        """The CA, as PEM, that the server's certificate should be of."""
+        if self.enrolment is not None:
+            return self.enrolment.ca
+        with suppress(OSError, ValueError):
+            return (self.keys / "ca.crt").read_text(encoding="ascii") if self.keys else None
+        return None

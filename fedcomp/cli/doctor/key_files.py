@@ -1,0 +1,109 @@
+"""An enrolment file, a folder of keys, and whether the one is let in by the other."""
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...config import KEYS, keys_command
+from ...errors import KeysError
+from .asked import Asked
+from .check import FAILED, OK, Check, ending, parted, refused
+
+if TYPE_CHECKING:
+    from ...clients.enrolment import Enrolment
+
+
+def checks(asked: Asked) -> Iterator[Check]:
+    if asked.client is not None:
+        yield from enrolment_file(asked)
+    if asked.keys is not None:
+        yield from keys_folder(asked.keys, asked.enrolment)
+
+
+def enrolment_file(asked: Asked) -> Iterator[Check]:
+    from ...clients.enrolment import utc_now
+
+    if asked.unreadable:
+        yield refused("client", asked.unreadable)
+        return
+    enrolment, path = asked.enrolment, asked.client
+    yield Check("client", OK, f"{path} is whole, its keys are a pair: client {enrolment.id}")
+    yield private(path, "client file")
+    yield ending("client key", enrolment.not_after, utc_now(), _remedy(asked))
+
+
+def _remedy(asked: Asked) -> str:
+    return f"on the server: {keys_command(asked.keys or KEYS, 'renew', asked.enrolment.id)}, then copy the new file"
+
+
+def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
+    """The CA, the server's certificate, the registry and the files that belong to it; and whether a client is in it."""
+    from cryptography import x509
+
+    from ...clients.enrolment import utc_now
+    from ...server import keys
+    from ...server.certificates import read_certificate
+
+    try:
+        registry = keys.read_registry(folder)
+        ca, certificate = read_certificate(folder / keys.CA_CRT), keys.check_server_files(folder)
+    except KeysError as error:
+        yield refused("keys", error)
+        return
+    now = utc_now()
+    yield ending("ca", ca.not_valid_after_utc, now, "make new keys in another folder: fedcomp keys init --out DIR --clients N")
+    yield ending("certificate", certificate.not_valid_after_utc, now, keys_command(folder, "renew", "server"),
+                 f"for {', '.join(keys.hosts_of(certificate))}, ")
+    for name in (keys.CA_KEY, keys.SERVER_KEY):
+        if (folder / name).exists():
+            yield private(folder / name, name)
+    counts = {"let in": len(registry.enrolled())}
+    counts["revoked"] = sum(entry.state == "revoked" for entry in registry.entries)
+    counts["expired"] = len(registry.entries) - sum(counts.values())
+    said = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"
+    expired = counts["expired"] > 0
+    yield Check("registry", FAILED if expired else OK, f"clients: {said}", keys_command(folder, "renew") if expired else "")
+    yield files_of(folder, registry.entries)
+    if enrolment is not None:
+        why = registry.reason(enrolment.public_key)
+        here = registry.id_of(enrolment.public_key)
+        if not why and here != enrolment.id:
+            why = f"its key is that of client {here} here and its file says {enrolment.id}; copy {keys.CLIENTS}/{here}.toml anew"
+        if not why and x509.load_pem_x509_certificate(enrolment.ca.encode()) != ca:
+            why = f"client {enrolment.id} is let in and trusts another CA; copy {keys.CLIENTS}/{here}.toml anew"
+        yield Check("enrolled", FAILED if why else OK, *(parted(why) if why else [f"client {enrolment.id} is let in"]))
+
+
+def files_of(folder: Path, entries: tuple) -> Check:
+    """Whether the enrolment files that are still there go with the registry and are private."""
+    from ...clients.enrolment import Enrolment
+    from ...server import keys
+
+    clients = folder / keys.CLIENTS
+    for entry in entries:
+        renew = keys_command(folder, "renew", entry.id)
+        path = clients / f"{entry.id}.toml"
+        if not path.is_file():
+            continue  # handed out and deleted: as good
+        try:
+            enrolment = Enrolment.read(path)
+        except KeysError as error:
+            return Check("files", FAILED, *parted(str(error).rpartition(";")[0] + f"; {renew}"))
+        if (enrolment.id, enrolment.public_key) != (entry.id, entry.public_key):
+            return Check("files", FAILED, f"{path} is not what the registry has for client {entry.id}", renew)
+        if (found := private(path, "files")).state == FAILED:
+            return found
+    unknown = [path for path in sorted(clients.glob("*.toml")) if path.stem not in {str(entry.id) for entry in entries}]
+    if unknown:
+        more = keys_command(folder, "add")
+        return Check("files", FAILED, f"{unknown[0]} is of no client in the registry", f"delete it; {more} makes new ones")
+    there = sum((clients / f"{entry.id}.toml").is_file() for entry in entries)
+    return Check("files", OK, f"{there} of {len(entries)} enrolment files are here, as the registry says")
+
+
+def private(path: Path, what: str) -> Check:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        return Check(what, FAILED, f"{path} may be read by others (mode {mode:03o})", f"chmod 600 {path}")
+    return Check(what, OK, f"{path} is readable by its owner alone")
