@@ -50,12 +50,16 @@ class Schedule:
 
     def terms(self, round: int, cohort: Sequence[int], bandwidths: Mapping[int, float]) -> dict[int, Terms]:
         """By client. `bandwidths`, bytes a second, are those that are known; an unknown one counts as their mean."""
-        lr = min(1.0, round / self.lr_warmup) if self.lr_warmup else 1.0
+        lr = self.rate(round)
         if not self.budget_bytes:
             return dict.fromkeys(cohort, Terms(self._warm(round), lr))
         shares = self._shares(cohort, bandwidths)
         found = {share: self._densest(share) for share in set(shares.values())}
         return {client: Terms(found[shares[client]], lr) for client in cohort}
+
+    def rate(self, round: int) -> float:
+        """The learning rate of a round as a multiple of the run's."""
+        return min(1.0, round / self.lr_warmup) if self.lr_warmup else 1.0
 
     def _warm(self, round: int) -> float:
         if round > self.density_warmup or (own := self.codec.density) >= FIRST_DENSITY:

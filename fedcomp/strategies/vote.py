@@ -1,0 +1,132 @@
+"""signSGD with majority vote: one bit a coordinate up, one bit down.
+
+Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD: compressed optimisation for non-convex problems. ICML 2018, algorithm 3; Bernstein,
+Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019.
+
+    v_i = sign(x_i);   V = the sign that more of the v_i have, in each coordinate;   θ ← θ + η V
+    momentum on the server   m ← β m + (1 − β) V;   θ ← θ + η sign(m)
+    momentum on the client   x_i is replaced by the memory `signum`'s (the papers' Signum)
+
+η is `lr`, which is also the step of local SGD: a vote has no length. A zero of x_i is a coin of the client's own, so that those of many
+cancel; a tie of the tally is a coin of (seed, round, coordinate), which all sides can toss. Error feedback is optional: `efsign` with
+memory `residual`, whose scale the vote ignores. The usual downlink, `efsign`, loses nothing of ±η.
+
+A client is suspected by the share of all its votes so far that lost where the rest was nearly of one mind: by half the voters or more.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import kernels, seeds
+from ..codecs import Codec, LayerWise, Update
+from ..codecs.efsign import EFSign
+from ..codecs.sign import Sign
+from ..codecs.update import Bits
+from ..errors import ConfigError, SpecError
+from ..kernels import votes
+from ..layout import Layout
+from ..memories.base import Changes
+from ..memories.none import Nothing
+from .base import Outcome, RoundStrategy, Rules
+from .exchange import Accepted
+
+MOMENTUM, SUSPICION = "momentum", "suspicion"  # in a checkpoint
+WIDE = 0.5  # of the voters: a margin from which losing is suspicious
+
+
+@dataclass(frozen=True)
+class Options:
+    momentum: float = 0.0  # β, of the server
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise SpecError(f"option 'momentum' of strategy 'vote' is {self.momentum:g}; give at least 0 and less than 1, such as 0.9")
+
+
+class Vote(RoundStrategy):
+    """A step of one length in each coordinate, towards where the majority points."""
+
+    name: ClassVar[str] = "vote"
+    Options: ClassVar[type] = Options
+
+    def __init__(self, rules: Rules | None = None, **told: Any):
+        super().__init__(rules, **told)
+        if not isinstance(_inner(self.uplink), Sign | EFSign):
+            raise ConfigError(f"strategy '{self.name}' counts signs, one bit each, which {self.uplink} does not send; leave --uplink out, "
+                              "or give sign, or efsign with --memory residual")
+        if self.rules.weights != "uniform":
+            raise ConfigError(f"strategy '{self.name}' gives every client one vote; leave --weights out")
+
+    @classmethod
+    def defaults(cls, options: Any) -> Mapping[str, str]:
+        return {"uplink": Sign.name, "memory": Nothing.name, "downlink": EFSign.name, "downlink_memory": Nothing.name}
+
+    def begin(self, weights: Tensor, layout: Layout) -> None:
+        super().begin(weights, layout)
+        self.momentum = torch.zeros(layout.numel, dtype=torch.float32) if self.options.momentum else None
+        self._next = self.momentum  # if the model moves
+        self.judged: dict[int, tuple[int, int]] = {}  # client → votes that lost by a wide margin, votes
+        self._judged: dict[int, tuple[int, int]] = {}  # of the round
+
+    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
+        (accepted,) = phases.values()
+        cast = {a.client: self.ballot(a.client, a.update) for a in accepted if a.update is not None}
+        if cast:
+            self.step(self.tally(cast), into)
+
+    def ballot(self, client: int, update: Update) -> np.ndarray | bytes:
+        """The packed signs of an update."""
+        if isinstance(update, Bits):
+            return update.words
+        return kernels.bits.signs(update.dense(), seeds.key(self.rules.seed, "zeros", self.round, client))
+
+    def tally(self, cast: Mapping[int, np.ndarray | bytes]) -> np.ndarray:
+        """What the majority of packed votes, by client, is for: packed. Notes who was against it."""
+        numel, voters = self.layout.numel, [*cast]
+        result = votes.majority([*cast.values()], numel, seeds.key(self.rules.seed, "tie", self.round))
+        _, lost = votes.disagreement([*cast.values()], result, numel, max(2, round(WIDE * len(voters))))
+        self._judged = {client: (int(wide), numel) for client, wide in zip(voters, lost, strict=True)}
+        return result
+
+    def step(self, result: np.ndarray, into: Tensor) -> None:
+        """Write the step that follows from a packed majority into `into` [numel]."""
+        numel, lr = self.layout.numel, self.rules.lr * self.schedule.rate(self.round)
+        if self.momentum is not None:
+            majority = torch.from_numpy(kernels.Signs(result, numel, 1.0).values())
+            self._next = (self.momentum * self.options.momentum).add_(majority, alpha=1 - self.options.momentum)
+            tie = seeds.key(self.rules.seed, "tie", self.round)
+            result = np.frombuffer(kernels.bits.signs(self._next, tie), np.uint8)
+        into.copy_(torch.from_numpy(kernels.Signs(result, numel, lr).values()))
+
+    def closed(self, outcome: Outcome) -> None:
+        if outcome.broadcast is not None:
+            self.momentum, self.judged = self._next, self._judged_so_far()
+        self._judged = {}
+
+    def suspicion(self) -> Mapping[int, float]:
+        return {client: lost / cast for client, (lost, cast) in self._judged_so_far().items()}
+
+    def _judged_so_far(self) -> dict[int, tuple[int, int]]:
+        """With those of the round that is running."""
+        both = {client: (self.judged.get(client, (0, 0)), new) for client, new in self._judged.items()}
+        now = {client: (old[0] + new[0], old[1] + new[1]) for client, (old, new) in both.items()}
+        return dict(sorted((self.judged | now).items()))
+
+    def take_changes(self) -> Changes:
+        vectors = {} if self.momentum is None else {MOMENTUM: self.momentum}
+        return vectors, {SUSPICION: json.dumps([[client, *counts] for client, counts in sorted(self.judged.items())]).encode()}
+
+    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
+        self.judged = {int(client): (int(lost), int(cast)) for client, lost, cast in json.loads(value(SUSPICION))}
+        if self.momentum is not None:
+            self.momentum = self._next = vector(MOMENTUM)
+
+
+def _inner(codec: Codec) -> Codec:
+    return codec.inner if isinstance(codec, LayerWise) else codec

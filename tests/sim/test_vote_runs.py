@@ -1,0 +1,33 @@
+"""Runs of votes: liars are outvoted and suspected, and a run is the same interrupted or not."""
+
+from dataclasses import replace
+
+import pytest
+from test_run import TINY, Stop, StopsAt, model_bytes, out, rounds_of
+
+from fedcomp.sim import simulate
+
+VOTING = replace(TINY, strategy="vote", uplink="sign", downlink="efsign", memory="none", lr=0.02, participation=1.0)
+
+
+def test_liars_are_suspected_and_outvoted(tmp_path):
+    honest = simulate(replace(VOTING, clients=9, rounds=20, out=out(tmp_path, "honest")))
+    simulate(replace(VOTING, clients=9, rounds=20, attack="inverted:2", out=out(tmp_path, "lied")))
+    last = rounds_of(out(tmp_path, "lied"))[-1]
+    ordered = sorted(last["suspicion"], key=last["suspicion"].get)
+    assert last["accuracy"] > honest.accuracy - 0.1
+    assert last["suspicion"][ordered[-2]] > 2 * last["suspicion"][ordered[-3]]
+
+
+@pytest.mark.parametrize("changes", [{}, {"strategy": "vote:momentum=0.9"}, {"memory": "signum"},
+                                     {"uplink": "efsign", "memory": "residual"},
+                                     {"attack": "inverted:2"}])
+def test_a_run_stopped_in_a_round_ends_the_same(tmp_path, changes):
+    config = replace(VOTING, **changes)
+    simulate(replace(config, out=out(tmp_path, "whole")))
+    stopped = replace(config, out=out(tmp_path, "stopped"))
+    with pytest.raises(Stop):
+        simulate(stopped, StopsAt(3, 2))
+    simulate(replace(stopped, resume=True))
+    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
+    assert rounds_of(out(tmp_path, "whole")) == rounds_of(out(tmp_path, "stopped"))

@@ -1,0 +1,108 @@
+"""Votes: the step is that of the majority, ties are everybody's coin, and nothing but bits travels."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from federation import Federation
+
+from fedcomp import UserError, seeds
+from fedcomp.clients.local_sgd import Trained
+from fedcomp.kernels import votes
+from fedcomp.strategies import RoundStrategy, Rules, strategy
+from fedcomp.strategies.vote import Vote
+
+RULES = Rules(participation=1.0, uplink="sign", downlink="efsign", memory="none", downlink_memory="none", seed=3, lr=0.02)
+
+
+def federation(clients: int = 5, momentum: float = 0.0, **changes) -> Federation:
+    def voting(rules: Rules, **told) -> RoundStrategy:
+        return strategy(f"vote:momentum={momentum}", rules, **told)
+
+    return Federation(replace(RULES, **changes), clients=clients, strategy=voting)
+
+
+def signs(outcome) -> torch.Tensor:
+    return torch.stack([a.update.dense() for a in outcome.accepted])
+
+
+def test_the_model_moves_by_lr_towards_the_majority():
+    f = federation()
+    for outcome in f.strategy.rounds(f.grid, range(1, 6)):
+        step = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel)
+        torch.testing.assert_close(step, 0.02 * signs(outcome).sum(0).sign(), rtol=1e-6, atol=0)
+
+
+def test_a_tie_is_the_coin_that_all_can_toss():
+    f = federation(clients=4)
+    ties = 0
+    for outcome in f.strategy.rounds(f.grid, range(1, 4)):
+        step = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel)
+        tie = signs(outcome).sum(0) == 0
+        coins = votes.coins(seeds.key(3, "tie", outcome.round), f.layout.numel)
+        heads = torch.from_numpy(votes.bits.unpack_signs(coins, f.layout.numel))
+        assert torch.equal(step[tie] > 0, heads[tie])
+        ties += int(tie.sum())
+    assert ties
+
+
+@pytest.mark.parametrize("momentum", [0.5, 0.9])
+def test_momentum_of_the_server_is_that_of_the_majority(momentum):
+    f, m = federation(momentum=momentum), torch.zeros(42)
+    for outcome in f.strategy.rounds(f.grid, range(1, 7)):
+        m = (m * momentum).add_(signs(outcome).sum(0).sign(), alpha=1 - momentum)
+        step = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel)
+        sure = m.abs() > 1e-6
+        assert torch.equal(step[sure].sign(), m[sure].sign())
+
+
+def test_the_step_warms_up_with_the_learning_rate():
+    f = federation(lr_warmup=4)
+    steps = [f.strategy.downlink.decode(o.broadcast.frame, numel=42).abs().mean().item() for o in f.strategy.rounds(f.grid, range(1, 6))]
+    assert steps == pytest.approx([0.005, 0.01, 0.015, 0.02, 0.02])
+
+
+def test_up_and_down_one_bit_a_parameter():
+    f = federation()
+    (outcome,) = f.strategy.rounds(f.grid, [1])
+    bits = math.ceil(f.layout.numel / 8)
+    assert all(bits < size <= bits + 24 for size in outcome.traffic.uplink.values())
+    assert bits < len(outcome.broadcast.frame) <= bits + 24
+
+
+def test_who_did_not_answer_has_no_vote():
+    f = federation()
+    f.faults[(2, 1)] = lambda a, r: replace(r, frame=r.frame[:-1])
+    (outcome,) = f.strategy.rounds(f.grid, [1])
+    assert [r.client for r in outcome.rejections] == [2] and len(outcome.accepted) == 4
+    assert 2 not in outcome.suspicion
+
+
+def test_error_feedback_votes_with_what_was_not_heard():
+    f = federation(uplink="efsign", memory="residual")
+    for outcome in f.strategy.rounds(f.grid, range(1, 4)):
+        step = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel)
+        assert torch.equal(step.sign(), signs(outcome).sign().sum(0).sign())
+
+
+def test_an_update_of_zeros_votes_by_coins_of_its_own():
+    f = federation(uplink="efsign")
+    f.members[0].engine.train = lambda start, *rest, **told: Trained(torch.zeros_like(start), 0.0, None)
+    (outcome,) = f.strategy.rounds(f.grid, [1])
+    step = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel)
+    assert len(outcome.accepted) == 5 and 0 < (step > 0).sum() < f.layout.numel
+
+
+@pytest.mark.parametrize(("changes", "fix"), [
+    ({"uplink": "stc"}, "leave --uplink out"),
+    ({"weights": "examples"}, "leave --weights out"),
+])  # fmt: skip
+def test_what_is_no_vote_is_refused(changes, fix):
+    with pytest.raises(UserError, match=fix):
+        Vote(replace(RULES, **changes))
+
+
+def test_momentum_that_never_forgets_is_refused():
+    with pytest.raises(UserError, match="such as 0.9"):
+        strategy("vote:momentum=1", RULES)
