@@ -1,0 +1,99 @@
+"""Liars that know nothing but their own update.
+
+Bernstein, Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication efficient and fault tolerant. ICLR 2019,
+section 3.3: blind multiplicative adversaries.
+
+    inverted     x ← −s·x
+    rescaled     x ← r·x,  log₁₀ r uniform in [−d, d]
+    random-sign  xᵢ ← ±xᵢ, a fair coin for each coordinate
+
+Li, Xu, Chen, Giannakis, Ling: RSA: Byzantine-robust stochastic aggregation methods. AAAI 2019, same-value attack:
+
+    constant     x ← c·1
+
+Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries. NeurIPS 2017, section 5.1, with a deviation of 200:
+
+    gaussian     xᵢ ~ N(0, σ²)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import SpecError
+from .base import Attack, Scene
+
+Generators = Sequence[np.random.Generator]
+
+
+@dataclass(frozen=True)
+class Inverted(Attack):
+    scale: float = 1.0
+
+    name: ClassVar[str] = "inverted"
+    source: ClassVar[str] = "Bernstein 2019"
+
+    def updates(self, x: Tensor, scene: Scene, generators: Generators) -> Tensor:
+        return x.mul_(-self.scale)
+
+
+@dataclass(frozen=True)
+class Rescaled(Attack):
+    decades: float = 3.0  # d
+
+    name: ClassVar[str] = "rescaled"
+    source: ClassVar[str] = "Bernstein 2019"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.decades <= 30:
+            raise SpecError(f"option 'decades' of attack 'rescaled' is {self.decades:g}; give 0 to 30")
+
+    def updates(self, x: Tensor, scene: Scene, generators: Generators) -> Tensor:
+        factors = [10 ** g.uniform(-self.decades, self.decades) for g in generators]
+        return x.mul_(torch.tensor(factors, dtype=x.dtype, device=x.device)[:, None])
+
+
+@dataclass(frozen=True)
+class RandomSign(Attack):
+    name: ClassVar[str] = "random-sign"
+    source: ClassVar[str] = "Bernstein 2019"
+
+    def updates(self, x: Tensor, scene: Scene, generators: Generators) -> Tensor:
+        for row, generator in zip(x, generators, strict=True):
+            coins = torch.from_numpy(generator.integers(0, 2, row.numel(), np.int8))
+            row.mul_(coins.to(x.device) * 2.0 - 1.0)
+        return x
+
+
+@dataclass(frozen=True)
+class Constant(Attack):
+    value: float = 1.0  # c
+
+    name: ClassVar[str] = "constant"
+    source: ClassVar[str] = "Li 2019"
+
+    def updates(self, x: Tensor, scene: Scene, generators: Generators) -> Tensor:
+        return x.fill_(self.value)
+
+
+@dataclass(frozen=True)
+class Gaussian(Attack):
+    sigma: float = 200.0
+
+    name: ClassVar[str] = "gaussian"
+    source: ClassVar[str] = "Blanchard 2017"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sigma < 0:
+            raise SpecError(f"option 'sigma' of attack 'gaussian' is {self.sigma:g}; give 0 or more")
+
+    def updates(self, x: Tensor, scene: Scene, generators: Generators) -> Tensor:
+        for row, generator in zip(x, generators, strict=True):
+            row.copy_(torch.from_numpy(generator.standard_normal(row.numel(), np.float32))).mul_(self.sigma)
+        return x

@@ -1,0 +1,29 @@
+"""Inner product manipulation: what is summed points away from the mean of the honest.
+
+Xie, Koyejo, Gupta: Fall of empires: breaking Byzantine-tolerant SGD by inner product manipulation. UAI 2019, section 4.
+
+    x = −ε·μ
+
+μ is the mean of the honest updates. A small ε hides among the honest, a large one turns a mean around; ε = 1 is also called sign flipping.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from .base import Attack, Scene
+
+
+@dataclass(frozen=True)
+class InnerProduct(Attack):
+    epsilon: float = 2.0
+
+    name: ClassVar[str] = "ipm"
+    source: ClassVar[str] = "Xie 2019"
+    looks: ClassVar[bool] = True
+
+    def updates(self, x: Tensor, scene: Scene, generators: Sequence[np.random.Generator]) -> Tensor:
+        return (scene.honest.mean(0) * -self.epsilon).expand_as(x).clone()

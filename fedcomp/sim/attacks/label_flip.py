@@ -1,0 +1,27 @@
+"""Label flip: honest training on wrong targets.
+
+    y ← classes − 1 − y
+
+Fang, Cao, Jia, Gong: Local model poisoning attacks to Byzantine-robust federated learning. USENIX Security 2020, section 4.1; as a data
+attack, Biggio, Nelson, Laskov: Support vector machines under adversarial label noise. ACML 2011. Targets below 0, which a loss leaves out,
+stay.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ...errors import ConfigError
+from ...tasks.base import Data
+from .base import Attack
+
+
+@dataclass(frozen=True)
+class LabelFlip(Attack):
+    name: ClassVar[str] = "label-flip"
+    source: ClassVar[str] = "Fang 2020"
+
+    def data(self, data: Data) -> Data:
+        if data.targets.is_floating_point() or data.targets.is_complex() or not data.targets.numel():
+            raise ConfigError("attack 'label-flip' flips classes, and the targets of this task are no whole numbers; use inverted")
+        last = data.targets.max()
+        return replace(data, targets=(last - data.targets).where(data.targets >= 0, data.targets))

@@ -1,0 +1,84 @@
+"""What no honest client sends: NaN and infinity, bytes that are no frame, nothing at all.
+
+A liar's memory is that of an honest client. What it sends is not what the memory proposed, and bears a ticket of its own: where a server
+took it, the next message names a proposal that the memory never made, and the memory rolls back.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+
+from ...errors import FedcompError
+from ...messages import Report, ticket
+from .base import Attack, Sender
+from .frames import of_floats, resealed, with_numbers
+
+NUMBERS = {"nan": float("nan"), "inf": float("inf"), "largest": float(np.finfo(np.float32).max)}
+KINDS = ("garbage", "truncated", "size", "checksum", "body")
+
+
+@dataclass(frozen=True)
+class Infinity(Attack):
+    """Numbers that poison every sum, in frames written by hand, since codecs refuse to write them; or the largest that there is."""
+
+    value: Literal["nan", "inf", "largest"] = "nan"
+
+    name: ClassVar[str] = "infinity"
+    source: ClassVar[str] = "Blanchard 2017"
+
+    def reply(self, report: Report, sender: Sender) -> Report:
+        number = NUMBERS[self.value]
+        if report.frame and report.frame[3] != sender.codec.id:  # a phase whose frames are plain floats
+            return _bringing(report, of_floats(report.frame, number))
+        x = torch.from_numpy(sender.generator.standard_normal(sender.numel, np.float32))
+        try:
+            if self.value == "largest":
+                return _bringing(report, self._encoded(x.sign().mul_(number), sender))
+            frame, twin = self._encoded(x, sender), self._encoded(2 * x, sender)
+            return _bringing(report, with_numbers(frame, twin, sender.codec, sender.context.layout, number))
+        except FedcompError:  # the codec does not work without its memory
+            return _bringing(report, resealed(report.frame[:9] + b"\xff" * (len(report.frame) - 9), sender.numel))
+
+    @staticmethod
+    def _encoded(x: torch.Tensor, sender: Sender) -> bytes:
+        return sender.codec.encode(x, seed=sender.seed, layout=sender.context.layout, context=sender.context)
+
+
+@dataclass(frozen=True)
+class Malformed(Attack):
+    """Bytes that are no frame: noise; a frame cut short, for a model of another size, or damaged; noise under a checksum that fits."""
+
+    how: Literal["any", "garbage", "truncated", "size", "checksum", "body"] = "any"  # any = drawn in each round
+
+    name: ClassVar[str] = "malformed"
+
+    def reply(self, report: Report, sender: Sender) -> Report:
+        frame, g = report.frame or b"fc\x01\x01\x00" + bytes(4), sender.generator
+        how = KINDS[g.integers(len(KINDS))] if self.how == "any" else self.how
+        if how == "truncated":
+            return _bringing(report, frame[: g.integers(1, len(frame))])
+        if how == "size":
+            return _bringing(report, resealed(frame, sender.numel + 1))
+        if how == "checksum":
+            return _bringing(report, frame[:5] + bytes(255 - byte for byte in frame[5:9]) + frame[9:])
+        if how == "body":
+            return _bringing(report, resealed(frame[:9] + g.bytes(len(frame) - 9), sender.numel))
+        return _bringing(report, g.bytes(len(frame)))
+
+
+@dataclass(frozen=True)
+class Abstention(Attack):
+    """No answer, in a share of the rounds."""
+
+    share: float = 1.0  # of the rounds
+
+    name: ClassVar[str] = "abstention"
+
+    def silent(self, generator: np.random.Generator) -> str:
+        return "no answer: this client abstains" if generator.random() < self.share else ""
+
+
+def _bringing(report: Report, frame: bytes) -> Report:
+    return replace(report, frame=frame, ticket=ticket(report.round, report.client, frame))

@@ -1,0 +1,68 @@
+"""What both screens say of liars, of those who were turned down, and of those whose votes are suspected."""
+
+from dataclasses import replace
+
+from fedcomp.cli.dashboard import Dashboard
+from fedcomp.cli.plain import Plain
+from fedcomp.cli.watch import Totals, facts, rejections, suspects, verdict
+from fedcomp.observe import Rejection, Rejections, RoundRecord
+from fedcomp.server.rejected import CLIENTS, REASONS, rejections_of
+
+
+def rejected(record: RoundRecord, *given: tuple[int, str]) -> RoundRecord:
+    return replace(record, rejections=tuple(Rejection(client, "reply", reason) for client, reason in given))
+
+
+def test_who_lies_stands_in_the_header(told):
+    header = replace(told(3).header, attack="inverted 3/7, alie 12", liars=3)
+    assert ("attack", "3 of 500 clients lie: inverted 3/7, alie 12") in facts(header)
+    assert "attack" not in dict(facts(told(3).header))
+
+
+def test_of_many_reasons_in_a_round_the_most_frequent_are_said(told):
+    record = rejected(told(3).record(2), *((client, f"noise {client % 40}") for client in range(60)))
+    lines = rejections(record)
+    assert len(lines) == 9
+    assert lines[0] == "round 2: clients 0, 40 rejected at reply: noise 0"
+    assert lines[-1] == "round 2: 44 more rejected, for 32 reasons; metrics.jsonl has them"
+    assert len(rejections(rejected(record, *((client, f"noise {client}") for client in range(9))))) == 9
+    (line,) = rejections(rejected(record, *((client, "noise") for client in range(300))))
+    assert line == "round 2: clients 0, 1, 2, 3, 4, 5, 6, 7 and 292 more rejected at reply: noise"
+
+
+def test_reasons_that_differ_in_numbers_are_one_in_the_summary(told):
+    records = [rejected(told(3).record(n), (4, f"{n} bytes are too short"), (9, "no answer"), (2, f"{7 * n} bytes are too short"))
+               for n in (1, 2)]
+    assert rejections_of(records) == (Rejections("reply", "1 bytes are too short", 4, (2, 4)), Rejections("reply", "no answer", 2, (9,)))
+    assert rejections_of([told(3).record(1)]) == ()
+
+
+def test_the_summary_is_short_whoever_was_rejected(told):
+    many = rejected(told(3).record(1), *((client, "noise " + "x" * (client % 30)) for client in range(6000)))
+    found = rejections_of([many])
+    assert len(found) == REASONS and all(len(r.clients) == CLIENTS and r.more_clients == 200 - CLIENTS for r in found)
+
+
+def test_the_verdict_names_whose_updates_were_turned_down_and_why(told):
+    found = (Rejections("reply", "no answer", 12, (1, 6)), Rejections("encode", "the update is nan", 4, tuple(range(16)), 100))
+    lines = verdict(replace(told(3).summary, rejections=found), Totals(rejected=16))
+    assert lines[-3:] == [
+        ("rejected", "16 updates"),
+        ("", "12 of clients 1, 6 at reply: no answer"),
+        ("", "4 of clients 0, 1, 2, 3, 4, 5, 6, 7 and 108 more at encode: the update is nan"),
+    ]
+
+
+def test_suspected_clients_are_shown_the_worst_first(told, capsys):
+    run = told(3)
+    record = replace(run.record(3), suspicion={7: 0.125, 3: 0.92, 5: 0.0, 1: 0.5, 2: 0.125})
+    assert suspects(record) == "client 3 92 %, client 1 50 %, client 2 12 %" and suspects(run.record(3)) == ""
+    plain = Plain()
+    plain.started(run.header)
+    plain.round_done(record)
+    assert "suspected: client 3 92 %, client 1 50 %, client 2 12 %" in capsys.readouterr().out.splitlines()
+    dashboard = Dashboard()
+    dashboard.started(run.header)
+    dashboard.round_done(record)
+    dashboard.console.print(dashboard.picture(160, 40))
+    assert "suspected: client 3 92 %" in capsys.readouterr().out
