@@ -11,9 +11,11 @@ demo: .venv/.sim
 
 test: export HF_HUB_OFFLINE := 1
 test: export RAY_USAGE_STATS_ENABLED := 0
+# one worker for each core
+test: export OMP_NUM_THREADS := 1
 test: .venv/.dev
 	.venv/bin/ruff check
-	FEDCOMP_DATA="$${FEDCOMP_DATA-$$(cd ../shared/data 2>/dev/null && pwd)}" .venv/bin/python -m pytest
+	FEDCOMP_DATA="$${FEDCOMP_DATA-$$(cd ../shared/data 2>/dev/null && pwd)}" .venv/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 # .venv/.sim and .venv/.dev: stamps of the extras that are installed.
 .venv/.%: pyproject.toml constraints.txt

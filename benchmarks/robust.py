@@ -1,0 +1,106 @@
+"""What robust rules cost beside the same in torch on a dense stack of all updates, and how much memory they take beside the updates.
+
+    python benchmarks/robust.py --clients 20 --numel 1M
+
+Updates come as opened frames: `dense` is identity (what fp16 and qsgd are spread out to), the others stay as short as they came. torch
+has the stack [m, n] in memory and does no more than the rule needs: median, a sort and a mean, or distances by a product of matrices.
+Times are medians of interleaved repeats, after one that compiles. Memory is the most that Python and numpy held during a call, without
+the updates and the result.
+"""
+
+import argparse
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+
+import torch
+
+from fedcomp import Layout, codec, spec
+from fedcomp.strategies import Rules, strategy
+from fedcomp.strategies.exchange import Accepted
+
+UPLINKS = {"dense": "identity", "stc 1 %": "stc:density=1%", "eden 1 bit": "eden:bits=1"}
+RULES = ("average", "median:{f}", "trimmed-mean:{f}", "krum:{f}", "multi-krum:{f}", "geometric-median:{f}", "centered-clipping:{f}",
+         "median:{f},mix=true", "krum:{f},buckets=2")
+
+
+def baselines(stack: torch.Tensor, liars: int) -> dict[str, Callable[[], object]]:
+    """The same on a dense stack, by the names of the rules that they are for."""
+    m = len(stack)
+
+    def distances() -> torch.Tensor:
+        products = stack @ stack.T
+        squares = products.diagonal()
+        return squares[:, None] + squares - 2 * products
+
+    def krum() -> torch.Tensor:
+        return stack[distances().sort(1).values[:, 1 : m - liars - 1].sum(1).argmin()].clone()
+
+    return {
+        "average": lambda: stack.mean(0),
+        "median": lambda: stack.median(0).values,
+        "trimmed-mean": lambda: stack.sort(0).values[liars : m - liars].mean(0),
+        "krum": krum,
+    }
+
+
+def opened(stack: torch.Tensor, uplink: str) -> list[Accepted]:
+    c, n = codec(uplink), stack.shape[1]
+    return [Accepted(i, c.open(c.encode(row, seed=i), n), 1, 0.0, "") for i, row in enumerate(stack)]
+
+
+def called(text: str, uplink: str, answers: list[Accepted], into: torch.Tensor) -> Callable[[], object]:
+    """A call of a rule, on a server that stands before round 1."""
+    rule = strategy(text, Rules(uplink=uplink, memory="none"))
+    rule.begin(torch.zeros_like(into), Layout.flat(into.numel()))
+    return lambda: rule.aggregate({"train": answers}, into.zero_())
+
+
+def seconds(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats + 1):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            taken[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times[1:]) for name, times in taken.items()}
+
+
+def peak(way: Callable[[], object]) -> float:
+    """Bytes."""
+    tracemalloc.start()
+    try:
+        way()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--numel", type=spec.count, default=1_000_000, help="elements of the model")
+    parser.add_argument("--liars", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    m, n, f = options.clients, options.numel, options.liars
+    stack = torch.randn(m, n, generator=torch.Generator().manual_seed(0))
+    torch_s = seconds(baselines(stack, f), options.repeats)
+    print(f"{m} clients, n = {n:,}, {f} liars, {torch.get_num_threads()} threads; a dense stack is {stack.nbytes / 1e6:,.0f} MB\n")
+    print(f"{'':28}{'torch':>9}" + "".join(f"{name:>12}{'of torch':>10}{'MB':>7}" for name in UPLINKS) + "   (ms)")
+    rows: dict[str, list[str]] = {text.format(f=f): [] for text in RULES}
+    for uplink in UPLINKS.values():
+        answers, into = opened(stack, uplink), torch.zeros(n)
+        ways = {text: called(text, uplink, answers, into) for text in rows}
+        for text, time_s in seconds(ways, options.repeats).items():
+            baseline = torch_s.get(text.partition(":")[0]) if "," not in text else None
+            ratio = f"{time_s / baseline:9.2f}x" if baseline else f"{'':10}"
+            rows[text].append(f"{time_s * 1e3:12.0f}{ratio}{peak(ways[text]) / 1e6:7.1f}")
+    for text, cells in rows.items():
+        baseline = torch_s.get(text.partition(":")[0]) if "," not in text else None
+        print(f"{text:28}{f'{baseline * 1e3:.0f}' if baseline else '':>9}" + "".join(cells))
+
+
+if __name__ == "__main__":
+    main()

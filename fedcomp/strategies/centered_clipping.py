@@ -1,0 +1,90 @@
+"""Centered clipping: updates are cut to a radius around what came out before.
+
+Karimireddy, He, Jaggi: Learning from history for Byzantine robust optimization. ICML 2021, algorithm 2.
+
+    v ← v + Σ (x_i − v)·min(1, τ / ‖x_i − v‖) / n;   from the v that the round before ended with, 0 in the first
+
+v is kept over rounds that moved the model, and with the checkpoint. It needs n > 2f; the paper's proof asks for f ≤ n/10, a τ that goes
+with how far honest updates lie apart, and momentum of the clients, which brings them closer. Unlike in the paper, τ is the median of
+the ‖x_i − v‖ unless a radius is given: with n > 2f no larger than the largest distance of an honest update.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from ..codecs import Update
+from ..codecs.update import Dense
+from ..errors import SpecError
+from ..layout import Layout
+from ..memories.base import Changes
+from .base import Outcome
+from .blocks import lengths_from
+from .exchange import Accepted
+from .robust import ByDistance
+from .robust import Options as RobustOptions
+
+CENTER = "center"  # in a checkpoint
+
+
+@dataclass(frozen=True)
+class Options(RobustOptions):
+    radius: float = 0.0  # τ, in the L2 norm of updates; 0 = the median distance
+    iterations: int = 1  # steps in a round
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.radius <= 1e30:
+            raise SpecError(f"option 'radius' of strategy 'centered-clipping' is {self.radius:g}; give a length above 0, or leave it out")
+        if not 1 <= self.iterations <= 10_000:
+            raise SpecError(f"option 'iterations' of strategy 'centered-clipping' is {self.iterations}; give 1 to 10000")
+
+
+class CenteredClipping(ByDistance):
+    """Steps from the last center, each client's of a bounded length."""
+
+    name: ClassVar[str] = "centered-clipping"
+    Options: ClassVar[type] = Options
+    options: Options
+
+    def begin(self, weights: Tensor, layout: Layout) -> None:
+        super().begin(weights, layout)
+        self.center: Tensor | None = None  # v [numel]; None = 0
+        self._next: Tensor | None = None  # v, if the model moves
+        self._changed = False  # since the last checkpoint
+
+    def needs(self) -> int:
+        return 2 * self.options.liars + 1
+
+    def kept(self) -> Sequence[Update | None]:
+        return [None if self.center is None else Dense(self.center.numpy())]
+
+    def weigh(self, products: np.ndarray) -> np.ndarray:
+        weights = np.zeros(len(products))  # the last is that of the center
+        weights[-1] = 1
+        for _ in range(self.options.iterations):
+            lengths = lengths_from(products, weights)[:-1]
+            radius = self.options.radius or float(np.median(lengths))
+            share = np.divide(radius, lengths, out=np.ones_like(lengths), where=lengths > radius)
+            weights *= 1 - share.mean()
+            weights[:-1] += share / share.size
+        return weights
+
+    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
+        super().aggregate(phases, into)
+        self._next = into.clone()
+
+    def closed(self, outcome: Outcome) -> None:
+        if outcome.broadcast is not None:
+            self.center, self._changed = self._next, True
+        self._next = None
+
+    def take_changes(self) -> Changes:
+        changed, self._changed = self._changed, False
+        return ({CENTER: self.center} if changed else {}), {}
+
+    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
+        self.center, self._changed = vector(CENTER), False

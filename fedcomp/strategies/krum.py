@@ -1,0 +1,71 @@
+"""Krum: the update that has the closest neighbours; multi-Krum: the mean of several such.
+
+Blanchard, El Mhamdi, Guerraoui, Stainer: Machine learning with adversaries: Byzantine tolerant gradient descent. NeurIPS 2017.
+
+    s(i) = Σ ‖x_i − x_j‖² over the n − f − 2 vectors nearest to x_i, without itself
+    krum         y = x_i with the smallest s(i)
+    multi-krum   y = the mean of the `keep` vectors with the smallest s;  n − f of them unless told otherwise, never more
+
+Both need n > 2f + 2. Of equal scores that of the smaller client id is smaller.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ..errors import SpecError
+from .blocks import squared_distances
+from .robust import ByDistance
+from .robust import Options as RobustOptions
+
+
+class Krum(ByDistance):
+    """The update with the closest neighbours."""
+
+    name: ClassVar[str] = "krum"
+
+    def needs(self) -> int:
+        return 2 * self.options.liars + 3
+
+    def weigh(self, products: np.ndarray) -> np.ndarray:
+        best = np.argsort(scores(products, self.options.liars), kind="stable")[: self.keep(len(products))]
+        weights = np.zeros(len(products))
+        weights[best] = 1 / len(best)
+        return weights
+
+    def keep(self, vectors: int) -> int:
+        """How many of so many are averaged."""
+        return 1
+
+
+@dataclass(frozen=True)
+class Options(RobustOptions):
+    keep: int = 0  # updates that are averaged; 0 = all but as many as may be liars
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.keep < 0:
+            raise SpecError(f"option 'keep' of strategy 'multi-krum' is {self.keep}; give at least 1, or leave it out")
+
+
+class MultiKrum(Krum):
+    """The mean of the updates with the closest neighbours."""
+
+    name: ClassVar[str] = "multi-krum"
+    Options: ClassVar[type] = Options
+    options: Options
+
+    def needs(self) -> int:
+        return max(super().needs(), self.options.keep + self.options.liars)
+
+    def keep(self, vectors: int) -> int:
+        return self.options.keep or vectors - self.options.liars
+
+
+def scores(products: np.ndarray, liars: int) -> np.ndarray:
+    """s [n], from inner products [n, n]."""
+    n = len(products)
+    distances = squared_distances(products)
+    np.fill_diagonal(distances, np.inf)
+    return np.sort(distances, axis=1)[:, : n - liars - 2].sum(axis=1)

@@ -1,0 +1,50 @@
+"""Median and trimmed mean of every coordinate.
+
+Yin, Chen, Ramchandran, Bartlett: Byzantine-robust distributed learning: Towards optimal statistical rates. ICML 2018, options I and II.
+
+    median         y_i = the middle one of the values that clients have for coordinate i; of an even number, the mean of the middle two
+    trimmed mean   y_i = the mean of these values without the f largest and the f smallest
+
+Both need n > 2f: then y_i lies among the values of honest clients. The paper trims a share β ≥ f/n of each side.
+
+A coordinate that most clients do not send has the median 0: of frames with few coordinates little gets across, and what a frame said has
+been taken. So both choose an uplink that says something of every coordinate, unless neighbours are mixed in front. On `digits` (10 clients,
+all in a round, dirichlet:0.3, 50 rounds, downlink fp16, liars=2; accuracy in %, frames of one seed):
+
+                     stc 1 %   stc 10 %   eden:bits=1,damped=true   fp16
+    average            91.1      92.8             92.5              93.1
+    median              8.6      34.7             91.9              90.6
+    median, mixed      92.8      93.3             93.6              93.6
+    trimmed-mean       20.0      87.8             92.5              91.7
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ..codecs.eden import Eden
+from .robust import ByCoordinate
+
+
+class Median(ByCoordinate):
+    """The coordinate-wise median."""
+
+    name: ClassVar[str] = "median"
+
+    @classmethod
+    def defaults(cls, options: Any) -> Mapping[str, str]:
+        return {} if options.mix else {"uplink": str(Eden(bits=1, damped=True))}
+
+    def needs(self) -> int:
+        return 2 * self.options.liars + 1
+
+    def ranks(self, vectors: int) -> tuple[int, int]:
+        return (vectors - 1) // 2, vectors // 2 + 1
+
+
+class TrimmedMean(Median):
+    """The coordinate-wise mean without the `liars` largest and smallest values."""
+
+    name: ClassVar[str] = "trimmed-mean"
+
+    def ranks(self, vectors: int) -> tuple[int, int]:
+        return self.options.liars, vectors - self.options.liars

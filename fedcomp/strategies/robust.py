@@ -1,0 +1,146 @@
+"""What robust rules share: they stand in the place of the mean, and withstand f of the clients of a round that send what they like.
+
+A rule reads updates of any codec in blocks of coordinates (blocks.py). Every client counts once: an update without a frame is zero, and
+one that a rule leaves out has been taken all the same, so that its sender does not send it again. Liars are counted among the updates that
+a rule is given: those that were accepted in a round, and, with a memory whose absent clients count (`ef21`, `laq`), theirs as well.
+
+A rule says how many vectors it needs for f liars. A cohort that is too small for it is refused before round 1. A round in which too few
+were accepted moves nothing: its clients are rejected at the stage `aggregate` and keep what they sent.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from ..codecs import Update
+from ..errors import ConfigError, SpecError
+from ..kernels.order import mean_of_ranks
+from . import closing
+from .base import RoundStrategy, Rules
+from .blocks import CHUNK, Rows, squared_distances
+from .exchange import Accepted
+from .mixing import buckets, nearest
+
+
+@dataclass(frozen=True)
+class Options:
+    liars: int = 1  # f: clients of a round that may send anything
+    mix: bool = False  # nearest-neighbour mixing in front of the rule (mixing.py)
+    buckets: int = 1  # updates averaged in a bucket, before all else; 1 = none
+
+    def __post_init__(self) -> None:
+        for name, low in (("liars", 0), ("buckets", 1)):
+            if (value := getattr(self, name)) < low:
+                raise SpecError(f"option '{name}' of a robust strategy is {value}; give at least {low}")
+
+
+class Robust(RoundStrategy):
+    """A rule for vectors of which at most `liars` are arbitrary."""
+
+    Options: ClassVar[type] = Options
+    options: Options
+
+    def __init__(self, rules: Rules | None = None, **told: Any):
+        super().__init__(rules, **told)
+        if self.rules.weights != "uniform":
+            raise ConfigError(f"strategy '{self.name}' counts every client once, since a liar would name the largest weight; "
+                              "leave --weights out, or give uniform")
+
+    @abstractmethod
+    def needs(self) -> int:
+        """The fewest vectors of which f may be arbitrary."""
+
+    @property
+    def least(self) -> int:
+        """The fewest clients of a round: as many as fill so many buckets."""
+        vectors = max(self.needs(), 2 * self.options.liars + 1 if self.options.mix else 1)
+        return (vectors - 1) * self.options.buckets + 1
+
+    def check_cohort(self, clients: int) -> None:
+        if clients < self.least:
+            raise ConfigError(f"strategy '{self.name}' needs {self._needed()}, and a cohort has {clients}; "
+                              "give a larger --participation, more --clients, or fewer liars")
+        if (enough := closing.least(self.rules.quorum, clients)) < self.least:
+            raise ConfigError(f"strategy '{self.name}' needs {self._needed()}, and with --quorum {self.rules.quorum:g} a round closes "
+                              f"at {enough}; give a larger --quorum, or fewer liars")
+
+    def refusal(self, accepted: Sequence[Accepted]) -> str:
+        return "" if len(accepted) >= self.least else f"strategy '{self.name}' needs {self._needed()}; {len(accepted)} could be used"
+
+    def mixture(self, vectors: int, products: np.ndarray | None) -> np.ndarray | None:
+        """A [k, vectors], float64, whose rows are what the rule is given instead; None: the vectors themselves.
+
+        `products`: inner products of the vectors, for mixing.
+        """
+        mixed = buckets(vectors, self.options.buckets, self.rules.seed, self.round) if self.options.buckets > 1 else None
+        if self.options.mix:
+            of_buckets = products if mixed is None else mixed @ products @ mixed.T
+            near = nearest(squared_distances(of_buckets), self.options.liars)
+            mixed = near if mixed is None else near @ mixed
+        return mixed
+
+    def _needed(self) -> str:
+        o = self.options
+        given = f"liars={o.liars}" + (f" and buckets={o.buckets}" if o.buckets > 1 else "")
+        return f"{self.least} clients in a round for {given}"
+
+
+class ByCoordinate(Robust):
+    """A rule for each coordinate by itself: the mean of some ranks. The same bits in any block and any order of the vectors.
+
+    With vectors mixed, it is the same to rounding.
+    """
+
+    @abstractmethod
+    def ranks(self, vectors: int) -> tuple[int, int]:
+        """The first rank of so many, 0 the smallest value, and the one after the last."""
+
+    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
+        rows, out = Rows(updates_of(phases), into.numel()), into.numpy()
+        mixture = self.mixture(len(rows), rows.products() if self.options.mix else None)
+        for span, values in rows.blocks():
+            vectors = values if mixture is None else _mixed(mixture, values)
+            out[span] = mean_of_ranks(vectors, *self.ranks(len(vectors)))
+
+
+class ByDistance(Robust):
+    """A rule that weighs vectors by their distances: it reads them once for these, and again to add them."""
+
+    @abstractmethod
+    def weigh(self, products: np.ndarray) -> np.ndarray:
+        """The weight of every vector, float64 [k], from the inner products of all; then of what `kept` gives, the last of these."""
+
+    def kept(self) -> Sequence[Update | None]:
+        """Vectors of the server's own that the rule weighs with the others, unmixed."""
+        return ()
+
+    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
+        sent, own = updates_of(phases), self.kept()
+        rows = Rows([*sent, *own], into.numel())
+        products, m = rows.products(), len(sent)
+        mixture = self.mixture(m, products[:m, :m])
+        if mixture is None:
+            rows.combine(self.weigh(products), into)
+            return
+        whole = np.zeros((len(mixture) + len(own), len(rows)))
+        whole[: len(mixture), :m], whole[len(mixture) :, m:] = mixture, np.eye(len(own))
+        rows.combine(self.weigh(whole @ products @ whole.T) @ whole, into)
+
+
+def updates_of(phases: Mapping[str, Sequence[Accepted]]) -> list[Update | None]:
+    """What was accepted in the one phase of a round."""
+    (accepted,) = phases.values()
+    return [a.update for a in accepted]
+
+
+def _mixed(mixture: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """A x for a block x [m, width], float32 [k, width], summed in float64."""
+    out = np.empty((len(mixture), values.shape[1]), np.float32)
+    for start in range(0, values.shape[1], CHUNK):
+        part = slice(start, start + CHUNK)
+        out[:, part] = mixture @ values[:, part].astype(np.float64)
+    return out

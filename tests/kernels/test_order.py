@@ -1,0 +1,78 @@
+"""Networks sort; the mean of some ranks is that of a sort, on every path."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from fedcomp.kernels import backend, order, order_loops
+
+
+@pytest.fixture(params=["numpy", "compiled"])
+def path(request, monkeypatch):
+    monkeypatch.setattr(backend, "LARGE", 0 if request.param == "compiled" else 10**9)
+
+
+def expected(stack: np.ndarray, first: int, last: int) -> np.ndarray:
+    return np.sort(stack, axis=0)[first:last].astype(np.float64).mean(axis=0).astype(np.float32)
+
+
+@pytest.mark.parametrize("m", range(1, 11))
+def test_a_network_brings_wanted_ranks_to_their_places(m):
+    """By the 0-1 principle, every input of zeros and ones shows it for all numbers."""
+    every = np.array(list(itertools.product((0, 1), repeat=m)), np.float32).T
+    for first, last in itertools.combinations(range(m + 1), 2):
+        stack = every.copy()
+        for i, j in order.network(m, first, last):
+            stack[[i, j]] = np.minimum(stack[i], stack[j]), np.maximum(stack[i], stack[j])
+        assert np.array_equal(stack[first:last], np.sort(every, axis=0)[first:last])
+
+
+def test_a_network_leaves_out_what_the_median_does_not_need():
+    assert len(order.network(20, 9, 11)) < len(order.network(20, 0, 20)) == 97
+    assert len(order.network(1, 0, 1)) == 0
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 7, 20, 33])
+@pytest.mark.parametrize("n", [1, order_loops.TILE, 3 * order_loops.TILE + 5])
+def test_the_mean_of_ranks_is_that_of_a_sort(path, m, n):
+    stack = np.random.default_rng(m).standard_normal((m, n)).astype(np.float32)
+    before = stack.copy()
+    for first, last in {(0, m), ((m - 1) // 2, m // 2 + 1), (m // 3, m - m // 3), (m - 1, m)}:
+        np.testing.assert_allclose(order.mean_of_ranks(stack, first, last), expected(stack, first, last), rtol=2e-7, atol=1e-12)
+    assert np.array_equal(stack, before)
+    middle = order.mean_of_ranks(stack, (m - 1) // 2, m // 2 + 1)
+    assert np.array_equal(middle, np.median(stack.astype(np.float64), axis=0).astype(np.float32))
+
+
+@pytest.mark.parametrize("m", [5, 8, 21])
+def test_neither_the_path_nor_the_order_of_the_rows_changes_a_bit(m, monkeypatch):
+    rng = np.random.default_rng(m)
+    stack = (rng.standard_normal((m, 1000)) * 10.0 ** rng.integers(-30, 30, (m, 1000))).astype(np.float32)
+    found = []
+    for large in (0, 10**9):
+        monkeypatch.setattr(backend, "LARGE", large)
+        found += [order.mean_of_ranks(np.ascontiguousarray(rows), 1, m - 1) for rows in (stack, stack[::-1], rng.permutation(stack))]
+    assert all(np.array_equal(found[0], other) for other in found[1:])
+
+
+def test_threads_share_a_wide_stack(path):
+    stack = np.random.default_rng(0).standard_normal((3, (2 << 20) + 77)).astype(np.float32)
+    assert np.array_equal(order.mean_of_ranks(stack, 1, 2), np.median(stack, axis=0))
+
+
+def test_the_largest_numbers_do_not_overflow(path):
+    largest = np.finfo(np.float32).max
+    stack = np.array([[largest, -largest, largest], [largest, -largest, -largest]], np.float32)
+    assert order.mean_of_ranks(stack, 0, 2).tolist() == [largest, -largest, 0]
+
+
+def test_a_stack_that_is_not_contiguous_is_read(path):
+    stack = np.random.default_rng(0).standard_normal((50, 9)).astype(np.float32).T
+    assert np.array_equal(order.mean_of_ranks(stack, 4, 5), np.median(stack, axis=0))
+
+
+@pytest.mark.parametrize(("first", "last"), [(-1, 1), (0, 4), (2, 2), (2, 1)])
+def test_ranks_that_are_not_there_are_refused(first, last):
+    with pytest.raises(IndexError, match="3 rows"):
+        order.mean_of_ranks(np.zeros((3, 2), np.float32), first, last)

@@ -1,0 +1,67 @@
+"""Robust strategies as functions of vectors, and byzfl's aggregators beside them."""
+
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedcomp.codecs import Update
+from fedcomp.codecs.update import Dense, Sparse
+from fedcomp.layout import Layout
+from fedcomp.strategies import RoundStrategy, Rules, strategy
+from fedcomp.strategies.exchange import Accepted
+
+NAMES = "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centered-clipping"
+FRONTS = "", ",mix=true", ",buckets=2", ",buckets=2,mix=true"
+
+
+def oracle() -> ModuleType:
+    """`byzfl.aggregators`. byzfl itself is not run: its benchmarks import torchvision, which not every build of torch can load."""
+    if "byzfl" not in sys.modules:
+        found = importlib.util.find_spec("byzfl") or pytest.skip("byzfl is not installed")
+        sys.modules["byzfl"] = importlib.util.module_from_spec(found)
+    return importlib.import_module("byzfl.aggregators")
+
+
+def rule(text: str, numel: int, **rules: Any) -> RoundStrategy:
+    """A strategy that stands before round 1 of a model [numel]."""
+    made = strategy(text, Rules(uplink="identity", memory="none", **rules))
+    made.begin(torch.zeros(numel), Layout.flat(numel))
+    return made
+
+
+def accepted(updates: list[Update | None]) -> list[Accepted]:
+    return [Accepted(client, update, 1, 0.0, "") for client, update in enumerate(updates)]
+
+
+def aggregated(made: RoundStrategy, vectors: np.ndarray, sparse: bool = False, round: int = 1) -> np.ndarray:
+    """What a strategy makes of vectors [m, n]: float32 [n]."""
+    rows = np.asarray(vectors, np.float32)
+    updates = [Sparse(row.size, np.flatnonzero(row), row[row != 0]) if sparse else Dense(row) for row in rows]
+    made.round, into = round, torch.zeros(rows.shape[1])
+    made.aggregate({"train": accepted(updates)}, into)
+    return into.numpy()
+
+
+def clouds(kind: str, m: int, n: int, liars: int, seed: int = 0) -> np.ndarray:
+    """m vectors [n], the last of which lie, float32."""
+    rng = np.random.default_rng(seed)
+    honest = (rng.standard_normal(n) + 0.3 * rng.standard_normal((m, n))).astype(np.float32)
+    lies = {
+        "honest": honest[m - liars :],
+        "far": 1e6 * rng.standard_normal((liars, n)),
+        "inverted": -10 * honest[m - liars :],
+        "colluding": np.repeat(honest.mean(0)[None] - 1.5 * honest.std(0), liars, axis=0),  # a little is enough (Baruch et al. 2019)
+        "mimic": np.repeat(honest[:1], liars, axis=0),
+        "zero": np.zeros((liars, n)),
+        "largest": np.full((liars, n), np.finfo(np.float32).max),
+    }[kind]
+    return np.concatenate([honest[: m - liars], lies]).astype(np.float32)
+
+
+KINDS = "honest", "far", "inverted", "colluding", "mimic", "zero"

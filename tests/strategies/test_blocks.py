@@ -1,0 +1,118 @@
+"""Blocks of many updates say what the updates say; memory does not grow with the model."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from every_codec import SPECS, layout_of
+
+from fedcomp import codec
+from fedcomp.codecs.update import Dense, Sparse
+from fedcomp.memories.shift import Estimate
+from fedcomp.strategies import blocks
+from fedcomp.strategies.blocks import Rows, lengths_from, squared_distances
+
+NUMEL = 300
+
+
+def opened(spec: str, m: int = 4) -> list:
+    made, layout = codec(spec), layout_of(NUMEL)
+    rng = np.random.default_rng(1)
+    x = torch.from_numpy(rng.standard_normal((m, NUMEL)).astype(np.float32))
+    return [made.open(made.encode(row, seed=3, layout=layout), NUMEL, layout) for row in x]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_blocks_of_every_codec_are_the_vectors(spec, monkeypatch):
+    monkeypatch.setattr(Rows, "block", 64)
+    updates = opened(spec)
+    whole = np.stack([update.dense().numpy() for update in updates])
+    read = np.concatenate([values.copy() for _, values in Rows(updates, NUMEL).blocks()], axis=1)
+    assert np.array_equal(read, whole)
+    into, weights = torch.zeros(NUMEL), np.array([0.5, 0, -2, 1.25])
+    Rows(updates, NUMEL).combine(weights, into)
+    np.testing.assert_allclose(into.numpy(), weights @ whole.astype(np.float64), rtol=1e-6, atol=1e-6)
+    products = Rows(updates, NUMEL).products()
+    np.testing.assert_allclose(products, whole.astype(np.float64) @ whole.T.astype(np.float64), rtol=1e-12, atol=1e-12)
+    assert np.array_equal(products, products.T)
+
+
+def test_the_block_changes_no_bit(monkeypatch):
+    n = 5 * blocks.CHUNK + 123
+    x = np.random.default_rng(0).standard_normal((7, n)).astype(np.float32)
+    rows, found = [Dense(row) for row in x], []
+    for chunks in (1, 2, 3, 100):
+        monkeypatch.setattr(Rows, "block", chunks * blocks.CHUNK)
+        into = torch.zeros(n)
+        Rows(rows, n).combine(np.arange(7) / 9, into)
+        found.append((Rows(rows, n).products(), into.numpy()))
+    assert all(np.array_equal(found[0][i], other[i]) for other in found[1:] for i in (0, 1))
+
+
+def test_distances_are_those_of_the_vectors():
+    x = np.random.default_rng(0).standard_normal((6, 900)).astype(np.float32)
+    x[5] = x[2]
+    products = Rows([Dense(row) for row in x], 900).products()
+    exact = ((x[:, None].astype(np.float64) - x[None]) ** 2).sum(-1)
+    np.testing.assert_allclose(squared_distances(products), exact, rtol=1e-12, atol=1e-11)
+    weights = np.array([0.2, 0.3, 0, 0, 0.4, 0.1])
+    np.testing.assert_allclose(lengths_from(products, weights), np.linalg.norm(x - weights @ x, axis=1), rtol=1e-6)
+
+
+def test_vectors_that_lie_far_away_leave_the_distances_of_others_as_they_are():
+    x = np.random.default_rng(0).standard_normal((5, 900)).astype(np.float32)
+    alone = squared_distances(Rows([Dense(row) for row in x], 900).products())
+    far = np.full(900, np.finfo(np.float32).max, np.float32)
+    beside = squared_distances(Rows([*(Dense(row) for row in x), Dense(far), Dense(-far)], 900).products())
+    assert np.array_equal(alone, beside[:5, :5]) and np.isfinite(beside).all()
+
+
+def test_a_client_with_nothing_to_send_is_zero():
+    into = torch.ones(10)
+    rows = Rows([None, Dense(np.ones(10, np.float32))], 10)
+    assert rows.products().tolist() == [[0, 0], [0, 10]]
+    rows.combine(np.array([0.5, 0.5]), into)
+    assert into.tolist() == [0.5] * 10
+    Rows([None, None], 10).combine(np.array([0.5, 0.5]), into)
+    assert not into.any()
+
+
+def test_sums_beyond_float32_are_its_ends():
+    largest = float(np.finfo(np.float32).max)
+    over = Estimate(torch.full((4,), largest), Dense(np.full(4, largest, np.float32)))
+    rows, into = Rows([over, over, over], 4), torch.zeros(4)
+    assert np.isfinite(rows.products()).all()
+    rows.combine(np.array([0.5, 0.3, 0.2]), into)
+    assert into.tolist() == [largest] * 4
+    rows.combine(np.array([3.0, 3.0, 3.0]), into)
+    assert into.tolist() == [largest] * 4
+
+
+def test_an_update_without_weight_is_not_read():
+    class Closed(Dense):
+        def block(self, start, stop):
+            raise AssertionError("read")
+
+    into = torch.zeros(3)
+    Rows([Closed(np.ones(3, np.float32)), Dense(np.ones(3, np.float32))], 3).combine(np.array([0, 1]), into)
+    assert into.tolist() == [1, 1, 1]
+
+
+def test_no_more_than_a_few_blocks_are_held():
+    """20 sparse updates of n = 4M: dense they would be 320 MB."""
+    m, n, k = 20, 4_000_000, 4000
+    rng = np.random.default_rng(0)
+    updates = [Sparse(n, np.sort(rng.choice(n, k, replace=False)), rng.standard_normal(k).astype(np.float32)) for _ in range(m)]
+    into = torch.zeros(n)
+    tracemalloc.start()
+    try:
+        rows = Rows(updates, n)
+        products = rows.products()
+        rows.combine(np.full(m, 1 / m), into)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    block, chunk = 4 * m * blocks.BLOCK, 8 * m * blocks.CHUNK
+    assert block <= peak < 2 * block + 2 * chunk < 4 * m * n / 12
+    assert np.isclose(products.trace(), sum(float((u.values.astype(np.float64) ** 2).sum()) for u in updates))

@@ -1,0 +1,86 @@
+"""Centered clipping: byzfl's steps; the center lasts over rounds and outlives the process."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from robust_rules import KINDS, aggregated, clouds, oracle, rule
+
+from fedcomp.errors import SpecError
+
+MOVED, STAYED = SimpleNamespace(broadcast=object()), SimpleNamespace(broadcast=None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("m", "liars"), [(3, 1), (7, 3), (20, 4)])
+@pytest.mark.parametrize(("steps", "radius"), [(1, 3.0), (4, 0.5), (2, 1000.0)])
+def test_its_rounds_are_those_of_byzfl(kind, m, liars, steps, radius):
+    other, made = oracle().CenteredClipping(L=steps, tau=radius), rule(f"centered-clipping:{liars},iterations={steps},radius={radius}", 200)
+    for round in range(1, 5):
+        x = clouds(kind, m, 200, liars, seed=round)
+        with np.errstate(divide="ignore"):
+            expected = other(x.astype(np.float64))
+        y = aggregated(made, x, round=round)
+        made.closed(MOVED)
+        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_radius_beyond_all_is_the_mean():
+    x = clouds("honest", 6, 50, 0)
+    np.testing.assert_allclose(aggregated(rule("centered-clipping:0,radius=1e30", 50), x), x.mean(0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("m", "liars"), [(3, 1), (9, 4), (20, 4)])
+@pytest.mark.parametrize("kind", ["far", "largest"])
+def test_without_a_radius_a_step_is_no_longer_than_an_honest_update(kind, m, liars):
+    made, longest = rule(f"centered-clipping:{liars}", 80), 0.0
+    for round in range(1, 6):
+        before = np.zeros(80) if made.center is None else made.center.numpy().copy()
+        x = clouds(kind, m, 80, liars, seed=round)
+        y = aggregated(made, x, round=round)
+        made.closed(MOVED)
+        longest = np.linalg.norm(x[: m - liars] - before, axis=1).max()
+        assert np.linalg.norm(y - before) <= longest * (1 + 1e-6)
+
+
+def test_vectors_that_are_the_center_stay():
+    made, x = rule("centered-clipping:1", 20), np.ones((5, 20))
+    x[4] = 7
+    for round in (1, 2, 3):
+        y = aggregated(made, x, round=round)
+        made.closed(MOVED)
+    np.testing.assert_allclose(y, 1, rtol=1e-6)
+
+
+def test_a_round_that_moved_nothing_leaves_the_center():
+    made = rule("centered-clipping:1", 20)
+    aggregated(made, clouds("honest", 5, 20, 0))
+    made.closed(STAYED)
+    assert made.center is None and made.take_changes() == ({}, {})
+    y = aggregated(made, clouds("honest", 5, 20, 0))
+    made.closed(MOVED)
+    assert np.array_equal(made.center.numpy(), y)
+    aggregated(made, clouds("honest", 5, 20, 0, seed=1))
+    made.closed(STAYED)
+    assert np.array_equal(made.center.numpy(), y)
+
+
+def test_the_center_is_written_when_it_changed_and_read_back():
+    made, again = rule("centered-clipping:1,radius=2", 20), rule("centered-clipping:1,radius=2", 20)
+    x = clouds("honest", 5, 20, 0)
+    aggregated(made, x)
+    made.closed(MOVED)
+    vectors, values = made.take_changes()
+    assert set(vectors) == {"center"} and values == {} and made.take_changes() == ({}, {})
+    again.restore({name: vector.clone() for name, vector in vectors.items()}.get, values.get)
+    assert again.take_changes() == ({}, {}) and torch.equal(again.center, made.center)
+    assert np.array_equal(aggregated(made, x, round=2), aggregated(again, x, round=2))
+    again.restore({}.get, {}.get)
+    assert again.center is None
+
+
+@pytest.mark.parametrize("option", ["radius=-1", "radius=1e40", "iterations=0"])
+def test_options_out_of_range_are_refused(option):
+    with pytest.raises(SpecError, match="centered-clipping' is .*; give"):
+        rule(f"centered-clipping:{option}", 3)

@@ -1,0 +1,49 @@
+"""Median and trimmed mean of coordinates: those of byzfl, and among honest values."""
+
+import numpy as np
+import pytest
+from robust_rules import KINDS, aggregated, clouds, oracle, rule
+
+from fedcomp import RunConfig
+from fedcomp.strategies import resolved
+
+SIZES = [(3, 1), (5, 2), (10, 4), (11, 3), (20, 2)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("m", "liars"), SIZES)
+def test_the_results_are_those_of_byzfl(kind, m, liars):
+    x = clouds(kind, m, 500, liars)
+    # Of an even number byzfl's median is the mean of the middle two for arrays, as here, and the lower one for tensors.
+    for name, other in (("median", oracle().Median()), ("trimmed-mean", oracle().TrMean(liars))):
+        expected = other(x.astype(np.float64))
+        np.testing.assert_allclose(aggregated(rule(f"{name}:{liars}", 500), x), expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed-mean"])
+@pytest.mark.parametrize(("m", "liars"), SIZES)
+def test_a_coordinate_lies_among_those_of_honest_clients(name, m, liars):
+    for kind in ("far", "inverted", "largest"):
+        x = clouds(kind, m, 300, liars)
+        honest, y = x[: m - liars], aggregated(rule(f"{name}:{liars}", 300), x)
+        assert ((honest.min(0) <= y) & (y <= honest.max(0))).all()
+
+
+def test_one_liar_more_than_said_is_one_too_many_for_the_trimmed_mean():
+    y = aggregated(rule("trimmed-mean:1", 50), clouds("largest", 7, 50, 2))
+    assert (y > 1e30).all()
+
+
+def test_without_liars_the_trimmed_mean_is_the_mean():
+    x = clouds("honest", 6, 90, 0)
+    expected = x.astype(np.float64).mean(0).astype(np.float32)
+    np.testing.assert_allclose(aggregated(rule("trimmed-mean:0", 90), x), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("text", "uplink"), [
+    ("median", "eden:bits=1,damped=true"), ("trimmed-mean:2", "eden:bits=1,damped=true"), ("median:2,mix=true", RunConfig.uplink),
+    ("krum", RunConfig.uplink),
+])
+def test_these_two_choose_an_uplink_that_tells_every_coordinate(text, uplink):
+    assert resolved(RunConfig(strategy=text)).uplink == uplink
+    assert resolved(RunConfig(strategy=text, uplink="stc:density=10%")).uplink == "stc:density=10%"

@@ -1,0 +1,48 @@
+"""Mixing and buckets are averages; byzfl makes the same."""
+
+import numpy as np
+import pytest
+from robust_rules import KINDS, clouds, oracle
+
+from fedcomp import seeds
+from fedcomp.strategies import mixing
+
+
+def distances(x: np.ndarray) -> np.ndarray:
+    return ((x[:, None].astype(np.float64) - x[None]) ** 2).sum(-1)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "largest"])
+@pytest.mark.parametrize(("m", "liars"), [(5, 0), (5, 2), (11, 3), (20, 9)])
+def test_neighbours_are_those_of_byzfl(kind, m, liars):
+    x = clouds(kind, m, 40, liars).astype(np.float64)
+    if kind in ("mimic", "zero", "colluding"):
+        x += 1e-6 * np.random.default_rng(1).standard_normal(x.shape)  # among equally distant ones byzfl takes any
+    mixed = mixing.nearest(distances(x), liars) @ x
+    np.testing.assert_allclose(mixed, oracle().NNM(liars)(x), rtol=1e-9, atol=1e-9 * np.abs(x).max())
+
+
+def test_of_equally_distant_neighbours_the_first_is_nearer_and_nobody_is_nearer_than_itself():
+    x = np.array([[0.0], [0.0], [1.0], [-1.0]])
+    near = mixing.nearest(distances(x), 1)
+    assert (near * 3).tolist() == [[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
+    assert (mixing.nearest(distances(x), 3) == np.eye(4)).all()
+
+
+@pytest.mark.parametrize(("m", "size"), [(1, 1), (6, 2), (7, 2), (7, 3), (5, 9)])
+def test_buckets_are_those_of_byzfl_in_the_same_order(m, size, monkeypatch):
+    x = np.random.default_rng(0).standard_normal((m, 13))
+    monkeypatch.setattr(seeds, "generator", lambda *which: np.random.RandomState(5))
+    np.random.seed(5)  # what byzfl draws from
+    np.testing.assert_allclose(mixing.buckets(m, size, 0, 1) @ x, oracle().Bucketing(size)(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("m", "size"), [(6, 2), (7, 3), (20, 4)])
+def test_every_vector_is_in_one_bucket_and_rounds_draw_anew(m, size):
+    drawn = [mixing.buckets(m, size, 0, round) for round in (1, 2, 1)]
+    for found in drawn:
+        assert found.shape == (-(-m // size), m)
+        assert ((found > 0).sum(0) == 1).all() and ((found > 0).sum(1)[:-1] == size).all()
+        np.testing.assert_allclose(found.sum(1), 1)
+    assert np.array_equal(drawn[0], drawn[2]) and not np.array_equal(drawn[0], drawn[1])
+    assert not np.array_equal(drawn[0], mixing.buckets(m, size, 1, 1))
