@@ -8,6 +8,7 @@ resumed run may change it.
 import dataclasses
 import math
 import os
+import shlex
 import tomllib
 import types
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from .errors import ConfigError, RunFolderError, SpecError, nearest
 
 RUN_FILE = "config.toml"  # in a run folder
 LARGEST_TOML = 1 << 20  # bytes
+NOT_TAKEN_OVER = {"out", "resume", "plain", "log_json", "metrics_port", "tensorboard"}  # by a resumed run, from the one before
 
 
 def option(default: Any, help: str, *, unit: str = "", local: bool = False, **limits: Any) -> Any:
@@ -35,6 +37,10 @@ class RunConfig:
     clients: int = option(10, "number of clients", low=1)
     rounds: int = option(50, "number of rounds; a resumed run may raise it", low=1, local=True)
     participation: float = option(0.1, "share of the clients in a round's cohort, at least 2 of them", above=0.0, high=1.0)
+    quorum: float = option(1.0, "share of a cohort whose accepted updates close its round; 1 = when all have answered", above=0.0, high=1.0,
+                           local=True)
+    deadline: float = option(0.0, "seconds that a round's exchange may take; who answers later is left out of it; 0 = as long as it takes",
+                             unit="seconds", low=0.0, local=True)
     local_steps: int = option(5, "steps of local SGD in a round", unit="steps", low=1, high=1_000_000)
     local_epochs: int = option(
         0, "passes over a client's data in a round, in place of --local-steps; 0 = off", unit="epochs", low=0, high=10_000
@@ -63,7 +69,7 @@ class RunConfig:
                          unit="relays", low=0, high=1_000_000)
     server_lr: float = option(1.0, "step of the server along the averaged update", above=0.0)
     cache: float = option(1.0, "size of the broadcast cache as a multiple of the dense model", unit="dense models", low=0.0, high=1e6)
-    attack: str | None = option(None, "virtual Byzantine clients, name:count")
+    attack: str | None = option(None, "virtual Byzantine clients, name:count with options, several joined by +: inverted:2+alie:clients=3/7,z=1.5")
     engine: str = option("auto", "local SGD: one client after the other, or batched over clients",
                          choices=("auto", "serial", "batched"))
     cohort_batch: int = option(0, "clients trained at once by the batched engine; 0 = by rule", unit="clients", low=0,
@@ -75,6 +81,11 @@ class RunConfig:
     out: str | None = option(None, "run folder; runs/TASK-YYYYMMDD-HHMMSS when not given", local=True)
     resume: bool = option(False, "continue the run in --out", local=True)
     plain: bool = option(False, "one line a round instead of the dashboard", local=True)
+    log_json: str | None = option(None, "file that gets a JSON object a line for everything that happens; - = standard output, in place "
+                                  "of the dashboard", local=True)
+    metrics_port: int = option(-1, "port of this machine's loopback address that serves /metrics to Prometheus; 0 = a free one, -1 = none",
+                               low=-1, high=65535, local=True)
+    tensorboard: bool = option(False, "scalars for TensorBoard, in the folder tensorboard of the run folder", local=True)
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -167,7 +178,7 @@ def read_run(folder: str | Path) -> dict[str, Any]:
 def options_of_run(folder: str | Path) -> dict[str, Any]:
     """The options of a stored run, for a resumed run to take over where it is given none of its own."""
     stored = read_run(folder)
-    names = {f.name for f in dataclasses.fields(RunConfig)} - {"out", "resume", "plain"}
+    names = {f.name for f in dataclasses.fields(RunConfig)} - NOT_TAKEN_OVER
     return from_values({key: value for key, value in stored.items() if key in names}, str(folder))
 
 
@@ -197,3 +208,11 @@ def at_home(folder: str | Path, name: str) -> Path:
         return Path(folder).expanduser()
     except RuntimeError as error:
         raise ConfigError(f"{name} {folder}: there is no such user; give a path without ~") from error
+
+
+KEYS = "keys"  # the folder of keys where --keys names no other
+
+
+def keys_command(folder: str | Path, *words: object) -> str:
+    """What to type about a folder of keys: `fedcomp keys renew 3`, with --keys where the folder is not the usual one."""
+    return shlex.join(["fedcomp", "keys", *map(str, words), *(["--keys", str(folder)] if Path(folder) != Path(KEYS) else [])])

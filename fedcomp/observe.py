@@ -1,7 +1,8 @@
 """What a run tells those who watch it: the header, a record a round, a summary. Watchers are dashboards, files, tests."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,32 @@ class Header:
     rounds: int
     out: str  # run folder
     relays: int = 0  # between clients and server
+    attack: str = ""  # who of the virtual clients lies, and how; "" = nobody
+    liars: int = 0  # how many
+    metrics: str = ""  # where /metrics is read, "" = nowhere
 
 
 @dataclass(frozen=True)
 class Rejection:
     client: int
-    stage: str  # "phase", "download", "train", "encode", "relay", "send", "reply", "aggregate"
+    stage: str  # "phase", "download", "train", "encode", "relay", "send", "reply", "deadline", "aggregate"
     reason: str
+
+
+@dataclass(frozen=True)
+class ClientRecord:
+    """A client of a deployment that was asked in a round, or whose answer was taken in it."""
+
+    client: int
+    uplink_bytes: int  # frames of its answers
+    downlink_bytes: int  # frames that it was sent, and what was announced and returned with them
+    wire_bytes_in: int  # that the port received from it since its last record, headers, polls and TLS with them
+    wire_bytes_out: int  # that the port sent to it since then
+    latency_s: float | None  # from question to answer, added over the phases; None: it has not answered
+    versions_behind: int | None  # of the model, that it had missed when it was asked; None: not known
+    staleness: int = 0  # rounds between the one that its answer belongs to and this one
+    stage: str = ""  # where it was rejected; "" if it was not
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,6 +77,19 @@ class RoundRecord:
     wire_bytes_out: int = 0  # that it sent
     rejections: Sequence[Rejection] = field(default_factory=tuple)
     warnings: Sequence[str] = field(default_factory=tuple)  # what was found in this round, each once a run
+    by_client: Sequence[ClientRecord] = field(default_factory=tuple)  # in a deployment; a simulation has none
+    suspicion: Mapping[int, float] = field(default_factory=dict)  # by client: share of its votes that lost by a wide margin
+
+
+@dataclass(frozen=True)
+class Rejections:
+    """What was turned down in a run for one reason."""
+
+    stage: str
+    reason: str  # the first one, where reasons differ in their numbers alone
+    updates: int
+    clients: Sequence[int]  # whose, ascending, the lowest of them where there are many
+    more_clients: int = 0  # besides those
 
 
 @dataclass(frozen=True)
@@ -78,20 +111,106 @@ class Summary:
     seed: int
     version: str
     warnings: Sequence[str] = field(default_factory=tuple)
+    rejections: Sequence[Rejections] = field(default_factory=tuple)  # the most frequent first
+
+
+@dataclass(frozen=True)
+class PortFigures:
+    """What has gone through the public port of a deployment since it was opened."""
+
+    connections: int  # open now
+    refused: Mapping[int, int]  # requests and connections that were turned away, by HTTP status
+    received_bytes: int
+    sent_bytes: int
+    by_client: Mapping[int, tuple[int, int]]  # received and sent, of the clients that have taken part
 
 
 class Observer:
     """Hears of everything and does nothing. Watchers override what they care for."""
 
+    def serving(self, port: Callable[[], PortFigures]) -> None:
+        """The public port of a deployment is open; `port()` says what has gone through it, in any thread."""
+
     def started(self, header: Header) -> None: ...
 
     def waiting(self, here: Sequence[int], wanted: int) -> None:
-        """A round waits for clients: the logical ids of those that are here, whenever that changes."""
+        """A round waits for clients: the logical ids of those that are here, whenever that changes, and when it ends."""
+
+    def joined(self, client: int) -> None:
+        """A client of a deployment can be reached from now on."""
+
+    def left(self, client: int) -> None:
+        """It cannot be reached any more."""
 
     def progress(self, round: int, answered: int, cohort: int) -> None: ...
 
     def round_done(self, record: RoundRecord) -> None: ...
 
+    def checkpoint(self, round: int, seconds: float) -> None:
+        """The run can be continued after this round; writing that down took so long."""
+
     def warning(self, sentence: str) -> None: ...
 
     def finished(self, summary: Summary, out: str) -> None: ...
+
+
+class Observers(Observer):
+    """Several as one. Those `beside` must not end a run: one that fails is told of by the others, and hears no more."""
+
+    def __init__(self, first: Observer, beside: Mapping[str, Observer], metrics: str = ""):
+        """`beside`: by what a sentence about them begins with. `metrics`: where /metrics is read, for the header."""
+        self.first, self.beside, self.metrics = first, dict(beside), metrics
+
+    def _tell(self, hook: str, *said: Any) -> None:
+        getattr(self.first, hook)(*said)
+        for name, observer in list(self.beside.items()):
+            if name not in self.beside:
+                continue  # it failed at the warning about another
+            try:
+                getattr(observer, hook)(*said)
+            except Exception as error:
+                del self.beside[name]
+                why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+                self.warning(f"{name} has failed ({why}); the run goes on without it")
+
+    def serving(self, port: Callable[[], PortFigures]) -> None:
+        self._tell("serving", port)
+
+    def started(self, header: Header) -> None:
+        self._tell("started", replace(header, metrics=self.metrics or header.metrics))
+
+    def waiting(self, here: Sequence[int], wanted: int) -> None:
+        self._tell("waiting", here, wanted)
+
+    def joined(self, client: int) -> None:
+        self._tell("joined", client)
+
+    def left(self, client: int) -> None:
+        self._tell("left", client)
+
+    def progress(self, round: int, answered: int, cohort: int) -> None:
+        self._tell("progress", round, answered, cohort)
+
+    def round_done(self, record: RoundRecord) -> None:
+        self._tell("round_done", record)
+
+    def checkpoint(self, round: int, seconds: float) -> None:
+        self._tell("checkpoint", round, seconds)
+
+    def warning(self, sentence: str) -> None:
+        self._tell("warning", sentence)
+
+    def finished(self, summary: Summary, out: str) -> None:
+        self._tell("finished", summary, out)
+
+
+class Said(str):
+    """A sentence for a screen, with what it tells for a log: the event's name, and its values."""
+
+    event: str
+    values: Mapping[str, Any]
+
+    def __new__(cls, sentence: str, event: str, **values: Any) -> "Said":
+        made = super().__new__(cls, sentence)
+        made.event, made.values = event, values
+        return made

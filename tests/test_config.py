@@ -14,12 +14,13 @@ FIELDS = fields(RunConfig)
 # A value for each option that is allowed and is not its default.
 OTHER = {
     "task": "mnist-cnn", "data": "somewhere", "partition": "dirichlet:0.1", "clients": 7, "rounds": 3, "participation": 0.25,
+    "quorum": 0.5, "deadline": 30.0,
     "local_steps": 2, "local_epochs": 1, "batch_size": 8, "lr": 0.5, "momentum": 0.9, "weight_decay": 1e-4, "clip": 2.0,
     "strategy": "vote", "weights": "examples", "weight_cap": 3.0, "uplink": "topk:density=1%,values=fp16", "downlink": "identity",
     "memory": "none", "downlink_memory": "none", "server_lr": 0.1, "cache": 2.5, "attack": "signflip:3", "engine": "serial",
     "cohort_batch": 16, "device": "cpu", "seed": 42, "eval_every": 5, "checkpoint_every": 10, "out": "runs/mine", "resume": True,
     "plain": True, "density_warmup": 4, "lr_warmup": 5, "budget": "200kB", "bandwidths": "10kB,1MiB", "keep_momentum": True,
-    "relays": 8,
+    "relays": 8, "log_json": "log.jsonl", "metrics_port": 9464, "tensorboard": True,
 }
 
 
@@ -136,7 +137,7 @@ def test_a_config_file_that_cannot_be_read(tmp_path, path):
 
 
 def test_settings_leave_out_what_is_not_set():
-    assert {f.name for f in FIELDS} - set(config.settings(RunConfig())) == {"data", "attack", "out", "budget", "bandwidths"}
+    assert {f.name for f in FIELDS} - set(config.settings(RunConfig())) == {"data", "attack", "out", "budget", "bandwidths", "log_json"}
 
 
 @pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
@@ -151,7 +152,7 @@ def test_the_options_of_a_run_can_be_taken_over(tmp_path):
     stored = config.settings(RunConfig(**OTHER)) | {"resolved": {"device": "cpu"}}
     (tmp_path / config.RUN_FILE).write_text(tomli_w.dumps(stored), encoding="utf-8")
     assert config.read_run(tmp_path) == stored
-    belongs_to_an_invocation = {"out", "resume", "plain"}
+    belongs_to_an_invocation = {"out", "resume", "plain", "log_json", "metrics_port", "tensorboard"}
     assert config.options_of_run(tmp_path) == {name: value for name, value in OTHER.items() if name not in belongs_to_an_invocation}
 
 

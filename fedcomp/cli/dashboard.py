@@ -19,7 +19,7 @@ from rich.text import Text
 from ..observe import Header, RoundRecord, Summary
 from .curve import Curve
 from .figures import duration, human_bytes, percent, ratio
-from .watch import GAP, Column, Watch, awaited, columns_for, facts, how_to_load, model_file, one_line, rejections, verdict
+from .watch import GAP, Column, Watch, awaited, columns_for, facts, how_to_load, model_file, one_line, rejections, suspects, verdict
 
 REFRESHES_A_SECOND = 5
 SLOW = 2.0  # seconds; in rounds that take longer, the clients that answered are counted on the screen
@@ -79,7 +79,7 @@ class Dashboard(Watch):
                                             get_renderable=lambda: self.picture(*self.console.size)))
 
     def waiting(self, here: Sequence[int], wanted: int) -> None:
-        self._awaited = awaited(here, wanted)
+        self._awaited = awaited(here, wanted) if len(here) < wanted else ""
 
     def progress(self, round: int, answered: int, cohort: int) -> None:
         self._running, self._awaited = (answered, cohort), ""
@@ -164,6 +164,7 @@ class Dashboard(Watch):
             f"down {human_bytes(t.downlink_bytes)} {ratio(t.dense_downlink_bytes, t.downlink_bytes)}",
             f"both {ratio(t.dense_uplink_bytes + t.dense_downlink_bytes, t.uplink_bytes + t.downlink_bytes)}",
             *([f"{t.rejected:,} rejected"] if t.rejected else []),
+            *([f"suspected: {suspects(self.last)}"] if self.last and suspects(self.last) else []),
             *([f"{duration(pace)} a round"] if pace is not None else []),
         ]
         while len(said) > 1 and len(", ".join(said)) > width:

@@ -1,7 +1,9 @@
 """`fedcomp server start` and `fedcomp client`: what the flags mean, and what the screen says."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,10 @@ from .. import spec
 from ..config import RunConfig, at_home, data_folder
 from ..errors import ConfigError, UserError
 from . import flags
+from .identities import identities
 from .watch import Watch, one_line
 
 DOOR, DOOR_NAMES = "Where clients come in", ("port", "host", "keys", "insecure")
-GIVEN_UP = ("--insecure: no TLS and no keys; whoever reaches {where} can take part as any client, and read and change what is sent; "
-            "for more than a trial: fedcomp keys init")
 
 
 def door_flags() -> list[Any]:
@@ -44,8 +45,6 @@ def serve(given: Mapping[str, Any], config: RunConfig, watch: Watch) -> None:
         raise UserError(f"there is no folder of keys {folder}; make one with: fedcomp keys init --out {folder} --clients {config.clients} "
                         "--host HOST, or give --insecure for a trial on this machine")
     door = Door(_port(given.get("port")), given.get("host") or "", folder)
-    if insecure:
-        watch.warning(GIVEN_UP.format(where=door.address))
     run(config, door, watch)
 
 
@@ -60,61 +59,55 @@ def say(sentence: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {one_line(sentence)}", flush=True)
 
 
+@contextmanager
+def saying(log_json: str | None) -> Iterator[Callable[[str], None]]:
+    """What hears a client's sentences: the screen, a log beside it, or for "-" the log alone. Raises ConfigError."""
+    from ..server.logs import STDOUT, JsonLog
+
+    if log_json is None:
+        yield say
+        return
+    with JsonLog(log_json) as log:
+        yield log.said if log_json == STDOUT else lambda sentence: (say(sentence), log.said(sentence))
+
+
 def take_part(
     server: str | None, enrolment: Path | None, insecure: bool, client_id: int | None, partition_id: int | None, partitions: int | None,
     state_dir: Path | None, task: str, data: str | None, device: str, patience: float | None, stay: bool,
+    say: Callable[[str], None] = say, count: int | None = None, stock: bool = False,
 ) -> None:
-    """Run a client. Raises UserError."""
-    target_of, claimed = _secure(server, enrolment) if not insecure else _trial(server, enrolment, client_id, partition_id)
+    """Run a client, or `count` of them. Raises UserError."""
+    who = identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
+    if stock and len(who) > 1:
+        raise ConfigError("--stock is one client, with processes of its own; leave --count out, or --stock")
     if partitions is not None and partition_id is None:
         raise ConfigError("--partitions is the number of parts of the data; give --partition-id as well")
 
     from ..clients import devices
     from ..clients.joining import Own
+    from ..clients.many import Crowd
     from ..clients.process import Member, Process
     from ..clients.state import StateFolder
+    from ..clients.stock import Setup, Stock
     from ..tasks import load
     from ..tasks.check import data_of
 
     where = devices.choose(device)
-    devices.keep_freed_memory()
+    devices.keep_freed_memory(threads=len(who) > 1)
     folder = data_folder(RunConfig(data=data))
     if data and not folder.is_dir():
         raise ConfigError(f"--data {data} is no folder; give the one that holds the task's data")
     what = load(task, folder)
-    own = Own(what, data_of(what, "train"), where, claimed, partition_id, partitions)
-    state = StateFolder(state_dir or Path(f"fedcomp-client-{claimed}"))
-    try:
-        Process(target_of, Member(own, state), say, patience_s=patience, stay=stay).run()
-    finally:
-        state.close()
-
-
-def _secure(server: str | None, enrolment: Path | None) -> tuple[Any, int]:
-    """The target of a client with an enrolment, and its logical id."""
-    from ..clients.connection import address
-    from ..clients.enrolment import Enrolment
-    from ..clients.process import Target
-
-    if enrolment is None:
-        raise UserError("a client needs an enrolment file, clients/ID.toml of the server's keys; give --enrolment FILE, or --insecure for "
-                        "a trial")
-    enrolled = Enrolment.read(enrolment)
-    enrolled.refuse_expired()
-    if not (where := server or enrolled.server):
-        raise UserError(f"{enrolment} does not say where the server is; give --server host:port")
-    return Target(*address(where), enrolled.ca.encode(), enrolled.pair[0]), enrolled.id
-
-
-def _trial(server: str | None, enrolment: Path | None, client_id: int | None, partition_id: int | None) -> tuple[Any, int]:
-    from ..clients.connection import address
-    from ..clients.process import Target
-
-    if enrolment is not None:
-        raise ConfigError("--insecure is without the keys in --enrolment; give one of them")
-    if server is None:
-        raise UserError("where is the server? give --server host:port")
-    who = partition_id if client_id is None else client_id
-    if who is None:
-        raise UserError("without an enrolment a client has to say who it is; give --partition-id, or --client-id for one with its own data")
-    return Target(*address(server), None, None), who
+    if stock:
+        one, setup = who[0], Setup(task, data, str(where), who[0].id, who[0].partition_id, partitions)
+        Stock(one.target, one.enrolled, setup, one.folder, say, patience_s=patience, stay=stay).run()
+        return
+    own = Own(what, data_of(what, "train"), where, partitions=partitions)
+    with ExitStack() as ends:
+        processes = {}
+        for one in who:
+            state = StateFolder(one.folder)
+            ends.callback(state.close)
+            member = Member(replace(own, client_id=one.id, partition_id=one.partition_id), state)
+            processes[one.id] = Process(one.target, member, say, patience_s=patience, stay=stay)
+        (Crowd(processes, say) if len(who) > 1 else processes[who[0].id]).run()

@@ -18,11 +18,11 @@ from ..errors import ConfigError
 
 PANELS = {
     "Task and data": "task data partition clients seed",
-    "Rounds": "rounds participation strategy weights weight_cap relays server_lr attack eval_every",
+    "Rounds": "rounds participation quorum deadline strategy weights weight_cap relays server_lr attack eval_every",
     "Local training": "local_steps local_epochs batch_size lr lr_warmup momentum keep_momentum weight_decay clip",
     "Compression": "uplink memory density_warmup budget bandwidths downlink downlink_memory cache",
     "Machine": "device engine cohort_batch",
-    "Output": "out resume checkpoint_every plain",
+    "Output": "out resume checkpoint_every plain log_json metrics_port tensorboard",
 }
 METAVARS = {int: "N", float: "X", str: "TEXT"}
 

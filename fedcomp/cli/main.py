@@ -137,6 +137,10 @@ def _watched(run: Callable[["Watch"], Any], watch: "Watch", given: dict[str, Any
 
 
 def _watch(config: RunConfig) -> "Watch":
+    if config.log_json == "-":
+        from .watch import Watch
+
+        return Watch()
     if config.plain or not sys.stdout.isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown"):
         from .plain import Plain
 
@@ -251,25 +255,35 @@ server.command("start")(flags.with_run_flags(start, *deployed.door_flags()))
 @app.command()
 def client(
     server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the server is; the enrolment's when not given.")] = None,
-    enrolment: Annotated[Path | None, typer.Option(metavar="FILE", help="This client's enrolment, clients/ID.toml of the keys.")] = None,
+    enrolment: Annotated[Path | None, typer.Option(metavar="FILE", help="This client's enrolment, clients/ID.toml of the keys; a folder of "
+                                                   "them for many clients in one process.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys, for a trial.")] = False,
     partition_id: Annotated[int | None, typer.Option(metavar="K", help="Take part K of the task's data, 0 the first; all of it when not "
                                                      "given. With --insecure it is also who this client is.")] = None,
     partitions: Annotated[int | None, typer.Option(metavar="N", min=1, help="Parts of the data; the run's clients when not given.")] = None,
     client_id: Annotated[int | None, typer.Option(metavar="K", min=0, help="Who this client is, with --insecure.")] = None,
-    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="What this client keeps; fedcomp-client-ID when not given.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="What this client keeps; fedcomp-client-ID when not given, "
+                                                   "which many clients have below DIR.")] = None,
     task: Annotated[str, typer.Option(metavar="TEXT", help="What is learned: a built-in name or path/file.py:name.")] = "digits",
     data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of the task's data; FEDCOMP_DATA when not given.")] = None,
     device: Annotated[str, typer.Option(metavar="[auto|cpu|cuda|cuda:N]", help="Where this client trains.")] = "auto",
     patience: Annotated[float | None, typer.Option(metavar="SECONDS", min=0, help="For how long it tries to reach a server; for ever when "
                                                    "not given.")] = None,
     stay: Annotated[bool, typer.Option("--stay", help="Wait for the next run when one is over.")] = False,
+    count: Annotated[int | None, typer.Option(metavar="N", min=1, help="Be N clients in one process: the first N of the enrolments in "
+                                              "the folder --enrolment, or with --insecure those from --client-id on; they take the parts "
+                                              "of the data from --partition-id on.")] = None,
+    stock: Annotated[bool, typer.Option("--stock", help="Be one client under Flower's own SuperNode: 7 s an exchange, and it runs what the "
+                                        "server's bundle names.")] = False,
+    log_json: Annotated[str | None, typer.Option(metavar="FILE", help="File that gets what is said as JSON, an object a line; - = standard "
+                                                 "output, in place of the sentences.")] = None,
 ) -> None:
-    """Take part in a federation, as long as it lasts. Nothing that a server sends is run."""
+    """Take part in a federation, as long as it lasts. Nothing that a server sends is run, unless it is asked for with --stock."""
     with Signals() as signals:
         try:
-            deployed.take_part(server, enrolment, insecure, client_id, partition_id, partitions, state_dir, task, data, device, patience,
-                               stay)
+            with deployed.saying(log_json) as say:
+                deployed.take_part(server, enrolment, insecure, client_id, partition_id, partitions, state_dir, task, data, device,
+                                   patience, stay, say, count, stock)
         except KeyboardInterrupt:
             complain("stopped; what this client holds is in its state folder, and the same command goes on with it")
             raise typer.Exit(128 + (signals.heard or signal.SIGINT)) from None

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from ..observe import Header, RoundRecord, Summary
-from .watch import COLUMNS, GAP, Watch, awaited, facts, how_to_load, model_file, one_line, rejections, verdict
+from .watch import COLUMNS, GAP, Watch, awaited, facts, how_to_load, model_file, one_line, rejections, suspects, verdict
 
 
 class Plain(Watch):
@@ -25,6 +25,8 @@ class Plain(Watch):
         _say((" " * GAP).join(column.cell(record).rjust(column.width) for column in COLUMNS))
         for line in rejections(record):
             _say(line)
+        if suspected := suspects(record):
+            _say(f"suspected: {suspected}")
 
     def warning(self, sentence: str) -> None:
         print(f"warning: {one_line(sentence)}", file=sys.stderr, flush=True)

@@ -34,6 +34,7 @@ COLUMNS = (
     Column("time", 10, 7, lambda r: duration(r.seconds)),
 )
 GAP = 2  # blanks between columns
+NAMED = 8  # clients in a line, and reasons of a round's rejections
 
 
 def columns_for(width: int) -> list[Column]:
@@ -110,27 +111,41 @@ def facts(header: Header) -> list[tuple[str, str]]:
         ("task", f"{header.task}, {header.parameters:,} parameters"),
         ("clients", f"{header.clients:,}, {header.cohort:,} a round, {header.partition}"),
         *([("relays", f"{header.relays:,}, each adds the frames of its clients")] if header.relays else []),
+        *([("attack", f"{header.liars:,} of {header.clients:,} clients lie: {header.attack}")] if header.attack else []),
         ("uplink", header.uplink),
         ("downlink", header.downlink),
         ("memory", header.memory),
         ("strategy", header.strategy),
         ("device", header.device),
         ("engine", header.engine),
+        *([("metrics", header.metrics)] if header.metrics else []),
         ("folder", header.out),
     ]
 
 
 def rejections(record: RoundRecord) -> list[str]:
-    """A line for each stage and reason, naming at most eight of its clients."""
+    """A line for each stage and reason, naming at most eight of its clients; of more than eight reasons the most frequent."""
     clients: dict[tuple[str, str], list[int]] = {}
     for r in record.rejections:
         clients.setdefault((r.stage, r.reason), []).append(r.client)
-    return [one_line(f"round {record.round}: {_named(who)} rejected at {stage}: {reason}") for (stage, reason), who in clients.items()]
+    told = sorted(clients.items(), key=lambda found: -len(found[1]))[: NAMED if len(clients) > NAMED + 1 else None]
+    lines = [one_line(f"round {record.round}: {_named(who)} rejected at {stage}: {reason}") for (stage, reason), who in told]
+    if len(told) < len(clients):
+        rest = sum(len(who) for who in clients.values()) - sum(len(who) for _, who in told)
+        lines.append(f"round {record.round}: {rest} more rejected, for {len(clients) - len(told)} reasons; metrics.jsonl has them")
+    return lines
 
 
-def _named(clients: list[int]) -> str:
-    names = ", ".join(map(str, clients[:8])) + (f" and {len(clients) - 8} more" if len(clients) > 8 else "")
-    return f"client {names}" if len(clients) == 1 else f"clients {names}"
+def suspects(record: RoundRecord) -> str:
+    """The clients whose votes lose most often by a wide margin, at most three; "" where no votes are judged."""
+    worst = sorted(((share, client) for client, share in record.suspicion.items() if share > 0), key=lambda found: (-found[0], found[1]))
+    return ", ".join(f"client {client} {100 * share:.0f} %" for share, client in worst[:3])
+
+
+def _named(clients: Sequence[int], more: int = 0) -> str:
+    more += max(0, len(clients) - NAMED)
+    names = ", ".join(map(str, clients[:NAMED])) + (f" and {more} more" if more else "")
+    return f"client {names}" if len(clients) + more == 1 else f"clients {names}"
 
 
 def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
@@ -149,7 +164,8 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
         ("time", f"{duration(summary.seconds)}, {rate(summary.client_updates_per_s)}"),
     ]
     rejected = totals.rejected
-    return lines + [("rejected", f"{rejected:,} update{'s' * (rejected != 1)}")] * bool(rejected)
+    told = [("", one_line(f"{r.updates:,} of {_named(r.clients, r.more_clients)} at {r.stage}: {r.reason}")) for r in summary.rejections]
+    return lines + [("rejected", f"{rejected:,} update{'s' * (rejected != 1)}")] * bool(rejected) + told[:3]
 
 
 def _against(sent: int, dense: int) -> str:

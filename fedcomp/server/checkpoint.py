@@ -71,7 +71,8 @@ class Checkpoint:
         try:
             yield
         except (OSError, sqlite3.Error) as error:
-            raise CheckpointError(f"the checkpoint in {self.folder} could not be written ({error}); the one before it is whole") from error
+            raise CheckpointError(f"the checkpoint in {self.folder} could not be written ({error}); the one before it is whole: make room, "
+                                  "then go on with --resume") from error
 
     def close(self) -> None:
         """Flush, and let go of the files."""

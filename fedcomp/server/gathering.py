@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from ..clients.flower import AWAY, Place, Run, Task, from_records, readdress, to_records
@@ -18,11 +18,13 @@ from ..clients.process import JOIN, LEAVE
 from ..errors import ProtocolError
 from ..messages import Values
 from ..observe import Observer
+from .attendance import Attendance, Quota
 
 LOOK_S = 0.5  # between looks at who is there
 PAUSE_S = 0.05  # while waiting for clients
 GRACE_S = 5.0  # for a client that left without an answer: one that comes back leaves for a moment
-FAREWELL_S = 3.0  # that clients have to hear that the run is over
+FAREWELL_S = 10.0  # that clients have to hear that the run is over: those that are there answer at once, a SuperNode in 7 s
+EXPELLED = Error(AWAY, "its key is not let in any more")
 LATE = 1000  # questions given up whose answers are still taken away
 
 
@@ -54,17 +56,21 @@ class Gathering(Grid):
         check: Callable[[], None],
         id_of: Callable[[bytes], int | None],
         heard: Callable[[Presence], None],
+        clock: Callable[[], float] = time.monotonic,
     ):
         self.task, self.invitation, self.clients, self.observer = task, invitation, clients, observer
-        self.check, self.id_of, self.heard = check, id_of, heard
+        self.check, self.id_of, self.heard, self.clock = check, id_of, heard, clock
         self.waited_s = 0.0  # for clients to come, in all
         self.joined: dict[int, Place] = {}  # by logical id
         self._client_of: dict[int, int] = {}  # by node, those that were left behind too
         self._known: dict[int, Place] = {}  # by node, as last invited
         self._here: set[int] = set()  # nodes
+        self._noticed: set[int] = set()  # clients that the observer takes to be here
         self._invited: dict[str, Place] = {}  # by the message that invites
         self._asked: dict[str, Asked] = {}  # by the name that the strategy knows
-        self._late: dict[str, None] = {}  # names of messages given up
+        self._late: dict[str, int] = {}  # messages given up → the clients that were asked
+        self._attendance = Attendance()
+        self._without_place: set[int] = set()  # clients of whom that was said
         self._next_look, self._look_came = 0.0, False
 
     # For the strategy.
@@ -105,19 +111,23 @@ class Gathering(Grid):
             asked = self._asked[name]
             asked.names.discard(reply.metadata.reply_to_message_id)
             if reply.has_error() and reply.error.code == AWAY:
-                asked.error, asked.until = asked.error or reply, asked.until or time.monotonic() + GRACE_S
+                asked.error, asked.until = asked.error or readdress(reply, name), asked.until or self.clock() + GRACE_S
             elif name not in replies:
                 replies[name] = readdress(reply, name)
         for name, asked in self._asked.items():
-            if asked.error is not None and not asked.names and name not in replies and time.monotonic() > asked.until:
-                replies[name] = readdress(asked.error, name)
+            if name in replies:
+                continue
+            if self.id_of(asked.place.key) is None:
+                replies[name] = readdress(Message(EXPELLED, reply_to=asked.message), name)
+            elif asked.error is not None and not asked.names and self.clock() > asked.until:
+                replies[name] = asked.error
         for name in replies:
             self._give_up(self._asked.pop(name))
         return list(replies.values())
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        waiting, began = {name for name in self.push_messages(messages) if name}, time.monotonic()
-        while waiting and (timeout is None or time.monotonic() - began < timeout):
+        waiting, began = {name for name in self.push_messages(messages) if name}, self.clock()
+        while waiting and (timeout is None or self.clock() - began < timeout):
             replies = self.pull_messages(waiting)
             waiting -= {reply.metadata.reply_to_message_id for reply in replies}
             yield from replies
@@ -131,45 +141,68 @@ class Gathering(Grid):
         there = ((client, place) for client, place in sorted(self.joined.items()) if place.node in self._here)
         return {client: place.node for client, place in there if self.id_of(place.key) is not None}
 
-    def gather(self, wanted: int) -> dict[int, int]:
-        """Wait until so many clients are here. Returns logical id → node of all who are."""
-        told, began = None, time.monotonic()
+    def gather(self, quota: Quota) -> dict[int, int]:
+        """Wait until enough clients are here. Returns logical id → node of those that a round may be drawn from."""
+        told, began = None, self.clock()
         while True:
             self.look()
             self._pull()
-            here = self.here()
-            if len(here) >= wanted:
-                self.waited_s += time.monotonic() - began
-                return here
+            here, waited_s = self.here(), self.clock() - began
+            self._notice(set(here))
+            if (cohort := self._attendance.cohort_of(here, quota, waited_s)) is not None:
+                self.waited_s += waited_s
+                if told is not None:
+                    self.observer.waiting([*here], min(len(here), self._attendance.wanted(quota)))
+                return cohort
             if [*here] != told:
                 told = [*here]
-                self.observer.waiting(told, wanted)
+                self.observer.waiting(told, self._attendance.wanted(quota))
             time.sleep(PAUSE_S)
+
+    def miss(self, clients: Iterable[int]) -> None:
+        """These clients had their time and did not answer: attendance.py says what follows."""
+        missed = set(clients)
+        self._attendance.miss(missed)
+        for name in [name for name, asked in self._asked.items() if asked.client in missed]:
+            self._give_up(self._asked.pop(name))
 
     def look(self) -> None:
         """See who came, now and then."""
         self.check()
-        if time.monotonic() < self._next_look:
+        if self.clock() < self._next_look:
             return
         places = self.task.places()
         self._here = {place.node for place in places}
         new = [p for p in places if p.node not in self._known or p.since > self._known[p.node].since]
         self._known |= {place.node: place for place in new}
         self._invite(new)
-        self._next_look, self._look_came = time.monotonic() + LOOK_S, True
+        self._notice(set(self.here()))
+        self._next_look, self._look_came = self.clock() + LOOK_S, True
+
+    def _notice(self, here: set[int]) -> None:
+        """Tell of those who came and went."""
+        for client in sorted(self._noticed - here):
+            self.observer.left(client)
+        for client in sorted(here - self._noticed):
+            self.observer.joined(client)
+        self._noticed = here
 
     def dismiss(self, round: int) -> None:
         """Tell everybody that the run is over."""
         farewell = Farewell(self.invitation.run, round)
         waiting = {name for name in self.task.push([self._letter(farewell, node, LEAVE) for node in self.here().values()]) if name}
-        deadline = time.monotonic() + FAREWELL_S
-        while waiting and time.monotonic() < deadline:
+        deadline = self.clock() + FAREWELL_S
+        while waiting and self.clock() < deadline:
             waiting -= {reply.metadata.reply_to_message_id for reply in self.task.pull(waiting)}
             time.sleep(PAUSE_S)
 
     def _invite(self, places: Iterable[Place]) -> None:
         ids = [(place, self.id_of(place.key)) for place in places]
         guests = [(place, who) for place, who in ids if who is not None and who < self.clients]
+        for who in sorted({who for _, who in ids if who is not None and who >= self.clients} - self._without_place):
+            self._without_place.add(who)
+            self.observer.warning(f"client {who} is here and has no part in this run of {self.clients} clients, 0 to {self.clients - 1}; "
+                                  f"a new run with --clients {who + 1} has a place for it")
         letters = [self._letter(_to(self.invitation, who), place.node, JOIN) for place, who in guests]
         self._invited |= {name: place for name, (place, _) in zip(self.task.push(letters), guests, strict=True) if name}
 
@@ -188,8 +221,8 @@ class Gathering(Grid):
                 self._hear(reply, self._invited.pop(name))
             elif name in own:
                 replies.append(reply)
-            else:
-                self._late.pop(name, None)
+            elif (client := self._late.pop(name, None)) is not None and not reply.has_error():
+                self._attendance.hear(client)
         return replies
 
     def _hear(self, reply: Message, place: Place) -> None:
@@ -217,6 +250,7 @@ class Gathering(Grid):
         if before is not None and before.node != place.node and before.node in self._here:
             self.observer.warning(f"client {client} came a second time, from another state folder; the newer one counts")
         self.joined[client], self._client_of[place.node] = place, client
+        self._attendance.hear(client)
         self.heard(presence)
         for asked in self._asked.values():
             if asked.client == client and (asked.place != place or asked.error is not None):
@@ -234,7 +268,7 @@ class Gathering(Grid):
         return self.create_message(m.content, m.metadata.message_type, asked.place.node, m.metadata.group_id, m.metadata.ttl)
 
     def _give_up(self, asked: Asked) -> None:
-        self._late |= dict.fromkeys(asked.names)
+        self._late |= dict.fromkeys(asked.names, asked.client)
         while len(self._late) > LATE:
             del self._late[next(iter(self._late))]
 

@@ -10,26 +10,27 @@ from torch import nn
 from .. import __version__, spec
 from ..clients.local_sgd import evaluate
 from ..config import RunConfig
-from ..errors import ConfigError, SpecError, TaskError
+from ..errors import ConfigError, TaskError
 from ..layout import Layout
 from ..observe import RoundRecord, Summary
 from ..strategies import Outcome, RoundStrategy, Rules, strategy
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Data, Task
 from ..tasks.user import in_short
+from .rejected import rejections_of
 
 
 def strategy_of(config: RunConfig, **told: Any) -> RoundStrategy:
     """The strategy of resolved options. Raises SpecError or ConfigError."""
     c = config
-    if c.attack is not None:
-        raise SpecError(f"unknown attack '{c.attack}'; none is built in, leave --attack out")
     budget = spec.size(c.budget) if c.budget else 0
     rules = Rules(
         c.participation, c.uplink, c.downlink, c.downlink_memory, c.weights, c.weight_cap, c.server_lr, c.cache, c.seed,
-        c.density_warmup, c.lr_warmup, budget, c.memory,
+        c.density_warmup, c.lr_warmup, budget, c.memory, c.quorum, c.deadline or None, c.lr, c.keep_momentum,
     )
-    return strategy(c.strategy, rules, **told)
+    made = strategy(c.strategy, rules, **told)
+    made.check_cohort(cohort_size(c.participation, c.clients))
+    return made
 
 
 def declare_bandwidths(strategy: RoundStrategy, config: RunConfig) -> None:
@@ -79,6 +80,7 @@ def record_of(outcome: Outcome, layout: Layout, loss: float | None, accuracy: fl
         skipped=sum(a.update is None for a in outcome.accepted),
         uplink_nonzeros=sum(a.update.nonzeros for a in outcome.accepted if a.update is not None),
         rejections=tuple(outcome.rejections),
+        suspicion=outcome.suspicion,
     )
 
 
@@ -105,4 +107,5 @@ def summary_of(records: Sequence[RoundRecord], config: RunConfig, device: str) -
         seed=config.seed,
         version=__version__,
         warnings=tuple(dict.fromkeys(sentence for record in records for sentence in record.warnings)),
+        rejections=rejections_of(records),
     )

@@ -25,7 +25,7 @@ from torch import Tensor
 from ..config import RUN_FILE, RunConfig, at_home, first_difference, flag, read_run, settings
 from ..errors import RunFolderError
 from ..layout import Layout
-from ..observe import Rejection, RoundRecord, Summary
+from ..observe import ClientRecord, Rejection, RoundRecord, Summary
 
 METRICS, SUMMARY, MODEL, CHECKPOINT = "metrics.jsonl", "summary.json", "model.safetensors", "checkpoint"
 
@@ -126,7 +126,9 @@ class RunFolder:
 
 def record_of(values: dict[str, Any]) -> RoundRecord:
     """A line of metrics.jsonl as a record."""
-    lists = {"rejections": tuple(Rejection(**r) for r in values["rejections"]), "warnings": tuple(values["warnings"])}
+    lists = {"rejections": tuple(Rejection(**r) for r in values["rejections"]), "warnings": tuple(values["warnings"]),
+             "by_client": tuple(ClientRecord(**c) for c in values.get("by_client", ())),
+             "suspicion": {int(client): share for client, share in values.get("suspicion", {}).items()}}
     return RoundRecord(**values | lists)
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
 from ..clients import devices
@@ -17,21 +18,28 @@ from ..errors import ConfigError, DataError, RunFolderError
 from ..memories import memory
 from ..observe import Header, Observer, RoundRecord, Summary
 from ..strategies import Outcome, resolved
+from ..strategies.closing import DEADLINE
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Task, initial_model, load
 from ..tasks.check import check, data_of
 from ..tasks.partition import partition
+from .attendance import Quota
+from .by_client import ByClient
 from .gathering import Gathering
 from .guard import Guard
+from .heads import Refused
 from .keys import REGISTRY, serving_files
 from .limits import Limits
 from .recovery import Elsewhere, Recovery
-from .registry import Registry
+from .registry import News, Registry
 from .results import declare_bandwidths, evaluated, on, record_of, strategy_of, summary_of
 from .run_folder import RunFolder
 from .superlink import LOOPBACK, SuperLink
+from .watching import watched
 
 ENGINE = "deployed"  # in [resolved] of a run folder
+GIVEN_UP = ("--insecure: no TLS and no keys; whoever reaches {where} can take part as any client, and read and change what is sent; "
+            "for more than a trial: fedcomp keys init")
 
 
 @dataclass(frozen=True)
@@ -63,11 +71,12 @@ class Deployment:
         self.config = config = resolved(config)
         self.door, self.observer = door, observer
         _refuse_what_is_simulated(config)
-        self.strategy = strategy_of(config, roster=lambda grid: grid.gather(self._wanted), on_answer=self._on_answer)
+        self.strategy = strategy_of(config, roster=lambda grid: grid.gather(self._quota), on_answer=self._on_answer)
         self.device = devices.choose(config.device)
         self.folder = RunFolder(config)
         self.name = self._name()
         self.registry = Registry(door.keys / REGISTRY) if door.keys else None
+        self.news = News(self.registry, observer.warning) if self.registry else None
         folder = data_folder(config)
         if folder is not None and config.data and not folder.is_dir():
             raise DataError(f"--data {config.data} is no folder; give the one that holds the task's data")
@@ -80,14 +89,17 @@ class Deployment:
         self.strategy.begin(weights, self.layout)
         declare_bandwidths(self.strategy, config)
         self.guard = self._guard()
+        self.by_client = ByClient(self.guard)
         self.test = on(test, self.device)
         self.evaluated = initial_model(self.task, config.seed).to(self.device)
         self._cohort = cohort_size(config.participation, config.clients)
-        self._wanted = config.clients  # clients that the next round waits for
+        self._quota = Quota.first(config, self.folder.resumed)  # of clients that the next round waits for
         self._wire = (0, 0)
+        self._ids: dict[bytes, int | None] = {}  # that keys spoke for when the registry was last whole
 
     def run(self, opened: Callable[[int], None]) -> Summary:
         with ExitStack() as ends:
+            self.observer = ends.enter_context(watched(self.config, self.observer, self.folder.path))
             self.folder.open()
             ends.callback(self.folder.close)
             if not self.folder.resumed:
@@ -104,8 +116,13 @@ class Deployment:
             self.guard.upstream_port = link.port
             ends.enter_context(self.guard)
             opened(self.guard.port)
+            self.observer.serving(self.by_client.port)
+            if not self.door.keys:
+                self.observer.warning(GIVEN_UP.format(where=self.door.address))
             self.observer.started(self._header(done + 1))
-            grid = Gathering(task, self._invitation(), self.config.clients, self.observer, link.check, self._id_of, self._hear)
+            grid = self.grid = Gathering(
+                task, self._invitation(), self.config.clients, self.observer, self._checks(link), self._id_of, self._hear
+            )
             self._rounds(grid, recovery, done)
             summary = self._finish()
             grid.dismiss(self.config.rounds)
@@ -114,10 +131,14 @@ class Deployment:
     def _rounds(self, grid: Gathering, recovery: Recovery, done: int) -> None:
         began, waited_s = time.perf_counter(), 0.0
         for outcome in self.strategy.rounds(grid, range(done + 1, self.config.rounds + 1)):
-            self._wanted = self._cohort
+            self._quota = Quota.later(self.config, self._cohort)
+            grid.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
             record = self._record(outcome, began + grid.waited_s - waited_s)
-            recovery.keep(outcome, self.folder.append(record), whole=True)
+            length, saving = self.folder.append(record), time.perf_counter()
+            recovery.keep(outcome, length, whole=True)
+            took_s = time.perf_counter() - saving
             self.observer.round_done(record)
+            self.observer.checkpoint(record.round, took_s)
             began, waited_s = time.perf_counter(), grid.waited_s
 
     # Preparation.
@@ -138,7 +159,7 @@ class Deployment:
     def _guard(self) -> Guard:
         keys = self.door.keys
         certificate, key = serving_files(keys) if keys else (None, None)
-        admits = None if self.registry is None else lambda public_key: self.registry.id_of(public_key) is not None
+        admits = None if self.registry is None else self._admits
         return Guard(self.door.address, self.door.port, 0, certificate=certificate, key=key, limits=Limits(), admits=admits)
 
     def _invitation(self) -> Invitation:
@@ -166,16 +187,36 @@ class Deployment:
             out=str(self.folder.path),
         )
 
+    def _checks(self, link: SuperLink) -> Callable[[], None]:
+        """What is looked at all the time."""
+        def check() -> None:
+            link.check()
+            if self.news:
+                self.news.look()
+
+        return check
+
     # Clients.
 
+    def _admits(self, key: bytes) -> bool:
+        """Whether a key is let in. While the registry is malformed nobody knows, and a client is told to come again, not to go."""
+        if self.registry.problem:
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE)
+        return self.registry.id_of(key) is not None
+
     def _id_of(self, key: bytes) -> int | None:
-        return -1 if self.registry is None else self.registry.id_of(key)
+        if self.registry is None:
+            return -1
+        if not self.registry.problem:  # else who was let in stays a part of the run
+            self._ids[key] = self.registry.id_of(key)
+        return self._ids.get(key)
 
     def _hear(self, presence: Presence) -> None:
         """A client joined, at a version that the strategy may not have heard of."""
         strategy, client = self.strategy, presence.client
         if client in strategy.versions or presence.version != strategy.broadcasts.first:
             strategy.versions[client] = presence.version
+        self.by_client.know(client, self.grid.joined[client].key)
 
     def _on_answer(self, round: int, answered: int, asked: int) -> None:
         self.observer.progress(round, answered, asked)
@@ -187,7 +228,8 @@ class Deployment:
         measured = evaluated(self.config, outcome, self.task, self.evaluated, self.layout, weights, self.test, self.device)
         record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
         before, self._wire = self._wire, self._traffic()
-        return dataclasses.replace(record, wire_bytes_in=self._wire[0] - before[0], wire_bytes_out=self._wire[1] - before[1])
+        wire = {"wire_bytes_in": self._wire[0] - before[0], "wire_bytes_out": self._wire[1] - before[1]}
+        return dataclasses.replace(record, by_client=self.by_client.records(outcome), **wire)
 
     def _traffic(self) -> tuple[int, int]:
         """Bytes that came in and went out at the port."""
@@ -208,6 +250,8 @@ def _refuse_what_is_simulated(config: RunConfig) -> None:
     """Options that have no meaning for real clients."""
     if config.relays:
         raise ConfigError("--relays are simulated; leave --relays out, or use fedcomp sim")
+    if config.attack is not None:
+        raise ConfigError("--attack makes liars of virtual clients; leave --attack out, or use fedcomp sim")
     if config.engine == "batched" or config.cohort_batch:
         raise ConfigError("--engine and --cohort-batch are for a simulation; leave them out: each client trains by itself")
     if config.checkpoint_every != 1:

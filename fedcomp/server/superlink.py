@@ -1,30 +1,26 @@
 """Flower's SuperLink as a child of this process: on loopback, for one run, gone when this process goes, however it goes.
 
 It runs in Flower's process isolation: it starts no process of its own, and a run that somebody on this machine submits is never
-taken on by anybody, because that needs a secret that only this process has. What other users of this machine can still do through
-its loopback port is to stop the run.
+taken on by anybody, because that needs a secret that only this process has. Its loopback port hears processes of this user alone, where
+the system tells whose they are (own_user.py); elsewhere than on Linux other users of this machine could stop the run.
 """
 
-import ctypes
 import json
-import os
 import secrets
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import sysconfig
 import time
 import urllib.request
 from pathlib import Path
 from typing import Self
 
+from ..clients import children
+from ..clients.children import LOOPBACK
 from ..errors import FedcompError
+from . import own_user
 
-LOOPBACK = "127.0.0.1"
-START_S, STOP_S = 60.0, 5.0
-PR_SET_PDEATHSIG = 1
+START_S = 60.0
 LOG, HOME = "superlink.log", ".superlink"  # in the run folder
 
 # Nothing in the bundle is code: it names what is installed.
@@ -74,12 +70,12 @@ class SuperLink:
         secret = self._home / "secret"
         secret.touch(0o600)
         secret.write_bytes(self.secret)
-        self.port = _free_port()
+        self.port = children.free_port()
         (self._home / "config.toml").write_text(CONNECTION.format(self.address))
-        command = [_script("flower-superlink"), "--insecure", "--host", LOOPBACK, "--port", str(self.port), "--isolation", "process",
-                   "--superexec-auth-secret-file", str(secret), "--disable-runtime-dependency-installation"]
+        command = [sys.executable, "-P", own_user.__file__, "--insecure", "--host", LOOPBACK, "--port", str(self.port),
+                   "--isolation", "process", "--superexec-auth-secret-file", str(secret), "--disable-runtime-dependency-installation"]
         with self.log.open("ab") as log:
-            self._process = _child(command, self._environment(), log, subprocess.STDOUT)
+            self._process = children.start(command, children.environment(self._home), log)
 
     def submit(self) -> None:
         """Wait until it is there, and submit the run. Raises FedcompError when it does not come."""
@@ -88,8 +84,8 @@ class SuperLink:
             if time.monotonic() > deadline:
                 raise FedcompError(f"Flower's SuperLink did not start within {START_S:g} s; {self.log} has what it said")
             time.sleep(0.05)
-        command = [_script("flwr"), "run", str(self._home / "app"), "here", "--format", "json"]
-        with _child(command, self._environment(), subprocess.PIPE, subprocess.PIPE) as submitting:
+        command = [children.script("flwr"), "run", str(self._home / "app"), "here", "--format", "json"]
+        with children.start(command, children.environment(self._home), subprocess.PIPE, subprocess.PIPE) as submitting:
             try:
                 said, besides = submitting.communicate(timeout=START_S)
             except BaseException:
@@ -112,7 +108,7 @@ class SuperLink:
         """End it, whatever state it is in."""
         process, self._process = self._process, None
         if process is not None:
-            _end(process)
+            children.end(process)
         shutil.rmtree(self._home, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -129,45 +125,3 @@ class SuperLink:
                 return answer.status == 200
         except OSError:
             return False
-
-    def _environment(self) -> dict[str, str]:
-        scripts = sysconfig.get_path("scripts")
-        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "NO_COLOR": "1", "NO_PROXY": LOOPBACK}
-        return os.environ | quiet | {"FLWR_HOME": str(self._home), "PATH": os.pathsep.join([scripts, os.environ.get("PATH", "")])}
-
-
-def _script(name: str) -> str:
-    path = Path(sysconfig.get_path("scripts")) / name
-    found = str(path) if path.exists() else shutil.which(name)
-    if found is None:
-        raise FedcompError(f"the command {name} is not installed beside {sys.executable}; install flwr there")
-    return found
-
-
-def _child(command: list[str], environment: dict[str, str], output: object, errors: int) -> subprocess.Popen:
-    """A process in a group of its own, that the terminal's Ctrl-C does not reach, and that is killed when this process is gone."""
-    libc, parent = ctypes.CDLL(None), os.getpid()
-
-    def follow() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    linux = sys.platform == "linux"
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
-                            start_new_session=True, preexec_fn=follow if linux else None)
-
-
-def _end(process: subprocess.Popen) -> None:
-    try:
-        process.terminate()
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return probe.getsockname()[1]

@@ -22,9 +22,11 @@ from ..errors import CheckpointError, ConfigError, FedcompError
 from ..memories import Memory
 from ..messages import DENSE, FAILED, NEED_DENSE, UPDATE, Assignment, Report, failure, ticket
 from ..tasks.base import Data
+from .attacks import Attack, Liars, Sender
 from .batched import BatchedEngine
 from .contraction import Contraction
 from .growth import Growth
+from .shared_parts import SharedParts
 
 BUFFERS = "buffers"  # among a client's values in a checkpoint
 MOMENTUM = "local-momentum"  # among its vectors
@@ -68,9 +70,11 @@ class VirtualClients:
         work: Work = Work(),  # noqa: B008 — a frozen value
         warn: Callable[[str], None] = lambda sentence: None,
         feeds_back: bool = False,
+        liars: Liars | None = None,
     ):
-        self.replica, self.engine, self.at_once = replica, engine, at_once
+        self.replica, self.engine, self.piece, self.liars = replica, engine, at_once, liars or Liars()
         self.data, self.shards, self.sgd, self.make_memory, self.seed, self.work = data, shards, sgd, make_memory, seed, work
+        self.shared = SharedParts(work, engine, shards, sgd, seed, at_once)
         self.first_version, self.growth, self.contraction = replica.version, Growth(warn), Contraction(warn, feeds_back)
         self.resting: dict[int, Resting] = {}
         self.held: dict[int, Held] = {}  # of the round that is running
@@ -81,6 +85,10 @@ class VirtualClients:
     def clients(self) -> int:
         return len(self.shards)
 
+    @property
+    def at_once(self) -> int:
+        return self.clients if self.liars.whole or self.work.shares else self.piece
+
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
         """What Client.handle does, for a cohort. A client that fails reports where; the others go on."""
         reports: dict[int, Report] = {}
@@ -88,8 +96,13 @@ class VirtualClients:
         later: list[Assignment] = []
         rounds = {a.round for a in assignments}
         self.held = {client: held for client, held in self.held.items() if held.round in rounds}
-        self._settle(assignments)
+        self.liars.meet([a for a in assignments if a.phase == self.work.phases[0]])
         for a in assignments:
+            if why := self.liars.silence(a):
+                reports[a.client] = failure(a, "reply", why)
+        asked = [a for a in assignments if a.client not in reports]
+        self._settle(asked)
+        for a in asked:
             stage = "phase"
             try:
                 if not self.work.opens(a, self.held.get(a.client)):
@@ -105,10 +118,16 @@ class VirtualClients:
             except (FedcompError, ValueError) as error:
                 kind = NEED_DENSE if isinstance(error, NeedDense) else FAILED
                 reports[a.client] = self._failure(a, stage, error, kind)
-        self._propose(*self._train(ready, reports), reports)
-        self._answer(later, None, [Traces()] * len(later), reports)
+        for attack, mine in self.liars.groups(ready):
+            data = self.liars.data(attack, self.data)
+            for start in range(0, len(mine), self.piece):
+                trained, updates = self._train(mine[start : start + self.piece], data, reports)
+                updates = self.liars.changed(attack, [t.assignment for t in trained], updates)
+                self._propose(trained, updates, reports)
+        for attack, mine in self.liars.groups(later):
+            self._go_on(attack, mine, reports)
         self.changed |= {a.client for a in assignments}
-        return [reports[a.client] for a in assignments]
+        return [self._said(a, reports[a.client]) for a in assignments]
 
     def at_rest(self, client: int) -> Resting:
         """The state of a client; made when it is first asked for."""
@@ -134,18 +153,20 @@ class VirtualClients:
         self.replica.move(a)
         state.version = a.version
 
-    def _train(self, ready: Sequence[Assignment], reports: dict[int, Report]) -> tuple[list[Trained], Tensor]:
-        """What training made of those who did not fail, and their updates as a stack [m, n]."""
+    def _train(self, ready: Sequence[Assignment], data: Data, reports: dict[int, Report]) -> tuple[list[Trained], Tensor]:
+        """What training on `data` made of those who did not fail, and their updates as a stack [m, n]."""
+        if self.work.shares:
+            return self._train_shared(ready, data, reports)
         plans = {a.client: plan_batches(self.sgd, self.shards[a.client], self.seed, a.round, a.client) for a in ready}
         if isinstance(self.engine, BatchedEngine):
-            return self._train_stack(self.engine, ready, plans, reports)
+            return self._train_stack(self.engine, ready, data, plans, reports)
         trained, updates = [], []
         for a in ready:
             try:
                 start = self._start()
                 traces = self._traces(a, start)
                 result = self.engine.train(
-                    start, self.data, plans[a.client], self.sgd.at_rate(a.lr),
+                    start, data, plans[a.client], self.sgd.at_rate(a.lr),
                     seed=self.seed, round=a.round, who=a.client, buffers=self.at_rest(a.client).buffers, traces=traces,
                 )
                 trained.append(Trained(a, result.loss, result.buffers, traces))
@@ -155,7 +176,12 @@ class VirtualClients:
         return trained, torch.stack(updates) if updates else self._no_updates()
 
     def _train_stack(
-        self, engine: BatchedEngine, ready: Sequence[Assignment], plans: Mapping[int, Sequence[np.ndarray]], reports: dict[int, Report]
+        self,
+        engine: BatchedEngine,
+        ready: Sequence[Assignment],
+        data: Data,
+        plans: Mapping[int, Sequence[np.ndarray]],
+        reports: dict[int, Report],
     ) -> tuple[list[Trained], Tensor]:
         """Train a stack together; where that fails, each client by itself, so that only those fail that must."""
         if not ready:
@@ -163,16 +189,45 @@ class VirtualClients:
         try:
             start, mine, sgd = self._start(), [plans[a.client] for a in ready], self.sgd.at_rate(ready[0].lr)
             stack = Traces.stack([self._traces(a, start) for a in ready])
-            updates, losses = engine.train(start, self.data, mine, sgd, **({"traces": stack} if stack else {}))
+            updates, losses = engine.train(start, data, mine, sgd, **({"traces": stack} if stack else {}))
             return [Trained(a, loss, None, stack.rows(i)) for i, (a, loss) in enumerate(zip(ready, losses.tolist(), strict=True))], updates
         except ConfigError:
             raise
         except Exception as error:
             if len(ready) > 1:
-                alone = [self._train_stack(engine, [a], plans, reports) for a in ready]
+                alone = [self._train_stack(engine, [a], data, plans, reports) for a in ready]
                 return [t for trained, _ in alone for t in trained], torch.cat([updates for _, updates in alone])
             reports[ready[0].client] = self._failure(ready[0], "train", error)
             return [], self._no_updates()
+
+    def _train_shared(self, ready: Sequence[Assignment], data: Data, reports: dict[int, Report]) -> tuple[list[Trained], Tensor]:
+        """Likewise for clients that train on parts of the data that others train on too."""
+        trained, updates = [], self._no_updates()
+        for a, result in zip(ready, self.shared.updates(ready, data, self._start()) if ready else [], strict=True):
+            if isinstance(result, Exception):
+                reports[a.client] = self._failure(a, "train", result)
+            else:
+                trained.append((Trained(a, result[1], None, Traces()), result[0]))
+        if trained:
+            updates = torch.stack([x for _, x in trained]).to(self.engine.device)
+        return [t for t, _ in trained], updates
+
+    def _go_on(self, attack: Attack | None, later: Sequence[Assignment], reports: dict[int, Report]) -> None:
+        """Answers in a phase after the one that opens, of clients who lie, or do not, in one way."""
+        heard: list[tuple[Assignment, Tensor | None]] = []
+        for a in later:
+            state, held = self.at_rest(a.client), self.held[a.client]
+            try:
+                heard.append((a, self.work.hear(state.memory, held.kept, self.work.seed(state.memory.codec, self.seed, a), context_of(a))))
+            except (FedcompError, ValueError) as error:
+                reports[a.client] = self._failure(a, "encode", error)
+        made = [(a, x) for a, x in heard if x is not None]
+        if made:
+            asked = [a for a, _ in made]
+            updates = self.liars.changed(attack, asked, torch.stack([x for _, x in made]).to(self.engine.device))
+            self._answer(asked, updates, [Traces()] * len(asked), reports)
+        asked = [a for a, x in heard if x is None]
+        self._answer(asked, None, [Traces()] * len(asked), reports)
 
     def _traces(self, a: Assignment, start: Tensor) -> Traces:
         state = self.at_rest(a.client)
@@ -225,6 +280,15 @@ class VirtualClients:
                 a.round, a.phase, a.client, UPDATE, self.replica.version, self.replica.fingerprint,
                 frame or b"", state.ticket, len(self.shards[a.client]), own.loss, "", "", state.after,
             )
+
+    def _said(self, a: Assignment, report: Report) -> Report:
+        """What the server hears of a client: its report, or what a liar makes of it."""
+        attack = self.liars.lie(a)
+        if attack is None or report.kind != UPDATE:
+            return report
+        memory = self.at_rest(a.client).memory
+        context = replace(context_of(a), layout=memory.layout)
+        return attack.reply(report, Sender(memory.codec, self.work.seed(memory.codec, self.seed, a), context, self.liars.generator(a)))
 
     def _start(self) -> Tensor:
         return self.replica.weights.to(self.engine.device)

@@ -23,11 +23,13 @@ from ..observe import Header, Observer, RoundRecord, Summary
 from ..server.recovery import Recovery
 from ..server.results import declare_bandwidths, evaluated, on, record_of, strategy_of, summary_of
 from ..server.run_folder import RunFolder
+from ..server.watching import watched
 from ..strategies import Outcome, RoundStrategy, resolved
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of
 from ..tasks.partition import partition
+from .attacks import Liars, attacks
 from .batched import BatchedEngine, choose_engine
 from .clients import VirtualClients
 from .contraction import ROUNDS
@@ -76,9 +78,11 @@ class Simulation:
 
     def __init__(self, config: RunConfig, observer: Observer):
         config = resolved(config)
+        _refuse_what_is_real(config)
         self.config, self.observer, self._lost = config, observer, False
         self._said: list[str] = []  # warnings since the last round
         self.strategy = self._strategy()
+        self.liars = Liars(attacks(config.attack) if config.attack else (), config.clients, config.seed)
         self.device = devices.choose(config.device)
         devices.keep_freed_memory()
         self.folder = RunFolder(config)
@@ -99,6 +103,7 @@ class Simulation:
         self.strategy.pace = pace(config.seed)
         declare_bandwidths(self.strategy, config)
         train = on(train, self.device)
+        self.liars.follow(self.strategy, train)
         engine = self._engine(model, weights, train)
         self.clients = VirtualClients(
             Replica(weights.clone(), self.layout, codec(config.downlink)),
@@ -112,6 +117,7 @@ class Simulation:
             self.strategy.work,
             self._warn,
             self.strategy.feeds_back,
+            self.liars,
         )
         self.relays = Relays(self.clients, config.relays, self.strategy.uplink, self.layout) if config.relays else None
         self.test = on(self.test, self.device)
@@ -119,6 +125,7 @@ class Simulation:
 
     def run(self) -> Summary:
         with ExitStack() as ends:
+            self.observer = ends.enter_context(watched(self.config, self.observer, self.folder.path))
             self.folder.open()
             ends.callback(self.folder.close)
             if not self.folder.resumed:
@@ -140,8 +147,12 @@ class Simulation:
             record = self._record(outcome, began)
             length = self.folder.append(record)
             due = outcome.round % self.config.checkpoint_every == 0 or outcome.round == self.config.rounds
-            recovery.keep(outcome, length, whole=due or interruption.asked)
+            whole, saving = due or interruption.asked, time.perf_counter()
+            recovery.keep(outcome, length, whole=whole)
+            took_s = time.perf_counter() - saving
             self.observer.round_done(record)
+            if whole:
+                self.observer.checkpoint(record.round, took_s)
             interruption.act()
             began = time.perf_counter()
 
@@ -200,6 +211,8 @@ class Simulation:
             rounds=c.rounds,
             out=str(self.folder.path),
             relays=c.relays,
+            attack=str(self.liars),
+            liars=self.liars.size,
         )
 
     # A round.
@@ -247,6 +260,13 @@ class Simulation:
             self.observer.warning("no client's update was accepted in any round: metrics.jsonl has the reasons")
         self.observer.finished(summary, str(self.folder.path))
         return summary
+
+
+def _refuse_what_is_real(config: RunConfig) -> None:
+    """Options that have no meaning for virtual clients."""
+    if config.deadline or config.quorum != 1:
+        raise ConfigError("--deadline and --quorum are for real clients, virtual ones have no clock that runs out; leave them out, or use "
+                          "fedcomp server start")
 
 
 @contextmanager

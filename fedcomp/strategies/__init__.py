@@ -10,19 +10,32 @@ from .asynchronous import Asynchronous
 from .average import Average
 from .base import Outcome, Phase, RoundStrategy, Rules
 from .broadcasts import Broadcast, Broadcasts
+from .centered_clipping import CenteredClipping
+from .codes import allocation_matrix
+from .compressed import Compressed
+from .election import Election
 from .fetchsgd import FetchSGD
+from .geometric_median import GeometricMedian
 from .gtopk import GTopK
+from .krum import Krum, MultiKrum
+from .median import Median, TrimmedMean
 from .powersgd import PowerSGD
 from .shared_scale import SharedScale
 from .sketched_sgd import SketchedSGD
+from .tally import majority
+from .vote import Vote
 
 __all__ = [
-    "Asynchronous", "Average", "Broadcast", "Broadcasts", "Outcome", "Phase", "RoundStrategy", "Rules", "available_strategies", "resolved",
-    "strategy",
+    "Asynchronous", "Average", "Broadcast", "Broadcasts", "Compressed", "Outcome", "Phase", "RoundStrategy", "Rules",
+    "allocation_matrix", "available_strategies", "majority", "resolved", "strategy",
 ]
 
 _STRATEGIES: dict[str, type[RoundStrategy]] = {
-    cls.name: cls for cls in (Average, FetchSGD, GTopK, PowerSGD, SharedScale, SketchedSGD, Asynchronous)
+    cls.name: cls
+    for cls in (
+        Average, FetchSGD, GTopK, PowerSGD, SharedScale, SketchedSGD, Asynchronous,
+        Median, TrimmedMean, Krum, MultiKrum, GeometricMedian, CenteredClipping, Vote, Election,
+    )
 }
 
 

@@ -32,7 +32,7 @@ from ..observe import Rejection
 from . import exchange as exchanges
 from .average import Average
 from .base import Outcome, Phase
-from .closing import AllAnswered
+from .closing import DEADLINE, AllAnswered
 from .cohort import draw, size
 from .exchange import Accepted, Exchange, Traffic, accepted_of
 
@@ -73,6 +73,9 @@ class Asynchronous(Average):
 
     def __init__(self, *rules: Any, **told: Any):
         super().__init__(*rules, **told)
+        if self.rules.quorum != 1:
+            raise ConfigError(f"strategy '{self.name}' makes a round of the first answers that come; leave --quorum out, or give "
+                              f"--strategy {self.name}:wait={self.rules.quorum:g}")
         self.now = 0.0  # virtual seconds
         self.began: dict[int, int] = {}  # client at work → the round in which it began
         self.answers: dict[int, Answer] = {}  # of clients at work, that have not been taken
@@ -80,15 +83,18 @@ class Asynchronous(Average):
         self._exchanges: dict[int, Exchange] = {}  # by the round in which it began: answers to come
         self._reports: dict[int, Report] = {}  # that came and are in no answer yet
         self._lateness: dict[int, int] = {}  # rounds, of those whose answers were taken last
+        self._seconds: dict[int, float] = {}  # from question to answer, of answers that have not been taken
 
     def run_round(self, grid: Grid, round: int) -> Outcome:
-        started, traffic, late = time.perf_counter(), Traffic(), self._too_late(round)
+        started, traffic, late = time.perf_counter(), Traffic(seconds=self._seconds), self._too_late(round)
         unread = {client: self.answers[client] for client in late if client in self.answers}
         rejected = {client: self._give_up(client, round) for client in late}
         self._begin(grid, round, traffic, besides=rejected.keys())
         taken = self._first(round, started)
         traffic.uplink = {client: len(answer.report.frame) if answer.report else 0 for client, answer in (unread | taken).items()}
         self._lateness = {client: round - answer.round for client, answer in taken.items()}
+        traffic.lateness = {client: rounds for client, rounds in self._lateness.items() if rounds}
+        traffic.seconds = {client: self._seconds.pop(client) for client in [*taken, *late] if client in self._seconds}
         for client in taken:
             self._leave(client)
         results = [taken[client].result for client in sorted(taken)]
@@ -120,14 +126,14 @@ class Asynchronous(Average):
         if self.pace is None:
             exchange.push(messages)
         else:
-            exchange.run(messages, AllAnswered(), self.rules.timeout_s)
+            exchange.run(messages, AllAnswered())
 
     def _first(self, round: int, started: float) -> dict[int, Answer]:
         """The answers that make a round."""
         wanted, told = min(len(self.began), max(1, math.floor(self.options.wait * len(self.began) + 0.5))), 0
         self._collect()
         while True:
-            news = any([exchange.poll() for exchange in self._exchanges.values()])
+            news = self._poll()
             self._collect()
             for count in range(told + 1, min(wanted, len(self.answers)) + 1):
                 self.on_answer(round, count, wanted)
@@ -140,6 +146,14 @@ class Asynchronous(Average):
         first = sorted(self.answers.values(), key=lambda answer: (answer.due, answer.client))[:wanted]
         self.now = max([self.now, *(answer.due for answer in first)])
         return {answer.client: answer for answer in first}
+
+    def _poll(self) -> bool:
+        """Take in the replies that are there, to whatever question, if any: asked for together, since what nobody asks for is given up."""
+        waiting = list(self._exchanges.values())
+        replies = list(waiting[0].grid.pull_messages([name for exchange in waiting for name in exchange.names])) if waiting else []
+        for exchange in waiting:
+            exchange.receive(replies)
+        return bool(replies)
 
     def _keep(self, report: Report) -> None:
         self._reports[report.client] = report
@@ -160,10 +174,10 @@ class Asynchronous(Average):
     def _give_up(self, client: int, round: int) -> Rejection:
         reason = f"no answer in the {round - self.began[client]} rounds since it began"
         if client not in self.answers:
-            self._exchanges[self.began[client]].give_up(client, reason)
+            self._exchanges[self.began[client]].give_up(client, reason, DEADLINE)
             self._collect()
         self._leave(client)
-        return Rejection(client, "reply", reason)
+        return Rejection(client, DEADLINE, reason)
 
     def _leave(self, client: int) -> None:
         """A client has no work any more; hear where it stands."""

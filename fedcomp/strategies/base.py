@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -28,7 +29,7 @@ from ..memories.base import Changes, NoOptions
 from ..messages import FAILED, Assignment, Report
 from ..observe import Rejection
 from .broadcasts import Broadcast, Broadcasts
-from .closing import AllAnswered, Closing
+from .closing import Closing, QuorumOrDeadline
 from .cohort import Roster, by_node, sample
 from .exchange import Accepted, Exchange, Traffic
 from .schedule import Schedule, Terms
@@ -51,7 +52,10 @@ class Rules:
     lr_warmup: int = 0
     budget_bytes: int = 0
     memory: str = "residual"  # of the clients
-    timeout_s: float | None = None  # seconds that a phase may take; None = as long as it does
+    quorum: float = 1.0
+    timeout_s: float | None = None  # seconds that a phase may take, `deadline` of the run; None = as long as it does
+    lr: float = 0.05  # of local SGD, and of the server where votes have no length
+    keep_momentum: bool = False  # of local SGD, from one round to the next
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Phase:
     """An exchange within a round, and when it closes."""
 
     name: str = "train"
-    closing: Closing = field(default_factory=AllAnswered)
+    closing: Closing | None = None  # None: as the run's quorum and deadline say
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class Outcome:
     rejections: list[Rejection]
     traffic: Traffic
     broadcast: Broadcast | None  # None: no update was accepted, the model stays
+    suspicion: Mapping[int, float] = field(default_factory=dict)  # by client, 0..1; of those strategies that judge votes
 
     @property
     def train_loss(self) -> float | None:
@@ -89,7 +94,9 @@ class RoundStrategy(Strategy):
     name: ClassVar[str]
     Options: ClassVar[type] = NoOptions  # a frozen dataclass: what `name:option=value` may say
     work: ClassVar[Work] = Work()  # the client half
+    notice: str = ""  # what a run says of it before its first round
     feeds_back: bool = False  # what it reads of sketches is subtracted from what waits in them
+    allocation: np.ndarray | None = None  # 0/1 [n, n], of strategies that hand out partitions: row i is what the cohort's i-th member holds
 
     def __init__(
         self,
@@ -107,6 +114,8 @@ class RoundStrategy(Strategy):
         self.dropped: dict[int, bytes] = {}  # of that proposal, as a frame, until the client was told
         self.pace: Callable[[int, int], float] | None = None  # virtual seconds for (round, client), in a simulation; None = time is real
         self.bandwidths: dict[int, float] = {}  # bytes a second that clients declared for their uplink
+        self.warn: Callable[[str], None] = lambda sentence: None  # hears what is found out while rounds go on, each once
+        self.round = 0  # that is being closed, for `aggregate` and those after it
         self.broadcasts: Broadcasts
         self.layout: Layout
         self.schedule: Schedule
@@ -145,6 +154,17 @@ class RoundStrategy(Strategy):
         b"" for nothing. Its bytes are counted.
         """
         return b""
+
+    def check_cohort(self, clients: int) -> None:
+        """Raise ConfigError for cohorts of so many clients, if no round of theirs could move the model."""
+
+    def refusal(self, accepted: Sequence[Accepted]) -> str:
+        """Why a round in whose last phase these were accepted moves nothing, in words; "" if it may. They keep what they sent."""
+        return ""
+
+    def suspicion(self) -> Mapping[int, float]:
+        """How often each client's vote has lost by a wide margin, as a share of its votes 0..1, by logical id; {} where nobody votes."""
+        return {}
 
     def closed(self, outcome: Outcome) -> None:
         """A round is over. What `aggregate` made of it is kept only if there was a broadcast: else the model has not moved."""
@@ -193,7 +213,7 @@ class RoundStrategy(Strategy):
         for phase in self.phases(round):
             exchange = self._exchange(grid, round, phase, traffic)
             messages = [self._message(exchange, client, nodes[client], round, phase, results, terms[client]) for client in asked]
-            exchange.run(messages, phase.closing, self.rules.timeout_s)
+            exchange.run(messages, phase.closing or QuorumOrDeadline(self.rules.quorum, self.rules.timeout_s))
             results[phase.name] = list(exchange.answers())
             rejected |= exchange.rejected
             asked = [a.client for a in results[phase.name]]
@@ -221,7 +241,9 @@ class RoundStrategy(Strategy):
         terms: Terms,
     ) -> Message:
         b, accepted = self.broadcasts, self.tickets.get(client, "")
-        download = b.download(self.versions.get(client, b.first))
+        held = self.versions.get(client, b.first)
+        download = b.download(held)
+        exchange.traffic.behind.setdefault(client, b.behind(held))
         told = dict(self.announce(phase, client, before))
         if self.counterpart is not None and not before:
             told |= self.counterpart.announce()
@@ -248,7 +270,10 @@ class RoundStrategy(Strategy):
         rejected: dict[int, Rejection],
         traffic: Traffic,
     ) -> Outcome:
-        last = list(results.values())[-1]
+        self.round, last = round, list(results.values())[-1]
+        if last and (reason := self.refusal(last)):
+            rejected |= {a.client: Rejection(a.client, "aggregate", reason) for a in last}
+            last = []
         try:
             broadcast = self._advance(round, results) if last else None
         except NonFiniteError:
@@ -260,13 +285,14 @@ class RoundStrategy(Strategy):
             self.counterpart.settle([(a.client, a.update, a.fresh) for a in last], self._moved(broadcast))
         self.dropped |= {a.client: frame for a in last if (frame := self.returned(a))}
         rejections = [rejected[client] for client in sorted(rejected)]
-        outcome = Outcome(round, cohort, last, rejections, traffic, broadcast)
+        outcome = Outcome(round, cohort, last, rejections, traffic, broadcast, dict(self.suspicion()))
         self.closed(outcome)
         return outcome
 
     def _advance(self, round: int, results: dict[str, list[Accepted]]) -> Broadcast | None:
         update = torch.zeros(self.layout.numel, dtype=torch.float32)
-        self.aggregate(self._estimated(results), update)
+        with np.errstate(over="ignore", invalid="ignore"):  # what leaves float32's range is found by the next line
+            self.aggregate(self._estimated(results), update)
         broadcast = self.broadcasts.prepare(round, update.mul_(self.rules.server_lr), seeds.key(self.rules.seed, "downlink", round))
         if broadcast is not None:
             self.broadcasts.publish(broadcast)

@@ -22,6 +22,8 @@ from ..layout import Layout
 from ..memories import Memory
 from ..messages import DENSE, FRAMES, OVERWRITE, UP_TO_DATE, fingerprint, first_version, next_version
 
+NUMBERED = 10_000  # versions of which is remembered how old they are
+
 
 @dataclass(frozen=True)
 class Broadcast:
@@ -52,6 +54,7 @@ class Broadcasts:
         self.version = self.first = first_version(weights, layout.fingerprint)
         self.fingerprint = fingerprint(weights)
         self._downloads: dict[str, Download] = {}
+        self._numbers: dict[str, int] = {self.version: 0}  # versions in the order in which they were made
 
     def prepare(self, round: int, update: Tensor, seed: int) -> Broadcast | None:
         """The broadcast that moves the model by what the codec keeps of `update` [numel]; nothing changes yet but the memory's proposal.
@@ -67,6 +70,9 @@ class Broadcasts:
         self.memory.commit()
         self.newest_bytes = len(broadcast.frame)
         self.version, self.fingerprint = broadcast.version, fingerprint(self.weights)
+        self._numbers[self.version] = self._numbers[broadcast.base] + 1
+        if len(self._numbers) > NUMBERED:
+            del self._numbers[next(iter(self._numbers))]
         self.cache.append(broadcast)
         while sum(len(b.frame) for b in self.cache) > self.cache_bytes:
             self.cache.popleft()
@@ -78,7 +84,12 @@ class Broadcasts:
         self.memory.load_state_dict(memory_state)
         self.cache, self.newest_bytes = deque(cache), newest_bytes
         self.version, self.fingerprint = version, fingerprint(self.weights)
+        self._numbers = {name: number for number, name in enumerate(dict.fromkeys([*(b.base for b in cache), version]))}
         self._downloads.clear()
+
+    def behind(self, version: str) -> int | None:
+        """How many versions came after this one; None where that is not known, or more than `NUMBERED`."""
+        return self._numbers[self.version] - self._numbers[version] if version in self._numbers else None
 
     def download(self, version: str) -> Download:
         """What leads from `version` to the present one, in the cheapest form. The dense model when `version` is not known."""

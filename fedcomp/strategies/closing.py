@@ -1,5 +1,6 @@
-"""When a phase of a round closes."""
+"""When a phase of a round closes, and what becomes of those who have not answered."""
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,14 +15,47 @@ class Progress:
     elapsed_s: float
 
 
-class Closing(Protocol):
-    """A policy: asked after every reply, and now and then while there is none."""
+@dataclass(frozen=True)
+class Closed:
+    """A phase is over: at which stage, and why, those are rejected who have not answered."""
 
-    def closed(self, progress: Progress) -> bool: ...
+    stage: str = "reply"
+    reason: str = "no reply before the round closed"
+
+
+DEADLINE = "deadline"  # the stage of clients that had their time and did not answer
+
+
+class Closing(Protocol):
+    """A policy: asked after every reply, and now and then while there is none. None: the phase goes on."""
+
+    def closed(self, progress: Progress) -> Closed | None: ...
 
 
 class AllAnswered:
     """The phase closes when every client that was asked has answered, well or badly."""
 
-    def closed(self, progress: Progress) -> bool:
-        return progress.answered >= progress.asked
+    def closed(self, progress: Progress) -> Closed | None:
+        return Closed() if progress.answered >= progress.asked else None
+
+
+@dataclass(frozen=True)
+class QuorumOrDeadline(AllAnswered):
+    """The phase closes when all have answered, when a share of those asked was accepted, or when its time is over."""
+
+    quorum: float = 1.0  # share of those asked, above 0
+    deadline_s: float | None = None  # seconds; None = as long as it takes
+
+    def closed(self, progress: Progress) -> Closed | None:
+        if (done := super().closed(progress)) is not None:
+            return done
+        if progress.accepted >= (enough := least(self.quorum, progress.asked)):
+            return Closed(reason=f"no reply before {enough} of {progress.asked} were accepted (--quorum {self.quorum:g})")
+        if self.deadline_s is not None and progress.elapsed_s > self.deadline_s:
+            return Closed(DEADLINE, f"no reply within {self.deadline_s:g} s (--deadline)")
+        return None
+
+
+def least(quorum: float, clients: int) -> int:
+    """The smallest number of clients that is a share `quorum` of them, at least one: 7 of 10 for 0.7, whatever rounding makes of it."""
+    return max(1, math.ceil(quorum * clients - 1e-9))

@@ -39,10 +39,13 @@ def accepted_of(report: Report, update: Update | None) -> Accepted:
 
 @dataclass
 class Traffic:
-    """Bytes of frames in a round by client, and of what was announced and returned."""
+    """What a round cost, by client: bytes of frames, and of what was announced and returned; and how long its answers took."""
 
     uplink: dict[int, int] = field(default_factory=dict)
     downlink: dict[int, int] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict, compare=False)  # from question to answer, over all phases; answered ones
+    behind: dict[int, int | None] = field(default_factory=dict)  # versions that it had missed when asked; None: not known
+    lateness: dict[int, int] = field(default_factory=dict)  # rounds since the one that its answer belongs to; absent: this one
     first_download: int = 0  # of the downlink: what clients without a state needed
     catch_up: int = 0  # of the downlink: what is older than the newest broadcast
 
@@ -76,8 +79,10 @@ class Exchange:
         self.heard, self.on_answer, self.in_step = heard, on_answer, in_step
         self.accepted: dict[int, Accepted] = {}
         self.rejected: dict[int, Rejection] = {}
+        self.proven: set[int] = set()  # rejected for what nobody sends who is honest: bytes that are no frame
         self._asked: dict[int, tuple[Assignment, int]] = {}  # client → what it was asked, its node
         self._waiting: dict[str, int] = {}  # message id → client
+        self._since: dict[int, float] = {}  # client → when it was asked last, in seconds
         self._sent_dense: set[int] = set()
 
     def message(self, assignment: Assignment, node: int) -> Message:
@@ -85,17 +90,15 @@ class Exchange:
         self._asked[assignment.client] = assignment, node
         return self.grid.create_message(to_records(assignment), "train", node, str(assignment.round))
 
-    def run(self, messages: list[Message], closing: Closing, timeout_s: float | None) -> None:
-        """Send, and take in replies until `closing` says so or `timeout_s` is over; who has not answered by then is rejected."""
+    def run(self, messages: list[Message], closing: Closing) -> None:
+        """Send, and take in replies until `closing` says so; who has not answered by then is rejected, as it says."""
         started = time.monotonic()
         self.push(messages)
-        while not closing.closed(self._progress(started)):
-            if timeout_s is not None and time.monotonic() - started > timeout_s:
-                break
+        while (closed := closing.closed(self._progress(started))) is None:
             if not self.poll():
                 time.sleep(POLL_S)
         for client in list(self._waiting.values()):
-            self.give_up(client, "no reply before the round closed")
+            self.give_up(client, closed.reason, closed.stage)
 
     def push(self, messages: list[Message]) -> None:
         """Send."""
@@ -103,20 +106,25 @@ class Exchange:
         for message, name in zip(messages, self.grid.push_messages(messages), strict=True):
             client = clients[message.metadata.dst_node_id]
             if name:
-                self._waiting[name] = client
+                self._waiting[name], self._since[client] = client, time.monotonic()
             else:
                 self._reject(client, "send", "the message could not be sent")
 
     def poll(self) -> bool:
         """Take in the replies that are there, if any."""
-        replies = list(self.grid.pull_messages(list(self._waiting)))
+        replies = list(self.grid.pull_messages(self.names))
         self.receive(replies)
         return bool(replies)
 
-    def give_up(self, client: int, reason: str) -> None:
+    def give_up(self, client: int, reason: str, stage: str = "reply") -> None:
         """Reject a client that has not answered; its reply, should it come, is dropped."""
         self._waiting = {name: other for name, other in self._waiting.items() if other != client}
-        self._reject(client, "reply", reason)
+        self._reject(client, stage, reason)
+
+    @property
+    def names(self) -> list[str]:
+        """Messages whose replies are to come."""
+        return list(self._waiting)
 
     @property
     def waiting(self) -> set[int]:
@@ -141,12 +149,16 @@ class Exchange:
         self._answer([(client, reply) for client, reply in first.items() if client is not None])
 
     def _answer(self, replies: Sequence[tuple[int, Message]]) -> None:
+        now = time.monotonic()
+        for client in (client for client, reply in replies if not reply.has_error()):
+            self.traffic.seconds[client] = self.traffic.seconds.get(client, 0.0) + now - self._since.get(client, now)
         before = len(self.accepted) + len(self.rejected)
         updates = [report for client, reply in replies if (report := self._report_of(client, reply)) is not None]
         opened = iter(self.open_frames([report.frame for report in updates if report.frame]))
         for report in updates:
             update = next(opened) if report.frame else None
             if isinstance(update, FrameError):
+                self.proven.add(report.client)
                 self._reject(report.client, "reply", str(update))
             else:
                 self.accepted[report.client] = accepted_of(report, update)
@@ -189,6 +201,7 @@ class Exchange:
         b = self.broadcasts
         download = b.dense()
         self.traffic.sent(assignment.client, download, assignment.announced, first=False, newest=0)
+        self.traffic.behind[assignment.client] = None
         now = {"form": DENSE, "base": "", "version": b.version, "fingerprint": b.fingerprint, "frames": download.frames}
         self.push([self.message(replace(assignment, **now, returned=b""), node)])
 

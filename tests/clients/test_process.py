@@ -10,8 +10,9 @@ from tiny_task import task
 
 from fedcomp import RunConfig
 from fedcomp.clients import state
+from fedcomp.clients.flower import to_records
 from fedcomp.clients.joining import Invitation, Own, client_for, told, told_work
-from fedcomp.clients.process import LONGEST_S, REST_S, ROUND_S, Member, own_key, wait_s
+from fedcomp.clients.process import JOIN, LEAVE, LONGEST_S, REST_S, ROUND_S, TRAIN, Member, not_overtaken, own_key, wait_s
 from fedcomp.clients.state import StateFolder
 from fedcomp.errors import CheckpointError, FedcompError, ProtocolError, UserError
 from fedcomp.layout import Layout
@@ -91,6 +92,8 @@ def trained(folder, config, killed=lambda round, client: ""):
 @pytest.mark.parametrize("options", [
     {}, {"momentum": 0.9, "keep_momentum": True}, {"memory": "dgc", "uplink": "topk:density=1/10"}, {"memory": "ef21"},
     {"downlink": "topk:density=1/4,values=fp16", "participation": 0.5}, {"strategy": "gtopk"},
+    {"strategy": "powersgd:rank=1"}, {"strategy": "sketched-sgd:density=1/8", "uplink": "sketch:rows=3,columns=12"},
+    {"strategy": "shared-scale"},
 ], ids=str)
 def test_a_kill_before_or_after_any_answer_changes_nothing(tmp_path, options):
     config = resolved(RunConfig(**{"clients": 4, "rounds": 6, "participation": 1.0, "batch_size": 10} | options))
@@ -133,6 +136,41 @@ def test_a_member_without_a_disk_answers_the_same_question_with_the_same_report(
 
     (outcome,) = strategy.rounds(LocalGrid(Once()), [1])
     assert len(outcome.accepted) == 2 and len(asked) == 2
+
+
+def test_a_copy_of_a_question_that_comes_after_a_later_one_was_answered_is_dropped():
+    config = resolved(RunConfig(clients=1, rounds=3, participation=1.0, batch_size=10, strategy="powersgd:rank=1"))
+    strategy, asked, member = a_strategy(config), [], Member(own(0), None)
+    member.join(invitation(config, strategy))
+
+    class Once:
+        clients, at_once = 1, 1
+
+        def handle(self, assignments):
+            asked.extend(assignments)
+            report = member.answer(assignments[0], asker=7)
+            before = member.client.memory.residual.clone()
+            assert all(member.answer(earlier, asker=7) is None for earlier in asked[:-1])
+            assert torch.equal(member.client.memory.residual, before) and member.client.memory.pending == report.frame
+            return [report]
+
+    outcomes = list(strategy.rounds(LocalGrid(Once()), range(1, 4)))
+    assert all(len(outcome.accepted) == 1 for outcome in outcomes) and len(asked) == 6
+    again = member.answer(asked[4], asker=8)  # a server that was started again may ask an earlier phase
+    assert again.kind == UPDATE and (again.round, again.phase) == (3, "left")
+
+
+def test_of_questions_that_waited_the_newest_rounds_are_answered_after_invitations():
+    config = resolved(RunConfig(clients=2, batch_size=10))
+    grid = LocalGrid(Members(None, config, a_strategy(config)))
+
+    def message(kind, group=""):
+        return grid.create_message(to_records(invitation(config, a_strategy(config))), kind, 2, group)
+
+    old, new, copy, invited, farewell = message(TRAIN, "2"), message(TRAIN, "10"), message(TRAIN, "10"), message(JOIN), message(LEAVE)
+    assert not_overtaken([old, new, invited, copy]) == [invited, new, copy]
+    assert not_overtaken([new, farewell, old]) == [farewell]
+    assert not_overtaken([]) == [] and not_overtaken([message(TRAIN)])
 
 
 # Invitations.
@@ -259,6 +297,11 @@ def test_looks_are_close_while_rounds_go_on_and_seldom_when_they_do_not():
     assert all(wait_s(idle) <= ROUND_S for idle in np.arange(0, REST_S, 0.1))
     assert wait_s(0.2, usual_s=1.0) == pytest.approx(0.3) and wait_s(0.0, usual_s=100.0) == ROUND_S
     assert wait_s(1e6) == LONGEST_S
+
+
+def test_who_waits_for_its_server_looks_the_more_seldom():
+    assert wait_s(0.0, took_s=0.005) == wait_s(0.0) and wait_s(0.0, took_s=0.3) == pytest.approx(3.0)
+    assert wait_s(0.0, took_s=60.0) == LONGEST_S
 
 
 def test_an_idle_client_makes_at_most_one_look_a_second_in_a_minute():

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from fedcomp import RunConfig, UserError
 from fedcomp.config import read_run
 from fedcomp.errors import CheckpointError
-from fedcomp.observe import Observer, RoundRecord
+from fedcomp.observe import Header, Observer, RoundRecord
 from fedcomp.server import checkpoint
 from fedcomp.sim import simulate
 from fedcomp.sim.batched import BatchedEngine
@@ -32,8 +32,12 @@ TINY = RunConfig(task=f"{TASKS}:task", clients=8, participation=0.5, rounds=6, l
 
 class Records(Observer):
     def __init__(self) -> None:
+        self.header: Header | None = None
         self.records: list[RoundRecord] = []
         self.summary = None
+
+    def started(self, header: Header) -> None:
+        self.header = header
 
     def round_done(self, record: RoundRecord) -> None:
         self.records.append(record)
@@ -85,8 +89,8 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
     stored = json.loads((folder / "summary.json").read_text())
     keys = """accuracy loss uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes rounds clients client_updates seconds
-              client_updates_per_s device seed version warnings"""
-    assert set(stored) == set(keys.split()) and stored == summary.__dict__ | {"warnings": list(summary.warnings)}
+              client_updates_per_s device seed version warnings rejections"""
+    assert set(stored) == set(keys.split()) and stored == summary.__dict__ | {"warnings": list(summary.warnings), "rejections": []}
     assert stored["uplink_bytes"] == sum(line["uplink_bytes"] for line in lines)
     assert stored["client_updates"] == 24 and stored["accuracy"] == lines[-1]["accuracy"]
     config = read_run(folder)
@@ -283,7 +287,9 @@ def test_bytes_of_a_dense_run_are_the_dense_bytes_and_a_header(tmp_path):
         ({"memory": "residuals"}, "did you mean 'residual'"),
         ({"strategy": "mean"}, "known: asynchronous, average"),
         ({"partition": "class:2"}, "did you mean 'classes'"),
-        ({"attack": "sign:3"}, "leave --attack out"),
+        ({"attack": "invert:3"}, "did you mean 'inverted'"),
+        ({"attack": "inverted:9"}, "there are 8 clients"),
+        ({"attack": "code-aware:2"}, "allocation matrix"),
         ({"task": "digit"}, "did you mean 'digits'"),
         ({"task": "nowhere.py:task"}, "nowhere.py"),
         ({"device": "tpu"}, "--device"),

@@ -1,0 +1,73 @@
+"""Who is waited for before a round, and who is drawn for it.
+
+A client is *silent* from when its deadline passed without an answer until it is heard of again: it joins anew, or answers anything,
+however late. The silent are not waited for, and not drawn as long as enough others are here: a client that is dead, frozen or cut off
+costs a run one deadline, not one a round. A client that is only slower than the deadline is heard of when its late answer comes, and
+drawn again.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..config import RunConfig
+from ..strategies.closing import least
+
+RETURN_S = 15.0  # that clients have to find a server that was started again, who try every five seconds
+
+
+@dataclass(frozen=True)
+class Quota:
+    """How many clients a round waits for: `wanted`, and after `patience_s` no more than `least`; None = for as long as it takes."""
+
+    wanted: int
+    least: int
+    patience_s: float | None = None
+
+    @classmethod
+    def first(cls, config: RunConfig, resumed: bool) -> "Quota":
+        """All clients: for ever at the start of a run, and when it is resumed with a deadline for that time."""
+        if resumed and config.deadline:
+            return cls(config.clients, 1, max(config.deadline, RETURN_S))
+        return cls(config.clients, config.clients)
+
+    @classmethod
+    def later(cls, config: RunConfig, cohort: int) -> "Quota":
+        """A cohort: with a deadline for that time, else as many as may close a round."""
+        if config.deadline:
+            return cls(cohort, 1, config.deadline)
+        return cls(enough := least(config.quorum, cohort), enough)
+
+
+class Attendance:
+    """Who is silent, and with how many the last round began: those who were waited for in vain are not waited for again."""
+
+    def __init__(self) -> None:
+        self.silent: set[int] = set()
+        self._usual = math.inf
+
+    def miss(self, clients: Iterable[int]) -> None:
+        """The time of these clients passed without an answer."""
+        new = set(clients) - self.silent
+        self.silent |= new
+        self._usual -= len(new)
+
+    def hear(self, client: int) -> None:
+        self.silent.discard(client)
+
+    def wanted(self, quota: Quota) -> int:
+        """How many have to be here for a round to begin at once."""
+        return quota.wanted if quota.patience_s is None else max(quota.least, int(min(quota.wanted, self._usual)))
+
+    def cohort_of(self, here: Mapping[int, int], quota: Quota, waited_s: float) -> dict[int, int] | None:
+        """Of the clients that are here, id → node, those that a round may be drawn from now; None: it waits on."""
+        speaking = {client: node for client, node in here.items() if client not in self.silent}
+        over = quota.patience_s is None or waited_s >= quota.patience_s
+        if len(speaking) >= self.wanted(quota) or (over and len(speaking) >= quota.least):
+            chosen = speaking
+        elif over and len(here) >= quota.least:
+            chosen = dict(here)
+        else:
+            return None
+        self._usual = len(speaking)
+        return chosen

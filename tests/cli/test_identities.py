@@ -1,0 +1,68 @@
+"""One client or many: who the flags of `fedcomp client` mean."""
+
+from pathlib import Path
+
+import pytest
+
+from fedcomp.cli.identities import identities
+from fedcomp.errors import ConfigError, UserError
+from fedcomp.server.keys import make
+
+
+def of(server="h:1", enrolment=None, insecure=False, client_id=None, partition_id=None, state_dir=None, count=None):
+    return identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
+
+
+def told(found):
+    return [(one.id, one.partition_id, str(one.folder)) for one in found]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys") / "keys"
+    make(folder, 3)
+    return folder / "clients"
+
+
+def test_one_client_keeps_its_state_where_it_is_told_to():
+    assert told(of(insecure=True, partition_id=4)) == [(4, 4, "fedcomp-client-4")]
+    assert told(of(insecure=True, client_id=2, state_dir=Path("here"))) == [(2, None, "here")]
+
+
+def test_many_clients_count_on_from_the_first():
+    assert told(of(insecure=True, partition_id=3, count=2)) == [(3, 3, "fedcomp-client-3"), (4, 4, "fedcomp-client-4")]
+    assert told(of(insecure=True, client_id=7, partition_id=0, count=2, state_dir=Path("s"))) == [
+        (7, 0, "s/fedcomp-client-7"), (8, 1, "s/fedcomp-client-8")]
+
+
+def test_a_folder_of_enrolments_is_many_clients_each_with_its_own_key(keys):
+    found = of(enrolment=keys, partition_id=1)
+    assert told(found) == [(i, i + 1, f"fedcomp-client-{i}") for i in range(3)]
+    assert len({one.target.key.private_numbers() for one in found}) == 3
+    assert [one.id for one in of(enrolment=keys, partition_id=1, count=2)] == [0, 1]
+    assert [one.id for one in of(enrolment=keys / "2.toml")] == [2]
+
+
+@pytest.mark.parametrize(("given", "error", "sentence"), [
+    ({"insecure": True, "client_id": 0, "count": 2}, ConfigError, "give --partition-id K"),
+    ({"insecure": True, "count": 2}, ConfigError, "give --partition-id K"),
+    ({"insecure": True}, UserError, "give --partition-id, or --client-id"),
+    ({"insecure": True, "partition_id": 0, "server": None}, UserError, "give --server host:port"),
+    ({}, UserError, "give --enrolment FILE"),
+])
+def test_what_is_missing_is_asked_for(given, error, sentence):
+    with pytest.raises(error, match=sentence):
+        of(**given)
+
+
+def test_a_folder_with_too_few_enrolments_or_one_twice_is_refused(keys, tmp_path):
+    with pytest.raises(UserError, match="holds 3 enrolments, ID.toml; copy 4 there, or give a lower --count"):
+        of(enrolment=keys, partition_id=0, count=4)
+    with pytest.raises(UserError, match="holds 0 enrolments"):
+        of(enrolment=tmp_path, partition_id=0)
+    for name in "ab":
+        (tmp_path / f"{name}.toml").write_text((keys / "0.toml").read_text())
+    with pytest.raises(UserError, match="two enrolments of one client"):
+        of(enrolment=tmp_path, partition_id=0)
+    with pytest.raises(ConfigError, match="give --enrolment the folder"):
+        of(enrolment=keys / "0.toml", partition_id=0, count=2)

@@ -1,0 +1,70 @@
+"""A line between a client and its server, that can be cut: a relay of TCP connections."""
+
+import socket
+import struct
+import threading
+from contextlib import suppress
+
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closed by a reset, as where a route is lost
+
+
+class Line:
+    """A port that passes connections on to another, until it is told to cut what goes through it. New ones pass again."""
+
+    def __init__(self, port: int):
+        self.to, self._at, self._lock, self._open = port, b"", threading.Lock(), set()
+        self.bytes_down = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, name="line", daemon=True).start()
+
+    def cut_at(self, words: bytes) -> None:
+        """Cut when these bytes come up the line, before they are passed on."""
+        self._at = words
+
+    def cut_now(self) -> None:
+        with self._lock:
+            for end in self._open:
+                with suppress(OSError):
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                    end.shutdown(socket.SHUT_RDWR)
+            self._open.clear()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut_now()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._relay, args=(client,), name="line", daemon=True).start()
+
+    def _relay(self, client: socket.socket) -> None:
+        with client, suppress(OSError), socket.create_connection(("127.0.0.1", self.to)) as server:
+            ends = {client, server}
+            for end in ends:
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+            with self._lock:
+                self._open |= ends
+            down = threading.Thread(target=self._pass, args=(server, client, False), name="line", daemon=True)
+            down.start()
+            self._pass(client, server, True)
+            down.join()
+            with self._lock:
+                self._open -= ends
+
+    def _pass(self, source: socket.socket, sink: socket.socket, up: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if up and self._at and self._at in data:
+                    self._at = b""
+                    self.cut_now()
+                    break
+                self.bytes_down += 0 if up else len(data)
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,137 @@
+"""Federations over a real SuperLink and its guard, whose clients are threads of this process: many runs on one SuperLink.
+
+    with network(folder) as net, net.federation(config) as run:
+        run.faults.fail_at(1, 3, "train", "killed before its reply")
+        outcomes = run.rounds()
+"""
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import tiny_task
+import torch
+from faults import Clients, Faults
+
+from fedcomp import RunConfig
+from fedcomp.clients.flower import Task as FlowerTask
+from fedcomp.clients.joining import Common, Invitation, Own, told, told_work
+from fedcomp.layout import Layout
+from fedcomp.messages import Assignment
+from fedcomp.observe import Observer
+from fedcomp.server.attendance import Quota
+from fedcomp.server.gathering import Gathering
+from fedcomp.server.guard import Guard
+from fedcomp.server.results import strategy_of
+from fedcomp.server.superlink import LOOPBACK, SuperLink
+from fedcomp.strategies import Outcome, resolved
+from fedcomp.strategies.closing import DEADLINE
+from fedcomp.tasks import Task, initial_model
+
+PATIENCE_S = 60.0  # with anything that has to come about
+
+
+class Network:
+    """A SuperLink, its guard, and the one Flower run in which all runs of ours take place."""
+
+    def __init__(self, folder: Path, ends: ExitStack):
+        self.folder = folder
+        self.link = ends.enter_context(SuperLink(folder))
+        self.link.submit()
+        self.task = FlowerTask(self.link.address, self.link.secret)
+        ends.callback(self.task.finish, whole=True)
+        self.guard = ends.enter_context(Guard(LOOPBACK, 0, self.link.port))
+
+    @contextmanager
+    def federation(self, config: RunConfig, task: Task = tiny_task.task) -> Iterator["Networked"]:
+        with ExitStack() as ends:
+            yield Networked(self, resolved(config), task, ends)
+
+
+@contextmanager
+def network(folder: Path) -> Iterator[Network]:
+    with ExitStack() as ends:
+        yield Network(folder, ends)
+
+
+class Heard(Observer):
+    """What the server says."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warning(self, sentence: str) -> None:
+        self.warnings.append(sentence)
+
+
+class Networked:
+    """A run: the strategy on this side, clients 0..clients-1 on the other, each a thread behind the guard."""
+
+    def __init__(self, net: Network, config: RunConfig, task: Task, ends: ExitStack):
+        self.config, self.task, self.faults, self.observer = config, task, Faults(), Heard()
+        model = initial_model(task, config.seed)
+        self.layout = Layout.of(model)
+        self.quota = Quota.first(config, resumed=False)
+        self.watch: Callable[[Outcome], None] = lambda outcome: None
+        self.strategy = strategy_of(config, roster=lambda grid: grid.gather(self.quota))
+        self.strategy.begin(self.layout.gather(model), self.layout)
+        options = dataclasses.replace(config, uplink=str(self.strategy.uplink))
+        first = self.strategy.broadcasts.first
+        name = secrets.token_hex(16)
+        invitation = Invitation(name, -1, told(options), told_work(self.strategy.work), self.layout.fingerprint, first)
+        self.grid = Gathering(net.task, invitation, config.clients, self.observer, self._check, lambda key: -1, self._hear)
+        self.check_link = net.link.check
+        self.folder = net.folder / name
+        train, common = task.train(), Common()  # torch has one source of randomness in a process: one client after the other
+        self.clients = Clients(
+            net.guard.port, self.folder, self.faults,
+            [Own(task, train, torch.device("cpu"), client, client, common=common) for client in range(config.clients)],
+        )
+        ends.callback(self.clients.stop)
+        ends.callback(self.faults.release)
+
+    def rounds(self, first: int = 1, last: int | None = None) -> list[Outcome]:
+        """Run these rounds as a deployment does."""
+        self.clients.start()
+        outcomes = []
+        for outcome in self.strategy.rounds(self.grid, range(first, (last or self.config.rounds) + 1)):
+            outcomes.append(outcome)
+            self.watch(outcome)
+            self.quota = Quota.later(self.config, self.config.clients)
+            self.grid.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
+            self.faults.over(outcome.round)
+        return outcomes
+
+    def dismiss(self) -> None:
+        """End the run; its clients end by themselves."""
+        self.grid.dismiss(self.config.rounds)
+        self.clients.join(PATIENCE_S)
+
+    def until_heard(self, client: int) -> None:
+        """Wait for a client that the server has not heard of since its time was over."""
+        end = time.monotonic() + PATIENCE_S
+        while client in self.grid._attendance.silent:
+            assert time.monotonic() < end, f"client {client} is not heard of"
+            self.grid.look()
+            self.grid._pull()
+            time.sleep(0.02)
+
+    def weights_of(self, client: int) -> torch.Tensor:
+        """A client's weights after it was brought, from where it stands, to where the server stands."""
+        replica, b = self.clients.member(client).client.replica, self.strategy.broadcasts
+        d = b.download(replica.version)
+        replica.move(Assignment(0, "", client, d.form, d.base, b.version, b.fingerprint, d.frames, ""))
+        return replica.weights
+
+    def _check(self) -> None:
+        self.check_link()
+        if self.clients.errors:
+            raise self.clients.errors[0]
+
+    def _hear(self, presence) -> None:
+        strategy, client = self.strategy, presence.client
+        if client in strategy.versions or presence.version != strategy.broadcasts.first:
+            strategy.versions[client] = presence.version

@@ -1,0 +1,136 @@
+"""Faults of clients in every phase of a round, over a real SuperLink and guard: the run goes on, nothing is lost, nothing counts twice."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from faults import HARMLESS, HOW, LATE
+from networked import Networked, network
+
+from fedcomp import RunConfig
+from fedcomp.memories.lowrank import LEFT, RIGHT
+from fedcomp.strategies import Outcome, Phase
+from fedcomp.strategies.closing import DEADLINE, AllAnswered, Closed, Progress
+
+pytestmark = pytest.mark.timeout(300)
+CLIENTS = 4
+CONFIG = RunConfig(clients=CLIENTS, participation=1.0, partition="dirichlet:1", batch_size=10, seed=5, rounds=100)
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory):
+    with network(tmp_path_factory.mktemp("network")) as made:
+        yield made
+
+
+class Books:
+    """Σ accepted + what the memory keeps = Σ inputs, by client; and no proposal is accepted twice."""
+
+    def __init__(self, run: Networked):
+        self.run, self.tickets = run, set()
+        self.inputs, self.accepted = ([torch.zeros(run.layout.numel) for _ in range(run.config.clients)] for _ in range(2))
+        run.clients.watch, run.watch = self._count, self._take
+
+    def _count(self, member) -> None:
+        memory, inputs = member.client.memory, self.inputs[member.who]
+        propose = memory.propose
+
+        def counted(x, **options):
+            inputs.add_(x)
+            return propose(x, **options)
+
+        memory.propose = counted
+
+    def _take(self, outcome: Outcome) -> None:
+        strategy = self.run.strategy
+        for a in outcome.accepted:
+            assert a.ticket not in self.tickets
+            self.tickets.add(a.ticket)
+            update = strategy.split.update(strategy.basis, a.update.values) if hasattr(strategy, "split") else a.update
+            update.add_to(self.accepted[a.client])
+
+    def balance(self) -> None:
+        """To be called when nobody is at work any more."""
+        for client in range(self.run.config.clients):
+            own = self.run.clients.member(client).client
+            if own.memory.pending is not None:
+                own.memory.commit() if own.ticket == self.run.strategy.tickets.get(client, "") else own.memory.rollback()
+            kept = own.memory.state_dict()["residual"]
+            torch.testing.assert_close(self.accepted[client] + kept, self.inputs[client], rtol=1e-4, atol=1e-5)
+            assert float(kept.abs().sum()) and float(self.inputs[client].abs().sum())
+
+
+@dataclass(frozen=True)
+class Others(AllAnswered):
+    """The deadline comes when all have answered but so many."""
+
+    but: int
+
+    def closed(self, progress: Progress) -> Closed | None:
+        return Closed(DEADLINE, "too late") if progress.answered >= progress.asked - self.but else None
+
+
+class Plan:
+    """Three faults a round, each of another client, for every phase; a round without any in the end."""
+
+    def __init__(self, run: Networked, phases: tuple[str, ...]):
+        self.run, self.happens, cases = run, {}, [(how, phase) for phase in phases for how in HOW]
+        self.late: dict[tuple[int, str], int] = Counter()
+        self.where: dict[tuple[str, str], tuple[int, int]] = {}  # (how, phase) → client, round
+        for i, (how, phase) in enumerate(cases):
+            client, round = i % 3 + i // 3 % 2, 2 + i // 3
+            run.faults.fail_at(client, round, phase, how)
+            self.late[round, phase] += how in LATE
+            self.where[how, phase] = client, round
+        self.last = 3 + (len(cases) - 1) // 3
+        run.strategy.phases = lambda round: [Phase(phase, Others(self.late[round, phase])) for phase in phases]
+
+    def carry_out(self) -> dict[int, Outcome]:
+        outcomes = {}
+        for round in range(1, self.last + 1):
+            (outcomes[round],) = self.run.rounds(round, round)
+            for client in [r.client for r in outcomes[round].rejections if r.stage == DEADLINE]:
+                self.run.until_heard(client)
+        return outcomes
+
+
+STRATEGIES = {"average": ("train",), "powersgd:rank=1": (LEFT, RIGHT)}
+OPTIONS = {"average": {"uplink": "topk:density=1/4"}, "powersgd:rank=1": {}}
+CASES = [(strategy, phase, how) for strategy, phases in STRATEGIES.items() for phase in phases for how in HOW]
+
+
+@pytest.fixture(scope="module")
+def carried_out(net):
+    """A run of each strategy in which every fault happens in every phase: strategy → plan, outcomes, all clients' weights in the end."""
+    done = {}
+
+    def run_of(strategy):
+        if strategy not in done:
+            with net.federation(replace(CONFIG, strategy=strategy, **OPTIONS[strategy])) as run:
+                books, plan = Books(run), Plan(run, STRATEGIES[strategy])
+                outcomes = plan.carry_out()
+                run.dismiss()
+                books.balance()
+                weights = [run.weights_of(client) for client in range(CLIENTS)]
+                assert all(torch.equal(mine, run.strategy.broadcasts.weights) for mine in weights)
+                assert not run.faults.planned and not run.observer.warnings
+                done[strategy] = plan, outcomes
+        return done[strategy]
+
+    return run_of
+
+
+@pytest.mark.parametrize(("strategy", "phase", "how"), CASES)
+def test_a_fault_is_no_more_than_a_rejection_of_its_client_in_its_round(carried_out, strategy, phase, how):
+    plan, outcomes = carried_out(strategy)
+    client, round = plan.where[how, phase]
+    rejected = {r.client: r for r in outcomes[round].rejections}
+    if how in HARMLESS:
+        assert client not in rejected
+    else:
+        assert (rejected[client].stage, bool(rejected[client].reason)) == ("deadline" if how in LATE else "reply", True)
+    faulty = {where[0] for where in plan.where.values() if where[1] == round}
+    assert rejected.keys() <= faulty
+    assert {a.client for a in outcomes[round].accepted} == set(range(CLIENTS)) - rejected.keys()
+    assert client in {a.client for a in outcomes[plan.last].accepted}

@@ -1,0 +1,96 @@
+"""Strategies and downloads over a real SuperLink and guard: the model of a simulation, and no byte for what a client has already."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny_task
+import torch
+from networked import network
+from safetensors.torch import load_file
+
+from fedcomp import RunConfig
+from fedcomp.sim import simulate
+
+pytestmark = pytest.mark.timeout(300)
+TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
+CONFIG = RunConfig(task=TINY, clients=3, participation=1.0, partition="dirichlet:1", batch_size=10, seed=5, rounds=3, engine="serial",
+                   device="cpu")
+STRATEGIES = {
+    "fetchsgd": {"uplink": "sketch:rows=3,columns=12", "downlink": "topk:density=10%"},
+    "gtopk": {"uplink": "topk:density=10%"},
+    "powersgd:rank=1": {},
+    "shared-scale": {},
+    "sketched-sgd:density=10%,candidates=2": {"uplink": "sketch:rows=3,columns=12"},
+}
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory):
+    with network(tmp_path_factory.mktemp("network")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_strategy_makes_the_model_that_it_makes_in_a_simulation(net, tmp_path, strategy):
+    config = replace(CONFIG, strategy=strategy, **STRATEGIES[strategy])
+    simulate(replace(config, out=str(tmp_path / "run")))
+    expected = load_file(tmp_path / "run" / "model.safetensors")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    with net.federation(config) as run:
+        outcomes = run.rounds()
+        run.dismiss()
+        assert {name: view.tolist() for name, view in run.layout.views(run.strategy.broadcasts.weights).items()} == {
+            name: value.tolist() for name, value in expected.items()
+        }
+        assert all(torch.equal(run.weights_of(client), run.strategy.broadcasts.weights) for client in range(3))
+    assert [(sum(o.traffic.uplink.values()), sum(o.traffic.downlink.values())) for o in outcomes] == [
+        (line["uplink_bytes"], line["downlink_bytes"]) for line in lines
+    ]
+    assert all(not o.rejections for o in outcomes)
+
+
+def test_an_asynchronous_run_comes_to_its_end(net):
+    with net.federation(replace(CONFIG, strategy="asynchronous:wait=1/3", rounds=8)) as run:
+        outcomes = run.rounds()
+        run.dismiss()
+        assert len(outcomes) == 8 and all(not o.rejections and o.broadcast for o in outcomes)
+        assert all(torch.equal(run.weights_of(client), run.strategy.broadcasts.weights) for client in range(3))
+
+
+def test_a_client_that_was_away_downloads_what_it_missed_and_one_without_a_state_the_model(net):
+    config = replace(CONFIG, deadline=60.0, rounds=9, cache=0.016)  # of five broadcasts, so that the way from the start is longer
+    with net.federation(config, tiny_task.wide) as run:
+        dense = 4 * run.layout.numel
+        run.rounds(1, 2)
+        run.clients.end(2)
+        run.grid.miss([2])  # its time is over: rounds go on without it
+        missed = run.rounds(3, 5)
+        assert all([a.client for a in outcome.accepted] == [0, 1] for outcome in missed)
+        run.clients.begin(2)
+        run.until_heard(2)
+        carried = run.clients.lines[2].bytes_down
+        (back,) = run.rounds(6, 6)
+        assert [a.client for a in back.accepted] == [0, 1, 2]
+        usual = back.traffic.downlink[0]
+        assert back.traffic.downlink[1] == usual == len(missed[-1].broadcast.frame)
+        frames = len(missed[0].broadcast.frame) * 4
+        assert usual < back.traffic.downlink[2] <= 1.2 * frames < dense / 10
+        assert back.traffic.catch_up == back.traffic.downlink[2] - usual
+        over_the_line = run.clients.lines[2].bytes_down - carried
+        assert back.traffic.downlink[2] < over_the_line < dense / 2
+
+        run.clients.end(1)
+        run.clients.forget(1)
+        run.grid.miss([1])
+        run.rounds(7, 7)
+        run.clients.begin(1)
+        run.until_heard(1)
+        carried = run.clients.lines[1].bytes_down
+        (anew,) = run.rounds(8, 8)
+        assert [a.client for a in anew.accepted] == [0, 1, 2]
+        assert dense < anew.traffic.downlink[1] < 1.01 * dense < run.clients.lines[1].bytes_down - carried
+        run.rounds(9, 9)
+        run.dismiss()
+        assert all(torch.equal(run.weights_of(client), run.strategy.broadcasts.weights) for client in range(3))
