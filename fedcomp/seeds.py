@@ -12,8 +12,8 @@ import numpy as np
 
 
 def key(seed: int, purpose: str, round: int = 0, who: int = 0) -> int:
-    """64 bits for (seed, purpose, round, who)."""
-    text = struct.pack("<qqq", seed, round, who) + purpose.encode()
+    """64 bits for (seed, purpose, round, who). `who` may be as large as a Flower node id, of 64 bits."""
+    text = struct.pack("<qqQ", seed, round, who % 2**64) + purpose.encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 

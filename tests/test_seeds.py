@@ -11,3 +11,9 @@ def test_every_part_of_the_key_counts():
 def test_the_stream_is_the_same_everywhere_and_always():
     assert seeds.key(7, "batches", 3, 11) == 18352753715795590985
     assert seeds.generator(7, "batches", 3, 11).integers(0, 1000, 5).tolist() == [714, 703, 968, 320, 20]
+
+
+def test_a_flower_node_id_is_not_too_large():
+    """Node ids are drawn from 64 bits."""
+    large = [seeds.key(0, "encode", 1, 2**64 - 1), seeds.key(0, "encode", 1, 2**63), seeds.key(0, "encode", 1, 2**63 - 1)]
+    assert len(set(large)) == 3
