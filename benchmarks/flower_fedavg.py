@@ -1,0 +1,237 @@
+"""Bytes at the port: a compressed run beside Flower's own FedAvg on the same task, with as many rounds and clients.
+
+    python benchmarks/flower_fedavg.py [--numel 1000000] [--rounds 10] [--clients 10] [--participation 0.5] [--density 1/400] [--mod]
+
+Three runs, one after the other. FedAvg: Flower's SuperLink and SuperNodes with Flower's strategy. fedcomp: `fedcomp server start` and
+`fedcomp client`, STC up and down. With --mod also FedAvg with `Compressed` and `compression_mod`, on Flower's SuperLink and
+SuperNodes. Before each SuperLink stands the same guard, which counts every byte at its socket: frames, heads, polls, heartbeats, what
+clients download to catch up, and how they come and go.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import flower_fedavg_app as app  # noqa: E402, by the command line and as a task file
+
+from fedcomp import Data, RunConfig, Task
+from fedcomp.observe import Observer
+from fedcomp.server.guard import Guard
+from fedcomp.server.start import Deployment, Door
+
+LOOPBACK, HEADS = "127.0.0.1", 16_000  # bytes an exchange that are not frames, as asked
+
+BUNDLE = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "bench"
+version = "1.0.0"
+description = "Names the module of the benchmark"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedcomp"
+
+[tool.flwr.app.components]
+serverapp = "flower_fedavg_app:server"
+clientapp = "flower_fedavg_app:client"
+
+[tool.flwr.app.config]
+rounds = 10
+participation = 0.5
+density = ""
+out = ""
+"""
+CONNECTION = '[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{}:{}"\ninsecure = true\n'
+
+
+task = Task("ten clouds", app.network, train=lambda: Data(*app.clouds(4000, 2)), test=lambda: Data(*app.clouds(2000, 3)))
+
+
+@dataclass(frozen=True)
+class Result:
+    name: str
+    exchanges: int
+    frames: int  # bytes
+    received: int  # at the port
+    sent: int
+    accuracy: float
+    seconds: float
+    rounds: str = ""  # what it costs once all clients have come
+
+    @property
+    def carried(self) -> int:
+        return self.received + self.sent
+
+
+def carried(guard: Guard) -> tuple[int, int]:
+    counted = [tuple(traffic) for traffic in guard.traffic.values()]
+    return sum(received for received, _ in counted), sum(sent for _, sent in counted)
+
+
+@contextmanager
+def processes(environment: dict[str, str], folder: Path) -> Iterator:
+    """start(*words): a process that ends with the block."""
+    started = []
+
+    def start(*words: str) -> subprocess.Popen:
+        with (folder / f"process-{len(started)}.txt").open("wb") as said:
+            started.append(subprocess.Popen([*words], cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for process in started[::-1]:
+            process.terminate()
+        for process in started:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def flower(folder: Path, given: argparse.Namespace, density: str) -> Result:
+    """Flower's SuperLink and SuperNodes, FedAvg; compressed where a density is given."""
+    folder.mkdir()
+    (folder / "app").mkdir()
+    (folder / "app" / "pyproject.toml").write_text(BUNDLE)
+    port, scripts = free_port(), Path(sysconfig.get_path("scripts"))
+    (folder / "config.toml").write_text(CONNECTION.format(LOOPBACK, port))
+    environment = surroundings(given) | {
+        "FLWR_HOME": str(folder), "PATH": os.pathsep.join([str(scripts), os.environ.get("PATH", "")]),
+        "BENCH_STATE": str(folder / "state") if density else "",
+        "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+    }
+    out, guard = folder / "result.json", Guard(LOOPBACK, 0, port)
+    with processes(environment, folder) as start:
+        link = start(str(scripts / "flower-superlink"), "--insecure", "--host", LOOPBACK, "--port", str(port),
+                     "--disable-runtime-dependency-installation")
+        wait(lambda: healthy(port), link)
+        with guard:
+            began = time.monotonic()
+            values = {"rounds": given.rounds, "participation": given.participation, "density": density, "out": str(out)}
+            overrides = " ".join(f"{name}={json.dumps(value)}" for name, value in values.items())
+            subprocess.run([scripts / "flwr", "run", folder / "app", "here", "--run-config", overrides], env=environment, cwd=folder,
+                           check=True, stdout=subprocess.DEVNULL, timeout=300)
+            for i in range(given.clients):
+                there = ["--superlink", f"{LOOPBACK}:{guard.port}", "--host", LOOPBACK, "--port", str(free_port())]
+                start(str(scripts / "flower-supernode"), "--insecure", *there, "--node-config", f"partition-id={i}")
+            wait(out.exists, link)
+            told, seconds, (received, sent) = json.loads(out.read_text()), time.monotonic() - began, carried(guard)
+    exchanges = round(given.participation * given.clients) * given.rounds
+    if density:
+        assert told["exchanges"] == exchanges
+    name = f"FedAvg, stc:density={density} by the mod" if density else "FedAvg"
+    return Result(name, exchanges, told["frames"], received, sent, told["accuracy"], seconds)
+
+
+def ours(folder: Path, given: argparse.Namespace) -> Result:
+    """`fedcomp server start` in this process, and clients of their own."""
+    folder.mkdir()
+    codec, this = f"stc:density={given.density}", f"{Path(__file__).resolve()}:task"
+    config = RunConfig(  # as much training as in the app
+        task=this, clients=given.clients, rounds=given.rounds, participation=given.participation, uplink=codec, downlink=codec,
+        partition="iid", local_steps=app.LOCAL_STEPS, batch_size=app.BATCH, lr=app.LR, eval_every=given.rounds, device="cpu",
+        out=str(folder / "run"),
+    )
+    deployment = Deployment(config, Door(port=0), Observer())
+    began = time.monotonic()
+    with processes(surroundings(given), folder) as start:
+
+        def opened(port: int) -> None:
+            for i in range(given.clients):
+                start(sys.executable, "-m", "fedcomp", "client", "--insecure", "--server", f"{LOOPBACK}:{port}", "--partition-id", str(i),
+                      "--task", this, "--state-dir", f"state-{i}")
+
+        summary = deployment.run(opened)
+    records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    frames = sum(record["uplink_bytes"] + record["downlink_bytes"] for record in records)
+    exchanges = sum(record["accepted"] for record in records)
+    counted, seconds = carried(deployment.guard), time.monotonic() - began
+    return Result(f"fedcomp, {codec}", exchanges, frames, *counted, summary.accuracy, seconds, beside_frames(records[1:]))
+
+
+def beside_frames(records: list[dict]) -> str:
+    """What rounds cost beside their frames."""
+    frames = sum(record["uplink_bytes"] + record["downlink_bytes"] for record in records)
+    port = sum(record["wire_bytes_in"] + record["wire_bytes_out"] for record in records)
+    exchanges = sum(record["accepted"] for record in records)
+    beside, share = (port - frames) / exchanges, port / (frames + HEADS * exchanges)
+    return f"{beside:,.0f} bytes an exchange beside frames, in all {share:.3f} of frames + {HEADS // 1000} kB an exchange"
+
+
+def surroundings(given: argparse.Namespace) -> dict[str, str]:
+    here = Path(__file__).resolve().parent
+    told = {"BENCH_NUMEL": str(given.numel), "BENCH_CLIENTS": str(given.clients)}
+    return os.environ | told | {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here)]), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return probe.getsockname()[1]
+
+
+def healthy(port: int) -> bool:
+    with suppress(OSError):
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        return opener.open(f"http://{LOOPBACK}:{port}/health", timeout=1).status == 200
+    return False
+
+
+def wait(condition, process: subprocess.Popen) -> None:
+    while not condition():
+        if process.poll() is not None:
+            raise SystemExit(f"{process.args[0]} ended with status {process.returncode}")
+        time.sleep(0.1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--numel", type=int, default=1_000_000)
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--participation", type=float, default=0.5)
+    parser.add_argument("--density", default="1/400")
+    parser.add_argument("--mod", action="store_true", help="also FedAvg with Compressed and compression_mod")
+    parser.add_argument("--folder", type=Path, help="where to leave what the processes said")
+    given = parser.parse_args()
+    os.environ["BENCH_NUMEL"] = str(given.numel)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = given.folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        results = [flower(folder / "fedavg", given, "")]
+        results += [flower(folder / "mod", given, given.density)] if given.mod else []
+        results.append(ours(folder / "ours", given))
+    numel = sum(p.numel() for p in app.network().parameters())
+    print(f"{numel:,} weights, {given.clients} clients, {given.rounds} rounds, participation {given.participation:g}, "
+          f"load average {os.getloadavg()[0]:.1f}\n")
+    print(f"{'':38}{'exchanges':>10}{'frames':>13}{'port in':>13}{'port out':>13}{'in all':>13}{'less':>8}{'accuracy':>10}{'seconds':>9}")
+    for r in results:
+        less = results[0].carried / r.carried
+        frames = f"{r.frames:,}" if r.frames else "–"
+        print(f"{r.name:38}{r.exchanges:>10}{frames:>13}{r.received:>13,}{r.sent:>13,}{r.carried:>13,}{less:>7.1f}×"
+              f"{r.accuracy:>10.4f}{r.seconds:>9.0f}")
+    print(f"\nfedcomp, round 2 and on, without what it costs to come and go: {results[-1].rounds}")
+
+
+if __name__ == "__main__":
+    main()

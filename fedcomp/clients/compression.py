@@ -1,0 +1,233 @@
+"""Compressed updates for an existing Flower ClientApp: one mod, listed first.
+
+    app = ClientApp(mods=[compression_mod()])
+
+The server's end is `fedcomp.strategies.Compressed`. What the server sends is opened to the ArrayRecord that the app expects; of the one
+that the app returns, the difference to what it was given goes back as a frame, with error feedback. Messages of other strategies pass
+as they are. The codecs come with each message: both ends have to read the same one, and who starts a run chooses it. The memory is
+the client's alone, and is chosen here.
+
+A SuperNode starts a process for each message, and the app's Context does not outlive the SuperNode, so what a client keeps is in a file,
+one a run, replaced as a whole before a reply leaves.
+"""
+
+import json
+import os
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+
+from ..codecs import codec
+from ..errors import CheckpointError, ConfigError, FedcompError, ProtocolError
+from ..memories import Memory, available_memories
+from ..memories import memory as memory_of
+from ..messages import NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure, ticket
+from .client import context_of, settle
+from .flower import MESSAGE
+from .parcels import Form, Parcel
+from .replica import NeedDense, Replica
+from .state import StateFolder
+from .work import Work
+
+ClientAppCallable = Callable[[Message, Context], Message]
+Mod = Callable[[Message, Context, ClientAppCallable], Message]
+
+PASSED = 32  # versions that are remembered
+RUNS = 4  # whose state is kept
+TICKET_BYTES = 16
+TOLD = ("training", "uplink", "downlink", "layout")  # by the server; what is kept of others is of no use
+WEIGHTS, MEMORY, HEAD = "weights", "memory.", "head"
+
+
+def compression_mod(memory: str = "residual", state_dir: str | Path | None = None) -> Mod:
+    """A Flower mod that compresses what a ClientApp returns. List it first, so that the other mods see whole arrays.
+
+    `memory`: what is kept of the updates that were not sent, a spec string. `state_dir`: where, ~/.local/state/fedcomp by default; each
+    client has a folder of its own in it, named by the `partition-id` of its node config, or else by its node id, which
+    outlives a restart only of a SuperNode with a key of its own. Raises ConfigError for a memory that needs more than a mod can see.
+    """
+    check_memory(memory)
+    states = Path(state_dir) if state_dir is not None else default_state_dir()
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if not message.has_content() or MESSAGE not in message.content:
+            return call_next(message, context)
+        parcel = Parcel.take(message.content)
+        assignment = Assignment.unpack(parcel.message)
+        folder = StateFolder(states / place_of(context))
+        try:
+            return _attend(Kept(folder, str(context.run_id), memory), assignment, parcel, message, context, call_next)
+        finally:
+            folder.close()
+
+    return mod
+
+
+def check_memory(memory: str) -> None:
+    """Raise ConfigError for a memory that needs the server or the local steps to know of it."""
+    name = memory.partition(":")[0]
+    cls = available_memories().get(name)
+    if cls is not None and (cls.counterpart is not None or cls.only_under or cls.needs_moments):
+        raise ConfigError(f"memory '{name}' needs more than a mod can see of an app; use memory='residual', or fedcomp client")
+    with suppress(ConfigError):  # whether it suits the codec is seen when that is known
+        memory_of(memory, codec("stc"), 1)
+
+
+def default_state_dir() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedcomp"
+
+
+def place_of(context: Context) -> str:
+    """The name of a client's folder. Two clients on one machine need different ones."""
+    partition = context.node_config.get("partition-id")
+    return f"node-{context.node_id}" if partition is None else f"partition-{partition}".replace(os.sep, "_")
+
+
+def _attend(
+    kept: "Kept", assignment: Assignment, parcel: Parcel, message: Message, context: Context, call_next: ClientAppCallable
+) -> Message:
+    """Let the app answer a message, and pack what it says."""
+    a, stage = assignment, "download"
+    try:
+        held = kept.arrive(a)
+        arrays = held.form.record(held.replica.weights, parcel.whole)
+        message.content = parcel.replaced(message.content, arrays)
+        if a.phase != TRAIN:
+            kept.save(held)
+    except NeedDense as error:
+        return _only(failure(a, stage, str(error), kind=NEED_DENSE), message)
+    except FedcompError as error:
+        return _only(failure(a, stage, str(error)), message)
+    version, print_ = held.replica.version, held.replica.fingerprint
+    reply = call_next(message, context)
+    if reply.has_error():
+        return reply
+    if a.phase != TRAIN:
+        return _with(Report(a.round, a.phase, a.client, UPDATE, version, print_, b"", "", 0, 0.0, "", ""), reply)
+    try:
+        stage = "train"
+        key, trained = _trained(held.form, reply.content)
+        stage = "encode"
+        frame = held.propose(a, held.form.vector(trained).sub_(held.form.given(held.replica.weights, arrays)))
+        kept.save(held)
+    except FedcompError as error:
+        return _with(failure(a, stage, str(error), version, print_), reply)
+    report = Report(a.round, a.phase, a.client, UPDATE, version, print_, frame, held.ticket, 0, 0.0, "", "")
+    reply.content = Parcel.of(report, key, held.form.whole(trained)).put(reply.content, key)
+    return reply
+
+
+def _only(report: Report, to: Message) -> Message:
+    """A reply that the app has no part in."""
+    return Message(Parcel.of(report).put(RecordDict(), ""), reply_to=to)
+
+
+def _with(report: Report, reply: Message) -> Message:
+    """The app's reply with a report beside it. Records of arrays stay here when there is no update: the server could not use them."""
+    failed = report.kind != UPDATE
+    others = {key: record for key, record in reply.content.items() if not (failed and isinstance(record, ArrayRecord))}
+    reply.content = Parcel.of(report).put(RecordDict(others), "")
+    return reply
+
+
+def _trained(form: Form, content: RecordDict) -> tuple[str, ArrayRecord]:
+    """The model in an app's reply, and its key. Raises ProtocolError."""
+    found = [(key, record) for key, record in content.items() if isinstance(record, ArrayRecord) and form.fits(record)]
+    if len(found) != 1:
+        raise ProtocolError(f"the train function returned {len(found)} records with the arrays that it was sent; return one, with the same "
+                            "names and shapes")
+    return found[0]
+
+
+@dataclass
+class Held:
+    """What a client has of a run's training."""
+
+    run: dict[str, str]  # that it belongs to: TOLD, and the memory
+    form: Form
+    replica: Replica
+    memory: Memory
+    seed: int
+    ticket: str = ""  # of the proposal that waits in the memory
+    passed: deque[str] = field(default_factory=lambda: deque(maxlen=PASSED))
+
+    @classmethod
+    def new(cls, run: dict[str, str], form: Form, seed: int) -> Self:
+        """A client that has nothing yet."""
+        layout = form.layout
+        replica = Replica(torch.zeros(layout.numel), layout, codec(run["downlink"]))
+        replica.restore(replica.weights, "")
+        return cls(run, form, replica, memory_of(run["memory"], codec(run["uplink"]), layout.numel, layout), seed)
+
+    def propose(self, assignment: Assignment, update: torch.Tensor) -> bytes:
+        """A frame for the update, b"" for nothing to send. Raises NonFiniteError with the memory unchanged."""
+        seed = Work().seed(self.memory.codec, self.seed, assignment)
+        frame = self.memory.propose(update, seed=seed, context=context_of(assignment)) or b""
+        self.ticket = ticket(assignment.round, assignment.client, frame)
+        return frame
+
+
+class Kept:
+    """What a client has of a run, on its disk."""
+
+    def __init__(self, folder: StateFolder, run: str, memory: str):
+        self.folder, self.file, self.memory = folder, f"run-{run}.bin", memory
+
+    def arrive(self, assignment: Assignment) -> Held:
+        """Settle the proposal that waits, and stand at the assignment's version. Raises NeedDense, with nothing changed on the disk."""
+        told = context_of(assignment).announced
+        try:
+            run, seed = {name: told[name].decode() for name in TOLD} | {"memory": self.memory}, int(told["seed"])
+        except (KeyError, ValueError) as error:
+            raise ProtocolError("the message lacks what a client has to know; install the same version of fedcomp on both sides") from error
+        held = self._load(run, seed)
+        if held is None:
+            if "form" not in told:
+                raise NeedDense(f"nothing is kept of this run in {self.folder.path}")
+            held = Held.new(run, Form.unpack(told["form"]), seed)
+        taken = _tickets(told.get("taken", b""))
+        settle(held.memory, held.ticket, held.ticket if held.ticket in taken else assignment.accepted, assignment.returned)
+        held.replica.move(assignment)
+        if held.replica.version not in held.passed:
+            held.passed.append(held.replica.version)
+        return held
+
+    def save(self, held: Held) -> None:
+        """On the disk when this returns. Raises CheckpointError when it is full."""
+        head = held.run | {
+            "form": held.form.pack().decode(), "version": held.replica.version, "passed": list(held.passed), "ticket": held.ticket,
+        }
+        state = {MEMORY + name: value for name, value in held.memory.state_dict().items()}
+        self.folder.save(state | {WEIGHTS: held.replica.weights, HEAD: json.dumps(head).encode()}, self.file)
+        runs = sorted(self.folder.path.glob("run-*.bin"), key=lambda path: path.stat().st_mtime_ns)
+        for old in runs[:-RUNS]:
+            old.unlink()
+
+    def _load(self, run: dict[str, str], seed: int) -> Held | None:
+        """What is kept of a run, None if that is nothing."""
+        state = self.folder.load(self.file)
+        if not state:
+            return None
+        try:
+            head = json.loads(state[HEAD])
+            if {name: head[name] for name in run} != run:
+                return None
+            held = Held.new(run, Form.unpack(head["form"].encode()), seed)
+            held.replica.restore(state[WEIGHTS], head["version"], head["passed"])
+            held.memory.load_state_dict({name[len(MEMORY) :]: value for name, value in state.items() if name.startswith(MEMORY)})
+            held.ticket = head["ticket"]
+            held.passed.extend(head["passed"])
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, FedcompError) as error:
+            raise CheckpointError(f"{self.folder.path / self.file} is damaged ({error}); remove it, and the client takes part like one "
+                                  "that is new") from error
+        return held
+
+
+def _tickets(data: bytes) -> set[str]:
+    return {data[i : i + TICKET_BYTES].decode() for i in range(0, len(data), TICKET_BYTES)}

@@ -1,0 +1,204 @@
+"""Compression around any Flower strategy.
+
+    strategy = Compressed(FedAvg(...), uplink="stc:density=1/100")
+
+The clients' end is `fedcomp.clients.compression_mod`. The wrapped strategy sends and aggregates whole ArrayRecords, as ever; on the wire
+are frames: down, the broadcasts that a client misses; up, the difference that its training made, with error feedback (Sattler et al.
+2019, algorithm 2, with the strategy's own rule in the place of the mean). A reply that nothing can be made of is dropped with a reason.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from ..clients.parcels import BUFFERS, Form
+from ..codecs import codec
+from ..errors import ConfigError, FedcompError, NonFiniteError
+from ..layout import Layout
+from ..memories import Memory, memory
+from ..messages import TRAIN
+from ..observe import Rejection
+from .exchange import Traffic
+from .whole_models import IDS, Asked, Model, alike
+
+EVALUATE = "evaluate"
+HOOKS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate", "summary")
+
+log = logging.getLogger("flwr.fedcomp")  # heard wherever Flower's own lines are
+
+
+class Compressed(Strategy):
+    """A Flower strategy whose messages are compressed.
+
+    `uplink`, `downlink`: codec specs; `identity` sends all. `downlink_memory`: what the server keeps of what it did not send. `cache`:
+    bytes of old broadcasts for clients that were away, as a multiple of the model's. `whole`: patterns of names of arrays that travel
+    as they are, beside those that are no floats. `seed`: of what codecs draw.
+
+    What a run cost stands in `traffic`, bytes of frames by client for each (round, "train" or "evaluate"), and in `rejections` what was
+    dropped and why. Raises SpecError and ConfigError for what does not go together.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        uplink: str = "stc:density=1/100",
+        downlink: str = "stc:density=1/100",
+        *,
+        downlink_memory: str = "residual",
+        cache: float = 1.0,
+        whole: Sequence[str] = BUFFERS,
+        seed: int = 0,
+    ):
+        self.strategy, self.uplink, self.downlink = strategy, codec(uplink), codec(downlink)
+        self.downlink_memory, self.cache, self.whole, self.seed = downlink_memory, cache, tuple(whole), seed
+        self.traffic: dict[tuple[int, str], Traffic] = {}
+        self.rejections: dict[tuple[int, str], list[Rejection]] = {}
+        self.model: Model | None = None
+        self._training = secrets.token_hex(8)
+        self._asked: dict[str, Asked] = {}  # by phase
+        self._own = {name: getattr(strategy, name) for name in HOOKS}  # the wrapped strategy's steps
+        self._keeper(Layout.flat(1))
+
+    # Flower's loop.
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """The wrapped strategy's `start`, Flower's or one of its own: while it runs, the steps that it calls are those of this object."""
+        self.model, self._training, attributes = None, secrets.token_hex(8), vars(self.strategy)
+        before = {name: attributes[name] for name in HOOKS if name in attributes}
+        attributes.update({name: getattr(self, name) for name in HOOKS})
+        try:
+            return self.strategy.start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+        finally:
+            for name in HOOKS:
+                del attributes[name]
+            attributes.update(before)
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """The wrapped strategy's messages, with what each node misses in the place of the model."""
+        return self._packed(server_round, TRAIN, self._current(arrays), self._own["configure_train"], config, grid)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """What the wrapped strategy makes of the clients' whole models; and of that, what the clients will get."""
+        asked = self._asked.setdefault(TRAIN, Asked(server_round, TRAIN))
+        opened = self._opened(asked, replies)
+        arrays, metrics = self._own["aggregate_train"](server_round, opened)
+        if arrays is not None and self.model is not None:
+            nodes = [reply.metadata.src_node_id for reply in opened if not reply.has_error()]
+            try:
+                self.model.advance(server_round, arrays)
+            except NonFiniteError as error:
+                self._reject(asked, nodes, f"the strategy's result is of no use: {error}")
+                return None, None
+            self.model.accept(asked, [node % IDS for node in nodes])
+            arrays = self.model.arrays
+        self._tell(asked)
+        return arrays, metrics
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """The wrapped strategy's messages, with what each node misses in the place of the model."""
+        return self._packed(server_round, EVALUATE, self._current(arrays), self._own["configure_evaluate"], config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        asked = self._asked.setdefault(EVALUATE, Asked(server_round, EVALUATE))
+        metrics = self._own["aggregate_evaluate"](server_round, self._opened(asked, replies))
+        self._tell(asked)
+        return metrics
+
+    def summary(self) -> None:
+        log.info("\t├──> Compressed: uplink %s, downlink %s", self.uplink, self.downlink)
+        self._own["summary"]()
+
+    # The wire.
+
+    def _current(self, arrays: ArrayRecord) -> ArrayRecord:
+        """The model that clients follow. One that somebody else has put in its place is a new beginning: all get it as a whole."""
+        if self.model is None or not self.model.holds(arrays):
+            form = Form.of(arrays, self.whole)
+            if not form.layout.numel:
+                raise ConfigError("the model has no array of floats that could be compressed; leave Compressed out, or change whole=")
+            tickets = self.model.tickets if self.model else {}
+            keeper = self._keeper(form.layout)
+            self.model = Model(arrays, self.uplink, self.downlink, keeper, form, self.cache, self.seed, self._training)
+            self.model.tickets = tickets
+        return self.model.arrays
+
+    def _keeper(self, layout: Layout) -> Memory:
+        """The downlink's memory. Raises ConfigError for one that does not suit it."""
+        try:
+            keeper = memory(self.downlink_memory, self.downlink, layout.numel, layout)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("--memory", "downlink_memory").replace("--uplink", "downlink")) from error
+        if keeper.counterpart is not None or keeper.only_under or keeper.needs_moments:
+            raise ConfigError(f"downlink_memory '{keeper.name}' keeps something on both sides, or needs local steps; use 'residual'")
+        return keeper
+
+    def _packed(
+        self, round: int, phase: str, arrays: ArrayRecord, configure: Callable[..., Iterable[Message]], config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        asked = self._asked[phase] = Asked(round, phase)
+        self.traffic[round, phase], self.rejections[round, phase] = asked.traffic, []
+        messages = list(configure(round, arrays, config, grid) or [])
+        keys: dict[int, str] = {}  # the model's, by the identity of a message's records: messages share them
+        for message in messages:
+            content = message.content
+            if id(content) not in keys:
+                held = [key for key, record in content.items() if isinstance(record, ArrayRecord) and self.model.holds(record)]
+                keys[id(content)] = held[0] if held else ""
+            if key := keys[id(content)]:
+                self.model.pack(message, key, asked)
+        return messages
+
+    def _opened(self, asked: Asked, replies: Iterable[Message]) -> list[Message]:
+        """Replies as the wrapped strategy expects them. Errors, and replies to what was not compressed, are passed on as they are."""
+        opened, others = [], []
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if reply.has_error() or node not in asked.assignments:
+                others.append(reply)
+                continue
+            try:
+                self.model.open(reply, asked)
+                opened.append(reply)
+            except FedcompError as error:
+                self._reject(asked, [node], str(error))
+        weight = weighted_by(self.strategy)
+        faults = alike(opened, weight, asked.phase == TRAIN) if weight else {}
+        for i, reason in faults.items():
+            self._reject(asked, [opened[i].metadata.src_node_id], reason)
+        return [reply for i, reply in enumerate(opened) if i not in faults] + others
+
+    def _reject(self, asked: Asked, nodes: Iterable[int], reason: str) -> None:
+        for node in nodes:
+            self.rejections.setdefault((asked.round, asked.phase), []).append(Rejection(node % IDS, "reply", reason))
+            log.warning("%s: the reply of node %d is dropped: %s", asked.phase, node, reason)
+
+    def _tell(self, asked: Asked) -> None:
+        """What a phase cost, and what its models would have, in the log."""
+        dense = 4 * self.model.form.layout.numel if self.model else 0
+        ways = [("down to", asked.traffic.downlink, len(asked.assignments))]
+        ways += [("up from", asked.traffic.uplink, len(asked.tickets))] * (asked.phase == TRAIN)
+        for way, counted, clients in ways:
+            size = f"{sum(counted.values()):,}"
+            log.info("%s: %s bytes %s %d clients (uncompressed %s)", asked.phase, size, way, clients, f"{clients * dense:,}")
+
+
+def weighted_by(strategy: Strategy) -> str:
+    """The metric by which a strategy weighs replies, of itself or of one that it wraps; "" where it names none."""
+    while strategy is not None:
+        if isinstance(key := getattr(strategy, "weighted_by_key", None), str):
+            return key
+        strategy = getattr(strategy, "strategy", None)
+    return ""

@@ -1,0 +1,159 @@
+"""The server's end of `fedcomp.clients.compression_mod`: the model, the way that led to it, and what each client has and was told.
+
+    x_i = W + C(a_i)                 what a reply is opened to; W: the weights that its client was given
+    W ← W + C'(e + (y − W))          y: what a strategy makes of the x_i; e: the downlink's memory
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from flwr.app import ArrayRecord, Message
+
+from .. import seeds
+from ..clients.parcels import Form, Parcel
+from ..codecs import Codec
+from ..errors import ConfigError, NonFiniteError, ProtocolError
+from ..memories import Memory
+from ..messages import DENSE, NEED_DENSE, UPDATE, Assignment, Report
+from .broadcasts import Broadcasts
+from .exchange import Traffic
+
+IDS = 1 << 63  # a client's id is its node id modulo this: seeds are made of signed numbers
+
+
+@dataclass
+class Asked:
+    """One phase of a round: what each node was asked, and what came of it."""
+
+    round: int
+    phase: str
+    traffic: Traffic = field(default_factory=Traffic)
+    assignments: dict[int, Assignment] = field(default_factory=dict)  # by node
+    answered: set[int] = field(default_factory=set)
+    tickets: dict[int, str] = field(default_factory=dict)  # of the updates that were opened, by client
+
+
+class Model:
+    """A model that clients follow by what they miss of it. `arrays` is the model as Flower's strategies have it.
+
+    `training` is a name that no other training has: what clients keep of another is forgotten.
+    """
+
+    def __init__(
+        self, arrays: ArrayRecord, uplink: Codec, downlink: Codec, keeper: Memory, form: Form, cache: float, seed: int, training: str
+    ):
+        self.form, self.uplink, self.seed = form, uplink, seed
+        self.broadcasts = Broadcasts(form.vector(arrays), form.layout, downlink, keeper, int(cache * 4 * form.layout.numel))
+        self.whole = form.whole(arrays)
+        self.arrays = arrays
+        self.versions: dict[int, str] = {}  # that each client last reported
+        self.tickets: dict[int, str] = {}  # of each client's last accepted update
+        self._told = {
+            "training": training, "uplink": str(uplink), "downlink": str(downlink), "layout": form.layout.fingerprint, "seed": str(seed),
+        }
+
+    def holds(self, arrays: ArrayRecord) -> bool:
+        """Whether a record is this model as it is now."""
+        if arrays is self.arrays:
+            return True
+        if not self.form.fits(arrays) or any(arrays[name].data != array.data for name, array in self.whole.items()):
+            return False
+        return torch.equal(self.form.vector(arrays), self.form.given(self.broadcasts.weights, self.arrays))
+
+    def pack(self, message: Message, key: str, asked: Asked) -> None:
+        """Put what the message's node misses in the place of the record `key`. Raises ConfigError for a second message of a phase."""
+        node = message.metadata.dst_node_id
+        if node in asked.assignments:
+            raise ConfigError(f"the strategy sends node {node} two messages in one round; compressed updates need one a node and round")
+        b, client = self.broadcasts, node % IDS
+        known = client in self.versions
+        download = b.download(self.versions[client]) if known else b.dense()
+        told = self._told | ({"form": self.form.pack()} if download.form == DENSE else {})
+        if not known and self.tickets:
+            told["taken"] = "".join(self.tickets.values())
+        announced = [part.encode() if isinstance(part, str) else part for pair in told.items() for part in pair]
+        assignment = Assignment(
+            asked.round, asked.phase, client, download.form, download.base, b.version, b.fingerprint, download.frames,
+            self.tickets.get(client, ""), announced,
+        )
+        asked.assignments[node] = assignment
+        parcel = Parcel.of(assignment, key, self.whole)
+        asked.traffic.sent(client, download, [*announced, *parcel.bodies], first=not known, newest=b.newest_bytes)
+        message.content = parcel.put(message.content, key)
+
+    def open(self, reply: Message, asked: Asked) -> None:
+        """Put the client's whole model in the place of what it sent. Raises FedcompError for a reply that nothing can be made of."""
+        node = reply.metadata.src_node_id
+        assignment = asked.assignments[node]
+        if node in asked.answered:
+            raise ProtocolError("the node has answered already")
+        asked.answered.add(node)
+        parcel = Parcel.take(reply.content)
+        report = Report.unpack(parcel.message)
+        if (report.client, report.round, report.phase) != (assignment.client, assignment.round, assignment.phase):
+            raise ProtocolError(f"the reply is of client {report.client}, round {report.round}, phase '{report.phase}'")
+        asked.traffic.received(report.client, report.frame + b"".join(parcel.bodies))
+        if report.version:
+            self.versions[report.client] = report.version
+        if report.kind == NEED_DENSE:
+            self.versions.pop(report.client, None)
+        if report.kind != UPDATE:
+            raise ProtocolError(f"{report.stage}: {report.reason}")
+        if (report.version, report.fingerprint) != (assignment.version, assignment.fingerprint):
+            raise ProtocolError(f"the reply was made from version {report.version[:8]}, the round's is {assignment.version[:8]}")
+        arrays = self._trained(report, parcel) if parcel.record else None
+        reply.content = parcel.replaced(reply.content, arrays)
+        if arrays is not None:
+            asked.tickets[report.client] = report.ticket
+
+    def _trained(self, report: Report, parcel: Parcel) -> ArrayRecord:
+        """The client's model: the one that it was given, and its update. A reply without a frame says that there is none."""
+        weights = self.broadcasts.weights.clone()
+        if report.frame:
+            self.uplink.accumulate(report.frame, weights, layout=self.form.layout)
+        if not weights.isfinite().all():
+            raise NonFiniteError("the model with the update added is not finite")
+        self.form.check_whole(parcel.whole)
+        return self.form.record(weights, parcel.whole)
+
+    def accept(self, asked: Asked, clients: Iterable[int]) -> None:
+        """The strategy took the updates of these clients: each hears of it in its next message."""
+        self.tickets |= {client: asked.tickets[client] for client in clients if asked.tickets.get(client)}
+
+    def advance(self, round: int, arrays: ArrayRecord) -> None:
+        """Move towards what the strategy made. Raises NonFiniteError with nothing changed, ProtocolError for another model."""
+        if not self.form.fits(arrays):
+            raise ProtocolError("the strategy returned arrays of other names or shapes than the model's")
+        update = self.form.vector(arrays).sub_(self.form.given(self.broadcasts.weights, self.arrays))
+        broadcast = self.broadcasts.prepare(round, update, seeds.key(self.seed, "downlink", round))
+        if broadcast is not None:
+            self.broadcasts.publish(broadcast)
+        self.whole = self.form.whole(arrays)
+        self.arrays = self.form.record(self.broadcasts.weights, self.whole)
+
+
+def alike(replies: Sequence[Message], weight: str, trained: bool) -> dict[int, str]:
+    """Why replies cannot be averaged with the others, by their index: what Flower's own averages end a run for.
+
+    They need one record of metrics each, of the same keys as most, in it the positive number `weight`, and when `trained` one of arrays.
+    """
+    faults: dict[int, str] = {}
+    shapes: dict[int, tuple] = {}
+    for i, reply in enumerate(replies):
+        metrics = reply.content.metric_records
+        if len(metrics) != 1:
+            faults[i] = f"it has {len(metrics)} records of metrics; return one"
+            continue
+        if trained and len(reply.content.array_records) != 1:
+            faults[i] = f"it has {len(reply.content.array_records)} records of arrays; return one"
+            continue
+        ((key, record),) = metrics.items()
+        value = record.get(weight)
+        if not isinstance(value, int | float) or not 0 < value < float("inf"):
+            faults[i] = f"its metrics have no positive number '{weight}'"
+            continue
+        names = sorted((name, len(v) if isinstance(v, list) else -1) for name, v in record.items())
+        shapes[i] = (key, *names, *reply.content.array_records)
+    usual = max(shapes.values(), key=list(shapes.values()).count, default=())
+    return faults | {i: "its records have other names than those of most clients" for i, shape in shapes.items() if shape != usual}

@@ -1,0 +1,111 @@
+"""What of a record of arrays is a vector, and what travels as it is."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fedcomp.clients.parcels import Form, Parcel
+from fedcomp.errors import ProtocolError
+from fedcomp.messages import Assignment, failure
+
+ASSIGNMENT = Assignment(1, "train", 3, "dense", "", "v", "f", [b"frame"], "")
+
+
+def record() -> ArrayRecord:
+    return ArrayRecord({
+        "w": Array(np.arange(6, dtype=np.float32).reshape(2, 3)),
+        "count": Array(np.array(7)),
+        "half": Array(np.array([0.5, 1.5], np.float16)),
+        "bn.running_var": Array(np.ones(2, np.float32)),
+        "scalar": Array(np.array(3.25)),
+        "blob": Array("uint8", (4,), "mine.v1", b"\x00\x01\x02\x03"),
+        "empty": Array(np.empty((0, 4), np.float32)),
+    })
+
+
+def test_floats_are_the_vector_in_their_order_and_come_back_as_they_were():
+    form = Form.of(record())
+    vector = form.vector(record())
+    assert vector.tolist() == [0, 1, 2, 3, 4, 5, 0.5, 1.5, 3.25]
+    again = form.record(vector, form.whole(record()))
+    assert list(again) == list(record())
+    for name, array in record().items():
+        assert (again[name].dtype, again[name].shape, again[name].stype, again[name].data) == (
+            array.dtype, array.shape, array.stype, array.data
+        )
+
+
+def test_patterns_name_what_else_travels_as_it_is():
+    form = Form.of(record(), whole=("w", "sc*"))
+    assert form.whole(record()).keys() == {"w", "count", "scalar", "blob"}
+    assert form.vector(record()).tolist() == [0.5, 1.5, 1, 1]
+
+
+def test_a_form_survives_its_packing():
+    form = Form.of(record())
+    assert Form.unpack(form.pack()) == form
+    assert Form.unpack(form.pack()).layout.fingerprint == form.layout.fingerprint
+
+
+NO_FORMS = [b"", b"{", b"[1]", b'[["w",[2],"complex64"]]', b'[["w",[-2],"float32"]]', b'[["w","x","float32"]]', b"\xff"]
+
+
+@pytest.mark.parametrize("data", NO_FORMS)
+def test_a_form_that_cannot_be_is_refused(data):
+    with pytest.raises(ProtocolError):
+        Form.unpack(data)
+
+
+def test_a_parcel_stands_in_the_place_of_a_record_and_gives_it_back():
+    form, config = Form.of(record()), ConfigRecord({"lr": 0.1})
+    content = Parcel.of(ASSIGNMENT, "arrays", form.whole(record())).put(RecordDict({"arrays": record(), "config": config}), "arrays")
+    assert list(content) == ["fedcomp", "config"]
+    assert content["fedcomp"].count_bytes() < 1200
+    parcel = Parcel.take(content)
+    assert Assignment.unpack(parcel.message) == ASSIGNMENT
+    assert {name: array.data for name, array in parcel.whole.items()} == {n: a.data for n, a in form.whole(record()).items()}
+    back = parcel.replaced(content, form.record(form.vector(record()), parcel.whole))
+    assert list(back) == ["arrays", "config"] and list(back["arrays"]) == list(record())
+
+
+def test_a_parcel_without_arrays_stands_at_the_end_and_leaves_no_trace():
+    config = ConfigRecord({"lr": 0.1})
+    content = Parcel.of(failure(ASSIGNMENT, "train", "no")).put(RecordDict({"config": config}), "")
+    assert list(content) == ["config", "fedcomp"]
+    assert list(Parcel.take(content).replaced(content, None)) == ["config"]
+
+
+def test_a_message_without_a_parcel_is_refused():
+    with pytest.raises(ProtocolError, match="both sides need fedcomp"):
+        Parcel.take(RecordDict({"arrays": record()}))
+
+
+@pytest.mark.parametrize("changed", [
+    {"count": Array(np.array([7, 8]))},
+    {"count": Array("int64", (), "numpy.ndarray", b"no array")},
+    {"bn.running_var": Array(np.array([1.0, np.nan], np.float32))},
+    {"bn.running_var": Array("float32", (3,), "numpy.ndarray", Array(np.ones(2, np.float32)).data)},
+    {"more": Array(np.ones(1))},
+])
+def test_arrays_that_are_not_the_models_are_refused(changed):
+    form = Form.of(record())
+    with pytest.raises(ProtocolError):
+        form.check_whole(form.whole(record()) | changed)
+    form.check_whole(form.whole(record()))
+
+
+def test_an_array_that_is_not_what_its_record_says_is_refused():
+    form, lying = Form.of(record()), record()
+    lying["w"] = Array("float32", (2, 3), "numpy.ndarray", Array(np.ones(5, np.float32)).data)
+    assert form.fits(lying)
+    with pytest.raises(ProtocolError, match="'w'"):
+        form.vector(lying)
+
+
+def test_a_vector_of_half_precision_is_what_its_arrays_can_hold():
+    form = Form.of(ArrayRecord({"h": Array(np.zeros(1, np.float16))}))
+    vector = torch.tensor([1 / 3])
+    assert form.given(vector, form.record(vector, {})).item() == np.float16(1 / 3)
+    full = Form.of(ArrayRecord({"h": Array(np.zeros(1, np.float32))}))
+    assert full.given(vector, full.record(vector, {})) is vector

@@ -1,0 +1,117 @@
+"""Flower's own SuperLink and SuperNodes, as its users start them, with a guard between that counts; all end with the test."""
+
+import json
+import os
+import re
+import subprocess
+import sysconfig
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from deployment import children, free_port
+
+from fedcomp.server.guard import Guard
+
+HERE = Path(__file__).resolve().parent
+SCRIPTS = Path(sysconfig.get_path("scripts"))
+CONNECTION = '[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{}"\ninsecure = true\n'
+
+
+class FlowerStage:
+    """A SuperLink, and SuperNodes that reach it through a guard."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.started = folder, []
+        self.port = free_port()
+        self.guard = Guard("127.0.0.1", 0, self.port)
+        self.environment = os.environ | {
+            "PYTHONPATH": str(HERE.parent), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1",
+            "FLWR_HOME": str(folder / "home"), "CLOUDS_STATE": str(folder / "state"),
+            "PATH": os.pathsep.join([str(SCRIPTS), os.environ.get("PATH", "")]),
+            "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
+        (folder / "home").mkdir()
+        (folder / "home" / "config.toml").write_text(CONNECTION.format(self.port))
+
+    def start(self, name: str, *words: str) -> subprocess.Popen:
+        with (self.folder / f"{name}.txt").open("ab") as said:
+            process = subprocess.Popen(
+                [SCRIPTS / words[0], *words[1:]], cwd=self.folder, env=self.environment, stdout=said, stderr=subprocess.STDOUT
+            )
+        self.started.append(process)
+        return process
+
+    def said(self, name: str) -> str:
+        return (self.folder / f"{name}.txt").read_text()
+
+    def link(self) -> None:
+        """The SuperLink, and the guard before it."""
+        quiet = "--disable-runtime-dependency-installation"
+        link = self.start("superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port), quiet)
+        until(lambda: self._healthy(), link, lambda: self.said("superlink"))
+        self.guard.start()
+
+    def node(self, partition: int, name: str = "") -> subprocess.Popen:
+        config = f"partition-id={partition} num-partitions=2"
+        where = ["--superlink", f"127.0.0.1:{self.guard.port}", "--host", "127.0.0.1", "--port", str(free_port())]
+        return self.start(name or f"node{partition}", "flower-supernode", "--insecure", *where, "--node-config", config)
+
+    def submit(self, app: Path, **config: object) -> None:
+        values = " ".join(f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items())
+        self.flwr("run", str(app), "here", "--run-config", values)
+
+    def id_of(self, node: str) -> str:
+        """The id that the SuperLink gave a SuperNode, "" while it has none."""
+        found = re.search(r"SuperNode ID: (\d+)", self.said(node))
+        return found[1] if found else ""
+
+    def flwr(self, *words: str) -> dict:
+        """What a `flwr …` answers."""
+        command = [SCRIPTS / "flwr", *words, "--format", "json"]
+        done = subprocess.run(command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=120)
+        answer = json.loads(done.stdout)
+        assert answer["success"], done.stdout + done.stderr
+        return answer
+
+    def carried(self) -> int:
+        """Bytes at the port, both ways."""
+        return sum(sum(traffic) for traffic in self.guard.traffic.values())
+
+    def end(self, process: subprocess.Popen) -> None:
+        """Kill a process and what it has started."""
+        below = children(process.pid) if process.poll() is None else {process.pid}
+        process.kill()
+        for each in below - {process.pid}:
+            with suppress(ProcessLookupError):
+                os.kill(each, 9)
+        process.wait()
+
+    def _healthy(self) -> bool:
+        with suppress(OSError):
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            return opener.open(f"http://127.0.0.1:{self.port}/health", timeout=1).status == 200
+        return False
+
+
+def until(condition, process: subprocess.Popen, said, seconds: float = 200.0) -> None:
+    """Wait for a condition. Fails when the process ends before, or it takes longer."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, said()
+        time.sleep(0.05)
+
+
+@contextmanager
+def flower_stage(folder: Path) -> Iterator[FlowerStage]:
+    stage = FlowerStage(folder)
+    try:
+        yield stage
+    finally:
+        for process in stage.started[::-1]:
+            stage.end(process)
+        stage.guard.stop()
+
+

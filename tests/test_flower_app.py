@@ -1,0 +1,90 @@
+"""An existing Flower App in two lines: `flwr run` on Flower's own SuperLink and SuperNodes, one of which is killed."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from flower_deployment import flower_stage, until
+from flower_grid import AppGrid
+from flwr.app import ArrayRecord
+from safetensors.torch import load_file
+
+APP = Path(__file__).resolve().parent / "flower_app"
+pytestmark = pytest.mark.timeout(400)  # processes that import torch start slowly where others compute as well
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """run(rounds, compressed) → the same app in this process: its model, the accuracies, the grid."""
+    monkeypatch.syspath_prepend(str(APP))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def run(rounds, compressed, before=lambda round, grid: None):
+        monkeypatch.setenv("CLOUDS_STATE", str(tmp_path / f"here-{compressed}"))
+        for name in [name for name in sys.modules if name.split(".")[0] == "clouds"]:
+            monkeypatch.delitem(sys.modules, name)
+        client, server = (importlib.import_module(f"clouds.{half}_app") for half in ("client", "server"))
+        grid = AppGrid(lambda: client.app, 2)
+
+        def measured(round, arrays):
+            found = server.measured(round, arrays)
+            before(round + 1, grid)
+            return found
+
+        config = {"compressed": compressed, "density": "1/100", "fraction-evaluate": 0.0}
+        result = server.strategy_of(config).start(grid, ArrayRecord(server.model().state_dict()), num_rounds=rounds, evaluate_fn=measured)
+        accuracies = {round: metrics["accuracy"] for round, metrics in result.evaluate_metrics_serverapp.items()}
+        return result.arrays.to_torch_state_dict(), accuracies, grid
+
+    yield run
+    torch.set_num_threads(threads)
+    for name in [name for name in sys.modules if name.split(".")[0] == "clouds"]:
+        del sys.modules[name]
+
+
+def done(out: Path) -> dict[str, float]:
+    """The accuracies after the rounds that are over."""
+    path = out.with_suffix(".json")
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def test_accuracy_is_that_without_compression_for_a_fraction_of_the_bytes(here):
+    _, plain, plainly = here(10, False)
+    _, compressed, briefly = here(10, True)
+    assert compressed[10] > plain[10] - 0.02 and plain[10] > 0.85 > 0.2 > plain[0]
+    assert sum(briefly.bytes_up()) < sum(plainly.bytes_up()) / 50
+    assert sum(briefly.bytes_down()[2:]) < sum(plainly.bytes_down()[2:]) / 50  # after the first download
+
+
+def test_flwr_run_gives_the_same_model_though_a_supernode_was_killed(tmp_path, here):
+    """Killed after its first update; the SuperNode that is started in its place has another id, and its residual."""
+
+    def restart(round, grid):
+        if round == 2:
+            grid.restart(1)
+
+    expected, accuracies, grid = here(2, True, before=restart)
+    with flower_stage(tmp_path) as stage:
+        stage.link()
+        first, other = stage.node(1), stage.node(0)
+        out, go = tmp_path / "result", tmp_path / "go"
+        stage.submit(APP, num_server_rounds=2, wait_for=str(go), out=str(out))
+        until(lambda: "1" in done(out), other, lambda: stage.said("superlink"))
+        stage.end(first)
+        stage.flwr("supernode", "unregister", stage.id_of("node1"), "here")  # else it would be asked until its heartbeat is missed
+        again = stage.node(1, "node1-again")
+        until(lambda: stage.id_of("node1-again"), again, lambda: stage.said("node1-again"))
+        assert stage.id_of("node1-again") != stage.id_of("node1")
+        go.touch()
+        until(lambda: "2" in done(out), again, lambda: stage.said("superlink"))
+        carried = stage.carried()
+    found = load_file(out.with_suffix(".safetensors"))
+    assert done(out) == {str(round): value for round, value in accuracies.items()}
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name].to(value.dtype), value) for name, value in expected.items())
+    dense = sum(4 * value.numel() for value in expected.values())
+    assert carried < 4 * dense  # three first downloads and what two rounds cost; uncompressed it would be nine, and heads
