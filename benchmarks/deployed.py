@@ -1,62 +1,287 @@
-"""What an exchange costs in a deployment on this machine: a server and clients of their own processes, training next to nothing.
+"""What a deployment costs on this machine: a server, and all its clients in one process beside it, through real sockets.
 
-    python benchmarks/deployed.py [--clients 10] [--rounds 20]
+    python benchmarks/deployed.py [--clients 10 50 200] [--rounds 20]                    seconds and bytes an exchange
+    python benchmarks/deployed.py --parameters 11M --uplink identity --downlink identity   the same with a large model
+    python benchmarks/deployed.py --idle 300                                             bytes a second of clients that wait
+    python benchmarks/deployed.py --memory [--clients 50] [--rounds 300]                 memory of the server over the rounds
+    python benchmarks/deployed.py --client-memory [--parameters 11M]                     memory of a client above its training step
 
-Prints seconds a round, in which every client takes part once, and bytes at the port per client and exchange.
+Training is next to nothing, so that what is measured is the rest. --secure goes through TLS and enrolled keys. Each table ends with the
+load of the machine: figures of one that is busy with other things say little.
 """
 
 import argparse
 import json
 import os
+import re
+import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 FEDCOMP = [sys.executable, "-m", "fedcomp"]
+ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+PER_EXCHANGE = 16_000  # bytes that an exchange may cost beside its frames
+SUFFIXES = {"k": 1_000, "M": 1_000_000}
+WIDE_TASK = """\
+import torch
+from torch import nn
+
+from fedcomp import Data, Task
+
+
+def data(examples, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return Data(torch.randn(examples, 1000, generator=generator), torch.arange(examples) % {classes})
+
+
+task = Task("wide", lambda: nn.Linear(1000, {classes}), train=lambda: data(2000, 1), test=lambda: data(20, 2))
+"""
+# The training step of a client, and nothing of what is around it.
+STEP = """\
+import sys, torch
+from fedcomp import RunConfig
+from fedcomp.clients import devices
+from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, plan_batches
+from fedcomp.layout import Layout
+from fedcomp.tasks import initial_model, load
+from fedcomp.tasks.check import data_of
+import fedcomp.clients.process, numpy
+devices.keep_freed_memory()
+task = load(sys.argv[1], None)
+data, model = data_of(task, "train"), initial_model(task, 0)
+layout = Layout.of(model)
+engine, sgd = SerialEngine(task, model, layout, "cpu"), LocalSGD.from_config(RunConfig(local_steps=1))
+start = layout.gather(model)
+for round in range(4):
+    trained = engine.train(start, data, plan_batches(sgd, numpy.arange(len(data)), 0, round, 0), sgd)
+    del trained
+print("done", flush=True)
+sys.stdin.read()
+"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--clients", type=int, nargs="+")
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--task", default="digits")
+    parser.add_argument("--parameters", default="", help="take a linear model of about so many in place of --task")
+    parser.add_argument("--uplink", default="stc:density=1/100")
+    parser.add_argument("--downlink", default="stc:density=1/100")
+    parser.add_argument("--secure", action="store_true")
+    parser.add_argument("--idle", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--client-memory", action="store_true")
     given = parser.parse_args()
+    if given.client_memory:
+        client_memory(given)
+    elif given.idle:
+        idle(given)
+    elif given.memory:
+        server_memory(given)
+    else:
+        exchanges(given)
+    print(f"load averages of the machine {', '.join(f'{load:.1f}' for load in os.getloadavg())}, {os.cpu_count()} cores")
+
+
+class Federation:
+    """A server and a host of clients, in a folder, until `end`."""
+
+    def __init__(self, folder: Path, given: argparse.Namespace, clients: int, rounds: int, here: int | None = None):
+        self.folder, self.processes = folder, []
+        self.port, self.metrics_port = free_port(), free_port()
+        self.task = given.task if not given.parameters else wide_task(folder, given.parameters)
+        shape = ["--clients", str(clients), "--rounds", str(rounds), "--participation", "1", "--task", self.task, "--local-steps", "1",
+                 "--batch-size", "10", "--uplink", given.uplink, "--downlink", given.downlink, "--eval-every", str(rounds)]
+        door = ["--port", str(self.port), "--out", "run", "--plain", "--metrics-port", str(self.metrics_port)]
+        host = ["--server", f"127.0.0.1:{self.port}", "--count", str(here or clients), "--partition-id", "0", "--task", self.task]
+        if given.secure:
+            keys = [*FEDCOMP, "keys", "init", "--out", "keys", "--clients", str(clients), "--host", "127.0.0.1"]
+            subprocess.run(keys, cwd=folder, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
+        lock = ["--keys", "keys", "--host", "127.0.0.1"] if given.secure else ["--insecure"]
+        key = ["--enrolment", "keys/clients"] if given.secure else ["--insecure"]
+        self.server = self.start("server", [*FEDCOMP, "server", "start", *shape, *door, *lock])
+        self.host = self.start("clients", [*FEDCOMP, "client", *host, *key])
+
+    def start(self, name: str, command: list[str]) -> subprocess.Popen:
+        with (self.folder / f"{name}.txt").open("wb") as said:
+            process = subprocess.Popen(command, cwd=self.folder, env=ENVIRONMENT, stdout=said, stderr=subprocess.STDOUT)
+        self.processes.append(process)
+        return process
+
+    def superlink(self) -> int:
+        """Its process id."""
+        return next(int(child) for child in Path(f"/proc/{self.server.pid}/task/{self.server.pid}/children").read_text().split()
+                    if "--superexec-auth-secret-file" in Path(f"/proc/{child}/cmdline").read_text())
+
+    def check(self) -> bool:
+        """Whether the server still runs. Leaves when it failed."""
+        if self.server.poll():
+            raise SystemExit((self.folder / "server.txt").read_text())
+        if self.host.poll():
+            raise SystemExit((self.folder / "clients.txt").read_text())
+        return self.server.poll() is None
+
+    def records(self) -> list[dict]:
+        path = self.folder / "run" / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=30) as answer:
+            return float(re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)[1])
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            process.wait()
+
+
+@contextmanager
+def federation(given: argparse.Namespace, clients: int, rounds: int, here: int | None = None) -> Iterator[Federation]:
     with tempfile.TemporaryDirectory() as folder:
-        records = measure(Path(folder), given.clients, given.rounds, given.task)[1:]  # the first follows a wait
-    seconds = sorted(record["seconds"] for record in records)
-    exchanges = given.clients * len(records)
-    frames = sum(record["uplink_bytes"] + record["downlink_bytes"] for record in records)
-    wire = sum(record["wire_bytes_in"] + record["wire_bytes_out"] for record in records)
-    print(f"clients {given.clients}, rounds {len(records)}")
-    print(f"seconds a round   median {statistics.median(seconds):.2f}, slowest {seconds[-1]:.2f}")
-    print(f"bytes an exchange frames {frames / exchanges:,.0f}, at the port {wire / exchanges:,.0f}")
+        made = Federation(Path(folder), given, clients, rounds, here)
+        try:
+            yield made
+        finally:
+            made.end()
 
 
-def measure(folder: Path, clients: int, rounds: int, task: str) -> list[dict]:
+def exchanges(given: argparse.Namespace) -> None:
+    rounds = given.rounds or 20
+    print(f"{'clients':>8} {'rounds':>7} {'median s':>9} {'slowest s':>10} {'frames B':>12} {'at the port B':>14} "
+          f"{'of frames + 16 kB':>18} {'rejected':>9}   a round; bytes an exchange", flush=True)
+    for clients in given.clients or [10, 50, 200]:
+        with federation(given, clients, rounds) as on:
+            while on.check():
+                time.sleep(0.2)
+            records = on.records()[1:]  # the first follows a wait
+        seconds = sorted(record["seconds"] for record in records)
+        count = clients * len(records)
+        frames = sum(record["uplink_bytes"] + record["downlink_bytes"] for record in records) / count
+        wire = sum(record["wire_bytes_in"] + record["wire_bytes_out"] for record in records) / count
+        print(f"{clients:8} {len(records):7} {statistics.median(seconds):9.2f} {seconds[-1]:10.2f} {frames:12,.0f} {wire:14,.0f} "
+              f"{wire / (frames + PER_EXCHANGE):18.3f} {sum(record['rejected'] for record in records):9}", flush=True)
+
+
+def idle(given: argparse.Namespace) -> None:
+    """Clients of a server that waits for one more of them."""
+    clients = (given.clients or [10])[0]
+    with federation(given, clients + 1, 1, here=clients) as on:
+        await_clients(on, clients)
+        time.sleep(60)  # until they look as seldom as they ever do
+        names = ("fedcomp_wire_received_bytes_total", "fedcomp_wire_sent_bytes_total")
+        before, began = [on.metric(name) for name in names], time.monotonic()
+        time.sleep(given.idle)
+        after, passed = [on.metric(name) for name in names], time.monotonic() - began
+    received, sent = ((b - a) / passed / clients for a, b in zip(before, after, strict=True))
+    print(f"{clients} clients that wait, over {passed:.0f} s: {received:,.0f} B/s up, {sent:,.0f} B/s down, {received + sent:,.0f} B/s "
+          "a client")
+
+
+def await_clients(on: Federation, clients: int) -> None:
+    while on.check():
+        time.sleep(0.5)
+        if re.search(rf"^{clients} of ", (on.folder / "server.txt").read_text(), re.MULTILINE):
+            return
+
+
+def server_memory(given: argparse.Namespace) -> None:
+    clients, rounds = (given.clients or [50])[0], given.rounds or 300
+    steps, next_at = max(1, rounds // 12), 1
+    print(f"{'round':>6} {'server MB':>10} {'SuperLink MB':>13}   resident, {clients} clients", flush=True)
+    seen: list[tuple[int, float, float]] = []
+    with federation(given, clients, rounds) as on:
+        while on.check():
+            done = len(on.records())
+            if done >= next_at:
+                seen.append((done, resident_mb(on.server.pid), resident_mb(on.superlink())))
+                print("{:6} {:10.1f} {:13.1f}".format(*seen[-1]), flush=True)
+                next_at = done + steps
+            time.sleep(0.1)
+    settled = [row for row in seen if row[0] > rounds / 6]
+    for name, column in (("server", 1), ("SuperLink", 2)):
+        values = [row[column] for row in settled]
+        middle = statistics.mean(values)
+        print(f"{name}: from round {settled[0][0]} on {min(values):.1f} to {max(values):.1f} MB, "
+              f"{(min(values) / middle - 1):+.1%} to {(max(values) / middle - 1):+.1%} of the mean")
+
+
+def client_memory(given: argparse.Namespace) -> None:
+    """By how much the memory of clients grows with the model, beyond that of a training step alone: libraries and data cancel out."""
+    rounds = given.rounds or 5
+    large = given.parameters or "11M"
+    sizes = [f"{parameters(large) // 10}", large]
+    given.task = "wide"
+    step = {size: step_memory(size) for size in sizes}
+    grown_mb = (parameters(sizes[1]) - parameters(sizes[0])) * 4 / 1e6
+    print(f"models of {' and '.join(sizes)} parameters; MB resident at rest and at most; vectors: growth above the training step's own")
+    print(f"{'clients':>13} {'at rest':>17} {'at most':>17} {'vectors at rest':>16} {'vectors at most':>16}")
+    row = "{:>13} {:8.0f} {:8.0f} {:8.0f} {:8.0f}".format
+    print(row("step alone", *(step[size][which] for which in (0, 1) for size in sizes)))
+    for clients in given.clients or [1, 2, 4]:
+        seen = {}
+        for size in sizes:
+            given.parameters = size
+            seen[size] = host_memory(given, clients, rounds)
+        above = [(seen[sizes[1]][which] - step[sizes[1]][which] - seen[sizes[0]][which] + step[sizes[0]][which]) / grown_mb
+                 for which in (0, 1)]
+        print(row(clients, *(seen[size][which] for which in (0, 1) for size in sizes)) + f" {above[0]:16.2f} {above[1]:16.2f}", flush=True)
+
+
+def step_memory(size: str) -> tuple[float, float]:
+    """Resident MB of a process that does nothing but training steps: at rest, and at most."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", STEP, wide_task(Path(folder), size)]
+        step = subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        step.stdout.readline()
+        seen = resident_mb(step.pid), resident_mb(step.pid, "VmHWM")
+        step.communicate()
+    return seen
+
+
+def host_memory(given: argparse.Namespace, clients: int, rounds: int) -> tuple[float, float]:
+    """Resident MB of a host in its last round: at rest, and at most."""
+    with federation(given, clients, rounds) as on:
+        last: list[tuple[float, float]] = []
+        while on.check():
+            if len(on.records()) == rounds - 1:
+                last.append((resident_mb(on.host.pid), resident_mb(on.host.pid, "VmHWM")))
+            time.sleep(0.02)
+    return min(now for now, _ in last if now), max(peak for _, peak in last)
+
+
+def resident_mb(process: int, what: str = "VmRSS") -> float:
+    try:
+        return int(re.search(rf"^{what}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)[1]) * 1024 / 1e6
+    except (OSError, TypeError):
+        return 0.0  # it has ended
+
+
+def wide_task(folder: Path, count: str) -> str:
+    path = folder / "wide_task.py"
+    path.write_text(WIDE_TASK.format(classes=parameters(count) // 1001))
+    return f"{path}:task"
+
+
+def parameters(count: str) -> int:
+    return int(float(count.rstrip("kM")) * SUFFIXES.get(count[-1], 1))
+
+
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
-    run = ["--clients", str(clients), "--rounds", str(rounds), "--participation", "1", "--task", task, "--local-steps", "1"]
-    door = ["--insecure", "--port", str(port), "--eval-every", str(rounds), "--out", "run", "--plain"]
-    started = []
-    try:
-        server = subprocess.Popen([*FEDCOMP, "server", "start", *run, *door], cwd=folder, env=environment, stdout=subprocess.DEVNULL)
-        started.append(server)
-        for i in range(clients):
-            client = [*FEDCOMP, "client", "--insecure", "--server", f"127.0.0.1:{port}", "--partition-id", str(i), "--task", task]
-            started.append(subprocess.Popen(client, cwd=folder, env=environment, stdout=subprocess.DEVNULL))
-        if server.wait():
-            raise SystemExit(server.returncode)
-    finally:
-        for process in started:
-            process.terminate()
-        for process in started:
-            process.wait()
-    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def saying(log_json: str | None) -> Iterator[Callable[[str], None]]:
 def take_part(
     server: str | None, enrolment: Path | None, insecure: bool, client_id: int | None, partition_id: int | None, partitions: int | None,
     state_dir: Path | None, task: str, data: str | None, device: str, patience: float | None, stay: bool,
-    say: Callable[[str], None] = say, count: int | None = None, stock: bool = False,
+    say: Callable[[str], None] = say, count: int | None = None, stock: bool = False, roster: Path | None = None,
 ) -> None:
     """Run a client, or `count` of them. Raises UserError."""
     who = identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
@@ -85,6 +85,7 @@ def take_part(
 
     from ..clients import devices
     from ..clients.joining import Own
+    from ..clients.keyring import read_roster
     from ..clients.many import Crowd
     from ..clients.process import Member, Process
     from ..clients.state import StateFolder
@@ -102,7 +103,8 @@ def take_part(
         one, setup = who[0], Setup(task, data, str(where), who[0].id, who[0].partition_id, partitions)
         Stock(one.target, one.enrolled, setup, one.folder, say, patience_s=patience, stay=stay).run()
         return
-    own = Own(what, data_of(what, "train"), where, partitions=partitions)
+    known = read_roster(roster) if roster is not None else None
+    own = Own(what, data_of(what, "train"), where, partitions=partitions, roster=known)
     with ExitStack() as ends:
         processes = {}
         for one in who:

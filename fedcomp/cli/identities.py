@@ -24,16 +24,19 @@ class Identity:
 
 
 def identities(
-    server: str | None, enrolment: Path | None, insecure: bool, client_id: int | None, partition_id: int | None, state_dir: Path | None,
-    count: int | None,
+    server: str | None, enrolment: str | Path | None, insecure: bool, client_id: int | None, partition_id: int | None,
+    state_dir: Path | None, count: int | None,
 ) -> list[Identity]:
     """The clients that the flags mean. Raises UserError or ConfigError."""
+    if insecure and enrolment is not None:
+        raise ConfigError("--insecure is without the keys in --enrolment; give one of them")
+    enrolment = None if enrolment is None else Path(enrolment)
     many = count is not None or (enrolment is not None and enrolment.is_dir())
     if many and partition_id is None:
         raise ConfigError("many clients in one process share its data; give --partition-id K, and the first of them takes part K of it, "
                           "the next one part K+1, and so on")
     if insecure:
-        found = _trial(server, enrolment, client_id, partition_id, count or 1)
+        found = _trial(server, client_id, partition_id, count or 1)
     else:
         found = _secure(server, enrolment, count)
 
@@ -80,14 +83,10 @@ def _enrolments(given: Path, count: int | None) -> Sequence[tuple[Path, "Enrolme
     return read[:count]
 
 
-def _trial(
-    server: str | None, enrolment: Path | None, client_id: int | None, partition_id: int | None, count: int
-) -> list[tuple["Target", int, None]]:
+def _trial(server: str | None, client_id: int | None, partition_id: int | None, count: int) -> list[tuple["Target", int, None]]:
     from ..clients.connection import address
     from ..clients.process import Target
 
-    if enrolment is not None:
-        raise ConfigError("--insecure is without the keys in --enrolment; give one of them")
     if server is None:
         raise UserError("where is the server? give --server host:port")
     who = partition_id if client_id is None else client_id

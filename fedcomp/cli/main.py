@@ -275,6 +275,8 @@ def client(
                                               "of the data from --partition-id on.")] = None,
     stock: Annotated[bool, typer.Option("--stock", help="Be one client under Flower's own SuperNode: 7 s an exchange, and it runs what the "
                                         "server's bundle names.")] = False,
+    roster: Annotated[Path | None, typer.Option(metavar="FILE", help="The clients' public keys, registry.toml of the keys; in an election "
+                                                "with sealed ballots as the server announces them when not given.")] = None,
     log_json: Annotated[str | None, typer.Option(metavar="FILE", help="File that gets what is said as JSON, an object a line; - = standard "
                                                  "output, in place of the sentences.")] = None,
 ) -> None:
@@ -283,7 +285,7 @@ def client(
         try:
             with deployed.saying(log_json) as say:
                 deployed.take_part(server, enrolment, insecure, client_id, partition_id, partitions, state_dir, task, data, device,
-                                   patience, stay, say, count, stock)
+                                   patience, stay, say, count, stock, roster)
         except KeyboardInterrupt:
             complain("stopped; what this client holds is in its state folder, and the same command goes on with it")
             raise typer.Exit(128 + (signals.heard or signal.SIGINT)) from None

@@ -116,6 +116,7 @@ def facts(header: Header) -> list[tuple[str, str]]:
         ("downlink", header.downlink),
         ("memory", header.memory),
         ("strategy", header.strategy),
+        *([("promise", header.notice)] if header.notice else []),
         ("device", header.device),
         ("engine", header.engine),
         *([("metrics", header.metrics)] if header.metrics else []),

@@ -8,14 +8,20 @@ import torch
 from ..errors import ConfigError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt, in bytes
+M_ARENA_MAX = -8  # and a number
 
 
-def keep_freed_memory() -> None:
-    """Have the C library keep what is freed: given back to the system after every step, memory is faulted in anew for the next."""
+def keep_freed_memory(threads: bool = False) -> None:
+    """Have the C library keep what is freed: given back to the system after every step, memory is faulted in anew for the next.
+
+    `threads`: they work one after the other, so what one has freed is for all of them; else each would keep its own.
+    """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
         libc.mallopt(M_TRIM_THRESHOLD, 512 << 20)
+        if threads:
+            libc.mallopt(M_ARENA_MAX, 1)
 
 
 def choose(asked: str) -> torch.device:

@@ -8,7 +8,9 @@ Array, which Flower sends in chunks; the Array's `stype` keeps everyone from ave
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,12 +30,15 @@ STYPE = "fedcomp.v1"
 SUPERLINK_NODE = 1
 AWAY = 5  # ErrorCode.NODE_UNAVAILABLE
 PATIENCE_S = 20.0  # with a SuperLink on this machine that does not answer, and with a message that is announced and does not come
-OBJECTS_S = 0.05  # between looks for its parts
+OBJECTS_S = 0.05, 1.0  # between looks for its parts, at first and at most
+BATCH = 16  # messages that a server announces before it sends them
+AT_ONCE = 8  # objects that a server sends or fetches at a time: a SuperLink that clients keep busy lets each wait for its turn
 _NUMBERS = itertools.count(1)
 
 CHECKED = "1.41."
 
 M = TypeVar("M", bound=Values)
+T = TypeVar("T")
 
 if not (found := metadata.version("flwr")).startswith(CHECKED):
     raise ConfigError(f"flwr {found} is installed, fedcomp is checked against {CHECKED}*; install it with: pip install 'flwr=={CHECKED}*'")
@@ -197,11 +202,13 @@ class Fleet:
                 return None
             coming, deadline = Coming(answer.messages_list[0], answer.message_object_trees[0]), time.monotonic() + PATIENCE_S
             pull = make_pull_object_fn_protobuf(self._client.PullObject, self._node, coming.run)
+            pause_s, longest_s = OBJECTS_S
             try:
                 while (message := coming.take(pull)) is None:
                     if time.monotonic() > deadline:
                         raise UnreachableError(f"{self.server} announced a message that does not come", "network")
-                    time.sleep(OBJECTS_S)
+                    time.sleep(pause_s)
+                    pause_s = min(longest_s, 2 * pause_s)
             except (ObjectPullError, ValueError) as error:
                 raise UnreachableError(f"{self.server} announced a message that did not come whole ({error})", "network") from error
             make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self._node, coming.run)(coming.name)
@@ -256,21 +263,41 @@ class Going:
         self.last = {part.object_id for part in iterate_object_tree(only)} if only is not None else set()
 
 
-def send_parts(messages: Sequence[Going], wanted: Iterable[str], push: Callable[[str, bytes], None]) -> set[str]:
+def send_parts(
+    messages: Sequence[Going], wanted: Iterable[str], push: Callable[[str, bytes], None], at_once: Executor | None = None
+) -> set[str]:
     """Send the objects of messages that are wanted. Returns the names of those that were missed and not taken.
 
-    Who fetches a record takes the message for whole, so records go last; what is above one is not missed once it was fetched.
+    Who fetches a record takes the message for whole, so records go last; what is above one is not missed once it was fetched. Few
+    objects exist as bytes at a time, however many `at_once` sends.
     """
     from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
-    wanted, last, missed = set(wanted), set().union(*(going.last for going in messages)), set()
-    objects = {name: part for going in messages for name, part in going.objects.items() if name in wanted}
-    for name in sorted(objects, key=lambda name: name in last):
+    def send(name: str, data: bytes) -> str:
         try:
-            push(name, objects[name].deflate())
+            push(name, data)
         except ObjectPushError:
-            missed |= {name} & last
-    return missed
+            return name
+        return ""
+
+    wanted, last = set(wanted), set().union(*(going.last for going in messages))
+    objects = {name: part for going in messages for name, part in going.objects.items() if name in wanted}
+    first, then = ([name for name in objects if (name in last) is late] for late in (False, True))
+    _each(send, ((name, objects[name].deflate()) for name in first), at_once)
+    return set(_each(send, ((name, objects[name].deflate()) for name in then), at_once)) - {""}
+
+
+def _each(work: Callable[..., T], calls: Iterable[tuple], at_once: Executor | None) -> list[T]:
+    """The results of these calls, some of which are made at once; so many arguments exist at a time."""
+    if at_once is None:
+        return [work(*call) for call in calls]
+    going: deque[Future[T]] = deque()
+    results = []
+    for call in calls:
+        if len(going) == AT_ONCE:
+            results.append(going.popleft().result())
+        going.append(at_once.submit(work, *call))
+    return results + [future.result() for future in going]
 
 
 class Coming:
@@ -328,6 +355,7 @@ class Task:
         hush()
         self.server = address
         self._coming: list[Coming] = []
+        self._at_once = ThreadPoolExecutor(AT_ONCE, "flower-objects")
         with _reaching(address):
             self.grid = HttpGrid(address, insecure=True, token=self._acquire(address, secret))
             self.grid._retry_invoker.max_time = PATIENCE_S
@@ -367,54 +395,64 @@ class Task:
 
         self.grid._retry_invoker.max_tries = 1
         self._heart._stop_event.set()
+        self._at_once.shutdown(cancel_futures=True)
         with suppress(UserError), _reaching(self.server):
             self._client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED if whole else SubStatus.STOPPED, details=""))
         self.grid.close()
 
     def push(self, messages: Sequence[Message]) -> list[str]:
-        """Send messages; their ids, "" for one that could not be sent."""
-        from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+        """Send messages; their ids, "" for one that could not be sent.
+
+        A few at a time: a message is announced with its batch, and who hears of it asks for its parts until they are there.
+        """
         from flwr.supercore.inflatable.inflatable_object import no_object_id_recompute
+
+        with no_object_id_recompute(), _reaching(self.server):
+            return [name for i in range(0, len(messages), BATCH) for name in self._push(messages[i : i + BATCH])]
+
+    def _push(self, messages: Sequence[Message]) -> list[str]:
+        from flwr.proto.runtime_pb2 import PushAppMessagesRequest
         from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
 
-        if not messages:
-            return []
-        with no_object_id_recompute(), _reaching(self.server):
-            going = [Going(message) for message in messages]
-            request = PushAppMessagesRequest(messages_list=[g.head for g in going], message_object_trees=[g.tree for g in going])
-            answer = self._client.PushMessages(request)
-            push = make_push_object_fn_protobuf(self._client.PushObject, self.grid.node, self.grid.run.run_id, answer.session_id)
-            missed = send_parts(going, answer.objects_to_push, push)
+        going = [Going(message) for message in messages]
+        request = PushAppMessagesRequest(messages_list=[g.head for g in going], message_object_trees=[g.tree for g in going])
+        answer = self._client.PushMessages(request)
+        push = make_push_object_fn_protobuf(self._client.PushObject, self.grid.node, self.grid.run.run_id, answer.session_id)
+        missed = send_parts(going, answer.objects_to_push, push, self._at_once)
         return ["" if missed & g.last else name for g, name in zip(going, answer.message_ids, strict=True)]
 
     def pull(self, names: Iterable[str]) -> list[Message]:
         """Replies to messages with these ids, as far as they are whole. One that is not holds nobody up."""
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+
+        if not (names := set(names)):
+            return []
+        waiting = [coming for coming in self._coming if coming.reply_to in names]
+        unheard = names - {coming.reply_to for coming in waiting}  # who is asked again for what was announced has forgotten it
+        with _reaching(self.server):
+            if unheard:
+                answer = self._client.PullMessages(PullAppMessagesRequest(message_ids=unheard))
+                waiting += [Coming(*pair) for pair in zip(answer.messages_list, answer.message_object_trees, strict=True)]
+            self._coming = waiting
+            taken = _each(self._take, ((coming,) for coming in waiting), self._at_once)
+        self._coming = [coming for coming, (message, lost) in zip(waiting, taken, strict=True) if message is None and not lost]
+        return [message for message, _ in taken if message is not None]
+
+    def _take(self, coming: Coming) -> tuple[Message | None, bool]:
+        """A reply if it is whole, and else whether it never will be: its sender was cut off, and is asked again when it is back."""
         from flwr.supercore.inflatable.inflatable_protobuf_utils import (
             make_confirm_message_received_fn_protobuf,
             make_pull_object_fn_protobuf,
         )
         from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
-        if not (names := set(names)):
-            return []
-        whole: list[Message] = []
-        with _reaching(self.server):
-            answer = self._client.PullMessages(PullAppMessagesRequest(message_ids=names))
-            announced = zip(answer.messages_list, answer.message_object_trees, strict=True)
-            waiting = [coming for coming in self._coming if coming.reply_to in names] + [Coming(*pair) for pair in announced]
-            self._coming = []
-            for coming in waiting:
-                try:
-                    message = coming.take(make_pull_object_fn_protobuf(self._client.PullObject, self.grid.node, coming.run))
-                except (ObjectPullError, ValueError):
-                    continue  # its sender was cut off; when it is back it is asked again
-                if message is None:
-                    self._coming.append(coming)
-                    continue
-                make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self.grid.node, coming.run)(coming.name)
-                whole.append(message)
-        return whole
+        try:
+            message = coming.take(make_pull_object_fn_protobuf(self._client.PullObject, self.grid.node, coming.run))
+        except (ObjectPullError, ValueError):
+            return None, True
+        if message is not None:
+            make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self.grid.node, coming.run)(coming.name)
+        return message, False
 
 
 def readdress(reply: Message, name: str) -> Message:

@@ -6,7 +6,10 @@
 """
 
 import json
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,9 +23,11 @@ from ..tasks import Data, Task, initial_model
 from ..tasks.check import check
 from ..tasks.partition import partition
 from .client import Client
+from .election import BallotElection, DataElection
 from .fetchsgd import OneHash
 from .local_sgd import LocalSGD, SerialEngine
 from .replica import Replica
+from .sealed_election import SealedElection
 from .shared_scale import ScaleThenTrain
 from .work import Work
 
@@ -31,7 +36,13 @@ TOLD = (
     "partition", "clients", "local_steps", "local_epochs", "batch_size", "lr", "momentum", "keep_momentum", "weight_decay", "clip",
     "uplink", "downlink", "memory", "strategy", "seed",
 )
-WORKS: dict[str, type[Work]] = {"phases": Work, "one-hash": OneHash, "scale-then-train": ScaleThenTrain}
+WORKS: dict[str, type[Work]] = {
+    "phases": Work, "one-hash": OneHash, "scale-then-train": ScaleThenTrain,
+    "election-data": DataElection, "election-ballots": BallotElection, "election-sealed": SealedElection,
+}
+AT_THE_DOOR = 4  # clients of one process that connect at a time
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,24 @@ def work_of(invitation: Invitation) -> Work:
         raise ProtocolError("the run's strategy has a client half that is not known here; install the same version of fedcomp") from error
 
 
+class Common:
+    """What the clients of one process have in common, so that one more costs its weights and its memory. To be used in `turn`.
+
+    All train in one model, one after the other; of the data there is one copy where they are computed on, and one partition.
+    """
+
+    def __init__(self) -> None:
+        self.turn = threading.RLock()
+        self.door = threading.Semaphore(AT_THE_DOOR)  # for those who connect: a server answers hundreds, though not all at once
+        self._made: dict[str, tuple[tuple, Any]] = {}
+
+    def once(self, what: str, key: tuple, make: Callable[[], T]) -> T:
+        """The last one that was made, if it was for the same key."""
+        if what not in self._made or self._made[what][0] != key:
+            self._made[what] = key, make()
+        return self._made[what][1]
+
+
 @dataclass(frozen=True)
 class Own:
     """What a client brings along, whatever the run: its task with the data, its device, and which part of the data is its."""
@@ -101,6 +130,8 @@ class Own:
     client_id: int = -1  # that it claims where the server does not know it by its key
     partition_id: int | None = None  # of the data; None: all of it is this client's
     partitions: int | None = None  # None: as many as the run has clients
+    roster: Mapping[int, bytes] | None = None  # the public keys of clients by logical id (keyring.py); None: as the server announces them
+    common: Common = field(default_factory=Common)  # one for all clients of a process, which have the same task, data and device
 
 
 def client_for(invitation: Invitation, own: Own) -> tuple[int, Client]:
@@ -110,17 +141,20 @@ def client_for(invitation: Invitation, own: Own) -> tuple[int, Client]:
     if not 0 <= who < config.clients:
         raise UserError(f"this would be client {who} of a run that has {config.clients}, from 0 on; give another --partition-id, or the "
                         "server more --clients")
-    layout = check(own.task, config.batch_size, own.train, own.train)
+    common = own.common
+    layout = common.once("layout", (config.batch_size,), lambda: check(own.task, config.batch_size, own.train, own.train))
     if layout.fingerprint != invitation.layout:
         raise UserError(f"the run has another model (layout {invitation.layout}) than --task {own.task.name} ({layout.fingerprint}); "
                         "give the task that the server was started with")
     model = initial_model(own.task, config.seed)
     weights, uplink = layout.gather(model), codec(config.uplink)
-    data = Data(own.train.inputs.to(own.device), own.train.targets.to(own.device))
+    data = common.once("data", (), lambda: Data(own.train.inputs.to(own.device), own.train.targets.to(own.device)))
     replica = Replica(weights, layout, codec(config.downlink))
     kept = memory(config.memory, uplink, layout.numel, layout)
-    engine = SerialEngine(own.task, model, layout, own.device)
-    return who, Client(replica, kept, engine, data, _shard(config, own), LocalSGD.from_config(config), config.seed, work=work)
+    engine = common.once("engine", (config.seed,), lambda: SerialEngine(own.task, model, layout, own.device))
+    shard, all_shards = _shard(config, own), _all_shards(config, own) if work.shares else None
+    sgd = LocalSGD.from_config(config)
+    return who, Client(replica, kept, engine, data, shard, sgd, config.seed, work=work, data_sets=all_shards)
 
 
 def _shard(config: RunConfig, own: Own) -> np.ndarray:
@@ -130,4 +164,17 @@ def _shard(config: RunConfig, own: Own) -> np.ndarray:
     parts = own.partitions or config.clients
     if not 0 <= own.partition_id < parts:
         raise UserError(f"--partition-id is {own.partition_id}; give 0 to {parts - 1}, for the data has {parts} parts")
-    return partition(config.partition, own.train, parts, config.seed, own.task.name)[own.partition_id]
+    return _dealt(config, own, parts)[own.partition_id]
+
+
+def _all_shards(config: RunConfig, own: Own) -> list[np.ndarray]:
+    """The examples of every client of the run, for those who train on the data of others."""
+    if own.partition_id is None or own.partitions not in (None, config.clients):
+        raise UserError(f"strategy '{config.strategy}' has clients train on the data of others, and this one brings its own alone; give it "
+                        "--partition-id K and the data of the whole task, or the server form=ballots")
+    return _dealt(config, own, config.clients)
+
+
+def _dealt(config: RunConfig, own: Own, parts: int) -> list[np.ndarray]:
+    how = (config.partition, parts, config.seed)
+    return own.common.once("partition", how, lambda: partition(config.partition, own.train, parts, config.seed, own.task.name))

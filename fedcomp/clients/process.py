@@ -9,8 +9,10 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from hashlib import sha256
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -25,29 +27,58 @@ from safetensors.torch import save as save_tensors
 
 from ..errors import CheckpointError, FedcompError, ProtocolError, UnreachableError, UserError
 from ..messages import UPDATE, Assignment, Report, failure
-from . import connection
+from ..observe import Said
+from . import connection, sentences
 from .client import Client
 from .flower import Fleet, from_records, to_records
 from .joining import Farewell, Invitation, Own, Presence, client_for
+from .sealed_election import with_keys
 from .state import StateFolder
+from .work import Held
 
 JOIN, LEAVE, TRAIN = "query.join", "query.leave", "train"  # types of Flower messages
 SHORTEST_S, ROUND_S, LONGEST_S = 0.1, 1.0, 5.0  # between two looks for a message: at least, at most while rounds go on, at most ever
 EASE, REST_S = 5, 30.0  # a look comes after a fifth of the time since the last message; from REST_S on, rounds do not go on
+GIVE_WAY = 10  # a client that waits for its server waits ten times as long before it looks again
 RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts to reach the server
 LINGER_S = 1.0
+UNASKED_S = 20.0
+UNASKED = "the server has not asked this client for anything yet: it may have no place for it in this run; its screen says so"
 PASSED = 32  # versions that are remembered over a restart
-WEIGHTS, MOMENTUM, BUFFERS, MEMORY, HEAD, REPORT = "weights", "momentum", "buffers", "memory.", "head", "report"
+WEIGHTS, MOMENTUM, BUFFERS, MEMORY, HELD, HEAD, REPORT = "weights", "momentum", "buffers", "memory.", "held.", "head", "report"
 KEY_FILE, NODE_FILE = "key.bin", "node.bin"  # in the state folder
 
 
-def wait_s(idle_s: float, usual_s: float = 0.0) -> float:
+def wait_s(idle_s: float, usual_s: float = 0.0, took_s: float = 0.0) -> float:
     """Seconds until the next look for a message when the last one was answered `idle_s` ago, and the one before it `usual_s` earlier.
 
-    Nobody looks in the first half of the usual time, so that many clients do not keep the server from its work.
+    Nobody looks in the first half of the usual time, nor soon again where a look took long (`took_s`), so that many clients do not
+    keep the server from its work: however many they are, few of them wait for it at a time.
     """
     longest = ROUND_S if idle_s < REST_S else min(LONGEST_S, idle_s / REST_S)
-    return min(longest, max(SHORTEST_S, idle_s / EASE, usual_s / 2 - idle_s))
+    usual = min(longest, max(SHORTEST_S, idle_s / EASE, usual_s / 2 - idle_s))
+    return max(usual, min(LONGEST_S, took_s * GIVE_WAY))
+
+
+def not_overtaken(messages: Sequence[Message]) -> list[Message]:
+    """Of messages that waited together, in the order in which to answer them: invitations, farewells, and the newest round's questions."""
+    questions = [message for message in messages if message.metadata.message_type == TRAIN]
+    newest = max((_round(message) for message in questions), default=0)
+    others = [message for kind in (JOIN, LEAVE) for message in messages if message.metadata.message_type == kind]
+    over = any(message.metadata.message_type == LEAVE for message in messages)
+    return others + [message for message in questions if not over and _round(message) == newest]
+
+
+def _round(message: Message) -> int:
+    """Of an assignment: its group, as Flower calls it."""
+    group = message.metadata.group_id
+    return int(group) if group.isdecimal() else 0
+
+
+def _named(assignment: Assignment) -> str:
+    """What the question of a phase depends on: asked about something else, in the same phase, a client answers anew."""
+    announced = sha256(b"".join(len(part).to_bytes(8) + part for part in assignment.announced)).hexdigest() if assignment.announced else ""
+    return assignment.accepted + announced
 
 
 class Member:
@@ -57,35 +88,50 @@ class Member:
         self.own, self.folder = own, folder
         self.run = ""  # that it is invited to
         self.who = own.client_id
+        self.key: ec.EllipticCurvePrivateKey | None = None  # that it signs with, the one with which it comes to the server
         self.client: Client | None = None
         self._report: Report | None = None  # the last one
-        self._accepted = ""  # that its assignment named
+        self._accepted = ""  # what its assignment named
+        self._asker = 0  # the SuperLink run that it came from: another when the server was started again
         self._passed: deque[str] = deque(maxlen=PASSED)
 
     def join(self, invitation: Invitation) -> Presence:
         """Take part in a run, where this client left it or from the start. What does not go together is the reason in the answer."""
-        if self.client is None or invitation.run != self.run:
-            self.who, self.client = client_for(invitation, self.own)
-            self.run, self._report, self._accepted = invitation.run, None, ""
-            self._passed.clear()
-            self._restore(invitation)
-        return Presence(self.run, self.who, self.client.replica.version, "")
+        with self.own.common.turn:
+            if self.client is None or invitation.run != self.run:
+                self.who, self.client = client_for(invitation, self.own)
+                self.client.work = with_keys(self.client.work, invitation.run, self.who, self.key, self.own.roster, self.folder)
+                self.run, self._report, self._accepted = invitation.run, None, ""
+                self._passed.clear()
+                self._restore(invitation)
+            return Presence(self.run, self.who, self.client.replica.version, "")
 
-    def answer(self, assignment: Assignment) -> Report | None:
-        """The report on an assignment, kept before it is given. None for one that this client cannot have been meant by.
+    def answer(self, assignment: Assignment, asker: int = 0) -> Report | None:
+        """The report on an assignment, kept before it is given. `asker`: the SuperLink run that it comes from.
 
-        Raises CheckpointError when it cannot be kept: the disk then stands where the client's last report left it.
+        None for one that this client cannot have been meant by, and for a copy of one that comes after a later one was answered: the
+        server is done with it, and to train for it again would roll back what was answered since. Raises CheckpointError when the
+        report cannot be kept: the disk then stands where the client's last report left it.
         """
-        if self.client is None or assignment.client != self.who:
+        if self.client is None or assignment.client != self.who or self._overtaken(assignment, asker):
             return None
         last = self._report
-        asked = (assignment.round, assignment.phase, assignment.accepted, assignment.version)
+        named = _named(assignment)
+        asked = (assignment.round, assignment.phase, named, assignment.version)
         if last is not None and last.kind == UPDATE and asked == (last.round, last.phase, self._accepted, last.version):
             return last
-        report = self.client.handle(assignment)
-        self._report, self._accepted = report, assignment.accepted
+        with self.own.common.turn:
+            report = self.client.handle(assignment)
+        self._report, self._accepted, self._asker = report, named, asker
         self._save()
         return report
+
+    def _overtaken(self, assignment: Assignment, asker: int) -> bool:
+        """Whether the same server has heard this client's answer to a later question. One that was started again may go back."""
+        last, phases = self._report, self.client.work.phases
+        if last is None or asker != self._asker or not {assignment.phase, last.phase} <= set(phases):
+            return False
+        return (assignment.round, phases.index(assignment.phase)) < (last.round, phases.index(last.phase))
 
     def _save(self) -> None:
         if self.folder is None:
@@ -101,10 +147,14 @@ class Member:
             kept[BUFFERS] = save_tensors({name: value.cpu().contiguous() for name, value in client.buffers.items()})
         if client.replica.version not in self._passed:
             self._passed.append(client.replica.version)
+        held = client.held
+        for name, value in held.kept.items() if held else ():
+            kept[HELD + name] = value
         kept[REPORT] = self._report.pack()
         kept[HEAD] = json.dumps({
             "run": self.run, "client": self.who, "layout": client.replica.layout.fingerprint, "version": client.replica.version,
             "passed": list(self._passed), "ticket": client.ticket, "after": client.after, "accepted": self._accepted,
+            "asker": self._asker, "held": held and [held.round, held.loss],
         }).encode()
         self.folder.save(kept)
 
@@ -120,9 +170,11 @@ class Member:
             client.replica.restore(kept[WEIGHTS], head["version"], head["passed"])
             client.ticket, client.after, self._accepted = head["ticket"], head["after"], head["accepted"]
             client.memory.load_state_dict({name[len(MEMORY) :]: value for name, value in kept.items() if name.startswith(MEMORY)})
+            if head.get("held"):
+                client.held = Held(*head["held"], {name[len(HELD) :]: value for name, value in kept.items() if name.startswith(HELD)})
             client.momentum = kept.get(MOMENTUM)
             client.buffers = load_tensors(kept[BUFFERS]) if BUFFERS in kept else None
-            self._report = Report.unpack(kept[REPORT])
+            self._report, self._asker = Report.unpack(kept[REPORT]), head.get("asker", 0)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, FedcompError) as error:
             raise CheckpointError(f"what --state-dir {self.folder.path} holds is damaged ({error}); remove it, and the client takes part "
                                   "like one that is new") from error
@@ -151,18 +203,28 @@ class Process:
     def __init__(self, target: Target, member: Member, say: Callable[[str], None], *, patience_s: float | None = None, stay: bool = False):
         self.target, self.member, self.say, self.patience_s, self.stay = target, member, say, patience_s, stay
         self.refused = ""  # why this client cannot take part, or go on
-        self._key = target.key or own_key(member.folder)
+        self._key = member.key = target.key or own_key(member.folder)
         self._over = False
+        self._ended = threading.Event()
+
+    def end(self) -> None:
+        """Have `run` return soon. May be called from another thread."""
+        self._over = True
+        self._ended.set()
 
     def run(self) -> None:
         """Until the run is over. Raises UserError when this client cannot take part, or a server is not reached in time."""
         lost_at: float | None = None
-        attempt = 0
+        attempt, told = 0, ""
         while not self._over:
             try:
-                connection.check_server(self.target.host, self.target.port, self.target.ca)
-                with self._connection() as fleet:
-                    self.say(f"connected to {self.target.address}")
+                with ExitStack() as ends:
+                    with self.member.own.common.door:
+                        if self._over:
+                            return
+                        connection.check_server(self.target.host, self.target.port, self.target.ca)
+                        fleet = ends.enter_context(self._connection())
+                    self.say(Said(f"connected to {self.target.address}", "connected", server=self.target.address))
                     lost_at, attempt = None, 0
                     self._attend(fleet)
             except UnreachableError as error:
@@ -172,29 +234,64 @@ class Process:
                 if self.patience_s is not None and time.monotonic() - lost_at >= self.patience_s:
                     raise
                 pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
+                if attempt < len(RETRY_S) or str(error) != told:
+                    told = str(error)
+                    how = self._trying(attempt, pause)
+                    self.say(Said(f"{error}; {how}", "cut_off", reason=told, cause=error.cause, pause_s=pause))
                 attempt += 1
-                self.say(f"{error}; trying again in {pause:g} s")
-                time.sleep(pause)
+                self._ended.wait(pause)
+
+    def _trying(self, attempt: int, pause_s: float) -> str:
+        """What is done about a server that is not reached. A client that missed the end of the run sees no more than that."""
+        if attempt < len(RETRY_S) - 1:
+            return f"trying again in {pause_s:g} s"
+        end = "until it is stopped" if self.patience_s is None else f"for {self.patience_s:g} s in all"
+        return f"trying every {pause_s:g} s from now on, {end}: the server may be away, or the run over"
 
     def _connection(self) -> "_Connected":
         return _Connected(self.target, self._key, self.member.folder)
 
     def _attend(self, fleet: Fleet) -> None:
         """Answer what comes."""
-        answered, usual_s = time.monotonic(), 0.0
+        looked = answered = came = time.monotonic()
+        usual_s, asked = 0.0, False
         while not self._over:
-            message = fleet.receive()
-            if message is None:
-                time.sleep(wait_s(time.monotonic() - answered, usual_s))
-                continue
             began = time.monotonic()
-            reply = self._reply(message)
-            if reply is not None:
-                fleet.reply(to_records(reply), message, time.monotonic() - began)
-                usual_s, answered = began - answered, time.monotonic()
-            if self.refused:
-                time.sleep(LINGER_S)  # the answer of one who left at once would be lost
-                raise UserError(self.refused)
+            messages = self._waiting(fleet, all_of_them=began - looked > ROUND_S)
+            looked = time.monotonic()
+            asked = asked or bool(messages)
+            if not asked and looked - came > UNASKED_S:
+                asked = True
+                self.say(Said(UNASKED, "unasked"))
+            if not messages:
+                self._ended.wait(wait_s(looked - answered, usual_s, looked - began))
+            for message in messages:
+                began = time.monotonic()
+                if self._answer(fleet, message):
+                    usual_s, answered = began - answered, time.monotonic()
+
+    def _waiting(self, fleet: Fleet, all_of_them: bool) -> list[Message]:
+        """The next message, if there is one. After a pause there may be several, of rounds that are over: what is worth an answer."""
+        messages: list[Message] = []
+        while (message := fleet.receive()) is not None:
+            messages.append(message)
+            if not all_of_them:
+                return messages
+        kept = not_overtaken(messages)
+        if dropped := len(messages) - len(kept):
+            self.say(Said(f"{dropped} question{'s' * (dropped > 1)} of rounds that are over: not answered", "overtaken", count=dropped))
+        return kept
+
+    def _answer(self, fleet: Fleet, message: Message) -> bool:
+        """Whether there was something to answer. Raises UserError when this client cannot take part, or go on."""
+        began = time.monotonic()
+        reply = self._reply(message)
+        if reply is not None:
+            fleet.reply(to_records(reply), message, time.monotonic() - began)
+        if self.refused:
+            time.sleep(LINGER_S)  # the answer of one who left at once would be lost
+            raise UserError(self.refused)
+        return reply is not None
 
     def _reply(self, message: Message) -> Presence | Report | None:
         kind = message.metadata.message_type
@@ -202,41 +299,37 @@ class Process:
             if kind == JOIN:
                 return self._join(from_records(message.content, Invitation))
             if kind == TRAIN:
-                return self._train(from_records(message.content, Assignment))
+                return self._train(from_records(message.content, Assignment), message.metadata.run_id)
             if kind == LEAVE:
                 return self._leave(from_records(message.content, Farewell))
         except ProtocolError as error:
-            self.say(f"a message that cannot be understood was dropped: {error}")
+            self.say(Said(f"a message that cannot be understood was dropped: {error}", "dropped", reason=str(error)))
         return None
 
     def _join(self, invitation: Invitation) -> Presence:
         try:
             presence = self.member.join(invitation)
-            client = self.member.client
-            self.say(f"takes part as client {presence.client}, with {len(client.shard)} examples, uplink {client.memory.codec}, "
-                     f"memory {client.memory.name}")
+            self.say(sentences.joined(presence, self.member.client))
             return presence
         except FedcompError as error:
             self.refused = str(error)
             return Presence(invitation.run, self.member.who, "", self.refused)
 
-    def _train(self, assignment: Assignment) -> Report | None:
+    def _train(self, assignment: Assignment, asker: int) -> Report | None:
         try:
-            report = self.member.answer(assignment)
+            report = self.member.answer(assignment, asker)
         except CheckpointError as error:
             self.refused = str(error)
             return failure(assignment, "encode", self.refused)
         if report is not None:
-            sent = f"{len(report.frame)} bytes up, loss {report.loss:.4f}" if report.kind == UPDATE else f"{report.stage}: {report.reason}"
-            down = sum(map(len, assignment.frames))
-            self.say(f"round {assignment.round}{f' {assignment.phase}' * (assignment.phase != TRAIN)}: {down} bytes down, {sent}")
+            self.say(sentences.answered(assignment, report))
         return report
 
     def _leave(self, farewell: Farewell) -> Presence | None:
         if farewell.run != self.member.run:
             return None
-        self.say(f"the run is over after round {farewell.round}{'; waiting for the next one' * self.stay}")
-        self._over = not self.stay
+        self.say(sentences.over(farewell, self.stay))
+        self._over = self._over or not self.stay
         return Presence(farewell.run, self.member.who, "", "")
 
 

@@ -72,6 +72,8 @@ class Deployment:
         self.door, self.observer = door, observer
         _refuse_what_is_simulated(config)
         self.strategy = strategy_of(config, roster=lambda grid: grid.gather(self._quota), on_answer=self._on_answer)
+        self.strategy.warn = self._warn
+        self._said: list[str] = []  # warnings of the strategy since the last round
         self.device = devices.choose(config.device)
         self.folder = RunFolder(config)
         self.name = self._name()
@@ -93,7 +95,7 @@ class Deployment:
         self.test = on(test, self.device)
         self.evaluated = initial_model(self.task, config.seed).to(self.device)
         self._cohort = cohort_size(config.participation, config.clients)
-        self._quota = Quota.first(config, self.folder.resumed)  # of clients that the next round waits for
+        self._quota = Quota.first(config, self.folder.resumed).at_least(self.strategy.fewest)  # of clients that the next round waits for
         self._wire = (0, 0)
         self._ids: dict[bytes, int | None] = {}  # that keys spoke for when the registry was last whole
 
@@ -123,6 +125,7 @@ class Deployment:
             grid = self.grid = Gathering(
                 task, self._invitation(), self.config.clients, self.observer, self._checks(link), self._id_of, self._hear
             )
+            self.strategy.know(self.name, lambda client: grid.joined[client].key)
             self._rounds(grid, recovery, done)
             summary = self._finish()
             grid.dismiss(self.config.rounds)
@@ -131,7 +134,7 @@ class Deployment:
     def _rounds(self, grid: Gathering, recovery: Recovery, done: int) -> None:
         began, waited_s = time.perf_counter(), 0.0
         for outcome in self.strategy.rounds(grid, range(done + 1, self.config.rounds + 1)):
-            self._quota = Quota.later(self.config, self._cohort)
+            self._quota = Quota.later(self.config, self._cohort).at_least(self.strategy.fewest)
             grid.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
             record = self._record(outcome, began + grid.waited_s - waited_s)
             length, saving = self.folder.append(record), time.perf_counter()
@@ -185,6 +188,7 @@ class Deployment:
             first_round=first,
             rounds=c.rounds,
             out=str(self.folder.path),
+            notice=self.strategy.notice,
         )
 
     def _checks(self, link: SuperLink) -> Callable[[], None]:
@@ -218,6 +222,10 @@ class Deployment:
             strategy.versions[client] = presence.version
         self.by_client.know(client, self.grid.joined[client].key)
 
+    def _warn(self, sentence: str) -> None:
+        self._said.append(sentence)
+        self.observer.warning(sentence)
+
     def _on_answer(self, round: int, answered: int, asked: int) -> None:
         self.observer.progress(round, answered, asked)
 
@@ -229,7 +237,8 @@ class Deployment:
         record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
         before, self._wire = self._wire, self._traffic()
         wire = {"wire_bytes_in": self._wire[0] - before[0], "wire_bytes_out": self._wire[1] - before[1]}
-        return dataclasses.replace(record, by_client=self.by_client.records(outcome), **wire)
+        said, self._said = self._said, []
+        return dataclasses.replace(record, by_client=self.by_client.records(outcome), warnings=tuple(said), **wire)
 
     def _traffic(self) -> tuple[int, int]:
         """Bytes that came in and went out at the port."""

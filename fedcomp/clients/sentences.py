@@ -1,0 +1,27 @@
+"""What a client says of what it did: sentences for a screen that a log can read."""
+
+from ..messages import TRAIN, UPDATE, Assignment, Report
+from ..observe import Said
+from .client import Client
+from .joining import Farewell, Presence
+
+
+def joined(presence: Presence, client: Client) -> Said:
+    kept, examples = client.memory, len(client.shard)
+    return Said(f"takes part as client {presence.client}, with {examples} examples, uplink {kept.codec}, memory {kept.name}", "joined",
+                client=presence.client, run=presence.run, version=presence.version, examples=examples, uplink=str(kept.codec),
+                memory=kept.name)
+
+
+def answered(assignment: Assignment, report: Report) -> Said:
+    trained = report.kind == UPDATE
+    sent = f"{len(report.frame)} bytes up, loss {report.loss:.4f}" if trained else f"{report.stage}: {report.reason}"
+    down = sum(map(len, assignment.frames))
+    return Said(f"round {assignment.round}{f' {assignment.phase}' * (assignment.phase != TRAIN)}: {down} bytes down, {sent}", "answered",
+                client=report.client, round=report.round, phase=report.phase, downlink_bytes=down, uplink_bytes=len(report.frame),
+                loss=report.loss if trained else None, stage=report.stage, reason=report.reason)
+
+
+def over(farewell: Farewell, stay: bool) -> Said:
+    return Said(f"the run is over after round {farewell.round}{'; waiting for the next one' * stay}", "over", run=farewell.run,
+                round=farewell.round)
