@@ -55,7 +55,7 @@ SETTINGS = {
     ),
     "mnist-cnn": Setting(
         replace(COMMON, task="mnist-cnn", clients=100, rounds=100, local_steps=5, lr=0.05),
-        tuple(sized(*size) for size in ((8, "1/100"), (16, "1/200"), (32, "1/400"), (48, "1/600"), (64, "1/800"))),
+        tuple(sized(*size) for size in ((8, "1/100"), (16, "1/200"), (24, "1/300"), (32, "1/400"))),
         steps=(0.5, 1.0, 2.0),  # larger ones do not learn
     ),
     "cifar10-vgg11s": Setting(

@@ -1,0 +1,145 @@
+"""Accuracy against the number of liars, for every strategy and attack.
+
+    FEDCOMP_DATA=... python benchmarks/liars.py [--task digits mnist-logreg] [--clients 9 15] [--liars 0 1 2 3 4] [--attack ...]
+                                                [--strategy ...] [--rounds N] [--seeds N] [--picture liars.svg]
+
+All clients are in every round. `mean` is federated averaging, whole updates both ways; `vote` signSGD with majority vote; `election` the
+deterministic code made for as many liars as there are, data allocation; `bernoulli` that of redundancy 3. The robust rules get whole
+updates and are told how many lie; – where a rule refuses so many of so few. Votes step by their own learning rate, which was chosen
+beforehand without liars. The last table is what election coding promises: the largest loss of accuracy over all attacks, in points,
+against the same run without liars.
+"""
+
+import argparse
+import itertools
+import statistics
+import tempfile
+import warnings
+from dataclasses import replace
+
+from fedcomp import RunConfig, UserError
+from fedcomp.sim import simulate
+
+WHOLE = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
+VOTES = {"digits": 0.01, "mnist-logreg": 0.002}  # learning rates of votes
+MEANS = {"digits": 0.5, "mnist-logreg": 0.2}
+ROUNDS = {"digits": 40, "mnist-logreg": 60}
+RULES = ("median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centered-clipping")
+STRATEGIES = ("mean", "vote", "election", "bernoulli", *RULES, "median+mix")
+ATTACKS = ("inverted", "rescaled", "random-sign", "constant", "gaussian", "infinity", "label-flip", "alie", "ipm", "mimic", "low-margin",
+           "code-aware")  # fmt: skip
+CODED = ("election", "bernoulli")  # that have seats for `code-aware` to look for
+
+
+def options(name: str, liars: int) -> dict[str, object]:
+    """What a run of a strategy is made of that expects so many liars."""
+    told = max(1, liars)
+    if name == "mean":
+        return {"strategy": "average", **WHOLE}
+    if name == "vote":
+        return {"strategy": "vote"}
+    if name == "election":
+        return {"strategy": f"election:byzantine={told}"}
+    if name == "bernoulli":
+        return {"strategy": f"election:code=bernoulli,byzantine={told},redundancy=3"}
+    rule, _, mix = name.partition("+")
+    return {"strategy": f"{rule}:liars={told}" + ",mix=true" * bool(mix), **WHOLE}
+
+
+def accuracy(task: str, clients: int, name: str, attack: str, liars: int, rounds: int, seeds: range) -> float | None:
+    """Mean over seeds after the last round; None where the strategy refuses."""
+    lr = (VOTES if name in ("vote", *CODED) else MEANS)[task]
+    config = RunConfig(task=task, clients=clients, participation=1.0, rounds=rounds, local_steps=1, lr=lr, eval_every=rounds,
+                       checkpoint_every=rounds, partition="iid", attack=f"{attack}:{liars}" if liars else None)  # fmt: skip
+    found = []
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                found.append(simulate(replace(config, **options(name, liars), seed=seed, out=f"{folder}/run")).accuracy)
+            except UserError:
+                return None
+    return statistics.mean(found)
+
+
+def shown(share: float | None) -> str:
+    return f"{'–':>8}" if share is None else f"{100 * share:7.1f}%"
+
+
+Table = dict[tuple[str, str], list[float | None]]  # (attack, strategy) → by number of liars
+
+
+def measure(task: str, clients: int, given: argparse.Namespace, rounds: int) -> Table:
+    counts = [liars for liars in given.liars if 2 * liars < clients]
+    print(f"{task}: {clients} clients, {rounds} rounds, seeds 0 to {given.seeds - 1}; liars among them\n")
+    print(f"{'':34}" + "".join(f"{liars:>8}" for liars in counts), flush=True)
+    table: Table = {}
+    honest = {name: accuracy(task, clients, name, "inverted", 0, rounds, range(given.seeds)) for name in given.strategy}
+    for attack, name in itertools.product(given.attack, given.strategy):
+        if attack == "code-aware" and name not in CODED:
+            continue
+        row = [accuracy(task, clients, name, attack, n, rounds, range(given.seeds)) if n else honest[name] for n in counts]
+        table[attack, name] = row
+        print(f"{attack:16}{name:18}" + "".join(map(shown, row)), flush=True)
+    print(f"\nlargest loss over these attacks, in points\n{'':34}" + "".join(f"{liars:>8}" for liars in counts))
+    for name in given.strategy:
+        columns = zip(*(row for (_, other), row in table.items() if other == name), strict=True)
+        lost = [max((100 * (honest[name] - share) for share in column if share is not None), default=None) for column in columns]
+        print(f"{name:34}" + "".join(f"{'–':>8}" if points is None else f"{points:8.1f}" for points in lost))
+    print(flush=True)
+    return table
+
+
+def draw(tables: dict[str, tuple[list[int], Table]], path: str) -> None:
+    """One row of panels for each table, one panel for each attack, one line for each strategy; legible without colours."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    attacks = list(dict.fromkeys(attack for _, table in tables.values() for attack, _ in table))
+    names = list(dict.fromkeys(name for _, table in tables.values() for _, name in table))
+    styles = dict(zip(names, itertools.cycle(itertools.product(("-", "--", ":"), ("o", "s", "^", "x", "D")))))
+    figure, axes = pyplot.subplots(len(tables), len(attacks), figsize=(2.4 * len(attacks), 2.6 * len(tables) + 0.8), sharey=True,
+                                   squeeze=False)  # fmt: skip
+    for row, (title, (counts, table)) in zip(axes, tables.items(), strict=True):
+        for panel, attack in zip(row, attacks, strict=True):
+            panel.set_title(attack, fontsize=9)
+            panel.set_ylim(0, 1)
+            panel.set_xticks(counts)
+            panel.grid(alpha=0.3)
+            for name in names:
+                if (attack, name) in table:
+                    line, mark = styles[name]
+                    shares = [float("nan") if share is None else share for share in table[attack, name]]
+                    panel.plot(counts, shares, line, marker=mark, markersize=4, linewidth=1.2, label=name)
+        row[0].set_ylabel(f"{title}\naccuracy", fontsize=9)
+        row[0].set_xlabel("liars", fontsize=9)
+    handles = {label: handle for panel in axes.flat for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=min(6, len(handles)), fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0.5 / figure.get_figheight(), 1, 1))
+    figure.savefig(path)
+    print(f"picture: {path}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--task", nargs="+", choices=list(ROUNDS), default=["digits"])
+    parser.add_argument("--clients", nargs="+", type=int, default=[9])
+    parser.add_argument("--liars", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--attack", nargs="+", choices=ATTACKS, default=ATTACKS)
+    parser.add_argument("--strategy", nargs="+", choices=STRATEGIES, default=STRATEGIES)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--picture", help="draw the tables into this file, such as liars.svg")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    tables = {}
+    for task, clients in itertools.product(given.task, given.clients):
+        table = measure(task, clients, given, given.rounds or ROUNDS[task])
+        tables[f"{task}, {clients} clients"] = [n for n in given.liars if 2 * n < clients], table
+    if given.picture:
+        draw(tables, given.picture)
+
+
+if __name__ == "__main__":
+    main()
