@@ -32,6 +32,7 @@ AWAY = 5  # ErrorCode.NODE_UNAVAILABLE
 PATIENCE_S = 20.0  # with a SuperLink on this machine that does not answer, and with a message that is announced and does not come
 OBJECTS_S = 0.05, 1.0  # between looks for its parts, at first and at most
 BATCH = 16  # messages that a server announces before it sends them
+LATE = 1000  # replies that are announced, not whole, and not asked for just now, that are remembered: nobody hears of one twice
 AT_ONCE = 8  # objects that a server sends or fetches at a time: a SuperLink that clients keep busy lets each wait for its turn
 _NUMBERS = itertools.count(1)
 
@@ -428,14 +429,15 @@ class Task:
         if not (names := set(names)):
             return []
         waiting = [coming for coming in self._coming if coming.reply_to in names]
+        others = [coming for coming in self._coming if coming.reply_to not in names][-LATE:]
         unheard = names - {coming.reply_to for coming in waiting}  # who is asked again for what was announced has forgotten it
         with _reaching(self.server):
             if unheard:
                 answer = self._client.PullMessages(PullAppMessagesRequest(message_ids=unheard))
                 waiting += [Coming(*pair) for pair in zip(answer.messages_list, answer.message_object_trees, strict=True)]
-            self._coming = waiting
+            self._coming = others + waiting
             taken = _each(self._take, ((coming,) for coming in waiting), self._at_once)
-        self._coming = [coming for coming, (message, lost) in zip(waiting, taken, strict=True) if message is None and not lost]
+        self._coming = others + [coming for coming, (message, lost) in zip(waiting, taken, strict=True) if message is None and not lost]
         return [message for message, _ in taken if message is not None]
 
     def _take(self, coming: Coming) -> tuple[Message | None, bool]:

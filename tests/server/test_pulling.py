@@ -92,3 +92,14 @@ def test_more_messages_than_go_in_a_batch_all_arrive_and_keep_their_names(net, c
         message = received(fleet)
         heard[message.metadata.message_id] = from_records(message.content, Farewell).round
     assert [heard[name] for name in names] == list(rounds)
+
+
+def test_one_that_is_announced_is_remembered_while_others_are_asked_for(net, client):
+    """As the late answer of a client that was given up is looked for now and then."""
+    fleet, node = client
+    late, other = net.task.push(asked(net, node, [1, 2]))
+    messages = {from_records(m.content, Farewell).round: m for m in (received(fleet), received(fleet))}
+    rest = announce(net, fleet, messages[1])
+    assert net.task.pull({late}) == [] and net.task.pull({other}) == []
+    rest()
+    assert [from_records(reply.content, Presence).client for reply in net.task.pull({late, other})] == [3]
