@@ -26,6 +26,7 @@ class Header:
     relays: int = 0  # between clients and server
     attack: str = ""  # who of the virtual clients lies, and how; "" = nobody
     liars: int = 0  # how many
+    notice: str = ""  # what the strategy promises, and what it does not; "" where that goes without saying
     metrics: str = ""  # where /metrics is read, "" = nowhere
 
 

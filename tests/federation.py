@@ -36,6 +36,7 @@ class Federation:
                 Replica(self.initial.clone(), self.layout, self.strategy.downlink),
                 memory(memory_name or rules.memory, self.strategy.uplink, self.layout.numel, self.layout),
                 engine, data, shard, LocalSGD(steps=2, batch_size=10, lr=0.1), rules.seed, work=self.strategy.work,
+                data_sets=shards,
             )
             for shard in shards
         ]

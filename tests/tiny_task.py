@@ -54,3 +54,10 @@ unmappable = Task("unmappable", Unmappable, train=lambda: two_clouds(400, 1), te
 one_asserts = Task("one asserts", AssertsPlausibleData, train=lambda: marked(7, 1000.0), test=lambda: two_clouds(200, 2))
 one_raises = Task("one raises", RaisesOnMarkedData, train=lambda: marked(7, 1000.0), test=lambda: two_clouds(200, 2))
 one_is_nan = Task("one is NaN", model, train=lambda: marked(7, float("nan")), test=lambda: two_clouds(200, 2))
+
+
+def wide_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2000), nn.ReLU(), nn.Linear(2000, 2))
+
+
+wide = Task("wide", wide_model, train=lambda: two_clouds(400, 1), test=lambda: two_clouds(200, 2))  # 10,002 parameters

@@ -80,6 +80,8 @@ def take_part(
     who = identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
     if stock and len(who) > 1:
         raise ConfigError("--stock is one client, with processes of its own; leave --count out, or --stock")
+    if stock and roster is not None:
+        raise ConfigError("--roster is for elections with sealed ballots, in which a client under --stock cannot take part; leave one out")
     if partitions is not None and partition_id is None:
         raise ConfigError("--partitions is the number of parts of the data; give --partition-id as well")
 

@@ -96,6 +96,14 @@ def card_key(data: bytes, slot: Slot, voter: int, verifier: ec.EllipticCurvePubl
     return public
 
 
+def refuse_low_order(public: bytes) -> None:
+    """Raise ProtocolError for a point with which nobody has a key in common: on a card it would keep honest senders from sealing."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError as error:
+        raise ProtocolError("a card holds a point of low order") from error
+
+
 def seal(bits: bytes, slot: Slot, voters: Mapping[int, bytes], signer: ec.EllipticCurvePrivateKey, entropy: Entropy = os.urandom) -> bytes:
     """A ballot for voters with these public halves: len(bits) + 210 + 52 bytes for each voter.
 
@@ -109,7 +117,7 @@ def seal(bits: bytes, slot: Slot, voters: Mapping[int, bytes], signer: ec.Ellipt
         for voter, public in sorted(voters.items())
     )
     held = _held(slot, salt, bits)
-    signature = sign(signer, _text(slot, held, point, wraps, content))
+    signature = sign(signer, signed_text(slot, held, point, wraps, content))
     return HEAD.pack(point, held, signature, len(voters)) + wraps + content
 
 
@@ -133,7 +141,7 @@ class Sealed:
         wraps, content = data[HEAD.size : end], data[end:]
         if len(wraps) != count * WRAP.size or len(content) < SALT + TAG:
             raise ProtocolError(f"the ballot of client {slot.sender} is cut off")
-        if not signed(verifier, signature, _text(slot, held, point, wraps, content)):
+        if not signed(verifier, signature, signed_text(slot, held, point, wraps, content)):
             raise ProtocolError(f"the ballot of client {slot.sender} is not signed by it for this round")
         each = dict(WRAP.iter_unpack(wraps))
         if len(each) != count:
@@ -178,7 +186,7 @@ def _held(slot: Slot, salt: bytes, bits: bytes) -> bytes:
     return sha256(slot.bytes("ballot", salt, bits)).digest()
 
 
-def _text(slot: Slot, held: bytes, point: bytes, wraps: bytes, content: bytes) -> bytes:
+def signed_text(slot: Slot, held: bytes, point: bytes, wraps: bytes, content: bytes) -> bytes:
     """What a sender signs."""
     return slot.bytes("sealed", held, sha256(slot.bytes(point, wraps, content)).digest())
 
@@ -188,5 +196,5 @@ def _wrapping(slot: Slot, voter: int, own: X25519PrivateKey, other: bytes, point
     try:
         shared = own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as error:
-        raise ProtocolError(f"client {slot.sender} and voter {voter} have no key in common; one of them sent a point of low order") from error
+        raise ProtocolError(f"client {slot.sender} and voter {voter} have no key in common: one sent a point of low order") from error
     return HKDF(SHA256(), KEY, salt=point + public, info=slot.bytes("wrap", voter)).derive(shared)

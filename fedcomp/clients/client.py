@@ -1,5 +1,6 @@
 """One client: its copy of the model, its data, its memory; and the Flower ClientApp around it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from ..codecs import Context
-from ..errors import FedcompError
+from ..errors import FedcompError, ProtocolError
 from ..memories import Memory
 from ..memories.base import mask
 from ..messages import FAILED, NEED_DENSE, UPDATE, Assignment, Report, failure, ticket
@@ -17,7 +18,7 @@ from ..tasks.base import Data
 from .flower import from_records, to_records
 from .local_sgd import LocalSGD, SerialEngine, Traces, Trained, plan_batches
 from .replica import NeedDense, Replica
-from .work import Held, Work
+from .work import Held, Part, Work
 
 
 def settle(memory: Memory, pending: str, accepted: str, returned: bytes = b"", momentum: Tensor | None = None) -> None:
@@ -74,6 +75,7 @@ class Client:
     after: str = ""  # ticket of the proposal that the memory last committed
     work: Work = Work()  # the strategy's client half
     held: Held | None = None  # of the round that was last opened
+    data_sets: Sequence[np.ndarray] | None = None  # the shards of all clients by logical id, where this one has the data of all
 
     def handle(self, assignment: Assignment) -> Report:
         """Do what an assignment asks. Every failure becomes a report that names its stage."""
@@ -90,7 +92,8 @@ class Client:
             self.memory.use_density(assignment.density)
             seed = self.work.seed(self.memory.codec, self.seed, assignment)
             context = replace(context_of(assignment), moments=traces.moments)
-            frame = self.work.answer(self.memory, trained and trained.update[None], held.kept, seed, context) or b""
+            x = trained.update if opens else self.work.hear(self.memory, held.kept, seed, context)
+            frame = self.work.answer(self.memory, None if x is None else x[None], held.kept, seed, context) or b""
         except NeedDense as error:
             return self._failure(assignment, stage, str(error), NEED_DENSE)
         except Exception as error:
@@ -111,6 +114,8 @@ class Client:
         self.replica.move(assignment)
 
     def _train(self, assignment: Assignment) -> tuple[Trained, Traces]:
+        if parts := self.work.parts(assignment):
+            return self._train_parts(assignment, parts), Traces()
         batches = plan_batches(self.sgd, self.shard, self.seed, assignment.round, assignment.client)
         start = self.replica.weights.to(self.engine.device)
         traces = Traces.begin(self.sgd, self.memory.needs_moments, start, self.momentum)
@@ -120,8 +125,27 @@ class Client:
         )
         return trained, traces
 
+    def _train_parts(self, assignment: Assignment, parts: Sequence[Part]) -> Trained:
+        start, kept, losses = self.replica.weights.to(self.engine.device), [], []
+        for part in parts:
+            shard = shard_of(part, self.data_sets)
+            trained = self.engine.train(
+                start, self.data, plan_batches(self.sgd, shard, self.seed, assignment.round, part.number), self.sgd.at_rate(assignment.lr),
+                seed=self.seed, round=assignment.round, who=part.number,
+            )
+            kept.append(self.work.keep(part, trained.update, self.seed, assignment.round))
+            losses.append(trained.loss)
+        return Trained(self.work.join(assignment, kept, start.numel(), self.seed).to(start.device), sum(losses) / len(losses), None)
+
     def _failure(self, assignment: Assignment, stage: str, sentence: str, kind: str = FAILED) -> Report:
         return failure(assignment, stage, sentence, self.replica.version, self.replica.fingerprint, kind)
+
+
+def shard_of(part: Part, data_sets: Sequence[np.ndarray] | None) -> np.ndarray:
+    """The examples of a part. Raises ProtocolError for data that is not here."""
+    if data_sets is None or not set(part.data_sets) <= set(range(len(data_sets))):
+        raise ProtocolError(f"part {part.number} has data that this client does not have; give it the data of all, with --partition-id")
+    return np.concatenate([data_sets[client] for client in part.data_sets])
 
 
 def reason(error: Exception) -> str:

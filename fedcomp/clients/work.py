@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -24,6 +24,14 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Training data that several clients train on, with one result: what is drawn for it is keyed by its number."""
+
+    number: int
+    data_sets: tuple[int, ...]  # by the logical ids of the clients whose shards they are
+
+
+@dataclass(frozen=True)
 class Work:
     """One proposal of the memory: made in the phase that opens the round, proceeded with in those after it.
 
@@ -32,6 +40,8 @@ class Work:
     """
 
     phases: tuple[str, ...] = (TRAIN,)
+
+    shares: ClassVar[bool] = False  # trains on parts of the data that others train on too
 
     def opens(self, assignment: Assignment, held: Held | None) -> bool:
         """Whether an assignment opens a round. Raises ProtocolError for one that the client has no part in, or was not there to open."""
@@ -46,14 +56,30 @@ class Work:
         """Of the frame: the round's where frames have to add, else the client's own, so that rounding errors do not."""
         return seeds.key(run_seed, "encode", assignment.round, 0 if codec.shares_seed else assignment.client)
 
+    def parts(self, assignment: Assignment) -> Sequence[Part]:
+        """What to train on in place of the client's own data, part by part from the same weights; () = the client's own."""
+        return ()
+
+    def keep(self, part: Part, update: Tensor, seed: int, round: int) -> Any:
+        """What is kept of the update [numel] of a part. `seed` is the run's."""
+        return update
+
+    def join(self, assignment: Assignment, kept: Sequence[Any], numel: int, seed: int) -> Tensor:
+        """The client's update [numel], on the CPU, of what was kept of its parts, in their order. `seed` is the run's."""
+        raise ProtocolError("this client half makes nothing of parts")
+
+    def hear(self, memory: Memory, held: dict[str, Any], seed: int, context: Context) -> Tensor | None:
+        """What a client makes [numel] of what it is told in a phase after the one that opens; None: it only proceeds."""
+        return None
+
     def answer(self, memory: Memory, x: Tensor | None, held: dict[str, Any], seed: int, context: Context) -> bytes | None:
-        """The frame for a phase, None for nothing. x [parts, numel] is what was trained, None after the phase that opens."""
+        """The frame for a phase, None for nothing. x [1, numel] is what was trained or made of what was heard, else None."""
         return memory.proceed(seed=seed, context=context) if x is None else memory.propose(x[0], seed=seed, context=context)
 
     def answer_stack(
         self, memories: Sequence[Memory], x: Tensor | None, held: Sequence[dict[str, Any]], seeds: Sequence[int], context: Context
     ) -> list[bytes | None | FedcompError]:
-        """`answer` for a cohort; x [m, parts, numel] may be overwritten. An error in the place of a client that cannot answer."""
+        """`answer` for a cohort; x [m, 1, numel] may be overwritten. An error in the place of a client that cannot answer."""
         if x is not None and type(self).answer is Work.answer:
             return type(memories[0]).propose_stack(memories, x[:, 0], seeds, context)
         answers: list[bytes | None | FedcompError] = []

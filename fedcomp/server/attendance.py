@@ -8,7 +8,7 @@ drawn again.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config import RunConfig
 from ..strategies.closing import least
@@ -37,6 +37,11 @@ class Quota:
         if config.deadline:
             return cls(cohort, 1, config.deadline)
         return cls(enough := least(config.quorum, cohort), enough)
+
+
+    def at_least(self, clients: int) -> "Quota":
+        """The same for a strategy that has no use for fewer."""
+        return replace(self, wanted=max(self.wanted, clients), least=max(self.least, clients))
 
 
 class Attendance:

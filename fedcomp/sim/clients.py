@@ -288,7 +288,8 @@ class VirtualClients:
             return report
         memory = self.at_rest(a.client).memory
         context = replace(context_of(a), layout=memory.layout)
-        return attack.reply(report, Sender(memory.codec, self.work.seed(memory.codec, self.seed, a), context, self.liars.generator(a)))
+        seed = self.work.seed(memory.codec, self.seed, a)
+        return attack.reply(report, Sender(memory.codec, seed, context, self.liars.generator(a), self.work))
 
     def _start(self) -> Tensor:
         return self.replica.weights.to(self.engine.device)

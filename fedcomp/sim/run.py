@@ -82,6 +82,7 @@ class Simulation:
         self.config, self.observer, self._lost = config, observer, False
         self._said: list[str] = []  # warnings since the last round
         self.strategy = self._strategy()
+        self.strategy.warn = self._warn
         self.liars = Liars(attacks(config.attack) if config.attack else (), config.clients, config.seed)
         self.device = devices.choose(config.device)
         devices.keep_freed_memory()
@@ -213,6 +214,7 @@ class Simulation:
             relays=c.relays,
             attack=str(self.liars),
             liars=self.liars.size,
+            notice=self.strategy.notice,
         )
 
     # A round.

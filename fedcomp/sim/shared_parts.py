@@ -21,7 +21,9 @@ Kept = tuple[Any, float]  # what the client half keeps of a part's update, and t
 class SharedParts:
     """What came of the parts of the round that runs. `piece`: parts whose updates are held at once."""
 
-    def __init__(self, work: Work, engine: SerialEngine | BatchedEngine, shards: Sequence[np.ndarray], sgd: LocalSGD, seed: int, piece: int):
+    def __init__(
+        self, work: Work, engine: SerialEngine | BatchedEngine, shards: Sequence[np.ndarray], sgd: LocalSGD, seed: int, piece: int
+    ):
         self.work, self.engine, self.shards, self.sgd, self.seed, self.piece = work, engine, shards, sgd, seed, piece
         self._round = 0
         self._done: dict[tuple[int, Part], Kept | Exception] = {}  # by which data, and which part of it

@@ -94,6 +94,7 @@ class RoundStrategy(Strategy):
     name: ClassVar[str]
     Options: ClassVar[type] = NoOptions  # a frozen dataclass: what `name:option=value` may say
     work: ClassVar[Work] = Work()  # the client half
+    fewest: int = 1  # clients with whom a round can move the model
     notice: str = ""  # what a run says of it before its first round
     feeds_back: bool = False  # what it reads of sketches is subtracted from what waits in them
     allocation: np.ndarray | None = None  # 0/1 [n, n], of strategies that hand out partitions: row i is what the cohort's i-th member holds
@@ -154,6 +155,9 @@ class RoundStrategy(Strategy):
         b"" for nothing. Its bytes are counted.
         """
         return b""
+
+    def know(self, run: str, key_of: Callable[[int], bytes]) -> None:
+        """The name of the run, and the public key, as PEM, with which a client came: for what clients sign."""
 
     def check_cohort(self, clients: int) -> None:
         """Raise ConfigError for cohorts of so many clients, if no round of theirs could move the model."""

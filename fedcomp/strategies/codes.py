@@ -67,19 +67,6 @@ def may_close(byzantine_allowed: int, absent: int, byzantine: int) -> bool:
     return 2 * byzantine_allowed + absent <= 2 * byzantine
 
 
-def tie_seed(seed: int, round: int) -> int:
-    """The seed of the coins that decide ties of a round's tally (kernels/votes.py), the same for all who take part."""
-    return seeds.key(seed, "tie", round)
-
-
-def local_tie_seed(seed: int, round: int, seat: int) -> int:
-    """Likewise for the local election of a seat that counts an even number of partitions.
-
-    All who share a seat toss the same coins, so that honest ones vote alike; seats do not, so that their coins cancel in the tally.
-    """
-    return seeds.key(seed, "local tie", round, seat)
-
-
 @dataclass(frozen=True)
 class Seats:
     """Who holds which seat in a round, and what lies in which partition of the code."""

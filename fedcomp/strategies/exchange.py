@@ -79,6 +79,7 @@ class Exchange:
         self.heard, self.on_answer, self.in_step = heard, on_answer, in_step
         self.accepted: dict[int, Accepted] = {}
         self.rejected: dict[int, Rejection] = {}
+        self.vet: Callable[[int, bytes], None] = lambda client, frame: None  # raises FrameError for one that this client cannot mean
         self.proven: set[int] = set()  # rejected for what nobody sends who is honest: bytes that are no frame
         self._asked: dict[int, tuple[Assignment, int]] = {}  # client → what it was asked, its node
         self._waiting: dict[str, int] = {}  # message id → client
@@ -157,11 +158,14 @@ class Exchange:
         opened = iter(self.open_frames([report.frame for report in updates if report.frame]))
         for report in updates:
             update = next(opened) if report.frame else None
-            if isinstance(update, FrameError):
-                self.proven.add(report.client)
-                self._reject(report.client, "reply", str(update))
-            else:
+            try:
+                if isinstance(update, FrameError):
+                    raise update
+                self.vet(report.client, report.frame)
                 self.accepted[report.client] = accepted_of(report, update)
+            except FrameError as error:
+                self.proven.add(report.client)
+                self._reject(report.client, "reply", str(error))
         for answered in range(before + 1, len(self.accepted) + len(self.rejected) + 1):
             self.on_answer(answered, len(self._asked))
 

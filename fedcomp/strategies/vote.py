@@ -57,7 +57,7 @@ class Vote(RoundStrategy):
 
     def __init__(self, rules: Rules | None = None, **told: Any):
         super().__init__(rules, **told)
-        if not isinstance(_inner(self.uplink), Sign | EFSign):
+        if not isinstance(inner(self.uplink), Sign | EFSign):
             raise ConfigError(f"strategy '{self.name}' counts signs, one bit each, which {self.uplink} does not send; leave --uplink out, "
                               "or give sign, or efsign with --memory residual")
         if self.rules.weights != "uniform":
@@ -128,5 +128,5 @@ class Vote(RoundStrategy):
             self.momentum = self._next = vector(MOMENTUM)
 
 
-def _inner(codec: Codec) -> Codec:
+def inner(codec: Codec) -> Codec:
     return codec.inner if isinstance(codec, LayerWise) else codec

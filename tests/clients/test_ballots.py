@@ -151,7 +151,7 @@ def crooked(publics: dict[int, bytes], for_second: bytes) -> bytes:
     at = HEAD.size + WRAP.size
     whole[at : at + WRAP.size] = WRAP.pack(2, ChaCha20Poly1305(wrapping).encrypt(ONCE, for_second, None))
     held, end = bytes(whole[32:64]), HEAD.size + 2 * WRAP.size
-    text = ballots._text(SLOT, held, point, bytes(whole[HEAD.size : end]), bytes(whole[end:]))
+    text = ballots.signed_text(SLOT, held, point, bytes(whole[HEAD.size : end]), bytes(whole[end:]))
     whole[64 : 64 + ballots.SIGNATURE] = ballots.sign(KEYS[0], text)
     return bytes(whole)
 
@@ -169,7 +169,7 @@ def test_bits_that_the_sender_did_not_sign_for_are_not_opened(publics, cards):
     whole = bytearray(seal(BITS, SLOT, publics, KEYS[0]))
     end = HEAD.size + 2 * WRAP.size
     whole[32:64] = hashlib.sha256(b"another ballot").digest()
-    text = ballots._text(SLOT, bytes(whole[32:64]), bytes(whole[:32]), bytes(whole[HEAD.size : end]), bytes(whole[end:]))
+    text = ballots.signed_text(SLOT, bytes(whole[32:64]), bytes(whole[:32]), bytes(whole[HEAD.size : end]), bytes(whole[end:]))
     whole[64 : 64 + ballots.SIGNATURE] = ballots.sign(KEYS[0], text)
     sealed = read(bytes(whole))
     with pytest.raises(Unopenable, match="another ballot"):
@@ -198,6 +198,6 @@ def test_a_voter_that_is_named_twice_is_noticed(publics):
     at = HEAD.size + WRAP.size
     point, held, _, _ = HEAD.unpack_from(whole)
     wraps = whole[HEAD.size : at] * 2
-    signature = ballots.sign(KEYS[0], ballots._text(SLOT, held, point, wraps, whole[at:]))
+    signature = ballots.sign(KEYS[0], ballots.signed_text(SLOT, held, point, wraps, whole[at:]))
     with pytest.raises(ProtocolError, match="twice"):
         read(HEAD.pack(point, held, signature, 2) + wraps + whole[at:])

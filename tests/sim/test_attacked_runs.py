@@ -19,7 +19,7 @@ from fedcomp.strategies import Average
 EVERY = [
     "inverted:2,scale=10", "rescaled:2", "random-sign:2", "constant:2", "gaussian:2", "label-flip:2", "alie:2,z=1.5", "ipm:2", "mimic:2",
     "low-margin:2", "code-aware:clients=2/5", "infinity:2", "infinity:2,value=inf", "infinity:2,value=largest", "malformed:2",
-    "malformed:2,how=body", "abstention:2",
+    "malformed:2,how=body", "abstention:2", "equivocation:2",
 ]
 WAYS = {
     "identity": {"uplink": "identity", "downlink": "identity"},

@@ -304,7 +304,8 @@ def test_code_aware_needs_a_matrix():
     ("rescaled:1,decades=99", "0 to 30"),
     ("low-margin:1,margin=0", "at least 1"),
     ("infinity:1,value=none", "known: inf"),
-    ("equivocation:1", "unknown attack"),
+    ("equivocation:1,share=0", "at most 1"),
+    ("perjury:1", "unknown attack"),
 ])
 def test_a_mistake_is_one_sentence(text, says):
     with pytest.raises(UserError) as error:

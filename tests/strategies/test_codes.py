@@ -7,7 +7,7 @@ import pytest
 
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.strategies import allocation_matrix, majority
-from fedcomp.strategies.codes import deal, default_redundancy, local_tie_seed, may_close, tie_seed
+from fedcomp.strategies.codes import deal, default_redundancy, may_close
 
 ODD = (1, 3, 5, 7, 9, 11, 13, 15)
 CLAIMS = [(n, b) for n in ODD for b in range((n + 1) // 2)]
@@ -108,12 +108,6 @@ def test_lines_that_stay_empty_get_one_entry_each():
 def test_what_is_no_code_is_refused_with_what_would_be_one(given, names):
     with pytest.raises((ConfigError, SpecError), match=names):
         allocation_matrix(*given)
-
-
-def test_coins_of_seats_are_their_own_those_of_the_tally_are_shared():
-    assert tie_seed(1, 2) == tie_seed(1, 2)
-    of_seats = {local_tie_seed(1, 2, seat) for seat in range(5)}
-    assert len(of_seats | {local_tie_seed(1, 3, 0), tie_seed(1, 2), tie_seed(1, 3), tie_seed(2, 2)}) == 9
 
 
 # Cohorts.

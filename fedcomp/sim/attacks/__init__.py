@@ -6,6 +6,7 @@ from .alie import ALIE
 from .base import Attack, Scene, Sender
 from .blind import Constant, Gaussian, Inverted, RandomSign, Rescaled
 from .code_aware import CodeAware
+from .equivocation import Equivocation
 from .ipm import InnerProduct
 from .label_flip import LabelFlip
 from .liars import Liars
@@ -20,7 +21,7 @@ _ATTACKS: dict[str, type[Attack]] = {
     for cls in (
         Inverted, Rescaled, RandomSign, Constant, Gaussian, LabelFlip,
         ALIE, InnerProduct, Mimic, LowMargin, CodeAware,
-        Infinity, Malformed, Abstention,
+        Infinity, Malformed, Abstention, Equivocation,
     )
 }
 

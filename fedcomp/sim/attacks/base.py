@@ -4,7 +4,8 @@ A liar is a client like others up to one point: what it trains on (`data`), what
 whether it answers at all (`silent`). What it draws depends on (seed, round, client) alone, and nothing outlives a round, so that an
 attacked run is the same run, interrupted or not, in whatever pieces its cohorts are worked on.
 
-`reply` hears of every phase of a round: the place of equivocation, different ballots for different voters, once ballots are passed on.
+`updates` is asked again where a later phase makes something new, such as a vote on ballots that were passed on. `reply` hears of every
+phase of a round.
 """
 
 import re
@@ -15,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
+from ...clients.work import Work
 from ...codecs import Codec, Context
 from ...errors import SpecError
 from ...messages import Report
@@ -41,6 +43,7 @@ class Sender:
     seed: int  # that an honest client would encode with
     context: Context  # with the layout of the model
     generator: np.random.Generator
+    work: Work = Work()  # noqa: RUF009 — a frozen value: the client half, which knows what it signs with
 
     @property
     def numel(self) -> int:

@@ -31,6 +31,6 @@ class CodeAware(Inverted):
 
 def heaviest(cohort: Sequence[int], allocation: np.ndarray) -> list[int]:
     """The members of a cohort, those first whose rows hold most; of rows that hold as much, the upper ones."""
-    held = allocation.sum(1)
+    held = allocation.sum(1, dtype=np.int64)
     ranked = sorted(range(len(cohort)), key=lambda place: (-held[place % len(held)], place))
     return [cohort[place] for place in ranked]

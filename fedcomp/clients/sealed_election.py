@@ -1,0 +1,173 @@
+"""The client half of elections with sealed ballots: docs/ballots.md is the protocol, ballots.py the cryptography.
+
+    cards     trains; a card for each sender of its row, and its ballot's bits, are kept for the round
+    ballots   seals the bits for the voters of its column
+    tally     opens the ballots of its row, votes for the majority of those that are whole, complains of the others
+    recount   leaves out those who are proven to have sent a ballot that does not open, and votes again
+
+What was opened is kept until the next round begins.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ec
+from torch import Tensor
+
+from .. import kernels
+from ..codecs import Codec, Context
+from ..codecs.base import nonfinite_rows
+from ..errors import FrameError, ProtocolError, UserError
+from ..memories import Memory
+from ..messages import Assignment
+from .ballots import CARD, KEY, Card, Sealed, Slot, Unopenable, card_key, seal
+from .election import BALLOTS, TALLY, Row, announced_row, elected, of_partitions
+from .keyring import DerivedKeys, PinnedKeys, Ring, verifier
+from .state import StateFolder
+from .work import Work
+
+CARDS, RECOUNT = "cards", "recount"  # phases
+ATTEMPT, KEY_OF, PROOF_OF = "attempt", "key/", "proof/"  # what is announced: the attempt; by client its key, what convicts it
+ROW, BITS, CARD_FOR, BALLOT_OF, COMPLAINTS = "row", "bits", "card/", "ballot/", "complaints"  # what is held for the round
+FEWEST = 3  # ballots that a client votes on: a vote on fewer tells what they are
+COUNT = struct.Struct("<H")  # of complaints, before the vote
+COMPLAINT = struct.Struct(f"<q{KEY}s")  # sender, private half of the voter's card for it
+PROOF = struct.Struct(f"<q{CARD}s{KEY}s")  # voter, its card, the card's private half; the ballot follows
+
+
+@dataclass(frozen=True)
+class SealedElection(Work):
+    """Votes on ballots that the server cannot read."""
+
+    phases: tuple[str, ...] = (CARDS, BALLOTS, TALLY, RECOUNT)
+    ring: Ring = DerivedKeys(0)  # noqa: RUF009 — shared by virtual clients; a real one gets its own
+
+    def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
+        return super().seed(codec, run_seed, assignment) if assignment.phase == CARDS else run_seed
+
+    def hear(self, memory: Memory, held: dict[str, Any], seed: int, context: Context) -> Tensor | None:
+        if context.phase == BALLOTS:
+            return None
+        if context.phase == TALLY:
+            self._open(memory, held, context)
+        else:
+            self._leave_out(held, context)
+        row = Row.unpack(_held(held, ROW, context))
+        whole = {sender: held[name] for sender in row.senders if (name := f"{BALLOT_OF}{sender}") in held}
+        if len(whole) < FEWEST:
+            raise ProtocolError(f"{len(whole)} ballots are whole, and a vote on fewer than {FEWEST} would tell what they are")
+        return elected(row, of_partitions(row, whole, memory.numel, seed, context.round), memory.numel, seed, context.round)
+
+    def answer(self, memory: Memory, x: Tensor | None, held: dict[str, Any], seed: int, context: Context) -> bytes:
+        if context.phase == CARDS:
+            return self._cards(memory, x[0], held, seed, context)
+        if context.phase == BALLOTS:
+            return self._ballot(held, context)
+        if memory.pending is not None:  # of the tally, before a recount
+            memory.rollback()
+        return held.pop(COMPLAINTS, COUNT.pack(0)) + (memory.propose(x[0], seed=seed, context=context) or b"")
+
+    def slot(self, context: Context, sender: int) -> Slot:
+        return slot_of(self.ring.run, context.announced, context.round, sender)
+
+    def _cards(self, memory: Memory, x: Tensor, held: dict[str, Any], seed: int, context: Context) -> bytes:
+        (error,) = nonfinite_rows(x[None], memory.layout, "the update")
+        if error is not None:
+            raise error
+        row = announced_row(context.announced)
+        signer = self.ring.signer(row.client)
+        for name, point in context.announced.items():
+            if name.startswith(KEY_OF):
+                held[name] = self.ring.key(int(name.removeprefix(KEY_OF)), point)
+        cards = {sender: Card.make(self.slot(context, sender), row.client, signer) for sender in row.senders}
+        held[ROW], held[BITS] = row.pack(), kernels.bits.signs(x, seed)
+        held |= {f"{CARD_FOR}{sender}": card.private for sender, card in cards.items()}
+        return b"".join(card.data for card in cards.values())
+
+    def _ballot(self, held: dict[str, Any], context: Context) -> bytes:
+        row = Row.unpack(_held(held, ROW, context))
+        slot, publics = self.slot(context, row.client), {}
+        for name, card in context.announced.items():
+            if name.isdecimal():
+                publics[int(name)] = card_key(card, slot, int(name), self._verifier(held, int(name), context))
+        return seal(_held(held, BITS, context), slot, publics, self.ring.signer(row.client))
+
+    def _open(self, memory: Memory, held: dict[str, Any], context: Context) -> None:
+        row, complaints = Row.unpack(_held(held, ROW, context)), []
+        for sender in row.senders:
+            if (name := str(sender)) not in context.announced:
+                continue
+            private = _held(held, f"{CARD_FOR}{sender}", context)
+            sealed = Sealed.read(context.announced[name], self.slot(context, sender), self._verifier(held, sender, context))
+            try:
+                held[f"{BALLOT_OF}{sender}"] = trimmed(sealed.open(row.client, private), memory.numel)
+            except Unopenable:
+                complaints.append(COMPLAINT.pack(sender, private))
+        held[COMPLAINTS] = COUNT.pack(len(complaints)) + b"".join(complaints)
+
+    def _leave_out(self, held: dict[str, Any], context: Context) -> None:
+        for name, proof in context.announced.items():
+            if not name.startswith(PROOF_OF):
+                continue
+            sender = int(name.removeprefix(PROOF_OF))
+            if len(proof) < PROOF.size:
+                raise ProtocolError(f"what is to convict client {sender} is cut off")
+            voter, card, private = PROOF.unpack_from(proof)
+            slot = self.slot(context, sender)
+            key = self.ring.key(voter, context.announced.get(f"{KEY_OF}{voter}", b""))
+            public = card_key(card, slot, voter, verifier(key))
+            if not Sealed.read(proof[PROOF.size :], slot, self._verifier(held, sender, context)).proven_bad(voter, public, private):
+                raise ProtocolError(f"the server wants client {sender} left out, and what it shows proves nothing against it")
+            held.pop(f"{BALLOT_OF}{sender}", None)
+
+    def _verifier(self, held: dict[str, Any], client: int, context: Context) -> Any:
+        return verifier(_held(held, f"{KEY_OF}{client}", context))
+
+
+def with_keys(
+    work: Work, run: str, who: int, key: ec.EllipticCurvePrivateKey | None, roster: Mapping[int, bytes] | None, folder: StateFolder | None
+) -> Work:
+    """A client half with this client's keys, if it signs. Raises UserError for a client that holds no key."""
+    if not isinstance(work, SealedElection):
+        return work
+    if key is None:
+        raise UserError("sealed ballots are signed with the key with which a client comes to the server, and under --stock Flower's "
+                        "SuperNode alone has it; leave --stock out")
+    return replace(work, ring=PinnedKeys(run, who, key, roster, folder))
+
+
+def slot_of(run: str, announced: Mapping[str, bytes], round: int, sender: int) -> Slot:
+    if ATTEMPT not in announced:
+        raise ProtocolError("this client was not told which attempt of the round it is; both sides need the same version of fedcomp")
+    return Slot(run, announced[ATTEMPT].decode("ascii", "replace"), round, sender)
+
+
+def with_complaints(frame: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
+    """The complaints of a vote, (sender, private half of the voter's card), and the vote's frame. Raises FrameError."""
+    if len(frame) < COUNT.size:
+        raise FrameError("a vote is cut off")
+    (count,) = COUNT.unpack_from(frame)
+    end = COUNT.size + count * COMPLAINT.size
+    if len(frame) < end:
+        raise FrameError("the complaints beside a vote are cut off")
+    return list(COMPLAINT.iter_unpack(frame[COUNT.size : end])), frame[end:]
+
+
+def trimmed(packed: bytes, numel: int) -> bytes:
+    """Bits of a ballot of the right size, with zeros past the last coordinate, whatever its sender put there. Raises Unopenable."""
+    if len(packed) != (numel + 7) // 8:
+        raise Unopenable(f"a ballot of {len(packed)} bytes is not one of {numel} coordinates")
+    if numel % 8 == 0:
+        return packed
+    bits = np.frombuffer(packed, np.uint8).copy()
+    bits[-1] &= 256 - (1 << -numel % 8)
+    return bits.tobytes()
+
+
+def _held(held: Mapping[str, Any], name: str, context: Context) -> bytes:
+    if name not in held:
+        raise ProtocolError(f"this client holds nothing for a phase '{context.phase}' of this round; ask it again in the next round")
+    return held[name]

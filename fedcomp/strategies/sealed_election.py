@@ -1,0 +1,100 @@
+"""The server's part in rounds of sealed ballots: it passes on what it cannot read, checks every signature, and judges complaints.
+
+docs/ballots.md is the protocol; clients/sealed_election.py the other half.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ..clients.ballots import CARD, Sealed, Slot, card_key, refuse_low_order
+from ..clients.election import BALLOTS, TALLY, Row
+from ..clients.election import ROW as TOLD_ROW
+from ..clients.keyring import Ring, verifier
+from ..clients.sealed_election import ATTEMPT, CARDS, KEY_OF, PROOF, PROOF_OF, with_complaints
+from ..codecs.update import Dense
+from ..errors import FrameError, ProtocolError
+from .exchange import Accepted
+
+LETTER = Dense(np.empty(0, np.float32))  # what a frame says to a server that only passes it on
+
+
+class Sealing:
+    """The cards and ballots of a round. The attempt is another one whenever a server starts, so that a round repeated shares no key."""
+
+    def __init__(self, ring: Ring):
+        self.ring, self.attempt = ring, secrets.token_hex(16)
+        self.begin(0, {}, 0)
+
+    def begin(self, round: int, rows: Mapping[int, Row], numel: int) -> None:
+        self.round, self.rows, self.numel = round, rows, numel
+        self.cards: dict[tuple[int, int], bytes] = {}  # by voter and sender
+        self.ballots: dict[int, tuple[Sealed, bytes]] = {}  # by sender
+        self.proofs: dict[int, bytes] = {}  # by the sender that they convict
+
+    def announce(self, phase: str, client: int, before: Mapping[str, Sequence[Accepted]]) -> dict[str, bytes]:
+        told, row = {ATTEMPT: self.attempt.encode()}, self.rows[client]
+        if phase == CARDS:
+            voters = {voter for voter, other in self.rows.items() if client in other.senders}
+            concerned = {client, *voters} | (set(row.senders) & self.rows.keys())
+            return told | {TOLD_ROW: row.pack()} | {f"{KEY_OF}{who}": self.ring.key(who) for who in sorted(concerned)}
+        there = {a.client for a in before[CARDS]}
+        if phase == BALLOTS:
+            return told | {str(v): card for (v, s), card in sorted(self.cards.items()) if s == client and v in there}
+        if phase == TALLY:
+            sent = {a.client for a in before[BALLOTS]}
+            return told | {str(s): self.ballots[s][1] for s in row.senders if s in sent}
+        mine = {s: proof for s, proof in sorted(self.proofs.items()) if s in row.senders}
+        witnesses = {PROOF.unpack_from(proof)[0] for proof in mine.values()}
+        return told | {f"{KEY_OF}{v}": self.ring.key(v) for v in sorted(witnesses)} | {f"{PROOF_OF}{s}": p for s, p in mine.items()}
+
+    def vet(self, phase: str, client: int, frame: bytes) -> None:
+        """Look at what can be seen from outside. Raises FrameError for what nobody sends who is honest."""
+        try:
+            if phase == CARDS:
+                self._take_cards(client, frame)
+            elif phase == BALLOTS:
+                self._take_ballot(client, frame)
+        except ProtocolError as error:
+            raise FrameError(str(error)) from error
+
+    def judge(self, answers: Sequence[Accepted]) -> dict[int, str]:
+        """Who is proven to lie by the complaints beside these votes, and how: a sender, or a voter whose complaint does not hold."""
+        convicted: dict[int, str] = {}
+        for answer in answers:
+            voter, complaints = answer.client, with_complaints(answer.frame)[0]
+            if len(complaints) > len(self.rows[voter].senders):
+                convicted[voter] = f"it complained {len(complaints)} times of {len(self.rows[voter].senders)} ballots; it is left out"
+                continue
+            for sender, private in complaints:
+                card, ballot = self.cards.get((voter, sender)), self.ballots.get(sender)
+                public = card and card_key(card, self._slot(sender), voter, verifier(self.ring.key(voter)))
+                if card and ballot and ballot[0].proven_bad(voter, public, private):
+                    convicted[sender] = f"its ballot does not open for voter {voter}, as that one proved; it is left out"
+                    self.proofs.setdefault(sender, PROOF.pack(voter, card, private) + ballot[1])
+                else:
+                    convicted[voter] = f"it complained of the ballot of client {sender}, which it could open; it is left out"
+        return convicted
+
+    def _take_cards(self, voter: int, frame: bytes) -> None:
+        senders = self.rows[voter].senders
+        if len(frame) != CARD * len(senders):
+            raise FrameError(f"{len(frame)} bytes are not the cards for {len(senders)} ballots")
+        cards = {(voter, sender): frame[i * CARD : (i + 1) * CARD] for i, sender in enumerate(senders)}
+        for (_, sender), card in cards.items():
+            refuse_low_order(card_key(card, self._slot(sender), voter, verifier(self.ring.key(voter))))
+        self.cards |= cards
+
+    def _take_ballot(self, sender: int, frame: bytes) -> None:
+        sealed = Sealed.read(frame, self._slot(sender), verifier(self.ring.key(sender)))
+        if sealed.size != (self.numel + 7) // 8:
+            raise FrameError(f"a ballot of {sealed.size} bytes is not one of {self.numel} coordinates")
+        if sealed.wraps.keys() != {voter for voter, other in self.cards if other == sender}:
+            raise FrameError("the ballot is sealed for others than those whose cards were passed on")
+        self.ballots[sender] = sealed, frame
+
+    def _slot(self, sender: int) -> Slot:
+        return Slot(self.ring.run, self.attempt, self.round, sender)
+
+

@@ -1,0 +1,253 @@
+"""When a round of an election closes and with whom; who counts what; what is refused, in one sentence."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import Federation
+
+from fedcomp import UserError
+from fedcomp.clients.election import BALLOTS, ROW, TALLY, Row
+from fedcomp.errors import ConfigError
+from fedcomp.messages import TRAIN
+from fedcomp.strategies import RoundStrategy, Rules, strategy
+from fedcomp.strategies.base import Phase
+from fedcomp.strategies.closing import Progress
+from fedcomp.strategies.codes import allocation_matrix, deal
+
+RULES = Rules(participation=1.0, uplink="sign", downlink="efsign", memory="none", downlink_memory="none", seed=3, lr=0.02)
+
+
+def made(text: str, clients: int, rules: Rules = RULES) -> RoundStrategy:
+    found = strategy(text, rules)
+    found.check_cohort(clients)
+    return found
+
+
+def federation(text: str, clients: int = 5, **changes) -> Federation:
+    def election(rules: Rules, **told) -> RoundStrategy:
+        found = strategy(text, rules, **told)
+        found.check_cohort(clients)
+        return found
+
+    return Federation(replace(RULES, **changes), clients=clients, strategy=election)
+
+
+# The rule.
+
+
+@pytest.mark.parametrize(("n", "b"), [(3, 0), (3, 1), (5, 1), (5, 2)])
+def test_a_round_that_may_close_is_right_and_one_more_could_be_wrong(n, b):
+    """For every f, of whom m are proven to lie and left out, and a others who are absent, wherever they all sit and whatever they hold."""
+    signs = np.array(list(itertools.product((-1, 1), repeat=n)))
+    G = allocation_matrix("deterministic", n, b)
+    votes, truth = np.sign(signs @ G.T), np.sign(signs.sum(1))
+    for f, m, a in itertools.product(range(n + 1), repeat=3):
+        lying = max(0, f - m)
+        if lying + m + a > n:
+            continue
+        fates = set(itertools.permutations([-1] * lying + [0] * (m + a) + [1] * (n - lying - m - a)))
+        least = min(int((votes * np.array(fate) * truth[:, None]).sum(1).min()) for fate in fates)
+        assert deal(range(n), n, b, 0, 1).may_close(lying, m + a) == (2 * lying + m + a <= 2 * b) == (least > 0), (f, m, a)
+
+
+@pytest.mark.parametrize(("options", "bad", "lost", "closes"), [
+    ("byzantine=1", 0, 0, True),
+    ("byzantine=1", 1, 0, True),
+    ("byzantine=1", 0, 1, False),
+    ("byzantine=2", 2, 0, True),
+    ("byzantine=2", 1, 1, True),
+    ("byzantine=2", 1, 2, False),
+    ("byzantine=2,liars=1", 0, 2, True),
+    ("byzantine=2,liars=1", 1, 2, True),
+    ("byzantine=2,liars=1", 0, 3, False),
+    ("byzantine=2,liars=0", 0, 4, True),
+    ("byzantine=2,liars=0", 3, 1, True),
+])  # fmt: skip
+def test_absent_voters_and_frames_that_are_none_count_by_the_rule(options, bad, lost, closes):
+    f, honest = federation(f"election:{options}"), federation(f"election:{options}")
+    for client in range(bad):
+        f.faults[(client, 1)] = lambda a, r: replace(r, frame=r.frame[:-1])
+    for client in range(bad, bad + lost):
+        f.faults[(client, 1)] = lambda a, r: replace(r, kind="failed", frame=b"", stage="train", reason="no memory left")
+    said = []
+    f.strategy.warn = said.append
+    (outcome,), (whole,) = f.strategy.rounds(f.grid, [1]), honest.strategy.rounds(honest.grid, [1])
+    assert (outcome.broadcast is not None) == closes == (len(outcome.accepted) > 0)
+    assert len(outcome.accepted) + len(outcome.rejections) == 5
+    if closes:
+        assert outcome.broadcast.frame == whole.broadcast.frame
+        assert len(said) == (bad > f.strategy.liars)
+    else:
+        assert {r.stage for r in outcome.rejections if r.client >= bad + lost} == {"aggregate"} and len(said) == 1
+        assert torch.equal(f.strategy.broadcasts.weights, f.initial)
+
+
+def test_a_failed_round_is_skipped_and_the_next_one_goes_on():
+    f = federation("election:byzantine=1")
+    f.faults[(2, 2)] = lambda a, r: replace(r, kind="failed", frame=b"", stage="train", reason="no memory left")
+    outcomes = list(f.strategy.rounds(f.grid, range(1, 5)))
+    assert [outcome.broadcast is not None for outcome in outcomes] == [True, False, True, True]
+    assert "1 are absent and 0 proven to lie" in outcomes[1].rejections[0].reason
+    assert outcomes[1].suspicion.keys() == outcomes[0].suspicion.keys()
+
+
+def test_a_round_in_which_nobody_votes_is_told():
+    f = federation("election:byzantine=1")
+    for client in range(5):
+        f.faults[(client, 1)] = lambda a, r: replace(r, kind="failed", frame=b"", stage="train", reason="no memory left")
+    said = []
+    f.strategy.warn = said.append
+    first, second = f.strategy.rounds(f.grid, [1, 2])
+    assert first.broadcast is None and second.broadcast is not None and said == ["round 1 failed: none of 5 clients has voted"]
+
+
+def test_a_quorum_does_not_close_a_round_that_liars_could_have_filled():
+    one = made("election:byzantine=2,liars=1", 9, replace(RULES, quorum=0.3))
+    one.layout = None
+    one.known, one.said = set(), set()
+    assert len(one.choose(range(9), 1)) == 9
+    (phase,) = one.phases(1)
+    assert phase.closing.closed(Progress(9, 6, 6, 0.0)) is None
+    assert phase.closing.closed(Progress(9, 7, 7, 0.0)) is not None
+
+
+# Seats.
+
+
+def rows_of(one: RoundStrategy, cohort: list[int], phase: str = TRAIN) -> dict[int, Row]:
+    return {client: Row.unpack(one.announce(Phase(phase), client, {})[ROW]) for client in cohort}
+
+
+def begun(text: str, clients: int, **changes) -> RoundStrategy:
+    return federation(text, clients, **changes).strategy
+
+
+def test_each_client_is_told_the_row_of_its_seat_and_the_matrix_says_so():
+    one = begun("election:byzantine=2", 9)
+    for round in (1, 2):
+        cohort = one.choose(range(9), round)
+        rows = rows_of(one, cohort)
+        assert sorted(row.seat for row in rows.values()) == list(range(9))
+        assert all(row.client == client for client, row in rows.items())
+        owner = {part.number: part.data_sets for row in rows.values() for part in row.parts}
+        assert sorted(sets for (sets,) in owner.values()) == list(range(9))
+        for place, client in enumerate(cohort):
+            assert [part.number for part in rows[client].parts] == np.flatnonzero(one.allocation[place]).tolist()
+
+
+def test_more_clients_than_seats_share_them_and_the_partitions():
+    one = begun("election:byzantine=1,seats=5,liars=2", 13)
+    cohort = one.choose(range(13), 1)
+    rows = rows_of(one, cohort)
+    by_seat: dict[int, set] = {}
+    for row in rows.values():
+        by_seat.setdefault(row.seat, set()).add(row.parts)
+    assert len(by_seat) == 5 and all(len(parts) == 1 for parts in by_seat.values()), "who shares a seat counts the same"
+    assert sorted({client for row in rows.values() for client in row.senders}) == list(range(13))
+    assert len(one.allocation) == 13
+
+
+def test_a_code_has_as_many_seats_as_the_cohort_has_clients_up_to_15():
+    sizes = {clients: len(made("election:byzantine=1", clients).code) for clients in (3, 4, 9, 10, 15, 16, 200)}
+    assert sizes == {3: 3, 4: 3, 9: 9, 10: 9, 15: 15, 16: 15, 200: 15}
+    assert len(made("election:code=uncoded,byzantine=1", 10).code) == 10
+
+
+@pytest.mark.parametrize("form", ["data", "ballots"])
+def test_seats_without_clients_count_as_absent_ones(form):
+    one = begun(f"election:byzantine=2,liars=1,form={form}", 9)
+    assert one.fewest == 7 and one.choose(range(9), 1) == list(range(9))
+    cohort = one.choose([0, 1, 2, 4, 5, 7, 8], 2)
+    assert cohort == [0, 1, 2, 4, 5, 7, 8] and len(one.allocation) == 7
+    rows = rows_of(one, cohort, TALLY)
+    if form == "data":
+        assert {3, 6} & {client for row in rows.values() for client in row.senders}, "their data are there"
+    said = []
+    one.warn = said.append
+    assert one.choose([0, 1, 2, 4, 5, 7], 3) == one.choose([1], 4) == [] and len(said) == 1 and "left out" in said[0]
+
+
+@pytest.mark.parametrize("options", ["form=data", "form=ballots", "form=ballots,sealed=true"])
+def test_a_round_is_left_out_while_too_few_can_be_reached(options):
+    f = federation(f"election:byzantine=2,{options}")
+    said = []
+    f.strategy.warn, f.clients = said.append, 3
+    (first,) = f.strategy.rounds(f.grid, [1])
+    f.clients = 5
+    (second,) = f.strategy.rounds(f.grid, [2])
+    assert (first.cohort, first.broadcast) == ([], None) and "left out" in said[0] and len(said) == 1
+    assert second.broadcast is not None and len(second.accepted) == 5
+
+
+def test_a_round_is_filled_from_clients_beyond_the_share_that_takes_part():
+    one = begun("election:byzantine=1,seats=9", 18, participation=0.5)
+    assert len(one.choose(range(18), 1)) == 9 and len(one.choose(range(16), 1)) == 9
+
+
+def test_ballots_are_passed_to_those_who_count_them_alone():
+    f = federation("election:byzantine=0,form=ballots")
+    told: dict[tuple, set] = {}
+    handle = f.handle
+
+    def listen(assignments):
+        for a in assignments:
+            told[a.phase, a.client] = {name.decode() for name in a.announced[::2]}
+        return handle(assignments)
+
+    f.handle = listen
+    (outcome,) = f.strategy.rounds(f.grid, [1])
+    assert outcome.broadcast is not None
+    for client in range(5):
+        row = f.strategy.row(client)
+        assert told[BALLOTS, client] == set() and told[TALLY, client] == {ROW, *map(str, row.senders)}
+    assert {len(f.strategy.row(client).senders) for client in range(5)} == {1, 3, 5}
+    passed = sum(len(f.strategy.row(client).senders) for client in range(5)) * len(outcome.accepted[0].frame)
+    assert sum(outcome.traffic.downlink.values()) > passed
+    assert set(outcome.traffic.uplink.values()) == {2 * len(outcome.accepted[0].frame)}, "one ballot, one vote"
+
+
+def test_an_empty_ballot_is_a_missing_one():
+    f = federation("election:byzantine=2,form=ballots")
+    f.faults[(1, 1)] = lambda a, r: replace(r, frame=b"", ticket="") if a.phase == BALLOTS else r
+    (outcome,) = f.strategy.rounds(f.grid, [1])
+    assert len(outcome.accepted) == 5 and outcome.broadcast is not None
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(("text", "clients", "changes", "fix"), [
+    ("election", 5, {"uplink": "efsign"}, "leave --uplink and --memory out"),
+    ("election", 5, {"uplink": "stc"}, "leave --uplink out"),
+    ("election", 5, {"memory": "signum"}, "leave --uplink and --memory out"),
+    ("election", 5, {"weights": "examples"}, "leave --weights out"),
+    ("election", 5, {"keep_momentum": True}, "leave --keep-momentum out"),
+    ("election:byzantine=3", 5, {}, "needs 7 seats.* or byzantine=2"),
+    ("election:byzantine=1", 2, {}, "a larger --participation"),
+    ("election:byzantine=-1", 5, {}, "0 to 2 liars"),
+    ("election:byzantine=1,liars=2", 5, {}, "fewer 'liars'"),
+    ("election:seats=4", 5, {}, "choose 3 or 5"),
+    ("election:seats=7", 5, {}, "at least 7"),
+    ("election:redundancy=2", 5, {}, "code=bernoulli"),
+    ("election:liars=-1", 5, {}, "0 or more"),
+    ("election:momentum=1", 5, {}, "such as 0.9"),
+    ("election:form=dta", 5, {}, "did you mean 'data'"),
+])  # fmt: skip
+def test_what_does_not_suit_is_refused_with_what_would(text, clients, changes, fix):
+    with pytest.raises(UserError, match=fix):
+        made(text, clients, replace(RULES, **changes))
+
+
+def test_bounds_are_those_of_the_cohort():
+    assert made("election:byzantine=1,seats=5,liars=6", 25).liars == 6
+    with pytest.raises(ConfigError, match="bears 7 liars of 25"):
+        made("election:byzantine=1,seats=5,liars=8", 25)
+
+
+def test_what_each_form_promises_is_said():
+    assert "change nothing, up to 2" in made("election:byzantine=2", 9).notice
+    assert "a liar's own counts" in made("election:byzantine=2,form=ballots", 9).notice
+    assert "promises nothing" in made("election:code=bernoulli,byzantine=2", 9).notice

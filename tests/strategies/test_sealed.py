@@ -1,0 +1,318 @@
+"""Sealed ballots in rounds: the vote is the one of open ballots, the server reads none, and who cheats is proven to and left out."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from fedcomp import RunConfig, UserError
+from fedcomp.clients import ballots
+from fedcomp.clients.election import BALLOTS, TALLY
+from fedcomp.clients.keyring import DerivedKeys, point_of
+from fedcomp.clients.sealed_election import BITS, CARDS, COMPLAINT, COUNT, KEY_OF, PROOF, PROOF_OF, RECOUNT, SealedElection, slot_of
+from fedcomp.codecs import Context
+from fedcomp.errors import ProtocolError
+from fedcomp.messages import Report
+from fedcomp.observe import Observer
+from fedcomp.sim import attacks, simulate
+from fedcomp.sim.clients import VirtualClients
+from fedcomp.strategies import Rules, strategy
+
+TASK = Path(__file__).parents[1] / "tiny_task.py"
+OPEN = RunConfig(task=f"{TASK}:task", clients=5, participation=1.0, rounds=3, local_steps=1, batch_size=1, lr=0.02, partition="classes:1",
+                 strategy="election:byzantine=2,form=ballots")
+SEALED = replace(OPEN, strategy="election:byzantine=2,form=ballots,sealed=true")
+
+
+@dataclass
+class Heard:
+    """What a server received, and the ballots that its clients had."""
+
+    reports: list[Report]
+    ballots: dict[tuple[int, int], bytes]  # by round and client
+    summary: object = None
+    model: bytes = b""
+
+    def of(self, phase: str) -> list[Report]:
+        return [report for report in self.reports if report.phase == phase]
+
+
+def run(monkeypatch, tmp_path, config: RunConfig, name: str = "run", observer: Observer | None = None) -> Heard:
+    heard, handle = Heard([], {}), VirtualClients.handle
+
+    def listened(self, assignments):
+        reports = handle(self, assignments)
+        heard.reports += reports
+        heard.ballots |= {(h.round, client): h.kept[BITS] for client, h in self.held.items() if BITS in h.kept}
+        return reports
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VirtualClients, "handle", listened)
+        heard.summary = simulate(replace(config, out=str(tmp_path / name)), observer)
+    heard.model = Path(tmp_path, name, "model.safetensors").read_bytes()
+    return heard
+
+
+def complement(packed: bytes) -> bytes:
+    return bytes(255 - byte for byte in packed)
+
+
+def test_the_model_is_that_of_open_ballots(monkeypatch, tmp_path):
+    for attack in (None, "inverted:2", "random-sign:1"):
+        models = {run(monkeypatch, tmp_path, replace(config, attack=attack), f"{config.strategy} {attack}").model
+                  for config in (OPEN, SEALED)}
+        assert len(models) == 1
+
+
+def test_the_server_never_holds_a_ballot(monkeypatch, tmp_path):
+    """Neither whole nor but for its last byte, nor its complement, in any byte that it received; of open ballots it holds all."""
+    wide = f"{TASK}:wide"
+    sealed = run(monkeypatch, tmp_path, replace(SEALED, task=wide, rounds=2))
+    received = b"\x00".join(report.pack() for report in sealed.reports)
+    assert len(sealed.ballots) == 2 * 5 and len(set(sealed.ballots.values())) == 10 and len(received) > 2 * 5 * 1251
+    for packed in sealed.ballots.values():
+        for piece in (packed[:-1], complement(packed[:-1]), packed[100:140], complement(packed[100:140])):
+            assert len(set(piece)) > 4 and (piece not in received or is_voted(sealed, piece))
+        assert packed[:-1] not in received and complement(packed[:-1]) not in received
+    opened = b"\x00".join(report.pack() for report in run(monkeypatch, tmp_path, replace(OPEN, task=wide, rounds=2), "open").reports)
+    assert all(packed[:-1] in opened for packed in sealed.ballots.values())
+
+
+def is_voted(heard: Heard, piece: bytes) -> bool:
+    """A piece of a ballot that all voters agree with is in their votes, and there alone."""
+    return all(piece not in report.pack() for phase in (CARDS, BALLOTS) for report in heard.of(phase))
+
+
+def test_a_ballot_costs_its_bits_once_and_a_fixed_amount_for_each_voter(monkeypatch, tmp_path):
+    heard = run(monkeypatch, tmp_path, replace(SEALED, rounds=1))
+    assert {len(report.frame) for report in heard.of(BALLOTS)} == {6 + 210 + 5 * 52}
+    assert {len(report.frame) for report in heard.of(CARDS)} == {5 * ballots.CARD}
+
+
+def test_who_equivocates_is_named_and_left_out_of_ballots_and_votes(monkeypatch, tmp_path):
+    lied = run(monkeypatch, tmp_path, replace(SEALED, attack="equivocation:clients=1,share=0.4"), "lied")
+    (rejections,) = lied.summary.rejections
+    assert (list(rejections.clients), rejections.updates) == ([1], 3) and "does not open for voter" in rejections.reason
+    assert len(lied.of(RECOUNT)) == 3 * 5
+    silent = run(monkeypatch, tmp_path, replace(SEALED, attack="malformed:clients=1"), "silent")
+    assert lied.model == silent.model, "as if it had sent nothing"
+    assert not silent.of(RECOUNT)
+
+
+def test_two_who_equivocate_are_both_borne(monkeypatch, tmp_path):
+    heard = run(monkeypatch, tmp_path, replace(SEALED, attack="equivocation:2"))
+    assert heard.summary.client_updates == 3 * 3 and {c for r in heard.summary.rejections for c in r.clients} == set(attacked(2))
+
+
+def attacked(count: int) -> list[int]:
+    return sorted(attacks.Liars(attacks.attacks(f"equivocation:{count}"), 5, 0).lies)
+
+
+@dataclass(frozen=True)
+class FalseComplaint(attacks.Attack):
+    """Says of every ballot that it does not open, and shows some key."""
+
+    times: int = 1
+    name = "false-complaint"
+
+    def reply(self, report, sender):
+        if report.phase != TALLY:
+            return report
+        complaints = b"".join(COMPLAINT.pack(client, sender.generator.bytes(32)) for client in range(5)) * self.times
+        return replace(report, frame=COUNT.pack(5 * self.times) + complaints + report.frame[COUNT.size :])
+
+
+@dataclass(frozen=True)
+class Replay(attacks.Attack):
+    """Sends in every round what it sent in the first."""
+
+    phase: str = BALLOTS
+    name = "replay"
+
+    def reply(self, report, sender):
+        return replace(report, frame=SENT.setdefault((report.client, report.phase), report.frame)) if report.phase == self.phase else report
+
+
+@dataclass(frozen=True)
+class Copycat(attacks.Attack):
+    """Sends what client 0 sent before it."""
+
+    name = "copycat"
+
+    def reply(self, report, sender):
+        return replace(report, frame=COPIED[-1]) if report.phase == BALLOTS and COPIED else report
+
+
+@dataclass(frozen=True)
+class LowOrder(attacks.Attack):
+    """Signs cards with a point that has no key in common with anybody."""
+
+    name = "low-order"
+
+    def reply(self, report, sender):
+        if report.phase != CARDS:
+            return report
+        key, frames = sender.work.ring.signer(report.client), []
+        for to in range(5):
+            slot = sender.work.slot(sender.context, to)
+            frames.append(bytes(32) + ballots.sign(key, slot.bytes("card", report.client, bytes(32))))
+        return replace(report, frame=b"".join(frames))
+
+
+SENT: dict = {}
+COPIED: list[bytes] = []
+
+
+@pytest.fixture(autouse=True)
+def own_attacks(monkeypatch):
+    SENT.clear()
+    COPIED.clear()
+    own = {cls.name: cls for cls in (FalseComplaint, Replay, Copycat, LowOrder)}
+    monkeypatch.setattr(attacks, "_ATTACKS", attacks._ATTACKS | own)
+
+
+def test_a_complaint_that_does_not_hold_names_the_voter(monkeypatch, tmp_path):
+    heard = run(monkeypatch, tmp_path, replace(SEALED, attack="false-complaint:clients=3"))
+    (rejections,) = heard.summary.rejections
+    assert list(rejections.clients) == [3] and "which it could open" in rejections.reason and not heard.of(RECOUNT)
+    assert heard.model == run(monkeypatch, tmp_path, SEALED, "honest").model
+
+
+def test_nobody_votes_on_so_few_ballots_that_the_vote_tells_them(monkeypatch, tmp_path):
+    few = replace(SEALED, rounds=1, strategy=f"{SEALED.strategy},liars=0", attack="abstention:3")
+    heard = run(monkeypatch, tmp_path, few)
+    assert {r.kind for r in heard.of(TALLY) if "abstains" not in r.reason} == {"failed"} and heard.summary.client_updates == 0
+    assert any("2 ballots are whole" in r.reason for r in heard.summary.rejections)
+
+
+def test_where_a_round_cannot_close_any_more_no_ballot_is_asked_for(monkeypatch, tmp_path):
+    heard = run(monkeypatch, tmp_path, replace(SEALED, rounds=2, attack="abstention:1"))
+    assert len(heard.of(CARDS)) == 2 * 5 and not heard.of(BALLOTS) and not heard.of(TALLY)
+    assert "failed" in heard.summary.warnings[0] and {r.stage for r in heard.summary.rejections} == {"reply", "aggregate"}
+
+
+def test_a_flood_of_complaints_is_not_gone_through(monkeypatch, tmp_path):
+    judged, proven_bad = [], ballots.Sealed.proven_bad
+    monkeypatch.setattr(ballots.Sealed, "proven_bad", lambda *given: judged.append(1) or proven_bad(*given))
+    heard = run(monkeypatch, tmp_path, replace(SEALED, rounds=1, attack="false-complaint:clients=3,times=10000"))
+    assert not judged and [list(r.clients) for r in heard.summary.rejections] == [[3]]
+    assert "complained 50000 times of 5" in heard.summary.rejections[0].reason
+
+
+@pytest.mark.parametrize("phase", [CARDS, BALLOTS])
+def test_a_replay_of_another_round_fails(monkeypatch, tmp_path, phase):
+    heard = run(monkeypatch, tmp_path, replace(SEALED, attack=f"replay:clients=3,phase={phase}"))
+    assert [(list(r.clients), r.updates) for r in heard.summary.rejections] == [([3], 2)]
+    assert "not signed by" in heard.summary.rejections[0].reason
+
+
+def test_a_ballot_of_somebody_else_fails(monkeypatch, tmp_path):
+    handle = VirtualClients._answer_alike
+
+    def watched(self, asked, updates, traces, reports):
+        handle(self, asked, updates, traces, reports)
+        COPIED.extend(reports[a.client].frame for a in asked if a.client == 0 and a.phase == BALLOTS)
+
+    monkeypatch.setattr(VirtualClients, "_answer_alike", watched)
+    heard = run(monkeypatch, tmp_path, replace(SEALED, rounds=1, attack="copycat:clients=4"))
+    assert COPIED and [list(r.clients) for r in heard.summary.rejections] == [[4]]
+    assert "not signed by it for this round" in heard.summary.rejections[0].reason
+
+
+def test_a_card_that_would_keep_others_from_sealing_is_refused(monkeypatch, tmp_path):
+    heard = run(monkeypatch, tmp_path, replace(SEALED, rounds=1, attack="low-order:clients=2"))
+    assert [list(r.clients) for r in heard.summary.rejections] == [[2]] and "low order" in heard.summary.rejections[0].reason
+    assert heard.summary.client_updates == 4
+
+
+class Stop(Exception):
+    pass
+
+
+class StopsIn(Observer):
+    """Stops a run when some have answered in a round."""
+
+    def __init__(self, round: int, answers: int):
+        self.round, self.left = round, answers
+
+    def progress(self, round: int, answered: int, cohort: int) -> None:
+        self.left -= round == self.round
+        if not self.left:
+            raise Stop
+
+
+@pytest.mark.parametrize("answers", [3, 7, 12])  # in cards, ballots, tally
+def test_a_round_that_is_repeated_uses_no_key_twice_and_ends_the_same(monkeypatch, tmp_path, answers):
+    whole = run(monkeypatch, tmp_path, SEALED, "whole")
+    first, handle = Heard([], {}), VirtualClients.handle
+
+    def listened(self, assignments):
+        reports = handle(self, assignments)
+        first.reports += reports
+        return reports
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(VirtualClients, "handle", listened)
+        simulate(replace(SEALED, out=str(tmp_path / "stopped")), StopsIn(2, answers))
+    resumed = run(monkeypatch, tmp_path, replace(SEALED, resume=True), "stopped")
+    assert resumed.model == whole.model
+    used = [keys_of(report) for heard in (first, resumed) for report in heard.reports]
+    flat = [key for keys in used for key in keys]
+    assert len(flat) == len(set(flat)) and len(flat) > 2 * 5 * 5
+
+
+def keys_of(report: Report) -> list[bytes]:
+    """Whatever in a frame is to be used once: the keys of cards; of ballots the point, the hash, the wraps and the text."""
+    data = report.frame
+    if report.phase == CARDS:
+        return [data[at : at + ballots.KEY] for at in range(0, len(data), ballots.CARD)]
+    if report.phase != BALLOTS:
+        return []
+    point, held, _, count = ballots.HEAD.unpack_from(data)
+    end = ballots.HEAD.size + count * ballots.WRAP.size
+    return [point, held, *(wrap for _, wrap in ballots.WRAP.iter_unpack(data[ballots.HEAD.size : end])), data[end:]]
+
+
+@pytest.mark.parametrize(("options", "clients", "fix"), [
+    ("byzantine=1,form=ballots,sealed=true", 5, "byzantine=2"),
+    ("code=uncoded,byzantine=1,form=ballots,sealed=true", 5, "code=deterministic,byzantine=2"),
+    ("code=bernoulli,redundancy=1,byzantine=1,form=ballots,sealed=true", 7, "a larger 'redundancy'"),
+    ("byzantine=1,sealed=true", 5, "form=ballots"),
+])  # fmt: skip
+def test_codes_whose_votes_tell_ballots_are_refused(options, clients, fix):
+    with pytest.raises(UserError, match=fix):
+        made(f"election:{options}", clients)
+
+
+def made(text: str, clients: int):
+    rules = Rules(participation=1.0, uplink="sign", downlink="efsign", memory="none", downlink_memory="none", seed=3, lr=0.02)
+    found = strategy(text, rules)
+    found.check_cohort(clients)
+    return found
+
+
+def test_bernoulli_codes_are_drawn_until_no_vote_tells_a_ballot():
+    for n in (7, 9, 15):
+        code = made("election:code=bernoulli,redundancy=5,byzantine=1,form=ballots,sealed=true", n).code
+        assert code.sum(1).min() >= 3 and code.any(0).all()
+
+
+def test_a_server_that_wants_somebody_left_out_has_to_prove_it():
+    """A client believes the proof, not the server."""
+    ring, announced = DerivedKeys(1), {"attempt": b"a"}
+    slot = slot_of(ring.run, announced, 4, 0)
+    cards = {voter: ballots.Card.make(slot, voter, ring.signer(voter)) for voter in (1, 2)}
+    publics = {voter: card.data[: ballots.KEY] for voter, card in cards.items()}
+    sealed = ballots.seal(bytes(6), slot, publics, ring.signer(0))
+    proof = PROOF.pack(1, cards[1].data, cards[1].private) + sealed
+    context = Context(round=4, phase=RECOUNT, announced=announced | {f"{PROOF_OF}0": proof})
+    held = {f"{KEY_OF}0": ring.key(0), "ballot/0": bytes(6)}
+    with pytest.raises(ProtocolError, match="proves nothing"):
+        SealedElection(ring=ring)._leave_out(held, context)
+    assert "ballot/0" in held
+
+
+def test_keys_of_virtual_clients_are_their_own():
+    ring = DerivedKeys(7)
+    assert len({ring.key(client) for client in range(50)}) == 50 and ring.key(3) == point_of(ring.signer(3).public_key())
+    assert ring.key(0) != DerivedKeys(8).key(0)
