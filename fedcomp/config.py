@@ -69,8 +69,8 @@ class RunConfig:
                          unit="relays", low=0, high=1_000_000)
     server_lr: float = option(1.0, "step of the server along the averaged update", above=0.0)
     cache: float = option(1.0, "size of the broadcast cache as a multiple of the dense model", unit="dense models", low=0.0, high=1e6)
-    attack: str | None = option(None,
-                                "virtual Byzantine clients, name:count with options, several joined by +: inverted:2+alie:clients=3/7,z=1.5")
+    attack: str | None = option(None, "virtual Byzantine clients, name:count with options, several joined by +, such as "
+                                      "inverted:2+alie:clients=3/7,z=1.5")
     engine: str = option("auto", "local SGD: one client after the other, or batched over clients",
                          choices=("auto", "serial", "batched"))
     cohort_batch: int = option(0, "clients trained at once by the batched engine; 0 = by rule", unit="clients", low=0,
