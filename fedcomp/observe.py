@@ -33,7 +33,7 @@ class Header:
 @dataclass(frozen=True)
 class Rejection:
     client: int
-    stage: str  # "phase", "download", "train", "encode", "relay", "send", "reply", "deadline", "aggregate"
+    stage: str  # "phase", "download", "train", "encode", "relay", "send", "reply", "quorum", "deadline", "aggregate"
     reason: str
 
 

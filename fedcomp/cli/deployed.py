@@ -1,5 +1,6 @@
 """`fedcomp server start` and `fedcomp client`: what the flags mean, and what the screen says."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -77,6 +78,8 @@ def take_part(
     say: Callable[[str], None] = say, count: int | None = None, stock: bool = False, roster: Path | None = None,
 ) -> None:
     """Run a client, or `count` of them. Raises UserError."""
+    if patience is not None and not math.isfinite(patience):
+        raise ConfigError(f"--patience is {patience:g}; give seconds, or leave it out to try for ever")
     who = identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
     if stock and len(who) > 1:
         raise ConfigError("--stock is one client, with processes of its own; leave --count out, or --stock")

@@ -60,7 +60,7 @@ def init(
             print(f"fedcomp: interrupted; {f'{folder} is whole' if folder.exists() else 'no keys were made'}", file=sys.stderr)
             raise typer.Exit(128 + (signals.heard or signal.SIGINT)) from None
     print(f"{folder} is written: a CA, a certificate for {', '.join(hosts)}, and {clients} enrolment file{'s' * (clients > 1)}.\n")
-    print(f"    {shlex.join(['fedcomp', 'server', 'start', '--keys', str(folder)])}")
+    print(f"    {shlex.join(['fedcomp', 'server', 'start', '--keys', str(folder), *(['--port', str(port)] if port != 8080 else [])])}")
     print(f"    {shlex.join(['fedcomp', 'client', '--enrolment', '0.toml'])}    # each client its own file of {folder / keys.CLIENTS}\n")
     print(f"Whoever has a client's file can be that client: copy it by a safe way. {folder / keys.CA_KEY} is needed by "
           "fedcomp keys renew server alone; keep it away from the server.")

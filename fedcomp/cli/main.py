@@ -258,8 +258,8 @@ def client(
     enrolment: Annotated[Path | None, typer.Option(metavar="FILE", help="This client's enrolment, clients/ID.toml of the keys; a folder of "
                                                    "them for many clients in one process.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys, for a trial.")] = False,
-    partition_id: Annotated[int | None, typer.Option(metavar="K", help="Take part K of the task's data, 0 the first; all of it when not "
-                                                     "given. With --insecure it is also who this client is.")] = None,
+    partition_id: Annotated[int | None, typer.Option(metavar="K", min=0, help="Take part K of the task's data, 0 the first; all of it when "
+                                                     "not given. With --insecure it is also who this client is.")] = None,
     partitions: Annotated[int | None, typer.Option(metavar="N", min=1, help="Parts of the data; the run's clients when not given.")] = None,
     client_id: Annotated[int | None, typer.Option(metavar="K", min=0, help="Who this client is, with --insecure.")] = None,
     state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="What this client keeps; fedcomp-client-ID when not given, "

@@ -125,9 +125,14 @@ def facts(header: Header) -> list[tuple[str, str]]:
 
 
 def rejections(record: RoundRecord) -> list[str]:
-    """A line for each stage and reason, naming at most eight of its clients; of more than eight reasons the most frequent."""
+    """A line for each stage and reason, naming at most eight of its clients; of more than eight reasons the most frequent.
+
+    Of those that a round did not wait for, its number of accepted tells.
+    """
     clients: dict[tuple[str, str], list[int]] = {}
     for r in record.rejections:
+        if r.stage == "quorum":
+            continue
         clients.setdefault((r.stage, r.reason), []).append(r.client)
     told = sorted(clients.items(), key=lambda found: -len(found[1]))[: NAMED if len(clients) > NAMED + 1 else None]
     lines = [one_line(f"round {record.round}: {_named(who)} rejected at {stage}: {reason}") for (stage, reason), who in told]

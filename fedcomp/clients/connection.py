@@ -134,8 +134,8 @@ class _Visit:
                 connection.close()
                 last = error if not isinstance(last, ConnectionRefusedError) else last
         if isinstance(last, ConnectionRefusedError):
-            raise UnreachableError(f"nothing listens on {self.where}; start the server there with fedcomp server start --port {self.port}, "
-                                   "or correct --server", "closed") from last
+            raise UnreachableError(f"nothing listens on {self.where}; start the server there with fedcomp server start --port {self.port}"
+                                   f"{' --insecure' * (self.ca is None)}, or correct --server", "closed") from last
         if isinstance(last, TimeoutError):
             raise self._silent("no connection is made") from last
         raise UnreachableError(f"{self.where} cannot be reached ({last.strerror or last}); check this machine's network, or correct "

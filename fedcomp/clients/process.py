@@ -379,5 +379,8 @@ def own_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey:
 
 
 def _kept_node(folder: StateFolder | None) -> int:
-    kept = folder.load(NODE_FILE) if folder else {}
-    return int(kept.get(NODE_FILE, b"0"))
+    """The node id that the client had, 0 when it is not known, which costs a minute's wait at most."""
+    try:
+        return int(folder.load(NODE_FILE)[NODE_FILE]) if folder else 0
+    except (CheckpointError, KeyError, ValueError):
+        return 0

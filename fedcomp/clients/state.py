@@ -94,7 +94,7 @@ class StateFolder:
                 start += length
             return kept
         except (struct.error, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} is damaged ({error}); remove it, and the client takes part like one that is new") from error
+            raise CheckpointError(f"{path} is damaged; remove it, and the client takes part like one that is new") from error
 
 
 def _raw(vector: Tensor) -> memoryview:

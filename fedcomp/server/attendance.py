@@ -3,7 +3,8 @@
 A client is *silent* from when its deadline passed without an answer until it is heard of again: it joins anew, or answers anything,
 however late. The silent are not waited for, and not drawn as long as enough others are here: a client that is dead, frozen or cut off
 costs a run one deadline, not one a round. A client that is only slower than the deadline is heard of when its late answer comes, and
-drawn again.
+drawn again. Fewer than the quorum's share of a whole cohort, or than two clients, are never a round: they wait for others, and after
+another deadline the silent are asked again.
 """
 
 import math
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..config import RunConfig
 from ..strategies.closing import least
+from ..strategies.cohort import size
 
 RETURN_S = 15.0  # that clients have to find a server that was started again, who try every five seconds
 
@@ -28,20 +30,24 @@ class Quota:
     def first(cls, config: RunConfig, resumed: bool) -> "Quota":
         """All clients: for ever at the start of a run, and when it is resumed with a deadline for that time."""
         if resumed and config.deadline:
-            return cls(config.clients, 1, max(config.deadline, RETURN_S))
+            return cls(config.clients, _fewest(config, size(config.participation, config.clients)), max(config.deadline, RETURN_S))
         return cls(config.clients, config.clients)
 
     @classmethod
     def later(cls, config: RunConfig, cohort: int) -> "Quota":
         """A cohort: with a deadline for that time, else as many as may close a round."""
         if config.deadline:
-            return cls(cohort, 1, config.deadline)
+            return cls(cohort, _fewest(config, cohort), config.deadline)
         return cls(enough := least(config.quorum, cohort), enough)
-
 
     def at_least(self, clients: int) -> "Quota":
         """The same for a strategy that has no use for fewer."""
         return replace(self, wanted=max(self.wanted, clients), least=max(self.least, clients))
+
+
+def _fewest(config: RunConfig, cohort: int) -> int:
+    """Without how many there is no round, though the deadline has passed: `quorum` says it where it is given."""
+    return min(cohort, max(2, least(config.quorum, cohort) if config.quorum < 1 else 0))
 
 
 class Attendance:

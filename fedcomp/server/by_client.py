@@ -41,13 +41,14 @@ class ByClient:
         """One for each client that was asked in the round, or whose answer was taken in it."""
         cost, rejected = outcome.traffic, {rejection.client: rejection for rejection in outcome.rejections}
         carried, records = self.traffic(), []
+        silent = rejected.keys() - cost.seconds.keys()  # to whom the port may have sent nothing: then no frame has left for them
         for client in sorted({*outcome.cohort, *cost.downlink}):
             wire = carried.get(client, Traffic()).minus(self._settled.get(client, Traffic()))
             self._settled[client] = carried.get(client, Traffic())
             records.append(ClientRecord(
                 client=client,
                 uplink_bytes=cost.uplink.get(client, 0),
-                downlink_bytes=cost.downlink.get(client, 0),
+                downlink_bytes=0 if client in silent and wire.sent_bytes < cost.downlink.get(client, 0) else cost.downlink.get(client, 0),
                 wire_bytes_in=wire.received_bytes,
                 wire_bytes_out=wire.sent_bytes,
                 latency_s=cost.seconds.get(client),

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from ..clients.flower import AWAY, Place, Run, Task, from_records, readdress, to_records
 from ..clients.joining import Farewell, Invitation, Presence
+from ..clients.many import named
 from ..clients.process import JOIN, LEAVE
 from ..errors import ProtocolError
 from ..messages import Values
@@ -25,6 +26,7 @@ PAUSE_S = 0.05  # while waiting for clients
 GRACE_S = 5.0  # for a client that left without an answer: one that comes back leaves for a moment
 FAREWELL_S = 10.0  # that clients have to hear that the run is over: those that are there answer at once, a SuperNode in 7 s
 EXPELLED = Error(AWAY, "its key is not let in any more")
+GONE = Error(AWAY, "it was cut off or has ended, and is not back")
 LATE = 1000  # questions given up whose answers are still taken away
 
 
@@ -71,6 +73,7 @@ class Gathering(Grid):
         self._late: dict[str, int] = {}  # messages given up → the clients that were asked
         self._attendance = Attendance()
         self._without_place: set[int] = set()  # clients of whom that was said
+        self._missing: list[int] = []  # clients without whom rounds go on, as it was said
         self._next_look, self._look_came = 0.0, False
 
     # For the strategy.
@@ -111,7 +114,8 @@ class Gathering(Grid):
             asked = self._asked[name]
             asked.names.discard(reply.metadata.reply_to_message_id)
             if reply.has_error() and reply.error.code == AWAY:
-                asked.error, asked.until = asked.error or readdress(reply, name), asked.until or self.clock() + GRACE_S
+                asked.error = asked.error or readdress(Message(GONE, reply_to=asked.message), name)
+                asked.until = asked.until or self.clock() + GRACE_S
             elif name not in replies:
                 replies[name] = readdress(reply, name)
         for name, asked in self._asked.items():
@@ -153,11 +157,20 @@ class Gathering(Grid):
                 self.waited_s += waited_s
                 if told is not None:
                     self.observer.waiting([*here], min(len(here), self._attendance.wanted(quota)))
+                self._tell_who_is_missing(cohort, quota)
                 return cohort
             if [*here] != told:
                 told = [*here]
                 self.observer.waiting(told, self._attendance.wanted(quota))
             time.sleep(PAUSE_S)
+
+    def _tell_who_is_missing(self, cohort: dict[int, int], quota: Quota) -> None:
+        """Once, whenever others are missing where a round is drawn from fewer clients than it asks for."""
+        missing = sorted(self.joined.keys() - cohort.keys()) if len(cohort) < quota.wanted else []
+        if missing and missing != self._missing:
+            self.observer.warning(f"rounds go on with {len(cohort)} clients in place of {quota.wanted}, without {named(missing)}: away, or "
+                                  "silent since the deadline; who is heard of takes part again")
+        self._missing = missing
 
     def miss(self, clients: Iterable[int]) -> None:
         """These clients had their time and did not answer: attendance.py says what follows."""
@@ -248,7 +261,7 @@ class Gathering(Grid):
     def _welcome(self, client: int, place: Place, presence: Presence) -> None:
         before = self.joined.get(client)
         if before is not None and before.node != place.node and before.node in self._here:
-            self.observer.warning(f"client {client} came a second time, from another state folder; the newer one counts")
+            self.observer.warning(f"client {client} came a second time, with a new key or from another state folder; the newer one counts")
         self.joined[client], self._client_of[place.node] = place, client
         self._attendance.hear(client)
         self.heard(presence)

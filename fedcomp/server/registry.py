@@ -122,7 +122,10 @@ class Registry:
         if (stamp := self._stamp()) == self._seen:
             return
         try:
-            self._all, self._broken = read_entries(self.path), ""
+            entries = read_entries(self.path)
+            if not entries and (self._all or self._broken):
+                raise KeysError(f"{self.path} holds no client any more, as if it was emptied; {REMEDY}")
+            self._all, self._broken = entries, ""
         except KeysError as error:
             self._all, self._broken = (), str(error)
         self._by_key, self._seen = _by_key(self._all), stamp

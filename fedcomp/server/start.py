@@ -13,7 +13,8 @@ from pathlib import Path
 from ..clients import devices
 from ..clients.flower import Task as FlowerTask
 from ..clients.joining import Invitation, Presence, told, told_work
-from ..config import RunConfig, data_folder
+from ..clients.many import named
+from ..config import RunConfig, data_folder, keys_command
 from ..errors import ConfigError, DataError, RunFolderError
 from ..memories import memory
 from ..observe import Header, Observer, RoundRecord, Summary
@@ -30,6 +31,7 @@ from .guard import Guard
 from .heads import Refused
 from .keys import REGISTRY, serving_files
 from .limits import Limits
+from .ports import listen
 from .recovery import Elsewhere, Recovery
 from .registry import News, Registry
 from .results import declare_bandwidths, evaluated, on, record_of, strategy_of, summary_of
@@ -71,6 +73,7 @@ class Deployment:
         self.config = config = resolved(config)
         self.door, self.observer = door, observer
         _refuse_what_is_simulated(config)
+        _refuse_ports_in_use(config, door)
         self.strategy = strategy_of(config, roster=lambda grid: grid.gather(self._quota), on_answer=self._on_answer)
         self.strategy.warn = self._warn
         self._said: list[str] = []  # warnings of the strategy since the last round
@@ -122,6 +125,7 @@ class Deployment:
             if not self.door.keys:
                 self.observer.warning(GIVEN_UP.format(where=self.door.address))
             self.observer.started(self._header(done + 1))
+            self._tell_of_places_without_keys()
             grid = self.grid = Gathering(
                 task, self._invitation(), self.config.clients, self.observer, self._checks(link), self._id_of, self._hear
             )
@@ -202,6 +206,15 @@ class Deployment:
 
     # Clients.
 
+    def _tell_of_places_without_keys(self) -> None:
+        """Of clients that will be waited for, though nobody can come as them."""
+        wanted = range(self.config.clients)
+        absent = [client for client in wanted if client not in self.registry.enrolled()] if self.registry else []
+        if absent:
+            new = keys_command(self.door.keys, "add", "--count", len(absent))
+            self.observer.warning(f"the run waits for {self.config.clients} clients, and no key is let in for {named(absent)}: enrol them "
+                                  f"with {new}, renew those that were revoked, or start with fewer --clients")
+
     def _admits(self, key: bytes) -> bool:
         """Whether a key is let in. While the registry is malformed nobody knows, and a client is told to come again, not to go."""
         if self.registry.problem:
@@ -238,7 +251,10 @@ class Deployment:
         before, self._wire = self._wire, self._traffic()
         wire = {"wire_bytes_in": self._wire[0] - before[0], "wire_bytes_out": self._wire[1] - before[1]}
         said, self._said = self._said, []
-        return dataclasses.replace(record, by_client=self.by_client.records(outcome), warnings=tuple(said), **wire)
+        clients = self.by_client.records(outcome)
+        down = sum(client.downlink_bytes for client in clients)  # what waits at the SuperLink for a client that is away was not sent
+        older = min(record.catch_up_bytes, down)
+        return dataclasses.replace(record, by_client=clients, downlink_bytes=down, catch_up_bytes=older, warnings=tuple(said), **wire)
 
     def _traffic(self) -> tuple[int, int]:
         """Bytes that came in and went out at the port."""
@@ -253,6 +269,13 @@ class Deployment:
             self.observer.warning("no client's update was accepted in any round: metrics.jsonl has the reasons")
         self.observer.finished(summary, str(self.folder.path))
         return summary
+
+
+def _refuse_ports_in_use(config: RunConfig, door: Door) -> None:
+    """Before anything is written."""
+    if door.port and config.metrics_port == door.port:
+        raise ConfigError(f"--metrics-port and --port are both {door.port}; give --metrics-port another one, or 0 for any that is free")
+    listen(door.address, door.port).close()
 
 
 def _refuse_what_is_simulated(config: RunConfig) -> None:

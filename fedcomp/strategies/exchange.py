@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from ..clients.flower import from_records, to_records
+from ..clients.flower import AWAY, from_records, to_records
 from ..codecs import Update
 from ..errors import FedcompError, FrameError, ProtocolError
 from ..messages import DENSE, FAILED, NEED_DENSE, Assignment, Report, ticket
@@ -172,7 +172,7 @@ class Exchange:
     def _report_of(self, client: int, reply: Message) -> Report | None:
         """The report in a reply if it brings an update; None when the client was rejected or has been sent the dense model."""
         if reply.has_error():
-            return self._reject(client, "reply", f"Flower error {reply.error.code}: {reply.error.reason}")
+            return self._reject(client, "reply", _why(reply))
         try:
             return self._checked(client, from_records(reply.content, Report))
         except FedcompError as error:
@@ -218,6 +218,12 @@ class Exchange:
     def _progress(self, started: float) -> Progress:
         answered = len(self.accepted) + len(self.rejected)
         return Progress(len(self._asked), answered, len(self.accepted), time.monotonic() - started)
+
+
+def _why(reply: Message) -> str:
+    """The sentence of a reply that is an error."""
+    error = reply.error
+    return error.reason if error.code == AWAY and ": " not in error.reason else f"Flower error {error.code}: {error.reason}"
 
 
 def _check_step(report: Report, assignment: Assignment) -> None:

@@ -67,7 +67,24 @@ def test_when_all_are_silent_they_are_asked_again_after_a_deadline_and_no_sooner
     assert attendance.cohort_of(here(0, 1, 2, 3), LATER, 30.0) == here(0, 1, 2, 3)
     assert attendance.cohort_of(here(), LATER, 1e9) is None
     attendance.hear(1)
-    assert attendance.cohort_of(here(0, 1, 2, 3), LATER, 0.0) == here(1)
+    assert attendance.cohort_of(here(0, 1, 2, 3), LATER, 0.0) is None  # one client is no round
+    attendance.hear(3)
+    assert attendance.cohort_of(here(0, 1, 2, 3), LATER, 0.0) == here(1, 3)
+
+
+@pytest.mark.parametrize(("quorum", "fewest"), [(1.0, 2), (0.6, 3), (0.1, 2)])
+def test_a_round_is_never_of_fewer_than_the_quorum_of_a_whole_cohort_nor_of_one(quorum, fewest):
+    later = Quota.later(RunConfig(clients=4, participation=1.0, deadline=30.0, quorum=quorum), 4)
+    attendance = Attendance()
+    assert attendance.cohort_of(here(0, 1, 2, 3), later, 0.0) == here(0, 1, 2, 3)
+    attendance.miss(range(fewest - 1, 4))
+    assert attendance.cohort_of(here(0, 1, 2, 3), later, 29.0) is None
+    assert attendance.cohort_of(here(0, 1, 2, 3), later, 30.0) == here(0, 1, 2, 3)
+    assert attendance.cohort_of(here(*range(fewest - 1)), later, 1e9) is None
+
+
+def test_a_run_of_one_client_has_rounds_of_one():
+    assert Quota.later(RunConfig(clients=1, deadline=30.0), 1).least == 1
 
 
 def test_silent_clients_are_drawn_where_there_is_no_deadline_and_others_are_too_few():

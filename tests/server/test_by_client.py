@@ -67,3 +67,13 @@ def test_the_port_counts_strangers_too(guard):
     port = figures.port()
     assert (port.received_bytes, port.sent_bytes, port.connections) == (107, 13, 0)
     assert port.refused == {404: 2} and port.by_client == {4: (100, 10)}
+
+
+def test_frames_that_never_left_for_a_silent_client_are_not_counted(guard):
+    figures = ByClient(guard)
+    for client, key in ((1, b"a"), (2, b"b"), (3, b"c")):
+        figures.know(client, key)
+    carry(guard, a=(10, 40), b=(10, 400), c=(10, 40))
+    traffic = Traffic({3: 5}, {1: 300, 2: 300, 3: 300}, {3: 0.5})
+    away = [Rejection(client, "deadline", "no reply") for client in (1, 2)]
+    assert [record.downlink_bytes for record in figures.records(outcome([1, 2, 3], traffic, *away))] == [0, 300, 300]

@@ -189,3 +189,17 @@ def test_everybody_here_is_told_of_the_end_and_who_does_not_hear_it_holds_nobody
     hall.clock = Running()
     hall.dismiss(7)
     assert len(hall.link.asked(1, LEAVE)) == len(hall.link.asked(11, LEAVE)) == 1
+
+
+def test_it_is_said_once_that_rounds_go_on_without_somebody(hall):
+    said, quota = [], Quota(2, 1, 5.0)
+    hall.observer = type("Told", (Observer,), {"warning": lambda self, sentence: said.append(sentence)})()
+    assert hall.gather(quota) == {0: 1, 1: 11} and said == []
+    hall.miss([1])
+    assert [hall.gather(quota) for _ in range(3)] == [{0: 1}] * 3
+    assert len(said) == 1 and "with 1 clients in place of 2, without client 1:" in said[0]
+    hall._attendance.hear(1)
+    assert hall.gather(quota) == {0: 1, 1: 11}
+    hall.miss([1])
+    hall.gather(quota)
+    assert len(said) == 2

@@ -88,3 +88,14 @@ def test_a_registry_that_vanishes_lets_nobody_in(folder):
     assert registry.id_of(key) is None and "cannot be read (No such file or directory)" in registry.reason(key)
     (folder / "elsewhere").rename(folder / "registry.toml")
     assert registry.id_of(key) == 0
+
+
+def test_a_registry_that_is_emptied_is_taken_to_be_damaged_and_not_to_turn_everybody_away(folder):
+    path = folder / "registry.toml"
+    registry, key, whole = read_registry(folder), Enrolment.read(folder / "clients" / "0.toml").public_key, path.read_text()
+    path.write_text("")
+    assert "holds no client any more" in registry.problem
+    path.write_text("# nothing\n")
+    assert "holds no client any more" in registry.problem
+    path.write_text(whole)
+    assert registry.problem == "" and registry.id_of(key) == 0

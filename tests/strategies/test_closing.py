@@ -57,7 +57,7 @@ def test_a_quorum_closes_a_round_and_the_others_are_named(strategy, rules):
         assert {a.client for a in outcome.accepted}.isdisjoint(r.client for r in outcome.rejections)
         assert len(outcome.accepted) + len(outcome.rejections) == len(outcome.cohort) == 6
         assert len(outcome.accepted) == (2 if len(list(federation.strategy.phases(1))) > 1 else 3)  # of 6, and of the 3 asked again
-        assert all(r.stage == "reply" and "(--quorum 0.5)" in r.reason for r in outcome.rejections)
+        assert all(r.stage == "quorum" and "(--quorum 0.5)" in r.reason for r in outcome.rejections)
         assert outcome.broadcast is not None and federation.strategy.broadcasts.version != before
 
 

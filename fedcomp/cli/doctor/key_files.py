@@ -63,6 +63,10 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
     counts["expired"] = len(registry.entries) - sum(counts.values())
     said = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"
     expired = counts["expired"] > 0
+    if not registry.entries and any((folder / keys.CLIENTS).glob("*.toml")):
+        yield Check("registry", FAILED, f"{registry.path} holds no client, and there are enrolment files: it was emptied",
+                    "bring back a copy of it; without one, make new keys in another folder")
+        return
     yield Check("registry", FAILED if expired else OK, f"clients: {said}", keys_command(folder, "renew") if expired else "")
     yield files_of(folder, registry.entries)
     if enrolment is not None:

@@ -1,0 +1,43 @@
+"""What cannot begin leaves nothing behind, and what cannot end is said at the start."""
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedcomp import RunConfig, UserError
+from fedcomp.observe import Observer
+from fedcomp.server import keys
+from fedcomp.server.start import Deployment, Door
+
+TINY = Path(__file__).parents[1] / "tiny_task.py"
+CONFIG = RunConfig(task=f"{TINY}:task", clients=3, rounds=1)
+
+
+@pytest.fixture
+def taken():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def test_a_port_in_use_is_told_before_anything_is_written(tmp_path, taken):
+    with pytest.raises(UserError, match=f"port {taken} .*choose another with --port"):
+        Deployment(replace(CONFIG, out=str(tmp_path / "run")), Door(taken), Observer())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_port_is_not_for_two_things(tmp_path):
+    with pytest.raises(UserError, match="--metrics-port and --port are both 18999"):
+        Deployment(replace(CONFIG, out=str(tmp_path / "run"), metrics_port=18999), Door(18999), Observer())
+
+
+@pytest.mark.parametrize(("enrolled", "without"), [(3, None), (2, "client 2"), (1, "clients 1, 2")])
+def test_places_that_nobody_has_a_key_for_are_named(tmp_path, enrolled, without):
+    keys.make(tmp_path / "keys", enrolled)
+    said = []
+    watch = type("Told", (Observer,), {"warning": lambda self, sentence: said.append(sentence)})()
+    Deployment(replace(CONFIG, out=str(tmp_path / "run")), Door(0, keys=tmp_path / "keys"), watch)._tell_of_places_without_keys()
+    assert len(said) == (without is not None)
+    if without:
+        assert f"no key is let in for {without}: enrol them with fedcomp keys add --count {3 - enrolled} --keys" in said[0]
