@@ -1,13 +1,20 @@
-"""A SuperLink hears processes of its own user and no others, through a real loopback port."""
+"""A SuperLink hears processes of its own user and no others, through a real loopback port; and short requests have the usual answers."""
 
+import asyncio
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from loopback import ask, head, post, status, wait_until
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
 
 from fedcomp.server import own_user
 from fedcomp.server.superlink import LOOPBACK, SuperLink
@@ -96,3 +103,62 @@ def test_no_module_beside_it_is_taken_for_one_of_the_library():
     assert Path(own_user.__file__).with_name("keys.py").exists()
     said = subprocess.run([sys.executable, "-P", own_user.__file__, "--version"], capture_output=True, text=True, timeout=60)
     assert said.returncode == 0 and "1.41" in said.stdout, said.stderr
+
+
+class Upper(BaseHTTPMiddleware):
+    """Reads the body before the others do, and marks the answer."""
+
+    async def dispatch(self, request, call_next):
+        request.state.seen = (await request.body()).upper()
+        answer = await call_next(request)
+        answer.headers["upper"] = "yes"
+        return answer
+
+
+class Errors(BaseHTTPMiddleware):
+    """Answers for what went wrong below, and for what it does not let through."""
+
+    async def dispatch(self, request, call_next):
+        if "forbidden" in request.headers:
+            return PlainTextResponse("no", 403)
+        try:
+            return await call_next(request)
+        except ValueError as error:
+            return PlainTextResponse(str(error), 418)
+
+
+async def endpoint(request):
+    if request.url.path.startswith("/broken"):
+        raise ValueError("broken below")
+    return PlainTextResponse(request.state.seen + b"|" + await request.body(), 201, headers={"own": "1"})
+
+
+async def streamed(request):
+    return StreamingResponse(iter([b"a", b"b"]), headers={"own": "2"})
+
+
+@pytest.fixture
+def layers():
+    routes = [Route(f"/{name}/push-messages", endpoint, methods=["POST"]) for name in ("whole", "broken")]
+    routes += [Route(f"/{name}/other", endpoint, methods=["POST"]) for name in ("whole", "broken")]
+    routes += [Route("/flow/pull-object", streamed, methods=["POST"]), Route("/flow/other", streamed, methods=["POST"])]
+    app = Starlette(routes=routes, middleware=[Middleware(Errors), Middleware(Upper), Middleware(Errors)])
+
+    async def answers(requests):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://superlink") as client:
+            return [await client.post(path, content=body, headers=headers) for path, body, headers in requests]
+
+    return lambda *requests: asyncio.run(answers(requests))
+
+
+@pytest.mark.parametrize(("name", "short", "other"), [("whole", "push-messages", "other"), ("broken", "push-messages", "other"),
+                                                      ("flow", "pull-object", "other"), ("whole", "missing", "gone")])
+@pytest.mark.parametrize("headers", [{}, {"forbidden": "1"}])
+@pytest.mark.parametrize("body", [b"", b"text", bytes(300_000)])
+def test_short_requests_go_through_the_same_layers_with_the_same_answers(layers, monkeypatch, name, short, other, headers, body):
+    requests = [(f"/{name}/{path}", body, headers) for path in (short, other)]
+    usual = layers(*requests)
+    monkeypatch.setattr(BaseHTTPMiddleware, "__call__", BaseHTTPMiddleware.__call__)
+    own_user.shorten_layers()
+    for one, two in zip(usual, layers(*requests), strict=True):
+        assert (one.status_code, one.content, dict(one.headers)) == (two.status_code, two.content, dict(two.headers))
