@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median_low
 from time import monotonic
 from types import TracebackType
 from typing import Self
@@ -34,6 +35,7 @@ COLUMNS = (
     Column("time", 10, 7, lambda r: duration(r.seconds)),
 )
 GAP = 2  # blanks between columns
+SUSPECT, UNLIKE = 0.2, 3.0  # share of votes lost by a wide margin, and how many times the median, from which a client is shown
 NAMED = 8  # clients in a line, and reasons of a round's rejections
 
 
@@ -143,8 +145,10 @@ def rejections(record: RoundRecord) -> list[str]:
 
 
 def suspects(record: RoundRecord) -> str:
-    """The clients whose votes lose most often by a wide margin, at most three; "" where no votes are judged."""
-    worst = sorted(((share, client) for client, share in record.suspicion.items() if share > 0), key=lambda found: (-found[0], found[1]))
+    """The clients whose votes lose much more often by a wide margin than those of most others, at most three; "" where none does."""
+    usual = median_low(record.suspicion.values()) if len(record.suspicion) > 1 else 0.0
+    found = [(share, client) for client, share in record.suspicion.items() if share > SUSPECT and share >= UNLIKE * usual]
+    worst = sorted(found, key=lambda found: (-found[0], found[1]))
     return ", ".join(f"client {client} {100 * share:.0f} %" for share, client in worst[:3])
 
 

@@ -5,7 +5,7 @@
              c  = ChaCha20-Poly1305 under K of salt ‖ bits           K fresh, used once
              h  = SHA-256(slot, salt, bits)                          what the sender is held to
              wrap of K for v: ChaCha20-Poly1305 under HKDF-SHA256(X25519(e, R), E ‖ R, (slot, v))
-             σ  over (slot, h, SHA-256 of all the rest)
+             σ  over (slot, h, SHA-256 of all the rest), wraps included, each with the R that it was made for
     slot     run, attempt, round, sender                              in every derivation and under every signature
 
 Every key encrypts one text, so the nonce is a constant. What a voter cannot open it can prove to anybody by the private half of its card,
@@ -33,7 +33,7 @@ KEY, TAG, SALT, HASH, HALF = 32, 16, 32, 32, 48  # bytes; HALF: of a P-384 signa
 SIGNATURE = 2 * HALF
 CARD = KEY + SIGNATURE
 HEAD = struct.Struct(f"<{KEY}s{HASH}s{SIGNATURE}sH")  # E, h, σ, number of wraps
-WRAP = struct.Struct(f"<I{KEY + TAG}s")  # voter, its wrap of K
+WRAP = struct.Struct(f"<I{KEY}s{KEY + TAG}s")  # voter, the R of its card, its wrap of K
 ONCE = bytes(12)  # the nonce of keys that are used once
 
 Entropy = Callable[[int], bytes]  # so many bytes that nobody can foretell
@@ -105,7 +105,7 @@ def refuse_low_order(public: bytes) -> None:
 
 
 def seal(bits: bytes, slot: Slot, voters: Mapping[int, bytes], signer: ec.EllipticCurvePrivateKey, entropy: Entropy = os.urandom) -> bytes:
-    """A ballot for voters with these public halves: len(bits) + 210 + 52 bytes for each voter.
+    """A ballot for voters with these public halves: len(bits) + 210 + 84 bytes for each voter.
 
     Raises ProtocolError for a key that is none.
     """
@@ -113,7 +113,7 @@ def seal(bits: bytes, slot: Slot, voters: Mapping[int, bytes], signer: ec.Ellipt
     point = own.public_key().public_bytes_raw()
     content = ChaCha20Poly1305(key).encrypt(ONCE, salt + bits, slot.bytes())
     wraps = b"".join(
-        WRAP.pack(voter, ChaCha20Poly1305(_wrapping(slot, voter, own, public, point, public)).encrypt(ONCE, key, None))
+        WRAP.pack(voter, public, ChaCha20Poly1305(_wrapping(slot, voter, own, public, point, public)).encrypt(ONCE, key, None))
         for voter, public in sorted(voters.items())
     )
     held = _held(slot, salt, bits)
@@ -128,7 +128,7 @@ class Sealed:
     slot: Slot
     point: bytes
     held: bytes  # h
-    wraps: Mapping[int, bytes]  # by voter
+    wraps: Mapping[int, tuple[bytes, bytes]]  # by voter: the R of the card that it was sealed for, the wrap of K
     content: bytes
 
     @classmethod
@@ -143,7 +143,7 @@ class Sealed:
             raise ProtocolError(f"the ballot of client {slot.sender} is cut off")
         if not signed(verifier, signature, signed_text(slot, held, point, wraps, content)):
             raise ProtocolError(f"the ballot of client {slot.sender} is not signed by it for this round")
-        each = dict(WRAP.iter_unpack(wraps))
+        each = {voter: (public, wrap) for voter, public, wrap in WRAP.iter_unpack(wraps)}
         if len(each) != count:
             raise ProtocolError(f"the ballot of client {slot.sender} names a voter twice")
         return cls(slot, point, held, each, content)
@@ -154,13 +154,19 @@ class Sealed:
         return len(self.content) - SALT - TAG
 
     def open(self, voter: int, private: bytes) -> bytes:
-        """The bits, by the private half of the voter's card. Raises Unopenable when they are not what the sender is held to."""
+        """The bits, by the private half of the voter's card. Raises Unopenable when they are not what the sender is held to.
+
+        ProtocolError for a ballot that is not sealed for this card, which is no fault of its sender: it knew no such card.
+        """
         own = X25519PrivateKey.from_private_bytes(private)
         public = own.public_key().public_bytes_raw()
+        sealed_for, wrap = self.wraps.get(voter, (b"", b""))
+        if sealed_for != public:
+            raise ProtocolError(f"the ballot of client {self.slot.sender} is not sealed for the card that voter {voter} made for it")
         try:
-            key = ChaCha20Poly1305(_wrapping(self.slot, voter, own, self.point, self.point, public)).decrypt(ONCE, self.wraps[voter], None)
+            key = ChaCha20Poly1305(_wrapping(self.slot, voter, own, self.point, self.point, public)).decrypt(ONCE, wrap, None)
             text = ChaCha20Poly1305(key).decrypt(ONCE, self.content, self.slot.bytes())
-        except (KeyError, InvalidTag, ProtocolError) as error:
+        except (InvalidTag, ProtocolError) as error:
             raise Unopenable(f"the ballot of client {self.slot.sender} does not open for voter {voter}") from error
         salt, bits = text[:SALT], text[SALT:]
         if not compare_digest(_held(self.slot, salt, bits), self.held):
@@ -168,8 +174,13 @@ class Sealed:
         return bits
 
     def proven_bad(self, voter: int, public: bytes, private: bytes) -> bool:
-        """Whether `private`, which a voter gives away, is the half of its card and shows that the ballot does not open."""
-        if len(private) != KEY or X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw() != public:
+        """Whether `private`, which a voter gives away, is the half of its card and shows that the ballot does not open.
+
+        The card has to be the one that the ballot names, or an honest sender could be convicted with one that it never saw.
+        """
+        if voter not in self.wraps or self.wraps[voter][0] != public or len(private) != KEY:
+            return False
+        if X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw() != public:
             return False
         try:
             self.open(voter, private)

@@ -87,7 +87,7 @@ class Client:
                 self._arrive(assignment)
                 stage = "train"
                 trained, traces = self._train(assignment)
-                held = Held(assignment.round, trained.loss)
+                held = Held(assignment.round, trained.loss, self.work.outlasting(self.held, assignment))
             stage = "encode"
             self.memory.use_density(assignment.density)
             seed = self.work.seed(self.memory.codec, self.seed, assignment)

@@ -15,7 +15,7 @@ ballot that is missing is a coin in each coordinate, the same for all voters, so
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +23,9 @@ from torch import Tensor
 
 from .. import kernels, seeds
 from ..codecs import Codec, Context
+from ..codecs.base import nonfinite_rows
 from ..codecs.update import Bits
-from ..errors import ProtocolError
+from ..errors import NonFiniteError, ProtocolError
 from ..kernels import votes
 from ..memories import Memory
 from ..messages import Assignment
@@ -115,6 +116,13 @@ def of_partitions(row: Row, received: Mapping[int, Ballot], numel: int, seed: in
     return found
 
 
+class Kept(NamedTuple):
+    """What a voter keeps of a partition."""
+
+    ballot: bytes
+    error: NonFiniteError | None  # of an update that holds NaN or infinity
+
+
 class DataElection(Work):
     """Trains on all partitions of a row, and votes once."""
 
@@ -126,11 +134,16 @@ class DataElection(Work):
     def parts(self, assignment: Assignment) -> Sequence[Part]:
         return announced_row(told(assignment)).parts
 
-    def keep(self, part: Part, update: Tensor, seed: int, round: int) -> bytes:
-        return ballot_of(update, seed, round, part.number)
+    def keep(self, part: Part, update: Tensor, seed: int, round: int) -> "Kept":
+        (error,) = nonfinite_rows(update[None], None, f"the update of partition {part.number}")
+        return Kept(ballot_of(update, seed, round, part.number), error)
 
-    def join(self, assignment: Assignment, kept: Sequence[Any], numel: int, seed: int) -> Tensor:
-        return elected(announced_row(told(assignment)), kept, numel, seed, assignment.round)
+    def join(self, assignment: Assignment, kept: Sequence["Kept"], numel: int, seed: int) -> Tensor:
+        """Raises NonFiniteError where most of several partitions are coins: training fails everywhere, not on one bad data set."""
+        errors = [k.error for k in kept if k.error is not None]
+        if len(kept) > 1 and 2 * len(errors) > len(kept):
+            raise errors[0]
+        return elected(announced_row(told(assignment)), [k.ballot for k in kept], numel, seed, assignment.round)
 
 
 class BallotElection(Work):

@@ -5,12 +5,14 @@
     tally     opens the ballots of its row, votes for the majority of those that are whole, complains of the others
     recount   leaves out those who are proven to have sent a ballot that does not open, and votes again
 
-What was opened is kept until the next round begins.
+What was opened is kept until the next round begins. Each phase of a round has one answer, whatever a server asks: votes on several sets of
+ballots would tell what they are, and a sender that signed two ballots for one slot would be a liar.
 """
 
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -24,15 +26,17 @@ from ..errors import FrameError, ProtocolError, UserError
 from ..memories import Memory
 from ..messages import Assignment
 from .ballots import CARD, KEY, Card, Sealed, Slot, Unopenable, card_key, seal
-from .election import BALLOTS, TALLY, Row, announced_row, elected, of_partitions
+from .election import BALLOTS, TALLY, Row, announced_row, elected, of_partitions, told
 from .keyring import DerivedKeys, PinnedKeys, Ring, verifier
 from .state import StateFolder
-from .work import Work
+from .work import Held, Work
 
 CARDS, RECOUNT = "cards", "recount"  # phases
 ATTEMPT, KEY_OF, PROOF_OF = "attempt", "key/", "proof/"  # what is announced: the attempt; by client its key, what convicts it
 ROW, BITS, CARD_FOR, BALLOT_OF, COMPLAINTS = "row", "bits", "card/", "ballot/", "complaints"  # what is held for the round
 FEWEST = 3  # ballots that a client votes on: a vote on fewer tells what they are
+ATTEMPTS, ANSWERED = "attempts", "answered/"  # likewise held: digests of a run's attempts, the newest last; by phase that it was asked
+MOST_ATTEMPTS, DIGEST = 1024, 16  # that a client takes part in; bytes of each digest
 COUNT = struct.Struct("<H")  # of complaints, before the vote
 COMPLAINT = struct.Struct(f"<q{KEY}s")  # sender, private half of the voter's card for it
 PROOF = struct.Struct(f"<q{CARD}s{KEY}s")  # voter, its card, the card's private half; the ballot follows
@@ -45,10 +49,28 @@ class SealedElection(Work):
     phases: tuple[str, ...] = (CARDS, BALLOTS, TALLY, RECOUNT)
     ring: Ring = DerivedKeys(0)  # noqa: RUF009 — shared by virtual clients; a real one gets its own
 
+    def opens(self, assignment: Assignment, held: Held | None) -> bool:
+        """Nor is a round opened twice under one attempt: what it has signed in its slot, a client signs nothing else for."""
+        opens = super().opens(assignment, held)
+        if opens and held is not None:
+            attempt, known = digest_of(told(assignment)), _digests(held.kept)
+            if known and known[-1] == attempt and assignment.round <= held.round:
+                raise ProtocolError(f"the server asks again for round {assignment.round} of an attempt, after round {held.round}")
+            if attempt in known[:-1]:
+                raise ProtocolError("the server comes back to an attempt that it had given up; a new one needs another name")
+            if len(known) >= MOST_ATTEMPTS and known[-1] != attempt:
+                raise ProtocolError(f"this is attempt {len(known) + 1} of the run, more than {MOST_ATTEMPTS}; give the run a new name")
+        return opens
+
+    def outlasting(self, held: Held | None, assignment: Assignment) -> dict[str, Any]:
+        known, attempt = _digests(held.kept) if held else [], digest_of(told(assignment))
+        return {ATTEMPTS: b"".join(known if known[-1:] == [attempt] else [*known, attempt])}
+
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
         return super().seed(codec, run_seed, assignment) if assignment.phase == CARDS else run_seed
 
     def hear(self, memory: Memory, held: dict[str, Any], seed: int, context: Context) -> Tensor | None:
+        self._once(held, context)
         if context.phase == BALLOTS:
             return None
         if context.phase == TALLY:
@@ -73,6 +95,17 @@ class SealedElection(Work):
     def slot(self, context: Context, sender: int) -> Slot:
         return slot_of(self.ring.run, context.announced, context.round, sender)
 
+    def _once(self, held: dict[str, Any], context: Context) -> None:
+        """Raise ProtocolError where this phase was asked for before: two votes on different ballots tell them, two ballots convict.
+
+        Who is asked the same again before another phase gives the answer that it kept (process.py).
+        """
+        if _held(held, ATTEMPTS, context)[-DIGEST:] != digest_of(context.announced):
+            raise ProtocolError(f"the server asks for phase '{context.phase}' of another attempt than the one that this client has opened")
+        if f"{ANSWERED}{context.phase}" in held:
+            raise ProtocolError(f"the server asks again for phase '{context.phase}' of round {context.round}, which has one answer")
+        held[f"{ANSWERED}{context.phase}"] = b"1"
+
     def _cards(self, memory: Memory, x: Tensor, held: dict[str, Any], seed: int, context: Context) -> bytes:
         (error,) = nonfinite_rows(x[None], memory.layout, "the update")
         if error is not None:
@@ -92,6 +125,8 @@ class SealedElection(Work):
         slot, publics = self.slot(context, row.client), {}
         for name, card in context.announced.items():
             if name.isdecimal():
+                if int(name) not in row.senders:
+                    raise ProtocolError(f"the server wants this ballot sealed for client {name}, which is not in the row that it announced")
                 publics[int(name)] = card_key(card, slot, int(name), self._verifier(held, int(name), context))
         return seal(_held(held, BITS, context), slot, publics, self.ring.signer(row.client))
 
@@ -143,6 +178,16 @@ def slot_of(run: str, announced: Mapping[str, bytes], round: int, sender: int) -
     if ATTEMPT not in announced:
         raise ProtocolError("this client was not told which attempt of the round it is; both sides need the same version of fedcomp")
     return Slot(run, announced[ATTEMPT].decode("ascii", "replace"), round, sender)
+
+
+def digest_of(announced: Mapping[str, bytes]) -> bytes:
+    """What is remembered of an attempt."""
+    return sha256(announced.get(ATTEMPT, b"")).digest()[:DIGEST]
+
+
+def _digests(held: Mapping[str, Any]) -> list[bytes]:
+    known = held.get(ATTEMPTS, b"")
+    return [known[at : at + DIGEST] for at in range(0, len(known), DIGEST)]
 
 
 def with_complaints(frame: bytes) -> tuple[list[tuple[int, bytes]], bytes]:

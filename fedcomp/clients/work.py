@@ -52,6 +52,10 @@ class Work:
             raise ProtocolError(f"this client holds nothing of phase '{first}' of round {assignment.round}; ask it again in the next round")
         return assignment.phase == first
 
+    def outlasting(self, held: Held | None, assignment: Assignment) -> dict[str, Any]:
+        """What a client holds from the start of the round that an assignment opens, given what it `held` of the one before."""
+        return {}
+
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
         """Of the frame: the round's where frames have to add, else the client's own, so that rounding errors do not."""
         return seeds.key(run_seed, "encode", assignment.round, 0 if codec.shares_seed else assignment.client)

@@ -237,7 +237,7 @@ class VirtualClients:
         return torch.empty(0, self.replica.weights.numel(), dtype=torch.float32, device=self.engine.device)
 
     def _propose(self, trained: Sequence[Trained], updates: Tensor, reports: dict[int, Report]) -> None:
-        self.held |= {t.assignment.client: Held(t.assignment.round, t.loss) for t in trained}
+        self.held |= {(a := t.assignment).client: Held(a.round, t.loss, self.work.outlasting(self.held.get(a.client), a)) for t in trained}
         clients = [t.assignment.client for t in trained]
         self.growth.look(clients, [self.at_rest(client).memory for client in clients], updates)
         if trained and not self.contraction.over and len(self.work.phases) == 1:  # values that are asked for exactly are not misread

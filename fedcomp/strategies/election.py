@@ -15,7 +15,8 @@ G and the seats are those of codes.py. Two ways to run it, `form`:
 `ballots`   Clients train on their own data and sign a ballot; the server passes on to each voter the ballots of its row. The *tally* is
             guarded, not the ballots: a liar's own is one of those that are counted, wherever its vote ends.
 
-`sealed`    Ballots, passed on by a server that cannot read them: docs/ballots.md, sealed_election.py.
+`sealed`    Ballots, passed on by a server that cannot read them, under the deterministic code with b = (n − 1)/2 alone, whose votes say no
+            more than the result: docs/ballots.md, sealed_election.py.
 
 When a round may close. Let f (`liars`) be the most who lie in a cohort, m of whom have been proven to (a frame that is none, a ballot that
 does not open), while a others are absent. Honest votes win by `Seats.margin` at the least, 2b + 1 where each seat has one voter, if all
@@ -36,7 +37,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from .. import seeds, spec
+from .. import spec
 from ..clients.election import BALLOTS, ROW, TALLY, BallotElection, DataElection, Row
 from ..clients.keyring import DerivedKeys, KnownKeys
 from ..clients.sealed_election import CARDS, FEWEST, RECOUNT, SealedElection, with_complaints
@@ -53,7 +54,7 @@ from ..observe import Rejection
 from . import correctness
 from .base import Outcome, Phase, Rules
 from .closing import QuorumOrDeadline
-from .codes import REDRAWS, Seats, allocation_matrix, deal
+from .codes import Seats, allocation_matrix, deal
 from .cohort import draw
 from .exchange import Accepted, Exchange, Traffic
 from .sealed_election import LETTER, Sealing
@@ -61,6 +62,8 @@ from .vote import Vote, inner
 
 SEATS = 15  # of a code, at most, where none are asked for: a voter of a full row trains on as many partitions
 LOOKED_AT = 3  # whole rounds whose margins tell how often single votes are right
+MOST_CORRECT = 0.99  # level up to which codes are compared: votes that are always right leave none to choose
+CROWD = 1000  # cards that a client makes, and checks, in a round, from which it is told
 GUARDED = {  # with the deterministic code
     "data": "liars in a round change nothing, up to {f}: voters train on all partitions of their row, with the data of all",
     "ballots": "the tally is guarded against {f} liars of a round, the ballots are not: a liar's own counts as one of all",
@@ -108,7 +111,7 @@ class Election(Vote):
         self.sealing = Sealing(DerivedKeys(rules.seed)) if o.sealed else None
         self.work = SealedElection(ring=self.sealing.ring) if self.sealing else DataElection() if o.form == "data" else BallotElection()
         self.liars = o.byzantine if o.liars is None else o.liars
-        self.notice = (GUARDED[o.form] if o.code == "deterministic" else UNGUARDED).format(f=self.liars, code=o.code)
+        self.notice = self._promise = (GUARDED[o.form] if o.code == "deterministic" else UNGUARDED).format(f=self.liars, code=o.code)
         self.code = np.empty((0, 0), np.uint8)  # G
         self.seats: Seats | None = None  # of the round, None where there were too few clients
         self.disproved: dict[int, str] = {}  # of the round: who is left out after its reply was taken, and why
@@ -121,9 +124,16 @@ class Election(Vote):
     def check_cohort(self, clients: int) -> None:
         o = self.options
         n = o.seats or min(clients - (o.code == "deterministic" and clients % 2 == 0), SEATS)
+        if n > clients:
+            raise ConfigError(f"strategy '{self.name}' with seats={n} needs rounds of at least {n} clients, and they have {clients}; give "
+                              f"a smaller 'seats', a larger --participation, or more --clients")
+        if o.code == "deterministic" and n % 2 == 0:
+            others = f"{n - 1} or {n + 1}" if n < clients else f"{n - 1}"
+            raise ConfigError(f"the deterministic code needs an odd number of seats, not {n}; choose seats={others}, or code=bernoulli")
         if 2 * o.byzantine >= n:
-            raise ConfigError(f"strategy '{self.name}' with byzantine={o.byzantine} needs {2 * o.byzantine + 1} seats, and rounds of "
-                              f"{clients} clients have {n}; give a larger --participation, more --clients, or byzantine={(n - 1) // 2}")
+            seats = f"seats={n} are fewer" if o.seats else f"rounds of {clients} clients have {n} seat{'s' * (n > 1)}"
+            raise ConfigError(f"strategy '{self.name}' with byzantine={o.byzantine} needs {2 * o.byzantine + 1} seats, and {seats}; give "
+                              f"{'more seats, ' * bool(o.seats)}a larger --participation, more --clients, or byzantine={(n - 1) // 2}")
         self.code = self._code(n)
         if not self._bears(clients, n):
             most = (deal(range(clients), n, o.byzantine, 0, 1).margin - 1) // 2
@@ -131,6 +141,9 @@ class Election(Vote):
                               f"liars={self.liars}; give a larger 'byzantine' or fewer 'liars'")
         self.fewest = next(count for count in range(1, clients + 1) if self._bears(count, n))
         self.allocation = self.code
+        if o.sealed and clients > CROWD:
+            self.notice = (f"{self._promise}; each client makes, and checks, {clients} signed cards a round, fewer with a smaller "
+                           "--participation")
 
     def _bears(self, clients: int, n: int) -> bool:
         """Whether a round of so many clients could close, if seats of a code of n are empty where they are fewer."""
@@ -139,14 +152,12 @@ class Election(Vote):
 
     def _code(self, n: int) -> np.ndarray:
         o = self.options
-        for number in range(REDRAWS if o.sealed and o.code == "bernoulli" else 1):
-            self.code_seed = seeds.key(self.rules.seed, "code", number) >> 1 if number else self.rules.seed
-            matrix = allocation_matrix(o.code, n, o.byzantine, o.redundancy, self.code_seed)
-            if not o.sealed or matrix.sum(1).min() >= FEWEST:
-                return matrix
-        raise ConfigError(f"strategy '{self.name}' with sealed=true has each voter count at least {FEWEST} ballots, since a vote on fewer "
-                          f"tells what they are, and code={o.code} of {n} seats has rows of fewer; give "
-                          f"code=deterministic,byzantine={(n - 1) // 2}" + (", or a larger 'redundancy'" if o.code == "bernoulli" else ""))
+        if o.sealed and (o.code != "deterministic" or n != 2 * o.byzantine + 1 or n < FEWEST):
+            b = max(1, (n - 1) // 2)
+            raise ConfigError(f"strategy '{self.name}' with sealed=true has every voter count all ballots, since votes on some tell "
+                              f"what those are, and code={o.code} of {n} seats with byzantine={o.byzantine} does not; give "
+                              f"code=deterministic,seats={2 * b + 1},byzantine={b}")
+        return allocation_matrix(o.code, n, o.byzantine, o.redundancy, self.rules.seed)
 
     def begin(self, weights: Tensor, layout: Layout) -> None:
         super().begin(weights, layout)
@@ -215,9 +226,14 @@ class Election(Vote):
 
     def _exchange(self, grid: Any, round: int, phase: Phase, traffic: Traffic) -> Exchange:
         self._exchanges[phase.name] = exchange = super()._exchange(grid, round, phase, traffic)
-        if self.sealing:
-            exchange.vet = lambda client, frame: self.sealing.vet(phase.name, client, frame)
+        exchange.vet = lambda client, frame: self._vet(phase.name, client, frame)
         return exchange
+
+    def _vet(self, phase: str, client: int, frame: bytes) -> None:
+        if not frame:
+            raise FrameError("the answer is empty; one who is honest always has signs to send")
+        if self.sealing:
+            self.sealing.vet(phase, client, frame)
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
         if not self.sealing:
@@ -285,11 +301,16 @@ class Election(Vote):
                 self._warn_of_harm()
 
     def _warn_of_harm(self) -> None:
-        """Say where no code would be better than this one."""
+        """Say where no code would be better than this one, whether those who may lie lied in the rounds that were looked at or not.
+
+        Margins of honest votes, read as if some had been turned, tell too high a q, up to 1, at which no code can do harm.
+        """
         o, members = self.options, [len(held) for held in self.seats.members]
-        q = correctness.estimate_correctness(self.margins, self.code, self.liars, members, self.rules.seed)
-        if q is not None and (sentence := correctness.warning(o.code, len(self.code), o.byzantine, q, o.redundancy, self.code_seed)):
-            self._say("code", sentence)
+        for liars in dict.fromkeys((0, self.liars)):  # the lower q first, whose outlook is the worse
+            q = correctness.estimate_correctness(self.margins, self.code, liars, members, self.rules.seed)
+            level = q and min(q, MOST_CORRECT)
+            if level and (sentence := correctness.warning(o.code, len(self.code), o.byzantine, level, o.redundancy, self.rules.seed)):
+                return self._say("code", sentence)
 
     def _say(self, what: str, sentence: str) -> None:
         if what not in self.said:

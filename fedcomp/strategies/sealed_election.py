@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..clients.ballots import CARD, Sealed, Slot, card_key, refuse_low_order
+from ..clients.ballots import CARD, KEY, Sealed, Slot, card_key, refuse_low_order
 from ..clients.election import BALLOTS, TALLY, Row
 from ..clients.election import ROW as TOLD_ROW
 from ..clients.keyring import Ring, verifier
@@ -56,6 +56,8 @@ class Sealing:
                 self._take_cards(client, frame)
             elif phase == BALLOTS:
                 self._take_ballot(client, frame)
+            else:
+                with_complaints(frame)
         except ProtocolError as error:
             raise FrameError(str(error)) from error
 
@@ -90,7 +92,8 @@ class Sealing:
         sealed = Sealed.read(frame, self._slot(sender), verifier(self.ring.key(sender)))
         if sealed.size != (self.numel + 7) // 8:
             raise FrameError(f"a ballot of {sealed.size} bytes is not one of {self.numel} coordinates")
-        if sealed.wraps.keys() != {voter for voter, other in self.cards if other == sender}:
+        passed_on = {voter: card[:KEY] for (voter, other), card in self.cards.items() if other == sender}
+        if {voter: public for voter, (public, _) in sealed.wraps.items()} != passed_on:
             raise FrameError("the ballot is sealed for others than those whose cards were passed on")
         self.ballots[sender] = sealed, frame
 

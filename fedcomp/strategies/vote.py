@@ -23,12 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels, seeds
+from .. import kernels, seeds, spec
 from ..codecs import Codec, LayerWise, Update
 from ..codecs.efsign import EFSign
+from ..codecs.identity import BFloat16, Half, Identity
 from ..codecs.sign import Sign
 from ..codecs.update import Bits
-from ..errors import ConfigError, SpecError
+from ..errors import ConfigError, NonFiniteError, SpecError
 from ..kernels import votes
 from ..layout import Layout
 from ..memories.base import Changes
@@ -37,6 +38,8 @@ from .base import Outcome, RoundStrategy, Rules
 from .exchange import Accepted
 
 MOMENTUM, SUSPICION = "momentum", "suspicion"  # in a checkpoint
+LARGEST = float(np.finfo(np.float32).max)
+KEEPING = (EFSign, Identity, Half, BFloat16)  # codecs that move each coordinate of a step of one length
 WIDE = 0.5  # of the voters: a margin from which losing is suspicious
 
 
@@ -62,6 +65,11 @@ class Vote(RoundStrategy):
                               "or give sign, or efsign with --memory residual")
         if self.rules.weights != "uniform":
             raise ConfigError(f"strategy '{self.name}' gives every client one vote; leave --weights out")
+        if self.rules.lr * self.rules.server_lr > LARGEST:
+            raise ConfigError(f"--lr {self.rules.lr:g} is the step of every coordinate, and outside of float32; give one such as 0.01")
+        if not isinstance(inner(self.downlink), KEEPING) and spec.parse(self.rules.downlink_memory).parts[0].name == Nothing.name:
+            raise ConfigError(f"strategy '{self.name}' moves all coordinates by one length, of which --downlink {self.downlink} loses "
+                              "a part for good; leave --downlink out, or give --downlink-memory residual")
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
@@ -97,6 +105,9 @@ class Vote(RoundStrategy):
     def step(self, result: np.ndarray, into: Tensor) -> None:
         """Write the step that follows from a packed majority into `into` [numel]."""
         numel, lr = self.layout.numel, self.rules.lr * self.schedule.rate(self.round)
+        edge = max(map(abs, self.broadcasts.weights.aminmax())) if numel else 0.0
+        if not float(edge) + lr * self.rules.server_lr <= LARGEST:
+            raise NonFiniteError(f"a step of {lr:g} would take the model out of the range of float32; lower --lr")
         if self.momentum is not None:
             majority = torch.from_numpy(kernels.Signs(result, numel, 1.0).values())
             self._next = (self.momentum * self.options.momentum).add_(majority, alpha=1 - self.options.momentum)

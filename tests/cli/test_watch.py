@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from fedcomp.cli.dashboard import Dashboard
 from fedcomp.cli.plain import Plain
 from fedcomp.cli.watch import Totals, facts, rejections, suspects, verdict
@@ -53,14 +55,26 @@ def test_the_verdict_names_whose_updates_were_turned_down_and_why(told):
     ]
 
 
+@pytest.mark.parametrize(("shares", "shown"), [
+    ((0.19, 0.0, 0.0), ""),
+    ((0.5, 0.45, 0.4, 0.3), ""),
+    ((0.21, 0.05, 0.07, 0.06), "client 0 21 %"),
+    ((0.01, 0.9), "client 1 90 %"),
+    ((0.9,), "client 0 90 %"),
+    ((0.0, 0.3, 0.3, 0.3, 0.3, 0.0, 0.0, 0.0, 0.0), "client 1 30 %, client 2 30 %, client 3 30 %"),
+])  # fmt: skip
+def test_nobody_is_suspected_of_voting_like_others(told, shares, shown):
+    assert suspects(replace(told(3).record(3), suspicion=dict(enumerate(shares)))) == shown
+
+
 def test_suspected_clients_are_shown_the_worst_first(told, capsys):
     run = told(3)
     record = replace(run.record(3), suspicion={7: 0.125, 3: 0.92, 5: 0.0, 1: 0.5, 2: 0.125})
-    assert suspects(record) == "client 3 92 %, client 1 50 %, client 2 12 %" and suspects(run.record(3)) == ""
+    assert suspects(record) == "client 3 92 %, client 1 50 %" and suspects(run.record(3)) == ""
     plain = Plain()
     plain.started(run.header)
     plain.round_done(record)
-    assert "suspected: client 3 92 %, client 1 50 %, client 2 12 %" in capsys.readouterr().out.splitlines()
+    assert "suspected: client 3 92 %, client 1 50 %" in capsys.readouterr().out.splitlines()
     dashboard = Dashboard()
     dashboard.started(run.header)
     dashboard.round_done(record)

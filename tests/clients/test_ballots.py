@@ -51,15 +51,15 @@ def test_each_voter_opens_what_was_sealed(data, cards, voter):
 @pytest.mark.parametrize("voters", [1, 2, 15])
 def test_a_ballot_costs_its_bits_once_and_a_fixed_amount_for_each_voter(voters):
     publics = {v: Card.make(SLOT, v, KEYS[1]).data[: ballots.KEY] for v in range(voters)}
-    assert len(seal(BITS, SLOT, publics, KEYS[0])) == len(BITS) + 210 + 52 * voters
-    assert len(seal(b"", SLOT, publics, KEYS[0])) == 210 + 52 * voters
+    assert len(seal(BITS, SLOT, publics, KEYS[0])) == len(BITS) + 210 + 84 * voters
+    assert len(seal(b"", SLOT, publics, KEYS[0])) == 210 + 84 * voters
 
 
 def test_who_has_no_card_opens_nothing(data, cards):
-    with pytest.raises(Unopenable):
-        read(data).open(3, Card.make(SLOT, 3, KEYS[3]).private)
-    with pytest.raises(Unopenable):
-        read(data).open(1, cards[2].private)
+    for voter, private in ((3, Card.make(SLOT, 3, KEYS[3]).private), (1, cards[2].private)):
+        with pytest.raises(ProtocolError, match="not sealed for the card") as caught:
+            read(data).open(voter, private)
+        assert not isinstance(caught.value, Unopenable), "its sender is not to blame"
 
 
 def test_what_travels_holds_neither_the_bits_nor_any_key(data, cards):
@@ -123,7 +123,7 @@ def test_no_key_is_made_twice():
     publics = {v: Card.make(SLOT, v, KEYS[v]).data[: ballots.KEY] for v in VOTERS}
     first, second = (read(seal(BITS, SLOT, publics, KEYS[0])) for _ in range(2))
     assert first.point != second.point and first.held != second.held and first.content != second.content
-    assert set(first.wraps.values()).isdisjoint(second.wraps.values())
+    assert {wrap for _, wrap in first.wraps.values()}.isdisjoint(wrap for _, wrap in second.wraps.values())
 
 
 def test_another_attempt_has_other_keys_even_where_the_machine_draws_the_same():
@@ -149,7 +149,7 @@ def crooked(publics: dict[int, bytes], for_second: bytes) -> bytes:
     assert point == bytes(whole[:32]) and key != for_second
     wrapping = ballots._wrapping(SLOT, 2, own, publics[2], point, publics[2])
     at = HEAD.size + WRAP.size
-    whole[at : at + WRAP.size] = WRAP.pack(2, ChaCha20Poly1305(wrapping).encrypt(ONCE, for_second, None))
+    whole[at : at + WRAP.size] = WRAP.pack(2, publics[2], ChaCha20Poly1305(wrapping).encrypt(ONCE, for_second, None))
     held, end = bytes(whole[32:64]), HEAD.size + 2 * WRAP.size
     text = ballots.signed_text(SLOT, held, point, bytes(whole[HEAD.size : end]), bytes(whole[end:]))
     whole[64 : 64 + ballots.SIGNATURE] = ballots.sign(KEYS[0], text)
@@ -183,6 +183,20 @@ def test_nobody_can_be_framed(data, publics, cards):
     assert not sealed.proven_bad(1, publics[1], cards[1].private)
     assert not sealed.proven_bad(1, publics[1], cards[2].private)
     assert not sealed.proven_bad(1, publics[1], b"")
+
+
+def test_another_card_of_a_lying_voter_convicts_nobody(data, publics, cards):
+    """Nor does the card of one for whom the ballot was not sealed."""
+    second, stranger = Card.make(SLOT, 1, KEYS[1]), Card.make(SLOT, 3, KEYS[3])
+    assert not read(data).proven_bad(1, second.data[: ballots.KEY], second.private)
+    assert not read(data).proven_bad(3, stranger.data[: ballots.KEY], stranger.private)
+
+
+def test_the_card_that_a_ballot_names_is_signed_for(data):
+    at = HEAD.size + 4
+    other = Card.make(SLOT, 1, KEYS[1]).data[: ballots.KEY]
+    with pytest.raises(ProtocolError, match="not signed"):
+        read(data[:at] + other + data[at + ballots.KEY :])
 
 
 def test_two_ballots_for_one_slot_contradict_each_other(publics, data):

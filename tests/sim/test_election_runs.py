@@ -7,6 +7,7 @@ from test_run import TINY, Records, Stop, StopsAt, model_bytes, out, rounds_of
 
 from fedcomp import RunConfig, UserError
 from fedcomp.sim import simulate
+from fedcomp.strategies import correctness
 
 VOTING = replace(TINY, uplink="sign", downlink="efsign", memory="none", lr=0.02, participation=1.0, clients=9, rounds=3,
                  local_steps=1, batch_size=1)  # one example of one class: partitions that disagree
@@ -113,6 +114,14 @@ def test_a_code_that_hurts_is_told_once_with_the_redundancy_that_does_not(tmp_pa
         assert not simulate(replace(config, strategy=strategy, out=out(tmp_path, strategy))).warnings
 
 
+def test_it_is_told_while_nobody_lies_in_rounds_that_are_all_but_unanimous(tmp_path):
+    """Read as if four of 15 had lied, honest margins tell of votes that are always right, with which no code does harm."""
+    config = replace(VOTING, clients=15, rounds=3, strategy="election:code=bernoulli,redundancy=1.5,byzantine=4", batch_size=20,
+                     partition="iid", lr=0.001)
+    (warned,) = simulate(replace(config, out=out(tmp_path, "run"))).warnings
+    assert "give redundancy=" in warned and correctness.warning("bernoulli", 15, 4, 1.0, 1.5, config.seed) is None
+
+
 @pytest.mark.parametrize("form", ["data", "ballots"])
 def test_low_margin_liars_turn_what_is_thin_unless_the_code_stands(tmp_path, form):
     config = replace(VOTING, clients=5, strategy=f"election:byzantine=2,form={form}")
@@ -163,3 +172,11 @@ def test_who_fails_on_an_example_is_absent(tmp_path):
 def test_momentum_that_is_kept_is_refused(tmp_path):
     with pytest.raises(UserError, match="leave --keep-momentum out"):
         simulate(replace(VOTING, strategy="election", momentum=0.9, keep_momentum=True, out=out(tmp_path, "run")))
+
+
+def test_training_that_fails_everywhere_moves_nothing_and_is_told(tmp_path):
+    """Votes of nothing but coins would walk the model about, and no line would say so."""
+    config = replace(VOTING, rounds=2, strategy="election:byzantine=2", lr=1e30, local_steps=4)
+    summary = simulate(replace(config, out=out(tmp_path, "run")))
+    assert summary.client_updates == 0
+    assert any("lower --lr or set --clip" in r.reason and "of partition" in r.reason for r in summary.rejections)

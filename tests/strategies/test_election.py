@@ -209,11 +209,12 @@ def test_ballots_are_passed_to_those_who_count_them_alone():
     assert set(outcome.traffic.uplink.values()) == {2 * len(outcome.accepted[0].frame)}, "one ballot, one vote"
 
 
-def test_an_empty_ballot_is_a_missing_one():
+def test_an_empty_ballot_is_a_missing_one_and_turns_its_sender_down():
     f = federation("election:byzantine=2,form=ballots")
     f.faults[(1, 1)] = lambda a, r: replace(r, frame=b"", ticket="") if a.phase == BALLOTS else r
     (outcome,) = f.strategy.rounds(f.grid, [1])
-    assert len(outcome.accepted) == 5 and outcome.broadcast is not None
+    assert len(outcome.accepted) == 4 and outcome.broadcast is not None
+    assert [(r.client, "empty" in r.reason) for r in outcome.rejections] == [(1, True)]
 
 
 # What is refused.
@@ -229,8 +230,14 @@ def test_an_empty_ballot_is_a_missing_one():
     ("election:byzantine=1", 2, {}, "a larger --participation"),
     ("election:byzantine=-1", 5, {}, "0 to 2 liars"),
     ("election:byzantine=1,liars=2", 5, {}, "fewer 'liars'"),
-    ("election:seats=4", 5, {}, "choose 3 or 5"),
-    ("election:seats=7", 5, {}, "at least 7"),
+    ("election:seats=4", 4, {}, "choose seats=3,"),
+    ("election:seats=4", 5, {}, "choose seats=3 or 5"),
+    ("election:seats=5", 5, {"lr": 1e300}, "--lr 1e[+]300"),
+    ("election:seats=7", 5, {}, "seats=7 needs rounds of at least 7 clients"),
+    ("election:seats=1000000001", 5, {}, "a smaller 'seats'"),
+    ("election:code=bernoulli,seats=1000000000", 9, {}, "a smaller 'seats'"),
+    ("election:byzantine=2,seats=3", 9, {}, "needs 5 seats, and seats=3 are fewer; give more seats"),
+    ("election", 2, {}, "rounds of 2 clients have 1 seat; give a larger --participation"),
     ("election:redundancy=2", 5, {}, "code=bernoulli"),
     ("election:liars=-1", 5, {}, "0 or more"),
     ("election:momentum=1", 5, {}, "such as 0.9"),
@@ -245,6 +252,11 @@ def test_bounds_are_those_of_the_cohort():
     assert made("election:byzantine=1,seats=5,liars=6", 25).liars == 6
     with pytest.raises(ConfigError, match="bears 7 liars of 25"):
         made("election:byzantine=1,seats=5,liars=8", 25)
+
+
+def test_many_cards_are_told():
+    few, many = (made("election:byzantine=1,seats=3,form=ballots,sealed=true", clients).notice for clients in (1000, 1001))
+    assert "cards" not in few and "1001 signed cards a round" in many
 
 
 def test_what_each_form_promises_is_said():

@@ -85,7 +85,7 @@ def is_voted(heard: Heard, piece: bytes) -> bool:
 
 def test_a_ballot_costs_its_bits_once_and_a_fixed_amount_for_each_voter(monkeypatch, tmp_path):
     heard = run(monkeypatch, tmp_path, replace(SEALED, rounds=1))
-    assert {len(report.frame) for report in heard.of(BALLOTS)} == {6 + 210 + 5 * 52}
+    assert {len(report.frame) for report in heard.of(BALLOTS)} == {6 + 210 + 5 * 84}
     assert {len(report.frame) for report in heard.of(CARDS)} == {5 * ballots.CARD}
 
 
@@ -159,6 +159,21 @@ class LowOrder(attacks.Attack):
         return replace(report, frame=b"".join(frames))
 
 
+@dataclass(frozen=True)
+class Bad(attacks.Attack):
+    """In one phase sends nothing, the first bytes of its answer, or noise."""
+
+    phase: str = TALLY
+    how: str = "empty"
+    name = "bad"
+
+    def reply(self, report, sender):
+        if report.phase != self.phase:
+            return report
+        frames = {"empty": b"", "one": report.frame[:1], "short": report.frame[:-1], "noise": sender.generator.bytes(len(report.frame))}
+        return replace(report, frame=frames[self.how])
+
+
 SENT: dict = {}
 COPIED: list[bytes] = []
 
@@ -167,7 +182,7 @@ COPIED: list[bytes] = []
 def own_attacks(monkeypatch):
     SENT.clear()
     COPIED.clear()
-    own = {cls.name: cls for cls in (FalseComplaint, Replay, Copycat, LowOrder)}
+    own = {cls.name: cls for cls in (FalseComplaint, Replay, Copycat, LowOrder, Bad)}
     monkeypatch.setattr(attacks, "_ATTACKS", attacks._ATTACKS | own)
 
 
@@ -204,6 +219,32 @@ def test_a_replay_of_another_round_fails(monkeypatch, tmp_path, phase):
     heard = run(monkeypatch, tmp_path, replace(SEALED, attack=f"replay:clients=3,phase={phase}"))
     assert [(list(r.clients), r.updates) for r in heard.summary.rejections] == [([3], 2)]
     assert "not signed by" in heard.summary.rejections[0].reason
+
+
+@pytest.mark.parametrize("how", ["empty", "one", "short", "noise"])
+@pytest.mark.parametrize("phase", [CARDS, BALLOTS, TALLY, RECOUNT])
+def test_no_answer_ends_a_run_whatever_it_is(monkeypatch, tmp_path, phase, how):
+    """Its sender is turned down, beside one who equivocates so that there is a recount, and the others go on."""
+    heard = run(monkeypatch, tmp_path, replace(SEALED, rounds=1, attack=f"bad:clients=3,phase={phase},how={how}+equivocation:clients=1"))
+    assert {c for r in heard.summary.rejections for c in r.clients} == {1, 3} and heard.summary.client_updates == 3
+    assert not any("Error" in r.reason for r in heard.summary.rejections)
+
+
+@pytest.mark.parametrize("strategy", [OPEN.strategy, "election:byzantine=2"])
+def test_nor_does_an_empty_answer_where_ballots_are_open(monkeypatch, tmp_path, strategy):
+    for phase in (BALLOTS, TALLY, "train"):
+        heard = run(monkeypatch, tmp_path, replace(OPEN, rounds=1, strategy=strategy, attack=f"bad:clients=3,phase={phase}"), phase)
+        asked = phase in {report.phase for report in heard.reports}
+        assert heard.summary.client_updates == 5 - asked and [list(r.clients) for r in heard.summary.rejections] == [[3]] * asked
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "largest"])
+def test_poisonous_numbers_have_no_place_in_what_is_sealed(monkeypatch, tmp_path, value):
+    """Frames that hold none become noise, no longer than they were."""
+    honest = run(monkeypatch, tmp_path, replace(SEALED, rounds=2), "honest")
+    heard = run(monkeypatch, tmp_path, replace(SEALED, rounds=2, attack=f"infinity:clients=3,value={value}"))
+    assert [(list(r.clients), r.updates) for r in heard.summary.rejections] == [([3], 2)]
+    assert max(len(r.frame) for r in heard.reports) == max(len(r.frame) for r in honest.reports)
 
 
 def test_a_ballot_of_somebody_else_fails(monkeypatch, tmp_path):
@@ -270,13 +311,15 @@ def keys_of(report: Report) -> list[bytes]:
         return []
     point, held, _, count = ballots.HEAD.unpack_from(data)
     end = ballots.HEAD.size + count * ballots.WRAP.size
-    return [point, held, *(wrap for _, wrap in ballots.WRAP.iter_unpack(data[ballots.HEAD.size : end])), data[end:]]
+    return [point, held, *(wrap for _, _, wrap in ballots.WRAP.iter_unpack(data[ballots.HEAD.size : end])), data[end:]]
 
 
 @pytest.mark.parametrize(("options", "clients", "fix"), [
     ("byzantine=1,form=ballots,sealed=true", 5, "byzantine=2"),
-    ("code=uncoded,byzantine=1,form=ballots,sealed=true", 5, "code=deterministic,byzantine=2"),
-    ("code=bernoulli,redundancy=1,byzantine=1,form=ballots,sealed=true", 7, "a larger 'redundancy'"),
+    ("code=uncoded,byzantine=1,form=ballots,sealed=true", 5, "code=deterministic,seats=5,byzantine=2"),
+    ("code=bernoulli,redundancy=5,byzantine=1,form=ballots,sealed=true", 7, "code=deterministic,seats=7,byzantine=3"),
+    ("code=bernoulli,redundancy=3,byzantine=1,seats=3,form=ballots,sealed=true", 7, "code=deterministic,seats=3,byzantine=1"),
+    ("byzantine=0,seats=1,form=ballots,sealed=true", 5, "seats=3,byzantine=1"),
     ("byzantine=1,sealed=true", 5, "form=ballots"),
 ])  # fmt: skip
 def test_codes_whose_votes_tell_ballots_are_refused(options, clients, fix):
@@ -291,10 +334,10 @@ def made(text: str, clients: int):
     return found
 
 
-def test_bernoulli_codes_are_drawn_until_no_vote_tells_a_ballot():
-    for n in (7, 9, 15):
-        code = made("election:code=bernoulli,redundancy=5,byzantine=1,form=ballots,sealed=true", n).code
-        assert code.sum(1).min() >= 3 and code.any(0).all()
+def test_every_voter_counts_every_ballot():
+    for n in (3, 7, 15):
+        assert made(f"election:byzantine={n // 2},form=ballots,sealed=true", n).code.all()
+    assert made("election:byzantine=1,seats=3,form=ballots,sealed=true", 20).code.all()
 
 
 def test_a_server_that_wants_somebody_left_out_has_to_prove_it():

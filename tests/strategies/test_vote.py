@@ -97,10 +97,26 @@ def test_an_update_of_zeros_votes_by_coins_of_its_own():
 @pytest.mark.parametrize(("changes", "fix"), [
     ({"uplink": "stc"}, "leave --uplink out"),
     ({"weights": "examples"}, "leave --weights out"),
+    ({"lr": 1e300}, "--lr 1e[+]300 is the step"),
+    ({"lr": 1e30, "server_lr": 1e30}, "outside of float32"),
+    ({"downlink": "stc"}, "give --downlink-memory residual"),
+    ({"downlink": "topk:density=1%"}, "leave --downlink out"),
 ])  # fmt: skip
 def test_what_is_no_vote_is_refused(changes, fix):
     with pytest.raises(UserError, match=fix):
         Vote(replace(RULES, **changes))
+
+
+def test_a_downlink_that_loses_a_part_is_taken_with_a_memory_for_it():
+    assert Vote(replace(RULES, downlink="stc", downlink_memory="residual")).downlink.name == "stc"
+
+
+def test_a_step_out_of_the_range_of_numbers_is_not_made():
+    """Two such steps fit into it, and not three: the model stays where the second led, finite."""
+    f = federation(lr=1.6e38)
+    outcomes = list(f.strategy.rounds(f.grid, [1, 2, 3]))
+    assert outcomes[0].broadcast is not None and outcomes[-1].broadcast is None
+    assert outcomes[-1].rejections and torch.isfinite(f.strategy.broadcasts.weights).all()
 
 
 def test_momentum_that_never_forgets_is_refused():

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ...clients.ballots import HEAD, WRAP, Slot, sign, signed_text
+from ...clients.ballots import HEAD, KEY, TAG, WRAP, Slot, sign, signed_text
 from ...clients.election import BALLOTS
 from ...clients.sealed_election import SealedElection
 from ...errors import SpecError
@@ -46,7 +46,7 @@ def crooked(data: bytes, deceived: Sequence[int], slot: Slot, key: ec.EllipticCu
     end = HEAD.size + count * WRAP.size
     wraps = list(WRAP.iter_unpack(data[HEAD.size : end]))
     for place in deceived:
-        wraps[place] = wraps[place][0], noise(WRAP.size - 4)
+        wraps[place] = *wraps[place][:2], noise(KEY + TAG)
     packed = b"".join(WRAP.pack(*wrap) for wrap in wraps)
     signature = sign(key, signed_text(slot, held, point, packed, data[end:]))
     return HEAD.pack(point, held, signature, count) + packed + data[end:]

@@ -6,7 +6,8 @@ import zlib
 import numpy as np
 
 from ...codecs import Codec
-from ...codecs.frame import CRC, HEAD, SECTIONS, CodecId, Section, claimed_size, header_bytes, seal, unseal
+from ...codecs.frame import CRC, HEAD, MAGIC, SECTIONS, VERSION, CodecId, Section, claimed_size, header_bytes, seal, unseal
+from ...errors import FrameError
 from ...layout import Layout
 
 
@@ -16,9 +17,13 @@ def resealed(frame: bytes, numel: int) -> bytes:
     return head + CRC.pack(zlib.crc32(rest, zlib.crc32(struct.pack("<Q", numel), zlib.crc32(head)))) + rest
 
 
-def of_floats(frame: bytes, number: float) -> bytes:
-    """The frame of an `identity` codec of the same size that holds nothing but `number`."""
+def of_floats(frame: bytes, number: float, most: int) -> bytes:
+    """The frame of an `identity` codec of the same size that holds nothing but `number`. Raises FrameError for bytes that are no frame
+    of at most `most` coordinates.
+    """
     numel, _ = claimed_size(frame)
+    if not frame.startswith(MAGIC + bytes([VERSION])) or numel > most:
+        raise FrameError("not a frame of numbers")
     return seal(CodecId.IDENTITY, 0, numel, [Section(numel, struct.pack("<f", number) * numel)])
 
 

@@ -10,7 +10,8 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from ...errors import FedcompError
+from ...codecs.frame import MAGIC, VERSION
+from ...errors import FedcompError, FrameError
 from ...messages import Report, ticket
 from .base import Attack, Sender
 from .frames import of_floats, resealed, with_numbers
@@ -30,8 +31,8 @@ class Infinity(Attack):
 
     def reply(self, report: Report, sender: Sender) -> Report:
         number = NUMBERS[self.value]
-        if report.frame and report.frame[3] != sender.codec.id:  # a phase whose frames are plain floats
-            return _bringing(report, of_floats(report.frame, number))
+        if report.frame and report.frame[:4] != MAGIC + bytes([VERSION, sender.codec.id]):  # of another codec, or of none
+            return _bringing(report, self._floats(report.frame, number, sender))
         x = torch.from_numpy(sender.generator.standard_normal(sender.numel, np.float32))
         try:
             if self.value == "largest":
@@ -40,6 +41,14 @@ class Infinity(Attack):
             return _bringing(report, with_numbers(frame, twin, sender.codec, sender.context.layout, number))
         except FedcompError:  # the codec does not work without its memory
             return _bringing(report, resealed(report.frame[:9] + b"\xff" * (len(report.frame) - 9), sender.numel))
+
+    @staticmethod
+    def _floats(frame: bytes, number: float, sender: Sender) -> bytes:
+        """In a phase whose frames are plain floats; noise of the same length where they are something else, such as what is sealed."""
+        try:
+            return of_floats(frame, number, max(sender.numel, len(frame)))
+        except FrameError:
+            return sender.generator.bytes(len(frame))
 
     @staticmethod
     def _encoded(x: torch.Tensor, sender: Sender) -> bytes:
