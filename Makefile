@@ -15,7 +15,7 @@ test: export RAY_USAGE_STATS_ENABLED := 0
 test: export OMP_NUM_THREADS := 1
 test: .venv/.dev
 	.venv/bin/ruff check
-	FEDCOMP_DATA="$${FEDCOMP_DATA-$$(cd ../shared/data 2>/dev/null && pwd)}" .venv/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+	FEDCOMP_DATA="$${FEDCOMP_DATA-$$(cd ../shared/data 2>/dev/null && pwd)}" .venv/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # .venv/.sim and .venv/.dev: stamps of the extras that are installed.
 .venv/.%: pyproject.toml constraints.txt
