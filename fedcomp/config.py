@@ -1,8 +1,8 @@
 """Every option of a run, once: type, default, unit and effect. Flags, TOML files and docs are made from this.
 
 A field's metadata holds `help` (its effect, with the unit), `unit`, and where it applies `low`/`high` (a closed range), `above` (an open
-lower end), `choices`, `reads` (what reads the text) with `such_as` and `or_a`, or `local`: the option belongs to this machine or
-invocation, so a resumed run may change it.
+lower end), `choices`, `reads` (what reads the text, and may say itself what is wrong with it) with `such_as` and `or_a`, or `local`: the
+option belongs to this machine or invocation, so a resumed run may change it.
 """
 
 import dataclasses
@@ -11,14 +11,16 @@ import os
 import shlex
 import tomllib
 import types
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from . import spec
+from . import by_round, spec
 from .errors import ConfigError, RunFolderError, SpecError, nearest
 
 RUN_FILE = "config.toml"  # in a run folder
+ALTERNATIVES_FILE = "alternatives.toml"  # in the folder of several
 LARGEST_TOML = 1 << 20  # bytes
 NOT_TAKEN_OVER = {"out", "resume", "plain", "log_json", "metrics_port", "tensorboard"}  # by a resumed run, from the one before
 
@@ -54,12 +56,14 @@ class RunConfig:
     )
     batch_size: int = option(20, "examples in a step; a client with fewer uses all it has", unit="examples", low=1,
                             high=1_000_000)
-    lr: float = option(0.05, "learning rate of local SGD", above=0.0)
+    lr: float = option(0.05, "learning rate of local SGD", above=0.0, high=by_round.LARGEST)
     momentum: float = option(0.0, "momentum of local SGD, from zero in every round unless it is kept", low=0.0, high=1.0)
     keep_momentum: bool = option(False, "clients keep their momentum between rounds, but for where their update was sent")
-    weight_decay: float = option(0.0, "weight decay of local SGD", low=0.0)
+    weight_decay: float = option(0.0, "weight decay of local SGD", low=0.0, high=by_round.LARGEST)
     augment: bool = option(False, "clients train on examples changed at random in the task's own way: of CIFAR-10, cropped and flipped")
-    clip: float = option(0.0, "largest L2 norm of a local gradient; 0 = no clipping", low=0.0)
+    proximal: float = option(0.0, "pull of local SGD towards the model of the round's start, the term of FedProx; 0 = none",
+                             low=0.0, high=by_round.LARGEST)
+    clip: float = option(0.0, "largest L2 norm of a local gradient; 0 = no clipping", low=0.0, high=by_round.LARGEST)
     strategy: str = option("average", "how updates become a model; may choose --uplink and --memory where these have their defaults")
     weights: str = option("uniform", "weight of a client's update", choices=("uniform", "examples"))
     weight_cap: float = option(0.0, "largest weight as a multiple of the cohort's mean weight; 0 = no cap", low=0.0)
@@ -69,13 +73,29 @@ class RunConfig:
     downlink_memory: str = option(Usual("residual"), "what the server keeps around the downlink codec")
     density_warmup: int = option(0, "rounds in which the uplink's density falls from 25 % to its own", unit="rounds", low=0)
     lr_warmup: int = option(0, "rounds in which the learning rate grows to --lr", unit="rounds", low=0)
+    lr_schedule: str | None = option(None, "learning rate by round, after --lr-warmup: cosine, linear:to=0.001, poly:power=2, "
+                                           "geometric:to=0.001, step:every=30,factor=0.1, or values and from which round on: 0.1,0.01@30",
+                                     reads=by_round.RATE.read, such_as="cosine")
+    local_steps_schedule: str | None = option(None, "local steps by round, likewise: 1,8@21 is 1 in rounds 1 to 20, then 8; 8@21 is "
+                                                    "--local-steps until then", unit="steps", reads=by_round.WHOLE.read, such_as="1,8@21")
+    batch_size_schedule: str | None = option(None, "examples in a step by round, likewise: step:every=20,factor=2 doubles --batch-size "
+                                                   "every 20 rounds", unit="examples", reads=by_round.WHOLE.read, such_as="20,40@21")
+    density_schedule: str | None = option(None, "density of the uplink by round, likewise, after --density-warmup: 10%,1%@10 or "
+                                                "geometric:to=0.1%", reads=by_round.SHARE.read, such_as="10%,1%@10")
+    horizon: int = option(0, "round that the curves of schedules end with; 0 = the last round of the run as it was begun, even if it is "
+                             "resumed with more --rounds", unit="rounds", low=0, local=True)
     budget: str | None = option(None, "bytes that a round's cohort may send, such as 200kB, or how long each client may take to send, such "
                                       "as 30s; decides the uplink's density", reads=spec.budget, such_as="200kB", or_a="time, such as 30s")
     bandwidths: str | None = option(None, "bytes a second of the clients' uplinks, dealt out in turn, such as 10kB,1MB; shares of --budget",
                                     reads=spec.sizes, such_as="10kB,1MB")
     relays: int = option(0, "relays between clients and server, each of which adds the frames of its clients and passes on one; 0 = none",
                          unit="relays", low=0, high=1_000_000)
-    server_lr: float = option(1.0, "step of the server along the averaged update", above=0.0)
+    clip_update: float = option(0.0, "largest L2 norm of a client's update, as its frame says it; the server takes less of a longer one; "
+                                     "0 = no clipping", low=0.0, high=by_round.LARGEST)
+    server_optimizer: str = option("sgd", "what the server makes of the averaged update: sgd, sgd:momentum=0.9, "
+                                          "sgd:momentum=0.9,nesterov=true, adam:beta1=0.9,beta2=0.99,tau=0.001 or yogi")
+    server_lr: float = option(1.0, "step of the server along what its optimizer makes of the averaged update; for adam and yogi such as "
+                                   "0.01", above=0.0, high=by_round.LARGEST)
     cache: float = option(1.0, "size of the broadcast cache as a multiple of the dense model", unit="dense models", low=0.0, high=1e6)
     attack: str | None = option(None, "virtual Byzantine clients, name:count with options, several joined by +, such as "
                                       "inverted:2+alie:clients=3/7,z=1.5")
@@ -107,6 +127,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             _check(f, getattr(self, f.name))
+        for schedule in by_round.of_options(self, self.horizon or self.rounds).values():
+            schedule.check(self.rounds)
 
 
 def flag(name: str) -> str:
@@ -126,6 +148,8 @@ def _check(f: dataclasses.Field, value: Any) -> None:
     if "reads" in limits and value is not None:
         try:
             limits["reads"](value)
+        except SpecError as error:
+            raise ConfigError(f"{name}: {error}") from None
         except (ValueError, KeyError, ZeroDivisionError, OverflowError):
             other = f", or a {limits['or_a']}" if "or_a" in limits else ""
             raise ConfigError(f"{name} is '{value}'; give bytes, such as {limits['such_as']}{other}") from None
@@ -143,8 +167,19 @@ def _shown(limit: float) -> str:
     return f"{limit:g}" if isinstance(limit, float) else str(limit)  # 2**63 - 1 whole
 
 
-def from_values(values: dict[str, Any], source: str) -> dict[str, Any]:
-    """Values of a TOML table or of flags, as the types of the fields. Raises ConfigError naming `source` and the nearest key."""
+def may_span(f: dataclasses.Field) -> bool:
+    """Whether an option given several times makes alternatives: it makes another curve of the same task, and is no switch."""
+    return not f.metadata["local"] and not isinstance(f.default, bool) and f.name != "task"
+
+
+SPANNING = tuple(f.name for f in dataclasses.fields(RunConfig) if may_span(f))
+
+
+def from_values(values: dict[str, Any], source: str, several: Collection[str] = ()) -> dict[str, Any]:
+    """Values of a TOML table or of flags, as the types of the fields; lists of the options named in `several` as lists of more than one.
+
+    Raises ConfigError naming `source` and the nearest key.
+    """
     hints, result = get_type_hints(RunConfig), {}
     for key, value in values.items():
         name = key.replace("-", "_")
@@ -152,17 +187,20 @@ def from_values(values: dict[str, Any], source: str) -> dict[str, Any]:
             raise ConfigError(f"{source}: '{key}' is given twice; keep one")
         if name not in hints:
             raise ConfigError(f"{source}: unknown option '{key}'; {nearest(name, hints)}")
-        if isinstance(value, dict | list):
+        many = isinstance(value, list) and name in several and value and not any(isinstance(one, dict | list) for one in value)
+        if isinstance(value, dict | list) and not many:
             raise ConfigError(f"{source}: '{key}' holds several values; give one")
+        given = value if many else [value]
         try:
-            result[name] = value if value is None else spec.convert(str(value), hints[name], f"{source}: '{key}'")
+            read = [None if one is None else spec.convert(str(one), hints[name], f"{source}: '{key}'") for one in given]
         except SpecError as error:
             raise ConfigError(str(error)) from None
+        result[name] = read if len(read) > 1 else read[0]
     return result
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """The options in a TOML file, such as a run folder's config.toml.
+def read_toml(path: str | Path, several: Collection[str] = ()) -> dict[str, Any]:
+    """The options in a TOML file, such as a run folder's config.toml; those named in `several` may be lists.
 
     Raises ConfigError when it is absent, malformed or holds an unknown key.
     """
@@ -173,7 +211,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
             raise ConfigError(f"--config {path} is larger than {LARGEST_TOML} bytes; give a TOML file with options")
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         values.pop("resolved", None)  # what a run decided for its machine
-        return from_values(values, str(path))
+        return from_values(values, str(path), several)
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror or error}; give a TOML file that can be read") from error
     except (ValueError, RecursionError) as error:
@@ -206,12 +244,31 @@ def settings(config: RunConfig) -> dict[str, Any]:
 
 
 def first_difference(config: RunConfig, stored: dict[str, Any]) -> str | None:
-    """The name of the first option in which `config` differs from a stored run, options local to an invocation aside."""
+    """The name of the first option in which `config` differs from a stored run, options local to an invocation aside.
+
+    An option that there was not yet when the run was begun had its default.
+    """
     mine = settings(config)
     for f in dataclasses.fields(config):
-        if not f.metadata["local"] and mine.get(f.name) != stored.get(f.name):
+        if not f.metadata["local"] and mine.get(f.name) != stored.get(f.name, f.default):
             return f.name
     return None
+
+
+def with_horizon(config: RunConfig) -> RunConfig:
+    """With the round that the curves of its schedules end with, where there are some: as given, else as the resumed run has it, else the
+    last. Raises RunFolderError for a resumed run that cannot be read.
+    """
+    texts = [value for name, value in vars(config).items() if name.endswith("_schedule")]
+    if config.horizon or not any(map(by_round.ends, texts)):
+        return config
+    stored = read_run(config.out) if config.resume and config.out else {}
+    return dataclasses.replace(config, horizon=int(stored.get("horizon", 0)) or config.rounds)
+
+
+def largest_batch(config: RunConfig) -> int:
+    """Examples in the largest step of a run."""
+    return max(by_round.of_options(config, config.horizon or config.rounds)["batch_size"].values(config.rounds))
 
 
 def data_folder(config: RunConfig) -> Path | None:

@@ -77,6 +77,11 @@ class Layout:
         text = "\n".join(f"{e.name}:{e.shape}" for e in self.entries)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def twice(self, second: str) -> "Layout":
+        """This layout, and behind it the same tensors once more, with `second` in front of their names."""
+        shapes = {e.name: e.shape for e in self.entries}
+        return Layout.from_shapes(shapes | {second + name: shape for name, shape in shapes.items()})
+
     def entry_at(self, position: int) -> Entry:
         """The tensor that holds the vector's element `position`."""
         filled = [e for e in self.entries if e.numel]

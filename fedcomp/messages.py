@@ -16,6 +16,7 @@ import operator
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from json import encoder
 from typing import Any, Self
 
 from torch import Tensor
@@ -26,7 +27,17 @@ UP_TO_DATE, FRAMES, OVERWRITE, DENSE = "up-to-date", "frames", "overwrite", "den
 UPDATE, NEED_DENSE, FAILED = "update", "need-dense", "failed"  # kinds of a report
 TRAIN = "train"  # the phase of strategies that have one
 LENGTH = struct.Struct("<I")
-_TEXT = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _text_of() -> Callable[[list], str]:
+    """JSON without spaces. json.JSONEncoder makes an encoder of C anew for every text, which takes longer than a header does."""
+    if encoder.c_make_encoder is None:  # another Python than CPython
+        return json.JSONEncoder(separators=(",", ":")).encode
+    encode = encoder.c_make_encoder(None, None, encoder.encode_basestring_ascii, None, ":", ",", False, False, True)
+    return lambda value: "".join(encode(value, 0))
+
+
+_text = _text_of()
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,7 @@ class Values:
             else:
                 blobs.append(value)
                 header[place] = len(value)
-        head = _TEXT(header).encode()
+        head = _text(header).encode()
         return b"".join([LENGTH.pack(len(head)), head, *blobs])
 
     @classmethod
@@ -112,6 +123,8 @@ class Assignment(Values):
     density: float = 0.0  # of the uplink codec in this round; 0 = its own
     lr: float = 1.0  # this round's learning rate as a multiple of the client's
     returned: bytes = b""  # a frame of what was dropped of the accepted proposal, b"" for nothing
+    steps: int = 0  # of local SGD in this round; 0 = the client's own
+    batch_size: int = 0  # examples in a step of this round; 0 = the client's own
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ class Header:
     metrics: str = ""  # where /metrics is read, "" = nowhere
     network: str = ""  # that gives rounds a virtual time; "" = none
     residuals: str = ""  # where virtual clients rest between rounds; "" where they stay in the memory in which they compute
+    judged: str = "accuracy"  # what tells how good the model is: "accuracy", or "loss" of a task that has none
+    measures: tuple[str, ...] = ()  # the task's own metrics
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class RoundRecord:
     first_download_bytes: int = 0  # of downlink_bytes: what clients without a state needed
     uplink_nonzeros: int = 0  # coordinates in the accepted updates
     skipped: int = 0  # of the accepted: clients that had nothing to send
+    clipped: int = 0  # of the accepted: updates whose norm was more than --clip-update
     relayed_bytes: int = 0  # that relays sent to the server in place of uplink_bytes, which reached them
     wire_bytes_in: int = 0  # that a deployment's port received since the round before, headers, polls and TLS with them
     wire_bytes_out: int = 0  # that it sent
@@ -84,6 +87,7 @@ class RoundRecord:
     suspicion: Mapping[int, float] = field(default_factory=dict)  # by client: share of its votes that lost by a wide margin
     simulated_s: float | None = None  # that the round took on a virtual network; None, and in no file: there is none
     simulated_hours: float | None = None  # of this round and those before it
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  # the task's own, on the test set; in no file where there are none
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,7 @@ class Summary:
     warnings: Sequence[str] = field(default_factory=tuple)
     rejections: Sequence[Rejections] = field(default_factory=tuple)  # the most frequent first
     simulated_hours: float | None = None  # to the last accuracy, on a virtual network
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  # the task's own, as measured last
 
 
 SIMULATED = "simulated_s", "simulated_hours"  # in no file where time is real
@@ -125,7 +130,8 @@ SIMULATED = "simulated_s", "simulated_hours"  # in no file where time is real
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
     """What stands in files of a record, by the names of its fields."""
-    return {key: value for key, value in asdict(record).items() if value is not None or key not in SIMULATED}
+    values = {key: value for key, value in asdict(record).items() if value is not None or key not in SIMULATED}
+    return values if values["metrics"] else {key: value for key, value in values.items() if key != "metrics"}
 
 
 @dataclass(frozen=True)

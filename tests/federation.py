@@ -29,12 +29,13 @@ class Federation:
         self.initial = self.layout.gather(model)
         self.strategy = strategy(rules, roster=by_index)
         self.strategy.begin(self.initial.clone(), self.layout)
+        work, travels = self.strategy.work, self.strategy.layout
         data, engine = task.train(), SerialEngine(task, model, self.layout, "cpu")
         shards = np.array_split(np.arange(len(data)), clients)
         self.members = [
             Client(
-                Replica(self.initial.clone(), self.layout, self.strategy.downlink),
-                memory(memory_name or rules.memory, self.strategy.uplink, self.layout.numel, self.layout),
+                Replica(work.first(self.initial.clone()), travels, self.strategy.downlink),
+                memory(memory_name or rules.memory, self.strategy.uplink, travels.numel, travels),
                 engine, data, shard, LocalSGD(steps=2, batch_size=10, lr=0.1), rules.seed, work=self.strategy.work,
                 data_sets=shards,
             )

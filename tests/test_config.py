@@ -1,5 +1,6 @@
 """Every option: its default is allowed, its limits hold, and TOML gives back what a run stored."""
 
+import math
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -16,11 +17,14 @@ OTHER = {
     "task": "mnist-cnn", "data": "somewhere", "partition": "dirichlet:0.1", "clients": 7, "rounds": 3, "participation": 0.25,
     "quorum": 0.5, "deadline": 30.0, "network": "mobile",
     "local_steps": 2, "local_epochs": 1, "batch_size": 8, "lr": 0.5, "momentum": 0.9, "weight_decay": 1e-4, "clip": 2.0,
+    "proximal": 0.01,
     "strategy": "vote", "weights": "examples", "weight_cap": 3.0, "uplink": "topk:density=1%,values=fp16", "downlink": "identity",
-    "memory": "none", "downlink_memory": "none", "server_lr": 0.1, "cache": 2.5, "attack": "signflip:3", "engine": "serial",
+    "memory": "none", "downlink_memory": "none", "server_lr": 0.1, "server_optimizer": "adam:tau=1%", "clip_update": 0.5,
+    "cache": 2.5, "attack": "signflip:3", "engine": "serial",
     "cohort_batch": 16, "device": "cpu", "seed": 42, "eval_every": 5, "checkpoint_every": 10, "out": "runs/mine", "resume": True,
     "plain": True, "density_warmup": 4, "lr_warmup": 5, "budget": "200kB", "bandwidths": "10kB,1MiB", "keep_momentum": True,
-    "augment": True, "residuals": "file", "precision": "bfloat16",
+    "lr_schedule": "cosine:to=0.001", "local_steps_schedule": "1,8@21", "batch_size_schedule": "8,16@3",
+    "density_schedule": "10%,1%@3", "horizon": 4, "augment": True, "residuals": "file", "precision": "bfloat16",
     "relays": 8, "log_json": "log.jsonl", "metrics_port": 9464, "tensorboard": True,
 }
 
@@ -45,12 +49,12 @@ def test_every_option_says_what_it_does(f):
 @pytest.mark.parametrize("f", [f for f in FIELDS if {"low", "high", "above"} & set(f.metadata)], ids=lambda f: f.name)
 def test_ranges_hold_at_their_ends(f):
     whole = isinstance(f.default, int)
-    step = 1 if whole else 1e-9
     for end in ("low", "high"):
         if end in f.metadata:
             limit = type(f.default)(f.metadata[end])
             assert getattr(RunConfig(**{f.name: limit}), f.name) == limit
-            outside = limit - step if end == "low" else limit + step
+            beyond = -1 if end == "low" else 1
+            outside = limit + beyond if whole else math.nextafter(limit, beyond * math.inf)
             with pytest.raises(ConfigError, match=f"^{config.flag(f.name)} is .*; give at {'least' if end == 'low' else 'most'} "):
                 RunConfig(**{f.name: outside})
     if "above" in f.metadata:
@@ -138,8 +142,9 @@ def test_a_config_file_that_cannot_be_read(tmp_path, path):
 
 
 def test_settings_leave_out_what_is_not_set():
-    assert {f.name for f in FIELDS} - set(config.settings(RunConfig())) == {"data", "attack", "network", "out", "budget", "bandwidths",
-                                                                          "log_json"}
+    unset = {"data", "attack", "network", "out", "budget", "bandwidths", "log_json",
+             "lr_schedule", "local_steps_schedule", "batch_size_schedule", "density_schedule"}
+    assert {f.name for f in FIELDS} - set(config.settings(RunConfig())) == unset
 
 
 @pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
@@ -148,6 +153,12 @@ def test_a_resumed_run_may_change_only_what_is_local(f):
     changed = replace(RunConfig(), **{f.name: OTHER[f.name]})
     assert config.first_difference(changed, stored) == (None if f.metadata["local"] else f.name)
     assert config.first_difference(RunConfig(), config.settings(changed)) == (None if f.metadata["local"] else f.name)
+
+
+def test_an_option_younger_than_a_run_had_its_default():
+    stored = {name: value for name, value in config.settings(RunConfig()).items() if name != "proximal"}
+    assert config.first_difference(RunConfig(), stored) is None
+    assert config.first_difference(RunConfig(proximal=0.1), stored) == "proximal"
 
 
 def test_the_options_of_a_run_can_be_taken_over(tmp_path):
@@ -195,6 +206,7 @@ def test_a_text_is_not_empty_and_can_be_printed(name, value):
 @pytest.mark.parametrize(("name", "value", "most"), [
     ("seed", 2**63, "9223372036854775807"), ("cache", 1e308, "1e+06"), ("local_steps", 10**12, "1000000"),
     ("local_epochs", 10**12, "10000"), ("batch_size", 10**12, "1000000"), ("cohort_batch", 10**12, "1000000"),
+    *((name, 1e39, "3e+38") for name in ("lr", "server_lr", "weight_decay", "proximal", "clip", "clip_update")),
 ])
 def test_what_would_fill_the_memory_or_overflow_is_refused(name, value, most):
     with pytest.raises(ConfigError) as raised:

@@ -1,5 +1,7 @@
 """Draws depend on what they are for and on nothing else."""
 
+import numpy as np
+
 from fedcomp import seeds
 
 
@@ -17,3 +19,10 @@ def test_a_flower_node_id_is_not_too_large():
     """Node ids are drawn from 64 bits."""
     large = [seeds.key(0, "encode", 1, 2**64 - 1), seeds.key(0, "encode", 1, 2**63), seeds.key(0, "encode", 1, 2**63 - 1)]
     assert len(set(large)) == 3
+
+
+def test_the_generator_is_numpys_philox_with_that_key():
+    for who in (0, 3, 11):
+        drawn, plain = seeds.generator(7, "batches", 3, who), np.random.Generator(np.random.Philox(key=seeds.key(7, "batches", 3, who)))
+        assert (drawn.bit_generator.random_raw(9) == plain.bit_generator.random_raw(9)).all()
+        assert (drawn.permutation(50) == plain.permutation(50)).all()

@@ -24,13 +24,13 @@ def slot_of(run: str, announced: Mapping[str, bytes], round: int, sender: int) -
     return Slot(run, attempt_of(announced), round, sender, announced.get(TERMS, b"").decode("ascii", "replace"))
 
 
-def terms_of(options: str, fingerprint: str, lr: float) -> str:
+def terms_of(options: str, fingerprint: str, lr: float, steps: int = 0, batch_size: int = 0) -> str:
     """What all who take part in a round have to train by, as 32 hexadecimal digits.
 
-    A server that had the others train from a model of its making, or at a rate of 0, would foretell their ballots and read the last one
-    in the votes.
+    A server that had the others train from a model of its making, at a rate of 0, or on batches of one example, would foretell their
+    ballots and read the last one in the votes.
     """
-    return sha256(f"{fingerprint} {lr!r} {options}".encode()).hexdigest()[:32]
+    return sha256(f"{fingerprint} {lr!r} {steps} {batch_size} {options}".encode()).hexdigest()[:32]
 
 
 def number(name: str, prefix: str = "") -> int:

@@ -1,9 +1,10 @@
 """Chains of layers whose forward pass is known, so that a step of SGD can be had for less than autograd's price.
 
     max(relu(x)) = relu(max(x)):  of a ReLU and a maximum over patches, the maximum first: the ReLU has the fewer elements
+    relu(max(conv(x))):            most outputs of the convolution have no gradient, and are left out of the products with it
     W ← W − η·gᵀx:                 the descent of a linear layer is in the product that gives its gradient, which is never written down
 
-The first changes no bit. The second is for large layers; it differs from gradient and descent apart by the rounding of one sum.
+The first changes no bit. The others are for large layers; they differ from gradient and descent apart by the rounding of sums.
 """
 
 from collections import Counter
@@ -12,6 +13,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..kernels import pooled
 
 LARGE = 1 << 16  # elements of a weight
 FUNCTIONS = (
@@ -37,6 +41,50 @@ class Product:
             self.layer.bias.add_(slopes.sum(0), alpha=-lr)
 
 
+class Pooled(nn.Module):
+    """A convolution, a maximum over patches that do not overlap, and a ReLU."""
+
+    def __init__(self, convolution: nn.Conv2d, maximum: nn.MaxPool2d):
+        super().__init__()
+        self.convolution, self.maximum = convolution, maximum
+
+    @staticmethod
+    def of(layers: Sequence[nn.Module]) -> "Pooled | None":
+        """None for other layers than these, and where a convolution skips or groups what it is given."""
+        if [type(layer) for layer in layers] != [nn.Conv2d, nn.MaxPool2d, nn.ReLU]:
+            return None
+        c, m, _ = layers
+        dense = c.groups == 1 and set(c.stride) | set(c.dilation) == {1} and c.padding_mode == "zeros" and not isinstance(c.padding, str)
+        apart = m.kernel_size == m.stride and not m.padding and m.dilation == 1 and not m.return_indices
+        return Pooled(c, m) if dense and apart and m.kernel_size not in (1, (1, 1)) else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        c, m = self.convolution, self.maximum
+        outputs = c(x)
+        if torch.is_autocast_enabled("cpu") or x.dim() != 4 or not pooled.suits(x, c.weight, outputs[:, 0].numel() * c.out_channels):
+            return F.relu(m(outputs))
+        return _Pooled.apply(x, c.weight, c.bias, outputs.detach(), c.padding, m.kernel_size, m.ceil_mode)
+
+
+class _Pooled(torch.autograd.Function):
+    """The maximum and the ReLU of `outputs` of a convolution, with the gradients of all three."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, outputs, padding, patch, ceil):
+        maxima, places = F.max_pool2d(outputs, patch, ceil_mode=ceil, return_indices=True)
+        result = F.relu(maxima)
+        ctx.save_for_backward(x, weight, places, result)
+        ctx.width, ctx.padding = outputs.shape[3], padding
+        return result
+
+    @staticmethod
+    def backward(ctx, slopes):
+        x, weight, places, result = ctx.saved_tensors
+        slopes = torch.where(result > 0, slopes, 0.0)
+        of_x, of_weight = pooled.gradients(x, weight, slopes, places, ctx.width, ctx.padding, ctx.needs_input_grad[0])
+        return of_x, of_weight, slopes.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None, None, None, None, None
+
+
 class Chain:
     """The layers of a model in the order in which they are called."""
 
@@ -57,7 +105,7 @@ class Chain:
         for layer in layers:
             if getattr(layer, "inplace", False):
                 layer.inplace = False  # the outputs of the layer before are wanted, for their gradient
-        return cls(_maximum_first(layers))
+        return cls(_together(_maximum_first(layers)))
 
     def others(self, parameters: Collection[nn.Parameter]) -> list[nn.Parameter]:
         """Those that no product descends."""
@@ -86,6 +134,14 @@ def _maximum_first(layers: Sequence[nn.Module]) -> list[nn.Module]:
     for i, (layer, after) in enumerate(zip(layers, layers[1:], strict=False)):
         if type(layer) is nn.ReLU and type(after) in (nn.MaxPool1d, nn.MaxPool2d) and not after.return_indices:
             found[i], found[i + 1] = after, layer
+    return found
+
+
+def _together(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    found, left = [], list(layers)
+    while left:
+        found.append(Pooled.of(left[:3]) or left[0])
+        del left[: 3 if isinstance(found[-1], Pooled) else 1]
     return found
 
 

@@ -70,7 +70,7 @@ class Client:
     sgd: LocalSGD
     seed: int
     ticket: str = ""  # of the proposal that waits in the memory
-    buffers: dict | None = None  # running statistics, which stay here
+    buffers: dict | None = None  # running statistics, and what `work` keeps, which stay here
     momentum: Tensor | None = None  # where the client's last round left it, if it is kept
     after: str = ""  # ticket of the proposal that the memory last committed
     work: Work = Work()  # the strategy's client half
@@ -116,21 +116,25 @@ class Client:
     def _train(self, assignment: Assignment) -> tuple[Trained, Traces]:
         if parts := self.work.parts(assignment):
             return self._train_parts(assignment, parts), Traces()
-        batches = plan_batches(self.sgd, self.shard, self.seed, assignment.round, assignment.client)
-        start = self.replica.weights.to(self.engine.device)
-        traces = Traces.begin(self.sgd, self.memory.needs_moments, start, self.momentum)
+        sgd = self.sgd.as_told(assignment.lr, assignment.steps, assignment.batch_size)
+        batches = plan_batches(sgd, self.shard, self.seed, assignment.round, assignment.client)
+        state, kept = self.replica.weights.to(self.engine.device), self.buffers or {}
+        start = self.work.model(state)
+        traces = Traces.begin(self.sgd, self.memory.needs_moments, start, self.momentum, self.work.pull(state, kept, self.sgd))
         trained = self.engine.train(
-            start, self.data, batches, self.sgd.at_rate(assignment.lr),
+            start, self.data, batches, sgd,
             seed=self.seed, round=assignment.round, who=assignment.client, buffers=self.buffers, traces=traces,
         )
-        return trained, traces
+        update, own = self.work.trained(trained.update, state, kept, self.sgd, sgd.lr * len(batches))
+        return Trained(update, trained.loss, {**(trained.buffers or {}), **own} or None), traces
 
     def _train_parts(self, assignment: Assignment, parts: Sequence[Part]) -> Trained:
         start, kept, losses = self.replica.weights.to(self.engine.device), [], []
+        sgd = self.sgd.as_told(assignment.lr, assignment.steps, assignment.batch_size)
         for part in parts:
             shard = shard_of(part, self.data_sets)
             trained = self.engine.train(
-                start, self.data, plan_batches(self.sgd, shard, self.seed, assignment.round, part.number), self.sgd.at_rate(assignment.lr),
+                start, self.data, plan_batches(sgd, shard, self.seed, assignment.round, part.number), sgd,
                 seed=self.seed, round=assignment.round, who=part.number,
             )
             kept.append(self.work.keep(part, trained.update, self.seed, assignment.round))

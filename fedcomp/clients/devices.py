@@ -51,3 +51,10 @@ def name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"cpu ({torch.get_num_threads()} threads)"
+
+
+def without(precision: str, device: torch.device) -> str:
+    """What to be told where arithmetic of this precision is not the device's own; "" where it is, or it is not known."""
+    if precision == "bfloat16" and device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2":
+        return "this CPU has no arithmetic in bfloat16, which is many times slower here than float32; leave --precision out"
+    return ""

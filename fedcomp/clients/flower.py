@@ -17,7 +17,7 @@ from datetime import datetime
 from importlib import metadata
 from typing import Any, TypeVar
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Metadata, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -36,6 +36,7 @@ BATCH = 16  # messages that a server announces before it sends them
 LATE = 1000  # replies that are announced, not whole, and not asked for just now, that are remembered: nobody hears of one twice
 AT_ONCE = 8  # objects that a server sends or fetches at a time: a SuperLink that clients keep busy lets each wait for its turn
 _NUMBERS = itertools.count(1)
+RECORDS, RECORD = RecordDict(), ConfigRecord()  # empty ones
 
 CHECKED = "1.41."
 
@@ -49,14 +50,13 @@ if not (found := metadata.version("flwr")).startswith(CHECKED):
 def to_records(message: Values, metrics: dict[str, int | float] | None = None) -> RecordDict:
     """A message as Flower records, with metrics beside it for those who read Flower's own."""
     data = message.pack()
-    records: dict[str, Any] = {}
     if len(data) <= LARGEST_VALUE:
-        records[MESSAGE] = ConfigRecord({MESSAGE: data})
+        made, record = RECORDS.copy(), RECORD.copy()  # whose types need not be looked at again, which takes ten times as long
+        made.__dict__["_data"][MESSAGE], record.__dict__["_data"][MESSAGE] = record, data
     else:
-        records[MESSAGE] = ArrayRecord({MESSAGE: Array(dtype="uint8", shape=(len(data),), stype=STYPE, data=data)})
+        made = RecordDict({MESSAGE: ArrayRecord({MESSAGE: Array(dtype="uint8", shape=(len(data),), stype=STYPE, data=data)})})
     if metrics:
-        records[METRICS] = MetricRecord(metrics)
-    made = RecordDict(records)
+        made[METRICS] = MetricRecord(metrics)
     made.origin = message, data
     return made
 
@@ -92,6 +92,29 @@ def name_messages(messages: Iterable[Message]) -> list[str]:
         message.metadata.__dict__["_message_id"] = str(next(_NUMBERS))
         ids.append(message.metadata.message_id)
     return ids
+
+
+def addressed(like: Message, content: RecordDict, node: int) -> Message:
+    """A message like another, that has no id yet, with content of its own and to another node: a fifth of what `Message()` costs."""
+    return _made(content, like.metadata.__dict__ | {"_dst_node_id": node, "_created_at": time.time()})
+
+
+def replied(to: Message, content: RecordDict) -> Message:
+    """`Message(content, reply_to=to)`, at a tenth of its cost."""
+    asked, now_s = to.metadata.__dict__, time.time()
+    return _made(content, asked | {
+        "_message_id": "", "_reply_to_message_id": asked["_message_id"], "_created_at": now_s,
+        "_ttl": asked["_created_at"] + asked["_ttl"] - now_s,
+        "_src_node_id": asked["_dst_node_id"], "_dst_node_id": asked["_src_node_id"],
+        "_src_task_id": asked["_dst_task_id"], "_dst_task_id": asked["_src_task_id"],
+    })
+
+
+def _made(content: RecordDict, metadata: dict[str, Any]) -> Message:
+    about, made = Metadata.__new__(Metadata), Message.__new__(Message)
+    about.__dict__.update(metadata)
+    made.__dict__.update(_metadata=about, _content=content, _error=None)
+    return made
 
 
 class Actors:

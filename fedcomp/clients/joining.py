@@ -27,6 +27,7 @@ from .election import BallotElection, DataElection
 from .fetchsgd import OneHash
 from .local_sgd import LocalSGD, SerialEngine
 from .replica import Replica
+from .scaffold import ControlVariates
 from .sealed_election import SealedElection
 from .shared_scale import ScaleThenTrain
 from .work import Work
@@ -34,10 +35,12 @@ from .work import Work
 # Of a run's options, those that decide what a client does.
 TOLD = (
     "partition", "clients", "local_steps", "local_epochs", "batch_size", "lr", "momentum", "keep_momentum", "weight_decay", "clip",
+    "proximal",
     "augment", "precision", "uplink", "downlink", "memory", "strategy", "seed",
 )
 WORKS: dict[str, type[Work]] = {
     "phases": Work, "one-hash": OneHash, "scale-then-train": ScaleThenTrain,
+    "control-variates": ControlVariates,
     "election-data": DataElection, "election-ballots": BallotElection, "election-sealed": SealedElection,
 }
 AT_THE_DOOR = 4  # clients of one process that connect at a time
@@ -154,8 +157,9 @@ def client_for(invitation: Invitation, own: Own) -> tuple[int, Client]:
     model = initial_model(own.task, config.seed)
     weights, uplink = layout.gather(model), codec(config.uplink)
     data = common.once("data", (), lambda: Data(own.train.inputs.to(own.device), own.train.targets.to(own.device)))
-    replica = Replica(weights, layout, codec(config.downlink))
-    kept = memory(config.memory, uplink, layout.numel, layout)
+    travels = work.travels(layout)
+    replica = Replica(work.first(weights), travels, codec(config.downlink))
+    kept = memory(config.memory, uplink, travels.numel, travels)
     engine = common.once("engine", (config.seed,), lambda: SerialEngine(own.task, model, layout, own.device))
     shard, all_shards = _shard(config, own), _all_shards(config, own) if work.shares else None
     sgd = LocalSGD.from_config(config)

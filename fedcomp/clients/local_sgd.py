@@ -4,29 +4,34 @@ McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learni
 data. AISTATS 2017; with momentum from zero in every round: Yu, Jin, Yang: On the linear speedup analysis of communication
 efficient momentum SGD. ICML 2019.
 
-    g ← clip(∇L_B(w)) + λw;  u ← μu + g;  w ← w − ηu;  after H steps the update is w − w_start
+    g ← clip(∇L_B(w)) + λw + ρ(w − w_start);  u ← μu + g;  w ← w − ηu;  after H steps the update is w − w_start
+
+ρ is `proximal`: the term of Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated optimization in heterogeneous networks (FedProx).
+MLSys 2020, which holds clients near the model that they were given.
 
 With `keep_momentum`, u outlives the round and is zero where the last update was sent and taken: the momentum masking of Sattler,
 Wiedemann, Müller, Samek: Sparse binary compression. IJCNN 2019.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .. import seeds
+from ..by_round import LARGEST, MOST
 from ..config import RunConfig
 from ..errors import ConfigError, DataError, ProtocolError
 from ..layout import Layout
 from ..tasks.base import Data, Task, batch_statistics
 from .chains import Chain, Product
+from .channels import may_be_last
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class LocalSGD:
     keep_momentum: bool = False  # from one round to the next, but for what was sent
     augment: bool = False  # the examples, in the task's way
     precision: str = "float32"  # or bfloat16: of forward and backward, by autocast; weights and updates are float32
+    proximal: float = 0.0  # ρ, pull towards the weights before the first step; after clipping, as weight decay's towards 0
 
     def __post_init__(self) -> None:
         if self.keep_momentum and not self.momentum:
@@ -51,13 +57,23 @@ class LocalSGD:
     @classmethod
     def from_config(cls, config: RunConfig) -> "LocalSGD":
         return cls(config.local_steps, config.local_epochs, config.batch_size, config.lr, config.momentum, config.weight_decay, config.clip,
-                   config.keep_momentum, config.augment, config.precision)
+                   config.keep_momentum, config.augment, config.precision, config.proximal)
 
-    def at_rate(self, multiple: float) -> "LocalSGD":
-        """These options with a multiple of the learning rate. Raises ProtocolError unless it is above 0 and finite."""
-        if not 0 < multiple < math.inf:
-            raise ProtocolError(f"the learning rate is to be taken {multiple} times; give a multiple above 0")
-        return replace(self, lr=self.lr * multiple)
+    def as_told(self, lr: float = 1.0, steps: int = 0, batch_size: int = 0) -> "LocalSGD":
+        """These options as an assignment changes them for a round: a multiple of the learning rate; steps, in place of epochs too, and
+        examples in a step, where they are not 0.
+
+        Raises ProtocolError for a multiple that is not above 0 and finite, and for a rate, steps or examples above what a run may have.
+        """
+        if not 0 < lr < math.inf:
+            raise ProtocolError(f"the learning rate is to be taken {lr} times; give a multiple above 0")
+        if self.lr * lr > LARGEST:
+            raise ProtocolError(f"the server asks for a learning rate of {self.lr * lr:g}; give at most {LARGEST:g}")
+        for what, count in (("steps", steps), ("examples in a step", batch_size)):
+            if not 0 <= count <= MOST:
+                raise ProtocolError(f"the server asks for {count} {what}; give 1 to {MOST}")
+        return replace(self, lr=self.lr * lr, steps=steps or self.steps, epochs=0 if steps else self.epochs,
+                       batch_size=batch_size or self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -66,15 +82,19 @@ class Traces:
 
     momentum: Tensor | None = None  # where the first step starts from, then where the last one left it
     moments: tuple[Tensor, Tensor] | None = None  # to which each step adds its clipped gradient, and the square of it
+    pull: Tensor | None = None  # added to every clipped gradient; stays as it is
 
     def __bool__(self) -> bool:
-        return self.momentum is not None or self.moments is not None
+        return self.momentum is not None or self.moments is not None or self.pull is not None
 
     @classmethod
-    def begin(cls, sgd: LocalSGD, needs_moments: bool, start: Tensor, momentum: Tensor | None) -> "Traces":
+    def begin(
+        cls, sgd: LocalSGD, needs_moments: bool, start: Tensor, momentum: Tensor | None, pull: Tensor | None = None
+    ) -> "Traces":
         """Those of a round from `start` [n]. `momentum` is what the client's last round left; it is copied."""
         kept = (torch.zeros_like(start) if momentum is None else momentum.to(start.device, copy=True)) if sgd.keep_momentum else None
-        return cls(kept, (torch.zeros_like(start), torch.zeros_like(start)) if needs_moments else None)
+        moments = (torch.zeros_like(start), torch.zeros_like(start)) if needs_moments else None
+        return cls(kept, moments, None if pull is None else pull.to(start.device))
 
     @classmethod
     def stack(cls, traces: Sequence["Traces"]) -> "Traces":
@@ -82,12 +102,13 @@ class Traces:
         first = traces[0]
         momentum = None if first.momentum is None else torch.stack([t.momentum for t in traces])
         moments = None if first.moments is None else tuple(torch.stack(column) for column in zip(*(t.moments for t in traces), strict=True))
-        return cls(momentum, moments)
+        return cls(momentum, moments, None if first.pull is None else torch.stack([t.pull for t in traces]))
 
     def rows(self, index: Tensor | int) -> "Traces":
         """A copy of a stack's rows, or of one of them."""
         momentum = None if self.momentum is None else self.momentum[index].clone()
-        return Traces(momentum, self.moments and (self.moments[0][index].clone(), self.moments[1][index].clone()))
+        moments = self.moments and (self.moments[0][index].clone(), self.moments[1][index].clone())
+        return Traces(momentum, moments, None if self.pull is None else self.pull[index])
 
     def take(self, stack: "Traces", row: int) -> None:
         """Become what a row of a stack is."""
@@ -108,6 +129,12 @@ class Traces:
         if self.momentum is None:
             return None
         return [view.to(weight.dtype) for view, weight in zip(layout.views(self.momentum).values(), weights, strict=True)]
+
+    def pulled(self, layout: Layout, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Gradients with the pull."""
+        if self.pull is None:
+            return gradients
+        return [gradient + view.to(gradient.dtype) for gradient, view in zip(gradients, layout.views(self.pull).values(), strict=True)]
 
     def step(self, layout: Layout, gradients: Sequence[Tensor]) -> None:
         """Hear of a step's gradients."""
@@ -162,15 +189,27 @@ def plan_changes(task: Task, sgd: LocalSGD, batches: Sequence[np.ndarray], seed:
 
 
 def descend(
-    weights: Sequence[Tensor], gradients: Sequence[Tensor], momenta: Sequence[Tensor] | None, sgd: LocalSGD
+    weights: Sequence[Tensor], gradients: Sequence[Tensor], momenta: Sequence[Tensor] | None, sgd: LocalSGD, start: Sequence[Tensor] = ()
 ) -> Sequence[Tensor] | None:
-    """One step of SGD on `weights`, in place; clipping is the caller's. Returns the momenta for the next step, None without momentum."""
+    """One step of SGD on `weights`, in place; clipping is the caller's. Returns the momenta for the next step, None without momentum.
+
+    `start`: the weights before the first step, for the proximal term.
+    """
     if sgd.weight_decay:
         gradients = torch._foreach_add(gradients, weights, alpha=sgd.weight_decay)
+    if sgd.proximal:
+        gradients = torch._foreach_add(gradients, torch._foreach_sub(weights, start), alpha=sgd.proximal)
     if sgd.momentum and momenta is not None:
         gradients = torch._foreach_add(gradients, momenta, alpha=sgd.momentum)
     torch._foreach_add_(weights, gradients, alpha=-sgd.lr)
     return gradients if sgd.momentum else None
+
+
+def anchors(layout: Layout, base: Tensor, weights: Sequence[Tensor], sgd: LocalSGD) -> list[Tensor]:
+    """The weights before the first step [n] as `descend` wants them, tensor by tensor in the precision of `weights`; () if it does not."""
+    if not sgd.proximal:
+        return []
+    return [view.to(weight.dtype) for view, weight in zip(layout.views(base).values(), weights, strict=True)]
 
 
 class SerialEngine:
@@ -186,7 +225,8 @@ class SerialEngine:
         parameters = dict(self.model.named_parameters())
         self.parameters = [parameters[e.name] for e in layout]
         self.coarse = any(parameter.dtype != torch.float32 for parameter in self.parameters)
-        self.channels_last = self.device.type == "cpu" and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
+        convolutions = [m for m in self.model.modules() if isinstance(m, nn.Conv2d)]
+        self.channels_last = self.device.type == "cpu" and bool(convolutions) and all(map(may_be_last, convolutions))
         self.chain = Chain.of(self.model) if self.device.type == "cpu" else None
         self._arrange()
         self.initial_buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
@@ -228,9 +268,9 @@ class SerialEngine:
         index, sizes = torch.from_numpy(np.concatenate(batches)).to(self.device), [len(batch) for batch in batches]
         drawn = plan_changes(self.task, sgd, batches, seed, round, who)
         changes = repeat(None) if drawn is None else torch.from_numpy(drawn).to(self.device).split(sizes)
-        chain = None if sgd.momentum or sgd.weight_decay or sgd.clip or traces else self.chain
+        chain = None if sgd.momentum or sgd.weight_decay or sgd.clip or sgd.proximal or traces else self.chain
         own = self.parameters if chain is None else chain.others(self.parameters)
-        losses, momenta = [], traces.momenta(self.layout, own)
+        losses, momenta, start = [], traces.momenta(self.layout, own), anchors(self.layout, base, own, sgd)
         with _drawing_from(seeds.key(seed, "dropout", round, who), self.device):
             for rows, change in zip(index.split(sizes), changes, strict=False):
                 inputs = data.inputs.index_select(0, rows)
@@ -244,7 +284,7 @@ class SerialEngine:
                     gradients, slopes = gradients[: len(own)], gradients[len(own) :]
                     gradients = _clipped(gradients, sgd.clip) if sgd.clip else gradients
                     traces.step(self.layout, gradients)
-                    momenta = descend(own, gradients, momenta, sgd)
+                    momenta = descend(own, traces.pulled(self.layout, gradients), momenta, sgd, start)
                     for product, slope in zip(products, slopes, strict=True):
                         product.descend(slope, sgd.lr)
         traces.end(self.layout, momenta)
@@ -311,20 +351,32 @@ def _drawing_from(seed: int, device: torch.device) -> Iterator[None]:
             generator.set_state(state)
 
 
+class Evaluation(NamedTuple):
+    """What the test data says of a model, means over its examples."""
+
+    loss: float | None
+    accuracy: float | None  # None: the task has none
+    metrics: Mapping[str, float]  # the task's own
+
+
 def evaluate(task: Task, model: nn.Module, layout: Layout, weights: Tensor, data: Data, device: torch.device | str,
-             batch: int = 1000) -> tuple[float, float]:
-    """Loss and accuracy of `weights` [n] on `data`, which is on `device`, means over its examples.
+             batch: int = 0) -> Evaluation:
+    """What `data`, which is on `device`, says of `weights` [n].
 
     Writes the weights into `model`, moved to `device` and left in eval mode. Layers with running statistics normalise by the
-    batch's own: the statistics stay with the clients, the server has none.
+    batch's own, of 1,000 examples: the statistics stay with the clients, the server has none. Other models are shown so many on a GPU
+    and a quarter on a CPU, whose caches then hold what passes between layers; or `batch`.
     """
     model = model.to(device).eval()
     layout.scatter(weights, model)
-    loss = accuracy = 0.0
+    measures = [task.loss, *([task.accuracy] if task.accuracy else []), *task.metrics.values()]
+    sums = [0.0] * len(measures)
+    alone = torch.device(device).type == "cpu" and all(getattr(m, "running_mean", None) is None for m in model.modules())
+    batch = batch or (250 if alone else 1000)
     with torch.inference_mode(), batch_statistics(model):
         pieces = -(-len(data) // batch)
         for inputs, targets in zip(data.inputs.tensor_split(pieces), data.targets.tensor_split(pieces), strict=True):
             outputs, share = model(inputs), len(inputs) / len(data)
-            loss += share * float(task.loss(outputs, targets))
-            accuracy += share * float(task.accuracy(outputs, targets))
-    return loss, accuracy
+            sums = [so_far + share * float(measure(outputs, targets)) for so_far, measure in zip(sums, measures, strict=True)]
+    loss, accuracy, *others = sums if task.accuracy else [sums[0], None, *sums[1:]]
+    return Evaluation(loss, accuracy, dict(zip(task.metrics, others, strict=True)))

@@ -64,7 +64,8 @@ class SealedElection(Work):
         opens = super().opens(assignment, held)
         if opens and TERMS not in told(assignment):
             raise ProtocolError("this client was not told by what the others train; both sides need the same version of fedcomp")
-        if opens and told(assignment)[TERMS] != terms_of(self.options, assignment.fingerprint, assignment.lr).encode():
+        a = assignment
+        if opens and told(a)[TERMS] != terms_of(self.options, a.fingerprint, a.lr, a.steps, a.batch_size).encode():
             raise ProtocolError("the server has this client train from another model, or by other options, than it announces to all")
         if opens and held is not None:
             attempt, known = digest_of(told(assignment)), _digests(held.kept)

@@ -1,6 +1,6 @@
 """The client half of a strategy: in which phases of a round clients take part, and what they answer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -9,9 +9,11 @@ from torch import Tensor
 from .. import seeds
 from ..codecs import Codec, Context
 from ..errors import FedcompError, ProtocolError
+from ..layout import Layout
 from ..memories import Memory
 from ..memories.base import of_row
 from ..messages import TRAIN, Assignment
+from .local_sgd import LocalSGD
 
 
 @dataclass
@@ -71,6 +73,33 @@ class Work:
     def join(self, assignment: Assignment, kept: Sequence[Any], numel: int, seed: int) -> Tensor:
         """The client's update [numel], on the CPU, of what was kept of its parts, in their order. `seed` is the run's."""
         raise ProtocolError("this client half makes nothing of parts")
+
+    # What travels besides the weights of the model: in most strategies nothing.
+
+    def travels(self, layout: Layout) -> Layout:
+        """Of the vectors that go up and down and have versions, given the model's."""
+        return layout
+
+    def first(self, weights: Tensor) -> Tensor:
+        """Such a vector before round 1, given the model's weights."""
+        return weights
+
+    def model(self, state: Tensor) -> Tensor:
+        """The model's weights in such a vector, not copied."""
+        return state
+
+    def pull(self, state: Tensor, kept: Mapping[str, Tensor], sgd: LocalSGD) -> Tensor | None:
+        """What local SGD adds to every gradient; None: nothing. `kept`: what the client keeps by name. `sgd`: the run's options."""
+        return None
+
+    def trained(
+        self, update: Tensor, state: Tensor, kept: Mapping[str, Tensor], sgd: LocalSGD, path: float
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """What a client proposes, given the update of its model, and what it keeps from then on beside its buffers.
+
+        `path`: the sum of the learning rates of its steps.
+        """
+        return update, {}
 
     def hear(self, memory: Memory, held: dict[str, Any], seed: int, context: Context) -> Tensor | None:
         """What a client makes [numel] of what it is told in a phase after the one that opens; None: it only proceeds."""

@@ -5,6 +5,7 @@ zero. Keys from 1 up are candidates, and larger keys are larger values. Most blo
 maximum. Indices are unsigned: numba then leaves out the test for negative ones, which would keep the loops from being vectorised.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +16,13 @@ from numpy import int32, uint32, uint64
 BLOCK = 32
 
 
-def compiled(function: Callable, **options: Any) -> Callable:
-    """numba's compiler with its cache on disk, or without it where no folder for it can be written.
+def compiled(function: Callable | None = None, **options: Any) -> Callable:
+    """numba's compiler with its cache on disk, or without it where no folder for it can be written; as a decorator, options may be given.
 
     The cache sees changes of the function's own file alone: after one to a constant or loop that it imports, delete __pycache__/*.nb?.
     """
+    if function is None:
+        return functools.partial(compiled, **options)
     try:
         return numba.njit(nogil=True, cache=True, **options)(function)
     except RuntimeError:

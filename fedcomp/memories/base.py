@@ -184,6 +184,8 @@ class Counterpart(ABC):
     from nothing (`fresh`), so does its part here.
     """
 
+    measures_steps: ClassVar[bool] = False  # compares the steps of the model with the clients' updates
+
     @abstractmethod
     def __init__(self, memory: Memory): ...
 

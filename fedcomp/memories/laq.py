@@ -52,6 +52,7 @@ class Terms(Shifts):
     """q of every client, all of which count in every round, and how far the model has moved lately."""
 
     counts_absent: ClassVar[bool] = True
+    measures_steps: ClassVar[bool] = True
 
     def __init__(self, memory: "LAQ"):
         super().__init__(memory)

@@ -11,6 +11,7 @@ so that at every moment Σ accepted + e = Σ inputs, to rounding. The subtractio
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -19,7 +20,9 @@ from torch import Tensor
 from ..codecs import Codec, Context, Update
 from ..codecs.base import NO_CONTEXT
 from ..errors import ConfigError, NonFiniteError
-from .base import Memory, State, add_all_within, add_within
+from ..kernels.backend import compile_vector
+from ..kernels.stretches import parallel
+from .base import Memory, State, add_all_within, add_within, of_row
 
 
 class Residual(Memory):
@@ -45,6 +48,8 @@ class Residual(Memory):
     ) -> list[bytes | None | NonFiniteError]:
         if not memories:
             return []
+        if x.device.type == "cpu" and compile_vector(x.shape[1]):
+            return parallel(partial(_proposed, context), list(zip(range(len(memories)), memories, x.unbind(), seeds, strict=True)))
         for memory, row in zip(memories, x, strict=True):
             memory._check_ready(row)
         first, x = memories[0], x.to(torch.float32)
@@ -100,6 +105,14 @@ class Residual(Memory):
             raise ConfigError("the state holds a waiting proposal without its residual; give the whole state_dict()")
         super().load_state_dict(state)
         self.residual = state.get("residual")
+
+
+def _proposed(context: Context, place: int, memory: Residual, x: Tensor, seed: int) -> bytes | NonFiniteError:
+    """The frame of one of a stack, at `place` of it: large vectors are passed over once, each by a thread."""
+    try:
+        return memory.propose(x, seed=seed, context=of_row(context, place))
+    except NonFiniteError as error:
+        return error
 
 
 def _contracting(codec: Codec, numel: int) -> str:

@@ -8,6 +8,9 @@ last one whole. Once a second, or sooner where much was written, it is flushed t
 were replaced since are free only then: a power failure leaves the last flushed one whole. It costs what changed,
 whatever the number of clients. What has to leave memory between two checkpoints is staged: it can be read back at once,
 and the next checkpoint names it without writing its vectors again. No pickle.
+
+Written behind, a checkpoint is a copy in memory that a thread writes while the run goes on, until the next one is due: a
+kill then leaves the one before. That is for runs whose rounds nobody else has heard of.
 """
 
 import math
@@ -17,6 +20,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +32,7 @@ from ..strategies.broadcasts import Broadcast
 
 FLUSH_BYTES = 64 << 20  # a flush of more would keep a round waiting
 LOG_BYTES = 4 << 20  # of SQLite's log, from which a flush works it in
+BEHIND_BYTES = 1 << 29  # of vectors that are copied to be written behind; more are written at once
 ROWS, STATE = "rows.bin", "state.sqlite"
 
 SCHEMA = """
@@ -42,22 +47,27 @@ CREATE TABLE IF NOT EXISTS broadcast (round INTEGER PRIMARY KEY, base TEXT NOT N
 class Checkpoint:
     """A folder of checkpoints of vectors [numel], open for writing. Raises CheckpointError when it cannot be read.
 
-    `flush_every_s`: seconds between checkpoints that survive a power failure. `beside`: files that are flushed before them. While one
-    thread writes, others may read what is not being written.
+    `flush_every_s`: seconds between checkpoints that survive a power failure. `beside`: files that are flushed before them. With
+    `behind`, `save` returns before it has written, and what cannot be written is told by the next call. Any thread may read.
     """
 
-    def __init__(self, folder: Path, numel: int, flush_every_s: float = 1.0, beside: Sequence[Path] = ()):
+    def __init__(self, folder: Path, numel: int, flush_every_s: float = 1.0, beside: Sequence[Path] = (), behind: bool = False):
         self.folder, self.numel, self.row_bytes, self.flush_every_s = folder, numel, 4 * numel, flush_every_s
         self.beside = beside
         self.flushed_s, self.unflushed_bytes = -math.inf, 0  # when the last flush was, and what was written since
         self.replaced: list[int] = []  # slots whose vectors were replaced since the last flush
         self.staged: dict[str, tuple[int, int]] = {}  # slot and CRC of vectors that no checkpoint names yet
         self._turn = threading.RLock()  # to use `state`
+        self._writer = ThreadPoolExecutor(1, "checkpoint") if behind else None
+        self._coming: Future[None] | None = None  # the checkpoint that is being written, or was last
+        self._named: set[str] = set()  # what is in it
+        self._copies: list[Tensor] = []
         with self._reading():
             folder.mkdir(parents=True, exist_ok=True)
             self.state = sqlite3.connect(folder / STATE, check_same_thread=False)
             self.state.executescript("PRAGMA journal_mode=WAL; PRAGMA wal_autocheckpoint=0;" + SCHEMA)
             self.slots: dict[str, int] = dict(self.state.execute("SELECT name, slot FROM vector"))
+            self.given = {name for (name,) in self.state.execute("SELECT name FROM value")}  # values; others need not be looked for
             self.rows = os.open(folder / ROWS, os.O_RDWR | os.O_CREAT, 0o644)
         used = set(self.slots.values())
         self.end = max(used, default=-1) + 1
@@ -84,12 +94,20 @@ class Checkpoint:
     def close(self) -> None:
         """Flush, and let go of the files."""
         try:
+            self.settle()
             with self._writing():
                 os.fdatasync(self.rows)
                 self.state.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
+            if self._writer is not None:
+                self._writer.shutdown()
             self.state.close()
             os.close(self.rows)
+
+    def settle(self) -> None:
+        """Wait until the last checkpoint is written. Raises CheckpointError, with the one before it whole, where it could not be."""
+        if self._coming is not None:
+            self._coming.result()
 
     def save(
         self,
@@ -102,6 +120,16 @@ class Checkpoint:
 
         What is staged under other names becomes part of it. Raises CheckpointError, with the last checkpoint whole, when the disk is full.
         """
+        self.settle()
+        self.given.update(values)
+        if self._writer is None or len(vectors) * self.row_bytes > BEHIND_BYTES:
+            return self._save_whole(vectors, values, broadcasts, oldest)
+        self._named = {*vectors, *values, *self.staged}
+        self._coming = self._writer.submit(self._save_whole, self._copied(vectors), values, broadcasts, oldest)
+
+    def _save_whole(
+        self, vectors: Mapping[str, Tensor], values: Mapping[str, bytes | None], broadcasts: Sequence[Broadcast], oldest: int
+    ) -> None:
         slots = self._take_slots(len(vectors))
         flush = time.monotonic() - self.flushed_s >= self.flush_every_s or self.unflushed_bytes > FLUSH_BYTES
         try:
@@ -153,7 +181,9 @@ class Checkpoint:
 
         Raises CheckpointError, with the last checkpoint whole, when the disk is full.
         """
+        self.settle()
         slots = self._take_slots(len(vectors))
+        self.given.update(values)
         try:
             with self._writing():
                 staged = {name: (slot, self._write(slot, vector)) for slot, (name, vector) in zip(slots, vectors.items(), strict=True)}
@@ -169,11 +199,13 @@ class Checkpoint:
 
     def add_broadcast(self, broadcast: Broadcast) -> None:
         """Write one broadcast down, before it is sent."""
+        self.settle()
         with self._writing(), self._turn, self.state:
             self._add([broadcast])
 
     def vector(self, name: str) -> Tensor | None:
         """A vector [numel] by name. Raises CheckpointError when its bytes are not those that were written."""
+        self._settle_for(name)
         if name not in self.slots and name not in self.staged:
             return None
         vector = torch.empty(self.numel, dtype=torch.float32)
@@ -187,6 +219,9 @@ class Checkpoint:
 
     def value(self, name: str) -> bytes | None:
         """A small value by name."""
+        if name not in self.given:
+            return None
+        self._settle_for(name)
         with self._reading(), self._turn:
             row = self.state.execute("SELECT data FROM staged WHERE name = ?", (name,)).fetchone() \
                 or self.state.execute("SELECT data FROM value WHERE name = ?", (name,)).fetchone()
@@ -194,12 +229,14 @@ class Checkpoint:
 
     def values(self, prefix: str) -> dict[str, bytes]:
         """The values whose names begin with `prefix`, by what follows it."""
+        self.settle()
         with self._reading(), self._turn:
             rows = self.state.execute("SELECT name, data FROM value WHERE name >= ? AND name < ?", (prefix, prefix + "\U0010ffff"))
             return {name[len(prefix) :]: data for name, data in rows}
 
     def broadcasts(self, until: int) -> list[Broadcast]:
         """The cache of broadcasts up to a round, oldest first."""
+        self.settle()
         with self._reading(), self._turn:
             rows = self.state.execute("SELECT round, base, version, frame FROM broadcast WHERE round <= ? ORDER BY round", (until,))
             return [Broadcast(*row) for row in rows]
@@ -207,6 +244,23 @@ class Checkpoint:
     def _add(self, broadcasts: Sequence[Broadcast]) -> None:
         rows = [(b.round, b.base, b.version, b.frame) for b in broadcasts]
         self.state.executemany("INSERT OR REPLACE INTO broadcast VALUES (?, ?, ?, ?)", rows)
+
+    def _settle_for(self, name: str) -> None:
+        """Wait if this is being written."""
+        if name in self._named:
+            self.settle()
+
+    def _copied(self, vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Vectors as they are now, in memory that is used again."""
+        for vector in vectors.values():
+            self._check(vector)
+        while len(self._copies) < len(vectors):
+            self._copies.append(torch.empty(self.numel, dtype=torch.float32))
+        return {name: copy.copy_(vector.detach()) for (name, vector), copy in zip(vectors.items(), self._copies, strict=False)}
+
+    def _check(self, vector: Tensor) -> None:
+        if vector.dtype != torch.float32 or vector.shape != (self.numel,):
+            raise ValueError(f"a checkpoint holds float32 vectors of {self.numel} elements, not {vector.dtype} of {list(vector.shape)}")
 
     def _take_slots(self, count: int) -> list[int]:
         """Free ones, ascending; they count as written."""
@@ -217,8 +271,7 @@ class Checkpoint:
         return sorted(self.free.pop() for _ in range(count))
 
     def _write(self, slot: int, vector: Tensor) -> int:
-        if vector.dtype != torch.float32 or vector.shape != (self.numel,):
-            raise ValueError(f"a checkpoint holds float32 vectors of {self.numel} elements, not {vector.dtype} of {list(vector.shape)}")
+        self._check(vector)
         data = vector.detach().cpu().contiguous().numpy()
         view, offset = memoryview(data).cast("B") if self.numel else memoryview(b""), slot * self.row_bytes
         while view:

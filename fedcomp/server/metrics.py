@@ -80,7 +80,7 @@ class Metrics(Observer):
     def round_done(self, record: RoundRecord) -> None:
         with self.lock:
             self.last, self.answered = record, 0
-            if record.accuracy is not None:
+            if record.loss is not None:
                 self.accuracy, self.loss = record.accuracy, record.loss
             for name in ("accepted", "uplink_bytes", "downlink_bytes", "dense_uplink_bytes", "dense_downlink_bytes", "relayed_bytes"):
                 self.sums[name] += getattr(record, name)

@@ -16,7 +16,7 @@ from .checkpoint import Checkpoint
 from .run_folder import CHECKPOINT, METRICS, RunFolder
 
 RUN, WEIGHTS, KEEPER, LEDGER = "run", "weights", "downlink.", "server/"  # names in the checkpoint
-STRATEGY, COUNTERPART = "strategy/", "counterpart/"
+STRATEGY, COUNTERPART, OPTIMIZER = "strategy/", "counterpart/", "optimizer/"
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Clients(Protocol):
 
 
 class Part(Protocol):
-    """Who keeps something of their own in the checkpoint: a strategy, a counterpart, a virtual network."""
+    """Who keeps something of their own in the checkpoint: a strategy, its optimizer, a counterpart, a virtual network."""
 
     def take_changes(self) -> Changes: ...
 
@@ -59,10 +59,11 @@ class Elsewhere:
 class Recovery:
     """The checkpoint of a run whose strategy stands before round 1. `restore` first, then `keep` after every round."""
 
-    def __init__(self, folder: RunFolder, strategy: RoundStrategy, clients: Clients, rounds: int, others: Mapping[str, Part] | None = None):
-        """`others` keep something too, by where in the checkpoint."""
+    def __init__(self, folder: RunFolder, strategy: RoundStrategy, clients: Clients, rounds: int, others: Mapping[str, Part] | None = None,
+                 behind: bool = False):
+        """`others` keep something too, by where in the checkpoint. `behind`: checkpoints are written while the next round goes on."""
         self.folder, self.strategy, self.clients, self.rounds = folder, strategy, clients, rounds
-        self.checkpoint = Checkpoint(folder.path / CHECKPOINT, strategy.layout.numel, beside=[folder.path / METRICS])
+        self.checkpoint = Checkpoint(folder.path / CHECKPOINT, strategy.layout.numel, beside=[folder.path / METRICS], behind=behind)
         self.others = dict(others or {})
         clients.keep_in(self.checkpoint)
         self.heard: set[int] = set()  # clients of whom the server may have learned something since the last checkpoint
@@ -147,12 +148,12 @@ class Recovery:
             if examples is not None:
                 server.examples[int(client)] = examples
         for place, part in self._parts():
-            part.restore(_below(place, self._vector), _below(place, self.checkpoint.value))
+            part.restore(_below(place, self.checkpoint.vector), _below(place, self.checkpoint.value))
 
     def _parts(self) -> list[tuple[str, Part]]:
         """Who keeps something of their own, and where."""
-        kept = self.strategy.counterpart
-        return [(STRATEGY, self.strategy), *([(COUNTERPART, kept)] if kept is not None else []), *self.others.items()]
+        kept, own = self.strategy.counterpart, [(STRATEGY, self.strategy), (OPTIMIZER, self.strategy.optimizer)]
+        return [*own, *([(COUNTERPART, kept)] if kept is not None else []), *self.others.items()]
 
     def _vector(self, name: str) -> Tensor:
         vector = self.checkpoint.vector(name)

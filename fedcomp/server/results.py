@@ -1,14 +1,15 @@
 """What a run is made of and what it leaves, simulated or deployed: the strategy from its options, a record a round, the summary."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import isnan
 from typing import Any
 
 import torch
 from torch import nn
 
 from .. import __version__, spec
-from ..clients.local_sgd import evaluate
+from ..clients.local_sgd import Evaluation, evaluate
 from ..config import RunConfig
 from ..errors import ConfigError, TaskError
 from ..layout import Layout
@@ -20,17 +21,25 @@ from ..tasks import Data, Task
 from ..tasks.user import in_short
 from .rejected import rejections_of
 
+NOT_EVALUATED = Evaluation(None, None, {})
+ROUNDING = 1e-6  # of a share that is a sum over batches
+SCHEDULED = ("lr_schedule", "local_steps_schedule", "batch_size_schedule", "density_schedule", "local_steps", "batch_size", "horizon",
+             "rounds")  # of a run's options, those that schedules are made of
 NOTHING_ACCEPTED = "no client's update was accepted in any round: metrics.jsonl has the reasons"  # warned of at the end
 
 
 def strategy_of(config: RunConfig, **told: Any) -> RoundStrategy:
     """The strategy of resolved options. Raises SpecError or ConfigError."""
     c = config
+    if c.local_steps_schedule and c.local_epochs:
+        raise ConfigError("--local-steps-schedule and --local-epochs both say how long clients train; give one of them")
     budget, budget_s = spec.budget(c.budget) if c.budget else (0, 0.0)
     rules = Rules(
         c.participation, c.uplink, c.downlink, c.downlink_memory, c.weights, c.weight_cap, c.server_lr, c.cache, c.seed,
         c.density_warmup, c.lr_warmup, budget, c.memory, c.quorum, c.deadline or None, c.lr, c.keep_momentum,
-        budget_s,
+        budget_s, server_optimizer=c.server_optimizer, clip_update=c.clip_update,
+        clients=c.clients, momentum=c.momentum,
+        **{name: getattr(c, name) for name in SCHEDULED},
     )
     made = strategy(c.strategy, rules, **told)
     made.check_cohort(cohort_size(c.participation, c.clients))
@@ -58,18 +67,24 @@ def on(data: Data, device: torch.device) -> Data:
 
 
 def evaluated(config: RunConfig, outcome: Outcome, task: Task, model: nn.Module, layout: Layout, weights: torch.Tensor, test: Data,
-              device: torch.device) -> tuple[float | None, float | None]:
-    """Loss and accuracy after a round, None where it is not due. Writes into `model`. Raises TaskError."""
+              device: torch.device) -> Evaluation:
+    """What the test data says of the model after a round, NOT_EVALUATED where it is not due. Writes into `model`. Raises TaskError."""
     if outcome.round % config.eval_every and outcome.round != config.rounds:
-        return None, None
+        return NOT_EVALUATED
     try:
         with timed("evaluation"):
-            return evaluate(task, model, layout, weights.to(device), test, device)
+            found = evaluate(task, model, layout, weights.to(device), test, device)
     except Exception as error:
         raise TaskError(f"the evaluation of task '{task.name}' failed: {in_short(error)}; correct it, then --resume") from error
+    if found.accuracy is not None and not isnan(found.accuracy) and not -ROUNDING <= found.accuracy <= 1 + ROUNDING:
+        raise TaskError(f"task '{task.name}': accuracy(outputs, targets) gave {found.accuracy:g} on the test data; expected a share from "
+                        "0 to 1, the mean over the batch; correct it, then --resume")
+    return found
 
 
-def record_of(outcome: Outcome, layout: Layout, loss: float | None, accuracy: float | None, seconds: float) -> RoundRecord:
+def record_of(
+    outcome: Outcome, layout: Layout, loss: float | None, accuracy: float | None, metrics: Mapping[str, float], seconds: float
+) -> RoundRecord:
     """The line of a round."""
     traffic, dense = outcome.traffic, 4 * layout.numel
     return RoundRecord(
@@ -91,6 +106,8 @@ def record_of(outcome: Outcome, layout: Layout, loss: float | None, accuracy: fl
         uplink_nonzeros=sum(a.update.nonzeros for a in outcome.accepted if a.update is not None),
         rejections=tuple(outcome.rejections),
         suspicion=outcome.suspicion,
+        clipped=outcome.clipped,
+        metrics=metrics,
         simulated_s=outcome.simulated_s,
     )
 
@@ -121,4 +138,5 @@ def summary_of(records: Sequence[RoundRecord], config: RunConfig, device: str) -
         warnings=tuple(dict.fromkeys([*(sentence for record in records for sentence in record.warnings), *nothing])),
         rejections=rejections_of(records),
         simulated_hours=records[-1].simulated_hours,
+        metrics=records[-1].metrics,
     )

@@ -11,9 +11,11 @@ import fcntl
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from ..config import RUN_FILE, RunConfig, at_home, first_difference, flag, read_
 from ..errors import RunFolderError
 from ..layout import Layout
 from ..observe import ClientRecord, Rejection, Rejections, RoundRecord, Summary, values_of
+from ..tasks import OBJECT
 
 METRICS, SUMMARY, MODEL, CHECKPOINT = "metrics.jsonl", "summary.json", "model.safetensors", "checkpoint"
 
@@ -33,7 +36,7 @@ class RunFolder:
     """A folder that belongs to one run. Raises RunFolderError, with nothing written, when it is in the way, absent or of another run."""
 
     def __init__(self, config: RunConfig):
-        self.path = at_home(config.out or _default_name(config.task), "--out")
+        self.path = at_home(config.out or _free(_default_name(config.task)), "--out")
         self.resumed = config.resume
         self.stored = self._stored(config) if config.resume else {}
         self._lock: int | None = None
@@ -147,20 +150,33 @@ def record_of(values: dict[str, Any]) -> RoundRecord:
     """A line of metrics.jsonl as a record."""
     lists = {"rejections": tuple(Rejection(**r) for r in values["rejections"]), "warnings": tuple(values["warnings"]),
              "by_client": tuple(ClientRecord(**c) for c in values.get("by_client", ())),
-             "suspicion": {int(client): share for client, share in values.get("suspicion", {}).items()}}
-    if strange := [name for name in values.keys() - lists.keys() if not isinstance(values[name], int | float | None)]:
+             "suspicion": {int(client): share for client, share in values.get("suspicion", {}).items()},
+             "metrics": dict(values.get("metrics", {}))}
+    numbers = {name: value for name, value in values.items() if name not in lists} | lists["metrics"]
+    if strange := [name for name, value in numbers.items() if not isinstance(value, int | float | None)]:
         raise ValueError(f"'{strange[0]}' is no number")
     return RoundRecord(**values | lists)
 
 
 def _default_name(task: str) -> str:
-    stem = Path(task.partition(":")[0]).stem
-    return f"runs/{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = re.sub(r"\W+", "-", task.removeprefix(OBJECT)) if task.startswith(OBJECT) else Path(task.partition(":")[0]).stem
+    return f"runs/{stem.strip('-') or 'task'}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _free(name: str) -> str:
+    """A name that no run of the same second has."""
+    return next(n for n in chain([name], (f"{name}-{i}" for i in count(2))) if not os.path.lexists(n))
 
 
 def _plain(record: RoundRecord | Summary) -> dict[str, Any]:
     """A record for JSON, which knows neither NaN nor infinity."""
-    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values_of(record).items()}
+    return {key: _finite(value) for key, value in values_of(record).items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -88,7 +88,8 @@ class Deployment:
         self.task: Task = load(config.task, folder)
         self.train, test = data_of(self.task, "train"), data_of(self.task, "test")
         self.layout = check(self.task, config.batch_size, self.train, test, config.augment)
-        memory(config.memory, self.strategy.uplink, self.layout.numel, self.layout)
+        travels = self.strategy.work.travels(self.layout)
+        memory(config.memory, self.strategy.uplink, travels.numel, travels)
         partition(config.partition, self.train, config.clients, config.seed, self.task.name)
         weights = self.layout.gather(initial_model(self.task, config.seed))
         self.strategy.begin(weights, self.layout)
@@ -194,6 +195,8 @@ class Deployment:
             rounds=c.rounds,
             out=str(self.folder.path),
             notice=self.strategy.notice,
+            judged="loss" if self.task.accuracy is None else "accuracy",
+            measures=tuple(self.task.metrics),
         )
 
     def _checks(self, link: SuperLink) -> Callable[[], None]:
@@ -246,7 +249,7 @@ class Deployment:
     # A round.
 
     def _record(self, outcome: Outcome, began: float) -> RoundRecord:
-        weights = self.strategy.broadcasts.weights
+        weights = self.strategy.model
         measured = evaluated(self.config, outcome, self.task, self.evaluated, self.layout, weights, self.test, self.device)
         record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
         before, self._wire = self._wire, self._traffic()
@@ -263,7 +266,7 @@ class Deployment:
         return sum(received for received, _ in counted), sum(sent for _, sent in counted)
 
     def _finish(self) -> Summary:
-        self.folder.write_model(self.strategy.broadcasts.weights, self.layout)
+        self.folder.write_model(self.strategy.model, self.layout)
         summary = summary_of(self.folder.records(), self.config, devices.name(self.device))
         self.folder.write_summary(summary)
         if not summary.client_updates:

@@ -4,7 +4,7 @@ All clients at a version hold the same weights, so one copy of the model, moved 
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,6 +40,7 @@ class Trained:
     loss: float
     buffers: dict[str, Tensor] | None
     traces: Traces
+    path: float = 0.0  # the sum of the learning rates of its steps
 
 
 class VirtualClients:
@@ -155,9 +156,9 @@ class VirtualClients:
         """What training on `data` made of those who did not fail, and their updates as stacks [m, n], on the devices that made them."""
         if self.work.shares:
             return [self._train_shared(ready, data, reports)]
-        alike: dict[float, list[Assignment]] = {}
+        alike: dict[tuple, list[Assignment]] = {}
         for a in ready:
-            alike.setdefault(a.lr, []).append(a)
+            alike.setdefault((a.lr, a.steps, a.batch_size), []).append(a)
         groups = [stack for mine in alike.values() for stack in self._train_alike(mine, data, reports)]
         if len(groups) == 1 or self._apart:
             return groups
@@ -171,15 +172,15 @@ class VirtualClients:
     def _train_alike(
         self, ready: Sequence[Assignment], data: Data, reports: dict[int, Report]
     ) -> list[tuple[list[Trained], Tensor]]:
-        """Likewise for clients that were told the same learning rate."""
+        """Likewise for clients that were told to train alike."""
         start, stacks, asked = self._start(), [], iter(ready)
         try:
-            sgd = self.sgd.at_rate(ready[0].lr)
+            sgd = self.sgd.as_told(ready[0].lr, ready[0].steps, ready[0].batch_size)
         except ProtocolError as error:
             reports |= {a.client: self._failure(a, "train", error) for a in ready}
             return [([], self._no_updates())]
         jobs = [
-            Job(a.round, a.client, plan_batches(self.sgd, self.shards[a.client], self.seed, a.round, a.client),
+            Job(a.round, a.client, plan_batches(sgd, self.shards[a.client], self.seed, a.round, a.client),
                 self.at_rest(a.client).buffers, self._traces(a, start))
             for a in ready
         ]
@@ -192,7 +193,7 @@ class VirtualClients:
                 if isinstance(result, Exception):
                     reports[a.client] = self._failure(a, "train", result)
                 else:
-                    trained.append(Trained(a, result.loss, result.buffers, job.traces))
+                    trained.append(Trained(a, result.loss, result.buffers, job.traces, sgd.lr * len(job.batches)))
             stacks.append((trained, share.updates))
         return stacks
 
@@ -227,12 +228,14 @@ class VirtualClients:
 
     def _traces(self, a: Assignment, start: Tensor) -> Traces:
         state = self.at_rest(a.client)
-        return Traces.begin(self.sgd, state.memory.needs_moments, start, state.momentum)
+        pull = self.work.pull(self.replica.weights, state.buffers or {}, self.sgd)
+        return Traces.begin(self.sgd, state.memory.needs_moments, start, state.momentum, pull)
 
     def _no_updates(self) -> Tensor:
-        return torch.empty(0, self.replica.weights.numel(), dtype=torch.float32, device=self.engine.device)
+        return torch.empty(0, self.work.model(self.replica.weights).numel(), dtype=torch.float32, device=self.engine.device)
 
     def _propose(self, trained: Sequence[Trained], updates: Tensor, reports: dict[int, Report]) -> None:
+        updates, owned = self._made(trained, updates)
         self.held |= {(a := t.assignment).client: Held(a.round, t.loss, self.work.outlasting(self.held.get(a.client), a)) for t in trained}
         clients = [t.assignment.client for t in trained]
         self.growth.look(clients, [self.at_rest(client).memory for client in clients], updates)
@@ -240,12 +243,23 @@ class VirtualClients:
             first, memory = trained[0].assignment, self.at_rest(clients[0]).memory
             self.contraction.look(first.round, memory.codec, self.work.seed(memory.codec, self.seed, first), memory.layout, updates)
         self._answer([t.assignment for t in trained], updates, [t.traces for t in trained], reports)
-        for t in trained:
+        for t, own in zip(trained, owned, strict=True):
             if reports[t.assignment.client].kind == UPDATE:
                 state = self.at_rest(t.assignment.client)
-                state.buffers, state.momentum = t.buffers, t.traces.momentum
+                state.buffers, state.momentum = {**(t.buffers or {}), **own} or None, t.traces.momentum
             else:
                 del self.held[t.assignment.client]
+
+    def _made(self, trained: Sequence[Trained], updates: Tensor) -> tuple[Tensor, Sequence[Mapping[str, Tensor]]]:
+        """What clients propose [m, numel], given the updates of their models [m, n], and what each keeps beside its buffers."""
+        if type(self.work).trained is Work.trained or not trained:
+            return updates, [{}] * len(trained)
+        state = self.replica.weights.to(updates.device)
+        made = [
+            self.work.trained(update, state, self.at_rest(t.assignment.client).buffers or {}, self.sgd, t.path)
+            for t, update in zip(trained, updates, strict=True)
+        ]
+        return torch.stack([x for x, _ in made]), [own for _, own in made]
 
     def _answer(self, asked: Sequence[Assignment], updates: Tensor | None, traces: Sequence[Traces], reports: dict[int, Report]) -> None:
         """Answers of a phase; `updates` [m, n] are what was trained, None after the phase that opens."""
@@ -288,7 +302,7 @@ class VirtualClients:
         return attack.reply(report, Sender(memory.codec, seed, context, self.liars.generator(a), self.work))
 
     def _start(self) -> Tensor:
-        return self.replica.weights.to(self.engine.device)
+        return self.work.model(self.replica.weights).to(self.engine.device)
 
     def _failure(self, a: Assignment, stage: str, error: Exception, kind: str = FAILED) -> Report:
         return failure(a, stage, reason(error), self.at_rest(a.client).version, self.replica.fingerprint, kind)

@@ -6,7 +6,7 @@ from typing import Protocol
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from ..clients.flower import Run, empty_run, from_records, identify_process, name_messages, to_records
+from ..clients.flower import Run, addressed, empty_run, from_records, identify_process, name_messages, replied, to_records
 from ..messages import Assignment, Report
 from ..profiling import timed
 
@@ -30,6 +30,7 @@ class LocalGrid(Grid):
         self.population = population
         self._run = empty_run()
         self._pushed: dict[str, Message] = {}
+        self._last: tuple[tuple, Message] | None = None  # what messages are made like, and one that was
 
     def set_run(self, run: Run) -> None:
         self._run = run
@@ -39,7 +40,10 @@ class LocalGrid(Grid):
         return self._run
 
     def create_message(self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+        alike = message_type, group_id, ttl
+        if self._last is None or self._last[0] != alike:
+            self._last = alike, Message(RecordDict(), dst_node_id, message_type, ttl=ttl, group_id=group_id)
+        return addressed(self._last[1], content, dst_node_id)
 
     def get_node_ids(self) -> range:
         return range(FIRST_NODE, FIRST_NODE + self.population.clients)
@@ -56,7 +60,7 @@ class LocalGrid(Grid):
         assignments = [from_records(message.content, Assignment) for message in messages]
         with timed("clients", asked=len(assignments)):
             reports = self.population.handle(assignments)
-        replies = [Message(to_records(report), reply_to=message) for message, report in zip(messages, reports, strict=True)]
+        replies = [replied(message, to_records(report)) for message, report in zip(messages, reports, strict=True)]
         name_messages(replies)
         return replies
 

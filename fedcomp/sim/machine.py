@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from ..clients import devices
 from ..clients.local_sgd import LocalSGD, SerialEngine, plan_batches
-from ..config import RUN_FILE, RunConfig, data_folder
+from ..config import RUN_FILE, RunConfig, data_folder, largest_batch
 from ..errors import ConfigError, RunFolderError
 from ..layout import Layout
+from ..tasks import OBJECT
 from ..tasks.base import Data, Task
 from .batched import BatchedEngine, NotMapped, choose_engine, unbatched
 from .batched.room import CudaMeter, Meter, fitting
@@ -57,15 +58,15 @@ class Machine:
             return cls._processes(config, device)
         if config.engine == "ray":
             return cls(devices.name(device), "ray", 1)  # as many as there are actors, once they have begun
-        engine, at_once = choose_engine(model, device, config.engine, config.batch_size)
+        engine, at_once = choose_engine(model, device, config.engine, largest_batch(config))
         if engine == "serial" and config.engine == "auto":
-            return cls.unbatched(device)
+            return cls.unbatched(device, config)
         return cls(devices.name(device), engine, config.cohort_batch or at_once)
 
     @classmethod
-    def unbatched(cls, device: torch.device) -> "Machine":
-        """For a model that is not batched."""
-        engine = unbatched(device)
+    def unbatched(cls, device: torch.device, config: RunConfig) -> "Machine":
+        """For a model that is not batched. Other processes load the task by its name."""
+        engine = "serial" if config.task.startswith(OBJECT) else unbatched(device)
         return cls(devices.name(device), engine, torch.get_num_threads() if engine == "processes" else 1)
 
     @classmethod
@@ -126,7 +127,8 @@ def measured(machine: Machine, config: RunConfig, engine: Engine, weights: Tenso
         meter = CudaMeter(first.device)
     if meter is None or not isinstance(first, Together) or config.cohort_batch:
         return machine
-    at_once = fitting(first.engine, weights.to(first.device), data, LocalSGD.from_config(config), meter)
+    sgd = dataclasses.replace(LocalSGD.from_config(config), batch_size=largest_batch(config))
+    at_once = fitting(first.engine, weights.to(first.device), data, sgd, meter)
     for each in engines:
         each.engine.at_once = at_once
     return dataclasses.replace(machine, at_once=at_once)

@@ -10,8 +10,8 @@ columns is free, and lines of clients that the run has not are left aside.
 """
 
 import csv
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from .network import COLUMNS, KINDS, Profiles, Rate, Seconds, out_of_range
 TYPES: Mapping[str, type] = {"up": Rate, "down": Rate, "latency": Seconds, "step": Seconds, "stretch": Seconds}
 DEFAULTS: Mapping[str, float] = {"stretch": 600.0, "factor": 4.0}
 NEEDED = "client", "up", "down"
+LONGEST = 1 << 16  # characters of a line
 
 
 def is_file(text: str) -> bool:
@@ -36,11 +37,19 @@ def read_file(text: str, clients: int) -> Profiles:
     path = at_home(text, "--network")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            return _profiles(text, csv.reader(file, strict=True), clients)
+            return _profiles(text, csv.reader(_lines(file, text), strict=True), clients)
     except OSError as error:
         raise ConfigError(f"--network {text} cannot be read ({error.strerror}); give a CSV file that can") from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise ConfigError(f"--network {text} is no CSV file in UTF-8 ({error}); write it as comma-separated lines") from error
+
+
+def _lines(file: TextIO, text: str) -> Iterator[str]:
+    """The lines of a file. Raises ConfigError for one that does not end, such as that of a device."""
+    while line := file.readline(LONGEST):
+        if len(line) == LONGEST:
+            raise ConfigError(f"--network {text} is no CSV file: it has a line of {LONGEST} characters; write it as comma-separated lines")
+        yield line
 
 
 def _profiles(text: str, lines: Any, clients: int) -> Profiles:

@@ -29,7 +29,8 @@ def steps_by(work: Work, sgd: LocalSGD, shards: Sequence[np.ndarray]) -> Callabl
     def steps(a: Assignment) -> int:
         if a.phase != work.phases[0]:
             return 0
+        told = sgd.as_told(1.0, a.steps, a.batch_size)
         parts = [sum(len(shards[client]) for client in part.data_sets) for part in work.parts(a)]
-        return sum(sgd.epochs * -(-examples // sgd.batch_size) or sgd.steps for examples in parts or [len(shards[a.client])])
+        return sum(told.epochs * -(-examples // told.batch_size) or told.steps for examples in parts or [len(shards[a.client])])
 
     return steps

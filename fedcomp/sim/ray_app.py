@@ -33,7 +33,7 @@ from .engines import Done, Job, trained
 JOB, DONE, VECTORS = "job", "done", "vectors"  # records of a message
 REASON = "reason"  # in the second
 PARTITION = "partition-id"  # in the config of Flower's virtual nodes
-BATCHES, UPDATE, MOMENTUM, GRADIENTS, SQUARES, BUFFERS = "batches", "update", "momentum", "gradients", "squares", "buffers"
+BATCHES, UPDATE, MOMENTUM, GRADIENTS, SQUARES, PULL, BUFFERS = "batches", "update", "momentum", "gradients", "squares", "pull", "buffers"
 TYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "int64": torch.int64}
 
 
@@ -154,6 +154,7 @@ class Bench:
 def asked_of(job: Job, sgd: LocalSGD, seed: int) -> RecordDict:
     """The content of a message that asks for a job."""
     vectors = {BATCHES: torch.from_numpy(np.concatenate(job.batches)), **_followed(job.traces)}
+    vectors |= {} if job.traces.pull is None else {PULL: job.traces.pull}
     lengths = [len(batch) for batch in job.batches]
     head = {"who": job.who, "round": job.round, "seed": seed, "lengths": lengths, "sgd": dataclasses.asdict(sgd)}
     return _records(JOB, head, vectors, job.buffers)
@@ -191,8 +192,8 @@ def _followed(traces: Traces) -> dict[str, Tensor]:
 
 
 def _traces(vectors: Mapping[str, Tensor], device: torch.device) -> Traces:
-    on = {name: vectors[name].to(device) for name in (MOMENTUM, GRADIENTS, SQUARES) if name in vectors}
-    return Traces(on.get(MOMENTUM), (on[GRADIENTS], on[SQUARES]) if GRADIENTS in on else None)
+    on = {name: vectors[name].to(device) for name in (MOMENTUM, GRADIENTS, SQUARES, PULL) if name in vectors}
+    return Traces(on.get(MOMENTUM), (on[GRADIENTS], on[SQUARES]) if GRADIENTS in on else None, on.get(PULL))
 
 
 def _records(kind: str, head: dict[str, Any], vectors: Mapping[str, Tensor], buffers: dict[str, Tensor] | None) -> RecordDict:

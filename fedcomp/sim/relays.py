@@ -113,6 +113,8 @@ def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
         raise ConfigError(f"--relays add tables of one size, and that of {uplink} goes by an update's nonzeros; {advised}, or s2:columns=N")
     if config.weights != "uniform":
         raise ConfigError(f"--relays add frames as they are, and --weights {config.weights} weighs them first; use --weights uniform")
+    if config.clip_update:
+        raise ConfigError("--relays add frames before the server could clip what each client sent; leave --clip-update out")
     if memory.counterpart is not None:
         raise ConfigError(f"--relays pass on sums, and --memory {memory.name} needs each client's frame; use --memory residual")
 

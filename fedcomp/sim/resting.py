@@ -23,7 +23,7 @@ class Resting:
     memory: Memory
     version: str
     ticket: str = ""  # of the proposal that waits in the memory
-    buffers: dict[str, Tensor] | None = None  # running statistics, which stay with the client
+    buffers: dict[str, Tensor] | None = None  # running statistics, and what the strategy's `Work` keeps, which stay with the client
     momentum: Tensor | None = None  # where the client's last round left it, if it is kept
     after: str = ""  # ticket of the proposal that the memory last committed
 

@@ -51,22 +51,32 @@ COLLECT_AFTER = 50_000  # new objects
 STACK_BYTES = 64 << 20  # updates of clients that are trained and packed together
 
 
-def simulate(config: RunConfig, observer: Observer | None = None) -> Summary:
+def simulate(config: RunConfig, observer: Observer | None = None, task: Task | None = None) -> Summary:
     """Run a simulation, or continue the one in `config.out` with `config.resume`. Returns what summary.json holds.
+
+    `task`: in place of loading the one that `config.task` names, which then says OBJECT and its name.
 
     Raises UserError, before anything is written, for options that cannot work. A run that is interrupted at any moment can be resumed.
     """
     with redirect_stdout(sys.stderr) if config.log_json == STDOUT else nullcontext():  # the log's alone, whatever a task prints
-        simulation = Simulation(config, observer or Observer())
-    return simulation.run()
+        simulation = Simulation(config, observer or Observer(), task)
+    try:
+        return simulation.run()
+    finally:
+        vars(simulation).clear()  # its parts refer to it: data and model would stay until the collector comes by
 
 
-class Simulation:
-    """The parts of a run, made in the order in which a mistake can be told soonest."""
+class Preparation:
+    """What of a run is settled before anything is trained or written, in the order in which a mistake can be told soonest.
 
-    def __init__(self, config: RunConfig, observer: Observer):
+    Raises UserError for options that cannot work.
+    """
+
+    def __init__(self, config: RunConfig, observer: Observer, task: Task | None = None):
         config = resolved(config)
         _refuse_what_is_real(config)
+        if task is not None:
+            _refuse_what_loads_tasks(config, task)
         self.config, self.observer, self._lost = config, observer, False
         self._said: list[str] = []  # warnings since the last round
         self.network = _network(config)
@@ -80,31 +90,68 @@ class Simulation:
         folder = data_folder(config)
         if folder is not None and config.data and not folder.is_dir():
             raise DataError(f"--data {config.data} is no folder; give the one that holds the task's data")
-        self.task: Task = load(config.task, folder)
+        self.task: Task = load(config.task, folder) if task is None else task
         train, self.test = data_of(self.task, "train"), data_of(self.task, "test")
         self.layout = check(self.task, config.batch_size, train, self.test, config.augment)
+        self.travels = self.strategy.work.travels(self.layout)
         waiting = self._memory()
         if config.relays:
             check_relays(config, self.strategy, waiting)
-        shards = partition(config.partition, train, config.clients, config.seed, self.task.name)
-        model = initial_model(self.task, config.seed)
-        weights = self.layout.gather(model)
-        self.machine = self._machine(model)
+        self.train, self.shards = train, partition(config.partition, train, config.clients, config.seed, self.task.name)
+        self.model = initial_model(self.task, config.seed)
+        self.weights = self.layout.gather(self.model)
+        self.machine = self._machine(self.model)
         self.need = self._need(waiting)
-        home = choose_home(config.residuals, self.device, self.need)
-        if home.reads_ahead:
-            devices.keep_freed_memory(threads=True)  # what one thread has read, another frees
-        self.strategy.begin(weights.clone(), self.layout)
+        self.home = choose_home(config.residuals, self.device, self.need)
+        self.strategy.begin(self.weights.clone(), self.layout)
         self.strategy.pace = pace(config.seed)
         declare_bandwidths(self.strategy, config, self.network and self.network.profiles.up)
-        train = on(train, self.device)
+
+    def _strategy(self) -> RoundStrategy:
+        return strategy_of(
+            self.config, roster=by_index, on_answer=lambda round, answered, asked: self.observer.progress(round, answered, asked)
+        )
+
+    def _memory(self) -> Memory:
+        return memory(self.config.memory, self.strategy.uplink, self.travels.numel, self.travels)
+
+    def _need(self, waiting: Memory) -> Need:
+        """What the memories may come to of the clients that are ever asked."""
+        c, vectors = self.config, sum(isinstance(value, torch.Tensor) for value in waiting.state_dict().values())
+        vectors = (vectors or waiting.counterpart is not None) + c.keep_momentum
+        return Need(min(c.clients, c.rounds * cohort_size(c.participation, c.clients)), vectors, self.travels.numel)
+
+    def _machine(self, model: torch.nn.Module) -> Machine:
+        if self.folder.resumed:
+            machine = Machine.stored(self.folder.stored.get("resolved"), self.folder.path)
+            if not machine.device.startswith(self.device.type):
+                raise RunFolderError(f"the run in {self.folder.path} was on {machine.device}, not {self.device}; give a --device like it")
+            return machine
+        machine = Machine.chosen(self.config, model, self.device)
+        return dataclasses.replace(machine, device=", ".join(map(devices.name, self.devices)))
+
+    def _warn(self, sentence: str) -> None:
+        self._said.append(sentence)
+        self.observer.warning(sentence)
+
+
+class Simulation(Preparation):
+    """A run that was prepared, and what trains its clients."""
+
+    def __init__(self, config: RunConfig, observer: Observer, task: Task | None = None):
+        super().__init__(config, observer, task)
+        config, model, weights, shards, home = self.config, self.model, self.weights, self.shards, self.home
+        if home.reads_ahead:
+            devices.keep_freed_memory(threads=True)  # what one thread has read, another frees
+        train = on(self.train, self.device)
+        del self.train, self.model, self.weights  # others hold what is still needed of them
         self.engine = self._engine(model, weights, train, shards[0])
         train = self.engine.resident(train)
         self.liars.follow(self.strategy, train)
         self.clients = VirtualClients(
-            Replica(weights.clone(), self.layout, codec(config.downlink)),
+            Replica(self.strategy.work.first(weights.clone()), self.travels, codec(config.downlink)),
             self.engine,
-            max(self.machine.at_once, STACK_BYTES // (4 * self.layout.numel)) * len(self.devices),
+            max(self.machine.at_once, STACK_BYTES // (4 * self.travels.numel)) * len(self.devices),
             train,
             shards,
             LocalSGD.from_config(config),
@@ -133,7 +180,7 @@ class Simulation:
             if not self.folder.resumed:
                 self._write_config()
             others = {"network/": self.timing} if self.timing else {}
-            recovery = Recovery(self.folder, self.strategy, self.clients, self.config.rounds, others)
+            recovery = Recovery(self.folder, self.strategy, self.clients, self.config.rounds, others, behind=True)
             ends.callback(recovery.close)
             done = recovery.restore()
             self._recall(done)
@@ -141,11 +188,14 @@ class Simulation:
                 self._write_config()
             self.observer.started(self._header(done + 1))
             cohort = cohort_size(self.config.participation, self.config.clients)
-            for sentence in filter(None, (shortage(recovery.checkpoint.folder, self.need, cohort), crowding(self._memory(), self.need))):
+            doubts = (shortage(recovery.checkpoint.folder, self.need, cohort), crowding(self._memory(), self.need),
+                      devices.without(self.config.precision, self.device))
+            for sentence in filter(None, doubts):
                 self._warn(sentence)
             ends.callback(self.clients.store.close)
             ends.enter_context(_resting_collector())
             self._rounds(recovery, done, ends.enter_context(Interruption(self.config.checkpoint_every > 1)))
+            recovery.checkpoint.settle()
             return self._finish()
 
     def _rounds(self, recovery: Recovery, done: int, interruption: Interruption) -> None:
@@ -182,35 +232,12 @@ class Simulation:
 
     # Preparation.
 
-    def _strategy(self) -> RoundStrategy:
-        return strategy_of(
-            self.config, roster=by_index, on_answer=lambda round, answered, asked: self.observer.progress(round, answered, asked)
-        )
-
     def _timing(self) -> Timing:
         steps = steps_by(self.strategy.work, LocalSGD.from_config(self.config), self.clients.shards)
         return Timing(self.network, self.config, self.strategy, self.grid, steps)
 
-    def _memory(self) -> Memory:
-        return memory(self.config.memory, self.strategy.uplink, self.layout.numel, self.layout)
-
-    def _need(self, waiting: Memory) -> Need:
-        """What the memories may come to of the clients that are ever asked."""
-        c, vectors = self.config, sum(isinstance(value, torch.Tensor) for value in waiting.state_dict().values())
-        vectors = (vectors or waiting.counterpart is not None) + c.keep_momentum
-        return Need(min(c.clients, c.rounds * cohort_size(c.participation, c.clients)), vectors, self.layout.numel)
-
     def _write_config(self) -> None:
         self.folder.write_config(self.config, dataclasses.asdict(self.machine) | {HOME: self.clients.store.home.name})
-
-    def _machine(self, model: torch.nn.Module) -> Machine:
-        if self.folder.resumed:
-            machine = Machine.stored(self.folder.stored.get("resolved"), self.folder.path)
-            if not machine.device.startswith(self.device.type):
-                raise RunFolderError(f"the run in {self.folder.path} was on {machine.device}, not {self.device}; give a --device like it")
-            return machine
-        machine = Machine.chosen(self.config, model, self.device)
-        return dataclasses.replace(machine, device=", ".join(map(devices.name, self.devices)))
 
     def _engine(self, model: torch.nn.Module, weights: torch.Tensor, data: Data, shard: np.ndarray) -> Engine:
         """The engine that was chosen; where auto chose batched and the model cannot be mapped, another one."""
@@ -234,7 +261,7 @@ class Simulation:
         return engine_on(self.devices, self.machine, self.config, self.task, model, self.layout, self._warn)
 
     def _go_over(self, error: ConfigError) -> None:
-        self.machine = Machine.unbatched(self.device)
+        self.machine = Machine.unbatched(self.device, self.config)
         self._warn(f"{str(error).partition('; give --engine')[0]}; the engine is {self.machine} in its place")
 
     def _header(self, first: int) -> Header:
@@ -260,12 +287,14 @@ class Simulation:
             notice=self.strategy.notice,
             network=c.network or "",
             residuals=str(self.clients.store.home),
+            judged="loss" if self.task.accuracy is None else "accuracy",
+            measures=tuple(self.task.metrics),
         )
 
     # A round.
 
     def _record(self, outcome: Outcome, began: float) -> RoundRecord:
-        weights = self.strategy.broadcasts.weights
+        weights = self.strategy.model
         measured = evaluated(self.config, outcome, self.task, self.evaluated, self.layout, weights, self.test, self.device)
         record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
         if self.relays is not None:
@@ -281,10 +310,6 @@ class Simulation:
         self._lost = any(INEXACT in sentence for sentence in said)
         self.clients.growth.warned = any(GROWS in sentence for sentence in said)
         self.clients.contraction.over |= done >= ROUNDS
-
-    def _warn(self, sentence: str) -> None:
-        self._said.append(sentence)
-        self.observer.warning(sentence)
 
     def _relayed(self, outcome: Outcome, record: RoundRecord) -> RoundRecord:
         """The record of a round behind relays: what clients sent to them, and what they passed on."""
@@ -302,7 +327,7 @@ class Simulation:
     # The end.
 
     def _finish(self) -> Summary:
-        self.folder.write_model(self.strategy.broadcasts.weights, self.layout)
+        self.folder.write_model(self.strategy.model, self.layout)
         summary = summary_of(self.folder.records(), self.config, self.machine.device)
         self.folder.write_summary(summary)
         if not summary.client_updates:
@@ -318,6 +343,13 @@ def _refuse_what_is_real(config: RunConfig) -> None:
                           "--network, or use fedcomp server start")
     if config.relays and config.network:
         raise ConfigError("--network times what each client sends, and --relays add it up before it is heard of; leave one of them out")
+
+
+def _refuse_what_loads_tasks(config: RunConfig, task: Task) -> None:
+    """An object is in this process alone."""
+    if config.engine in ("processes", "ray"):
+        raise ConfigError(f"--engine {config.engine} trains in other processes, which cannot be given the object '{task.name}'; put the "
+                          "task into a file and give its path/file.py:name, or leave the engine out")
 
 
 def _network(config: RunConfig) -> Network | None:

@@ -104,7 +104,8 @@ def at(device: torch.device) -> AbstractContextManager:
 
 def _moved(traces: Traces, device: torch.device) -> Traces:
     momentum = None if traces.momentum is None else traces.momentum.to(device)
-    return Traces(momentum, traces.moments and (traces.moments[0].to(device), traces.moments[1].to(device)))
+    moments = traces.moments and (traces.moments[0].to(device), traces.moments[1].to(device))
+    return Traces(momentum, moments, None if traces.pull is None else traces.pull.to(device))
 
 
 def _copy(given: Traces, into: Traces) -> None:

@@ -57,13 +57,13 @@ class SharedParts:
     def _train(self, parts: Sequence[Part], data: Data, a: Assignment, start: Tensor) -> None:
         jobs: dict[Part, Job] = {}
         try:
-            sgd = self.sgd.at_rate(a.lr)
+            sgd = self.sgd.as_told(a.lr, a.steps, a.batch_size)
         except ProtocolError as error:
             self._done |= {(id(data), part): error for part in parts}
             return
         for part in parts:
             try:
-                jobs[part] = Job(a.round, part.number, plan_batches(self.sgd, shard_of(part, self.shards), self.seed, a.round, part.number))
+                jobs[part] = Job(a.round, part.number, plan_batches(sgd, shard_of(part, self.shards), self.seed, a.round, part.number))
             except ConfigError:
                 raise
             except Exception as error:

@@ -93,10 +93,10 @@ class Worker:
         held = opened(self.regions, order["buffers"]) if order["buffers"] else None
         kept = self.buffers.read(held, order["given"]) if held is not None else None
         traces = [opened(self.regions, named) for named in order["traces"]]
-        momentum = traces.pop(0) if order["momentum"] else None
+        momentum, pull = traces.pop(0) if order["momentum"] else None, traces.pop() if order["pull"] else None
         batches = plan[: order["examples"]].split(plan[order["examples"] :].tolist())
         job = Job(order["round"], order["who"], [batch.numpy() for batch in batches], kept or None,
-                  Traces(momentum, tuple(traces) if traces else None))
+                  Traces(momentum, tuple(traces) if traces else None, pull))
         try:
             result = trained(self.engine, start, Data(inputs, targets), job, LocalSGD(**order["sgd"]), order["seed"], update)
         except KeyboardInterrupt as error:  # Ctrl-C is not heard here: it is the task's own

@@ -48,7 +48,7 @@ class Stack:
     order: dict[str, Any]  # what is the same for all
     rows: list[dict[str, Any]]  # what is a job's own
     updates: Tensor
-    traces: Tensor  # [m, 0 to 3, n]
+    traces: Tensor  # [m, 0 to 4, n]
     buffers: Tensor  # uint8 [m, bytes]
     waiting: deque[int]
     results: list[Result | None]
@@ -117,7 +117,7 @@ class WorkerEngine:
 
     def _stack(self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int) -> Stack:
         n, size, first = self.layout.numel, self.buffers.places[-1], jobs[0].traces
-        width = (first.momentum is not None) + len(first.moments or ())
+        width = len(_traces(jobs[0]))
         updates, traces = self._lend("updates", len(jobs), n), self._lend("traces", len(jobs), width, n)
         buffers = self._lend("buffers", len(jobs), size, dtype=torch.uint8)
         self._lend("start", n).copy_(start)
@@ -127,6 +127,7 @@ class WorkerEngine:
         order = {
             "start": self._ref("start", n), "inputs": self._home(data.inputs), "targets": self._home(data.targets),
             "sgd": dataclasses.asdict(sgd), "seed": seed, "momentum": first.momentum is not None,
+            "pull": first.pull is not None,
         }
         rows, at = [], 0
         for i, (job, plan, sizes) in enumerate(zip(jobs, plans, lengths, strict=True)):
@@ -290,5 +291,5 @@ def _one_thread() -> Iterator[None]:
 
 
 def _traces(job: Job) -> list[Tensor]:
-    kept = [] if job.traces.momentum is None else [job.traces.momentum]
-    return [*kept, *(job.traces.moments or ())]
+    t = job.traces
+    return [trace for trace in (t.momentum, *(t.moments or ()), t.pull) if trace is not None]

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from .. import spec
-from ..config import RunConfig, Usual
+from ..config import RunConfig, Usual, with_horizon
 from ..errors import SpecError
 from .asynchronous import Asynchronous
 from .average import Average
@@ -20,6 +20,7 @@ from .gtopk import GTopK
 from .krum import Krum, MultiKrum
 from .median import Median, TrimmedMean
 from .powersgd import PowerSGD
+from .scaffold import Scaffold
 from .shared_scale import SharedScale
 from .sketched_sgd import SketchedSGD
 from .tally import majority
@@ -33,7 +34,7 @@ __all__ = [
 _STRATEGIES: dict[str, type[RoundStrategy]] = {
     cls.name: cls
     for cls in (
-        Average, FetchSGD, GTopK, PowerSGD, SharedScale, SketchedSGD, Asynchronous,
+        Average, FetchSGD, GTopK, PowerSGD, Scaffold, SharedScale, SketchedSGD, Asynchronous,
         Median, TrimmedMean, Krum, MultiKrum, GeometricMedian, CenteredClipping, Vote, Election,
     )
 }
@@ -51,10 +52,10 @@ def strategy(text: str, rules: Rules | None = None, **told: Any) -> RoundStrateg
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """The options of a run, with the strategy's own choice where one of them was not given. Raises SpecError."""
+    """The options of a run, with the strategy's own choice, and the horizon of schedules, where they were not given. Raises UserError."""
     cls, options = _chosen(config.strategy)
     own = {name: value for name, value in cls.defaults(options).items() if isinstance(getattr(config, name), Usual)}
-    return dataclasses.replace(config, **own)
+    return with_horizon(dataclasses.replace(config, **own))
 
 
 def _chosen(text: str) -> tuple[type[RoundStrategy], Any]:

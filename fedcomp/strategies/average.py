@@ -4,6 +4,8 @@ McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-efficient learni
 data. AISTATS 2017; with the downlink compressed as well, Sattler et al. 2019, algorithm 2.
 
     y = Σ w_i C(a_i) / Σ w_i,  w_i = 1 or the number of examples of client i, at most `weight_cap` times their mean
+
+With `clip_update`, of each C(a_i) as much as its norm allows (clipping.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +14,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from .base import RoundStrategy
+from .clipping import share
 from .exchange import Accepted
 
 
@@ -19,11 +22,12 @@ class Average(RoundStrategy):
     """The weighted mean of the updates."""
 
     name: ClassVar[str] = "average"
+    clips: ClassVar[bool] = True
 
     def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
         (accepted,) = phases.values()
         weights = self.client_weights(accepted)
-        sent = [(a.update, weight * self.discount(a)) for a, weight in zip(accepted, weights, strict=True) if a.update is not None]
+        sent = [(a.update, weight * self._share(a)) for a, weight in zip(accepted, weights, strict=True) if a.update is not None]
         if self.counterpart is None:
             self.uplink.add_all([update for update, _ in sent], [weight for _, weight in sent], into)
         else:  # estimates are read one by one, as they were kept
@@ -34,6 +38,14 @@ class Average(RoundStrategy):
     def discount(self, accepted: Accepted) -> float:
         """What is taken of an update beside its weight, 0..1: what is not is lost to the mean, not shared among the others."""
         return 1.0
+
+    def _share(self, accepted: Accepted) -> float:
+        """What is taken of an update, 0..1: the discount, and what the bound of the norm leaves."""
+        if not self.rules.clip_update:
+            return self.discount(accepted)
+        left = share(accepted.update, self.rules.clip_update)
+        self.clipped += left < 1
+        return left * self.discount(accepted)
 
     def client_weights(self, accepted: Sequence[Accepted]) -> list[float]:
         """The weight of each accepted client, not normalised."""

@@ -34,7 +34,8 @@ from .clock import Clock
 from .closing import Closing, QuorumOrDeadline
 from .cohort import Roster, by_node, sample
 from .exchange import Accepted, Exchange, Traffic
-from .schedule import Schedule, Terms
+from .optimizers import optimizer
+from .schedule import DENSITY_SCHEDULE, Schedule, Terms
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,18 @@ class Rules:
     lr: float = 0.05  # of local SGD, and of the server where votes have no length
     keep_momentum: bool = False  # of local SGD, from one round to the next
     budget_s: float = 0.0  # seconds that a client may take to send, in place of budget_bytes
+    lr_schedule: str | None = None
+    local_steps_schedule: str | None = None
+    batch_size_schedule: str | None = None
+    density_schedule: str | None = None
+    local_steps: int = 5  # that the clients do of themselves, before what a schedule says
+    batch_size: int = 20  # likewise
+    horizon: int = 0
+    rounds: int = 0  # 0 = nobody has said
+    server_optimizer: str = "sgd"
+    clip_update: float = 0.0
+    clients: int = 0  # of the run; 0 = nobody has said
+    momentum: float = 0.0  # of local SGD
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,7 @@ class Outcome:
     broadcast: Broadcast | None  # None: no update was accepted, the model stays
     suspicion: Mapping[int, float] = field(default_factory=dict)  # by client, 0..1; of those strategies that judge votes
     simulated_s: float | None = None  # virtual seconds that it took; None: time is real
+    clipped: int = 0  # of the accepted: whose norm was too large
 
     @property
     def train_loss(self) -> float | None:
@@ -101,6 +115,8 @@ class RoundStrategy(Strategy):
     fewest: int = 1  # clients with whom a round can move the model
     notice: str = ""  # what a run says of it before its first round
     feeds_back: bool = False  # what it reads of sketches is subtracted from what waits in them
+    clips: ClassVar[bool] = False  # adds updates one by one, and so can bound the norm of each
+    own_step: ClassVar[bool] = False  # decides the step itself, with an option `momentum`, and leaves none to a server optimizer
     allocation: np.ndarray | None = None  # 0/1 [n, n], of strategies that hand out partitions: row i is what the cohort's i-th member holds
 
     def __init__(
@@ -113,6 +129,16 @@ class RoundStrategy(Strategy):
     ):
         self.rules, self.options, self.roster, self.on_answer = rules or Rules(), options or self.Options(), roster, on_answer
         self.uplink, self.downlink = codec(self.rules.uplink), codec(self.rules.downlink)
+        if self.rules.clip_update and not self.clips:
+            raise ConfigError(f"strategy '{self.name}' adds no updates one by one, whose norms it could bound; leave --clip-update out, or "
+                              "use --strategy average")
+        self.optimizer = optimizer(self.rules.server_optimizer)
+        if self.own_step and not self.optimizer.plain:
+            raise ConfigError(f"strategy '{self.name}' has a step of its own; leave --server-optimizer out, or for momentum give "
+                              f"--strategy {self.name}:momentum=0.9")
+        if self.optimizer.unitless and self.rules.server_lr >= 1:
+            raise ConfigError(f"--server-optimizer {self.optimizer.name} moves every coordinate by about --server-lr, and that is "
+                              f"{self.rules.server_lr:g}; give a smaller one, such as --server-lr 0.01")
         self.versions: dict[int, str] = {}  # that each client last reported
         self.tickets: dict[int, str] = {}  # of each client's last accepted proposal
         self.examples: dict[int, int] = {}  # that each client counted when it was last accepted
@@ -122,8 +148,10 @@ class RoundStrategy(Strategy):
         self.bandwidths: dict[int, float] = {}  # bytes a second that clients declared for their uplink
         self.warn: Callable[[str], None] = lambda sentence: None  # hears what is found out while rounds go on, each once
         self.round = 0  # that is being closed, for `aggregate` and those after it
+        self.clipped = 0  # updates of that round, as far as `aggregate` has found
         self.broadcasts: Broadcasts
-        self.layout: Layout
+        self.layout: Layout  # of updates and broadcasts
+        self.model_layout: Layout
         self.schedule: Schedule
         self.counterpart: Counterpart | None = None  # of the clients' memories, if both sides keep something
 
@@ -196,7 +224,8 @@ class RoundStrategy(Strategy):
 
     def begin(self, weights: Tensor, layout: Layout) -> None:
         """Stand before round 1 with initial weights [numel], float32, on the CPU; they are taken over, not copied."""
-        self.layout = layout
+        self.model_layout = layout
+        self.layout = layout = self.work.travels(layout)
         try:
             keeper = memory(self.rules.downlink_memory, self.downlink, layout.numel, layout)
         except ConfigError as error:
@@ -209,12 +238,19 @@ class RoundStrategy(Strategy):
         if only_under(self.rules.memory) not in ("", self.name):
             raise ConfigError(f"memory '{self.rules.memory}' has no frames for strategy '{self.name}'; "
                               f"give --strategy {only_under(self.rules.memory)}, or --memory none")
+        if self.counterpart is not None and self.counterpart.measures_steps and self.optimizer.unitless:
+            raise ConfigError(f"memory '{self.rules.memory}' compares updates with the steps of the model, which have another unit under "
+                              f"--server-optimizer {self.optimizer.name}; use sgd, or another --memory")
+        self.optimizer = optimizer(self.rules.server_optimizer)
         cache_bytes = int(self.rules.cache * 4 * layout.numel)
-        self.broadcasts = Broadcasts(weights, layout, self.downlink, keeper, cache_bytes)
+        self.broadcasts = Broadcasts(self.work.first(weights), layout, self.downlink, keeper, cache_bytes)
         rules = self.rules
-        if rules.density_warmup and chooses(rules.memory):
-            raise ConfigError(f"--density-warmup has no meaning for memory '{rules.memory}', which chooses what is sent; leave it out")
-        self.schedule = Schedule(self.uplink, layout, rules.density_warmup, rules.lr_warmup, rules.budget_bytes, rules.budget_s)
+        if (rules.density_warmup or rules.density_schedule) and chooses(rules.memory):
+            asked = "--density-warmup" if rules.density_warmup else DENSITY_SCHEDULE
+            raise ConfigError(f"{asked} has no meaning for memory '{rules.memory}', which chooses what is sent; leave it out")
+        self.schedule = Schedule.of(rules, self.uplink, layout)
+        for density in self.schedule.densities(rules.rounds or rules.horizon):
+            memory(rules.memory, self.uplink.at_density(density), layout.numel, layout)
 
     def rounds(self, grid: Grid, rounds: Iterable[int]) -> Iterator[Outcome]:
         """Run these rounds, yielding after each. The broadcast of a round is sent in the next: write it down in between."""
@@ -270,7 +306,8 @@ class RoundStrategy(Strategy):
         exchange.traffic.sent(client, download, [*announced, returned], first=client not in self.versions, newest=b.newest_bytes)
         form, base, frames = download.form, download.base, download.frames
         assignment = Assignment(
-            round, phase.name, client, form, base, b.version, b.fingerprint, frames, accepted, announced, terms.density, terms.lr, returned
+            round, phase.name, client, form, base, b.version, b.fingerprint, frames, accepted, announced, terms.density, terms.lr, returned,
+            terms.steps, terms.batch_size,
         )
         return exchange.message(assignment, node)
 
@@ -288,7 +325,7 @@ class RoundStrategy(Strategy):
         rejected: dict[int, Rejection],
         traffic: Traffic,
     ) -> Outcome:
-        self.round, last = round, list(results.values())[-1]
+        self.round, self.clipped, last = round, 0, list(results.values())[-1]
         if last and (reason := self.refusal(last)):
             rejected |= {a.client: Rejection(a.client, "aggregate", reason) for a in last}
             last = []
@@ -303,7 +340,8 @@ class RoundStrategy(Strategy):
             self.counterpart.settle([(a.client, a.update, a.fresh) for a in last], self._moved(broadcast))
         self.dropped |= {a.client: frame for a in last if (frame := self.returned(a))}
         rejections = [rejected[client] for client in sorted(rejected)]
-        outcome = Outcome(round, cohort, last, rejections, traffic, broadcast, dict(self.suspicion()), self.clock.take())
+        outcome = Outcome(round, cohort, last, rejections, traffic, broadcast, dict(self.suspicion()), self.clock.take(),
+                          self.clipped)
         self.closed(outcome)
         return outcome
 
@@ -311,10 +349,12 @@ class RoundStrategy(Strategy):
         update = torch.zeros(self.layout.numel, dtype=torch.float32)
         with timed("aggregation"), np.errstate(over="ignore", invalid="ignore"):  # what leaves float32's range is found by the next line
             self.aggregate(self._estimated(results), update)
+            update = self.optimizer.step(update)
         with timed("downlink"):
             broadcast = self.broadcasts.prepare(round, update.mul_(self.rules.server_lr), seeds.key(self.rules.seed, "downlink", round))
             if broadcast is not None:
                 self.broadcasts.publish(broadcast)
+                self.optimizer.commit()
         return broadcast
 
     def _estimated(self, results: dict[str, list[Accepted]]) -> dict[str, list[Accepted]]:
@@ -352,6 +392,7 @@ class RoundStrategy(Strategy):
         """
         if self.rules.timeout_s is None:
             self.rules = replace(self.rules, timeout_s=timeout)
+        self.rules = replace(self.rules, rounds=self.rules.rounds or num_rounds)
         layout, weights = vector_of(initial_arrays)
         self.begin(weights, layout)
         result = Result()
@@ -363,9 +404,14 @@ class RoundStrategy(Strategy):
                 result.evaluate_metrics_serverapp[outcome.round] = measured
         return result
 
+    @property
+    def model(self) -> Tensor:
+        """The weights of the model, by `model_layout`, not copied."""
+        return self.work.model(self.broadcasts.weights)
+
     def arrays(self) -> ArrayRecord:
         """The model as Flower arrays, by the names of the layout."""
-        views = self.layout.views(self.broadcasts.weights)
+        views = self.model_layout.views(self.model)
         return ArrayRecord({name: Array(view.numpy().copy()) for name, view in views.items()})
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:

@@ -185,7 +185,9 @@ class Election(Vote):
         self.seats = deal([*cohort, *empty], n, self.options.byzantine, self.rules.seed, round, data_sets)
         self.allocation = self.code[[self.seats.of(client) for client in cohort]]
         if self.sealing:
-            terms = terms_of(self.sealing.options, self.broadcasts.fingerprint, self.schedule.rate(round))
+            s = self.schedule
+            told = s.rate(round), s.count("local_steps", round), s.count("batch_size", round)
+            terms = terms_of(self.sealing.options, self.broadcasts.fingerprint, *told)
             self.sealing.begin(round, {client: self.row(client) for client in cohort}, self.layout.numel, terms)
         return cohort
 

@@ -63,6 +63,8 @@ class FetchSGD(Average):
 
     name: ClassVar[str] = "fetchsgd"
     Options: ClassVar[type] = Options
+    own_step: ClassVar[bool] = True
+    clips: ClassVar[bool] = False
     work: ClassVar[Work] = OneHash()
 
     def __init__(self, rules: Rules | None = None, **told: Any):
@@ -80,8 +82,9 @@ class FetchSGD(Average):
             if spec.parse(name).parts[0].name != Nothing.name:
                 raise ConfigError(f"strategy '{self.name}' keeps in its sketch what was not sent, which memory '{name}' would keep again; "
                                   f"leave {flag} out, or give none")
-        if given.density_warmup or given.budget_bytes:
-            raise ConfigError(f"strategy '{self.name}' sends sketches of one size; leave --density-warmup and --budget out")
+        if given.density_warmup or given.density_schedule or given.budget_bytes or given.budget_s:
+            raise ConfigError(f"strategy '{self.name}' sends sketches of one size; leave --density-warmup, "
+                              "--density-schedule and --budget out")
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:

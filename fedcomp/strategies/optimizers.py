@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from .. import spec
-from ..errors import SpecError
+from ..errors import NonFiniteError, SpecError
+from ..kernels import all_finite
 from ..memories.base import Changes
 
 FIRST, SECOND = "optimizer-m", "optimizer-v"  # in a checkpoint
@@ -58,7 +59,7 @@ class AdaptiveOptions(Steps):
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):
             self._share(name)
-        if not 1e-30 <= self.tau <= 1e30:
+        if not 1e-18 <= self.tau <= 1e18:  # its square is a float32
             raise SpecError(f"option 'tau' of a server optimizer is {self.tau:g}; give a length above 0, such as 0.001")
 
 
@@ -67,6 +68,7 @@ class Optimizer(ABC):
 
     name: ClassVar[str]
     Options: ClassVar[type]
+    unitless: ClassVar[bool] = False  # a step is about as long whatever the update is
 
     def __init__(self, options: SGDOptions | AdaptiveOptions):
         self.options = options
@@ -92,7 +94,7 @@ class Optimizer(ABC):
         changed, self._changed = self._changed, False
         return (dict(self.kept) if changed else {}), {}
 
-    def restore(self, vector: Callable[[str], Tensor | None]) -> None:
+    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
         self.kept = {name: held for name in (FIRST, SECOND) if (held := vector(name)) is not None}
         self._next, self._changed = {}, False
 
@@ -121,6 +123,7 @@ class Adam(Optimizer):
 
     name: ClassVar[str] = "adam"
     Options: ClassVar[type] = AdaptiveOptions
+    unitless: ClassVar[bool] = True
 
     def step(self, update: Tensor) -> Tensor:
         o = self.options
@@ -128,6 +131,8 @@ class Adam(Optimizer):
         if FIRST in self.kept:
             m.add_(self.kept[FIRST], alpha=o.beta1)
         v = self.second(self.kept.get(SECOND, torch.tensor(o.tau**2)), update * update)
+        if not all_finite(v.numpy()):  # it would stay so, and the model where it is
+            raise NonFiniteError("the squares of the averaged update are outside of float32")
         self._next = {FIRST: m, SECOND: v}
         return m / v.sqrt().add_(o.tau)
 

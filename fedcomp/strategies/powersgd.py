@@ -49,6 +49,7 @@ class PowerSGD(Average):
 
     name: ClassVar[str] = "powersgd"
     Options: ClassVar[type] = Options
+    clips: ClassVar[bool] = False
     work: ClassVar[Work] = Work((LEFT, RIGHT))
 
     def __init__(self, rules: Rules | None = None, **told: Any):

@@ -1,21 +1,28 @@
-"""What clients are told of a round besides the model: how dense their frames may be, and their learning rate.
+"""What clients are told of a round besides the model: how dense their frames may be, their learning rate, steps and batch size.
 
 Lin, Han, Mao, Wang, Dally: Deep gradient compression. ICLR 2018: the density falls from 25 % to its own, geometrically; with four rounds
 and 0.1 % these are the paper's 25, 6.25, 1.56, 0.39, 0.1 %. Goyal et al.: Accurate, large minibatch SGD. 2017: the learning rate grows
-linearly. A budget is kept whatever the updates hold: a client's density is the largest whose longest frame fits in its share.
+linearly. What comes after a warm-up is by_round.py's. A budget is kept whatever the updates hold: a client's density is the largest whose
+longest frame fits in its share.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from .. import spec
+from .. import by_round, spec
+from ..by_round import ByRound
 from ..codecs import Codec
 from ..errors import ConfigError
 from ..layout import Layout
 
+if TYPE_CHECKING:
+    from .base import Rules
+
 FIRST_DENSITY = 0.25  # of a warm-up
 STEPS = 40  # of the search for a density
+DENSITY_SCHEDULE = "--density-schedule"
 
 
 @dataclass(frozen=True)
@@ -24,6 +31,8 @@ class Terms:
 
     density: float = 0.0  # of the uplink codec; 0 = its own
     lr: float = 1.0  # multiple of the client's learning rate
+    steps: int = 0  # of local SGD; 0 = the client's own
+    batch_size: int = 0  # examples; 0 = the client's own
 
 
 @dataclass(frozen=True)
@@ -36,39 +45,59 @@ class Schedule:
     lr_warmup: int = 0  # rounds
     budget_bytes: int = 0  # that a round's cohort may send; 0 = no budget
     budget_s: float = 0.0  # that each client may take to send; 0 = no budget
+    density: ByRound | None = None  # of the uplink; None = the codec's own
+    local: Mapping[str, ByRound] = field(default_factory=dict)  # those of by_round.LOCAL that change
+
+    @classmethod
+    def of(cls, rules: "Rules", codec: Codec, layout: Layout) -> "Schedule":
+        """That of a strategy. Raises SpecError or ConfigError where one of its schedules cannot be."""
+        horizon, density = rules.horizon or rules.rounds, None
+        local = {name: values for name, values in by_round.of_options(rules, horizon).items() if values.text}
+        if text := rules.density_schedule:
+            _check_density(codec, DENSITY_SCHEDULE)
+            density = ByRound(DENSITY_SCHEDULE, text, by_round.SHARE, codec.density, rules.density_warmup, horizon)
+        for values in (*local.values(), *([density] if density else [])):
+            values.check(rules.rounds or horizon or 1)
+        return cls(codec, layout, rules.density_warmup, rules.lr_warmup, rules.budget_bytes, rules.budget_s, density, local)
 
     def __post_init__(self) -> None:
         budget = self.budget_bytes or self.budget_s
-        if self.density_warmup and budget:
-            raise ConfigError("--density-warmup and --budget both decide the density; give one of them")
-        asked = "--density-warmup" if self.density_warmup else "--budget" if budget else ""
-        if not asked:
-            return
-        try:
-            self.codec.at_density(FIRST_DENSITY)
-        except ConfigError:
-            raise ConfigError(f"{asked} changes the density of the uplink, and {self.codec} has none; leave {asked} out, "
-                              "or use --uplink stc") from None
+        asked = DENSITY_SCHEDULE if self.density else "--density-warmup" if self.density_warmup else "--budget" if budget else ""
+        if budget and asked != "--budget":
+            raise ConfigError(f"{asked} and --budget both decide the density; give one of them")
+        if asked:
+            _check_density(self.codec, asked)
         if budget:
             self._least()
 
     def terms(self, round: int, cohort: Sequence[int], bandwidths: Mapping[int, float]) -> dict[int, Terms]:
         """By client. `bandwidths`, bytes a second, are those that are known; an unknown one counts as their mean."""
-        lr = self.rate(round)
+        own = Terms(0.0, self.rate(round), self.count("local_steps", round), self.count("batch_size", round))
         if not (self.budget_bytes or self.budget_s):
-            return dict.fromkeys(cohort, Terms(self._warm(round), lr))
+            return dict.fromkeys(cohort, replace(own, density=self._density(round)))
         shares = self._shares(cohort, bandwidths) if self.budget_bytes else self._in_time(cohort, bandwidths)
         found = {share: self._densest(share) for share in set(shares.values())}
-        return {client: Terms(found[shares[client]], lr) for client in cohort}
+        return {client: replace(own, density=found[shares[client]]) for client in cohort}
 
     def rate(self, round: int) -> float:
         """The learning rate of a round as a multiple of the run's."""
-        return min(1.0, round / self.lr_warmup) if self.lr_warmup else 1.0
+        grown = min(1.0, round / self.lr_warmup) if self.lr_warmup else 1.0
+        return grown * self.local["lr"].at(round) / self.local["lr"].own if "lr" in self.local else grown
 
-    def _warm(self, round: int) -> float:
-        if round > self.density_warmup or (own := self.codec.density) >= FIRST_DENSITY:
-            return 0.0
-        return FIRST_DENSITY * (own / FIRST_DENSITY) ** ((round - 1) / self.density_warmup)
+    def count(self, name: str, round: int) -> int:
+        """`local_steps` or `batch_size` of a round; 0: the clients' own."""
+        return int(self.local[name].at(round)) if name in self.local else 0
+
+    def densities(self, rounds: int) -> set[float]:
+        """The least and the largest that a schedule comes to in so many rounds, without warm-up, and what is between; none without one."""
+        return set() if self.density is None else self.density.values(rounds)
+
+    def _density(self, round: int) -> float:
+        """0: the codec's own."""
+        scheduled = self.density.at(max(round, self.density_warmup + 1)) if self.density else 0.0
+        if round > self.density_warmup or (last := scheduled or self.codec.density) >= FIRST_DENSITY:
+            return scheduled
+        return FIRST_DENSITY * (last / FIRST_DENSITY) ** ((round - 1) / self.density_warmup)
 
     def _shares(self, cohort: Sequence[int], bandwidths: Mapping[int, float]) -> dict[int, int]:
         """Bytes for each client: one coordinate a tensor for everyone, the rest by bandwidth. Raises ConfigError where there is no rest."""
@@ -110,6 +139,15 @@ class Schedule:
         if longest is None:
             raise ConfigError(f"--budget needs a codec whose frames have a largest size, which {self.codec} has not; use --uplink stc")
         return longest
+
+
+def _check_density(codec: Codec, asked: str) -> None:
+    """Raise ConfigError for a codec without a density, which the option `asked` is to change."""
+    try:
+        codec.at_density(FIRST_DENSITY)
+    except ConfigError:
+        raise ConfigError(f"{asked} changes the density of the uplink, and {codec} has none; leave {asked} out, "
+                          "or use --uplink stc") from None
 
 
 def _time_for(bytes_: int, bandwidth: float) -> str:

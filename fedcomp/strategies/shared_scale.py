@@ -37,6 +37,7 @@ class SharedScale(Average):
     """The weighted mean of ternary updates of one scale."""
 
     name: ClassVar[str] = "shared-scale"
+    clips: ClassVar[bool] = False
     work: ClassVar[Work] = ScaleThenTrain()
 
     def __init__(self, rules: Rules | None = None, **told: Any):

@@ -53,6 +53,7 @@ class SketchedSGD(Average):
 
     name: ClassVar[str] = "sketched-sgd"
     Options: ClassVar[type] = Options
+    clips: ClassVar[bool] = False
     work: ClassVar[Work] = Work((SKETCH, VALUES))
 
     def __init__(self, rules: Rules | None = None, **told: Any):
@@ -68,8 +69,9 @@ class SketchedSGD(Average):
         if spec.parse(self.rules.memory).parts[0].name != Sketched.name:
             raise ConfigError(f"strategy '{self.name}' has two phases, for which memory '{self.rules.memory}' has no frames; "
                               f"leave --memory out, or give {Sketched.name}")
-        if self.rules.density_warmup or self.rules.budget_bytes:
-            raise ConfigError(f"strategy '{self.name}' sends sketches of one size; leave --density-warmup and --budget out")
+        if self.rules.density_warmup or self.rules.density_schedule or self.rules.budget_bytes or self.rules.budget_s:
+            raise ConfigError(f"strategy '{self.name}' sends sketches of one size; leave --density-warmup, "
+                              "--density-schedule and --budget out")
         self.reader = self.uplink.at_density(min(1.0, self.options.candidates * share))  # of as many as are candidates
 
     @classmethod

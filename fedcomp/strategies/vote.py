@@ -57,6 +57,7 @@ class Vote(RoundStrategy):
 
     name: ClassVar[str] = "vote"
     Options: ClassVar[type] = Options
+    own_step: ClassVar[bool] = True
 
     def __init__(self, rules: Rules | None = None, **told: Any):
         super().__init__(rules, **told)

@@ -1,28 +1,23 @@
 """What is learned: a model, its loss, its data, and how well it does."""
 
+import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..errors import TaskError
 from .augment import Augmentation
+from .data import Data, Examples
 
-
-@dataclass(frozen=True)
-class Data:
-    """Examples as resident tensors, so that a batch is gathered by index."""
-
-    inputs: Tensor  # [N, ...]
-    targets: Tensor  # [N, ...]; for partitions by class: int64 [N]
-    groups: np.ndarray | None = None  # [N] group of each example, for the partition `natural`
-
-    def __len__(self) -> int:
-        return len(self.inputs)
+Measure = Callable[[Tensor, Tensor], Tensor]  # outputs, targets → a scalar, the mean over the batch
 
 
 def share_correct(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -32,19 +27,34 @@ def share_correct(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Task:
-    """A model with its data. Everything is made when called, so that a task costs nothing until it runs.
+    """A model with its data. What is given as functions is made when called, so that a task costs nothing until it runs.
 
-    `model()` may draw from the global generators of torch, numpy and random: fedcomp seeds them. `loss(outputs, targets)` is the
-    mean over the batch, a scalar. `accuracy(outputs, targets)` is a share, 0..1.
+    `model()` may draw from the global generators of torch, numpy and random: fedcomp seeds them. In place of a function, a module starts
+    from the weights that it has now, and is itself left as it is. `loss(outputs, targets)` is the mean over the batch, a scalar: the lower,
+    the better. `accuracy(outputs, targets)` is a share, 0..1; None where there is none, as in a regression. `metrics` are measured beside
+    it on the test data, each a mean over the batch, by the name that it has in metrics.jsonl and in `run.metrics`.
     """
 
     name: str
-    model: Callable[[], nn.Module]
-    train: Callable[[], Data]
-    test: Callable[[], Data]
-    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
-    accuracy: Callable[[Tensor, Tensor], Tensor] = share_correct
+    model: Callable[[], nn.Module] | nn.Module
+    train: Callable[[], Data] | Any  # a Data, a pair (inputs, targets) of tensors or arrays, a torch Dataset of pairs, or what returns one
+    test: Callable[[], Data] | Any  # likewise
+    loss: Measure = F.cross_entropy
+    accuracy: Measure | None = share_correct
     augment: Augmentation | None = None  # how --augment changes the examples that clients train on
+    metrics: Mapping[str, Measure] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TaskError(f"a task's name is of type {type(self.name).__name__}; give a text, such as Task('mine', …)")
+        if not isinstance(self.metrics, Mapping):
+            raise TaskError(f"task '{self.name}': metrics is of type {type(self.metrics).__name__}; give a dict, name → function of "
+                            "(outputs, targets)")
+        if isinstance(self.model, nn.Module):
+            object.__setattr__(self, "model", partial(copy.deepcopy, copy.deepcopy(self.model)))
+        for split in ("train", "test"):
+            given = getattr(self, split)
+            object.__setattr__(self, split, given if isinstance(given, Examples) else Examples(given))
 
 
 def initial_model(task: Task, seed: int) -> nn.Module:

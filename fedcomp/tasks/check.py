@@ -1,5 +1,6 @@
 """What a task must keep to, tried on two examples before the first round."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,10 +12,13 @@ from torch.nn.parameter import UninitializedParameter
 
 from ..errors import ConfigError, FedcompError, TaskError
 from ..layout import Layout
-from .base import Data, Task, batch_statistics, initial_model
+from ..observe import RoundRecord
+from .base import Data, Measure, Task, batch_statistics, initial_model, share_correct
+from .data import FORMS
 from .user import in_short
 
 T = TypeVar("T")
+TAKEN = {f.name for f in dataclasses.fields(RoundRecord)}  # names of numbers of a round
 PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of what is trained
 
 
@@ -92,7 +96,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def _valid(task: Task, split: str, data: Data) -> Data:
     if not isinstance(data, Data):
-        raise _broken(task, f"{split}()", _kind(data), "a fedcomp Data")
+        raise _broken(task, f"{split}()", _kind(data), FORMS)
     for part, value in (("inputs", data.inputs), ("targets", data.targets)):
         if not isinstance(value, Tensor) or not value.ndim or value.layout != torch.strided:
             raise _broken(task, f"{split}().{part}", _kind(value), "a tensor with an example in each row, not sparse")
@@ -135,14 +139,28 @@ def _evaluation(task: Task, model: nn.Module, data: Data) -> None:
     with torch.inference_mode(), batch_statistics(model):
         outputs = _outputs(task, model.eval(), data.inputs[:2])
         _labels(task, "test", data.targets, outputs)
-        value = _tried(task, "accuracy(outputs, targets)", lambda: task.accuracy(outputs, data.targets[:2]))
-        _tried(task, "loss(outputs, targets) on test()", lambda: float(task.loss(outputs, data.targets[:2])))
+        targets = data.targets[:2]
+        if task.accuracy is share_correct and targets.is_floating_point():
+            raise _broken(task, "test().targets", _kind(targets), "labels, of which a share can be correct; else give the task "
+                          "accuracy=None, and metrics={name: function} for what is measured in its place")
+        if task.accuracy is not None:
+            share = _number(task, "accuracy(outputs, targets)", task.accuracy, outputs, targets, "one number from 0 to 1")
+            if not 0 <= share <= 1:
+                raise _broken(task, "accuracy(outputs, targets)", f"{share:g}", "a share from 0 to 1")
+        _tried(task, "loss(outputs, targets) on test()", lambda: float(task.loss(outputs, targets)))
+        for name, measure in task.metrics.items():
+            if not isinstance(name, str) or not name.isidentifier() or name in TAKEN:
+                raise _broken(task, "metrics", f"the name {name!r}", "a word that metrics.jsonl does not use yet, such as mean_error")
+            _number(task, f"metrics[{name!r}](outputs, targets)", measure, outputs, targets, "one number, the mean over the batch")
+
+
+def _number(task: Task, what: str, measure: Measure, outputs: Tensor, targets: Tensor, expected: str) -> float:
+    value = _tried(task, what, lambda: measure(outputs, targets))
     if isinstance(value, complex) or (isinstance(value, Tensor) and value.is_complex()):
-        raise _broken(task, "accuracy(outputs, targets)", "a complex number", "one number from 0 to 1")
+        raise _broken(task, what, "a complex number", expected)
     if not isinstance(value, (int, float)) and not (isinstance(value, Tensor) and value.numel() == 1):
-        raise _broken(task, "accuracy(outputs, targets)", _kind(value), "one number from 0 to 1")
-    if not 0 <= float(value) <= 1:
-        raise _broken(task, "accuracy(outputs, targets)", f"{float(value):g}", "a share from 0 to 1")
+        raise _broken(task, what, _kind(value), expected)
+    return float(value)
 
 
 def _outputs(task: Task, model: nn.Module, inputs: Tensor) -> Tensor:

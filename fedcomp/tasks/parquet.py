@@ -44,6 +44,22 @@ class Images:
         images, labels = cache.arrays(files, form, ("images", "labels"), lambda: self._decode(files), self._fits)
         return images, labels
 
+    def count(self, split: str) -> int:
+        """Images of "train" or "test", as the files say, without reading them."""
+        files = self._files(split)
+        try:
+            from pyarrow import ArrowException, parquet
+        except ImportError as error:
+            raise MissingExtraError("pyarrow", "sim", f"the data set {self.dataset}") from error
+        try:
+            return sum(parquet.read_metadata(file).num_rows for file in files)
+        except (OSError, ArrowException) as error:
+            raise DataError(f"--data {files[0]} cannot be read as parquet ({type(error).__name__}); replace it by a whole copy") from error
+
+    def place(self) -> Path:
+        """The folder that the files are in. Raises DataError."""
+        return self._files("train")[0].parent
+
     def per_pixel(self, split: str) -> Data:
         """Inputs float32 [N, pixels]: scaled to 0..1, then each pixel standardised by its own moments over the training set."""
         images, labels = self.read(split)

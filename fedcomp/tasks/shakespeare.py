@@ -66,6 +66,14 @@ class Text:
         groups = np.repeat(list(parts), [len(part) for part in parts.values()])
         return Data(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), groups)
 
+    def count(self, split: str) -> int:
+        """Windows of "train" or "test"."""
+        return sum(len(_part(windows, split)) for windows in self._windows.values())
+
+    def place(self) -> Path:
+        """The folder that the text is in. Raises DataError."""
+        return self._path().parent
+
     @cached_property
     def _windows(self) -> dict[str, np.ndarray]:
         """Those of each role that says enough for both splits, int64 [N, 81]: the last character of one is the first of the next."""

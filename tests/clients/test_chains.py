@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedcomp.clients.chains import Chain
+from fedcomp.clients.chains import Chain, Pooled
 from fedcomp.clients.local_sgd import LocalSGD, SerialEngine
+from fedcomp.kernels import pooled as kernel
 from fedcomp.layout import Layout
 from fedcomp.tasks.base import Data, Task
 
@@ -37,7 +38,15 @@ def rows() -> nn.Module:
     return nn.Sequential(nn.Flatten(2), nn.Linear(256, 300, bias=False), nn.ELU(inplace=True), nn.Flatten(), nn.Linear(900, 4))
 
 
-MODELS = {"convolutions": (convolutions, 1), "tied and frozen": (tied_and_frozen, 1), "rows": (rows, 1)}  # and large products in them
+def pooled() -> nn.Module:
+    """Two convolutions whose maxima alone have gradients, of which the first is too narrow to go by them."""
+    return nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 48, 5, padding=2), nn.ReLU(),
+                         nn.MaxPool2d(2), nn.Flatten(), nn.Linear(768, 128), nn.ReLU(), nn.Linear(128, 4))
+
+
+MODELS = {  # and large products in them
+    "convolutions": (convolutions, 1), "tied and frozen": (tied_and_frozen, 1), "rows": (rows, 1), "pooled": (pooled, 1),
+}
 
 
 def examples() -> Data:
@@ -67,12 +76,34 @@ def test_updates_are_those_of_the_model_to_rounding(make, products, precision):
     assert (found.buffers or {}).keys() == (expected.buffers or {}).keys()
 
 
-@pytest.mark.parametrize("change", [{"momentum": 0.9}, {"weight_decay": 0.1}, {"clip": 0.5}], ids=lambda change: next(iter(change)))
+@pytest.mark.parametrize("change", [{"momentum": 0.9}, {"weight_decay": 0.1}, {"clip": 0.5}, {"proximal": 0.5}],
+                         ids=lambda change: next(iter(change)))
 def test_where_a_step_is_more_than_the_gradient_the_model_takes_it(change):
     data, batches, sgd = examples(), [np.arange(20), np.arange(20) + 20], dataclasses.replace(SGD, **change)
     chained, plain = engine(convolutions, True), engine(convolutions, False)
     start = plain.layout.gather(plain.model)
     assert torch.equal(chained.train(start, data, batches, sgd).update, plain.train(start, data, batches, sgd).update)
+
+
+def test_maxima_are_gone_by_where_it_pays(monkeypatch):
+    seen, gradients = [], kernel.gradients
+    monkeypatch.setattr(kernel, "gradients", lambda x, *rest: seen.append(x.shape[1]) or gradients(x, *rest))
+    made, data = engine(pooled, True), examples()
+    made.train(made.layout.gather(made.model).clone(), data, [np.arange(20)], SGD)
+    assert seen == [32]
+    made.train(made.layout.gather(made.model).clone(), data, [np.arange(20)], dataclasses.replace(SGD, precision="bfloat16"))
+    assert seen == [32]
+
+
+@pytest.mark.parametrize("layers", [
+    (nn.Conv2d(32, 32, 3, stride=2), nn.MaxPool2d(2), nn.ReLU()), (nn.Conv2d(32, 32, 3, groups=2), nn.MaxPool2d(2), nn.ReLU()),
+    (nn.Conv2d(32, 32, 3, dilation=2), nn.MaxPool2d(2), nn.ReLU()), (nn.Conv2d(32, 32, 3, padding="same"), nn.MaxPool2d(2), nn.ReLU()),
+    (nn.Conv2d(32, 32, 3, padding=1, padding_mode="circular"), nn.MaxPool2d(2), nn.ReLU()),
+    (nn.Conv2d(32, 32, 3), nn.MaxPool2d(3, stride=2), nn.ReLU()), (nn.Conv2d(32, 32, 3), nn.MaxPool2d(2, padding=1), nn.ReLU()),
+    (nn.Conv2d(32, 32, 3), nn.MaxPool2d(2), nn.Tanh()), (nn.Conv2d(32, 32, 3), nn.MaxPool2d(2)),
+], ids=str)
+def test_what_skips_groups_or_overlaps_is_left_as_it_is(layers):
+    assert Pooled.of(layers) is None
 
 
 def test_a_maximum_before_the_relu_changes_no_bit():

@@ -24,3 +24,11 @@ def test_another_word_is_a_sentence(asked):
 def test_a_device_that_is_not_here():
     with pytest.raises(ConfigError, match="^--device cuda:9999: "):
         devices.choose("cuda:9999")
+
+
+@pytest.mark.parametrize(("capability", "precision", "told"), [("AVX2", "bfloat16", True), ("AVX2", "float32", False),
+                                                               ("AVX512", "bfloat16", False), ("DEFAULT", "bfloat16", False)])
+def test_arithmetic_that_is_not_the_processors_own(monkeypatch, capability, precision, told):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert ("no arithmetic in bfloat16" in devices.without(precision, torch.device("cpu"))) is told
+    assert not devices.without(precision, torch.device("meta"))

@@ -17,7 +17,7 @@ from fedcomp.tasks.base import Data, Task
 SGD = LocalSGD(steps=6, batch_size=8, lr=0.1)
 VARIANTS = {
     "plain": {}, "momentum": {"momentum": 0.9}, "weight decay": {"weight_decay": 0.1}, "clip": {"clip": 0.05}, "wide clip": {"clip": 1e6},
-    "all": {"momentum": 0.9, "weight_decay": 0.1, "clip": 0.3},
+    "all": {"momentum": 0.9, "weight_decay": 0.1, "clip": 0.3}, "proximal": {"proximal": 0.7, "momentum": 0.5, "clip": 0.5},
 }
 
 
@@ -48,6 +48,7 @@ def by_torch_optim(task: Task, model: nn.Module, layout: Layout, start, data: Da
     layout.scatter(start, model)
     start = layout.gather(model)
     reached = [p for name, p in model.named_parameters() if p.requires_grad and name != "unused"]
+    began = [p.detach().clone() for p in reached]
     optimizer = torch.optim.SGD(reached, lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
     for batch in batches:
         optimizer.zero_grad()
@@ -55,6 +56,8 @@ def by_torch_optim(task: Task, model: nn.Module, layout: Layout, start, data: Da
         loss.backward()
         if sgd.clip:
             nn.utils.clip_grad_norm_(reached, sgd.clip)
+        for p, near in zip(reached, began, strict=True):
+            p.grad += sgd.proximal * (p.detach() - near)
         optimizer.step()
         losses.append(loss.item())
     return layout.gather(model) - start, sum(losses) / len(losses)
@@ -141,7 +144,7 @@ def test_buffers_that_do_not_change_are_not_returned():
 def test_evaluation_is_a_mean_over_examples(batch):
     task, model, layout, start = parts(lambda: nn.Sequential(nn.Linear(12, 4), nn.Dropout()))
     weights, data = start * 2, examples()
-    loss, accuracy = evaluate(task, model, layout, weights, data, "cpu", batch)
+    loss, accuracy, _ = evaluate(task, model, layout, weights, data, "cpu", batch)
     layout.scatter(weights, model)
     with torch.no_grad():
         outputs = model.eval()(data.inputs)
@@ -157,7 +160,7 @@ def test_loss_and_accuracy_are_numbers_in_whatever_form_the_task_gives_them(give
     task, model, layout, start = parts(MODELS["linear"])
     wrapped = dataclasses.replace(task, loss=lambda o, t: given(task.loss(o, t)), accuracy=lambda o, t: given(task.accuracy(o, t)))
     found = evaluate(wrapped, model, layout, start, examples(), "cpu")
-    assert found == evaluate(task, model, layout, start, examples(), "cpu") and all(type(value) is float for value in found)
+    assert found == evaluate(task, model, layout, start, examples(), "cpu") and type(found.loss) is type(found.accuracy) is float
 
 
 def test_a_default_precision_that_a_task_sets_changes_no_vector():
@@ -178,7 +181,7 @@ def test_evaluation_normalises_by_the_batch_and_leaves_statistics_alone(normalis
                                                              nn.Flatten(), nn.Linear(24, 4)))
     data, before = examples(), copy.deepcopy(model.state_dict())
     expected = copy.deepcopy(model).train()(data.inputs)
-    loss, _ = evaluate(task, model, layout, start, data, "cpu")
+    loss = evaluate(task, model, layout, start, data, "cpu").loss
     assert loss == pytest.approx(F.cross_entropy(expected, data.targets).item(), rel=1e-5)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()) and normalise.track_running_stats
 
@@ -235,6 +238,15 @@ def test_an_empty_shard_is_the_users_mistake():
 
 
 def test_options_come_from_the_run():
-    config = RunConfig(local_steps=3, local_epochs=2, batch_size=7, lr=0.5, momentum=0.25, weight_decay=0.125, clip=2.0)
-    assert LocalSGD.from_config(config) == LocalSGD(3, 2, 7, 0.5, 0.25, 0.125, 2.0)
+    config = RunConfig(local_steps=3, local_epochs=2, batch_size=7, lr=0.5, momentum=0.25, weight_decay=0.125, clip=2.0,
+                       proximal=0.5)
+    assert LocalSGD.from_config(config) == LocalSGD(3, 2, 7, 0.5, 0.25, 0.125, 2.0, proximal=0.5)
     assert LocalSGD.from_config(RunConfig()) == LocalSGD()
+
+
+@pytest.mark.parametrize(("channels", "stride", "last"), [(3, 2, False), (5, 2, False), (8, 2, True), (3, 1, True)])
+def test_channels_are_not_last_where_torch_would_write_beyond(channels, stride, last):
+    model = nn.Sequential(nn.Conv2d(channels, 4, 1, stride=stride), nn.Flatten(), nn.LazyLinear(2))
+    model(torch.zeros(1, channels, 8, 8))
+    made = SerialEngine(Task("strided", lambda: model, None, None), model, Layout.of(model), "cpu")
+    assert made.channels_last is last

@@ -1,6 +1,8 @@
 """A checkpoint is whole or is not there; it costs what changed."""
 
 import os
+import shutil
+import threading
 
 import pytest
 import torch
@@ -170,3 +172,98 @@ def test_staging_again_and_again_takes_no_more_room(store):
         store.save({"weights": row(0.0)}, {})
     assert os.path.getsize(store.folder / ROWS) <= 2 * (3 + 1) * 4 * NUMEL + 3 * 4 * NUMEL
     assert len({slot for slot in [*store.slots.values(), *store.free]}) == store.end == len(store.slots) + len(store.free)
+
+
+# Written behind.
+
+
+@pytest.fixture
+def behind(tmp_path):
+    opened = Checkpoint(tmp_path, NUMEL, flush_every_s=0.0, behind=True)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Writing waits until the event is set."""
+    may, pwrite = threading.Event(), os.pwrite
+    monkeypatch.setattr(module.os, "pwrite", lambda *given: may.wait(30) and pwrite(*given))
+    yield may
+    may.set()
+
+
+def test_written_behind_a_checkpoint_is_what_vectors_were_when_it_was_saved(behind, slow):
+    vector = row(1.0)
+    behind.save({"a": vector}, {"round": b"1"})
+    vector.fill_(2.0)
+    slow.set()
+    assert torch.equal(behind.vector("a"), row(1.0)) and behind.value("round") == b"1"
+    behind.save({"a": vector}, {"round": b"2"})
+    assert torch.equal(behind.vector("a"), row(2.0)) and behind.value("round") == b"2"
+
+
+def test_while_a_checkpoint_is_written_what_is_not_in_it_can_be_read(behind, monkeypatch):
+    behind.save({"a": row(1.0)}, {"x": b"1"})
+    behind.settle()
+    may, pwrite = threading.Event(), os.pwrite
+    monkeypatch.setattr(module.os, "pwrite", lambda *given: may.wait(30) and pwrite(*given))
+    behind.save({"b": row(2.0)}, {})
+    assert torch.equal(behind.vector("a"), row(1.0)) and behind.value("x") == b"1"
+    may.set()
+    assert torch.equal(behind.vector("b"), row(2.0))
+
+
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(behind, slow, tmp_path):
+    slow.set()
+    behind.save({"a": row(1.0)}, {"round": b"1"})
+    behind.settle()
+    slow.clear()
+    behind.save({"a": row(2.0)}, {"round": b"2"})
+    copied = tmp_path / "as it was"
+    shutil.copytree(tmp_path, copied, ignore=shutil.ignore_patterns("as it was"))
+    slow.set()
+    found = Checkpoint(copied, NUMEL)
+    assert torch.equal(found.vector("a"), row(1.0)) and found.value("round") == b"1"
+    found.close()
+
+
+def test_what_could_not_be_written_behind_is_told_by_the_next_call(tmp_path, monkeypatch):
+    store = Checkpoint(tmp_path, NUMEL, flush_every_s=0.0, behind=True)
+    store.save({"a": row(1.0)}, {"round": b"1"})
+    store.settle()
+
+    def full(*given):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.os, "pwrite", full)
+    store.save({"a": row(2.0)}, {"round": b"2"})
+    with pytest.raises(CheckpointError, match="No space left"):
+        store.save({"a": row(3.0)}, {"round": b"3"})
+    with pytest.raises(CheckpointError, match="No space left"):
+        store.close()
+    monkeypatch.undo()
+    found = Checkpoint(tmp_path, NUMEL)
+    assert torch.equal(found.vector("a"), row(1.0)) and found.value("round") == b"1"
+    found.close()
+
+
+def test_what_is_too_much_to_be_copied_is_written_at_once(behind, monkeypatch):
+    monkeypatch.setattr(module, "BEHIND_BYTES", 4 * NUMEL)
+    threads, pwrite = set(), os.pwrite
+    monkeypatch.setattr(module.os, "pwrite", lambda *given: threads.add(threading.current_thread()) or pwrite(*given))
+    behind.save({name: row(1.0) for name in "ab"}, {})
+    assert threads == {threading.main_thread()}
+    assert torch.equal(behind.vector("b"), row(1.0))
+
+
+def test_a_value_that_never_was_is_not_looked_for(store):
+    store.save({}, {"client/1": b"a", "client/2": b"b"})
+    store.save({}, {"client/2": None})
+    asked = []
+    store.state.set_trace_callback(asked.append)
+    assert store.value("client/3") is None and not asked
+    assert store.value("client/1") == b"a" and store.value("client/2") is None and asked
+    store.state.set_trace_callback(None)
+    store = reopened(store)
+    assert store.value("client/1") == b"a" and store.value("client/2") is None

@@ -62,7 +62,7 @@ def test_with_tls_and_keys_a_run_is_the_simulated_one_and_strangers_stay_outside
     wire = lines(tmp_path / "run")[-1]
     assert wire["wire_bytes_in"] > wire["uplink_bytes"] and wire["wire_bytes_out"] > wire["downlink_bytes"]
     left = {file.name for file in (tmp_path / "run").iterdir()}
-    assert left == {"config.toml", "metrics.jsonl", "summary.json", "model.safetensors", "checkpoint", "superlink.log"}
+    assert left == {"config.toml", "metrics.jsonl", "summary.json", "model.safetensors", "checkpoint", "superlink.log", "report.html"}
 
 
 def test_a_certificate_that_clients_would_turn_away_is_refused_before_anything_is_written(tmp_path):

@@ -16,7 +16,8 @@ from fedcomp.tasks.base import Data, Task
 SGD = LocalSGD(steps=4, batch_size=8, lr=0.1)
 VARIANTS = {
     "plain": {}, "momentum": {"momentum": 0.9}, "weight decay": {"weight_decay": 0.1}, "clip": {"clip": 0.05},
-    "all": {"momentum": 0.9, "weight_decay": 0.1, "clip": 0.3}, "epochs": {"epochs": 2, "momentum": 0.5},
+    "all": {"momentum": 0.9, "weight_decay": 0.1, "clip": 0.3}, "proximal": {"proximal": 0.7, "momentum": 0.5, "clip": 0.5},
+    "epochs": {"epochs": 2, "momentum": 0.5},
 }
 
 

@@ -201,7 +201,7 @@ def test_the_model_itself_is_not_trained():
     assert torch.equal(start, given) and torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
 
 
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.5, "clip": 0.3, "weight_decay": 0.1}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.5, "clip": 0.3, "weight_decay": 0.1, "proximal": 0.7}], ids=str)
 @pytest.mark.parametrize("augment", [False, True])
 def test_recorded_steps_give_what_plain_ones_give(options, augment):
     data, plans, sgd, steps = images(), planned(SGD, 5), replace(SGD, **options, augment=augment), []
@@ -219,6 +219,18 @@ def test_recorded_steps_give_what_plain_ones_give(options, augment):
     for updates, losses in recorded:
         torch.testing.assert_close(updates, plain[0], rtol=1e-5, atol=1e-7)
         torch.testing.assert_close(losses, plain[1])
+
+
+def test_a_recorded_step_serves_however_many_steps_a_round_has():
+    data, steps = images(), []
+    task, model, layout, start = parts(network, data)
+    engine = BatchedEngine(task, model, layout, "cpu", record=lambda step: steps.append(step) or step)
+    for count in (1, 2, 4):
+        sgd = SGD.as_told(steps=count)
+        plans = planned(sgd, 3)[:2]
+        updates, _ = engine.train(start, data, plans, sgd)
+        torch.testing.assert_close(updates, BatchedEngine(*parts(network, data)[:3], "cpu").train(start, data, plans, sgd)[0])
+    assert len(steps) == 1
 
 
 def test_batches_of_several_sizes_and_traces_are_not_recorded():
@@ -247,15 +259,16 @@ def test_a_step_that_cannot_be_recorded_is_taken_plainly_from_then_on():
 
 def step_without_values(make, examples, precision: str, apply=lambda inputs, drawn: inputs) -> torch.Tensor:
     """One step on tensors that have shapes and no values, so that nothing can be asked of them: what a CUDA graph can record."""
-    data, sgd = examples(), replace(SGD, momentum=0.9, weight_decay=0.1, clip=1.0, precision=precision)
+    data, sgd = examples(), replace(SGD, momentum=0.9, weight_decay=0.1, clip=1.0, proximal=0.5, precision=precision)
     task, model, layout, _ = parts(make, data, augment=Augmentation(lambda generator, count: np.zeros(count), apply))
     engine = BatchedEngine(task, model, layout, "cpu", way="products" if make is not CHAIN[0] else "chain")
     engine._doubted = False
     with FakeTensorMode(allow_non_fake_inputs=True):
         there = Data(*(torch.empty(part.shape, dtype=part.dtype) for part in (data.inputs, data.targets)))
         stack, momentum = torch.empty(2, 3, layout.numel)
+        near = list(layout.views(torch.empty(layout.numel)).values())
         batch = torch.empty(3, 4, dtype=torch.int64), torch.empty(3, 4)
-        return engine._step(*(list(layout.views(each).values()) for each in (stack, momentum)), there, batch, sgd)
+        return engine._step(*(list(layout.views(each).values()) for each in (stack, momentum)), near, there, batch, sgd)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

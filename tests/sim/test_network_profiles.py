@@ -236,6 +236,8 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path):
     (tmp_path / "bytes.csv").write_bytes(b"client,up,down\n\xff")
     with pytest.raises(ConfigError, match="is no CSV file in UTF-8"):
         read_file(str(tmp_path / "bytes.csv"), 2)
+    with pytest.raises(ConfigError, match="/dev/zero is no CSV file: it has a line of 65536 characters; write it as comma-separated lines"):
+        read_file("/dev/zero", 2)
     assert is_file("clients.csv") and is_file("nets/clients") and not is_file("mobile") and not is_file("uniform:up=1kB")
     assert not is_file("uniform:up=1MB/s") and not is_file("lognormal:spread=1/2") and is_file("uniform/clients") and is_file("c:/net.csv")
 

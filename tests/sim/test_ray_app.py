@@ -60,7 +60,8 @@ def jobs(sgd: LocalSGD, layout: Layout, start: torch.Tensor, before: list[Done |
 
 
 @pytest.mark.parametrize("sgd", [
-    LocalSGD(steps=4, batch_size=8), LocalSGD(epochs=2, batch_size=40, momentum=0.9, keep_momentum=True, clip=0.5, weight_decay=0.01),
+    LocalSGD(steps=4, batch_size=8), LocalSGD(epochs=2, batch_size=40, momentum=0.9, keep_momentum=True, clip=0.5, weight_decay=0.01,
+                                                  proximal=0.2),
 ])
 def test_an_actor_trains_a_client_as_this_process_does(sgd):
     data, first = moody.train(), initial_model(moody, 3)

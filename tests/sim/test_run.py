@@ -1,5 +1,6 @@
 """A run is the same run, interrupted or not; a client's mistake is a rejected reply; the user's is one sentence."""
 
+import gc
 import json
 import os
 import shutil
@@ -17,13 +18,16 @@ from federation import Federation
 from safetensors.torch import load_file
 
 from fedcomp import RunConfig, UserError
+from fedcomp.clients.local_sgd import SerialEngine
 from fedcomp.config import read_run
 from fedcomp.errors import CheckpointError
 from fedcomp.observe import Header, Observer, RoundRecord
 from fedcomp.server import checkpoint
 from fedcomp.sim import simulate
 from fedcomp.sim.batched import BatchedEngine
+from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import Rules
+from fedcomp.tasks import Data
 
 TASKS = Path(__file__).parents[1] / "tiny_task.py"
 TINY = RunConfig(task=f"{TASKS}:task", clients=8, participation=0.5, rounds=6, local_steps=2, lr=0.1, uplink="stc:density=10%",
@@ -91,7 +95,7 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     keys = """accuracy loss uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes rounds clients client_updates seconds
               client_updates_per_s device seed version warnings rejections"""
     assert set(stored) == set(keys.split())
-    assert stored | {"simulated_hours": None} == summary.__dict__ | {"warnings": list(summary.warnings), "rejections": []}
+    assert stored | {"simulated_hours": None, "metrics": {}} == summary.__dict__ | {"warnings": list(summary.warnings), "rejections": []}
     assert stored["uplink_bytes"] == sum(line["uplink_bytes"] for line in lines)
     assert stored["client_updates"] == 24 and stored["accuracy"] == lines[-1]["accuracy"]
     config = read_run(folder)
@@ -497,3 +501,17 @@ def test_a_run_folder_that_cannot_be_written(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(UserError, match="cannot be written"):
         simulate(replace(TINY, out=out(tmp_path, "run")))
+
+
+def test_what_a_run_held_is_let_go_of_without_the_collector(tmp_path):
+    simulate(replace(TINY, out=out(tmp_path, "first")))  # what is loaded once stays
+    kinds = (VirtualClients, Data, SerialEngine, BatchedEngine)
+    gc.collect()
+    before = {id(each) for each in gc.get_objects() if type(each) in kinds}
+    gc.disable()
+    try:
+        simulate(replace(TINY, out=out(tmp_path, "second")))
+        left = [type(each).__name__ for each in gc.get_objects() if type(each) in kinds and id(each) not in before]
+    finally:
+        gc.enable()
+    assert not left

@@ -28,7 +28,7 @@ from fedcomp.tasks import initial_model, load
 from fedcomp.tasks.base import Data
 
 TASKS = Path(worker_tasks.__file__)
-SGD = LocalSGD(steps=3, batch_size=8, lr=0.1, momentum=0.9, weight_decay=0.01, clip=1.0, keep_momentum=True)
+SGD = LocalSGD(steps=3, batch_size=8, lr=0.1, momentum=0.9, weight_decay=0.01, clip=1.0, keep_momentum=True, proximal=0.3)
 SHARDS = [np.arange(20), np.arange(5) + 20, np.arange(40) + 25, np.arange(20) + 65, np.arange(35) + 85]  # the second has smaller batches
 
 

@@ -251,8 +251,8 @@ def test_what_is_restored_is_what_was_kept():
     ("fetchsgd", {"uplink": "sketch:density=5%"}, "reads a share of 0.01, the uplink 0.05; give --strategy fetchsgd:density=0.05"),
     ("fetchsgd", {"memory": "residual"}, "which memory 'residual' would keep again; leave --memory out, or give none"),
     ("fetchsgd", {"downlink_memory": "residual"}, "leave --downlink-memory out, or give none"),
-    ("fetchsgd", {"density_warmup": 3}, "leave --density-warmup and --budget out"),
-    ("fetchsgd", {"budget_bytes": 10**6}, "leave --density-warmup and --budget out"),
+    ("fetchsgd", {"density_warmup": 3}, "leave --density-warmup, --density-schedule and --budget out"),
+    ("fetchsgd", {"budget_bytes": 10**6}, "leave --density-warmup, --density-schedule and --budget out"),
 ])
 def test_rules_that_do_not_suit_are_refused(spec, rules, sentence):
     with pytest.raises(ConfigError) as caught:

@@ -68,7 +68,7 @@ def test_a_checkpoint_holds_all_of_it(text):
         made.commit()
     vectors, values = made.take_changes()
     assert vectors.keys() <= {FIRST, SECOND} and not values and made.take_changes() == ({}, {})
-    again.restore(vectors.get)
+    again.restore(vectors.get, values.get)
     for update in UPDATES[3:]:
         assert torch.equal(made.step(update.clone()), again.step(update.clone()))
         made.commit()

@@ -199,8 +199,8 @@ def test_behind_mixing_and_buckets_it_is_what_byzfl_makes(name, kind, monkeypatc
 
 @pytest.mark.parametrize("name", ["average", *NAMES])
 def test_a_liar_moves_the_mean_where_it_likes_and_a_rule_hardly(name):
-    rules = replace(RULES, uplink="identity", memory="none")
-    lied, honest = (federation(name, **vars(rules)) if name in NAMES else Federation(rules) for _ in range(2))
+    dense = {"uplink": "identity", "memory": "none"}
+    lied, honest = (federation(name, **dense) if name in NAMES else Federation(replace(RULES, **dense)) for _ in range(2))
     for round in range(1, 11):
         lied.faults[5, round] = scaled(-1e3)
     for f in (lied, honest):

@@ -115,7 +115,12 @@ def test_a_time_that_is_too_short_says_the_least_that_is_enough(bandwidth):
 @pytest.mark.parametrize("multiple", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_is_none_is_refused(multiple):
     with pytest.raises(ProtocolError, match="give a multiple above 0"):
-        LocalSGD().at_rate(multiple)
+        LocalSGD().as_told(lr=multiple)
+
+
+def test_a_rate_that_no_float32_holds_is_refused():
+    with pytest.raises(ProtocolError, match=r"^the server asks for a learning rate of 5e\+298; give at most 3e\+38$"):
+        LocalSGD(lr=0.05).as_told(lr=1e300)
 
 
 def test_clients_do_as_they_are_told():

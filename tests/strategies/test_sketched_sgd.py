@@ -459,8 +459,8 @@ def test_updates_at_the_end_of_float32_leave_a_finite_model(seeds):
     ({"uplink": "sketch:density=1/10"}, {}, "moves a share of 0.01, its uplink reads one of 0.1; give --strategy sketched-sgd:density=0.1"),
     ({"memory": "none"}, {}, "has two phases, for which memory 'none' has no frames; leave --memory out, or give sketched"),
     ({"memory": "dgc"}, {}, "has two phases, for which memory 'dgc' has no frames"),
-    ({"density_warmup": 3}, {}, "sends sketches of one size; leave --density-warmup and --budget out"),
-    ({"budget_bytes": 10**6}, {}, "sends sketches of one size; leave --density-warmup and --budget out"),
+    ({"density_warmup": 3}, {}, "sends sketches of one size; leave --density-warmup, --density-schedule and --budget out"),
+    ({"budget_bytes": 10**6}, {}, "sends sketches of one size; leave --density-warmup, --density-schedule and --budget out"),
     ({}, {"density": 0.0}, "option 'density' of strategy 'sketched-sgd' is 0; give a share above 0 and at most 1, such as 1%"),
     ({}, {"candidates": 0}, "option 'candidates' of strategy 'sketched-sgd' is 0; give at least 1, such as 4"),
 ])

@@ -103,7 +103,7 @@ def test_one_example_is_tried_where_batches_are_no_larger():
     ({"model": lambda: Wrapped(lambda x: (x, x))}, r"model\(\)\(inputs\) gave tuple; expected a tensor"),
     ({"model": lambda: Wrapped(lambda x: x[:, :0])}, r"gave float32 \[2, 0\]; expected a tensor of outputs"),
     ({"model": lambda: Wrapped(lambda x: x[:, :2])}, "targets gave labels from 0 to 2; expected 0 to 1, as the model has 2 outputs"),
-    ({"train": lambda: (1, 2)}, r"train\(\) gave tuple; expected a fedcomp Data"),
+    ({"train": lambda: (1, 2, 3)}, r"train\(\) gave tuple; expected a fedcomp Data, a pair"),
     ({"train": raising}, r"train\(\) raised RuntimeError"),
     ({"train": lambda: Data(torch.zeros(0, 4), torch.zeros(0))}, r"train\(\) gave no examples; expected at least one"),
     ({"test": lambda: Data(torch.zeros(0, 4), torch.zeros(0))}, r"test\(\) gave no examples"),
@@ -216,6 +216,15 @@ def test_what_could_only_fail_later_is_told_before(change, says):
     with pytest.raises(TaskError) as error:
         check(dataclasses.replace(GOOD, **change), 20)
     assert says in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    ({"metrics": [lambda outputs, targets: 0.0]}, "task 'toy': metrics is of type list; give a dict"),
+    ({"name": 5}, "a task's name is of type int; give a text"),
+])
+def test_name_and_metrics_are_looked_at_when_a_task_is_made(change, says):
+    with pytest.raises(TaskError, match=says):
+        dataclasses.replace(GOOD, **change)
 
 
 def test_an_accuracy_of_one_element_is_a_number():

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...clients.channels import may_be_last
+
 Pair = tuple[int, int]
 Form = Callable[[nn.Conv2d, Tensor, Tensor, Tensor | None], Tensor]  # x [m·b, c, h, w], w [m, o, c, k, k], biases [m, o] → [m·b, o, h', w']
 
@@ -43,7 +45,8 @@ FORMS: dict[str, Form] = {"grouped": grouped, "grouped-last": partial(grouped, o
 def fits(layer: nn.Conv2d, form: str) -> bool:
     """Whether a layer has this form."""
     even = layer.padding != "same" or all(d * (k - 1) % 2 == 0 for d, k in zip(_pair(layer.dilation), layer.kernel_size, strict=True))
-    return layer.padding_mode == "zeros" and (form != "products" or (layer.groups == 1 and even))
+    return layer.padding_mode == "zeros" and (form != "products" or (layer.groups == 1 and even)) \
+        and (form != "grouped-last" or may_be_last(layer))
 
 
 class _Products(torch.autograd.Function):

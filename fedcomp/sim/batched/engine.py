@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...clients.local_sgd import NO_TRACES, LocalSGD, Traces, descend
+from ...clients.local_sgd import NO_TRACES, LocalSGD, Traces, anchors, descend
 from ...layout import Layout
 from ...tasks.base import Data, Task
 from .choice import MAPPED, NotMapped, gradients_of
@@ -46,7 +46,7 @@ class BatchedEngine:
         self.coarse = {e.name: parameters[e.name].dtype for e in layout if parameters[e.name].dtype != torch.float32}
         self.gradients, self.way = gradients_of(task, model, self.device, way)
         self._doubted = self.way in FORMS  # until it has been compared with the model itself
-        self.recordings = Recordings(self._step, layout, record or recorder(self.device))
+        self.recordings = Recordings(layout, record or recorder(self.device))
 
     def train(
         self, start: Tensor, data: Data, plans: Sequence[Sequence[np.ndarray]], sgd: LocalSGD, *, traces: Traces = NO_TRACES,
@@ -116,7 +116,7 @@ class BatchedEngine:
 
     def _train(self, start: Tensor, stack: Tensor, data: Data, batches: Sequence[Batch], sgd: LocalSGD, traces: Traces) -> Tensor:
         """Leaves the updates in `stack` [m, n]; returns the losses [m]."""
-        recorded = self.recordings.find(data, batches, sgd) if not (traces or self.coarse or self._doubted) else None
+        recorded = self.recordings.find(self._step, data, batches, sgd) if not (traces or self.coarse or self._doubted) else None
         if recorded:
             return recorded.run(start, batches, stack)
         base = self._rounded(start)
@@ -124,11 +124,11 @@ class BatchedEngine:
         views = self.layout.views(stack)
         parameters = {name: view.to(self.coarse.get(name, torch.float32)) for name, view in views.items()}
         weights, losses = list(parameters.values()), []
-        momenta = traces.momenta(self.layout, weights)
+        momenta, near = traces.momenta(self.layout, weights), anchors(self.layout, base, weights, sgd)
         for batch in batches:
             gradients, loss = self._gradients(parameters, data, batch, sgd)
             traces.step(self.layout, gradients)
-            momenta = descend(weights, gradients, momenta, sgd)
+            momenta = descend(weights, traces.pulled(self.layout, gradients), momenta, sgd, near)
             losses.append(loss)
         traces.end(self.layout, momenta)
         for name in self.coarse:
@@ -136,11 +136,13 @@ class BatchedEngine:
         stack -= base
         return torch.stack(losses).mean(0, dtype=torch.float32)
 
-    def _step(self, weights: list[Tensor], momenta: list[Tensor] | None, data: Data, batch: Batch, sgd: LocalSGD) -> Tensor:
+    def _step(
+        self, weights: list[Tensor], momenta: list[Tensor] | None, near: list[Tensor], data: Data, batch: Batch, sgd: LocalSGD
+    ) -> Tensor:
         """One step in place, momenta included. Returns the losses [m]."""
         names = [e.name for e in self.layout]
         gradients, loss = self._gradients(dict(zip(names, weights, strict=True)), data, batch, sgd)
-        after = descend(weights, gradients, momenta, sgd)
+        after = descend(weights, gradients, momenta, sgd, near)
         if momenta is not None:
             torch._foreach_copy_(momenta, after)
         return loss

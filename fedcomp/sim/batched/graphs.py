@@ -6,18 +6,20 @@ once. What a recorded step reads and writes stands in the same place every time:
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...clients.local_sgd import LocalSGD
+from ...clients.local_sgd import LocalSGD, anchors
 from ...layout import Layout
 from ...tasks.base import Data
 
 Recorder = Callable[[Callable[[], None]], Callable[[], Any]]  # a step that may be run → what runs it again
 Batch = tuple[Tensor, Tensor | None]  # positions in the data [m, b], and what augmentation drew for each [m, b, ...]
-Step = Callable[[list[Tensor], list[Tensor] | None, Data, Batch, LocalSGD], Tensor]  # weights and momenta in place → losses [m]
+# Weights and momenta, both changed in place, and where the weights began → losses [m].
+Step = Callable[[list[Tensor], list[Tensor] | None, list[Tensor], Data, Batch, LocalSGD], Tensor]
 
 KEPT = 4  # recorded steps, those last played
 WARM_UP = 3  # runs before a recording, in which libraries choose and allocate
@@ -30,11 +32,13 @@ class Recorded:
         m, device = len(like[0]), data.inputs.device
         self.stack = torch.zeros(m, layout.numel, device=device)
         self.momentum = torch.zeros_like(self.stack) if sgd.momentum else None
+        self.base = torch.zeros_like(self.stack[0]) if sgd.proximal else None
         self.batch, self.losses = (like[0].clone(), None if like[1] is None else like[1].clone()), torch.zeros(m, device=device)
         weights = list(layout.views(self.stack).values())
         momenta = None if self.momentum is None else list(layout.views(self.momentum).values())
+        near = [] if self.base is None else anchors(layout, self.base, weights, sgd)
         self.data = data  # stays where the recording reads it
-        self._again = record(lambda: self.losses.add_(step(weights, momenta, data, self.batch, sgd)))
+        self._again = record(lambda: self.losses.add_(step(weights, momenta, near, data, self.batch, sgd)))
 
     def run(self, base: Tensor, batches: Sequence[Batch], stack: Tensor) -> Tensor:
         """Local SGD from `base` [n]; leaves the updates in `stack` [m, n], returns the mean losses [m]."""
@@ -42,6 +46,8 @@ class Recorded:
         self.losses.zero_()
         if self.momentum is not None:
             self.momentum.zero_()
+        if self.base is not None:
+            self.base.copy_(base)
         for batch in batches:
             for mine, given in zip(self.batch, batch, strict=True):
                 if mine is not None:
@@ -54,20 +60,21 @@ class Recorded:
 class Recordings:
     """Steps that were recorded, by what they depend on. One is recorded when it is wanted for the second time."""
 
-    def __init__(self, step: Step, layout: Layout, record: Recorder | None):
-        self.step, self.layout, self.record = step, layout, record
+    def __init__(self, layout: Layout, record: Recorder | None):
+        self.layout, self.record = layout, record
         self._kept: OrderedDict[tuple, Recorded | None] = OrderedDict()
 
-    def find(self, data: Data, batches: Sequence[Batch], sgd: LocalSGD) -> Recorded | None:
+    def find(self, step: Step, data: Data, batches: Sequence[Batch], sgd: LocalSGD) -> Recorded | None:
         """What plays these steps, if there is something. Where a step cannot be recorded, nothing is any more."""
         shapes = {(positions.shape, None if drawn is None else drawn.shape) for positions, drawn in batches}
         if self.record is None or len(shapes) > 1:
             return None
-        key = (shapes.pop(), sgd, data.inputs.data_ptr(), data.targets.data_ptr())
+        alike = replace(sgd, steps=1, epochs=0, batch_size=1)  # these stand in the batches
+        key = (shapes.pop(), alike, data.inputs.data_ptr(), data.targets.data_ptr())
         seen, found = key in self._kept, self._kept.pop(key, None)
         if seen and found is None:
             try:
-                found = Recorded(self.step, self.layout, data, batches[0], sgd, self.record)
+                found = Recorded(step, self.layout, data, batches[0], sgd, self.record)
             except RuntimeError:  # what waits for the device cannot be recorded; the plain step says what else is wrong
                 self.forget()
                 return None

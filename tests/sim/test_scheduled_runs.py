@@ -1,0 +1,154 @@
+"""Schedules in whole runs: interrupted or not, under every engine, told to clients and obeyed by them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from federation import Federation
+from safetensors.torch import load_file
+
+from fedcomp import RunConfig, codec
+from fedcomp.clients.local_sgd import LocalSGD
+from fedcomp.config import read_run
+from fedcomp.errors import ConfigError, ProtocolError, UserError
+from fedcomp.sim import simulate
+from fedcomp.sim.machine import Machine
+from fedcomp.strategies import Rules
+from fedcomp.tasks import load
+
+TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
+CONFIG = RunConfig(task=TINY, clients=6, participation=0.5, uplink="topk:density=1/10", downlink="identity", batch_size=10, lr=0.1,
+                   rounds=4, seed=3, engine="serial", device="cpu")
+ALL = {"lr_schedule": "cosine:to=0.01", "local_steps_schedule": "1,4@3", "batch_size_schedule": "step:every=2,factor=2",
+       "density_schedule": "geometric:to=1/40", "lr_warmup": 1, "density_warmup": 1}
+
+
+def ran(config: RunConfig, out: Path, **also) -> tuple[bytes, list[int]]:
+    """The model and the bytes that clients sent, round by round."""
+    simulate(replace(config, out=str(out), **also))
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return (out / "model.safetensors").read_bytes(), [line["uplink_bytes"] for line in lines]
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_a_run_that_was_interrupted_is_the_same_run(tmp_path, engine):
+    config = replace(CONFIG, engine=engine, **ALL)
+    whole = ran(config, tmp_path / "whole")
+    ran(config, tmp_path / "parts", rounds=2, horizon=4)
+    assert ran(config, tmp_path / "parts", resume=True) == whole
+
+
+@pytest.mark.parametrize("name", ["lr_schedule", "local_steps_schedule", "batch_size_schedule", "density_schedule"])
+def test_each_schedule_makes_another_run_and_one_that_says_nothing_new_does_not(tmp_path, name):
+    own = {"lr_schedule": "0.1", "local_steps_schedule": "5", "batch_size_schedule": "10", "density_schedule": "1/10"}
+    plain = ran(CONFIG, tmp_path / "plain")
+    assert ran(CONFIG, tmp_path / "scheduled", **{name: ALL[name]}) != plain
+    assert ran(CONFIG, tmp_path / "same", **{name: own[name]}) == plain
+
+
+def test_engines_agree(tmp_path):
+    config = replace(CONFIG, **ALL)
+    models = []
+    for engine in ("serial", "batched", "processes"):
+        ran(config, tmp_path / engine, engine=engine)
+        models.append(load_file(tmp_path / engine / "model.safetensors"))
+    for model in models[1:]:
+        for name, value in models[0].items():
+            torch.testing.assert_close(model[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_curve_ends_where_it_was_to_end_when_the_run_was_begun(tmp_path):
+    config, out = replace(CONFIG, lr_schedule="cosine:to=0.01"), tmp_path / "run"
+    ran(config, out)
+    assert read_run(out)["horizon"] == 4
+    longer = ran(config, out, rounds=6, resume=True)
+    assert read_run(out)["horizon"] == 4
+    assert longer == ran(config, tmp_path / "by-hand", rounds=6, horizon=4)
+    assert longer != ran(config, tmp_path / "stretched", rounds=6)
+
+
+def test_a_run_that_goes_on_with_nothing_left_of_its_rate_says_what_to_give(tmp_path):
+    config = replace(CONFIG, lr_schedule="cosine", out=str(tmp_path / "run"))
+    simulate(config)
+    with pytest.raises(ConfigError, match="^--lr-schedule 'cosine' comes to 0 in round 6; give more than 0, by --horizon 6, or "):
+        simulate(replace(config, rounds=6, resume=True))
+    simulate(replace(config, rounds=6, resume=True, horizon=6))
+    assert read_run(tmp_path / "run")["horizon"] == 6
+
+
+def test_a_run_without_curves_has_no_horizon(tmp_path):
+    ran(CONFIG, tmp_path / "run", local_steps_schedule="1,4@3", lr_schedule="step:every=2")
+    assert read_run(tmp_path / "run")["horizon"] == 0
+
+
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"local_steps_schedule": "1,4@3", "local_epochs": 1}, "--local-steps-schedule and --local-epochs both say how long clients train"),
+    ({"density_schedule": "1%", "budget": "5kB"}, "--density-schedule and --budget both decide the density"),
+    ({"density_schedule": "1%", "uplink": "fp16"}, "--density-schedule changes the density of the uplink, and fp16 has none"),
+    ({"density_schedule": "1%", "uplink": "topk", "memory": "variance"}, "--density-schedule has no meaning for memory 'variance'"),
+    ({"density_schedule": "step:every=1,factor=3"}, "--density-schedule 'step:every=1,factor=3' comes to 2.7 in round 4; give at most 1"),
+    ({"density_schedule": "1%", "strategy": "fetchsgd", "uplink": "sketch", "memory": "none", "downlink_memory": "none"},
+     "sends sketches of one size; leave --density-warmup, --density-schedule and --budget out"),
+])
+def test_options_that_do_not_go_together(tmp_path, options, sentence):
+    with pytest.raises(UserError) as raised:
+        simulate(replace(CONFIG, out=str(tmp_path / "run"), **options))
+    assert sentence in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_simulation_tells_time_by_the_steps_of_the_round(tmp_path):
+    config = replace(CONFIG, network="uniform:up=1GB,down=1GB,latency=0s,step=1s", local_steps_schedule="1,4@3", out=str(tmp_path / "run"))
+    simulate(config)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [round(line["simulated_s"], 3) for line in lines] == [1, 1, 4, 4]
+
+
+def test_the_batched_engine_makes_room_for_the_largest_batches():
+    task = load("mnist-logreg", None)
+    at_once = [
+        Machine.chosen(replace(CONFIG, engine="batched", **also), task.model(), torch.device("cpu")).at_once
+        for also in ({"batch_size": 500}, {"batch_size_schedule": "500@4"}, {"batch_size": 1}, {"batch_size_schedule": "1"})
+    ]
+    assert at_once[0] == at_once[1] < at_once[2] == at_once[3]
+
+
+def test_clients_do_as_they_are_told():
+    rules = Rules(participation=1.0, uplink="topk:density=1/10", lr=0.1, local_steps_schedule="1,3@2", batch_size_schedule="10,20@3",
+                  density_schedule="1/2,1/5@2", lr_schedule="0.2,0.05@2", rounds=3)
+    federation, told, trained = Federation(rules), [], []
+    engine = federation.members[0].engine
+    train = engine.train
+
+    def watched(start, data, batches, sgd, **also):
+        trained.append(([len(batch) for batch in batches], round(sgd.lr, 9)))
+        return train(start, data, batches, sgd, **also)
+
+    engine.train = watched
+    for outcome in federation.strategy.rounds(federation.grid, (1, 2, 3)):
+        told.append({a.update.nonzeros for a in outcome.accepted})
+    n = federation.layout.numel
+    assert told == [{codec("topk").at_density(d).count(n)} for d in (1 / 2, 1 / 5, 1 / 5)]
+    assert trained[::6] == [([10], 0.2), ([10] * 3, 0.05), ([20] * 3, 0.05)]
+
+
+@pytest.mark.parametrize("asked", [{"steps": -1}, {"steps": 10**6 + 1}, {"batch_size": -5}, {"batch_size": 10**9}])
+def test_a_client_refuses_what_no_run_may_ask(asked):
+    with pytest.raises(ProtocolError, match="^the server asks for -?[0-9]+ .*; give 1 to 1000000$"):
+        LocalSGD().as_told(**asked)
+
+
+def test_steps_that_are_told_stand_in_for_epochs():
+    assert LocalSGD(epochs=3).as_told(steps=2) == LocalSGD(steps=2, epochs=0)
+    assert LocalSGD(epochs=3).as_told(lr=0.5) == LocalSGD(epochs=3, lr=0.025)
+
+
+def test_flowers_own_loop_knows_the_last_round():
+    federation = Federation(Rules(participation=1.0, uplink="topk:density=1/10", local_steps_schedule="1,2@2"))
+    with pytest.raises(ConfigError, match="ends with the last round, which is not known; give --horizon"):
+        Federation(Rules(lr_schedule="cosine"))
+    strategy = type(federation.strategy)(Rules(lr_schedule="cosine"), roster=federation.strategy.roster)
+    strategy.start(federation.grid, federation.strategy.arrays(), num_rounds=2)
+    assert strategy.schedule.rate(2) == 0.5

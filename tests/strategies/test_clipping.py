@@ -1,0 +1,89 @@
+"""Clipping of updates by the server: the norm is that of the decoded frame, whatever form it has, and a liar's length is worth no more."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from every_codec import SPECS
+from federation import Federation
+
+from fedcomp import codec
+from fedcomp.errors import ConfigError
+from fedcomp.layout import Layout
+from fedcomp.sim.grid import by_index
+from fedcomp.strategies import Asynchronous, Average, GTopK, Rules, available_strategies
+from fedcomp.strategies.clipping import norm, share
+
+LAYOUT = Layout.from_shapes({"a": (30, 20), "b": (20,), "c": (8, 10)})
+X = torch.from_numpy(np.random.default_rng(3).normal(0, 1, LAYOUT.numel).astype(np.float32))
+DENSE = Rules(participation=1.0, uplink="identity", downlink="identity", seed=3, clip_update=0.05)
+
+
+@pytest.mark.parametrize("text", SPECS)
+def test_the_norm_is_that_of_the_decoded_frame(text):
+    made = codec(text)
+    frame = made.encode(X, seed=1, layout=LAYOUT)
+    (update,) = made.open_batch([frame], LAYOUT.numel, LAYOUT)
+    length = float(made.decode(frame, numel=LAYOUT.numel, layout=LAYOUT).double().norm())
+    assert norm(update) == pytest.approx(length, rel=1e-6)
+    assert share(update, length * 1.01) == 1.0
+    assert share(update, length / 4) == pytest.approx(0.25, rel=1e-6)
+
+
+def test_of_an_update_of_zeros_all_is_taken():
+    made = codec("identity")
+    (update,) = made.open_batch([made.encode(torch.zeros(10))], 10, None)
+    assert norm(update) == 0 and share(update, 1e-30) == 1.0
+
+
+def test_the_mean_is_that_of_clipped_updates_and_they_are_counted():
+    federation = Federation(DENSE)
+    start = federation.initial
+    shout = federation.strategy.uplink.encode(torch.full((federation.layout.numel,), 1e4))
+    federation.faults[2, 1] = lambda a, r: replace(r, frame=shout)
+    (outcome,) = federation.strategy.rounds(federation.grid, [1])
+    updates = torch.stack([a.update.dense() for a in outcome.accepted])
+    lengths = updates.norm(dim=1, keepdim=True)
+    clipped = updates * (DENSE.clip_update / lengths).clamp(max=1)
+    torch.testing.assert_close(federation.strategy.broadcasts.weights, start + clipped.mean(0), rtol=1e-4, atol=1e-6)
+    assert outcome.clipped == int((lengths > DENSE.clip_update).sum()) >= 1
+    assert float((federation.strategy.broadcasts.weights - start).norm()) <= DENSE.clip_update * 1.001
+
+
+def test_weights_by_examples_and_lateness_stay_beside_it():
+    federation = Federation(replace(DENSE, weights="examples"), strategy=Asynchronous)
+    answers = Federation(replace(DENSE, clip_update=0.0))
+    (outcome,) = answers.strategy.rounds(answers.grid, [1])
+    strategy, into = federation.strategy, torch.zeros(federation.layout.numel)
+    accepted = [replace(a, examples=i + 1) for i, a in enumerate(outcome.accepted)]
+    strategy._lateness = {0: 3}
+    strategy.aggregate({"train": accepted}, into)
+    weights = [a.examples * (0.5 if a.client == 0 else 1.0) for a in accepted]  # (1 + 3)^-0.5
+    parts = [w * a.update.dense() * min(1.0, 0.05 / float(a.update.dense().norm())) for w, a in zip(weights, accepted, strict=True)]
+    torch.testing.assert_close(into, torch.stack(parts).sum(0) / sum(a.examples for a in accepted), rtol=1e-4, atol=1e-6)
+
+
+def test_estimates_of_a_counterpart_are_clipped_as_a_whole():
+    federation = Federation(replace(DENSE, uplink="topk:density=20%", memory="ef21"))
+    for _ in federation.strategy.rounds(federation.grid, range(1, 6)):
+        pass
+    before = federation.strategy.broadcasts.weights.clone()
+    (outcome,) = federation.strategy.rounds(federation.grid, [6])
+    assert outcome.clipped and float((federation.strategy.broadcasts.weights - before).norm()) <= DENSE.clip_update * 1.001
+
+
+def test_gtopk_clips_too_and_a_run_without_a_bound_counts_nothing():
+    rules = replace(DENSE, uplink="topk:density=20%", clip_update=1e-3)
+    federation, free = Federation(rules, strategy=GTopK), Federation(replace(rules, clip_update=0.0), strategy=GTopK)
+    (outcome,) = federation.strategy.rounds(federation.grid, [1])
+    assert outcome.clipped == len(outcome.accepted)
+    assert next(free.strategy.rounds(free.grid, [1])).clipped == 0
+
+
+@pytest.mark.parametrize("name", [name for name, cls in available_strategies().items() if not cls.clips])
+def test_strategies_that_add_no_updates_one_by_one_refuse(name):
+    cls = available_strategies()[name]
+    assert name not in (Average.name, GTopK.name, Asynchronous.name)
+    with pytest.raises(ConfigError, match=f"strategy '{name}' adds no updates one by one, .* leave --clip-update out"):
+        cls(DENSE, roster=by_index)
