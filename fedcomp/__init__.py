@@ -12,6 +12,7 @@ _HOMES = {
     "FrameError": "errors",
     "Layout": "layout",
     "NonFiniteError": "errors",
+    "Run": "runs",
     "RunConfig": "config",
     "Task": "tasks",
     "UserError": "errors",
@@ -20,7 +21,9 @@ _HOMES = {
     "available_strategies": "strategies",
     "available_tasks": "tasks",
     "codec": "codecs",
+    "load": "runs",
     "memory": "memories",
+    "simulate": "interactive",
 }
 
 __all__ = sorted([*_HOMES, "__version__"])

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from .server.run_folder import METRICS, MODEL, SUMMARY, records_in, summary_in
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from .tasks import Task
 
 ALIKE = {"seed", "out", "data", "resume", "plain", "log_json", "metrics_port", "tensorboard", "checkpoint_every"}  # makes no other curve
 TELLING = {"uplink", "strategy", "memory", "task", "partition", "attack"}  # whose values say what they are
@@ -32,12 +34,15 @@ class Run:
     resolved: dict[str, Any]  # what was decided for the machine: device, engine, …
     records: tuple[RoundRecord, ...]  # a round each, from round 1
     summary: Summary | None  # None: the run is not over
+    task: "Task | None" = field(default=None, repr=False, compare=False)  # known to who simulated it; else the options name it
 
     @cached_property
     def metrics(self) -> dict[str, np.ndarray]:
-        """The numbers of metrics.jsonl, float64 [rounds] each, NaN where a round has none: `run.metrics["accuracy"]`."""
+        """The numbers of metrics.jsonl, those of the task's own metrics too, float64 [rounds] each, NaN where a round has none."""
         names = [f.name for f in dataclasses.fields(RoundRecord) if f.type in (int, float, float | None, int | None)]
-        return {name: _column([getattr(record, name) for record in self.records]) for name in names}
+        own = dict.fromkeys(name for record in self.records for name in record.metrics)
+        return {name: _column([getattr(record, name) for record in self.records]) for name in names} | {
+            name: _column([record.metrics.get(name) for record in self.records]) for name in own}
 
     @property
     def config(self) -> RunConfig:
@@ -73,10 +78,11 @@ class Run:
                 return record.round, sent
         return None
 
-    def model(self) -> "nn.Module":
+    def model(self, task: "Task | None" = None) -> "nn.Module":
         """The task's own module with the trained weights, on the CPU, in eval mode.
 
-        Raises RunFolderError while there are none, and what loading the task raises.
+        `task`: in place of the one that the options name, such as an object that another process was given. Raises RunFolderError while
+        there are no weights, or where they are not those of the module, and what loading the task raises.
         """
         from safetensors.torch import load_file
 
@@ -86,8 +92,13 @@ class Run:
         if not path.is_file():
             raise RunFolderError(f"{self.folder} has no {MODEL} yet; let the run end, with --resume if it was interrupted")
         config = self.config
-        model = initial_model(load(config.task, at_home(config.data, "--data") if config.data else None), config.seed)
-        missing = model.load_state_dict(load_file(path), strict=False).unexpected_keys
+        task = task or self.task or load(config.task, at_home(config.data, "--data") if config.data else None)
+        model = initial_model(task, config.seed)
+        try:
+            missing = model.load_state_dict(load_file(path), strict=False).unexpected_keys
+        except RuntimeError as error:
+            raise RunFolderError(f"{path} has parameters of other shapes than the model of {config.task}; give back the task as it was "
+                                 "when it was trained") from error
         if missing:
             raise RunFolderError(f"{path} has a parameter '{missing[0]}' that the model of {config.task} lacks; give back the task as it "
                                  "was when it was trained")

@@ -1,0 +1,68 @@
+"""`fedcomp.simulate`: a simulation as a call that returns its run."""
+
+import dataclasses
+import os
+from inspect import Parameter, Signature
+from threading import RLock
+from typing import Any, get_type_hints
+
+from ..cli.watch import Watch
+from ..config import RunConfig
+from ..observe import Observer
+from ..runs import Run, load
+from ..sim import simulate as run_of
+from ..tasks import Task
+from .displays import shown
+from .options import run_config
+
+_ONE_AT_A_TIME = RLock()  # a run seeds torch's and numpy's global generators, which are one for all threads
+
+
+def _of_a_child() -> None:
+    global _ONE_AT_A_TIME
+    _ONE_AT_A_TIME = RLock()  # the thread that held its parent's is not here to let go
+
+
+if hasattr(os, "register_at_fork"):  # Unix
+    os.register_at_fork(after_in_child=_of_a_child)
+
+
+def simulate(task: str | Task | None = None, *, progress: bool | Observer | None = None, **options: Any) -> Run:
+    """Run a simulation, or continue the one in `out` with `resume=True`, and read it back.
+
+    `task` is a Task, a built-in name, or path/file.py:name; of a resumed run, None is the task of its options. `options` are the fields
+    of RunConfig by name, those of `fedcomp sim`, in the types that Python has for them: a codec object, a Path, a torch.device. None
+    stands for the default. `progress`: None is a display that suits the place, False is silence, an Observer hears of everything.
+
+    Works in a running event loop and in any thread; runs of several threads wait for each other. Raises UserError for options that
+    cannot work, and errors of fedcomp for what goes wrong, never SystemExit. KeyboardInterrupt, with a sentence that says how to go on,
+    leaves a run that can be resumed.
+    """
+    config = run_config(task, options)
+    given = task if isinstance(task, Task) else None
+    with _ONE_AT_A_TIME, shown(progress) as (observer, display):
+        try:
+            run_of(config, observer, given)
+        except KeyboardInterrupt:
+            display.stopped(sentence := _interrupted(display, given))
+            raise KeyboardInterrupt(sentence) from None
+    return dataclasses.replace(load(display.header.out), task=given)
+
+
+def _interrupted(watch: Watch, given: Task | None) -> str:
+    if watch.header is None:
+        return "interrupted before the run began"
+    done = f"after round {watch.last_round} of {watch.header.rounds}" if watch.last_round else "before round 1 was done"
+    return f"interrupted {done}; continue with: fedcomp.simulate({'task, ' if given else ''}out={watch.header.out!r}, resume=True)"
+
+
+def _signature() -> Signature:
+    """With every option by name, for help() and completion."""
+    task, progress, _ = Signature.from_callable(simulate).parameters.values()
+    hints = get_type_hints(RunConfig)
+    options = [Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+               for f in dataclasses.fields(RunConfig) if f.name != "task"]
+    return Signature([task, progress, *options], return_annotation=Run)
+
+
+simulate.__signature__ = _signature()

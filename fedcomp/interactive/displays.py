@@ -1,0 +1,140 @@
+"""How far a simulation is, shown where it was called: a line in a terminal, a few lines in a log, a picture in a notebook."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ..cli.figures import decimal, duration, human_bytes, percent, ratio
+from ..cli.watch import Watch, one_line
+from ..errors import ConfigError
+from ..observe import Header, Observer, Observers, RoundRecord
+
+TENTHS = 10  # lines of a run in a log
+BAR = 24  # characters
+
+
+class Display(Watch):
+    """Follows a run and shows nothing."""
+
+    def stopped(self, sentence: str) -> None:
+        """The run was interrupted; the sentence says how to go on."""
+
+    def sentence(self) -> str:
+        """Where the run stands: "round 12/50, accuracy 91.20 %, up 1.2 kB ×98, down 2.3 kB ×51"."""
+        if self.header is None:
+            return "preparing the run"
+        t, said = self.totals, [f"round {self.last_round}/{self.header.rounds}"]
+        if self.last is not None:
+            said += [figure for figure in (self.judgement(self.last),) if figure]
+            said += [f"up {human_bytes(t.uplink_bytes)} {ratio(t.dense_uplink_bytes, t.uplink_bytes)}",
+                     f"down {human_bytes(t.downlink_bytes)} {ratio(t.dense_downlink_bytes, t.downlink_bytes)}"]
+        return ", ".join(said)
+
+    def judgement(self, record: RoundRecord) -> str:
+        """Accuracy, or loss and metrics of a task without one; "" where the round was not evaluated."""
+        if record.loss is None:
+            return ""
+        told = [f"accuracy {percent(record.accuracy)}"] if self.header.judged == "accuracy" else [f"loss {decimal(record.loss)}"]
+        return ", ".join([*told, *(f"{name} {decimal(value)}" for name, value in record.metrics.items())])
+
+    def left(self) -> str:
+        """How long the rest will take."""
+        pace, rest = self.seconds_a_round, self.header.rounds - self.last_round if self.header else 0
+        return f"{duration(pace * rest)} left" if pace is not None and rest else ""
+
+
+class Lines(Display):
+    """A line for each tenth of the rounds, for a log: what is said goes to `stream`, standard error if not given."""
+
+    def __init__(self, stream: TextIO | None = None):
+        super().__init__()
+        self.stream = stream or sys.stderr
+
+    def started(self, header: Header) -> None:
+        super().started(header)
+        self._say(f"{header.task}, {header.clients:,} clients, {header.uplink}, in {header.out}")
+
+    def round_done(self, record: RoundRecord) -> None:
+        super().round_done(record)
+        rounds, done = self.header.rounds, record.round
+        if done * TENTHS // rounds > (done - 1) * TENTHS // rounds:
+            self._say(", ".join(filter(None, (self.sentence(), self.left()))))
+
+    def warning(self, sentence: str) -> None:
+        self._say(f"warning: {one_line(sentence)}")
+
+    def stopped(self, sentence: str) -> None:
+        self._say(sentence)
+
+    def _say(self, line: str) -> None:
+        print(line, file=self.stream, flush=True)
+
+
+class Line(Display):
+    """One line that changes, on the terminal that standard error is; warnings stay above it, and at the end it stays."""
+
+    def __init__(self, console: Console | None = None):
+        super().__init__()
+        self.console = console or Console(stderr=True, highlight=False)
+        self._live = Live(console=self.console, refresh_per_second=5, get_renderable=self._picture,
+                          redirect_stdout=sys.stdout.isatty(), redirect_stderr=True)
+
+    def __enter__(self) -> "Line":
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def warning(self, sentence: str) -> None:
+        self.console.print(Text(f"! {one_line(sentence)}", "dark_orange3"))
+
+    def stopped(self, sentence: str) -> None:
+        self.console.print(Text(sentence), soft_wrap=True)
+
+    def _picture(self) -> Table:
+        line = Table.grid(padding=(0, 1))
+        done, rounds = self.last_round, self.header.rounds if self.header else 1
+        line.add_row(ProgressBar(rounds, done, BAR), Text(self.sentence(), no_wrap=True, overflow="ellipsis"), Text(self.left(), "dim"))
+        return line
+
+
+@contextmanager
+def shown(progress: bool | Observer | None) -> Iterator[tuple[Observer, Display]]:
+    """Who hears of a run, and what sees how far it is, while this is entered. Raises ConfigError for what is no such choice."""
+    if progress is None or progress is True:
+        progress = suitable()
+    if progress is False:
+        progress = Display()
+    if not isinstance(progress, Observer):
+        raise ConfigError(f"progress is a {type(progress).__name__}; give None, False, or a fedcomp.observe.Observer")
+    with progress if isinstance(progress, Watch) else nullcontext():
+        if isinstance(progress, Display):
+            yield progress, progress
+        else:
+            beside = Display()
+            yield Observers(progress, {"the display": beside}), beside
+
+
+def suitable() -> Display:
+    """What fits the place in which the call was made."""
+    if in_notebook():
+        from .page import Page
+
+        return Page()
+    return Line() if sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown") else Lines()
+
+
+def in_notebook() -> bool:
+    """Whether an IPython kernel, which shows HTML, runs this; the IPython of a terminal has none."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    return getattr(shell, "kernel", None) is not None

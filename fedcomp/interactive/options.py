@@ -1,0 +1,67 @@
+"""Options as Python has them, brought into the types of RunConfig."""
+
+import dataclasses
+import os
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import torch
+
+from .. import spec
+from ..codecs import Codec
+from ..config import RunConfig, options_of_run
+from ..errors import ConfigError, nearest
+from ..tasks import OBJECT, Task
+
+JOINED = {"device", "bandwidths"}  # of which several belong to one run
+
+
+def run_config(task: str | Task | None, given: Mapping[str, Any]) -> RunConfig:
+    """The options of a run; those that are None are as usual, or as in the run that is resumed.
+
+    Raises ConfigError, naming the nearest option, for one that there is not, and for what an option cannot be.
+    """
+    known = {f.name for f in dataclasses.fields(RunConfig)} - {"task"}
+    if unknown := [name for name in given if name not in known]:
+        raise ConfigError(f"simulate has no option '{unknown[0]}'; {nearest(unknown[0], known)}")
+    values = {name: _plain(name, value) for name, value in given.items() if value is not None}
+    if isinstance(task, Task):
+        values["task"] = OBJECT + task.name
+    elif task is not None:
+        values["task"] = os.fspath(task) if isinstance(task, Path) else task
+    if "local_steps" in values and values.get("local_epochs"):
+        raise ConfigError("local_steps and local_epochs exclude each other; give one of them")
+    if values.get("resume") and "out" in values:
+        values = options_of_run(values["out"]) | values
+    return RunConfig(**values)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A value as its field has it; what cannot be one is left to RunConfig to refuse."""
+    if isinstance(value, list | tuple):
+        if name not in JOINED:
+            raise ConfigError(f"{name} is given {len(value)} values, and a run has one; call simulate once for each")
+        return ",".join(str(_plain(name, item)) for item in value)
+    kind = _kind(name)
+    if isinstance(value, np.generic) or isinstance(value, torch.Tensor) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, Path):
+        return os.fspath(value)
+    if isinstance(value, Codec | torch.device):
+        return str(value)
+    if kind is str and type(value) in (int, float):
+        return f"{value:.17g}" if isinstance(value, float) else str(value)
+    if kind is not str and isinstance(value, str):
+        return spec.convert(value, kind, name)
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _kind(name: str) -> type:
+    """int, float, bool or str: the type of an option when it is set."""
+    hint = get_type_hints(RunConfig)[name]
+    return hint if isinstance(hint, type) else next(t for t in hint.__args__ if t is not types.NoneType)

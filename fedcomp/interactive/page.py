@@ -1,0 +1,114 @@
+"""A run in a notebook: one output cell that changes in its place, and is small when the notebook is saved."""
+
+import math
+from collections.abc import Callable
+from html import escape
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from ..cli.figures import decimal, percent
+from ..cli.watch import one_line, verdict
+from ..observe import Header, RoundRecord, Summary
+from .displays import Display
+
+EVERY_S = 0.25  # between changes, while the run goes on
+POINTS, WIDTH, HEIGHT = 200, 480, 120  # of the curve: at most so many, in so many pixels
+MARGIN, SMALL = 54, 11  # pixels left of it for what is written there, in letters of this height
+NOTES = 5  # warnings that are shown
+
+
+class Page(Display):
+    """Shows the run through `display`, which is IPython's unless given: `display(bundle, raw=True, display_id=True)` → a handle.
+
+    A bundle has the picture as HTML, and the sentence as text for places that show no HTML. Colours are those of the notebook.
+    """
+
+    def __init__(self, display: Callable[..., Any] | None = None, clock: Callable[[], float] = monotonic):
+        super().__init__(clock)
+        if display is None:
+            from IPython.display import display
+        self._display, self._handle, self._next_s = display, None, 0.0
+        self._points: list[tuple[int, float]] = []
+        self._notes: list[str] = []
+        self._ending: list[tuple[str, str]] = []
+        self._last_words = ""
+
+    def __enter__(self) -> Self:
+        self._show()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            self._last_words = f"failed: {error}"
+        self._show()
+
+    def started(self, header: Header) -> None:
+        super().started(header)
+        self._show()
+
+    def progress(self, round: int, answered: int, cohort: int) -> None:
+        self._show_sometimes()
+
+    def round_done(self, record: RoundRecord) -> None:
+        super().round_done(record)
+        value = getattr(record, self.header.judged)
+        if value is not None and math.isfinite(value):
+            self._points.append((record.round, value))
+        self._show_sometimes()
+
+    def warning(self, sentence: str) -> None:
+        if (note := one_line(sentence)) not in self._notes:
+            self._notes.append(note)
+
+    def stopped(self, sentence: str) -> None:
+        self._last_words = sentence
+
+    def finished(self, summary: Summary, out: str) -> None:
+        self._ending = [*verdict(summary, self.totals), ("folder", out)]
+
+    def _show_sometimes(self) -> None:
+        if self.clock() >= self._next_s:
+            self._show()
+
+    def _show(self) -> None:
+        bundle = {"text/html": self.html(), "text/plain": self._last_words or self.sentence()}
+        if self._handle is None:
+            self._handle = self._display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+        self._next_s = self.clock() + EVERY_S
+
+    def html(self) -> str:
+        """The picture, which needs nothing else."""
+        if self.header is None:
+            return f"<div>{escape(self._last_words or self.sentence())}</div>"
+        h, done = self.header, self.last_round
+        head = f"<b>{escape(h.task)}</b>, {h.clients:,} clients, {h.cohort:,} a round, {escape(h.uplink)}"
+        bar = f'<progress value="{done}" max="{h.rounds}" style="width:100%"></progress>'
+        state = self._last_words or ", ".join(filter(None, (self.sentence(), self.left())))
+        parts = [head, bar if not self._ending else "", "" if self._ending else escape(state), self._curve(), self._table()]
+        parts += [f"! {escape(note)}" for note in self._notes[-NOTES:]]
+        return f'<div style="max-width:{WIDTH + 20}px">' + "".join(f"<div>{part}</div>" for part in parts if part) + "</div>"
+
+    def _table(self) -> str:
+        rows = (f'<tr><td style="text-align:left">{escape(label)}</td><td style="text-align:left">{escape(value)}</td></tr>'
+                for label, value in self._ending)
+        return f"<table>{''.join(rows)}</table>" if self._ending else ""
+
+    def _curve(self) -> str:
+        """Accuracy, or loss, over rounds, as a line between its lowest and its highest value."""
+        if len(self._points) < 2:
+            return ""
+        stride = -(-len(self._points) // POINTS)
+        points = [*self._points[:-1:stride], self._points[-1]]
+        low, high = min(value for _, value in points), max(value for _, value in points)
+        first, last = points[0][0], points[-1][0]
+        across, up = (WIDTH - MARGIN - 4) / (last - first), (HEIGHT - 2 * SMALL - 4) / ((high - low) or 1.0)
+        line = " ".join(f"{MARGIN + (x - first) * across:.1f},{SMALL + (high - y) * up:.1f}" for x, y in points)
+        bottom, shown = HEIGHT - SMALL - 4, percent if self.header.judged == "accuracy" else decimal
+        said = [(MARGIN - 4, SMALL + 4, "end", shown(high)), (MARGIN - 4, bottom, "end", shown(low)),
+                (MARGIN, HEIGHT - 2, "start", f"round {first}"), (WIDTH - 4, HEIGHT - 2, "end", f"{self.header.judged}, round {last}")]
+        texts = "".join(f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>' for x, y, anchor, text in said)
+        return (f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-size="{SMALL}" fill="currentColor">{texts}'
+                f'<polyline points="{line}" fill="none" stroke="#1f83c4" stroke-width="1.8"/></svg>')
