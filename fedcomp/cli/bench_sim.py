@@ -28,12 +28,12 @@ def sim(config: RunConfig, rounds: int, as_json: bool, trace_file: Path | None) 
     if trace_file is not None and (trace_file.is_dir() or not trace_file.parent.is_dir()):
         raise UserError(f"--trace {trace_file} cannot be written; name a file in a folder that is there")
     measured = measure(config, rounds)
-    if trace_file is not None:
-        _write_trace(measured, trace_file)
     if as_json:
         print(json.dumps(as_values(measured), indent=2))
     else:
         print_tables(measured)
+    if trace_file is not None:
+        _write_trace(measured, trace_file)  # last: what cannot be written takes nothing along
 
 
 def as_values(measured: Measured) -> dict[str, object]:

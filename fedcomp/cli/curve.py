@@ -1,4 +1,4 @@
-"""A curve of accuracy over rounds, drawn with braille dots: 2 × 4 dots in a character."""
+"""A curve of accuracy or loss over rounds, drawn with braille dots: 2 × 4 dots in a character."""
 
 import math
 
@@ -11,18 +11,19 @@ AXIS, LINE = "dim", "deep_sky_blue3"
 
 
 class Curve:
-    def __init__(self) -> None:
+    def __init__(self, share: bool = True) -> None:
+        self.share = share  # 0..1, labelled in percent; else a loss
         self._points: list[tuple[int, float]] = []
         self._latest: tuple[int, float] | None = None
         self._seen, self._stride = 0, 1
 
-    def add(self, round: int, share: float) -> None:
-        """Append a point; rounds ascend. A share that is not finite is left out."""
-        if not math.isfinite(share):
+    def add(self, round: int, value: float) -> None:
+        """Append a point; rounds ascend. A value that is not finite is left out."""
+        if not math.isfinite(value):
             return
         if self._seen % self._stride == 0:
-            self._points.append((round, share))
-        self._latest = (round, share)
+            self._points.append((round, value))
+        self._latest = (round, value)
         self._seen += 1
         if len(self._points) > KEPT:
             self._points, self._stride = self._points[::2], 2 * self._stride
@@ -31,11 +32,11 @@ class Curve:
         """The curve with its axes as `height` lines of at most `width` characters; height ≥ 2, width ≥ 30."""
         rows = height - 1
         if self._latest is None:
-            message = "no accuracy yet".center(width - 1).rstrip()
+            message = f"no {'accuracy' if self.share else 'loss'} yet".center(width - 1).rstrip()
             return [Text("│" + (message if row == rows // 2 else ""), AXIS) for row in range(rows)] + [Text("└" + "─" * (width - 1), AXIS)]
         points = self._points + [self._latest]
-        low, high, digits = _bounds([share for _, share in points])
-        labels = {rows - 1: f"{100 * low:.{digits}f} %", 0: f"{100 * high:.{digits}f} %"}
+        low, high, digits = _bounds([value for _, value in points])
+        labels = {row: f"{100 * value:.{digits}f} %" if self.share else f"{value:.4g}" for row, value in ((rows - 1, low), (0, high))}
         margin = max(map(len, labels.values()))
         first, last = points[0][0], max(points[-1][0], points[0][0] + SHORTEST - 1)
         drawn = _braille(points, (first, last), (low, high), width - margin - 2, rows)

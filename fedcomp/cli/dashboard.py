@@ -19,7 +19,7 @@ from rich.text import Text
 
 from ..observe import Header, RoundRecord, Summary
 from .curve import Curve
-from .figures import duration, human_bytes, percent, ratio
+from .figures import decimal, duration, human_bytes, percent, ratio
 from .watch import (
     GAP,
     Column,
@@ -85,6 +85,7 @@ class Dashboard(Watch):
 
     def started(self, header: Header) -> None:
         super().started(header)
+        self._curve.share = header.judged == "accuracy"
         if self._screen:
             self._screen.close()
             self._screen.enter_context(redirect_stdout(self._aside))
@@ -104,8 +105,8 @@ class Dashboard(Watch):
             super().round_done(record)
             self._running = (0, 0)
             self._records.append(record)
-            if record.accuracy is not None:
-                self._curve.add(record.round, record.accuracy)
+            if (judged := getattr(record, self.header.judged if self.header else "accuracy")) is not None:
+                self._curve.add(record.round, judged)
             self._notes.extend(Text(f"× {line}", REJECTED) for line in rejections(record))
 
     def warning(self, sentence: str) -> None:
@@ -214,11 +215,12 @@ class Dashboard(Watch):
             return []
         if height < 6:
             return self._curve.lines(width, height)
-        title = Text.assemble(("accuracy", "bold"))
+        judged, shown = self.header.judged, percent if self.header.judged == "accuracy" else decimal
+        title = Text.assemble((judged, "bold"))
         if self.best:
-            newest = next((r for r in reversed(self._records) if r.accuracy is not None), self.best)
-            title.append(f" {percent(newest.accuracy)}", "bold")
-            title.append(f", best {percent(self.best.accuracy)} in round {self.best.round}", LABEL)
+            newest = next((r for r in reversed(self._records) if self.merit(r) is not None), self.best)
+            title.append(f" {shown(getattr(newest, judged))}", "bold")
+            title.append(f", best {shown(getattr(self.best, judged))} in round {self.best.round}", LABEL)
         return [title, *self._curve.lines(width, height - 1)]
 
     def _table(self, columns: list[Column], rows: int) -> list[Text]:
@@ -235,7 +237,7 @@ class Dashboard(Watch):
         grid.add_column(style=LABEL)
         grid.add_column(overflow="fold")
         for label, value in [*verdict(summary, self.totals), ("model", model_file(out))]:
-            grid.add_row(label, Text(value, "bold" if label == "accuracy" else ""))
+            grid.add_row(label, Text(value, "bold" if label == self.header.judged else ""))
         return Panel(grid, title=f"{summary.rounds} round{'s' * (summary.rounds != 1)} done", title_align="left", border_style=DONE)
 
 

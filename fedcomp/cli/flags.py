@@ -18,19 +18,26 @@ from ..errors import ConfigError
 
 PANELS = {
     "Task and data": "task data partition clients seed",
-    "Rounds": "rounds participation quorum deadline network strategy weights weight_cap relays server_lr attack eval_every",
-    "Local training": "local_steps local_epochs batch_size lr lr_warmup momentum keep_momentum weight_decay clip augment",
-    "Compression": "uplink memory density_warmup budget bandwidths downlink downlink_memory cache",
+    "Rounds": "rounds participation quorum deadline network strategy weights weight_cap relays attack eval_every horizon",
+    "Server step": "clip_update server_optimizer server_lr",
+    "Local training": "local_steps local_steps_schedule local_epochs batch_size batch_size_schedule lr lr_warmup lr_schedule momentum "
+                      "keep_momentum weight_decay proximal clip augment",
+    "Compression": "uplink memory density_warmup density_schedule budget bandwidths downlink downlink_memory cache",
     "Machine": "device residuals engine cohort_batch precision",
     "Output": "out resume checkpoint_every plain log_json metrics_port tensorboard",
 }
 METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
-def with_run_flags(command: Callable[..., None], *others: inspect.Parameter, without: Collection[str] = ()) -> Callable[..., None]:
-    """Give `command(**given)` one option for each field of RunConfig but those `without`, --config, and the `others` before them."""
+def with_run_flags(
+    command: Callable[..., None], *others: inspect.Parameter, without: Collection[str] = (), several: Collection[str] = ()
+) -> Callable[..., None]:
+    """Give `command(**given)` one option for each field of RunConfig but those `without`, --config, and the `others` before them.
+
+    Options named in `several` are lists of what is given.
+    """
     by_name = {f.name: f for f in fields(RunConfig)}
-    options = [_option(by_name[name], panel) for panel, names in PANELS.items() for name in names.split()
+    options = [_option(by_name[name], panel, name in several) for panel, names in PANELS.items() for name in names.split()
                if name not in without]
     file = typer.Option("--config", metavar="FILE", rich_help_panel="Output",
                         help="TOML file with options; flags given beside it win")
@@ -39,18 +46,18 @@ def with_run_flags(command: Callable[..., None], *others: inspect.Parameter, wit
     return command
 
 
-def _option(f: Any, panel: str) -> inspect.Parameter:
+def _option(f: Any, panel: str, several: bool) -> inspect.Parameter:
     kind = _kind(f.name)
     flag = config.flag(f.name)
     name = f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
     choices = f.metadata.get("choices")
     metavar = None if kind is bool else f"[{'|'.join(choices)}]" if choices else METAVARS[kind]
     default = "" if f.default in (None, False) and kind in (bool, str) else rf" [dim]\[default: {_shown(f.default)}][/dim]"
-    return parameter(f.name, bool if kind is bool else str,
+    return parameter(f.name, bool if kind is bool else list[str] if several else str,
                       typer.Option(name, metavar=metavar, rich_help_panel=panel, help=f.metadata["help"] + default))
 
 
-def parameter(name: str, kind: type, option: Any) -> inspect.Parameter:
+def parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])
 
 
@@ -66,16 +73,43 @@ def _shown(value: Any) -> str:
 
 def run_config(given: Mapping[str, Any]) -> RunConfig:
     """The options of a run from flags, absent ones None, over those of the --config file, over those of a resumed run. Raises UserError."""
-    flags = {name: value for name, value in given.items() if value is not None}
+    return RunConfig(**run_values(given))
+
+
+def run_values(given: Mapping[str, Any], several: Collection[str] = ()) -> dict[str, Any]:
+    """Those options that are not left to their defaults; what was given more than once, of those named in `several`, as a list.
+
+    Raises UserError.
+    """
+    flags = {name: value for name, value in given.items() if value not in (None, ())}
     file = flags.pop("config", None)
-    values = config.read_toml(file) if file is not None else {}
+    values = config.read_toml(file, several) if file is not None else {}
     for name, value in flags.items():
-        values[name] = value if isinstance(value, bool) else spec.convert(value, _kind(name), config.flag(name))
+        values[name] = _converted(name, value)
     if "local_steps" in flags and values.get("local_epochs"):
         raise ConfigError("--local-steps and --local-epochs exclude each other; give one of them")
     if values.get("resume") and "out" in values:
-        values = config.options_of_run(values["out"]) | values
-    return RunConfig(**values)
+        values = _of_run(values["out"], several) | values
+    return values
+
+
+def _of_run(out: str, several: Collection[str]) -> dict[str, Any]:
+    """The options of a stored run, or of stored alternatives where there may be some."""
+    alternatives = config.at_home(out, "--out") / config.ALTERNATIVES_FILE
+    return config.read_toml(alternatives, several) if several and alternatives.is_file() else config.options_of_run(out)
+
+
+def _converted(name: str, value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    given = [value] if isinstance(value, str) else value
+    if twice := [one for one in given if given.count(one) > 1]:
+        raise ConfigError(f"{config.flag(name)} {twice[0]} is given twice; give it once")
+    if name == "task" and len(given) > 1:
+        raise ConfigError(f"--task is given {len(given)} times, and alternatives learn one task; give one, and put both runs on one page "
+                          "with fedcomp report")
+    read = [spec.convert(one, _kind(name), config.flag(name)) for one in given]
+    return read if len(read) > 1 else read[0]
 
 
 def resume_command(given: Mapping[str, Any], out: str, command: Sequence[str] = ("fedcomp", "sim")) -> str:
@@ -84,5 +118,8 @@ def resume_command(given: Mapping[str, Any], out: str, command: Sequence[str] = 
     for name, value in given.items():
         if value is not None and name not in ("out", "resume"):
             flag = config.flag(name)
-            words += [flag, value] if isinstance(value, str) else [flag if value else "--no-" + flag.removeprefix("--")]
+            if isinstance(value, bool):
+                words += [flag if value else "--no-" + flag.removeprefix("--")]
+            else:
+                words += [word for one in ([value] if isinstance(value, str) else value) for word in (flag, one)]
     return shlex.join([*words, "--out", out, "--resume"])

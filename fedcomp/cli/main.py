@@ -16,9 +16,10 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from .. import __version__, spec
-from ..config import RunConfig, data_folder
+from ..config import SPANNING, RunConfig, data_folder
 from ..errors import INTERRUPTED, FedcompError, UserError
-from . import deployed, doctor, flags, keys
+from . import deployed, doctor, flags, keys, reproduce, results
+from .comparison.alternatives import Alternative, alternatives, is_span
 from .signals import Signals
 from .watch import one_line
 
@@ -103,36 +104,90 @@ def fedcomp(context: typer.Context, version: Annotated[bool, typer.Option("--ver
         print(context.get_help())
 
 
-@app.command()
-@flags.with_run_flags
-def sim(**given: Any) -> None:
+def simulation(dry_run: bool | None, target_accuracy: str | None, side_by_side: str | None, **given: Any) -> None:
     """Simulate a federation of virtual clients on this machine.
 
     Numbers may be written 0.01, 1% or 1/100. An option is taken from its flag, else from the --config file, else from the run that
-    --resume continues, else it has its default.
+    --resume continues, else it has its default. An option of an experiment that is given again, such as a second --uplink or --seed,
+    makes alternatives: all are run, beside each other where there is room, and compared.
     """
-    config = flags.run_config(given)
+    values, target = flags.run_values(given, SPANNING), results.share(target_accuracy)
+    several = is_span(values)
+    if side_by_side is not None and not several:
+        raise UserError("--side-by-side is for several alternatives; give an option such as --uplink more than once, or leave it out")
+    if dry_run:
+        from .forecast import show
+
+        show(alternatives(values) if several else [Alternative("", values)])
+        return
+    own = {"target_accuracy": target_accuracy, "side_by_side": side_by_side} | given
+    if several:
+        _compared(values, own, side_by_side or "auto", target)
+        return
+    config = RunConfig(**values)
 
     def simulated(watch: "Watch") -> None:
         from ..sim import simulate
 
         simulate(config, watch)
 
-    _watched(simulated, _watch(config), given, ("fedcomp", "sim"))
+    _watched(simulated, _watch(config), own, ("fedcomp", "sim"), target)
 
 
-def _watched(run: Callable[["Watch"], Any], watch: "Watch", given: dict[str, Any], command: Sequence[str]) -> None:
-    """A run on the screen, and how to continue it when it is ended from outside."""
+app.command("sim")(flags.with_run_flags(
+    simulation,
+    flags.parameter("target_accuracy", str, typer.Option("--target-accuracy", metavar="SHARE", rich_help_panel="Comparison",
+                                                         help="Tell rounds and bytes to it, such as 90%, in table and report.")),
+    flags.parameter("side_by_side", str, typer.Option("--side-by-side", metavar="[auto|N]", rich_help_panel="Comparison",
+                                                      help="Alternatives that run at once, in processes; auto = one for each core of a CPU "
+                                                           "where the model is trained on one, else one after the other.")),
+    flags.parameter("dry_run", bool, typer.Option("--dry-run", rich_help_panel="Comparison",
+                                                  help="Print parameters, sizes of frames and expected bytes, and train nothing.")),
+    several=(*SPANNING, "task"),  # of which there is one: a second is refused, and not lost
+))
+
+
+def _watched(
+    run: Callable[["Watch"], Any], watch: "Watch", given: dict[str, Any], command: Sequence[str], target: float | None = None
+) -> None:
+    """A run on the screen, how to continue it when it is ended from outside, and its report."""
+    _to_its_end(lambda: run(watch), watch, lambda why: _stopped(why, watch, given, command))
+    if watch.header:
+        from .reports import after_run
+
+        after_run(Path(watch.header.out), lambda sentence: print(f"warning: {one_line(sentence)}", file=sys.stderr), target)
+
+
+def _compared(values: dict[str, Any], given: dict[str, Any], side_by_side: str, target: float | None) -> None:
+    """Alternatives on the screen, their table, and how to continue them when they are ended from outside."""
+    from .comparison import run
+
+    if _plain(values.get("plain", False)):
+        from .comparison.lines import Lines as Screen
+    else:
+        from .comparison.board import Board as Screen
+    watch, found = Screen(), []
+    comparison = run.Comparison(values, watch, side_by_side, target)
+    command = ("fedcomp", "sim")
+    _to_its_end(lambda: found.extend(comparison.run()), watch,
+                lambda why: run.continued(why, flags.resume_command(given, watch.out, command), watch))
+    comparison.show(found)
+    if comparison.exit_status:
+        raise typer.Exit(comparison.exit_status)
+
+
+def _to_its_end(run: Callable[[], Any], watch: Any, stopped: Callable[[str], str]) -> None:
+    """Do it on the screen; where it is ended from outside, say what `stopped` makes of why."""
     with Signals() as signals:
         try:
             with watch, signals.held_back_afterwards():
-                run(watch)
+                run()
         except (KeyboardInterrupt, OSError) as error:
             lost = output_lost(error)
             number = signals.heard or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
             if not (number or lost):
                 raise
-            complain(_stopped("interrupted" if number else f"{lost}: stopped", watch, given, command))
+            complain(stopped("interrupted" if number else f"{lost}: stopped"))
             raise typer.Exit(128 + number if number else OUTPUT_LOST) from None
 
 
@@ -141,13 +196,18 @@ def _watch(config: RunConfig) -> "Watch":
         from .watch import Watch
 
         return Watch()
-    if config.plain or not sys.stdout.isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown"):
+    if _plain(config.plain):
         from .plain import Plain
 
         return Plain()
     from .dashboard import Dashboard
 
     return Dashboard()
+
+
+def _plain(asked: bool) -> bool:
+    """Whether lines are written in place of a dashboard."""
+    return asked or not sys.stdout.isatty() or os.environ.get("TERM", "") in ("", "dumb", "unknown")
 
 
 def _stopped(why: str, watch: "Watch", given: dict[str, Any], command: Sequence[str]) -> str:
@@ -184,11 +244,21 @@ def codecs() -> None:
 
 
 @app.command()
+def tasks(
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the data; FEDCOMP_DATA when not given.")] = None,
+) -> None:
+    """List the built-in tasks: parameters, examples, and where each finds its data."""
+    from .task_list import show
+
+    show(data_folder(RunConfig(data=data and str(data))))
+
+
+@app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, finished or not; those that differ in their seeds "
-                                                  "alone become one line with its spread.")],
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of report.html and of report/, its pictures; that of the run, "
-                                             "or the current one for several.")] = None,
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, finished or not, or folders of alternatives; runs "
+                                                  "that differ in their seeds alone become one line with its spread.")],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of report.html and of report/, its pictures; RUN when there "
+                                             "is one, else the current folder.")] = None,
     target_accuracy: Annotated[str | None, typer.Option(metavar="SHARE", help="Tell rounds and bytes to it, such as 90%.")] = None,
     pictures: Annotated[bool, typer.Option(help="Write the curves as PNG, too.")] = True,
 ) -> None:
@@ -263,6 +333,7 @@ bench.command("sim")(flags.with_run_flags(
 
 app.add_typer(keys.app, name="keys")
 app.command()(doctor.doctor)
+app.command()(reproduce.reproduce)
 
 
 server = typer.Typer(cls=OneSentence, add_completion=False, rich_markup_mode="rich")

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from statistics import median_low
 from time import monotonic
@@ -42,7 +43,11 @@ NAMED = 8  # clients in a line, and reasons of a round's rejections
 
 def columns_of(header: Header | None) -> tuple[Column, ...]:
     """All that a run has."""
-    return (*COLUMNS, VIRTUAL) if header is not None and header.network else COLUMNS
+    if header is None:
+        return COLUMNS
+    kept = [c for c in COLUMNS if c.title != "accuracy" or header.judged == "accuracy"]
+    measured = [Column(name, max(8, len(name)), 1, lambda r, name=name: decimal(r.metrics.get(name))) for name in header.measures]
+    return (*kept[:1], *measured, *kept[1:], *([VIRTUAL] if header.network else []))
 
 
 def columns_for(width: int, columns: Sequence[Column] = COLUMNS) -> list[Column]:
@@ -81,7 +86,7 @@ class Watch(Observer):
     clock: Callable[[], float] = monotonic
     header: Header | None = None
     last: RoundRecord | None = None
-    best: RoundRecord | None = None  # of the highest accuracy
+    best: RoundRecord | None = None  # of the highest accuracy, or the lowest loss where there is none
     totals: Totals = field(default_factory=Totals)
     ends: deque[float] = field(default_factory=lambda: deque(maxlen=33))  # when the newest rounds ended, and when the first began
 
@@ -109,8 +114,14 @@ class Watch(Observer):
         self.last = record
         self.totals.add(record)
         self.ends.append(self.clock())
-        if record.accuracy is not None and record.accuracy > (self.best.accuracy if self.best else -1.0):
+        if (merit := self.merit(record)) is not None and (self.best is None or merit > self.merit(self.best)):
             self.best = record
+
+    def merit(self, record: RoundRecord) -> float | None:
+        """The higher, the better: the accuracy, or of a task that has none the loss, negative; None where there is none."""
+        if self.header is None or self.header.judged == "accuracy":
+            return record.accuracy
+        return -record.loss if record.loss is not None and isfinite(record.loss) else None
 
 
 def facts(header: Header) -> list[tuple[str, str]]:
@@ -172,8 +183,9 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
     dense_up, dense_down = summary.dense_uplink_bytes, summary.dense_downlink_bytes
     wire = totals.wire_bytes_in + totals.wire_bytes_out
     lines = [
-        ("accuracy", percent(summary.accuracy)),
+        *([("accuracy", percent(summary.accuracy))] if summary.accuracy is not None or summary.loss is None else []),
         ("loss", decimal(summary.loss)),
+        *((name, decimal(value)) for name, value in summary.metrics.items()),
         ("bytes up", _against(up, dense_up)),
         *([("relayed", _against(totals.relayed_bytes, totals.dense_uplink_bytes))] if totals.relayed_bytes else []),
         ("bytes down", _against(down, dense_down)),

@@ -50,6 +50,13 @@ def test_a_way_is_its_time_and_its_operations(measured):
     assert found["client_flops"] == 5 * 20 * 2 * (3 * 8 * 2 + 2 * 2 * 8)  # products of both layers, and no gradient for the inputs
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_trace_that_cannot_be_written_takes_no_measurement_along():
+    done = fedcomp("bench", "sim", *WORDS, "--json", "--trace", "/dev/full")
+    assert done.exit_code == 2 and json.loads(done.stdout)["rounds"] == 2
+    assert done.stderr == "fedcomp: --trace /dev/full cannot be written (No space left on device); name another file\n"
+
+
 def test_a_trace_of_every_round(measured):
     _, found = measured
     events = check_trace(found)

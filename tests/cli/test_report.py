@@ -15,6 +15,7 @@ from PIL import Image
 
 from fedcomp import RunConfig
 from fedcomp.cli import reports
+from fedcomp.cli.report.page import write
 from fedcomp.errors import UserError
 from fedcomp.runs import load
 from fedcomp.sim import simulate
@@ -156,3 +157,31 @@ def test_a_browser_shows_it_without_a_network(folders, tmp_path):
         with Image.open(shot) as picture:
             blue = sum(n for n, (r, g, b) in picture.convert("RGB").getcolors(1 << 24) if b > r + 80)
             assert picture.width >= width and blue > 100  # the first line's colour
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+def test_on_a_telephone_what_went_wrong_is_no_pillar_of_words(folders, tmp_path):
+    page, asks = tmp_path / "report.html", "<script>document.title = [...document.querySelectorAll('tr')].map(r => r.clientHeight)</script>"
+    runs = [load(folder) for folder in folders[2:]]
+    write(runs, page, pictures=False, failed={str(runs[0].folder): "its process was killed by a machine that had no memory left " * 3})
+    page.write_text(page.read_text(encoding="utf-8").replace("</body>", asks + "</body>"), encoding="utf-8")
+    browser = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--window-size=390,800"]
+    dom = subprocess.run([*browser, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=100, check=True).stdout
+    heights = [int(height) for height in re.search(r"<title>([\d,]+)</title>", dom)[1].split(",")]
+    assert 0 < max(heights) < 250
+
+
+def test_a_tasks_own_metrics_are_columns(tmp_path):
+    (tmp_path / "line.py").write_text("""
+import torch
+from torch import nn
+from fedcomp import Task
+
+x = torch.linspace(-1, 1, 40)[:, None]
+task = Task("line", lambda: nn.Linear(1, 1), (x, 3 * x), (x, 3 * x), loss=nn.functional.mse_loss, accuracy=None,
+            metrics={"worst_error": lambda outputs, targets: (outputs - targets).abs().max()})
+""", encoding="utf-8")
+    summary = simulate(RunConfig(task=f"{tmp_path / 'line.py'}:task", clients=2, participation=1, rounds=2, out=str(tmp_path / "run")))
+    reports.show([tmp_path / "run"], None, None, False)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "worst_error" in page and f"{summary.metrics['worst_error']:.4f}" in page

@@ -1,7 +1,7 @@
 """The report: one HTML file that needs nothing else, and the pictures beside it as PNG."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from statistics import mean
@@ -12,7 +12,9 @@ from ... import __version__
 from ...config import flag
 from ...errors import RunFolderError
 from ...runs import ALIKE, Group, Run, groups
-from ..figures import NOTHING, duration, human_bytes, percent, ratio
+from ..figures import NOTHING, decimal, duration, percent
+from ..results import FRONT, LEGEND, SPREAD, cells, results
+from ..results import head as titles
 from .charts import NAMES, charts, hours
 
 MOST_NAMED = 12  # clients in a cell
@@ -25,6 +27,7 @@ p { margin: .3rem 0 } .quiet { color: #555; font-size: .9rem }
 table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums }
 th, td { padding: .28rem .7rem .28rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid #ddd }
 th { border-bottom: 1.5px solid #444; vertical-align: bottom } td.n, th.n { text-align: right; white-space: nowrap }
+@media screen { td.n ~ td:not(.n) { min-width: 16rem } }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1rem }
 figure { margin: 0; break-inside: avoid } figcaption { font-weight: 600; font-size: .95rem } svg { width: 100%; height: auto }
 li { margin: .2rem 0 } code { font-size: .92em; overflow-wrap: anywhere }
@@ -34,10 +37,13 @@ li { margin: .2rem 0 } code { font-size: .92em; overflow-wrap: anywhere }
 """
 
 
-def write(runs: Sequence[Run], page: Path, *, pictures: bool = True, target: float | None = None) -> list[Path]:
+def write(
+    runs: Sequence[Run], page: Path, *, pictures: bool = True, target: float | None = None, failed: Mapping[str, str] | None = None
+) -> list[Path]:
     """Write the report on `runs`, and its pictures into the folder of its name; returns the files.
 
-    `target`: an accuracy, 0..1, to which rounds and bytes are told. Raises RunFolderError when a file cannot be written.
+    `target`: an accuracy, 0..1, to which rounds and bytes are told; `failed`: by folder, why a run did not end. Raises RunFolderError
+    when a file cannot be written.
     """
     found = groups(runs)
     drawn = list(charts(found))
@@ -46,7 +52,7 @@ def write(runs: Sequence[Run], page: Path, *, pictures: bool = True, target: flo
         (folder if pictures and drawn else page.parent).mkdir(parents=True, exist_ok=True)
         for name in NAMES:  # of a report that was here before
             (folder / f"{name}.png").unlink(missing_ok=True)
-        files = [_written(page, html(found, [(chart.title, chart.svg()) for chart in drawn], target).encode())]
+        files = [_written(page, html(found, [(chart.title, chart.svg()) for chart in drawn], target, failed).encode())]
         if pictures:
             files += [_written(folder / f"{chart.name}.png", chart.png()) for chart in drawn]
     except OSError as error:
@@ -54,14 +60,16 @@ def write(runs: Sequence[Run], page: Path, *, pictures: bool = True, target: flo
     return files
 
 
-def html(found: Sequence[Group], pictures: Iterable[tuple[str, str]], target: float | None) -> str:
+def html(
+    found: Sequence[Group], pictures: Iterable[tuple[str, str]], target: float | None, failed: Mapping[str, str] | None = None
+) -> str:
     tasks = ", ".join(dict.fromkeys(str(group.runs[0].options["task"]) for group in found))
     figures = "".join(f"<figure><figcaption>{escape(title)}</figcaption>{svg}</figure>" for title, svg in pictures)
     runs = [run for group in found for run in group.runs]
     parts = [
         f"<h1>{escape(tasks)}</h1>",
         f'<p class="quiet">{len(runs)} run{"s" * (len(runs) > 1)}; bytes are lengths of frames that were sent. fedcomp {__version__}</p>',
-        _section("Results", _results(found, target)),
+        _section("Results", _results(found, target, failed)),
         _section("Curves", f'<div class="charts">{figures}</div>') if figures else "<p>No round is done yet.</p>",
         "" if not figures or "Test loss" in figures else "<p>No loss was a finite number.</p>",
         _section("Settings", _settings(found)),
@@ -93,45 +101,41 @@ def _table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -> str:
     return f'<div class="wide"><table><thead>{line(head, "th")}</thead><tbody>{body}</tbody></table></div>'
 
 
-def _results(found: Sequence[Group], target: float | None) -> str:
-    head: list[Cell] = ["run", ("accuracy",), ("up",), ("down",), ("ratio",), ("rounds",), ("time",)]
-    timed = any(_simulated(run) is not None for group in found for run in group.runs)
-    head += [("simulated",)] if timed else []
-    head += [(f"rounds to {100 * target:g} %",), ("bytes to it",)] if target is not None else []
-    return _table(head, (_result(group, target, timed) for group in found))
-
-
-def _result(group: Group, target: float | None, timed: bool) -> list[Cell]:
-    runs = group.runs
-    seeds = f" ({len(runs)} seeds)" if len(runs) > 1 else ""
-    measured = [run.accuracy for run in runs if run.accuracy is not None]
-    spread = f" ± {50 * (max(measured) - min(measured)):.2f}" if len(measured) > 1 else ""
-    cells: list[Cell] = [
-        group.label + seeds + (", not over" if any(run.summary is None for run in runs) else ""),
-        (percent(mean(measured)) + spread if measured else NOTHING,),
-        (_bytes(sum(r.uplink_bytes for r in run.records) for run in runs),),
-        (_bytes(sum(r.downlink_bytes for r in run.records) for run in runs),),
-        (ratio(sum(run.dense_bytes for run in runs), sum(run.sent_bytes for run in runs)),),
-        (f"{mean(len(run.records) for run in runs):g}",),
-        (duration(mean(sum(r.seconds for r in run.records) for run in runs)),),
+def _results(found: Sequence[Group], target: float | None, failed: Mapping[str, str] | None) -> str:
+    lines, timed = results(found, target, failed), any(_simulated(run) is not None for group in found for run in group.runs)
+    several, notes = len(lines) > 1, any(line.note for line in lines)
+    head: list[Cell] = [*([""] if several else []), "run", *((title,) for title in titles(target))]
+    own = list(dict.fromkeys(name for group in found for run in group.runs for name in _own_metrics(run)))
+    head += [(name,) for name in own] + [("simulated",)] * timed + [""] * notes
+    rows: list[list[Cell]] = [
+        [*([FRONT if line.on_front else ""] if several else []), line.label, *((cell,) for cell in cells(line, target)),
+         *((_mean(group, name),) for name in own), *([(_hours(group),)] if timed else []), *([line.note] if notes else [])]
+        for group, line in zip(found, lines, strict=True)
     ]
-    if timed:
-        ends = [_simulated(run) for run in runs]
-        cells.append((NOTHING if None in ends else duration(3600 * mean(ends)),))
-    if target is not None:
-        costs = [run.cost_to(target) for run in runs]
-        cells += [(NOTHING,), (NOTHING,)] if None in costs else [(f"{mean(r for r, _ in costs):g}",), (_bytes(b for _, b in costs),)]
-    return cells
+    legend = [LEGEND] * several + [SPREAD] * any(line.accuracy_spread is not None for line in lines)
+    return _table(head, rows) + "".join(f'<p class="quiet">{escape(line)}</p>' for line in legend)
+
+
+def _own_metrics(run: Run) -> Mapping[str, float | None]:
+    """The task's own, as measured last."""
+    return next((record.metrics for record in reversed(run.records) if record.metrics), {})
+
+
+def _mean(group: Group, name: str) -> str:
+    """Of one of these, over the seeds."""
+    values = [_own_metrics(run).get(name) for run in group.runs]
+    return NOTHING if None in values else decimal(mean(values))
+
+
+def _hours(group: Group) -> str:
+    ends = [_simulated(run) for run in group.runs]
+    return NOTHING if None in ends else duration(3600 * mean(ends))
 
 
 def _simulated(run: Run) -> float | None:
     """Hours that the run took its clients; None without a network."""
     end = hours(run)[-1:]
     return float(end[0]) if np.isfinite(end).all() and end.size else None
-
-
-def _bytes(counts: Iterable[int]) -> str:
-    return human_bytes(round(mean(counts)))
 
 
 def _settings(found: Sequence[Group]) -> str:
@@ -174,7 +178,7 @@ def _suspicion(found: Sequence[Group]) -> str:
 
 
 def _warnings(runs: Sequence[Run]) -> str:
-    said = dict.fromkeys(sentence for run in runs for record in run.records for sentence in record.warnings)
+    said = dict.fromkeys(sentence for run in runs for told in (*run.records, run.summary) if told for sentence in told.warnings)
     return "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in said) + "</ul>" if said else ""
 
 

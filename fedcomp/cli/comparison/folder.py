@@ -1,0 +1,117 @@
+"""The folder of several alternatives: what was asked for, a run folder for each, and what they came to.
+
+    alternatives.toml   the options, lists of those that span; `fedcomp sim --config` reads it
+    NAME/               the run folder of each alternative
+    comparison.json     the lines of the table
+    report.html         all of them on one page
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from ...config import ALTERNATIVES_FILE, RUN_FILE, RunConfig, at_home, flag, may_span, read_toml
+from ...errors import RunFolderError
+from ...observe import RoundRecord
+from .alternatives import Alternative
+from .progress import DONE, FIGURES, Progress
+
+COMPARISON, SUMMARY, METRICS = "comparison.json", "summary.json", "metrics.jsonl"
+OF_THIS_COMMAND = {"out", "resume", "plain"}  # stored in no alternatives.toml
+
+
+class ComparisonFolder:
+    """Belongs to one command. Raises RunFolderError, with nothing written, when it is in the way, absent or of other alternatives."""
+
+    def __init__(self, values: Mapping[str, Any]):
+        self.path = at_home(values.get("out") or _usual(values.get("task", RunConfig.task)), "--out")
+        self.values = {name: value for name, value in values.items() if name not in OF_THIS_COMMAND and value is not None}
+        self._ends = ExitStack()
+        resumed, file = values.get("resume", False), self.path / ALTERNATIVES_FILE
+        if resumed and "out" not in values:
+            raise RunFolderError("--resume needs --out with the folder of the alternatives to continue")
+        if resumed and not file.is_file():
+            raise RunFolderError(f"--out {self.path} holds no {ALTERNATIVES_FILE} to continue; leave --resume out to start")
+        if resumed:
+            self._compare(read_toml(file, RunConfig.__dataclass_fields__))
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise RunFolderError(f"--out {self.path} exists; give another name, or --resume to continue the alternatives in it")
+
+    def _compare(self, stored: Mapping[str, Any]) -> None:
+        for name, f in RunConfig.__dataclass_fields__.items():
+            mine, theirs = (values.get(name, f.default) for values in (self.values, stored))
+            if mine != theirs and (may_span(f) or not f.metadata["local"]):
+                raise RunFolderError(f"the alternatives in {self.path} have {flag(name)} {_shown(theirs)}, these {_shown(mine)}; give the "
+                                     "same, or another --out")
+
+    def open(self, resolved: Mapping[str, Any]) -> None:
+        """Make the folder, or go on in it, for this process alone, and put down what was asked for and decided."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.path, os.O_RDONLY)
+            self._ends.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._write(ALTERNATIVES_FILE, tomli_w.dumps({**self.values, "resolved": dict(resolved)}))
+        except BlockingIOError:
+            raise RunFolderError(f"another process runs in --out {self.path}; wait for it, or give another name") from None
+        except OSError as error:
+            raise RunFolderError(f"--out {self.path} cannot be written ({error.strerror}); give a folder that can") from error
+
+    def close(self) -> None:
+        self._ends.close()
+
+    def of(self, alternative: Alternative) -> Path:
+        return self.path / alternative.name
+
+    def values_of(self, alternative: Alternative) -> dict[str, Any]:
+        """The options with which it is run, or goes on where it was begun."""
+        folder = self.of(alternative)
+        kept = {name: value for name, value in alternative.values.items() if value is not None}
+        return kept | {"out": str(folder), "resume": (folder / RUN_FILE).is_file()}
+
+    def is_over(self, alternative: Alternative) -> bool:
+        """Whether it has been run for as many rounds as it is asked for now. Raises RunFolderError where it was for more."""
+        try:
+            done = int(json.loads((self.of(alternative) / SUMMARY).read_text(encoding="utf-8"))["rounds"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        asked = alternative.values.get("rounds", RunConfig.rounds)
+        if done > asked:
+            raise RunFolderError(f"the run in {self.of(alternative)} has done {done} rounds; give --rounds {done} or more")
+        return done == asked
+
+    def ended(self, alternative: Alternative, rounds: int) -> Progress:
+        """One that an earlier command has run to its end. Raises RunFolderError."""
+        folder, progress = self.of(alternative), Progress(alternative.name, rounds, DONE)
+        try:
+            for line in (folder / METRICS).read_text(encoding="utf-8").splitlines():
+                progress.add(RoundRecord(**{name: value for name, value in json.loads(line).items() if name in FIGURES}))
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise RunFolderError(f"{folder / METRICS} is damaged ({error}); remove {folder}, and --resume runs it anew") from error
+        return progress
+
+    def write_comparison(self, values: Mapping[str, Any]) -> None:
+        try:
+            self._write(COMPARISON, json.dumps(values, indent=2) + "\n")
+        except OSError as error:
+            raise RunFolderError(f"{self.path / COMPARISON} cannot be written ({error.strerror}); make room, then --resume") from error
+
+    def _write(self, name: str, text: str) -> None:
+        new = self.path / f".{name}.new"
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, self.path / name)
+
+
+def _usual(task: str) -> str:
+    return f"runs/{Path(task.partition(':')[0]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else "not given" if value is None else str(value)

@@ -1,0 +1,160 @@
+"""What runs came to, one line for those that differ in their seeds alone: for the table on a terminal, the report and JSON alike."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
+from typing import TYPE_CHECKING, Self
+
+from .. import spec
+from ..config import RunConfig
+from ..errors import UserError
+from .figures import NOTHING, decimal, duration, human_bytes, percent, ratio
+
+if TYPE_CHECKING:
+    from ..runs import Group, Run
+
+FRONT = "*"
+LEGEND = "* on the Pareto front: no other line is as good for fewer bytes both ways, or better for as many"
+SPREAD = "±: half of what lies between the best and the worst seed"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A line. Bytes, rounds and seconds are means over the seeds, those of rounds that were run."""
+
+    label: str
+    folders: tuple[str, ...]
+    accuracy: float | None = None  # the last one that was measured, a share, 0..1
+    accuracy_spread: float | None = None  # half of the distance between the best and the worst seed; None for one seed
+    loss: float | None = None  # likewise the last one; None where it is no finite number
+    rounds: float = 0.0
+    uplink_bytes: float = 0.0
+    downlink_bytes: float = 0.0
+    ratio: float | None = None  # of what dense float32 models would have cost, both ways
+    seconds: float = 0.0
+    rounds_to_target: float | None = None  # None where a seed never reached it
+    bytes_to_target: float | None = None  # both ways
+    on_front: bool = False
+    note: str = ""  # what went wrong
+    task: str = ""  # lines of different tasks are on fronts of their own
+
+    @classmethod
+    def nothing(cls, folder: str, why: str) -> Self:
+        """Of a run that left nothing."""
+        return cls(folder.rpartition("/")[2], (folder,), note=f"failed: {why}" if why else "not begun")
+
+    @property
+    def sent_bytes(self) -> float:
+        return self.uplink_bytes + self.downlink_bytes
+
+    @property
+    def rank(self) -> float | None:
+        """How good the model is: the accuracy, or where a task has none the loss, negative; None where neither was measured."""
+        return self.accuracy if self.accuracy is not None else None if self.loss is None else -self.loss
+
+
+def results(found: Sequence["Group"], target: float | None = None, failed: Mapping[str, str] | None = None) -> list[Result]:
+    """A line for each group, with the Pareto front marked. `target`: an accuracy, 0..1; `failed`: by folder, why a run did not end."""
+    lines = [_result(group, target, failed or {}) for group in found]
+    return [replace(line, on_front=on) for line, on in zip(lines, front(lines), strict=True)]
+
+
+def front(lines: Sequence[Result]) -> list[bool]:
+    """Of each line whether no other is at least as good for no more bytes, and better in one of both. What went wrong is on no front."""
+    points = [None if line.note else line.rank for line in lines]
+
+    def beaten(mine: Result, rank: float) -> bool:
+        return any(other is not None and line.task == mine.task and other >= rank and line.sent_bytes <= mine.sent_bytes
+                   and (other > rank or line.sent_bytes < mine.sent_bytes) for line, other in zip(lines, points, strict=True))
+
+    return [rank is not None and not beaten(line, rank) for line, rank in zip(lines, points, strict=True)]
+
+
+def _result(group: "Group", target: float | None, failed: Mapping[str, str]) -> Result:
+    runs = group.runs
+    measured = [run.accuracy for run in runs if run.accuracy is not None]
+    losses = [loss for run in runs if (loss := _last_loss(run)) is not None]
+    sent, dense = sum(run.sent_bytes for run in runs), sum(run.dense_bytes for run in runs)
+    costs = [run.cost_to(target) for run in runs] if target is not None else [None]
+    return Result(
+        task=str(runs[0].options.get("task", RunConfig.task)),
+        label=group.label + (f" ({len(runs)} seeds)" if len(runs) > 1 else ""),
+        folders=tuple(str(run.folder) for run in runs),
+        accuracy=mean(measured) if measured else None,
+        accuracy_spread=(max(measured) - min(measured)) / 2 if len(measured) > 1 else None,
+        loss=mean(losses) if len(losses) == len(runs) else None,
+        rounds=mean(len(run.records) for run in runs),
+        uplink_bytes=mean(sum(r.uplink_bytes for r in run.records) for run in runs),
+        downlink_bytes=mean(sum(r.downlink_bytes for r in run.records) for run in runs),
+        ratio=dense / sent if sent and dense else None,
+        seconds=mean(sum(r.seconds for r in run.records) for run in runs),
+        rounds_to_target=None if None in costs else mean(rounds for rounds, _ in costs),
+        bytes_to_target=None if None in costs else mean(bytes_ for _, bytes_ in costs),
+        note=_note(runs, failed),
+    )
+
+
+def _last_loss(run: "Run") -> float | None:
+    return next((r.loss for r in reversed(run.records) if r.loss is not None and math.isfinite(r.loss)), None)
+
+
+def _note(runs: Sequence["Run"], failed: Mapping[str, str]) -> str:
+    """What went wrong, of the first seed for which something did."""
+    for run in runs:
+        if wrong := _wrong(run, failed.get(str(run.folder), "")):
+            return wrong if len(runs) == 1 else f"seed {run.options.get('seed', 0)} {wrong}"
+    return ""
+
+
+def _wrong(run: "Run", why: str) -> str:
+    if why:
+        return f"failed: {why}"
+    if run.summary is None:
+        return "not over"
+    if run.summary.loss is None:
+        return "diverged: the loss is no finite number"
+    if run.records and not run.records[-1].accepted:
+        last = max((r.round for r in run.records if r.accepted), default=0)
+        reasons = run.summary.rejections
+        return f"diverged: no update was accepted after round {last}" + (f" ({reasons[0].reason})" if reasons else "")
+    return ""
+
+
+HEAD = ("accuracy", "up", "down", "ratio", "rounds", "time")
+
+
+def head(target: float | None) -> list[str]:
+    """The titles of `cells`."""
+    return [*HEAD, *([f"rounds to {100 * target:g} %", "bytes to it"] if target is not None else [])]
+
+
+def cells(line: Result, target: float | None) -> list[str]:
+    """The figures of a line as text."""
+    spread = "" if line.accuracy_spread is None else f" ± {100 * line.accuracy_spread:.2f}"
+    lost = NOTHING if line.loss is None else f"loss {decimal(line.loss)}"
+    found = [
+        lost if line.accuracy is None else percent(line.accuracy) + spread,
+        human_bytes(round(line.uplink_bytes)),
+        human_bytes(round(line.downlink_bytes)),
+        NOTHING if line.ratio is None else ratio(round(line.ratio * 10**6), 10**6),
+        f"{line.rounds:g}",
+        duration(line.seconds),
+    ]
+    if target is not None:
+        missed = line.rounds_to_target is None
+        found += [NOTHING, NOTHING] if missed else [f"{line.rounds_to_target:g}", human_bytes(round(line.bytes_to_target))]
+    return found
+
+
+def share(text: str | None) -> float | None:
+    """What --target-accuracy says. Raises UserError."""
+    if text is None:
+        return None
+    try:
+        share = float(spec.number(text))
+    except (ValueError, KeyError, ZeroDivisionError, OverflowError):
+        share = -1.0
+    if not 0 < share <= 1:
+        raise UserError(f"--target-accuracy is '{text}'; give a share above 0 and up to 1, such as 90% or 0.9")
+    return share

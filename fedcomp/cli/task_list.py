@@ -1,0 +1,83 @@
+"""`fedcomp tasks`: the built-in tasks, how large they are, and where each looks for its data."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import FedcompError
+from ..layout import Layout
+from ..tasks import available_tasks, cifar10, initial_model, mnist, shakespeare
+from ..tasks.parquet import Images
+from ..tasks.shakespeare import WINDOW, Text
+from .figures import NOTHING
+from .watch import one_line
+
+COLUMNS = ("task", "parameters", "examples", "to test on", "an input", "data")
+SOURCES: dict[str, Callable[[Path | None], Images | Text]] = {
+    "mnist": mnist.images, "cifar10": cifar10.images, "shakespeare": shakespeare.Text,
+}
+OWN = "your own: path/file.py:name, begun by fedcomp init"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A task. Examples are None where they are not counted, since the data is not here."""
+
+    name: str
+    parameters: int
+    train: int | None
+    test: int | None
+    input: str
+    data: str
+
+
+def lines(folder: Path | None) -> list[Line]:
+    """The built-in tasks; `folder` is where data is looked for, None for nowhere."""
+    return [_line(name, folder) for name in available_tasks()]
+
+
+def _line(name: str, folder: Path | None) -> Line:
+    task = available_tasks()[name](folder)
+    parameters = Layout.of(initial_model(task, 0)).numel
+    source = SOURCES.get(name.partition("-")[0])
+    if source is None:
+        data = task.train()
+        return Line(name, parameters, len(data), len(task.test()), _shape(data.inputs.shape[1:]), "comes with scikit-learn")
+    found = source(folder)
+    kind = f"{WINDOW} characters" if isinstance(found, Text) else _shape(found.shape)
+    try:
+        train, test = (found.count(split) for split in ("train", "test"))
+        return Line(name, parameters, train, test, kind, f"in {found.place()}")
+    except FedcompError as error:
+        return Line(name, parameters, None, None, kind, one_line(str(error)))
+
+
+def _shape(sizes: tuple[int, ...]) -> str:
+    return "×".join(map(str, sizes))
+
+
+def show(folder: Path | None) -> None:
+    """A table on a terminal, lines with tabs elsewhere."""
+    rows = [_cells(line) for line in lines(folder)]
+    if not sys.stdout.isatty():
+        print("\n".join("\t".join(row) for row in [COLUMNS, *rows]))
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title in COLUMNS:
+        figure = title in COLUMNS[1:4]
+        table.add_column(title, justify="right" if figure else "left", style="bold" if title == "task" else "", no_wrap=title != "data",
+                         overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+    console.print(OWN, style="dim")
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    counts = (NOTHING if n is None else f"{n:,}" for n in (line.train, line.test))
+    return line.name, f"{line.parameters:,}", *counts, line.input, line.data

@@ -1,0 +1,56 @@
+"""`fedcomp reproduce`: what is listed, what a mistake is answered with, and a reproduction from its command to its page."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedcomp.cli import reproduce as command
+from fedcomp.errors import UserError
+from fedcomp.reproductions import available_reproductions
+
+
+def fedcomp(*words, cwd: Path, status: int = 0) -> str:
+    done = subprocess.run([sys.executable, "-m", "fedcomp", "reproduce", *map(str, words)], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stderr if status else done.stdout
+
+
+def test_all_are_listed_with_their_claims_and_minutes(tmp_path):
+    said = fedcomp(cwd=tmp_path)
+    for name, chosen in available_reproductions().items():
+        assert f"\n{name}" in f"\n{said}" and f"{chosen.minutes:g} min" in said
+        assert all(claim.text in said for claim in chosen.claims)
+
+
+def test_help_and_list_import_nothing_heavy():
+    probe = ("import sys; from fedcomp.cli.main import main; sys.argv = ['fedcomp', 'reproduce']\n"
+             "try: main()\nexcept SystemExit: pass\n"
+             "print({'torch', 'numpy', 'numba', 'flwr'} & set(sys.modules), file=sys.stderr)")
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert done.stderr.strip() == "set()", done.stderr
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    (["stc-mnits"], "unknown reproduction 'stc-mnits'; did you mean 'stc-mnist'?"),
+    (["election", "--data", "nowhere"], "--data nowhere is no folder; give the one that holds the tasks' data"),
+    (["stc-mnist", "--data", "."], "reproduction 'stc-mnist' needs the folder mnist/ of the data, which is not in .; name the folder that "
+                                   "holds it with --data"),
+    (["election", "--device", "tpu"], "--device"),
+])  # fmt: skip
+def test_mistakes_are_one_sentence(words, sentence, tmp_path):
+    said = fedcomp(*words, cwd=tmp_path, status=2)
+    assert said.startswith("fedcomp: ") and sentence in said and "Traceback" not in said
+
+
+def test_a_cell_is_folded_within_its_column():
+    drawn = command._drawn(("claim", "ours"), [("a claim of some length", "5 %")], (10, 4))
+    assert drawn == "claim       ours\na claim of  5 %\nsome\nlength\n"
+
+
+def test_a_page_is_written_in_a_checkout_alone(tmp_path, monkeypatch):
+    assert command._page().read_text(encoding="utf-8").startswith("# What papers claim")
+    monkeypatch.setattr(command, "__file__", str(tmp_path / "a" / "b" / "reproduce.py"))
+    with pytest.raises(UserError, match="leave --write out"):
+        command._page()
