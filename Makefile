@@ -4,7 +4,7 @@ PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
-.PHONY: demo test clean
+.PHONY: demo test docs clean
 
 demo: .venv/.sim
 	.venv/bin/fedcomp sim --clients 200
@@ -17,11 +17,16 @@ test: .venv/.dev
 	.venv/bin/ruff check
 	FEDCOMP_DATA="$${FEDCOMP_DATA-$$(cd ../shared/data 2>/dev/null && pwd)}" .venv/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-# .venv/.sim and .venv/.dev: stamps of the extras that are installed.
+# The site, in site/: nothing is fetched, neither to build it nor to read it.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: .venv/.docs
+	.venv/bin/python -m mkdocs build --strict
+
+# .venv/.sim, .venv/.dev and .venv/.docs: stamps of the extras that are installed.
 .venv/.%: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'
 	touch $@
 
 clean:
-	rm -rf .venv
+	rm -rf .venv site

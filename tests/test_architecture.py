@@ -12,10 +12,11 @@ import fedcomp
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = {path.relative_to(ROOT / "fedcomp").as_posix(): path for path in sorted((ROOT / "fedcomp").rglob("*.py"))}
 
-FOUNDATION = {"errors", "spec", "layout", "seeds", "config", "observe", "messages", "profiling"}
+FOUNDATION = {"by_round", "errors", "spec", "layout", "seeds", "config", "observe", "messages", "profiling"}
 # Each imports from those before it; "__init__" is what users import.
-ORDER = ("kernels", "codecs", "memories", "tasks", "clients", "strategies", "server", "runs", "sim", "__init__", "cli", "__main__")
-NARROWER = {"tasks": {"errors", "spec", "layout", "seeds", "tasks"}} | {place: FOUNDATION for place in FOUNDATION}
+ORDER = ("kernels", "codecs", "memories", "tasks", "clients", "strategies", "server", "runs", "sim", "reproductions", "__init__", "cli",
+         "interactive", "__main__")
+NARROWER = {"tasks": {"errors", "spec", "layout", "seeds", "observe", "tasks"}} | {place: FOUNDATION for place in FOUNDATION}
 
 FLOWER_ROOMS = {"clients", "strategies", "server", "sim"}
 FLOWER_PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}

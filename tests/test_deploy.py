@@ -19,7 +19,9 @@ from loopback import uvicorn_upstream
 from typer.main import get_command
 
 from fedcomp.cli import deployed, flags
+from fedcomp.cli.comparison.alternatives import alternatives
 from fedcomp.cli.main import app
+from fedcomp.config import SPANNING
 from fedcomp.errors import UserError
 from fedcomp.server import keys
 from fedcomp.server.guard import Guard
@@ -51,7 +53,10 @@ def parsed(words: list[str]) -> str:
             raise click.UsageError(f"no command {name}")
         command = below
     given = command.make_context(name, words, parent=context).params
-    if name in ("sim", "start"):
+    if name == "sim":
+        own = {"dry_run", "side_by_side", "target_accuracy"}
+        alternatives(flags.run_values({key: value for key, value in given.items() if key not in own} | {"resume": None}, SPANNING))
+    if name == "start":
         flags.run_config({key: value for key, value in given.items() if key not in deployed.DOOR_NAMES} | {"resume": None})
     return name
 

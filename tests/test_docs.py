@@ -1,0 +1,264 @@
+"""The site is built whole, and what stands in its pages is so: links, frames, codecs, tasks."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from every_codec import vectors
+
+import fedcomp
+from fedcomp import FrameError, Layout, codec
+from fedcomp.codecs import CodecId, frame, overwrite
+from fedcomp.codecs.base import Codec
+from fedcomp.errors import TaskError
+from fedcomp.messages import Assignment, Report
+from fedcomp.tasks import load
+from fedcomp.tasks.check import check
+
+pytestmark = pytest.mark.timeout(300)  # a build imports all that it describes, slowly where others compute as well
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+LOADS = {("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("video", "src"), ("object", "data")}
+FETCHED = {"stylesheet", "preload", "modulepreload", "icon", "preconnect", "dns-prefetch", "prefetch"}  # kinds of <link>
+
+
+# The site.
+
+
+class Page(HTMLParser):
+    """What a page names, links to and loads."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.names, self.links, self.loads = set(), [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = {name: value or "" for name, value in attrs}
+        self.names |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        self.loads += [value for name, value in given.items() if (tag, name) in LOADS]
+        if tag == "link" and FETCHED & set(given.get("rel", "").split()):
+            self.loads.append(given["href"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("site").resolve()
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", out], cwd=ROOT, env=environment,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def pages(site) -> dict[Path, Page]:
+    return {path: Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
+
+
+def test_every_page_is_in_the_site(site):
+    for page in DOCS.rglob("*.md"):
+        assert (site / page.relative_to(DOCS)).with_suffix(".html").is_file(), page.name
+
+
+def test_every_link_leads_somewhere(site, pages):
+    for path, page in pages.items():
+        for link in page.links if path.name != "404.html" else []:
+            target, _, anchor = link.partition("#")
+            if re.match(r"[a-z]+:", target):
+                assert target.startswith(("https:", "mailto:")), (path.name, link)
+                continue
+            found = (path.parent / target).resolve() if target else path.resolve()
+            assert found.is_file() and found.is_relative_to(site), (path.name, link)
+            assert not anchor or found.suffix != ".html" or anchor in pages[found].names, (path.name, link)
+
+
+def test_no_page_loads_anything_from_another_host(site, pages):
+    for path, page in pages.items():
+        for loaded in page.loads:
+            assert not re.match(r"(?:[a-z]+:)?//", loaded), (path.name, loaded)
+            assert path.name == "404.html" or (path.parent / loaded).is_file(), (path.name, loaded)
+    for sheet in site.rglob("*.css"):
+        text = sheet.read_text(encoding="utf-8")
+        assert "@import" not in text, sheet.name
+        assert all(re.match(r"data:|\.{1,2}/|#", url) for url in re.findall(r"url\([\"']?([^)]*)\)", text)), sheet.name
+
+
+def test_the_reference_has_every_public_name_codec_memory_and_strategy(site):
+    text = {path.stem: path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html")}
+    for name in fedcomp.__all__:
+        assert name == "__version__" or name in "".join(text.values()), name
+    listed = {"codecs": fedcomp.available_codecs(), "memories": fedcomp.available_memories(), "strategies": fedcomp.available_strategies()}
+    for page, known in listed.items():
+        for name, cls in known.items():
+            assert f'id="{name}"' in text[page], name
+            assert cls.__module__ in text[page], name
+    for field in fedcomp.RunConfig.__dataclass_fields__:
+        assert f"<code>--{field.replace('_', '-')}</code>" in text["options"], field
+
+
+def test_every_benchmark_is_among_the_figures():
+    page = (DOCS / "figures.md").read_text(encoding="utf-8")
+    parts = {"flower_fedavg_app", "rival_flower_ray", "rival_models", "rival_pfl"}  # of others
+    assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - parts == set(re.findall(r"benchmarks/(\w+)\.py", page))
+
+
+def test_every_codec_is_in_the_table_of_those_to_choose_from():
+    page = (DOCS / "choosing-a-codec.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)`.*%.*\|$", page, re.MULTILINE)
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        import choosing
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+    assert rows == [way.codec for way in choosing.UPLINKS + choosing.DOWNLINKS]
+    named = {part.partition(":")[0].partition("@")[0] for row in rows for part in row.split("+")}
+    assert set(fedcomp.available_codecs()) <= named
+
+
+# The frame format.
+
+
+X = torch.tensor([1.0, -3.0, 0.5, 0.0, 2.0, -0.25, 0.0, -4.0])
+LAYOUT = Layout.from_shapes({"w": (3, 2), "b": (2,)})
+FORMAT = (DOCS / "frame-format.md").read_text(encoding="utf-8")
+FRAMES = {
+    text.splitlines()[0]: bytes.fromhex("".join(re.match(r"(?:[0-9a-f]{2}(?: |$))*", line)[0] for line in text.splitlines()[1:]))
+    for text in re.findall(r"^```hex\n(.*?)^```", FORMAT, re.DOTALL | re.MULTILINE)
+}
+
+
+@pytest.mark.parametrize("spec", FRAMES)
+def test_a_frame_in_the_page_is_what_the_code_makes(spec):
+    if spec == "overwrite":
+        assert FRAMES[spec] == overwrite.encode(X, np.array([1, 4, 7]))
+        return
+    c = codec(spec)
+    made = c.encode(X, seed=7, layout=LAYOUT)
+    if c.portable:
+        assert FRAMES[spec].hex(" ") == made.hex(" ")
+    there, here = (c.decode(data, numel=8, layout=LAYOUT) for data in (FRAMES[spec], made))
+    assert len(FRAMES[spec]) == len(made) and torch.allclose(there, here, atol=1e-6)
+
+
+def test_every_codec_has_a_frame_and_its_number_in_the_page():
+    shown = {codec(spec).id for spec in FRAMES if spec != "overwrite"} | {CodecId.OVERWRITE}
+    assert shown | {CodecId.S2} == set(CodecId)
+    cells = dict((name, int(number)) for number, name in re.findall(r"\| (\d+) \| `(\w+)`", FORMAT))
+    assert cells == {name: int(cls.id) for name, cls in fedcomp.available_codecs().items()}
+
+
+def test_a_reader_written_from_the_page_reads_a_frame():
+    """stc, by nothing but what the page says."""
+    import zlib
+
+    numel, data = 1000, codec("stc:density=1/50").encode(vectors(1000)["normal"])
+    assert data[:5] == b"fc\x01\x04\x00"
+    assert int.from_bytes(data[5:9], "little") == zlib.crc32(data[9:], zlib.crc32(numel.to_bytes(8, "little"), zlib.crc32(data[:5])))
+    count, form, mu = data[9], data[10], np.frombuffer(data[11:15], "<f4")[0]
+    signs = np.unpackbits(np.frombuffer(data[15 : 15 + (count + 7) // 8], np.uint8))[:count]
+    bits = "".join(f"{byte:08b}" for byte in data[15 + (count + 7) // 8 :])
+    assert count == 20 and form <= 40
+    gaps, at = [], 0
+    for _ in range(count):
+        stop = bits.index("1", at)
+        gaps.append(stop - at << form)
+        at = stop + 1
+    gaps = [gap + int(bits[at + i * form : at + (i + 1) * form] or "0", 2) + 1 for i, gap in enumerate(gaps)]
+    decoded = np.zeros(numel, np.float32)
+    decoded[np.cumsum(gaps) - 1] = np.where(signs, mu, -mu)
+    assert np.array_equal(decoded, codec("stc").decode(data, numel=numel).numpy())
+
+
+def test_messages_are_laid_out_as_the_page_says():
+    told = Assignment(3, "train", 1, "frames", "a", "b", "c", [b"12", b"345"], "t", [b"name", b"value"], 0.5)
+    for message in (told, Report(3, "train", 1, "update", "b", "c", b"frame", "t", 20, 0.5, "", "")):
+        data = message.pack()
+        head = json.loads(data[4 : 4 + int.from_bytes(data[:4], "little")])
+        values = [getattr(message, name) for name in message.__dataclass_fields__]
+        lengths = [len(v) if isinstance(v, bytes) else [len(part) for part in v] if isinstance(v, list) else v for v in values]
+        assert head == [type(message).__name__, *lengths]
+        blobs = b"".join(v if isinstance(v, bytes) else b"".join(v) for v in values if isinstance(v, bytes | list))
+        assert data.endswith(blobs) and len(data) == 4 + int.from_bytes(data[:4], "little") + len(blobs)
+        assert type(message).unpack(data) == message
+
+
+# What a newcomer types.
+
+
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def block_max(tmp_path_factory) -> type[Codec]:
+    """The codec of the page, as a file of fedcomp/codecs would be."""
+    path = tmp_path_factory.mktemp("codecs") / "blockmax.py"
+    path.write_text(python_blocks("writing-a-codec.md")[0].replace("CodecId.BLOCKMAX", "CodecId.PRODUCT"), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("fedcomp.codecs.blockmax", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look up types
+    try:
+        spec.loader.exec_module(module)
+        yield module.BlockMax
+    finally:
+        del sys.modules[spec.name]
+
+
+def test_the_number_of_the_new_codec_is_free(block_max):
+    last, new = re.findall(r"^    (\w+) = (\d+)$", python_blocks("writing-a-codec.md")[1], re.MULTILINE)
+    assert CodecId[last[0]] == int(last[1]) and int(new[1]) not in set(CodecId) and new[0] not in CodecId.__members__
+    assert "    S2 = 23\n" in Path(frame.__file__).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("size", [1, 64, 256])
+@pytest.mark.parametrize("numel", [0, 1, 7, 401])
+def test_the_new_codec_keeps_what_codecs_promise(block_max, size, numel):
+    c, layout = block_max(size), Layout.from_shapes({"w": (numel,)})
+    for name, x in vectors(numel).items():
+        data = c.encode(x, seed=3, layout=layout)
+        assert data == c.encode(x.clone(), seed=3, layout=layout) and len(data) <= c.longest_frame(layout)
+        assert c.encode_batch(torch.stack([x, x]), [3, 3], layout=layout) == [data, data]
+        y, into = block_max().decode(data, numel=numel), torch.ones(numel)
+        lost, whole = (v.double().square().sum() for v in (x - y, x))
+        assert y.isfinite().all() and lost <= (1 + 1e-12 - c.contraction(numel)) * whole, name
+        c.accumulate(data, into, 0.5)
+        assert torch.equal(into, torch.ones(numel) + np.float32(0.5) * y)
+        for other in (data[:-1], data + b"\0", data[:-1] + bytes([data[-1] ^ 1])):
+            with pytest.raises(FrameError):
+                c.decode(other, numel=numel)
+    with pytest.raises(fedcomp.UserError, match="give a number from 1 to 256"):
+        block_max(257)
+
+
+def test_the_new_codec_passes_the_test_that_the_page_writes_for_it(block_max):
+    names: dict = {}
+    exec(python_blocks("writing-a-codec.md")[3], names)
+    names["codec"] = lambda spec: block_max(int(spec.partition("=")[2]))
+    names["test_the_largest_of_each_block_is_sent"]()
+
+
+def test_the_tasks_of_the_page_are_tasks(tmp_path):
+    waves, table = python_blocks("writing-a-task.md")
+    (tmp_path / "waves.py").write_text(waves, encoding="utf-8")
+    assert check(load(f"{tmp_path}/waves.py:task"), 20).numel == 64 * 32 + 32 + 2 * 32 + 2
+    (tmp_path / "broken.py").write_text(waves.replace("torch.randint(2,", "torch.randint(3,"), encoding="utf-8")
+    page = (DOCS / "writing-a-task.md").read_text(encoding="utf-8")
+    with pytest.raises(TaskError) as caught:
+        check(load(f"{tmp_path}/broken.py:task"), 20)
+    assert f"fedcomp: {caught.value}\n" in page
+    (tmp_path / "table.py").write_text(table, encoding="utf-8")
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.csv").write_text("".join(f"{i},1,2,3,{i % 3}\n" for i in range(9)))
+    assert check(load(f"{tmp_path}/table.py:task", tmp_path), 4).numel == 15
