@@ -202,14 +202,15 @@ def export(w: Workload, folder: Path) -> Path:
     return folder / f"{w.task}.npz"
 
 
-def run(rival: Rival, threads: int, limit_s: float = 1800) -> dict[str, object]:
-    """What the last line of the process says."""
+def run(rival: Rival, threads: int, limit_s: float = 1800) -> dict[str, object] | None:
+    """What the last line of the process says; None, said on standard error, where it failed."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
                                 "RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0"}
     done = subprocess.run(rival.words, env=environment, capture_output=True, encoding="utf-8", timeout=limit_s)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
-        raise SystemExit(f"{rival.name} failed: {done.stderr[-2000:]}")
+        print(f"{rival.name} failed with status {done.returncode}, and is not counted: {done.stderr[:1000]}…", file=sys.stderr)
+        return None
     return json.loads(lines[-1])
 
 
@@ -264,10 +265,12 @@ def main() -> None:
             chosen = rivals(w, given, Path(folder))
             for repeat in range(given.repeats):
                 for rival in chosen:
-                    told.setdefault(rival.name, []).append(run(rival, given.threads))
+                    if (said := run(rival, given.threads)) is None:
+                        continue
+                    told.setdefault(rival.name, []).append(said)
                     if given.json:
                         with open(given.json, "a") as file:
-                            file.write(json.dumps({"workload": name, "rival": rival.name, "repeat": repeat} | told[rival.name][-1]) + "\n")
+                            file.write(json.dumps({"workload": name, "rival": rival.name, "repeat": repeat} | said) + "\n")
             table(w, told)
             print(f"medians of {given.repeats} interleaved processes, {given.threads} threads, load {os.getloadavg()[0]:.1f}")
 

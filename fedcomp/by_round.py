@@ -16,6 +16,7 @@ e, the option `to`, is in the unit of the value, and holds from the round after 
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,15 +28,15 @@ LAST = 2**63 - 1  # round
 LARGEST = 3e38  # rate, norm or other factor: as much as a float32 holds
 
 
-class Curve:
+class Curve(ABC):
     """How a value goes on from `own` in round 1 of `rounds`."""
 
     name: ClassVar[str]
     ends: ClassVar[bool] = True  # with the horizon
     mend: ClassVar[str] = "another 'to'"  # where it comes to what a value cannot be
 
-    def at(self, own: float, round: int, rounds: int) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def at(self, own: float, round: int, rounds: int) -> float: ...
 
 
 @dataclass(frozen=True)

@@ -30,15 +30,14 @@ METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
 def with_run_flags(
-    command: Callable[..., None], *others: inspect.Parameter, without: Collection[str] = (), several: Collection[str] = ()
+    command: Callable[..., None], *others: inspect.Parameter, without: Collection[str] = ()
 ) -> Callable[..., None]:
     """Give `command(**given)` one option for each field of RunConfig but those `without`, --config, and the `others` before them.
 
-    Options named in `several` are lists of what is given.
+    Those that are no switches are lists of what is given, so that none is lost: `run_values` says which may have several.
     """
     by_name = {f.name: f for f in fields(RunConfig)}
-    options = [_option(by_name[name], panel, name in several) for panel, names in PANELS.items() for name in names.split()
-               if name not in without]
+    options = [_option(by_name[name], panel) for panel, names in PANELS.items() for name in names.split() if name not in without]
     file = typer.Option("--config", metavar="FILE", rich_help_panel="Output",
                         help="TOML file with options; flags given beside it win")
     command.__signature__ = inspect.Signature([*others, *options, parameter("config", str, file)])
@@ -46,14 +45,14 @@ def with_run_flags(
     return command
 
 
-def _option(f: Any, panel: str, several: bool) -> inspect.Parameter:
+def _option(f: Any, panel: str) -> inspect.Parameter:
     kind = _kind(f.name)
     flag = config.flag(f.name)
     name = f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
     choices = f.metadata.get("choices")
     metavar = None if kind is bool else f"[{'|'.join(choices)}]" if choices else METAVARS[kind]
     default = "" if f.default in (None, False) and kind in (bool, str) else rf" [dim]\[default: {_shown(f.default)}][/dim]"
-    return parameter(f.name, bool if kind is bool else list[str] if several else str,
+    return parameter(f.name, bool if kind is bool else list[str],
                       typer.Option(name, metavar=metavar, rich_help_panel=panel, help=f.metadata["help"] + default))
 
 
@@ -85,7 +84,7 @@ def run_values(given: Mapping[str, Any], several: Collection[str] = ()) -> dict[
     file = flags.pop("config", None)
     values = config.read_toml(file, several) if file is not None else {}
     for name, value in flags.items():
-        values[name] = _converted(name, value)
+        values[name] = _converted(name, value, several)
     if "local_steps" in flags and values.get("local_epochs"):
         raise ConfigError("--local-steps and --local-epochs exclude each other; give one of them")
     if values.get("resume") and "out" in values:
@@ -99,15 +98,18 @@ def _of_run(out: str, several: Collection[str]) -> dict[str, Any]:
     return config.read_toml(alternatives, several) if several and alternatives.is_file() else config.options_of_run(out)
 
 
-def _converted(name: str, value: Any) -> Any:
+def _converted(name: str, value: Any, several: Collection[str]) -> Any:
     if isinstance(value, bool):
         return value
     given = [value] if isinstance(value, str) else value
     if twice := [one for one in given if given.count(one) > 1]:
         raise ConfigError(f"{config.flag(name)} {twice[0]} is given twice; give it once")
-    if name == "task" and len(given) > 1:
+    if len(given) > 1 and several and name == "task":
         raise ConfigError(f"--task is given {len(given)} times, and alternatives learn one task; give one, and put both runs on one page "
                           "with fedcomp report")
+    if len(given) > 1 and name not in several:
+        elsewhere = "; fedcomp sim compares alternatives" if name in config.SPANNING else ""
+        raise ConfigError(f"{config.flag(name)} is given {len(given)} times; give it once{elsewhere}")
     read = [spec.convert(one, _kind(name), config.flag(name)) for one in given]
     return read if len(read) > 1 else read[0]
 

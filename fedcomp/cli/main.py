@@ -143,7 +143,6 @@ app.command("sim")(flags.with_run_flags(
                                                            "where the model is trained on one, else one after the other.")),
     flags.parameter("dry_run", bool, typer.Option("--dry-run", rich_help_panel="Comparison",
                                                   help="Print parameters, sizes of frames and expected bytes, and train nothing.")),
-    several=(*SPANNING, "task"),  # of which there is one: a second is refused, and not lost
 ))
 
 

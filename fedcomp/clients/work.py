@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from .. import seeds
@@ -100,6 +101,16 @@ class Work:
         `path`: the sum of the learning rates of its steps.
         """
         return update, {}
+
+    def trained_stack(
+        self, updates: Tensor, state: Tensor, kept: Sequence[Mapping[str, Tensor]], sgd: LocalSGD, paths: Sequence[float]
+    ) -> tuple[Tensor, Sequence[Mapping[str, Tensor]]]:
+        """`trained` for a cohort; updates [m, n], what is proposed [m, numel]."""
+        if type(self).trained is Work.trained or not len(updates):
+            return updates, [{}] * len(updates)
+        state = state.to(updates.device)
+        made = [self.trained(update, state, own, sgd, path) for update, own, path in zip(updates, kept, paths, strict=True)]
+        return torch.stack([x for x, _ in made]), [own for _, own in made]
 
     def hear(self, memory: Memory, held: dict[str, Any], seed: int, context: Context) -> Tensor | None:
         """What a client makes [numel] of what it is told in a phase after the one that opens; None: it only proceeds."""

@@ -59,8 +59,9 @@ def size(count: float) -> str:
 
 def section(reproduction: Reproduction, form: Form, full: bool, results: Results, found: Judged, spent: Spent) -> str:
     """The Markdown of a reproduction, with how it was made."""
-    command = f"fedcomp reproduce {reproduction.name}" + " --full" * full
     seeds = max(len(m.runs) for m in results.values())
+    command = f"fedcomp reproduce {reproduction.name}" + " --full" * full
+    command += f" --seeds {seeds}" * (seeds != reproduction.form(full).seeds)
     parts = [
         f"## {reproduction.name}: {reproduction.title}",
         f"{reproduction.paper}.",

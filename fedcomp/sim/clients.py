@@ -4,7 +4,7 @@ All clients at a version hold the same weights, so one copy of the model, moved 
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -235,7 +235,8 @@ class VirtualClients:
         return torch.empty(0, self.work.model(self.replica.weights).numel(), dtype=torch.float32, device=self.engine.device)
 
     def _propose(self, trained: Sequence[Trained], updates: Tensor, reports: dict[int, Report]) -> None:
-        updates, owned = self._made(trained, updates)
+        kept = [self.at_rest(t.assignment.client).buffers or {} for t in trained]
+        updates, owned = self.work.trained_stack(updates, self.replica.weights, kept, self.sgd, [t.path for t in trained])
         self.held |= {(a := t.assignment).client: Held(a.round, t.loss, self.work.outlasting(self.held.get(a.client), a)) for t in trained}
         clients = [t.assignment.client for t in trained]
         self.growth.look(clients, [self.at_rest(client).memory for client in clients], updates)
@@ -249,17 +250,6 @@ class VirtualClients:
                 state.buffers, state.momentum = {**(t.buffers or {}), **own} or None, t.traces.momentum
             else:
                 del self.held[t.assignment.client]
-
-    def _made(self, trained: Sequence[Trained], updates: Tensor) -> tuple[Tensor, Sequence[Mapping[str, Tensor]]]:
-        """What clients propose [m, numel], given the updates of their models [m, n], and what each keeps beside its buffers."""
-        if type(self.work).trained is Work.trained or not trained:
-            return updates, [{}] * len(trained)
-        state = self.replica.weights.to(updates.device)
-        made = [
-            self.work.trained(update, state, self.at_rest(t.assignment.client).buffers or {}, self.sgd, t.path)
-            for t, update in zip(trained, updates, strict=True)
-        ]
-        return torch.stack([x for x, _ in made]), [own for _, own in made]
 
     def _answer(self, asked: Sequence[Assignment], updates: Tensor | None, traces: Sequence[Traces], reports: dict[int, Report]) -> None:
         """Answers of a phase; `updates` [m, n] are what was trained, None after the phase that opens."""

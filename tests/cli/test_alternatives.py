@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 import tomli_w
 from rich.console import Console
+from typer.testing import CliRunner
 
 from fedcomp.cli import flags
 from fedcomp.cli.comparison import table
 from fedcomp.cli.comparison.alternatives import alternatives, is_span
+from fedcomp.cli.main import app
 from fedcomp.cli.results import FRONT, Result, cells, front, head, share
 from fedcomp.config import ALTERNATIVES_FILE, SPANNING, RunConfig
 from fedcomp.errors import ConfigError, UserError
@@ -53,10 +55,18 @@ def test_names_are_folders_of_their_own(values):
 @pytest.mark.parametrize(("values", "said"), [
     ({"uplink": ["stc", "stc"]}, "--uplink stc is given twice; give it once"),
     ({"lr": ["0.1", "fast"]}, "--lr cannot be 'fast'; give a number"),
+    ({"out": ["x", "y"]}, "--out is given 2 times; give it once$"),
 ])
 def test_mistakes_in_what_is_given(values, said):
     with pytest.raises(UserError, match=said):
         flags.run_values(values, SPANNING)
+
+
+@pytest.mark.parametrize("command", [("bench", "sim"), ("server", "start")])
+def test_commands_of_one_run_lose_no_value_silently(command):
+    done = CliRunner().invoke(app, [*command, "--clients", "2", "--uplink", "stc", "--uplink", "topk"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "fedcomp: --uplink is given 2 times; give it once; fedcomp sim compares alternatives\n"
 
 
 def test_more_alternatives_than_anybody_means():

@@ -127,10 +127,11 @@ def test_clients_log_what_they_say_as_json(run):
     lines = objects(folder / "client0.jsonl")
     events = [line["event"] for line in lines]
     assert events[:2] == ["connected", "joined"] and events[-1] == "over" and events.count("interrupted") == 1
-    answered = [line for line in lines if line["event"] == "answered"]
+    answers = [(line["round"], line["uplink_bytes"]) for line in lines if line["event"] == "answered"]
     stored = objects(folder / "run" / "metrics.jsonl")
-    assert [line["round"] for line in answered] == [*range(1, ROUNDS + 1)]
-    assert [line["uplink_bytes"] for line in answered] == [line["by_client"][0]["uplink_bytes"] for line in stored]
+    once = list(dict.fromkeys(answers))  # who comes back while a round is asked may be asked twice: it gives the same frame again
+    assert once == [(line["round"], line["by_client"][0]["uplink_bytes"]) for line in stored]
+    assert len(answers) <= ROUNDS + 1
     assert all(line["sentence"] in first.said + again.said for line in lines if line["event"] != "interrupted")
     alone = [json.loads(line) for line in alone.said.splitlines()]
     assert [line["event"] for line in alone][:2] == ["connected", "joined"] and alone[-1]["event"] == "over"

@@ -4,7 +4,7 @@ import sqlite3
 from dataclasses import replace
 
 import pytest
-from test_run import TINY, Records, Stop, StopsAt, model_bytes, out, rounds_of
+from small_runs import TINY, Records, StopsAt, assert_the_same_when_stopped, model_bytes, out, rounds_of
 
 from fedcomp.errors import CheckpointError
 from fedcomp.server.checkpoint import Checkpoint
@@ -18,15 +18,7 @@ RUN = replace(TINY, strategy="asynchronous:wait=0.5,staleness=3", rounds=12)
 @pytest.mark.parametrize(("memory", "uplink"), [("residual", "stc:density=10%"), ("ef21", "stc:density=10%")])
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, memory, uplink, every, stop):
     config = replace(RUN, memory=memory, uplink=uplink, checkpoint_every=every)
-    simulate(replace(config, out=out(tmp_path, "whole")))
-    stopped = replace(config, out=out(tmp_path, "stopped"))
-    with pytest.raises(Stop):
-        simulate(stopped, StopsAt(*stop))
-    with pytest.raises(Stop):
-        simulate(replace(stopped, resume=True), StopsAt(10))
-    simulate(replace(stopped, resume=True))
-    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
-    assert rounds_of(out(tmp_path, "whole")) == rounds_of(out(tmp_path, "stopped"))
+    assert_the_same_when_stopped(tmp_path, config, StopsAt(*stop), StopsAt(10))
 
 
 @pytest.mark.parametrize("engine", ["serial", "batched"])

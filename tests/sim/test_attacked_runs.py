@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_run import TINY, Records, Stop, StopsAt, model_bytes, out, rounds_of
+from small_runs import TINY, Records, Stop, StopsAt, assert_the_same_when_stopped, out, rounds_of
 
 from fedcomp import RunConfig
 from fedcomp.sim import simulate
@@ -106,15 +106,7 @@ def test_what_is_rejected_stands_in_summary_and_metrics(tmp_path):
 ])
 def test_an_attacked_run_stopped_at_any_moment_ends_the_same(tmp_path, attack, change):
     config = replace(TINY, attack=attack, clients=10, rounds=9, checkpoint_every=4, **change)
-    simulate(replace(config, out=out(tmp_path, "whole")))
-    stopped = replace(config, out=out(tmp_path, "stopped"))
-    with pytest.raises(Stop):
-        simulate(stopped, StopsAt(3))
-    with pytest.raises(Stop):
-        simulate(replace(stopped, resume=True), StopsAt(7))
-    simulate(replace(stopped, resume=True))
-    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
-    assert rounds_of(out(tmp_path, "whole")) == rounds_of(out(tmp_path, "stopped"))
+    assert_the_same_when_stopped(tmp_path, config, StopsAt(3), StopsAt(7))
 
 
 @pytest.mark.parametrize("attack", ["alie:2,z=1+random-sign:1", "mimic:2,of=0", "low-margin:2"])

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from small_runs import TINY, out
 from test_memories import Sentences
-from test_run import TINY, out
 
 from fedcomp import RunConfig, codec
 from fedcomp.layout import Layout

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from test_run import TINY, Records, Stop, StopsAt, model_bytes, out, rounds_of
+from small_runs import TINY, Records, StopsAt, assert_the_same_when_stopped, model_bytes, out, rounds_of
 
 from fedcomp import RunConfig, UserError
 from fedcomp.cli.watch import suspects
@@ -155,13 +155,7 @@ def test_who_is_honest_is_not_suspected_for_a_seat_of_few_partitions(tmp_path, s
 ])
 def test_a_run_stopped_in_a_round_ends_the_same(tmp_path, strategy, attack, at):
     config = replace(VOTING, rounds=5, strategy=strategy, attack=attack)
-    simulate(replace(config, out=out(tmp_path, "whole")))
-    stopped = replace(config, out=out(tmp_path, "stopped"))
-    with pytest.raises(Stop):
-        simulate(stopped, StopsAt(*at))
-    simulate(replace(stopped, resume=True))
-    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
-    assert rounds_of(out(tmp_path, "whole")) == rounds_of(out(tmp_path, "stopped"))
+    assert_the_same_when_stopped(tmp_path, config, StopsAt(*at))
 
 
 def test_an_example_that_is_no_number_makes_coins_of_one_partition_and_no_more(tmp_path):

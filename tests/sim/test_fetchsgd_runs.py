@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 from federation import Federation
 from safetensors.torch import load_file
+from small_runs import TINY, StopsAt, assert_the_same_when_stopped, out
 from test_memories import Sentences
-from test_run import TINY, Stop, StopsAt, model_bytes, out, rounds_of
 
 from fedcomp import RunConfig, UserError
 from fedcomp.clients.local_sgd import LocalSGD
@@ -37,28 +37,14 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIAN
 @every_variant
 def test_a_run_stopped_in_a_round_ends_the_same(tmp_path, variant):
     config = replace(SKETCHED, **variant)
-    simulate(replace(config, out=out(tmp_path, "whole")))
-    stopped = replace(config, out=out(tmp_path, "stopped"))
-    with pytest.raises(Stop):
-        simulate(stopped, StopsAt(3, 2))
-    simulate(replace(stopped, resume=True))
-    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
-    assert rounds_of(out(tmp_path, "whole")) == rounds_of(out(tmp_path, "stopped"))
+    assert_the_same_when_stopped(tmp_path, config, StopsAt(3, 2))
 
 
 @pytest.mark.parametrize("error", ["subtract", "zero"])
 @pytest.mark.parametrize(("stop", "every"), [((1, 1), 1), ((4, None), 4), ((5, 4), 3)])
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, error, stop, every):
     config = replace(SKETCHED, strategy=f"fetchsgd:density=10%,error={error}", rounds=8, checkpoint_every=every)
-    simulate(replace(config, out=out(tmp_path, "whole")))
-    stopped = replace(config, out=out(tmp_path, "stopped"))
-    with pytest.raises(Stop):
-        simulate(stopped, StopsAt(*stop))
-    with pytest.raises(Stop):
-        simulate(replace(stopped, resume=True), StopsAt(7))
-    simulate(replace(stopped, resume=True))
-    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
-    assert rounds_of(out(tmp_path, "whole")) == rounds_of(out(tmp_path, "stopped"))
+    assert_the_same_when_stopped(tmp_path, config, StopsAt(*stop), StopsAt(7))
 
 
 @pytest.mark.parametrize("engine", ["serial", "batched"])

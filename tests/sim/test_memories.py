@@ -6,7 +6,7 @@ import pytest
 import torch
 from federation import Federation
 from safetensors.torch import load_file
-from test_run import TINY, Stop, StopsAt, model_bytes, out, rounds_of
+from small_runs import TINY, Stop, StopsAt, model_bytes, out, rounds_of
 
 from fedcomp import UserError, codecs
 from fedcomp.clients.local_sgd import LocalSGD

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from federation import Federation
-from test_run import TINY, Records, Stop, StopsAt, model_bytes, out, rounds_of
+from small_runs import TINY, Records, StopsAt, assert_the_same_when_stopped, model_bytes, out, rounds_of
 
 from fedcomp import RunConfig
 from fedcomp.config import read_run
@@ -262,15 +262,7 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, name, stop, every):
     config = replace(TINY, rounds=12, checkpoint_every=every, **RUNS[name])
-    simulate(replace(config, out=out(tmp_path, "whole")))
-    stopped = replace(config, out=out(tmp_path, "stopped"))
-    with pytest.raises(Stop):
-        simulate(stopped, StopsAt(*stop))
-    with pytest.raises(Stop):
-        simulate(replace(stopped, resume=True), StopsAt(10))
-    simulate(replace(stopped, resume=True))
-    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
-    assert rounds_of(out(tmp_path, "whole")) == rounds_of(out(tmp_path, "stopped"))
+    assert_the_same_when_stopped(tmp_path, config, StopsAt(*stop), StopsAt(10))
 
 
 def test_one_seed_gives_one_run_and_another_seed_another(tmp_path):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from test_run import TINY, Stop, StopsAt, model_bytes, out, rounds_of
+from small_runs import TINY, StopsAt, assert_the_same_when_stopped, out, rounds_of
 
 from fedcomp import UserError
 from fedcomp.server.checkpoint import Checkpoint
@@ -22,15 +22,7 @@ every_memory = pytest.mark.parametrize(("memory", "uplink"), PAIRED)
 @pytest.mark.parametrize(("stop", "every"), [((1, 1), 1), ((4, None), 4), ((5, 4), 1)])
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, memory, uplink, stop, every):
     config = replace(TINY, memory=memory, uplink=uplink, rounds=9, checkpoint_every=every)
-    simulate(replace(config, out=out(tmp_path, "whole")))
-    stopped = replace(config, out=out(tmp_path, "stopped"))
-    with pytest.raises(Stop):
-        simulate(stopped, StopsAt(*stop))
-    with pytest.raises(Stop):
-        simulate(replace(stopped, resume=True), StopsAt(7))
-    simulate(replace(stopped, resume=True))
-    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
-    assert rounds_of(out(tmp_path, "whole")) == rounds_of(out(tmp_path, "stopped"))
+    assert_the_same_when_stopped(tmp_path, config, StopsAt(*stop), StopsAt(7))
 
 
 @every_memory

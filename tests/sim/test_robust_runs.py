@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from robust_rules import NAMES
-from test_run import TINY, Records, Stop, StopsAt, model_bytes, out, rounds_of
+from small_runs import TINY, Records, StopsAt, assert_the_same_when_stopped, out, rounds_of
 
 from fedcomp import RunConfig, UserError
 from fedcomp.sim import simulate
@@ -16,15 +16,7 @@ FRONTED = ["trimmed-mean:1,mix=true,buckets=2", "multi-krum:0,keep=2,buckets=2",
 @pytest.mark.parametrize("strategy", [*NAMES, *FRONTED])
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, strategy):
     config = replace(RUN, strategy=strategy)
-    simulate(replace(config, out=out(tmp_path, "whole")))
-    stopped = replace(config, out=out(tmp_path, "stopped"))
-    with pytest.raises(Stop):
-        simulate(stopped, StopsAt(3, 2))
-    with pytest.raises(Stop):
-        simulate(replace(stopped, resume=True), StopsAt(5))
-    simulate(replace(stopped, resume=True))
-    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
-    assert rounds_of(out(tmp_path, "whole")) == rounds_of(out(tmp_path, "stopped"))
+    assert_the_same_when_stopped(tmp_path, config, StopsAt(3, 2), StopsAt(5))
 
 
 @pytest.mark.parametrize(("strategy", "uplink", "least"), [

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_runs import TINY, out
 from test_batched_engine import SGD, images, limited, network, parts
-from test_run import TINY, out
 
 from fedcomp import RunConfig
 from fedcomp.config import read_run

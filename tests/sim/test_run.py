@@ -10,76 +10,24 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from federation import Federation
 from safetensors.torch import load_file
+from small_runs import TASKS, TINY, Records, StopsAt, assert_the_same_when_stopped, lines_in, model_bytes, out, rounds_of
 
 from fedcomp import RunConfig, UserError
 from fedcomp.clients.local_sgd import SerialEngine
 from fedcomp.config import read_run
 from fedcomp.errors import CheckpointError
-from fedcomp.observe import Header, Observer, RoundRecord
+from fedcomp.observe import Observer, RoundRecord
 from fedcomp.server import checkpoint
 from fedcomp.sim import simulate
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import Rules
 from fedcomp.tasks import Data
-
-TASKS = Path(__file__).parents[1] / "tiny_task.py"
-TINY = RunConfig(task=f"{TASKS}:task", clients=8, participation=0.5, rounds=6, local_steps=2, lr=0.1, uplink="stc:density=10%",
-                 downlink="stc:density=10%", partition="classes:1")
-
-
-class Records(Observer):
-    def __init__(self) -> None:
-        self.header: Header | None = None
-        self.records: list[RoundRecord] = []
-        self.summary = None
-
-    def started(self, header: Header) -> None:
-        self.header = header
-
-    def round_done(self, record: RoundRecord) -> None:
-        self.records.append(record)
-
-    def finished(self, summary, out) -> None:
-        self.summary = summary
-
-
-class Stop(Exception):
-    pass
-
-
-class StopsAt(Observer):
-    """Stops a run when `answered` clients of a round have answered, or when a round is done."""
-
-    def __init__(self, round: int, answered: int | None = None):
-        self.at, self.answered = round, answered
-
-    def progress(self, round: int, answered: int, cohort: int) -> None:
-        if (round, answered) == (self.at, self.answered):
-            raise Stop
-
-    def round_done(self, record: RoundRecord) -> None:
-        if self.answered is None and record.round == self.at:
-            raise Stop
-
-
-def out(tmp_path: Path, name: str) -> str:
-    return str(tmp_path / name)
-
-
-def model_bytes(folder: str) -> bytes:
-    return Path(folder, "model.safetensors").read_bytes()
-
-
-def rounds_of(folder: str) -> list[dict]:
-    lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 
 def test_a_run_leaves_what_it_promises(tmp_path):
@@ -123,13 +71,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
 @pytest.mark.parametrize("stop", [StopsAt(1, 1), StopsAt(3, 2), StopsAt(3, 4), StopsAt(4), StopsAt(5)])
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every):
     config = replace(TINY, checkpoint_every=every)
-    simulate(replace(config, out=out(tmp_path, "whole")))
-    stopped = replace(config, out=out(tmp_path, "stopped"))
-    with pytest.raises(Stop):
-        simulate(stopped, stop)
-    simulate(replace(stopped, resume=True))
-    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
-    assert rounds_of(out(tmp_path, "whole")) == rounds_of(out(tmp_path, "stopped"))
+    assert_the_same_when_stopped(tmp_path, config, stop)
 
 
 @pytest.mark.parametrize("memory", ["residual", "none"])
@@ -184,11 +126,6 @@ else:
     subprocess.run([sys.executable, "-c", program, "resume"], check=True)
     assert model_bytes(str(folder)) == model_bytes(out(tmp_path, "whole"))
     assert rounds_of(str(folder)) == rounds_of(out(tmp_path, "whole"))
-
-
-def lines_in(folder: Path) -> int:
-    path = folder / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def test_more_rounds_may_be_asked_for_later(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from federation import Federation
-from test_run import TINY, Stop, StopsAt, model_bytes, out, rounds_of
+from small_runs import TINY, StopsAt, assert_the_same_when_stopped, out, rounds_of
 from tiny_task import task
 
 from fedcomp import RunConfig
@@ -81,13 +81,7 @@ def test_the_servers_control_variate_is_the_mean_of_the_clients_but_for_what_wai
 @pytest.mark.parametrize(("stop", "every"), [(StopsAt(1, 1), 1), (StopsAt(3, 2), 1), (StopsAt(5), 4)])
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every, layer):
     config = replace(RUN, checkpoint_every=every, uplink=f"stc:density=10%{layer}")
-    simulate(replace(config, out=out(tmp_path, "whole")))
-    stopped = replace(config, out=out(tmp_path, "stopped"))
-    with pytest.raises(Stop):
-        simulate(stopped, stop)
-    simulate(replace(stopped, resume=True))
-    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
-    assert rounds_of(out(tmp_path, "whole")) == rounds_of(out(tmp_path, "stopped"))
+    assert_the_same_when_stopped(tmp_path, config, stop)
 
 
 @pytest.mark.parametrize("engine", ["serial", "processes"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from federation import Federation
 from flwr.app import ArrayRecord
-from test_run import TINY, Stop, StopsAt, model_bytes, out, rounds_of
+from small_runs import TINY, Stop, StopsAt, assert_the_same_when_stopped, model_bytes, out
 
 from fedcomp import RunConfig
 from fedcomp.errors import ConfigError, UserError
@@ -26,13 +26,7 @@ def with_optimizer(config, text: str):
 @pytest.mark.parametrize(("stop", "every"), [(StopsAt(1, 1), 1), (StopsAt(3, 2), 1), (StopsAt(5), 4)])
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, text, stop, every):
     config = with_optimizer(replace(TINY, checkpoint_every=every), text)
-    simulate(replace(config, out=out(tmp_path, "whole")))
-    stopped = replace(config, out=out(tmp_path, "stopped"))
-    with pytest.raises(Stop):
-        simulate(stopped, stop)
-    simulate(replace(stopped, resume=True))
-    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
-    assert rounds_of(out(tmp_path, "whole")) == rounds_of(out(tmp_path, "stopped"))
+    assert_the_same_when_stopped(tmp_path, config, stop)
 
 
 @pytest.mark.parametrize("name", ["asynchronous", "gtopk", "median", "centered-clipping", "powersgd:rank=1", "sketched-sgd:density=20%"])

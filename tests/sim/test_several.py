@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_runs import TINY, Records, StopsAt, out, rounds_of
 from test_batched_engine import SGD, images, limited, network, one_by_one, parts, planned
-from test_run import TINY, Records, StopsAt, out, rounds_of
 
 from fedcomp import RunConfig
 from fedcomp.clients import devices

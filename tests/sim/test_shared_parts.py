@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from test_run import TINY, model_bytes, out
+from small_runs import TINY, model_bytes, out
 
 from fedcomp.clients.local_sgd import SerialEngine
 from fedcomp.sim import simulate

@@ -6,7 +6,7 @@ import pytest
 import torch
 from federation import Federation
 from safetensors.torch import load_file
-from test_run import TINY, Stop, StopsAt, model_bytes, out, rounds_of
+from small_runs import TINY, StopsAfter, StopsAt, assert_the_same_when_stopped, out, rounds_of
 
 from fedcomp import RunConfig, UserError
 from fedcomp.config import read_run
@@ -20,31 +20,12 @@ RUN = replace(TINY, strategy="sketched-sgd:density=10%,candidates=2", uplink="sk
 UPLINKS = ["sketch:columns=12", "sketch:columns=12,cells=bf16", "sketch:rows=3,columns=5,cells=int8@layer"]
 
 
-class StopsAfter(StopsAt):
-    """Stops a run when so many answers of a round have come, in both phases, or when a round is done."""
-
-    heard = 0
-
-    def progress(self, round: int, answered: int, cohort: int) -> None:
-        self.heard += round == self.at
-        if self.heard == self.answered:
-            raise Stop
-
-
 @pytest.mark.parametrize(("stop", "every", "uplink"), [
     ((1, 2), 1, 0), ((3, 4), 1, 1), ((4, 6), 1, 2), ((5, 8), 4, 0), ((4, None), 1, 1), ((6, None), 4, 2),
 ])
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every, uplink):
     config = replace(RUN, uplink=UPLINKS[uplink], rounds=9, checkpoint_every=every)
-    simulate(replace(config, out=out(tmp_path, "whole")))
-    stopped = replace(config, out=out(tmp_path, "stopped"))
-    with pytest.raises(Stop):
-        simulate(stopped, StopsAfter(*stop))
-    with pytest.raises(Stop):
-        simulate(replace(stopped, resume=True), StopsAt(7))
-    simulate(replace(stopped, resume=True))
-    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
-    assert rounds_of(out(tmp_path, "whole")) == rounds_of(out(tmp_path, "stopped"))
+    assert_the_same_when_stopped(tmp_path, config, StopsAfter(*stop), StopsAt(7))
 
 
 @pytest.mark.parametrize(("engine", "candidates"), [("serial", 2), ("serial", 1), ("batched", 2)])  # of 1, none comes back

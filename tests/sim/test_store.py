@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from every_codec import layout_of, same_bits
-from test_run import TASKS, TINY, Records, Stop, StopsAt, lines_in, model_bytes, out, rounds_of
+from small_runs import TASKS, TINY, Records, Stop, StopsAt, lines_in, model_bytes, out, rounds_of
 
 from fedcomp import available_memories, codec, memory
 from fedcomp.codecs import Context

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from test_run import TINY, Stop, StopsAt, model_bytes, out, rounds_of
+from small_runs import TINY, StopsAt, assert_the_same_when_stopped, out, rounds_of
 
 from fedcomp.sim import simulate
 
@@ -24,13 +24,7 @@ def test_liars_are_suspected_and_outvoted(tmp_path):
                                      {"attack": "inverted:2"}])
 def test_a_run_stopped_in_a_round_ends_the_same(tmp_path, changes):
     config = replace(VOTING, **changes)
-    simulate(replace(config, out=out(tmp_path, "whole")))
-    stopped = replace(config, out=out(tmp_path, "stopped"))
-    with pytest.raises(Stop):
-        simulate(stopped, StopsAt(3, 2))
-    simulate(replace(stopped, resume=True))
-    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
-    assert rounds_of(out(tmp_path, "whole")) == rounds_of(out(tmp_path, "stopped"))
+    assert_the_same_when_stopped(tmp_path, config, StopsAt(3, 2))
 
 
 WIDE = '''

@@ -10,13 +10,13 @@ import torch
 from federation import Federation
 from flwr.app import ArrayRecord
 from safetensors.torch import load_file
+from small_runs import StopsAfter, assert_the_same_when_stopped
 
 from fedcomp import RunConfig, UserError
 from fedcomp.config import read_run
 from fedcomp.errors import ConfigError
 from fedcomp.memories.lowrank import LEFT, RIGHT
 from fedcomp.messages import DENSE
-from fedcomp.observe import Observer
 from fedcomp.sim import simulate
 from fedcomp.strategies import PowerSGD, Rules, strategy
 from fedcomp.tasks.partition import partition
@@ -59,10 +59,6 @@ class Recorded(Federation):
 
     def own_part(self, answer) -> torch.Tensor:
         return self.strategy.split.update(self.strategy.basis, answer.update.values).dense()
-
-
-def model_bytes(folder: Path) -> bytes:
-    return (folder / "model.safetensors").read_bytes()
 
 
 # A round.
@@ -269,37 +265,12 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
         torch.testing.assert_close(virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-6)
 
 
-class Stop(Exception):
-    pass
-
-
-class StopsAt(Observer):
-    """Stops a run when so many answers of a round have come in a phase, or when a round is done."""
-
-    def __init__(self, round: int, answers: int | None = None):
-        self.at, self.answers, self.heard = round, answers, 0
-
-    def progress(self, round: int, answered: int, cohort: int) -> None:
-        self.heard += round == self.at
-        if self.heard == self.answers:
-            raise Stop
-
-    def round_done(self, record) -> None:
-        if self.answers is None and record.round == self.at:
-            raise Stop
-
-
 @pytest.mark.parametrize(("stop", "every"), [
-    (StopsAt(1, 5), 1), (StopsAt(3, 2), 1), (StopsAt(3, 6), 1), (StopsAt(4), 1), (StopsAt(5, 7), 4),
+    (StopsAfter(1, 5), 1), (StopsAfter(3, 2), 1), (StopsAfter(3, 6), 1), (StopsAfter(4), 1), (StopsAfter(5, 7), 4),
 ])
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every):
     config = replace(TINY, checkpoint_every=every)
-    simulate(replace(config, out=str(tmp_path / "whole")))
-    stopped = replace(config, out=str(tmp_path / "stopped"))
-    with pytest.raises(Stop):
-        simulate(stopped, stop)
-    simulate(replace(stopped, resume=True))
-    assert model_bytes(tmp_path / "whole") == model_bytes(tmp_path / "stopped")
+    assert_the_same_when_stopped(tmp_path, config, stop)
 
 
 def test_the_tiny_task_is_learned_at_rank_1(tmp_path):

@@ -8,13 +8,13 @@ import pytest
 import torch
 from federation import Federation
 from safetensors.torch import load_file
+from small_runs import StopsAfter, assert_the_same_when_stopped
 
 from fedcomp import Layout, NonFiniteError, RunConfig, UserError, codec, memory
 from fedcomp.clients.shared_scale import NUMBERS, ScaleThenTrain, scales
 from fedcomp.codecs import Context
 from fedcomp.config import read_run
 from fedcomp.errors import ProtocolError
-from fedcomp.observe import Observer
 from fedcomp.sim import simulate
 from fedcomp.strategies import Rules, SharedScale
 from fedcomp.tasks.partition import partition
@@ -208,31 +208,9 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine, rul
         torch.testing.assert_close(virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-4)
 
 
-class Stop(Exception):
-    pass
-
-
-class StopsAt(Observer):
-    """Stops a run after so many answers of a round."""
-
-    def __init__(self, round: int, answers: int):
-        self.at, self.answers, self.heard = round, answers, 0
-
-    def progress(self, round: int, answered: int, cohort: int) -> None:
-        self.heard += round == self.at
-        if self.heard == self.answers:
-            raise Stop
-
-
-@pytest.mark.parametrize("stop", [StopsAt(3, 2), StopsAt(4, 7)])
+@pytest.mark.parametrize("stop", [StopsAfter(3, 2), StopsAfter(4, 7)])
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop):
-    simulate(replace(TINY, out=str(tmp_path / "whole")))
-    stopped = replace(TINY, out=str(tmp_path / "stopped"))
-    with pytest.raises(Stop):
-        simulate(stopped, stop)
-    simulate(replace(stopped, resume=True))
-    whole, resumed = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "stopped"))
-    assert whole == resumed
+    assert_the_same_when_stopped(tmp_path, TINY, stop)
 
 
 def test_the_tiny_task_is_learned_and_options_are_the_strategys(tmp_path):
