@@ -5,6 +5,7 @@ gone through, each with one patch of the inputs and one kernel, in place of prod
 gradient in another order.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -41,13 +42,15 @@ def gradients(
     kernels = weight.permute(0, 2, 3, 1).reshape(k, rows, columns * c).numpy()
     slopes, places = (t.permute(0, 2, 3, 1).reshape(b, -1, k).contiguous().numpy() for t in (slopes, places))
     pieces = [slice(start, start + EXAMPLES) for start in range(0, b, EXAMPLES)]
+    tops, besides = np.ogrid[: h + 2 * above - rows + 1, :width]
+    begins = (tops * padded.shape[2] + besides * c).ravel()
     weights = torch.zeros(len(pieces), k, rows, columns * c)
     found = torch.zeros(padded.shape if inputs else 0)
 
     def work(i: int, piece: slice) -> None:
-        add_to_weights(padded[piece], slopes[piece], places[piece], width, c, weights[i].numpy())
+        add_to_weights(padded[piece], slopes[piece], places[piece], begins, weights[i].numpy())
         if inputs:
-            add_to_inputs(kernels, slopes[piece], places[piece], width, c, found[piece].numpy())
+            add_to_inputs(kernels, slopes[piece], places[piece], begins, found[piece].numpy())
 
     parallel(work, list(enumerate(pieces)))
     of_weight = weights.sum(0).view(k, rows, columns, c).permute(0, 3, 1, 2)
