@@ -33,6 +33,7 @@ figure { margin: 0; break-inside: avoid } figcaption { font-weight: 600; font-si
 li { margin: .2rem 0 } code { font-size: .92em; overflow-wrap: anywhere }
 @media print {
   body { max-width: none; padding: 0 } .charts { grid-template-columns: 1fr 1fr } .wide { overflow: visible } table { font-size: 8pt }
+  h2 { break-after: avoid } tr { break-inside: avoid } details::details-content { content-visibility: visible; block-size: auto }
 }
 """
 
