@@ -71,5 +71,5 @@ def test_the_notebook(tmp_path, monkeypatch):
     assert all(len(output.data["text/html"]) < 10_000 for output in shown)
     assert any("image/png" in output.get("data", {}) for output in code[2].outputs)
     table = code[3].outputs[0].text
-    assert len(table.splitlines()) == 3 and "times less than dense" in table
+    assert len(table.splitlines()) == 3 and "×1.0 less than dense" in table
     assert "stc:density=1/400" in code[4].outputs[0].text

@@ -102,14 +102,15 @@ def _converted(name: str, value: Any, several: Collection[str]) -> Any:
     if isinstance(value, bool):
         return value
     given = [value] if isinstance(value, str) else value
-    if twice := [one for one in given if given.count(one) > 1]:
-        raise ConfigError(f"{config.flag(name)} {twice[0]} is given twice; give it once")
-    if len(given) > 1 and several and name == "task":
+    if several and name == "task" and len(given) > 1:
         raise ConfigError(f"--task is given {len(given)} times, and alternatives learn one task; give one, and put both runs on one page "
                           "with fedcomp report")
+    if name not in config.SPANNING:
+        given = given[-1:]  # the last one wins, as usual
+    if twice := [one for one in given if given.count(one) > 1]:
+        raise ConfigError(f"{config.flag(name)} {twice[0]} is given twice; give it once")
     if len(given) > 1 and name not in several:
-        elsewhere = "; fedcomp sim compares alternatives" if name in config.SPANNING else ""
-        raise ConfigError(f"{config.flag(name)} is given {len(given)} times; give it once{elsewhere}")
+        raise ConfigError(f"{config.flag(name)} is given {len(given)} times; give it once; fedcomp sim compares alternatives")
     read = [spec.convert(one, _kind(name), config.flag(name)) for one in given]
     return read if len(read) > 1 else read[0]
 

@@ -55,11 +55,14 @@ def test_names_are_folders_of_their_own(values):
 @pytest.mark.parametrize(("values", "said"), [
     ({"uplink": ["stc", "stc"]}, "--uplink stc is given twice; give it once"),
     ({"lr": ["0.1", "fast"]}, "--lr cannot be 'fast'; give a number"),
-    ({"out": ["x", "y"]}, "--out is given 2 times; give it once$"),
 ])
 def test_mistakes_in_what_is_given(values, said):
     with pytest.raises(UserError, match=said):
         flags.run_values(values, SPANNING)
+
+
+def test_of_what_makes_no_alternatives_the_last_one_wins():
+    assert flags.run_values({"out": ["x", "y"], "rounds": ["3", "4"]}, SPANNING) == {"out": "y", "rounds": 4}
 
 
 @pytest.mark.parametrize("command", [("bench", "sim"), ("server", "start")])
