@@ -10,7 +10,7 @@ whatever the number of clients. What has to leave memory between two checkpoints
 and the next checkpoint names it without writing its vectors again. No pickle.
 
 Written behind, a checkpoint is a copy in memory that a thread writes while the run goes on, until the next one is due: a
-kill then leaves the one before. That is for runs whose rounds nobody else has heard of.
+kill then leaves the one before. That is for runs whose rounds nobody else has heard of, and for large checkpoints.
 """
 
 import math
@@ -32,7 +32,7 @@ from ..strategies.broadcasts import Broadcast
 
 FLUSH_BYTES = 64 << 20  # a flush of more would keep a round waiting
 LOG_BYTES = 4 << 20  # of SQLite's log, from which a flush works it in
-BEHIND_BYTES = 1 << 29  # of vectors that are copied to be written behind; more are written at once
+LEAST_BEHIND, MOST_BEHIND = 8 << 20, 1 << 29  # bytes of vectors that are written behind: a thread for less is in the round's way
 ROWS, STATE = "rows.bin", "state.sqlite"
 
 SCHEMA = """
@@ -48,7 +48,7 @@ class Checkpoint:
     """A folder of checkpoints of vectors [numel], open for writing. Raises CheckpointError when it cannot be read.
 
     `flush_every_s`: seconds between checkpoints that survive a power failure. `beside`: files that are flushed before them. With
-    `behind`, `save` returns before it has written, and what cannot be written is told by the next call. Any thread may read.
+    `behind`, `save` may return before it has written, and what cannot be written is told by the next call. Any thread may read.
     """
 
     def __init__(self, folder: Path, numel: int, flush_every_s: float = 1.0, beside: Sequence[Path] = (), behind: bool = False):
@@ -122,7 +122,7 @@ class Checkpoint:
         """
         self.settle()
         self.given.update(values)
-        if self._writer is None or len(vectors) * self.row_bytes > BEHIND_BYTES:
+        if self._writer is None or not LEAST_BEHIND <= len(vectors) * self.row_bytes <= MOST_BEHIND:
             return self._save_whole(vectors, values, broadcasts, oldest)
         self._named = {*vectors, *values, *self.staged}
         self._coming = self._writer.submit(self._save_whole, self._copied(vectors), values, broadcasts, oldest)

@@ -178,7 +178,12 @@ def test_staging_again_and_again_takes_no_more_room(store):
 
 
 @pytest.fixture
-def behind(tmp_path):
+def any_size(monkeypatch):
+    monkeypatch.setattr(module, "LEAST_BEHIND", 0)
+
+
+@pytest.fixture
+def behind(tmp_path, any_size):
     opened = Checkpoint(tmp_path, NUMEL, flush_every_s=0.0, behind=True)
     yield opened
     opened.close()
@@ -228,7 +233,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(behind, slow
     found.close()
 
 
-def test_what_could_not_be_written_behind_is_told_by_the_next_call(tmp_path, monkeypatch):
+def test_what_could_not_be_written_behind_is_told_by_the_next_call(tmp_path, any_size, monkeypatch):
     store = Checkpoint(tmp_path, NUMEL, flush_every_s=0.0, behind=True)
     store.save({"a": row(1.0)}, {"round": b"1"})
     store.settle()
@@ -248,8 +253,10 @@ def test_what_could_not_be_written_behind_is_told_by_the_next_call(tmp_path, mon
     found.close()
 
 
-def test_what_is_too_much_to_be_copied_is_written_at_once(behind, monkeypatch):
-    monkeypatch.setattr(module, "BEHIND_BYTES", 4 * NUMEL)
+@pytest.mark.parametrize(("least", "most"), [(0, 4 * NUMEL), (9 * NUMEL, 99 * NUMEL)], ids=["much", "little"])
+def test_what_is_too_much_to_be_copied_or_too_little_for_a_thread_is_written_at_once(behind, monkeypatch, least, most):
+    monkeypatch.setattr(module, "LEAST_BEHIND", least)
+    monkeypatch.setattr(module, "MOST_BEHIND", most)
     threads, pwrite = set(), os.pwrite
     monkeypatch.setattr(module.os, "pwrite", lambda *given: threads.add(threading.current_thread()) or pwrite(*given))
     behind.save({name: row(1.0) for name in "ab"}, {})
