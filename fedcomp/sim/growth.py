@@ -16,8 +16,11 @@ GROWS = "grows without bound"
 MARGIN = 10.0  # contraction is a promise in the mean over seeds, and not every memory adds up updates as they are
 
 
+WATCHED = 16  # clients: what a codec does to one it does to all, and the length of every update would take a pass over it
+
+
 class Growth:
-    """Follows the residuals of a run's clients and warns once. After a checkpoint, a residual counts as put in."""
+    """Follows the residuals of the first clients of a run and warns once. After a checkpoint, a residual counts as put in."""
 
     def __init__(self, warn: Callable[[str], None]):
         self.warn, self.warned = warn, False
@@ -25,11 +28,13 @@ class Growth:
 
     def look(self, clients: Sequence[int], memories: Sequence[Memory], updates: Tensor) -> None:
         """Before a cohort proposes `updates` [m, numel], with nothing waiting."""
-        if self.warned or not clients:
+        known = [i for i, client in enumerate(clients) if client in self.put_in]
+        new = [i for i, client in enumerate(clients) if client not in self.put_in][: WATCHED - len(self.put_in)]
+        if self.warned or not known + new:
             return
-        lengths = _lengths([memory.residual for memory in memories])
-        added = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float32).tolist()
-        for client, memory, length, more in zip(clients, memories, lengths, added, strict=True):
+        watched = [(clients[i], memories[i]) for i in known + new]
+        lengths, added = _lengths([memory.residual for _, memory in watched]), _lengths([updates[i] for i in known + new])
+        for (client, memory), length, more in zip(watched, lengths, added, strict=True):
             before = self.put_in.get(client, length)
             if length > MARGIN * memory.gain * before and not self.warned:
                 self.warned = True
