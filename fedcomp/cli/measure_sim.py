@@ -66,13 +66,16 @@ class Enough(Exception):
 
 
 class Turns(Observer):
-    """After every round that counts, everything that stands beside the run takes its turn; rounds count once the engine has settled."""
+    """After every round that counts, everything that stands beside the run takes its turn.
+
+    Rounds count once the engine has settled, and then every other one: behind the one after a turn no checkpoint is being written.
+    """
 
     def __init__(self, rounds: int):
         self.rounds, self.recorder, self.device, self.seen = rounds, Recorder(), torch.device("cpu"), 0
         self.beside: Mapping[str, Callable[[], object]] = {}
         self.settled: Callable[[], bool] = lambda: True
-        self.counts = False
+        self.steady = self.counts = False
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.parts: list[dict[str, float]] = []
         self.records: list[RoundRecord] = []
@@ -93,7 +96,8 @@ class Turns(Observer):
                     self.seconds[name].append(taken)
         if len(self.parts) == self.rounds:
             raise Enough
-        self.counts = self.counts or self.settled() or record.round >= MOST_WARM
+        self.steady = self.steady or self.settled() or record.round >= MOST_WARM
+        self.counts = self.steady and not self.counts
         self.seen, self.began = len(self.recorder.events), time.perf_counter()
 
     def _count(self, record: RoundRecord, round_s: float, events: list[Event]) -> None:
@@ -110,7 +114,7 @@ class Turns(Observer):
 def measure(config: RunConfig, rounds: int) -> Measured:
     """Run a simulation until `rounds` rounds have counted, in a folder that is removed. Raises UserError."""
     with tempfile.TemporaryDirectory(prefix="fedcomp-bench-") as folder:
-        told = {"rounds": MOST_WARM + rounds, "out": str(Path(folder) / "run"), "resume": False, "log_json": None, "metrics_port": -1}
+        told = {"rounds": MOST_WARM + 2 * rounds, "out": str(Path(folder) / "run"), "resume": False, "log_json": None, "metrics_port": -1}
         turns = Turns(rounds)
         simulation = Simulation(dataclasses.replace(config, **told, tensorboard=False), turns)
         device, devices = simulation.device, [engine.device for engine in getattr(simulation.engine, "engines", [simulation.engine])]
