@@ -383,18 +383,21 @@ def test_frames_of_other_codecs_cannot_be_merged(spec):
         c.merge([c.encode(normal(40), layout=layout)] * 2)
 
 
+DRAWS = 40  # of a codec that draws: their mean is known to a sixth of their deviation
+
+
 def losses(c, x, layout, seeds):
     """x − C(x) in float64, a row for each seed."""
-    frames = [c.encode(x, seed=seed, layout=layout) for seed in range(seeds)]
-    return torch.stack([x.double() - c.decode(frame, numel=x.numel(), layout=layout) for frame in frames])
+    frames = c.encode_batch(x.expand(seeds, -1), range(seeds), layout=layout)
+    return torch.stack([x.double() - update.take() for update in c.open_batch(frames, x.numel(), layout)])
 
 
 def assert_contracts(c, x, layout):
     square = float(x.double().square().sum())
     bound = (1 + 1e-7 - c.contraction(x.numel())) * square
     lost = losses(c, x, layout, 2).square().sum(1)
-    if lost[0] != lost[1] or lost[0] > bound:  # it draws: the mean over seeds, less five times its standard error
-        lost = losses(c, x, layout, 100).square().sum(1)
+    if lost[0] != lost[1] or lost[0] > bound:  # it draws: the mean over seeds, less three times its standard error
+        lost = losses(c, x, layout, DRAWS).square().sum(1)
         bound += 0.05 * square  # what a seed in twenty shows may not be seen
     assert float(lost.mean() - lost.std() / 2) <= bound
 
@@ -434,7 +437,7 @@ def test_the_declared_variance_holds(spec):
     for x in vectors(40).values():
         if c.name.startswith("randomk") and x.abs().max() > 1e37:
             continue  # n/k times as much is no float32
-        lost, bound = losses(c, x, layout, 100), c.variance(40) * float(x.double().square().sum())
+        lost, bound = losses(c, x, layout, DRAWS), c.variance(40) * float(x.double().square().sum())
         squares, spread = lost.square().sum(1), lost.var(0)
         assert float(squares.mean() - squares.std() / 2) <= (1 + 1e-6) * bound
         noise = float(spread.sum() + 7 * spread.square().sum().sqrt())  # five deviations, and more where few coordinates make it
