@@ -16,6 +16,7 @@ from .convolutions import FORMS
 from .graphs import Batch, Recorder, Recordings, recorder
 from .losses import Parameters
 from .mapped import mapped_gradients
+from .regression import Regression
 from .room import does_not_fit, out_of_memory, release
 from .traced import agrees
 
@@ -45,6 +46,7 @@ class BatchedEngine:
         parameters = dict(model.named_parameters())
         self.coarse = {e.name: parameters[e.name].dtype for e in layout if parameters[e.name].dtype != torch.float32}
         self.gradients, self.way = gradients_of(task, model, self.device, way)
+        self.regression = Regression.of(task, model, layout) if way == "auto" else None
         self._doubted = self.way in FORMS  # until it has been compared with the model itself
         self.recordings = Recordings(layout, record or recorder(self.device))
 
@@ -65,7 +67,9 @@ class BatchedEngine:
         order = sorted(range(len(plans)), key=sizes.__getitem__)
         done = 0
         for size, group in itertools.groupby(order, key=sizes.__getitem__):
-            waiting = self._pieces(list(group))
+            waiting = [np.asarray(list(group))]
+            if not self._regresses(data, size, sgd, traces):
+                waiting = self._pieces(waiting[0])
             while waiting:
                 some = waiting.pop()
                 rows, place = slice(done, done + len(some)), torch.from_numpy(some).to(self.device)
@@ -121,6 +125,10 @@ class BatchedEngine:
             return recorded.run(start, batches, stack)
         base = self._rounded(start)
         stack.copy_(base.expand_as(stack))
+        if self._regresses(data, [positions.shape[1] for positions, _ in batches], sgd, traces):
+            losses = self.regression.descend(stack, data, [positions for positions, _ in batches], sgd.lr)
+            stack -= base
+            return losses
         views = self.layout.views(stack)
         parameters = {name: view.to(self.coarse.get(name, torch.float32)) for name, view in views.items()}
         weights, losses = list(parameters.values()), []
@@ -135,6 +143,10 @@ class BatchedEngine:
             views[name].copy_(parameters[name])
         stack -= base
         return torch.stack(losses).mean(0, dtype=torch.float32)
+
+    def _regresses(self, data: Data, sizes: Sequence[int], sgd: LocalSGD, traces: Traces) -> bool:
+        """Whether the model and what is asked of it are the regression's, which needs no memory but the updates'."""
+        return self.regression is not None and not traces and self.regression.suits(data, sizes, sgd)
 
     def _step(
         self, weights: list[Tensor], momenta: list[Tensor] | None, near: list[Tensor], data: Data, batch: Batch, sgd: LocalSGD

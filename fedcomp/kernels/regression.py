@@ -1,0 +1,53 @@
+"""Steps of softmax regression for a stack of clients, each on one thread.
+
+    p_j = softmax(W x_j + b);  W ← W − η/|B| Σ_j (p_j − onehot(y_j)) x_jᵀ;  b likewise
+
+Examples are read where they lie: a step writes down neither a batch nor a gradient, and between the first step and the last no thread
+waits for another. What comes out for a client does not depend on who is trained with it, nor on the number of threads.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .backend import compile_vector
+from .stretches import parallel
+
+WORK = 100_000  # products in the gradient of one batch from which the loops are worth while
+
+
+def suits(inputs: Tensor, targets: Tensor, outputs: int, examples: int) -> bool:
+    """Whether `descend` is for batches of so many of these examples [N, i], with targets [N]."""
+    return (
+        inputs.device.type == "cpu" and inputs.dtype == torch.float32 and inputs.is_contiguous()
+        and targets.dtype == torch.int64 and targets.dim() == 1 and targets.is_contiguous()
+        and examples * inputs[0].numel() * outputs >= WORK and compile_vector(WORK)
+    )
+
+
+def descend(
+    stack: Tensor, weights: int, biases: int | None, outputs: int, inputs: Tensor, targets: Tensor, positions: Tensor, sizes: Sequence[int],
+    lr: float,
+) -> Tensor:
+    """Steps of SGD on the mean cross-entropy, in place, for the clients of stack [m, n], contiguous. Returns the losses before them [m, s].
+
+    A client's weights [outputs, i] and biases [outputs] begin at these columns. Its batches, of `sizes` [s] examples, are one after the
+    other in positions [m, Σ sizes] of inputs [N, i] and targets [N], 0 to outputs − 1; neither is checked.
+    """
+    from .regression_loops import descend_each
+
+    losses = torch.empty(len(stack), len(sizes))
+    given = inputs.flatten(1).numpy(), targets.numpy(), positions.numpy(), np.array(sizes), np.float32(lr), stack.numpy(), losses.numpy()
+
+    def work(first: int, last: int) -> None:
+        inputs, targets, positions, sizes, lr, stack, losses = given
+        mine = slice(first, last)
+        column = -1 if biases is None else biases
+        descend_each(inputs, targets, positions[mine], sizes, lr, stack[mine], weights, column, outputs, losses[mine])
+
+    parts = min(len(stack), 4 * torch.get_num_threads())
+    edges = [len(stack) * i // parts for i in range(parts + 1)]
+    parallel(work, list(zip(edges, edges[1:], strict=False)))
+    return losses
