@@ -60,29 +60,28 @@ class Pooled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         c, m = self.convolution, self.maximum
-        outputs = c(x)
-        if torch.is_autocast_enabled("cpu") or x.dim() != 4 or not pooled.suits(x, c.weight, outputs[:, 0].numel() * c.out_channels):
-            return F.relu(m(outputs))
-        return _Pooled.apply(x, c.weight, c.bias, outputs.detach(), c.padding, m.kernel_size, m.ceil_mode)
+        patch = (m.kernel_size, m.kernel_size) if isinstance(m.kernel_size, int) else tuple(m.kernel_size)
+        if torch.is_autocast_enabled("cpu") or x.dim() != 4 or not pooled.suits(x, c.weight, c.padding, patch):
+            return F.relu(m(c(x)))
+        return _Pooled.apply(x, c.weight, c.bias, c.padding, patch, m.ceil_mode)
 
 
 class _Pooled(torch.autograd.Function):
-    """The maximum and the ReLU of `outputs` of a convolution, with the gradients of all three."""
+    """The ReLU of the maxima of a convolution's outputs, with the gradients of all three."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, outputs, padding, patch, ceil):
-        maxima, places = F.max_pool2d(outputs, patch, ceil_mode=ceil, return_indices=True)
-        result = F.relu(maxima)
+    def forward(ctx, x, weight, bias, padding, patch, ceil):
+        result, places = pooled.outputs(x, weight, bias, padding, patch, ceil)
         ctx.save_for_backward(x, weight, places, result)
-        ctx.width, ctx.padding = outputs.shape[3], padding
+        ctx.padding = padding
         return result
 
     @staticmethod
     def backward(ctx, slopes):
         x, weight, places, result = ctx.saved_tensors
         slopes = torch.where(result > 0, slopes, 0.0)
-        of_x, of_weight = pooled.gradients(x, weight, slopes, places, ctx.width, ctx.padding, ctx.needs_input_grad[0])
-        return of_x, of_weight, slopes.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None, None, None, None, None
+        of_x, of_weight = pooled.gradients(x, weight, slopes, places, ctx.padding, ctx.needs_input_grad[0])
+        return of_x, of_weight, slopes.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None, None, None, None
 
 
 class Chain:

@@ -5,6 +5,7 @@ import functools
 LARGE = 100_000  # elements of a vector from which compiled loops repay the import
 MANY = 10_000  # selected positions from which they do
 SOME, WORK = 300, 20_000_000  # so many at a time do, once a process has met so many
+LANES = 16  # floats in a vector of compiled loops: two of AVX2's, one of AVX-512's
 
 
 def compile_vector(numel: int) -> bool:

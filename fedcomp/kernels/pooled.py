@@ -1,8 +1,8 @@
-"""Gradients of a convolution whose outputs go through a maximum over patches and a ReLU.
+"""A convolution whose outputs go through a maximum over patches and a ReLU, and its gradients.
 
 Of each patch of outputs one has a gradient, if the ReLU let it pass: with patches of 2×2 less than a quarter of them all. Only these are
 gone through, each with one patch of the inputs and one kernel, in place of products with all the zeros. The sums are those of the dense
-gradient in another order.
+gradient in another order. Forward, kernels/winograd.py has the maxima where it can, and the outputs are never written down.
 """
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from . import winograd
 from .backend import compile_vector
 from .stretches import parallel
 
@@ -18,31 +19,44 @@ ROW = 32  # floats in a row of a kernel from which the loops are worth while
 WORK = 1 << 22  # products of a dense gradient from which they are
 
 
-def suits(x: Tensor, weight: Tensor, outputs: int) -> bool:
-    """Whether `gradients` is for inputs x [b, c, h, w], a weight [k, c, i, j] and so many outputs, before the maximum."""
+def suits(x: Tensor, weight: Tensor, padding: tuple[int, int], patch: tuple[int, int]) -> bool:
+    """Whether `outputs` and `gradients` are for inputs x [b, c, h, w] and a weight [k, c, i, j]."""
+    (b, c, h, w), (_, _, rows, columns) = x.shape, weight.shape
+    high, wide = h + 2 * padding[0] - rows + 1, w + 2 * padding[1] - columns + 1
     return (
         x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
         and all(t.is_contiguous(memory_format=torch.channels_last) for t in (x, weight))
-        and weight.shape[1] * weight.shape[3] >= ROW and outputs * weight[0].numel() >= WORK and compile_vector(WORK)
+        and c * columns >= ROW and high >= patch[0] and wide >= patch[1]
+        and b * high * wide * weight.numel() >= WORK and compile_vector(WORK)
     )
 
 
+def outputs(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int], patch: tuple[int, int], ceil: bool
+) -> tuple[Tensor, Tensor]:
+    """relu(max_pool2d(conv2d(x, weight, bias, 1, padding), patch)), and where the maxima were, as max_pool2d says: both [b, k, i, j]."""
+    if winograd.suits(weight, patch) and not ceil:
+        return winograd.outputs(_padded(x, padding), weight, bias, EXAMPLES)
+    found, places = F.max_pool2d(F.conv2d(x, weight, bias, padding=padding), patch, ceil_mode=ceil, return_indices=True)
+    return F.relu(found), places
+
+
 def gradients(
-    x: Tensor, weight: Tensor, slopes: Tensor, places: Tensor, width: int, padding: tuple[int, int], inputs: bool
+    x: Tensor, weight: Tensor, slopes: Tensor, places: Tensor, padding: tuple[int, int], inputs: bool
 ) -> tuple[Tensor | None, Tensor]:
     """The gradients of x [b, c, h, w], if `inputs`, and of weight [k, c, i, j], both channels last, float32 on the CPU.
 
     `slopes` [b, k, oh, ow] are those of the maxima, 0 where the ReLU was, and `places`, int64 of the same shape, where these were in a
-    plane of the convolution's outputs, of that width. Stride and dilation are 1.
+    plane of the convolution's outputs. Stride and dilation are 1.
     """
     from .pooled_loops import add_to_inputs, add_to_weights
 
     (b, c, h, w), (k, _, rows, columns), (above, beside) = x.shape, weight.shape, padding
-    padded = F.pad(x, (beside, beside, above, above)).permute(0, 2, 3, 1).contiguous().view(b, h + 2 * above, (w + 2 * beside) * c).numpy()
+    padded = _padded(x, padding).flatten(2).numpy()
     kernels = weight.permute(0, 2, 3, 1).reshape(k, rows, columns * c).numpy()
     slopes, places = (t.permute(0, 2, 3, 1).reshape(b, -1, k).contiguous().numpy() for t in (slopes, places))
     pieces = [slice(start, start + EXAMPLES) for start in range(0, b, EXAMPLES)]
-    tops, besides = np.ogrid[: h + 2 * above - rows + 1, :width]
+    tops, besides = np.ogrid[: h + 2 * above - rows + 1, : w + 2 * beside - columns + 1]
     begins = (tops * padded.shape[2] + besides * c).ravel()
     weights = torch.zeros(len(pieces), k, rows, columns * c)
     found = torch.zeros(padded.shape if inputs else 0)
@@ -57,3 +71,9 @@ def gradients(
     if not inputs:
         return None, of_weight
     return found.view(b, h + 2 * above, -1, c)[:, above : above + h, beside : beside + w].permute(0, 3, 1, 2), of_weight
+
+
+def _padded(x: Tensor, padding: tuple[int, int]) -> Tensor:
+    """x [b, c, h, w] with zeros around it: [b, h, w, c], contiguous."""
+    above, beside = padding
+    return F.pad(x.detach(), (beside, beside, above, above)).permute(0, 2, 3, 1).contiguous()

@@ -9,18 +9,19 @@ from .row_sums import add_rows
 @compiled
 def add_to_weights(x, slopes, places, begins, weights):
     """Add to weights [k, i, j·c] what slopes [b, o, k] at `places` of the outputs tell of x [b, h, w·c], padded."""
-    examples, outputs, kernels = slopes.shape
-    line, flat = x.shape[2], x.reshape(-1)
-    starts, factors = np.empty(examples * outputs, np.int64), np.empty(examples * outputs, np.float32)
-    for k in range(kernels):
-        count = 0
-        for b in range(examples):
-            example = b * x.shape[1] * line
-            for o in range(outputs):
-                starts[count], factors[count] = example + begins[places[b, o, k]], slopes[b, o, k]
-                count += slopes[b, o, k] != 0
-        for i in range(weights.shape[1]):
-            add_rows(weights[k, i], flat[i * line :], starts, factors, count)
+    (examples, outputs, kernels), line = slopes.shape, x.shape[2]
+    starts, factors, counts = np.empty((kernels, outputs), np.int64), np.empty((kernels, outputs), np.float32), np.empty(kernels, np.int64)
+    for b in range(examples):
+        counts[:] = 0
+        for o in range(outputs):
+            for k in range(kernels):
+                n = counts[k]
+                starts[k, n], factors[k, n] = begins[places[b, o, k]], slopes[b, o, k]
+                counts[k] += slopes[b, o, k] != 0
+        flat = x[b].reshape(-1)
+        for i in range(weights.shape[1]):  # the lines of an example that a row of all kernels meets stay near
+            for k in range(kernels):
+                add_rows(weights[k, i], flat[i * line :], starts[k], factors[k], counts[k])
 
 
 @compiled

@@ -8,7 +8,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-LANES = 16  # floats in a vector
+from .backend import LANES
+
 MOST = 6  # vectors of sums at once: with 16 registers of 8 floats, as AVX2 has, none of them goes to memory
 FLOAT, VECTOR, WORD, INDEX = ir.FloatType(), ir.VectorType(ir.FloatType(), LANES), ir.IntType(64), ir.IntType(32)
 ONCE = ("contract",)  # a product and a sum, rounded once where the processor can
