@@ -28,6 +28,7 @@ from fedcomp.spec import number
 
 SUFFIXES = {"k": 1_000, "M": 1_000_000}
 INPUTS, CLASSES = 100, 10
+MAPPED_BYTES = 1 << 28
 TASK = """\
 import torch
 from torch import nn
@@ -117,12 +118,16 @@ def _resident() -> float:
 
 def _cached(path: Path) -> float:
     """What of a file is in the page cache, MB."""
-    pages = (path.stat().st_size + mmap.PAGESIZE - 1) // mmap.PAGESIZE
-    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as mapped:
-        there, start = (ctypes.c_ubyte * pages)(), ctypes.c_ubyte.from_buffer(mapped)
-        ctypes.CDLL(None).mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(path.stat().st_size), there)
-        del start
-    return sum(bytes(there).translate(bytes(i & 1 for i in range(256)))) * mmap.PAGESIZE / 1e6
+    libc, size, cached = ctypes.CDLL(None), path.stat().st_size, 0
+    with open(path, "r+b") as file:
+        for first in range(0, size, MAPPED_BYTES):  # as a whole, a file larger than the memory is refused
+            length = min(MAPPED_BYTES, size - first)
+            with mmap.mmap(file.fileno(), length, mmap.MAP_PRIVATE, offset=first) as mapped:
+                there, start = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))(), ctypes.c_ubyte.from_buffer(mapped)
+                libc.mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(length), there)
+                del start
+            cached += sum(page & 1 for page in bytes(there))
+    return cached * mmap.PAGESIZE / 1e6
 
 
 def _task(folder: Path, parameters: int, examples: int) -> Path:

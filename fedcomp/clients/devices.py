@@ -9,16 +9,19 @@ from ..errors import ConfigError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt, in bytes
 M_ARENA_MAX = -8  # and a number
+LARGE_BYTES, KEPT_BYTES = 256 << 10, 32 << 20  # of a vector that is worth a mapping of its own; of what is kept at most
 
 
-def keep_freed_memory(threads: bool = False) -> None:
+def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
     """Have the C library keep what is freed: given back to the system after every step, memory is faulted in anew for the next.
 
-    `threads`: they work one after the other, so what one has freed is for all of them; else each would keep its own.
+    `threads`: they work one after the other, so what one has freed is for all of them; else each would keep its own. `vector_bytes`:
+    vectors of this size, or larger, are given back, if they are large: they come and go between small things that stay, and in the hole
+    that one leaves there is no room for the next, which glibc looks for with its alignment.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(M_MMAP_THRESHOLD, min(KEPT_BYTES, vector_bytes if vector_bytes >= LARGE_BYTES else KEPT_BYTES))
         libc.mallopt(M_TRIM_THRESHOLD, 512 << 20)
         if threads:
             libc.mallopt(M_ARENA_MAX, 1)

@@ -142,7 +142,7 @@ class Simulation(Preparation):
         super().__init__(config, observer, task)
         config, model, weights, shards, home = self.config, self.model, self.weights, self.shards, self.home
         if home.reads_ahead:
-            devices.keep_freed_memory(threads=True)  # what one thread has read, another frees
+            devices.keep_freed_memory(threads=True, vector_bytes=4 * self.travels.numel)  # what one thread has read, another frees
         train = on(self.train, self.device)
         del self.train, self.model, self.weights  # others hold what is still needed of them
         self.engine = self._engine(model, weights, train, shards[0])
