@@ -22,6 +22,8 @@ from ..codecs.update import Sparse
 from ..errors import ConfigError, NonFiniteError
 from ..layout import Layout
 
+FEW = 300  # positions of an update that numpy adds as soon as compiled loops do
+
 State = dict[str, Tensor | bytes]
 Changes = tuple[dict[str, Tensor], dict[str, bytes | None]]  # for a checkpoint, by name: vectors [numel]; values, None = forget it
 
@@ -242,7 +244,7 @@ def add_within(kept: Tensor, update: Update, weight: float = 1.0) -> None:
 
 def add_all_within(kept: Sequence[Tensor], updates: Sequence[Update], weight: float = 1.0) -> None:
     """`add_within` for many vectors; their device, if it is one, is waited for once."""
-    if len(kept) > 1 and not any(vector.is_cpu for vector in kept) and all(isinstance(update, Sparse) for update in updates):
+    if len(kept) > 1 and _is_sparse(kept, updates):
         return _add_sparse(kept, updates, weight)
     touched: list[tuple[Tensor, Tensor]] = []  # vectors, and the lowest and highest of what was added to
     for vector, update in zip(kept, updates, strict=True):
@@ -261,12 +263,21 @@ def add_all_within(kept: Sequence[Tensor], updates: Sequence[Update], weight: fl
                 vector.nan_to_num_()
 
 
+def _is_sparse(kept: Sequence[Tensor], updates: Sequence[Update]) -> bool:
+    """Whether all updates are of so few positions, or their vectors so far away, that they are added together."""
+    if not all(isinstance(update, Sparse) for update in updates):
+        return False
+    here = [vector.is_cpu for vector in kept]
+    return not any(here) or (all(here) and all(update.positions.size < FEW for update in updates))
+
+
 def _add_sparse(kept: Sequence[Tensor], updates: Sequence[Sparse], weight: float) -> None:
     """`add_all_within`, with one copy to each of the devices."""
     for device in {vector.device for vector in kept}:
         mine = [(vector, update) for vector, update in zip(kept, updates, strict=True) if vector.device == device]
         vectors = [vector for vector, _ in mine]
-        sums = kernels.add_at_each(vectors, [u.positions for _, u in mine], [u.sent for _, u in mine], weight)
+        with np.errstate(over="ignore"):
+            sums = kernels.add_at_each(vectors, [u.positions for _, u in mine], [u.sent for _, u in mine], weight)
         if not sums.isfinite().all():
             for vector in vectors:
                 vector.nan_to_num_()
