@@ -58,8 +58,8 @@ def gradients(
     pieces = [slice(start, start + EXAMPLES) for start in range(0, b, EXAMPLES)]
     tops, besides = np.ogrid[: h + 2 * above - rows + 1, : w + 2 * beside - columns + 1]
     begins = (tops * padded.shape[2] + besides * c).ravel()
-    weights = torch.zeros(len(pieces), k, rows, columns * c)
-    found = torch.zeros(padded.shape if inputs else 0)
+    weights = torch.zeros(len(pieces), k, rows, columns * c, dtype=torch.float32)
+    found = torch.zeros(padded.shape if inputs else 0, dtype=torch.float32)
 
     def work(i: int, piece: slice) -> None:
         add_to_weights(padded[piece], slopes[piece], places[piece], begins, weights[i].numpy())

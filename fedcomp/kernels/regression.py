@@ -34,11 +34,14 @@ def descend(
     """Steps of SGD on the mean cross-entropy, in place, for the clients of stack [m, n], contiguous. Returns the losses before them [m, s].
 
     A client's weights [outputs, i] and biases [outputs] begin at these columns. Its batches, of `sizes` [s] examples, are one after the
-    other in positions [m, Σ sizes] of inputs [N, i] and targets [N], 0 to outputs − 1; neither is checked.
+    other in positions [m, Σ sizes] of inputs [N, i] and targets [N]; these are 0 to outputs − 1, which is not checked. Raises IndexError
+    for positions outside.
     """
     from .regression_loops import descend_each
 
-    losses = torch.empty(len(stack), len(sizes))
+    if positions.numel() and not 0 <= positions.min() <= positions.max() < len(inputs):
+        raise IndexError(f"positions {positions.min()}..{positions.max()} do not fit {len(inputs)} examples")
+    losses = torch.empty(len(stack), len(sizes), dtype=torch.float32)
     given = inputs.flatten(1).numpy(), targets.numpy(), positions.numpy(), np.array(sizes), np.float32(lr), stack.numpy(), losses.numpy()
 
     def work(first: int, last: int) -> None:

@@ -8,6 +8,7 @@ With kernels of 5×5 a tile is 6×6, and a patch takes 36 products in place of 1
 Kernels of 3×3 would take 16 in place of 36, which does not make up for B and A.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,9 +32,9 @@ def outputs(x: Tensor, weight: Tensor, bias: Tensor | None, examples: int) -> tu
     from .winograd_loops import maxima, spread_weights
 
     (b, h, w, c), k = x.shape, len(weight)
-    high, wide, kernels = (h - 4) // 2, (w - 4) // 2, torch.empty(6, 6, c * k)
-    results, places = torch.empty(b, high, wide, k), torch.empty(b, high, wide, k, dtype=torch.int64)
-    biases = (torch.zeros(k) if bias is None else bias.detach()).numpy()
+    high, wide, kernels = (h - 4) // 2, (w - 4) // 2, torch.empty(6, 6, c * k, dtype=torch.float32)
+    results, places = torch.empty(b, high, wide, k, dtype=torch.float32), torch.empty(b, high, wide, k, dtype=torch.int64)
+    biases = np.zeros(k, np.float32) if bias is None else bias.detach().numpy()
     spread_weights(weight.detach().permute(2, 3, 1, 0).reshape(5, 5, c * k).contiguous().numpy(), kernels.numpy())
 
     def work(start: int) -> None:

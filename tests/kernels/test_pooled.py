@@ -90,6 +90,19 @@ def test_a_slope_that_is_not_finite_is_not_left_out(slope):
     assert not of_x[0].any() and not of_weight[[0, 1, 3]].any()
 
 
+def test_the_default_precision_changes_nothing():
+    x, weight, generator = drawn(9, 32, 14, 14, 32, 5, 5)
+    slopes, found = torch.randn(9, 32, 7, 7, generator=generator), []
+    try:
+        for precision in (torch.float32, torch.float64):
+            torch.set_default_dtype(precision)
+            outputs, places = pooled.outputs(x, weight, None, (2, 2), (2, 2), ceil=False)
+            found.append((outputs, *pooled.gradients(x, weight, slopes, places, (2, 2), inputs=True)))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def test_the_number_of_threads_changes_no_bit():
     x, weight, generator = drawn(20, 32, 14, 14, 16, 5, 5)
     wider = torch.cat([weight, weight + 1]).contiguous(memory_format=torch.channels_last)

@@ -98,6 +98,18 @@ def test_neither_company_nor_threads_change_a_bit():
     assert torch.equal(batched.train(start, data, plans[2:3], SGD)[0][0], updates[2])
 
 
+def test_a_default_precision_that_a_task_sets_changes_nothing():
+    data, plans = examples(), planned(SGD, 4)
+    batched, _, start = engines(linear, data)
+    expected = batched.train(start, data, plans, SGD)
+    try:
+        torch.set_default_dtype(torch.float64)
+        found = batched.train(start, data, plans, SGD)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("option", [{"momentum": 0.5}, {"weight_decay": 0.1}, {"clip": 0.1}, {"proximal": 0.5}])
 def test_options_that_the_loops_do_not_know(option, descents):
     data, sgd = examples(), replace(SGD, **option)
@@ -122,6 +134,15 @@ def test_targets_that_are_no_classes_are_left_to_torch(descents):
     with pytest.raises(RuntimeError, match="out of bounds"):
         engines(linear, data)[0].train(engines(linear, data)[2], data, planned(SGD, 4), SGD)
     assert not descents
+
+
+def test_a_position_outside_is_an_error_as_it_is_torchs():
+    data, plans = examples(), planned(SGD, 4)
+    batched, _, start = engines(linear, data)
+    for outside in (90, -1):
+        plans[1][0][2] = outside
+        with pytest.raises(IndexError):
+            batched.train(start, data, plans, SGD)
 
 
 def hidden() -> nn.Module:
