@@ -79,7 +79,7 @@ class _Pooled(torch.autograd.Function):
     @staticmethod
     def backward(ctx, slopes):
         x, weight, places, result = ctx.saved_tensors
-        slopes = torch.where(result > 0, slopes, 0.0)
+        slopes = slopes.masked_fill(result <= 0, 0.0)  # what is no number has a gradient
         of_x, of_weight = pooled.gradients(x, weight, slopes, places, ctx.padding, ctx.needs_input_grad[0])
         return of_x, of_weight, slopes.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None, None, None, None
 

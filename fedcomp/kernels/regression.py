@@ -18,12 +18,13 @@ from .stretches import parallel
 WORK = 100_000  # products in the gradient of one batch from which the loops are worth while
 
 
-def suits(inputs: Tensor, targets: Tensor, outputs: int, examples: int) -> bool:
-    """Whether `descend` is for batches of so many of these examples [N, i], with targets [N]."""
+def suits(inputs: Tensor, targets: Tensor, outputs: int, width: int, examples: int) -> bool:
+    """Whether `descend` is for batches of so many of these examples [N, width], N ≥ 1, with targets [N], and so many outputs."""
     return (
-        inputs.device.type == "cpu" and inputs.dtype == torch.float32 and inputs.is_contiguous()
-        and targets.dtype == torch.int64 and targets.dim() == 1 and targets.is_contiguous()
-        and examples * inputs[0].numel() * outputs >= WORK and compile_vector(WORK)
+        inputs.device.type == "cpu" and inputs.dtype == torch.float32 and inputs.is_contiguous() and not inputs.is_neg()
+        and targets.dtype == torch.int64 and targets.dim() == 1 and targets.is_contiguous() and len(targets) == len(inputs) > 0
+        and inputs[0].numel() == width and examples * width * outputs >= WORK and compile_vector(WORK)
+        and bool(targets.min() >= 0) and bool(targets.max() < outputs)
     )
 
 
@@ -42,13 +43,12 @@ def descend(
     if positions.numel() and not 0 <= positions.min() <= positions.max() < len(inputs):
         raise IndexError(f"positions {positions.min()}..{positions.max()} do not fit {len(inputs)} examples")
     losses = torch.empty(len(stack), len(sizes), dtype=torch.float32)
-    given = inputs.flatten(1).numpy(), targets.numpy(), positions.numpy(), np.array(sizes), np.float32(lr), stack.numpy(), losses.numpy()
+    examples, classes, chosen, vectors, found = (t.detach().numpy() for t in (inputs.flatten(1), targets, positions, stack, losses))
+    each, rate, column = np.array(sizes), np.float32(lr), -1 if biases is None else biases
 
     def work(first: int, last: int) -> None:
-        inputs, targets, positions, sizes, lr, stack, losses = given
         mine = slice(first, last)
-        column = -1 if biases is None else biases
-        descend_each(inputs, targets, positions[mine], sizes, lr, stack[mine], weights, column, outputs, losses[mine])
+        descend_each(examples, classes, chosen[mine], each, rate, vectors[mine], weights, column, outputs, found[mine])
 
     parts = min(len(stack), 4 * torch.get_num_threads())
     edges = [len(stack) * i // parts for i in range(parts + 1)]

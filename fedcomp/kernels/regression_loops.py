@@ -46,7 +46,7 @@ def descend(inputs, targets, positions, sizes, lr, weights, biases, losses):
             for o in range(outputs):
                 slopes[o, j] = np.exp(mine[o] - most)
                 mass += slopes[o, j]
-            total += most + np.log(mass) - mine[target]
+            total += (most - mine[target]) + np.log(mass)
             for o in range(outputs):
                 slopes[o, j] = (slopes[o, j] / mass - float32(o == target)) * (-lr / float32(count))
         losses[step] = total / count

@@ -95,6 +95,15 @@ def test_maxima_are_gone_by_where_it_pays(monkeypatch):
     assert seen == [32]
 
 
+def test_what_is_no_number_reaches_the_gradients():
+    layer, maximum = nn.Conv2d(32, 64, 5, padding=2).to(memory_format=torch.channels_last), nn.MaxPool2d(2)
+    x = torch.randn(4, 32, 14, 14).contiguous(memory_format=torch.channels_last)
+    x[2, 5, 6, 6] = float("nan")
+    outputs = Pooled.of([layer, maximum, nn.ReLU()])(x)
+    assert outputs[2].isnan().any() and outputs[[0, 1, 3]].isfinite().all()
+    assert torch.autograd.grad(outputs.sum(), layer.weight)[0].isnan().any()
+
+
 @pytest.mark.parametrize("layers", [
     (nn.Conv2d(32, 32, 3, stride=2), nn.MaxPool2d(2), nn.ReLU()), (nn.Conv2d(32, 32, 3, groups=2), nn.MaxPool2d(2), nn.ReLU()),
     (nn.Conv2d(32, 32, 3, dilation=2), nn.MaxPool2d(2), nn.ReLU()), (nn.Conv2d(32, 32, 3, padding="same"), nn.MaxPool2d(2), nn.ReLU()),

@@ -1,5 +1,6 @@
 """Softmax regression, which has loops of its own: what one client after the other gives; what is something else is left alone."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -133,6 +134,70 @@ def test_targets_that_are_no_classes_are_left_to_torch(descents):
     data = replace(data, targets=data.targets.clamp(min=0).index_fill(0, torch.tensor([3]), CLASSES))
     with pytest.raises(RuntimeError, match="out of bounds"):
         engines(linear, data)[0].train(engines(linear, data)[2], data, planned(SGD, 4), SGD)
+    assert not descents
+
+
+def test_targets_may_change_from_one_round_to_the_next(descents):
+    data, plans = examples(), planned(SGD, 4)
+    batched, serial, start = engines(linear, data)
+    for target, first in ((2, 2), (2, -100), (1, 3)):
+        data.targets[:] = target
+        data.targets[::5] = first
+        assert_as_one_by_one(batched, serial, start, data, plans, SGD)
+    assert sum(descents) == 8
+
+
+def test_losses_of_large_scores_are_not_rounded_away():
+    data, plans = examples(), [[np.arange(7)]]
+    batched, _, start = engines(linear, data)
+    _, losses = batched.train(torch.cat([torch.zeros(WIDTH * CLASSES), torch.full((CLASSES,), 1e9)]), data, plans, SGD)
+    assert losses.item() == pytest.approx(np.log(CLASSES), rel=1e-6)
+
+
+@pytest.mark.parametrize("change", [
+    lambda data: replace(data, inputs=torch._neg_view(data.inputs)), lambda data: replace(data, inputs=data.inputs.double()),
+    lambda data: replace(data, targets=data.targets.int()),
+], ids=["negative view", "float64", "int32"])
+def test_data_that_the_loops_do_not_read(change, descents):
+    data, plans = change(examples()), planned(SGD, 4)
+    batched, _, start = engines(linear, data)
+    with suppress(RuntimeError):  # torch's to take or to refuse
+        batched.train(start, data, plans, SGD)
+    assert not descents
+
+
+def test_a_weight_that_wants_a_gradient_is_descended_all_the_same(descents):
+    data, plans = examples(), planned(SGD, 4)
+    batched, serial, start = engines(linear, data)
+    assert_as_one_by_one(batched, serial, start.requires_grad_(), data, plans, SGD)
+    assert sum(descents) == 4
+
+
+def grown() -> nn.Module:
+    """A head with more rows than it was made with, as after a change of the classes."""
+    model = linear()
+    model.weight, model.bias = nn.Parameter(torch.randn(9, WIDTH)), nn.Parameter(torch.zeros(9))
+    return model
+
+
+def cut() -> nn.Module:
+    model = nn.Linear(WIDTH, 11)
+    model.weight, model.bias = nn.Parameter(torch.randn(CLASSES, WIDTH)), nn.Parameter(torch.zeros(CLASSES))
+    return model
+
+
+def test_a_head_that_was_grown_or_cut(descents):
+    data = examples()
+    for make in (grown, cut):
+        assert_as_one_by_one(*engines(make, data), data, planned(SGD, 4), SGD)
+    assert sum(descents) == 8
+
+
+def test_data_of_another_width_is_an_error_as_it_is_torchs(descents):
+    data = examples((20,))
+    batched, _, start = engines(linear, data)
+    with pytest.raises(RuntimeError, match="size|shape"):
+        batched.train(start, data, planned(SGD, 4), SGD)
     assert not descents
 
 

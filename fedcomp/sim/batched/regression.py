@@ -14,15 +14,15 @@ from ...tasks.base import Data, Task
 from .chains import chain
 
 
-@dataclass
+@dataclass(frozen=True)
 class Regression:
-    """Where in a client's vector the weights are, and the biases if there are some."""
+    """The shape of the weights, and where in a client's vector they are, and the biases if there are some."""
 
-    layer: nn.Linear
+    outputs: int
+    width: int
     weights: int
     biases: int | None
     flat: bool  # examples are flattened first
-    _seen: Tensor | None = None  # targets that are known to be those of classes
 
     @classmethod
     def of(cls, task: Task, model: nn.Module, layout: Layout) -> "Regression | None":
@@ -30,28 +30,25 @@ class Regression:
         layers = [layer for layer in chain(model) if type(layer) is not nn.Identity]
         if task.loss is not F.cross_entropy or [type(layer) for layer in layers[-1:]] != [nn.Linear]:
             return None
-        flat, layer = [type(layer) for layer in layers[:-1]] == [nn.Flatten], layers[-1]
-        if len(layers) > 1 and not flat or any(p.dtype != torch.float32 or not p.requires_grad for p in layer.parameters()):
+        before, layer = [type(layer) for layer in layers[:-1]], layers[-1]
+        shape = layer.weight.shape  # of a layer whose weight was replaced, out_features is another
+        if before not in ([], [nn.Flatten]) or any(p.dtype != torch.float32 or not p.requires_grad for p in layer.parameters()):
             return None
-        names = {parameter: name for name, parameter in model.named_parameters()}
-        offsets = {entry.name: entry.offset for entry in layout}
-        return cls(layer, offsets[names[layer.weight]], offsets[names[layer.bias]] if layer.bias is not None else None, flat)
+        if layer.bias is not None and layer.bias.shape != shape[:1]:
+            return None
+        names, offsets = {parameter: name for name, parameter in model.named_parameters()}, {entry.name: entry.offset for entry in layout}
+        biases = None if layer.bias is None else offsets[names[layer.bias]]
+        return cls(*shape, offsets[names[layer.weight]], biases, bool(before))
 
     def suits(self, data: Data, sizes: Sequence[int], sgd: LocalSGD) -> bool:
         """Whether `descend` does what is asked, with batches of these sizes."""
         plain = not (sgd.momentum or sgd.weight_decay or sgd.clip or sgd.proximal or sgd.augment) and sgd.precision == "float32"
-        outputs = self.layer.out_features
-        if not plain or not (self.flat or data.inputs.dim() == 2) or not regression.suits(data.inputs, data.targets, outputs, max(sizes)):
+        if not plain or not min(sizes) or not (self.flat or data.inputs.dim() == 2):
             return False
-        if self._seen is not data.targets:
-            if data.targets.min() < 0 or data.targets.max() >= outputs:
-                return False
-            self._seen = data.targets
-        return True
+        return regression.suits(data.inputs, data.targets, self.outputs, self.width, max(sizes))
 
     def descend(self, stack: Tensor, data: Data, positions: Sequence[Tensor], lr: float) -> Tensor:
         """A step on each of the batches, positions [m, b], in place for stack [m, n]. Returns the mean of the losses before them [m]."""
-        sizes, outputs = [batch.shape[1] for batch in positions], self.layer.out_features
-        together = torch.cat(list(positions), 1)
-        losses = regression.descend(stack, self.weights, self.biases, outputs, data.inputs, data.targets, together, sizes, lr)
-        return losses.mean(1)
+        sizes, together = [batch.shape[1] for batch in positions], torch.cat(list(positions), 1)
+        where = self.weights, self.biases, self.outputs
+        return regression.descend(stack, *where, data.inputs, data.targets, together, sizes, lr).mean(1)
