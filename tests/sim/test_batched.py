@@ -141,6 +141,19 @@ def test_targets_that_cross_entropy_leaves_out():
     assert_same_as_one_by_one(MODELS["linear"], data, plans, SGD)
 
 
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "weight_decay": 0.1}, {"clip": 0.1}], ids=["plain", "momentum", "clip"])
+@pytest.mark.parametrize("make", [MODELS["linear"], MODELS["convolution"], MODELS["tied, frozen, unused"]], ids=["chain", "traced", "mapped"])
+def test_a_batch_whose_targets_are_all_left_out_moves_nothing(make, options):
+    data, sgd = examples(), dataclasses.replace(SGD, **options)
+    data.targets[:8] = -100
+    plans = [[np.arange(20, 28), np.arange(8), np.arange(30, 38)], [np.arange(40, 48), np.arange(50, 58), np.arange(60, 68)]]
+    updates, losses = BatchedEngine(*parts(make)[:3], "cpu").train(parts(make)[3], data, plans, sgd)
+    expected, expected_losses = one_by_one(*parts(make), data, plans, sgd)
+    assert expected.isfinite().all() and expected_losses.isfinite().tolist() == [False, True]
+    torch.testing.assert_close(updates, expected)
+    torch.testing.assert_close(losses, expected_losses, equal_nan=True)
+
+
 def test_targets_that_are_probabilities():
     data = Data(examples().inputs, torch.rand(90, 4).softmax(1))
     plans = [plan_batches(SGD, np.arange(30) + 12 * who, 0, 1, who) for who in range(5)]

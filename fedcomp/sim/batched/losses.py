@@ -16,7 +16,10 @@ IGNORED = -100  # the target that cross_entropy leaves out
 
 
 def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Each client's loss [m], and its gradient for the outputs [m, ...]. Losses of coarser outputs are float32."""
+    """Each client's loss [m], and its gradient for the outputs [m, ...]. Losses of coarser outputs are float32.
+
+    Where cross_entropy leaves out every target of a client, the loss is NaN and the gradient zero, as torch has it.
+    """
     if outputs.dtype in (torch.bfloat16, torch.float16):
         losses, slope = losses_of(task, outputs.float(), targets)
         return losses, slope.to(outputs.dtype)
@@ -26,7 +29,8 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
             losses = vmap(task.loss)(leaf, targets)
         return losses.detach(), torch.autograd.grad(losses, leaf, torch.ones_like(losses))[0]
     counted = targets != IGNORED
-    target, share = targets.where(counted, 0).unsqueeze(-1), (counted / counted.sum(1, keepdim=True)).to(outputs.dtype).unsqueeze(-1)
+    target, share = targets.where(counted, 0).unsqueeze(-1), counted / counted.sum(1, keepdim=True).clamp(min=1)
+    share = share.to(outputs.dtype).unsqueeze(-1)
     logs = outputs.log_softmax(-1)
-    losses = -(logs.gather(-1, target) * share).sum((1, 2))
+    losses = -(logs.gather(-1, target) * share).sum((1, 2)) / counted.any(1)
     return losses, logs.exp_().mul_(share).scatter_add_(-1, target, -share)
