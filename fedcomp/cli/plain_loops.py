@@ -115,7 +115,20 @@ def seconds_of(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _optimizer(model: torch.nn.Module, sgd: LocalSGD) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
+    """Before each of its steps, gradients are clipped by clip_grad_norm_ and pulled towards the weights of now, where `sgd` says so."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
+    start = [parameter.detach().clone() for parameter in model.parameters()] if sgd.proximal else []
+
+    def change(*_: object) -> None:
+        if sgd.clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), sgd.clip)
+        for parameter, before in zip(model.parameters(), start, strict=False):
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - before, alpha=sgd.proximal)
+
+    if sgd.clip or sgd.proximal:
+        optimizer.register_step_pre_hook(change)
+    return optimizer
 
 
 def _by_step(plans: Plans) -> list[list[np.ndarray]]:

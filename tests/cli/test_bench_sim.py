@@ -3,6 +3,7 @@
 import json
 import tempfile
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -130,13 +131,31 @@ SHARDS = np.array_split(np.arange(60), 5)
 PLANS = [plan_batches(SGD, shard, 0, 1, who) for who, shard in enumerate(SHARDS)]
 
 
-def test_the_lean_loop_makes_the_updates_of_the_engine():
-    model = initial_model(PLAIN, 0)
+OPTIONS = {"plain": {}, "clip": {"clip": 0.05}, "proximal": {"proximal": 2.0}, "all": {"clip": 0.3, "proximal": 0.5, "momentum": 0.5,
+                                                                                     "weight_decay": 0.1}}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_lean_loop_makes_the_updates_of_the_engine(options):
+    model, sgd = initial_model(PLAIN, 0), replace(SGD, **options)
     layout = Layout.of(model)
     engine, start = SerialEngine(PLAIN, initial_model(PLAIN, 0), layout, "cpu"), layout.gather(model)
-    for update, plan in zip(lean_loop(PLAIN, DATA, PLANS, SGD)(), PLANS, strict=True):
+    for update, plan in zip(lean_loop(PLAIN, DATA, PLANS, sgd)(), PLANS, strict=True):
         mine = torch.cat([update[e.name].flatten() for e in layout])
-        torch.testing.assert_close(mine, engine.train(start, DATA, plan, SGD).update)
+        torch.testing.assert_close(mine, engine.train(start, DATA, plan, sgd).update)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_every_loop_takes_the_same_steps(options):
+    """Of one client whose batches are all of its examples."""
+    sgd, made = replace(SGD, batch_size=20, **options), []
+    plans = [plan_batches(sgd, np.arange(20), 0, 1, 0)]
+    (lean,), (usual,) = lean_loop(PLAIN, DATA, plans, sgd)(), usual_loop(PLAIN, DATA, [np.arange(20)], plans, sgd)()
+    big_batch(replace(PLAIN, model=lambda: made.append(PLAIN.model()) or made[-1]), DATA, plans, sgd)()
+    before, after = initial_model(PLAIN, 0).state_dict(), made[-1].state_dict()
+    for name, update in lean.items():
+        torch.testing.assert_close(usual[name], update)
+        torch.testing.assert_close(after[name] - before[name], update)
 
 
 def test_the_usual_loop_takes_as_many_steps_whatever_the_shard_holds():
