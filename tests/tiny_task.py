@@ -69,6 +69,7 @@ unmappable = Task("unmappable", Unmappable, train=lambda: two_clouds(400, 1), te
 one_asserts = Task("one asserts", AssertsPlausibleData, train=lambda: marked(7, 1000.0), test=lambda: two_clouds(200, 2))
 one_raises = Task("one raises", RaisesOnMarkedData, train=lambda: marked(7, 1000.0), test=lambda: two_clouds(200, 2))
 one_is_nan = Task("one is NaN", model, train=lambda: marked(7, float("nan")), test=lambda: two_clouds(200, 2))
+tested_on_nan = Task("tested on NaN", model, train=lambda: two_clouds(400, 1), test=lambda: marked(7, float("nan")))
 
 
 def wide_model() -> nn.Module:

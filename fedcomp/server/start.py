@@ -26,6 +26,7 @@ from ..tasks.check import check, data_of
 from ..tasks.partition import partition
 from .attendance import Quota
 from .by_client import ByClient
+from .finite_loss import FiniteLoss
 from .gathering import Gathering
 from .guard import Guard
 from .heads import Refused
@@ -77,6 +78,7 @@ class Deployment:
         self.strategy = strategy_of(config, roster=lambda grid: grid.gather(self._quota), on_answer=self._on_answer)
         self.strategy.warn = self._warn
         self._said: list[str] = []  # warnings of the strategy since the last round
+        self.finite_loss = FiniteLoss(self._warn)
         self.device = devices.choose(config.device)
         self.folder = RunFolder(config)
         self.name = self._name()
@@ -113,6 +115,7 @@ class Deployment:
             recovery = Recovery(self.folder, self.strategy, Elsewhere(self.train), self.config.rounds)
             ends.callback(recovery.close)
             done = recovery.restore()
+            self.finite_loss.recall(self.folder.records())
             if self.folder.resumed:
                 self._write_config()
             link = ends.enter_context(SuperLink(self.folder.path))
@@ -251,6 +254,7 @@ class Deployment:
     def _record(self, outcome: Outcome, began: float) -> RoundRecord:
         weights = self.strategy.model
         measured = evaluated(self.config, outcome, self.task, self.evaluated, self.layout, weights, self.test, self.device)
+        self.finite_loss.look(outcome.round, measured.loss, self.test)
         record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
         before, self._wire = self._wire, self._traffic()
         wire = {"wire_bytes_in": self._wire[0] - before[0], "wire_bytes_out": self._wire[1] - before[1]}

@@ -19,6 +19,7 @@ from ..errors import ConfigError, DataError, RunFolderError
 from ..memories import Memory, memory
 from ..observe import Header, Observer, RoundRecord, Summary
 from ..profiling import timed, timed_each
+from ..server.finite_loss import FiniteLoss
 from ..server.logs import STDOUT
 from ..server.recovery import Recovery
 from ..server.results import NOTHING_ACCEPTED, declare_bandwidths, evaluated, on, record_of, strategy_of, summary_of
@@ -79,6 +80,7 @@ class Preparation:
             _refuse_what_loads_tasks(config, task)
         self.config, self.observer, self._lost = config, observer, False
         self._said: list[str] = []  # warnings since the last round
+        self.finite_loss = FiniteLoss(self._warn)
         self.network = _network(config)
         self.strategy = self._strategy()
         self.strategy.warn = self._warn
@@ -296,6 +298,7 @@ class Simulation(Preparation):
     def _record(self, outcome: Outcome, began: float) -> RoundRecord:
         weights = self.strategy.model
         measured = evaluated(self.config, outcome, self.task, self.evaluated, self.layout, weights, self.test, self.device)
+        self.finite_loss.look(outcome.round, measured.loss, self.test)
         record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
         if self.relays is not None:
             record = self._relayed(outcome, record)
@@ -306,7 +309,9 @@ class Simulation(Preparation):
 
     def _recall(self, done: int) -> None:
         """What an interrupted run has said, it does not say again."""
-        said = [sentence for record in self.folder.records() for sentence in record.warnings]
+        records = self.folder.records()
+        said = [sentence for record in records for sentence in record.warnings]
+        self.finite_loss.recall(records)
         self._lost = any(INEXACT in sentence for sentence in said)
         self.clients.growth.warned = any(GROWS in sentence for sentence in said)
         self.clients.contraction.over |= done >= ROUNDS

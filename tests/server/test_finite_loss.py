@@ -1,0 +1,73 @@
+"""A test loss that is no finite number is null in files, and a sentence: once a run, interrupted or not, with the round and a way out."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_runs import TASKS, TINY, Records, StopsAt, assert_the_same_when_stopped, out, rounds_of
+
+from fedcomp.server.finite_loss import FiniteLoss
+from fedcomp.server.start import Deployment, Door
+from fedcomp.sim import simulate
+from fedcomp.strategies import Outcome
+from fedcomp.strategies.exchange import Traffic
+from fedcomp.tasks import Data
+
+SPOILT = "round 1: the test loss is nan, null in the files of the run, which goes on; the test data holds NaN or infinity, correct it"
+DATA = Data(torch.ones(3, 2), torch.zeros(3, dtype=torch.int64))
+
+
+class Sentences(Records):
+    def __init__(self):
+        super().__init__()
+        self.heard = []
+
+    def warning(self, sentence):
+        self.heard.append(sentence)
+
+
+@pytest.mark.parametrize(("test", "way_out"), [
+    (DATA, "the model may have diverged, try a smaller --lr"),
+    (replace(DATA, inputs=DATA.inputs / 0), "the test data holds NaN or infinity, correct it"),
+    (replace(DATA, targets=DATA.targets / 0), "the test data holds NaN or infinity, correct it"),
+])
+def test_the_first_round_is_named_with_a_way_out(test, way_out):
+    said = []
+    follower = FiniteLoss(said.append)
+    for round, loss in enumerate([0.5, None, float("inf"), float("nan"), 0.5, float("nan")], 1):
+        follower.look(round, loss, test)
+    assert said == [f"round 3: the test loss is inf, null in the files of the run, which goes on; {way_out}"]
+
+
+def test_test_data_with_nan_is_told_once_and_does_not_end_the_run(tmp_path):
+    watched = Sentences()
+    summary = simulate(replace(TINY, task=f"{TASKS}:tested_on_nan", out=out(tmp_path, "run")), watched)
+    assert watched.heard == [SPOILT] == list(summary.warnings)
+    lines = rounds_of(out(tmp_path, "run"))
+    assert [line["loss"] for line in lines] == [None] * 6 and [line["warnings"] for line in lines] == [[SPOILT], *[[]] * 5]
+
+
+def test_what_an_interrupted_run_has_said_it_does_not_say_again(tmp_path):
+    assert_the_same_when_stopped(tmp_path, replace(TINY, task=f"{TASKS}:tested_on_nan"), StopsAt(1), StopsAt(3, 2))
+
+
+def test_a_model_that_diverges_is_told(tmp_path):
+    watched = Sentences()
+    simulate(replace(TINY, lr=1e30, local_steps=1, uplink="identity", memory="none", downlink="identity", out=out(tmp_path, "run")), watched)
+    first = next(record for record in watched.records if record.loss != record.loss or record.loss == float("inf"))
+    assert [sentence for sentence in watched.heard if "test loss" in sentence] == [
+        f"round {first.round}: the test loss is {first.loss}, null in the files of the run, which goes on; the model may have diverged, "
+        "try a smaller --lr"]
+
+
+def test_a_loss_that_is_finite_is_not_spoken_of(tmp_path):
+    watched = Sentences()
+    simulate(replace(TINY, eval_every=4, out=out(tmp_path, "run")), watched)
+    assert not watched.heard
+
+
+def test_a_deployment_tells_as_well(tmp_path):
+    watched = Sentences()
+    deployed = Deployment(replace(TINY, task=f"{TASKS}:tested_on_nan", out=out(tmp_path, "run")), Door(0), watched)
+    records = [deployed._record(Outcome(round, [], [], [], Traffic(), None), 0.0) for round in (1, 2)]
+    assert watched.heard == [SPOILT] and [record.warnings for record in records] == [(SPOILT,), ()]
