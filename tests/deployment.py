@@ -1,21 +1,42 @@
-"""Real servers and clients on loopback, as processes that end with the test."""
+"""Real servers and clients on loopback, as processes that end with the test.
 
+They are forked from a process that has imported what they need, which each of them would do for seconds. That `python -m fedcomp` starts
+by itself tests/cli/test_interruption.py and tests/test_package.py show.
+"""
+
+import multiprocessing
 import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-FEDCOMP = [sys.executable, "-m", "fedcomp"]
 HERE = Path(__file__).resolve().parent
 TASK = f"{HERE / 'tiny_task.py'}:task"
 DEADLY_TASK = f"{HERE / 'deadly_task.py'}:task"
 ENVIRONMENT = os.environ | {"PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["fedcomp.cli.deployed", "fedcomp.cli.main", "fedcomp.clients.many", "fedcomp.server.start"])
+
+
+def fedcomp(folder: Path, said: Path, variables: dict[str, str], words: tuple[str, ...]) -> None:
+    """What `python -m fedcomp` does, in this process, with what it says in a file."""
+    import torch
+
+    from fedcomp.__main__ import main
+
+    with said.open("ab") as file:
+        os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
+    sys.stdout.reconfigure(write_through=True), sys.stderr.reconfigure(write_through=True)
+    os.chdir(folder)
+    os.environ.clear(), os.environ.update(variables)
+    torch.set_num_threads(1)
+    sys.argv = ["fedcomp", *words]
+    main()
 
 
 def free_port() -> int:
@@ -28,31 +49,44 @@ class Command:
     """A `fedcomp …` of its own process, with what it has said so far."""
 
     def __init__(self, folder: Path, name: str, *words: str, **variables: str):
-        self.path, env = folder / f"{name}.txt", ENVIRONMENT | variables
-        with self.path.open("ab") as said:
-            self.process = subprocess.Popen([*FEDCOMP, *words], cwd=folder, env=env, stdout=said, stderr=subprocess.STDOUT)
+        self.path = folder / f"{name}.txt"
+        self.path.touch()
+        self.process = FORKS.Process(target=fedcomp, args=(folder, self.path, ENVIRONMENT | variables, words))
+        self.process.start()
 
     @property
     def said(self) -> str:
         return self.path.read_text()
 
+    @property
+    def status(self) -> int | None:
+        """None while it runs."""
+        return self.process.exitcode
+
     def wait_for(self, pattern: str, seconds: float = 100.0) -> re.Match:
         """Until it has said so. Fails when it ends before, or takes longer."""
         deadline = time.monotonic() + seconds
         while not (match := re.search(pattern, self.said, re.MULTILINE)):
-            assert self.process.poll() is None and time.monotonic() < deadline, f"no {pattern!r} in:\n{self.said}"
+            assert self.status is None and time.monotonic() < deadline, f"no {pattern!r} in:\n{self.said}"
             time.sleep(0.05)
         return match
 
     def end(self, seconds: float = 100.0) -> int:
-        return self.process.wait(seconds)
+        self.process.join(seconds)
+        assert self.status is not None, f"it did not end:\n{self.said}"
+        return self.status
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        if self.status is None:
+            self.process.kill()
+        self.process.join()
+
+    def send(self, number: signal.Signals) -> None:
+        if self.status is None:
+            os.kill(self.process.pid, number)
 
     def interrupt(self, number: signal.Signals) -> int:
-        self.process.send_signal(number)
+        self.send(number)
         return self.end()
 
 

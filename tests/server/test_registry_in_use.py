@@ -65,7 +65,7 @@ def test_a_registry_that_breaks_holds_clients_off_and_a_revoked_client_leaves(tm
         assert clients[2].end() == 2
         assert re.search(r"^fedcomp: .* does not let this client's key in; ask for a new enrolment file", clients[2].said, re.MULTILINE)
         server.wait_for(rf"^ +{rounds(server) + 3} ")
-        assert [client.process.poll() for client in clients[:2]] == [None, None]
+        assert [client.status for client in clients[:2]] == [None, None]
         assert server.interrupt(signal.SIGTERM) == 128 + signal.SIGTERM
     assert server.said.count("is not TOML") == server.said.count("is whole again") == 1
     assert Enrolment.read(folder / "clients" / "0.toml").id == 0
