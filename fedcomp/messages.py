@@ -16,28 +16,17 @@ import operator
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from json import encoder
 from typing import Any, Self
 
 from torch import Tensor
 
+from .compact_json import compact
 from .errors import ProtocolError
 
 UP_TO_DATE, FRAMES, OVERWRITE, DENSE = "up-to-date", "frames", "overwrite", "dense"  # forms of a download
 UPDATE, NEED_DENSE, FAILED = "update", "need-dense", "failed"  # kinds of a report
 TRAIN = "train"  # the phase of strategies that have one
 LENGTH = struct.Struct("<I")
-
-
-def _text_of() -> Callable[[list], str]:
-    """JSON without spaces. json.JSONEncoder makes an encoder of C anew for every text, which takes longer than a header does."""
-    if encoder.c_make_encoder is None:  # another Python than CPython
-        return json.JSONEncoder(separators=(",", ":")).encode
-    encode = encoder.c_make_encoder(None, None, encoder.encode_basestring_ascii, None, ":", ",", False, False, True)
-    return lambda value: "".join(encode(value, 0))
-
-
-_text = _text_of()
 
 
 @dataclass(frozen=True)
@@ -61,7 +50,7 @@ class Values:
             else:
                 blobs.append(value)
                 header[place] = len(value)
-        head = _text(header).encode()
+        head = compact(header).encode()
         return b"".join([LENGTH.pack(len(head)), head, *blobs])
 
     @classmethod

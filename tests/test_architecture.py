@@ -12,7 +12,7 @@ import fedcomp
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = {path.relative_to(ROOT / "fedcomp").as_posix(): path for path in sorted((ROOT / "fedcomp").rglob("*.py"))}
 
-FOUNDATION = {"by_round", "errors", "spec", "layout", "seeds", "config", "observe", "messages", "profiling"}
+FOUNDATION = {"by_round", "compact_json", "errors", "spec", "layout", "seeds", "config", "observe", "messages", "profiling"}
 # Each imports from those before it; "__init__" is what users import.
 ORDER = ("kernels", "codecs", "memories", "tasks", "clients", "strategies", "server", "runs", "sim", "reproductions", "__init__", "cli",
          "interactive", "__main__")

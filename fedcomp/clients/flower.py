@@ -61,12 +61,21 @@ def to_records(message: Values, metrics: dict[str, int | float] | None = None) -
     return made
 
 
+def carried(message: Values) -> RecordDict:
+    """`to_records` for a Grid that hands the message over in this process: the message itself, and no bytes."""
+    made = RECORDS.copy()
+    made.origin = message, None
+    return made
+
+
 def from_records(records: RecordDict, kind: type[M]) -> M:
     """The message in Flower records. Raises ProtocolError when there is none of this kind."""
+    message, packed = getattr(records, "origin", (None, b""))
+    if packed is None and isinstance(message, kind):
+        return message
     record = records.get(MESSAGE)
     value = record.get(MESSAGE) if isinstance(record, ConfigRecord | ArrayRecord) else None
     data = value.data if isinstance(value, Array) and value.stype == STYPE else value
-    message, packed = getattr(records, "origin", (None, b""))
     if data is packed and isinstance(message, kind):
         return message  # made in this process and carried as it was: no need to read it back
     if not isinstance(data, bytes):

@@ -3,11 +3,13 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..compact_json import compact
 from ..errors import CheckpointError, RunFolderError
 from ..memories.base import Changes
 from ..strategies import Outcome, RoundStrategy
@@ -89,7 +91,7 @@ class Recovery:
 
     def _restore(self, run: dict[str, Any]) -> int:
         where = f"the run in {self.folder.path}"
-        for what, mine in self._identity().items():
+        for what, mine in self._identity.items():
             if run[what] != mine:
                 raise RunFolderError(f"{where} had {what}; undo the change to the task, or give another --out")
         if run["round"] > self.rounds:
@@ -118,7 +120,7 @@ class Recovery:
         for client in self.heard:
             dropped = server.dropped.get(client, b"").hex()
             known = [server.versions.get(client), server.tickets.get(client), dropped, server.examples.get(client)]
-            values[f"{LEDGER}{client}"] = json.dumps(known).encode()
+            values[f"{LEDGER}{client}"] = compact(known).encode()
         for place, part in self._parts():
             own_vectors, own_values = part.take_changes()
             vectors |= {place + name: vector for name, vector in own_vectors.items()}
@@ -126,7 +128,7 @@ class Recovery:
         keeper = {name: isinstance(value, Tensor) for name, value in kept.items()}
         b = server.broadcasts
         run = {"round": round, "metrics_length": metrics_length, "version": b.version, "newest_bytes": b.newest_bytes, "keeper": keeper}
-        values[RUN] = json.dumps(run | self._identity()).encode()
+        values[RUN] = json.dumps(run | self._identity).encode()
         new = [outcome.broadcast] if outcome is not None and cache and cache[-1] is outcome.broadcast else []
         self.checkpoint.save(vectors, values, new, oldest=cache[0].round if cache else round + 1)
         self.heard.clear()
@@ -161,6 +163,7 @@ class Recovery:
             raise CheckpointError(f"the checkpoint in {self.checkpoint.folder} lacks '{name}'; start a new run with another --out")
         return vector
 
+    @cached_property
     def _identity(self) -> dict[str, str]:
         """What must not change between the parts of a run, by the words for a sentence."""
         data = self.clients.data

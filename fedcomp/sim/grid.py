@@ -6,7 +6,7 @@ from typing import Protocol
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from ..clients.flower import Run, addressed, empty_run, from_records, identify_process, name_messages, replied, to_records
+from ..clients.flower import Run, addressed, carried, empty_run, from_records, identify_process, name_messages, replied, to_records
 from ..messages import Assignment, Report
 from ..profiling import timed
 
@@ -31,6 +31,7 @@ class LocalGrid(Grid):
         self._run = empty_run()
         self._pushed: dict[str, Message] = {}
         self._last: tuple[tuple, Message] | None = None  # what messages are made like, and one that was
+        self._packed: dict[type, tuple[int, str]] = {}  # by kind of message, the round and phase of which one was packed
 
     def set_run(self, run: Run) -> None:
         self._run = run
@@ -44,6 +45,13 @@ class LocalGrid(Grid):
         if self._last is None or self._last[0] != alike:
             self._last = alike, Message(RecordDict(), dst_node_id, message_type, ttl=ttl, group_id=group_id)
         return addressed(self._last[1], content, dst_node_id)
+
+    def content_of(self, message: Assignment | Report) -> RecordDict:
+        """Of a message that stays in this process. One of a kind and a phase is packed all the same: what cannot travel shows here."""
+        if self._packed.get(kind := type(message)) == (phase := (message.round, message.phase)):
+            return carried(message)
+        self._packed[kind] = phase
+        return to_records(message)
 
     def get_node_ids(self) -> range:
         return range(FIRST_NODE, FIRST_NODE + self.population.clients)
@@ -60,7 +68,7 @@ class LocalGrid(Grid):
         assignments = [from_records(message.content, Assignment) for message in messages]
         with timed("clients", asked=len(assignments)):
             reports = self.population.handle(assignments)
-        replies = [replied(message, to_records(report)) for message, report in zip(messages, reports, strict=True)]
+        replies = [replied(message, self.content_of(report)) for message, report in zip(messages, reports, strict=True)]
         name_messages(replies)
         return replies
 

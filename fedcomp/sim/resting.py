@@ -9,6 +9,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from ..compact_json import compact
 from ..errors import CheckpointError, ConfigError
 from ..memories import Memory
 
@@ -51,7 +52,7 @@ def packed(name: str, state: Resting) -> tuple[dict[str, Tensor], bytes]:
         small[BUFFERS] = save_tensors(state.buffers)
     lengths = {key: len(value) for key, value in small.items()}
     record = {"version": state.version, "ticket": state.ticket, "after": state.after, "vectors": sorted(mine), "values": lengths}
-    return {f"{name}.{key}": kept[key] for key in sorted(mine)}, b"\n".join([json.dumps(record).encode(), b"".join(small.values())])
+    return {f"{name}.{key}": kept[key] for key in sorted(mine)}, b"\n".join([compact(record).encode(), b"".join(small.values())])
 
 
 def unpacked(name: str, record: bytes, vector: Callable[[str], Tensor | None], make_memory: Callable[[], Memory]) -> Resting:

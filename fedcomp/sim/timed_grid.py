@@ -71,6 +71,9 @@ class TimedGrid(Grid):
     def create_message(self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None) -> Message:
         return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
+    def content_of(self, message: Assignment | Report) -> RecordDict:
+        return self.grid.content_of(message)
+
     def get_node_ids(self) -> list[int]:
         return self.grid.get_node_ids()
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from ..clients.flower import AWAY, from_records, to_records
 from ..codecs import Update
 from ..errors import FedcompError, FrameError, ProtocolError
-from ..messages import DENSE, FAILED, NEED_DENSE, Assignment, Report, ticket
+from ..messages import DENSE, FAILED, NEED_DENSE, Assignment, Report, Values, ticket
 from ..observe import Rejection
 from ..profiling import timed
 from .broadcasts import Broadcasts, Download
@@ -80,6 +80,7 @@ class Exchange:
         self.clock = clock or Clock()
         self.grid, self.broadcasts, self.open_frames, self.traffic = grid, broadcasts, open_frames, traffic
         self.heard, self.on_answer, self.in_step = heard, on_answer, in_step
+        self._content: Callable[[Values], RecordDict] = getattr(grid, "content_of", to_records)  # of a message
         self.accepted: dict[int, Accepted] = {}
         self.rejected: dict[int, Rejection] = {}
         self.vet: Callable[[int, bytes], None] = lambda client, frame: None  # raises FrameError for one that this client cannot mean
@@ -92,7 +93,7 @@ class Exchange:
     def message(self, assignment: Assignment, node: int) -> Message:
         """The Flower message of an assignment, remembered until its reply comes."""
         self._asked[assignment.client] = assignment, node
-        return self.grid.create_message(to_records(assignment), "train", node, str(assignment.round))
+        return self.grid.create_message(self._content(assignment), "train", node, str(assignment.round))
 
     def run(self, messages: list[Message], closing: Closing) -> None:
         """Send, and take in replies until `closing` says so; who has not answered by then is rejected, as it says."""

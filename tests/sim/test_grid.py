@@ -1,10 +1,25 @@
 """What the Grid of a simulation makes by itself is what Flower would make."""
 
+from dataclasses import replace
+
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedcomp.clients.flower import MESSAGE, METRICS, RECORD, RECORDS, addressed, identify_process, name_messages, replied, to_records
-from fedcomp.messages import UPDATE, Report
+from fedcomp.clients.flower import (
+    MESSAGE,
+    METRICS,
+    RECORD,
+    RECORDS,
+    addressed,
+    carried,
+    from_records,
+    identify_process,
+    name_messages,
+    replied,
+    to_records,
+)
+from fedcomp.errors import ProtocolError
+from fedcomp.messages import UPDATE, Assignment, Report
 from fedcomp.sim.grid import LocalGrid
 
 REPORT = Report(3, "train", 7, UPDATE, "v2", "abc", b"\x00frame", "t", 20, 0.5, "", "")
@@ -58,13 +73,34 @@ def test_a_message_like_another_is_the_one_that_flower_makes():
     assert mine.metadata.created_at >= like.metadata.created_at
 
 
+class Nobody:
+    clients, at_once = 3, 3
+
+    def handle(self, assignments):
+        return []
+
+
+def test_a_message_that_stays_in_this_process_is_carried_and_one_of_a_kind_and_phase_is_packed():
+    grid = LocalGrid(Nobody())
+    reports = [replace(REPORT, client=client, round=round) for round in (3, 4) for client in range(3)]
+    made = [grid.content_of(report) for report in reports]
+    assert [bool(content) for content in made] == [True, False, False] * 2
+    assert all(from_records(content, Report) is report for content, report in zip(made, reports, strict=True))
+    assert from_records(RecordDict(dict(made[0])), Report) == REPORT.__class__.unpack(reports[0].pack())
+    assert not RECORDS and grid.content_of(Assignment(3, "train", 0, "up-to-date", "", "v", "f", [], ""))
+
+
+def test_a_carried_message_is_of_its_kind_alone():
+    with pytest.raises(ProtocolError, match="no record 'fedcomp'"):
+        from_records(carried(REPORT), Assignment)
+
+
+def test_what_cannot_travel_shows_in_a_simulation_too():
+    with pytest.raises(TypeError):
+        LocalGrid(Nobody()).content_of(replace(REPORT, examples=object()))
+
+
 def test_the_grid_makes_each_message_as_it_is_asked_to():
-    class Nobody:
-        clients, at_once = 3, 3
-
-        def handle(self, assignments):
-            return []
-
     grid, content = LocalGrid(Nobody()), to_records(REPORT)
     for kind, group, ttl in [("train", "1", None), ("train", "2", None), ("query.leave", "2", None), ("query.leave", "2", 7.0)]:
         for node in (2, 4):
