@@ -7,6 +7,7 @@ interrupted, on which machine the client lives, and who else is in the cohort.
 
 import hashlib
 import struct
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
@@ -21,6 +22,16 @@ def key(seed: int, purpose: str, round: int = 0, who: int = 0) -> int:
 def generator(seed: int, purpose: str, round: int = 0, who: int = 0) -> np.random.Generator:
     """A numpy generator for (seed, purpose, round, who)."""
     return np.random.Generator(np.random.Philox(_Key(key(seed, purpose, round, who))))
+
+
+def generators(seed: int, purpose: str, rounds_and_whos: Iterable[tuple[int, int]]) -> Iterator[np.random.Generator]:
+    """What `generator` gives for each, one after the other, at a fraction of its cost: one object, keyed anew. Good until the next."""
+    bits = np.random.Philox(_Key(0))
+    made, begun = np.random.Generator(bits), bits.state
+    for round, who in rounds_and_whos:
+        begun["state"]["key"][0] = key(seed, purpose, round, who)
+        bits.state = begun
+        yield made
 
 
 class _Key(ISeedSequence):

@@ -26,3 +26,13 @@ def test_the_generator_is_numpys_philox_with_that_key():
         drawn, plain = seeds.generator(7, "batches", 3, who), np.random.Generator(np.random.Philox(key=seeds.key(7, "batches", 3, who)))
         assert (drawn.bit_generator.random_raw(9) == plain.bit_generator.random_raw(9)).all()
         assert (drawn.permutation(50) == plain.permutation(50)).all()
+
+
+def test_generators_that_are_keyed_anew_are_those_that_are_made_anew():
+    """Whatever was drawn before of the same object, halves of words included."""
+    asked = [(1, 0), (1, 5), (2, 5), (2, 2**64 - 1), (1, 0)]
+    for (round, who), drawn in zip(asked, seeds.generators(7, "batches", asked), strict=True):
+        plain = seeds.generator(7, "batches", round, who)
+        assert drawn.choice(90, 40, replace=False).tolist() == plain.choice(90, 40, replace=False).tolist()
+        assert drawn.integers(0, 9, 3, np.uint32).tolist() == plain.integers(0, 9, 3, np.uint32).tolist()
+        assert drawn.normal() == plain.normal()

@@ -168,10 +168,22 @@ def plan_batches(sgd: LocalSGD, shard: np.ndarray, seed: int, round: int, who: i
     gives ⌊s/b⌋ whole batches and leaves its tail out, so that all batches are of one size; with `epochs`, the tail is the
     last batch of its pass. Drawn from (seed, "batches", round, who) alone. Raises DataError for an empty shard.
     """
+    return _planned(sgd, shard, seeds.generator(seed, "batches", round, who), who)
+
+
+def plan_each(
+    sgd: LocalSGD, shards: Sequence[np.ndarray], seed: int, rounds_and_whos: Sequence[tuple[int, int]]
+) -> Iterator[list[np.ndarray]]:
+    """`plan_batches` of many clients, one after the other."""
+    drawn = seeds.generators(seed, "batches", rounds_and_whos)
+    for (_, who), shard, generator in zip(rounds_and_whos, shards, drawn, strict=True):
+        yield _planned(sgd, shard, generator, who)
+
+
+def _planned(sgd: LocalSGD, shard: np.ndarray, generator: np.random.Generator, who: int) -> list[np.ndarray]:
     if not len(shard):
         raise DataError(f"client {who} has no examples; give fewer --clients or another --partition")
-    generator, size = seeds.generator(seed, "batches", round, who), min(sgd.batch_size, len(shard))
-    batches: list[np.ndarray] = []
+    size, batches = min(sgd.batch_size, len(shard)), []
     for _ in range(sgd.epochs):
         batches += np.split(shard[generator.permutation(len(shard))], range(size, len(shard), size))
     while not sgd.epochs and len(batches) < sgd.steps:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..clients.client import context_of, follow, reason, settle
-from ..clients.local_sgd import LocalSGD, Traces, plan_batches
+from ..clients.local_sgd import LocalSGD, Traces, plan_each
 from ..clients.replica import NeedDense, Replica
 from ..clients.work import Held, Work
 from ..errors import FedcompError, ProtocolError
@@ -179,10 +179,10 @@ class VirtualClients:
         except ProtocolError as error:
             reports |= {a.client: self._failure(a, "train", error) for a in ready}
             return [([], self._no_updates())]
+        plans = plan_each(sgd, [self.shards[a.client] for a in ready], self.seed, [(a.round, a.client) for a in ready])
         jobs = [
-            Job(a.round, a.client, plan_batches(sgd, self.shards[a.client], self.seed, a.round, a.client),
-                self.at_rest(a.client).buffers, self._traces(a, start))
-            for a in ready
+            Job(a.round, a.client, plan, self.at_rest(a.client).buffers, self._traces(a, start))
+            for a, plan in zip(ready, plans, strict=True)
         ]
         shares = self.engine.apart(start, data, jobs, sgd, self.seed) if self._apart else [
             Share(jobs, *self.engine.train(start, data, jobs, sgd, seed=self.seed))

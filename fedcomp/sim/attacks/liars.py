@@ -23,7 +23,7 @@ NAMED = 8  # clients, in a sentence about who lies
 class Seen:
     """A round, as its liars know it."""
 
-    cohort: list[int]
+    cohort: frozenset[int]
     liars: dict[int, Attack]
     honest: dict[int, Tensor] = field(default_factory=dict)  # updates [n], finite, by client
     stacked: tuple[tuple[int, ...], Tensor] | None = None  # the same, as one stack [h, n] in the order of the ids
@@ -84,8 +84,8 @@ class Liars:
         if rounds:  # else a later phase of those that are known
             self._rounds = {round: seen for round, seen in self._rounds.items() if round in rounds}
         for round, cohort in rounds.items():
-            if round not in self._rounds or not set(cohort) <= set(self._rounds[round].cohort):
-                self._rounds[round] = Seen(sorted(cohort), self._of(sorted(cohort)))
+            if round not in self._rounds or not self._rounds[round].cohort.issuperset(cohort):
+                self._rounds[round] = Seen(frozenset(cohort), self._of(sorted(cohort)))
 
     def lie(self, a: Assignment) -> Attack | None:
         """How the client of an assignment lies, None if it does not."""
