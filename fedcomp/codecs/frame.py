@@ -94,6 +94,11 @@ EMPTY = Section(0, b"")
 
 def seal(codec: CodecId | ProductId, scope: int, numel: int, sections: Sequence[Section], seed: int | None = None) -> bytes:
     """A whole frame for a vector [numel]; with the seed, mod 2⁶⁴, if one is given."""
+    head, crc = _plain(codec, numel, seed is not None)
+    if head and scope == MODEL:
+        ((count, body),) = sections
+        size = varint(count)
+        return b"".join([head, CRC.pack(zlib.crc32(body, zlib.crc32(size, crc))), size, body])
     parts = [_halves(codec)] if seed is None else [_halves(codec), SEED.pack(seed % 2**64)]
     for count, body in sections:
         head = varint(count)
@@ -221,6 +226,8 @@ def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:
 
 def varint(value: int) -> bytes:
     """LEB128 of a non-negative integer."""
+    if value <= 0x7F:
+        return bytes([value])
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -53,6 +53,12 @@ class SBC(selection.Largest):
     def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
         return int(values[0] < 0), selection.pack_mean(values)
 
+    def pack_values_rows(
+        self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
+    ) -> list[tuple[int, bytes]]:
+        negative = np.append(values < 0, False)[counts.cumsum() - counts]  # of each run's first
+        return list(zip(negative.astype(int).tolist(), selection.pack_means(values, counts), strict=True))
+
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[np.ndarray, int]:
         expect(flag in (POSITIVE, NEGATIVE), "an SBC section has an unknown flag")
         mean, _ = selection.take(data, 4)

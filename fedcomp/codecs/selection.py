@@ -85,6 +85,13 @@ class Selective(Codec):
     def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
         """A flag, 0..3, and the bytes of selected values: float32, at least one, none zero, in the order of their positions."""
 
+    def pack_values_rows(
+        self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
+    ) -> list[tuple[int, bytes]]:
+        """`pack_values` of m runs of values, counts [m] long, each with its seed; anything for empty ones. Override for one pass."""
+        runs = zip(np.split(values, np.cumsum(counts)[:-1]), seeds, strict=True)
+        return [self.pack_values(run, seed, context) if run.size else (0, b"") for run, seed in runs]
+
     @abstractmethod
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[np.ndarray | kernels.Signs, int]:
         """`count` ≥ 1 values, float32 or signs, from the beginning of `data`, and how many bytes they took. Raises FrameError."""
@@ -161,19 +168,13 @@ class Selective(Codec):
         self, positions: np.ndarray, values: np.ndarray, counts: np.ndarray, numel: int, seeds: Sequence[int], context: Context
     ) -> list[Section]:
         """A section for each of the runs, counts [m] long, of which positions and values are made."""
+        sent = self.pack_values_rows(values, counts, seeds, context) if len(counts) > 1 or not values.size \
+            else [self.pack_values(values, seeds[0], context)]
+        packed = zip(counts.tolist(), sent, strict=True)
         if self.draws:
-            runs = zip(np.split(values, np.cumsum(counts)[:-1]), seeds, strict=True)
-            return [self._drawn_section(*run, numel, context) if run[0].size else EMPTY for run in runs]
-        runs = zip(np.split(values, np.cumsum(counts)[:-1]), *wire.pack_rows(positions, counts, numel), seeds, strict=True)
-        return [self._section(*run, context) if run[0].size else EMPTY for run in runs]
-
-    def _section(self, values: np.ndarray, form: int, code: bytes, seed: int, context: Context) -> Section:
-        flag, data = self.pack_values(values, seed, context)
-        return Section(values.size, bytes([form | flag << FLAG_SHIFT]) + data + code)
-
-    def _drawn_section(self, values: np.ndarray, seed: int, numel: int, context: Context) -> Section:
-        flag, data = self.pack_values(values, seed, context)
-        return Section(numel, bytes([IMPLIED | flag << FLAG_SHIFT]) + varint(values.size) + data)
+            return [_section(numel, IMPLIED, flag, varint(count), data) if count else EMPTY for count, (flag, data) in packed]
+        found = zip(packed, *wire.pack_rows(positions, counts, numel), strict=True)
+        return [_section(count, form, flag, data, code) if count else EMPTY for (count, (flag, data)), form, code in found]
 
     def _unpack_drawn(self, flag: int, data: memoryview, numel: int, seed: int) -> Sparse:
         count, start = read_varint(data)
@@ -234,6 +235,10 @@ def _at(x: Tensor, positions: Tensor) -> Tensor:
     return x[positions]
 
 
+def _section(count: int, form: int, flag: int, first: bytes, second: bytes) -> Section:
+    return Section(count, b"".join([bytes([form | flag << FLAG_SHIFT]), first, second]))
+
+
 def _is_drawn(section: Section, numel: int) -> bool:
     """Whether the positions in a section that is not empty follow from the seed."""
     return section.count == numel and len(section.body) > 0 and section.body[0] & FORM == IMPLIED
@@ -256,6 +261,12 @@ def take(data: memoryview, length: int) -> tuple[memoryview, memoryview]:
 def pack_mean(values: np.ndarray) -> bytes:
     """The mean of |values| as float32, summed in float64 in the order given and rounded once."""
     return MEAN.pack(kernels.mean(np.abs(values)))
+
+
+def pack_means(values: np.ndarray, counts: np.ndarray) -> list[bytes]:
+    """`pack_mean` of m runs of values, counts [m] long; anything for an empty one."""
+    packed = kernels.means(np.abs(values), counts).astype("<f4").tobytes()
+    return [packed[at : at + MEAN.size] for at in range(0, len(packed), MEAN.size)]
 
 
 def unpack_magnitude(data: memoryview) -> float:

@@ -9,6 +9,7 @@ Unlike the paper, ties at the k-th magnitude are cut by position and zeros are n
     values   μ as float32, signs (one bit each, 1 = positive, padded to a byte); around them codecs/selection.py
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,6 +39,12 @@ class STC(selection.Largest):
 
     def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
         return 0, selection.pack_mean(values) + kernels.pack_signs(values > 0)
+
+    def pack_values_rows(
+        self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
+    ) -> list[tuple[int, bytes]]:
+        signs = kernels.pack_signs_runs(values > 0, counts)
+        return [(0, mean + bits) for mean, bits in zip(selection.pack_means(values, counts), signs, strict=True)]
 
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[kernels.Signs, int]:
         expect(flag == 0, "an STC section has an unknown flag")

@@ -1,7 +1,7 @@
 """Hot loops on arrays: numba on large CPU vectors, Triton on CUDA, numpy and torch elsewhere, the same results from each."""
 
 from . import bits, rice
-from .bits import Signs, pack_signs, read_signs, unpack_signs
+from .bits import Signs, pack_signs, pack_signs_runs, read_signs, unpack_signs
 from .select import (
     at_least,
     at_least_added,
@@ -38,6 +38,7 @@ __all__ = [
     "norm2",
     "norm2_rows",
     "pack_signs",
+    "pack_signs_runs",
     "read_signs",
     "rice",
     "top_k",

@@ -41,6 +41,17 @@ def pack_signs(positive: np.ndarray | Tensor) -> bytes:
     return np.packbits(flags).tobytes()
 
 
+def pack_signs_runs(positive: np.ndarray, counts: np.ndarray) -> list[bytes]:
+    """`pack_signs` of m runs of flags, counts [m] long."""
+    if not counts.size:
+        return []
+    if (counts != counts[0]).any():
+        return [pack_signs(run) for run in np.split(positive, counts.cumsum()[:-1])]
+    rows = np.packbits(positive.reshape(counts.size, -1), axis=1)
+    packed, size = rows.tobytes(), rows.shape[1]
+    return [packed[i * size : (i + 1) * size] for i in range(counts.size)]
+
+
 def unpack_signs(data: bytes | memoryview, count: int) -> np.ndarray:
     """The bool array [count] that `data` holds. Raises FrameError on another length and on padding that is not zero."""
     return np.unpackbits(_checked(data, count), count=count).view(np.bool_)

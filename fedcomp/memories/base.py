@@ -172,6 +172,14 @@ class Memory(ABC):
         if self.pending is not None:
             raise ConfigError("a proposal is waiting; commit() or rollback() it before the next one")
 
+    @staticmethod
+    def _check_all_ready(memories: Sequence["Memory"], x: Tensor) -> None:
+        """`_check_ready` of each of a stack, m ≥ 1, with its row of x [m, n], which are all of one kind."""
+        memories[0]._check_ready(x[0])
+        for memory, row in zip(memories, x.unbind(), strict=True):
+            if memory.pending is not None or memory.numel != memories[0].numel:
+                memory._check_ready(row)
+
     def _settle(self) -> bytes:
         if self.pending is None:
             raise ConfigError("no proposal is waiting; propose() comes before commit() or rollback()")

@@ -50,8 +50,7 @@ class Residual(Memory):
             return []
         if x.device.type == "cpu" and compile_vector(x.shape[1]):
             return parallel(partial(_proposed, context), list(zip(range(len(memories)), memories, x.unbind(), seeds, strict=True)))
-        for memory, row in zip(memories, x, strict=True):
-            memory._check_ready(row)
+        cls._check_all_ready(memories, x)
         first, x = memories[0], x.to(torch.float32)
         rows = list(x.unbind())
         for memory, row in zip(memories, rows, strict=True):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp.errors import FrameError
-from fedcomp.kernels import backend, bits, pack_signs, philox, unpack_signs
+from fedcomp.kernels import backend, bits, pack_signs, pack_signs_runs, philox, unpack_signs
 
 SIZES = (0, 1, 7, 8, 31, 32, 127, 128, 129, 401)
 
@@ -163,3 +163,10 @@ def test_words_are_the_bits_or_an_error(data, count):
         return
     words = bits.read_words(memoryview(data), count)
     assert words.dtype == np.uint32 and np.array_equal(bits.flags(words, 0, count), signs)
+
+
+@pytest.mark.parametrize("counts", [[5, 5, 5], [8], [3, 0, 17], [0, 0], []])
+def test_runs_of_signs_are_packed_as_each_by_itself(counts):
+    flags = np.random.default_rng(0).random(sum(counts)) < 0.5
+    alone = [pack_signs(run) for run in np.split(flags, np.cumsum(counts)[:-1])] if counts else []
+    assert pack_signs_runs(flags, np.array(counts, np.int64)) == alone
