@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,14 +99,24 @@ def test_resume_goes_on_with_what_is_not_over(compared, tmp_path):
     assert {name: (out / name / "metrics.jsonl").stat().st_mtime_ns for name in times} == times
     assert load(out / NAMES[2]).records[-1].round == 3 and f"{NAMES[2]}: round 1 of 3" in done.stdout
     assert [replace(line, seconds=0.0, folders=()) for line in stored(out)] == \
-        [replace(line, seconds=0.0, folders=(), rounds_to_target=None, bytes_to_target=None) for line in stored(compared[0])]
+        [replace(line, seconds=0.0, folders=()) for line in stored(compared[0])]
+    assert "rounds to 60 %" in done.stdout  # as was asked for when they were begun
 
 
 def test_resume_may_raise_the_rounds_of_all(compared, tmp_path):
     out = copy_of(compared, tmp_path)
-    done = fedcomp(*FOUR, "--rounds", "4", "--out", out, "--resume")
+    done = fedcomp(*FOUR, "--rounds", "4", "--target-accuracy", "1/2", "--out", out, "--resume")
     assert done.exit_code == 0, done.output
     assert [[r.round for r in load(out / name).records] for name in NAMES] == [[1, 2, 3, 4]] * 4
+    assert "rounds to 50 %" in done.stdout and tomllib.loads((out / "alternatives.toml").read_text())["resolved"]["target_accuracy"] == 0.5
+
+
+def test_a_stored_target_that_is_no_share_is_a_sentence(compared, tmp_path):
+    out = copy_of(compared, tmp_path)
+    file = out / "alternatives.toml"
+    file.write_text(file.read_text().replace("target_accuracy = 0.6", "target_accuracy = 60"))
+    done = fedcomp("sim", "--out", out, "--resume")
+    assert done.exit_code == 2 and done.stderr.startswith("fedcomp: --target-accuracy is '60'; give a share above 0 and up to 1")
 
 
 @pytest.mark.parametrize("left", [b"\xff\xfe", b"{", b"[1]\n", b'{"round": 1}\n', None])

@@ -1,6 +1,6 @@
 """The folder of several alternatives: what was asked for, a run folder for each, and what they came to.
 
-    alternatives.toml   the options, lists of those that span; `fedcomp sim --config` reads it
+    alternatives.toml   the options, lists of those that span; `fedcomp sim --config` reads it; [resolved]: side by side, threads, target
     NAME/               the run folder of each alternative
     comparison.json     the lines of the table
     report.html         all of them on one page
@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import time
+import tomllib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,10 +21,12 @@ import tomli_w
 from ...config import ALTERNATIVES_FILE, RUN_FILE, RunConfig, at_home, flag, may_span, read_toml
 from ...errors import RunFolderError
 from ...observe import RoundRecord
+from ..results import share
 from .alternatives import Alternative
 from .progress import DONE, FIGURES, Progress
 
 COMPARISON, SUMMARY, METRICS = "comparison.json", "summary.json", "metrics.jsonl"
+TARGET = "target_accuracy"
 OF_THIS_COMMAND = {"out", "resume", "plain"}  # stored in no alternatives.toml
 
 
@@ -33,7 +36,7 @@ class ComparisonFolder:
     def __init__(self, values: Mapping[str, Any]):
         self.path = at_home(values.get("out") or _usual(values.get("task", RunConfig.task)), "--out")
         self.values = {name: value for name, value in values.items() if name not in OF_THIS_COMMAND and value is not None}
-        self._ends = ExitStack()
+        self._ends, self.target = ExitStack(), None  # the share that the alternatives here were last compared by, if they were
         resumed, file = values.get("resume", False), self.path / ALTERNATIVES_FILE
         if resumed and "out" not in values:
             raise RunFolderError("--resume needs --out with the folder of the alternatives to continue")
@@ -41,6 +44,7 @@ class ComparisonFolder:
             raise RunFolderError(f"--out {self.path} holds no {ALTERNATIVES_FILE} to continue; leave --resume out to start")
         if resumed:
             self._compare(read_toml(file, RunConfig.__dataclass_fields__))
+            self.target = _target_in(file)
         elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise RunFolderError(f"--out {self.path} exists; give another name, or --resume to continue the alternatives in it")
 
@@ -107,6 +111,13 @@ class ComparisonFolder:
         new = self.path / f".{name}.new"
         new.write_text(text, encoding="utf-8")
         os.replace(new, self.path / name)
+
+
+def _target_in(file: Path) -> float | None:
+    """The share under `target_accuracy` of an alternatives.toml that can be read. Raises UserError for what is none."""
+    resolved = tomllib.loads(file.read_text(encoding="utf-8")).get("resolved")
+    stored = resolved.get(TARGET) if isinstance(resolved, dict) else None
+    return share(None if stored is None else str(stored))
 
 
 def _usual(task: str) -> str:

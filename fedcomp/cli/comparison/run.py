@@ -11,7 +11,7 @@ from ..results import Result
 from . import table
 from .alternatives import Alternative, alternatives, refused
 from .crew import Crew, cores
-from .folder import ComparisonFolder
+from .folder import TARGET, ComparisonFolder
 from .progress import FAILED, Progress, Watch
 
 ONE_CORE = {"batched", "serial"}  # engines that gain little from a second core
@@ -26,9 +26,10 @@ class Comparison:
         for name, what in (("log_json", "metrics.jsonl of each run folder has all rounds"), ("metrics_port", "give it to a single run")):
             if values.get(name) not in (None, -1):
                 raise ConfigError(f"{flag(name)} is for one run, and these are several; leave it out: {what}")
-        self.values, self.watch, self.target, self.asked = values, watch, target, _asked(side_by_side)
+        self.values, self.watch, self.asked = values, watch, _asked(side_by_side)
         self.all = alternatives(values)
         self.folder = ComparisonFolder(values)
+        self.target = target if target is not None else self.folder.target
         self.over = {each.name for each in self.all if self.folder.is_over(each)}
 
     def run(self) -> list[Result]:
@@ -41,7 +42,7 @@ class Comparison:
             threads = 0 if side == 1 else max(1, cores() // side)
             crew.shrink(side)
             ends.callback(self.folder.close)
-            self.folder.open({"side_by_side": side, "threads": threads or cores()})
+            self.folder.open({"side_by_side": side, "threads": threads or cores()} | ({TARGET: self.target} if self.target else {}))
             self.watch.started(str(self.folder.path), _facts(self.values, checked), [self._progress(each) for each in self.all])
             number = {each.name: i for i, each in enumerate(self.all)}
             orders = [{"order": "run", "values": self.folder.values_of(each), "threads": threads} for each in waiting]
@@ -88,7 +89,7 @@ class Comparison:
             if "failed" in answer.get("end", {}):
                 raise FedcompError(f"the alternatives in {self.folder.path} cannot be compared: {answer['end']['failed']}")
             lines = answer.get("end", {}).get("results", lines)
-        self.folder.write_comparison({"version": __version__, "target_accuracy": self.target, "side_by_side": side, "results": lines})
+        self.folder.write_comparison({"version": __version__, TARGET: self.target, "side_by_side": side, "results": lines})
         return [Result(**line | {"folders": tuple(line["folders"])}) for line in lines]
 
     def show(self, lines: Sequence[Result]) -> None:
