@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import spec
 from ..clients.scaffold import ControlVariates
 from ..clients.work import Work
+from ..config import RunConfig
 from ..errors import ConfigError
 from ..memories.residual import Residual
 from .average import Average
@@ -47,6 +48,11 @@ class Scaffold(Average):
         if not self.optimizer.plain:
             raise ConfigError(f"strategy '{self.name}' moves the control variates by their mean, of which --server-optimizer "
                               f"{given.server_optimizer} would make something else; leave it out")
+
+    @classmethod
+    def defaults(cls, options: Any) -> Mapping[str, str]:
+        """A share of the coordinates, and a scale, for each tensor of each half: one for all would be that of whichever half is longer."""
+        return {name: f"{getattr(RunConfig, name)}@layer" for name in ("uplink", "downlink")}
 
     def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
         super().aggregate(phases, into)

@@ -14,7 +14,7 @@ from fedcomp.clients.local_sgd import LocalSGD, plan_batches
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.server.start import Door, serve
 from fedcomp.sim import simulate
-from fedcomp.strategies import Rules
+from fedcomp.strategies import Rules, resolved
 from fedcomp.strategies.cohort import sample
 from fedcomp.strategies.scaffold import Scaffold
 from fedcomp.tasks import initial_model
@@ -22,6 +22,12 @@ from fedcomp.tasks import initial_model
 DENSE = Rules(participation=0.5, uplink="identity", downlink="identity", seed=3, clients=6)
 SGD = LocalSGD(steps=2, batch_size=10, lr=0.1)  # of a Federation
 RUN = replace(TINY, strategy="scaffold", local_steps=4)
+
+
+def test_each_tensor_has_its_own_share_unless_codecs_are_given():
+    own = resolved(RunConfig(strategy="scaffold", rounds=3))
+    assert (own.uplink, own.downlink) == ("stc:density=1/100@layer",) * 2
+    assert resolved(RunConfig(strategy="scaffold", uplink="stc:density=1/100")).uplink == "stc:density=1/100"
 
 
 class Oracle:
