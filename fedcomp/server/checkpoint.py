@@ -19,11 +19,12 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +34,7 @@ from ..strategies.broadcasts import Broadcast
 FLUSH_BYTES = 64 << 20  # a flush of more would keep a round waiting
 LOG_BYTES = 4 << 20  # of SQLite's log, from which a flush works it in
 LEAST_BEHIND, MOST_BEHIND = 8 << 20, 1 << 29  # bytes of vectors that are written behind: a thread for less is in the round's way
+RUN_BYTES = 1 << 16  # of small vectors that are written at once
 ROWS, STATE = "rows.bin", "state.sqlite"
 
 SCHEMA = """
@@ -156,7 +158,7 @@ class Checkpoint:
         flush: bool,
     ) -> list[tuple[str, int, int]]:
         """Write and name; returns name, slot and CRC of each vector, those that were staged included."""
-        written = [(name, slot, self._write(slot, vector)) for slot, (name, vector) in zip(slots, vectors.items(), strict=True)]
+        written = list(zip(vectors, slots, self._write(slots, vectors.values()), strict=True))
         written += [(name, *place) for name, place in self.staged.items() if name not in vectors]
         if flush:
             os.fdatasync(self.rows)
@@ -186,7 +188,7 @@ class Checkpoint:
         self.given.update(values)
         try:
             with self._writing():
-                staged = {name: (slot, self._write(slot, vector)) for slot, (name, vector) in zip(slots, vectors.items(), strict=True)}
+                staged = dict(zip(vectors, zip(slots, self._write(slots, vectors.values()), strict=True), strict=True))
                 with self._turn:
                     self.state.execute("PRAGMA synchronous=NORMAL")
                     with self.state:
@@ -270,14 +272,27 @@ class Checkpoint:
         self.unflushed_bytes += count * self.row_bytes
         return sorted(self.free.pop() for _ in range(count))
 
-    def _write(self, slot: int, vector: Tensor) -> int:
-        self._check(vector)
-        data = vector.detach().cpu().contiguous().numpy()
-        view, offset = memoryview(data).cast("B") if self.numel else memoryview(b""), slot * self.row_bytes
-        while view:
-            done = os.pwrite(self.rows, view, offset)
-            view, offset = view[done:], offset + done
-        return zlib.crc32(data)
+    def _write(self, slots: Sequence[int], vectors: Iterable[Tensor]) -> list[int]:
+        """Vectors into slots, ascending; small ones at once where their slots follow one another. Returns their CRCs."""
+        crcs: list[int] = []
+        run: list[np.ndarray] = []  # for the slots from `first` on
+        first = 0
+        for slot, vector in zip(slots, vectors, strict=True):
+            self._check(vector)
+            if slot != first + len(run) or len(run) * self.row_bytes >= RUN_BYTES:
+                self._put(run, first)
+                run, first = [], slot
+            run.append(vector.detach().cpu().contiguous().numpy())
+            crcs.append(zlib.crc32(run[-1]))
+        self._put(run, first)
+        return crcs
+
+    def _put(self, run: Sequence[np.ndarray], first: int) -> None:
+        data = memoryview(run[0] if len(run) == 1 else b"".join(run)).cast("B") if run and self.numel else memoryview(b"")
+        offset = first * self.row_bytes
+        while data:
+            done = os.pwrite(self.rows, data, offset)
+            data, offset = data[done:], offset + done
 
 
 def _flush(path: Path) -> None:

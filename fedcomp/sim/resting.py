@@ -46,13 +46,13 @@ def packed(name: str, state: Resting) -> tuple[dict[str, Tensor], bytes]:
     kept = state.memory.state_dict()
     if state.momentum is not None:
         kept = kept | {MOMENTUM: state.momentum}
-    mine = {key for key, value in kept.items() if isinstance(value, Tensor)}
-    small = {key: kept[key] for key in sorted(kept.keys() - mine)}
+    mine = sorted(key for key, value in kept.items() if isinstance(value, Tensor))
+    small = {key: kept[key] for key in sorted(kept) if key not in mine}
     if state.buffers:
         small[BUFFERS] = save_tensors(state.buffers)
     lengths = {key: len(value) for key, value in small.items()}
-    record = {"version": state.version, "ticket": state.ticket, "after": state.after, "vectors": sorted(mine), "values": lengths}
-    return {f"{name}.{key}": kept[key] for key in sorted(mine)}, b"\n".join([compact(record).encode(), b"".join(small.values())])
+    record = {"version": state.version, "ticket": state.ticket, "after": state.after, "vectors": mine, "values": lengths}
+    return {f"{name}.{key}": kept[key] for key in mine}, b"\n".join([compact(record).encode(), b"".join(small.values())])
 
 
 def unpacked(name: str, record: bytes, vector: Callable[[str], Tensor | None], make_memory: Callable[[], Memory]) -> Resting:

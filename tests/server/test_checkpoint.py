@@ -4,6 +4,7 @@ import os
 import shutil
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -274,3 +275,22 @@ def test_a_value_that_never_was_is_not_looked_for(store):
     store.state.set_trace_callback(None)
     store = reopened(store)
     assert store.value("client/1") == b"a" and store.value("client/2") is None
+
+
+@pytest.mark.parametrize("numel", [3, 20_000, 0])
+def test_vectors_in_slots_that_follow_one_another_or_do_not_are_read_back(tmp_path, numel):
+    """Slots are given back in any order, and small vectors are written many at a time: those of 3 elements by the thousand."""
+    checkpoint, rng = Checkpoint(tmp_path / "checkpoint", numel, flush_every_s=0), np.random.default_rng(0)
+    kept = {}
+    for _ in range(4):
+        for number in rng.choice(400 if numel < 10_000 else 12, 300 if numel < 10_000 else 8, replace=False):
+            kept[f"v{number}"] = torch.from_numpy(rng.normal(size=numel).astype(np.float32))
+        some = {name: kept[name] for name in sorted(kept)[:: int(rng.integers(1, 4))]}
+        checkpoint.save(some, {})
+        checkpoint.stage({name: kept[name] for name in sorted(kept.keys() - some.keys())[::2]}, {})
+        checkpoint.save(kept, {})
+        assert all(torch.equal(checkpoint.vector(name), vector) for name, vector in kept.items())
+    checkpoint.close()
+    again = Checkpoint(tmp_path / "checkpoint", numel)
+    assert all(torch.equal(again.vector(name), vector) for name, vector in kept.items())
+    again.close()
