@@ -53,7 +53,8 @@ def test_what_an_interrupted_run_has_said_it_does_not_say_again(tmp_path):
 
 def test_a_model_that_diverges_is_told(tmp_path):
     watched = Sentences()
-    simulate(replace(TINY, lr=1e30, local_steps=1, uplink="identity", memory="none", downlink="identity", out=out(tmp_path, "run")), watched)
+    raw = {"uplink": "identity", "memory": "none", "downlink": "identity"}
+    simulate(replace(TINY, lr=1e30, local_steps=1, **raw, out=out(tmp_path, "run")), watched)
     first = next(record for record in watched.records if record.loss != record.loss or record.loss == float("inf"))
     assert [sentence for sentence in watched.heard if "test loss" in sentence] == [
         f"round {first.round}: the test loss is {first.loss}, null in the files of the run, which goes on; the model may have diverged, "
