@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcomp import RunConfig
+from fedcomp.cli.comparison import run as comparison
 from fedcomp.cli.comparison import table
 from fedcomp.cli.comparison.crew import Crew
 from fedcomp.cli.main import app
@@ -32,6 +33,12 @@ NAMES = ["stc-10pct_seed-0", "stc-10pct_seed-1", "identity_seed-0", "identity_se
 
 def fedcomp(*words):
     return CliRunner().invoke(app, [str(word) for word in words], prog_name="fedcomp")
+
+
+@pytest.fixture
+def one_process(monkeypatch):
+    """For what does not depend on how many there are: each imports torch."""
+    monkeypatch.setattr(comparison, "cores", lambda: 1)
 
 
 @pytest.fixture(scope="module")
@@ -176,19 +183,19 @@ def test_mistakes_are_told_before_anything_is_made(compared, words, said):
     assert sorted(out.parent.iterdir()) == before
 
 
-def test_an_alternative_that_cannot_be_is_found_before_the_first_one_trains(tmp_path):
+def test_an_alternative_that_cannot_be_is_found_before_the_first_one_trains(tmp_path, one_process):
     done = fedcomp(*COMMON, "--uplink", "stc", "--uplink", "sign", "--memory", "residual", "--out", tmp_path / "x")
     assert done.exit_code == 2 and not (tmp_path / "x").exists() and done.stdout == ""
     assert re.fullmatch(r"fedcomp: alternative sign: memory 'residual' diverges with sign.*; use .*\n", done.stderr)
 
 
-def test_two_that_are_one(tmp_path):
+def test_two_that_are_one(tmp_path, one_process):
     done = fedcomp(*COMMON, "--lr", "10%", "--out", tmp_path / "x")
     assert done.exit_code == 2 and not (tmp_path / "x").exists()
     assert done.stderr == "fedcomp: lr-0.1 and lr-0.1-2 are one run, of the same options; leave one of them out\n"
 
 
-def test_an_alternative_that_diverges_is_a_line_that_says_so(tmp_path):
+def test_an_alternative_that_diverges_is_a_line_that_says_so(tmp_path, one_process):
     out = tmp_path / "x"
     done = fedcomp(*COMMON, "--rounds", "3", "--lr", "1e30", "--uplink", "identity", "--memory", "none", "--out", out)
     assert done.exit_code == 0, done.output
