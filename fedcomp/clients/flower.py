@@ -98,8 +98,8 @@ def name_messages(messages: Iterable[Message]) -> list[str]:
     """Give messages ids that are theirs alone in this process, as a SuperLink would."""
     ids = []
     for message in messages:
-        message.metadata.__dict__["_message_id"] = str(next(_NUMBERS))
-        ids.append(message.metadata.message_id)
+        message.metadata.__dict__["_message_id"] = name = str(next(_NUMBERS))
+        ids.append(name)
     return ids
 
 
@@ -121,8 +121,8 @@ def replied(to: Message, content: RecordDict) -> Message:
 
 def _made(content: RecordDict, metadata: dict[str, Any]) -> Message:
     about, made = Metadata.__new__(Metadata), Message.__new__(Message)
-    about.__dict__.update(metadata)
-    made.__dict__.update(_metadata=about, _content=content, _error=None)
+    about.__dict__ = metadata
+    made.__dict__ = {"_metadata": about, "_content": content, "_error": None}
     return made
 
 
