@@ -1,10 +1,9 @@
 """Real servers and clients on loopback, as processes that end with the test.
 
-They are forked from a process that has imported what they need, which each of them would do for seconds. That `python -m fedcomp` starts
-by itself tests/cli/test_interruption.py and tests/test_package.py show.
+They are forked from a process that has imported what they need. That `python -m fedcomp` starts by itself tests/cli/test_interruption.py
+and tests/test_package.py show.
 """
 
-import multiprocessing
 import os
 import re
 import signal
@@ -15,12 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from forks import FORKS
+
 HERE = Path(__file__).resolve().parent
 TASK = f"{HERE / 'tiny_task.py'}:task"
 DEADLY_TASK = f"{HERE / 'deadly_task.py'}:task"
 ENVIRONMENT = os.environ | {"PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["fedcomp.cli.deployed", "fedcomp.cli.main", "fedcomp.clients.many", "fedcomp.server.start"])
 
 
 def fedcomp(folder: Path, said: Path, variables: dict[str, str], words: tuple[str, ...]) -> None:

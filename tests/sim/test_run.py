@@ -6,20 +6,19 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
 import pytest
 import torch
 from federation import Federation
+from forks import FORKS
 from safetensors.torch import load_file
 from small_runs import TASKS, TINY, Records, StopsAt, assert_the_same_when_stopped, lines_in, model_bytes, out, rounds_of
 
 from fedcomp import RunConfig, UserError
 from fedcomp.clients.local_sgd import SerialEngine
-from fedcomp.config import read_run
+from fedcomp.config import options_of_run, read_run
 from fedcomp.errors import CheckpointError
 from fedcomp.observe import Observer, RoundRecord
 from fedcomp.server import checkpoint
@@ -102,28 +101,22 @@ def test_a_process_killed_again_and_again_ends_the_same(tmp_path):
     config = replace(TINY, rounds=400, eval_every=100)
     simulate(replace(config, out=out(tmp_path, "whole")))
     folder = tmp_path / "killed"
-    program = f"""
-from fedcomp import RunConfig
-from fedcomp.config import options_of_run
-from fedcomp.sim import simulate
-from fedcomp.sim.batched import BatchedEngine
-import sys
-if len(sys.argv) > 1:
-    simulate(RunConfig(**options_of_run({str(folder)!r}), out={str(folder)!r}, resume=True))
-else:
-    simulate(RunConfig(task={config.task!r}, clients=8, participation=0.5, rounds=400, local_steps=2, lr=0.1, uplink="stc:density=10%",
-                       downlink="stc:density=10%", partition="classes:1", eval_every=100, out={str(folder)!r}))
-"""
+
+    def go_on() -> RunConfig:
+        return RunConfig(**options_of_run(folder), out=str(folder), resume=True)
+
     kills = 0
     for after in (40, 150, 290):
-        process = subprocess.Popen([sys.executable, "-c", program, *(["resume"] if kills else [])])
+        process = FORKS.Process(target=simulate, args=(go_on() if kills else replace(config, out=str(folder)),))
+        process.start()
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and process.poll() is None and lines_in(folder) < after:
+        while time.monotonic() < deadline and process.exitcode is None and lines_in(folder) < after:
             time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
+        process.kill()
+        process.join()
+        kills += process.exitcode == -signal.SIGKILL
     assert kills == 3
-    subprocess.run([sys.executable, "-c", program, "resume"], check=True)
+    simulate(go_on())
     assert model_bytes(str(folder)) == model_bytes(out(tmp_path, "whole"))
     assert rounds_of(str(folder)) == rounds_of(out(tmp_path, "whole"))
 
