@@ -22,10 +22,11 @@ docs: export NO_MKDOCS_2_WARNING := 1
 docs: .venv/.docs
 	.venv/bin/python -m mkdocs build --strict
 
-# .venv/.sim, .venv/.dev and .venv/.docs: stamps of the extras that are installed.
+# .venv/.sim, .venv/.dev and .venv/.docs: stamps of the extras that are installed. Compiled on all cores, where pip takes one.
 .venv/.%: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'
+	.venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'
+	.venv/bin/python -m compileall -qq -j 0 .venv/lib || true
 	touch $@
 
 clean:
