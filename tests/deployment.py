@@ -18,6 +18,7 @@ from forks import FORKS
 
 HERE = Path(__file__).resolve().parent
 TASK = f"{HERE / 'tiny_task.py'}:task"
+WIDE = ["--task", f"{HERE / 'tiny_task.py'}:wide"]  # another model
 DEADLY_TASK = f"{HERE / 'deadly_task.py'}:task"
 ENVIRONMENT = os.environ | {"PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 

@@ -7,11 +7,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from deployment import HERE, stage
+from deployment import WIDE, stage
 
 pytestmark = pytest.mark.timeout(300)
 FLAGS = ["--clients", "4", "--participation", "1", "--batch-size", "10", "--seed", "5", "--insecure"]
-WIDE = ["--task", f"{HERE / 'tiny_task.py'}:wide"]
 
 
 def lines(folder):

@@ -5,7 +5,7 @@ import re
 import signal
 
 import pytest
-from deployment import TASK, children, free_port, gone, running, stage
+from deployment import TASK, WIDE, children, free_port, gone, running, stage
 
 from fedcomp import RunConfig
 from fedcomp.cli import deployed
@@ -94,7 +94,7 @@ def test_a_killed_client_and_a_killed_server_lose_nothing(tmp_path, simulated):
 def test_a_client_with_another_model_stays_outside_and_both_sides_say_why(tmp_path):
     with stage(tmp_path) as on:
         server = on.server("--insecure", *FLAGS)
-        other = on.client(0, "--insecure", "--task", "digits")
+        other = on.client(0, "--insecure", *WIDE)
         assert other.end() == 2
         server.wait_for("^warning: client 0 cannot take part: the run has another model ")
         server.wait_for("0 of 3 clients are here")
