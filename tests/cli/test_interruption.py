@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from deployment import TASK
 
 COMMAND = [sys.executable, "-m", "fedcomp"]
 # One thread: small steps are quick on one, and slow on several while others use the machine.
@@ -40,7 +41,7 @@ def test_control_c_in_a_real_run_and_the_command_that_continues_it(tmp_path):
 @contextmanager
 def running(*words: str, cwd: Path, **variables: str):
     """A real run that goes on and on, from its third round."""
-    start, env = [*words, *COMMAND, "sim", "--rounds", "100000", "--plain", "--out", "run"], ENVIRONMENT | variables
+    start, env = [*words, *COMMAND, "sim", "--task", TASK, "--rounds", "100000", "--plain", "--out", "run"], ENVIRONMENT | variables
     with subprocess.Popen(start, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         try:
             while not re.match(r" +3 ", line := run.stdout.readline()):
