@@ -34,7 +34,7 @@ settings.load_profile("fedcomp")
 LONG = ("test_ray", "test_outages", "test_start", "test_every_codec", "test_flower_app", "test_stock", "test_interruption", "test_many",
         "test_comparison", "test_registry_in_use", "test_server_optimizer", "test_scaffold_deployed", "test_watched_run",
         "test_schedules_on_the_network", "test_faults", "test_network", "test_elections", "test_package", "test_run", "test_process",
-        "test_docs", "test_examples", "test_hostile_frames", "test_workers", "test_store")
+        "test_examples", "test_hostile_frames", "test_workers", "test_store")
 
 
 @pytest.hookimpl(optionalhook=True)
