@@ -143,7 +143,10 @@ class VirtualClients:
         state = self.at_rest(a.client)
         if a.form != DENSE and state.version not in (a.base, a.version) and not self._passes(a, state.version):
             raise NeedDense(f"the download starts from version {a.base[:8]}, this client is at {state.version[:8]}")
+        passed = self.replica.passed
         self.replica.move(a)
+        if self.replica.passed is not passed:  # the dense model, which stands on the same way: others come from there
+            self.replica.passed |= passed
         state.version = a.version
 
     def _passes(self, a: Assignment, version: str) -> bool:

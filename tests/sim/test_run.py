@@ -27,6 +27,7 @@ from fedcomp.sim.batched import BatchedEngine
 from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import Rules
 from fedcomp.tasks import Data
+from fedcomp.tasks.partition import partition
 
 
 def test_a_run_leaves_what_it_promises(tmp_path):
@@ -88,6 +89,7 @@ def test_a_failure_while_a_checkpoint_is_written_costs_a_round_at_most(tmp_path,
             raise OSError(28, "No space left on device")
         return pwrite(file, data, offset)
 
+    monkeypatch.setattr(checkpoint, "RUN_BYTES", 1)  # a call for each vector
     monkeypatch.setattr(checkpoint.os, "pwrite", fails_once)
     with pytest.raises(CheckpointError):
         simulate(replace(config, out=out(tmp_path, "stopped")))
@@ -139,28 +141,33 @@ def test_a_finished_run_can_be_resumed_and_stays_as_it_is(tmp_path):
 @pytest.mark.parametrize("engine", ["serial", "batched"])
 def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
     rules = Rules(participation=0.5, uplink="stc:density=10%", downlink="stc:density=10%", seed=5)
-    federation = Federation(rules, clients=8)
+    federation = partitioned(rules, clients=8)
     list(federation.strategy.rounds(federation.grid, range(1, 7)))
-    config = replace(TINY, engine=engine, partition="iid", batch_size=10, seed=5, out=out(tmp_path, "run"))
-    # real clients get the partition that the simulation draws
-    from fedcomp.tasks.partition import partition
-
-    for member, shard in zip(federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True):
-        member.shard = shard
-    federation = rebuilt(federation, rules)
-    list(federation.strategy.rounds(federation.grid, range(1, 7)))
-    simulate(config)
+    simulate(replace(TINY, engine=engine, partition="iid", batch_size=10, seed=5, out=out(tmp_path, "run")))
     virtual = load_file(tmp_path / "run" / "model.safetensors")
     real = federation.layout.views(federation.strategy.broadcasts.weights)
     for name, view in real.items():
         torch.testing.assert_close(virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-6)
 
 
-def rebuilt(federation: Federation, rules: Rules) -> Federation:
-    fresh = Federation(rules, clients=len(federation.members))
-    for member, old in zip(fresh.members, federation.members, strict=True):
-        member.shard = old.shard
-    return fresh
+def partitioned(rules: Rules, clients: int) -> Federation:
+    """Real clients with the partition that a simulation draws."""
+    federation = Federation(rules, clients=clients)
+    for member, shard in zip(federation.members, partition("iid", federation.members[0].data, clients, rules.seed), strict=True):
+        member.shard = shard
+    return federation
+
+
+def test_virtual_clients_that_were_away_download_what_real_ones_do(tmp_path):
+    """They share one copy of the model, which the dense model of one of them moves past where others are."""
+    rules = Rules(participation=0.15, uplink="stc:density=10%", downlink="stc:density=10%", seed=5)
+    federation = partitioned(rules, clients=40)
+    outcomes = list(federation.strategy.rounds(federation.grid, range(1, 61)))
+    simulate(replace(TINY, clients=40, participation=0.15, rounds=60, engine="serial", partition="iid", batch_size=10, seed=5,
+                     out=out(tmp_path, "run")))
+    records = rounds_of(out(tmp_path, "run"))
+    assert [record["downlink_bytes"] for record in records] == [sum(outcome.traffic.downlink.values()) for outcome in outcomes]
+    assert [record["uplink_bytes"] for record in records] == [sum(outcome.traffic.uplink.values()) for outcome in outcomes]
 
 
 def test_both_engines_learn_the_same(tmp_path):
