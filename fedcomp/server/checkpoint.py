@@ -35,6 +35,7 @@ FLUSH_BYTES = 64 << 20  # a flush of more would keep a round waiting
 LOG_BYTES = 4 << 20  # of SQLite's log, from which a flush works it in
 LEAST_BEHIND, MOST_BEHIND = 8 << 20, 1 << 29  # bytes of vectors that are written behind: a thread for less is in the round's way
 RUN_BYTES = 1 << 16  # of small vectors that are written at once
+CACHE_KIB = 32_000  # of SQLite's pages in memory, at most: those of 20,000 clients take 10 MB, and a cohort is all over them
 ROWS, STATE = "rows.bin", "state.sqlite"
 
 SCHEMA = """
@@ -67,7 +68,7 @@ class Checkpoint:
         with self._reading():
             folder.mkdir(parents=True, exist_ok=True)
             self.state = sqlite3.connect(folder / STATE, check_same_thread=False)
-            self.state.executescript("PRAGMA journal_mode=WAL; PRAGMA wal_autocheckpoint=0;" + SCHEMA)
+            self.state.executescript(f"PRAGMA journal_mode=WAL; PRAGMA wal_autocheckpoint=0; PRAGMA cache_size=-{CACHE_KIB};" + SCHEMA)
             self.slots: dict[str, int] = dict(self.state.execute("SELECT name, slot FROM vector"))
             self.given = {name for (name,) in self.state.execute("SELECT name FROM value")}  # values; others need not be looked for
             self.rows = os.open(folder / ROWS, os.O_RDWR | os.O_CREAT, 0o644)
