@@ -17,14 +17,6 @@ from .base import expect
 from .frame import EMPTY, CodecId, Section
 
 
-def size(positions: np.ndarray, numel: int) -> int:
-    """Bytes that `encode` makes for these positions."""
-    if not positions.size:
-        return frame.SECTIONS + 1
-    gaps = -(-rice.bits(positions, rice.best_parameter(positions, numel)) // 8)
-    return frame.SECTIONS + len(frame.varint(positions.size)) + 1 + 4 * positions.size + gaps
-
-
 def encode(weights: Tensor, positions: np.ndarray) -> bytes:
     """A frame of weights[positions]; weights [numel] float32, positions int64, ascending."""
     section = EMPTY

@@ -134,11 +134,12 @@ class Broadcasts:
             return self.dense()
         frames = Download(FRAMES, version, [b.frame for b in missed])
         frames_bytes, dense_bytes = frames.bytes, self._dense_bytes
+        shorter = min(frames_bytes, dense_bytes)
         if self._touched is None:
             self._touched = Touched(self.cache, self._positions, self.weights.numel())
-        positions = self._touched.by_newest(len(missed), below=min(frames_bytes, dense_bytes))
-        if positions is not None and overwrite.size(positions, self.weights.numel()) < min(frames_bytes, dense_bytes):
-            return Download(OVERWRITE, version, [overwrite.encode(self.weights, positions)])
+        positions = self._touched.by_newest(len(missed), below=shorter)
+        if positions is not None and len(frame := overwrite.encode(self.weights, positions)) < shorter:
+            return Download(OVERWRITE, version, [frame])
         return frames if frames_bytes <= dense_bytes else self.dense()
 
     def dense(self) -> Download:
