@@ -180,7 +180,7 @@ def read_section(data: memoryview, numel: int) -> Section:
     return Section(count, data[start:])
 
 
-@lru_cache(1024)
+@lru_cache(1024, typed=True)  # a ProductId equals CodecId.PRODUCT
 def _plain(codec: CodecId | ProductId, numel: int, seeded: bool) -> tuple[bytes, int]:
     """The head of a frame of one section right after its checksum, and its part of that; no head for other frames."""
     head = HEAD.pack(MAGIC, VERSION, codec, MODEL)
