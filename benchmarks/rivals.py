@@ -175,7 +175,8 @@ def rivals(w: Workload, given: argparse.Namespace, folder: Path) -> list[Rival]:
     else:
         print("Flower's Ray engine is left out: pip install 'flwr[simulation]'", file=sys.stderr)
     found += [own(name) for name in fedcomp_rows(w)]
-    return [rival for rival in found if not given.only or any(part in rival.name for part in given.only)]
+    names = {rival.name for rival in found}
+    return [r for r in found if not given.only or any(r.name == only or (only in r.name and only not in names) for only in given.only)]
 
 
 def fedcomp_rows(w: Workload) -> list[str]:
@@ -246,7 +247,7 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options.add_argument("--rivals", metavar="FOLDER", help="where --install puts what cannot stand beside fedcomp")
     options.add_argument("--install", action="store_true")
-    options.add_argument("--only", action="append", metavar="TEXT", help="rows whose name holds this; may be given again")
+    options.add_argument("--only", action="append", metavar="TEXT", help="the row of this name, or those whose names hold it; may be given again")
     options.add_argument("--json", metavar="FILE", help="also append what each process said, a line each")
     options.add_argument("--one", metavar="ROW", help="run a row in this process and print what it took")
     given = options.parse_args()

@@ -34,7 +34,7 @@ from ..strategies.broadcasts import Broadcast
 FLUSH_BYTES = 64 << 20  # a flush of more would keep a round waiting
 LOG_BYTES = 4 << 20  # of SQLite's log, from which a flush works it in
 LEAST_BEHIND, MOST_BEHIND = 8 << 20, 1 << 29  # bytes of vectors that are written behind: a thread for less is in the round's way
-RUN_BYTES = 1 << 16  # of small vectors that are written at once
+RUN_BYTES = 1 << 18  # of small vectors that are written at once
 CACHE_KIB = 32_000  # of SQLite's pages in memory, at most: those of 20,000 clients take 10 MB, and a cohort is all over them
 ROWS, STATE = "rows.bin", "state.sqlite"
 
