@@ -247,7 +247,7 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     options.add_argument("--rivals", metavar="FOLDER", help="where --install puts what cannot stand beside fedcomp")
     options.add_argument("--install", action="store_true")
-    options.add_argument("--only", action="append", metavar="TEXT", help="the row of this name, or those whose names hold it; may be given again")
+    options.add_argument("--only", action="append", metavar="TEXT", help="this row, or those whose names hold it; may be given again")
     options.add_argument("--json", metavar="FILE", help="also append what each process said, a line each")
     options.add_argument("--one", metavar="ROW", help="run a row in this process and print what it took")
     given = options.parse_args()
