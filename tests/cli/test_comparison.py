@@ -13,14 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tomli_w
 from typer.testing import CliRunner
 
 from fedcomp import RunConfig
 from fedcomp.cli.comparison import run as comparison
 from fedcomp.cli.comparison import table
+from fedcomp.cli.comparison.alternatives import alternatives
 from fedcomp.cli.comparison.crew import Crew
+from fedcomp.cli.comparison.folder import ComparisonFolder
 from fedcomp.cli.main import app
 from fedcomp.cli.results import Result
+from fedcomp.config import settings
 from fedcomp.runs import load
 from fedcomp.sim import simulate
 
@@ -123,7 +127,24 @@ def test_a_stored_target_that_is_no_share_is_a_sentence(compared, tmp_path):
     file = out / "alternatives.toml"
     file.write_text(file.read_text().replace("target_accuracy = 0.6", "target_accuracy = 60"))
     done = fedcomp("sim", "--out", out, "--resume")
-    assert done.exit_code == 2 and done.stderr.startswith("fedcomp: --target-accuracy is '60'; give a share above 0 and up to 1")
+    assert done.exit_code == 2
+    assert done.stderr == f"fedcomp: target_accuracy in {file} is '60'; give a --target-accuracy, such as 90%\n"
+    assert fedcomp("sim", "--out", out, "--resume", "--target-accuracy", "50%").exit_code == 0
+
+
+def test_an_alternative_goes_on_with_the_codecs_that_its_strategy_chose_when_it_was_begun(tmp_path):
+    """Which may be others than those of today, and are no options that were given."""
+    values = {"out": str(tmp_path / "all"), "strategy": "scaffold", "seed": [0, 1], "rounds": 2}
+    each = alternatives(values)[0]
+    folder = ComparisonFolder(values)
+    assert "uplink" not in folder.values_of(each) and not folder.values_of(each)["resume"]
+    run = folder.of(each)
+    run.mkdir(parents=True)
+    (run / "config.toml").write_text(tomli_w.dumps(settings(replace(each.config, uplink="stc:density=1/50", lr=3.0))))
+    found = folder.values_of(each)
+    assert (found["uplink"], found["downlink"], found["resume"]) == ("stc:density=1/50", "stc:density=1/100", True) and "lr" not in found
+    given = alternatives(values | {"uplink": "identity"})[0]
+    assert folder.values_of(given)["uplink"] == "identity"
 
 
 @pytest.mark.parametrize("left", [b"\xff\xfe", b"{", b"[1]\n", b'{"round": 1}\n', None])

@@ -18,8 +18,8 @@ from typing import Any
 
 import tomli_w
 
-from ...config import ALTERNATIVES_FILE, RUN_FILE, RunConfig, at_home, flag, may_span, read_toml
-from ...errors import RunFolderError
+from ...config import ALTERNATIVES_FILE, RUN_FILE, RunConfig, Usual, at_home, flag, may_span, options_of_run, read_toml
+from ...errors import RunFolderError, UserError
 from ...observe import RoundRecord
 from ..results import share
 from .alternatives import Alternative
@@ -27,6 +27,7 @@ from .progress import DONE, FIGURES, Progress
 
 COMPARISON, SUMMARY, METRICS = "comparison.json", "summary.json", "metrics.jsonl"
 TARGET = "target_accuracy"
+USUAL = {name for name, f in RunConfig.__dataclass_fields__.items() if isinstance(f.default, Usual)}  # what strategies may choose
 OF_THIS_COMMAND = {"out", "resume", "plain"}  # stored in no alternatives.toml
 
 
@@ -36,7 +37,7 @@ class ComparisonFolder:
     def __init__(self, values: Mapping[str, Any]):
         self.path = at_home(values.get("out") or _usual(values.get("task", RunConfig.task)), "--out")
         self.values = {name: value for name, value in values.items() if name not in OF_THIS_COMMAND and value is not None}
-        self._ends, self.target = ExitStack(), None  # the share that the alternatives here were last compared by, if they were
+        self._ends = ExitStack()
         resumed, file = values.get("resume", False), self.path / ALTERNATIVES_FILE
         if resumed and "out" not in values:
             raise RunFolderError("--resume needs --out with the folder of the alternatives to continue")
@@ -44,7 +45,6 @@ class ComparisonFolder:
             raise RunFolderError(f"--out {self.path} holds no {ALTERNATIVES_FILE} to continue; leave --resume out to start")
         if resumed:
             self._compare(read_toml(file, RunConfig.__dataclass_fields__))
-            self.target = _target_in(file)
         elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise RunFolderError(f"--out {self.path} exists; give another name, or --resume to continue the alternatives in it")
 
@@ -75,10 +75,22 @@ class ComparisonFolder:
         return self.path / alternative.name
 
     def values_of(self, alternative: Alternative) -> dict[str, Any]:
-        """The options with which it is run, or goes on where it was begun."""
+        """The options with which it is run, or goes on where it was begun: then with what its strategy chose at that time."""
         folder = self.of(alternative)
         kept = {name: value for name, value in alternative.values.items() if value is not None}
-        return kept | {"out": str(folder), "resume": (folder / RUN_FILE).is_file()}
+        begun = (folder / RUN_FILE).is_file()
+        chosen = {name: value for name, value in options_of_run(folder).items() if name in USUAL} if begun else {}
+        return chosen | kept | {"out": str(folder), "resume": begun}
+
+    def stored_target(self) -> float | None:
+        """The share that the alternatives here were last compared by, if they were. Raises RunFolderError for what is none."""
+        file = self.path / ALTERNATIVES_FILE
+        resolved = tomllib.loads(file.read_text(encoding="utf-8")).get("resolved") if file.is_file() else None
+        stored = resolved.get(TARGET) if isinstance(resolved, dict) else None
+        try:
+            return share(None if stored is None else str(stored))
+        except UserError as error:
+            raise RunFolderError(f"{TARGET} in {file} is '{stored}'; give a --target-accuracy, such as 90%") from error
 
     def is_over(self, alternative: Alternative) -> bool:
         """Whether it has been run for as many rounds as it is asked for now. Raises RunFolderError where it was for more."""
@@ -111,13 +123,6 @@ class ComparisonFolder:
         new = self.path / f".{name}.new"
         new.write_text(text, encoding="utf-8")
         os.replace(new, self.path / name)
-
-
-def _target_in(file: Path) -> float | None:
-    """The share under `target_accuracy` of an alternatives.toml that can be read. Raises UserError for what is none."""
-    resolved = tomllib.loads(file.read_text(encoding="utf-8")).get("resolved")
-    stored = resolved.get(TARGET) if isinstance(resolved, dict) else None
-    return share(None if stored is None else str(stored))
 
 
 def _usual(task: str) -> str:

@@ -29,7 +29,7 @@ class Comparison:
         self.values, self.watch, self.asked = values, watch, _asked(side_by_side)
         self.all = alternatives(values)
         self.folder = ComparisonFolder(values)
-        self.target = target if target is not None else self.folder.target
+        self.target = target if target is not None else self.folder.stored_target()
         self.over = {each.name for each in self.all if self.folder.is_over(each)}
 
     def run(self) -> list[Result]:
