@@ -47,8 +47,10 @@ class LocalGrid(Grid):
         return addressed(self._last[1], content, dst_node_id)
 
     def content_of(self, message: Assignment | Report) -> RecordDict:
-        """Of a message that stays in this process. One of a kind and a phase is packed all the same: what cannot travel shows here."""
-        if self._packed.get(kind := type(message)) == (phase := (message.round, message.phase)):
+        """Of a message that stays in this process. What cannot travel shows here all the same: one of a kind and a phase is packed, and
+        so is each that tells its client something else than bytes."""
+        kind, phase = type(message), (message.round, message.phase)
+        if self._packed.get(kind) == phase and all(type(part) is bytes for part in getattr(message, "announced", ())):
             return carried(message)
         self._packed[kind] = phase
         return to_records(message)

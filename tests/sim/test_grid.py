@@ -96,8 +96,12 @@ def test_a_carried_message_is_of_its_kind_alone():
 
 
 def test_what_cannot_travel_shows_in_a_simulation_too():
+    grid, told = LocalGrid(Nobody()), Assignment(3, "train", 0, "up-to-date", "", "v", "f", [], "")
     with pytest.raises(TypeError):
-        LocalGrid(Nobody()).content_of(replace(REPORT, examples=object()))
+        grid.content_of(replace(REPORT, examples=object()))
+    grid.content_of(told)
+    with pytest.raises(TypeError):  # whichever client is told it
+        grid.content_of(replace(told, client=1, announced=[b"x", "abc"]))
 
 
 def test_the_grid_makes_each_message_as_it_is_asked_to():
