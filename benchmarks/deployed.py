@@ -50,7 +50,8 @@ STEP = """\
 import sys, torch
 from fedcomp import RunConfig
 from fedcomp.clients import devices
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, plan_batches
+from fedcomp.clients.batches import plan_batches
+from fedcomp.clients.local_sgd import LocalSGD, SerialEngine
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model, load
 from fedcomp.tasks.check import data_of

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedcomp import codec, memory
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, plan_batches
+from fedcomp.clients.batches import plan_batches
+from fedcomp.clients.local_sgd import LocalSGD, SerialEngine
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.sim.batched.choice import AUTO, CHAIN, MAPPED

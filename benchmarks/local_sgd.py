@@ -23,8 +23,9 @@ import torch
 
 from fedcomp import config, tasks
 from fedcomp.cli.plain_loops import lean_loop, usual_loop
+from fedcomp.clients.batches import plan_batches
 from fedcomp.clients.devices import keep_freed_memory
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, plan_batches
+from fedcomp.clients.local_sgd import LocalSGD, SerialEngine
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine, choose_engine
 from fedcomp.sim.engines import Job

@@ -20,7 +20,8 @@ from local_sgd import examples, seconds  # noqa: E402
 
 from fedcomp import RunConfig  # noqa: E402
 from fedcomp.cli.plain_loops import lean_loop, usual_loop  # noqa: E402
-from fedcomp.clients.local_sgd import LocalSGD, plan_batches  # noqa: E402
+from fedcomp.clients.batches import plan_batches  # noqa: E402
+from fedcomp.clients.local_sgd import LocalSGD  # noqa: E402
 from fedcomp.config import data_folder  # noqa: E402
 from fedcomp.observe import Observer, RoundRecord  # noqa: E402
 from fedcomp.sim import simulate  # noqa: E402

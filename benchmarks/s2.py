@@ -26,7 +26,8 @@ import numpy as np
 import torch
 
 from fedcomp import RunConfig, codec
-from fedcomp.clients.local_sgd import LocalSGD, plan_batches
+from fedcomp.clients.batches import plan_batches
+from fedcomp.clients.local_sgd import LocalSGD
 from fedcomp.kernels import peeling
 from fedcomp.observe import Observer
 from fedcomp.sim.run import Simulation

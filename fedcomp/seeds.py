@@ -7,7 +7,7 @@ interrupted, on which machine the client lives, and who else is in the cohort.
 
 import hashlib
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
@@ -28,10 +28,17 @@ def generators(seed: int, purpose: str, rounds_and_whos: Iterable[tuple[int, int
     """What `generator` gives for each, one after the other, at a fraction of its cost: one object, keyed anew. Good until the next."""
     bits = np.random.Philox(_Key(0))
     made, begun = np.random.Generator(bits), bits.state
-    for round, who in rounds_and_whos:
-        begun["state"]["key"][0] = key(seed, purpose, round, who)
+    for key_of_one in [key(seed, purpose, round, who) for round, who in rounds_and_whos]:
+        begun["state"]["key"][0] = key_of_one
         bits.state = begun
         yield made
+
+
+def words(seed: int, purpose: str, rounds_and_whos: Sequence[tuple[int, int]], count: int) -> np.ndarray:
+    """The first words that `generator` draws numbers of 32 bits from, for each: uint32 [m, count]."""
+    drawn = generators(seed, purpose, rounds_and_whos)
+    pairs = np.array([generator.bit_generator.random_raw((count + 1) // 2) for generator in drawn], "<u8")
+    return pairs.view("<u4")[:, :count].astype(np.uint32)
 
 
 class _Key(ISeedSequence):

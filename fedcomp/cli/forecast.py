@@ -20,7 +20,8 @@ from rich.table import Table
 from torch import Tensor
 
 from .. import seeds
-from ..clients.local_sgd import LocalSGD, SerialEngine, plan_batches
+from ..clients.batches import plan_batches
+from ..clients.local_sgd import LocalSGD, SerialEngine
 from ..config import RunConfig
 from ..errors import FedcompError
 from ..observe import Observer

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..clients.local_sgd import LocalSGD, SerialEngine, plan_batches
+from ..clients.batches import plan_batches
+from ..clients.local_sgd import LocalSGD, SerialEngine
 from ..codecs import Codec
 from ..layout import Layout
 from ..tasks import initial_model, load

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from .. import seeds
-from ..clients.local_sgd import plan_batches
+from ..clients.batches import plan_batches
 from ..config import RunConfig
 from ..observe import Header, Observer, RoundRecord
 from ..profiling import Event, Recorder, recording, timed

@@ -15,8 +15,9 @@ from ..memories import Memory
 from ..memories.base import mask
 from ..messages import FAILED, NEED_DENSE, UPDATE, Assignment, Report, failure, ticket
 from ..tasks.base import Data
+from .batches import plan_batches
 from .flower import from_records, to_records
-from .local_sgd import LocalSGD, SerialEngine, Traces, Trained, plan_batches
+from .local_sgd import LocalSGD, SerialEngine, Traces, Trained
 from .replica import NeedDense, Replica
 from .work import Held, Part, Work
 

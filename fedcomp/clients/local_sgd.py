@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from .. import seeds
 from ..by_round import LARGEST, MOST
 from ..config import RunConfig
-from ..errors import ConfigError, DataError, ProtocolError
+from ..errors import ConfigError, ProtocolError
 from ..layout import Layout
 from ..tasks.base import Data, Task, batch_statistics
 from .chains import Chain, Product
@@ -159,37 +159,6 @@ class Trained:
     update: Tensor  # float32 [n]: the weights after the last step minus those before the first
     loss: float  # mean over the steps of the loss before the step
     buffers: dict[str, Tensor] | None  # copies of the buffers that training changed; None when there are none
-
-
-def plan_batches(sgd: LocalSGD, shard: np.ndarray, seed: int, round: int, who: int) -> list[np.ndarray]:
-    """The batches of client `who` in a round, each an int64 array of positions from `shard` [s].
-
-    A batch has b = min(batch_size, s) examples. The shard is walked in passes, shuffled anew for each. With `steps`, a pass
-    gives ⌊s/b⌋ whole batches and leaves its tail out, so that all batches are of one size; with `epochs`, the tail is the
-    last batch of its pass. Drawn from (seed, "batches", round, who) alone. Raises DataError for an empty shard.
-    """
-    return _planned(sgd, shard, seeds.generator(seed, "batches", round, who), who)
-
-
-def plan_each(
-    sgd: LocalSGD, shards: Sequence[np.ndarray], seed: int, rounds_and_whos: Sequence[tuple[int, int]]
-) -> Iterator[list[np.ndarray]]:
-    """`plan_batches` of many clients, one after the other."""
-    drawn = seeds.generators(seed, "batches", rounds_and_whos)
-    for (_, who), shard, generator in zip(rounds_and_whos, shards, drawn, strict=True):
-        yield _planned(sgd, shard, generator, who)
-
-
-def _planned(sgd: LocalSGD, shard: np.ndarray, generator: np.random.Generator, who: int) -> list[np.ndarray]:
-    if not len(shard):
-        raise DataError(f"client {who} has no examples; give fewer --clients or another --partition")
-    size, batches = min(sgd.batch_size, len(shard)), []
-    for _ in range(sgd.epochs):
-        batches += np.split(shard[generator.permutation(len(shard))], range(size, len(shard), size))
-    while not sgd.epochs and len(batches) < sgd.steps:
-        whole = min(sgd.steps - len(batches), len(shard) // size)
-        batches += list(shard[generator.choice(len(shard), whole * size, replace=False)].reshape(whole, size))
-    return batches
 
 
 def plan_changes(task: Task, sgd: LocalSGD, batches: Sequence[np.ndarray], seed: int, round: int, who: int) -> np.ndarray | None:

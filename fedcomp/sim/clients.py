@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..clients.batches import plan_each
 from ..clients.client import context_of, follow, reason, settle
-from ..clients.local_sgd import LocalSGD, Traces, plan_each
+from ..clients.local_sgd import LocalSGD, Traces
 from ..clients.replica import NeedDense, Replica
 from ..clients.work import Held, Work
 from ..errors import FedcompError, ProtocolError

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..clients import devices
-from ..clients.local_sgd import LocalSGD, SerialEngine, plan_batches
+from ..clients.batches import plan_batches
+from ..clients.local_sgd import LocalSGD, SerialEngine
 from ..config import RUN_FILE, RunConfig, data_folder, largest_batch
 from ..errors import ConfigError, RunFolderError
 from ..layout import Layout

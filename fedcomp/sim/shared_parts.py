@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ..clients.batches import plan_batches
 from ..clients.client import shard_of
-from ..clients.local_sgd import LocalSGD, plan_batches
+from ..clients.local_sgd import LocalSGD
 from ..clients.work import Part, Work
 from ..errors import ConfigError, ProtocolError
 from ..messages import Assignment

@@ -8,9 +8,9 @@ from small_models import Coarse, Scalar, Tied
 from torch import nn
 from torch.nn import functional as F
 
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, evaluate, plan_batches
+from fedcomp.clients.batches import plan_batches
+from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, evaluate
 from fedcomp.config import RunConfig
-from fedcomp.errors import DataError
 from fedcomp.layout import Layout
 from fedcomp.tasks.base import Data, Task
 
@@ -192,49 +192,6 @@ def test_evaluating_the_resident_model_does_not_disturb_training():
     first = engine.train(start, data, [np.arange(20)], SGD).update
     evaluate(task, model, layout, start + 1, data, "cpu")
     assert torch.equal(engine.train(start, data, [np.arange(20)], SGD).update, first)
-
-
-def test_batches_of_steps_have_one_size_and_walk_the_shard():
-    shard = np.arange(100, 150)
-    batches = plan_batches(dataclasses.replace(SGD, steps=7, batch_size=20), shard, 0, 1, 2)
-    assert [len(b) for b in batches] == [20] * 7
-    for first in (0, 2, 4):
-        assert len(set(np.concatenate(batches[first:first + 2]))) == 40
-    assert set(np.concatenate(batches)) <= set(shard) and batches[0].dtype == np.int64
-
-
-def test_batches_of_epochs_hold_every_example_once_a_pass():
-    shard = np.arange(100, 150)
-    batches = plan_batches(dataclasses.replace(SGD, epochs=2, batch_size=20), shard, 0, 1, 2)
-    assert [len(b) for b in batches] == [20, 20, 10] * 2
-    passes = np.concatenate(batches[:3]), np.concatenate(batches[3:])
-    assert all(sorted(p) == list(shard) for p in passes) and list(passes[0]) != list(passes[1])
-
-
-def test_a_batch_larger_than_the_shard_is_the_shard():
-    for sgd in (dataclasses.replace(SGD, steps=3), dataclasses.replace(SGD, epochs=3)):
-        assert [sorted(b) for b in plan_batches(sgd, np.arange(5), 0, 1, 2)] == [list(range(5))] * 3
-
-
-def test_batches_depend_on_seed_round_and_client():
-    def drawn(seed, round, who):
-        return tuple(np.concatenate(plan_batches(SGD, np.arange(50), seed, round, who)))
-
-    assert drawn(0, 1, 2) == drawn(0, 1, 2)
-    assert len({drawn(0, 1, 2), drawn(1, 1, 2), drawn(0, 2, 2), drawn(0, 1, 3)}) == 4
-
-
-def test_examples_are_drawn_evenly():
-    counts = np.zeros(30)
-    for who in range(600):
-        for batch in plan_batches(dataclasses.replace(SGD, steps=1, batch_size=10), np.arange(30), 0, 1, who):
-            counts[batch] += 1
-    assert abs(counts - 200).max() < 60  # five standard deviations
-
-
-def test_an_empty_shard_is_the_users_mistake():
-    with pytest.raises(DataError, match="client 7 has no examples.*--clients"):
-        plan_batches(SGD, np.arange(0), 0, 1, 7)
 
 
 def test_options_come_from_the_run():

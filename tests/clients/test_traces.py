@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedcomp import Data, Layout, Task
+from fedcomp.clients.batches import plan_batches
 from fedcomp.clients.client import settle
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, Traces, plan_batches
+from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, Traces
 from fedcomp.errors import ConfigError
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.strategies import Average, Rules

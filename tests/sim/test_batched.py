@@ -7,7 +7,8 @@ from small_models import Coarse, Scalar, Tied
 from torch import nn
 from torch.nn import functional as F
 
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, plan_batches
+from fedcomp.clients.batches import plan_batches
+from fedcomp.clients.local_sgd import LocalSGD, SerialEngine
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine, choose_engine

@@ -10,7 +10,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn import functional as F
 
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, Traces, plan_batches, plan_changes
+from fedcomp.clients.batches import plan_batches
+from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, Traces, plan_changes
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine

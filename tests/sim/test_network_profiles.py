@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcomp import spec
-from fedcomp.clients.local_sgd import LocalSGD, plan_batches
+from fedcomp.clients.batches import plan_batches
+from fedcomp.clients.local_sgd import LocalSGD
 from fedcomp.clients.work import Part, Work
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.messages import Assignment

@@ -11,8 +11,9 @@ from flwr.app import Context, Message, RecordDict
 from torch import nn
 
 from fedcomp import Data, RunConfig, Task
+from fedcomp.clients.batches import plan_batches
 from fedcomp.clients.flower import identify_process, name_messages
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, Traces, plan_batches
+from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, Traces
 from fedcomp.layout import Layout
 from fedcomp.sim.engines import Done, Job, OneByOne
 from fedcomp.sim.ray_app import DONE, REASON, Bench, Errand, Setup, Stored, Untrained, asked_of, done_of

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, Traces, plan_batches
+from fedcomp.clients.batches import plan_batches
+from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, Traces
 from fedcomp.kernels import regression
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine

@@ -10,7 +10,8 @@ from small_runs import TINY, StopsAt, assert_the_same_when_stopped, out, rounds_
 from tiny_task import task
 
 from fedcomp import RunConfig
-from fedcomp.clients.local_sgd import LocalSGD, plan_batches
+from fedcomp.clients.batches import plan_batches
+from fedcomp.clients.local_sgd import LocalSGD
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.server.start import Door, serve
 from fedcomp.sim import simulate

@@ -16,8 +16,9 @@ import torch
 import worker_tasks
 
 from fedcomp import RunConfig, UserError
+from fedcomp.clients.batches import plan_batches
 from fedcomp.clients.client import reason
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, Traces, plan_batches
+from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, Traces
 from fedcomp.config import read_run
 from fedcomp.errors import TaskError
 from fedcomp.layout import Layout

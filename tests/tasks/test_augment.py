@@ -3,7 +3,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, plan_batches, plan_changes
+from fedcomp.clients.batches import plan_batches
+from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, plan_changes
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.tasks import Augmentation, Data, Task, initial_model

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, evaluate, plan_batches
+from fedcomp.clients.batches import plan_batches
+from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, evaluate
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine, choose_engine
 from fedcomp.tasks import Data, Task, initial_model

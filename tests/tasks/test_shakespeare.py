@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, evaluate, plan_batches
+from fedcomp.clients.batches import plan_batches
+from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, evaluate
 from fedcomp.errors import ConfigError, DataError
 from fedcomp.layout import Layout
 from fedcomp.sim.attacks import attacks
