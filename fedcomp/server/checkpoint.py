@@ -1,7 +1,8 @@
 """Checkpoints: what a run needs to go on as if nothing had happened, written so that a kill at any moment leaves the last whole one.
 
     rows.bin       float32 vectors [numel] in numbered slots: the weights, the server's memory, the residuals
-    state.sqlite   which vector lies in which slot, with its CRC-32; small values by name; the cache of broadcasts
+    state.sqlite   which vector lies in which slot, with its CRC-32; small values by name; the cache of broadcasts; and what the last
+                   checkpoints changed of these (server/recent.py)
 
 A checkpoint writes the vectors that changed into free slots and then names them in one transaction: a kill leaves the
 last one whole. Once a second, or sooner where much was written, it is flushed to the disk as well, and the slots that
@@ -21,7 +22,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +31,13 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..strategies.broadcasts import Broadcast
+from .recent import RECENT_BYTES, SMALL, Recent
 
 FLUSH_BYTES = 64 << 20  # a flush of more would keep a round waiting
 LOG_BYTES = 4 << 20  # of SQLite's log, from which a flush works it in
 LEAST_BEHIND, MOST_BEHIND = 8 << 20, 1 << 29  # bytes of vectors that are written behind: a thread for less is in the round's way
 RUN_BYTES = 1 << 18  # of small vectors that are written at once
-CACHE_KIB = 32_000  # of SQLite's pages in memory, at most: those of 20,000 clients take 10 MB, and a cohort is all over them
+CACHE_KIB = 32_000  # of SQLite's pages in memory, at most: those of 20,000 clients take 10 MB
 ROWS, STATE = "rows.bin", "state.sqlite"
 
 SCHEMA = """
@@ -60,6 +62,7 @@ class Checkpoint:
         self.flushed_s, self.unflushed_bytes = -math.inf, 0  # when the last flush was, and what was written since
         self.replaced: list[int] = []  # slots whose vectors were replaced since the last flush
         self.staged: dict[str, tuple[int, int]] = {}  # slot and CRC of vectors that no checkpoint names yet
+        self._staged_values: list[str] = []  # likewise
         self._turn = threading.RLock()  # to use `state`
         self._writer = ThreadPoolExecutor(1, "checkpoint") if behind else None
         self._coming: Future[None] | None = None  # the checkpoint that is being written, or was last
@@ -69,8 +72,11 @@ class Checkpoint:
             folder.mkdir(parents=True, exist_ok=True)
             self.state = sqlite3.connect(folder / STATE, check_same_thread=False)
             self.state.executescript(f"PRAGMA journal_mode=WAL; PRAGMA wal_autocheckpoint=0; PRAGMA cache_size=-{CACHE_KIB};" + SCHEMA)
+            self.recent = Recent(self.state)
             self.slots: dict[str, int] = dict(self.state.execute("SELECT name, slot FROM vector"))
+            self.slots |= {name: slot for name, (slot, _) in self.recent.places.items()}
             self.given = {name for (name,) in self.state.execute("SELECT name FROM value")}  # values; others need not be looked for
+            self.given.update(self.recent.values)
             self.rows = os.open(folder / ROWS, os.O_RDWR | os.O_CREAT, 0o644)
         used = set(self.slots.values())
         self.end = max(used, default=-1) + 1
@@ -83,7 +89,7 @@ class Checkpoint:
         except (OSError, sqlite3.OperationalError) as error:
             where = f"the checkpoint in {self.folder}"
             raise CheckpointError(f"{where} cannot be opened ({error}); make room for it and make it writable") from error
-        except (sqlite3.Error, TypeError) as error:
+        except (sqlite3.Error, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint in {self.folder} is damaged ({error}); start a new run with another --out") from error
 
     @contextmanager
@@ -100,6 +106,8 @@ class Checkpoint:
             self.settle()
             with self._writing():
                 os.fdatasync(self.rows)
+                with suppress(sqlite3.Error), self.state:  # where there is no room, what is recent stays so
+                    self.recent.put_away()
                 self.state.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             if self._writer is not None:
@@ -144,7 +152,7 @@ class Checkpoint:
         self.replaced += [self.slots[name] for name, _, _ in written if name in self.slots]
         self.slots |= {name: slot for name, slot, _ in written}
         self.free += [self.staged[name][0] for name in vectors if name in self.staged]
-        self.staged = {}
+        self.staged, self._staged_values = {}, []
         if flush:
             self.free += self.replaced
             self.flushed_s, self.replaced, self.unflushed_bytes = time.monotonic(), [], 0
@@ -167,14 +175,23 @@ class Checkpoint:
                 _flush(path)
         with self._turn:
             self.state.execute(f"PRAGMA synchronous={'FULL' if flush else 'NORMAL'}")
+            small = {name: data for name, data in values.items() if data is not None and len(data) <= SMALL}
+            row = self.recent.row(written, small, [*self._staged_values, *(values.keys() - small.keys())])
+            full = self.recent.bytes + len(row) > RECENT_BYTES
             with self.state:
-                self.state.executemany("INSERT OR REPLACE INTO vector VALUES (?, ?, ?)", written)
-                self.state.execute("INSERT OR REPLACE INTO value SELECT name, data FROM staged")
-                self.state.execute("DELETE FROM staged")
-                self.state.executemany("INSERT OR REPLACE INTO value VALUES (?, ?)", [v for v in values.items() if v[1] is not None])
-                self.state.executemany("DELETE FROM value WHERE name = ?", [(n,) for n, data in values.items() if data is None])
+                if full:
+                    self.recent.put_away()
+                if self._staged_values:
+                    self.state.execute("INSERT OR REPLACE INTO value SELECT name, data FROM staged")
+                    self.state.execute("DELETE FROM staged")
+                for name in values.keys() - small.keys():
+                    self._put_value(name, values[name])
+                self.recent.write(row)
                 self._add(broadcasts)
                 self.state.execute("DELETE FROM broadcast WHERE round < ?", (oldest,))
+            if full:
+                self.recent.clear()
+            self.recent.learn(row)
             if flush and (self.folder / f"{STATE}-wal").stat().st_size > LOG_BYTES:
                 self.state.execute("PRAGMA wal_checkpoint(PASSIVE)")
         return written
@@ -199,6 +216,7 @@ class Checkpoint:
             raise
         self.free += [self.staged[name][0] for name in vectors if name in self.staged]
         self.staged |= staged
+        self._staged_values += values
 
     def add_broadcast(self, broadcast: Broadcast) -> None:
         """Write one broadcast down, before it is sent."""
@@ -214,7 +232,8 @@ class Checkpoint:
         vector = torch.empty(self.numel, dtype=torch.float32)
         with self._reading():
             with self._turn:
-                slot, crc = self.staged.get(name) or self.state.execute("SELECT slot, crc FROM vector WHERE name = ?", (name,)).fetchone()
+                slot, crc = self.staged.get(name) or self.recent.places.get(name) \
+                    or self.state.execute("SELECT slot, crc FROM vector WHERE name = ?", (name,)).fetchone()
             read = os.preadv(self.rows, [memoryview(vector.numpy()).cast("B")] if self.numel else [], slot * self.row_bytes)
         if read != self.row_bytes or zlib.crc32(vector.numpy()) != crc:
             raise CheckpointError(f"'{name}' in {self.folder / ROWS} is damaged; start a new run with another --out")
@@ -226,8 +245,10 @@ class Checkpoint:
             return None
         self._settle_for(name)
         with self._reading(), self._turn:
-            row = self.state.execute("SELECT data FROM staged WHERE name = ?", (name,)).fetchone() \
-                or self.state.execute("SELECT data FROM value WHERE name = ?", (name,)).fetchone()
+            row = self.state.execute("SELECT data FROM staged WHERE name = ?", (name,)).fetchone()
+            if row is None and name in self.recent.values:
+                return self.recent.values[name]
+            row = row or self.state.execute("SELECT data FROM value WHERE name = ?", (name,)).fetchone()
         return row and row[0]
 
     def values(self, prefix: str) -> dict[str, bytes]:
@@ -235,7 +256,8 @@ class Checkpoint:
         self.settle()
         with self._reading(), self._turn:
             rows = self.state.execute("SELECT name, data FROM value WHERE name >= ? AND name < ?", (prefix, prefix + "\U0010ffff"))
-            return {name[len(prefix) :]: data for name, data in rows}
+            found = {name[len(prefix) :]: data for name, data in rows}
+            return found | {name[len(prefix) :]: data for name, data in self.recent.values.items() if name.startswith(prefix)}
 
     def broadcasts(self, until: int) -> list[Broadcast]:
         """The cache of broadcasts up to a round, oldest first."""
@@ -247,6 +269,12 @@ class Checkpoint:
     def _add(self, broadcasts: Sequence[Broadcast]) -> None:
         rows = [(b.round, b.base, b.version, b.frame) for b in broadcasts]
         self.state.executemany("INSERT OR REPLACE INTO broadcast VALUES (?, ?, ?, ?)", rows)
+
+    def _put_value(self, name: str, data: bytes | None) -> None:
+        if data is None:
+            self.state.execute("DELETE FROM value WHERE name = ?", (name,))
+        else:
+            self.state.execute("INSERT OR REPLACE INTO value VALUES (?, ?)", (name, data))
 
     def _settle_for(self, name: str) -> None:
         """Wait if this is being written."""
