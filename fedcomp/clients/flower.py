@@ -98,25 +98,30 @@ def name_messages(messages: Iterable[Message]) -> list[str]:
     """Give messages ids that are theirs alone in this process, as a SuperLink would."""
     ids = []
     for message in messages:
-        message.metadata.__dict__["_message_id"] = name = str(next(_NUMBERS))
+        _about(message)["_message_id"] = name = str(next(_NUMBERS))
         ids.append(name)
     return ids
 
 
 def addressed(like: Message, content: RecordDict, node: int) -> Message:
     """A message like another, that has no id yet, with content of its own and to another node: a fifth of what `Message()` costs."""
-    return _made(content, like.metadata.__dict__ | {"_dst_node_id": node, "_created_at": time.time()})
+    return _made(content, _about(like) | {"_dst_node_id": node, "_created_at": time.time()})
 
 
 def replied(to: Message, content: RecordDict) -> Message:
     """`Message(content, reply_to=to)`, at a tenth of its cost."""
-    asked, now_s = to.metadata.__dict__, time.time()
+    asked, now_s = _about(to), time.time()
     return _made(content, asked | {
         "_message_id": "", "_reply_to_message_id": asked["_message_id"], "_created_at": now_s,
         "_ttl": asked["_created_at"] + asked["_ttl"] - now_s,
         "_src_node_id": asked["_dst_node_id"], "_dst_node_id": asked["_src_node_id"],
         "_src_task_id": asked["_dst_task_id"], "_dst_task_id": asked["_src_task_id"],
     })
+
+
+def _about(message: Message) -> dict[str, Any]:
+    """A message's metadata, without the type checks of its properties."""
+    return message.__dict__["_metadata"].__dict__
 
 
 def _made(content: RecordDict, metadata: dict[str, Any]) -> Message:

@@ -92,6 +92,8 @@ class Traces:
         cls, sgd: LocalSGD, needs_moments: bool, start: Tensor, momentum: Tensor | None, pull: Tensor | None = None
     ) -> "Traces":
         """Those of a round from `start` [n]. `momentum` is what the client's last round left; it is copied."""
+        if not sgd.keep_momentum and not needs_moments and pull is None:
+            return NO_TRACES
         kept = (torch.zeros_like(start) if momentum is None else momentum.to(start.device, copy=True)) if sgd.keep_momentum else None
         moments = (torch.zeros_like(start), torch.zeros_like(start)) if needs_moments else None
         return cls(kept, moments, None if pull is None else pull.to(start.device))

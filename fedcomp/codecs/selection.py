@@ -159,6 +159,11 @@ class Selective(Codec):
                 parts[i].append((entry, update))
         return [error or _joined(numel, found) for error, found in zip(opened, parts, strict=True)]
 
+    def add_all(self, updates: Sequence[Update], weights: Sequence[float], into: Tensor) -> None:
+        if all(isinstance(update, Sparse) for update in updates):
+            return kernels.add_all_at(into, [u.positions for u in updates], [u.sent for u in updates], weights)
+        super().add_all(updates, weights, into)
+
     def _pack_chosen(self, positions: Tensor, values: Tensor, numel: int, seed: int, context: Context) -> Section:
         sent = values.to(torch.float32).cpu().numpy()
         (section,) = self._sections(positions.cpu().numpy(), sent, np.array([sent.size]), numel, [seed], context)

@@ -17,11 +17,12 @@ from .select import (
     top_side_added,
     top_side_rows,
 )
-from .sparse import add_at, add_at_each, all_finite
+from .sparse import add_all_at, add_at, add_at_each, all_finite
 from .sums import norm1, norm1_rows, norm2, norm2_rows
 
 __all__ = [
     "Signs",
+    "add_all_at",
     "add_at",
     "add_at_each",
     "all_finite",

@@ -35,6 +35,13 @@ class Signs:
         return values
 
 
+def values_of(runs: Sequence[Signs]) -> np.ndarray:
+    """What runs of one length stand for, m ≥ 1, one after the other: float32 [m·count]."""
+    raw, count = np.concatenate([run.raw for run in runs]), runs[0].count
+    values = UNITS.take(raw, axis=0).reshape(len(runs), -1)[:, :count]
+    return (values * np.array([[run.magnitude] for run in runs], np.float32)).reshape(-1)
+
+
 def pack_signs(positive: np.ndarray | Tensor) -> bytes:
     """The bits of a bool array or tensor [count], on any device: ceil(count/8) bytes."""
     flags = positive.cpu().numpy() if isinstance(positive, Tensor) else positive

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import backend
-from .bits import Signs
+from .bits import Signs, values_of
 
 
 def all_finite(values: np.ndarray) -> bool:
@@ -44,6 +44,20 @@ def add_at(into: Tensor, positions: np.ndarray, values: np.ndarray | Signs, weig
         dense[positions] += np.float32(weight) * _spread(values)
 
 
+def add_all_at(into: Tensor, positions: Sequence[np.ndarray], values: Sequence[np.ndarray | Signs], weights: Sequence[float]) -> None:
+    """`add_at` of many, one after the other: those of few positions in one pass. Raises IndexError like it, before anything is changed."""
+    sizes = [at.size for at in positions]
+    if not into.is_cpu or max(sizes, default=0) >= backend.SOME:
+        for at, some, weight in zip(positions, values, weights, strict=True):
+            add_at(into, at, some, weight)
+    elif any(sizes):
+        every = np.concatenate(positions)
+        if not 0 <= every.min() <= every.max() < into.numel():
+            raise IndexError(f"positions {every.min()}..{every.max()} do not fit a vector of {into.numel()}")
+        weighted = np.repeat(np.array(weights, np.float32), sizes) * _spread_all(values)
+        np.add.at((into.detach() if into.requires_grad else into).numpy(), every, weighted)
+
+
 def add_at_each(
     into: Sequence[Tensor], positions: Sequence[np.ndarray], values: Sequence[np.ndarray | Signs], weight: float
 ) -> Tensor:
@@ -54,7 +68,7 @@ def add_at_each(
             raise IndexError(f"positions {at[0]}..{at[-1]} do not fit a vector of {vector.numel()}")
     device, sizes = into[0].device, [at.size for at in positions]
     if device.type == "cpu":
-        weighted = np.float32(weight) * np.concatenate([_spread(some) for some in values])
+        weighted = np.float32(weight) * _spread_all(values)
         edges = np.cumsum([0, *sizes]).tolist()
         for vector, at, start, stop in zip(into, positions, edges, edges[1:], strict=False):
             dense = vector.numpy()
@@ -62,7 +76,7 @@ def add_at_each(
             dense[at] = weighted[start:stop]
         return torch.from_numpy(weighted)
     every = torch.from_numpy(np.concatenate(positions)).to(device).split(sizes)
-    more = torch.from_numpy(np.float32(weight) * np.concatenate([_spread(some) for some in values])).to(device).split(sizes)
+    more = torch.from_numpy(np.float32(weight) * _spread_all(values)).to(device).split(sizes)
     sums = [vector[at].add_(some) for vector, at, some in zip(into, every, more, strict=True)]
     for vector, at, total in zip(into, every, sums, strict=True):
         vector[at] = total
@@ -78,3 +92,10 @@ def _compiled() -> ModuleType:
 
 def _spread(values: np.ndarray | Signs) -> np.ndarray:
     return values.values() if isinstance(values, Signs) else values
+
+
+def _spread_all(values: Sequence[np.ndarray | Signs]) -> np.ndarray:
+    """Runs of values, m ≥ 1, one after the other."""
+    if all(isinstance(run, Signs) for run in values) and len({run.count for run in values}) == 1:
+        return values_of(values)
+    return np.concatenate([_spread(run) for run in values])

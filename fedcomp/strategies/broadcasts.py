@@ -75,6 +75,7 @@ class Broadcasts:
     def __init__(self, weights: Tensor, layout: Layout, codec: Codec, memory: Memory, cache_bytes: int):
         self.weights, self.layout, self.codec, self.memory, self.cache_bytes = weights, layout, codec, memory, cache_bytes
         self.cache: deque[Broadcast] = deque()
+        self._bases: set[str] = set()  # of the cache
         self.newest_bytes = 0  # of the broadcast that led to this version, cached or not; 0 before the first
         self.version = self.first = first_version(weights, layout.fingerprint)
         self.fingerprint = fingerprint(weights)
@@ -101,8 +102,9 @@ class Broadcasts:
         if len(self._numbers) > NUMBERED:
             del self._numbers[next(iter(self._numbers))]
         self.cache.append(broadcast)
+        self._bases.add(broadcast.base)
         while sum(len(b.frame) for b in self.cache) > self.cache_bytes:
-            self.cache.popleft()
+            self._bases.remove(self.cache.popleft().base)
         self._downloads.clear()
         self._touched = None
 
@@ -110,7 +112,7 @@ class Broadcasts:
         """Stand where a checkpoint stood."""
         self.weights.copy_(weights)
         self.memory.load_state_dict(memory_state)
-        self.cache, self.newest_bytes = deque(cache), newest_bytes
+        self.cache, self._bases, self.newest_bytes = deque(cache), {b.base for b in cache}, newest_bytes
         self.version, self.fingerprint = version, fingerprint(self.weights)
         self._numbers = {name: number for number, name in enumerate(dict.fromkeys([*(b.base for b in cache), version]))}
         self._downloads.clear()
@@ -152,9 +154,11 @@ class Broadcasts:
         return self.codec.open(frame, self.weights.numel(), self.layout).positions
 
     def _since(self, version: str) -> list[Broadcast] | None:
+        if version not in self._bases:
+            return None
         missed: list[Broadcast] = []
         for broadcast in reversed(self.cache):
             missed.append(broadcast)
             if broadcast.base == version:
-                return missed[::-1]
-        return None
+                break
+        return missed[::-1]

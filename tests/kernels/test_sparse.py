@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcomp.kernels import add_at, add_at_each, all_finite, backend, pack_signs, read_signs
+from fedcomp.kernels import add_all_at, add_at, add_at_each, all_finite, backend, pack_signs, read_signs
 
 PATHS = ("numpy", "numba")
 
@@ -98,3 +98,27 @@ def test_none_of_many_vectors_is_changed_by_a_position_outside():
     with pytest.raises(IndexError, match="do not fit a vector of 5"):
         add_at_each(vectors, [np.array([1]), np.array([5])], [np.ones(1, np.float32)] * 2, 1.0)
     assert not any(vector.any() for vector in vectors)
+
+
+@pytest.mark.parametrize("counts", [(), (0, 0), (7, 7, 7), (0, 3, 70, 1), (5, 5, 0), (70, 500, 3)])
+@pytest.mark.parametrize("ternary", ["none", "some", "all"])
+def test_many_updates_of_one_vector_add_what_they_do_one_after_the_other(way, counts, ternary):
+    """Equal in every bit, where several touch the same position as well."""
+    into, updates, weights = torch.randn(600), [], [1 / (3 + i) for i in range(len(counts))]
+    for i, count in enumerate(counts):
+        _, positions, values = sample(600, count, i)
+        signed = ternary == "all" or (ternary == "some" and i % 2)
+        updates.append((positions, read_signs(pack_signs(values > 0), count, float(np.float32(0.1 + i))) if signed else values))
+    expected = into.clone()
+    for (positions, values), weight in zip(updates, weights, strict=True):
+        add_at(expected, positions, values, weight)
+    add_all_at(into, [positions for positions, _ in updates], [values for _, values in updates], weights)
+    assert into.numpy().tobytes() == expected.numpy().tobytes()
+
+
+@pytest.mark.parametrize("positions", [[0, 3], [-1, 1], [2**40]])
+def test_of_many_updates_none_is_added_where_one_is_out_of_range(positions):
+    into = torch.ones(3)
+    with pytest.raises(IndexError, match="vector of 3"):
+        add_all_at(into, [np.array([0]), np.array(positions)], [np.ones(1, np.float32), np.ones(len(positions), np.float32)], [1.0, 1.0])
+    assert into.tolist() == [1, 1, 1]
