@@ -29,9 +29,10 @@ TRAIN = "train"  # the phase of strategies that have one
 LENGTH = struct.Struct("<I")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Values:
-    """A message: flat fields of str, int, float, bytes or list[bytes], checked on the way in.
+    """A message: flat fields of str, int, float, bytes or list[bytes], checked on the way in. Nobody changes one that was made; it is not
+    frozen, since a round makes hundreds and each would take four times as long.
 
     As bytes: the length of the header (4 bytes, little-endian), the header, and then the bytes of the fields of
     bytes, one after the other. The header is a JSON list: the name of the message and its fields in order; a field of
@@ -97,7 +98,7 @@ def _reader(cls: type) -> tuple[Callable[[Any], tuple[Any, ...]], tuple[tuple[in
     return operator.attrgetter(*(name for name, _ in fields)), of_bytes
 
 
-@dataclass(frozen=True)
+@dataclass
 class Assignment(Values):
     round: int
     phase: str  # "train", or one of the strategy's
@@ -116,7 +117,7 @@ class Assignment(Values):
     batch_size: int = 0  # examples in a step of this round; 0 = the client's own
 
 
-@dataclass(frozen=True)
+@dataclass
 class Report(Values):
     round: int
     phase: str

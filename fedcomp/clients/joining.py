@@ -48,7 +48,7 @@ AT_THE_DOOR = 4  # clients of one process that connect at a time
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Invitation(Values):
     run: str  # the name of the run, the same when it is resumed
     client: int  # logical id that goes with the client's key, -1: the client says it
@@ -58,7 +58,7 @@ class Invitation(Values):
     version: str  # that the run started from
 
 
-@dataclass(frozen=True)
+@dataclass
 class Presence(Values):
     run: str
     client: int  # logical id
@@ -66,7 +66,7 @@ class Presence(Values):
     reason: str  # why it cannot take part, "" if it can
 
 
-@dataclass(frozen=True)
+@dataclass
 class Farewell(Values):
     run: str
     round: int  # the last one

@@ -26,7 +26,7 @@ FLOATS = ("float16", "float32", "float64")
 BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")  # of torch's batch normalisation
 
 
-@dataclass(frozen=True)
+@dataclass
 class Parcel(Values):
     """An Assignment or a Report in the place of a record of arrays, with the arrays of it that travel as they are."""
 

@@ -22,7 +22,7 @@ def encode(weights: Tensor, positions: np.ndarray) -> bytes:
     section = EMPTY
     if positions.size:
         b = rice.best_parameter(positions, weights.numel())
-        values = weights[torch.from_numpy(positions).to(weights.device)].cpu().numpy().astype("<f4", copy=False)
+        values = selection.at(weights, torch.from_numpy(positions).to(weights.device)).cpu().numpy().astype("<f4", copy=False)
         section = Section(positions.size, bytes([b]) + values.tobytes() + rice.pack(positions, b))
     return frame.seal(CodecId.OVERWRITE, frame.MODEL, weights.numel(), [section])
 

@@ -61,12 +61,12 @@ class Selective(Codec):
     def chosen(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """Positions, and what is sent there: x itself, unless what was drawn is to stand for what was not."""
         positions = self.select(x, seed)
-        return positions, _at(x, positions)
+        return positions, at(x, positions)
 
     def chosen_added(self, total: Tensor, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """`total += x` in place, then `chosen`. Raises NonFiniteError with `total` untouched."""
         positions = self.select_added(total, x, seed)
-        return positions, _at(total, positions)
+        return positions, at(total, positions)
 
     def chosen_rows(self, x: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """`chosen` for the rows of a finite stack [m, n], m ≥ 1, one after the other, and how many in each row."""
@@ -233,7 +233,7 @@ class Largest(Share):
         return kernels.top_k_rows(x, self.count(x.shape[1]))
 
 
-def _at(x: Tensor, positions: Tensor) -> Tensor:
+def at(x: Tensor, positions: Tensor) -> Tensor:
     """x[positions]; through numpy where that works, which does not wait for torch's threads."""
     if x.device.type == "cpu" and x.dtype == torch.float32:
         return torch.from_numpy(x.numpy()[positions.numpy()])

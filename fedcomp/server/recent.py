@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..compact_json import compact
 
-RECENT_BYTES = 8 << 20  # of rows, from which their content is put in its place
+RECENT_BYTES = 16 << 20  # of rows, from which their content is put in its place
 SMALL = 4096  # bytes of a value that is written here; others go to their place at once
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS recent (number INTEGER PRIMARY KEY, data BLOB NOT NULL);"

@@ -5,7 +5,8 @@ All clients at a version hold the same weights, so one copy of the model, moved 
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +34,7 @@ from .shared_parts import SharedParts
 from .store import Shelf, Store
 
 
-@dataclass(frozen=True)
-class Trained:
+class Trained(NamedTuple):
     """What local SGD made of one client's assignment."""
 
     assignment: Assignment

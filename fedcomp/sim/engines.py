@@ -3,8 +3,8 @@
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ from ..tasks.user import in_short
 from .batched import NotMapped
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """Local SGD of one client in a round."""
 
     round: int
@@ -28,8 +27,7 @@ class Job:
     traces: Traces = NO_TRACES  # float32 [n], changed in place
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     loss: float  # mean over the steps of the loss before the step
     buffers: dict[str, Tensor] | None = None  # running statistics that training changed; None when there are none
 

@@ -92,7 +92,10 @@ class Numbered(Mapping[int, int]):
         return self.nodes[client]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(len(self.nodes)))
+        return iter(self.keys())
+
+    def keys(self) -> range:
+        return range(len(self.nodes))
 
     def __len__(self) -> int:
         return len(self.nodes)

@@ -59,7 +59,7 @@ class Several:
     def _share(self, i: int, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int) -> Share:
         engine = self.engines[i]
         with at(engine.device):
-            mine = [replace(job, traces=_moved(job.traces, engine.device)) for job in jobs]
+            mine = [job._replace(traces=_moved(job.traces, engine.device)) for job in jobs]
             updates, results = engine.train(start.to(engine.device), data, mine, sgd, seed=seed)
             return Share(mine, updates, results)
 

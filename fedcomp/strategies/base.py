@@ -32,7 +32,7 @@ from ..profiling import timed
 from .broadcasts import Broadcast, Broadcasts
 from .clock import Clock
 from .closing import Closing, QuorumOrDeadline
-from .cohort import Roster, by_node, sample
+from .cohort import Roster, by_node, ids, sample
 from .exchange import Accepted, Exchange, Traffic
 from .optimizers import optimizer
 from .schedule import DENSITY_SCHEDULE, Schedule, Terms
@@ -259,7 +259,7 @@ class RoundStrategy(Strategy):
 
     def run_round(self, grid: Grid, round: int) -> Outcome:
         nodes = self.roster(grid)
-        cohort = self.choose(list(nodes), round)
+        cohort = self.choose(ids(nodes), round)
         traffic, results, rejected = Traffic(), {}, {}
         asked, terms = cohort, self.schedule.terms(round, cohort, self.bandwidths)
         for phase in self.phases(round):
@@ -362,7 +362,7 @@ class RoundStrategy(Strategy):
         if self.counterpart is None:
             return results
         name, last = list(results.items())[-1]
-        terms = {a.client: replace(a, update=self.counterpart.estimate(a.client, a.update, a.fresh)) for a in last}
+        terms = {a.client: a._replace(update=self.counterpart.estimate(a.client, a.update, a.fresh)) for a in last}
         for client, update in self.counterpart.absent([*terms]):
             terms[client] = Accepted(client, update, self.examples[client], math.nan, "", fresh=False)
         return results | {name: [terms[client] for client in sorted(terms)]}
@@ -421,7 +421,7 @@ class RoundStrategy(Strategy):
         if others:
             raise ConfigError(f"a round of '{self.name}' has {1 + len(others)} phases, too many for this hook; call start() or rounds()")
         self._hooked = self._exchange(grid, server_round, phase, Traffic())
-        self._cohort = self.choose(list(nodes), server_round)
+        self._cohort = self.choose(ids(nodes), server_round)
         terms = self.schedule.terms(server_round, self._cohort, self.bandwidths)
         return [self._message(self._hooked, client, nodes[client], server_round, phase, {}, terms[client]) for client in self._cohort]
 

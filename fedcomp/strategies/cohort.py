@@ -15,6 +15,12 @@ def by_node(grid: Grid) -> dict[int, int]:
     return {node: node for node in grid.get_node_ids()}
 
 
+def ids(nodes: Mapping[int, int]) -> Sequence[int]:
+    """The logical ids of a roster; a range where they are one, which is not spelled out."""
+    keys = nodes.keys()
+    return keys if isinstance(keys, range) else list(keys)
+
+
 def size(participation: float, clients: int) -> int:
     """Clients in a cohort: the nearest whole number to the share, at least 2, never more than there are."""
     return min(clients, max(2, math.floor(participation * clients + 0.5)))
@@ -27,6 +33,6 @@ def sample(clients: Sequence[int], participation: float, seed: int, round: int) 
 
 def draw(clients: Sequence[int], count: int, seed: int, round: int) -> list[int]:
     """`count` logical ids, drawn without replacement, ascending."""
-    ordered = sorted(clients)
+    ordered = clients if isinstance(clients, range) and clients.step > 0 else sorted(clients)
     chosen = seeds.generator(seed, "cohort", round).choice(len(ordered), count, replace=False)
     return sorted(ordered[i] for i in chosen)

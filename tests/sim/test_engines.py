@@ -60,7 +60,7 @@ def test_a_client_that_fails_fails_alone():
     one_by_one, together, start = engines(loss=nn.CrossEntropyLoss())
     for engine in (one_by_one, together):
         mine = jobs(start)
-        mine[1] = dataclasses.replace(mine[1], batches=[np.array([60])])  # there is no such example
+        mine[1] = mine[1]._replace(batches=[np.array([60])])  # there is no such example
         updates, results = engine.train(start, examples(), mine, SGD, seed=0)
         expected, _ = engine.train(start, examples(), [job for job in jobs(start) if job.who != 1], SGD, seed=0)
         assert [isinstance(result, Done) for result in results] == [True, False, True] and isinstance(results[1], Exception)
