@@ -27,6 +27,11 @@ def encode(weights: Tensor, positions: np.ndarray) -> bytes:
     return frame.seal(CodecId.OVERWRITE, frame.MODEL, weights.numel(), [section])
 
 
+def least_bytes(count: int) -> int:
+    """What a frame of so many values takes at least."""
+    return frame.SECTIONS + 1 + (1 + 4 * count + (count + 7) // 8 if count else 0)
+
+
 def apply(data: bytes, weights: Tensor) -> None:
     """Write a frame's values into weights [numel], in place. Raises FrameError with the weights untouched."""
     _, ((_, (count, body)),) = frame.unseal(data, CodecId.OVERWRITE, weights.numel())

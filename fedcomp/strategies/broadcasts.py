@@ -24,6 +24,7 @@ from ..memories import Memory
 from ..messages import DENSE, FRAMES, OVERWRITE, UP_TO_DATE, fingerprint, first_version, next_version
 
 NUMBERED = 10_000  # versions of which is remembered how old they are
+FEW = 10_000  # positions that a broadcast touched, which are remembered for as long as it is in the cache
 
 
 @dataclass(frozen=True)
@@ -48,23 +49,23 @@ class Download:
 class Touched:
     """Which positions the newest broadcasts of a cache touched. Each is opened once, however many clients missed it."""
 
-    def __init__(self, cache: Iterable[Broadcast], open: Callable[[bytes], np.ndarray | None], numel: int):
+    def __init__(self, cache: Iterable[Broadcast], open: Callable[[Broadcast], np.ndarray | None], numel: int):
         self._older, self._open = iter([*cache][::-1]), open
         self._first = np.zeros(numel, np.int32)  # how many of the newest it takes until a position is touched; 0 = more than were opened
         self._counts = [0]  # positions that the newest 0, 1, 2, ... touched
         self._everywhere = False  # the next one names no positions
 
     def by_newest(self, missed: int, below: int) -> np.ndarray | None:
-        """Those that the newest `missed` touched, ascending, or None when their values alone cannot cost fewer than `below` bytes."""
-        while len(self._counts) <= missed and not self._everywhere and 4 * self._counts[-1] < below:
-            positions = self._open(next(self._older).frame)
+        """Those that the newest `missed` touched, ascending, or None when a frame of their values cannot cost fewer than `below` bytes."""
+        while len(self._counts) <= missed and not self._everywhere and overwrite.least_bytes(self._counts[-1]) < below:
+            positions = self._open(next(self._older))
             if positions is None:
                 self._everywhere = True
                 break
             fresh = positions[self._first[positions] == 0]
             self._first[fresh] = len(self._counts)
             self._counts.append(self._counts[-1] + len(fresh))
-        if len(self._counts) <= missed or 4 * self._counts[missed] >= below:
+        if len(self._counts) <= missed or overwrite.least_bytes(self._counts[missed]) >= below:
             return None
         return np.flatnonzero((self._first > 0) & (self._first <= missed))
 
@@ -76,6 +77,7 @@ class Broadcasts:
         self.weights, self.layout, self.codec, self.memory, self.cache_bytes = weights, layout, codec, memory, cache_bytes
         self.cache: deque[Broadcast] = deque()
         self._bases: set[str] = set()  # of the cache
+        self._few: dict[str, np.ndarray] = {}  # positions that some of it touched, by the version after
         self.newest_bytes = 0  # of the broadcast that led to this version, cached or not; 0 before the first
         self.version = self.first = first_version(weights, layout.fingerprint)
         self.fingerprint = fingerprint(weights)
@@ -104,7 +106,9 @@ class Broadcasts:
         self.cache.append(broadcast)
         self._bases.add(broadcast.base)
         while sum(len(b.frame) for b in self.cache) > self.cache_bytes:
-            self._bases.remove(self.cache.popleft().base)
+            oldest = self.cache.popleft()
+            self._bases.remove(oldest.base)
+            self._few.pop(oldest.version, None)
         self._downloads.clear()
         self._touched = None
 
@@ -112,7 +116,7 @@ class Broadcasts:
         """Stand where a checkpoint stood."""
         self.weights.copy_(weights)
         self.memory.load_state_dict(memory_state)
-        self.cache, self._bases, self.newest_bytes = deque(cache), {b.base for b in cache}, newest_bytes
+        self.cache, self._bases, self._few, self.newest_bytes = deque(cache), {b.base for b in cache}, {}, newest_bytes
         self.version, self.fingerprint = version, fingerprint(self.weights)
         self._numbers = {name: number for number, name in enumerate(dict.fromkeys([*(b.base for b in cache), version]))}
         self._downloads.clear()
@@ -150,8 +154,13 @@ class Broadcasts:
             self._downloads[DENSE] = Download(DENSE, "", [DENSE_CODEC.encode(self.weights)])
         return self._downloads[DENSE]
 
-    def _positions(self, frame: bytes) -> np.ndarray | None:
-        return self.codec.open(frame, self.weights.numel(), self.layout).positions
+    def _positions(self, broadcast: Broadcast) -> np.ndarray | None:
+        if broadcast.version in self._few:
+            return self._few[broadcast.version]
+        positions = self.codec.open(broadcast.frame, self.weights.numel(), self.layout).positions
+        if positions is not None and positions.size <= FEW:
+            self._few[broadcast.version] = positions
+        return positions
 
     def _since(self, version: str) -> list[Broadcast] | None:
         if version not in self._bases:

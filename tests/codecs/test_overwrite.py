@@ -39,6 +39,13 @@ def test_so_they_do_in_large_models(step):
     assert_replaces(torch.randn(200_000, generator=torch.Generator().manual_seed(3)), np.arange(5, 200_000, step))
 
 
+@pytest.mark.parametrize("count", [0, 1, 8, 9, 150, 300])
+def test_no_frame_of_so_many_values_takes_fewer_bytes_than_the_least(count):
+    """The first coordinates need the shortest gaps."""
+    least = overwrite.least_bytes(count)
+    assert least <= len(overwrite.encode(WEIGHTS, np.arange(count))) <= least + 1 + count // 4
+
+
 def test_a_model_without_weights():
     assert_replaces(torch.empty(0), np.empty(0, np.int64))
 

@@ -7,6 +7,7 @@ from fedcomp import Layout, codec, memory
 from fedcomp.clients.replica import NeedDense, Replica
 from fedcomp.messages import DENSE, FRAMES, OVERWRITE, UP_TO_DATE, Assignment, next_version
 from fedcomp.strategies import Broadcasts
+from fedcomp.strategies import broadcasts as module
 
 NUMEL = 2000
 LAYOUT = Layout.from_shapes({"w": (40, 49), "b": (40,)})
@@ -101,14 +102,25 @@ def test_each_client_is_told_the_same_whoever_asked_before(spec, spread):
     assert forms == {FRAMES, OVERWRITE} or spec != "topk:density=1%"
 
 
-def test_a_broadcast_is_opened_once_however_many_clients_missed_it(monkeypatch):
-    b = broadcasts("topk:density=1%")
+@pytest.mark.parametrize("few", [0, module.FEW])
+def test_a_broadcast_is_opened_once_however_many_clients_missed_it(monkeypatch, few):
+    """In a round; and if it touched few positions, in all of them."""
+    monkeypatch.setattr(module, "FEW", few)
+    b = broadcasts("topk:density=1%", cache_bytes=1000)
     advance(b, 12, spread=20)
     opened, open = [], type(b.codec).open
     monkeypatch.setattr(type(b.codec), "open", lambda codec, frame, *given: (opened.append(frame), open(codec, frame, *given))[1])
     for entry in [*b.cache][::-1]:
         b.download(entry.base)
     assert sorted(opened) == sorted(entry.frame for entry in b.cache)
+    opened.clear()
+    for round in range(12, 40):
+        b.publish(b.prepare(round, torch.randn(NUMEL, generator=torch.Generator().manual_seed(round)) * (torch.arange(NUMEL) < 20), 0))
+        for entry in [*b.cache][::-1]:
+            b.download(entry.base)
+    applied = 2 * 28  # to the model, and to the server's memory
+    assert len(opened) == applied + 28 if few else len(opened) > applied + 28
+    assert len(b.cache) < 28 and b._few.keys() == {entry.version for entry in b.cache if few}
 
 
 def test_who_is_up_to_date_downloads_nothing():
