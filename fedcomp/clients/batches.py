@@ -10,6 +10,8 @@ from ..kernels import samples
 from .local_sgd import LocalSGD
 
 TOGETHER, AN_EXAMPLE = 20, 1.5  # so many clients, and so many more for each example of one, repay drawing for all of them at once
+MOST = 40  # examples of one, whose draws take a time with their square
+PIECE = 512  # clients whose draws are in memory at a time
 
 
 def plan_batches(sgd: LocalSGD, shard: np.ndarray, seed: int, round: int, who: int) -> list[np.ndarray]:
@@ -58,10 +60,11 @@ def _planned_together(
         k = sgd.steps * size
         places = np.flatnonzero((sizes == size) & (lengths >= k))
         places = places[samples.serves(lengths[places], k)]
-        if places.size < TOGETHER + AN_EXAMPLE * k:
+        if k > MOST or places.size < TOGETHER + AN_EXAMPLE * k:
             continue
-        words = seeds.words(seed, "batches", [rounds_and_whos[i] for i in places], 2 * k - 1)
-        drawn, fair = samples.draw(words, lengths[places], k)
-        steps = drawn.reshape(-1, sgd.steps, size)
-        plans |= {i: list(shards[i][own]) for i, own, same in zip(places.tolist(), steps, fair.tolist(), strict=True) if same}
+        for piece in np.split(places, range(PIECE, places.size, PIECE)):
+            words = seeds.words(seed, "batches", [rounds_and_whos[i] for i in piece], 2 * k - 1)
+            drawn, fair = samples.draw(words, lengths[piece], k)
+            steps = drawn.reshape(-1, sgd.steps, size)
+            plans |= {i: list(shards[i][own]) for i, own, same in zip(piece.tolist(), steps, fair.tolist(), strict=True) if same}
     return plans

@@ -38,7 +38,7 @@ class Signs:
 def values_of(runs: Sequence[Signs]) -> np.ndarray:
     """What runs of one length stand for, m ≥ 1, one after the other: float32 [m·count]."""
     raw, count = np.concatenate([run.raw for run in runs]), runs[0].count
-    values = UNITS.take(raw, axis=0).reshape(len(runs), -1)[:, :count]
+    values = UNITS.take(raw, axis=0).reshape(len(runs), 8 * runs[0].raw.size)[:, :count]
     return (values * np.array([[run.magnitude] for run in runs], np.float32)).reshape(-1)
 
 

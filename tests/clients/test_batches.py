@@ -14,6 +14,7 @@ SGD = LocalSGD(steps=4, batch_size=8, lr=0.1)
 COHORTS = {
     "alike": [300] * 200,
     "of every size": range(1, 201),
+    "in pieces": [70] * 1025,
     "of one example": [1] * 150,
     "of as many as a pass takes": [32] * 100,
     "large": [10_001, 1_600, 20_000] * 70,
@@ -64,7 +65,7 @@ def test_an_empty_shard_is_the_users_mistake():
         plan_batches(SGD, np.arange(0), 0, 1, 7)
 
 
-@pytest.mark.parametrize("sgd", [SGD, LocalSGD(1, 0, 1), LocalSGD(2, 0, 100), LocalSGD(50, 0, 3), LocalSGD(epochs=2)])
+@pytest.mark.parametrize("sgd", [SGD, LocalSGD(1, 0, 1), LocalSGD(2, 0, 100), LocalSGD(50, 0, 3), LocalSGD(15, 0, 10), LocalSGD(epochs=2)])
 @pytest.mark.parametrize("cohort", COHORTS.values(), ids=COHORTS)
 def test_a_cohort_draws_what_each_would_alone(cohort, sgd):
     shards = [np.arange(length) * 3 + who for who, length in enumerate(cohort)]
