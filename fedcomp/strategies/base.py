@@ -362,7 +362,7 @@ class RoundStrategy(Strategy):
         if self.counterpart is None:
             return results
         name, last = list(results.items())[-1]
-        terms = {a.client: a._replace(update=self.counterpart.estimate(a.client, a.update, a.fresh)) for a in last}
+        terms = {a.client: replace(a, update=self.counterpart.estimate(a.client, a.update, a.fresh)) for a in last}
         for client, update in self.counterpart.absent([*terms]):
             terms[client] = Accepted(client, update, self.examples[client], math.nan, "", fresh=False)
         return results | {name: [terms[client] for client in sorted(terms)]}

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -21,7 +20,8 @@ MOST_EXAMPLES = 1 << 53  # that a client may claim: up to here every float64 is 
 POLL_S = 0.1  # between looks at a Grid that has nothing new
 
 
-class Accepted(NamedTuple):
+@dataclass(frozen=True)
+class Accepted:
     """An update that passed every check."""
 
     client: int

@@ -70,7 +70,7 @@ def test_no_clients_no_updates():
 def test_a_client_that_fails_is_left_out_of_its_share():
     engine, start = several(2)
     asked = jobs(4)
-    asked[1] = replace(asked[1], batches=[batch + 1000 for batch in asked[1].batches])  # no such examples
+    asked[1] = asked[1]._replace(batches=[batch + 1000 for batch in asked[1].batches])  # no such examples
     updates, results = engine.train(start, images(), asked, SGD, seed=0)
     assert [isinstance(result, Exception) for result in results] == [False, True, False, False] and len(updates) == 3
     engine.close()
