@@ -193,7 +193,8 @@ class Checkpoint:
                 self.recent.clear()
             self.recent.learn(row)
             if flush and (self.folder / f"{STATE}-wal").stat().st_size > LOG_BYTES:
-                self.state.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                with suppress(sqlite3.Error):  # what was written is written; the log is worked in another time
+                    self.state.execute("PRAGMA wal_checkpoint(PASSIVE)")
         return written
 
     def stage(self, vectors: Mapping[str, Tensor], values: Mapping[str, bytes]) -> None:

@@ -8,6 +8,7 @@ changed side by side, as a log-structured store does (O'Neil, Cheng, Gawlick, O'
 import itertools
 import json
 import sqlite3
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..compact_json import compact
@@ -15,7 +16,7 @@ from ..compact_json import compact
 RECENT_BYTES = 16 << 20  # of rows, from which their content is put in its place
 SMALL = 4096  # bytes of a value that is written here; others go to their place at once
 
-SCHEMA = "CREATE TABLE IF NOT EXISTS recent (number INTEGER PRIMARY KEY, data BLOB NOT NULL);"
+SCHEMA = "CREATE TABLE IF NOT EXISTS recent (number INTEGER PRIMARY KEY, crc INTEGER NOT NULL, data BLOB NOT NULL);"
 
 Place = tuple[str, int, int]  # name of a vector, its slot and its CRC
 
@@ -23,7 +24,8 @@ Place = tuple[str, int, int]  # name of a vector, its slot and its CRC
 class Recent:
     """The newest vectors' places and values by name. Those that it has not are in the tables `vector` and `value`.
 
-    What is written counts for readers from `learn` on, when the transaction is over. Raises ValueError or TypeError where rows are damaged.
+    What is written counts for readers from `learn` on, when the transaction is over. Raises ValueError or TypeError for rows that are not
+    what was written.
     """
 
     def __init__(self, state: sqlite3.Connection):
@@ -32,7 +34,9 @@ class Recent:
         self.places: dict[str, tuple[int, int]] = {}
         self.values: dict[str, bytes] = {}
         self.bytes = 0
-        for (row,) in state.execute("SELECT data FROM recent ORDER BY number"):
+        for crc, row in state.execute("SELECT crc, data FROM recent ORDER BY number"):
+            if zlib.crc32(row) != crc:
+                raise ValueError("a row of recent changes has another checksum")
             self.learn(row)
 
     def row(self, places: Sequence[Place], values: Mapping[str, bytes], elsewhere: Iterable[str]) -> bytes:
@@ -42,7 +46,7 @@ class Recent:
         return b"\n".join([compact([*head, [*values], lengths, [*elsewhere]]).encode(), b"".join(values.values())])
 
     def write(self, row: bytes) -> None:
-        self.state.execute("INSERT INTO recent (data) VALUES (?)", (row,))
+        self.state.execute("INSERT INTO recent (crc, data) VALUES (?, ?)", (zlib.crc32(row), row))
 
     def put_away(self) -> None:
         """Put all in its place, and forget the rows."""

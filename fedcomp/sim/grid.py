@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 from ..clients.flower import Run, addressed, carried, empty_run, from_records, identify_process, name_messages, replied, to_records
 from ..messages import Assignment, Report
 from ..profiling import timed
+from ..strategies.cohort import Numbered
 
 FIRST_NODE = 2  # Flower gives 1 to the SuperLink
 
@@ -78,27 +79,6 @@ class LocalGrid(Grid):
         names = self.push_messages(messages)
         while replies := self.pull_messages(names):
             yield from replies
-
-
-class Numbered(Mapping[int, int]):
-    """The roster of clients 0 to n−1, in the order of their nodes. It costs nothing to make, however many they are."""
-
-    def __init__(self, nodes: Sequence[int]):
-        self.nodes = nodes
-
-    def __getitem__(self, client: int) -> int:
-        if not 0 <= client < len(self.nodes):
-            raise KeyError(client)
-        return self.nodes[client]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.keys())
-
-    def keys(self) -> range:
-        return range(len(self.nodes))
-
-    def __len__(self) -> int:
-        return len(self.nodes)
 
 
 def by_index(grid: Grid) -> Mapping[int, int]:

@@ -24,7 +24,7 @@ from ..memories import Memory
 from ..messages import DENSE, FRAMES, OVERWRITE, UP_TO_DATE, fingerprint, first_version, next_version
 
 NUMBERED = 10_000  # versions of which is remembered how old they are
-FEW = 10_000  # positions that a broadcast touched, which are remembered for as long as it is in the cache
+FEW = 1000  # positions that a broadcast touched, which are remembered for as long as it is in the cache; of so many broadcasts
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Broadcasts:
         if broadcast.version in self._few:
             return self._few[broadcast.version]
         positions = self.codec.open(broadcast.frame, self.weights.numel(), self.layout).positions
-        if positions is not None and positions.size <= FEW:
+        if positions is not None and positions.size <= FEW and len(self._few) < FEW:
             self._few[broadcast.version] = positions
         return positions
 

@@ -1,7 +1,7 @@
 """Who takes part in a round."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from flwr.serverapp import Grid
 
@@ -15,10 +15,27 @@ def by_node(grid: Grid) -> dict[int, int]:
     return {node: node for node in grid.get_node_ids()}
 
 
+class Numbered(Mapping[int, int]):
+    """The roster of clients 0 to n−1, in the order of their nodes. It costs nothing to make, however many they are."""
+
+    def __init__(self, nodes: Sequence[int]):
+        self.nodes, self.ids = nodes, range(len(nodes))
+
+    def __getitem__(self, client: int) -> int:
+        if client not in self.ids:
+            raise KeyError(client)
+        return self.nodes[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ids)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
 def ids(nodes: Mapping[int, int]) -> Sequence[int]:
-    """The logical ids of a roster; a range where they are one, which is not spelled out."""
-    keys = nodes.keys()
-    return keys if isinstance(keys, range) else list(keys)
+    """The logical ids of a roster."""
+    return nodes.ids if isinstance(nodes, Numbered) else list(nodes)
 
 
 def size(participation: float, clients: int) -> int:

@@ -4,6 +4,7 @@ import contextlib
 import random
 import shutil
 import sqlite3
+import zlib
 from pathlib import Path
 
 import pytest
@@ -114,10 +115,21 @@ def test_a_full_disk_while_rows_are_put_away_leaves_the_last_checkpoint_whole(tm
     found.close()
 
 
-@pytest.mark.parametrize("data", [b"", b"[]\n", b"[1,2,3,4,5,6]\n", b'[["a"],[],[],[],[],[]]\n', b"\xff\n", b"null\n"])
-def test_a_damaged_row_is_one_sentence(tmp_path, data):
+@pytest.mark.parametrize("data", [b"", b"[]\n", b"[1,2,3,4,5,6]\n", b'[["a"],[],[],[],[],[]]\n', b"\xff\n", b"null\n", 7, "text"])
+def test_a_row_that_nobody_wrote_is_one_sentence(tmp_path, data):
     Checkpoint(tmp_path / "store", NUMEL).close()
     with contextlib.closing(sqlite3.connect(tmp_path / "store" / STATE)) as state, state:
-        state.execute("INSERT INTO recent (data) VALUES (?)", (data,))
+        state.execute("INSERT INTO recent (crc, data) VALUES (?, ?)", (zlib.crc32(data) if isinstance(data, bytes) else 0, data))
     with pytest.raises(CheckpointError, match="damaged"):
         Checkpoint(tmp_path / "store", NUMEL)
+
+
+def test_a_flipped_bit_of_a_row_is_noticed(tmp_path):
+    store = Checkpoint(tmp_path / "store", NUMEL)
+    store.save({"a": torch.ones(NUMEL)}, {"client/1": b"1"})
+    (row,) = store.state.execute("SELECT data FROM recent").fetchone()
+    with store.state:
+        store.state.execute("UPDATE recent SET data = ?", (row[:-1] + b"2",))
+    with pytest.raises(CheckpointError, match="damaged"):
+        Checkpoint(tmp_path / "store", NUMEL)
+    store.close()
