@@ -96,6 +96,18 @@ class Selective(Codec):
     def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[np.ndarray | kernels.Signs, int]:
         """`count` ≥ 1 values, float32 or signs, from the beginning of `data`, and how many bytes they took. Raises FrameError."""
 
+    def unpack_values_rows(
+        self, flags: Sequence[int], data: Sequence[memoryview], counts: Sequence[int], seeds: Sequence[int]
+    ) -> list[tuple[np.ndarray | kernels.Signs, int] | FrameError]:
+        """`unpack_values` of m sections; a FrameError in the place of one that is bad. Override for one pass."""
+        opened: list[tuple[np.ndarray | kernels.Signs, int] | FrameError] = []
+        for given in zip(flags, data, counts, seeds, strict=True):
+            try:
+                opened.append(self.unpack_values(*given))
+            except FrameError as error:
+                opened.append(error)
+        return opened
+
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
         return self._pack_chosen(*self.chosen(x, seed), x.numel(), seed, context)
 
@@ -123,17 +135,26 @@ class Selective(Codec):
     def unpack_rows(self, sections: Sequence[Section], numel: int, seeds: Sequence[int]) -> list[Update | FrameError]:
         """`unpack` of many sections for vectors [numel], with their seeds; a FrameError in the place of one that is bad."""
         opened: list[Update | FrameError] = [Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))] * len(sections)
-        read = []  # of each section with positions: its place, count, form, positions, values
+        given = []  # of each section with positions: its place, first byte, what follows, count, seed
         for i, (section, seed) in enumerate(zip(sections, seeds, strict=True)):
             try:
                 if section.count and _is_drawn(section, numel):
                     opened[i] = self.unpack(section, Layout.flat(numel), seed)
                 elif section.count:
-                    first, rest = take(memoryview(section.body), 1)
-                    values, used = self.unpack_values(first[0] >> FLAG_SHIFT, rest, section.count, seed)
-                    read.append((i, section.count, first[0] & FORM, rest[used:], values))
+                    expect(len(section.body) > 0, "a section is cut short")
+                    given.append((i, section.body[0], memoryview(section.body)[1:], section.count, seed))
             except FrameError as error:
                 opened[i] = error
+        if not given:
+            return opened
+        places, firsts, rests, counts, own = zip(*given, strict=True)
+        read = []  # of each that has values: its place, count, form, positions, values
+        values = self.unpack_values_rows([first >> FLAG_SHIFT for first in firsts], rests, counts, own)
+        for i, first, rest, count, found in zip(places, firsts, rests, counts, values, strict=True):
+            if isinstance(found, FrameError):
+                opened[i] = found
+            else:
+                read.append((i, count, first & FORM, rest[found[1] :], found[0]))
         if read:
             places, counts, forms, codes, values = zip(*read, strict=True)
             rows = wire.unpack_rows(codes, np.array(counts), np.array(forms), numel)

@@ -46,8 +46,13 @@ def packed(name: str, state: Resting) -> tuple[dict[str, Tensor], bytes]:
     kept = state.memory.state_dict()
     if state.momentum is not None:
         kept = kept | {MOMENTUM: state.momentum}
-    mine = sorted(key for key, value in kept.items() if isinstance(value, Tensor))
-    small = {key: kept[key] for key in sorted(kept) if key not in mine}
+    mine: list[str] = []
+    small: dict[str, bytes] = {}
+    for key in sorted(kept):
+        if isinstance(kept[key], Tensor):
+            mine.append(key)
+        else:
+            small[key] = kept[key]
     if state.buffers:
         small[BUFFERS] = save_tensors(state.buffers)
     lengths = {key: len(value) for key, value in small.items()}

@@ -1,13 +1,14 @@
 """Codecs that send few coordinates: batches are opened as each frame by itself, and positions cost less where they lie close together."""
 
 import math
+import struct
 
 import numpy as np
 import pytest
 import torch
 from every_codec import SPECS, layout_of, reseal, same_bits, vectors
 
-from fedcomp import FrameError, Layout, codec
+from fedcomp import FrameError, Layout, codec, kernels
 from fedcomp.codecs import LayerWise
 from fedcomp.codecs.frame import SECTIONS
 from fedcomp.codecs.selection import FORM, Selective
@@ -46,6 +47,30 @@ def test_a_batch_is_opened_as_each_frame_by_itself(spec, numel):
         else:
             assert type(opened) is type(update) and opened.positions.tolist() == update.positions.tolist()
             assert same_bits(opened.dense(), update.dense())
+
+
+VALUES = SECTIONS + 2  # where those of an STC frame begin, behind the count and the form
+DAMAGE = {
+    "no magnitude": lambda frame: frame[:VALUES] + bytes(4) + frame[VALUES + 4 :],
+    "an infinite one": lambda frame: frame[:VALUES] + struct.pack("<f", math.inf) + frame[VALUES + 4 :],
+    "one that is no number": lambda frame: frame[:VALUES] + struct.pack("<f", math.nan) + frame[VALUES + 4 :],
+    "one below zero": lambda frame: frame[:VALUES] + struct.pack("<f", -1.0) + frame[VALUES + 4 :],
+    "a sign too many": lambda frame: frame[: VALUES + 4] + bytes([frame[VALUES + 4] | 1]) + frame[VALUES + 5 :],
+    "another flag": lambda frame: frame[: VALUES - 1] + bytes([frame[VALUES - 1] | 64]) + frame[VALUES:],
+    "cut in its values": lambda frame: frame[: VALUES + 3],
+    "no values": lambda frame: frame[: VALUES - 1],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("place", [0, 3, 5])
+def test_one_bad_frame_among_many_that_are_alike_is_told_alone(damage, place):
+    c = codec("stc:density=1/10")
+    frames = c.encode_batch(torch.randn(6, 42, generator=torch.Generator().manual_seed(0)), range(6))
+    assert all(isinstance(update.sent, kernels.Signs) for update in c.open_batch(frames, 42))
+    frames[place] = reseal(damage(frames[place]), 42)
+    for i, (data, opened) in enumerate(zip(frames, c.open_batch(frames, 42), strict=True)):
+        assert isinstance(opened, FrameError) if i == place else same_bits(opened.dense(), c.decode(data, numel=42))
 
 
 @pytest.mark.parametrize("spec", ["stc@layer", "topk"])
