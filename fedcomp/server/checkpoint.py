@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..strategies.broadcasts import Broadcast
-from .recent import RECENT_BYTES, SMALL, Recent
+from .recent import SMALL, Recent
 
 FLUSH_BYTES = 64 << 20  # a flush of more would keep a round waiting
 LOG_BYTES = 4 << 20  # of SQLite's log, from which a flush works it in
@@ -177,7 +177,7 @@ class Checkpoint:
             self.state.execute(f"PRAGMA synchronous={'FULL' if flush else 'NORMAL'}")
             small = {name: data for name, data in values.items() if data is not None and len(data) <= SMALL}
             row = self.recent.row(written, small, [*self._staged_values, *(values.keys() - small.keys())])
-            full = self.recent.bytes + len(row) > RECENT_BYTES
+            full = self.recent.is_full(row)
             with self.state:
                 if full:
                     self.recent.put_away()

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..compact_json import compact
 
 RECENT_BYTES = 16 << 20  # of rows, from which their content is put in its place
+REPEATED_BYTES, REPEATS = 1 << 20, 16  # or from so many, where rows name the same so often that little of them is left to be put there
 SMALL = 4096  # bytes of a value that is written here; others go to their place at once
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS recent (number INTEGER PRIMARY KEY, crc INTEGER NOT NULL, data BLOB NOT NULL);"
@@ -33,7 +34,7 @@ class Recent:
         self.state = state
         self.places: dict[str, tuple[int, int]] = {}
         self.values: dict[str, bytes] = {}
-        self.bytes = 0
+        self.bytes = self.named = 0  # of rows, and names in them
         for crc, row in state.execute("SELECT crc, data FROM recent ORDER BY number"):
             if zlib.crc32(row) != crc:
                 raise ValueError("a row of recent changes has another checksum")
@@ -64,7 +65,13 @@ class Recent:
         ends = itertools.accumulate(lengths, initial=0)
         self.values |= {name: rest[a:b] for name, (a, b) in zip(valued, itertools.pairwise(ends), strict=True)}
         self.bytes += len(row)
+        self.named += len(names) + len(valued)
+
+    def is_full(self, row: bytes) -> bool:
+        """Whether all is to be put in its place before another row is written."""
+        size, distinct = self.bytes + len(row), len(self.places) + len(self.values)
+        return size > RECENT_BYTES or (size > REPEATED_BYTES and self.named > REPEATS * distinct)
 
     def clear(self) -> None:
         """All was put away."""
-        self.places, self.values, self.bytes = {}, {}, 0
+        self.places, self.values, self.bytes, self.named = {}, {}, 0, 0

@@ -12,6 +12,7 @@ import torch
 
 from fedcomp.errors import CheckpointError
 from fedcomp.server import checkpoint as module
+from fedcomp.server import recent
 from fedcomp.server.checkpoint import STATE, Checkpoint
 
 NUMEL = 3
@@ -35,7 +36,7 @@ def check(store: Checkpoint, vectors: dict[str, torch.Tensor], values: dict[str,
 @pytest.mark.parametrize("seed", range(4))
 def test_what_was_saved_last_is_read_back_whatever_came_before(tmp_path, monkeypatch, seed, room):
     """Small values, large ones, forgotten ones, staged ones, in any order; after a close and after a kill."""
-    monkeypatch.setattr(module, "RECENT_BYTES", room)
+    monkeypatch.setattr(recent, "RECENT_BYTES", room)
     rng, store, vectors, values = random.Random(seed), Checkpoint(tmp_path / "store", NUMEL), {}, {}
 
     def some(forget: bool) -> tuple[dict[str, torch.Tensor], dict[str, bytes | None]]:
@@ -86,13 +87,24 @@ def test_what_is_all_over_the_tables_is_written_side_by_side(tmp_path):
 
 
 def test_rows_are_put_away_when_they_are_many(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "RECENT_BYTES", 1000)
+    monkeypatch.setattr(recent, "RECENT_BYTES", 1000)
     store = Checkpoint(tmp_path / "store", NUMEL)
     for _ in range(30):
         store.save({}, {"client/1": bytes(200)})
         assert store.recent.bytes <= 1000
     assert store.state.execute("SELECT sum(length(data)) FROM recent").fetchone() == (store.recent.bytes,)
     store.close()
+
+
+def test_rows_that_name_the_same_are_put_away_sooner(tmp_path, monkeypatch):
+    monkeypatch.setattr(recent, "REPEATED_BYTES", 1000)
+    same, others = Checkpoint(tmp_path / "same", NUMEL), Checkpoint(tmp_path / "others", NUMEL)
+    for i in range(100):
+        same.save({}, {"client/1": bytes(200)})
+        others.save({}, {f"client/{i}": bytes(200)})
+    assert same.recent.bytes < 20 * 250 and others.recent.bytes > 100 * 200
+    for store in (same, others):
+        store.close()
 
 
 def test_a_full_disk_while_rows_are_put_away_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
@@ -104,7 +116,7 @@ def test_a_full_disk_while_rows_are_put_away_leaves_the_last_checkpoint_whole(tm
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "RECENT_BYTES", 0)
+        patch.setattr(recent, "RECENT_BYTES", 0)
         patch.setattr(module.Recent, "put_away", full)
         with pytest.raises(CheckpointError, match="disk is full"):
             store.save({"a": torch.zeros(NUMEL)}, {"client/1": b"2"})
