@@ -14,7 +14,8 @@ test: export RAY_USAGE_STATS_ENABLED := 0
 # one worker for each core
 test: export OMP_NUM_THREADS := 1
 test: .venv/.dev
-	.venv/bin/ruff check
+	.venv/bin/ruff format --check --quiet
+	.venv/bin/ruff check --quiet
 	FEDCOMP_DATA="$${FEDCOMP_DATA-$$(cd ../shared/data 2>/dev/null && pwd)}" .venv/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # The site, in site/: nothing is fetched, neither to build it nor to read it.

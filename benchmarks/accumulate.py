@@ -42,10 +42,14 @@ def main() -> None:
             made = c.encode_batch(updates, range(DIFFERENT))
             frames = [made[i % DIFFERENT] for i in range(given.frames)]
             lengths[str(c)], nonzeros[str(c)] = len(made[0]), c.open(made[0], given.numel).nonzeros
-            ways[str(c), "accumulate"] = lambda c=c, frames=frames: [c.accumulate(frame, into, 0.001) for frame in frames]
+            ways[str(c), "accumulate"] = lambda c=c, frames=frames: [
+                c.accumulate(frame, into, 0.001) for frame in frames
+            ]
             cohorts = [frames[start : start + COHORT] for start in range(0, len(frames), COHORT)]
             ways[str(c), "open_batch"] = lambda c=c, cohorts=cohorts: [
-                update.add_to(into, 0.001) for cohort in cohorts for update in c.open_batch(cohort, given.numel)
+                update.add_to(into, 0.001)
+                for cohort in cohorts
+                for update in c.open_batch(cohort, given.numel)
             ]
     taken = {way: [] for way in ways}
     for repeat in range(given.repeats + 1):
@@ -55,12 +59,20 @@ def main() -> None:
             if repeat:
                 taken[way].append(time.perf_counter() - start)
     dense = statistics.median(taken["dense", "add_"])
-    print(f"{given.frames:,} frames of n = {given.numel:,}; {torch.get_num_threads()} threads; medians of {given.repeats}\n")
+    print(
+        f"{given.frames:,} frames of n = {given.numel:,}; {torch.get_num_threads()} threads; medians of {given.repeats}\n"
+    )
     print(f"{'':34}{'':12}{'frame':>10}{'ms':>10}{'ns a nonzero':>15}{'× dense':>10}")
     for (name, way), times in taken.items():
         median = statistics.median(times)
-        each = f"{median * 1e9 / given.frames / nonzeros[name]:15.2f}" if name in nonzeros else " " * 15
-        print(f"{name:34}{way:12}{lengths.get(name, 4 * given.numel):10,}{median * 1e3:10.1f}{each}{dense / median:10.1f}")
+        each = (
+            f"{median * 1e9 / given.frames / nonzeros[name]:15.2f}"
+            if name in nonzeros
+            else " " * 15
+        )
+        print(
+            f"{name:34}{way:12}{lengths.get(name, 4 * given.numel):10,}{median * 1e3:10.1f}{each}{dense / median:10.1f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a checkpoint costs: a cohort of 20 clients at 865,482 parameters, beside a plain write of the same bytes.
 
-    python benchmarks/checkpoint.py [--numel 865482] [--cohort 20] [--repeats 15] [--folder .]
+python benchmarks/checkpoint.py [--numel 865482] [--cohort 20] [--repeats 15] [--folder .]
 """
 
 import argparse
@@ -25,22 +25,34 @@ def main() -> None:
     o = parser.parse_args()
     rows = {f"client/{i}.residual": torch.randn(o.numel) for i in range(o.cohort)}
     rows |= {"weights": torch.randn(o.numel), "downlink.residual": torch.randn(o.numel)}
-    values = {f"client/{i}": b"{}" * 40 for i in range(o.cohort)} | {f"client/{i}.pending": bytes(3000) for i in range(o.cohort)}
-    timings: dict[str, list[float]] = {"plain write": [], "plain write, flushed": [], "checkpoint": []}
+    values = {f"client/{i}": b"{}" * 40 for i in range(o.cohort)} | {
+        f"client/{i}.pending": bytes(3000) for i in range(o.cohort)
+    }
+    timings: dict[str, list[float]] = {
+        "plain write": [],
+        "plain write, flushed": [],
+        "checkpoint": [],
+    }
     with tempfile.TemporaryDirectory(dir=o.folder) as folder:
         checkpoint = Checkpoint(Path(folder), o.numel)
         for round in range(o.repeats + 1):
             timings["plain write"].append(plain(Path(folder, "plain"), rows, flush=False))
             timings["plain write, flushed"].append(plain(Path(folder, "plain"), rows, flush=True))
             begin = time.perf_counter()
-            checkpoint.save(rows, values, [Broadcast(round, str(round), str(round + 1), bytes(3000))])
+            checkpoint.save(
+                rows, values, [Broadcast(round, str(round), str(round + 1), bytes(3000))]
+            )
             timings["checkpoint"].append(time.perf_counter() - begin)
         checkpoint.close()
     flushed = statistics.median(timings["plain write, flushed"][1:])
-    print(f"{len(rows)} vectors of {o.numel:,} elements, {4 * o.numel * len(rows) / 1e6:.1f} MB; medians of {o.repeats}\n")
+    print(
+        f"{len(rows)} vectors of {o.numel:,} elements, {4 * o.numel * len(rows) / 1e6:.1f} MB; medians of {o.repeats}\n"
+    )
     for name, seconds in timings.items():
         median = statistics.median(seconds[1:])
-        print(f"{name:24}{median * 1e3:8.1f} ms{max(seconds[1:]) * 1e3:10.1f} ms at most{median / flushed:8.2f} × the flushed write")
+        print(
+            f"{name:24}{median * 1e3:8.1f} ms{max(seconds[1:]) * 1e3:10.1f} ms at most{median / flushed:8.2f} × the flushed write"
+        )
 
 
 def plain(path: Path, rows: dict[str, torch.Tensor], flush: bool) -> float:

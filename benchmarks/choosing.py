@@ -117,14 +117,21 @@ def head(cells: list[str]) -> None:
 
 def accuracies(found: list[list[Summary]]) -> list[str]:
     """A mean over seeds for each partition."""
-    return [f"{100 * statistics.mean(summary.accuracy for summary in runs):.1f} %" for runs in found]
+    return [
+        f"{100 * statistics.mean(summary.accuracy for summary in runs):.1f} %" for runs in found
+    ]
 
 
 def per_client(found: list[list[Summary]], link: str) -> list[str]:
     """Bytes of a client and round, and by how much dense models are longer; of all runs."""
     runs = [summary for several in found for summary in several]
-    sent, dense = (sum(getattr(summary, f"{what}{link}_bytes") for summary in runs) for what in ("", "dense_"))
-    return [f"{sent / sum(summary.client_updates for summary in runs):,.0f}", f"×{dense / sent:,.1f}" if sent else "–"]
+    sent, dense = (
+        sum(getattr(summary, f"{what}{link}_bytes") for summary in runs) for what in ("", "dense_")
+    )
+    return [
+        f"{sent / sum(summary.client_updates for summary in runs):,.0f}",
+        f"×{dense / sent:,.1f}" if sent else "–",
+    ]
 
 
 def main() -> None:
@@ -135,29 +142,67 @@ def main() -> None:
     parser.add_argument("--participation", type=float, default=0.2)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--partition", nargs="+", default=["iid", "dirichlet:0.1"])
-    parser.add_argument("--numel", type=int, default=1_000_000, help="of the vector whose encoding is timed")
+    parser.add_argument(
+        "--numel", type=int, default=1_000_000, help="of the vector whose encoding is timed"
+    )
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     base = RunConfig(task=given.task, clients=given.clients, rounds=given.rounds, participation=given.participation,
                      eval_every=given.rounds, checkpoint_every=given.rounds)  # fmt: skip
-    print(f"{given.task}, {given.clients} clients, {given.participation:.0%} a round, {given.rounds} rounds of {base.local_steps} steps of "
-          f"{base.batch_size}, learning rate {base.lr:g}; {given.seeds} seeds, load {os.getloadavg()[0]:.1f}\n")
+    print(
+        f"{given.task}, {given.clients} clients, {given.participation:.0%} a round, {given.rounds} rounds of {base.local_steps} steps of "
+        f"{base.batch_size}, learning rate {base.lr:g}; {given.seeds} seeds, load {os.getloadavg()[0]:.1f}\n"
+    )
 
     vector = measure.normal(given.numel)
-    head(["uplink", "memory", "bytes up", "ratio", *given.partition, "encode 10⁶" if given.numel == 10**6 else f"encode {given.numel:,}"])
+    head(
+        [
+            "uplink",
+            "memory",
+            "bytes up",
+            "ratio",
+            *given.partition,
+            "encode 10⁶" if given.numel == 10**6 else f"encode {given.numel:,}",
+        ]
+    )
     for way in UPLINKS:
-        own = {"lr": VOTE_LR} if way.strategy == "vote" else {"downlink": "identity", "downlink_memory": "none"}
+        own = (
+            {"lr": VOTE_LR}
+            if way.strategy == "vote"
+            else {"downlink": "identity", "downlink_memory": "none"}
+        )
         whole = replace(base, uplink=way.codec, memory=way.memory, strategy=way.strategy, **own)
-        found = [run(replace(whole, partition=partition), given.seeds) for partition in given.partition]
+        found = [
+            run(replace(whole, partition=partition), given.seeds) for partition in given.partition
+        ]
         name = f"`{way.codec}`" + (f" under `{way.strategy}`" if way.strategy != "average" else "")
-        row([name, f"`{way.memory}`", *per_client(found, "uplink"), *accuracies(found), f"{encode_ms(way.codec, vector):.1f} ms"])
+        row(
+            [
+                name,
+                f"`{way.memory}`",
+                *per_client(found, "uplink"),
+                *accuracies(found),
+                f"{encode_ms(way.codec, vector):.1f} ms",
+            ]
+        )
 
     print()
     head(["downlink", "memory of the server", "bytes down", "ratio", *given.partition])
     for way in DOWNLINKS:
-        whole = replace(base, uplink="stc:density=1/100", downlink=way.codec, downlink_memory=way.memory)
-        found = [run(replace(whole, partition=partition), given.seeds) for partition in given.partition]
-        row([f"`{way.codec}`", f"`{way.memory}`", *per_client(found, "downlink"), *accuracies(found)])
+        whole = replace(
+            base, uplink="stc:density=1/100", downlink=way.codec, downlink_memory=way.memory
+        )
+        found = [
+            run(replace(whole, partition=partition), given.seeds) for partition in given.partition
+        ]
+        row(
+            [
+                f"`{way.codec}`",
+                f"`{way.memory}`",
+                *per_client(found, "downlink"),
+                *accuracies(found),
+            ]
+        )
 
 
 if __name__ == "__main__":

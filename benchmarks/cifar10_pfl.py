@@ -47,7 +47,13 @@ class Rounds(Observer):
     """Seconds of each round, what was sent, the last accuracy."""
 
     def __init__(self, say_every: int):
-        self.say_every, self.seconds, self.records, self.engine, self.accuracy = say_every, [], [], "", None
+        self.say_every, self.seconds, self.records, self.engine, self.accuracy = (
+            say_every,
+            [],
+            [],
+            "",
+            None,
+        )
 
     def started(self, header) -> None:
         self.engine, self.device, self.began = header.engine, header.device, time.perf_counter()
@@ -60,7 +66,10 @@ class Rounds(Observer):
         if record.accuracy is not None:
             self.accuracy = record.accuracy
         if record.round % self.say_every == 0:
-            print(f"  fedcomp, round {record.round}: accuracy {self.accuracy or 0:.3f}, {sum(self.seconds):.1f} s", file=sys.stderr)
+            print(
+                f"  fedcomp, round {record.round}: accuracy {self.accuracy or 0:.3f}, {sum(self.seconds):.1f} s",
+                file=sys.stderr,
+            )
 
     def warning(self, sentence: str) -> None:
         print(f"  fedcomp: {sentence}", file=sys.stderr)
@@ -72,36 +81,94 @@ def fedcomp_row(rounds: int, device: str, given: argparse.Namespace) -> dict[str
     watch = Rounds(max(1, rounds // 10))
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        simulate(RunConfig(
-            task=f"{__file__}:{'plain' if given.no_dropout else 'task'}", clients=USERS, participation=COHORT / USERS,
-            partition="iid", rounds=rounds, local_steps=STEPS,
-            batch_size=BATCH, lr=LR, uplink=codec, downlink=codec, memory=memory, downlink_memory=memory, engine=given.engine,
-            precision=given.precision, device=device, eval_every=EVALUATE_EVERY, checkpoint_every=100, out=f"{folder}/run",
-        ), watch)
+        simulate(
+            RunConfig(
+                task=f"{__file__}:{'plain' if given.no_dropout else 'task'}",
+                clients=USERS,
+                participation=COHORT / USERS,
+                partition="iid",
+                rounds=rounds,
+                local_steps=STEPS,
+                batch_size=BATCH,
+                lr=LR,
+                uplink=codec,
+                downlink=codec,
+                memory=memory,
+                downlink_memory=memory,
+                engine=given.engine,
+                precision=given.precision,
+                device=device,
+                eval_every=EVALUATE_EVERY,
+                checkpoint_every=100,
+                out=f"{folder}/run",
+            ),
+            watch,
+        )
         whole = time.perf_counter() - began
-    sent = {name: sum(getattr(record, name) for record in watch.records) for name in ("uplink_bytes", "dense_uplink_bytes")}
-    return {"seconds": watch.seconds, "accuracy": watch.accuracy, "device": watch.device, "engine": watch.engine, "whole_s": whole} | sent
+    sent = {
+        name: sum(getattr(record, name) for record in watch.records)
+        for name in ("uplink_bytes", "dense_uplink_bytes")
+    }
+    return {
+        "seconds": watch.seconds,
+        "accuracy": watch.accuracy,
+        "device": watch.device,
+        "engine": watch.engine,
+        "whole_s": whole,
+    } | sent
 
 
 def pfl_row(rounds: int, device: str, given: argparse.Namespace) -> dict[str, object] | None:
     python = Path(given.rivals or "") / "pfl" / "bin" / "python"
     if not given.rivals or not python.exists():
-        print("pfl is left out: rivals.py --rivals FOLDER --install puts it into a folder, give that as --rivals", file=sys.stderr)
+        print(
+            "pfl is left out: rivals.py --rivals FOLDER --install puts it into a folder, give that as --rivals",
+            file=sys.stderr,
+        )
         return None
     chosen = plain if given.no_dropout else task
     data, test = chosen.train(), chosen.test()
     shards = partition("iid", data, USERS, 0, chosen.name)
-    weights = {f"weights.{name}": value.detach().numpy() for name, value in tasks.initial_model(chosen, 0).state_dict().items()}
+    weights = {
+        f"weights.{name}": value.detach().numpy()
+        for name, value in tasks.initial_model(chosen, 0).state_dict().items()
+    }
     with tempfile.TemporaryDirectory() as folder:
         stored = Path(folder) / "cifar10.npz"
-        np.savez(stored, inputs=data.inputs, targets=data.targets, shards=np.array(shards), test_inputs=test.inputs,
-                 test_targets=test.targets, **weights)
-        words = ("--model", chosen.name, "--rounds", str(rounds), "--cohort", str(COHORT), "--steps", str(STEPS),
-                 "--batch-size", str(BATCH), "--lr", str(LR), "--evaluate-every", str(EVALUATE_EVERY),
-                 "--threads", str(torch.get_num_threads()))
+        np.savez(
+            stored,
+            inputs=data.inputs,
+            targets=data.targets,
+            shards=np.array(shards),
+            test_inputs=test.inputs,
+            test_targets=test.targets,
+            **weights,
+        )
+        words = (
+            "--model",
+            chosen.name,
+            "--rounds",
+            str(rounds),
+            "--cohort",
+            str(COHORT),
+            "--steps",
+            str(STEPS),
+            "--batch-size",
+            str(BATCH),
+            "--lr",
+            str(LR),
+            "--evaluate-every",
+            str(EVALUATE_EVERY),
+            "--threads",
+            str(torch.get_num_threads()),
+        )
         began = time.perf_counter()
         os.environ["PFL_PYTORCH_DEVICE"] = device
-        told = run(Rival("pfl 0.6", (str(python), str(HERE / "rival_pfl.py"), str(stored), *words)), torch.get_num_threads(), 24 * 3600)
+        told = run(
+            Rival("pfl 0.6", (str(python), str(HERE / "rival_pfl.py"), str(stored), *words)),
+            torch.get_num_threads(),
+            24 * 3600,
+        )
     return told | {"whole_s": time.perf_counter() - began}
 
 
@@ -117,15 +184,26 @@ def main() -> None:
     options.add_argument("--json", metavar="FILE", help="what came out, as JSON")
     given = options.parse_args()
     rounds = given.rounds or (1500 if given.device.startswith("cuda") else 20)
-    found = {"fedcomp": fedcomp_row(rounds, given.device, given), "pfl 0.6": pfl_row(rounds, given.device, given)}
+    found = {
+        "fedcomp": fedcomp_row(rounds, given.device, given),
+        "pfl 0.6": pfl_row(rounds, given.device, given),
+    }
     found = {name: row for name, row in found.items() if row}
-    print(f"CIFAR-10, {USERS} users, {COHORT} a round, {STEPS} steps of {BATCH}; {rounds} rounds on {found['fedcomp']['device']}, "
-          f"torch {torch.__version__}, load {os.getloadavg()[0]:.1f}")
+    print(
+        f"CIFAR-10, {USERS} users, {COHORT} a round, {STEPS} steps of {BATCH}; {rounds} rounds on {found['fedcomp']['device']}, "
+        f"torch {torch.__version__}, load {os.getloadavg()[0]:.1f}"
+    )
     for name, row in found.items():
         median = statistics.median(row["seconds"][1:] or row["seconds"])
-        beside = f"{sum(found['pfl 0.6']['seconds']) / sum(row['seconds']):7.2f} × pfl" if "pfl 0.6" in found else ""
-        print(f"{name:10}{sum(row['seconds']):9.1f} s in rounds{row['whole_s']:9.1f} s in all{1e3 * median:9.1f} ms a round (median)"
-              f"{COHORT / median:9.0f} client updates/s   accuracy {row['accuracy'] or 0:.3f}{beside}   {row.get('engine', '')}")
+        beside = (
+            f"{sum(found['pfl 0.6']['seconds']) / sum(row['seconds']):7.2f} × pfl"
+            if "pfl 0.6" in found
+            else ""
+        )
+        print(
+            f"{name:10}{sum(row['seconds']):9.1f} s in rounds{row['whole_s']:9.1f} s in all{1e3 * median:9.1f} ms a round (median)"
+            f"{COHORT / median:9.0f} client updates/s   accuracy {row['accuracy'] or 0:.3f}{beside}   {row.get('engine', '')}"
+        )
     sent = found["fedcomp"]
     print(f"fedcomp's uplink: {sent['uplink_bytes']:,} bytes of {sent['dense_uplink_bytes']:,}")
     if given.json:

@@ -35,19 +35,30 @@ def main() -> None:
     parser.add_argument("--matrices", type=int, default=30, help="Bernoulli matrices")
     options = parser.parse_args()
     n, liars, redundancy = options.voters, options.liars, options.redundancy
-    bernoulli = [allocation_matrix("bernoulli", n, liars, redundancy, seed) for seed in range(options.matrices)]
-    print(f"P(vote right), n = {n}, liars = {liars}; Bernoulli matrices: {options.matrices}, "
-          f"redundancy {redundancy:g}, really {np.mean([G.sum() / n for G in bernoulli]):.2f}\n")
+    bernoulli = [
+        allocation_matrix("bernoulli", n, liars, redundancy, seed)
+        for seed in range(options.matrices)
+    ]
+    print(
+        f"P(vote right), n = {n}, liars = {liars}; Bernoulli matrices: {options.matrices}, "
+        f"redundancy {redundancy:g}, really {np.mean([G.sum() / n for G in bernoulli]):.2f}\n"
+    )
     line("a partition's sign is right with probability", [f"{q:.2f}" for q in LEVELS])
     for attack in ATTACKS:
         line(f"uncoded, {attack}", [f"{uncoded(n, q, liars, attack):.3f}" for q in LEVELS])
         for placement in ("random", "heaviest"):
-            line(f"bernoulli, {attack}, {placement}", [drawn(bernoulli, q, liars, placement, attack) for q in LEVELS])
+            line(
+                f"bernoulli, {attack}, {placement}",
+                [drawn(bernoulli, q, liars, placement, attack) for q in LEVELS],
+            )
         worst = [correctness(bernoulli[0], q, liars, "worst", attack).probability for q in LEVELS]
         line(f"the first of them, {attack}, worst", [f"{p:.3f}" for p in worst])
         if n % 2:
             G = allocation_matrix("deterministic", n, liars)
-            line(f"deterministic, {attack}, heaviest", [f"{correctness(G, q, liars, 'heaviest', attack).probability:.3f}" for q in LEVELS])
+            line(
+                f"deterministic, {attack}, heaviest",
+                [f"{correctness(G, q, liars, 'heaviest', attack).probability:.3f}" for q in LEVELS],
+            )
     print("\nWhat a run is told, and what it takes to find out:")
     for q in LEVELS:
         start = time.perf_counter()

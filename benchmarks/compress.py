@@ -46,7 +46,9 @@ def ours(name: str, e: Tensor, x: Tensor, k: int) -> bytes:
     return frame
 
 
-WAYS: dict[str, Callable] = {"copy": copy, "torch": idiom} | {name: partial(ours, name) for name in ("stc", "topk", "sbc")}
+WAYS: dict[str, Callable] = {"copy": copy, "torch": idiom} | {
+    name: partial(ours, name) for name in ("stc", "topk", "sbc")
+}
 
 
 def vectors(numel: int) -> tuple[Tensor, Tensor]:
@@ -68,12 +70,23 @@ def seconds(numel: int, k: int, repeats: int) -> dict[str, float]:
 
 def peak() -> int:
     """The largest memory that this process has held, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def extra_memory(name: str, numel: int, k: int) -> int:
     """Bytes that a way adds to the peak of a fresh process that holds the two vectors."""
-    command = [sys.executable, __file__, "--numel", str(numel), "--density", f"{k}/{numel}", "--memory-of", name]
+    command = [
+        sys.executable,
+        __file__,
+        "--numel",
+        str(numel),
+        "--density",
+        f"{k}/{numel}",
+        "--memory-of",
+        name,
+    ]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -89,9 +102,13 @@ def grow(name: str, numel: int, k: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--numel", type=int, default=25_000_000, help="elements of the vector")
-    parser.add_argument("--density", type=Fraction, default=Fraction(1, 400), help="share of them that is sent")
+    parser.add_argument(
+        "--density", type=Fraction, default=Fraction(1, 400), help="share of them that is sent"
+    )
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--memory-of", choices=WAYS, help="print only the bytes that this way adds to the peak")
+    parser.add_argument(
+        "--memory-of", choices=WAYS, help="print only the bytes that this way adds to the peak"
+    )
     options = parser.parse_args()
     k = max(1, int(options.density * options.numel + Fraction(1, 2)))
     if options.memory_of:
@@ -100,10 +117,14 @@ def main() -> None:
     # First, while this process is small: on Linux a child inherits its parent's peak.
     memory = {name: extra_memory(name, options.numel, k) / (4 * options.numel) for name in WAYS}
     times = seconds(options.numel, k, options.repeats)
-    print(f"n = {options.numel:,}   k = {k:,}   threads = {torch.get_num_threads()}   median of {options.repeats}\n")
+    print(
+        f"n = {options.numel:,}   k = {k:,}   threads = {torch.get_num_threads()}   median of {options.repeats}\n"
+    )
     print(f"{'':10}{'ms':>9}{'copies':>9}{'torch/this':>12}{'extra memory':>15}")
     for name, time_s in times.items():
-        print(f"{name:10}{time_s * 1e3:9.1f}{time_s / times['copy']:9.1f}{times['torch'] / time_s:12.1f}{memory[name]:14.2f}×")
+        print(
+            f"{name:10}{time_s * 1e3:9.1f}{time_s / times['copy']:9.1f}{times['torch'] / time_s:12.1f}{memory[name]:14.2f}×"
+        )
 
 
 if __name__ == "__main__":

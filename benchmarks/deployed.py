@@ -28,7 +28,11 @@ from pathlib import Path
 
 FEDCOMP = [sys.executable, "-m", "fedcomp"]
 ROOT = Path(__file__).resolve().parents[1]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+ENVIRONMENT = os.environ | {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT),
+    "PYTHONUNBUFFERED": "1",
+}
 PER_EXCHANGE = 16_000  # bytes that an exchange may cost beside its frames
 SUFFIXES = {"k": 1_000, "M": 1_000_000}
 WIDE_TASK = """\
@@ -71,11 +75,15 @@ sys.stdin.read()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, nargs="+")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--task", default="digits")
-    parser.add_argument("--parameters", default="", help="take a linear model of about so many in place of --task")
+    parser.add_argument(
+        "--parameters", default="", help="take a linear model of about so many in place of --task"
+    )
     parser.add_argument("--uplink", default="stc:density=1/100")
     parser.add_argument("--downlink", default="stc:density=1/100")
     parser.add_argument("--secure", action="store_true")
@@ -91,22 +99,76 @@ def main() -> None:
         server_memory(given)
     else:
         exchanges(given)
-    print(f"load averages of the machine {', '.join(f'{load:.1f}' for load in os.getloadavg())}, {os.cpu_count()} cores")
+    print(
+        f"load averages of the machine {', '.join(f'{load:.1f}' for load in os.getloadavg())}, {os.cpu_count()} cores"
+    )
 
 
 class Federation:
     """A server and a host of clients, in a folder, until `end`."""
 
-    def __init__(self, folder: Path, given: argparse.Namespace, clients: int, rounds: int, here: int | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        given: argparse.Namespace,
+        clients: int,
+        rounds: int,
+        here: int | None = None,
+    ):
         self.folder, self.processes = folder, []
         self.port, self.metrics_port = free_port(), free_port()
         self.task = given.task if not given.parameters else wide_task(folder, given.parameters)
-        shape = ["--clients", str(clients), "--rounds", str(rounds), "--participation", "1", "--task", self.task, "--local-steps", "1",
-                 "--batch-size", "10", "--uplink", given.uplink, "--downlink", given.downlink, "--eval-every", str(rounds)]
-        door = ["--port", str(self.port), "--out", "run", "--plain", "--metrics-port", str(self.metrics_port)]
-        host = ["--server", f"127.0.0.1:{self.port}", "--count", str(here or clients), "--partition-id", "0", "--task", self.task]
+        shape = [
+            "--clients",
+            str(clients),
+            "--rounds",
+            str(rounds),
+            "--participation",
+            "1",
+            "--task",
+            self.task,
+            "--local-steps",
+            "1",
+            "--batch-size",
+            "10",
+            "--uplink",
+            given.uplink,
+            "--downlink",
+            given.downlink,
+            "--eval-every",
+            str(rounds),
+        ]
+        door = [
+            "--port",
+            str(self.port),
+            "--out",
+            "run",
+            "--plain",
+            "--metrics-port",
+            str(self.metrics_port),
+        ]
+        host = [
+            "--server",
+            f"127.0.0.1:{self.port}",
+            "--count",
+            str(here or clients),
+            "--partition-id",
+            "0",
+            "--task",
+            self.task,
+        ]
         if given.secure:
-            keys = [*FEDCOMP, "keys", "init", "--out", "keys", "--clients", str(clients), "--host", "127.0.0.1"]
+            keys = [
+                *FEDCOMP,
+                "keys",
+                "init",
+                "--out",
+                "keys",
+                "--clients",
+                str(clients),
+                "--host",
+                "127.0.0.1",
+            ]
             subprocess.run(keys, cwd=folder, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
         lock = ["--keys", "keys", "--host", "127.0.0.1"] if given.secure else ["--insecure"]
         key = ["--enrolment", "keys/clients"] if given.secure else ["--insecure"]
@@ -115,14 +177,21 @@ class Federation:
 
     def start(self, name: str, command: list[str]) -> subprocess.Popen:
         with (self.folder / f"{name}.txt").open("wb") as said:
-            process = subprocess.Popen(command, cwd=self.folder, env=ENVIRONMENT, stdout=said, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=ENVIRONMENT, stdout=said, stderr=subprocess.STDOUT
+            )
         self.processes.append(process)
         return process
 
     def superlink(self) -> int:
         """Its process id."""
-        return next(int(child) for child in Path(f"/proc/{self.server.pid}/task/{self.server.pid}/children").read_text().split()
-                    if "--superexec-auth-secret-file" in Path(f"/proc/{child}/cmdline").read_text())
+        return next(
+            int(child)
+            for child in Path(f"/proc/{self.server.pid}/task/{self.server.pid}/children")
+            .read_text()
+            .split()
+            if "--superexec-auth-secret-file" in Path(f"/proc/{child}/cmdline").read_text()
+        )
 
     def check(self) -> bool:
         """Whether the server still runs. Leaves when it failed."""
@@ -137,7 +206,9 @@ class Federation:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def metric(self, name: str) -> float:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=30
+        ) as answer:
             return float(re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)[1])
 
     def end(self) -> None:
@@ -149,7 +220,9 @@ class Federation:
 
 
 @contextmanager
-def federation(given: argparse.Namespace, clients: int, rounds: int, here: int | None = None) -> Iterator[Federation]:
+def federation(
+    given: argparse.Namespace, clients: int, rounds: int, here: int | None = None
+) -> Iterator[Federation]:
     with tempfile.TemporaryDirectory() as folder:
         made = Federation(Path(folder), given, clients, rounds, here)
         try:
@@ -160,8 +233,11 @@ def federation(given: argparse.Namespace, clients: int, rounds: int, here: int |
 
 def exchanges(given: argparse.Namespace) -> None:
     rounds = given.rounds or 20
-    print(f"{'clients':>8} {'rounds':>7} {'median s':>9} {'slowest s':>10} {'frames B':>12} {'at the port B':>14} "
-          f"{'of frames + 16 kB':>18} {'rejected':>9}   a round; bytes an exchange", flush=True)
+    print(
+        f"{'clients':>8} {'rounds':>7} {'median s':>9} {'slowest s':>10} {'frames B':>12} {'at the port B':>14} "
+        f"{'of frames + 16 kB':>18} {'rejected':>9}   a round; bytes an exchange",
+        flush=True,
+    )
     for clients in given.clients or [10, 50, 200]:
         with federation(given, clients, rounds) as on:
             while on.check():
@@ -169,10 +245,15 @@ def exchanges(given: argparse.Namespace) -> None:
             records = on.records()[1:]  # the first follows a wait
         seconds = sorted(record["seconds"] for record in records)
         count = clients * len(records)
-        frames = sum(record["uplink_bytes"] + record["downlink_bytes"] for record in records) / count
+        frames = (
+            sum(record["uplink_bytes"] + record["downlink_bytes"] for record in records) / count
+        )
         wire = sum(record["wire_bytes_in"] + record["wire_bytes_out"] for record in records) / count
-        print(f"{clients:8} {len(records):7} {statistics.median(seconds):9.2f} {seconds[-1]:10.2f} {frames:12,.0f} {wire:14,.0f} "
-              f"{wire / (frames + PER_EXCHANGE):18.3f} {sum(record['rejected'] for record in records):9}", flush=True)
+        print(
+            f"{clients:8} {len(records):7} {statistics.median(seconds):9.2f} {seconds[-1]:10.2f} {frames:12,.0f} {wire:14,.0f} "
+            f"{wire / (frames + PER_EXCHANGE):18.3f} {sum(record['rejected'] for record in records):9}",
+            flush=True,
+        )
 
 
 def idle(given: argparse.Namespace) -> None:
@@ -186,8 +267,10 @@ def idle(given: argparse.Namespace) -> None:
         time.sleep(given.idle)
         after, passed = [on.metric(name) for name in names], time.monotonic() - began
     received, sent = ((b - a) / passed / clients for a, b in zip(before, after, strict=True))
-    print(f"{clients} clients that wait, over {passed:.0f} s: {received:,.0f} B/s up, {sent:,.0f} B/s down, {received + sent:,.0f} B/s "
-          "a client")
+    print(
+        f"{clients} clients that wait, over {passed:.0f} s: {received:,.0f} B/s up, {sent:,.0f} B/s down, {received + sent:,.0f} B/s "
+        "a client"
+    )
 
 
 def await_clients(on: Federation, clients: int) -> None:
@@ -200,7 +283,10 @@ def await_clients(on: Federation, clients: int) -> None:
 def server_memory(given: argparse.Namespace) -> None:
     clients, rounds = (given.clients or [50])[0], given.rounds or 300
     steps, next_at = max(1, rounds // 12), 1
-    print(f"{'round':>6} {'server MB':>10} {'SuperLink MB':>13}   resident, {clients} clients", flush=True)
+    print(
+        f"{'round':>6} {'server MB':>10} {'SuperLink MB':>13}   resident, {clients} clients",
+        flush=True,
+    )
     seen: list[tuple[int, float, float]] = []
     with federation(given, clients, rounds) as on:
         while on.check():
@@ -214,8 +300,10 @@ def server_memory(given: argparse.Namespace) -> None:
     for name, column in (("server", 1), ("SuperLink", 2)):
         values = [row[column] for row in settled]
         middle = statistics.mean(values)
-        print(f"{name}: from round {settled[0][0]} on {min(values):.1f} to {max(values):.1f} MB, "
-              f"{(min(values) / middle - 1):+.1%} to {(max(values) / middle - 1):+.1%} of the mean")
+        print(
+            f"{name}: from round {settled[0][0]} on {min(values):.1f} to {max(values):.1f} MB, "
+            f"{(min(values) / middle - 1):+.1%} to {(max(values) / middle - 1):+.1%} of the mean"
+        )
 
 
 def client_memory(given: argparse.Namespace) -> None:
@@ -226,8 +314,12 @@ def client_memory(given: argparse.Namespace) -> None:
     given.task = "wide"
     step = {size: step_memory(size) for size in sizes}
     grown_mb = (parameters(sizes[1]) - parameters(sizes[0])) * 4 / 1e6
-    print(f"models of {' and '.join(sizes)} parameters; MB resident at rest and at most; vectors: growth above the training step's own")
-    print(f"{'clients':>13} {'at rest':>17} {'at most':>17} {'vectors at rest':>16} {'vectors at most':>16}")
+    print(
+        f"models of {' and '.join(sizes)} parameters; MB resident at rest and at most; vectors: growth above the training step's own"
+    )
+    print(
+        f"{'clients':>13} {'at rest':>17} {'at most':>17} {'vectors at rest':>16} {'vectors at most':>16}"
+    )
     row = "{:>13} {:8.0f} {:8.0f} {:8.0f} {:8.0f}".format
     print(row("step alone", *(step[size][which] for which in (0, 1) for size in sizes)))
     for clients in given.clients or [1, 2, 4]:
@@ -235,16 +327,30 @@ def client_memory(given: argparse.Namespace) -> None:
         for size in sizes:
             given.parameters = size
             seen[size] = host_memory(given, clients, rounds)
-        above = [(seen[sizes[1]][which] - step[sizes[1]][which] - seen[sizes[0]][which] + step[sizes[0]][which]) / grown_mb
-                 for which in (0, 1)]
-        print(row(clients, *(seen[size][which] for which in (0, 1) for size in sizes)) + f" {above[0]:16.2f} {above[1]:16.2f}", flush=True)
+        above = [
+            (
+                seen[sizes[1]][which]
+                - step[sizes[1]][which]
+                - seen[sizes[0]][which]
+                + step[sizes[0]][which]
+            )
+            / grown_mb
+            for which in (0, 1)
+        ]
+        print(
+            row(clients, *(seen[size][which] for which in (0, 1) for size in sizes))
+            + f" {above[0]:16.2f} {above[1]:16.2f}",
+            flush=True,
+        )
 
 
 def step_memory(size: str) -> tuple[float, float]:
     """Resident MB of a process that does nothing but training steps: at rest, and at most."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", STEP, wide_task(Path(folder), size)]
-        step = subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        step = subprocess.Popen(
+            command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         step.stdout.readline()
         seen = resident_mb(step.pid), resident_mb(step.pid, "VmHWM")
         step.communicate()
@@ -264,7 +370,17 @@ def host_memory(given: argparse.Namespace, clients: int, rounds: int) -> tuple[f
 
 def resident_mb(process: int, what: str = "VmRSS") -> float:
     try:
-        return int(re.search(rf"^{what}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)[1]) * 1024 / 1e6
+        return (
+            int(
+                re.search(
+                    rf"^{what}:\s+(\d+) kB",
+                    Path(f"/proc/{process}/status").read_text(),
+                    re.MULTILINE,
+                )[1]
+            )
+            * 1024
+            / 1e6
+        )
     except (OSError, TypeError):
         return 0.0  # it has ended
 

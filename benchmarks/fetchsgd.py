@@ -25,12 +25,20 @@ from fedcomp.sim import simulate
 POINTS = 0.02  # of accuracy that compression may cost
 STEPS = (0.5, 1.0, 2.0, 3.0, 10.0)  # of the server of uncompressed runs
 Choice = dict[str, str | float]  # of options
-IDENTITY: Choice = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
+IDENTITY: Choice = {
+    "uplink": "identity",
+    "downlink": "identity",
+    "memory": "none",
+    "downlink_memory": "none",
+}
 
 
 def sized(ratio: float, density: str, momentum: float = 0.9) -> Choice:
     """FetchSGD whose sketches are so many times shorter than a model in float32, and which moves this share of it."""
-    return {"strategy": f"fetchsgd:momentum={momentum:g},density={density}", "uplink": f"sketch:rows=3,ratio={ratio:g},cells=int8"}
+    return {
+        "strategy": f"fetchsgd:momentum={momentum:g},density={density}",
+        "uplink": f"sketch:rows=3,ratio={ratio:g},cells=int8",
+    }
 
 
 def stc(density: str) -> Choice:
@@ -51,7 +59,10 @@ COMMON = RunConfig(partition="classes:2", participation=0.1, batch_size=20)
 SETTINGS = {
     "mnist-logreg": Setting(
         replace(COMMON, task="mnist-logreg", clients=200, rounds=400, local_steps=1, lr=0.04),
-        tuple(sized(*size) for size in ((6, "1/50"), (8, "1/100"), (12, "1/100"), (16, "1/200"), (24, "1/200"))),
+        tuple(
+            sized(*size)
+            for size in ((6, "1/50"), (8, "1/100"), (12, "1/100"), (16, "1/200"), (24, "1/200"))
+        ),
     ),
     "mnist-cnn": Setting(
         replace(COMMON, task="mnist-cnn", clients=100, rounds=100, local_steps=5, lr=0.05),
@@ -59,8 +70,17 @@ SETTINGS = {
         steps=(0.5, 1.0, 2.0),  # larger ones do not learn
     ),
     "cifar10-vgg11s": Setting(
-        replace(COMMON, task="cifar10-vgg11s", partition="iid", clients=10, participation=0.4, rounds=32, local_steps=25, lr=0.02,
-                momentum=0.9),
+        replace(
+            COMMON,
+            task="cifar10-vgg11s",
+            partition="iid",
+            clients=10,
+            participation=0.4,
+            rounds=32,
+            local_steps=25,
+            lr=0.02,
+            momentum=0.9,
+        ),
         (sized(8, "1/100", 0.0), sized(16, "1/50", 0.0), stc("1/100")),
         curve=True,
     ),
@@ -81,7 +101,9 @@ class Watch(Observer):
     def sent(self, name: str = "", until: int | None = None) -> int:
         """Bytes of a way, or of both."""
         ways = [name] if name else ["uplink", "downlink"]
-        return sum(getattr(record, f"{way}_bytes") for record in self.records[:until] for way in ways)
+        return sum(
+            getattr(record, f"{way}_bytes") for record in self.records[:until] for way in ways
+        )
 
 
 def runs(config: RunConfig, choice: Choice, seeds: range) -> list[Watch]:
@@ -105,7 +127,10 @@ def accuracy(watches: list[Watch]) -> float:
 def measure(name: str, setting: Setting, seeds: range) -> None:
     c = setting.run
     steps = f"{c.local_steps} steps of {c.batch_size} at lr {c.lr:g}"
-    print(f"{name}: {c.clients} clients, {c.rounds} rounds of {steps}, seeds {', '.join(map(str, seeds))}\n", flush=True)
+    print(
+        f"{name}: {c.clients} clients, {c.rounds} rounds of {steps}, seeds {', '.join(map(str, seeds))}\n",
+        flush=True,
+    )
     if setting.curve:
         return curve(setting, seeds[0])
     c = replace(c, eval_every=c.rounds, checkpoint_every=c.rounds)
@@ -116,23 +141,42 @@ def measure(name: str, setting: Setting, seeds: range) -> None:
         began, mine = time.perf_counter(), runs(c, choice, seeds)
         if choice in uncompressed:
             dense = max(dense or mine, mine, key=accuracy)
-        up, down, total = (sum(w.sent(way) for w in dense) / sum(w.sent(way) for w in mine) for way in ("uplink", "downlink", ""))
+        up, down, total = (
+            sum(w.sent(way) for w in dense) / sum(w.sent(way) for w in mine)
+            for way in ("uplink", "downlink", "")
+        )
         seconds = time.perf_counter() - began
-        print(f"{named(choice):64}{100 * accuracy(mine):>8.2f}%{up:>7.1f}×{down:>7.1f}×{total:>7.1f}×{seconds:>6.0f}", flush=True)
+        print(
+            f"{named(choice):64}{100 * accuracy(mine):>8.2f}%{up:>7.1f}×{down:>7.1f}×{total:>7.1f}×{seconds:>6.0f}",
+            flush=True,
+        )
         if choice not in uncompressed and accuracy(mine) >= accuracy(dense) - POINTS:
             best = max(best, (total, f"{total:.1f}× by {named(choice)}"))
-    print(f"\nlargest compression within {100 * POINTS:g} points of {100 * accuracy(dense):.2f} %: {best[1]}\n", flush=True)
+    print(
+        f"\nlargest compression within {100 * POINTS:g} points of {100 * accuracy(dense):.2f} %: {best[1]}\n",
+        flush=True,
+    )
 
 
 def curve(setting: Setting, seed: int) -> None:
-    c = replace(setting.run, eval_every=max(1, setting.run.rounds // 8), checkpoint_every=setting.run.rounds)
+    c = replace(
+        setting.run, eval_every=max(1, setting.run.rounds // 8), checkpoint_every=setting.run.rounds
+    )
     for choice in (IDENTITY, *setting.sizes):
         (watch,) = runs(c, choice, range(seed, seed + 1))
         evaluated = [record for record in watch.records if record.accuracy is not None]
         print(named(choice))
         print(f"  {'round':10}" + "".join(f"{record.round:>10}" for record in evaluated))
-        print(f"  {'MB':10}" + "".join(f"{watch.sent(until=record.round) / 1e6:>10.2f}" for record in evaluated))
-        print(f"  {'accuracy':10}" + "".join(f"{100 * record.accuracy:>9.1f}%" for record in evaluated) + "\n", flush=True)
+        print(
+            f"  {'MB':10}"
+            + "".join(f"{watch.sent(until=record.round) / 1e6:>10.2f}" for record in evaluated)
+        )
+        print(
+            f"  {'accuracy':10}"
+            + "".join(f"{100 * record.accuracy:>9.1f}%" for record in evaluated)
+            + "\n",
+            flush=True,
+        )
 
 
 def main() -> None:

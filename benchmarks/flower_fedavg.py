@@ -61,7 +61,12 @@ out = ""
 CONNECTION = '[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{}:{}"\ninsecure = true\n'
 
 
-task = Task("ten clouds", app.network, train=lambda: Data(*app.clouds(4000, 2)), test=lambda: Data(*app.clouds(2000, 3)))
+task = Task(
+    "ten clouds",
+    app.network,
+    train=lambda: Data(*app.clouds(4000, 2)),
+    test=lambda: Data(*app.clouds(2000, 3)),
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,11 @@ def processes(environment: dict[str, str], folder: Path) -> Iterator:
 
     def start(*words: str) -> subprocess.Popen:
         with (folder / f"process-{len(started)}.txt").open("wb") as said:
-            started.append(subprocess.Popen([*words], cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT))
+            started.append(
+                subprocess.Popen(
+                    [*words], cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT
+                )
+            )
         return started[-1]
 
     try:
@@ -116,26 +125,63 @@ def flower(folder: Path, given: argparse.Namespace, density: str) -> Result:
     port, scripts = free_port(), Path(sysconfig.get_path("scripts"))
     (folder / "config.toml").write_text(CONNECTION.format(LOOPBACK, port))
     environment = surroundings(given) | {
-        "FLWR_HOME": str(folder), "PATH": os.pathsep.join([str(scripts), os.environ.get("PATH", "")]),
+        "FLWR_HOME": str(folder),
+        "PATH": os.pathsep.join([str(scripts), os.environ.get("PATH", "")]),
         "BENCH_STATE": str(folder / "state") if density else "",
-        "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
     }
     out, guard = folder / "result.json", Guard(LOOPBACK, 0, port)
     with processes(environment, folder) as start:
-        link = start(str(scripts / "flower-superlink"), "--insecure", "--host", LOOPBACK, "--port", str(port),
-                     "--disable-runtime-dependency-installation")
+        link = start(
+            str(scripts / "flower-superlink"),
+            "--insecure",
+            "--host",
+            LOOPBACK,
+            "--port",
+            str(port),
+            "--disable-runtime-dependency-installation",
+        )
         wait(lambda: healthy(port), link)
         with guard:
             began = time.monotonic()
-            values = {"rounds": given.rounds, "participation": given.participation, "density": density, "out": str(out)}
+            values = {
+                "rounds": given.rounds,
+                "participation": given.participation,
+                "density": density,
+                "out": str(out),
+            }
             overrides = " ".join(f"{name}={json.dumps(value)}" for name, value in values.items())
-            subprocess.run([scripts / "flwr", "run", folder / "app", "here", "--run-config", overrides], env=environment, cwd=folder,
-                           check=True, stdout=subprocess.DEVNULL, timeout=300)
+            subprocess.run(
+                [scripts / "flwr", "run", folder / "app", "here", "--run-config", overrides],
+                env=environment,
+                cwd=folder,
+                check=True,
+                stdout=subprocess.DEVNULL,
+                timeout=300,
+            )
             for i in range(given.clients):
-                there = ["--superlink", f"{LOOPBACK}:{guard.port}", "--host", LOOPBACK, "--port", str(free_port())]
-                start(str(scripts / "flower-supernode"), "--insecure", *there, "--node-config", f"partition-id={i}")
+                there = [
+                    "--superlink",
+                    f"{LOOPBACK}:{guard.port}",
+                    "--host",
+                    LOOPBACK,
+                    "--port",
+                    str(free_port()),
+                ]
+                start(
+                    str(scripts / "flower-supernode"),
+                    "--insecure",
+                    *there,
+                    "--node-config",
+                    f"partition-id={i}",
+                )
             wait(out.exists, link)
-            told, seconds, (received, sent) = json.loads(out.read_text()), time.monotonic() - began, carried(guard)
+            told, seconds, (received, sent) = (
+                json.loads(out.read_text()),
+                time.monotonic() - began,
+                carried(guard),
+            )
     exchanges = round(given.participation * given.clients) * given.rounds
     if density:
         assert told["exchanges"] == exchanges
@@ -148,8 +194,18 @@ def ours(folder: Path, given: argparse.Namespace) -> Result:
     folder.mkdir()
     codec, this = f"stc:density={given.density}", f"{Path(__file__).resolve()}:task"
     config = RunConfig(  # as much training as in the app
-        task=this, clients=given.clients, rounds=given.rounds, participation=given.participation, uplink=codec, downlink=codec,
-        partition="iid", local_steps=app.LOCAL_STEPS, batch_size=app.BATCH, lr=app.LR, eval_every=given.rounds, device="cpu",
+        task=this,
+        clients=given.clients,
+        rounds=given.rounds,
+        participation=given.participation,
+        uplink=codec,
+        downlink=codec,
+        partition="iid",
+        local_steps=app.LOCAL_STEPS,
+        batch_size=app.BATCH,
+        lr=app.LR,
+        eval_every=given.rounds,
+        device="cpu",
         out=str(folder / "run"),
     )
     deployment = Deployment(config, Door(port=0), Observer())
@@ -158,15 +214,38 @@ def ours(folder: Path, given: argparse.Namespace) -> Result:
 
         def opened(port: int) -> None:
             for i in range(given.clients):
-                start(sys.executable, "-m", "fedcomp", "client", "--insecure", "--server", f"{LOOPBACK}:{port}", "--partition-id", str(i),
-                      "--task", this, "--state-dir", f"state-{i}")
+                start(
+                    sys.executable,
+                    "-m",
+                    "fedcomp",
+                    "client",
+                    "--insecure",
+                    "--server",
+                    f"{LOOPBACK}:{port}",
+                    "--partition-id",
+                    str(i),
+                    "--task",
+                    this,
+                    "--state-dir",
+                    f"state-{i}",
+                )
 
         summary = deployment.run(opened)
-    records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     frames = sum(record["uplink_bytes"] + record["downlink_bytes"] for record in records)
     exchanges = sum(record["accepted"] for record in records)
     counted, seconds = carried(deployment.guard), time.monotonic() - began
-    return Result(f"fedcomp, {codec}", exchanges, frames, *counted, summary.accuracy, seconds, beside_frames(records[1:]))
+    return Result(
+        f"fedcomp, {codec}",
+        exchanges,
+        frames,
+        *counted,
+        summary.accuracy,
+        seconds,
+        beside_frames(records[1:]),
+    )
 
 
 def beside_frames(records: list[dict]) -> str:
@@ -181,7 +260,15 @@ def beside_frames(records: list[dict]) -> str:
 def surroundings(given: argparse.Namespace) -> dict[str, str]:
     here = Path(__file__).resolve().parent
     told = {"BENCH_NUMEL": str(given.numel), "BENCH_CLIENTS": str(given.clients)}
-    return os.environ | told | {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here)]), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    return (
+        os.environ
+        | told
+        | {
+            "PYTHONPATH": os.pathsep.join([str(here.parent), str(here)]),
+            "OMP_NUM_THREADS": "1",
+            "NO_COLOR": "1",
+        }
+    )
 
 
 def free_port() -> int:
@@ -205,13 +292,17 @@ def wait(condition, process: subprocess.Popen) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--numel", type=int, default=1_000_000)
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--participation", type=float, default=0.5)
     parser.add_argument("--density", default="1/400")
-    parser.add_argument("--mod", action="store_true", help="also FedAvg with Compressed and compression_mod")
+    parser.add_argument(
+        "--mod", action="store_true", help="also FedAvg with Compressed and compression_mod"
+    )
     parser.add_argument("--folder", type=Path, help="where to leave what the processes said")
     given = parser.parse_args()
     os.environ["BENCH_NUMEL"] = str(given.numel)
@@ -222,14 +313,20 @@ def main() -> None:
         results += [flower(folder / "mod", given, given.density)] if given.mod else []
         results.append(ours(folder / "ours", given))
     numel = sum(p.numel() for p in app.network().parameters())
-    print(f"{numel:,} weights, {given.clients} clients, {given.rounds} rounds, participation {given.participation:g}, "
-          f"load average {os.getloadavg()[0]:.1f}\n")
-    print(f"{'':38}{'exchanges':>10}{'frames':>13}{'port in':>13}{'port out':>13}{'in all':>13}{'less':>8}{'accuracy':>10}{'seconds':>9}")
+    print(
+        f"{numel:,} weights, {given.clients} clients, {given.rounds} rounds, participation {given.participation:g}, "
+        f"load average {os.getloadavg()[0]:.1f}\n"
+    )
+    print(
+        f"{'':38}{'exchanges':>10}{'frames':>13}{'port in':>13}{'port out':>13}{'in all':>13}{'less':>8}{'accuracy':>10}{'seconds':>9}"
+    )
     for r in results:
         less = results[0].carried / r.carried
         frames = f"{r.frames:,}" if r.frames else "–"
-        print(f"{r.name:38}{r.exchanges:>10}{frames:>13}{r.received:>13,}{r.sent:>13,}{r.carried:>13,}{less:>7.1f}×"
-              f"{r.accuracy:>10.4f}{r.seconds:>9.0f}")
+        print(
+            f"{r.name:38}{r.exchanges:>10}{frames:>13}{r.received:>13,}{r.sent:>13,}{r.carried:>13,}{less:>7.1f}×"
+            f"{r.accuracy:>10.4f}{r.seconds:>9.0f}"
+        )
     print(f"\nfedcomp, round 2 and on, without what it costs to come and go: {results[-1].rounds}")
 
 

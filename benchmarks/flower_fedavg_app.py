@@ -45,14 +45,19 @@ def train(message: Message, context: Context) -> Message:
     net, number = network(), int(context.node_config["partition-id"])
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     inputs, targets = (part[number :: int(os.environ["BENCH_CLIENTS"])] for part in clouds(4000, 2))
-    generator = torch.Generator().manual_seed(1000 * int(message.content["config"]["server-round"]) + number)
+    generator = torch.Generator().manual_seed(
+        1000 * int(message.content["config"]["server-round"]) + number
+    )
     optimizer = torch.optim.SGD(net.parameters(), lr=LR)
     for _ in range(LOCAL_STEPS):
         batch = torch.randint(len(inputs), (BATCH,), generator=generator)
         optimizer.zero_grad()
         nn.functional.cross_entropy(net(inputs[batch]), targets[batch]).backward()
         optimizer.step()
-    records = {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"num-examples": len(inputs)})}
+    records = {
+        "arrays": ArrayRecord(net.state_dict()),
+        "metrics": MetricRecord({"num-examples": len(inputs)}),
+    }
     return Message(RecordDict(records), reply_to=message)
 
 
@@ -61,7 +66,11 @@ def serve(grid: Grid, context: Context) -> None:
     config, clients = context.run_config, int(os.environ["BENCH_CLIENTS"])
     while len(list(grid.get_node_ids())) < clients:
         time.sleep(0.2)
-    strategy = FedAvg(fraction_train=float(config["participation"]), fraction_evaluate=0.0, min_available_nodes=clients)
+    strategy = FedAvg(
+        fraction_train=float(config["participation"]),
+        fraction_evaluate=0.0,
+        min_available_nodes=clients,
+    )
     traffic = {}
     if config["density"]:
         from fedcomp.strategies import Compressed
@@ -78,5 +87,7 @@ def serve(grid: Grid, context: Context) -> None:
     frames = sum(sum(t.uplink.values()) + sum(t.downlink.values()) for t in traffic.values())
     exchanges = sum(len(t.uplink) for t in traffic.values())
     out = Path(config["out"])
-    out.with_suffix(".new").write_text(json.dumps({"accuracy": accuracy, "frames": frames, "exchanges": exchanges}))
+    out.with_suffix(".new").write_text(
+        json.dumps({"accuracy": accuracy, "frames": frames, "exchanges": exchanges})
+    )
     out.with_suffix(".new").rename(out)

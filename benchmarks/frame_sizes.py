@@ -34,7 +34,10 @@ def bound_bytes(name: str, numel: int, k: int) -> float:
 def by_tensor_bytes(name: str, layout: Layout, positions: np.ndarray) -> float:
     """The bound where each tensor's positions are spread uniformly."""
     counts = np.histogram(positions, [0, *(e.span.stop for e in layout)])[0].tolist()
-    return (sum(map(binomial_bits, (e.numel for e in layout), counts)) + EXTRA_BITS[name](positions.size)) / 8
+    return (
+        sum(map(binomial_bits, (e.numel for e in layout), counts))
+        + EXTRA_BITS[name](positions.size)
+    ) / 8
 
 
 def layered(layout: Layout, how: str) -> Tensor:
@@ -43,7 +46,9 @@ def layered(layout: Layout, how: str) -> Tensor:
     x, fan_in = torch.randn(layout.numel, generator=draw), 1
     for entry in layout:
         by_chance = 2 ** (3 * float(torch.rand((), generator=draw)) - 2)
-        fan_in = math.prod(entry.shape[1:]) if len(entry.shape) > 1 else fan_in  # a bias follows its matrix
+        fan_in = (
+            math.prod(entry.shape[1:]) if len(entry.shape) > 1 else fan_in
+        )  # a bias follows its matrix
         x[entry.span] *= by_chance if how == "by chance" else fan_in**-0.5
     return x
 
@@ -73,7 +78,9 @@ def main() -> None:
         show(name, torch.randn(numel, generator=torch.Generator().manual_seed(0)), None)
     layout = Layout.of(network())
     for how in ("by fan-in", "by chance"):
-        print(f"\nn = {layout.numel:,}, the shapes of cifar10-vgg11s, normal values scaled {how}\n\n{head}{'by tensor':>14}")
+        print(
+            f"\nn = {layout.numel:,}, the shapes of cifar10-vgg11s, normal values scaled {how}\n\n{head}{'by tensor':>14}"
+        )
         for name in EXTRA_BITS:
             show(name, layered(layout, how), layout)
 

@@ -41,7 +41,10 @@ from fedcomp.tasks import cifar10, mnist, resnet, shakespeare
 from fedcomp.tasks.base import Data, Task, initial_model
 
 IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
-TOLERANCES = {"float32": 1e-2, "bfloat16": 0.5}  # of an update's length; one maximum that falls on another pixel is more than rounding
+TOLERANCES = {
+    "float32": 1e-2,
+    "bfloat16": 0.5,
+}  # of an update's length; one maximum that falls on another pixel is more than rounding
 SURE = 1e-3  # of the median client in float32: pixels change places in few
 
 
@@ -56,12 +59,22 @@ class Case:
 CONVOLUTIONS, ONCE = (MAPPED, *FORMS), (MAPPED, CHAIN)
 CASES = {
     "mnist-logreg": Case(mnist.linear, "rows", LocalSGD(5, batch_size=20), ONCE),
-    "mlp": Case(lambda: nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10)), "rows",
-                LocalSGD(5, batch_size=20), ONCE),
+    "mlp": Case(
+        lambda: nn.Sequential(
+            nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10)
+        ),
+        "rows",
+        LocalSGD(5, batch_size=20),
+        ONCE,
+    ),
     "mnist-cnn": Case(mnist.network, "mnist", LocalSGD(5, batch_size=20), CONVOLUTIONS),
     "cifar10-vgg11s": Case(cifar10.network, "cifar10", LocalSGD(5, batch_size=20), CONVOLUTIONS),
-    "cifar10-resnet18": Case(resnet.ResNet18, "cifar10", LocalSGD(5, batch_size=20, momentum=0.9), CONVOLUTIONS),
-    "shakespeare-lstm": Case(shakespeare.CharacterLSTM, "text", LocalSGD(5, batch_size=10, lr=0.5), (AUTO,)),
+    "cifar10-resnet18": Case(
+        resnet.ResNet18, "cifar10", LocalSGD(5, batch_size=20, momentum=0.9), CONVOLUTIONS
+    ),
+    "shakespeare-lstm": Case(
+        shakespeare.CharacterLSTM, "text", LocalSGD(5, batch_size=10, lr=0.5), (AUTO,)
+    ),
 }
 HEAVY = "cifar10-resnet18"
 
@@ -83,10 +96,14 @@ class Row:
 def examples(kind: str, count: int) -> Data:
     drawn = torch.Generator().manual_seed(0)
     if kind == "text":
-        text = torch.randint(0, shakespeare.UNKNOWN, (count, shakespeare.WINDOW + 1), generator=drawn)
+        text = torch.randint(
+            0, shakespeare.UNKNOWN, (count, shakespeare.WINDOW + 1), generator=drawn
+        )
         return Data(text[:, :-1].contiguous(), text[:, 1:].contiguous())
     shape = (784,) if kind == "rows" else IMAGES[kind]
-    return Data(torch.randn(count, *shape, generator=drawn), torch.randint(0, 10, (count,), generator=drawn))
+    return Data(
+        torch.randn(count, *shape, generator=drawn), torch.randint(0, 10, (count,), generator=drawn)
+    )
 
 
 def synchronise(device: torch.device) -> None:
@@ -94,7 +111,9 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def seconds(run: Callable[[], object], device: torch.device, repeats: int, warm_up: int = 3) -> float:
+def seconds(
+    run: Callable[[], object], device: torch.device, repeats: int, warm_up: int = 3
+) -> float:
     """Median of a few runs."""
     taken = []
     for _ in range(warm_up + repeats):
@@ -127,42 +146,78 @@ class Bench:
             nn.init.normal_(model.weight, std=0.05)
         self.model, self.layout = model, Layout.of(model)
         self.start = self.layout.gather(model).to(device)
-        self.plans = [plan_batches(self.case.sgd, np.arange(40) + 40 * who, 0, 1, who) for who in range(clients)]
+        self.plans = [
+            plan_batches(self.case.sgd, np.arange(40) + 40 * who, 0, 1, who)
+            for who in range(clients)
+        ]
 
     def fresh(self) -> nn.Module:
         return initial_model(self.task, 0)
 
     def serial(self, sgd: LocalSGD) -> tuple[Tensor, float]:
         engine = SerialEngine(self.task, self.fresh(), self.layout, self.device)
-        train = lambda: torch.stack([engine.train(self.start, self.data, plan, sgd).update for plan in self.plans])  # noqa: E731
+
+        def train():
+            return torch.stack(
+                [engine.train(self.start, self.data, plan, sgd).update for plan in self.plans]
+            )
+
         return train(), seconds(train, self.device, 1, 1)
 
     def one_batch(self, sgd: LocalSGD) -> float:
         """Seconds of one model that sees the examples of all clients in each step, as often as fits: the limit."""
         engine = SerialEngine(self.task, self.fresh(), self.layout, self.device)
         together = [np.concatenate(step) for step in zip(*self.plans, strict=True)]
-        return seconds(lambda: engine.train(self.start, self.data, together, sgd), self.device, self.repeats)
+        return seconds(
+            lambda: engine.train(self.start, self.data, together, sgd), self.device, self.repeats
+        )
 
     def operations(self) -> int:
         """Of one client's update: forward and backward of its steps."""
-        engine = BatchedEngine(self.task, self.fresh(), self.layout, self.device)  # of an LSTM in one piece torch counts nothing
-        engine.train(self.start, self.data, self.plans[:1], self.case.sgd)  # which compares its passes with the model's
+        engine = BatchedEngine(
+            self.task, self.fresh(), self.layout, self.device
+        )  # of an LSTM in one piece torch counts nothing
+        engine.train(
+            self.start, self.data, self.plans[:1], self.case.sgd
+        )  # which compares its passes with the model's
         engine.recordings.forget()  # what is played again is not counted
         with FlopCounterMode(display=False) as counter:
             engine.train(self.start, self.data, self.plans[:1], self.case.sgd)
         return counter.get_total_flops()
 
-    def batched(self, way: str, sgd: LocalSGD, recorded: bool, exact: Tensor, share: Callable[[float], float]) -> Row:
-        engine = BatchedEngine(self.task, self.fresh(), self.layout, self.device, len(self.plans), way=way, warn=print)
+    def batched(
+        self,
+        way: str,
+        sgd: LocalSGD,
+        recorded: bool,
+        exact: Tensor,
+        share: Callable[[float], float],
+    ) -> Row:
+        engine = BatchedEngine(
+            self.task, self.fresh(), self.layout, self.device, len(self.plans), way=way, warn=print
+        )
         each = self._room(engine, sgd)
         if not recorded:
             engine.recordings.forget()
-        train = lambda: engine.train(self.start, self.data, self.plans, sgd)[0]  # noqa: E731
+
+        def train() -> Tensor:
+            return engine.train(self.start, self.data, self.plans, sgd)[0]
+
         taken = seconds(train, self.device, self.repeats)
         apart = (train() - exact).norm(dim=1) / exact.norm(dim=1)
         kept = recorded and engine.recordings.record is not None
-        return Row(self.name, engine.way, sgd.precision, kept, min(engine.at_once, len(self.plans)), len(self.plans) / taken,
-                   share(taken), each, float(apart.max()), float(apart.median()))
+        return Row(
+            self.name,
+            engine.way,
+            sgd.precision,
+            kept,
+            min(engine.at_once, len(self.plans)),
+            len(self.plans) / taken,
+            share(taken),
+            each,
+            float(apart.max()),
+            float(apart.median()),
+        )
 
     def _room(self, engine: BatchedEngine, sgd: LocalSGD) -> int:
         if self.device.type != "cuda":
@@ -170,7 +225,10 @@ class Bench:
         meter = CudaMeter(self.device)
         fitting(engine, self.start, self.data, sgd, meter)
         some = [plan[:2] for plan in self.plans[:8]]
-        few, more = (meter.peak(lambda m=m: engine.train(self.start, self.data, some[:m], sgd)) for m in (4, 8))
+        few, more = (
+            meter.peak(lambda m=m: engine.train(self.start, self.data, some[:m], sgd))
+            for m in (4, 8)
+        )
         return max(0, more - few) // 4
 
     def rows(self, peaks: dict[str, float]) -> list[Row]:
@@ -184,10 +242,35 @@ class Bench:
 
             updates, taken = self.serial(sgd)
             apart = (updates - exact).norm(dim=1) / exact.norm(dim=1)
-            found.append(Row(self.name, "serial", precision, False, 1, len(self.plans) / taken, share(taken), 0, float(apart.max()),
-                             float(apart.median())))
+            found.append(
+                Row(
+                    self.name,
+                    "serial",
+                    precision,
+                    False,
+                    1,
+                    len(self.plans) / taken,
+                    share(taken),
+                    0,
+                    float(apart.max()),
+                    float(apart.median()),
+                )
+            )
             taken = self.one_batch(sgd)
-            found.append(Row(self.name, "one big batch", precision, False, 0, len(self.plans) / taken, share(taken), 0, 0.0, 0.0))
+            found.append(
+                Row(
+                    self.name,
+                    "one big batch",
+                    precision,
+                    False,
+                    0,
+                    len(self.plans) / taken,
+                    share(taken),
+                    0,
+                    0.0,
+                    0.0,
+                )
+            )
             for way in self.case.ways:
                 for recorded in (False, True) if self.device.type == "cuda" else (False,):
                     found.append(self.batched(way, sgd, recorded, exact, share))
@@ -197,13 +280,20 @@ class Bench:
 def show(row: Row) -> None:
     form = f"{row.way}{', recorded' if row.recorded else ''}"
     speed = f"{row.updates_per_s:11.1f} updates/s{100 * row.arithmetic:7.2f} %"
-    print(f"{row.model:18}{form:24}{row.precision:10}{row.at_once:6} at once{speed}"
-          f"{row.bytes_a_client / 1e6:10.2f} MB a client   apart {row.apart:.1e}, typically {row.typical:.1e}", flush=True)
+    print(
+        f"{row.model:18}{form:24}{row.precision:10}{row.at_once:6} at once{speed}"
+        f"{row.bytes_a_client / 1e6:10.2f} MB a client   apart {row.apart:.1e}, typically {row.typical:.1e}",
+        flush=True,
+    )
 
 
 def compression(device: torch.device, clients: int) -> dict[str, float]:
     """Residual, selection and frames of a stack, ms; and how often the host waits for the device, in all and for each client."""
-    n, stc = (1_663_370, codec("stc:density=1/400")) if device.type == "cuda" else (166_337, codec("stc:density=1/400"))
+    n, stc = (
+        (1_663_370, codec("stc:density=1/400"))
+        if device.type == "cuda"
+        else (166_337, codec("stc:density=1/400"))
+    )
     memories = [memory("residual", stc, numel=n) for _ in range(clients)]
     x = torch.randn(clients, n, device=device)
 
@@ -242,17 +332,26 @@ def memory_runs_out(device: torch.device) -> bool:
     engine = BatchedEngine(bench.task, bench.fresh(), bench.layout, device, warn=said.append)
     expected = engine.train(bench.start, bench.data, bench.plans, bench.case.sgd)[0]
     engine.recordings.forget()
-    each = CudaMeter(device).peak(lambda: engine.train(bench.start, bench.data, bench.plans, bench.case.sgd)) // 64
+    each = (
+        CudaMeter(device).peak(
+            lambda: engine.train(bench.start, bench.data, bench.plans, bench.case.sgd)
+        )
+        // 64
+    )
     engine = BatchedEngine(bench.task, bench.fresh(), bench.layout, device, warn=said.append)
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(device) + 20 * each) / total, device)
+    torch.cuda.set_per_process_memory_fraction(
+        (torch.cuda.memory_reserved(device) + 20 * each) / total, device
+    )
     try:
         found = engine.train(bench.start, bench.data, bench.plans, bench.case.sgd)[0]
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
     apart = ((found - expected).norm(dim=1) / expected.norm(dim=1)).max()
-    print(f"memory for about 20 of 64 clients: {said}; {engine.at_once} at once in the end, updates apart by {apart:.1e}")
+    print(
+        f"memory for about 20 of 64 clients: {said}; {engine.at_once} at once in the end, updates apart by {apart:.1e}"
+    )
     return len(said) == 1 and 0 < engine.at_once < 64 and float(apart) < TOLERANCES["float32"]
 
 
@@ -261,21 +360,35 @@ def on_several(device: torch.device, clients: int) -> bool:
     count = torch.cuda.device_count() if device.type == "cuda" else 0
     places = [torch.device("cuda", i) for i in range(count)] if count > 1 else [device] * 2
     bench = Bench("mnist-cnn", clients, places[0], 3)
-    engines = [Together(BatchedEngine(bench.task, bench.fresh(), bench.layout, place, warn=print)) for place in places]
+    engines = [
+        Together(BatchedEngine(bench.task, bench.fresh(), bench.layout, place, warn=print))
+        for place in places
+    ]
     jobs = [Job(1, who, plan) for who, plan in enumerate(bench.plans)]
     several, found = Several(engines), {}
     for name, engine in (("one", engines[0]), ("several", several)):
-        taken = seconds(lambda e=engine: e.train(bench.start, bench.data, jobs, bench.case.sgd, seed=0), places[0], 3)
+        taken = seconds(
+            lambda e=engine: e.train(bench.start, bench.data, jobs, bench.case.sgd, seed=0),
+            places[0],
+            3,
+        )
         found[name] = engine.train(bench.start, bench.data, jobs, bench.case.sgd, seed=0)[0]
-        print(f"mnist-cnn on {name}: {clients / taken:.1f} updates/s ({', '.join(map(str, places)) if name == 'several' else places[0]})")
+        print(
+            f"mnist-cnn on {name}: {clients / taken:.1f} updates/s ({', '.join(map(str, places)) if name == 'several' else places[0]})"
+        )
     several.close()
-    return float(((found["one"] - found["several"]).norm(dim=1) / found["one"].norm(dim=1)).max()) < TOLERANCES["float32"]
+    return (
+        float(((found["one"] - found["several"]).norm(dim=1) / found["one"].norm(dim=1)).max())
+        < TOLERANCES["float32"]
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--models", help="all of " + ", ".join(CASES) + "; on a CPU all but " + HEAVY)
+    parser.add_argument(
+        "--models", help="all of " + ", ".join(CASES) + "; on a CPU all but " + HEAVY
+    )
     parser.add_argument("--clients", type=int, default=0, help="0 = 100 on a GPU, 4 on a CPU")
     parser.add_argument("--repeats", type=int, default=0, help="0 = 5 on a GPU, 1 on a CPU")
     parser.add_argument("--json", help="a file for the rows")
@@ -283,21 +396,53 @@ def main() -> None:
     device = torch.device(given.device)
     cuda = device.type == "cuda"
     clients, repeats = given.clients or (100 if cuda else 4), given.repeats or (5 if cuda else 1)
-    name = torch.cuda.get_device_name(device) if cuda else f"{torch.get_num_threads()} threads of a CPU"
+    name = (
+        torch.cuda.get_device_name(device)
+        if cuda
+        else f"{torch.get_num_threads()} threads of a CPU"
+    )
     peaks = {precision: peak_per_s(device, precision) for precision in TOLERANCES}
-    print(f"{name}, torch {torch.__version__}, {clients} clients, medians of {repeats}; a large product reaches "
-          + ", ".join(f"{peak / 1e12:.2f} TFLOP/s in {precision}" for precision, peak in peaks.items()), flush=True)
+    print(
+        f"{name}, torch {torch.__version__}, {clients} clients, medians of {repeats}; a large product reaches "
+        + ", ".join(
+            f"{peak / 1e12:.2f} TFLOP/s in {precision}" for precision, peak in peaks.items()
+        ),
+        flush=True,
+    )
     rows: list[Row] = []
-    for model in given.models.split(",") if given.models else [model for model in CASES if cuda or model != HEAVY]:
+    for model in (
+        given.models.split(",")
+        if given.models
+        else [model for model in CASES if cuda or model != HEAVY]
+    ):
         for row in Bench(model, clients, device, repeats).rows(peaks):
             show(row)
             rows.append(row)
-    wrong = [row for row in rows if not (row.apart < TOLERANCES[row.precision] and (row.precision != "float32" or row.typical < SURE))]
+    wrong = [
+        row
+        for row in rows
+        if not (
+            row.apart < TOLERANCES[row.precision]
+            and (row.precision != "float32" or row.typical < SURE)
+        )
+    ]
     packing = compression(device, clients)
-    print("compression with STC at 1/400 and residuals:", ", ".join(f"{key} {value:,.2f}" for key, value in packing.items()), flush=True)
-    checks = {"several": on_several(device, clients)} | ({"memory": memory_runs_out(device)} if cuda else {})
+    print(
+        "compression with STC at 1/400 and residuals:",
+        ", ".join(f"{key} {value:,.2f}" for key, value in packing.items()),
+        flush=True,
+    )
+    checks = {"several": on_several(device, clients)} | (
+        {"memory": memory_runs_out(device)} if cuda else {}
+    )
     if given.json:
-        found = {"device": name, "peaks": peaks, "rows": [asdict(row) for row in rows], "compression": packing, "checks": checks}
+        found = {
+            "device": name,
+            "peaks": peaks,
+            "rows": [asdict(row) for row in rows],
+            "compression": packing,
+            "checks": checks,
+        }
         with open(given.json, "w", encoding="utf-8") as file:
             json.dump(found, file)
     print(f"{len(rows) - len(wrong)} of {len(rows)} agree; {checks}")

@@ -35,7 +35,13 @@ async def application(scope, receive, send) -> None:
         if not message.get("more_body"):
             break
     body = bytes(int(kept)) if scope["path"] == DOWN else b"%d" % count
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [(b"content-length", b"%d" % len(body))],
+        }
+    )
     await send({"type": "http.response.body", "body": body})
 
 
@@ -56,7 +62,9 @@ def free_port() -> int:
 def connection(port: int, trust: Path | None) -> http.client.HTTPConnection:
     if trust is None:
         return http.client.HTTPConnection(HERE, port, timeout=60)
-    return http.client.HTTPSConnection(HERE, port, timeout=60, context=ssl.create_default_context(cafile=trust))
+    return http.client.HTTPSConnection(
+        HERE, port, timeout=60, context=ssl.create_default_context(cafile=trust)
+    )
 
 
 def post(to: http.client.HTTPConnection, path: str, body: bytes) -> bytes:
@@ -76,7 +84,10 @@ def client(port: int, trust: Path | None, requests: int, begin, done) -> None:
 def requests_per_s(port: int, trust: Path | None, requests: int, clients: int) -> float:
     begin, done = multiprocessing.Barrier(clients + 1), multiprocessing.Barrier(clients + 1)
     each = requests // clients
-    processes = [multiprocessing.Process(target=client, args=(port, trust, each, begin, done)) for _ in range(clients)]
+    processes = [
+        multiprocessing.Process(target=client, args=(port, trust, each, begin, done))
+        for _ in range(clients)
+    ]
     for process in processes:
         process.start()
     begin.wait()
@@ -120,19 +131,36 @@ def main() -> None:
         keys.make(made, clients=1, hosts=[HERE])
         direct, plain, secured = free_port(), free_port(), free_port()
         certified = made / "server.crt", made / "server.key"
-        starts = [(serve, (direct,)), (guard, (plain, direct, None, None)), (guard, (secured, direct, *certified))]
-        processes = [multiprocessing.Process(target=target, args=args, daemon=True) for target, args in starts]
+        starts = [
+            (serve, (direct,)),
+            (guard, (plain, direct, None, None)),
+            (guard, (secured, direct, *certified)),
+        ]
+        processes = [
+            multiprocessing.Process(target=target, args=args, daemon=True)
+            for target, args in starts
+        ]
         for process in processes:
             process.start()
-        ways = {"direct": (direct, None), "guard": (plain, None), "guard, TLS": (secured, made / "ca.crt")}
+        ways = {
+            "direct": (direct, None),
+            "guard": (plain, None),
+            "guard, TLS": (secured, made / "ca.crt"),
+        }
         for port, _ in ways.values():
             wait_for(port)
         count = given.body_mb * 1_000_000
         measures: dict[str, Callable[..., float]] = {
-            "requests/s, 1 client": lambda port, trust: requests_per_s(port, trust, given.requests // 4, 1),
-            f"requests/s, {given.clients} clients": lambda port, trust: requests_per_s(port, trust, given.requests, given.clients),
+            "requests/s, 1 client": lambda port, trust: requests_per_s(
+                port, trust, given.requests // 4, 1
+            ),
+            f"requests/s, {given.clients} clients": lambda port, trust: requests_per_s(
+                port, trust, given.requests, given.clients
+            ),
             f"MB/s up, {given.body_mb} MB": lambda port, trust: mb_per_s(port, trust, UP, count),
-            f"MB/s down, {given.body_mb} MB": lambda port, trust: mb_per_s(port, trust, DOWN, count),
+            f"MB/s down, {given.body_mb} MB": lambda port, trust: mb_per_s(
+                port, trust, DOWN, count
+            ),
         }
         print(f"{'':24}" + "".join(f"{way:>24}" for way in ways))
         for name, measure in measures.items():
@@ -140,7 +168,9 @@ def main() -> None:
             for _ in range(given.repeats):
                 for way, to in ways.items():
                     found[way].append(measure(*to))
-            cells = (f"{statistics.median(v):.0f} ({min(v):.0f}–{max(v):.0f})" for v in found.values())
+            cells = (
+                f"{statistics.median(v):.0f} ({min(v):.0f}–{max(v):.0f})" for v in found.values()
+            )
             print(f"{name:24}" + "".join(f"{cell:>24}" for cell in cells))
         for process in processes:
             process.terminate()

@@ -47,7 +47,9 @@ def options(name: str, liars: int) -> dict[str, object]:
     return {"strategy": f"{rule}:liars={told}" + ",mix=true" * bool(mix), **WHOLE}
 
 
-def accuracy(task: str, clients: int, name: str, attack: str, liars: int, rounds: int, seeds: range) -> float | None:
+def accuracy(
+    task: str, clients: int, name: str, attack: str, liars: int, rounds: int, seeds: range
+) -> float | None:
     """Mean over seeds after the last round; None where the strategy refuses."""
     lr = (VOTES if name in ("vote", *CODED) else MEANS)[task]
     config = RunConfig(task=task, clients=clients, participation=1.0, rounds=rounds, local_steps=1, lr=lr, eval_every=rounds,
@@ -56,7 +58,11 @@ def accuracy(task: str, clients: int, name: str, attack: str, liars: int, rounds
     for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                found.append(simulate(replace(config, **options(name, liars), seed=seed, out=f"{folder}/run")).accuracy)
+                found.append(
+                    simulate(
+                        replace(config, **options(name, liars), seed=seed, out=f"{folder}/run")
+                    ).accuracy
+                )
             except UserError:
                 return None
     return statistics.mean(found)
@@ -71,21 +77,43 @@ Table = dict[tuple[str, str], list[float | None]]  # (attack, strategy) → by n
 
 def measure(task: str, clients: int, given: argparse.Namespace, rounds: int) -> Table:
     counts = [liars for liars in given.liars if 2 * liars < clients]
-    print(f"{task}: {clients} clients, {rounds} rounds, seeds 0 to {given.seeds - 1}; liars among them\n")
+    print(
+        f"{task}: {clients} clients, {rounds} rounds, seeds 0 to {given.seeds - 1}; liars among them\n"
+    )
     print(f"{'':34}" + "".join(f"{liars:>8}" for liars in counts), flush=True)
     table: Table = {}
-    honest = {name: accuracy(task, clients, name, "inverted", 0, rounds, range(given.seeds)) for name in given.strategy}
+    honest = {
+        name: accuracy(task, clients, name, "inverted", 0, rounds, range(given.seeds))
+        for name in given.strategy
+    }
     for attack, name in itertools.product(given.attack, given.strategy):
         if attack == "code-aware" and name not in CODED:
             continue
-        row = [accuracy(task, clients, name, attack, n, rounds, range(given.seeds)) if n else honest[name] for n in counts]
+        row = [
+            accuracy(task, clients, name, attack, n, rounds, range(given.seeds))
+            if n
+            else honest[name]
+            for n in counts
+        ]
         table[attack, name] = row
         print(f"{attack:16}{name:18}" + "".join(map(shown, row)), flush=True)
-    print(f"\nlargest loss over these attacks, in points\n{'':34}" + "".join(f"{liars:>8}" for liars in counts))
+    print(
+        f"\nlargest loss over these attacks, in points\n{'':34}"
+        + "".join(f"{liars:>8}" for liars in counts)
+    )
     for name in given.strategy:
         columns = zip(*(row for (_, other), row in table.items() if other == name), strict=True)
-        lost = [max((100 * (honest[name] - share) for share in column if share is not None), default=None) for column in columns]
-        print(f"{name:34}" + "".join(f"{'–':>8}" if points is None else f"{points:8.1f}" for points in lost))
+        lost = [
+            max(
+                (100 * (honest[name] - share) for share in column if share is not None),
+                default=None,
+            )
+            for column in columns
+        ]
+        print(
+            f"{name:34}"
+            + "".join(f"{'–':>8}" if points is None else f"{points:8.1f}" for points in lost)
+        )
     print(flush=True)
     return table
 
@@ -97,11 +125,19 @@ def draw(tables: dict[str, tuple[list[int], Table]], path: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = [(title, attack) for title, (_, table) in tables.items() for attack in dict.fromkeys(attack for attack, _ in table)]
+    panels = [
+        (title, attack)
+        for title, (_, table) in tables.items()
+        for attack in dict.fromkeys(attack for attack, _ in table)
+    ]
     names = list(dict.fromkeys(name for _, table in tables.values() for _, name in table))
-    styles = dict(zip(names, itertools.cycle(itertools.product(("-", "--", ":"), ("o", "s", "^", "x", "D")))))
+    styles = dict(
+        zip(names, itertools.cycle(itertools.product(("-", "--", ":"), ("o", "s", "^", "x", "D"))))
+    )
     rows = -(-len(panels) // ACROSS)
-    figure, axes = pyplot.subplots(rows, ACROSS, figsize=(3 * ACROSS, 2.6 * rows + 0.8), sharey=True, squeeze=False)
+    figure, axes = pyplot.subplots(
+        rows, ACROSS, figsize=(3 * ACROSS, 2.6 * rows + 0.8), sharey=True, squeeze=False
+    )
     for panel, (title, attack) in itertools.zip_longest(axes.flat, panels, fillvalue=("", "")):
         panel.set_visible(bool(attack))
         if not attack:
@@ -116,13 +152,33 @@ def draw(tables: dict[str, tuple[list[int], Table]], path: str) -> None:
                 line, mark = styles[name]
                 colour = f"C{names.index(name)}"
                 shares = [float("nan") if share is None else share for share in table[attack, name]]
-                panel.plot(counts, shares, line, color=colour, marker=mark, markersize=4, linewidth=1.2, label=name)
+                panel.plot(
+                    counts,
+                    shares,
+                    line,
+                    color=colour,
+                    marker=mark,
+                    markersize=4,
+                    linewidth=1.2,
+                    label=name,
+                )
     for panel in axes[:, 0]:
         panel.set_ylabel("accuracy", fontsize=9)
     for panel in axes[-1]:
         panel.set_xlabel("liars", fontsize=9)
-    handles = {label: handle for panel in axes.flat for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=min(6, len(handles)), fontsize=8, frameon=False)
+    handles = {
+        label: handle
+        for panel in axes.flat
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="lower center",
+        ncols=min(6, len(handles)),
+        fontsize=8,
+        frameon=False,
+    )
     figure.suptitle(", ".join(tables), fontsize=10)
     figure.tight_layout(rect=(0, 0.6 / figure.get_figheight(), 1, 1))
     figure.savefig(path)

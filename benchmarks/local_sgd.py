@@ -40,7 +40,10 @@ def examples(task: Task) -> tuple[str, Data]:
     if config.data_folder(config.RunConfig()):
         return "MNIST", task.train()
     drawn, shape = torch.Generator().manual_seed(0), SHAPES[task.name]
-    return "random examples", Data(torch.randn(60_000, *shape, generator=drawn), torch.randint(0, 10, (60_000,), generator=drawn))
+    return "random examples", Data(
+        torch.randn(60_000, *shape, generator=drawn),
+        torch.randint(0, 10, (60_000,), generator=drawn),
+    )
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -51,8 +54,12 @@ def seconds(run: Callable[[], object]) -> float:
 
 def processor_seconds(processes: list[int]) -> float:
     """Of this process and others, so far."""
-    ticks = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in processes]
-    return time.process_time() + sum(int(tick) for both in ticks for tick in both) / os.sysconf("SC_CLK_TCK")
+    ticks = [
+        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in processes
+    ]
+    return time.process_time() + sum(int(tick) for both in ticks for tick in both) / os.sysconf(
+        "SC_CLK_TCK"
+    )
 
 
 def main() -> None:
@@ -79,23 +86,36 @@ def main() -> None:
     start, at_once = layout.gather(model), choose_engine(model, "cpu", "batched")[1]
     serial = SerialEngine(task, initial_model(task, 0), layout, "cpu")
     batched = BatchedEngine(task, initial_model(task, 0), layout, "cpu", at_once)
-    workers = WorkerEngine(task, initial_model(task, 0), layout, given.task, folder, 0, given.threads)
+    workers = WorkerEngine(
+        task, initial_model(task, 0), layout, given.task, folder, 0, given.threads
+    )
     data, jobs = workers.resident(data), [Job(1, who, batches) for who, batches in enumerate(plans)]
     loop = lean_loop(task, data, plans, sgd)
     ways = {
         "usual loop": usual_loop(task, data, shards, plans, sgd),
         "lean loop": loop,
-        "serial engine": lambda: [serial.train(start, data, batches, sgd, who=who).update for who, batches in enumerate(plans)],
+        "serial engine": lambda: [
+            serial.train(start, data, batches, sgd, who=who).update
+            for who, batches in enumerate(plans)
+        ],
         f"batched engine, {at_once} at once": lambda: batched.train(start, data, plans, sgd)[0],
         f"{given.threads} processes": lambda: workers.train(start, data, jobs, sgd, seed=0)[0],
-        f"serial engine, {COARSE}": lambda: [serial.train(start, data, b, coarse, who=who).update for who, b in enumerate(plans)],
-        f"{given.threads} processes, {COARSE}": lambda: workers.train(start, data, jobs, coarse, seed=0)[0],
+        f"serial engine, {COARSE}": lambda: [
+            serial.train(start, data, b, coarse, who=who).update for who, b in enumerate(plans)
+        ],
+        f"{given.threads} processes, {COARSE}": lambda: workers.train(
+            start, data, jobs, coarse, seed=0
+        )[0],
     }
-    expected = torch.stack([torch.cat([update[e.name].flatten() for e in layout]) for update in loop()])
+    expected = torch.stack(
+        [torch.cat([update[e.name].flatten() for e in layout]) for update in loop()]
+    )
     for name in list(ways)[2:]:
         difference = (torch.stack(list(ways[name]())) - expected).norm(dim=1) / expected.norm(dim=1)
         # of a maximum over two equal values rounding chooses, so that a client in a hundred is further off in any two layouts
-        assert difference.median() < (0.2 if COARSE in name else 1e-4) and difference.max() < 0.3, f"{name}: {difference}"
+        assert difference.median() < (0.2 if COARSE in name else 1e-4) and difference.max() < 0.3, (
+            f"{name}: {difference}"
+        )
 
     times: dict[str, list[float]] = {name: [] for name in ways}
     spent: dict[str, list[float]] = {name: [] for name in ways}
@@ -106,13 +126,20 @@ def main() -> None:
             times[name].append(seconds(run))
             spent[name].append(processor_seconds(processes) - before)
     workers.close()
-    print(f"{task.name}, {source}, {given.clients} clients, {sgd.steps} steps of {sgd.batch_size}, {torch.get_num_threads()} threads, "
-          f"torch {torch.__version__}; planning the batches takes {1e3 * min(seconds(plan) for _ in range(3)):.1f} ms more")
+    print(
+        f"{task.name}, {source}, {given.clients} clients, {sgd.steps} steps of {sgd.batch_size}, {torch.get_num_threads()} threads, "
+        f"torch {torch.__version__}; planning the batches takes {1e3 * min(seconds(plan) for _ in range(3)):.1f} ms more"
+    )
     usual, lean = (statistics.median(times[name]) for name in ("usual loop", "lean loop"))
     for name, taken in times.items():
-        median, cost = statistics.median(taken), 1e3 * statistics.median(spent[name]) / given.clients
+        median, cost = (
+            statistics.median(taken),
+            1e3 * statistics.median(spent[name]) / given.clients,
+        )
         ratios = f"{usual / median:8.2f} × the usual loop{lean / median:8.2f} × the lean loop"
-        print(f"{name:28s}{given.clients / median:8.1f} client updates/s{ratios}{cost:10.2f} ms of processor a client")
+        print(
+            f"{name:28s}{given.clients / median:8.1f} client updates/s{ratios}{cost:10.2f} ms of processor a client"
+        )
 
 
 if __name__ == "__main__":

@@ -51,7 +51,9 @@ task = Task("many", model, train=lambda: data({examples}, 1), test=lambda: data(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=0)
     parser.add_argument("--parameters", default="")
     parser.add_argument("--participation", type=number, default=0.0)
@@ -60,20 +62,37 @@ def main() -> None:
     parser.add_argument("--memory", default="residual")
     parser.add_argument("--uplink", default="stc:density=1/100")
     parser.add_argument("--checkpoint-every", type=int, default=1)
-    parser.add_argument("--folder", default=tempfile.gettempdir(), help="where to write: the disk decides")
+    parser.add_argument(
+        "--folder", default=tempfile.gettempdir(), help="where to write: the disk decides"
+    )
     parser.add_argument("--growth", action="store_true")
     given = parser.parse_args()
-    clients, rounds = given.clients or (100 if given.growth else 10_000), given.rounds or (1000 if given.growth else 50)
+    clients, rounds = (
+        given.clients or (100 if given.growth else 10_000),
+        given.rounds or (1000 if given.growth else 50),
+    )
     participation = given.participation or (0.1 if given.growth else 0.01)
     parameters = _count(given.parameters or ("110k" if given.growth else "1M"))
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         config = RunConfig(
-            task=f"{_task(Path(folder), parameters, 2 * clients)}:task", clients=clients, participation=participation, rounds=rounds,
-            local_steps=1, batch_size=2, lr=0.01, uplink=given.uplink, memory=given.memory, residuals=given.residuals,
-            eval_every=rounds, checkpoint_every=given.checkpoint_every, out=f"{folder}/run",
+            task=f"{_task(Path(folder), parameters, 2 * clients)}:task",
+            clients=clients,
+            participation=participation,
+            rounds=rounds,
+            local_steps=1,
+            batch_size=2,
+            lr=0.01,
+            uplink=given.uplink,
+            memory=given.memory,
+            residuals=given.residuals,
+            eval_every=rounds,
+            checkpoint_every=given.checkpoint_every,
+            out=f"{folder}/run",
         )
         simulate(config, Meter(Path(folder, "run"), rounds))
-    print(f"load averages of the machine {', '.join(f'{load:.1f}' for load in os.getloadavg())}, {os.cpu_count()} cores")
+    print(
+        f"load averages of the machine {', '.join(f'{load:.1f}' for load in os.getloadavg())}, {os.cpu_count()} cores"
+    )
 
 
 class Meter(Observer):
@@ -84,9 +103,14 @@ class Meter(Observer):
         self.resident: dict[int, float] = {}  # MB, by round
 
     def started(self, header: Header) -> None:
-        print(f"{header.clients:,} clients of {header.parameters:,} parameters, {header.cohort:,} a round; memory {header.memory}; "
-              f"residuals {header.residuals or 'in memory'}; {shutil.disk_usage(self.run).free / 1e9:.0f} GB of disk free\n")
-        print("rounds     asked so far   round (ms)   of it checkpoint   in memory (MB)   page cache (MB)   disk (MB)", flush=True)
+        print(
+            f"{header.clients:,} clients of {header.parameters:,} parameters, {header.cohort:,} a round; memory {header.memory}; "
+            f"residuals {header.residuals or 'in memory'}; {shutil.disk_usage(self.run).free / 1e9:.0f} GB of disk free\n"
+        )
+        print(
+            "rounds     asked so far   round (ms)   of it checkpoint   in memory (MB)   page cache (MB)   disk (MB)",
+            flush=True,
+        )
 
     def warning(self, sentence: str) -> None:
         print(f"warning: {sentence}", file=sys.stderr)
@@ -100,31 +124,53 @@ class Meter(Observer):
         if round % tenth == 0:
             vectors = self.run / "checkpoint" / ROWS
             self.resident[round] = _resident()
-            took = 1e3 * statistics.median(r.seconds + s for r, s in zip(self.records[-tenth:], self.saving[-tenth:], strict=False))
-            saved, written = 1e3 * statistics.median(self.saving[-tenth:]), 512 * vectors.stat().st_blocks / 1e6
-            print(f"{round - tenth + 1:5}–{round:<5}{sum(r.cohort for r in self.records):11,}{took:13.0f}{saved:19.0f}"
-                  f"{self.resident[round]:17.0f}{_cached(vectors):18.0f}{written:12.0f}", flush=True)
+            took = 1e3 * statistics.median(
+                r.seconds + s
+                for r, s in zip(self.records[-tenth:], self.saving[-tenth:], strict=False)
+            )
+            saved, written = (
+                1e3 * statistics.median(self.saving[-tenth:]),
+                512 * vectors.stat().st_blocks / 1e6,
+            )
+            print(
+                f"{round - tenth + 1:5}–{round:<5}{sum(r.cohort for r in self.records):11,}{took:13.0f}{saved:19.0f}"
+                f"{self.resident[round]:17.0f}{_cached(vectors):18.0f}{written:12.0f}",
+                flush=True,
+            )
 
     def finished(self, summary, out: str) -> None:
         first, last = min(self.resident), max(self.resident)
-        print(f"\nmemory after round {last:,}: {self.resident[last] / self.resident[first]:.3f} × that after round {first:,}")
+        print(
+            f"\nmemory after round {last:,}: {self.resident[last] / self.resident[first]:.3f} × that after round {first:,}"
+        )
 
 
 def _resident() -> float:
     """Memory of this process that is no file's, MB."""
     status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:")) * 1024 / 1e6
+    return (
+        next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon:"))
+        * 1024
+        / 1e6
+    )
 
 
 def _cached(path: Path) -> float:
     """What of a file is in the page cache, MB."""
     libc, size, cached = ctypes.CDLL(None), path.stat().st_size, 0
     with open(path, "r+b") as file:
-        for first in range(0, size, MAPPED_BYTES):  # as a whole, a file larger than the memory is refused
+        for first in range(
+            0, size, MAPPED_BYTES
+        ):  # as a whole, a file larger than the memory is refused
             length = min(MAPPED_BYTES, size - first)
             with mmap.mmap(file.fileno(), length, mmap.MAP_PRIVATE, offset=first) as mapped:
-                there, start = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))(), ctypes.c_ubyte.from_buffer(mapped)
-                libc.mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(length), there)
+                there, start = (
+                    (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))(),
+                    ctypes.c_ubyte.from_buffer(mapped),
+                )
+                libc.mincore(
+                    ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(length), there
+                )
                 del start
             cached += sum(page & 1 for page in bytes(there))
     return cached * mmap.PAGESIZE / 1e6

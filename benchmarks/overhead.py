@@ -49,7 +49,13 @@ class Rounds(Observer):
 
     def __init__(self, clock: Callable[[], float], rounds: int):
         self.last = 10 + rounds
-        self.clock, self.recorder, self.seen, self.ms, self.parts = clock, Recorder(clock=clock), 0, [], defaultdict(list)
+        self.clock, self.recorder, self.seen, self.ms, self.parts = (
+            clock,
+            Recorder(clock=clock),
+            0,
+            [],
+            defaultdict(list),
+        )
 
     def started(self, header) -> None:
         self.began = self.clock()
@@ -70,10 +76,22 @@ class Rounds(Observer):
 def run(clients: int, cohort: int, rounds: int, clock: str) -> Rounds:
     watch = Rounds(CLOCKS[clock], rounds)
     with tempfile.TemporaryDirectory() as folder, recording(watch.recorder):
-        simulate(RunConfig(
-            task=f"{__file__}:task", clients=clients, participation=cohort / clients, rounds=rounds + 11, eval_every=rounds + 11,
-            local_steps=1, batch_size=1, uplink="stc:density=1/10", downlink="stc:density=1/10", device="cpu", out=f"{folder}/run",
-        ), watch)
+        simulate(
+            RunConfig(
+                task=f"{__file__}:task",
+                clients=clients,
+                participation=cohort / clients,
+                rounds=rounds + 11,
+                eval_every=rounds + 11,
+                local_steps=1,
+                batch_size=1,
+                uplink="stc:density=1/10",
+                downlink="stc:density=1/10",
+                device="cpu",
+                out=f"{folder}/run",
+            ),
+            watch,
+        )
     return watch
 
 
@@ -92,15 +110,25 @@ def main() -> None:
             told[clients].append(run(clients, given.cohort, given.rounds, given.clock))
 
     def median(clients: int, part: str = "") -> float:
-        return statistics.median(ms for watch in told[clients] for ms in (watch.parts[part] if part else watch.ms))
+        return statistics.median(
+            ms for watch in told[clients] for ms in (watch.parts[part] if part else watch.ms)
+        )
 
     parts = list(told[given.populations[0]][0].parts)
-    print(f"{given.cohort} clients a round, medians of {given.repeats} × {given.rounds} rounds, ms by the {given.clock} clock; "
-          f"load {os.getloadavg()[0]:.1f}")
-    print(f"{'clients':>10}{'round':>9}" + "".join(f"{part:>13}" for part in parts) + f"{'beyond':>9}")
+    print(
+        f"{given.cohort} clients a round, medians of {given.repeats} × {given.rounds} rounds, ms by the {given.clock} clock; "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
+    print(
+        f"{'clients':>10}{'round':>9}" + "".join(f"{part:>13}" for part in parts) + f"{'beyond':>9}"
+    )
     for clients in told:
         beyond = median(clients) - median(clients, "aggregation")
-        print(f"{clients:10,}{median(clients):9.1f}" + "".join(f"{median(clients, part):13.1f}" for part in parts) + f"{beyond:9.1f}")
+        print(
+            f"{clients:10,}{median(clients):9.1f}"
+            + "".join(f"{median(clients, part):13.1f}" for part in parts)
+            + f"{beyond:9.1f}"
+        )
     print("beyond: what is not aggregation, the little training included")
     if given.profile:
         with cProfile.Profile() as profile:

@@ -43,18 +43,29 @@ def train(message: Message, context: Context) -> Message:
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     data = stored(config["workload"])
     mine = data["shards"][context.node_config["partition-id"]]
-    examples = TensorDataset(torch.from_numpy(data["inputs"][mine]), torch.from_numpy(data["targets"][mine]))
+    examples = TensorDataset(
+        torch.from_numpy(data["inputs"][mine]), torch.from_numpy(data["targets"][mine])
+    )
     loader = DataLoader(examples, batch_size=config["batch-size"], shuffle=True)
-    loss_of, optimizer, total = torch.nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=config["lr"]), 0.0
+    loss_of, optimizer, total = (
+        torch.nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=config["lr"]),
+        0.0,
+    )
     model.train()
-    for inputs, targets in itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), config["steps"]):
+    for inputs, targets in itertools.islice(
+        itertools.chain.from_iterable(itertools.repeat(loader)), config["steps"]
+    ):
         optimizer.zero_grad()
         loss = loss_of(model(inputs), targets)
         loss.backward()
         optimizer.step()
         total += loss.item()
     metrics = MetricRecord({"train-loss": total / config["steps"], "num-examples": len(examples)})
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+        reply_to=message,
+    )
 
 
 class Timed(FedAvg):
@@ -84,17 +95,39 @@ def server_app(given: argparse.Namespace, workload: str, reached: list[float]) -
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         data, model = stored(workload), MODELS[given.task]()
-        model.load_state_dict({name: torch.from_numpy(data["weights." + name]) for name in model.state_dict()})
-        strategy = Timed(fraction_train=given.cohort / given.clients, fraction_evaluate=0.0, min_train_nodes=given.cohort,
-                         min_evaluate_nodes=0, min_available_nodes=given.clients)
-        config = {"workload": workload, "model": given.task, "steps": given.steps, "batch-size": given.batch_size, "lr": given.lr}
-        result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=given.rounds, train_config=ConfigRecord(config))
+        model.load_state_dict(
+            {name: torch.from_numpy(data["weights." + name]) for name in model.state_dict()}
+        )
+        strategy = Timed(
+            fraction_train=given.cohort / given.clients,
+            fraction_evaluate=0.0,
+            min_train_nodes=given.cohort,
+            min_evaluate_nodes=0,
+            min_available_nodes=given.clients,
+        )
+        config = {
+            "workload": workload,
+            "model": given.task,
+            "steps": given.steps,
+            "batch-size": given.batch_size,
+            "lr": given.lr,
+        }
+        result = strategy.start(
+            grid,
+            ArrayRecord(model.state_dict()),
+            num_rounds=given.rounds,
+            train_config=ConfigRecord(config),
+        )
         model.load_state_dict(result.arrays.to_torch_state_dict())
         model.eval()
         with torch.inference_mode():
             right = [
                 int((model(torch.from_numpy(x)).argmax(-1) == torch.from_numpy(y)).sum())
-                for x, y in zip(np.array_split(data["test_inputs"], 10), np.array_split(data["test_targets"], 10), strict=True)
+                for x, y in zip(
+                    np.array_split(data["test_inputs"], 10),
+                    np.array_split(data["test_targets"], 10),
+                    strict=True,
+                )
             ]
         reached.append(sum(right) / len(data["test_targets"]))
 
@@ -103,7 +136,9 @@ def server_app(given: argparse.Namespace, workload: str, reached: list[float]) -
 
 def options() -> argparse.Namespace:
     found = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    found.add_argument("workload", nargs="?", help="as rival_pfl.py reads it; made with fedcomp when not given")
+    found.add_argument(
+        "workload", nargs="?", help="as rival_pfl.py reads it; made with fedcomp when not given"
+    )
     found.add_argument("--task", choices=MODELS, required=True)
     found.add_argument("--clients", type=int, default=200)
     found.add_argument("--cohort", type=int, default=20)
@@ -122,21 +157,43 @@ def main() -> None:
         if workload is None:
             from rivals import Workload, export
 
-            workload = export(Workload(given.task, given.clients, given.cohort, given.rounds), Path(folder))
+            workload = export(
+                Workload(given.task, given.clients, given.cohort, given.rounds), Path(folder)
+            )
         import rival_flower_ray as here  # as actors know it: by its name, so that what they have read stays
 
         run_simulation(
-            here.server_app(given, str(Path(workload).absolute()), reached), here.client_app, num_supernodes=given.clients,
-            backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": given.cores}},
+            here.server_app(given, str(Path(workload).absolute()), reached),
+            here.client_app,
+            num_supernodes=given.clients,
+            backend_config={
+                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                "init_args": {"num_cpus": given.cores},
+            },
         )
     if set(here.answered) != {given.cohort} or len(here.seconds) != given.rounds:
-        sys.exit(f"{here.answered} clients answered in {len(here.seconds)} rounds; {given.cohort} were to in {given.rounds}")
+        sys.exit(
+            f"{here.answered} clients answered in {len(here.seconds)} rounds; {given.cohort} were to in {given.rounds}"
+        )
     rate = given.cohort / sorted(here.seconds[1:] or here.seconds)[len(here.seconds[1:]) // 2]
-    print(json.dumps({"seconds": here.seconds, "accuracy": reached[-1], "client_updates_per_s": rate, "torch": torch.__version__}))
+    print(
+        json.dumps(
+            {
+                "seconds": here.seconds,
+                "accuracy": reached[-1],
+                "client_updates_per_s": rate,
+                "torch": torch.__version__,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    os.environ |= {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+    }
     logging.getLogger("flwr").setLevel(logging.ERROR)
     from flwr.simulation import run_simulation
 

@@ -11,9 +11,16 @@ def logreg() -> nn.Module:
 def mnist_cnn() -> nn.Module:
     """mnist-cnn: inputs [B, 1, 28, 28], 1,663,370 parameters."""
     return nn.Sequential(
-        nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, 10),
+        nn.Conv2d(1, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 7 * 7, 512),
+        nn.ReLU(),
+        nn.Linear(512, 10),
     )
 
 
@@ -23,8 +30,17 @@ def cifar10_cnn() -> nn.Module:
     Two convolutions of 3x3 without padding (32 and 64 channels), one pooling, a hidden layer of 128; weights by Glorot & Bengio 2010.
     """
     model = nn.Sequential(
-        nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25),
-        nn.Flatten(), nn.Linear(64 * 14 * 14, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10),
+        nn.Conv2d(3, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(64 * 14 * 14, 128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(128, 10),
     )
     for module in model:
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -34,7 +50,14 @@ def cifar10_cnn() -> nn.Module:
 
 def cifar10_plain_cnn() -> nn.Module:
     """cifar10_cnn without its dropouts, the names of its weights kept."""
-    return nn.Sequential(*(nn.Identity() if isinstance(module, nn.Dropout) else module for module in cifar10_cnn()))
+    return nn.Sequential(
+        *(nn.Identity() if isinstance(module, nn.Dropout) else module for module in cifar10_cnn())
+    )
 
 
-MODELS = {"mnist-logreg": logreg, "mnist-cnn": mnist_cnn, "cifar10-cnn": cifar10_cnn, "cifar10-plain-cnn": cifar10_plain_cnn}
+MODELS = {
+    "mnist-logreg": logreg,
+    "mnist-cnn": mnist_cnn,
+    "cifar10-cnn": cifar10_cnn,
+    "cifar10-plain-cnn": cifar10_plain_cnn,
+}

@@ -47,7 +47,10 @@ class Stopwatch:
 def accuracy(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> float:
     model.eval()
     with torch.inference_mode():
-        right = sum(int((model(x).argmax(-1) == y).sum()) for x, y in zip(inputs.split(1000), targets.split(1000), strict=True))
+        right = sum(
+            int((model(x).argmax(-1) == y).sum())
+            for x, y in zip(inputs.split(1000), targets.split(1000), strict=True)
+        )
     return right / len(targets)
 
 
@@ -58,12 +61,17 @@ def loss(self, inputs, targets, eval=False):
 
 def metrics(self, inputs, targets, eval=True):
     with torch.no_grad():
-        return {"loss": Weighted(float(self.loss(inputs, targets, eval)) * len(inputs), len(inputs))}
+        return {
+            "loss": Weighted(float(self.loss(inputs, targets, eval)) * len(inputs), len(inputs))
+        }
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("workload", help="inputs, targets, shards, test_inputs, test_targets and the initial weights, as .npz")
+    options.add_argument(
+        "workload",
+        help="inputs, targets, shards, test_inputs, test_targets and the initial weights, as .npz",
+    )
     options.add_argument("--model", choices=MODELS, required=True)
     options.add_argument("--rounds", type=int, default=10)
     options.add_argument("--cohort", type=int, default=20)
@@ -80,31 +88,61 @@ def main() -> None:
 
     stored, device = np.load(given.workload), get_default_device()
     inputs, targets, test_inputs, test_targets = (
-        torch.from_numpy(stored[name]).to(device) for name in ("inputs", "targets", "test_inputs", "test_targets")
+        torch.from_numpy(stored[name]).to(device)
+        for name in ("inputs", "targets", "test_inputs", "test_targets")
     )
-    users = {i: (inputs[torch.from_numpy(shard)], targets[torch.from_numpy(shard)]) for i, shard in enumerate(stored["shards"])}
+    users = {
+        i: (inputs[torch.from_numpy(shard)], targets[torch.from_numpy(shard)])
+        for i, shard in enumerate(stored["shards"])
+    }
     data = FederatedDataset.from_slices(users, get_user_sampler("random", range(len(users))))
 
     network = MODELS[given.model]()
-    network.load_state_dict({name: torch.from_numpy(stored["weights." + name]) for name in network.state_dict()})
-    network.loss, network.metrics = types.MethodType(loss, network), types.MethodType(metrics, network)
-    model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), 1.0),
-                         amp_dtype=torch.bfloat16 if given.bf16 else None)
+    network.load_state_dict(
+        {name: torch.from_numpy(stored["weights." + name]) for name in network.state_dict()}
+    )
+    network.loss, network.metrics = (
+        types.MethodType(loss, network),
+        types.MethodType(metrics, network),
+    )
+    model = PyTorchModel(
+        network,
+        torch.optim.SGD,
+        torch.optim.SGD(network.parameters(), 1.0),
+        amp_dtype=torch.bfloat16 if given.bf16 else None,
+    )
     watch = Stopwatch((test_inputs, test_targets), given.evaluate_every)
     model = FederatedAveraging().run(
-        NNAlgorithmParams(central_num_iterations=given.rounds, evaluation_frequency=1 << 30, train_cohort_size=given.cohort,
-                          val_cohort_size=0),
+        NNAlgorithmParams(
+            central_num_iterations=given.rounds,
+            evaluation_frequency=1 << 30,
+            train_cohort_size=given.cohort,
+            val_cohort_size=0,
+        ),
         SimulatedBackend(training_data=data, val_data=data, postprocessors=[WeightByUser()]),
         model,
-        model_train_params=NNTrainHyperParams(local_num_epochs=None, local_learning_rate=given.lr, local_batch_size=given.batch_size,
-                                              local_num_steps=given.steps),
+        model_train_params=NNTrainHyperParams(
+            local_num_epochs=None,
+            local_learning_rate=given.lr,
+            local_batch_size=given.batch_size,
+            local_num_steps=given.steps,
+        ),
         model_eval_params=NNEvalHyperParams(local_batch_size=None),
         callbacks=[watch],
         send_metrics_to_platform=False,
     )
     if int(os.environ.get("RANK", 0)) == 0:
         reached = accuracy(model.pytorch_model, test_inputs, test_targets)
-        print(json.dumps({"seconds": watch.seconds, "accuracy": reached, "device": str(device), "torch": torch.__version__}))
+        print(
+            json.dumps(
+                {
+                    "seconds": watch.seconds,
+                    "accuracy": reached,
+                    "device": str(device),
+                    "torch": torch.__version__,
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

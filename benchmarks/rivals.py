@@ -47,7 +47,9 @@ class Workload:
     lr: float = 0.05
 
 
-WORKLOADS = {w.task: w for w in (Workload("mnist-logreg", 200, 200, 16), Workload("mnist-cnn", 200, 20, 6))}
+WORKLOADS = {
+    w.task: w for w in (Workload("mnist-logreg", 200, 200, 16), Workload("mnist-cnn", 200, 20, 6))
+}
 LOOPS = ("usual loop", "lean loop", "torch.func.vmap", "one big batch")
 
 
@@ -120,15 +122,34 @@ def run_fedcomp(engine: str, precision: str, w: Workload) -> dict[str, object]:
 
     watch, rounds = Rounds(), w.rounds + WARM
     with tempfile.TemporaryDirectory() as folder:
-        simulation = Simulation(RunConfig(
-            task=w.task, clients=w.clients, participation=w.cohort / w.clients, rounds=rounds, local_steps=w.steps, lr=w.lr,
-            batch_size=w.batch_size, uplink=DENSITY, downlink=DENSITY, eval_every=rounds, engine=engine, device="cpu",
-            out=f"{folder}/run", **({"precision": precision} if precision else {}),
-        ), watch)
+        simulation = Simulation(
+            RunConfig(
+                task=w.task,
+                clients=w.clients,
+                participation=w.cohort / w.clients,
+                rounds=rounds,
+                local_steps=w.steps,
+                lr=w.lr,
+                batch_size=w.batch_size,
+                uplink=DENSITY,
+                downlink=DENSITY,
+                eval_every=rounds,
+                engine=engine,
+                device="cpu",
+                out=f"{folder}/run",
+                **({"precision": precision} if precision else {}),
+            ),
+            watch,
+        )
         watch.settled = lambda: getattr(simulation.engine, "settled", True)
         simulation.run()
     last = watch.record
-    return {"seconds": watch.seconds[:-1], "accuracy": last.accuracy, "engine": watch.engine, "uplink_bytes": last.uplink_bytes}
+    return {
+        "seconds": watch.seconds[:-1],
+        "accuracy": last.accuracy,
+        "engine": watch.engine,
+        "uplink_bytes": last.uplink_bytes,
+    }
 
 
 def load(w: Workload):
@@ -151,33 +172,103 @@ class Rival:
 
 def rivals(w: Workload, given: argparse.Namespace, folder: Path) -> list[Rival]:
     """Those that can run here; who cannot is named on standard error."""
+
     def own(name: str) -> Rival:
-        return Rival(name, (sys.executable, __file__, "--one", name, "--workload", w.task, "--rounds", str(w.rounds),
-                            "--threads", str(given.threads)))
+        return Rival(
+            name,
+            (
+                sys.executable,
+                __file__,
+                "--one",
+                name,
+                "--workload",
+                w.task,
+                "--rounds",
+                str(w.rounds),
+                "--threads",
+                str(given.threads),
+            ),
+        )
 
     found = [own(name) for name in LOOPS]
     pfl = Path(given.rivals or "") / "pfl" / "bin"
     if given.rivals and (pfl / "python").exists():
         stored = export(w, folder)
-        words = (str(HERE / "rival_pfl.py"), str(stored), "--model", w.task, "--rounds", str(w.rounds), "--cohort", str(w.cohort),
-                 "--steps", str(w.steps), "--batch-size", str(w.batch_size), "--lr", str(w.lr))
-        found.append(Rival("pfl 0.6", (str(pfl / "python"), *words, "--threads", str(given.threads))))
-        launch = (str(pfl / "python"), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(given.threads))
-        found.append(Rival(f"pfl 0.6, {given.threads} processes", (*launch, *words, "--threads", "1")))
-        found.append(Rival("pfl 0.6, bf16", (str(pfl / "python"), *words, "--threads", str(given.threads), "--bf16")))
+        words = (
+            str(HERE / "rival_pfl.py"),
+            str(stored),
+            "--model",
+            w.task,
+            "--rounds",
+            str(w.rounds),
+            "--cohort",
+            str(w.cohort),
+            "--steps",
+            str(w.steps),
+            "--batch-size",
+            str(w.batch_size),
+            "--lr",
+            str(w.lr),
+        )
+        found.append(
+            Rival("pfl 0.6", (str(pfl / "python"), *words, "--threads", str(given.threads)))
+        )
+        launch = (
+            str(pfl / "python"),
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(given.threads),
+        )
+        found.append(
+            Rival(f"pfl 0.6, {given.threads} processes", (*launch, *words, "--threads", "1"))
+        )
+        found.append(
+            Rival(
+                "pfl 0.6, bf16",
+                (str(pfl / "python"), *words, "--threads", str(given.threads), "--bf16"),
+            )
+        )
     else:
         print("pfl is left out: give --rivals FOLDER --install", file=sys.stderr)
     ray = HERE / "rival_flower_ray.py"
     if importlib.util.find_spec("ray") and ray.exists():
-        found.append(Rival("Flower's Ray engine", (
-            sys.executable, str(ray), "--task", w.task, "--clients", str(w.clients), "--cohort", str(w.cohort), "--rounds", str(w.rounds),
-            "--steps", str(w.steps), "--batch-size", str(w.batch_size), "--lr", str(w.lr), "--cores", str(given.threads),
-        )))
+        found.append(
+            Rival(
+                "Flower's Ray engine",
+                (
+                    sys.executable,
+                    str(ray),
+                    "--task",
+                    w.task,
+                    "--clients",
+                    str(w.clients),
+                    "--cohort",
+                    str(w.cohort),
+                    "--rounds",
+                    str(w.rounds),
+                    "--steps",
+                    str(w.steps),
+                    "--batch-size",
+                    str(w.batch_size),
+                    "--lr",
+                    str(w.lr),
+                    "--cores",
+                    str(given.threads),
+                ),
+            )
+        )
     else:
         print("Flower's Ray engine is left out: pip install 'flwr[simulation]'", file=sys.stderr)
     found += [own(name) for name in fedcomp_rows(w)]
     names = {rival.name for rival in found}
-    return [r for r in found if not given.only or any(r.name == only or (only in r.name and only not in names) for only in given.only)]
+    return [
+        r
+        for r in found
+        if not given.only
+        or any(r.name == only or (only in r.name and only not in names) for only in given.only)
+    ]
 
 
 def fedcomp_rows(w: Workload) -> list[str]:
@@ -198,20 +289,39 @@ def export(w: Workload, folder: Path) -> Path:
 
     task, data, shards = load(w)
     test = task.test()
-    weights = {f"weights.{name}": value.detach().numpy() for name, value in initial_model(task, 0).state_dict().items()}
-    np.savez(folder / f"{w.task}.npz", inputs=data.inputs, targets=data.targets, shards=np.array(shards), test_inputs=test.inputs,
-             test_targets=test.targets, **weights)
+    weights = {
+        f"weights.{name}": value.detach().numpy()
+        for name, value in initial_model(task, 0).state_dict().items()
+    }
+    np.savez(
+        folder / f"{w.task}.npz",
+        inputs=data.inputs,
+        targets=data.targets,
+        shards=np.array(shards),
+        test_inputs=test.inputs,
+        test_targets=test.targets,
+        **weights,
+    )
     return folder / f"{w.task}.npz"
 
 
 def run(rival: Rival, threads: int, limit_s: float = 1800) -> dict[str, object] | None:
     """What the last line of the process says; None, said on standard error, where it failed."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
-                                "RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0"}
-    done = subprocess.run(rival.words, env=environment, capture_output=True, encoding="utf-8", timeout=limit_s)
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "FLWR_TELEMETRY_ENABLED": "0",
+    }
+    done = subprocess.run(
+        rival.words, env=environment, capture_output=True, encoding="utf-8", timeout=limit_s
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
-        print(f"{rival.name} failed with status {done.returncode}, and is not counted: {done.stderr[:1000]}…", file=sys.stderr)
+        print(
+            f"{rival.name} failed with status {done.returncode}, and is not counted: {done.stderr[:1000]}…",
+            file=sys.stderr,
+        )
         return None
     return json.loads(lines[-1])
 
@@ -219,7 +329,9 @@ def run(rival: Rival, threads: int, limit_s: float = 1800) -> dict[str, object] 
 def install(folder: Path) -> None:
     """An environment with pfl, whose pins differ from ours."""
     venv.create(folder / "pfl", with_pip=True)
-    subprocess.run([folder / "pfl" / "bin" / "python", "-m", "pip", "install", "--quiet", *PFL], check=True)
+    subprocess.run(
+        [folder / "pfl" / "bin" / "python", "-m", "pip", "install", "--quiet", *PFL], check=True
+    )
 
 
 def table(w: Workload, told: dict[str, list[dict]]) -> None:
@@ -227,13 +339,29 @@ def table(w: Workload, told: dict[str, list[dict]]) -> None:
         return w.cohort / statistics.median(statistics.median(r["seconds"][1:]) for r in results)
 
     rates = {name: rate(results) for name, results in told.items()}
-    pfl = max((r for name, r in rates.items() if name.startswith("pfl") and "bf16" not in name), default=None)
-    beside = {"the usual loop": rates.get("usual loop"), "pfl": pfl, "Ray": rates.get("Flower's Ray engine")}
-    print(f"\n{w.task}: {w.cohort} of {w.clients} clients a round, {w.steps} steps of {w.batch_size}")
+    pfl = max(
+        (r for name, r in rates.items() if name.startswith("pfl") and "bf16" not in name),
+        default=None,
+    )
+    beside = {
+        "the usual loop": rates.get("usual loop"),
+        "pfl": pfl,
+        "Ray": rates.get("Flower's Ray engine"),
+    }
+    print(
+        f"\n{w.task}: {w.cohort} of {w.clients} clients a round, {w.steps} steps of {w.batch_size}"
+    )
     for name, results in told.items():
-        ratios = "".join(f"{rates[name] / other:8.2f} × {who}" for who, other in beside.items() if other)
-        reached = next((f"   accuracy {r['accuracy']:.3f}" for r in results if r.get("accuracy") is not None), "")
-        print(f"{name:26}{rates[name]:8,.0f} client updates/s{ratios}{reached}   {results[0].get('engine', '')}")
+        ratios = "".join(
+            f"{rates[name] / other:8.2f} × {who}" for who, other in beside.items() if other
+        )
+        reached = next(
+            (f"   accuracy {r['accuracy']:.3f}" for r in results if r.get("accuracy") is not None),
+            "",
+        )
+        print(
+            f"{name:26}{rates[name]:8,.0f} client updates/s{ratios}{reached}   {results[0].get('engine', '')}"
+        )
 
 
 def workload(name: str, rounds: int | None) -> Workload:
@@ -242,22 +370,44 @@ def workload(name: str, rounds: int | None) -> Workload:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--workload", choices=WORKLOADS, action="append", help="may be given again; both when not given")
+    options.add_argument(
+        "--workload",
+        choices=WORKLOADS,
+        action="append",
+        help="may be given again; both when not given",
+    )
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--rounds", type=int, help="of each process; 16 and 6 when not given")
     options.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    options.add_argument("--rivals", metavar="FOLDER", help="where --install puts what cannot stand beside fedcomp")
+    options.add_argument(
+        "--rivals", metavar="FOLDER", help="where --install puts what cannot stand beside fedcomp"
+    )
     options.add_argument("--install", action="store_true")
-    options.add_argument("--only", action="append", metavar="TEXT", help="this row, or those whose names hold it; may be given again")
-    options.add_argument("--json", metavar="FILE", help="also append what each process said, a line each")
-    options.add_argument("--one", metavar="ROW", help="run a row in this process and print what it took")
+    options.add_argument(
+        "--only",
+        action="append",
+        metavar="TEXT",
+        help="this row, or those whose names hold it; may be given again",
+    )
+    options.add_argument(
+        "--json", metavar="FILE", help="also append what each process said, a line each"
+    )
+    options.add_argument(
+        "--one", metavar="ROW", help="run a row in this process and print what it took"
+    )
     given = options.parse_args()
     if given.one:
         import torch
 
         torch.set_num_threads(given.threads)
         w, (kind, *rest) = workload(given.workload[0], given.rounds), given.one.split()
-        print(json.dumps(run_fedcomp(rest[0], *(rest[1:] or [""]), w) if kind == "fedcomp" else run_loop(given.one, w)))
+        print(
+            json.dumps(
+                run_fedcomp(rest[0], *(rest[1:] or [""]), w)
+                if kind == "fedcomp"
+                else run_loop(given.one, w)
+            )
+        )
         return
     if given.install:
         install(Path(given.rivals or sys.exit("--install needs --rivals FOLDER")))
@@ -272,9 +422,16 @@ def main() -> None:
                     told.setdefault(rival.name, []).append(said)
                     if given.json:
                         with open(given.json, "a") as file:
-                            file.write(json.dumps({"workload": name, "rival": rival.name, "repeat": repeat} | said) + "\n")
+                            file.write(
+                                json.dumps(
+                                    {"workload": name, "rival": rival.name, "repeat": repeat} | said
+                                )
+                                + "\n"
+                            )
             table(w, told)
-            print(f"medians of {given.repeats} interleaved processes, {given.threads} threads, load {os.getloadavg()[0]:.1f}")
+            print(
+                f"medians of {given.repeats} interleaved processes, {given.threads} threads, load {os.getloadavg()[0]:.1f}"
+            )
 
 
 if __name__ == "__main__":

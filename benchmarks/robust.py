@@ -21,8 +21,17 @@ from fedcomp.strategies import Rules, strategy
 from fedcomp.strategies.exchange import Accepted
 
 UPLINKS = {"dense": "identity", "stc 1 %": "stc:density=1%", "eden 1 bit": "eden:bits=1"}
-RULES = ("average", "median:{f}", "trimmed-mean:{f}", "krum:{f}", "multi-krum:{f}", "geometric-median:{f}", "centered-clipping:{f}",
-         "median:{f},mix=true", "krum:{f},buckets=2")
+RULES = (
+    "average",
+    "median:{f}",
+    "trimmed-mean:{f}",
+    "krum:{f}",
+    "multi-krum:{f}",
+    "geometric-median:{f}",
+    "centered-clipping:{f}",
+    "median:{f},mix=true",
+    "krum:{f},buckets=2",
+)
 
 
 def baselines(stack: torch.Tensor, liars: int) -> dict[str, Callable[[], object]]:
@@ -47,10 +56,14 @@ def baselines(stack: torch.Tensor, liars: int) -> dict[str, Callable[[], object]
 
 def opened(stack: torch.Tensor, uplink: str) -> list[Accepted]:
     c, n = codec(uplink), stack.shape[1]
-    return [Accepted(i, c.open(c.encode(row, seed=i), n), 1, 0.0, "") for i, row in enumerate(stack)]
+    return [
+        Accepted(i, c.open(c.encode(row, seed=i), n), 1, 0.0, "") for i, row in enumerate(stack)
+    ]
 
 
-def called(text: str, uplink: str, answers: list[Accepted], into: torch.Tensor) -> Callable[[], object]:
+def called(
+    text: str, uplink: str, answers: list[Accepted], into: torch.Tensor
+) -> Callable[[], object]:
     """A call of a rule, on a server that stands before round 1."""
     rule = strategy(text, Rules(uplink=uplink, memory="none"))
     rule.begin(torch.zeros_like(into), Layout.flat(into.numel()))
@@ -87,8 +100,14 @@ def main() -> None:
     m, n, f = options.clients, options.numel, options.liars
     stack = torch.randn(m, n, generator=torch.Generator().manual_seed(0))
     torch_s = seconds(baselines(stack, f), options.repeats)
-    print(f"{m} clients, n = {n:,}, {f} liars, {torch.get_num_threads()} threads; a dense stack is {stack.nbytes / 1e6:,.0f} MB\n")
-    print(f"{'':28}{'torch':>9}" + "".join(f"{name:>12}{'of torch':>10}{'MB':>7}" for name in UPLINKS) + "   (ms)")
+    print(
+        f"{m} clients, n = {n:,}, {f} liars, {torch.get_num_threads()} threads; a dense stack is {stack.nbytes / 1e6:,.0f} MB\n"
+    )
+    print(
+        f"{'':28}{'torch':>9}"
+        + "".join(f"{name:>12}{'of torch':>10}{'MB':>7}" for name in UPLINKS)
+        + "   (ms)"
+    )
     rows: dict[str, list[str]] = {text.format(f=f): [] for text in RULES}
     for uplink in UPLINKS.values():
         answers, into = opened(stack, uplink), torch.zeros(n)

@@ -37,7 +37,10 @@ def medians(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, tu
             start, spent = time.perf_counter(), time.process_time()
             way()
             taken[name].append((time.perf_counter() - start, time.process_time() - spent))
-    return {name: tuple(map(statistics.median, zip(*times[1:], strict=True))) for name, times in taken.items()}
+    return {
+        name: tuple(map(statistics.median, zip(*times[1:], strict=True)))
+        for name, times in taken.items()
+    }
 
 
 def main() -> None:
@@ -48,21 +51,30 @@ def main() -> None:
     x = torch.randn(options.numel, generator=torch.Generator().manual_seed(0))
     into, square = torch.zeros_like(x), float(x.double().square().sum())
     frames = {spec: codec(spec).encode(x, seed=1) for spec in SPECS}
-    ways: dict[str, Callable[[], object]] = {"copy": partial(into.copy_, x), "rotation": partial(rotate, x)}
+    ways: dict[str, Callable[[], object]] = {
+        "copy": partial(into.copy_, x),
+        "rotation": partial(rotate, x),
+    }
     for spec in SPECS:
         ways[f"{spec} encode"] = partial(codec(spec).encode, x, seed=1)
         ways[f"{spec} decode"] = partial(codec(spec).accumulate, frames[spec], into)
     times = medians(ways, options.repeats)
     compiled = "compiled" if backend.compile_vector(options.numel) else "torch"
-    print(f"n = {options.numel:,}   {compiled}   threads = {torch.get_num_threads()}   median of {options.repeats}\n")
-    print(f"{'':22}{'ms':>9}{'M values/s':>12}{'copies':>8}{'CPU ms':>9}{'copies':>8}{'bits':>9}{'NMSE':>9}")
+    print(
+        f"n = {options.numel:,}   {compiled}   threads = {torch.get_num_threads()}   median of {options.repeats}\n"
+    )
+    print(
+        f"{'':22}{'ms':>9}{'M values/s':>12}{'copies':>8}{'CPU ms':>9}{'copies':>8}{'bits':>9}{'NMSE':>9}"
+    )
     copy_s, copy_cpu_s = times["copy"]
     for name, (time_s, cpu_s) in times.items():
         line = f"{name:22}{time_s * 1e3:9.1f}{options.numel / time_s / 1e6:12,.0f}{time_s / copy_s:8.1f}"
         line += f"{cpu_s * 1e3:9.1f}{cpu_s / copy_cpu_s:8.1f}"
         spec, _, way = name.rpartition(" ")
         if way == "encode":
-            lost = float((x - codec(spec).decode(frames[spec], numel=options.numel)).double().square().sum())
+            lost = float(
+                (x - codec(spec).decode(frames[spec], numel=options.numel)).double().square().sum()
+            )
             line += f"{8 * len(frames[spec]) / options.numel:9.4f}{lost / square:9.4f}"
         print(line)
 

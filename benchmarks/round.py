@@ -56,17 +56,33 @@ def main() -> None:
     name, data = examples(task)
     if name != "MNIST":
         raise SystemExit("set FEDCOMP_DATA to the folder with mnist/")
-    config = RunConfig(task="mnist-logreg", clients=CLIENTS, participation=1.0, partition="classes:2", uplink="stc:density=1/400",
-                       downlink="stc:density=1/400", lr=0.04, rounds=rounds, eval_every=rounds)
+    config = RunConfig(
+        task="mnist-logreg",
+        clients=CLIENTS,
+        participation=1.0,
+        partition="classes:2",
+        uplink="stc:density=1/400",
+        downlink="stc:density=1/400",
+        lr=0.04,
+        rounds=rounds,
+        eval_every=rounds,
+    )
     shards = partition(config.partition, data, CLIENTS, 0)
     sgd = LocalSGD.from_config(config)
     plans = [plan_batches(sgd, shard, 0, 1, client) for client, shard in enumerate(shards)]
-    watch = Interleaved({"usual loop": usual_loop(task, data, shards, plans, sgd), "lean loop": lean_loop(task, data, plans, sgd)})
+    watch = Interleaved(
+        {
+            "usual loop": usual_loop(task, data, shards, plans, sgd),
+            "lean loop": lean_loop(task, data, plans, sgd),
+        }
+    )
     with tempfile.TemporaryDirectory() as folder:
         simulate(RunConfig(**vars(config) | {"out": f"{folder}/run"}), watch)
     medians = {name: statistics.median(taken[1:]) for name, taken in watch.loop_s.items()}
     medians["whole round with STC"] = statistics.median(watch.round_s[1:-1])
-    print(f"{CLIENTS} clients × {sgd.steps} steps of {sgd.batch_size}; medians of {rounds - 2} interleaved rounds\n")
+    print(
+        f"{CLIENTS} clients × {sgd.steps} steps of {sgd.batch_size}; medians of {rounds - 2} interleaved rounds\n"
+    )
     for name, median in medians.items():
         ratios = f"{medians['usual loop'] / median:8.2f} × the usual loop{medians['lean loop'] / median:8.2f} × the lean loop"
         print(f"{name:24}{median * 1e3:8.1f} ms{CLIENTS / median:8,.0f} client updates/s{ratios}")

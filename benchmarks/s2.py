@@ -34,22 +34,42 @@ from fedcomp.sim.run import Simulation
 
 DENSITY, CLIENTS, RELAYS = 0.01, (8, 32, 128), 8
 CLAIMED = 0.81
-TASKS = {"digits": {"partition": "classes:2", "batch_size": 5}, "mnist-logreg": {"partition": "classes:2", "lr": 0.04}}
+TASKS = {
+    "digits": {"partition": "classes:2", "batch_size": 5},
+    "mnist-logreg": {"partition": "classes:2", "lr": 0.04},
+}
 
 
 def updates(task: str, clients: int, rounds: int = 10) -> torch.Tensor:
     """What clients of two classes each have to send after some rounds: [clients, n]."""
     with tempfile.TemporaryDirectory() as folder:
-        config = RunConfig(task=task, clients=clients, participation=0.25, rounds=rounds, out=f"{folder}/run", **TASKS[task])
+        config = RunConfig(
+            task=task,
+            clients=clients,
+            participation=0.25,
+            rounds=rounds,
+            out=f"{folder}/run",
+            **TASKS[task],
+        )
         made = Simulation(config, Observer())
         made.run()
-        sgd, start, members = LocalSGD.from_config(config), made.strategy.broadcasts.weights, made.clients
-        plans = [plan_batches(sgd, members.shards[i], config.seed, rounds + 1, i) for i in range(clients)]
-        return torch.cat([members.engine.train(start, members.data, [plan], sgd)[0] for plan in plans])
+        sgd, start, members = (
+            LocalSGD.from_config(config),
+            made.strategy.broadcasts.weights,
+            made.clients,
+        )
+        plans = [
+            plan_batches(sgd, members.shards[i], config.seed, rounds + 1, i) for i in range(clients)
+        ]
+        return torch.cat(
+            [members.engine.train(start, members.data, [plan], sgd)[0] for plan in plans]
+        )
 
 
 def at_random(clients: int, numel: int) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(clients).standard_normal((clients, numel)).astype(np.float32))
+    return torch.from_numpy(
+        np.random.default_rng(clients).standard_normal((clients, numel)).astype(np.float32)
+    )
 
 
 def traffic(name: str, x: torch.Tensor) -> None:
@@ -71,9 +91,13 @@ def traffic(name: str, x: torch.Tensor) -> None:
         relayed = [s2.merge(frames[i::RELAYS]) for i in range(RELAYS)]
         tree = sum(map(len, frames + relayed)) if clients > RELAYS else sum(map(len, frames))
         passed = 2 * sum(single) if clients > RELAYS else sum(single)
-        error = float((update.dense().double() - kept.double().sum(0)).norm() / kept.double().sum(0).norm())
-        print(f"{row}  {values:<6}{np.mean([len(f) for f in frames]):>10,.0f}{len(merged):>11,}{1 - len(merged) / sum(single):>7.0%}"
-              f"{1 - 2 * len(merged) / sum(single):>7.0%}{1 - tree / passed:>7.0%}{len(whole):>10,}{update.missed:>8}{error:>9.0e}")
+        error = float(
+            (update.dense().double() - kept.double().sum(0)).norm() / kept.double().sum(0).norm()
+        )
+        print(
+            f"{row}  {values:<6}{np.mean([len(f) for f in frames]):>10,.0f}{len(merged):>11,}{1 - len(merged) / sum(single):>7.0%}"
+            f"{1 - 2 * len(merged) / sum(single):>7.0%}{1 - tree / passed:>7.0%}{len(whole):>10,}{update.missed:>8}{error:>9.0e}"
+        )
 
 
 def peeled(keys: int, cells_a_key: float, seeds: int) -> None:
@@ -89,7 +113,9 @@ def peeled(keys: int, cells_a_key: float, seeds: int) -> None:
         peel, exact = peel + (found.peeled == keys), exact + np.array_equal(found.values, values)
         if found.peeled == keys and seed < 10:
             off.append(_float_error(where, draw.standard_normal(keys)))
-    print(f"{keys:>9,}{cells_a_key:>12.2f}{peel / seeds:>9.0%}{exact / seeds:>9.0%}{max(off, default=float('nan')):>16.1e}")
+    print(
+        f"{keys:>9,}{cells_a_key:>12.2f}{peel / seeds:>9.0%}{exact / seeds:>9.0%}{max(off, default=float('nan')):>16.1e}"
+    )
 
 
 def _float_error(where: peeling.Places, values: np.ndarray) -> float:
@@ -108,8 +134,10 @@ def main() -> None:
     parser.add_argument("--task", choices=TASKS, default="digits")
     options = parser.parse_args()
     print(f"bytes at density {DENSITY:.0%}; union in multiples of k")
-    print(f"{'updates':<14}{'n':>9}{'clients':>8}{'k':>7}{'union':>7}{'topk each':>10}{'all':>11}  {'s2':<6}{'s2 each':>10}{'s2 sum':>11}"
-          f"{'top':>7}{'ring':>7}{'tree':>7}{'values':>10}{'missed':>8}{'error':>9}")
+    print(
+        f"{'updates':<14}{'n':>9}{'clients':>8}{'k':>7}{'union':>7}{'topk each':>10}{'all':>11}  {'s2':<6}{'s2 each':>10}{'s2 sum':>11}"
+        f"{'top':>7}{'ring':>7}{'tree':>7}{'values':>10}{'missed':>8}{'error':>9}"
+    )
     trained = updates(options.task, max(CLIENTS))
     for clients in CLIENTS:
         traffic(options.task, trained[:clients])
@@ -118,8 +146,16 @@ def main() -> None:
     for clients in CLIENTS:
         traffic("at random", at_random(clients, 100_000))
     print(f"top, ring, tree: saved; the paper claims {CLAIMED:.0%}")
-    print(f"\n{'keys':>9}{'cells a key':>12}{'peeled':>9}{'exact':>9}{'float32 is off':>16}   of {options.seeds} seeds, 3 rows")
-    for keys, cells_a_key in ((1000, 1.25), (1000, 1.5), (1000, 1.6), (10_000, 1.25), (100_000, 1.25)):
+    print(
+        f"\n{'keys':>9}{'cells a key':>12}{'peeled':>9}{'exact':>9}{'float32 is off':>16}   of {options.seeds} seeds, 3 rows"
+    )
+    for keys, cells_a_key in (
+        (1000, 1.25),
+        (1000, 1.5),
+        (1000, 1.6),
+        (10_000, 1.25),
+        (100_000, 1.25),
+    ):
         peeled(keys, cells_a_key, options.seeds)
 
 

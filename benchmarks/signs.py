@@ -21,7 +21,10 @@ CODECS = "sign", "efsign", "onebit"
 def ways(numel: int, rows: int) -> tuple[dict[str, Callable[[], object]], dict[str, float]]:
     """What is timed, and the bits a coordinate of each codec's frame; `onebit` sees a matrix of so many rows."""
     x = torch.randn(numel, generator=torch.Generator().manual_seed(0))
-    into, layout = torch.zeros(numel), Layout.from_shapes({"matrix": (rows, numel // rows), "rest": (numel % rows,)})
+    into, layout = (
+        torch.zeros(numel),
+        Layout.from_shapes({"matrix": (rows, numel // rows), "rest": (numel % rows,)}),
+    )
     found: dict[str, Callable[[], object]] = {"copy": lambda: into.copy_(x), "new copy": x.clone}
     bits = {}
     for name in CODECS:
@@ -29,8 +32,12 @@ def ways(numel: int, rows: int) -> tuple[dict[str, Callable[[], object]], dict[s
         frame = c.encode(x, layout=layout)
         bits[name] = 8 * len(frame) / numel
         found[f"{name} encode"] = lambda c=c: c.encode(x, layout=layout)
-        found[f"{name} decode"] = lambda c=c, frame=frame: c.decode(frame, numel=numel, layout=layout)
-        found[f"{name} accumulate"] = lambda c=c, frame=frame: c.accumulate(frame, into, 0.1, layout=layout)
+        found[f"{name} decode"] = lambda c=c, frame=frame: c.decode(
+            frame, numel=numel, layout=layout
+        )
+        found[f"{name} accumulate"] = lambda c=c, frame=frame: c.accumulate(
+            frame, into, 0.1, layout=layout
+        )
     return found, bits
 
 
@@ -47,16 +54,22 @@ def seconds(found: dict[str, Callable[[], object]], repeats: int) -> dict[str, f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--numel", type=int, default=25_000_000, help="elements of the vector")
-    parser.add_argument("--rows", type=int, default=1000, help="rows of the matrix that onebit takes it for")
+    parser.add_argument(
+        "--rows", type=int, default=1000, help="rows of the matrix that onebit takes it for"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     found, bits = ways(options.numel, options.rows)
     times = seconds(found, options.repeats)
-    print(f"n = {options.numel:,}   threads = {torch.get_num_threads()}   median of {options.repeats}\n")
+    print(
+        f"n = {options.numel:,}   threads = {torch.get_num_threads()}   median of {options.repeats}\n"
+    )
     print(f"{'':20}{'ms':>9}{'G values/s':>12}{'of a copy':>11}{'bits':>8}")
     for name, time_s in times.items():
         size = f"{bits[codec_name]:8.3f}" if (codec_name := name.partition(" ")[0]) in bits else ""
-        print(f"{name:20}{time_s * 1e3:9.1f}{options.numel / time_s / 1e9:12.2f}{times['copy'] / time_s:10.0%}{size}")
+        print(
+            f"{name:20}{time_s * 1e3:9.1f}{options.numel / time_s / 1e9:12.2f}{times['copy'] / time_s:10.0%}{size}"
+        )
 
 
 if __name__ == "__main__":

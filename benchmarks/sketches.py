@@ -25,7 +25,9 @@ P = 2**31 - 1
 BLOCK = 1 << 20  # coordinates that are hashed together
 SEED = 1
 
-Placed = Callable[[int], Iterator[tuple[slice, Tensor, Tensor]]]  # of a row: coordinates, their buckets, their signs
+Placed = Callable[
+    [int], Iterator[tuple[slice, Tensor, Tensor]]
+]  # of a row: coordinates, their buckets, their signs
 
 
 def hashed(numel: int, rows: int, columns: int) -> Placed:
@@ -41,7 +43,11 @@ def hashed(numel: int, rows: int, columns: int) -> Placed:
             for factor in polynomial[1:-1]:
                 h.add_(factor).fmod_(P).mul_(i)
             h.add_(polynomial[-1]).fmod_(P)
-            yield span, (a * i).add_(b).fmod_(P).fmod_(columns), h.bitwise_and_(1).mul_(2).sub_(1).to(torch.float32)
+            yield (
+                span,
+                (a * i).add_(b).fmod_(P).fmod_(columns),
+                h.bitwise_and_(1).mul_(2).sub_(1).to(torch.float32),
+            )
 
     return row
 
@@ -55,7 +61,9 @@ def tables(numel: int, rows: int, columns: int) -> tuple[Placed, int]:
         for r, (at, negative) in enumerate(placed):
             buckets[r, start:stop] = torch.from_numpy(at)
             signs[r, start:stop] = 1 - 2 * torch.from_numpy(negative).to(torch.float32)
-    return (lambda r: iter([(slice(0, numel), buckets[r], signs[r])])), buckets.nbytes + signs.nbytes
+    return (
+        lambda r: iter([(slice(0, numel), buckets[r], signs[r])])
+    ), buckets.nbytes + signs.nbytes
 
 
 def scattered(x: Tensor, rows: int, columns: int, placed: Placed) -> Tensor:
@@ -90,7 +98,9 @@ def ours(cells: Tensor, numel: int, k: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(read.positions), torch.from_numpy(read.values)
 
 
-def medians(ways: dict[tuple[str, str], Callable[[], object]], repeats: int) -> dict[tuple[str, str], tuple[float, float]]:
+def medians(
+    ways: dict[tuple[str, str], Callable[[], object]], repeats: int
+) -> dict[tuple[str, str], tuple[float, float]]:
     """Seconds of each way, and of the processor; the first round compiles."""
     taken: dict[tuple[str, str], list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(repeats + 1):
@@ -98,7 +108,10 @@ def medians(ways: dict[tuple[str, str], Callable[[], object]], repeats: int) -> 
             start, spent = time.perf_counter(), time.process_time()
             way()
             taken[name].append((time.perf_counter() - start, time.process_time() - spent))
-    return {name: tuple(map(statistics.median, zip(*times[1:], strict=True))) for name, times in taken.items()}
+    return {
+        name: tuple(map(statistics.median, zip(*times[1:], strict=True)))
+        for name, times in taken.items()
+    }
 
 
 def main() -> None:
@@ -114,8 +127,14 @@ def main() -> None:
     into, by_hash, (by_table, table_bytes) = torch.empty(n), hashed(n, *shape), tables(n, *shape)
 
     cells = torch.from_numpy(count_sketch.sketch(x, *shape, SEED))
-    torch.testing.assert_close(scattered(x, *shape, by_table), cells, rtol=1e-4, atol=1e-4 * float(cells.abs().max()))
-    for one, other in zip(map(torch.sort, ours(cells, n, k)), map(torch.sort, gathered(cells, n, k, by_table)), strict=True):
+    torch.testing.assert_close(
+        scattered(x, *shape, by_table), cells, rtol=1e-4, atol=1e-4 * float(cells.abs().max())
+    )
+    for one, other in zip(
+        map(torch.sort, ours(cells, n, k)),
+        map(torch.sort, gathered(cells, n, k, by_table)),
+        strict=True,
+    ):
         torch.testing.assert_close(one.values, other.values, rtol=0, atol=0)
 
     sketching = {
@@ -131,7 +150,9 @@ def main() -> None:
         "hashed, gather": lambda: gathered(cells, n, k, by_hash),
     }
     ways = {("", "copy"): lambda: into.copy_(x)}
-    ways |= {("sketch", name): way for name, way in sketching.items()} | {("read", name): way for name, way in reading.items()}
+    ways |= {("sketch", name): way for name, way in sketching.items()} | {
+        ("read", name): way for name, way in reading.items()
+    }
     times = medians(ways, options.repeats)
     print(f"n = {n:,} into {options.rows} x {options.columns:,}, the {k:,} largest read   threads = {torch.get_num_threads()}"
           f"   median of {options.repeats}   tables: {table_bytes / 1e6:,.0f} MB\n")  # fmt: skip
@@ -139,7 +160,14 @@ def main() -> None:
     for (what, name), (time_s, cpu_s) in times.items():
         our_s, our_cpu_s = times.get((what, "ours"), (time_s, cpu_s))
         line = f"{f'{what:8}{name}':30}{time_s * 1e3:9.1f}{time_s / times['', 'copy'][0]:9.1f}"
-        print(line + (f"{time_s / our_s:8.1f}{cpu_s * 1e3:10.1f}{cpu_s / our_cpu_s:8.1f}" if what else f"{cpu_s * 1e3:18.1f}"))
+        print(
+            line
+            + (
+                f"{time_s / our_s:8.1f}{cpu_s * 1e3:10.1f}{cpu_s / our_cpu_s:8.1f}"
+                if what
+                else f"{cpu_s * 1e3:18.1f}"
+            )
+        )
 
 
 if __name__ == "__main__":

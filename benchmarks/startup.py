@@ -1,6 +1,6 @@
 """How long `fedcomp --help` takes beside `import torch`: medians of interleaved repeats.
 
-    python benchmarks/startup.py [--repeats 11]
+python benchmarks/startup.py [--repeats 11]
 """
 
 import argparse
@@ -9,8 +9,12 @@ import subprocess
 import sys
 import time
 
-COMMANDS = {"fedcomp --help": ["-m", "fedcomp", "--help"], "fedcomp sim --help": ["-m", "fedcomp", "sim", "--help"],
-            "python -c 'import torch'": ["-c", "import torch"], "python -c pass": ["-c", "pass"]}
+COMMANDS = {
+    "fedcomp --help": ["-m", "fedcomp", "--help"],
+    "fedcomp sim --help": ["-m", "fedcomp", "sim", "--help"],
+    "python -c 'import torch'": ["-c", "import torch"],
+    "python -c pass": ["-c", "pass"],
+}
 
 
 def main() -> None:

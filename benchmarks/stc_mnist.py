@@ -38,9 +38,22 @@ def run(link: str, seed: int, rounds: int) -> Watch:
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         simulate(
-            RunConfig(task="mnist-logreg", partition="classes:2", clients=200, participation=0.1, local_steps=1, batch_size=20, lr=0.04,
-                      rounds=rounds, uplink=link, downlink=link, seed=seed, eval_every=rounds, checkpoint_every=rounds,
-                      out=f"{folder}/run"),
+            RunConfig(
+                task="mnist-logreg",
+                partition="classes:2",
+                clients=200,
+                participation=0.1,
+                local_steps=1,
+                batch_size=20,
+                lr=0.04,
+                rounds=rounds,
+                uplink=link,
+                downlink=link,
+                seed=seed,
+                eval_every=rounds,
+                checkpoint_every=rounds,
+                out=f"{folder}/run",
+            ),
             watch,
         )
     return watch
@@ -63,8 +76,13 @@ def main() -> None:
     k = codec(STC).count(PARAMETERS)
     frames = sum(watch.total("accepted") for watch in stc)
     nonzeros = sum(watch.total("uplink_nonzeros") for watch in stc)
-    uplink, downlink = (sum(watch.total(f"{way}_bytes") for watch in stc) for way in ("uplink", "downlink"))
-    catch_up, first = (sum(watch.total(f"{part}_bytes") for watch in stc) for part in ("catch_up", "first_download"))
+    uplink, downlink = (
+        sum(watch.total(f"{way}_bytes") for watch in stc) for way in ("uplink", "downlink")
+    )
+    catch_up, first = (
+        sum(watch.total(f"{part}_bytes") for watch in stc)
+        for part in ("catch_up", "first_download")
+    )
     dense_bytes = sum(watch.total("dense_uplink_bytes") for watch in stc)
     header = SECTIONS + len(varint(k))
     payload = uplink - frames * (header + RICE + MEAN)
@@ -80,15 +98,31 @@ def main() -> None:
         ("  positions and signs", f"{payload / frames:6.2f}", f"entropy {entropy / 8:.2f}"),
         ("  mean magnitude", f"{MEAN:6.2f}", "not counted by the authors"),
         ("  header and Rice parameter", f"{header + RICE:6.2f}", "not counted by the authors"),
-        ("  in all", f"{uplink / frames:6.2f}", f"{dense_bytes / uplink:.0f} times less than dense"),
-        ("payload bits a nonzero", f"{8 * payload / nonzeros:6.2f}", f"{expected:.2f} expected of Rice positions and a sign"),
+        (
+            "  in all",
+            f"{uplink / frames:6.2f}",
+            f"{dense_bytes / uplink:.0f} times less than dense",
+        ),
+        (
+            "payload bits a nonzero",
+            f"{8 * payload / nonzeros:6.2f}",
+            f"{expected:.2f} expected of Rice positions and a sign",
+        ),
         ("", "", ""),
         ("downlink, bytes a client and round", "", ""),
         ("  the round's broadcast", f"{(downlink - catch_up - first) / frames:6.2f}", ""),
         ("  catching up", f"{catch_up / frames:6.2f}", "not counted by the authors"),
         ("  first downloads", f"{first / frames:6.2f}", "not counted by the authors"),
-        ("  in all", f"{downlink / frames:6.2f}", f"{dense_bytes / downlink:.1f} times less than dense"),
-        ("both ways", f"{(uplink + downlink) / frames:6.2f}", f"{2 * dense_bytes / (uplink + downlink):.1f} times less than dense"),
+        (
+            "  in all",
+            f"{downlink / frames:6.2f}",
+            f"{dense_bytes / downlink:.1f} times less than dense",
+        ),
+        (
+            "both ways",
+            f"{(uplink + downlink) / frames:6.2f}",
+            f"{2 * dense_bytes / (uplink + downlink):.1f} times less than dense",
+        ),
     ]
     for name, value, note in rows:
         print(f"{name:36}{value:38}{note}".rstrip())

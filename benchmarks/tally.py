@@ -39,7 +39,10 @@ def ways(numel: int, voters: int) -> tuple[dict[str, Callable[[], object]], list
 
     result = votes.majority(packed, numel, 0)
     assert voters % 2 == 0 or np.array_equal(result, np.packbits(added_up().numpy() > 0))
-    baselines: dict[str, Callable[[], object]] = {"int8 added up": added_up, "stack.sum(0)": lambda: stack.sum(0).sign()}
+    baselines: dict[str, Callable[[], object]] = {
+        "int8 added up": added_up,
+        "stack.sum(0)": lambda: stack.sum(0).sign(),
+    }
     if voters < 128:
         baselines["stack.sum(0, int8)"] = lambda: stack.sum(0, dtype=torch.int8).sign()
     ours: dict[str, Callable[[], object]] = {
@@ -51,7 +54,9 @@ def ways(numel: int, voters: int) -> tuple[dict[str, Callable[[], object]], list
     return baselines | ours, list(baselines)
 
 
-def seconds(found: dict[str, Callable[[], object]], repeats: int, clock: Callable[[], float]) -> dict[str, float]:
+def seconds(
+    found: dict[str, Callable[[], object]], repeats: int, clock: Callable[[], float]
+) -> dict[str, float]:
     taken = {name: [] for name in found}
     for _ in range(repeats + 1):
         for name, way in found.items():
@@ -67,16 +72,28 @@ def main() -> None:
     parser.add_argument("--voters", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--processor-time", action="store_true", help="of all threads together, instead of the time that passes")
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="of all threads together, instead of the time that passes",
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     found, baselines = ways(options.numel, options.voters)
-    times = seconds(found, options.repeats, time.process_time if options.processor_time else time.perf_counter)
-    print(f"{options.voters} votes of n = {options.numel:,}   threads = {options.threads}   median of {options.repeats}"
-          f"{', processor time' * options.processor_time}\n")
+    times = seconds(
+        found, options.repeats, time.process_time if options.processor_time else time.perf_counter
+    )
+    print(
+        f"{options.voters} votes of n = {options.numel:,}   threads = {options.threads}   median of {options.repeats}"
+        f"{', processor time' * options.processor_time}\n"
+    )
     print(f"{'':20}{'ms':>10}" + "".join(f"{f'of {name}':>24}" for name in baselines))
     for name, time_s in times.items():
-        ratios = "" if name in baselines else "".join(f"{f'{times[base] / time_s:.1f} ×':>24}" for base in baselines)
+        ratios = (
+            ""
+            if name in baselines
+            else "".join(f"{f'{times[base] / time_s:.1f} ×':>24}" for base in baselines)
+        )
         print(f"{name:20}{time_s * 1e3:10.2f}{ratios}")
 
 

@@ -36,7 +36,9 @@ class Classifier(nn.Module):
         self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
         self.head = nn.Linear(width, TOPICS)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None) -> Output:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
+    ) -> Output:
         there = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         x = self.embedding(input_ids)
         for block in self.blocks:
@@ -105,7 +107,9 @@ def sentences(count: int, register: int, seed: int) -> tuple[Tensor, Tensor]:
     telling = 1 + (topics + register) % TOPICS * 20
     words = 81 + torch.randint(WORDS - 81, (count, LENGTH), generator=draw)
     tells = torch.rand(count, LENGTH, generator=draw) < 1 / 3
-    words = torch.where(tells, telling[:, None] + torch.randint(20, (count, LENGTH), generator=draw), words)
+    words = torch.where(
+        tells, telling[:, None] + torch.randint(20, (count, LENGTH), generator=draw), words
+    )
     lengths = torch.randint(LENGTH // 2, LENGTH + 1, (count, 1), generator=draw)
     return torch.where(torch.arange(LENGTH) < lengths, words, PAD), topics
 
@@ -133,8 +137,17 @@ def main() -> None:
     with torch.no_grad():
         before = (model(test[0]).argmax(1) == test[1]).float().mean().item()
     task = fedcomp.Task("adapters", model, train=sentences(2000, register=1, seed=2), test=test)
-    run = fedcomp.simulate(task, clients=20, participation=0.25, rounds=30, local_steps=5, lr=0.3, uplink="stc:density=5%",
-                           downlink="stc:density=5%", progress=False)
+    run = fedcomp.simulate(
+        task,
+        clients=20,
+        participation=0.25,
+        rounds=30,
+        local_steps=5,
+        lr=0.3,
+        uplink="stc:density=5%",
+        downlink="stc:density=5%",
+        progress=False,
+    )
 
     update = run.sent_bytes / 2 / (5 * run.config.rounds)
     print(f"{'parameters of the model':<44}{total:>10,}")
@@ -146,7 +159,9 @@ def main() -> None:
     print(f"{'after ' + str(run.config.rounds) + ' rounds':<44}{run.accuracy:>10.1%}")
     adapted = run.model()  # Scores, with the base as it was, adapters and head as they are now
     same = torch.equal(adapted.model.embedding.weight, base.embedding.weight)
-    print(f"{'frozen layers are as they were':<44}{'yes' if same and run.parameters == trained else 'no':>10}")
+    print(
+        f"{'frozen layers are as they were':<44}{'yes' if same and run.parameters == trained else 'no':>10}"
+    )
 
 
 if __name__ == "__main__":

@@ -27,18 +27,34 @@ class Network(nn.Module):
 def main() -> None:
     images, labels = load_digits(return_X_y=True)
     images = (images - images.mean()).reshape(-1, 1, 8, 8) / images.std()
-    task = fedcomp.Task("own-digits", model=Network, train=(images[360:], labels[360:]), test=(images[:360], labels[:360]))
+    task = fedcomp.Task(
+        "own-digits",
+        model=Network,
+        train=(images[360:], labels[360:]),
+        test=(images[:360], labels[:360]),
+    )
 
     print(f"{'uplink':<22}{'accuracy':>9}{'up':>12}{'dense':>12}")
     for uplink in ("identity", "stc:density=1%", "topk:density=5%,values=fp16"):
-        run = fedcomp.simulate(task, clients=30, participation=0.2, rounds=15, partition="dirichlet:0.5", lr=0.1, uplink=uplink,
-                               downlink="fp16", progress=False)
+        run = fedcomp.simulate(
+            task,
+            clients=30,
+            participation=0.2,
+            rounds=15,
+            partition="dirichlet:0.5",
+            lr=0.1,
+            uplink=uplink,
+            downlink="fp16",
+            progress=False,
+        )
         sent, dense = run.metrics["uplink_bytes"].sum(), run.metrics["dense_uplink_bytes"].sum()
         print(f"{uplink:<28}{run.accuracy:>7.1%}{sent:>10,.0f} B{dense:>10,.0f} B")
 
     model = run.model()  # a Network with the weights of the last run
     guess = model(torch.tensor(images[:1], dtype=torch.float32)).argmax().item()
-    print(f"the first test image is a {labels[0]}, the model says {guess}; the run is in {run.folder}")
+    print(
+        f"the first test image is a {labels[0]}, the model says {guess}; the run is in {run.folder}"
+    )
 
 
 if __name__ == "__main__":

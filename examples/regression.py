@@ -1,6 +1,6 @@
 """A regression: there is no accuracy, so that the loss tells how good the model is, and a metric of the task's own stands beside it.
 
-    python examples/regression.py
+python examples/regression.py
 """
 
 import numpy as np
@@ -28,19 +28,42 @@ def main() -> None:
     train, test = order[TEST:], order[:TEST]
     inputs = inputs / inputs[train].std(0)
     scale = progression[train].std()
-    targets = ((progression - progression[train].mean()) / scale)[:, None]  # [N, 1], as the outputs are
+    targets = ((progression - progression[train].mean()) / scale)[
+        :, None
+    ]  # [N, 1], as the outputs are
 
-    task = fedcomp.Task("diabetes", model, (inputs[train], targets[train]), (inputs[test], targets[test]), loss=F.mse_loss, accuracy=None,
-                        metrics={"absolute_error": absolute_error})
-    run = fedcomp.simulate(task, clients=20, participation=0.3, rounds=40, lr=0.02, uplink="stc:density=5%", eval_every=10, progress=False)
+    task = fedcomp.Task(
+        "diabetes",
+        model,
+        (inputs[train], targets[train]),
+        (inputs[test], targets[test]),
+        loss=F.mse_loss,
+        accuracy=None,
+        metrics={"absolute_error": absolute_error},
+    )
+    run = fedcomp.simulate(
+        task,
+        clients=20,
+        participation=0.3,
+        rounds=40,
+        lr=0.02,
+        uplink="stc:density=5%",
+        eval_every=10,
+        progress=False,
+    )
 
     print(f"{'round':>5}{'loss':>8}{'error':>8}{'up so far':>11}")
     sent = run.metrics["uplink_bytes"].cumsum()
     for i in np.flatnonzero(~np.isnan(run.metrics["loss"])):
         error = scale * run.metrics["absolute_error"][i]
-        print(f"{run.metrics['round'][i]:>5.0f}{run.metrics['loss'][i]:>8.3f}{error:>8.1f}{sent[i]:>9,.0f} B")
+        print(
+            f"{run.metrics['round'][i]:>5.0f}{run.metrics['loss'][i]:>8.3f}{error:>8.1f}{sent[i]:>9,.0f} B"
+        )
     with torch.no_grad():
-        first = run.model()(torch.tensor(inputs[test[:1]], dtype=torch.float32)).item() * scale + progression[train].mean()
+        first = (
+            run.model()(torch.tensor(inputs[test[:1]], dtype=torch.float32)).item() * scale
+            + progression[train].mean()
+        )
     print(f"the first test patient: {progression[test[0]]:.0f} measured, {first:.0f} by the model")
 
 

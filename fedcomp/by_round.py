@@ -106,7 +106,9 @@ class Step(Curve):
     def __post_init__(self) -> None:
         _at_least(self, "every", 1)
         if self.factor <= 0:
-            raise SpecError(f"option 'factor' of schedule 'step' is {self.factor:g}; give more than 0")
+            raise SpecError(
+                f"option 'factor' of schedule 'step' is {self.factor:g}; give more than 0"
+            )
 
     def at(self, own: float, round: int, rounds: int) -> float:
         try:
@@ -126,7 +128,9 @@ class Pieces:
     rounds: tuple[int, ...]
 
     def at(self, own: float, round: int) -> float:
-        begun = [value for value, first in zip(self.values, self.rounds, strict=True) if first <= round]
+        begun = [
+            value for value, first in zip(self.values, self.rounds, strict=True) if first <= round
+        ]
         return begun[-1] if begun else own
 
 
@@ -142,19 +146,25 @@ class Kind:
         if text[:1].isalpha():
             parsed = spec.parse(text)
             if parsed.scope or len(parsed.parts) > 1:
-                raise SpecError(f"schedule '{text}' is one curve, such as cosine, or values with their rounds, such as 1,8@21")
+                raise SpecError(
+                    f"schedule '{text}' is one curve, such as cosine, or values with their rounds, such as 1,8@21"
+                )
             return spec.build(parsed.parts[0], CURVES, "schedule")
         pieces = [self._piece(text, item, first=i == 0) for i, item in enumerate(text.split(","))]
         values, rounds = zip(*pieces, strict=True)
         for before, after in zip(rounds, rounds[1:], strict=False):
             if after <= before:
-                raise SpecError(f"round {after} comes after round {before} in '{text}'; give them in their order")
+                raise SpecError(
+                    f"round {after} comes after round {before} in '{text}'; give them in their order"
+                )
         return Pieces(values, rounds)
 
     def _piece(self, text: str, item: str, first: bool) -> tuple[float, int]:
         raw, at, when = item.partition("@")
         if not at and not first:
-            raise SpecError(f"'{item}' in '{text}' does not say from which round on; write {item or 'VALUE'}@ROUND")
+            raise SpecError(
+                f"'{item}' in '{text}' does not say from which round on; write {item or 'VALUE'}@ROUND"
+            )
         value = spec.convert(raw.strip(), int if self.whole else float, f"the value in '{item}'")
         round = spec.convert(when.strip(), int, f"the round in '{item}'") if at else 1
         if not 1 <= round <= LAST:
@@ -193,37 +203,57 @@ class ByRound:
     def __post_init__(self) -> None:
         form = self.kind.read(self.text) if self.text else Pieces((), ())
         if isinstance(form, Curve) and form.ends and not self.horizon:
-            raise ConfigError(f"{self.flag} '{self.text}' ends with the last round, which is not known; give --horizon")
+            raise ConfigError(
+                f"{self.flag} '{self.text}' ends with the last round, which is not known; give --horizon"
+            )
         object.__setattr__(self, "form", form)
 
     def at(self, round: int) -> float:
         """The value in a round; an int where values are whole."""
         if isinstance(self.form, Pieces):
             return self.form.at(self.own, round)
-        value = self.form.at(self.own, max(1, round - self.warmup), max(1, self.horizon - self.warmup))
+        value = self.form.at(
+            self.own, max(1, round - self.warmup), max(1, self.horizon - self.warmup)
+        )
         return math.floor(value + 0.5) if self.kind.whole and math.isfinite(value) else value
 
     def values(self, rounds: int) -> set[float]:
         """Those of the first and the last of so many rounds, and where pieces begin between them."""
         begun = self.form.rounds if isinstance(self.form, Pieces) else ()
-        return {self.at(round) for round in (self.warmup + 1, *begun, rounds) if round <= max(rounds, self.warmup + 1)}
+        return {
+            self.at(round)
+            for round in (self.warmup + 1, *begun, rounds)
+            if round <= max(rounds, self.warmup + 1)
+        }
 
     def check(self, rounds: int) -> None:
         """Raise ConfigError where a curve leaves in one of so many rounds what a value can be. Curves rise, or fall, all the way."""
         value = self.at(rounds)
         if isinstance(self.form, Curve) and (fault := self.kind.fault(value)):
             longer = f"--horizon {rounds}, or " if self.form.ends and rounds > self.horizon else ""
-            raise ConfigError(f"{self.flag} '{self.text}' comes to {value:g} in round {rounds}; give {fault}, by {longer}{self.form.mend}")
+            raise ConfigError(
+                f"{self.flag} '{self.text}' comes to {value:g} in round {rounds}; give {fault}, by {longer}{self.form.mend}"
+            )
 
 
-LOCAL = {"lr": RATE, "local_steps": WHOLE, "batch_size": WHOLE}  # what clients do, by the names of the options
+LOCAL = {
+    "lr": RATE,
+    "local_steps": WHOLE,
+    "batch_size": WHOLE,
+}  # what clients do, by the names of the options
 
 
 def of_options(options: Any, horizon: int) -> dict[str, ByRound]:
     """The schedules of LOCAL. `options` has the fields of `fedcomp.config.RunConfig` that they are made of."""
     return {
-        name: ByRound(f"--{name.replace('_', '-')}-schedule", getattr(options, f"{name}_schedule"), kind, getattr(options, name),
-                      options.lr_warmup if name == "lr" else 0, horizon)
+        name: ByRound(
+            f"--{name.replace('_', '-')}-schedule",
+            getattr(options, f"{name}_schedule"),
+            kind,
+            getattr(options, name),
+            options.lr_warmup if name == "lr" else 0,
+            horizon,
+        )
         for name, kind in LOCAL.items()
     }
 
@@ -239,4 +269,6 @@ def _passed(round: int, rounds: int) -> float:
 
 def _at_least(curve: Curve, name: str, low: float) -> None:
     if (value := getattr(curve, name)) < low:
-        raise SpecError(f"option '{name}' of schedule '{curve.name}' is {value:g}; give at least {low:g}")
+        raise SpecError(
+            f"option '{name}' of schedule '{curve.name}' is {value:g}; give at least {low:g}"
+        )

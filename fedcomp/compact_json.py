@@ -10,7 +10,9 @@ def _encoder() -> Callable[[Any], str]:
     """json.JSONEncoder makes an encoder of C anew for every text, which takes longer than a small value does."""
     if encoder.c_make_encoder is None:  # another Python than CPython
         return json.JSONEncoder(separators=(",", ":")).encode
-    encode = encoder.c_make_encoder(None, None, encoder.encode_basestring_ascii, None, ":", ",", False, False, True)
+    encode = encoder.c_make_encoder(
+        None, None, encoder.encode_basestring_ascii, None, ":", ",", False, False, True
+    )
     return lambda value: "".join(encode(value, 0))
 
 

@@ -22,7 +22,14 @@ from .errors import ConfigError, RunFolderError, SpecError, nearest
 RUN_FILE = "config.toml"  # in a run folder
 ALTERNATIVES_FILE = "alternatives.toml"  # in the folder of several
 LARGEST_TOML = 1 << 20  # bytes
-NOT_TAKEN_OVER = {"out", "resume", "plain", "log_json", "metrics_port", "tensorboard"}  # by a resumed run, from the one before
+NOT_TAKEN_OVER = {
+    "out",
+    "resume",
+    "plain",
+    "log_json",
+    "metrics_port",
+    "tensorboard",
+}  # by a resumed run, from the one before
 
 
 class Usual(str):
@@ -38,91 +45,246 @@ class RunConfig:
     """What `fedcomp sim` and `fedcomp server start` share. Checked when made; raises ConfigError."""
 
     task: str = option("digits", "what is learned: a built-in name or path/file.py:name")
-    data: str | None = option(None, "folder of the task's data; FEDCOMP_DATA when not given", local=True)
-    partition: str = option("iid", "how clients share the data: iid, classes:N, shards:N, dirichlet:A, natural")
+    data: str | None = option(
+        None, "folder of the task's data; FEDCOMP_DATA when not given", local=True
+    )
+    partition: str = option(
+        "iid", "how clients share the data: iid, classes:N, shards:N, dirichlet:A, natural"
+    )
     clients: int = option(10, "number of clients", low=1)
     rounds: int = option(50, "number of rounds; a resumed run may raise it", low=1, local=True)
-    participation: float = option(0.1, "share of the clients in a round's cohort, at least 2 of them", above=0.0, high=1.0)
-    quorum: float = option(1.0, "share of a cohort whose accepted updates close its round; 1 = when all have answered", above=0.0, high=1.0,
-                           local=True)
-    deadline: float = option(0.0, "seconds that an exchange may take, each of a round that has several; who answers later is left "
-                                  "out; 0 = no limit", unit="seconds", low=0.0, local=True)
-    network: str | None = option(None, "virtual network of a simulation, which gives rounds their time: mobile, fixed, lte-m, lora, "
-                                       "uniform:up=100kB,down=1MB,latency=50ms,step=20ms, lognormal:up=100kB,spread=1,absent=5%, or a "
-                                       "CSV file")
-    local_steps: int = option(5, "steps of local SGD in a round", unit="steps", low=1, high=1_000_000)
-    local_epochs: int = option(
-        0, "passes over a client's data in a round, in place of --local-steps; 0 = off", unit="epochs", low=0, high=10_000
+    participation: float = option(
+        0.1, "share of the clients in a round's cohort, at least 2 of them", above=0.0, high=1.0
     )
-    batch_size: int = option(20, "examples in a step; a client with fewer uses all it has", unit="examples", low=1,
-                            high=1_000_000)
+    quorum: float = option(
+        1.0,
+        "share of a cohort whose accepted updates close its round; 1 = when all have answered",
+        above=0.0,
+        high=1.0,
+        local=True,
+    )
+    deadline: float = option(
+        0.0,
+        "seconds that an exchange may take, each of a round that has several; who answers later is left "
+        "out; 0 = no limit",
+        unit="seconds",
+        low=0.0,
+        local=True,
+    )
+    network: str | None = option(
+        None,
+        "virtual network of a simulation, which gives rounds their time: mobile, fixed, lte-m, lora, "
+        "uniform:up=100kB,down=1MB,latency=50ms,step=20ms, lognormal:up=100kB,spread=1,absent=5%, or a "
+        "CSV file",
+    )
+    local_steps: int = option(
+        5, "steps of local SGD in a round", unit="steps", low=1, high=1_000_000
+    )
+    local_epochs: int = option(
+        0,
+        "passes over a client's data in a round, in place of --local-steps; 0 = off",
+        unit="epochs",
+        low=0,
+        high=10_000,
+    )
+    batch_size: int = option(
+        20,
+        "examples in a step; a client with fewer uses all it has",
+        unit="examples",
+        low=1,
+        high=1_000_000,
+    )
     lr: float = option(0.05, "learning rate of local SGD", above=0.0, high=by_round.LARGEST)
-    momentum: float = option(0.0, "momentum of local SGD, from zero in every round unless it is kept", low=0.0, high=1.0)
-    keep_momentum: bool = option(False, "clients keep their momentum between rounds, but for where their update was sent")
+    momentum: float = option(
+        0.0, "momentum of local SGD, from zero in every round unless it is kept", low=0.0, high=1.0
+    )
+    keep_momentum: bool = option(
+        False, "clients keep their momentum between rounds, but for where their update was sent"
+    )
     weight_decay: float = option(0.0, "weight decay of local SGD", low=0.0, high=by_round.LARGEST)
-    augment: bool = option(False, "clients train on examples changed at random in the task's own way: of CIFAR-10, cropped and flipped")
-    proximal: float = option(0.0, "pull of local SGD towards the model of the round's start, the term of FedProx; 0 = none",
-                             low=0.0, high=by_round.LARGEST)
-    clip: float = option(0.0, "largest L2 norm of a local gradient; 0 = no clipping", low=0.0, high=by_round.LARGEST)
-    strategy: str = option("average", "how updates become a model; may choose --uplink and --memory where these have their defaults")
+    augment: bool = option(
+        False,
+        "clients train on examples changed at random in the task's own way: of CIFAR-10, cropped and flipped",
+    )
+    proximal: float = option(
+        0.0,
+        "pull of local SGD towards the model of the round's start, the term of FedProx; 0 = none",
+        low=0.0,
+        high=by_round.LARGEST,
+    )
+    clip: float = option(
+        0.0, "largest L2 norm of a local gradient; 0 = no clipping", low=0.0, high=by_round.LARGEST
+    )
+    strategy: str = option(
+        "average",
+        "how updates become a model; may choose --uplink and --memory where these have their defaults",
+    )
     weights: str = option("uniform", "weight of a client's update", choices=("uniform", "examples"))
-    weight_cap: float = option(0.0, "largest weight as a multiple of the cohort's mean weight; 0 = no cap", low=0.0)
+    weight_cap: float = option(
+        0.0, "largest weight as a multiple of the cohort's mean weight; 0 = no cap", low=0.0
+    )
     uplink: str = option(Usual("stc:density=1/100"), "codec from client to server")
     downlink: str = option(Usual("stc:density=1/100"), "codec from server to client")
     memory: str = option(Usual("residual"), "what clients keep around the uplink codec")
-    downlink_memory: str = option(Usual("residual"), "what the server keeps around the downlink codec")
-    density_warmup: int = option(0, "rounds in which the uplink's density falls from 25 % to its own", unit="rounds", low=0)
-    lr_warmup: int = option(0, "rounds in which the learning rate grows to --lr", unit="rounds", low=0)
-    lr_schedule: str | None = option(None, "learning rate by round, after --lr-warmup: cosine, linear:to=0.001, poly:power=2, "
-                                           "geometric:to=0.001, step:every=30,factor=0.1, or values and from which round on: 0.1,0.01@30",
-                                     reads=by_round.RATE.read, such_as="cosine")
-    local_steps_schedule: str | None = option(None, "local steps by round, likewise: 1,8@21 is 1 in rounds 1 to 20, then 8; 8@21 is "
-                                                    "--local-steps until then", unit="steps", reads=by_round.WHOLE.read, such_as="1,8@21")
-    batch_size_schedule: str | None = option(None, "examples in a step by round, likewise: step:every=20,factor=2 doubles --batch-size "
-                                                   "every 20 rounds", unit="examples", reads=by_round.WHOLE.read, such_as="20,40@21")
-    density_schedule: str | None = option(None, "density of the uplink by round, likewise, after --density-warmup: 10%,1%@10 or "
-                                                "geometric:to=0.1%", reads=by_round.SHARE.read, such_as="10%,1%@10")
-    horizon: int = option(0, "round that the curves of schedules end with; 0 = the last round of the run as it was begun, even if it is "
-                             "resumed with more --rounds", unit="rounds", low=0, local=True)
-    budget: str | None = option(None, "bytes that a round's cohort may send, such as 200kB, or how long each client may take to send, such "
-                                      "as 30s; decides the uplink's density", reads=spec.budget, such_as="200kB", or_a="time, such as 30s")
-    bandwidths: str | None = option(None, "bytes a second of the clients' uplinks, dealt out in turn, such as 10kB,1MB; shares of --budget",
-                                    reads=spec.sizes, such_as="10kB,1MB")
-    relays: int = option(0, "relays between clients and server, each of which adds the frames of its clients and passes on one; 0 = none",
-                         unit="relays", low=0, high=1_000_000)
-    clip_update: float = option(0.0, "largest L2 norm of a client's update, as its frame says it; the server takes less of a longer one; "
-                                     "0 = no clipping", low=0.0, high=by_round.LARGEST)
-    server_optimizer: str = option("sgd", "what the server makes of the averaged update: sgd, sgd:momentum=0.9, "
-                                          "sgd:momentum=0.9,nesterov=true, adam:beta1=0.9,beta2=0.99,tau=0.001 or yogi")
-    server_lr: float = option(1.0, "step of the server along what its optimizer makes of the averaged update; for adam and yogi such as "
-                                   "0.01", above=0.0, high=by_round.LARGEST)
-    cache: float = option(1.0, "size of the broadcast cache as a multiple of the dense model", unit="dense models", low=0.0, high=1e6)
-    attack: str | None = option(None, "virtual Byzantine clients, name:count with options, several joined by +, such as "
-                                      "inverted:2+alie:clients=3/7,z=1.5")
-    engine: str = option("auto", "local SGD: one client after the other, batched over clients, in one worker process for each core, or in "
-                                 "the actors of Flower's Ray engine, one a core, on the cluster that RAY_ADDRESS names if it is set",
-                         choices=("auto", "serial", "batched", "processes", "ray"))
-    precision: str = option("float32", "of forward and backward of local SGD; weights and updates are float32. bfloat16 is faster where "
-                                       "the device has it: most GPUs, CPUs with AMX or AVX512-BF16", choices=("float32", "bfloat16"))
-    cohort_batch: int = option(0, "clients trained at once by the batched engine; 0 = by rule on a CPU, on a GPU what fills a quarter of "
-                                 "the memory that is free", unit="clients", low=0,
-                              high=1_000_000)
-    residuals: str = option("auto", "where virtual clients keep what was not sent, between rounds: on the device, in memory, or in the "
-                                    "checkpoint on the disk; auto = the first that holds it all",
-                            choices=("auto", "device", "host", "file"), local=True)
-    device: str = option("auto", "auto, cpu, cuda or cuda:N; auto = the first GPU, or the CPU where there is none; in a simulation several "
-                                 "GPUs that share each cohort, such as cuda:0,cuda:1")
+    downlink_memory: str = option(
+        Usual("residual"), "what the server keeps around the downlink codec"
+    )
+    density_warmup: int = option(
+        0, "rounds in which the uplink's density falls from 25 % to its own", unit="rounds", low=0
+    )
+    lr_warmup: int = option(
+        0, "rounds in which the learning rate grows to --lr", unit="rounds", low=0
+    )
+    lr_schedule: str | None = option(
+        None,
+        "learning rate by round, after --lr-warmup: cosine, linear:to=0.001, poly:power=2, "
+        "geometric:to=0.001, step:every=30,factor=0.1, or values and from which round on: 0.1,0.01@30",
+        reads=by_round.RATE.read,
+        such_as="cosine",
+    )
+    local_steps_schedule: str | None = option(
+        None,
+        "local steps by round, likewise: 1,8@21 is 1 in rounds 1 to 20, then 8; 8@21 is "
+        "--local-steps until then",
+        unit="steps",
+        reads=by_round.WHOLE.read,
+        such_as="1,8@21",
+    )
+    batch_size_schedule: str | None = option(
+        None,
+        "examples in a step by round, likewise: step:every=20,factor=2 doubles --batch-size "
+        "every 20 rounds",
+        unit="examples",
+        reads=by_round.WHOLE.read,
+        such_as="20,40@21",
+    )
+    density_schedule: str | None = option(
+        None,
+        "density of the uplink by round, likewise, after --density-warmup: 10%,1%@10 or "
+        "geometric:to=0.1%",
+        reads=by_round.SHARE.read,
+        such_as="10%,1%@10",
+    )
+    horizon: int = option(
+        0,
+        "round that the curves of schedules end with; 0 = the last round of the run as it was begun, even if it is "
+        "resumed with more --rounds",
+        unit="rounds",
+        low=0,
+        local=True,
+    )
+    budget: str | None = option(
+        None,
+        "bytes that a round's cohort may send, such as 200kB, or how long each client may take to send, such "
+        "as 30s; decides the uplink's density",
+        reads=spec.budget,
+        such_as="200kB",
+        or_a="time, such as 30s",
+    )
+    bandwidths: str | None = option(
+        None,
+        "bytes a second of the clients' uplinks, dealt out in turn, such as 10kB,1MB; shares of --budget",
+        reads=spec.sizes,
+        such_as="10kB,1MB",
+    )
+    relays: int = option(
+        0,
+        "relays between clients and server, each of which adds the frames of its clients and passes on one; 0 = none",
+        unit="relays",
+        low=0,
+        high=1_000_000,
+    )
+    clip_update: float = option(
+        0.0,
+        "largest L2 norm of a client's update, as its frame says it; the server takes less of a longer one; "
+        "0 = no clipping",
+        low=0.0,
+        high=by_round.LARGEST,
+    )
+    server_optimizer: str = option(
+        "sgd",
+        "what the server makes of the averaged update: sgd, sgd:momentum=0.9, "
+        "sgd:momentum=0.9,nesterov=true, adam:beta1=0.9,beta2=0.99,tau=0.001 or yogi",
+    )
+    server_lr: float = option(
+        1.0,
+        "step of the server along what its optimizer makes of the averaged update; for adam and yogi such as "
+        "0.01",
+        above=0.0,
+        high=by_round.LARGEST,
+    )
+    cache: float = option(
+        1.0,
+        "size of the broadcast cache as a multiple of the dense model",
+        unit="dense models",
+        low=0.0,
+        high=1e6,
+    )
+    attack: str | None = option(
+        None,
+        "virtual Byzantine clients, name:count with options, several joined by +, such as "
+        "inverted:2+alie:clients=3/7,z=1.5",
+    )
+    engine: str = option(
+        "auto",
+        "local SGD: one client after the other, batched over clients, in one worker process for each core, or in "
+        "the actors of Flower's Ray engine, one a core, on the cluster that RAY_ADDRESS names if it is set",
+        choices=("auto", "serial", "batched", "processes", "ray"),
+    )
+    precision: str = option(
+        "float32",
+        "of forward and backward of local SGD; weights and updates are float32. bfloat16 is faster where "
+        "the device has it: most GPUs, CPUs with AMX or AVX512-BF16",
+        choices=("float32", "bfloat16"),
+    )
+    cohort_batch: int = option(
+        0,
+        "clients trained at once by the batched engine; 0 = by rule on a CPU, on a GPU what fills a quarter of "
+        "the memory that is free",
+        unit="clients",
+        low=0,
+        high=1_000_000,
+    )
+    residuals: str = option(
+        "auto",
+        "where virtual clients keep what was not sent, between rounds: on the device, in memory, or in the "
+        "checkpoint on the disk; auto = the first that holds it all",
+        choices=("auto", "device", "host", "file"),
+        local=True,
+    )
+    device: str = option(
+        "auto",
+        "auto, cpu, cuda or cuda:N; auto = the first GPU, or the CPU where there is none; in a simulation several "
+        "GPUs that share each cohort, such as cuda:0,cuda:1",
+    )
     seed: int = option(0, "seed of everything that is drawn", low=0, high=2**63 - 1)
-    eval_every: int = option(1, "rounds between evaluations; the last round is always evaluated", unit="rounds", low=1)
-    checkpoint_every: int = option(1, "rounds between checkpoints", unit="rounds", low=1, local=True)
-    out: str | None = option(None, "run folder; runs/TASK-YYYYMMDD-HHMMSS when not given", local=True)
+    eval_every: int = option(
+        1, "rounds between evaluations; the last round is always evaluated", unit="rounds", low=1
+    )
+    checkpoint_every: int = option(
+        1, "rounds between checkpoints", unit="rounds", low=1, local=True
+    )
+    out: str | None = option(
+        None, "run folder; runs/TASK-YYYYMMDD-HHMMSS when not given", local=True
+    )
     resume: bool = option(False, "continue the run in --out", local=True)
     plain: bool = option(False, "one line a round instead of the dashboard", local=True)
-    log_json: str | None = option(None, "file that gets a JSON object a line for everything that happens; - = standard output, in place "
-                                  "of the dashboard", local=True)
-    metrics_port: int = option(-1, "port of this machine's loopback address that serves /metrics to Prometheus; 0 = a free one, -1 = none",
-                               low=-1, high=65535, local=True)
-    tensorboard: bool = option(False, "scalars for TensorBoard, in the folder tensorboard of the run folder", local=True)
+    log_json: str | None = option(
+        None,
+        "file that gets a JSON object a line for everything that happens; - = standard output, in place "
+        "of the dashboard",
+        local=True,
+    )
+    metrics_port: int = option(
+        -1,
+        "port of this machine's loopback address that serves /metrics to Prometheus; 0 = a free one, -1 = none",
+        low=-1,
+        high=65535,
+        local=True,
+    )
+    tensorboard: bool = option(
+        False, "scalars for TensorBoard, in the folder tensorboard of the run folder", local=True
+    )
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -138,9 +300,17 @@ def flag(name: str) -> str:
 
 def _check(f: dataclasses.Field, value: Any) -> None:
     limits, name = f.metadata, flag(f.name)
-    kinds = f.type.__args__ if isinstance(f.type, types.UnionType) else (f.type, int) if f.type is float else (f.type,)
+    kinds = (
+        f.type.__args__
+        if isinstance(f.type, types.UnionType)
+        else (f.type, int)
+        if f.type is float
+        else (f.type,)
+    )
     if type(value) not in (*kinds, Usual):
-        raise ConfigError(f"{name} is {value!r}, of type {type(value).__name__}; give {' or '.join(kind.__name__ for kind in kinds)}")
+        raise ConfigError(
+            f"{name} is {value!r}, of type {type(value).__name__}; give {' or '.join(kind.__name__ for kind in kinds)}"
+        )
     if isinstance(value, str) and (not value.strip() or not value.isprintable()):
         raise ConfigError(f"{name} is {value!r}; give a text of printable characters")
     if isinstance(value, float) and not math.isfinite(value):
@@ -152,7 +322,9 @@ def _check(f: dataclasses.Field, value: Any) -> None:
             raise ConfigError(f"{name}: {error}") from None
         except (ValueError, KeyError, ZeroDivisionError, OverflowError):
             other = f", or a {limits['or_a']}" if "or_a" in limits else ""
-            raise ConfigError(f"{name} is '{value}'; give bytes, such as {limits['such_as']}{other}") from None
+            raise ConfigError(
+                f"{name} is '{value}'; give bytes, such as {limits['such_as']}{other}"
+            ) from None
     if "choices" in limits and value not in limits["choices"]:
         raise ConfigError(f"{name} cannot be '{value}'; {nearest(str(value), limits['choices'])}")
     if "low" in limits and value < limits["low"]:
@@ -175,7 +347,9 @@ def may_span(f: dataclasses.Field) -> bool:
 SPANNING = tuple(f.name for f in dataclasses.fields(RunConfig) if may_span(f))
 
 
-def from_values(values: dict[str, Any], source: str, several: Collection[str] = ()) -> dict[str, Any]:
+def from_values(
+    values: dict[str, Any], source: str, several: Collection[str] = ()
+) -> dict[str, Any]:
     """Values of a TOML table or of flags, as the types of the fields; lists of the options named in `several` as lists of more than one.
 
     Raises ConfigError naming `source` and the nearest key.
@@ -187,12 +361,20 @@ def from_values(values: dict[str, Any], source: str, several: Collection[str] = 
             raise ConfigError(f"{source}: '{key}' is given twice; keep one")
         if name not in hints:
             raise ConfigError(f"{source}: unknown option '{key}'; {nearest(name, hints)}")
-        many = isinstance(value, list) and name in several and value and not any(isinstance(one, dict | list) for one in value)
+        many = (
+            isinstance(value, list)
+            and name in several
+            and value
+            and not any(isinstance(one, dict | list) for one in value)
+        )
         if isinstance(value, dict | list) and not many:
             raise ConfigError(f"{source}: '{key}' holds several values; give one")
         given = value if many else [value]
         try:
-            read = [None if one is None else spec.convert(str(one), hints[name], f"{source}: '{key}'") for one in given]
+            read = [
+                None if one is None else spec.convert(str(one), hints[name], f"{source}: '{key}'")
+                for one in given
+            ]
         except SpecError as error:
             raise ConfigError(str(error)) from None
         result[name] = read if len(read) > 1 else read[0]
@@ -208,12 +390,16 @@ def read_toml(path: str | Path, several: Collection[str] = ()) -> dict[str, Any]
         if Path(path).exists() and not Path(path).is_file():
             raise ConfigError(f"--config {path} is no file; give a TOML file that can be read")
         if Path(path).stat().st_size > LARGEST_TOML:
-            raise ConfigError(f"--config {path} is larger than {LARGEST_TOML} bytes; give a TOML file with options")
+            raise ConfigError(
+                f"--config {path} is larger than {LARGEST_TOML} bytes; give a TOML file with options"
+            )
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         values.pop("resolved", None)  # what a run decided for its machine
         return from_values(values, str(path), several)
     except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror or error}; give a TOML file that can be read") from error
+        raise ConfigError(
+            f"--config {path}: {error.strerror or error}; give a TOML file that can be read"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"--config {path} is not TOML: {error}") from error
 
@@ -224,11 +410,17 @@ def read_run(folder: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise RunFolderError(f"--out {folder} holds no run to continue; leave --resume out to start one") from error
+        raise RunFolderError(
+            f"--out {folder} holds no run to continue; leave --resume out to start one"
+        ) from error
     except OSError as error:
-        raise RunFolderError(f"{path} cannot be read ({error.strerror}); give a run folder that can") from error
+        raise RunFolderError(
+            f"{path} cannot be read ({error.strerror}); give a run folder that can"
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise RunFolderError(f"{path} cannot be read ({error}); start a new run with another --out") from error
+        raise RunFolderError(
+            f"{path} cannot be read ({error}); start a new run with another --out"
+        ) from error
 
 
 def options_of_run(folder: str | Path) -> dict[str, Any]:
@@ -268,7 +460,11 @@ def with_horizon(config: RunConfig) -> RunConfig:
 
 def largest_batch(config: RunConfig) -> int:
     """Examples in the largest step of a run."""
-    return max(by_round.of_options(config, config.horizon or config.rounds)["batch_size"].values(config.rounds))
+    return max(
+        by_round.of_options(config, config.horizon or config.rounds)["batch_size"].values(
+            config.rounds
+        )
+    )
 
 
 def data_folder(config: RunConfig) -> Path | None:
@@ -282,7 +478,9 @@ def at_home(folder: str | Path, name: str) -> Path:
     try:
         return Path(folder).expanduser()
     except RuntimeError as error:
-        raise ConfigError(f"{name} {folder}: there is no such user; give a path without ~") from error
+        raise ConfigError(
+            f"{name} {folder}: there is no such user; give a path without ~"
+        ) from error
 
 
 KEYS = "keys"  # the folder of keys where --keys names no other
@@ -290,4 +488,11 @@ KEYS = "keys"  # the folder of keys where --keys names no other
 
 def keys_command(folder: str | Path, *words: object) -> str:
     """What to type about a folder of keys: `fedcomp keys renew 3`, with --keys where the folder is not the usual one."""
-    return shlex.join(["fedcomp", "keys", *map(str, words), *(["--keys", str(folder)] if Path(folder) != Path(KEYS) else [])])
+    return shlex.join(
+        [
+            "fedcomp",
+            "keys",
+            *map(str, words),
+            *(["--keys", str(folder)] if Path(folder) != Path(KEYS) else []),
+        ]
+    )

@@ -68,7 +68,9 @@ class MissingExtraError(FedcompError):
     exit_status = 2
 
     def __init__(self, package: str, extra: str, purpose: str):
-        super().__init__(f"{purpose} needs the package {package}; install it with: pip install 'fedcomp[{extra}]'")
+        super().__init__(
+            f"{purpose} needs the package {package}; install it with: pip install 'fedcomp[{extra}]'"
+        )
 
 
 class FrameError(FedcompError):

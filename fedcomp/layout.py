@@ -45,7 +45,9 @@ class Layout:
     @classmethod
     def of(cls, model: "nn.Module") -> "Layout":
         """The layout of a module's trainable parameters."""
-        return cls.from_shapes({name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad})
+        return cls.from_shapes(
+            {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+        )
 
     @classmethod
     def from_shapes(cls, shapes: dict[str, tuple[int, ...]]) -> "Layout":

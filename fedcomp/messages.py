@@ -23,7 +23,12 @@ from torch import Tensor
 from .compact_json import compact
 from .errors import ProtocolError
 
-UP_TO_DATE, FRAMES, OVERWRITE, DENSE = "up-to-date", "frames", "overwrite", "dense"  # forms of a download
+UP_TO_DATE, FRAMES, OVERWRITE, DENSE = (
+    "up-to-date",
+    "frames",
+    "overwrite",
+    "dense",
+)  # forms of a download
 UPDATE, NEED_DENSE, FAILED = "update", "need-dense", "failed"  # kinds of a report
 TRAIN = "train"  # the phase of strategies that have one
 LENGTH = struct.Struct("<I")
@@ -64,20 +69,28 @@ class Values:
         except (struct.error, ValueError, RecursionError) as error:
             raise ProtocolError(f"the header of the {cls.__name__} cannot be read") from error
         if type(header) is not list or len(header) != len(fields) + 1 or header[0] != cls.__name__:
-            raise ProtocolError(f"the message is no {cls.__name__}; both sides need the same version of fedcomp")
+            raise ProtocolError(
+                f"the message is no {cls.__name__}; both sides need the same version of fedcomp"
+            )
         values: list[Any] = []
         for (name, kind), value in zip(fields, header[1:], strict=True):
             if kind is bytes and type(value) is int and value >= 0:
                 values.append(data[start : start + value])
                 start += value
-            elif kind == list[bytes] and type(value) is list and all(type(length) is int and length >= 0 for length in value):
+            elif (
+                kind == list[bytes]
+                and type(value) is list
+                and all(type(length) is int and length >= 0 for length in value)
+            ):
                 ends = list(itertools.accumulate(value, initial=start))
                 values.append([data[a:b] for a, b in itertools.pairwise(ends)])
                 start = ends[-1]
             elif type(value) is kind:
                 values.append(value)
             else:
-                raise ProtocolError(f"{cls.__name__}.{name} is not of type {getattr(kind, '__name__', kind)}")
+                raise ProtocolError(
+                    f"{cls.__name__}.{name} is not of type {getattr(kind, '__name__', kind)}"
+                )
         if start != len(data):
             raise ProtocolError(f"the {cls.__name__} has {len(data)} bytes and claims {start}")
         return cls(*values)
@@ -92,7 +105,11 @@ def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
 def _reader(cls: type) -> tuple[Callable[[Any], tuple[Any, ...]], tuple[tuple[int, bool], ...]]:
     """What reads the fields of a message, and which places of its header are bytes, and lists of them."""
     fields = _fields(cls)
-    of_bytes = tuple((i, kind is not bytes) for i, (_, kind) in enumerate(fields, 1) if kind in (bytes, list[bytes]))
+    of_bytes = tuple(
+        (i, kind is not bytes)
+        for i, (_, kind) in enumerate(fields, 1)
+        if kind in (bytes, list[bytes])
+    )
     if len(fields) == 1:
         return lambda message: (getattr(message, fields[0][0]),), of_bytes
     return operator.attrgetter(*(name for name, _ in fields)), of_bytes
@@ -109,7 +126,9 @@ class Assignment(Values):
     fingerprint: str  # of the weights there
     frames: list[bytes]  # the download
     accepted: str  # ticket of the client's last proposal that was accepted, "" for none
-    announced: list[bytes] = field(default_factory=list)  # what the phase needs besides, as name, value, name, value
+    announced: list[bytes] = field(
+        default_factory=list
+    )  # what the phase needs besides, as name, value, name, value
     density: float = 0.0  # of the uplink codec in this round; 0 = its own
     lr: float = 1.0  # this round's learning rate as a multiple of the client's
     returned: bytes = b""  # a frame of what was dropped of the accepted proposal, b"" for nothing
@@ -134,10 +153,19 @@ class Report(Values):
     after: str = ""  # ticket of the proposal that the client's memory last committed, "" for none
 
 
-def failure(assignment: Assignment, stage: str, reason: str, version: str = "", fingerprint: str = "", kind: str = FAILED) -> Report:
+def failure(
+    assignment: Assignment,
+    stage: str,
+    reason: str,
+    version: str = "",
+    fingerprint: str = "",
+    kind: str = FAILED,
+) -> Report:
     """The report of a client that has no update to give."""
     a = assignment
-    return Report(a.round, a.phase, a.client, kind, version, fingerprint, b"", "", 0, 0.0, stage, reason)
+    return Report(
+        a.round, a.phase, a.client, kind, version, fingerprint, b"", "", 0, 0.0, stage, reason
+    )
 
 
 def ticket(round: int, client: int, frame: bytes) -> str:

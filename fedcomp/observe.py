@@ -26,7 +26,9 @@ class Header:
     relays: int = 0  # between clients and server
     attack: str = ""  # who of the virtual clients lies, and how; "" = nobody
     liars: int = 0  # how many
-    notice: str = ""  # what the strategy promises, and what it does not; "" where that goes without saying
+    notice: str = (
+        ""  # what the strategy promises, and what it does not; "" where that goes without saying
+    )
     metrics: str = ""  # where /metrics is read, "" = nowhere
     network: str = ""  # that gives rounds a virtual time; "" = none
     residuals: str = ""  # where virtual clients rest between rounds; "" where they stay in the memory in which they compute
@@ -50,8 +52,12 @@ class ClientRecord:
     downlink_bytes: int  # frames that it was sent, and what was announced and returned with them
     wire_bytes_in: int  # that the port received from it since its last record, headers, polls and TLS with them
     wire_bytes_out: int  # that the port sent to it since then
-    latency_s: float | None  # from question to answer, added over the phases; None: it has not answered
-    versions_behind: int | None  # of the model, that it had missed when it was asked; None: not known
+    latency_s: (
+        float | None
+    )  # from question to answer, added over the phases; None: it has not answered
+    versions_behind: (
+        int | None
+    )  # of the model, that it had missed when it was asked; None: not known
     staleness: int = 0  # rounds between the one that its answer belongs to and this one
     stage: str = ""  # where it was rejected; "" if it was not
     reason: str = ""
@@ -78,16 +84,28 @@ class RoundRecord:
     uplink_nonzeros: int = 0  # coordinates in the accepted updates
     skipped: int = 0  # of the accepted: clients that had nothing to send
     clipped: int = 0  # of the accepted: updates whose norm was more than --clip-update
-    relayed_bytes: int = 0  # that relays sent to the server in place of uplink_bytes, which reached them
+    relayed_bytes: int = (
+        0  # that relays sent to the server in place of uplink_bytes, which reached them
+    )
     wire_bytes_in: int = 0  # that a deployment's port received since the round before, headers, polls and TLS with them
     wire_bytes_out: int = 0  # that it sent
     rejections: Sequence[Rejection] = field(default_factory=tuple)
-    warnings: Sequence[str] = field(default_factory=tuple)  # what was found in this round, each once a run
-    by_client: Sequence[ClientRecord] = field(default_factory=tuple)  # in a deployment; a simulation has none
-    suspicion: Mapping[int, float] = field(default_factory=dict)  # by client: share of its votes that lost by a wide margin
-    simulated_s: float | None = None  # that the round took on a virtual network; None, and in no file: there is none
+    warnings: Sequence[str] = field(
+        default_factory=tuple
+    )  # what was found in this round, each once a run
+    by_client: Sequence[ClientRecord] = field(
+        default_factory=tuple
+    )  # in a deployment; a simulation has none
+    suspicion: Mapping[int, float] = field(
+        default_factory=dict
+    )  # by client: share of its votes that lost by a wide margin
+    simulated_s: float | None = (
+        None  # that the round took on a virtual network; None, and in no file: there is none
+    )
     simulated_hours: float | None = None  # of this round and those before it
-    metrics: Mapping[str, float | None] = field(default_factory=dict)  # the task's own, on the test set; in no file where there are none
+    metrics: Mapping[str, float | None] = field(
+        default_factory=dict
+    )  # the task's own, on the test set; in no file where there are none
 
 
 @dataclass(frozen=True)
@@ -122,7 +140,9 @@ class Summary:
     warnings: Sequence[str] = field(default_factory=tuple)
     rejections: Sequence[Rejections] = field(default_factory=tuple)  # the most frequent first
     simulated_hours: float | None = None  # to the last accuracy, on a virtual network
-    metrics: Mapping[str, float | None] = field(default_factory=dict)  # the task's own, as measured last
+    metrics: Mapping[str, float | None] = field(
+        default_factory=dict
+    )  # the task's own, as measured last
 
 
 SIMULATED = "simulated_s", "simulated_hours"  # in no file where time is real
@@ -130,8 +150,16 @@ SIMULATED = "simulated_s", "simulated_hours"  # in no file where time is real
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
     """What stands in files of a record, by the names of its fields."""
-    values = {key: value for key, value in asdict(record).items() if value is not None or key not in SIMULATED}
-    return values if values["metrics"] else {key: value for key, value in values.items() if key != "metrics"}
+    values = {
+        key: value
+        for key, value in asdict(record).items()
+        if value is not None or key not in SIMULATED
+    }
+    return (
+        values
+        if values["metrics"]
+        else {key: value for key, value in values.items() if key != "metrics"}
+    )
 
 
 @dataclass(frozen=True)
@@ -142,7 +170,9 @@ class PortFigures:
     refused: Mapping[int, int]  # requests and connections that were turned away, by HTTP status
     received_bytes: int
     sent_bytes: int
-    by_client: Mapping[int, tuple[int, int]]  # received and sent, of the clients that have taken part
+    by_client: Mapping[
+        int, tuple[int, int]
+    ]  # received and sent, of the clients that have taken part
 
 
 class Observer:

@@ -1,8 +1,8 @@
 """Where the time of a simulated round goes: named stretches of it, one inside the other. While nobody records, `timed` does nothing.
 
-    with recording(Recorder()) as recorder:
-        ...  # code that says `with timed("evaluation"):`
-    recorder.events
+with recording(Recorder()) as recorder:
+    ...  # code that says `with timed("evaluation"):`
+recorder.events
 """
 
 import threading
@@ -14,8 +14,15 @@ from typing import Any, TypeVar
 
 SERVER, CLIENTS, BESIDE = "server", "clients", "plain loops"  # tracks
 TRACKS = {  # of each stretch; what stands beside the run is on the third
-    "round": SERVER, "aggregation": SERVER, "downlink": SERVER, "evaluation": SERVER, "checkpoint": SERVER,
-    "clients": CLIENTS, "memories": CLIENTS, "local SGD": CLIENTS, "compression": CLIENTS,
+    "round": SERVER,
+    "aggregation": SERVER,
+    "downlink": SERVER,
+    "evaluation": SERVER,
+    "checkpoint": SERVER,
+    "clients": CLIENTS,
+    "memories": CLIENTS,
+    "local SGD": CLIENTS,
+    "compression": CLIENTS,
 }
 
 _OFF = nullcontext()
@@ -43,9 +50,18 @@ class Event:
 class Recorder:
     """Hears of the stretches in the thread that made it. `synchronise` waits until the device has done what it was asked for."""
 
-    def __init__(self, synchronise: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.perf_counter):
+    def __init__(
+        self,
+        synchronise: Callable[[], object] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
         self.events: list[Event] = []
-        self._synchronise, self._clock, self._thread, self._inside = synchronise, clock, threading.get_ident(), []
+        self._synchronise, self._clock, self._thread, self._inside = (
+            synchronise,
+            clock,
+            threading.get_ident(),
+            [],
+        )
         self._began = clock()
 
     @contextmanager
@@ -64,7 +80,11 @@ class Recorder:
             seconds, within = self._clock() - start, self._inside.pop()
             if self._inside:
                 self._inside[-1] += seconds
-            self.events.append(Event(name, start - self._began, seconds, seconds - within, len(self._inside), about))
+            self.events.append(
+                Event(
+                    name, start - self._began, seconds, seconds - within, len(self._inside), about
+                )
+            )
 
 
 def timed(name: str, **about: Any) -> AbstractContextManager[None]:
@@ -103,11 +123,29 @@ def trace(events: Iterable[Event], process: str) -> dict[str, Any]:
     numbers = {track: number for number, track in enumerate((SERVER, CLIENTS, BESIDE), 1)}
     named = [{"name": "process_name", "ph": "M", "pid": 1, "tid": 0, "args": {"name": process}}]
     for track, number in numbers.items():
-        named.append({"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": track}})
-        named.append({"name": "thread_sort_index", "ph": "M", "pid": 1, "tid": number, "args": {"sort_index": number}})
+        named.append(
+            {"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": track}}
+        )
+        named.append(
+            {
+                "name": "thread_sort_index",
+                "ph": "M",
+                "pid": 1,
+                "tid": number,
+                "args": {"sort_index": number},
+            }
+        )
     complete = [
-        {"name": e.name, "cat": e.track, "ph": "X", "ts": 1e6 * e.start_s, "dur": 1e6 * e.seconds, "pid": 1, "tid": numbers[e.track],
-         "args": e.about}
+        {
+            "name": e.name,
+            "cat": e.track,
+            "ph": "X",
+            "ts": 1e6 * e.start_s,
+            "dur": 1e6 * e.seconds,
+            "pid": 1,
+            "tid": numbers[e.track],
+            "args": e.about,
+        }
         for e in sorted(events, key=lambda e: (e.start_s, e.depth))
     ]
     return {"traceEvents": named + complete, "displayTimeUnit": "ms"}

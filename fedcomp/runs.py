@@ -20,8 +20,25 @@ if TYPE_CHECKING:
 
     from .tasks import Task
 
-ALIKE = {"seed", "out", "data", "resume", "plain", "log_json", "metrics_port", "tensorboard", "checkpoint_every"}  # makes no other curve
-TELLING = {"uplink", "strategy", "memory", "task", "partition", "attack"}  # whose values say what they are
+ALIKE = {
+    "seed",
+    "out",
+    "data",
+    "resume",
+    "plain",
+    "log_json",
+    "metrics_port",
+    "tensorboard",
+    "checkpoint_every",
+}  # makes no other curve
+TELLING = {
+    "uplink",
+    "strategy",
+    "memory",
+    "task",
+    "partition",
+    "attack",
+}  # whose values say what they are
 LONGEST = 60  # characters of a label
 
 
@@ -34,15 +51,22 @@ class Run:
     resolved: dict[str, Any]  # what was decided for the machine: device, engine, …
     records: tuple[RoundRecord, ...]  # a round each, from round 1
     summary: Summary | None  # None: the run is not over
-    task: "Task | None" = field(default=None, repr=False, compare=False)  # known to who simulated it; else the options name it
+    task: "Task | None" = field(
+        default=None, repr=False, compare=False
+    )  # known to who simulated it; else the options name it
 
     @cached_property
     def metrics(self) -> dict[str, np.ndarray]:
         """The numbers of metrics.jsonl, those of the task's own metrics too, float64 [rounds] each, NaN where a round has none."""
-        names = [f.name for f in dataclasses.fields(RoundRecord) if f.type in (int, float, float | None, int | None)]
+        names = [
+            f.name
+            for f in dataclasses.fields(RoundRecord)
+            if f.type in (int, float, float | None, int | None)
+        ]
         own = dict.fromkeys(name for record in self.records for name in record.metrics)
-        return {name: _column([getattr(record, name) for record in self.records]) for name in names} | {
-            name: _column([record.metrics.get(name) for record in self.records]) for name in own}
+        return {
+            name: _column([getattr(record, name) for record in self.records]) for name in names
+        } | {name: _column([record.metrics.get(name) for record in self.records]) for name in own}
 
     @property
     def config(self) -> RunConfig:
@@ -57,7 +81,14 @@ class Run:
     @property
     def parameters(self) -> int:
         """Trained ones: the length of an update."""
-        return next((r.dense_uplink_bytes // (4 * r.accepted) for r in self.records if r.accepted and r.dense_uplink_bytes), 0)
+        return next(
+            (
+                r.dense_uplink_bytes // (4 * r.accepted)
+                for r in self.records
+                if r.accepted and r.dense_uplink_bytes
+            ),
+            0,
+        )
 
     @property
     def sent_bytes(self) -> int:
@@ -90,18 +121,28 @@ class Run:
 
         path = self.folder / MODEL
         if not path.is_file():
-            raise RunFolderError(f"{self.folder} has no {MODEL} yet; let the run end, with --resume if it was interrupted")
+            raise RunFolderError(
+                f"{self.folder} has no {MODEL} yet; let the run end, with --resume if it was interrupted"
+            )
         config = self.config
-        task = task or self.task or load(config.task, at_home(config.data, "--data") if config.data else None)
+        task = (
+            task
+            or self.task
+            or load(config.task, at_home(config.data, "--data") if config.data else None)
+        )
         model = initial_model(task, config.seed)
         try:
             missing = model.load_state_dict(load_file(path), strict=False).unexpected_keys
         except RuntimeError as error:
-            raise RunFolderError(f"{path} has parameters of other shapes than the model of {config.task}; give back the task as it was "
-                                 "when it was trained") from error
+            raise RunFolderError(
+                f"{path} has parameters of other shapes than the model of {config.task}; give back the task as it was "
+                "when it was trained"
+            ) from error
         if missing:
-            raise RunFolderError(f"{path} has a parameter '{missing[0]}' that the model of {config.task} lacks; give back the task as it "
-                                 "was when it was trained")
+            raise RunFolderError(
+                f"{path} has a parameter '{missing[0]}' that the model of {config.task} lacks; give back the task as it "
+                "was when it was trained"
+            )
         return model.eval()
 
 
@@ -109,22 +150,35 @@ def load(folder: str | Path) -> Run:
     """The run in a folder, finished or not. Raises RunFolderError where there is none, or it cannot be read."""
     path = at_home(folder, "the run folder")
     if not path.is_dir():
-        raise RunFolderError(f"{folder} is no folder; give the folder of a run, such as runs/digits-20260101-120000")
+        raise RunFolderError(
+            f"{folder} is no folder; give the folder of a run, such as runs/digits-20260101-120000"
+        )
     if not (path / RUN_FILE).is_file():
-        raise RunFolderError(f"{folder} holds no run: it has no {RUN_FILE}; give the folder of a run, or leave this one out")
+        raise RunFolderError(
+            f"{folder} holds no run: it has no {RUN_FILE}; give the folder of a run, or leave this one out"
+        )
     try:
         stored, options = read_run(path), options_of_run(path)
-        return Run(path, options | {"out": str(path)}, stored.get("resolved", {}), tuple(records_in(path / METRICS)),
-                   summary_in(path / SUMMARY))
+        return Run(
+            path,
+            options | {"out": str(path)},
+            stored.get("resolved", {}),
+            tuple(records_in(path / METRICS)),
+            summary_in(path / SUMMARY),
+        )
     except UserError as error:
-        raise RunFolderError(f"{str(error).partition(';')[0]}; leave this run out, or give back what was there") from error
+        raise RunFolderError(
+            f"{str(error).partition(';')[0]}; leave this run out, or give back what was there"
+        ) from error
 
 
 @dataclass(frozen=True)
 class Group:
     """Runs that differ in their seeds alone."""
 
-    label: str  # the options in which it differs from the others, or its folder where these are many
+    label: (
+        str  # the options in which it differs from the others, or its folder where these are many
+    )
     runs: tuple[Run, ...]
 
 
@@ -135,25 +189,49 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     """
     found: dict[str, dict[int, Run]] = {}
     for run in runs:
-        key = json.dumps({name: value for name, value in sorted(run.options.items()) if name not in ALIKE}, default=str)
+        key = json.dumps(
+            {name: value for name, value in sorted(run.options.items()) if name not in ALIKE},
+            default=str,
+        )
         seed = run.options.get("seed", RunConfig.seed)
         if (other := found.setdefault(key, {}).setdefault(seed, run)) is not run:
-            raise UserError(f"{other.folder} and {run.folder} are one run, of the same options and seed; leave one of them out")
+            raise UserError(
+                f"{other.folder} and {run.folder} are one run, of the same options and seed; leave one of them out"
+            )
     members = [[*alike.values()] for alike in found.values()]
-    different = [f for f in dataclasses.fields(RunConfig)
-                 if f.name not in ALIKE and len({str(runs[0].options.get(f.name)) for runs in members}) > 1]
+    different = [
+        f
+        for f in dataclasses.fields(RunConfig)
+        if f.name not in ALIKE and len({str(runs[0].options.get(f.name)) for runs in members}) > 1
+    ]
     labels = [_label(runs[0], different) for runs in members]
     if max(map(len, labels), default=0) > LONGEST or len(members) == 1:
         labels = [runs[0].folder.name for runs in members]
-    return [Group(label if labels.count(label) == 1 else f"{label} ({runs[0].folder.name})".strip(), tuple(runs))
-            for label, runs in zip(labels, members, strict=True)]
+    return [
+        Group(
+            label if labels.count(label) == 1 else f"{label} ({runs[0].folder.name})".strip(),
+            tuple(runs),
+        )
+        for label, runs in zip(labels, members, strict=True)
+    ]
 
 
 def _label(run: Run, different: Sequence[dataclasses.Field]) -> str:
     """What sets a run apart; options that are as usual go without saying, but for a single one."""
-    given = {f.name: run.options.get(f.name) for f in different if len(different) == 1 or run.options.get(f.name) != f.default}
-    return ", ".join(str(value) if name in TELLING and value is not None else f"{flag(name)[2:]} {'–' if value is None else value}"
-                     for name, value in given.items()) or "defaults"
+    given = {
+        f.name: run.options.get(f.name)
+        for f in different
+        if len(different) == 1 or run.options.get(f.name) != f.default
+    }
+    return (
+        ", ".join(
+            str(value)
+            if name in TELLING and value is not None
+            else f"{flag(name)[2:]} {'–' if value is None else value}"
+            for name, value in given.items()
+        )
+        or "defaults"
+    )
 
 
 def _column(values: Sequence[float | None]) -> np.ndarray:

@@ -24,7 +24,9 @@ def generator(seed: int, purpose: str, round: int = 0, who: int = 0) -> np.rando
     return np.random.Generator(np.random.Philox(_Key(key(seed, purpose, round, who))))
 
 
-def generators(seed: int, purpose: str, rounds_and_whos: Iterable[tuple[int, int]]) -> Iterator[np.random.Generator]:
+def generators(
+    seed: int, purpose: str, rounds_and_whos: Iterable[tuple[int, int]]
+) -> Iterator[np.random.Generator]:
     """What `generator` gives for each, one after the other, at a fraction of its cost: one object, keyed anew. Good until the next."""
     bits = np.random.Philox(_Key(0))
     made, begun = np.random.Generator(bits), bits.state
@@ -34,10 +36,14 @@ def generators(seed: int, purpose: str, rounds_and_whos: Iterable[tuple[int, int
         yield made
 
 
-def words(seed: int, purpose: str, rounds_and_whos: Sequence[tuple[int, int]], count: int) -> np.ndarray:
+def words(
+    seed: int, purpose: str, rounds_and_whos: Sequence[tuple[int, int]], count: int
+) -> np.ndarray:
     """The first words that `generator` draws numbers of 32 bits from, for each: uint32 [m, count]."""
     drawn = generators(seed, purpose, rounds_and_whos)
-    pairs = np.array([generator.bit_generator.random_raw((count + 1) // 2) for generator in drawn], "<u8")
+    pairs = np.array(
+        [generator.bit_generator.random_raw((count + 1) // 2) for generator in drawn], "<u8"
+    )
     return pairs.view("<u4")[:, :count].astype(np.uint32)
 
 

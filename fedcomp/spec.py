@@ -20,7 +20,17 @@ from typing import Any
 
 from .errors import SpecError, nearest
 
-UNITS = {"": 1, "B": 1, "kB": 1000, "KB": 1000, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+UNITS = {
+    "": 1,
+    "B": 1,
+    "kB": 1000,
+    "KB": 1000,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+}
 COUNTS = {"": 1, "k": 1000, "M": 10**6, "G": 10**9}
 TIMES = {"ms": 1e-3, "min": 60.0, "s": 1.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 
@@ -77,10 +87,15 @@ def build(part: Part, known: Mapping[str, type], kind: str) -> Any:
         if key in values:
             raise SpecError(f"option '{key}' of {kind} '{part.name}' is given twice; keep one")
         values[key] = convert(raw, types_[key], f"option '{key}' of {kind} '{part.name}'")
-    missing = [f.name for f in dataclasses.fields(cls)
-               if f.init and f.name not in values and f.default is f.default_factory is dataclasses.MISSING]
+    missing = [
+        f.name
+        for f in dataclasses.fields(cls)
+        if f.init and f.name not in values and f.default is f.default_factory is dataclasses.MISSING
+    ]
     if missing:
-        raise SpecError(f"{kind} '{part.name}' needs {missing[0]}; write {part.name}:{missing[0]}=VALUE")
+        raise SpecError(
+            f"{kind} '{part.name}' needs {missing[0]}; write {part.name}:{missing[0]}=VALUE"
+        )
     return cls(**values)
 
 
@@ -100,7 +115,9 @@ def convert(raw: str, to: Any, what: str) -> Any:
                 raise SpecError(f"{what} cannot be '{raw}'; {nearest(raw, choices)}")
             return choices[raw]
         if to is bool:
-            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[raw.lower()]
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
+                raw.lower()
+            ]
         return number(raw) if to is float else int(_digits(raw)) if to is int else to(raw)
     except (ValueError, KeyError, ZeroDivisionError, OverflowError):
         raise SpecError(f"{what} cannot be '{raw}'; give {_wanted(to)}") from None
@@ -109,7 +126,11 @@ def convert(raw: str, to: Any, what: str) -> Any:
 def number(raw: str) -> float:
     """0.01, 1e-2, 1% and 1/100 are the same number. Raises ValueError on anything that is not finite."""
     text = _digits(raw).strip()
-    value = float(Fraction(text)) if "/" in text else float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    value = (
+        float(Fraction(text))
+        if "/" in text
+        else float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    )
     if not math.isfinite(value):
         raise ValueError(raw)
     return value
@@ -183,5 +204,11 @@ def _written(value: Any) -> str:
 
 
 def _wanted(to: Any) -> str:
-    usual = {int: "a whole number", float: "a number such as 0.01, 1% or 1/100", bool: "true or false"}
-    return usual.get(to) or getattr(to, "wanted", "a text")  # a type of its own may say what it reads
+    usual = {
+        int: "a whole number",
+        float: "a number such as 0.01, 1% or 1/100",
+        bool: "true or false",
+    }
+    return usual.get(to) or getattr(
+        to, "wanted", "a text"
+    )  # a type of its own may say what it reads

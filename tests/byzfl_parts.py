@@ -13,7 +13,11 @@ def byzfl_part(name: str) -> ModuleType:
     found = importlib.util.find_spec("byzfl")
     if found is None:
         pytest.skip("byzfl is not installed; it is in the extra dev")
-    before = {module: sys.modules.pop(module) for module in list(sys.modules) if module.split(".")[0] == "byzfl"}
+    before = {
+        module: sys.modules.pop(module)
+        for module in list(sys.modules)
+        if module.split(".")[0] == "byzfl"
+    }
     bare = ModuleType("byzfl")
     bare.__path__ = list(found.submodule_search_locations or ())
     sys.modules["byzfl"] = bare

@@ -19,10 +19,14 @@ os.environ |= {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 if os.environ.get("FEDCOMP_DATA"):
-    os.environ["FEDCOMP_DATA"] = os.path.abspath(os.environ["FEDCOMP_DATA"])  # tests run commands in other folders
+    os.environ["FEDCOMP_DATA"] = os.path.abspath(
+        os.environ["FEDCOMP_DATA"]
+    )  # tests run commands in other folders
 
 if not torch.cuda.is_available():
-    with pytest.MonkeyPatch.context() as patch:  # Triton decides when it is imported; tests but tests/kernels/test_cuda.py must not find it
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # Triton decides when it is imported; tests but tests/kernels/test_cuda.py must not find it
         patch.setenv("TRITON_INTERPRET", "1")
         with suppress(ImportError):
             import triton.language  # noqa: F401
@@ -31,16 +35,42 @@ settings.register_profile("fedcomp", deadline=None, derandomize="CI" in os.envir
 settings.load_profile("fedcomp")
 
 # Files that start processes or wait for clocks: first, so that no core is left alone with one of them in the end.
-LONG = ("test_ray", "test_outages", "test_start", "test_every_codec", "test_flower_app", "test_stock", "test_interruption", "test_many",
-        "test_comparison", "test_registry_in_use", "test_server_optimizer", "test_scaffold_deployed", "test_watched_run",
-        "test_schedules_on_the_network", "test_faults", "test_network", "test_elections", "test_package", "test_run", "test_process",
-        "test_examples", "test_hostile_frames", "test_workers", "test_store")
+LONG = (
+    "test_ray",
+    "test_outages",
+    "test_start",
+    "test_every_codec",
+    "test_flower_app",
+    "test_stock",
+    "test_interruption",
+    "test_many",
+    "test_comparison",
+    "test_registry_in_use",
+    "test_server_optimizer",
+    "test_scaffold_deployed",
+    "test_watched_run",
+    "test_schedules_on_the_network",
+    "test_faults",
+    "test_network",
+    "test_elections",
+    "test_package",
+    "test_run",
+    "test_process",
+    "test_examples",
+    "test_hostile_frames",
+    "test_workers",
+    "test_store",
+)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores: who started processes waits for them most of the time."""
-    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return (
+        len(os.sched_getaffinity(0)) + 1
+        if hasattr(os, "sched_getaffinity")
+        else (os.cpu_count() or 1)
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

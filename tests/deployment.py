@@ -20,7 +20,11 @@ HERE = Path(__file__).resolve().parent
 TASK = f"{HERE / 'tiny_task.py'}:task"
 WIDE = ["--task", f"{HERE / 'tiny_task.py'}:wide"]  # another model
 DEADLY_TASK = f"{HERE / 'deadly_task.py'}:task"
-ENVIRONMENT = os.environ | {"PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+}
 
 
 def fedcomp(folder: Path, said: Path, variables: dict[str, str], words: tuple[str, ...]) -> None:
@@ -51,7 +55,9 @@ class Command:
     def __init__(self, folder: Path, name: str, *words: str, **variables: str):
         self.path = folder / f"{name}.txt"
         self.path.touch()
-        self.process = FORKS.Process(target=fedcomp, args=(folder, self.path, ENVIRONMENT | variables, words))
+        self.process = FORKS.Process(
+            target=fedcomp, args=(folder, self.path, ENVIRONMENT | variables, words)
+        )
         self.process.start()
 
     @property
@@ -67,7 +73,9 @@ class Command:
         """Until it has said so. Fails when it ends before, or takes longer."""
         deadline = time.monotonic() + seconds
         while not (match := re.search(pattern, self.said, re.MULTILINE)):
-            assert self.status is None and time.monotonic() < deadline, f"no {pattern!r} in:\n{self.said}"
+            assert self.status is None and time.monotonic() < deadline, (
+                f"no {pattern!r} in:\n{self.said}"
+            )
             time.sleep(0.05)
         return match
 
@@ -101,12 +109,31 @@ class Stage:
         return self.commands[-1]
 
     def server(self, *words: str) -> Command:
-        return self.start("server", "server", "start", "--port", str(self.port), "--task", TASK, "--plain", "--out", "run", *words)
+        return self.start(
+            "server",
+            "server",
+            "start",
+            "--port",
+            str(self.port),
+            "--task",
+            TASK,
+            "--plain",
+            "--out",
+            "run",
+            *words,
+        )
 
     def client(self, partition: int, *words: str, name: str = "", kill_at: int = 0) -> Command:
         """`kill_at`: the step of training, counted from its start, in which it is killed."""
         task, variables = (DEADLY_TASK, {"KILL_AT": str(kill_at)}) if kill_at else (TASK, {})
-        there = ["--server", f"127.0.0.1:{self.port}", "--partition-id", str(partition), "--task", task]
+        there = [
+            "--server",
+            f"127.0.0.1:{self.port}",
+            "--partition-id",
+            str(partition),
+            "--task",
+            task,
+        ]
         return self.start(name or f"client{partition}", "client", *there, *words, **variables)
 
 
@@ -137,6 +164,7 @@ def children(process: int) -> set[int]:
 
 def running(processes: set[int]) -> set[int]:
     """Those that are still there, zombies not counted."""
+
     def alive(process: int) -> bool:
         try:
             return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -17,21 +17,41 @@ from fedcomp.codecs import Codec, LayerWise
 
 DENSITIES = ("1", "1/10", "1/400")
 MANY = 12  # variants
-PRODUCTS = ["topk:density=1/10+fp16", "randomk:density=1/10,scaled=true+natural", "threshold:tau=0.5+drive", "topk:density=1/10+s2"]
+PRODUCTS = [
+    "topk:density=1/10+fp16",
+    "randomk:density=1/10,scaled=true+natural",
+    "threshold:tau=0.5+drive",
+    "topk:density=1/10+s2",
+]
 
 
 def variants(name: str) -> list[str]:
     """Spec strings of a codec: as it is, and with every choice of every option that has choices, at several densities; of many at one."""
     cls = available_codecs()[name]
     hints = typing.get_type_hints(cls)
-    tried = {f.name: DENSITIES if f.name == "density" else typing.get_args(hints[f.name]) for f in dataclasses.fields(cls)}
+    tried = {
+        f.name: DENSITIES if f.name == "density" else typing.get_args(hints[f.name])
+        for f in dataclasses.fields(cls)
+    }
     tried |= {option: ("false", "true") for option in tried if hints[option] is bool}
-    tried |= {"rank": ("1",)} if "rank" in tried else {}  # at which the tests' matrices have factors
-    tried = {option: values for option, values in tried.items() if values and all(isinstance(v, str) for v in values)}
+    tried |= (
+        {"rank": ("1",)} if "rank" in tried else {}
+    )  # at which the tests' matrices have factors
+    tried = {
+        option: values
+        for option, values in tried.items()
+        if values and all(isinstance(v, str) for v in values)
+    }
     made = [dict(zip(tried, values)) for values in itertools.product(*tried.values())]
     if len(made) > MANY:
-        made = [m for m in made if m["density"] == DENSITIES[1] or all(m[o] == tried[o][0] for o in m if o != "density")]
-    written = [",".join(f"{option}={value}" for option, value in options.items()) for options in made]
+        made = [
+            m
+            for m in made
+            if m["density"] == DENSITIES[1] or all(m[o] == tried[o][0] for o in m if o != "density")
+        ]
+    written = [
+        ",".join(f"{option}={value}" for option, value in options.items()) for options in made
+    ]
     specs = [name, *(f"{name}:{text}" for text in written if text)]
     return list({codec(spec): spec for spec in reversed(specs)}.values())[::-1]
 
@@ -44,7 +64,9 @@ SPECS = WHOLE + [f"{text}@layer" for text in WHOLE]
 def layout_of(numel: int) -> Layout:
     """A layout of `numel` elements: a matrix, an empty tensor, one element, the rest."""
     width, one = numel // 3, min(1, numel % 3)
-    return Layout.from_shapes({"w": (2, width), "none": (0, 5), "b": (one,), "rest": (numel - 2 * width - one,)})
+    return Layout.from_shapes(
+        {"w": (2, width), "none": (0, 5), "b": (one,), "rest": (numel - 2 * width - one,)}
+    )
 
 
 @cache
@@ -62,7 +84,9 @@ def vectors(numel: int) -> dict[str, Tensor]:
         "alternating": 0.3 * (-1.0) ** place,
         "one spike": -7.5 * (place == numel - 1),
         "spike over noise": np.where(place == numel // 2, 1e4, 1e-3 * normal),
-        "one above, many below": np.where(place == numel // 2, 1.0, np.where(place == 0, -0.09 * numel, -1e-6)),
+        "one above, many below": np.where(
+            place == numel // 2, 1.0, np.where(place == 0, -0.09 * numel, -1e-6)
+        ),
         "negative": -abs(normal),
         "denormal": np.round(3 * normal) * 2.0**-149,
         "tiny": 1e-30 * normal,
@@ -126,7 +150,9 @@ def efsign(c: Codec, v: np.ndarray) -> np.ndarray:
 def threshold(c: Codec, v: np.ndarray) -> np.ndarray:
     tau = np.float32(c.tau)
     at = np.flatnonzero(abs(v) >= tau)
-    return spread(v, at, {"tau": np.sign(v[at]) * tau, "fp32": v[at], "fp16": half(c, v[at])}[c.values])
+    return spread(
+        v, at, {"tau": np.sign(v[at]) * tau, "fp32": v[at], "fp16": half(c, v[at])}[c.values]
+    )
 
 
 def s2(c: Codec, v: np.ndarray) -> np.ndarray:
@@ -136,7 +162,9 @@ def s2(c: Codec, v: np.ndarray) -> np.ndarray:
         return s2(c.second, spread(v, at, v[at]))
     if not v.any():
         return np.zeros_like(v)
-    bits = min({"fp32": 48, "int24": 23, "int16": 15}[c.values], 62 - len(f"{np.count_nonzero(v):b}"))
+    bits = min(
+        {"fp32": 48, "int24": 23, "int16": 15}[c.values], 62 - len(f"{np.count_nonzero(v):b}")
+    )
     unit = 2.0 ** max(-149, np.frexp(abs(v).max())[1] - bits)
     most = np.floor(float(np.finfo(np.float32).max) / unit)
     return (np.round(v / unit).clip(-most, most) * unit).astype(np.float32) + np.float32(0)  # no −0
@@ -164,14 +192,25 @@ def spread(v: np.ndarray, at: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 ORACLES = {
-    "identity": identity, "fp16": half, "bf16": bf16, "topk": topk, "stc": stc, "sbc": sbc, "threshold": threshold, "efsign": efsign,
+    "identity": identity,
+    "fp16": half,
+    "bf16": bf16,
+    "topk": topk,
+    "stc": stc,
+    "sbc": sbc,
+    "threshold": threshold,
+    "efsign": efsign,
     "s2": s2,
 }
 
 
 def same_bits(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> bool:
     a, b = (np.asarray(v) for v in (a, b))
-    return a.dtype == b.dtype == np.float32 and a.shape == b.shape and np.array_equal(a.view(np.int32), b.view(np.int32))
+    return (
+        a.dtype == b.dtype == np.float32
+        and a.shape == b.shape
+        and np.array_equal(a.view(np.int32), b.view(np.int32))
+    )
 
 
 def reseal(data: bytes, numel: int) -> bytes:

@@ -28,8 +28,17 @@ from fedcomp.errors import FrameError, UnreachableError
 from fedcomp.messages import UPDATE, Report
 
 PATIENCE_S = 60.0
-BEFORE, KEPT, AMID, AFTER, WIRE = "before training", "kept, before the reply", "amid the reply", "after it", "on its way"
-PUSH_HEAD, PUSH_PART = b"/v1/fleet/push-messages", b"/v1/fleet/push-object"  # how a reply begins, and goes on
+BEFORE, KEPT, AMID, AFTER, WIRE = (
+    "before training",
+    "kept, before the reply",
+    "amid the reply",
+    "after it",
+    "on its way",
+)
+PUSH_HEAD, PUSH_PART = (
+    b"/v1/fleet/push-messages",
+    b"/v1/fleet/push-object",
+)  # how a reply begins, and goes on
 
 
 class Killed(BaseException):
@@ -81,7 +90,9 @@ HOW = {
     "garbage": (WIRE, garbage),
     "not a number": (WIRE, not_a_number),
 }
-HARMLESS = [how for how in HOW if how.startswith(("killed", "cut", "replies"))]  # the update counts in its round nevertheless
+HARMLESS = [
+    how for how in HOW if how.startswith(("killed", "cut", "replies"))
+]  # the update counts in its round nevertheless
 LATE = [how for how in HOW if how.startswith("slow")]
 REFUSED = [how for how in HOW if HOW[how][0] == WIRE]
 
@@ -93,7 +104,9 @@ class Faults:
     planned: dict[tuple[int, int, str], str] = field(default_factory=dict)
     happened: list[tuple[int, int, str, str]] = field(default_factory=list)
     rounds_over: int = 0
-    spoilt: dict[tuple[int, int, str], str] = field(default_factory=dict)  # answers that were, on their way
+    spoilt: dict[tuple[int, int, str], str] = field(
+        default_factory=dict
+    )  # answers that were, on their way
 
     def __post_init__(self) -> None:
         self._news, self._released = threading.Condition(), False
@@ -129,14 +142,18 @@ class Faults:
     def wait(self, round: int) -> None:
         """Until this round is over."""
         with self._news:
-            assert self._news.wait_for(lambda: self._released or self.rounds_over >= round, PATIENCE_S)
+            assert self._news.wait_for(
+                lambda: self._released or self.rounds_over >= round, PATIENCE_S
+            )
 
 
 class Failing(Process):
     """A client process in which faults happen."""
 
     def __init__(self, member: Member, line: Line, faults: Faults, say: Callable[[str], None]):
-        super().__init__(Target("127.0.0.1", line.port, None, None), member, say, patience_s=PATIENCE_S)
+        super().__init__(
+            Target("127.0.0.1", line.port, None, None), member, say, patience_s=PATIENCE_S
+        )
         self.line, self.faults, self.who = line, faults, member.who
         self._fleet = self._asked = None
 
@@ -198,7 +215,9 @@ class Failing(Process):
         if report.phase == process.TRAIN:
             return client.memory.codec, client.replica.layout.numel
         numbers = codec("identity")
-        return numbers, next(n for n in range(10_000) if len(numbers.encode(torch.zeros(n))) == len(report.frame))
+        return numbers, next(
+            n for n in range(10_000) if len(numbers.encode(torch.zeros(n))) == len(report.frame)
+        )
 
 
 class Watched(Member):
@@ -240,7 +259,9 @@ class Clients:
     def begin(self, client: int) -> None:
         """Start one, that was stopped or never ran."""
         self._away.discard(client)
-        self._threads[client] = threading.Thread(target=self._live, args=(client,), name=f"client {client}")
+        self._threads[client] = threading.Thread(
+            target=self._live, args=(client,), name=f"client {client}"
+        )
         self._threads[client].start()
 
     def end(self, client: int) -> None:
@@ -276,7 +297,9 @@ class Clients:
             folder, killed = StateFolder(self.folder / str(client)), False
             try:
                 member = Watched(self.own[client], folder, self.watch)
-                self.processes[client] = Failing(member, self.lines[client], self.faults, self.said[client].append)
+                self.processes[client] = Failing(
+                    member, self.lines[client], self.faults, self.said[client].append
+                )
                 self.processes[client].run()
             except Killed:
                 killed = True

@@ -22,7 +22,12 @@ class Federation:
     """Clients 0..clients-1 of the tiny task and the strategy above them. `faults[(client, round)]` changes or loses a reply."""
 
     def __init__(
-        self, rules: Rules, clients: int = 6, memory_name: str | None = None, strategy: type[RoundStrategy] = Average, at_once: int = 4
+        self,
+        rules: Rules,
+        clients: int = 6,
+        memory_name: str | None = None,
+        strategy: type[RoundStrategy] = Average,
+        at_once: int = 4,
     ):
         model = initial_model(task, rules.seed)
         self.layout = Layout.of(model)
@@ -36,7 +41,12 @@ class Federation:
             Client(
                 Replica(work.first(self.initial.clone()), travels, self.strategy.downlink),
                 memory(memory_name or rules.memory, self.strategy.uplink, travels.numel, travels),
-                engine, data, shard, LocalSGD(steps=2, batch_size=10, lr=0.1), rules.seed, work=self.strategy.work,
+                engine,
+                data,
+                shard,
+                LocalSGD(steps=2, batch_size=10, lr=0.1),
+                rules.seed,
+                work=self.strategy.work,
                 data_sets=shards,
             )
             for shard in shards

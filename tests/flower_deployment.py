@@ -17,7 +17,9 @@ from fedcomp.server.guard import Guard
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = Path(sysconfig.get_path("scripts"))
-CONNECTION = '[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{}"\ninsecure = true\n'
+CONNECTION = (
+    '[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{}"\ninsecure = true\n'
+)
 
 
 class FlowerStage:
@@ -28,10 +30,15 @@ class FlowerStage:
         self.port = free_port()
         self.guard = Guard("127.0.0.1", 0, self.port)
         self.environment = os.environ | {
-            "PYTHONPATH": str(HERE.parent), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1",
-            "FLWR_HOME": str(folder / "home"), "CLOUDS_STATE": str(folder / "state"),
+            "PYTHONPATH": str(HERE.parent),
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": "1",
+            "NO_COLOR": "1",
+            "FLWR_HOME": str(folder / "home"),
+            "CLOUDS_STATE": str(folder / "state"),
             "PATH": os.pathsep.join([str(SCRIPTS), os.environ.get("PATH", "")]),
-            "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
         }
         (folder / "home").mkdir()
         (folder / "home" / "config.toml").write_text(CONNECTION.format(self.port))
@@ -39,7 +46,11 @@ class FlowerStage:
     def start(self, name: str, *words: str) -> subprocess.Popen:
         with (self.folder / f"{name}.txt").open("ab") as said:
             process = subprocess.Popen(
-                [SCRIPTS / words[0], *words[1:]], cwd=self.folder, env=self.environment, stdout=said, stderr=subprocess.STDOUT
+                [SCRIPTS / words[0], *words[1:]],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=said,
+                stderr=subprocess.STDOUT,
             )
         self.started.append(process)
         return process
@@ -50,17 +61,42 @@ class FlowerStage:
     def link(self) -> None:
         """The SuperLink, and the guard before it."""
         quiet = "--disable-runtime-dependency-installation"
-        link = self.start("superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port), quiet)
+        link = self.start(
+            "superlink",
+            "flower-superlink",
+            "--insecure",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            quiet,
+        )
         until(lambda: self._healthy(), link, lambda: self.said("superlink"))
         self.guard.start()
 
     def node(self, partition: int, name: str = "") -> subprocess.Popen:
         config = f"partition-id={partition} num-partitions=2"
-        where = ["--superlink", f"127.0.0.1:{self.guard.port}", "--host", "127.0.0.1", "--port", str(free_port())]
-        return self.start(name or f"node{partition}", "flower-supernode", "--insecure", *where, "--node-config", config)
+        where = [
+            "--superlink",
+            f"127.0.0.1:{self.guard.port}",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(free_port()),
+        ]
+        return self.start(
+            name or f"node{partition}",
+            "flower-supernode",
+            "--insecure",
+            *where,
+            "--node-config",
+            config,
+        )
 
     def submit(self, app: Path, **config: object) -> None:
-        values = " ".join(f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items())
+        values = " ".join(
+            f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items()
+        )
         self.flwr("run", str(app), "here", "--run-config", values)
 
     def id_of(self, node: str) -> str:
@@ -71,7 +107,14 @@ class FlowerStage:
     def flwr(self, *words: str) -> dict:
         """What a `flwr …` answers."""
         command = [SCRIPTS / "flwr", *words, "--format", "json"]
-        done = subprocess.run(command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            command,
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         answer = json.loads(done.stdout)
         assert answer["success"], done.stdout + done.stderr
         return answer
@@ -113,5 +156,3 @@ def flower_stage(folder: Path) -> Iterator[FlowerStage]:
         for process in stage.started[::-1]:
             stage.end(process)
         stage.guard.stop()
-
-

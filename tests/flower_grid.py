@@ -16,7 +16,10 @@ class AppGrid(Grid):
 
     def __init__(self, make: Callable[[], ClientApp], nodes: int):
         identify_process()
-        self.make, self.nodes = make, dict(enumerate(range(1 << 63, (1 << 63) + nodes)))  # partition → node id
+        self.make, self.nodes = (
+            make,
+            dict(enumerate(range(1 << 63, (1 << 63) + nodes))),
+        )  # partition → node id
         self.faults: dict[tuple[str, int], Fault] = {}  # by type of message and partition
         self.sent: list[tuple[str, int, int]] = []  # type, partition, bytes down
         self.received: list[tuple[str, int, int]] = []  # likewise up
@@ -49,9 +52,13 @@ class AppGrid(Grid):
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return [reply for name in message_ids if (reply := self._replies.pop(name, None)) is not None]
+        return [
+            reply for name in message_ids if (reply := self._replies.pop(name, None)) is not None
+        ]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         return self.pull_messages(self.push_messages(messages))
 
     def _answer(self, message: Message) -> Message | None:
@@ -60,7 +67,13 @@ class AppGrid(Grid):
         self.sent.append((kind, partition, size(message)))
         copy = Message(message.content, node, kind, group_id=message.metadata.group_id)
         copy.metadata.__dict__["_message_id"] = message.metadata.message_id
-        context = Context(run_id=1, node_id=node, node_config={"partition-id": partition}, state=RecordDict(), run_config={})
+        context = Context(
+            run_id=1,
+            node_id=node,
+            node_config={"partition-id": partition},
+            state=RecordDict(),
+            run_config={},
+        )
         try:
             reply = self.make()(copy, context)
         except Exception as error:

@@ -3,4 +3,12 @@
 import multiprocessing
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["fedcomp.cli.deployed", "fedcomp.cli.main", "fedcomp.clients.many", "fedcomp.server.start", "fedcomp.sim"])
+FORKS.set_forkserver_preload(
+    [
+        "fedcomp.cli.deployed",
+        "fedcomp.cli.main",
+        "fedcomp.clients.many",
+        "fedcomp.server.start",
+        "fedcomp.sim",
+    ]
+)

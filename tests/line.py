@@ -40,7 +40,9 @@ class Line:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                threading.Thread(target=self._relay, args=(client,), name="line", daemon=True).start()
+                threading.Thread(
+                    target=self._relay, args=(client,), name="line", daemon=True
+                ).start()
 
     def _relay(self, client: socket.socket) -> None:
         with client, suppress(OSError), socket.create_connection(("127.0.0.1", self.to)) as server:
@@ -49,7 +51,9 @@ class Line:
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
             with self._lock:
                 self._open |= ends
-            down = threading.Thread(target=self._pass, args=(server, client, False), name="line", daemon=True)
+            down = threading.Thread(
+                target=self._pass, args=(server, client, False), name="line", daemon=True
+            )
             down.start()
             self._pass(client, server, True)
             down.join()

@@ -62,8 +62,19 @@ class Upstream:
             await self.stream(int(kept), send)
             return
         body = b"" if request.method == "GET" else request.sha256.encode()
-        headers = [(b"content-length", b"%d" % len(body)), (b"connection", b"x-inner"), (b"x-inner", b"1"), (b"keep-alive", b"timeout=5")]
-        await send({"type": "http.response.start", "status": self.statuses.get(request.path, 200), "headers": headers})
+        headers = [
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"x-inner"),
+            (b"x-inner", b"1"),
+            (b"keep-alive", b"timeout=5"),
+        ]
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.statuses.get(request.path, 200),
+                "headers": headers,
+            }
+        )
         await send({"type": "http.response.body", "body": body})
 
     async def stream(self, count: int, send) -> None:
@@ -77,7 +88,16 @@ class Upstream:
 @contextmanager
 def uvicorn_upstream() -> Iterator[Upstream]:
     upstream = Upstream()
-    server = uvicorn.Server(uvicorn.Config(upstream, port=0, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            upstream,
+            port=0,
+            log_level="error",
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     wait_until(lambda: server.started)
@@ -188,10 +208,20 @@ def make_certificate(folder: Path, name: str, hosts: list[str]) -> tuple[Path, P
     """A certificate that is its own CA, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    names = [x509.IPAddress(ip_address(host)) if host[0].isdigit() else x509.DNSName(host) for host in hosts]
+    names = [
+        x509.IPAddress(ip_address(host)) if host[0].isdigit() else x509.DNSName(host)
+        for host in hosts
+    ]
     now = datetime.now(UTC)
     certificate = (
-        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number(), now, now + timedelta(days=1))
+        x509.CertificateBuilder(
+            subject,
+            subject,
+            key.public_key(),
+            x509.random_serial_number(),
+            now,
+            now + timedelta(days=1),
+        )
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
@@ -199,6 +229,10 @@ def make_certificate(folder: Path, name: str, hosts: list[str]) -> tuple[Path, P
     paths = folder / f"{name}.crt", folder / f"{name}.key"
     paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     paths[1].write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
     )
     return paths

@@ -1,8 +1,8 @@
 """Federations over a real SuperLink and its guard, whose clients are threads of this process: many runs on one SuperLink.
 
-    with network(folder) as net, net.federation(config) as run:
-        run.faults.fail_at(1, 3, "train", "killed before its reply")
-        outcomes = run.rounds()
+with network(folder) as net, net.federation(config) as run:
+    run.faults.fail_at(1, 3, "train", "killed before its reply")
+    outcomes = run.rounds()
 """
 
 import dataclasses
@@ -81,15 +81,33 @@ class Networked:
         options = dataclasses.replace(config, uplink=str(self.strategy.uplink))
         first = self.strategy.broadcasts.first
         name = secrets.token_hex(16)
-        invitation = Invitation(name, -1, told(options), told_work(self.strategy.work), self.layout.fingerprint, first)
-        self.grid = Gathering(net.task, invitation, config.clients, self.observer, self._check, lambda key: -1, self._hear)
+        invitation = Invitation(
+            name, -1, told(options), told_work(self.strategy.work), self.layout.fingerprint, first
+        )
+        self.grid = Gathering(
+            net.task,
+            invitation,
+            config.clients,
+            self.observer,
+            self._check,
+            lambda key: -1,
+            self._hear,
+        )
         self.strategy.know(name, lambda client: self.grid.joined[client].key, invitation.options)
         self.check_link = net.link.check
         self.folder = net.folder / name
-        train, common = task.train(), Common()  # torch has one source of randomness in a process: one client after the other
+        train, common = (
+            task.train(),
+            Common(),
+        )  # torch has one source of randomness in a process: one client after the other
         self.clients = Clients(
-            net.guard.port, self.folder, self.faults,
-            [Own(task, train, torch.device("cpu"), client, client, common=common) for client in range(config.clients)],
+            net.guard.port,
+            self.folder,
+            self.faults,
+            [
+                Own(task, train, torch.device("cpu"), client, client, common=common)
+                for client in range(config.clients)
+            ],
         )
         ends.callback(self.clients.stop)
         ends.callback(self.faults.release)
@@ -98,7 +116,9 @@ class Networked:
         """Run these rounds as a deployment does."""
         self.clients.start()
         outcomes = []
-        for outcome in self.strategy.rounds(self.grid, range(first, (last or self.config.rounds) + 1)):
+        for outcome in self.strategy.rounds(
+            self.grid, range(first, (last or self.config.rounds) + 1)
+        ):
             outcomes.append(outcome)
             self.watch(outcome)
             self.quota = Quota.later(self.config, self.config.clients)
@@ -124,7 +144,9 @@ class Networked:
         """A client's weights after it was brought, from where it stands, to where the server stands."""
         replica, b = self.clients.member(client).client.replica, self.strategy.broadcasts
         d = b.download(replica.version)
-        replica.move(Assignment(0, "", client, d.form, d.base, b.version, b.fingerprint, d.frames, ""))
+        replica.move(
+            Assignment(0, "", client, d.form, d.base, b.version, b.fingerprint, d.frames, "")
+        )
         return replica.weights
 
     def _check(self) -> None:

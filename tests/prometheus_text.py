@@ -33,12 +33,22 @@ def parsed(page: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         else:
             match = SAMPLE.fullmatch(line)
             assert match, f"no sample: {line!r}"
-            assert match[1] in [family + suffix for suffix in SUFFIXES[kinds[family]]], f"{match[1]} stands among {family}"
-            labels = tuple((name, unescaped(value)) for name, value in re.findall(PAIR, match[2] or ""))
+            assert match[1] in [family + suffix for suffix in SUFFIXES[kinds[family]]], (
+                f"{match[1]} stands among {family}"
+            )
+            labels = tuple(
+                (name, unescaped(value)) for name, value in re.findall(PAIR, match[2] or "")
+            )
             assert len(dict(labels)) == len(labels) and (match[1], labels) not in found
             found[match[1], labels] = float(match[match.lastindex])
     for name in [name for name, kind in kinds.items() if kind == "histogram"]:
-        buckets = [(float(dict(labels)["le"]), value) for (sample, labels), value in found.items() if sample == f"{name}_bucket"]
-        assert buckets == sorted(buckets) and [count for _, count in buckets] == sorted(count for _, count in buckets)
+        buckets = [
+            (float(dict(labels)["le"]), value)
+            for (sample, labels), value in found.items()
+            if sample == f"{name}_bucket"
+        ]
+        assert buckets == sorted(buckets) and [count for _, count in buckets] == sorted(
+            count for _, count in buckets
+        )
         assert buckets[-1] == (float("inf"), found[f"{name}_count", ()])
     return found

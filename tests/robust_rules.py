@@ -39,10 +39,15 @@ def accepted(updates: list[Update | None]) -> list[Accepted]:
     return [Accepted(client, update, 1, 0.0, "") for client, update in enumerate(updates)]
 
 
-def aggregated(made: RoundStrategy, vectors: np.ndarray, sparse: bool = False, round: int = 1) -> np.ndarray:
+def aggregated(
+    made: RoundStrategy, vectors: np.ndarray, sparse: bool = False, round: int = 1
+) -> np.ndarray:
     """What a strategy makes of vectors [m, n]: float32 [n]."""
     rows = np.asarray(vectors, np.float32)
-    updates = [Sparse(row.size, np.flatnonzero(row), row[row != 0]) if sparse else Dense(row) for row in rows]
+    updates = [
+        Sparse(row.size, np.flatnonzero(row), row[row != 0]) if sparse else Dense(row)
+        for row in rows
+    ]
     made.round, into = round, torch.zeros(rows.shape[1])
     made.aggregate({"train": accepted(updates)}, into)
     return into.numpy()
@@ -56,7 +61,9 @@ def clouds(kind: str, m: int, n: int, liars: int, seed: int = 0) -> np.ndarray:
         "honest": honest[m - liars :],
         "far": 1e6 * rng.standard_normal((liars, n)),
         "inverted": -10 * honest[m - liars :],
-        "colluding": np.repeat(honest.mean(0)[None] - 1.5 * honest.std(0), liars, axis=0),  # a little is enough (Baruch et al. 2019)
+        "colluding": np.repeat(
+            honest.mean(0)[None] - 1.5 * honest.std(0), liars, axis=0
+        ),  # a little is enough (Baruch et al. 2019)
         "mimic": np.repeat(honest[:1], liars, axis=0),
         "zero": np.zeros((liars, n)),
         "largest": np.full((liars, n), np.finfo(np.float32).max),

@@ -9,7 +9,11 @@ class Tied(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.encoder, self.frozen, self.decoder = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 12)
+        self.encoder, self.frozen, self.decoder = (
+            nn.Linear(12, 12),
+            nn.Linear(12, 12),
+            nn.Linear(12, 12),
+        )
         self.frozen.requires_grad_(False)
         self.decoder.weight = self.encoder.weight
         self.unused = nn.Parameter(torch.ones(3))

@@ -11,8 +11,17 @@ from fedcomp.observe import Header, Observer, RoundRecord
 from fedcomp.sim import simulate
 
 TASKS = Path(__file__).with_name("tiny_task.py")
-TINY = RunConfig(task=f"{TASKS}:task", clients=8, participation=0.5, rounds=6, local_steps=2, lr=0.1, uplink="stc:density=10%",
-                 downlink="stc:density=10%", partition="classes:1")
+TINY = RunConfig(
+    task=f"{TASKS}:task",
+    clients=8,
+    participation=0.5,
+    rounds=6,
+    local_steps=2,
+    lr=0.1,
+    uplink="stc:density=10%",
+    downlink="stc:density=10%",
+    partition="classes:1",
+)
 
 
 class Records(Observer):

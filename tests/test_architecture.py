@@ -10,13 +10,43 @@ import pytest
 import fedcomp
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULES = {path.relative_to(ROOT / "fedcomp").as_posix(): path for path in sorted((ROOT / "fedcomp").rglob("*.py"))}
+MODULES = {
+    path.relative_to(ROOT / "fedcomp").as_posix(): path
+    for path in sorted((ROOT / "fedcomp").rglob("*.py"))
+}
 
-FOUNDATION = {"by_round", "compact_json", "errors", "spec", "layout", "seeds", "config", "observe", "messages", "profiling"}
+FOUNDATION = {
+    "by_round",
+    "compact_json",
+    "errors",
+    "spec",
+    "layout",
+    "seeds",
+    "config",
+    "observe",
+    "messages",
+    "profiling",
+}
 # Each imports from those before it; "__init__" is what users import.
-ORDER = ("kernels", "codecs", "memories", "tasks", "clients", "strategies", "server", "runs", "sim", "reproductions", "__init__", "cli",
-         "interactive", "__main__")
-NARROWER = {"tasks": {"errors", "spec", "layout", "seeds", "observe", "tasks"}} | {place: FOUNDATION for place in FOUNDATION}
+ORDER = (
+    "kernels",
+    "codecs",
+    "memories",
+    "tasks",
+    "clients",
+    "strategies",
+    "server",
+    "runs",
+    "sim",
+    "reproductions",
+    "__init__",
+    "cli",
+    "interactive",
+    "__main__",
+)
+NARROWER = {"tasks": {"errors", "spec", "layout", "seeds", "observe", "tasks"}} | {
+    place: FOUNDATION for place in FOUNDATION
+}
 
 FLOWER_ROOMS = {"clients", "strategies", "server", "sim"}
 FLOWER_PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
@@ -58,7 +88,11 @@ def place(name: str) -> str:
 
 def reached(name: str) -> set[str]:
     """The places that a file imports from."""
-    return {(module.split(".") + ["__init__"])[1] for module in imports(name) if module.split(".")[0] == "fedcomp"}
+    return {
+        (module.split(".") + ["__init__"])[1]
+        for module in imports(name)
+        if module.split(".")[0] == "fedcomp"
+    }
 
 
 def test_imports_point_one_way():
@@ -69,22 +103,36 @@ def test_imports_point_one_way():
 
 def test_flower_stays_in_its_rooms():
     found = {name: {m for m in imports(name) if m.split(".")[0] == "flwr"} for name in MODULES}
-    assert {name: used for name, used in found.items() if used and place(name) not in FLOWER_ROOMS} == {}
-    assert {name: private for name, used in found.items() if name != FLOWER_PRIVATE and (private := used - FLOWER_PUBLIC)} == {}
+    assert {
+        name: used for name, used in found.items() if used and place(name) not in FLOWER_ROOMS
+    } == {}
+    assert {
+        name: private
+        for name, used in found.items()
+        if name != FLOWER_PRIVATE and (private := used - FLOWER_PUBLIC)
+    } == {}
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_nothing_that_is_read_can_run_code(name):
     used = {ast.unparse(node) for node in ast.walk(syntax(name)) if isinstance(node, ast.Attribute)}
     assert not (used | {module.split(".")[0] for module in imports(name)}) & RUNS_CODE
-    allows = [node.value for node in ast.walk(syntax(name)) if isinstance(node, ast.keyword) and node.arg == "allow_pickle"]
+    allows = [
+        node.value
+        for node in ast.walk(syntax(name))
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle"
+    ]
     assert all(ast.unparse(value) == "False" for value in allows)
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_all_is_sorted(name):
     for node in syntax(name).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__" and isinstance(node.value, ast.List | ast.Tuple):
+        if (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == "__all__"
+            and isinstance(node.value, ast.List | ast.Tuple)
+        ):
             exported = ast.literal_eval(node.value)
             assert list(exported) == sorted(set(exported))
 
@@ -94,7 +142,9 @@ def test_what_users_import_is_there_and_sorted():
     assert all(hasattr(fedcomp, name) for name in fedcomp.__all__)
 
 
-@pytest.mark.skipif((ROOT / "PKG-INFO").exists(), reason="a source distribution leaves the links out")
+@pytest.mark.skipif(
+    (ROOT / "PKG-INFO").exists(), reason="a source distribution leaves the links out"
+)
 @pytest.mark.parametrize("door", ["clients", "server", "strategies", "sim"])
 def test_links_at_the_root_open_the_doors(door):
     link = ROOT / door
@@ -104,7 +154,21 @@ def test_links_at_the_root_open_the_doors(door):
 
 def test_no_path_of_a_home_directory():
     home = re.compile(rb"(?<![\w.])/(?:home|Users|root)/\w+")
-    kept = [path for folder in (".ci", "benchmarks", "deploy", "docs", "fedcomp", "tests") for path in (ROOT / folder).rglob("*")]
-    kept += [path for path in ROOT.iterdir() if path.suffix in {".md", ".toml", ".txt"} or path.name == "Makefile"]
-    text = {path.relative_to(ROOT): path.read_bytes() for path in kept if path.is_file() and "__pycache__" not in path.parts}
-    assert {path: match.group() for path, content in text.items() if (match := home.search(content))} == {}
+    kept = [
+        path
+        for folder in (".ci", "benchmarks", "deploy", "docs", "fedcomp", "tests")
+        for path in (ROOT / folder).rglob("*")
+    ]
+    kept += [
+        path
+        for path in ROOT.iterdir()
+        if path.suffix in {".md", ".toml", ".txt"} or path.name == "Makefile"
+    ]
+    text = {
+        path.relative_to(ROOT): path.read_bytes()
+        for path in kept
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {
+        path: match.group() for path, content in text.items() if (match := home.search(content))
+    } == {}

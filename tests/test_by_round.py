@@ -16,14 +16,17 @@ def values(text: str, rounds, own: float = 1.0, kind=RATE, **also) -> list[float
     return [schedule.at(round) for round in rounds]
 
 
-@pytest.mark.parametrize(("text", "own", "expected"), [
-    (None, 5, [5, 5, 5, 5, 5]),
-    ("1,8@3", 5, [1, 1, 8, 8, 8]),
-    ("1@1,8@3", 5, [1, 1, 8, 8, 8]),
-    ("8@3", 5, [5, 5, 8, 8, 8]),
-    ("7", 5, [7, 7, 7, 7, 7]),
-    (" 2 , 3 @ 2 , 4@5 ", 5, [2, 3, 3, 3, 4]),
-])
+@pytest.mark.parametrize(
+    ("text", "own", "expected"),
+    [
+        (None, 5, [5, 5, 5, 5, 5]),
+        ("1,8@3", 5, [1, 1, 8, 8, 8]),
+        ("1@1,8@3", 5, [1, 1, 8, 8, 8]),
+        ("8@3", 5, [5, 5, 8, 8, 8]),
+        ("7", 5, [7, 7, 7, 7, 7]),
+        (" 2 , 3 @ 2 , 4@5 ", 5, [2, 3, 3, 3, 4]),
+    ],
+)
 def test_pieces(text, own, expected):
     found = values(text, range(1, 6), own, WHOLE)
     assert found == expected and all(type(value) is int for value in found)
@@ -33,17 +36,20 @@ def test_numbers_of_pieces_are_written_like_any_other():
     assert values("10%,1/400@2,1e-3@3", (1, 2, 3), kind=SHARE) == [0.1, 0.0025, 0.001]
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("linear", [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]),
-    ("linear:to=0.2", [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]),
-    ("poly", [1.0, 0.5625, 0.25, 0.0625, 0.0, 0.0]),
-    ("poly:to=0.2,power=1", [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]),
-    ("cosine", [1.0, (2 + math.sqrt(2)) / 4, 0.5, (2 - math.sqrt(2)) / 4, 0.0, 0.0]),
-    ("cosine:0.5", [1.0, (6 + math.sqrt(2)) / 8, 0.75, (6 - math.sqrt(2)) / 8, 0.5, 0.5]),
-    ("geometric:to=1/16", [1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 16]),
-    ("step:every=2", [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]),
-    ("step:every=3,factor=2", [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]),
-])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("linear", [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]),
+        ("linear:to=0.2", [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]),
+        ("poly", [1.0, 0.5625, 0.25, 0.0625, 0.0, 0.0]),
+        ("poly:to=0.2,power=1", [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]),
+        ("cosine", [1.0, (2 + math.sqrt(2)) / 4, 0.5, (2 - math.sqrt(2)) / 4, 0.0, 0.0]),
+        ("cosine:0.5", [1.0, (6 + math.sqrt(2)) / 8, 0.75, (6 - math.sqrt(2)) / 8, 0.5, 0.5]),
+        ("geometric:to=1/16", [1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 16]),
+        ("step:every=2", [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]),
+        ("step:every=3,factor=2", [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]),
+    ],
+)
 def test_curves_over_four_rounds_and_after_them(text, expected):
     assert values(text, range(1, 7), horizon=4) == pytest.approx(expected, abs=1e-15)
 
@@ -59,50 +65,83 @@ def test_whole_numbers_are_rounded_halves_up():
     assert values("step:every=1,factor=2", range(1, 6), 20, WHOLE) == [20, 40, 80, 160, 320]
 
 
-@given(st.sampled_from(["linear", "poly", "cosine", "geometric"]), st.floats(1e-3, 1.0), st.floats(1e-3, 1.0), st.integers(1, 300))
+@given(
+    st.sampled_from(["linear", "poly", "cosine", "geometric"]),
+    st.floats(1e-3, 1.0),
+    st.floats(1e-3, 1.0),
+    st.integers(1, 300),
+)
 def test_a_curve_goes_one_way_from_the_own_value_to_the_last(name, own, to, rounds):
     found = values(f"{name}:to={to!r}", range(1, rounds + 3), own, horizon=rounds)
     assert found[0] == pytest.approx(own) and found[-1] == pytest.approx(to) == found[-2]
     slack = 1e-12 if to < own else -1e-12
     steps = zip(found, found[1:], strict=False)
-    assert all((after <= before + slack) == (to < own) or math.isclose(before, after) for before, after in steps)
+    assert all(
+        (after <= before + slack) == (to < own) or math.isclose(before, after)
+        for before, after in steps
+    )
 
 
-@pytest.mark.parametrize(("text", "kind", "sentence"), [
-    ("cosin", RATE, "unknown schedule 'cosin'; did you mean 'cosine'? known: cosine, geometric, linear, poly, step"),
-    ("cosine:form=1", RATE, "schedule 'cosine' has no option 'form'; known: to"),
-    ("cosine:to=-1", RATE, "option 'to' of schedule 'cosine' is -1; give at least 0"),
-    ("cosine+linear", RATE, "schedule 'cosine+linear' is one curve, such as cosine, or values with their rounds, such as 1,8@21"),
-    ("cosine@3", RATE, "schedule 'cosine@3' is one curve, such as cosine, or values with their rounds, such as 1,8@21"),
-    ("geometric", RATE, "schedule 'geometric' needs to; write geometric:to=VALUE"),
-    ("geometric:to=0", RATE, "option 'to' of schedule 'geometric' is 0; give more than 0"),
-    ("step", RATE, "schedule 'step' needs every; write step:every=VALUE"),
-    ("step:every=0", RATE, "option 'every' of schedule 'step' is 0; give at least 1"),
-    ("step:every=2,factor=0", RATE, "option 'factor' of schedule 'step' is 0; give more than 0"),
-    ("poly:power=-1", RATE, "option 'power' of schedule 'poly' is -1; give at least 0"),
-    ("1,8", WHOLE, "'8' in '1,8' does not say from which round on; write 8@ROUND"),
-    ("1,", WHOLE, "'' in '1,' does not say from which round on; write VALUE@ROUND"),
-    ("1,8@0", WHOLE, "the round in '8@0' is 0; give at least 1"),
-    ("1,8@", WHOLE, "the round in '8@' cannot be ''; give a whole number"),
-    ("1,8@2.5", WHOLE, "the round in '8@2.5' cannot be '2.5'; give a whole number"),
-    ("1,8@1", WHOLE, "round 1 comes after round 1 in '1,8@1'; give them in their order"),
-    ("1,8@9,4@5", WHOLE, "round 5 comes after round 9 in '1,8@9,4@5'; give them in their order"),
-    ("0", WHOLE, "the value in '0' is 0; give at least 1"),
-    ("2.5", WHOLE, "the value in '2.5' cannot be '2.5'; give a whole number"),
-    ("1_0", WHOLE, "the value in '1_0' cannot be '1_0'; give a whole number"),
-    ("1000001", WHOLE, "the value in '1000001' is 1e+06; give at most 1e+06"),
-    ("0.1,0@3", RATE, "the value in '0@3' is 0; give more than 0"),
-    ("-0.1", RATE, "the value in '-0.1' is -0.1; give more than 0"),
-    ("0.1,1e39@3", RATE, "the value in '1e39@3' is 1e+39; give at most 3e+38"),
-    ("110%", SHARE, "the value in '110%' is 1.1; give at most 1"),
-])
+@pytest.mark.parametrize(
+    ("text", "kind", "sentence"),
+    [
+        (
+            "cosin",
+            RATE,
+            "unknown schedule 'cosin'; did you mean 'cosine'? known: cosine, geometric, linear, poly, step",
+        ),
+        ("cosine:form=1", RATE, "schedule 'cosine' has no option 'form'; known: to"),
+        ("cosine:to=-1", RATE, "option 'to' of schedule 'cosine' is -1; give at least 0"),
+        (
+            "cosine+linear",
+            RATE,
+            "schedule 'cosine+linear' is one curve, such as cosine, or values with their rounds, such as 1,8@21",
+        ),
+        (
+            "cosine@3",
+            RATE,
+            "schedule 'cosine@3' is one curve, such as cosine, or values with their rounds, such as 1,8@21",
+        ),
+        ("geometric", RATE, "schedule 'geometric' needs to; write geometric:to=VALUE"),
+        ("geometric:to=0", RATE, "option 'to' of schedule 'geometric' is 0; give more than 0"),
+        ("step", RATE, "schedule 'step' needs every; write step:every=VALUE"),
+        ("step:every=0", RATE, "option 'every' of schedule 'step' is 0; give at least 1"),
+        (
+            "step:every=2,factor=0",
+            RATE,
+            "option 'factor' of schedule 'step' is 0; give more than 0",
+        ),
+        ("poly:power=-1", RATE, "option 'power' of schedule 'poly' is -1; give at least 0"),
+        ("1,8", WHOLE, "'8' in '1,8' does not say from which round on; write 8@ROUND"),
+        ("1,", WHOLE, "'' in '1,' does not say from which round on; write VALUE@ROUND"),
+        ("1,8@0", WHOLE, "the round in '8@0' is 0; give at least 1"),
+        ("1,8@", WHOLE, "the round in '8@' cannot be ''; give a whole number"),
+        ("1,8@2.5", WHOLE, "the round in '8@2.5' cannot be '2.5'; give a whole number"),
+        ("1,8@1", WHOLE, "round 1 comes after round 1 in '1,8@1'; give them in their order"),
+        (
+            "1,8@9,4@5",
+            WHOLE,
+            "round 5 comes after round 9 in '1,8@9,4@5'; give them in their order",
+        ),
+        ("0", WHOLE, "the value in '0' is 0; give at least 1"),
+        ("2.5", WHOLE, "the value in '2.5' cannot be '2.5'; give a whole number"),
+        ("1_0", WHOLE, "the value in '1_0' cannot be '1_0'; give a whole number"),
+        ("1000001", WHOLE, "the value in '1000001' is 1e+06; give at most 1e+06"),
+        ("0.1,0@3", RATE, "the value in '0@3' is 0; give more than 0"),
+        ("-0.1", RATE, "the value in '-0.1' is -0.1; give more than 0"),
+        ("0.1,1e39@3", RATE, "the value in '1e39@3' is 1e+39; give at most 3e+38"),
+        ("110%", SHARE, "the value in '110%' is 1.1; give at most 1"),
+    ],
+)
 def test_a_mistake_is_one_sentence(text, kind, sentence):
     with pytest.raises(SpecError) as raised:
         kind.read(text)
     assert str(raised.value) == sentence
 
 
-@given(st.text("cosinelartpgy0123456789.,@:=%+-/ ", max_size=12), st.sampled_from([RATE, WHOLE, SHARE]))
+@given(
+    st.text("cosinelartpgy0123456789.,@:=%+-/ ", max_size=12), st.sampled_from([RATE, WHOLE, SHARE])
+)
 def test_any_text_is_a_schedule_or_a_sentence(text, kind):
     try:
         form = ByRound("--x-schedule", text or " ", kind, 1, horizon=9)
@@ -112,20 +151,57 @@ def test_any_text_is_a_schedule_or_a_sentence(text, kind):
     form.at(1), form.at(10**9)
 
 
-@pytest.mark.parametrize(("text", "kind", "own", "rounds", "sentence"), [
-    ("cosine", RATE, 0.1, 5, "--x-schedule 'cosine' comes to 0 in round 5; give more than 0, by --horizon 5, or another 'to'"),
-    ("linear", WHOLE, 4, 4, None),
-    ("linear", WHOLE, 1, 4, "--x-schedule 'linear' comes to 0 in round 4; give at least 1, by another 'to'"),
-    ("linear:to=2", SHARE, 0.1, 4, "--x-schedule 'linear:to=2' comes to 1.525 in round 4; give at most 1, by another 'to'"),
-    ("step:every=1,factor=1e-200", RATE, 0.1, 3,
-     "--x-schedule 'step:every=1,factor=1e-200' comes to 0 in round 3; give more than 0, by another 'factor' or a larger 'every'"),
-    ("step:every=1,factor=1e300", RATE, 0.1, 2,
-     "--x-schedule 'step:every=1,factor=1e300' comes to 1e+299 in round 2; give at most 3e+38, by another 'factor' or a larger 'every'"),
-    ("step:every=1,factor=10", WHOLE, 1, 400,
-     "--x-schedule 'step:every=1,factor=10' comes to inf in round 400; give at most 1e+06, by another 'factor' or a larger 'every'"),
-    ("cosine", RATE, 0.1, 4, None),
-    ("8@2", WHOLE, 4, 4, None),
-])
+@pytest.mark.parametrize(
+    ("text", "kind", "own", "rounds", "sentence"),
+    [
+        (
+            "cosine",
+            RATE,
+            0.1,
+            5,
+            "--x-schedule 'cosine' comes to 0 in round 5; give more than 0, by --horizon 5, or another 'to'",
+        ),
+        ("linear", WHOLE, 4, 4, None),
+        (
+            "linear",
+            WHOLE,
+            1,
+            4,
+            "--x-schedule 'linear' comes to 0 in round 4; give at least 1, by another 'to'",
+        ),
+        (
+            "linear:to=2",
+            SHARE,
+            0.1,
+            4,
+            "--x-schedule 'linear:to=2' comes to 1.525 in round 4; give at most 1, by another 'to'",
+        ),
+        (
+            "step:every=1,factor=1e-200",
+            RATE,
+            0.1,
+            3,
+            "--x-schedule 'step:every=1,factor=1e-200' comes to 0 in round 3; give more than 0, by another 'factor' or a larger 'every'",
+        ),
+        (
+            "step:every=1,factor=1e300",
+            RATE,
+            0.1,
+            2,
+            "--x-schedule 'step:every=1,factor=1e300' comes to 1e+299 in round 2; "
+            "give at most 3e+38, by another 'factor' or a larger 'every'",
+        ),
+        (
+            "step:every=1,factor=10",
+            WHOLE,
+            1,
+            400,
+            "--x-schedule 'step:every=1,factor=10' comes to inf in round 400; give at most 1e+06, by another 'factor' or a larger 'every'",
+        ),
+        ("cosine", RATE, 0.1, 4, None),
+        ("8@2", WHOLE, 4, 4, None),
+    ],
+)
 def test_a_curve_that_leaves_what_a_value_can_be(text, kind, own, rounds, sentence):
     schedule = ByRound("--x-schedule", text, kind, own, horizon=4)
     if sentence is None:
@@ -138,12 +214,23 @@ def test_a_curve_that_leaves_what_a_value_can_be(text, kind, own, rounds, senten
 
 
 def test_a_curve_needs_to_know_where_it_ends():
-    with pytest.raises(ConfigError, match="^--x-schedule 'cosine' ends with the last round, which is not known; give --horizon$"):
+    with pytest.raises(
+        ConfigError,
+        match="^--x-schedule 'cosine' ends with the last round, which is not known; give --horizon$",
+    ):
         ByRound("--x-schedule", "cosine", RATE, 0.1)
-    assert {name for name in CURVES if ends(f"{name}:to=1")} == {"cosine", "geometric", "linear", "poly"}
+    assert {name for name in CURVES if ends(f"{name}:to=1")} == {
+        "cosine",
+        "geometric",
+        "linear",
+        "poly",
+    }
     assert not ends("0.1,0.01@3") and not ends(None)
 
 
 def test_the_extremes_of_a_schedule_are_known():
     assert ByRound("", "10%,1%@3,30%@4,5%@99", SHARE, 0.01).values(50) == {0.1, 0.01, 0.3}
-    assert ByRound("", "geometric:to=0.1%", SHARE, 0.1, warmup=3, horizon=7).values(9) == {0.1, 0.001}
+    assert ByRound("", "geometric:to=0.1%", SHARE, 0.1, warmup=3, horizon=7).values(9) == {
+        0.1,
+        0.001,
+    }

@@ -14,18 +14,61 @@ from fedcomp.errors import ConfigError, RunFolderError
 FIELDS = fields(RunConfig)
 # A value for each option that is allowed and is not its default.
 OTHER = {
-    "task": "mnist-cnn", "data": "somewhere", "partition": "dirichlet:0.1", "clients": 7, "rounds": 3, "participation": 0.25,
-    "quorum": 0.5, "deadline": 30.0, "network": "mobile",
-    "local_steps": 2, "local_epochs": 1, "batch_size": 8, "lr": 0.5, "momentum": 0.9, "weight_decay": 1e-4, "clip": 2.0,
+    "task": "mnist-cnn",
+    "data": "somewhere",
+    "partition": "dirichlet:0.1",
+    "clients": 7,
+    "rounds": 3,
+    "participation": 0.25,
+    "quorum": 0.5,
+    "deadline": 30.0,
+    "network": "mobile",
+    "local_steps": 2,
+    "local_epochs": 1,
+    "batch_size": 8,
+    "lr": 0.5,
+    "momentum": 0.9,
+    "weight_decay": 1e-4,
+    "clip": 2.0,
     "proximal": 0.01,
-    "strategy": "vote", "weights": "examples", "weight_cap": 3.0, "uplink": "topk:density=1%,values=fp16", "downlink": "identity",
-    "memory": "none", "downlink_memory": "none", "server_lr": 0.1, "server_optimizer": "adam:tau=1%", "clip_update": 0.5,
-    "cache": 2.5, "attack": "signflip:3", "engine": "serial",
-    "cohort_batch": 16, "device": "cpu", "seed": 42, "eval_every": 5, "checkpoint_every": 10, "out": "runs/mine", "resume": True,
-    "plain": True, "density_warmup": 4, "lr_warmup": 5, "budget": "200kB", "bandwidths": "10kB,1MiB", "keep_momentum": True,
-    "lr_schedule": "cosine:to=0.001", "local_steps_schedule": "1,8@21", "batch_size_schedule": "8,16@3",
-    "density_schedule": "10%,1%@3", "horizon": 4, "augment": True, "residuals": "file", "precision": "bfloat16",
-    "relays": 8, "log_json": "log.jsonl", "metrics_port": 9464, "tensorboard": True,
+    "strategy": "vote",
+    "weights": "examples",
+    "weight_cap": 3.0,
+    "uplink": "topk:density=1%,values=fp16",
+    "downlink": "identity",
+    "memory": "none",
+    "downlink_memory": "none",
+    "server_lr": 0.1,
+    "server_optimizer": "adam:tau=1%",
+    "clip_update": 0.5,
+    "cache": 2.5,
+    "attack": "signflip:3",
+    "engine": "serial",
+    "cohort_batch": 16,
+    "device": "cpu",
+    "seed": 42,
+    "eval_every": 5,
+    "checkpoint_every": 10,
+    "out": "runs/mine",
+    "resume": True,
+    "plain": True,
+    "density_warmup": 4,
+    "lr_warmup": 5,
+    "budget": "200kB",
+    "bandwidths": "10kB,1MiB",
+    "keep_momentum": True,
+    "lr_schedule": "cosine:to=0.001",
+    "local_steps_schedule": "1,8@21",
+    "batch_size_schedule": "8,16@3",
+    "density_schedule": "10%,1%@3",
+    "horizon": 4,
+    "augment": True,
+    "residuals": "file",
+    "precision": "bfloat16",
+    "relays": 8,
+    "log_json": "log.jsonl",
+    "metrics_port": 9464,
+    "tensorboard": True,
 }
 
 
@@ -43,10 +86,23 @@ def test_the_table_above_names_every_option():
 @pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
 def test_every_option_says_what_it_does(f):
     assert f.metadata["help"]
-    assert set(f.metadata) <= {"help", "unit", "local", "low", "high", "above", "choices", "reads", "such_as", "or_a"}
+    assert set(f.metadata) <= {
+        "help",
+        "unit",
+        "local",
+        "low",
+        "high",
+        "above",
+        "choices",
+        "reads",
+        "such_as",
+        "or_a",
+    }
 
 
-@pytest.mark.parametrize("f", [f for f in FIELDS if {"low", "high", "above"} & set(f.metadata)], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "f", [f for f in FIELDS if {"low", "high", "above"} & set(f.metadata)], ids=lambda f: f.name
+)
 def test_ranges_hold_at_their_ends(f):
     whole = isinstance(f.default, int)
     for end in ("low", "high"):
@@ -55,7 +111,10 @@ def test_ranges_hold_at_their_ends(f):
             assert getattr(RunConfig(**{f.name: limit}), f.name) == limit
             beyond = -1 if end == "low" else 1
             outside = limit + beyond if whole else math.nextafter(limit, beyond * math.inf)
-            with pytest.raises(ConfigError, match=f"^{config.flag(f.name)} is .*; give at {'least' if end == 'low' else 'most'} "):
+            with pytest.raises(
+                ConfigError,
+                match=f"^{config.flag(f.name)} is .*; give at {'least' if end == 'low' else 'most'} ",
+            ):
                 RunConfig(**{f.name: outside})
     if "above" in f.metadata:
         with pytest.raises(ConfigError, match=f"^{config.flag(f.name)} is .*; give more than "):
@@ -67,21 +126,30 @@ def test_sizes_that_are_read(text):
     assert RunConfig(budget=text).budget == text
 
 
-@pytest.mark.parametrize("text", ["x", "-1", "0", "1e400", "kB", "10 kilobytes", "1,2", "1/0MB", "1kiB", "1BB", "0s", "nans"])
+@pytest.mark.parametrize(
+    "text",
+    ["x", "-1", "0", "1e400", "kB", "10 kilobytes", "1,2", "1/0MB", "1kiB", "1BB", "0s", "nans"],
+)
 def test_a_size_that_is_none_names_the_flag_and_an_example(text):
-    with pytest.raises(ConfigError, match="^--budget is '.*'; give bytes, such as 200kB, or a time, such as 30s$"):
+    with pytest.raises(
+        ConfigError, match="^--budget is '.*'; give bytes, such as 200kB, or a time, such as 30s$"
+    ):
         RunConfig(budget=text)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("f", [f for f in FIELDS if isinstance(f.default, float)], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "f", [f for f in FIELDS if isinstance(f.default, float)], ids=lambda f: f.name
+)
 def test_numbers_are_finite(f, value):
     with pytest.raises(ConfigError, match=config.flag(f.name)):
         RunConfig(**{f.name: value})
 
 
 def test_a_choice_has_a_nearest_one():
-    with pytest.raises(ConfigError, match="^--weights cannot be 'example'; did you mean 'examples'"):
+    with pytest.raises(
+        ConfigError, match="^--weights cannot be 'example'; did you mean 'examples'"
+    ):
         RunConfig(weights="example")
 
 
@@ -91,12 +159,18 @@ def test_toml_gives_back_what_was_stored(tmp_path, spelling):
     path = toml(tmp_path, tomli_w.dumps({spelling(name): value for name, value in stored.items()}))
     read = config.read_toml(path)
     assert read == OTHER
-    assert {name: type(value) for name, value in read.items()} == {name: type(value) for name, value in OTHER.items()}
+    assert {name: type(value) for name, value in read.items()} == {
+        name: type(value) for name, value in OTHER.items()
+    }
 
 
 def test_the_config_of_a_run_folder_can_be_given_again(tmp_path):
-    stored = config.settings(RunConfig(clients=7)) | {"resolved": {"device": "cpu", "engine": "serial", "at_once": 1}}
-    assert RunConfig(**config.read_toml(toml(tmp_path, tomli_w.dumps(stored)))) == RunConfig(clients=7)
+    stored = config.settings(RunConfig(clients=7)) | {
+        "resolved": {"device": "cpu", "engine": "serial", "at_once": 1}
+    }
+    assert RunConfig(**config.read_toml(toml(tmp_path, tomli_w.dumps(stored)))) == RunConfig(
+        clients=7
+    )
 
 
 def test_numbers_in_toml_may_be_written_as_shares(tmp_path):
@@ -104,23 +178,26 @@ def test_numbers_in_toml_may_be_written_as_shares(tmp_path):
     assert config.read_toml(path) == {"participation": 0.125, "lr": 0.05, "clip": 1.0}
 
 
-@pytest.mark.parametrize(("text", "sentence"), [
-    ("clinets = 3", "unknown option 'clinets'; did you mean 'clients'? "),
-    ("[sim]\nclients = 3", "unknown option 'sim'; "),
-    ("clients = 2.5", "'clients' cannot be '2.5'; give a whole number"),
-    ("resume = 3", "'resume' cannot be '3'; give true or false"),
-    ('lr = "fast"', "'lr' cannot be 'fast'; give a number such as"),
-    ("lr = nan", "'lr' cannot be 'nan'; give a number such as"),
-    ('uplink = ["stc"]', "'uplink' holds several values; give one"),
-    ("[task]\nname = 'digits'", "'task' holds several values; give one"),
-    ("clients = ", "is not TOML"),
-    ("clients = 3\nclients = 4", "is not TOML"),
-    ("local-steps = 3\nlocal_steps = 4", "'local_steps' is given twice; keep one"),
-    ("clients = '1_0'", "'clients' cannot be '1_0'; give a whole number"),
-    (f"clients = {'9' * 5000}", "is not TOML"),
-    ("lr = " + "[" * 100_000, "is not TOML"),
-    ("#" * 2_000_000, "is larger than"),
-])
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("clinets = 3", "unknown option 'clinets'; did you mean 'clients'? "),
+        ("[sim]\nclients = 3", "unknown option 'sim'; "),
+        ("clients = 2.5", "'clients' cannot be '2.5'; give a whole number"),
+        ("resume = 3", "'resume' cannot be '3'; give true or false"),
+        ('lr = "fast"', "'lr' cannot be 'fast'; give a number such as"),
+        ("lr = nan", "'lr' cannot be 'nan'; give a number such as"),
+        ('uplink = ["stc"]', "'uplink' holds several values; give one"),
+        ("[task]\nname = 'digits'", "'task' holds several values; give one"),
+        ("clients = ", "is not TOML"),
+        ("clients = 3\nclients = 4", "is not TOML"),
+        ("local-steps = 3\nlocal_steps = 4", "'local_steps' is given twice; keep one"),
+        ("clients = '1_0'", "'clients' cannot be '1_0'; give a whole number"),
+        (f"clients = {'9' * 5000}", "is not TOML"),
+        ("lr = " + "[" * 100_000, "is not TOML"),
+        ("#" * 2_000_000, "is larger than"),
+    ],
+)
 def test_a_mistake_in_toml_names_the_file_and_the_fix(tmp_path, text, sentence):
     path = toml(tmp_path, text)
     with pytest.raises(ConfigError) as raised:
@@ -142,8 +219,19 @@ def test_a_config_file_that_cannot_be_read(tmp_path, path):
 
 
 def test_settings_leave_out_what_is_not_set():
-    unset = {"data", "attack", "network", "out", "budget", "bandwidths", "log_json",
-             "lr_schedule", "local_steps_schedule", "batch_size_schedule", "density_schedule"}
+    unset = {
+        "data",
+        "attack",
+        "network",
+        "out",
+        "budget",
+        "bandwidths",
+        "log_json",
+        "lr_schedule",
+        "local_steps_schedule",
+        "batch_size_schedule",
+        "density_schedule",
+    }
     assert {f.name for f in FIELDS} - set(config.settings(RunConfig())) == unset
 
 
@@ -152,11 +240,15 @@ def test_a_resumed_run_may_change_only_what_is_local(f):
     stored = config.settings(RunConfig())
     changed = replace(RunConfig(), **{f.name: OTHER[f.name]})
     assert config.first_difference(changed, stored) == (None if f.metadata["local"] else f.name)
-    assert config.first_difference(RunConfig(), config.settings(changed)) == (None if f.metadata["local"] else f.name)
+    assert config.first_difference(RunConfig(), config.settings(changed)) == (
+        None if f.metadata["local"] else f.name
+    )
 
 
 def test_an_option_younger_than_a_run_had_its_default():
-    stored = {name: value for name, value in config.settings(RunConfig()).items() if name != "proximal"}
+    stored = {
+        name: value for name, value in config.settings(RunConfig()).items() if name != "proximal"
+    }
     assert config.first_difference(RunConfig(), stored) is None
     assert config.first_difference(RunConfig(proximal=0.1), stored) == "proximal"
 
@@ -166,15 +258,20 @@ def test_the_options_of_a_run_can_be_taken_over(tmp_path):
     (tmp_path / config.RUN_FILE).write_text(tomli_w.dumps(stored), encoding="utf-8")
     assert config.read_run(tmp_path) == stored
     belongs_to_an_invocation = {"out", "resume", "plain", "log_json", "metrics_port", "tensorboard"}
-    assert config.options_of_run(tmp_path) == {name: value for name, value in OTHER.items() if name not in belongs_to_an_invocation}
+    assert config.options_of_run(tmp_path) == {
+        name: value for name, value in OTHER.items() if name not in belongs_to_an_invocation
+    }
 
 
-@pytest.mark.parametrize(("content", "sentence"), [
-    (None, "holds no run to continue; leave --resume out to start one"),
-    (b"task = ", "cannot be read"),
-    (b"task = '\xff'", "cannot be read"),
-    (b"task = " + b"[" * 100_000, "cannot be read"),
-])
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "holds no run to continue; leave --resume out to start one"),
+        (b"task = ", "cannot be read"),
+        (b"task = '\xff'", "cannot be read"),
+        (b"task = " + b"[" * 100_000, "cannot be read"),
+    ],
+)
 def test_a_folder_without_a_run(tmp_path, content, sentence):
     if content is not None:
         (tmp_path / config.RUN_FILE).write_bytes(content)
@@ -185,7 +282,13 @@ def test_a_folder_without_a_run(tmp_path, content, sentence):
 @pytest.mark.parametrize("name", [f.name for f in FIELDS])
 def test_a_value_of_another_type_is_refused(name):
     default = getattr(RunConfig(), name)
-    wrong = ["word", True, 2.5] if type(default) is int else ["0.1", True] if isinstance(default, float) else [1]
+    wrong = (
+        ["word", True, 2.5]
+        if type(default) is int
+        else ["0.1", True]
+        if isinstance(default, float)
+        else [1]
+    )
     for value in [*wrong, b"bytes", *([] if default is None else [None])]:
         with pytest.raises(ConfigError, match=f"^{config.flag(name)} "):
             RunConfig(**{name: value})
@@ -196,18 +299,30 @@ def test_a_whole_number_is_a_number():
 
 
 @pytest.mark.parametrize("value", ["", " ", "a\nb", "a\x1b[2J", "a\0b", "\udcff"])
-@pytest.mark.parametrize("name", [f.name for f in FIELDS if f.type in (str, str | None) and "choices" not in f.metadata])
+@pytest.mark.parametrize(
+    "name", [f.name for f in FIELDS if f.type in (str, str | None) and "choices" not in f.metadata]
+)
 def test_a_text_is_not_empty_and_can_be_printed(name, value):
     with pytest.raises(ConfigError, match=f"^{config.flag(name)} ") as raised:
         RunConfig(**{name: value})
     assert str(raised.value).isprintable()
 
 
-@pytest.mark.parametrize(("name", "value", "most"), [
-    ("seed", 2**63, "9223372036854775807"), ("cache", 1e308, "1e+06"), ("local_steps", 10**12, "1000000"),
-    ("local_epochs", 10**12, "10000"), ("batch_size", 10**12, "1000000"), ("cohort_batch", 10**12, "1000000"),
-    *((name, 1e39, "3e+38") for name in ("lr", "server_lr", "weight_decay", "proximal", "clip", "clip_update")),
-])
+@pytest.mark.parametrize(
+    ("name", "value", "most"),
+    [
+        ("seed", 2**63, "9223372036854775807"),
+        ("cache", 1e308, "1e+06"),
+        ("local_steps", 10**12, "1000000"),
+        ("local_epochs", 10**12, "10000"),
+        ("batch_size", 10**12, "1000000"),
+        ("cohort_batch", 10**12, "1000000"),
+        *(
+            (name, 1e39, "3e+38")
+            for name in ("lr", "server_lr", "weight_decay", "proximal", "clip", "clip_update")
+        ),
+    ],
+)
 def test_what_would_fill_the_memory_or_overflow_is_refused(name, value, most):
     with pytest.raises(ConfigError) as raised:
         RunConfig(**{name: value})

@@ -33,11 +33,37 @@ BEGINS = r"(?:\$ |sudo )?(?:[A-Z_]+=\S+ )*(?:\S*/)?fedcomp(?![\w./:-])"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 # Of the Compose specification, what a service is told here.
 SERVICE = {
-    "build": dict, "cap_drop": list, "command": list, "cpus": str, "environment": dict, "image": str, "init": bool, "logging": dict,
-    "ports": list, "read_only": bool, "restart": str, "security_opt": list, "stop_grace_period": str, "tmpfs": list, "user": str,
+    "build": dict,
+    "cap_drop": list,
+    "command": list,
+    "cpus": str,
+    "environment": dict,
+    "image": str,
+    "init": bool,
+    "logging": dict,
+    "ports": list,
+    "read_only": bool,
+    "restart": str,
+    "security_opt": list,
+    "stop_grace_period": str,
+    "tmpfs": list,
+    "user": str,
     "volumes": list,
 }
-INSTRUCTIONS = {"FROM", "ARG", "WORKDIR", "COPY", "RUN", "ENV", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT"}
+INSTRUCTIONS = {
+    "FROM",
+    "ARG",
+    "WORKDIR",
+    "COPY",
+    "RUN",
+    "ENV",
+    "USER",
+    "VOLUME",
+    "EXPOSE",
+    "STOPSIGNAL",
+    "HEALTHCHECK",
+    "ENTRYPOINT",
+}
 
 
 def parsed(words: list[str]) -> str:
@@ -55,19 +81,31 @@ def parsed(words: list[str]) -> str:
     given = command.make_context(name, words, parent=context).params
     if name == "sim":
         own = {"dry_run", "side_by_side", "target_accuracy"}
-        alternatives(flags.run_values({key: value for key, value in given.items() if key not in own} | {"resume": None}, SPANNING))
+        alternatives(
+            flags.run_values(
+                {key: value for key, value in given.items() if key not in own} | {"resume": None},
+                SPANNING,
+            )
+        )
     if name == "start":
-        flags.run_config({key: value for key, value in given.items() if key not in deployed.DOOR_NAMES} | {"resume": None})
+        flags.run_config(
+            {key: value for key, value in given.items() if key not in deployed.DOOR_NAMES}
+            | {"resume": None}
+        )
     return name
 
 
 def lines_of(page: Path) -> list[str]:
     """The commands of a page: lines of code that begin with one, and code in the middle of a sentence."""
     text = re.sub(r"\\\n\s*", "", page.read_text())
-    blocks = re.findall(r"^```(?:sh|console|text)?\n(.*?)^```|^ {4,}(\S[^\n]*)$", text, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(
+        r"^```(?:sh|console|text)?\n(.*?)^```|^ {4,}(\S[^\n]*)$", text, re.DOTALL | re.MULTILINE
+    )
     code = [line.strip() for pair in blocks for block in pair for line in block.split("\n")]
     parts = [part.strip() for line in code for part in re.split(r"&&|(?<=\s)[|;&](?=\s|$)", line)]
-    return [part for part in parts if re.match(BEGINS, part)] + re.findall(rf"`({BEGINS}[^`]*)`", text)
+    return [part for part in parts if re.match(BEGINS, part)] + re.findall(
+        rf"`({BEGINS}[^`]*)`", text
+    )
 
 
 def words_of(line: str) -> list[str]:
@@ -85,8 +123,10 @@ def test_every_command_in_the_pages_is_one(page):
 
 def test_a_command_that_is_none_is_found(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("Type `fedcomp keys renw 3`.\n\n    fedcomp sim --clients 3 && fedcomp client --sever a:1\n\n"
-                    "```sh\nFEDCOMP_DATA=x fedcomp server start --roundz 3  # a comment\n```\n")
+    page.write_text(
+        "Type `fedcomp keys renw 3`.\n\n    fedcomp sim --clients 3 && fedcomp client --sever a:1\n\n"
+        "```sh\nFEDCOMP_DATA=x fedcomp server start --roundz 3  # a comment\n```\n"
+    )
     lines = lines_of(page)
     assert len(lines) == 4 and parsed(words_of(lines[0])) == "sim"
     for line in lines[1:]:
@@ -119,8 +159,12 @@ def test_the_dockerfile_says_what_there_is():
     users = [rest for name, rest in said if name == "USER"]
     assert users and users[-1] not in ("root", "0")
     run = next(rest for name, rest in said if name == "RUN" and "pip install" in rest)
-    assert [pin for pin in (ROOT / "constraints.txt").read_text().split() if pin.startswith("torch==")] == re.findall(r"torch==\S+", run)
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert [
+        pin for pin in (ROOT / "constraints.txt").read_text().split() if pin.startswith("torch==")
+    ] == re.findall(r"torch==\S+", run)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     assert re.search(r"'\.\[(\w+)\]'", run)[1] in extras
     assert "uid 10001" in dict(said)["RUN"] and os.access(DEPLOY / "serve", os.X_OK)
 
@@ -129,13 +173,23 @@ def test_the_check_of_health_sees_a_server_through_tls_and_nothing_else(tmp_path
     keys.make(tmp_path / "keys", 1)
     check = json.loads(dict(instructions())["HEALTHCHECK"].partition(" CMD ")[2])
     assert check[0] == "python" and "8080" in check[2] and "/keys/" in check[2]
-    with uvicorn_upstream() as upstream, Guard("127.0.0.1", 0, upstream.port, certificate=tmp_path / "keys" / "server.crt",
-                                               key=tmp_path / "keys" / "server.key") as guard:
+    with (
+        uvicorn_upstream() as upstream,
+        Guard(
+            "127.0.0.1",
+            0,
+            upstream.port,
+            certificate=tmp_path / "keys" / "server.crt",
+            key=tmp_path / "keys" / "server.key",
+        ) as guard,
+    ):
         code = check[2].replace("8080", str(guard.port)).replace("/keys/", f"{tmp_path / 'keys'}/")
 
         def status() -> int:
             environment = os.environ | {"PYTHONPATH": str(ROOT)}
-            return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=60).returncode
+            return subprocess.run(
+                [sys.executable, "-c", code], env=environment, capture_output=True, timeout=60
+            ).returncode
 
         assert status() == 0
         upstream.statuses["/health"] = 503
@@ -153,7 +207,13 @@ def test_serve_begins_a_run_and_continues_one(tmp_path, there):
         run.mkdir()
         (run / "config.toml").touch()
     environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "FEDCOMP_RUN": str(run)}
-    done = subprocess.run([DEPLOY / "serve", *service()["command"]], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [DEPLOY / "serve", *service()["command"]],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     words = done.stdout.splitlines()
     assert parsed(words) == "start"
     assert words[:6] == ["server", "start", "--keys", "/keys", "--out", str(run)]
@@ -161,7 +221,9 @@ def test_serve_begins_a_run_and_continues_one(tmp_path, there):
 
 
 def service() -> dict:
-    return json.loads(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", json.dumps(COMPOSE)))["services"]["server"]
+    return json.loads(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", json.dumps(COMPOSE)))["services"][
+        "server"
+    ]
 
 
 def test_compose_starts_it_with_as_few_rights_as_it_needs():
@@ -172,10 +234,18 @@ def test_compose_starts_it_with_as_few_rights_as_it_needs():
     assert (DEPLOY / build["context"]).resolve() == ROOT and (ROOT / build["dockerfile"]).is_file()
     volumes = {volume["target"]: volume for volume in said["volumes"]}
     paths = dict(re.findall(r"\$\{FEDCOMP_(KEYS|RUN):-(/\w+)", (DEPLOY / "serve").read_text()))
-    assert {name: path for name, path in paths.items()} == {"KEYS": "/keys", "RUN": "/runs"} and volumes.keys() == set(paths.values())
+    assert {name: path for name, path in paths.items()} == {
+        "KEYS": "/keys",
+        "RUN": "/runs",
+    } and volumes.keys() == set(paths.values())
     assert volumes["/keys"]["read_only"] and not volumes["/runs"].get("read_only")
     assert not any(volume["bind"]["create_host_path"] for volume in volumes.values())
-    assert said["read_only"] and said["cap_drop"] == ["ALL"] and said["init"] and not said["user"].startswith("0")
+    assert (
+        said["read_only"]
+        and said["cap_drop"] == ["ALL"]
+        and said["init"]
+        and not said["user"].startswith("0")
+    )
     assert said["ports"] == ["8080:8080"] and said["restart"].startswith("on-failure")
     assert all(isinstance(word, str) for word in said["command"])
 
@@ -195,20 +265,39 @@ def test_the_unit_starts_a_client_and_leaves_a_mistake_alone():
     words = told["ExecStart"].split()
     assert words[0].endswith("/fedcomp") and words[-1] == "$FEDCOMP_OPTIONS"
     assert parsed(words[1:-1]) == "client"
-    (options,) = re.findall(r"FEDCOMP_OPTIONS=(.*)", (DEPLOY / "fedcomp-client.service").read_text())
+    (options,) = re.findall(
+        r"FEDCOMP_OPTIONS=(.*)", (DEPLOY / "fedcomp-client.service").read_text()
+    )
     assert parsed([*words[1:-1], *options.split()]) == "client"
-    assert int(told["RestartPreventExitStatus"]) == UserError.exit_status and told["Restart"] == "on-failure"
+    assert (
+        int(told["RestartPreventExitStatus"]) == UserError.exit_status
+        and told["Restart"] == "on-failure"
+    )
     assert int(told["SuccessExitStatus"]) == 128 + signal.SIGTERM
-    assert told["DynamicUser"] == "yes" and told["StateDirectory"] == "fedcomp" and "NUMBA_CACHE_DIR=%C/fedcomp" in told["Environment"]
+    assert (
+        told["DynamicUser"] == "yes"
+        and told["StateDirectory"] == "fedcomp"
+        and "NUMBA_CACHE_DIR=%C/fedcomp" in told["Environment"]
+    )
     assert "MemoryDenyWriteExecute" not in told, "numba compiles"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 def test_systemd_understands_the_unit(tmp_path):
     text = (DEPLOY / "fedcomp-client.service").read_text()
-    (tmp_path / "fedcomp-client.service").write_text(text.replace("/opt/fedcomp/bin/fedcomp ", f"{sys.executable} "))
-    done = subprocess.run(["systemd-analyze", "verify", "--man=no", tmp_path / "fedcomp-client.service"], capture_output=True, text=True,
-                          timeout=60)
+    (tmp_path / "fedcomp-client.service").write_text(
+        text.replace("/opt/fedcomp/bin/fedcomp ", f"{sys.executable} ")
+    )
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", tmp_path / "fedcomp-client.service"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     newer = re.compile(r"Unknown key(?: name)? '(RestartSteps|RestartMaxDelaySec)' in section")
-    ours = [line for line in done.stderr.splitlines() if "fedcomp-client.service" in line and not newer.search(line)]
+    ours = [
+        line
+        for line in done.stderr.splitlines()
+        if "fedcomp-client.service" in line and not newer.search(line)
+    ]
     assert ours == [] and done.returncode == 0, done.stderr

@@ -23,12 +23,29 @@ from fedcomp.messages import Assignment, Report
 from fedcomp.tasks import load
 from fedcomp.tasks.check import check
 
-pytestmark = pytest.mark.timeout(300)  # a build imports all that it describes, slowly where others compute as well
+pytestmark = pytest.mark.timeout(
+    300
+)  # a build imports all that it describes, slowly where others compute as well
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-LOADS = {("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("video", "src"), ("object", "data")}
-FETCHED = {"stylesheet", "preload", "modulepreload", "icon", "preconnect", "dns-prefetch", "prefetch"}  # kinds of <link>
+LOADS = {
+    ("script", "src"),
+    ("img", "src"),
+    ("iframe", "src"),
+    ("source", "src"),
+    ("video", "src"),
+    ("object", "data"),
+}
+FETCHED = {
+    "stylesheet",
+    "preload",
+    "modulepreload",
+    "icon",
+    "preconnect",
+    "dns-prefetch",
+    "prefetch",
+}  # kinds of <link>
 
 
 # The site.
@@ -81,7 +98,10 @@ def test_every_link_leads_somewhere(site, pages):
                 continue
             found = (path.parent / target).resolve() if target else path.resolve()
             assert found.is_file() and found.is_relative_to(site), (path.name, link)
-            assert not anchor or found.suffix != ".html" or anchor in pages[found].names, (path.name, link)
+            assert not anchor or found.suffix != ".html" or anchor in pages[found].names, (
+                path.name,
+                link,
+            )
 
 
 def test_no_page_loads_anything_from_another_host(site, pages):
@@ -92,14 +112,22 @@ def test_no_page_loads_anything_from_another_host(site, pages):
     for sheet in site.rglob("*.css"):
         text = sheet.read_text(encoding="utf-8")
         assert "@import" not in text, sheet.name
-        assert all(re.match(r"data:|\.{1,2}/|#", url) for url in re.findall(r"url\([\"']?([^)]*)\)", text)), sheet.name
+        assert all(
+            re.match(r"data:|\.{1,2}/|#", url) for url in re.findall(r"url\([\"']?([^)]*)\)", text)
+        ), sheet.name
 
 
 def test_the_reference_has_every_public_name_codec_memory_and_strategy(site):
-    text = {path.stem: path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html")}
+    text = {
+        path.stem: path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html")
+    }
     for name in fedcomp.__all__:
         assert name == "__version__" or name in "".join(text.values()), name
-    listed = {"codecs": fedcomp.available_codecs(), "memories": fedcomp.available_memories(), "strategies": fedcomp.available_strategies()}
+    listed = {
+        "codecs": fedcomp.available_codecs(),
+        "memories": fedcomp.available_memories(),
+        "strategies": fedcomp.available_strategies(),
+    }
     for page, known in listed.items():
         for name, cls in known.items():
             assert f'id="{name}"' in text[page], name
@@ -111,7 +139,9 @@ def test_the_reference_has_every_public_name_codec_memory_and_strategy(site):
 def test_every_benchmark_is_among_the_figures():
     page = (DOCS / "figures.md").read_text(encoding="utf-8")
     parts = {"flower_fedavg_app", "rival_flower_ray", "rival_models", "rival_pfl"}  # of others
-    assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - parts == set(re.findall(r"benchmarks/(\w+)\.py", page))
+    assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - parts == set(
+        re.findall(r"benchmarks/(\w+)\.py", page)
+    )
 
 
 def test_every_codec_is_in_the_table_of_those_to_choose_from():
@@ -134,7 +164,9 @@ X = torch.tensor([1.0, -3.0, 0.5, 0.0, 2.0, -0.25, 0.0, -4.0])
 LAYOUT = Layout.from_shapes({"w": (3, 2), "b": (2,)})
 FORMAT = (DOCS / "frame-format.md").read_text(encoding="utf-8")
 FRAMES = {
-    text.splitlines()[0]: bytes.fromhex("".join(re.match(r"(?:[0-9a-f]{2}(?: |$))*", line)[0] for line in text.splitlines()[1:]))
+    text.splitlines()[0]: bytes.fromhex(
+        "".join(re.match(r"(?:[0-9a-f]{2}(?: |$))*", line)[0] for line in text.splitlines()[1:])
+    )
     for text in re.findall(r"^```hex\n(.*?)^```", FORMAT, re.DOTALL | re.MULTILINE)
 }
 
@@ -165,7 +197,9 @@ def test_a_reader_written_from_the_page_reads_a_frame():
 
     numel, data = 1000, codec("stc:density=1/50").encode(vectors(1000)["normal"])
     assert data[:5] == b"fc\x01\x04\x00"
-    assert int.from_bytes(data[5:9], "little") == zlib.crc32(data[9:], zlib.crc32(numel.to_bytes(8, "little"), zlib.crc32(data[:5])))
+    assert int.from_bytes(data[5:9], "little") == zlib.crc32(
+        data[9:], zlib.crc32(numel.to_bytes(8, "little"), zlib.crc32(data[:5]))
+    )
     count, form, mu = data[9], data[10], np.frombuffer(data[11:15], "<f4")[0]
     signs = np.unpackbits(np.frombuffer(data[15 : 15 + (count + 7) // 8], np.uint8))[:count]
     bits = "".join(f"{byte:08b}" for byte in data[15 + (count + 7) // 8 :])
@@ -175,22 +209,43 @@ def test_a_reader_written_from_the_page_reads_a_frame():
         stop = bits.index("1", at)
         gaps.append(stop - at << form)
         at = stop + 1
-    gaps = [gap + int(bits[at + i * form : at + (i + 1) * form] or "0", 2) + 1 for i, gap in enumerate(gaps)]
+    gaps = [
+        gap + int(bits[at + i * form : at + (i + 1) * form] or "0", 2) + 1
+        for i, gap in enumerate(gaps)
+    ]
     decoded = np.zeros(numel, np.float32)
     decoded[np.cumsum(gaps) - 1] = np.where(signs, mu, -mu)
     assert np.array_equal(decoded, codec("stc").decode(data, numel=numel).numpy())
 
 
 def test_messages_are_laid_out_as_the_page_says():
-    told = Assignment(3, "train", 1, "frames", "a", "b", "c", [b"12", b"345"], "t", [b"name", b"value"], 0.5)
-    for message in (told, Report(3, "train", 1, "update", "b", "c", b"frame", "t", 20, 0.5, "", "")):
+    told = Assignment(
+        3, "train", 1, "frames", "a", "b", "c", [b"12", b"345"], "t", [b"name", b"value"], 0.5
+    )
+    for message in (
+        told,
+        Report(3, "train", 1, "update", "b", "c", b"frame", "t", 20, 0.5, "", ""),
+    ):
         data = message.pack()
         head = json.loads(data[4 : 4 + int.from_bytes(data[:4], "little")])
         values = [getattr(message, name) for name in message.__dataclass_fields__]
-        lengths = [len(v) if isinstance(v, bytes) else [len(part) for part in v] if isinstance(v, list) else v for v in values]
+        lengths = [
+            len(v)
+            if isinstance(v, bytes)
+            else [len(part) for part in v]
+            if isinstance(v, list)
+            else v
+            for v in values
+        ]
         assert head == [type(message).__name__, *lengths]
-        blobs = b"".join(v if isinstance(v, bytes) else b"".join(v) for v in values if isinstance(v, bytes | list))
-        assert data.endswith(blobs) and len(data) == 4 + int.from_bytes(data[:4], "little") + len(blobs)
+        blobs = b"".join(
+            v if isinstance(v, bytes) else b"".join(v)
+            for v in values
+            if isinstance(v, bytes | list)
+        )
+        assert data.endswith(blobs) and len(data) == 4 + int.from_bytes(data[:4], "little") + len(
+            blobs
+        )
         assert type(message).unpack(data) == message
 
 
@@ -198,14 +253,21 @@ def test_messages_are_laid_out_as_the_page_says():
 
 
 def python_blocks(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return re.findall(
+        r"^```python\n(.*?)^```",
+        (DOCS / page).read_text(encoding="utf-8"),
+        re.DOTALL | re.MULTILINE,
+    )
 
 
 @pytest.fixture(scope="module")
 def block_max(tmp_path_factory) -> type[Codec]:
     """The codec of the page, as a file of fedcomp/codecs would be."""
     path = tmp_path_factory.mktemp("codecs") / "blockmax.py"
-    path.write_text(python_blocks("writing-a-codec.md")[0].replace("CodecId.BLOCKMAX", "CodecId.PRODUCT"), encoding="utf-8")
+    path.write_text(
+        python_blocks("writing-a-codec.md")[0].replace("CodecId.BLOCKMAX", "CodecId.PRODUCT"),
+        encoding="utf-8",
+    )
     spec = importlib.util.spec_from_file_location("fedcomp.codecs.blockmax", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look up types
@@ -217,8 +279,14 @@ def block_max(tmp_path_factory) -> type[Codec]:
 
 
 def test_the_number_of_the_new_codec_is_free(block_max):
-    last, new = re.findall(r"^    (\w+) = (\d+)$", python_blocks("writing-a-codec.md")[1], re.MULTILINE)
-    assert CodecId[last[0]] == int(last[1]) and int(new[1]) not in set(CodecId) and new[0] not in CodecId.__members__
+    last, new = re.findall(
+        r"^    (\w+) = (\d+)$", python_blocks("writing-a-codec.md")[1], re.MULTILINE
+    )
+    assert (
+        CodecId[last[0]] == int(last[1])
+        and int(new[1]) not in set(CodecId)
+        and new[0] not in CodecId.__members__
+    )
     assert "    S2 = 23\n" in Path(frame.__file__).read_text(encoding="utf-8")
 
 
@@ -228,7 +296,9 @@ def test_the_new_codec_keeps_what_codecs_promise(block_max, size, numel):
     c, layout = block_max(size), Layout.from_shapes({"w": (numel,)})
     for name, x in vectors(numel).items():
         data = c.encode(x, seed=3, layout=layout)
-        assert data == c.encode(x.clone(), seed=3, layout=layout) and len(data) <= c.longest_frame(layout)
+        assert data == c.encode(x.clone(), seed=3, layout=layout) and len(data) <= c.longest_frame(
+            layout
+        )
         assert c.encode_batch(torch.stack([x, x]), [3, 3], layout=layout) == [data, data]
         y, into = block_max().decode(data, numel=numel), torch.ones(numel)
         lost, whole = (v.double().square().sum() for v in (x - y, x))
@@ -253,7 +323,9 @@ def test_the_tasks_of_the_page_are_tasks(tmp_path):
     waves, table = python_blocks("writing-a-task.md")
     (tmp_path / "waves.py").write_text(waves, encoding="utf-8")
     assert check(load(f"{tmp_path}/waves.py:task"), 20).numel == 64 * 32 + 32 + 2 * 32 + 2
-    (tmp_path / "broken.py").write_text(waves.replace("torch.randint(2,", "torch.randint(3,"), encoding="utf-8")
+    (tmp_path / "broken.py").write_text(
+        waves.replace("torch.randint(2,", "torch.randint(3,"), encoding="utf-8"
+    )
     page = (DOCS / "writing-a-task.md").read_text(encoding="utf-8")
     with pytest.raises(TaskError) as caught:
         check(load(f"{tmp_path}/broken.py:task"), 20)

@@ -7,11 +7,17 @@ import pytest
 from fedcomp import errors
 from fedcomp.errors import FedcompError, nearest
 
-DRAWN = [m.groups() for line in errors.__doc__.splitlines() if (m := re.match(r"    ([│├└─ ]*)(\w+Error)(?:\s+(\d+))?", line))]
+DRAWN = [
+    m.groups()
+    for line in errors.__doc__.splitlines()
+    if (m := re.match(r"    ([│├└─ ]*)(\w+Error)(?:\s+(\d+))?", line))
+]
 
 
 def subclasses(cls: type) -> set[type]:
-    return {cls}.union(*(subclasses(c) for c in cls.__subclasses__() if c.__module__ == errors.__name__))
+    return {cls}.union(
+        *(subclasses(c) for c in cls.__subclasses__() if c.__module__ == errors.__name__)
+    )
 
 
 def test_every_error_is_drawn_and_every_drawn_one_exists():
@@ -28,7 +34,10 @@ def test_parents_and_exit_statuses_are_as_drawn(branch, name, status):
 
 def test_a_missing_extra_names_the_command_that_installs_it():
     error = errors.MissingExtraError("pyarrow", "sim", "--task mnist-cnn")
-    assert str(error) == "--task mnist-cnn needs the package pyarrow; install it with: pip install 'fedcomp[sim]'"
+    assert (
+        str(error)
+        == "--task mnist-cnn needs the package pyarrow; install it with: pip install 'fedcomp[sim]'"
+    )
 
 
 @pytest.mark.parametrize(("name", "hint"), [("stcc", "did you mean 'stc'? "), ("dense", "")])

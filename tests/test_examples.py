@@ -14,8 +14,13 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 def printed(name: str, folder: Path) -> str:
-    done = subprocess.run([sys.executable, "-W", "error::UserWarning", EXAMPLES / name], cwd=folder, text=True, capture_output=True,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", EXAMPLES / name],
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
@@ -27,32 +32,58 @@ def number(text: str) -> float:
 
 def test_every_example_is_run_here():
     told = Path(__file__).read_text(encoding="utf-8")
-    assert [path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb") and f'"{path.name}"' not in told] == []
+    assert [
+        path.name
+        for path in EXAMPLES.iterdir()
+        if path.suffix in (".py", ".ipynb") and f'"{path.name}"' not in told
+    ] == []
 
 
 def test_a_model_of_ones_own(tmp_path):
     out = printed("own_model.py", tmp_path)
-    found = {row[0]: row for row in re.findall(r"^(\S+)\s+([\d.]+)%\s+([\d,]+) B\s+([\d,]+) B$", out, re.MULTILINE)}
+    found = {
+        row[0]: row
+        for row in re.findall(r"^(\S+)\s+([\d.]+)%\s+([\d,]+) B\s+([\d,]+) B$", out, re.MULTILINE)
+    }
     assert set(found) == {"identity", "stc:density=1%", "topk:density=5%,values=fp16"}
     dense = number(found["identity"][3])
     assert number(found["identity"][2]) >= dense > 50 * number(found["stc:density=1%"][2])
     assert all(number(accuracy) > 30 for _, accuracy, _, _ in found.values())
-    assert (tmp_path / re.search(r"the run is in (\S+)", out).group(1) / "model.safetensors").is_file()
+    assert (
+        tmp_path / re.search(r"the run is in (\S+)", out).group(1) / "model.safetensors"
+    ).is_file()
 
 
 def test_a_regression(tmp_path):
     out = printed("regression.py", tmp_path)
-    rounds = [[number(word) for word in row] for row in re.findall(r"^ +(\d+) +([\d.]+) +([\d.]+) +([\d,]+) B$", out, re.MULTILINE)]
+    rounds = [
+        [number(word) for word in row]
+        for row in re.findall(r"^ +(\d+) +([\d.]+) +([\d.]+) +([\d,]+) B$", out, re.MULTILINE)
+    ]
     assert [row[0] for row in rounds] == [10, 20, 30, 40]
     assert rounds[-1][1] < rounds[0][1] and rounds[-1][2] < rounds[0][2], "loss and error fall"
 
 
 def test_adapters_travel_alone(tmp_path):
-    found = {label.strip(): value for label, value in re.findall(r"^(.{44}) *(\S+)$", printed("adapters.py", tmp_path), re.MULTILINE)}
-    total, trained = number(found["parameters of the model"]), number(found["of adapters and head, which are trained"])
+    found = {
+        label.strip(): value
+        for label, value in re.findall(
+            r"^(.{44}) *(\S+)$", printed("adapters.py", tmp_path), re.MULTILINE
+        )
+    }
+    total, trained = (
+        number(found["parameters of the model"]),
+        number(found["of adapters and head, which are trained"]),
+    )
     assert trained < total / 10
-    assert number(found["sent by a client in a round, each way"]) < number(found["of adapters and head"]) / 10
-    before, after = (float(found[label].removesuffix("%")) for label in ("accuracy in the other register, before", "after 30 rounds"))
+    assert (
+        number(found["sent by a client in a round, each way"])
+        < number(found["of adapters and head"]) / 10
+    )
+    before, after = (
+        float(found[label].removesuffix("%"))
+        for label in ("accuracy in the other register, before", "after 30 rounds")
+    )
     assert after > before + 20
     assert found["frozen layers are as they were"] == "yes"
 
@@ -66,8 +97,13 @@ def test_the_notebook(tmp_path, monkeypatch):
     NotebookClient(book, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
     code = [cell for cell in book.cells if cell.cell_type == "code"]
     shown = [output for output in code[1].outputs if output.output_type == "display_data"]
-    assert [output.output_type for output in code[1].outputs] == ["display_data"] * 3, "one display a run, and no line beside it"
-    assert all("<svg" in output.data["text/html"] and "accuracy" in output.data["text/html"] for output in shown)
+    assert [output.output_type for output in code[1].outputs] == ["display_data"] * 3, (
+        "one display a run, and no line beside it"
+    )
+    assert all(
+        "<svg" in output.data["text/html"] and "accuracy" in output.data["text/html"]
+        for output in shown
+    )
     assert all(len(output.data["text/html"]) < 10_000 for output in shown)
     assert any("image/png" in output.get("data", {}) for output in code[2].outputs)
     table = code[3].outputs[0].text

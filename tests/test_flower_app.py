@@ -13,7 +13,9 @@ from flwr.app import ArrayRecord
 from safetensors.torch import load_file
 
 APP = Path(__file__).resolve().parent / "flower_app"
-pytestmark = pytest.mark.timeout(400)  # processes that import torch start slowly where others compute as well
+pytestmark = pytest.mark.timeout(
+    400
+)  # processes that import torch start slowly where others compute as well
 
 
 @pytest.fixture
@@ -27,7 +29,9 @@ def here(tmp_path, monkeypatch):
         monkeypatch.setenv("CLOUDS_STATE", str(tmp_path / f"here-{compressed}"))
         for name in [name for name in sys.modules if name.split(".")[0] == "clouds"]:
             monkeypatch.delitem(sys.modules, name)
-        client, server = (importlib.import_module(f"clouds.{half}_app") for half in ("client", "server"))
+        client, server = (
+            importlib.import_module(f"clouds.{half}_app") for half in ("client", "server")
+        )
         grid = AppGrid(lambda: client.app, 2)
 
         def measured(round, arrays):
@@ -36,8 +40,13 @@ def here(tmp_path, monkeypatch):
             return found
 
         config = {"compressed": compressed, "density": "1/100", "fraction-evaluate": 0.0}
-        result = server.strategy_of(config).start(grid, ArrayRecord(server.model().state_dict()), num_rounds=rounds, evaluate_fn=measured)
-        accuracies = {round: metrics["accuracy"] for round, metrics in result.evaluate_metrics_serverapp.items()}
+        result = server.strategy_of(config).start(
+            grid, ArrayRecord(server.model().state_dict()), num_rounds=rounds, evaluate_fn=measured
+        )
+        accuracies = {
+            round: metrics["accuracy"]
+            for round, metrics in result.evaluate_metrics_serverapp.items()
+        }
         return result.arrays.to_torch_state_dict(), accuracies, grid
 
     yield run
@@ -57,7 +66,9 @@ def test_accuracy_is_that_without_compression_for_a_fraction_of_the_bytes(here):
     _, compressed, briefly = here(10, True)
     assert compressed[10] > plain[10] - 0.02 and plain[10] > 0.85 > 0.2 > plain[0]
     assert sum(briefly.bytes_up()) < sum(plainly.bytes_up()) / 50
-    assert sum(briefly.bytes_down()[2:]) < sum(plainly.bytes_down()[2:]) / 50  # after the first download
+    assert (
+        sum(briefly.bytes_down()[2:]) < sum(plainly.bytes_down()[2:]) / 50
+    )  # after the first download
 
 
 def test_flwr_run_gives_the_same_model_though_a_supernode_was_killed(tmp_path, here):
@@ -75,7 +86,9 @@ def test_flwr_run_gives_the_same_model_though_a_supernode_was_killed(tmp_path, h
         stage.submit(APP, num_server_rounds=2, wait_for=str(go), out=str(out))
         until(lambda: "1" in done(out), other, lambda: stage.said("superlink"))
         stage.end(first)
-        stage.flwr("supernode", "unregister", stage.id_of("node1"), "here")  # else it would be asked until its heartbeat is missed
+        stage.flwr(
+            "supernode", "unregister", stage.id_of("node1"), "here"
+        )  # else it would be asked until its heartbeat is missed
         again = stage.node(1, "node1-again")
         until(lambda: stage.id_of("node1-again"), again, lambda: stage.said("node1-again"))
         assert stage.id_of("node1-again") != stage.id_of("node1")
@@ -87,4 +100,6 @@ def test_flwr_run_gives_the_same_model_though_a_supernode_was_killed(tmp_path, h
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name].to(value.dtype), value) for name, value in expected.items())
     dense = sum(4 * value.numel() for value in expected.values())
-    assert carried < 4 * dense  # three first downloads and what two rounds cost; uncompressed it would be nine, and heads
+    assert (
+        carried < 4 * dense
+    )  # three first downloads and what two rounds cost; uncompressed it would be nine, and heads

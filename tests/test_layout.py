@@ -22,7 +22,13 @@ class Mixed(nn.Module):
 
 def test_frozen_parameters_and_buffers_are_left_out_and_tied_ones_stand_once():
     layout = Layout.of(Mixed())
-    assert [e.name for e in layout] == ["embed.weight", "coarse.weight", "coarse.bias", "norm.weight", "norm.bias"]
+    assert [e.name for e in layout] == [
+        "embed.weight",
+        "coarse.weight",
+        "coarse.bias",
+        "norm.weight",
+        "norm.bias",
+    ]
     assert layout.numel == 15 + 9 + 3 + 3 + 3
     assert [e.offset for e in layout] == [0, 15, 24, 27, 30]
 
@@ -32,9 +38,13 @@ def test_gather_and_scatter_are_inverse_but_for_the_precision_of_the_tensor():
     layout = Layout.of(model)
     vector = torch.randn(layout.numel)
     layout.scatter(vector, model)
-    assert model.coarse.weight.dtype == torch.bfloat16 and torch.equal(model.head.weight, model.embed.weight)
+    assert model.coarse.weight.dtype == torch.bfloat16 and torch.equal(
+        model.head.weight, model.embed.weight
+    )
     back = layout.gather(model)
-    assert torch.equal(back[:15], vector[:15]) and torch.equal(back[15:27], vector[15:27].bfloat16().float())
+    assert torch.equal(back[:15], vector[:15]) and torch.equal(
+        back[15:27], vector[15:27].bfloat16().float()
+    )
     assert back.dtype == torch.float32
 
 
@@ -54,15 +64,27 @@ def test_an_element_is_found_beside_empty_tensors(position, name):
 
 
 def test_the_fingerprint_changes_with_any_name_shape_or_order():
-    shapes = [{"a": (2,), "b": (3,)}, {"b": (3,), "a": (2,)}, {"a": (3,), "b": (2,)}, {"a": (2,), "c": (3,)}, {"a": (2, 1), "b": (3,)}]
+    shapes = [
+        {"a": (2,), "b": (3,)},
+        {"b": (3,), "a": (2,)},
+        {"a": (3,), "b": (2,)},
+        {"a": (2,), "c": (3,)},
+        {"a": (2, 1), "b": (3,)},
+    ]
     assert len({Layout.from_shapes(s).fingerprint for s in shapes}) == 5
-    assert Layout.from_shapes(shapes[0]).fingerprint == Layout.from_shapes(dict(shapes[0])).fingerprint
+    assert (
+        Layout.from_shapes(shapes[0]).fingerprint == Layout.from_shapes(dict(shapes[0])).fingerprint
+    )
 
 
 def test_a_vector_is_float32_whatever_a_task_sets():
     torch.set_default_dtype(torch.float64)
     try:
-        assert Layout(()).gather(nn.ReLU()).dtype == Layout.of(nn.Linear(2, 2)).gather(nn.Linear(2, 2)).dtype == torch.float32
+        assert (
+            Layout(()).gather(nn.ReLU()).dtype
+            == Layout.of(nn.Linear(2, 2)).gather(nn.Linear(2, 2)).dtype
+            == torch.float32
+        )
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -72,6 +94,8 @@ def test_a_parameter_without_dimensions_has_a_place_too():
     model.scale = nn.Parameter(torch.tensor(3.0))
     layout = Layout.of(model)
     assert layout.numel == 1 and layout.gather(model).tolist() == [3.0]
-    assert layout.views(torch.tensor([5.0]))["scale"].shape == () and layout.views(torch.ones(4, 1))["scale"].shape == (4,)
+    assert layout.views(torch.tensor([5.0]))["scale"].shape == () and layout.views(
+        torch.ones(4, 1)
+    )["scale"].shape == (4,)
     layout.scatter(torch.tensor([7.0]), model)
     assert model.scale.item() == 7.0

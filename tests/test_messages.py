@@ -11,11 +11,16 @@ from fedcomp.clients.flower import LARGEST_VALUE, from_records, to_records
 from fedcomp.errors import ProtocolError
 from fedcomp.messages import FRAMES, UPDATE, Assignment, Report, failure, ticket
 
-ASSIGNMENT = Assignment(3, "train", 7, FRAMES, "v0", "v2", "abc", [b"one", b"", b"three"], "", [b"scale", b"1.5"])
+ASSIGNMENT = Assignment(
+    3, "train", 7, FRAMES, "v0", "v2", "abc", [b"one", b"", b"three"], "", [b"scale", b"1.5"]
+)
 REPORT = Report(3, "train", 7, UPDATE, "v2", "abc", b"\x00frame", "t", 20, 0.5, "", "")
 
 
-@pytest.mark.parametrize("message", [ASSIGNMENT, REPORT, replace(REPORT, loss=float("inf")), replace(ASSIGNMENT, frames=[])])
+@pytest.mark.parametrize(
+    "message",
+    [ASSIGNMENT, REPORT, replace(REPORT, loss=float("inf")), replace(ASSIGNMENT, frames=[])],
+)
 def test_a_message_comes_back(message):
     assert type(message).unpack(message.pack()) == message
     assert from_records(to_records(message), type(message)) == message
@@ -23,7 +28,9 @@ def test_a_message_comes_back(message):
 
 def test_large_messages_travel_as_arrays_that_flower_can_cut():
     large = replace(REPORT, frame=bytes(LARGEST_VALUE))
-    assert isinstance(to_records(large)["fedcomp"], ArrayRecord) and isinstance(to_records(REPORT)["fedcomp"], ConfigRecord)
+    assert isinstance(to_records(large)["fedcomp"], ArrayRecord) and isinstance(
+        to_records(REPORT)["fedcomp"], ConfigRecord
+    )
     assert from_records(to_records(large), Report) == large
 
 
@@ -41,7 +48,9 @@ def test_a_changed_message_is_another_message_or_an_error(data):
         changed = Report.unpack(bytes(packed))
     except ProtocolError:
         return
-    assert {name: type(value) for name, value in vars(changed).items()} == {name: type(value) for name, value in vars(REPORT).items()}
+    assert {name: type(value) for name, value in vars(changed).items()} == {
+        name: type(value) for name, value in vars(REPORT).items()
+    }
 
 
 @pytest.mark.parametrize("cut", [0, 3, 4, 50, -1])
@@ -59,8 +68,14 @@ def test_a_message_of_the_other_kind_is_an_error():
 
 def test_records_of_somebody_else_are_an_error():
     strange = [
-        {}, {"fedcomp": ConfigRecord({"fedcomp": "text"})}, {"fedcomp": ConfigRecord({"other": b""})},
-        {"fedcomp": ArrayRecord({"fedcomp": Array(dtype="uint8", shape=(3,), stype="numpy.ndarray", data=b"abc")})},
+        {},
+        {"fedcomp": ConfigRecord({"fedcomp": "text"})},
+        {"fedcomp": ConfigRecord({"other": b""})},
+        {
+            "fedcomp": ArrayRecord(
+                {"fedcomp": Array(dtype="uint8", shape=(3,), stype="numpy.ndarray", data=b"abc")}
+            )
+        },
     ]
     for records in strange:
         with pytest.raises(ProtocolError, match="both sides need fedcomp"):

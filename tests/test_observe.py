@@ -7,10 +7,20 @@ import pytest
 from fedcomp.observe import Header, Observer, Observers, Said, Summary
 
 HOOKS = [name for name, value in vars(Observer).items() if inspect.isfunction(value)]
-HEADER = Header("t", 3, 2, 10, "average", "stc", "stc", "none", "iid", "cpu", "serial", 1, 9, "runs/x")
+HEADER = Header(
+    "t", 3, 2, 10, "average", "stc", "stc", "none", "iid", "cpu", "serial", 1, 9, "runs/x"
+)
 SAID = {
-    "serving": (lambda: None,), "started": (HEADER,), "waiting": ([1], 2), "joined": (1,), "left": (1,), "progress": (1, 2, 3),
-    "round_done": (object(),), "checkpoint": (3, 0.5), "warning": ("odd",), "finished": (object(), "runs/x"),
+    "serving": (lambda: None,),
+    "started": (HEADER,),
+    "waiting": ([1], 2),
+    "joined": (1,),
+    "left": (1,),
+    "progress": (1, 2, 3),
+    "round_done": (object(),),
+    "checkpoint": (3, 0.5),
+    "warning": ("odd",),
+    "finished": (object(), "runs/x"),
 }
 
 
@@ -50,7 +60,10 @@ def test_one_that_fails_is_told_of_once_and_hears_no_more():
     both.left(0)
     both.joined(1)
     both.left(1)
-    told = ("warning", ("--log-json x has failed (No space left on device); the run goes on without it",))
+    told = (
+        "warning",
+        ("--log-json x has failed (No space left on device); the run goes on without it",),
+    )
     assert first.heard == [("left", (0,)), ("joined", (1,)), told, ("left", (1,))]
     assert bad.heard == [("left", (0,))] and sorted(good.heard) == sorted(first.heard)
 
@@ -73,4 +86,8 @@ def test_the_header_says_where_metrics_are_read_whoever_stands_between():
 
 def test_what_is_said_is_its_sentence():
     said = Said("round 3", "answered", round=3)
-    assert said == "round 3" and f"{said}!" == "round 3!" and (said.event, said.values) == ("answered", {"round": 3})
+    assert (
+        said == "round 3"
+        and f"{said}!" == "round 3!"
+        and (said.event, said.values) == ("answered", {"round": 3})
+    )

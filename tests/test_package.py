@@ -29,8 +29,12 @@ NAME = f"fedcomp-{fedcomp.__version__}"
 
 
 def command(*words, cwd: Path, status: int = 0) -> subprocess.CompletedProcess:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")} | {"COLUMNS": "500"}
-    done = subprocess.run([str(w) for w in words], cwd=cwd, env=environment, text=True, capture_output=True)
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith("PYTHON")
+    } | {"COLUMNS": "500"}
+    done = subprocess.run(
+        [str(w) for w in words], cwd=cwd, env=environment, text=True, capture_output=True
+    )
     assert done.returncode == status, done.stdout + done.stderr
     return done
 
@@ -43,11 +47,15 @@ def archives(tmp_path_factory) -> Path:
     return folder
 
 
-def required(requirements: list[str], extras: frozenset[str], seen: set) -> dict[str, metadata.Distribution]:
+def required(
+    requirements: list[str], extras: frozenset[str], seen: set
+) -> dict[str, metadata.Distribution]:
     """The installed distributions that requirements ask for under these extras, all the way down, by name."""
     found = {}
     for requirement in map(Requirement, requirements):
-        applies = requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras | {""})
+        applies = requirement.marker is None or any(
+            requirement.marker.evaluate({"extra": extra}) for extra in extras | {""}
+        )
         step = (requirement.name, frozenset(requirement.extras))
         if applies and step not in seen:
             seen.add(step)
@@ -65,7 +73,15 @@ def install(archives, tmp_path_factory):
         command(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
         (site,) = folder.glob("lib/python3*/site-packages")
         pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python")
-        command(*pip, "install", "--quiet", "--no-index", "--no-deps", *archives.glob("*.whl"), cwd=folder)
+        command(
+            *pip,
+            "install",
+            "--quiet",
+            "--no-index",
+            "--no-deps",
+            *archives.glob("*.whl"),
+            cwd=folder,
+        )
         assert {path.name for path in site.iterdir()} == {"fedcomp", f"{NAME}.dist-info"}
 
         (wheel,) = metadata.distributions(name="fedcomp", path=[str(site)])
@@ -90,8 +106,21 @@ def test_sdist_holds_the_sources_and_no_links(archives):
         members = sdist.getmembers()
     assert all(m.isfile() or m.isdir() for m in members)
     files = {m.name.removeprefix(f"{NAME}/") for m in members if m.isfile()}
-    assert not {name.split("/")[0] for name in files} & {"clients", "server", "strategies", "sim", ".venv", "runs"}
-    assert files >= {"LICENSE", "README.md", "constraints.txt", "pyproject.toml", "tests/test_package.py"}
+    assert not {name.split("/")[0] for name in files} & {
+        "clients",
+        "server",
+        "strategies",
+        "sim",
+        ".venv",
+        "runs",
+    }
+    assert files >= {
+        "LICENSE",
+        "README.md",
+        "constraints.txt",
+        "pyproject.toml",
+        "tests/test_package.py",
+    }
     assert files >= {path.relative_to(ROOT).as_posix() for path in (ROOT / "fedcomp").rglob("*.py")}
 
 
@@ -105,32 +134,77 @@ def test_wheel_holds_all_of_fedcomp_and_nothing_else(archives):
 
 def test_installed_wheel_runs_a_simulation(install, tmp_path):
     scripts = install("sim")
-    command(scripts / "fedcomp", "sim", "--clients", 20, "--rounds", 2, "--plain", "--out", tmp_path / "run", cwd=tmp_path)
+    command(
+        scripts / "fedcomp",
+        "sim",
+        "--clients",
+        20,
+        "--rounds",
+        2,
+        "--plain",
+        "--out",
+        tmp_path / "run",
+        cwd=tmp_path,
+    )
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["clients"], summary["rounds"], summary["version"]) == (20, 2, fedcomp.__version__)
+    assert (summary["clients"], summary["rounds"], summary["version"]) == (
+        20,
+        2,
+        fedcomp.__version__,
+    )
     assert 0 < summary["uplink_bytes"] < summary["dense_uplink_bytes"]
 
 
 def test_every_module_imports_without_extras(edge, tmp_path):
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "fedcomp").rglob("*.py")]
-    modules = sorted(name.removesuffix(".__init__") for name in names if not name.endswith("__main__"))
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in (ROOT / "fedcomp").rglob("*.py")
+    ]
+    modules = sorted(
+        name.removesuffix(".__init__") for name in names if not name.endswith("__main__")
+    )
     modules.remove("fedcomp.kernels.triton_loops")  # Triton comes with the CUDA builds of torch
-    modules = [name for name in modules if not name.startswith("fedcomp.cli.report.")]  # and matplotlib with the extra of that name
-    command(edge / "python", "-c", f"import importlib\nfor name in {modules}: importlib.import_module(name)", cwd=tmp_path)
+    modules = [
+        name for name in modules if not name.startswith("fedcomp.cli.report.")
+    ]  # and matplotlib with the extra of that name
+    command(
+        edge / "python",
+        "-c",
+        f"import importlib\nfor name in {modules}: importlib.import_module(name)",
+        cwd=tmp_path,
+    )
 
 
 def test_a_missing_extra_is_one_sentence_that_names_it(edge, tmp_path):
-    done = command(edge / "fedcomp", "sim", "--task", "digits", "--plain", "--out", tmp_path / "run", cwd=tmp_path, status=2)
+    done = command(
+        edge / "fedcomp",
+        "sim",
+        "--task",
+        "digits",
+        "--plain",
+        "--out",
+        tmp_path / "run",
+        cwd=tmp_path,
+        status=2,
+    )
     assert "pip install 'fedcomp[sim]'" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_constraints_pin_every_package_once():
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     pins = [Requirement(line) for line in lines]
     assert all([s.operator for s in pin.specifier] == ["=="] and pin.url is None for pin in pins)
     assert len({pin.name for pin in pins}) == len(pins)
     assert "torch==2.13.0" in lines
     declared = sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"])
-    installed = required([line for line in declared if not line.startswith("fedcomp")], frozenset(), set())
-    assert {re.sub(r"[-_.]+", "-", d.name).lower() for d in installed.values()} <= {pin.name for pin in pins}
+    installed = required(
+        [line for line in declared if not line.startswith("fedcomp")], frozenset(), set()
+    )
+    assert {re.sub(r"[-_.]+", "-", d.name).lower() for d in installed.values()} <= {
+        pin.name for pin in pins
+    }

@@ -5,7 +5,17 @@ import threading
 
 import pytest
 
-from fedcomp.profiling import BESIDE, CLIENTS, SERVER, Event, Recorder, recording, timed, timed_each, trace
+from fedcomp.profiling import (
+    BESIDE,
+    CLIENTS,
+    SERVER,
+    Event,
+    Recorder,
+    recording,
+    timed,
+    timed_each,
+    trace,
+)
 
 
 class Clock:
@@ -51,7 +61,11 @@ def test_a_stretch_that_raises_is_recorded_and_raises():
             raise KeyError
         with timed("checkpoint"):
             pass
-    assert [(e.name, e.depth) for e in recorder.events] == [("clients", 1), ("round", 0), ("checkpoint", 0)]
+    assert [(e.name, e.depth) for e in recorder.events] == [
+        ("clients", 1),
+        ("round", 0),
+        ("checkpoint", 0),
+    ]
 
 
 def test_other_threads_do_not_mix_in():
@@ -68,7 +82,10 @@ def test_other_threads_do_not_mix_in():
 
 def test_the_making_of_each_item_is_a_stretch_and_their_use_is_none():
     with recording(Recorder()) as recorder:
-        assert [(item, len(recorder.events)) for item in timed_each("round", iter("ab"))] == [("a", 1), ("b", 2)]
+        assert [(item, len(recorder.events)) for item in timed_each("round", iter("ab"))] == [
+            ("a", 1),
+            ("b", 2),
+        ]
     assert {e.depth for e in recorder.events} == {0}
     assert list(timed_each("round", [1, 2])) == [1, 2]
 
@@ -90,7 +107,12 @@ def check_trace(found: dict) -> list[dict]:
     events = [e for e in found["traceEvents"] if e["ph"] == "X"]
     for e in events:
         assert {"name", "cat", "ph", "ts", "dur", "pid", "tid", "args"} == e.keys()
-        assert e["ts"] >= 0 and e["dur"] >= 0 and isinstance(e["name"], str) and ("thread_name", e["tid"]) in names
+        assert (
+            e["ts"] >= 0
+            and e["dur"] >= 0
+            and isinstance(e["name"], str)
+            and ("thread_name", e["tid"]) in names
+        )
     for tid in {e["tid"] for e in events}:
         open_until: list[float] = []
         for e in sorted((e for e in events if e["tid"] == tid), key=lambda e: (e["ts"], -e["dur"])):
@@ -113,7 +135,13 @@ def test_a_trace_has_a_track_for_each_side():
                 pass
     found = json.loads(json.dumps(trace(recorder.events, "a run")))
     events = check_trace(found)
-    assert [e["name"] for e in events[:5]] == ["round", "clients", "local SGD", "aggregation", "lean loop"]
+    assert [e["name"] for e in events[:5]] == [
+        "round",
+        "clients",
+        "local SGD",
+        "aggregation",
+        "lean loop",
+    ]
     assert [e["cat"] for e in events[:5]] == [SERVER, CLIENTS, CLIENTS, SERVER, BESIDE]
     assert events[2]["args"] == {"clients": 2} and len({e["tid"] for e in events}) == 3
 

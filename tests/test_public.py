@@ -21,7 +21,12 @@ def test_another_name_is_an_attribute_error():
 
 def test_importing_fedcomp_imports_nothing_heavy():
     program = "import fedcomp, sys; print([m for m in ('torch', 'numpy', 'numba', 'flwr') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_kernels_codecs_memories_and_the_batched_engine_run_without_flower():
@@ -36,4 +41,9 @@ frame = memory.propose(torch.randn(1000))
 memory.commit()
 print(len(codec.decode(frame, numel=1000)))
 """
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == "1000"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "1000"
+    )

@@ -6,7 +6,15 @@ import json
 import pytest
 
 from fedcomp.errors import DataError, RunFolderError, UserError
-from fedcomp.reproductions import Claim, Form, Judgement, Method, Reproduction, available_reproductions, reproduction
+from fedcomp.reproductions import (
+    Claim,
+    Form,
+    Judgement,
+    Method,
+    Reproduction,
+    available_reproductions,
+    reproduction,
+)
 from fedcomp.reproductions.base import ahead, differences, lrs, within
 from fedcomp.reproductions.counterexamples import EFSIGN, PROBLEMS, SIGN, best
 from fedcomp.reproductions.running import SPENT, Machine, config_of, named, reproduce
@@ -15,9 +23,20 @@ from fedcomp.server.results import strategy_of
 from fedcomp.strategies import resolved
 
 NAMES = ("dgc-warmup", "ef-signsgd", "election", "fetchsgd", "sbc", "stc-cifar10", "stc-mnist")
-LEARNS = Claim("It learns more in more rounds.", "nowhere", "in words",
-               lambda results: Judgement(f"{results['long']} and {results['short']}", ahead(results["long"], results["short"])))
-UNLEARNS = dataclasses.replace(LEARNS, judge=lambda results: Judgement(str(results["short"]), ahead(results["short"], results["long"])))
+LEARNS = Claim(
+    "It learns more in more rounds.",
+    "nowhere",
+    "in words",
+    lambda results: Judgement(
+        f"{results['long']} and {results['short']}", ahead(results["long"], results["short"])
+    ),
+)
+UNLEARNS = dataclasses.replace(
+    LEARNS,
+    judge=lambda results: Judgement(
+        str(results["short"]), ahead(results["short"], results["long"])
+    ),
+)
 TINY = Reproduction(
     name="tiny", title="long runs against short ones", paper="Nobody", setting="Digits.", full_setting="The same.",
     small=Form({"task": "digits", "clients": 2, "participation": 1.0, "local_steps": 2, "uplink": "identity", "downlink": "identity",
@@ -69,13 +88,20 @@ def test_every_run_has_options_that_its_strategy_takes(name, full):
 def test_each_side_chooses_among_as_many(name):
     """A side with a finer grid would be favoured."""
     for full in (False, True):
-        assert len({len(method.choices) for method in reproduction(name).form(full).methods.values()}) == 1
+        assert (
+            len({len(method.choices) for method in reproduction(name).form(full).methods.values()})
+            == 1
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_have_folders_of_their_own(name):
     for full in (False, True):
-        folders = [f"{method}-{named(choice)}" for method, m in reproduction(name).form(full).methods.items() for choice in m.choices]
+        folders = [
+            f"{method}-{named(choice)}"
+            for method, m in reproduction(name).form(full).methods.items()
+            for choice in m.choices
+        ]
         assert len(set(folders)) == len(folders)
 
 
@@ -84,12 +110,22 @@ def test_claims_are_judged_from_runs(name, tmp_path):
     """Those of the small form, on digits, a round each."""
     chosen = reproduction(name)
     short = {"rounds": 1, "local_steps": 1}
-    methods = {method: Method(m.options | m.choices[0] | short) for method, m in chosen.small.methods.items()}
-    common = chosen.small.common | {"task": "digits", "clients": min(20, chosen.small.common["clients"])}
+    methods = {
+        method: Method(m.options | m.choices[0] | short)
+        for method, m in chosen.small.methods.items()
+    }
+    common = chosen.small.common | {
+        "task": "digits",
+        "clients": min(20, chosen.small.common["clients"]),
+    }
     runs = dataclasses.replace(chosen, needs="")
-    results, _ = reproduce(runs, Form(common, methods, seeds=1), tmp_path, Machine(device="cpu"), lambda line: None)
+    results, _ = reproduce(
+        runs, Form(common, methods, seeds=1), tmp_path, Machine(device="cpu"), lambda line: None
+    )
     for claim, judgement in judged(chosen, results):
-        assert judgement.holds in (True, False) and any(character.isdigit() for character in judgement.ours), claim.text
+        assert judgement.holds in (True, False) and any(
+            character.isdigit() for character in judgement.ours
+        ), claim.text
 
 
 def test_the_best_choice_at_the_first_seed_is_run_with_the_others(done):
@@ -104,7 +140,9 @@ def test_the_best_choice_at_the_first_seed_is_run_with_the_others(done):
 
 def test_numbers_are_those_of_the_run_folders(done):
     folder, results, _, _ = done
-    ends = [json.loads((folder / f"long-seed-{seed}" / "summary.json").read_text()) for seed in (0, 1)]
+    ends = [
+        json.loads((folder / f"long-seed-{seed}" / "summary.json").read_text()) for seed in (0, 1)
+    ]
     assert results["long"].accuracies == [end["accuracy"] for end in ends]
     assert results["long"].bytes("uplink") == sum(end["uplink_bytes"] for end in ends) / 2
     assert differences(results["long"], results["short"]) == [
@@ -114,7 +152,9 @@ def test_numbers_are_those_of_the_run_folders(done):
 def test_verdicts(done):
     _, results, _, _ = done
     assert ahead(results["long"], results["short"]) and not ahead(results["short"], results["long"])
-    assert within(results["long"], results["long"], 0.0) and not within(results["short"], results["long"], 0.0)
+    assert within(results["long"], results["long"], 0.0) and not within(
+        results["short"], results["long"], 0.0
+    )
     (_, first), (_, second) = found = judged(TINY, results)
     assert (first.holds, second.holds) == (True, False)
     assert verdict(found[:1]) == "the claim holds here"
@@ -129,7 +169,9 @@ def test_what_is_finished_is_not_done_again(done):
     again, took = reproduce(TINY, TINY.small, folder, Machine(device="cpu"), said.append)
     assert all(line.endswith("done before") for line in said)
     assert took == spent and spent.processor_s > 0
-    assert {name: m.accuracies for name, m in again.items()} == {name: m.accuracies for name, m in results.items()}
+    assert {name: m.accuracies for name, m in again.items()} == {
+        name: m.accuracies for name, m in results.items()
+    }
 
 
 def test_an_interrupted_run_goes_on_to_the_same_end(done, tmp_path):
@@ -161,7 +203,13 @@ def test_a_folder_with_other_runs_is_refused(done):
 def test_missing_data_are_told_before_anything_runs(tmp_path):
     said = []
     with pytest.raises(DataError, match="needs the folder mnist/ of the data.*--data"):
-        reproduce(dataclasses.replace(TINY, needs="mnist"), TINY.small, tmp_path / "runs", Machine(data=str(tmp_path)), said.append)
+        reproduce(
+            dataclasses.replace(TINY, needs="mnist"),
+            TINY.small,
+            tmp_path / "runs",
+            Machine(data=str(tmp_path)),
+            said.append,
+        )
     assert not said and not (tmp_path / "runs").exists()
 
 
@@ -175,7 +223,9 @@ def test_sections_are_written_between_marks(done, tmp_path):
     once = page.read_text()
     write("tiny", section(TINY, TINY.small, False, results, found, spent), page)
     assert page.read_text() == once
-    assert once.startswith("# Page\n\ntext\n\n<!-- tiny -->") and once.endswith("second\n\n<!-- end of other -->\n")
+    assert once.startswith("# Page\n\ntext\n\n<!-- tiny -->") and once.endswith(
+        "second\n\n<!-- end of other -->\n"
+    )
     assert f"| 1. {LEARNS.text} | nowhere | in words | {found[0][1].ours} | yes |" in once
     assert "fedcomp reproduce tiny" in once
     with pytest.raises(UserError, match="leave --write out"):

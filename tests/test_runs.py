@@ -15,8 +15,16 @@ from fedcomp.runs import groups, load
 from fedcomp.sim import simulate
 from fedcomp.tasks import load as load_task
 
-TINY = RunConfig(task=f"{Path(__file__).parent / 'tiny_task.py'}:task", clients=6, rounds=4, participation=0.5, lr=0.1, eval_every=2,
-                 uplink="stc:density=10%", downlink="stc:density=10%")
+TINY = RunConfig(
+    task=f"{Path(__file__).parent / 'tiny_task.py'}:task",
+    clients=6,
+    rounds=4,
+    participation=0.5,
+    lr=0.1,
+    eval_every=2,
+    uplink="stc:density=10%",
+    downlink="stc:density=10%",
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +40,10 @@ def test_options_and_metrics_are_those_of_the_run(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert run.metrics["uplink_bytes"].tolist() == [line["uplink_bytes"] for line in lines]
     accuracy = [math.nan if line["accuracy"] is None else line["accuracy"] for line in lines]
-    assert np.array_equal(run.metrics["accuracy"], accuracy, equal_nan=True) and np.isnan(accuracy).any()
+    assert (
+        np.array_equal(run.metrics["accuracy"], accuracy, equal_nan=True)
+        and np.isnan(accuracy).any()
+    )
     assert run.accuracy == run.summary.accuracy == accuracy[-1]
     assert run.parameters == 42 and run.resolved["engine"]
     assert run.sent_bytes == run.summary.uplink_bytes + run.summary.downlink_bytes
@@ -63,12 +74,20 @@ def test_a_run_that_is_not_over_is_read_as_far_as_it_is(folder, tmp_path):
         run.model()
 
 
-@pytest.mark.parametrize(("name", "content", "said"), [
-    ("config.toml", None, "holds no run"), ("config.toml", b"\xff", "leave this run out"), ("config.toml", b"lr = ", "cannot be read"),
-    ("config.toml", b"lr = true", "leave this run out"), ("metrics.jsonl", b"\xff\n", "is damaged"),
-    ("metrics.jsonl", b"{}\n", "is damaged"), ("metrics.jsonl", b"[]\n", "is damaged"), ("summary.json", b"7", "is damaged"),
-    ("summary.json", b"{}", "is damaged"),
-])
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("config.toml", None, "holds no run"),
+        ("config.toml", b"\xff", "leave this run out"),
+        ("config.toml", b"lr = ", "cannot be read"),
+        ("config.toml", b"lr = true", "leave this run out"),
+        ("metrics.jsonl", b"\xff\n", "is damaged"),
+        ("metrics.jsonl", b"{}\n", "is damaged"),
+        ("metrics.jsonl", b"[]\n", "is damaged"),
+        ("summary.json", b"7", "is damaged"),
+        ("summary.json", b"{}", "is damaged"),
+    ],
+)
 def test_what_is_no_run_is_a_sentence(folder, tmp_path, name, content, said):
     for path in folder.glob("*.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -90,13 +109,23 @@ def test_seeds_are_put_together_and_labels_say_what_differs(folder):
     def like(**changes):
         return replace(run, options=run.options | changes)
 
-    found = groups([like(), like(seed=1, out="x"), like(uplink="identity"), like(seed=1, uplink="identity")])
+    found = groups(
+        [like(), like(seed=1, out="x"), like(uplink="identity"), like(seed=1, uplink="identity")]
+    )
     assert [(g.label, len(g.runs)) for g in found] == [("stc:density=10%", 2), ("identity", 2)]
-    assert [g.label for g in groups([like(lr=0.1), like(lr=0.2, strategy="vote")])] == ["lr 0.1", "lr 0.2, vote"]  # average is usual
-    assert [g.label for g in groups([like(budget=None), like(budget="1kB")])] == ["budget –", "budget 1kB"]
+    assert [g.label for g in groups([like(lr=0.1), like(lr=0.2, strategy="vote")])] == [
+        "lr 0.1",
+        "lr 0.2, vote",
+    ]  # average is usual
+    assert [g.label for g in groups([like(budget=None), like(budget="1kB")])] == [
+        "budget –",
+        "budget 1kB",
+    ]
     assert [g.label for g in groups([run])] == ["tiny"]
     long = [like(task="x" * 90), like(task="y" * 90)]
-    assert [g.label for g in groups(long)] == ["tiny (tiny)"] * 2, "the folder where a label would be long"
+    assert [g.label for g in groups(long)] == ["tiny (tiny)"] * 2, (
+        "the folder where a label would be long"
+    )
     with pytest.raises(UserError, match="are one run"):
         groups([like(), like(out="elsewhere")])
 
@@ -109,7 +138,12 @@ def test_a_line_that_is_being_written_is_no_round_yet(folder, tmp_path):
 
 def test_text_in_place_of_a_number_is_damage(folder, tmp_path):
     (tmp_path / "config.toml").write_bytes((folder / "config.toml").read_bytes())
-    lines = (folder / "metrics.jsonl").read_text().replace('"loss": ', '"loss": "high", "x": ', 1).replace(', "x": ', ', "train_loss": ', 1)
+    lines = (
+        (folder / "metrics.jsonl")
+        .read_text()
+        .replace('"loss": ', '"loss": "high", "x": ', 1)
+        .replace(', "x": ', ', "train_loss": ', 1)
+    )
     (tmp_path / "metrics.jsonl").write_text(lines)
     with pytest.raises(RunFolderError, match="is damaged"):
         load(tmp_path)

@@ -45,33 +45,60 @@ def build(text: str):
     return spec.build(part, KNOWN, "codec")
 
 
-@pytest.mark.parametrize(("text", "parsed"), [
-    ("stc", Spec((Part("stc"),))),
-    ("stc:density=1/400", Spec((Part("stc", (("density", "1/400"),)),))),
-    ("topk:density=1%,values=fp16@layer", Spec((Part("topk", (("density", "1%"), ("values", "fp16"))),), "layer")),
-    ("dirichlet:0.1", Spec((Part("dirichlet", (("", "0.1"),)),))),
-    (" topk : density = 1% + qsgd:levels=4 ", Spec((Part("topk", (("density", "1%"),)), Part("qsgd", (("levels", "4"),))))),
-])
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("stc", Spec((Part("stc"),))),
+        ("stc:density=1/400", Spec((Part("stc", (("density", "1/400"),)),))),
+        (
+            "topk:density=1%,values=fp16@layer",
+            Spec((Part("topk", (("density", "1%"), ("values", "fp16"))),), "layer"),
+        ),
+        ("dirichlet:0.1", Spec((Part("dirichlet", (("", "0.1"),)),))),
+        (
+            " topk : density = 1% + qsgd:levels=4 ",
+            Spec((Part("topk", (("density", "1%"),)), Part("qsgd", (("levels", "4"),)))),
+        ),
+    ],
+)
 def test_parse(text, parsed):
     assert spec.parse(text) == parsed
 
 
-@pytest.mark.parametrize("text", ["", " ", ":", "stc:", "stc@", "@layer", "stc+", "+stc", "stc:density=", "stc:=1", "stc:density=1,"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        ":",
+        "stc:",
+        "stc@",
+        "@layer",
+        "stc+",
+        "+stc",
+        "stc:density=",
+        "stc:=1",
+        "stc:density=1,",
+    ],
+)
 def test_what_is_incomplete_is_refused_with_an_example(text):
     with pytest.raises(SpecError, match="write"):
         spec.parse(text)
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("everything", Everything()),
-    ("everything:1%", Everything(share=0.01)),
-    ("everything:share=1/400,count=7", Everything(share=1 / 400, count=7)),
-    ("everything:flag=yes,values=fp16,bits=4", Everything(flag=True, values="fp16", bits=4)),
-    ("everything:limit=3,width=wide,old=2", Everything(limit=3.0, width="wide", old=2)),
-    ("needy:3", Needy(3)),
-    ("needy:rows=3,columns=4", Needy(3, 4)),
-    ("bare", Bare()),
-])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("everything", Everything()),
+        ("everything:1%", Everything(share=0.01)),
+        ("everything:share=1/400,count=7", Everything(share=1 / 400, count=7)),
+        ("everything:flag=yes,values=fp16,bits=4", Everything(flag=True, values="fp16", bits=4)),
+        ("everything:limit=3,width=wide,old=2", Everything(limit=3.0, width="wide", old=2)),
+        ("needy:3", Needy(3)),
+        ("needy:rows=3,columns=4", Needy(3, 4)),
+        ("bare", Bare()),
+    ],
+)
 def test_build(text, expected):
     assert build(text) == expected
 
@@ -84,19 +111,28 @@ def test_a_dash_in_an_option_is_an_underscore():
     assert spec.build(Part("long", (("power-of-two", "8"),)), {"long": Long}, "codec") == Long(8)
 
 
-@pytest.mark.parametrize(("text", "sentence"), [
-    ("everythink", "unknown codec 'everythink'; did you mean 'everything'? known: bare, everything, needy"),
-    ("needy:row=3", "codec 'needy' has no option 'row'; did you mean 'rows'? known: columns, rows"),
-    ("needy:3,rows=4", "option 'rows' of codec 'needy' is given twice; keep one"),
-    ("needy", "codec 'needy' needs rows; write needy:rows=VALUE"),
-    ("needy:rows=2.5", "option 'rows' of codec 'needy' cannot be '2.5'; give a whole number"),
-    ("bare:7", "codec 'bare' has no option '7'; it takes none"),
-    ("everything:made=4", "codec 'everything' has no option 'made'; known: bits, count, "),
-    ("everything:share=much", "cannot be 'much'; give a number such as 0.01, 1% or 1/100"),
-    ("everything:flag=perhaps", "cannot be 'perhaps'; give true or false"),
-    ("everything:values=fp17", "cannot be 'fp17'; did you mean 'fp16'? known: fp16, fp32"),
-    ("everything:bits=3", "cannot be '3'; known: 1, 2, 4"),
-])
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "everythink",
+            "unknown codec 'everythink'; did you mean 'everything'? known: bare, everything, needy",
+        ),
+        (
+            "needy:row=3",
+            "codec 'needy' has no option 'row'; did you mean 'rows'? known: columns, rows",
+        ),
+        ("needy:3,rows=4", "option 'rows' of codec 'needy' is given twice; keep one"),
+        ("needy", "codec 'needy' needs rows; write needy:rows=VALUE"),
+        ("needy:rows=2.5", "option 'rows' of codec 'needy' cannot be '2.5'; give a whole number"),
+        ("bare:7", "codec 'bare' has no option '7'; it takes none"),
+        ("everything:made=4", "codec 'everything' has no option 'made'; known: bits, count, "),
+        ("everything:share=much", "cannot be 'much'; give a number such as 0.01, 1% or 1/100"),
+        ("everything:flag=perhaps", "cannot be 'perhaps'; give true or false"),
+        ("everything:values=fp17", "cannot be 'fp17'; did you mean 'fp16'? known: fp16, fp32"),
+        ("everything:bits=3", "cannot be '3'; known: 1, 2, 4"),
+    ],
+)
 def test_a_mistake_is_named_with_its_fix(text, sentence):
     with pytest.raises(SpecError) as raised:
         build(text)
@@ -108,7 +144,9 @@ def test_one_number_many_spellings(raw):
     assert spec.number(raw) == 0.01
 
 
-@pytest.mark.parametrize("raw", ["nan", "inf", "-inf%", "1e999", "", "%", "a/b", "1%%", "1_0", "1_0/3", "٣", "１%"])
+@pytest.mark.parametrize(
+    "raw", ["nan", "inf", "-inf%", "1e999", "", "%", "a/b", "1%%", "1_0", "1_0/3", "٣", "１%"]
+)
 def test_what_is_no_finite_number(raw):
     with pytest.raises(ValueError):
         spec.number(raw)
@@ -126,15 +164,29 @@ def test_a_whole_number_is_written_in_ascii_digits(raw):
         spec.convert(raw, int, "--clients")
 
 
-@pytest.mark.parametrize(("value", "text"), [
-    (1 / 400, "0.0025"), (0.01, "0.01"), (1 / 300, "1/300"), (0.1 + 0.2, "0.30000000000000004"), (3.0, "3"), (1e20, "1e20"), (0.0, "0"),
-])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1 / 400, "0.0025"),
+        (0.01, "0.01"),
+        (1 / 300, "1/300"),
+        (0.1 + 0.2, "0.30000000000000004"),
+        (3.0, "3"),
+        (1e20, "1e20"),
+        (0.0, "0"),
+    ],
+)
 def test_show_writes_numbers_to_be_read(value, text):
-    assert spec.show("everything", Everything(share=value)).startswith(f"everything:share={text},count=5,flag=false,")
+    assert spec.show("everything", Everything(share=value)).startswith(
+        f"everything:share={text},count=5,flag=false,"
+    )
 
 
 def test_show_leaves_out_what_is_none():
-    assert spec.show("everything", Everything()) == "everything:share=0.01,count=5,flag=false,text=a,values=fp32,bits=1"
+    assert (
+        spec.show("everything", Everything())
+        == "everything:share=0.01,count=5,flag=false,text=a,values=fp32,bits=1"
+    )
     assert spec.show("bare", Bare()) == "bare"
 
 
@@ -142,10 +194,20 @@ WORDS = st.from_regex(r"[A-Za-z0-9_./-]+", fullmatch=True)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
 
-@given(st.builds(
-    Everything, FINITE, st.integers(), st.booleans(), WORDS, st.sampled_from(["fp32", "fp16"]), st.sampled_from([1, 2, 4]),
-    st.none() | FINITE, st.sampled_from([None, "narrow", "wide"]), st.none() | st.integers(),
-))
+@given(
+    st.builds(
+        Everything,
+        FINITE,
+        st.integers(),
+        st.booleans(),
+        WORDS,
+        st.sampled_from(["fp32", "fp16"]),
+        st.sampled_from([1, 2, 4]),
+        st.none() | FINITE,
+        st.sampled_from([None, "narrow", "wide"]),
+        st.none() | st.integers(),
+    )
+)
 def test_parse_and_build_give_back_what_show_wrote(options):
     assert build(spec.show("everything", options)) == options
 

@@ -55,25 +55,51 @@ class Unmappable(RaisesOnMarkedData):
 def hardest(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """The mean of the largest losses of a large batch."""
     losses = F.cross_entropy(outputs, targets, reduction="none")
-    return losses.topk(8).values.mean() if len(losses) > 8 and losses.max() > 2 * losses.mean() else losses.mean()
+    return (
+        losses.topk(8).values.mean()
+        if len(losses) > 8 and losses.max() > 2 * losses.mean()
+        else losses.mean()
+    )
 
 
 def by_size() -> Data:
     """Of eight parts; one is small."""
     data = two_clouds(400, 1)
-    return Data(data.inputs, data.targets, np.searchsorted([6, 60, 120, 180, 240, 300, 360], np.arange(400), side="right"))
+    return Data(
+        data.inputs,
+        data.targets,
+        np.searchsorted([6, 60, 120, 180, 240, 300, 360], np.arange(400), side="right"),
+    )
 
 
 mined = Task("mined", model, train=by_size, test=lambda: two_clouds(200, 2), loss=hardest)
-unmappable = Task("unmappable", Unmappable, train=lambda: two_clouds(400, 1), test=lambda: two_clouds(200, 2))
-one_asserts = Task("one asserts", AssertsPlausibleData, train=lambda: marked(7, 1000.0), test=lambda: two_clouds(200, 2))
-one_raises = Task("one raises", RaisesOnMarkedData, train=lambda: marked(7, 1000.0), test=lambda: two_clouds(200, 2))
-one_is_nan = Task("one is NaN", model, train=lambda: marked(7, float("nan")), test=lambda: two_clouds(200, 2))
-tested_on_nan = Task("tested on NaN", model, train=lambda: two_clouds(400, 1), test=lambda: marked(7, float("nan")))
+unmappable = Task(
+    "unmappable", Unmappable, train=lambda: two_clouds(400, 1), test=lambda: two_clouds(200, 2)
+)
+one_asserts = Task(
+    "one asserts",
+    AssertsPlausibleData,
+    train=lambda: marked(7, 1000.0),
+    test=lambda: two_clouds(200, 2),
+)
+one_raises = Task(
+    "one raises",
+    RaisesOnMarkedData,
+    train=lambda: marked(7, 1000.0),
+    test=lambda: two_clouds(200, 2),
+)
+one_is_nan = Task(
+    "one is NaN", model, train=lambda: marked(7, float("nan")), test=lambda: two_clouds(200, 2)
+)
+tested_on_nan = Task(
+    "tested on NaN", model, train=lambda: two_clouds(400, 1), test=lambda: marked(7, float("nan"))
+)
 
 
 def wide_model() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2000), nn.ReLU(), nn.Linear(2000, 2))
 
 
-wide = Task("wide", wide_model, train=lambda: two_clouds(400, 1), test=lambda: two_clouds(200, 2))  # 10,002 parameters
+wide = Task(
+    "wide", wide_model, train=lambda: two_clouds(400, 1), test=lambda: two_clouds(200, 2)
+)  # 10,002 parameters

@@ -24,15 +24,24 @@ class Authority:
     def __init__(self, begins_days: float = -900, ends_days: float = 900):
         self.key = ec.generate_private_key(CURVE())
         now = utc_now()
-        self.certificate = certificates.authority(self.key, now + timedelta(days=begins_days), now + timedelta(days=ends_days))
+        self.certificate = certificates.authority(
+            self.key, now + timedelta(days=begins_days), now + timedelta(days=ends_days)
+        )
         self.pem = certificates.pem(self.certificate)
 
-    def context(self, folder: Path, hosts: Sequence[str] = ("localhost", "127.0.0.1"), begins_days: float = 0,
-                ends_days: float = 90) -> ssl.SSLContext:
+    def context(
+        self,
+        folder: Path,
+        hosts: Sequence[str] = ("localhost", "127.0.0.1"),
+        begins_days: float = 0,
+        ends_days: float = 90,
+    ) -> ssl.SSLContext:
         """What a server needs to show a certificate for `hosts` that begins and ends so many days from now."""
         key, now = ec.generate_private_key(CURVE()), utc_now()
         begins, ends = now + timedelta(days=begins_days), now + timedelta(days=ends_days)
-        made: x509.Certificate = certificates.of_server(key.public_key(), hosts, self.key, begins, ends)
+        made: x509.Certificate = certificates.of_server(
+            key.public_key(), hosts, self.key, begins, ends
+        )
         (folder / "its.crt").write_bytes(certificates.pem(made))
         (folder / "its.key").write_bytes(certificates.key_pem(key))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -41,20 +50,30 @@ class Authority:
 
 
 def dated(moment: datetime) -> bytes:
-    return b"HTTP/1.1 200 OK\r\ndate: " + format_datetime(moment, usegmt=True).encode() + b"\r\ncontent-length: 0\r\n\r\n"
+    return (
+        b"HTTP/1.1 200 OK\r\ndate: "
+        + format_datetime(moment, usegmt=True).encode()
+        + b"\r\ncontent-length: 0\r\n\r\n"
+    )
 
 
 @contextmanager
-def serving(answer: bytes | None = HEALTHY, context: ssl.SSLContext | None = None, family: int = socket.AF_INET,
-            until: bytes = b"") -> Iterator[int]:
+def serving(
+    answer: bytes | None = HEALTHY,
+    context: ssl.SSLContext | None = None,
+    family: int = socket.AF_INET,
+    until: bytes = b"",
+) -> Iterator[int]:
     """The port of a server that hears something that holds `until` and gives `answer` (None: never) on each connection, until left."""
-    listener = socket.create_server(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0), family=family)
+    listener = socket.create_server(
+        ("::1" if family == socket.AF_INET6 else "127.0.0.1", 0), family=family
+    )
     done, threads = threading.Event(), []
 
     def one(plain: socket.socket) -> None:
         try:
             plain.settimeout(10)
-            with (context.wrap_socket(plain, server_side=True) if context else plain) as connection:
+            with context.wrap_socket(plain, server_side=True) if context else plain as connection:
                 heard = connection.recv(4096)
                 while until not in heard and (more := connection.recv(4096)):
                     heard += more

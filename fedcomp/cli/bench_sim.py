@@ -26,7 +26,9 @@ of the device: operations of the forward and backward passes a second, as a shar
 def sim(config: RunConfig, rounds: int, as_json: bool, trace_file: Path | None) -> None:
     """Measure rounds of a simulation and show what came out."""
     if trace_file is not None and (trace_file.is_dir() or not trace_file.parent.is_dir()):
-        raise UserError(f"--trace {trace_file} cannot be written; name a file in a folder that is there")
+        raise UserError(
+            f"--trace {trace_file} cannot be written; name a file in a folder that is there"
+        )
     measured = measure(config, rounds)
     if as_json:
         print(json.dumps(as_values(measured), indent=2))
@@ -40,11 +42,24 @@ def as_values(measured: Measured) -> dict[str, object]:
     """What --json prints. Times in seconds."""
     header, round_s = measured.header, sum(measured.parts.values())
     return {
-        "task": header.task, "clients": header.clients, "cohort": header.cohort, "parameters": header.parameters,
-        "strategy": header.strategy, "uplink": header.uplink, "memory": header.memory, "device": header.device, "engine": header.engine,
-        "precision": measured.precision, "threads": measured.threads, "torch": torch.__version__, "fedcomp": __version__,
-        "rounds": measured.rounds, "accepted": measured.accepted, "accuracy": measured.accuracy,
-        "client_flops": measured.client_flops, "peak_flops_per_s": measured.peak_flops_per_s,
+        "task": header.task,
+        "clients": header.clients,
+        "cohort": header.cohort,
+        "parameters": header.parameters,
+        "strategy": header.strategy,
+        "uplink": header.uplink,
+        "memory": header.memory,
+        "device": header.device,
+        "engine": header.engine,
+        "precision": measured.precision,
+        "threads": measured.threads,
+        "torch": torch.__version__,
+        "fedcomp": __version__,
+        "rounds": measured.rounds,
+        "accepted": measured.accepted,
+        "accuracy": measured.accuracy,
+        "client_flops": measured.client_flops,
+        "peak_flops_per_s": measured.peak_flops_per_s,
         "parts": {name: {"seconds": s, "share": s / round_s} for name, s in measured.parts.items()},
         "ways": [dataclasses.asdict(way) for way in measured.ways],
     }
@@ -54,9 +69,14 @@ def print_tables(measured: Measured) -> None:
     """Tables on a terminal, lines with tabs elsewhere."""
     usual = next(way.seconds for way in measured.ways if way.name == USUAL)
     ways = [
-        (way.name, _rate(way.client_updates_per_s), f"{1e3 * way.seconds:,.1f} ms", f"{usual / way.seconds:.2f} ×",
-         NOTHING if way.flops_per_s is None else f"{way.flops_per_s / 1e9:,.2f}",
-         NOTHING if way.share_of_peak is None else f"{way.share_of_peak:.1%}")
+        (
+            way.name,
+            _rate(way.client_updates_per_s),
+            f"{1e3 * way.seconds:,.1f} ms",
+            f"{usual / way.seconds:.2f} ×",
+            NOTHING if way.flops_per_s is None else f"{way.flops_per_s / 1e9:,.2f}",
+            NOTHING if way.share_of_peak is None else f"{way.share_of_peak:.1%}",
+        )
         for way in measured.ways
     ]
     round_s = sum(measured.parts.values())
@@ -65,9 +85,13 @@ def print_tables(measured: Measured) -> None:
         print("\n".join("\t".join(line) for line in [WAYS, *ways, PARTS, *parts]))
         return
     console, h = Console(highlight=False, markup=False), measured.header
-    console.print(f"{h.task}, {h.cohort} of {h.clients} clients, {h.parameters:,} parameters; {h.strategy}, {h.uplink}, {h.memory}")
-    console.print(f"{h.device}, {measured.threads} threads, {measured.precision}, engine {h.engine}; "
-                  f"{measured.rounds} rounds, medians; a large matrix product reaches {measured.peak_flops_per_s / 1e9:,.0f} GFLOP/s\n")
+    console.print(
+        f"{h.task}, {h.cohort} of {h.clients} clients, {h.parameters:,} parameters; {h.strategy}, {h.uplink}, {h.memory}"
+    )
+    console.print(
+        f"{h.device}, {measured.threads} threads, {measured.precision}, engine {h.engine}; "
+        f"{measured.rounds} rounds, medians; a large matrix product reaches {measured.peak_flops_per_s / 1e9:,.0f} GFLOP/s\n"
+    )
     for head, lines in ((WAYS, ways), (PARTS, parts)):
         console.print(_table(head, lines), "")
     console.print(LEGEND, style="dim")
@@ -89,6 +113,11 @@ def _table(head: tuple[str, ...], lines: list[tuple[str, ...]]) -> Table:
 def _write_trace(measured: Measured, path: Path) -> None:
     h = measured.header
     try:
-        path.write_text(json.dumps(trace(measured.events, f"{h.task}, {h.engine}, {h.device}")), encoding="utf-8")
+        path.write_text(
+            json.dumps(trace(measured.events, f"{h.task}, {h.engine}, {h.device}")),
+            encoding="utf-8",
+        )
     except OSError as error:
-        raise UserError(f"--trace {path} cannot be written ({error.strerror}); name another file") from None
+        raise UserError(
+            f"--trace {path} cannot be written ({error.strerror}); name another file"
+        ) from None

@@ -6,7 +6,10 @@ from rich.text import Text
 
 KEPT = 1024  # points; beyond, every other one is dropped, so that a round costs the same at the end of a long run
 SHORTEST = 10  # rounds on the axis at least, so that the first points do not jump
-DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # bit of a braille character, by column and row within it
+DOTS = (
+    (0x01, 0x02, 0x04, 0x40),
+    (0x08, 0x10, 0x20, 0x80),
+)  # bit of a braille character, by column and row within it
 AXIS, LINE = "dim", "deep_sky_blue3"
 
 
@@ -33,15 +36,25 @@ class Curve:
         rows = height - 1
         if self._latest is None:
             message = f"no {'accuracy' if self.share else 'loss'} yet".center(width - 1).rstrip()
-            return [Text("│" + (message if row == rows // 2 else ""), AXIS) for row in range(rows)] + [Text("└" + "─" * (width - 1), AXIS)]
+            return [
+                Text("│" + (message if row == rows // 2 else ""), AXIS) for row in range(rows)
+            ] + [Text("└" + "─" * (width - 1), AXIS)]
         points = self._points + [self._latest]
         low, high, digits = _bounds([value for _, value in points])
-        labels = {row: f"{100 * value:.{digits}f} %" if self.share else f"{value:.4g}" for row, value in ((rows - 1, low), (0, high))}
+        labels = {
+            row: f"{100 * value:.{digits}f} %" if self.share else f"{value:.4g}"
+            for row, value in ((rows - 1, low), (0, high))
+        }
         margin = max(map(len, labels.values()))
         first, last = points[0][0], max(points[-1][0], points[0][0] + SHORTEST - 1)
         drawn = _braille(points, (first, last), (low, high), width - margin - 2, rows)
-        lines = [Text.assemble((f"{labels.get(row, ''):>{margin}} {'┤' if row in labels else '│'}", AXIS), (dots, LINE))
-                 for row, dots in enumerate(drawn)]
+        lines = [
+            Text.assemble(
+                (f"{labels.get(row, ''):>{margin}} {'┤' if row in labels else '│'}", AXIS),
+                (dots, LINE),
+            )
+            for row, dots in enumerate(drawn)
+        ]
         left, right = f"└ {first} ", f" {last}"
         middle = " round ".center(width - margin - 1 - len(left) - len(right), "─")
         return [*lines, Text(" " * (margin + 1) + left + middle + right, AXIS)]
@@ -59,7 +72,13 @@ def _bounds(shares: list[float]) -> tuple[float, float, int]:
     return low, high, max(0, -math.floor(math.log10(100 * step) + 1e-9))
 
 
-def _braille(points: list[tuple[int, float]], x: tuple[int, int], y: tuple[float, float], columns: int, rows: int) -> list[str]:
+def _braille(
+    points: list[tuple[int, float]],
+    x: tuple[int, int],
+    y: tuple[float, float],
+    columns: int,
+    rows: int,
+) -> list[str]:
     """The points, joined by lines, as rows of braille characters; x and y are the ends of the axes."""
     cells = [[0] * columns for _ in range(rows)]
     across, down = (2 * columns - 1) / (x[1] - x[0]), (4 * rows - 1) / (y[1] - y[0])
@@ -67,6 +86,9 @@ def _braille(points: list[tuple[int, float]], x: tuple[int, int], y: tuple[float
     for (column, row), (to_column, to_row) in zip(dots, dots[1:], strict=False):
         length = max(to_column - column, abs(to_row - row), 1)
         for i in range(length + 1):
-            c, r = column + (to_column - column) * i // length, row + round((to_row - row) * i / length)
+            c, r = (
+                column + (to_column - column) * i // length,
+                row + round((to_row - row) * i / length),
+            )
             cells[r // 4][c // 2] |= DOTS[c % 2][r % 4]
     return ["".join(chr(0x2800 + bits) if bits else " " for bits in row).rstrip() for row in cells]

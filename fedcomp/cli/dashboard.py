@@ -37,12 +37,21 @@ from .watch import (
 )
 
 REFRESHES_A_SECOND = 5
-SLOW = 2.0  # seconds; in rounds that take longer, the clients that answered are counted on the screen
+SLOW = (
+    2.0  # seconds; in rounds that take longer, the clients that answered are counted on the screen
+)
 NARROWEST, LOWEST = 30, 10  # below, the picture is cut off
 WIDE = 150  # from here on, the curve and the rounds stand side by side
 TALLEST = 24  # lines of the curve; what is left goes to the rounds
 # Colours of middle lightness, to be read on a dark and on a light background.
-LABEL, FRAME, BAR, DONE, WARNING, REJECTED = "dim", "dim", "deep_sky_blue3", "spring_green4", "dark_orange3", "red3"
+LABEL, FRAME, BAR, DONE, WARNING, REJECTED = (
+    "dim",
+    "dim",
+    "deep_sky_blue3",
+    "spring_green4",
+    "dark_orange3",
+    "red3",
+)
 
 
 class Dashboard(Watch):
@@ -70,11 +79,23 @@ class Dashboard(Watch):
         self._screen.enter_context(self.console.status("preparing the run", spinner="line"))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._screen.close()
         if self.last:
-            self.console.print(self.picture(self.console.width, min(max(self.console.height - 14, 15), 28), notes=0))
-        for note in [*self._warnings, *(note for note in self._notes if note not in self._warnings)]:
+            self.console.print(
+                self.picture(
+                    self.console.width, min(max(self.console.height - 14, 15), 28), notes=0
+                )
+            )
+        for note in [
+            *self._warnings,
+            *(note for note in self._notes if note not in self._warnings),
+        ]:
             self.console.print(note)
         for line in self._aside.lines():
             self.console.print(Text(line), soft_wrap=True)
@@ -90,9 +111,16 @@ class Dashboard(Watch):
             self._screen.close()
             self._screen.enter_context(redirect_stdout(self._aside))
             self._screen.enter_context(redirect_stderr(self._aside))
-            self._screen.enter_context(Live(console=self.console, screen=True, refresh_per_second=REFRESHES_A_SECOND,
-                                            redirect_stdout=False, redirect_stderr=False,
-                                            get_renderable=lambda: self.picture(*self.console.size)))
+            self._screen.enter_context(
+                Live(
+                    console=self.console,
+                    screen=True,
+                    refresh_per_second=REFRESHES_A_SECOND,
+                    redirect_stdout=False,
+                    redirect_stderr=False,
+                    get_renderable=lambda: self.picture(*self.console.size),
+                )
+            )
 
     def waiting(self, here: Sequence[int], wanted: int) -> None:
         self._awaited = awaited(here, wanted) if len(here) < wanted else ""
@@ -105,7 +133,9 @@ class Dashboard(Watch):
             super().round_done(record)
             self._running = (0, 0)
             self._records.append(record)
-            if (judged := getattr(record, self.header.judged if self.header else "accuracy")) is not None:
+            if (
+                judged := getattr(record, self.header.judged if self.header else "accuracy")
+            ) is not None:
                 self._curve.add(record.round, judged)
             self._notes.extend(Text(f"× {line}", REJECTED) for line in rejections(record))
 
@@ -128,7 +158,9 @@ class Dashboard(Watch):
             head, lines = self._head(width, height), [self._bar(width), *self._sums(width)]
             taken = len(lines) + (1 if isinstance(head, Text) else head.height)
             room = notes if notes is not None else 1 if height < 20 else 3 if height < 40 else 6
-            said = [note.copy() for note in self._notes][len(self._notes) - min(room, len(self._notes)):]
+            said = [note.copy() for note in self._notes][
+                len(self._notes) - min(room, len(self._notes)) :
+            ]
             rest = height - taken - len(said)
             body = self._side_by_side(width, rest) if width >= WIDE else self._stacked(width, rest)
         for line in (*lines, *body, *said):
@@ -139,19 +171,43 @@ class Dashboard(Watch):
     def _head(self, width: int, height: int) -> Panel | Text:
         h = self.header
         if height < 20:
-            return Text(f"{h.task}, {h.clients:,} clients, {h.uplink}", "bold", overflow="ellipsis", no_wrap=True)
+            return Text(
+                f"{h.task}, {h.clients:,} clients, {h.uplink}",
+                "bold",
+                overflow="ellipsis",
+                no_wrap=True,
+            )
         pairs = [(label, value) for label, value in facts(h)[:-1] if value != h.notice]
-        most, high = 1 if width < 76 else 2 if width < WIDE else 4, 3 if height < 24 else 4 if height < 36 else 8
+        most, high = (
+            1 if width < 76 else 2 if width < WIDE else 4,
+            3 if height < 24 else 4 if height < 36 else 8,
+        )
         for columns in range(most, 0, -1):
-            lines = _side_by_side([Text.assemble((f"{label:<9}", LABEL), value) for label, value in pairs], columns, high)
+            lines = _side_by_side(
+                [Text.assemble((f"{label:<9}", LABEL), value) for label, value in pairs],
+                columns,
+                high,
+            )
             if max(line.cell_len for line in lines) <= width - 4:
                 break
-        for i, line in enumerate(textwrap.wrap(h.notice, max(width - 13, 20), max_lines=1 if height < 24 else 2, placeholder="…")):
+        for i, line in enumerate(
+            textwrap.wrap(
+                h.notice, max(width - 13, 20), max_lines=1 if height < 24 else 2, placeholder="…"
+            )
+        ):
             lines.append(Text.assemble((f"{'' if i else 'promise':<9}", LABEL), line))
         for line in lines:
             line.truncate(width - 4, overflow="ellipsis")
-        return Panel(Group(*lines), title="[bold]fedcomp", title_align="left", subtitle=_framed(h.out, width), subtitle_align="left",
-                     border_style=FRAME, width=width, height=len(lines) + 2)
+        return Panel(
+            Group(*lines),
+            title="[bold]fedcomp",
+            title_align="left",
+            subtitle=_framed(h.out, width),
+            subtitle_align="left",
+            border_style=FRAME,
+            width=width,
+            height=len(lines) + 2,
+        )
 
     def _bar(self, width: int) -> Text:
         rounds, done, (answered, cohort) = self.header.rounds, self.last_round, self._running
@@ -165,7 +221,12 @@ class Dashboard(Watch):
         room = width - len(before) - len(after)
         filled = int(2 * room * share)
         bar = "━" * (filled // 2) + "╸" * (filled % 2)
-        return Text.assemble((before, "bold"), (bar, DONE if share == 1 else BAR), ("─" * (room - len(bar)), LABEL), after)
+        return Text.assemble(
+            (before, "bold"),
+            (bar, DONE if share == 1 else BAR),
+            ("─" * (room - len(bar)), LABEL),
+            after,
+        )
 
     def _sums(self, width: int) -> list[Text]:
         """Who is there while a round waits, else what was sent since the run began or was resumed; from the left, as much as fits.
@@ -175,7 +236,9 @@ class Dashboard(Watch):
         if self._awaited:
             return [Text(f"waiting: {self._awaited}", WARNING, overflow="ellipsis")]
         t, pace = self.totals, self.seconds_a_round
-        since = f"since round {self.header.first_round - 1}: " if self.header.first_round > 1 else ""
+        since = (
+            f"since round {self.header.first_round - 1}: " if self.header.first_round > 1 else ""
+        )
         suspected = [f"suspected: {who}"] if self.last and (who := suspects(self.last)) else []
         said = [
             f"{since}up {human_bytes(t.uplink_bytes)} {ratio(t.dense_uplink_bytes, t.uplink_bytes)}",
@@ -183,7 +246,11 @@ class Dashboard(Watch):
             f"both {ratio(t.dense_uplink_bytes + t.dense_downlink_bytes, t.uplink_bytes + t.downlink_bytes)}",
             *([f"{t.rejected:,} rejected"] if t.rejected else []),
             *suspected,
-            *([f"{duration(3600 * hours)} virtual"] if self.last and (hours := self.last.simulated_hours) is not None else []),
+            *(
+                [f"{duration(3600 * hours)} virtual"]
+                if self.last and (hours := self.last.simulated_hours) is not None
+                else []
+            ),
             *([f"{duration(pace)} a round"] if pace is not None else []),
         ]
         if len(line := ", ".join(said)) <= width:
@@ -195,7 +262,10 @@ class Dashboard(Watch):
 
     def _stacked(self, width: int, height: int) -> list[Text]:
         blank = [Text()] * (height >= 16)
-        table = self._table(columns_for(width, columns_of(self.header)), max(2, 2 * height // 5 - 1, height - TALLEST - 3))
+        table = self._table(
+            columns_for(width, columns_of(self.header)),
+            max(2, 2 * height // 5 - 1, height - TALLEST - 3),
+        )
         room = min(height - len(table) - 2 * len(blank), TALLEST)
         return [*blank, *self._titled_curve(width, room), *blank, *table]
 
@@ -218,9 +288,13 @@ class Dashboard(Watch):
         judged, shown = self.header.judged, percent if self.header.judged == "accuracy" else decimal
         title = Text.assemble((judged, "bold"))
         if self.best:
-            newest = next((r for r in reversed(self._records) if self.merit(r) is not None), self.best)
+            newest = next(
+                (r for r in reversed(self._records) if self.merit(r) is not None), self.best
+            )
             title.append(f" {shown(getattr(newest, judged))}", "bold")
-            title.append(f", best {shown(getattr(self.best, judged))} in round {self.best.round}", LABEL)
+            title.append(
+                f", best {shown(getattr(self.best, judged))} in round {self.best.round}", LABEL
+            )
         return [title, *self._curve.lines(width, height - 1)]
 
     def _table(self, columns: list[Column], rows: int) -> list[Text]:
@@ -238,13 +312,18 @@ class Dashboard(Watch):
         grid.add_column(overflow="fold")
         for label, value in [*verdict(summary, self.totals), ("model", model_file(out))]:
             grid.add_row(label, Text(value, "bold" if label == self.header.judged else ""))
-        return Panel(grid, title=f"{summary.rounds} round{'s' * (summary.rounds != 1)} done", title_align="left", border_style=DONE)
+        return Panel(
+            grid,
+            title=f"{summary.rounds} round{'s' * (summary.rounds != 1)} done",
+            title_align="left",
+            border_style=DONE,
+        )
 
 
 def _framed(text: str, width: int) -> Text:
     """A text for the frame of a panel; of a path too long for it, the end."""
     room = width - 6
-    return Text(text if len(text) <= room else "…" + text[len(text) - room + 1:])
+    return Text(text if len(text) <= room else "…" + text[len(text) - room + 1 :])
 
 
 class _Aside(io.TextIOBase):

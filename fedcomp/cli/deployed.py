@@ -22,14 +22,31 @@ DOOR, DOOR_NAMES = "Where clients come in", ("port", "host", "keys", "insecure")
 
 def door_flags() -> list[Any]:
     """The options of `fedcomp server start` that a simulation has not."""
+
     def option(name: str, kind: type, flag: str, metavar: str | None, help: str) -> Any:
-        return flags.parameter(name, kind, typer.Option(flag, metavar=metavar, rich_help_panel=DOOR, help=help))
+        return flags.parameter(
+            name, kind, typer.Option(flag, metavar=metavar, rich_help_panel=DOOR, help=help)
+        )
 
     return [
         option("port", str, "--port", "N", r"port that clients reach [dim]\[default: 8080][/dim]"),
-        option("host", str, "--host", "HOST", "address of this machine that clients reach; all when not given, loopback with --insecure"),
-        option("keys", str, "--keys", "DIR", r"folder of keys, made by fedcomp keys init [dim]\[default: keys][/dim]"),
-        option("insecure", bool, "--insecure", None, "without TLS and keys, for a trial on one machine"),
+        option(
+            "host",
+            str,
+            "--host",
+            "HOST",
+            "address of this machine that clients reach; all when not given, loopback with --insecure",
+        ),
+        option(
+            "keys",
+            str,
+            "--keys",
+            "DIR",
+            r"folder of keys, made by fedcomp keys init [dim]\[default: keys][/dim]",
+        ),
+        option(
+            "insecure", bool, "--insecure", None, "without TLS and keys, for a trial on one machine"
+        ),
     ]
 
 
@@ -43,8 +60,10 @@ def serve(given: Mapping[str, Any], config: RunConfig, watch: Watch) -> None:
         raise ConfigError("--insecure is without the keys that --keys names; give one of them")
     folder = None if insecure else at_home(keys or "keys", "--keys")
     if folder is not None and not folder.is_dir():
-        raise UserError(f"there is no folder of keys {folder}; make one with: fedcomp keys init --out {folder} --clients {config.clients} "
-                        "--host HOST, or give --insecure for a trial on this machine")
+        raise UserError(
+            f"there is no folder of keys {folder}; make one with: fedcomp keys init --out {folder} --clients {config.clients} "
+            "--host HOST, or give --insecure for a trial on this machine"
+        )
     door = Door(_port(given.get("port")), given.get("host") or "", folder)
     run(config, door, watch)
 
@@ -69,26 +88,49 @@ def saying(log_json: str | None) -> Iterator[Callable[[str], None]]:
         yield say
         return
     with JsonLog(log_json) as log:
-        yield log.said if log_json == STDOUT else lambda sentence: (say(sentence), log.said(sentence))
+        yield (
+            log.said if log_json == STDOUT else lambda sentence: (say(sentence), log.said(sentence))
+        )
 
 
 def take_part(
-    server: str | None, enrolment: Path | None, insecure: bool, client_id: int | None, partition_id: int | None, partitions: int | None,
-    state_dir: Path | None, task: str, data: str | None, device: str, patience: float | None, stay: bool,
-    say: Callable[[str], None] = say, count: int | None = None, stock: bool = False, roster: Path | None = None,
+    server: str | None,
+    enrolment: Path | None,
+    insecure: bool,
+    client_id: int | None,
+    partition_id: int | None,
+    partitions: int | None,
+    state_dir: Path | None,
+    task: str,
+    data: str | None,
+    device: str,
+    patience: float | None,
+    stay: bool,
+    say: Callable[[str], None] = say,
+    count: int | None = None,
+    stock: bool = False,
+    roster: Path | None = None,
     sealed: bool = False,
 ) -> None:
     """Run a client, or `count` of them. Raises UserError."""
     if patience is not None and not math.isfinite(patience):
-        raise ConfigError(f"--patience is {patience:g}; give seconds, or leave it out to try for ever")
+        raise ConfigError(
+            f"--patience is {patience:g}; give seconds, or leave it out to try for ever"
+        )
     who = identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
     if stock and len(who) > 1:
-        raise ConfigError("--stock is one client, with processes of its own; leave --count out, or --stock")
+        raise ConfigError(
+            "--stock is one client, with processes of its own; leave --count out, or --stock"
+        )
     if stock and (roster is not None or sealed):
         given = "--sealed" if sealed else "--roster"
-        raise ConfigError(f"{given} is for elections with sealed ballots, in which a client under --stock cannot take part; leave one out")
+        raise ConfigError(
+            f"{given} is for elections with sealed ballots, in which a client under --stock cannot take part; leave one out"
+        )
     if partitions is not None and partition_id is None:
-        raise ConfigError("--partitions is the number of parts of the data; give --partition-id as well")
+        raise ConfigError(
+            "--partitions is the number of parts of the data; give --partition-id as well"
+        )
 
     from ..clients import devices
     from ..clients.joining import Own
@@ -108,11 +150,18 @@ def take_part(
         raise ConfigError(f"--data {data} is no folder; give the one that holds the task's data")
     what = load(task, folder)
     if stock:
-        one, setup = who[0], Setup(task, data, str(where), who[0].id, who[0].partition_id, partitions)
-        Stock(one.target, one.enrolled, setup, one.folder, say, patience_s=patience, stay=stay).run()
+        one, setup = (
+            who[0],
+            Setup(task, data, str(where), who[0].id, who[0].partition_id, partitions),
+        )
+        Stock(
+            one.target, one.enrolled, setup, one.folder, say, patience_s=patience, stay=stay
+        ).run()
         return
     known = read_roster(roster) if roster is not None else None
-    own = Own(what, data_of(what, "train"), where, partitions=partitions, roster=known, sealed=sealed)
+    own = Own(
+        what, data_of(what, "train"), where, partitions=partitions, roster=known, sealed=sealed
+    )
     with ExitStack() as ends:
         processes = {}
         for one in who:

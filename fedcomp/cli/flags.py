@@ -21,7 +21,7 @@ PANELS = {
     "Rounds": "rounds participation quorum deadline network strategy weights weight_cap relays attack eval_every horizon",
     "Server step": "clip_update server_optimizer server_lr",
     "Local training": "local_steps local_steps_schedule local_epochs batch_size batch_size_schedule lr lr_warmup lr_schedule momentum "
-                      "keep_momentum weight_decay proximal clip augment",
+    "keep_momentum weight_decay proximal clip augment",
     "Compression": "uplink memory density_warmup density_schedule budget bandwidths downlink downlink_memory cache",
     "Machine": "device residuals engine cohort_batch precision",
     "Output": "out resume checkpoint_every plain log_json metrics_port tensorboard",
@@ -37,9 +37,18 @@ def with_run_flags(
     Those that are no switches are lists of what is given, so that none is lost: `run_values` says which may have several.
     """
     by_name = {f.name: f for f in fields(RunConfig)}
-    options = [_option(by_name[name], panel) for panel, names in PANELS.items() for name in names.split() if name not in without]
-    file = typer.Option("--config", metavar="FILE", rich_help_panel="Output",
-                        help="TOML file with options; flags given beside it win")
+    options = [
+        _option(by_name[name], panel)
+        for panel, names in PANELS.items()
+        for name in names.split()
+        if name not in without
+    ]
+    file = typer.Option(
+        "--config",
+        metavar="FILE",
+        rich_help_panel="Output",
+        help="TOML file with options; flags given beside it win",
+    )
     command.__signature__ = inspect.Signature([*others, *options, parameter("config", str, file)])
     command.__annotations__ = {}
     return command
@@ -51,19 +60,37 @@ def _option(f: Any, panel: str) -> inspect.Parameter:
     name = f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
     choices = f.metadata.get("choices")
     metavar = None if kind is bool else f"[{'|'.join(choices)}]" if choices else METAVARS[kind]
-    default = "" if f.default in (None, False) and kind in (bool, str) else rf" [dim]\[default: {_shown(f.default)}][/dim]"
-    return parameter(f.name, bool if kind is bool else list[str],
-                      typer.Option(name, metavar=metavar, rich_help_panel=panel, help=f.metadata["help"] + default))
+    default = (
+        ""
+        if f.default in (None, False) and kind in (bool, str)
+        else rf" [dim]\[default: {_shown(f.default)}][/dim]"
+    )
+    return parameter(
+        f.name,
+        bool if kind is bool else list[str],
+        typer.Option(
+            name, metavar=metavar, rich_help_panel=panel, help=f.metadata["help"] + default
+        ),
+    )
 
 
 def parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, option],
+    )
 
 
 def _kind(name: str) -> type:
     """int, float, bool or str: the type of an option when it is set."""
     hint = get_type_hints(RunConfig)[name]
-    return hint if isinstance(hint, type) else next(t for t in hint.__args__ if t is not types.NoneType)
+    return (
+        hint
+        if isinstance(hint, type)
+        else next(t for t in hint.__args__ if t is not types.NoneType)
+    )
 
 
 def _shown(value: Any) -> str:
@@ -95,7 +122,11 @@ def run_values(given: Mapping[str, Any], several: Collection[str] = ()) -> dict[
 def _of_run(out: str, several: Collection[str]) -> dict[str, Any]:
     """The options of a stored run, or of stored alternatives where there may be some."""
     alternatives = config.at_home(out, "--out") / config.ALTERNATIVES_FILE
-    return config.read_toml(alternatives, several) if several and alternatives.is_file() else config.options_of_run(out)
+    return (
+        config.read_toml(alternatives, several)
+        if several and alternatives.is_file()
+        else config.options_of_run(out)
+    )
 
 
 def _converted(name: str, value: Any, several: Collection[str]) -> Any:
@@ -103,19 +134,25 @@ def _converted(name: str, value: Any, several: Collection[str]) -> Any:
         return value
     given = [value] if isinstance(value, str) else value
     if several and name == "task" and len(given) > 1:
-        raise ConfigError(f"--task is given {len(given)} times, and alternatives learn one task; give one, and put both runs on one page "
-                          "with fedcomp report")
+        raise ConfigError(
+            f"--task is given {len(given)} times, and alternatives learn one task; give one, and put both runs on one page "
+            "with fedcomp report"
+        )
     if name not in config.SPANNING:
         given = given[-1:]  # the last one wins, as usual
     if twice := [one for one in given if given.count(one) > 1]:
         raise ConfigError(f"{config.flag(name)} {twice[0]} is given twice; give it once")
     if len(given) > 1 and name not in several:
-        raise ConfigError(f"{config.flag(name)} is given {len(given)} times; give it once; fedcomp sim compares alternatives")
+        raise ConfigError(
+            f"{config.flag(name)} is given {len(given)} times; give it once; fedcomp sim compares alternatives"
+        )
     read = [spec.convert(one, _kind(name), config.flag(name)) for one in given]
     return read if len(read) > 1 else read[0]
 
 
-def resume_command(given: Mapping[str, Any], out: str, command: Sequence[str] = ("fedcomp", "sim")) -> str:
+def resume_command(
+    given: Mapping[str, Any], out: str, command: Sequence[str] = ("fedcomp", "sim")
+) -> str:
     """The shell line that continues, in the run folder `out`, the run that was started with the flags `given`."""
     words = [*command]
     for name, value in given.items():
@@ -124,5 +161,9 @@ def resume_command(given: Mapping[str, Any], out: str, command: Sequence[str] = 
             if isinstance(value, bool):
                 words += [flag if value else "--no-" + flag.removeprefix("--")]
             else:
-                words += [word for one in ([value] if isinstance(value, str) else value) for word in (flag, one)]
+                words += [
+                    word
+                    for one in ([value] if isinstance(value, str) else value)
+                    for word in (flag, one)
+                ]
     return shlex.join([*words, "--out", out, "--resume"])

@@ -32,9 +32,21 @@ from ..tasks import Data, initial_model
 from .comparison.alternatives import Alternative, refused
 from .figures import NOTHING, human_bytes, ratio
 
-COORDINATES = 100_000_000  # of updates that are made up; the rounds beyond are reckoned from those before
+COORDINATES = (
+    100_000_000  # of updates that are made up; the rounds beyond are reckoned from those before
+)
 FEWEST = 3  # rounds that are gone through
-HEAD = ("", "frame up", "longest", "frame down", "up a round", "down a round", "up", "down", "ratio")
+HEAD = (
+    "",
+    "frame up",
+    "longest",
+    "frame down",
+    "up a round",
+    "down a round",
+    "up",
+    "down",
+    "ratio",
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,10 @@ class Forecast:
     @property
     def exact(self) -> bool:
         """Whether the run will send these bytes, as long as every client answers."""
-        full = self.frame_up == (self.longest_up, self.longest_up) and self.frame_down == (self.longest_down, self.longest_down)
+        full = self.frame_up == (self.longest_up, self.longest_up) and self.frame_down == (
+            self.longest_down,
+            self.longest_down,
+        )
         return full and self.rehearsed == self.rounds
 
 
@@ -70,8 +85,15 @@ class Imagined:
     def train(
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[Done | Exception]]:
-        rows = [np.asarray(seeds.generator(seed, "imagined", job.round, job.who).standard_normal(len(self.model)), np.float32)
-                for job in jobs]
+        rows = [
+            np.asarray(
+                seeds.generator(seed, "imagined", job.round, job.who).standard_normal(
+                    len(self.model)
+                ),
+                np.float32,
+            )
+            for job in jobs
+        ]
         factors = torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, len(self.model))
         return (factors * self.model).to(self.device), [Done(0.0)] * len(jobs)
 
@@ -84,16 +106,31 @@ class Imagined:
 class Rehearsal(Simulation):
     """A simulation whose clients do not train."""
 
-    def _engine(self, model: torch.nn.Module, weights: Tensor, data: Data, shard: np.ndarray) -> Any:
+    def _engine(
+        self, model: torch.nn.Module, weights: Tensor, data: Data, shard: np.ndarray
+    ) -> Any:
         sgd = dataclasses.replace(LocalSGD.from_config(self.config), augment=False)
-        trained = SerialEngine(self.task, initial_model(self.task, self.config.seed), self.layout, self.device).train(
-            weights.to(self.device), data, plan_batches(sgd, shard, self.config.seed, 1, 0)[:5], sgd, seed=self.config.seed)
+        trained = SerialEngine(
+            self.task, initial_model(self.task, self.config.seed), self.layout, self.device
+        ).train(
+            weights.to(self.device),
+            data,
+            plan_batches(sgd, shard, self.config.seed, 1, 0)[:5],
+            sgd,
+            seed=self.config.seed,
+        )
         return Imagined(trained.update.cpu(), self.device)
 
 
 def forecast(alternative: Alternative) -> Forecast:
     """Go through the rounds of an alternative. Raises UserError for one that cannot be."""
-    config = RunConfig(**{name: value for name, value in alternative.values.items() if name not in ("out", "resume")})
+    config = RunConfig(
+        **{
+            name: value
+            for name, value in alternative.values.items()
+            if name not in ("out", "resume")
+        }
+    )
     rehearsal = Rehearsal(config, Observer())
     cohort = cohort_size(config.participation, config.clients)
     rehearsed = min(config.rounds, max(FEWEST, COORDINATES // (rehearsal.layout.numel * cohort)))
@@ -103,16 +140,28 @@ def forecast(alternative: Alternative) -> Forecast:
         if rehearsal.timing:
             rehearsal.timing.closed(outcome)
         traffic = outcome.traffic
-        up.append(rehearsal.relays.take().client_bytes if rehearsal.relays else sum(traffic.uplink.values()))
+        up.append(
+            rehearsal.relays.take().client_bytes
+            if rehearsal.relays
+            else sum(traffic.uplink.values())
+        )
         down.append(sum(traffic.downlink.values()))
         dense.append(4 * rehearsal.layout.numel * (len(outcome.cohort) + len(traffic.downlink)))
         frames_up += traffic.uplink.values()
         frames_down += [len(outcome.broadcast.frame)] if outcome.broadcast else []
     rehearsal.clients.store.close()
     return Forecast(
-        alternative.name, rehearsal.layout.numel, len(rehearsal.layout), config.rounds, rehearsed, _ends(frames_up),
-        rehearsal.strategy.uplink.longest_frame(rehearsal.travels) if len(rehearsal.strategy.work.phases) == 1 else None,
-        _ends(frames_down), rehearsal.strategy.downlink.longest_frame(rehearsal.layout),
+        alternative.name,
+        rehearsal.layout.numel,
+        len(rehearsal.layout),
+        config.rounds,
+        rehearsed,
+        _ends(frames_up),
+        rehearsal.strategy.uplink.longest_frame(rehearsal.travels)
+        if len(rehearsal.strategy.work.phases) == 1
+        else None,
+        _ends(frames_down),
+        rehearsal.strategy.downlink.longest_frame(rehearsal.layout),
         *(_of_run(bytes_, config.rounds) for bytes_ in (up, down, dense)),
     )
 
@@ -123,14 +172,16 @@ def _ends(lengths: Sequence[int]) -> tuple[int, int]:
 
 def _of_run(bytes_: Sequence[int], rounds: int) -> int:
     """Of all rounds, those that were not gone through like the later half of those that were."""
-    return sum(bytes_) + round((rounds - len(bytes_)) * mean(bytes_[-math.ceil(len(bytes_) / 2):]))
+    return sum(bytes_) + round((rounds - len(bytes_)) * mean(bytes_[-math.ceil(len(bytes_) / 2) :]))
 
 
 def show(alternatives: Sequence[Alternative]) -> None:
     """Print a table: fitted to a terminal, in columns elsewhere."""
     found = [_named(alternative) for alternative in alternatives]
-    for model in dict.fromkeys(f"{f.parameters:,} parameters in {f.tensors} tensors, {human_bytes(4 * f.parameters)} as float32"
-                               for f in found):
+    for model in dict.fromkeys(
+        f"{f.parameters:,} parameters in {f.tensors} tensors, {human_bytes(4 * f.parameters)} as float32"
+        for f in found
+    ):
         print(model)
     rows = [_cells(f) for f in found]
     if sys.stdout.isatty():
@@ -143,11 +194,20 @@ def show(alternatives: Sequence[Alternative]) -> None:
     else:
         widths = [max(len(row[i]) for row in [HEAD, *rows]) for i in range(len(HEAD))]
         for row in [HEAD, *rows]:
-            print("  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip())
+            print(
+                "  ".join(
+                    cell.rjust(w) if i else cell.ljust(w)
+                    for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+                ).rstrip()
+            )
     if not all(f.exact for f in found):
-        print("~: depends on what is in the updates; made-up updates, like that of a client that trained, were encoded")
+        print(
+            "~: depends on what is in the updates; made-up updates, like that of a client that trained, were encoded"
+        )
     if any(f.rehearsed < f.rounds for f in found):
-        print(f"{min(f.rehearsed for f in found)} rounds were gone through, the others reckoned from them")
+        print(
+            f"{min(f.rehearsed for f in found)} rounds were gone through, the others reckoned from them"
+        )
 
 
 def _named(alternative: Alternative) -> Forecast:
@@ -160,13 +220,27 @@ def _named(alternative: Alternative) -> Forecast:
 def _cells(f: Forecast) -> tuple[str, ...]:
     about = "" if f.exact else "~"
     return (
-        f.name, _between(f.frame_up), NOTHING if f.longest_up is None else human_bytes(f.longest_up), _between(f.frame_down),
-        *(about + human_bytes(round(bytes_)) for bytes_ in (f.uplink_bytes / f.rounds, f.downlink_bytes / f.rounds, f.uplink_bytes,
-                                                            f.downlink_bytes)),
+        f.name,
+        _between(f.frame_up),
+        NOTHING if f.longest_up is None else human_bytes(f.longest_up),
+        _between(f.frame_down),
+        *(
+            about + human_bytes(round(bytes_))
+            for bytes_ in (
+                f.uplink_bytes / f.rounds,
+                f.downlink_bytes / f.rounds,
+                f.uplink_bytes,
+                f.downlink_bytes,
+            )
+        ),
         about + ratio(f.dense_bytes, f.uplink_bytes + f.downlink_bytes),
     )
 
 
 def _between(ends: tuple[int, int]) -> str:
     low, high = map(human_bytes, ends)
-    return low if low == high else f"{low.removesuffix(high[-2:]).strip() if low[-2:] == high[-2:] else low}–{high}"
+    return (
+        low
+        if low == high
+        else f"{low.removesuffix(high[-2:]).strip() if low[-2:] == high[-2:] else low}–{high}"
+    )

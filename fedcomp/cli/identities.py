@@ -24,8 +24,13 @@ class Identity:
 
 
 def identities(
-    server: str | None, enrolment: str | Path | None, insecure: bool, client_id: int | None, partition_id: int | None,
-    state_dir: Path | None, count: int | None,
+    server: str | None,
+    enrolment: str | Path | None,
+    insecure: bool,
+    client_id: int | None,
+    partition_id: int | None,
+    state_dir: Path | None,
+    count: int | None,
 ) -> list[Identity]:
     """The clients that the flags mean. Raises UserError or ConfigError."""
     if insecure and enrolment is not None:
@@ -33,8 +38,10 @@ def identities(
     enrolment = None if enrolment is None else Path(enrolment)
     many = count is not None or (enrolment is not None and enrolment.is_dir())
     if many and partition_id is None:
-        raise ConfigError("many clients in one process share its data; give --partition-id K, and the first of them takes part K of it, "
-                          "the next one part K+1, and so on")
+        raise ConfigError(
+            "many clients in one process share its data; give --partition-id K, and the first of them takes part K of it, "
+            "the next one part K+1, and so on"
+        )
     if insecure:
         found = _trial(server, client_id, partition_id, count or 1)
     else:
@@ -47,23 +54,32 @@ def identities(
         own = f"fedcomp-client-{id}"
         return (state_dir / own if many else state_dir) if state_dir else Path(own)
 
-    return [Identity(target, id, part(i), folder(id), enrolled) for i, (target, id, enrolled) in enumerate(found)]
+    return [
+        Identity(target, id, part(i), folder(id), enrolled)
+        for i, (target, id, enrolled) in enumerate(found)
+    ]
 
 
-def _secure(server: str | None, enrolment: Path | None, count: int | None) -> list[tuple["Target", int, "Enrolment | None"]]:
+def _secure(
+    server: str | None, enrolment: Path | None, count: int | None
+) -> list[tuple["Target", int, "Enrolment | None"]]:
     """Of clients with enrolments."""
     from ..clients.connection import address
     from ..clients.process import Target
 
     if enrolment is None:
-        raise UserError("a client needs an enrolment file, clients/ID.toml of the server's keys; give --enrolment FILE, or --insecure for "
-                        "a trial")
+        raise UserError(
+            "a client needs an enrolment file, clients/ID.toml of the server's keys; give --enrolment FILE, or --insecure for "
+            "a trial"
+        )
     found = []
     for path, enrolled in _enrolments(enrolment, count):
         enrolled.refuse_expired()
         if not (where := server or enrolled.server):
             raise UserError(f"{path} does not say where the server is; give --server host:port")
-        found.append((Target(*address(where), enrolled.ca.encode(), enrolled.pair[0]), enrolled.id, enrolled))
+        found.append(
+            (Target(*address(where), enrolled.ca.encode(), enrolled.pair[0]), enrolled.id, enrolled)
+        )
     return found
 
 
@@ -73,17 +89,27 @@ def _enrolments(given: Path, count: int | None) -> Sequence[tuple[Path, "Enrolme
 
     if not given.is_dir():
         if count not in (None, 1):
-            raise ConfigError(f"--count {count} needs as many enrolments; give --enrolment the folder that holds them")
+            raise ConfigError(
+                f"--count {count} needs as many enrolments; give --enrolment the folder that holds them"
+            )
         return [(given, Enrolment.read(given))]
-    read = sorted(((path, Enrolment.read(path)) for path in given.glob("*.toml")), key=lambda one: one[1].id)
+    read = sorted(
+        ((path, Enrolment.read(path)) for path in given.glob("*.toml")), key=lambda one: one[1].id
+    )
     if len({enrolled.id for _, enrolled in read}) < len(read):
-        raise UserError(f"--enrolment {given} holds two enrolments of one client; leave one of them there")
+        raise UserError(
+            f"--enrolment {given} holds two enrolments of one client; leave one of them there"
+        )
     if len(read) < (count or 1):
-        raise UserError(f"--enrolment {given} holds {len(read)} enrolments, ID.toml; copy {count or 'some'} there, or give a lower --count")
+        raise UserError(
+            f"--enrolment {given} holds {len(read)} enrolments, ID.toml; copy {count or 'some'} there, or give a lower --count"
+        )
     return read[:count]
 
 
-def _trial(server: str | None, client_id: int | None, partition_id: int | None, count: int) -> list[tuple["Target", int, None]]:
+def _trial(
+    server: str | None, client_id: int | None, partition_id: int | None, count: int
+) -> list[tuple["Target", int, None]]:
     from ..clients.connection import address
     from ..clients.process import Target
 
@@ -91,5 +117,7 @@ def _trial(server: str | None, client_id: int | None, partition_id: int | None, 
         raise UserError("where is the server? give --server host:port")
     who = partition_id if client_id is None else client_id
     if who is None:
-        raise UserError("without an enrolment a client has to say who it is; give --partition-id, or --client-id for one with its own data")
+        raise UserError(
+            "without an enrolment a client has to say who it is; give --partition-id, or --client-id for one with its own data"
+        )
     return [(Target(*address(server), None, None), who + i, None) for i in range(count)]

@@ -25,10 +25,20 @@ if TYPE_CHECKING:
 SOON = 30  # days
 COLUMNS = ("who", "state", "until", "days", "fingerprint", "file")
 
-Folder = Annotated[Path, typer.Option("--keys", metavar="DIR", help="Folder that fedcomp keys init made.")]
-Days = Annotated[int, typer.Option(metavar="N", min=1, max=36_500, help="How long the new keys are good for.")]
-Hosts = Annotated[list[str] | None, typer.Option("--host", metavar="HOST", help="Name or address by which clients reach the server; may be "
-                                                                                "given again.")]
+Folder = Annotated[
+    Path, typer.Option("--keys", metavar="DIR", help="Folder that fedcomp keys init made.")
+]
+Days = Annotated[
+    int, typer.Option(metavar="N", min=1, max=36_500, help="How long the new keys are good for.")
+]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host",
+        metavar="HOST",
+        help="Name or address by which clients reach the server; may be given again.",
+    ),
+]
 DEFAULT = Path(KEYS)
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -43,11 +53,18 @@ def keys(context: typer.Context) -> None:
 
 @app.command()
 def init(
-    clients: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="For how many clients.")],
+    clients: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100_000, help="For how many clients.")
+    ],
     host: Hosts = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to make.")] = DEFAULT,
     days: Days = 365,
-    port: Annotated[int, typer.Option(metavar="N", min=1, max=65_535, help="Port of the server, which clients are told.")] = 8080,
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, max=65_535, help="Port of the server, which clients are told."
+        ),
+    ] = 8080,
 ) -> None:
     """Make a CA, a certificate for the server and an enrolment file for each client, in a new folder."""
     from ..server import keys
@@ -57,13 +74,24 @@ def init(
         try:
             hosts = keys.make(folder, clients, host or (), days, port)
         except KeyboardInterrupt:
-            print(f"fedcomp: interrupted; {f'{folder} is whole' if folder.exists() else 'no keys were made'}", file=sys.stderr)
+            print(
+                f"fedcomp: interrupted; {f'{folder} is whole' if folder.exists() else 'no keys were made'}",
+                file=sys.stderr,
+            )
             raise typer.Exit(128 + (signals.heard or signal.SIGINT)) from None
-    print(f"{folder} is written: a CA, a certificate for {', '.join(hosts)}, and {clients} enrolment file{'s' * (clients > 1)}.\n")
-    print(f"    {shlex.join(['fedcomp', 'server', 'start', '--keys', str(folder), *(['--port', str(port)] if port != 8080 else [])])}")
-    print(f"    {shlex.join(['fedcomp', 'client', '--enrolment', '0.toml'])}    # each client its own file of {folder / keys.CLIENTS}\n")
-    print(f"Whoever has a client's file can be that client: copy it by a safe way. {folder / keys.CA_KEY} is needed by "
-          "fedcomp keys renew server alone; keep it away from the server.")
+    print(
+        f"{folder} is written: a CA, a certificate for {', '.join(hosts)}, and {clients} enrolment file{'s' * (clients > 1)}.\n"
+    )
+    print(
+        f"    {shlex.join(['fedcomp', 'server', 'start', '--keys', str(folder), *(['--port', str(port)] if port != 8080 else [])])}"
+    )
+    print(
+        f"    {shlex.join(['fedcomp', 'client', '--enrolment', '0.toml'])}    # each client its own file of {folder / keys.CLIENTS}\n"
+    )
+    print(
+        f"Whoever has a client's file can be that client: copy it by a safe way. {folder / keys.CA_KEY} is needed by "
+        "fedcomp keys renew server alone; keep it away from the server."
+    )
     if not host:
         print("Without --host the certificate is good on this machine only.")
 
@@ -79,13 +107,17 @@ def add(
 
     folder = at_home(folder, "--keys")
     ids = keys.add(folder, count, days)
-    print(f"{_clients(ids)} enrolled: {', '.join(str(folder / keys.CLIENTS / f'{id}.toml') for id in ids[:8])}"
-          f"{f' and {len(ids) - 8} more' if len(ids) > 8 else ''}")
+    print(
+        f"{_clients(ids)} enrolled: {', '.join(str(folder / keys.CLIENTS / f'{id}.toml') for id in ids[:8])}"
+        f"{f' and {len(ids) - 8} more' if len(ids) > 8 else ''}"
+    )
 
 
 @app.command()
 def revoke(
-    ids: Annotated[list[int], typer.Argument(metavar="ID...", help="Logical ids.", show_default=False)],
+    ids: Annotated[
+        list[int], typer.Argument(metavar="ID...", help="Logical ids.", show_default=False)
+    ],
     folder: Folder = DEFAULT,
 ) -> None:
     """Let the keys of clients in no more."""
@@ -93,13 +125,21 @@ def revoke(
 
     folder = at_home(folder, "--keys")
     keys.revoke(folder, *ids)
-    print(f"{_clients(ids)} revoked; a server that runs lets {'it' if len(ids) == 1 else 'them'} in no more")
+    print(
+        f"{_clients(ids)} revoked; a server that runs lets {'it' if len(ids) == 1 else 'them'} in no more"
+    )
 
 
 @app.command()
 def renew(
-    who: Annotated[str | None, typer.Argument(metavar="[ID|server]", help=f"All that end within {SOON} days when not given.",
-                                              show_default=False)] = None,
+    who: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ID|server]",
+            help=f"All that end within {SOON} days when not given.",
+            show_default=False,
+        ),
+    ] = None,
     folder: Folder = DEFAULT,
     host: Hosts = None,
     days: Days = 365,
@@ -109,21 +149,31 @@ def renew(
 
     folder = at_home(folder, "--keys")
     if who is not None and who != "server" and not (who.isascii() and who.isdigit()):
-        raise UserError(f"'{who}' is neither a client's id nor 'server'; give one of them, as in: {keys_command(folder, 'renew', 3)}")
+        raise UserError(
+            f"'{who}' is neither a client's id nor 'server'; give one of them, as in: {keys_command(folder, 'renew', 3)}"
+        )
     if host and who != "server":
         again = keys_command(folder, "renew", "server", "--host", host[0])
         raise UserError(f"--host is for the server's certificate; give it as in: {again}")
-    chosen = keys.due(folder, SOON) if who is None else ["server" if who == "server" else int(who[:12])]
+    chosen = (
+        keys.due(folder, SOON) if who is None else ["server" if who == "server" else int(who[:12])]
+    )
     if not chosen:
-        print(f"Nothing ends within {SOON} days; name a client or 'server' to renew it all the same.")
+        print(
+            f"Nothing ends within {SOON} days; name a client or 'server' to renew it all the same."
+        )
     for one in chosen:
         if one == "server":
             names, ends = keys.renew_server(folder, host or (), days)
-            print(f"The server's certificate is for {', '.join(names)} until {ends:%Y-%m-%d}; start the server anew to have it used.")
+            print(
+                f"The server's certificate is for {', '.join(names)} until {ends:%Y-%m-%d}; start the server anew to have it used."
+            )
         else:
             ends = keys.renew(folder, one, days)
             file = folder / keys.CLIENTS / f"{one}.toml"
-            print(f"Client {one} has a new key until {ends:%Y-%m-%d}; give it {file}, its old one is refused.")
+            print(
+                f"Client {one} has a new key until {ends:%Y-%m-%d}; give it {file}, its old one is refused."
+            )
 
 
 @app.command("list")
@@ -134,8 +184,13 @@ def show(folder: Folder = DEFAULT) -> None:
 
     folder, now = at_home(folder, "--keys"), utc_now()
     registry = keys.read_registry(folder)
-    rows = [_certificate_row(folder / name, who, now) for who, name in (("CA", keys.CA_CRT), ("server", keys.SERVER_CRT))]
-    rows += [_row(entry, folder / keys.CLIENTS / f"{entry.id}.toml", now) for entry in registry.entries]
+    rows = [
+        _certificate_row(folder / name, who, now)
+        for who, name in (("CA", keys.CA_CRT), ("server", keys.SERVER_CRT))
+    ]
+    rows += [
+        _row(entry, folder / keys.CLIENTS / f"{entry.id}.toml", now) for entry in registry.entries
+    ]
     if not sys.stdout.isatty():
         print("\n".join("\t".join(row) for row in [COLUMNS, *rows]))
         return
@@ -144,9 +199,18 @@ def show(folder: Folder = DEFAULT) -> None:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in COLUMNS:
-        table.add_column(name, justify="right" if name in ("who", "days") else "left", overflow="fold")
+        table.add_column(
+            name, justify="right" if name in ("who", "days") else "left", overflow="fold"
+        )
     for row in rows:
-        table.add_row(*row, style="" if row[1] in ("valid", "enrolled") else "dim" if row[1] == "revoked" else "red")
+        table.add_row(
+            *row,
+            style=""
+            if row[1] in ("valid", "enrolled")
+            else "dim"
+            if row[1] == "revoked"
+            else "red",
+        )
     Console(highlight=False, markup=False).print(table)
 
 
@@ -154,8 +218,14 @@ def _row(entry: "Entry", file: Path, now: datetime) -> tuple[str, ...]:
     state = "expired" if entry.state == "enrolled" and entry.refused(now) else entry.state
     raw = hashlib.sha256(b64decode(entry.public_key.split()[1])).digest()
     fingerprint = "SHA256:" + b64encode(raw).decode().rstrip("=")  # as ssh-keygen -l shows it
-    return (str(entry.id), state, f"{entry.not_after:%Y-%m-%d}", str(days_left(entry.not_after, now)), fingerprint,
-            str(file) if file.is_file() else NOTHING)
+    return (
+        str(entry.id),
+        state,
+        f"{entry.not_after:%Y-%m-%d}",
+        str(days_left(entry.not_after, now)),
+        fingerprint,
+        str(file) if file.is_file() else NOTHING,
+    )
 
 
 def _certificate_row(path: Path, who: str, now: datetime) -> tuple[str, ...]:
@@ -168,8 +238,21 @@ def _certificate_row(path: Path, who: str, now: datetime) -> tuple[str, ...]:
     from cryptography.hazmat.primitives.hashes import SHA256
 
     ends = certificate.not_valid_after_utc
-    state = "expired" if now >= ends else "valid" if now >= certificate.not_valid_before_utc else "not yet valid"
-    return who, state, f"{ends:%Y-%m-%d}", str(days_left(ends, now)), f"SHA256:{certificate.fingerprint(SHA256()).hex()}", str(path)
+    state = (
+        "expired"
+        if now >= ends
+        else "valid"
+        if now >= certificate.not_valid_before_utc
+        else "not yet valid"
+    )
+    return (
+        who,
+        state,
+        f"{ends:%Y-%m-%d}",
+        str(days_left(ends, now)),
+        f"SHA256:{certificate.fingerprint(SHA256()).hex()}",
+        str(path),
+    )
 
 
 def days_left(ends: datetime, now: datetime) -> int:

@@ -12,7 +12,16 @@ from .figures import NOTHING
 from .measure import normal
 
 NUMEL = 1 << 16  # of the vector of normal values that sizes are measured on
-COLUMNS = ("codec", "bits", "unbiased", "contracts", "linear", "portable", "source", "what it sends")
+COLUMNS = (
+    "codec",
+    "bits",
+    "unbiased",
+    "contracts",
+    "linear",
+    "portable",
+    "source",
+    "what it sends",
+)
 LEGEND = f"""bits: a parameter, in a frame of {NUMEL:,} normal values;  unbiased: ω with E‖x−C(x)‖² ≤ ω‖x‖²
 contracts: δ with ‖x−C(x)‖² ≤ (1−δ)‖x‖²;  linear: frames add;  portable: the same bytes on every device"""
 
@@ -24,15 +33,27 @@ def print_codecs() -> None:
     for name, cls in available_codecs().items():
         made = cls()
         frame = made.encode(vector.values, seed=1, layout=vector.layout)
-        facts = [_factor(made.variance(NUMEL)), _factor(made.contraction(NUMEL)), _yes(made.linear), _yes(made.portable)]
+        facts = [
+            _factor(made.variance(NUMEL)),
+            _factor(made.contraction(NUMEL)),
+            _yes(made.linear),
+            _yes(made.portable),
+        ]
         what = inspect.getdoc(cls).partition("\n")[0]
-        rows.append([spec.show(name, made), f"{8 * len(frame) / NUMEL:.3g}", *facts, cls.source, what])
+        rows.append(
+            [spec.show(name, made), f"{8 * len(frame) / NUMEL:.3g}", *facts, cls.source, what]
+        )
     if not sys.stdout.isatty():
         print("\n".join("\t".join(row) for row in [list(COLUMNS), *rows]))
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in COLUMNS:
-        table.add_column(name, justify="right" if name == "bits" else "left", style="bold" if name == "codec" else "", overflow="fold")
+        table.add_column(
+            name,
+            justify="right" if name == "bits" else "left",
+            style="bold" if name == "codec" else "",
+            overflow="fold",
+        )
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False, markup=False)

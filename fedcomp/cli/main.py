@@ -26,8 +26,14 @@ from .watch import one_line
 if TYPE_CHECKING:
     from .watch import Watch
 
-UNWRITABLE = (errno.EIO, errno.ENOSPC, errno.EPIPE)  # what files raise for these are errors of our own
-OUTPUT_LOST = 1  # exit status where standard output is a full disk or a pipe that nobody reads any more
+UNWRITABLE = (
+    errno.EIO,
+    errno.ENOSPC,
+    errno.EPIPE,
+)  # what files raise for these are errors of our own
+OUTPUT_LOST = (
+    1  # exit status where standard output is a full disk or a pipe that nobody reads any more
+)
 
 
 def complain(sentence: str) -> None:
@@ -81,7 +87,12 @@ class OneSentence(TyperGroup):
 
 
 def _usage(error: click.UsageError) -> str:
-    said = error.format_message().partition(" Did you mean")[0].partition(" (Did you mean")[0].rstrip(".")
+    said = (
+        error.format_message()
+        .partition(" Did you mean")[0]
+        .partition(" (Did you mean")[0]
+        .rstrip(".")
+    )
     said = said[:1].lower() + said[1:]
     if near := getattr(error, "possibilities", None):
         return f"{said}; did you mean {' or '.join(near)}?"
@@ -90,12 +101,20 @@ def _usage(error: click.UsageError) -> str:
     return f"{said}; see {error.ctx.command_path if error.ctx else 'fedcomp'} --help"
 
 
-app = typer.Typer(cls=OneSentence, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
-                  context_settings={"help_option_names": ["-h", "--help"]})
+app = typer.Typer(
+    cls=OneSentence,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 @app.callback(invoke_without_command=True)
-def fedcomp(context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def fedcomp(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
     """Federated learning with compressed updates: every byte counted is a byte sent."""
     if version:
         print(f"fedcomp {__version__}")
@@ -104,7 +123,9 @@ def fedcomp(context: typer.Context, version: Annotated[bool, typer.Option("--ver
         print(context.get_help())
 
 
-def simulation(dry_run: bool | None, target_accuracy: str | None, side_by_side: str | None, **given: Any) -> None:
+def simulation(
+    dry_run: bool | None, target_accuracy: str | None, side_by_side: str | None, **given: Any
+) -> None:
     """Simulate a federation of virtual clients on this machine.
 
     Numbers may be written 0.01, 1% or 1/100. An option is taken from its flag, else from the --config file, else from the run that
@@ -114,7 +135,9 @@ def simulation(dry_run: bool | None, target_accuracy: str | None, side_by_side: 
     values, target = flags.run_values(given, SPANNING), results.share(target_accuracy)
     several = is_span(values)
     if side_by_side is not None and not several:
-        raise UserError("--side-by-side is for several alternatives; give an option such as --uplink more than once, or leave it out")
+        raise UserError(
+            "--side-by-side is for several alternatives; give an option such as --uplink more than once, or leave it out"
+        )
     if dry_run:
         from .forecast import show
 
@@ -134,30 +157,65 @@ def simulation(dry_run: bool | None, target_accuracy: str | None, side_by_side: 
     _watched(simulated, _watch(config), own, ("fedcomp", "sim"), target)
 
 
-app.command("sim")(flags.with_run_flags(
-    simulation,
-    flags.parameter("target_accuracy", str, typer.Option("--target-accuracy", metavar="SHARE", rich_help_panel="Comparison",
-                                                         help="Tell rounds and bytes to it, such as 90%, in table and report.")),
-    flags.parameter("side_by_side", str, typer.Option("--side-by-side", metavar="[auto|N]", rich_help_panel="Comparison",
-                                                      help="Alternatives that run at once, in processes; auto = one for each core of a CPU "
-                                                           "where the model is trained on one, else one after the other.")),
-    flags.parameter("dry_run", bool, typer.Option("--dry-run", rich_help_panel="Comparison",
-                                                  help="Print parameters, sizes of frames and expected bytes, and train nothing.")),
-))
+app.command("sim")(
+    flags.with_run_flags(
+        simulation,
+        flags.parameter(
+            "target_accuracy",
+            str,
+            typer.Option(
+                "--target-accuracy",
+                metavar="SHARE",
+                rich_help_panel="Comparison",
+                help="Tell rounds and bytes to it, such as 90%, in table and report.",
+            ),
+        ),
+        flags.parameter(
+            "side_by_side",
+            str,
+            typer.Option(
+                "--side-by-side",
+                metavar="[auto|N]",
+                rich_help_panel="Comparison",
+                help="Alternatives that run at once, in processes; auto = one for each core of a CPU "
+                "where the model is trained on one, else one after the other.",
+            ),
+        ),
+        flags.parameter(
+            "dry_run",
+            bool,
+            typer.Option(
+                "--dry-run",
+                rich_help_panel="Comparison",
+                help="Print parameters, sizes of frames and expected bytes, and train nothing.",
+            ),
+        ),
+    )
+)
 
 
 def _watched(
-    run: Callable[["Watch"], Any], watch: "Watch", given: dict[str, Any], command: Sequence[str], target: float | None = None
+    run: Callable[["Watch"], Any],
+    watch: "Watch",
+    given: dict[str, Any],
+    command: Sequence[str],
+    target: float | None = None,
 ) -> None:
     """A run on the screen, how to continue it when it is ended from outside, and its report."""
     _to_its_end(lambda: run(watch), watch, lambda why: _stopped(why, watch, given, command))
     if watch.header:
         from .reports import after_run
 
-        after_run(Path(watch.header.out), lambda sentence: print(f"warning: {one_line(sentence)}", file=sys.stderr), target)
+        after_run(
+            Path(watch.header.out),
+            lambda sentence: print(f"warning: {one_line(sentence)}", file=sys.stderr),
+            target,
+        )
 
 
-def _compared(values: dict[str, Any], given: dict[str, Any], side_by_side: str, target: float | None) -> None:
+def _compared(
+    values: dict[str, Any], given: dict[str, Any], side_by_side: str, target: float | None
+) -> None:
     """Alternatives on the screen, their table, and how to continue them when they are ended from outside."""
     from .comparison import run
 
@@ -168,8 +226,11 @@ def _compared(values: dict[str, Any], given: dict[str, Any], side_by_side: str, 
     watch, found = Screen(), []
     comparison = run.Comparison(values, watch, side_by_side, target)
     command = ("fedcomp", "sim")
-    _to_its_end(lambda: found.extend(comparison.run()), watch,
-                lambda why: run.continued(why, flags.resume_command(given, watch.out, command), watch))
+    _to_its_end(
+        lambda: found.extend(comparison.run()),
+        watch,
+        lambda why: run.continued(why, flags.resume_command(given, watch.out, command), watch),
+    )
     comparison.show(found)
     if comparison.exit_status:
         raise typer.Exit(comparison.exit_status)
@@ -183,7 +244,9 @@ def _to_its_end(run: Callable[[], Any], watch: Any, stopped: Callable[[str], str
                 run()
         except (KeyboardInterrupt, OSError) as error:
             lost = output_lost(error)
-            number = signals.heard or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
+            number = signals.heard or (
+                signal.SIGINT if isinstance(error, KeyboardInterrupt) else None
+            )
             if not (number or lost):
                 raise
             complain(stopped("interrupted" if number else f"{lost}: stopped"))
@@ -212,26 +275,44 @@ def _plain(asked: bool) -> bool:
 def _stopped(why: str, watch: "Watch", given: dict[str, Any], command: Sequence[str]) -> str:
     if not watch.header:
         return f"{why} before the run began"
-    done = f"after round {watch.last_round} of {watch.header.rounds}" if watch.last_round else "before round 1 was done"
+    done = (
+        f"after round {watch.last_round} of {watch.header.rounds}"
+        if watch.last_round
+        else "before round 1 was done"
+    )
     return f"{why} {done}; continue with: {flags.resume_command(given, watch.header.out, command)}"
 
 
 @app.command()
-def init(path: Annotated[Path, typer.Argument(help="The file to write.", show_default=True)] = Path("my_task.py")) -> None:
+def init(
+    path: Annotated[Path, typer.Argument(help="The file to write.", show_default=True)] = Path(
+        "my_task.py"
+    ),
+) -> None:
     """Write an example task of your own, ready to run and to change."""
     from importlib import resources
 
     if path.suffix != ".py" or not str(path).isprintable():
-        raise UserError(f"'{path}' is no printable name that ends in .py; name a Python file: fedcomp init my_task.py")
-    example = resources.files("fedcomp").joinpath("tasks", "example_task.py").read_text(encoding="utf-8")
+        raise UserError(
+            f"'{path}' is no printable name that ends in .py; name a Python file: fedcomp init my_task.py"
+        )
+    example = (
+        resources.files("fedcomp").joinpath("tasks", "example_task.py").read_text(encoding="utf-8")
+    )
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(example)
     except FileExistsError:
-        raise UserError(f"{path} exists and is not overwritten; name another file: fedcomp init PATH") from None
+        raise UserError(
+            f"{path} exists and is not overwritten; name another file: fedcomp init PATH"
+        ) from None
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}; name another file: fedcomp init PATH") from None
-    print(f"{path} is written; run it with:\n\n    {shlex.join(['fedcomp', 'sim', '--task', f'{path}:task'])}\n")
+        raise UserError(
+            f"{path} cannot be written: {error.strerror}; name another file: fedcomp init PATH"
+        ) from None
+    print(
+        f"{path} is written; run it with:\n\n    {shlex.join(['fedcomp', 'sim', '--task', f'{path}:task'])}\n"
+    )
 
 
 @app.command()
@@ -244,7 +325,10 @@ def codecs() -> None:
 
 @app.command()
 def tasks(
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the data; FEDCOMP_DATA when not given.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the data; FEDCOMP_DATA when not given."),
+    ] = None,
 ) -> None:
     """List the built-in tasks: parameters, examples, and where each finds its data."""
     from .task_list import show
@@ -254,11 +338,25 @@ def tasks(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, finished or not, or folders of alternatives; runs "
-                                                  "that differ in their seeds alone become one line with its spread.")],
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of report.html and of report/, its pictures; RUN when there "
-                                             "is one, else the current folder.")] = None,
-    target_accuracy: Annotated[str | None, typer.Option(metavar="SHARE", help="Tell rounds and bytes to it, such as 90%.")] = None,
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...",
+            help="Run folders, finished or not, or folders of alternatives; runs "
+            "that differ in their seeds alone become one line with its spread.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of report.html and of report/, its pictures; RUN when there "
+            "is one, else the current folder.",
+        ),
+    ] = None,
+    target_accuracy: Annotated[
+        str | None, typer.Option(metavar="SHARE", help="Tell rounds and bytes to it, such as 90%.")
+    ] = None,
     pictures: Annotated[bool, typer.Option(help="Write the curves as PNG, too.")] = True,
 ) -> None:
     """Show runs as a page that needs no network: curves over rounds, bytes and simulated hours, tables of results and settings."""
@@ -280,14 +378,32 @@ def measurements(context: typer.Context) -> None:
 
 @bench.command("codecs")
 def bench_codecs(
-    numel: Annotated[str | None, typer.Option(metavar="N", help="Elements of a vector of normal values; 1M when not given.")] = None,
-    task: Annotated[str | None, typer.Option(metavar="TEXT", help="Take an update of this task in place of normal values.")] = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the task's data; FEDCOMP_DATA when not given.")] = None,
-    codec: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A codec, may be given again; all when not given.")] = None,
-    device: Annotated[str, typer.Option(metavar="[auto|cpu|cuda|cuda:N]", help="Where the vector lies.")] = "cpu",
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Of which the medians are shown.")] = 5,
+    numel: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Elements of a vector of normal values; 1M when not given."),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Take an update of this task in place of normal values."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the task's data; FEDCOMP_DATA when not given."),
+    ] = None,
+    codec: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A codec, may be given again; all when not given."),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(metavar="[auto|cpu|cuda|cuda:N]", help="Where the vector lies.")
+    ] = "cpu",
+    repeats: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1000, help="Of which the medians are shown.")
+    ] = 5,
     json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw bits against error, as SVG.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw bits against error, as SVG.")
+    ] = None,
 ) -> None:
     """Measure what codecs cost and keep, beside a plain copy of the vector."""
     from ..clients import devices
@@ -300,12 +416,16 @@ def bench_codecs(
     try:
         count = spec.count(numel or "1M")
     except (ValueError, KeyError, ZeroDivisionError, OverflowError):
-        raise UserError(f"--numel is '{numel}'; give a whole number such as 1000000, 25M or 1G") from None
+        raise UserError(
+            f"--numel is '{numel}'; give a whole number such as 1000000, 25M or 1G"
+        ) from None
     where = devices.choose(device)
     folder = data_folder(RunConfig(data=data and str(data)))
     if data is not None and not folder.is_dir():
         raise UserError(f"--data {data} is no folder; give the one that holds the task's data")
-    vector = measure.normal(count, where) if task is None else measure.update_of(task, folder, where)
+    vector = (
+        measure.normal(count, where) if task is None else measure.update_of(task, folder, where)
+    )
     bench.codecs(vector, codec or (), repeats, json, picture)
 
 
@@ -320,14 +440,44 @@ def bench_sim(rounds: int, trace: Path | None, json: bool, **given: Any) -> None
     bench(flags.run_config(given), rounds or 5, json, trace)
 
 
-bench.command("sim")(flags.with_run_flags(
-    bench_sim,
-    flags.parameter("rounds", int, typer.Option("--rounds", metavar="N", min=1, max=10_000, help="That are measured; 5 when not given.")),
-    flags.parameter("trace", Path, typer.Option("--trace", metavar="FILE", help="Write what was done when, for Perfetto or "
-                                                "chrome://tracing.")),
-    flags.parameter("json", bool, typer.Option("--json", help="Print JSON in place of a table.")),
-    without=("rounds", "out", "resume", "checkpoint_every", "plain", "log_json", "metrics_port", "tensorboard"),
-))
+bench.command("sim")(
+    flags.with_run_flags(
+        bench_sim,
+        flags.parameter(
+            "rounds",
+            int,
+            typer.Option(
+                "--rounds",
+                metavar="N",
+                min=1,
+                max=10_000,
+                help="That are measured; 5 when not given.",
+            ),
+        ),
+        flags.parameter(
+            "trace",
+            Path,
+            typer.Option(
+                "--trace",
+                metavar="FILE",
+                help="Write what was done when, for Perfetto or chrome://tracing.",
+            ),
+        ),
+        flags.parameter(
+            "json", bool, typer.Option("--json", help="Print JSON in place of a table.")
+        ),
+        without=(
+            "rounds",
+            "out",
+            "resume",
+            "checkpoint_every",
+            "plain",
+            "log_json",
+            "metrics_port",
+            "tensorboard",
+        ),
+    )
+)
 
 
 app.add_typer(keys.app, name="keys")
@@ -351,8 +501,15 @@ def start(**given: Any) -> None:
 
     Clients come through one port, with TLS and the keys of fedcomp keys init. The options of the run are those of fedcomp sim.
     """
-    config = flags.run_config({name: value for name, value in given.items() if name not in deployed.DOOR_NAMES})
-    _watched(lambda watch: deployed.serve(given, config, watch), _watch(config), given, ("fedcomp", "server", "start"))
+    config = flags.run_config(
+        {name: value for name, value in given.items() if name not in deployed.DOOR_NAMES}
+    )
+    _watched(
+        lambda watch: deployed.serve(given, config, watch),
+        _watch(config),
+        given,
+        ("fedcomp", "server", "start"),
+    )
 
 
 server.command("start")(flags.with_run_flags(start, *deployed.door_flags(), without=("network",)))
@@ -360,54 +517,158 @@ server.command("start")(flags.with_run_flags(start, *deployed.door_flags(), with
 
 @app.command()
 def client(
-    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the server is; the enrolment's when not given.")] = None,
-    enrolment: Annotated[Path | None, typer.Option(metavar="FILE", help="This client's enrolment, clients/ID.toml of the keys; a folder of "
-                                                   "them for many clients in one process.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys, for a trial.")] = False,
-    partition_id: Annotated[int | None, typer.Option(metavar="K", min=0, help="Take part K of the task's data, 0 the first; all of it when "
-                                                     "not given. With --insecure it is also who this client is.")] = None,
-    partitions: Annotated[int | None, typer.Option(metavar="N", min=1, help="Parts of the data; the run's clients when not given.")] = None,
-    client_id: Annotated[int | None, typer.Option(metavar="K", min=0, help="Who this client is, with --insecure.")] = None,
-    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="What this client keeps; fedcomp-client-ID when not given, "
-                                                   "which many clients have below DIR.")] = None,
-    task: Annotated[str, typer.Option(metavar="TEXT", help="What is learned: a built-in name or path/file.py:name.")] = "digits",
-    data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of the task's data; FEDCOMP_DATA when not given.")] = None,
-    device: Annotated[str, typer.Option(metavar="[auto|cpu|cuda|cuda:N]", help="Where this client trains.")] = "auto",
-    patience: Annotated[float | None, typer.Option(metavar="SECONDS", min=0, help="For how long it tries to reach a server; for ever when "
-                                                   "not given.")] = None,
-    stay: Annotated[bool, typer.Option("--stay", help="Wait for the next run when one is over.")] = False,
-    count: Annotated[int | None, typer.Option(metavar="N", min=1, help="Be N clients in one process: the first N of the enrolments in "
-                                              "the folder --enrolment, or with --insecure those from --client-id on; they take the parts "
-                                              "of the data from --partition-id on.")] = None,
-    stock: Annotated[bool, typer.Option("--stock", help="Be one client under Flower's own SuperNode: 7 s an exchange, and it runs what the "
-                                        "server's bundle names.")] = False,
-    roster: Annotated[Path | None, typer.Option(metavar="FILE", help="The clients' public keys, registry.toml of the keys; in an election "
-                                                "with sealed ballots as the server announces them when not given.")] = None,
-    sealed: Annotated[bool, typer.Option("--sealed", help="Take part in elections with sealed ballots alone, whatever the server asks "
-                                         "for.")] = False,
-    log_json: Annotated[str | None, typer.Option(metavar="FILE", help="File that gets what is said as JSON, an object a line; - = standard "
-                                                 "output, in place of the sentences.")] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Where the server is; the enrolment's when not given."
+        ),
+    ] = None,
+    enrolment: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="This client's enrolment, clients/ID.toml of the keys; a folder of "
+            "them for many clients in one process.",
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without TLS and keys, for a trial.")
+    ] = False,
+    partition_id: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            min=0,
+            help="Take part K of the task's data, 0 the first; all of it when "
+            "not given. With --insecure it is also who this client is.",
+        ),
+    ] = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Parts of the data; the run's clients when not given."
+        ),
+    ] = None,
+    client_id: Annotated[
+        int | None, typer.Option(metavar="K", min=0, help="Who this client is, with --insecure.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="What this client keeps; fedcomp-client-ID when not given, "
+            "which many clients have below DIR.",
+        ),
+    ] = None,
+    task: Annotated[
+        str,
+        typer.Option(metavar="TEXT", help="What is learned: a built-in name or path/file.py:name."),
+    ] = "digits",
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder of the task's data; FEDCOMP_DATA when not given."),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(metavar="[auto|cpu|cuda|cuda:N]", help="Where this client trains.")
+    ] = "auto",
+    patience: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="For how long it tries to reach a server; for ever when not given.",
+        ),
+    ] = None,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Wait for the next run when one is over.")
+    ] = False,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Be N clients in one process: the first N of the enrolments in "
+            "the folder --enrolment, or with --insecure those from --client-id on; they take the parts "
+            "of the data from --partition-id on.",
+        ),
+    ] = None,
+    stock: Annotated[
+        bool,
+        typer.Option(
+            "--stock",
+            help="Be one client under Flower's own SuperNode: 7 s an exchange, and it runs what the "
+            "server's bundle names.",
+        ),
+    ] = False,
+    roster: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The clients' public keys, registry.toml of the keys; in an election "
+            "with sealed ballots as the server announces them when not given.",
+        ),
+    ] = None,
+    sealed: Annotated[
+        bool,
+        typer.Option(
+            "--sealed",
+            help="Take part in elections with sealed ballots alone, whatever the server asks for.",
+        ),
+    ] = False,
+    log_json: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="File that gets what is said as JSON, an object a line; - = standard "
+            "output, in place of the sentences.",
+        ),
+    ] = None,
 ) -> None:
     """Take part in a federation, as long as it lasts. Nothing that a server sends is run, unless it is asked for with --stock."""
     with Signals() as signals:
         try:
             with deployed.saying(log_json) as say:
-                deployed.take_part(server, enrolment, insecure, client_id, partition_id, partitions, state_dir, task, data, device,
-                                   patience, stay, say, count, stock, roster, sealed)
+                deployed.take_part(
+                    server,
+                    enrolment,
+                    insecure,
+                    client_id,
+                    partition_id,
+                    partitions,
+                    state_dir,
+                    task,
+                    data,
+                    device,
+                    patience,
+                    stay,
+                    say,
+                    count,
+                    stock,
+                    roster,
+                    sealed,
+                )
         except KeyboardInterrupt:
-            complain("stopped; what this client holds is in its state folder, and the same command goes on with it")
+            complain(
+                "stopped; what this client holds is in its state folder, and the same command goes on with it"
+            )
             raise typer.Exit(128 + (signals.heard or signal.SIGINT)) from None
 
 
 def main() -> None:
     """The console script. Leaves through SystemExit."""
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # torch's waiting threads give way: on shared cores they cost a round tenfold
+    os.environ.setdefault(
+        "GOMP_SPINCOUNT", "10000"
+    )  # torch's waiting threads give way: on shared cores they cost a round tenfold
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by who called
             setattr(sys, name, open(os.devnull, "w"))
-        getattr(sys, name).reconfigure(errors="replace")  # an ASCII terminal shows ? for what it lacks
+        getattr(sys, name).reconfigure(
+            errors="replace"
+        )  # an ASCII terminal shows ? for what it lacks
     try:
         get_command(app)(prog_name="fedcomp")
     finally:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while the interpreter leaves ends it without a word
+            signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            )  # Ctrl-C while the interpreter leaves ends it without a word

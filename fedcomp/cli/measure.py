@@ -45,15 +45,21 @@ class Measured:
     decode_copies: float
     frame_bytes: int
     bits_per_parameter: float
-    bound_bits_per_parameter: float | None  # entropy of what was decoded, each coordinate alone; None where all differ or a seed tells some
+    bound_bits_per_parameter: (
+        float | None
+    )  # entropy of what was decoded, each coordinate alone; None where all differ or a seed tells some
     error: float  # ‖x − C(x)‖² / ‖x‖²
-    peak_bytes: int | None  # that encoding and decoding add to what the process holds; None where it cannot be told
+    peak_bytes: (
+        int | None
+    )  # that encoding and decoding add to what the process holds; None where it cannot be told
 
 
 def normal(numel: int, device: torch.device | str = "cpu") -> Vector:
     """Standard normal values, as a square matrix and what is left of one."""
     side = math.isqrt(numel)
-    shapes = {"weight": (side, side)} | ({"rest": (numel - side * side,)} if numel > side * side else {})
+    shapes = {"weight": (side, side)} | (
+        {"rest": (numel - side * side,)} if numel > side * side else {}
+    )
     values = torch.randn(numel, generator=torch.Generator().manual_seed(0))
     return Vector(f"{numel:,} normal values", values.to(device), Layout.from_shapes(shapes))
 
@@ -64,8 +70,12 @@ def update_of(task_name: str, data: Path | None, device: torch.device) -> Vector
     examples = data_of(task, "train")
     layout, model = check(task, sgd.batch_size, examples), initial_model(task, 0)
     engine = SerialEngine(task, model, layout, "cpu")
-    trained = engine.train(layout.gather(model), examples, plan_batches(sgd, np.arange(len(examples)), 0, 1, 0), sgd)
-    return Vector(f"an update of {task.name}, {layout.numel:,} parameters", trained.update.to(device), layout)
+    trained = engine.train(
+        layout.gather(model), examples, plan_batches(sgd, np.arange(len(examples)), 0, 1, 0), sgd
+    )
+    return Vector(
+        f"an update of {task.name}, {layout.numel:,} parameters", trained.update.to(device), layout
+    )
 
 
 def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[Measured]:
@@ -78,7 +88,9 @@ def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[M
         ways: dict[str, Callable[[], object]] = {
             "copy": lambda: there.copy_(x),
             "encode": lambda c=c: c.encode(x, seed=1, layout=layout),
-            "decode": lambda c=c, frame=frame: c.decode(frame, numel=x.numel(), device=x.device, layout=layout),
+            "decode": lambda c=c, frame=frame: c.decode(
+                frame, numel=x.numel(), device=x.device, layout=layout
+            ),
         }
         error, bound = _error(x, y), None if c.seeded else _bound_bits(y)
         del y
@@ -86,13 +98,24 @@ def measure(vector: Vector, codecs: Iterable[Codec], repeats: int) -> Iterator[M
         taken = _seconds(ways, repeats, x.device)
         size = max(x.numel(), 1)
         yield Measured(
-            str(c), taken["encode"], taken["decode"], x.numel() / taken["encode"], x.numel() / taken["decode"],
-            taken["encode"] / taken["copy"], taken["decode"] / taken["copy"], len(frame), 8 * len(frame) / size,
-            None if bound is None else bound / size, error, peak,
+            str(c),
+            taken["encode"],
+            taken["decode"],
+            x.numel() / taken["encode"],
+            x.numel() / taken["decode"],
+            taken["encode"] / taken["copy"],
+            taken["decode"] / taken["copy"],
+            len(frame),
+            8 * len(frame) / size,
+            None if bound is None else bound / size,
+            error,
+            peak,
         )
 
 
-def _seconds(ways: dict[str, Callable[[], object]], repeats: int, device: torch.device) -> dict[str, float]:
+def _seconds(
+    ways: dict[str, Callable[[], object]], repeats: int, device: torch.device
+) -> dict[str, float]:
     """Medians of interleaved repeats."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
@@ -110,7 +133,10 @@ def _error(x: Tensor, y: Tensor) -> float:
     lost = total = 0.0
     for a, b in zip(x.split(1 << 22), y.split(1 << 22), strict=True):
         wide = a.double()
-        lost, total = lost + float((wide - b.double()).square().sum()), total + float(wide.square().sum())
+        lost, total = (
+            lost + float((wide - b.double()).square().sum()),
+            total + float(wide.square().sum()),
+        )
     return lost / total if total else 0.0
 
 

@@ -23,14 +23,25 @@ from .plain_loops import big_batch, flops_of_an_example, lean_loop, product, sec
 
 # Rows of the table: which stretches make it up.
 PARTS = {
-    "local SGD": ("local SGD",), "compression": ("compression",), "memories": ("memories",),
-    "messages": ("round", "clients"), "aggregation": ("aggregation",), "downlink": ("downlink",),
-    "checkpoint": ("checkpoint",), "evaluation": ("evaluation",),
+    "local SGD": ("local SGD",),
+    "compression": ("compression",),
+    "memories": ("memories",),
+    "messages": ("round", "clients"),
+    "aggregation": ("aggregation",),
+    "downlink": ("downlink",),
+    "checkpoint": ("checkpoint",),
+    "evaluation": ("evaluation",),
 }
 REST = "rest"  # metrics on disk and what else stands in no stretch
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MOST_WARM = 200  # rounds that are not counted, at most
-WHOLE, LOCAL, USUAL, LEAN, BIG = "whole rounds", "local SGD in them", "usual loop", "lean loop", "one big batch"
+WHOLE, LOCAL, USUAL, LEAN, BIG = (
+    "whole rounds",
+    "local SGD in them",
+    "usual loop",
+    "lean loop",
+    "one big batch",
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +83,12 @@ class Turns(Observer):
     """
 
     def __init__(self, rounds: int):
-        self.rounds, self.recorder, self.device, self.seen = rounds, Recorder(), torch.device("cpu"), 0
+        self.rounds, self.recorder, self.device, self.seen = (
+            rounds,
+            Recorder(),
+            torch.device("cpu"),
+            0,
+        )
         self.beside: Mapping[str, Callable[[], object]] = {}
         self.settled: Callable[[], bool] = lambda: True
         self.steady = self.counts = False
@@ -114,33 +130,68 @@ class Turns(Observer):
 def measure(config: RunConfig, rounds: int) -> Measured:
     """Run a simulation until `rounds` rounds have counted, in a folder that is removed. Raises UserError."""
     with tempfile.TemporaryDirectory(prefix="fedcomp-bench-") as folder:
-        told = {"rounds": MOST_WARM + 2 * rounds, "out": str(Path(folder) / "run"), "resume": False, "log_json": None, "metrics_port": -1}
+        told = {
+            "rounds": MOST_WARM + 2 * rounds,
+            "out": str(Path(folder) / "run"),
+            "resume": False,
+            "log_json": None,
+            "metrics_port": -1,
+        }
         turns = Turns(rounds)
         simulation = Simulation(dataclasses.replace(config, **told, tensorboard=False), turns)
-        device, devices = simulation.device, [engine.device for engine in getattr(simulation.engine, "engines", [simulation.engine])]
+        device, devices = (
+            simulation.device,
+            [
+                engine.device
+                for engine in getattr(simulation.engine, "engines", [simulation.engine])
+            ],
+        )
         multiply, product_flops = product(device, PRECISIONS[config.precision])
         beside, update_flops = _beside(simulation)
         gpus = [each for each in devices if each.type == "cuda"]
         turns.recorder = Recorder(lambda: [torch.cuda.synchronize(gpu) for gpu in gpus])
         turns.device, turns.settled = device, lambda: getattr(simulation.engine, "settled", True)
-        turns.beside = {name: _as_precise(run, config, device) for name, run in beside.items()} | {"matrix product": multiply}
+        turns.beside = {name: _as_precise(run, config, device) for name, run in beside.items()} | {
+            "matrix product": multiply
+        }
         with recording(turns.recorder), suppress(Enough):
             simulation.run()
     peak = len(devices) * product_flops / min(turns.seconds.pop("matrix product"))
     accepted, cohort = [r.accepted for r in turns.records], turns.header.cohort
-    updates = {name: cohort for name in beside} | dict.fromkeys((WHOLE, LOCAL), statistics.mean(accepted))
-    ways = tuple(_way(name, turns.seconds[name], updates[name], update_flops, peak) for name in (WHOLE, LOCAL, *beside))
+    updates = {name: cohort for name in beside} | dict.fromkeys(
+        (WHOLE, LOCAL), statistics.mean(accepted)
+    )
+    ways = tuple(
+        _way(name, turns.seconds[name], updates[name], update_flops, peak)
+        for name in (WHOLE, LOCAL, *beside)
+    )
     means = {part: statistics.mean(parts[part] for parts in turns.parts) for part in (*PARTS, REST)}
-    return Measured(turns.header, torch.get_num_threads(), config.precision, len(turns.parts), means, ways, update_flops, peak,
-                    sum(accepted), turns.records[-1].accuracy, turns.recorder.events)
+    return Measured(
+        turns.header,
+        torch.get_num_threads(),
+        config.precision,
+        len(turns.parts),
+        means,
+        ways,
+        update_flops,
+        peak,
+        sum(accepted),
+        turns.records[-1].accuracy,
+        turns.recorder.events,
+    )
 
 
 def _beside(simulation: Simulation) -> tuple[dict[str, Callable[[], object]], float]:
     """The plain loops over a cohort of the run, drawn once, and the operations of one client's update."""
     config, clients, task = simulation.config, simulation.clients, simulation.task
-    chosen = seeds.generator(config.seed, "bench").permutation(config.clients)[: size(config.participation, config.clients)]
+    chosen = seeds.generator(config.seed, "bench").permutation(config.clients)[
+        : size(config.participation, config.clients)
+    ]
     shards = [clients.shards[client] for client in chosen]
-    plans = [plan_batches(clients.sgd, shard, config.seed, 1, int(who)) for who, shard in zip(chosen, shards, strict=True)]
+    plans = [
+        plan_batches(clients.sgd, shard, config.seed, 1, int(who))
+        for who, shard in zip(chosen, shards, strict=True)
+    ]
     examples = sum(len(batch) for plan in plans for batch in plan) / len(plans)
     loops = {
         USUAL: usual_loop(task, clients.data, shards, plans, clients.sgd),
@@ -150,7 +201,9 @@ def _beside(simulation: Simulation) -> tuple[dict[str, Callable[[], object]], fl
     return loops, examples * flops_of_an_example(task, clients.data, config.batch_size)
 
 
-def _as_precise(run: Callable[[], object], config: RunConfig, device: torch.device) -> Callable[[], object]:
+def _as_precise(
+    run: Callable[[], object], config: RunConfig, device: torch.device
+) -> Callable[[], object]:
     """A loop in the precision of the run, by torch's own autocast."""
     if config.precision == "float32":
         return run

@@ -4,7 +4,19 @@ import sys
 from collections.abc import Sequence
 
 from ..observe import Header, RoundRecord, Summary
-from .watch import GAP, Watch, awaited, columns_of, facts, how_to_load, model_file, one_line, rejections, suspects, verdict
+from .watch import (
+    GAP,
+    Watch,
+    awaited,
+    columns_of,
+    facts,
+    how_to_load,
+    model_file,
+    one_line,
+    rejections,
+    suspects,
+    verdict,
+)
 
 
 class Plain(Watch):
@@ -22,7 +34,11 @@ class Plain(Watch):
 
     def round_done(self, record: RoundRecord) -> None:
         super().round_done(record)
-        _say((" " * GAP).join(column.cell(record).rjust(column.width) for column in columns_of(self.header)))
+        _say(
+            (" " * GAP).join(
+                column.cell(record).rjust(column.width) for column in columns_of(self.header)
+            )
+        )
         for line in rejections(record):
             _say(line)
         if suspected := suspects(record):

@@ -18,34 +18,50 @@ from ..tasks import Data, Task, initial_model
 Plans = Sequence[Sequence[np.ndarray]]  # for each client its batches, positions of examples
 
 LARGEST_PIECE = 1 << 22  # input values of the big batch that go through the model at once
-SQUARE = {"cpu": 2048, "cuda": 8192}  # side of the matrices whose product is the device's arithmetic
+SQUARE = {
+    "cpu": 2048,
+    "cuda": 8192,
+}  # side of the matrices whose product is the device's arithmetic
 
 
-def usual_loop(task: Task, data: Data, shards: Sequence[np.ndarray], plans: Plans, sgd: LocalSGD) -> Callable[[], list[dict[str, Tensor]]]:
+def usual_loop(
+    task: Task, data: Data, shards: Sequence[np.ndarray], plans: Plans, sgd: LocalSGD
+) -> Callable[[], list[dict[str, Tensor]]]:
     """What tutorials write: for each client a deep copy of the model, a shuffling DataLoader, torch.optim.SGD; subtract the states.
 
     It shuffles for itself: of a client's plan it takes the number of batches alone.
     """
-    model, examples = initial_model(task, 0).to(data.inputs.device), TensorDataset(data.inputs, data.targets)
+    model, examples = (
+        initial_model(task, 0).to(data.inputs.device),
+        TensorDataset(data.inputs, data.targets),
+    )
 
     def run() -> list[dict[str, Tensor]]:
         updates = []
         for shard, batches in zip(shards, plans, strict=True):
             local = copy.deepcopy(model)
             optimizer = _optimizer(local, sgd)
-            loader = DataLoader(Subset(examples, shard.tolist()), batch_size=sgd.batch_size, shuffle=True)
-            for inputs, targets in itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), len(batches)):
+            loader = DataLoader(
+                Subset(examples, shard.tolist()), batch_size=sgd.batch_size, shuffle=True
+            )
+            for inputs, targets in itertools.islice(
+                itertools.chain.from_iterable(itertools.repeat(loader)), len(batches)
+            ):
                 optimizer.zero_grad()
                 task.loss(local(inputs), targets).backward()
                 optimizer.step()
             before = model.state_dict()
-            updates.append({name: value - before[name] for name, value in local.state_dict().items()})
+            updates.append(
+                {name: value - before[name] for name, value in local.state_dict().items()}
+            )
         return updates
 
     return run
 
 
-def lean_loop(task: Task, data: Data, plans: Plans, sgd: LocalSGD) -> Callable[[], list[dict[str, Tensor]]]:
+def lean_loop(
+    task: Task, data: Data, plans: Plans, sgd: LocalSGD
+) -> Callable[[], list[dict[str, Tensor]]]:
     """The leanest loop over a module: one resident model, examples by index from resident tensors, torch.optim.SGD."""
     model = initial_model(task, 0).to(data.inputs.device)
     state = {name: value.clone() for name, value in model.state_dict().items()}
@@ -60,7 +76,9 @@ def lean_loop(task: Task, data: Data, plans: Plans, sgd: LocalSGD) -> Callable[[
                 rows = torch.from_numpy(batch).to(data.inputs.device)
                 task.loss(model(data.inputs[rows]), data.targets[rows]).backward()
                 optimizer.step()
-            updates.append({name: value - state[name] for name, value in model.state_dict().items()})
+            updates.append(
+                {name: value - state[name] for name, value in model.state_dict().items()}
+            )
         return updates
 
     return run
@@ -73,14 +91,20 @@ def big_batch(task: Task, data: Data, plans: Plans, sgd: LocalSGD) -> Callable[[
     """
     model = initial_model(task, 0).to(data.inputs.device)
     optimizer = _optimizer(model, sgd)
-    steps = [torch.from_numpy(np.concatenate(batches)).to(data.inputs.device) for batches in _by_step(plans)]
+    steps = [
+        torch.from_numpy(np.concatenate(batches)).to(data.inputs.device)
+        for batches in _by_step(plans)
+    ]
     piece = max(1, LARGEST_PIECE // max(1, data.inputs[0].numel()))
 
     def run() -> None:
         for rows in steps:
             optimizer.zero_grad()
             for some in rows.split(piece):
-                (task.loss(model(data.inputs[some]), data.targets[some]) * (len(some) / len(rows))).backward()
+                (
+                    task.loss(model(data.inputs[some]), data.targets[some])
+                    * (len(some) / len(rows))
+                ).backward()
             optimizer.step()
 
     return run
@@ -93,7 +117,10 @@ def flops_of_an_example(task: Task, data: Data, batch: int) -> float:
     inputs, targets = data.inputs[:batch].cpu(), data.targets[:batch].cpu()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the GPUs that these flags are for, too
-        with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter:  # whose LSTM torch does not count
+        with (
+            torch.backends.mkldnn.flags(enabled=False),
+            FlopCounterMode(display=False) as counter,
+        ):  # whose LSTM torch does not count
             task.loss(model(inputs), targets).backward()
     return counter.get_total_flops() / batch
 
@@ -116,7 +143,9 @@ def seconds_of(run: Callable[[], object], device: torch.device) -> float:
 
 def _optimizer(model: torch.nn.Module, sgd: LocalSGD) -> torch.optim.SGD:
     """Before each of its steps, gradients are clipped by clip_grad_norm_ and pulled towards the weights of now, where `sgd` says so."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay
+    )
     start = [parameter.detach().clone() for parameter in model.parameters()] if sgd.proximal else []
 
     def change(*_: object) -> None:
@@ -133,4 +162,7 @@ def _optimizer(model: torch.nn.Module, sgd: LocalSGD) -> torch.optim.SGD:
 
 def _by_step(plans: Plans) -> list[list[np.ndarray]]:
     """For each step the batches of the clients that take it."""
-    return [[batch for batch in batches if batch is not None] for batches in itertools.zip_longest(*plans)]
+    return [
+        [batch for batch in batches if batch is not None]
+        for batches in itertools.zip_longest(*plans)
+    ]

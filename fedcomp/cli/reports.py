@@ -10,7 +10,9 @@ from .comparison.alternatives import alternatives
 from .results import share
 
 REPORT = "report.html"
-NEEDS = "a report is drawn by matplotlib, which cannot be imported ({}); pip install 'fedcomp[report]'"
+NEEDS = (
+    "a report is drawn by matplotlib, which cannot be imported ({}); pip install 'fedcomp[report]'"
+)
 
 
 def show(folders: Sequence[Path], out: Path | None, target: str | None, pictures: bool) -> None:
@@ -20,7 +22,11 @@ def show(folders: Sequence[Path], out: Path | None, target: str | None, pictures
     """
     wanted, only = share(target), folders[0] if len(folders) == 1 else Path()
     folders = [run for folder in folders for run in _runs_in(folder)]
-    if twice := [folder for i, folder in enumerate(folders) if folder.resolve() in [other.resolve() for other in folders[:i]]]:
+    if twice := [
+        folder
+        for i, folder in enumerate(folders)
+        if folder.resolve() in [other.resolve() for other in folders[:i]]
+    ]:
         raise UserError(f"{twice[0]} is named twice; name each run once")
     runs = [load(folder) for folder in folders]
     try:
@@ -41,10 +47,14 @@ def _runs_in(folder: Path) -> list[Path]:
     try:
         names = [each.name for each in alternatives(read_toml(file, SPANNING))]
     except UserError as error:
-        raise RunFolderError(f"{file} cannot be read ({error}); name the run folders in {folder} in its place") from error
+        raise RunFolderError(
+            f"{file} cannot be read ({error}); name the run folders in {folder} in its place"
+        ) from error
     if begun := [folder / name for name in names if (folder / name / RUN_FILE).is_file()]:
         return begun
-    raise RunFolderError(f"no alternative in {folder} was begun; leave it out, or go on with fedcomp sim --out {folder} --resume")
+    raise RunFolderError(
+        f"no alternative in {folder} was begun; leave it out, or go on with fedcomp sim --out {folder} --resume"
+    )
 
 
 def after_run(folder: Path, warn: Callable[[str], None], target: float | None = None) -> None:
@@ -61,7 +71,11 @@ def after_run(folder: Path, warn: Callable[[str], None], target: float | None = 
 
 
 def draw(
-    runs: Sequence[Run], page: Path, warn: Callable[[str], None], target: float | None = None, failed: Mapping[str, str] | None = None
+    runs: Sequence[Run],
+    page: Path,
+    warn: Callable[[str], None],
+    target: float | None = None,
+    failed: Mapping[str, str] | None = None,
 ) -> None:
     """Write a page on runs that are over. `failed`: by folder, why one did not end. What fails is told to `warn`."""
     try:
@@ -71,5 +85,9 @@ def draw(
     try:
         write(runs, page, pictures=False, target=target, failed=failed)
     except Exception as error:  # whatever matplotlib makes of this machine: the runs are done
-        said = str(error).strip().partition("\n")[0] if isinstance(error, FedcompError) else f"{type(error).__name__}: {error}"
+        said = (
+            str(error).strip().partition("\n")[0]
+            if isinstance(error, FedcompError)
+            else f"{type(error).__name__}: {error}"
+        )
         warn(f"{REPORT} is not written: {said}")

@@ -26,7 +26,9 @@ class Result:
     label: str
     folders: tuple[str, ...]
     accuracy: float | None = None  # the last one that was measured, a share, 0..1
-    accuracy_spread: float | None = None  # half of the distance between the best and the worst seed; None for one seed
+    accuracy_spread: float | None = (
+        None  # half of the distance between the best and the worst seed; None for one seed
+    )
     loss: float | None = None  # likewise the last one; None where it is no finite number
     rounds: float = 0.0
     uplink_bytes: float = 0.0
@@ -42,7 +44,9 @@ class Result:
     @classmethod
     def nothing(cls, folder: str, why: str) -> Self:
         """Of a run that left nothing."""
-        return cls(folder.rpartition("/")[2], (folder,), note=f"failed: {why}" if why else "not begun")
+        return cls(
+            folder.rpartition("/")[2], (folder,), note=f"failed: {why}" if why else "not begun"
+        )
 
     @property
     def sent_bytes(self) -> float:
@@ -51,10 +55,18 @@ class Result:
     @property
     def rank(self) -> float | None:
         """How good the model is: the accuracy, or where a task has none the loss, negative; None where neither was measured."""
-        return self.accuracy if self.accuracy is not None else None if self.loss is None else -self.loss
+        return (
+            self.accuracy
+            if self.accuracy is not None
+            else None
+            if self.loss is None
+            else -self.loss
+        )
 
 
-def results(found: Sequence["Group"], target: float | None = None, failed: Mapping[str, str] | None = None) -> list[Result]:
+def results(
+    found: Sequence["Group"], target: float | None = None, failed: Mapping[str, str] | None = None
+) -> list[Result]:
     """A line for each group, with the Pareto front marked. `target`: an accuracy, 0..1; `failed`: by folder, why a run did not end."""
     lines = [_result(group, target, failed or {}) for group in found]
     return [replace(line, on_front=on) for line, on in zip(lines, front(lines), strict=True)]
@@ -65,10 +77,19 @@ def front(lines: Sequence[Result]) -> list[bool]:
     points = [None if line.note else line.rank for line in lines]
 
     def beaten(mine: Result, rank: float) -> bool:
-        return any(other is not None and line.task == mine.task and other >= rank and line.sent_bytes <= mine.sent_bytes
-                   and (other > rank or line.sent_bytes < mine.sent_bytes) for line, other in zip(lines, points, strict=True))
+        return any(
+            other is not None
+            and line.task == mine.task
+            and other >= rank
+            and line.sent_bytes <= mine.sent_bytes
+            and (other > rank or line.sent_bytes < mine.sent_bytes)
+            for line, other in zip(lines, points, strict=True)
+        )
 
-    return [rank is not None and not beaten(line, rank) for line, rank in zip(lines, points, strict=True)]
+    return [
+        rank is not None and not beaten(line, rank)
+        for line, rank in zip(lines, points, strict=True)
+    ]
 
 
 def _result(group: "Group", target: float | None, failed: Mapping[str, str]) -> Result:
@@ -96,7 +117,10 @@ def _result(group: "Group", target: float | None, failed: Mapping[str, str]) -> 
 
 
 def _last_loss(run: "Run") -> float | None:
-    return next((r.loss for r in reversed(run.records) if r.loss is not None and math.isfinite(r.loss)), None)
+    return next(
+        (r.loss for r in reversed(run.records) if r.loss is not None and math.isfinite(r.loss)),
+        None,
+    )
 
 
 def _note(runs: Sequence["Run"], failed: Mapping[str, str]) -> str:
@@ -117,7 +141,9 @@ def _wrong(run: "Run", why: str) -> str:
     if run.records and not run.records[-1].accepted:
         last = max((r.round for r in run.records if r.accepted), default=0)
         reasons = run.summary.rejections
-        return f"diverged: no update was accepted after round {last}" + (f" ({reasons[0].reason})" if reasons else "")
+        return f"diverged: no update was accepted after round {last}" + (
+            f" ({reasons[0].reason})" if reasons else ""
+        )
     return ""
 
 
@@ -126,7 +152,10 @@ HEAD = ("accuracy", "up", "down", "ratio", "rounds", "time")
 
 def head(target: float | None) -> list[str]:
     """The titles of `cells`."""
-    return [*HEAD, *([f"rounds to {100 * target:g} %", "bytes to it"] if target is not None else [])]
+    return [
+        *HEAD,
+        *([f"rounds to {100 * target:g} %", "bytes to it"] if target is not None else []),
+    ]
 
 
 def cells(line: Result, target: float | None) -> list[str]:
@@ -143,7 +172,11 @@ def cells(line: Result, target: float | None) -> list[str]:
     ]
     if target is not None:
         missed = line.rounds_to_target is None
-        found += [NOTHING, NOTHING] if missed else [f"{line.rounds_to_target:g}", human_bytes(round(line.bytes_to_target))]
+        found += (
+            [NOTHING, NOTHING]
+            if missed
+            else [f"{line.rounds_to_target:g}", human_bytes(round(line.bytes_to_target))]
+        )
     return found
 
 
@@ -156,5 +189,7 @@ def share(text: str | None) -> float | None:
     except (ValueError, KeyError, ZeroDivisionError, OverflowError):
         share = -1.0
     if not 0 < share <= 1:
-        raise UserError(f"--target-accuracy is '{text}'; give a share above 0 and up to 1, such as 90% or 0.9")
+        raise UserError(
+            f"--target-accuracy is '{text}'; give a share above 0 and up to 1, such as 90% or 0.9"
+        )
     return share

@@ -18,7 +18,9 @@ from .watch import one_line
 
 COLUMNS = ("task", "parameters", "examples", "to test on", "an input", "data")
 SOURCES: dict[str, Callable[[Path | None], Images | Text]] = {
-    "mnist": mnist.images, "cifar10": cifar10.images, "shakespeare": shakespeare.Text,
+    "mnist": mnist.images,
+    "cifar10": cifar10.images,
+    "shakespeare": shakespeare.Text,
 }
 OWN = "your own: path/file.py:name, begun by fedcomp init"
 
@@ -46,7 +48,14 @@ def _line(name: str, folder: Path | None) -> Line:
     source = SOURCES.get(name.partition("-")[0])
     if source is None:
         data = task.train()
-        return Line(name, parameters, len(data), len(task.test()), _shape(data.inputs.shape[1:]), "comes with scikit-learn")
+        return Line(
+            name,
+            parameters,
+            len(data),
+            len(task.test()),
+            _shape(data.inputs.shape[1:]),
+            "comes with scikit-learn",
+        )
     found = source(folder)
     kind = f"{WINDOW} characters" if isinstance(found, Text) else _shape(found.shape)
     try:
@@ -69,8 +78,13 @@ def show(folder: Path | None) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title in COLUMNS:
         figure = title in COLUMNS[1:4]
-        table.add_column(title, justify="right" if figure else "left", style="bold" if title == "task" else "", no_wrap=title != "data",
-                         overflow="fold")
+        table.add_column(
+            title,
+            justify="right" if figure else "left",
+            style="bold" if title == "task" else "",
+            no_wrap=title != "data",
+            overflow="fold",
+        )
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False, markup=False)

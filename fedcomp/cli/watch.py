@@ -31,13 +31,25 @@ COLUMNS = (
     Column("up ratio", 8, 8, lambda r: ratio(r.dense_uplink_bytes, r.uplink_bytes)),
     Column("down", 7, 3, lambda r: human_bytes(r.downlink_bytes)),
     Column("down ratio", 10, 9, lambda r: ratio(r.dense_downlink_bytes, r.downlink_bytes)),
-    Column("ratio", 6, 4, lambda r: ratio(r.dense_uplink_bytes + r.dense_downlink_bytes, r.uplink_bytes + r.downlink_bytes)),
+    Column(
+        "ratio",
+        6,
+        4,
+        lambda r: ratio(
+            r.dense_uplink_bytes + r.dense_downlink_bytes, r.uplink_bytes + r.downlink_bytes
+        ),
+    ),
     Column("accepted", 9, 6, lambda r: f"{r.accepted}/{r.cohort}"),
     Column("time", 10, 7, lambda r: duration(r.seconds)),
 )
-VIRTUAL = Column("virtual", 10, 4, lambda r: NOTHING if r.simulated_s is None else duration(r.simulated_s))  # with a network
+VIRTUAL = Column(
+    "virtual", 10, 4, lambda r: NOTHING if r.simulated_s is None else duration(r.simulated_s)
+)  # with a network
 GAP = 2  # blanks between columns
-SUSPECT, UNLIKE = 0.2, 3.0  # share of votes lost by a wide margin, and how many times the median, from which a client is shown
+SUSPECT, UNLIKE = (
+    0.2,
+    3.0,
+)  # share of votes lost by a wide margin, and how many times the median, from which a client is shown
 NAMED = 8  # clients in a line, and reasons of a round's rejections
 
 
@@ -46,7 +58,10 @@ def columns_of(header: Header | None) -> tuple[Column, ...]:
     if header is None:
         return COLUMNS
     kept = [c for c in COLUMNS if c.title != "accuracy" or header.judged == "accuracy"]
-    measured = [Column(name, max(8, len(name)), 1, lambda r, name=name: decimal(r.metrics.get(name))) for name in header.measures]
+    measured = [
+        Column(name, max(8, len(name)), 1, lambda r, name=name: decimal(r.metrics.get(name)))
+        for name in header.measures
+    ]
     return (*kept[:1], *measured, *kept[1:], *([VIRTUAL] if header.network else []))
 
 
@@ -86,14 +101,23 @@ class Watch(Observer):
     clock: Callable[[], float] = monotonic
     header: Header | None = None
     last: RoundRecord | None = None
-    best: RoundRecord | None = None  # of the highest accuracy, or the lowest loss where there is none
+    best: RoundRecord | None = (
+        None  # of the highest accuracy, or the lowest loss where there is none
+    )
     totals: Totals = field(default_factory=Totals)
-    ends: deque[float] = field(default_factory=lambda: deque(maxlen=33))  # when the newest rounds ended, and when the first began
+    ends: deque[float] = field(
+        default_factory=lambda: deque(maxlen=33)
+    )  # when the newest rounds ended, and when the first began
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
 
     @property
     def last_round(self) -> int:
@@ -114,7 +138,9 @@ class Watch(Observer):
         self.last = record
         self.totals.add(record)
         self.ends.append(self.clock())
-        if (merit := self.merit(record)) is not None and (self.best is None or merit > self.merit(self.best)):
+        if (merit := self.merit(record)) is not None and (
+            self.best is None or merit > self.merit(self.best)
+        ):
             self.best = record
 
     def merit(self, record: RoundRecord) -> float | None:
@@ -129,8 +155,16 @@ def facts(header: Header) -> list[tuple[str, str]]:
     return [
         ("task", f"{header.task}, {header.parameters:,} parameters"),
         ("clients", f"{header.clients:,}, {header.cohort:,} a round, {header.partition}"),
-        *([("relays", f"{header.relays:,}, each adds the frames of its clients")] if header.relays else []),
-        *([("attack", f"{header.liars:,} of {header.clients:,} clients lie: {header.attack}")] if header.attack else []),
+        *(
+            [("relays", f"{header.relays:,}, each adds the frames of its clients")]
+            if header.relays
+            else []
+        ),
+        *(
+            [("attack", f"{header.liars:,} of {header.clients:,} clients lie: {header.attack}")]
+            if header.attack
+            else []
+        ),
         ("strategy", header.strategy),
         ("uplink", header.uplink),
         ("downlink", header.downlink),
@@ -155,18 +189,29 @@ def rejections(record: RoundRecord) -> list[str]:
         if r.stage == "quorum":
             continue
         clients.setdefault((r.stage, r.reason), []).append(r.client)
-    told = sorted(clients.items(), key=lambda found: -len(found[1]))[: NAMED if len(clients) > NAMED + 1 else None]
-    lines = [one_line(f"round {record.round}: {_named(who)} rejected at {stage}: {reason}") for (stage, reason), who in told]
+    told = sorted(clients.items(), key=lambda found: -len(found[1]))[
+        : NAMED if len(clients) > NAMED + 1 else None
+    ]
+    lines = [
+        one_line(f"round {record.round}: {_named(who)} rejected at {stage}: {reason}")
+        for (stage, reason), who in told
+    ]
     if len(told) < len(clients):
         rest = sum(len(who) for who in clients.values()) - sum(len(who) for _, who in told)
-        lines.append(f"round {record.round}: {rest} more rejected, for {len(clients) - len(told)} reasons; metrics.jsonl has them")
+        lines.append(
+            f"round {record.round}: {rest} more rejected, for {len(clients) - len(told)} reasons; metrics.jsonl has them"
+        )
     return lines
 
 
 def suspects(record: RoundRecord) -> str:
     """The clients whose votes lose much more often by a wide margin than those of most others, at most three; "" where none does."""
     usual = median_low(record.suspicion.values()) if len(record.suspicion) > 1 else 0.0
-    found = [(share, client) for client, share in record.suspicion.items() if share > SUSPECT and share >= UNLIKE * usual]
+    found = [
+        (share, client)
+        for client, share in record.suspicion.items()
+        if share > SUSPECT and share >= UNLIKE * usual
+    ]
     worst = sorted(found, key=lambda found: (-found[0], found[1]))
     return ", ".join(f"client {client} {100 * share:.0f} %" for share, client in worst[:3])
 
@@ -183,25 +228,62 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
     dense_up, dense_down = summary.dense_uplink_bytes, summary.dense_downlink_bytes
     wire = totals.wire_bytes_in + totals.wire_bytes_out
     lines = [
-        *([("accuracy", percent(summary.accuracy))] if summary.accuracy is not None or summary.loss is None else []),
+        *(
+            [("accuracy", percent(summary.accuracy))]
+            if summary.accuracy is not None or summary.loss is None
+            else []
+        ),
         ("loss", decimal(summary.loss)),
         *((name, decimal(value)) for name, value in summary.metrics.items()),
         ("bytes up", _against(up, dense_up)),
-        *([("relayed", _against(totals.relayed_bytes, totals.dense_uplink_bytes))] if totals.relayed_bytes else []),
+        *(
+            [("relayed", _against(totals.relayed_bytes, totals.dense_uplink_bytes))]
+            if totals.relayed_bytes
+            else []
+        ),
         ("bytes down", _against(down, dense_down)),
         ("both", _against(up + down, dense_up + dense_down)),
-        *([("at the port", _against(wire, totals.dense_uplink_bytes + totals.dense_downlink_bytes))] if wire else []),
+        *(
+            [
+                (
+                    "at the port",
+                    _against(wire, totals.dense_uplink_bytes + totals.dense_downlink_bytes),
+                )
+            ]
+            if wire
+            else []
+        ),
         ("time", f"{duration(summary.seconds)}, {rate(summary.client_updates_per_s)}"),
-        *([("network", f"{duration(3600 * summary.simulated_hours)} of virtual time")] if summary.simulated_hours is not None else []),
+        *(
+            [("network", f"{duration(3600 * summary.simulated_hours)} of virtual time")]
+            if summary.simulated_hours is not None
+            else []
+        ),
     ]
     rejected = totals.rejected
-    told = [("", one_line(f"{r.updates:,} of {_named(r.clients, r.more_clients)} at {r.stage}: {r.reason}")) for r in summary.rejections]
-    return lines + [("rejected", f"{rejected:,} update{'s' * (rejected != 1)}")] * bool(rejected) + told[:3]
+    told = [
+        (
+            "",
+            one_line(
+                f"{r.updates:,} of {_named(r.clients, r.more_clients)} at {r.stage}: {r.reason}"
+            ),
+        )
+        for r in summary.rejections
+    ]
+    return (
+        lines
+        + [("rejected", f"{rejected:,} update{'s' * (rejected != 1)}")] * bool(rejected)
+        + told[:3]
+    )
 
 
 def _against(sent: int, dense: int) -> str:
     times = ratio(dense, sent)
-    return human_bytes(sent) if times == NOTHING else f"{human_bytes(sent)}, {times} against {human_bytes(dense)} dense"
+    return (
+        human_bytes(sent)
+        if times == NOTHING
+        else f"{human_bytes(sent)}, {times} against {human_bytes(dense)} dense"
+    )
 
 
 def model_file(out: str) -> str:
@@ -216,11 +298,12 @@ def how_to_load(out: str) -> list[str]:
 def awaited(here: Sequence[int], wanted: int) -> str:
     """Who is connected while a round waits for clients."""
     said = f"{len(here)} of {wanted} client{'s are' if wanted != 1 else ' is'} here"
-    names = ", ".join(map(str, here[:16])) + (f" and {len(here) - 16} more" if len(here) > 16 else "")
+    names = ", ".join(map(str, here[:16])) + (
+        f" and {len(here) - 16} more" if len(here) > 16 else ""
+    )
     return f"{said}: {names}" if here else said
 
 
 def one_line(text: str) -> str:
     """Without line breaks and other control characters: what a client wrote must not steer the terminal."""
     return "".join(c if c.isprintable() else " " for c in text)
-

@@ -8,20 +8,33 @@ from ..errors import ProtocolError
 from .ballots import Slot
 from .election import Row, announced_row
 
-ATTEMPT, TERMS = "attempt", "terms"  # what is announced in every phase: which attempt, and by what all have trained
+ATTEMPT, TERMS = (
+    "attempt",
+    "terms",
+)  # what is announced in every phase: which attempt, and by what all have trained
 FEWEST = 3  # partitions with a ballot that a client votes on: a vote on fewer tells what is in them
 
 
 def attempt_of(announced: Mapping[str, bytes]) -> str:
     if ATTEMPT not in announced:
-        raise ProtocolError("this client was not told which attempt of the round it is; both sides need the same version of fedcomp")
+        raise ProtocolError(
+            "this client was not told which attempt of the round it is; both sides need the same version of fedcomp"
+        )
     if not re.fullmatch(rb"[0-9a-f]{32}", announced[ATTEMPT]):
-        raise ProtocolError("the name of the attempt is not 32 hexadecimal digits; both sides need the same version of fedcomp")
+        raise ProtocolError(
+            "the name of the attempt is not 32 hexadecimal digits; both sides need the same version of fedcomp"
+        )
     return announced[ATTEMPT].decode()
 
 
 def slot_of(run: str, announced: Mapping[str, bytes], round: int, sender: int) -> Slot:
-    return Slot(run, attempt_of(announced), round, sender, announced.get(TERMS, b"").decode("ascii", "replace"))
+    return Slot(
+        run,
+        attempt_of(announced),
+        round,
+        sender,
+        announced.get(TERMS, b"").decode("ascii", "replace"),
+    )
 
 
 def terms_of(options: str, fingerprint: str, lr: float, steps: int = 0, batch_size: int = 0) -> str:
@@ -36,7 +49,9 @@ def terms_of(options: str, fingerprint: str, lr: float, steps: int = 0, batch_si
 def number(name: str, prefix: str = "") -> int:
     """The client in a name that is announced, written as the server writes it. Raises ProtocolError."""
     if not re.fullmatch("0|[1-9][0-9]{0,17}", text := name.removeprefix(prefix)):
-        raise ProtocolError(f"the server announces something under the name {ascii(name)[:60]}, which is no client's")
+        raise ProtocolError(
+            f"the server announces something under the name {ascii(name)[:60]}, which is no client's"
+        )
     return int(text)
 
 
@@ -48,9 +63,17 @@ def full_row(announced: Mapping[str, bytes]) -> Row:
     row = announced_row(announced)
     sizes = [len(part.data_sets) for part in row.parts]
     numbered = [part.number for part in row.parts] == list(range(len(row.parts)))
-    if not numbered or len(sizes) % 2 == 0 or len(sizes) < FEWEST or max(sizes) - min(sizes) > 1 or row.client not in row.senders:
-        raise ProtocolError(f"the row of the code does not count everybody alike, in an odd number of partitions, {FEWEST} at least; "
-                            "a vote on it would tell ballots")
+    if (
+        not numbered
+        or len(sizes) % 2 == 0
+        or len(sizes) < FEWEST
+        or max(sizes) - min(sizes) > 1
+        or row.client not in row.senders
+    ):
+        raise ProtocolError(
+            f"the row of the code does not count everybody alike, in an odd number of partitions, {FEWEST} at least; "
+            "a vote on it would tell ballots"
+        )
     return row
 
 

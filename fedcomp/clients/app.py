@@ -26,7 +26,12 @@ from .member import Member
 from .state import StateFolder
 
 FOLDER = "fedcomp-state"  # in the node's config
-SETUP, INVITED, SAID, OVER = "setup.json", "invitation.bin", "said.jsonl", "over"  # in the state folder
+SETUP, INVITED, SAID, OVER = (
+    "setup.json",
+    "invitation.bin",
+    "said.jsonl",
+    "over",
+)  # in the state folder
 INVITATION, REFUSED = "invitation", "refused"
 UNINVITED = "this client has not joined the run; start it again, and the server invites it anew"
 
@@ -57,7 +62,9 @@ def train(message: Message, context: Context) -> Message:
                 raise UserError(UNINVITED)
             member.join(Invitation.unpack(kept[INVITATION]))
             report = member.answer(assignment, message.metadata.run_id)
-            report = report or failure(assignment, "phase", "this client has answered a later question")
+            report = report or failure(
+                assignment, "phase", "this client has answered a later question"
+            )
         except FedcompError as error:
             report = failure(assignment, "encode", str(error))
         _say(member, sentences.answered(assignment, report))
@@ -80,7 +87,14 @@ def _member(context: Context) -> Iterator[Member]:
     setup = json.loads((path / SETUP).read_text())
     task = load(setup["task"], data_folder(RunConfig(data=setup["data"])))
     device = torch.device(setup["device"])
-    own = Own(task, data_of(task, "train"), device, setup["client"], setup["partition_id"], setup["partitions"])
+    own = Own(
+        task,
+        data_of(task, "train"),
+        device,
+        setup["client"],
+        setup["partition_id"],
+        setup["partitions"],
+    )
     folder = StateFolder(path)
     try:
         yield Member(own, folder)

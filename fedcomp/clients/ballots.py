@@ -21,7 +21,10 @@ from hmac import compare_digest
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from cryptography.hazmat.primitives.asymmetric.utils import (
+    decode_dss_signature,
+    encode_dss_signature,
+)
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -29,7 +32,13 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ..errors import ProtocolError
 
-KEY, TAG, SALT, HASH, HALF = 32, 16, 32, 32, 48  # bytes; HALF: of a P-384 signature, which is two numbers
+KEY, TAG, SALT, HASH, HALF = (
+    32,
+    16,
+    32,
+    32,
+    48,
+)  # bytes; HALF: of a P-384 signature, which is two numbers
 SIGNATURE = 2 * HALF
 CARD = KEY + SIGNATURE
 HEAD = struct.Struct(f"<{KEY}s{HASH}s{SIGNATURE}sH")  # E, h, σ, number of wraps
@@ -83,7 +92,13 @@ class Card:
     data: bytes  # what is sent: the public half and the voter's signature
 
     @classmethod
-    def make(cls, slot: Slot, voter: int, signer: ec.EllipticCurvePrivateKey, entropy: Entropy = os.urandom) -> "Card":
+    def make(
+        cls,
+        slot: Slot,
+        voter: int,
+        signer: ec.EllipticCurvePrivateKey,
+        entropy: Entropy = os.urandom,
+    ) -> "Card":
         private = entropy(KEY)
         public = X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
         return cls(private, public + sign(signer, slot.bytes("card", voter, public)))
@@ -93,7 +108,9 @@ def card_key(data: bytes, slot: Slot, voter: int, verifier: ec.EllipticCurvePubl
     """The public half on a voter's card. Raises ProtocolError unless the voter made it for this slot."""
     public = data[:KEY]
     if len(data) != CARD or not signed(verifier, data[KEY:], slot.bytes("card", voter, public)):
-        raise ProtocolError(f"the card of voter {voter} for the ballot of client {slot.sender} is not signed by that voter")
+        raise ProtocolError(
+            f"the card of voter {voter} for the ballot of client {slot.sender} is not signed by that voter"
+        )
     return public
 
 
@@ -105,7 +122,13 @@ def refuse_low_order(public: bytes) -> None:
         raise ProtocolError("a card holds a point of low order") from error
 
 
-def seal(bits: bytes, slot: Slot, voters: Mapping[int, bytes], signer: ec.EllipticCurvePrivateKey, entropy: Entropy = os.urandom) -> bytes:
+def seal(
+    bits: bytes,
+    slot: Slot,
+    voters: Mapping[int, bytes],
+    signer: ec.EllipticCurvePrivateKey,
+    entropy: Entropy = os.urandom,
+) -> bytes:
     """A ballot for voters with these public halves: len(bits) + 210 + 84 bytes for each voter.
 
     Raises ProtocolError for a key that is none.
@@ -114,7 +137,13 @@ def seal(bits: bytes, slot: Slot, voters: Mapping[int, bytes], signer: ec.Ellipt
     point = own.public_key().public_bytes_raw()
     content = ChaCha20Poly1305(key).encrypt(ONCE, salt + bits, slot.bytes())
     wraps = b"".join(
-        WRAP.pack(voter, public, ChaCha20Poly1305(_wrapping(slot, voter, own, public, point, public)).encrypt(ONCE, key, None))
+        WRAP.pack(
+            voter,
+            public,
+            ChaCha20Poly1305(_wrapping(slot, voter, own, public, point, public)).encrypt(
+                ONCE, key, None
+            ),
+        )
         for voter, public in sorted(voters.items())
     )
     held = _held(slot, salt, bits)
@@ -129,7 +158,9 @@ class Sealed:
     slot: Slot
     point: bytes
     held: bytes  # h
-    wraps: Mapping[int, tuple[bytes, bytes]]  # by voter: the R of the card that it was sealed for, the wrap of K
+    wraps: Mapping[
+        int, tuple[bytes, bytes]
+    ]  # by voter: the R of the card that it was sealed for, the wrap of K
     content: bytes
 
     @classmethod
@@ -143,7 +174,9 @@ class Sealed:
         if len(wraps) != count * WRAP.size or len(content) < SALT + TAG:
             raise ProtocolError(f"the ballot of client {slot.sender} is cut off")
         if not signed(verifier, signature, signed_text(slot, held, point, wraps, content)):
-            raise ProtocolError(f"the ballot of client {slot.sender} is not signed by it for this round")
+            raise ProtocolError(
+                f"the ballot of client {slot.sender} is not signed by it for this round"
+            )
         each = {voter: (public, wrap) for voter, public, wrap in WRAP.iter_unpack(wraps)}
         if len(each) != count:
             raise ProtocolError(f"the ballot of client {slot.sender} names a voter twice")
@@ -163,15 +196,23 @@ class Sealed:
         public = own.public_key().public_bytes_raw()
         sealed_for, wrap = self.wraps.get(voter, (b"", b""))
         if sealed_for != public:
-            raise ProtocolError(f"the ballot of client {self.slot.sender} is not sealed for the card that voter {voter} made for it")
+            raise ProtocolError(
+                f"the ballot of client {self.slot.sender} is not sealed for the card that voter {voter} made for it"
+            )
         try:
-            key = ChaCha20Poly1305(_wrapping(self.slot, voter, own, self.point, self.point, public)).decrypt(ONCE, wrap, None)
+            key = ChaCha20Poly1305(
+                _wrapping(self.slot, voter, own, self.point, self.point, public)
+            ).decrypt(ONCE, wrap, None)
             text = ChaCha20Poly1305(key).decrypt(ONCE, self.content, self.slot.bytes())
         except (InvalidTag, ProtocolError) as error:
-            raise Unopenable(f"the ballot of client {self.slot.sender} does not open for voter {voter}") from error
+            raise Unopenable(
+                f"the ballot of client {self.slot.sender} does not open for voter {voter}"
+            ) from error
         salt, bits = text[:SALT], text[SALT:]
         if not compare_digest(_held(self.slot, salt, bits), self.held):
-            raise Unopenable(f"client {self.slot.sender} sent voter {voter} another ballot than the one that it signed")
+            raise Unopenable(
+                f"client {self.slot.sender} sent voter {voter} another ballot than the one that it signed"
+            )
         return bits
 
     def proven_bad(self, voter: int, public: bytes, private: bytes) -> bool:
@@ -203,10 +244,14 @@ def signed_text(slot: Slot, held: bytes, point: bytes, wraps: bytes, content: by
     return slot.bytes("sealed", held, sha256(slot.bytes(point, wraps, content)).digest())
 
 
-def _wrapping(slot: Slot, voter: int, own: X25519PrivateKey, other: bytes, point: bytes, public: bytes) -> bytes:
+def _wrapping(
+    slot: Slot, voter: int, own: X25519PrivateKey, other: bytes, point: bytes, public: bytes
+) -> bytes:
     """The key that wraps K for a voter, as both sides derive it from their own half and the other's."""
     try:
         shared = own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as error:
-        raise ProtocolError(f"client {slot.sender} and voter {voter} have no key in common: one sent a point of low order") from error
+        raise ProtocolError(
+            f"client {slot.sender} and voter {voter} have no key in common: one sent a point of low order"
+        ) from error
     return HKDF(SHA256(), KEY, salt=point + public, info=slot.bytes("wrap", voter)).derive(shared)

@@ -19,9 +19,32 @@ from ..kernels import pooled
 
 LARGE = 1 << 16  # elements of a weight
 FUNCTIONS = (
-    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten,
-    nn.Unflatten, nn.Identity, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Dropout, nn.Dropout2d,
-    nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.Linear,
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.AvgPool1d,
+    nn.AvgPool2d,
+    nn.AdaptiveAvgPool2d,
+    nn.Flatten,
+    nn.Unflatten,
+    nn.Identity,
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Softplus,
+    nn.Dropout,
+    nn.Dropout2d,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.GroupNorm,
+    nn.LayerNorm,
 )
 
 
@@ -54,14 +77,29 @@ class Pooled(nn.Module):
         if [type(layer) for layer in layers] != [nn.Conv2d, nn.MaxPool2d, nn.ReLU]:
             return None
         c, m, _ = layers
-        dense = c.groups == 1 and set(c.stride) | set(c.dilation) == {1} and c.padding_mode == "zeros" and not isinstance(c.padding, str)
-        apart = m.kernel_size == m.stride and not m.padding and m.dilation == 1 and not m.return_indices
+        dense = (
+            c.groups == 1
+            and set(c.stride) | set(c.dilation) == {1}
+            and c.padding_mode == "zeros"
+            and not isinstance(c.padding, str)
+        )
+        apart = (
+            m.kernel_size == m.stride and not m.padding and m.dilation == 1 and not m.return_indices
+        )
         return Pooled(c, m) if dense and apart and m.kernel_size not in (1, (1, 1)) else None
 
     def forward(self, x: Tensor) -> Tensor:
         c, m = self.convolution, self.maximum
-        patch = (m.kernel_size, m.kernel_size) if isinstance(m.kernel_size, int) else tuple(m.kernel_size)
-        if torch.is_autocast_enabled("cpu") or x.dim() != 4 or not pooled.suits(x, c.weight, c.padding, patch):
+        patch = (
+            (m.kernel_size, m.kernel_size)
+            if isinstance(m.kernel_size, int)
+            else tuple(m.kernel_size)
+        )
+        if (
+            torch.is_autocast_enabled("cpu")
+            or x.dim() != 4
+            or not pooled.suits(x, c.weight, c.padding, patch)
+        ):
             return F.relu(m(c(x)))
         return _Pooled.apply(x, c.weight, c.bias, c.padding, patch, m.ceil_mode)
 
@@ -80,8 +118,17 @@ class _Pooled(torch.autograd.Function):
     def backward(ctx, slopes):
         x, weight, places, result = ctx.saved_tensors
         slopes = slopes.masked_fill(result <= 0, 0.0)  # what is no number has a gradient
-        of_x, of_weight = pooled.gradients(x, weight, slopes, places, ctx.padding, ctx.needs_input_grad[0])
-        return of_x, of_weight, slopes.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None, None, None, None
+        of_x, of_weight = pooled.gradients(
+            x, weight, slopes, places, ctx.padding, ctx.needs_input_grad[0]
+        )
+        return (
+            of_x,
+            of_weight,
+            slopes.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None,
+            None,
+            None,
+            None,
+        )
 
 
 class Chain:
@@ -90,7 +137,11 @@ class Chain:
     def __init__(self, layers: Sequence[nn.Module]):
         self.layers = layers
         uses = Counter(parameter for layer in layers for parameter in layer.parameters())
-        alone = [layer for layer in layers if all(uses[p] == 1 and p.requires_grad for p in layer.parameters())]
+        alone = [
+            layer
+            for layer in layers
+            if all(uses[p] == 1 and p.requires_grad for p in layer.parameters())
+        ]
         self.products = [layer for layer in alone if _is_product(layer)]
         self._theirs = {parameter for layer in self.products for parameter in layer.parameters()}
 
@@ -98,12 +149,17 @@ class Chain:
     def of(cls, model: nn.Module) -> "Chain | None":
         """None for a model that is something else than a chain of layers that are known here. Its layers write in place no more."""
         layers = list(_flat(model))
-        hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in model.modules())
+        hooked = any(
+            m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+            for m in model.modules()
+        )
         if hooked or not all(type(layer) in FUNCTIONS for layer in layers):
             return None
         for layer in layers:
             if getattr(layer, "inplace", False):
-                layer.inplace = False  # the outputs of the layer before are wanted, for their gradient
+                layer.inplace = (
+                    False  # the outputs of the layer before are wanted, for their gradient
+                )
         return cls(_together(_maximum_first(layers)))
 
     def others(self, parameters: Collection[nn.Parameter]) -> list[nn.Parameter]:
@@ -131,7 +187,11 @@ def _flat(model: nn.Module) -> Iterator[nn.Module]:
 def _maximum_first(layers: Sequence[nn.Module]) -> list[nn.Module]:
     found = list(layers)
     for i, (layer, after) in enumerate(zip(layers, layers[1:], strict=False)):
-        if type(layer) is nn.ReLU and type(after) in (nn.MaxPool1d, nn.MaxPool2d) and not after.return_indices:
+        if (
+            type(layer) is nn.ReLU
+            and type(after) in (nn.MaxPool1d, nn.MaxPool2d)
+            and not after.return_indices
+        ):
             found[i], found[i + 1] = after, layer
     return found
 
@@ -145,4 +205,8 @@ def _together(layers: Sequence[nn.Module]) -> list[nn.Module]:
 
 
 def _is_product(layer: nn.Module) -> bool:
-    return type(layer) is nn.Linear and layer.weight.numel() >= LARGE and layer.weight.dtype == torch.float32
+    return (
+        type(layer) is nn.Linear
+        and layer.weight.numel() >= LARGE
+        and layer.weight.dtype == torch.float32
+    )

@@ -23,18 +23,30 @@ def script(name: str) -> str:
     path = Path(sysconfig.get_path("scripts")) / name
     found = str(path) if path.exists() else shutil.which(name)
     if found is None:
-        raise FedcompError(f"the command {name} is not installed beside {sys.executable}; install flwr there")
+        raise FedcompError(
+            f"the command {name} is not installed beside {sys.executable}; install flwr there"
+        )
     return found
 
 
 def environment(home: Path) -> dict[str, str]:
     """Variables for a program of Flower that keeps what it needs in `home`, and tells nobody."""
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "NO_COLOR": "1", "NO_PROXY": LOOPBACK}
+    quiet = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "NO_COLOR": "1",
+        "NO_PROXY": LOOPBACK,
+    }
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
     return os.environ | quiet | {"FLWR_HOME": str(home), "PATH": path}
 
 
-def start(command: Sequence[str], variables: dict[str, str], output: object, errors: int = subprocess.STDOUT) -> subprocess.Popen:
+def start(
+    command: Sequence[str],
+    variables: dict[str, str],
+    output: object,
+    errors: int = subprocess.STDOUT,
+) -> subprocess.Popen:
     """A process in a group of its own, that the terminal's Ctrl-C does not reach, and that is killed when this process is gone."""
     libc, parent = ctypes.CDLL(None), os.getpid()
 
@@ -44,8 +56,15 @@ def start(command: Sequence[str], variables: dict[str, str], output: object, err
             os._exit(1)
 
     linux = sys.platform == "linux"
-    return subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
-                            start_new_session=True, preexec_fn=follow if linux else None)
+    return subprocess.Popen(
+        command,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        start_new_session=True,
+        preexec_fn=follow if linux else None,
+    )
 
 
 def end(process: subprocess.Popen) -> None:

@@ -22,7 +22,13 @@ from .replica import NeedDense, Replica
 from .work import Held, Part, Work
 
 
-def settle(memory: Memory, pending: str, accepted: str, returned: bytes = b"", momentum: Tensor | None = None) -> None:
+def settle(
+    memory: Memory,
+    pending: str,
+    accepted: str,
+    returned: bytes = b"",
+    momentum: Tensor | None = None,
+) -> None:
     """Commit a memory's waiting proposal if `accepted` names it, else put it back. Hearing the same news twice, or late, does no harm.
 
     `returned` is a frame of what was dropped of it, if anything. Of the client's momentum [numel], if it keeps one, what was taken
@@ -76,25 +82,39 @@ class Client:
     after: str = ""  # ticket of the proposal that the memory last committed
     work: Work = Work()  # the strategy's client half
     held: Held | None = None  # of the round that was last opened
-    data_sets: Sequence[np.ndarray] | None = None  # the shards of all clients by logical id, where this one has the data of all
+    data_sets: Sequence[np.ndarray] | None = (
+        None  # the shards of all clients by logical id, where this one has the data of all
+    )
 
     def handle(self, assignment: Assignment) -> Report:
         """Do what an assignment asks. Every failure becomes a report that names its stage."""
         stage = "phase"
         try:
-            opens, trained, traces, held = self.work.opens(assignment, self.held), None, Traces(), self.held
+            opens, trained, traces, held = (
+                self.work.opens(assignment, self.held),
+                None,
+                Traces(),
+                self.held,
+            )
             if opens:
                 stage = "download"
                 self._arrive(assignment)
                 stage = "train"
                 trained, traces = self._train(assignment)
-                held = Held(assignment.round, trained.loss, self.work.outlasting(self.held, assignment))
+                held = Held(
+                    assignment.round, trained.loss, self.work.outlasting(self.held, assignment)
+                )
             stage = "encode"
             self.memory.use_density(assignment.density)
             seed = self.work.seed(self.memory.codec, self.seed, assignment)
             context = replace(context_of(assignment), moments=traces.moments)
             x = trained.update if opens else self.work.hear(self.memory, held.kept, seed, context)
-            frame = self.work.answer(self.memory, None if x is None else x[None], held.kept, seed, context) or b""
+            frame = (
+                self.work.answer(
+                    self.memory, None if x is None else x[None], held.kept, seed, context
+                )
+                or b""
+            )
         except NeedDense as error:
             return self._failure(assignment, stage, str(error), NEED_DENSE)
         except Exception as error:
@@ -103,8 +123,19 @@ class Client:
             self.buffers, self.momentum, self.held = trained.buffers, traces.momentum, held
         self.ticket = ticket(assignment.round, assignment.client, frame)
         return Report(
-            assignment.round, assignment.phase, assignment.client, UPDATE, self.replica.version, self.replica.fingerprint,
-            frame, self.ticket, len(self.shard), held.loss, "", "", self.after,
+            assignment.round,
+            assignment.phase,
+            assignment.client,
+            UPDATE,
+            self.replica.version,
+            self.replica.fingerprint,
+            frame,
+            self.ticket,
+            len(self.shard),
+            held.loss,
+            "",
+            "",
+            self.after,
         )
 
     def _arrive(self, assignment: Assignment) -> None:
@@ -121,12 +152,27 @@ class Client:
         batches = plan_batches(sgd, self.shard, self.seed, assignment.round, assignment.client)
         state, kept = self.replica.weights.to(self.engine.device), self.buffers or {}
         start = self.work.model(state)
-        traces = Traces.begin(self.sgd, self.memory.needs_moments, start, self.momentum, self.work.pull(state, kept, self.sgd))
-        trained = self.engine.train(
-            start, self.data, batches, sgd,
-            seed=self.seed, round=assignment.round, who=assignment.client, buffers=self.buffers, traces=traces,
+        traces = Traces.begin(
+            self.sgd,
+            self.memory.needs_moments,
+            start,
+            self.momentum,
+            self.work.pull(state, kept, self.sgd),
         )
-        update, own = self.work.trained(trained.update, state, kept, self.sgd, sgd.lr * len(batches))
+        trained = self.engine.train(
+            start,
+            self.data,
+            batches,
+            sgd,
+            seed=self.seed,
+            round=assignment.round,
+            who=assignment.client,
+            buffers=self.buffers,
+            traces=traces,
+        )
+        update, own = self.work.trained(
+            trained.update, state, kept, self.sgd, sgd.lr * len(batches)
+        )
         return Trained(update, trained.loss, {**(trained.buffers or {}), **own} or None), traces
 
     def _train_parts(self, assignment: Assignment, parts: Sequence[Part]) -> Trained:
@@ -135,21 +181,36 @@ class Client:
         for part in parts:
             shard = shard_of(part, self.data_sets)
             trained = self.engine.train(
-                start, self.data, plan_batches(sgd, shard, self.seed, assignment.round, part.number), sgd,
-                seed=self.seed, round=assignment.round, who=part.number,
+                start,
+                self.data,
+                plan_batches(sgd, shard, self.seed, assignment.round, part.number),
+                sgd,
+                seed=self.seed,
+                round=assignment.round,
+                who=part.number,
             )
             kept.append(self.work.keep(part, trained.update, self.seed, assignment.round))
             losses.append(trained.loss)
-        return Trained(self.work.join(assignment, kept, start.numel(), self.seed).to(start.device), sum(losses) / len(losses), None)
+        return Trained(
+            self.work.join(assignment, kept, start.numel(), self.seed).to(start.device),
+            sum(losses) / len(losses),
+            None,
+        )
 
-    def _failure(self, assignment: Assignment, stage: str, sentence: str, kind: str = FAILED) -> Report:
-        return failure(assignment, stage, sentence, self.replica.version, self.replica.fingerprint, kind)
+    def _failure(
+        self, assignment: Assignment, stage: str, sentence: str, kind: str = FAILED
+    ) -> Report:
+        return failure(
+            assignment, stage, sentence, self.replica.version, self.replica.fingerprint, kind
+        )
 
 
 def shard_of(part: Part, data_sets: Sequence[np.ndarray] | None) -> np.ndarray:
     """The examples of a part. Raises ProtocolError for data that is not here."""
     if data_sets is None or not set(part.data_sets) <= set(range(len(data_sets))):
-        raise ProtocolError(f"part {part.number} has data that this client does not have; give it the data of all, with --partition-id")
+        raise ProtocolError(
+            f"part {part.number} has data that this client does not have; give it the data of all, with --partition-id"
+        )
     return np.concatenate([data_sets[client] for client in part.data_sets])
 
 

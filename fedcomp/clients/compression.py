@@ -41,7 +41,12 @@ Mod = Callable[[Message, Context, ClientAppCallable], Message]
 PASSED = 32  # versions that are remembered
 RUNS = 4  # whose state is kept
 TICKET_BYTES = 16
-TOLD = ("training", "uplink", "downlink", "layout")  # by the server; what is kept of others is of no use
+TOLD = (
+    "training",
+    "uplink",
+    "downlink",
+    "layout",
+)  # by the server; what is kept of others is of no use
 WEIGHTS, MEMORY, HEAD = "weights", "memory.", "head"
 
 
@@ -62,7 +67,14 @@ def compression_mod(memory: str = "residual", state_dir: str | Path | None = Non
         assignment = Assignment.unpack(parcel.message)
         folder = StateFolder(states / place_of(context))
         try:
-            return _attend(Kept(folder, str(context.run_id), memory), assignment, parcel, message, context, call_next)
+            return _attend(
+                Kept(folder, str(context.run_id), memory),
+                assignment,
+                parcel,
+                message,
+                context,
+                call_next,
+            )
         finally:
             folder.close()
 
@@ -74,7 +86,9 @@ def check_memory(memory: str) -> None:
     name = memory.partition(":")[0]
     cls = available_memories().get(name)
     if cls is not None and (cls.counterpart is not None or cls.only_under or cls.needs_moments):
-        raise ConfigError(f"memory '{name}' needs more than a mod can see of an app; use memory='residual', or fedcomp client")
+        raise ConfigError(
+            f"memory '{name}' needs more than a mod can see of an app; use memory='residual', or fedcomp client"
+        )
     with suppress(ConfigError):  # whether it suits the codec is seen when that is known
         memory_of(memory, codec("stc"), 1)
 
@@ -86,11 +100,20 @@ def default_state_dir() -> Path:
 def place_of(context: Context) -> str:
     """The name of a client's folder. Two clients on one machine need different ones."""
     partition = context.node_config.get("partition-id")
-    return f"node-{context.node_id}" if partition is None else f"partition-{partition}".replace(os.sep, "_")
+    return (
+        f"node-{context.node_id}"
+        if partition is None
+        else f"partition-{partition}".replace(os.sep, "_")
+    )
 
 
 def _attend(
-    kept: "Kept", assignment: Assignment, parcel: Parcel, message: Message, context: Context, call_next: ClientAppCallable
+    kept: "Kept",
+    assignment: Assignment,
+    parcel: Parcel,
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
 ) -> Message:
     """Let the app answer a message, and pack what it says."""
     a, stage = assignment, "download"
@@ -109,16 +132,23 @@ def _attend(
     if reply.has_error():
         return reply
     if a.phase != TRAIN:
-        return _with(Report(a.round, a.phase, a.client, UPDATE, version, print_, b"", "", 0, 0.0, "", ""), reply)
+        return _with(
+            Report(a.round, a.phase, a.client, UPDATE, version, print_, b"", "", 0, 0.0, "", ""),
+            reply,
+        )
     try:
         stage = "train"
         key, trained = _trained(held.form, reply.content)
         stage = "encode"
-        frame = held.propose(a, held.form.vector(trained).sub_(held.form.given(held.replica.weights, arrays)))
+        frame = held.propose(
+            a, held.form.vector(trained).sub_(held.form.given(held.replica.weights, arrays))
+        )
         kept.save(held)
     except FedcompError as error:
         return _with(failure(a, stage, str(error), version, print_), reply)
-    report = Report(a.round, a.phase, a.client, UPDATE, version, print_, frame, held.ticket, 0, 0.0, "", "")
+    report = Report(
+        a.round, a.phase, a.client, UPDATE, version, print_, frame, held.ticket, 0, 0.0, "", ""
+    )
     reply.content = Parcel.of(report, key, held.form.whole(trained)).put(reply.content, key)
     return reply
 
@@ -131,17 +161,27 @@ def _only(report: Report, to: Message) -> Message:
 def _with(report: Report, reply: Message) -> Message:
     """The app's reply with a report beside it. Records of arrays stay here when there is no update: the server could not use them."""
     failed = report.kind != UPDATE
-    others = {key: record for key, record in reply.content.items() if not (failed and isinstance(record, ArrayRecord))}
+    others = {
+        key: record
+        for key, record in reply.content.items()
+        if not (failed and isinstance(record, ArrayRecord))
+    }
     reply.content = Parcel.of(report).put(RecordDict(others), "")
     return reply
 
 
 def _trained(form: Form, content: RecordDict) -> tuple[str, ArrayRecord]:
     """The model in an app's reply, and its key. Raises ProtocolError."""
-    found = [(key, record) for key, record in content.items() if isinstance(record, ArrayRecord) and form.fits(record)]
+    found = [
+        (key, record)
+        for key, record in content.items()
+        if isinstance(record, ArrayRecord) and form.fits(record)
+    ]
     if len(found) != 1:
-        raise ProtocolError(f"the train function returned {len(found)} records with the arrays that it was sent; return one, with the same "
-                            "names and shapes")
+        raise ProtocolError(
+            f"the train function returned {len(found)} records with the arrays that it was sent; return one, with the same "
+            "names and shapes"
+        )
     return found[0]
 
 
@@ -163,7 +203,13 @@ class Held:
         layout = form.layout
         replica = Replica(torch.zeros(layout.numel), layout, codec(run["downlink"]))
         replica.restore(replica.weights, "")
-        return cls(run, form, replica, memory_of(run["memory"], codec(run["uplink"]), layout.numel, layout), seed)
+        return cls(
+            run,
+            form,
+            replica,
+            memory_of(run["memory"], codec(run["uplink"]), layout.numel, layout),
+            seed,
+        )
 
     def propose(self, assignment: Assignment, update: torch.Tensor) -> bytes:
         """A frame for the update, b"" for nothing to send. Raises NonFiniteError with the memory unchanged."""
@@ -183,16 +229,26 @@ class Kept:
         """Settle the proposal that waits, and stand at the assignment's version. Raises NeedDense, with nothing changed on the disk."""
         told = context_of(assignment).announced
         try:
-            run, seed = {name: told[name].decode() for name in TOLD} | {"memory": self.memory}, int(told["seed"])
+            run, seed = (
+                {name: told[name].decode() for name in TOLD} | {"memory": self.memory},
+                int(told["seed"]),
+            )
         except (KeyError, ValueError) as error:
-            raise ProtocolError("the message lacks what a client has to know; install the same version of fedcomp on both sides") from error
+            raise ProtocolError(
+                "the message lacks what a client has to know; install the same version of fedcomp on both sides"
+            ) from error
         held = self._load(run, seed)
         if held is None:
             if "form" not in told:
                 raise NeedDense(f"nothing is kept of this run in {self.folder.path}")
             held = Held.new(run, Form.unpack(told["form"]), seed)
         taken = _tickets(told.get("taken", b""))
-        settle(held.memory, held.ticket, held.ticket if held.ticket in taken else assignment.accepted, assignment.returned)
+        settle(
+            held.memory,
+            held.ticket,
+            held.ticket if held.ticket in taken else assignment.accepted,
+            assignment.returned,
+        )
         held.replica.move(assignment)
         if held.replica.version not in held.passed:
             held.passed.append(held.replica.version)
@@ -201,10 +257,15 @@ class Kept:
     def save(self, held: Held) -> None:
         """On the disk when this returns. Raises CheckpointError when it is full."""
         head = held.run | {
-            "form": held.form.pack().decode(), "version": held.replica.version, "passed": list(held.passed), "ticket": held.ticket,
+            "form": held.form.pack().decode(),
+            "version": held.replica.version,
+            "passed": list(held.passed),
+            "ticket": held.ticket,
         }
         state = {MEMORY + name: value for name, value in held.memory.state_dict().items()}
-        self.folder.save(state | {WEIGHTS: held.replica.weights, HEAD: json.dumps(head).encode()}, self.file)
+        self.folder.save(
+            state | {WEIGHTS: held.replica.weights, HEAD: json.dumps(head).encode()}, self.file
+        )
         runs = sorted(self.folder.path.glob("run-*.bin"), key=lambda path: path.stat().st_mtime_ns)
         for old in runs[:-RUNS]:
             old.unlink()
@@ -220,12 +281,27 @@ class Kept:
                 return None
             held = Held.new(run, Form.unpack(head["form"].encode()), seed)
             held.replica.restore(state[WEIGHTS], head["version"], head["passed"])
-            held.memory.load_state_dict({name[len(MEMORY) :]: value for name, value in state.items() if name.startswith(MEMORY)})
+            held.memory.load_state_dict(
+                {
+                    name[len(MEMORY) :]: value
+                    for name, value in state.items()
+                    if name.startswith(MEMORY)
+                }
+            )
             held.ticket = head["ticket"]
             held.passed.extend(head["passed"])
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, FedcompError) as error:
-            raise CheckpointError(f"{self.folder.path / self.file} is damaged ({error}); remove it, and the client takes part like one "
-                                  "that is new") from error
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RuntimeError,
+            FedcompError,
+        ) as error:
+            raise CheckpointError(
+                f"{self.folder.path / self.file} is damaged ({error}); remove it, and the client takes part like one "
+                "that is new"
+            ) from error
         return held
 
 

@@ -23,7 +23,12 @@ from .enrolment import iso, utc_now
 
 ENDED, NOT_BEGUN = 10, 9  # OpenSSL's codes for what is wrong with a certificate
 OTHER_HOST = (62, 64)
-BUSY = (429, 502, 503, 504)  # status where the server behind the port is not up, or this client asks too often
+BUSY = (
+    429,
+    502,
+    503,
+    504,
+)  # status where the server behind the port is not up, or this client asks too often
 LARGEST_ANSWER = 64 << 10  # bytes; that of /health is empty
 HANDSHAKE = 0.6  # share of the time that TLS may take, so that some is left to find out why it did not come about
 
@@ -42,7 +47,13 @@ def address(text: str, name: str = "--server") -> tuple[str, int]:
     """Host and port of `host:port` or `[::1]:port`. Raises ConfigError, which begins with `name`."""
     host, _, port = text.rpartition(":")
     bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host
-    if not bare or not bare.isprintable() or "/" in bare or (":" in bare and bare == host) or not (port.isascii() and port.isdigit()):
+    if (
+        not bare
+        or not bare.isprintable()
+        or "/" in bare
+        or (":" in bare and bare == host)
+        or not (port.isascii() and port.isdigit())
+    ):
         raise ConfigError(f"{name} cannot be '{text}'; give host:port, such as server.example:8080")
     if not 0 < int(port[:6]) < 65536:
         raise ConfigError(f"{name} cannot be '{text}'; give a port from 1 to 65535")
@@ -99,18 +110,29 @@ class _Visit:
         self.host, self.port, self.deadline = host, port, _Deadline(timeout_s)
         self.where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.context = None if ca_pem is None else _trusting(ca_pem)
-        self.ca = None if ca_pem is None else x509.load_pem_x509_certificate(ca_pem.encode() if isinstance(ca_pem, str) else ca_pem)
+        self.ca = (
+            None
+            if ca_pem is None
+            else x509.load_pem_x509_certificate(
+                ca_pem.encode() if isinstance(ca_pem, str) else ca_pem
+            )
+        )
 
     def contact(self) -> Contact:
         begun = monotonic()
         with self._connected() as plain, self._secured(plain) as connection:
-            certificate = _certificate(connection) if isinstance(connection, ssl.SSLSocket) else None
+            certificate = (
+                _certificate(connection) if isinstance(connection, ssl.SSLSocket) else None
+            )
             asked = utc_now()
             status, body, date = self._health(connection)
             middle = asked + (utc_now() - asked) / 2
         if status in BUSY:
-            raise UnreachableError(f"{self.where} is there and does not serve now (status {status}); try again, or look at the server's "
-                                   "screen", "starting")
+            raise UnreachableError(
+                f"{self.where} is there and does not serve now (status {status}); try again, or look at the server's "
+                "screen",
+                "starting",
+            )
         if status != 200 or body:
             said = f"with status {status}" if status != 200 else "with a text"
             raise self._foreign(said)
@@ -134,12 +156,18 @@ class _Visit:
                 connection.close()
                 last = error if not isinstance(last, ConnectionRefusedError) else last
         if isinstance(last, ConnectionRefusedError):
-            raise UnreachableError(f"nothing listens on {self.where}; start the server there with fedcomp server start --port {self.port}"
-                                   f"{' --insecure' * (self.ca is None)}, or correct --server", "closed") from last
+            raise UnreachableError(
+                f"nothing listens on {self.where}; start the server there with fedcomp server start --port {self.port}"
+                f"{' --insecure' * (self.ca is None)}, or correct --server",
+                "closed",
+            ) from last
         if isinstance(last, TimeoutError):
             raise self._silent("no connection is made") from last
-        raise UnreachableError(f"{self.where} cannot be reached ({last.strerror or last}); check this machine's network, or correct "
-                               "--server", "network") from last
+        raise UnreachableError(
+            f"{self.where} cannot be reached ({last.strerror or last}); check this machine's network, or correct "
+            "--server",
+            "network",
+        ) from last
 
     def _addresses(self) -> list:
         """Resolving a name knows no deadline, so that it is done beside."""
@@ -147,7 +175,9 @@ class _Visit:
 
         def ask() -> None:
             try:
-                answer.put(socket.getaddrinfo(self.host.encode("idna"), self.port, type=socket.SOCK_STREAM))
+                answer.put(
+                    socket.getaddrinfo(self.host.encode("idna"), self.port, type=socket.SOCK_STREAM)
+                )
             except (OSError, ValueError) as error:
                 answer.put(error)
 
@@ -157,13 +187,19 @@ class _Visit:
         except queue.Empty:
             raise TimeoutError from None
         if isinstance(found, Exception):
-            raise UnreachableError(f"the host '{self.host}' is not known here; correct --server, or see that this machine can resolve "
-                                   "names", "unknown host") from found
+            raise UnreachableError(
+                f"the host '{self.host}' is not known here; correct --server, or see that this machine can resolve "
+                "names",
+                "unknown host",
+            ) from found
         return found
 
     def _silent(self, what: str) -> UnreachableError:
-        return UnreachableError(f"{self.where} does not answer within {self.deadline.timeout_s:g} s ({what}); see that the server is up "
-                                f"and that no firewall shuts port {self.port}", "silent")
+        return UnreachableError(
+            f"{self.where} does not answer within {self.deadline.timeout_s:g} s ({what}); see that the server is up "
+            f"and that no firewall shuts port {self.port}",
+            "silent",
+        )
 
     # TLS.
 
@@ -182,38 +218,71 @@ class _Visit:
     def _untrusted(self, error: ssl.SSLCertVerificationError) -> UnreachableError:
         shown = self._shown()
         if error.verify_code in OTHER_HOST:
-            names = f"is for {', '.join(hosts_of(shown)) or 'no host'} and not for {self.host}" if shown else f"is not for {self.host}"
-            return UnreachableError(f"the certificate of {self.where} {names}; correct --server, or on the server: "
-                                    f"fedcomp keys renew server --host {self.host}", "host name")
+            names = (
+                f"is for {', '.join(hosts_of(shown)) or 'no host'} and not for {self.host}"
+                if shown
+                else f"is not for {self.host}"
+            )
+            return UnreachableError(
+                f"the certificate of {self.where} {names}; correct --server, or on the server: "
+                f"fedcomp keys renew server --host {self.host}",
+                "host name",
+            )
         if error.verify_code in (ENDED, NOT_BEGUN):
             return self._untimely(shown)
-        return UnreachableError(f"the certificate of {self.where} is not signed by the CA that this client trusts; give the enrolment file "
-                                "that was made with this server's keys, or correct --server", "ca")
+        return UnreachableError(
+            f"the certificate of {self.where} is not signed by the CA that this client trusts; give the enrolment file "
+            "that was made with this server's keys, or correct --server",
+            "ca",
+        )
 
     def _untimely(self, shown: x509.Certificate | None) -> UnreachableError:
         """Whichever of both certificates is not of this time, by a clock that may be wrong."""
         now = utc_now()
-        wrong = [c for c in (shown, self.ca) if c and not c.not_valid_before_utc <= now < c.not_valid_after_utc]
+        wrong = [
+            c
+            for c in (shown, self.ca)
+            if c and not c.not_valid_before_utc <= now < c.not_valid_after_utc
+        ]
         if not wrong:
-            return UnreachableError(f"the certificate of {self.where} is not of this time, and it is {iso(now)} by this machine's clock; "
-                                    "correct the clock if it is wrong, else on the server: fedcomp keys renew server", "expired")
+            return UnreachableError(
+                f"the certificate of {self.where} is not of this time, and it is {iso(now)} by this machine's clock; "
+                "correct the clock if it is wrong, else on the server: fedcomp keys renew server",
+                "expired",
+            )
         begins = now < wrong[0].not_valid_before_utc
-        when = f"begins on {iso(wrong[0].not_valid_before_utc)}" if begins else f"ended on {iso(wrong[0].not_valid_after_utc)}"
+        when = (
+            f"begins on {iso(wrong[0].not_valid_before_utc)}"
+            if begins
+            else f"ended on {iso(wrong[0].not_valid_after_utc)}"
+        )
         whose, remedy = ("certificate", "renew server") if wrong[0] is shown else ("CA", "init")
-        return UnreachableError(f"the {whose} of {self.where} {when}, and it is {iso(now)} by this machine's clock; correct the clock "
-                                f"if it is wrong, else on the server: fedcomp keys {remedy}", "not yet valid" if begins else "expired")
+        return UnreachableError(
+            f"the {whose} of {self.where} {when}, and it is {iso(now)} by this machine's clock; correct the clock "
+            f"if it is wrong, else on the server: fedcomp keys {remedy}",
+            "not yet valid" if begins else "expired",
+        )
 
     def _no_tls(self, error: Exception) -> UnreachableError:
         """Why a handshake came to nothing, with what time is left."""
-        with suppress(OSError, http.client.HTTPException, UnreachableError), self._connected() as connection:
+        with (
+            suppress(OSError, http.client.HTTPException, UnreachableError),
+            self._connected() as connection,
+        ):
             self._ask(connection)
-            return UnreachableError(f"{self.where} has no certificate, it answers without TLS; start the server with --keys, or correct "
-                                    "--server", "no tls")
+            return UnreachableError(
+                f"{self.where} has no certificate, it answers without TLS; start the server with --keys, or correct "
+                "--server",
+                "no tls",
+            )
         if isinstance(error, TimeoutError):
             return self._silent("no TLS is spoken")
         why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-        return UnreachableError(f"{self.where} speaks no TLS that is understood here ({why}); correct --server, or give server and client "
-                                "the same version of fedcomp", "no tls")
+        return UnreachableError(
+            f"{self.where} speaks no TLS that is understood here ({why}); correct --server, or give server and client "
+            "the same version of fedcomp",
+            "no tls",
+        )
 
     def _shown(self) -> x509.Certificate | None:
         """The certificate that the server shows, which nobody has checked."""
@@ -243,20 +312,30 @@ class _Visit:
         """Status, body and date of /health. Raises TimeoutError, another OSError or HTTPException."""
         plain = self.context is None or not isinstance(connection, ssl.SSLSocket)
         connection.settimeout(self.deadline.left(HANDSHAKE if plain else 1.0))
-        connection.sendall(f"GET /health HTTP/1.1\r\nHost: {self._as_header()}\r\nConnection: close\r\n\r\n".encode())
+        connection.sendall(
+            f"GET /health HTTP/1.1\r\nHost: {self._as_header()}\r\nConnection: close\r\n\r\n".encode()
+        )
         share = _Deadline(self.deadline.left(HANDSHAKE if plain else 1.0))
         with http.client.HTTPResponse(_Answer(connection, share), method="GET") as response:  # type: ignore[arg-type]
             response.begin()
             return response.status, response.read(), _date(response.headers.get("Date"))
 
     def _as_header(self) -> str:
-        return self.where if ":" in self.host else f"{self.host.encode('idna').decode()}:{self.port}"
+        return (
+            self.where if ":" in self.host else f"{self.host.encode('idna').decode()}:{self.port}"
+        )
 
     def _foreign(self, said: str) -> UnreachableError:
-        return UnreachableError(f"{self.where} is no fedcomp server, it answers /health {said}; correct --server", "not fedcomp")
+        return UnreachableError(
+            f"{self.where} is no fedcomp server, it answers /health {said}; correct --server",
+            "not fedcomp",
+        )
 
     def _has_tls(self) -> UnreachableError:
-        return UnreachableError(f"{self.where} has a certificate; leave --insecure out and give the enrolment file", "tls")
+        return UnreachableError(
+            f"{self.where} has a certificate; leave --insecure out and give the enrolment file",
+            "tls",
+        )
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:
@@ -265,16 +344,23 @@ def hosts_of(certificate: x509.Certificate) -> list[str]:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound):
         return []
-    return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+    return [
+        *names.get_values_for_type(x509.DNSName),
+        *map(str, names.get_values_for_type(x509.IPAddress)),
+    ]
 
 
 def _trusting(ca_pem: bytes | str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_verify_locations(cadata=ca_pem.decode("ascii") if isinstance(ca_pem, bytes) else ca_pem)
+        context.load_verify_locations(
+            cadata=ca_pem.decode("ascii") if isinstance(ca_pem, bytes) else ca_pem
+        )
     except (ssl.SSLError, ValueError) as error:
-        raise KeysError("the certificate of the CA cannot be read; copy it anew from the folder of keys on the server") from error
+        raise KeysError(
+            "the certificate of the CA cannot be read; copy it anew from the folder of keys on the server"
+        ) from error
     return context
 
 

@@ -9,7 +9,10 @@ from ..errors import ConfigError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt, in bytes
 M_ARENA_MAX = -8  # and a number
-LARGE_BYTES, KEPT_BYTES = 256 << 10, 32 << 20  # of a vector that is worth a mapping of its own; of what is kept at most
+LARGE_BYTES, KEPT_BYTES = (
+    256 << 10,
+    32 << 20,
+)  # of a vector that is worth a mapping of its own; of what is kept at most
 
 
 def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
@@ -21,7 +24,10 @@ def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_THRESHOLD, min(KEPT_BYTES, vector_bytes if vector_bytes >= LARGE_BYTES else KEPT_BYTES))
+        libc.mallopt(
+            M_MMAP_THRESHOLD,
+            min(KEPT_BYTES, vector_bytes if vector_bytes >= LARGE_BYTES else KEPT_BYTES),
+        )
         libc.mallopt(M_TRIM_THRESHOLD, 512 << 20)
         if threads:
             libc.mallopt(M_ARENA_MAX, 1)
@@ -30,8 +36,12 @@ def keep_freed_memory(threads: bool = False, vector_bytes: int = 0) -> None:
 def several(asked: str) -> list[torch.device]:
     """The devices that `--device` means in a simulation: cuda:0,cuda:1 are two, any other word one. Raises ConfigError."""
     found = [choose(word) for word in asked.split(",")]
-    if len(found) > 1 and (len(set(found)) < len(found) or any(device.index is None for device in found)):
-        raise ConfigError(f"--device {asked}: several devices are different GPUs, each with its number; give them like cuda:0,cuda:1")
+    if len(found) > 1 and (
+        len(set(found)) < len(found) or any(device.index is None for device in found)
+    ):
+        raise ConfigError(
+            f"--device {asked}: several devices are different GPUs, each with its number; give them like cuda:0,cuda:1"
+        )
     return found
 
 
@@ -45,7 +55,9 @@ def choose(asked: str) -> torch.device:
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"--device {asked}: no CUDA device is here; give --device cpu")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"--device {asked}: this machine has {torch.cuda.device_count()} CUDA devices; give --device cuda:0")
+        raise ConfigError(
+            f"--device {asked}: this machine has {torch.cuda.device_count()} CUDA devices; give --device cuda:0"
+        )
     return torch.device(asked)
 
 
@@ -58,6 +70,10 @@ def name(device: torch.device) -> str:
 
 def without(precision: str, device: torch.device) -> str:
     """What to be told where arithmetic of this precision is not the device's own; "" where it is, or it is not known."""
-    if precision == "bfloat16" and device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2":
+    if (
+        precision == "bfloat16"
+        and device.type == "cpu"
+        and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    ):
         return "this CPU has no arithmetic in bfloat16, which is many times slower here than float32; leave --precision out"
     return ""

@@ -59,7 +59,10 @@ class Row:
 
     def pack(self) -> bytes:
         """JSON: client, seat, and each partition as its number and the data sets in it."""
-        return json.dumps([self.client, self.seat, [[p.number, *p.data_sets] for p in self.parts]], separators=(",", ":")).encode()
+        return json.dumps(
+            [self.client, self.seat, [[p.number, *p.data_sets] for p in self.parts]],
+            separators=(",", ":"),
+        ).encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> "Row":
@@ -67,7 +70,10 @@ class Row:
         try:
             client, seat, parts = json.loads(data)
             row = cls(client, seat, tuple(Part(number, tuple(sets)) for number, *sets in parts))
-            parts, sets = [part.number for part in row.parts], [data_set for part in row.parts for data_set in part.data_sets]
+            parts, sets = (
+                [part.number for part in row.parts],
+                [data_set for part in row.parts for data_set in part.data_sets],
+            )
             if not parts or not all(part.data_sets for part in row.parts):
                 raise ValueError(data)
             if not all(type(n) is int for n in (client, seat, *parts, *sets)):
@@ -76,7 +82,9 @@ class Row:
                 raise ValueError(data)
             return row
         except (ValueError, TypeError, RecursionError) as error:
-            raise ProtocolError("the row of the code that this client is to count cannot be read") from error
+            raise ProtocolError(
+                "the row of the code that this client is to count cannot be read"
+            ) from error
 
     @property
     def senders(self) -> list[int]:
@@ -86,7 +94,9 @@ class Row:
 
 def announced_row(announced: Mapping[str, bytes]) -> Row:
     if ROW not in announced:
-        raise ProtocolError("this client was not told what to count; both sides need the same version of fedcomp")
+        raise ProtocolError(
+            "this client was not told what to count; both sides need the same version of fedcomp"
+        )
     return Row.unpack(announced[ROW])
 
 
@@ -110,13 +120,18 @@ def elected(row: Row, ballots: Sequence[Ballot], numel: int, seed: int, round: i
     return signs(votes.majority(ballots, numel, local_tie_seed(seed, round, row.seat)), numel)
 
 
-def of_partitions(row: Row, received: Mapping[int, Ballot], numel: int, seed: int, round: int) -> list[Ballot]:
+def of_partitions(
+    row: Row, received: Mapping[int, Ballot], numel: int, seed: int, round: int
+) -> list[Ballot]:
     """The ballots of a row's partitions, of those that were received, by sender."""
     found: list[Ballot] = []
     for part in row.parts:
         cast = [received[client] for client in part.data_sets if client in received]
-        found.append(votes.majority(cast, numel, seeds.key(seed, "partition tie", round, part.number)) if cast
-                     else missing_ballot(numel, seed, round, part.number))
+        found.append(
+            votes.majority(cast, numel, seeds.key(seed, "partition tie", round, part.number))
+            if cast
+            else missing_ballot(numel, seed, round, part.number)
+        )
     return found
 
 
@@ -147,7 +162,9 @@ class DataElection(Work):
         errors = [k.error for k in kept if k.error is not None]
         if len(kept) > 1 and 2 * len(errors) > len(kept):
             raise errors[0]
-        return elected(announced_row(told(assignment)), [k.ballot for k in kept], numel, seed, assignment.round)
+        return elected(
+            announced_row(told(assignment)), [k.ballot for k in kept], numel, seed, assignment.round
+        )
 
 
 class BallotElection(Work):
@@ -157,15 +174,29 @@ class BallotElection(Work):
         super().__init__((BALLOTS, TALLY))
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
-        return super().seed(codec, run_seed, assignment) if assignment.phase == BALLOTS else run_seed
+        return (
+            super().seed(codec, run_seed, assignment) if assignment.phase == BALLOTS else run_seed
+        )
 
     def hear(self, memory: Memory, held: dict[str, Any], seed: int, context: Context) -> Tensor:
         row = announced_row(context.announced)
-        frames = {client: context.announced[str(client)] for client in row.senders if str(client) in context.announced}
+        frames = {
+            client: context.announced[str(client)]
+            for client in row.senders
+            if str(client) in context.announced
+        }
         received = {client: packed_of(memory, frame) for client, frame in frames.items()}
-        return elected(row, of_partitions(row, received, memory.numel, seed, context.round), memory.numel, seed, context.round)
+        return elected(
+            row,
+            of_partitions(row, received, memory.numel, seed, context.round),
+            memory.numel,
+            seed,
+            context.round,
+        )
 
-    def answer(self, memory: Memory, x: Tensor | None, held: dict[str, Any], seed: int, context: Context) -> bytes | None:
+    def answer(
+        self, memory: Memory, x: Tensor | None, held: dict[str, Any], seed: int, context: Context
+    ) -> bytes | None:
         if context.phase == BALLOTS:
             return memory.codec.encode(x[0], seed=seed, layout=memory.layout, context=context)
         return memory.propose(x[0], seed=seed, context=context)
@@ -179,4 +210,7 @@ def packed_of(memory: Memory, frame: bytes) -> Ballot:
 
 def told(assignment: Assignment) -> dict[str, bytes]:
     """What is announced, by name."""
-    return {name.decode(): value for name, value in zip(assignment.announced[::2], assignment.announced[1::2], strict=True)}
+    return {
+        name.decode(): value
+        for name, value in zip(assignment.announced[::2], assignment.announced[1::2], strict=True)
+    }

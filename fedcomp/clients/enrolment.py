@@ -52,7 +52,11 @@ def moment(text: Any) -> datetime:
 def public_key(data: bytes | str) -> ec.EllipticCurvePublicKey:
     """An EC P-384 key from its OpenSSH line or its PEM. Raises ValueError on anything else."""
     raw = data.encode() if isinstance(data, str) else bytes(data)
-    load = serialization.load_pem_public_key if raw.lstrip().startswith(b"-----") else serialization.load_ssh_public_key
+    load = (
+        serialization.load_pem_public_key
+        if raw.lstrip().startswith(b"-----")
+        else serialization.load_ssh_public_key
+    )
     try:
         key = load(raw.strip())
     except (TypeError, UnsupportedAlgorithm) as error:
@@ -64,12 +68,16 @@ def public_key(data: bytes | str) -> ec.EllipticCurvePublicKey:
 
 def openssh(key: ec.EllipticCurvePublicKey) -> str:
     """One line without a comment: equal for equal keys, however they were written."""
-    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
+    return key.public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    ).decode()
 
 
 def pem(key: ec.EllipticCurvePublicKey) -> bytes:
     """What Flower registers, is sent and compares, byte by byte."""
-    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
 
 
 def read_toml(path: Path, remedy: str) -> dict[str, Any]:
@@ -86,7 +94,14 @@ def read_toml(path: Path, remedy: str) -> dict[str, Any]:
         raise KeysError(f"{path} is not TOML: {error}; {remedy}") from error
 
 
-def take(table: Mapping[str, Any], name: str, read: Callable[[Any], T], expected: str, where: str, remedy: str) -> T:
+def take(
+    table: Mapping[str, Any],
+    name: str,
+    read: Callable[[Any], T],
+    expected: str,
+    where: str,
+    remedy: str,
+) -> T:
     """A field of a table, as `read` reads it. Raises KeysError naming the place `where` and the field."""
     if name not in table:
         raise KeysError(f"{where}: '{name}' is missing; {remedy}")
@@ -124,11 +139,19 @@ class Enrolment:
 
         enrolment = cls(
             id=one("id", logical_id, f"a whole number from 0 to {LARGEST_ID}"),
-            public_key=one("public_key", lambda value: openssh(public_key(_text(value))), "an EC P-384 public key in OpenSSH form"),
-            private_key=one("private_key", _private_text, "an EC P-384 private key without a password"),
+            public_key=one(
+                "public_key",
+                lambda value: openssh(public_key(_text(value))),
+                "an EC P-384 public key in OpenSSH form",
+            ),
+            private_key=one(
+                "private_key", _private_text, "an EC P-384 private key without a password"
+            ),
             ca=one("ca", _certificate_text, "a certificate"),
             not_after=one("not_after", moment, "a date such as 2027-11-21T16:33:08Z"),
-            server=one("server", _text, "a text such as server.example:8080") if "server" in table else None,
+            server=one("server", _text, "a text such as server.example:8080")
+            if "server" in table
+            else None,
         )
         if openssh(enrolment.pair[1]) != enrolment.public_key:
             raise KeysError(f"{path}: 'private_key' and 'public_key' are not a pair; {remedy}")
@@ -143,16 +166,26 @@ class Enrolment:
     def refuse_expired(self, now: datetime | None = None) -> None:
         """Raise KeysError when the key has ended by this machine's clock."""
         if (now := now or utc_now()) >= self.not_after:
-            raise KeysError(f"the key of client {self.id} ended on {iso(self.not_after)}, and it is {iso(now)} by this machine's clock; "
-                            f"correct the clock if it is wrong, else on the server: fedcomp keys renew {self.id}")
+            raise KeysError(
+                f"the key of client {self.id} ended on {iso(self.not_after)}, and it is {iso(now)} by this machine's clock; "
+                f"correct the clock if it is wrong, else on the server: fedcomp keys renew {self.id}"
+            )
 
     def text(self) -> str:
         """The file's content."""
-        values = {"id": self.id, "server": self.server, "not_after": iso(self.not_after), "public_key": self.public_key,
-                  "private_key": self.private_key, "ca": self.ca}
+        values = {
+            "id": self.id,
+            "server": self.server,
+            "not_after": iso(self.not_after),
+            "public_key": self.public_key,
+            "private_key": self.private_key,
+            "ca": self.ca,
+        }
         given = {name: value for name, value in values.items() if value is not None}
-        return (f"# fedcomp: what client {self.id} needs to join. It holds a private key: keep it readable by its owner alone.\n"
-                + tomli_w.dumps(given, multiline_strings=True))
+        return (
+            f"# fedcomp: what client {self.id} needs to join. It holds a private key: keep it readable by its owner alone.\n"
+            + tomli_w.dumps(given, multiline_strings=True)
+        )
 
     def unpack(self, folder: Path) -> tuple[Path, Path]:
         """The CA's certificate and the private key as files, for programs that want files: flower-supernode's
@@ -165,7 +198,9 @@ class Enrolment:
 
 def write_new(path: Path, data: bytes, mode: int) -> None:
     """A file that was not there, whose permissions are never wider than `mode`, on the disk when this returns."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
+    with open(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb"
+    ) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

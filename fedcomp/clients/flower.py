@@ -17,7 +17,16 @@ from datetime import datetime
 from importlib import metadata
 from typing import Any, TypeVar
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Metadata, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    Metadata,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -44,17 +53,28 @@ M = TypeVar("M", bound=Values)
 T = TypeVar("T")
 
 if not (found := metadata.version("flwr")).startswith(CHECKED):
-    raise ConfigError(f"flwr {found} is installed, fedcomp is checked against {CHECKED}*; install it with: pip install 'flwr=={CHECKED}*'")
+    raise ConfigError(
+        f"flwr {found} is installed, fedcomp is checked against {CHECKED}*; install it with: pip install 'flwr=={CHECKED}*'"
+    )
 
 
 def to_records(message: Values, metrics: dict[str, int | float] | None = None) -> RecordDict:
     """A message as Flower records, with metrics beside it for those who read Flower's own."""
     data = message.pack()
     if len(data) <= LARGEST_VALUE:
-        made, record = RECORDS.copy(), RECORD.copy()  # whose types need not be looked at again, which takes ten times as long
+        made, record = (
+            RECORDS.copy(),
+            RECORD.copy(),
+        )  # whose types need not be looked at again, which takes ten times as long
         made.__dict__["_data"][MESSAGE], record.__dict__["_data"][MESSAGE] = record, data
     else:
-        made = RecordDict({MESSAGE: ArrayRecord({MESSAGE: Array(dtype="uint8", shape=(len(data),), stype=STYPE, data=data)})})
+        made = RecordDict(
+            {
+                MESSAGE: ArrayRecord(
+                    {MESSAGE: Array(dtype="uint8", shape=(len(data),), stype=STYPE, data=data)}
+                )
+            }
+        )
     if metrics:
         made[METRICS] = MetricRecord(metrics)
     made.origin = message, data
@@ -79,7 +99,9 @@ def from_records(records: RecordDict, kind: type[M]) -> M:
     if data is packed and isinstance(message, kind):
         return message  # made in this process and carried as it was: no need to read it back
     if not isinstance(data, bytes):
-        raise ProtocolError(f"the message holds no record '{MESSAGE}' of bytes; both sides need fedcomp")
+        raise ProtocolError(
+            f"the message holds no record '{MESSAGE}' of bytes; both sides need fedcomp"
+        )
     return kind.unpack(data)
 
 
@@ -111,12 +133,20 @@ def addressed(like: Message, content: RecordDict, node: int) -> Message:
 def replied(to: Message, content: RecordDict) -> Message:
     """`Message(content, reply_to=to)`, at a tenth of its cost."""
     asked, now_s = _about(to), time.time()
-    return _made(content, asked | {
-        "_message_id": "", "_reply_to_message_id": asked["_message_id"], "_created_at": now_s,
-        "_ttl": asked["_created_at"] + asked["_ttl"] - now_s,
-        "_src_node_id": asked["_dst_node_id"], "_dst_node_id": asked["_src_node_id"],
-        "_src_task_id": asked["_dst_task_id"], "_dst_task_id": asked["_src_task_id"],
-    })
+    return _made(
+        content,
+        asked
+        | {
+            "_message_id": "",
+            "_reply_to_message_id": asked["_message_id"],
+            "_created_at": now_s,
+            "_ttl": asked["_created_at"] + asked["_ttl"] - now_s,
+            "_src_node_id": asked["_dst_node_id"],
+            "_dst_node_id": asked["_src_node_id"],
+            "_src_task_id": asked["_dst_task_id"],
+            "_dst_task_id": asked["_src_task_id"],
+        },
+    )
 
 
 def _about(message: Message) -> dict[str, Any]:
@@ -178,11 +208,17 @@ def _reaching(server: str) -> Iterator[None]:
     except httpx.HTTPStatusError as error:
         code = error.response.status_code
         if code not in (401, 403, 408, 413, 425, 429) and code < 500:
-            raise UserError(f"{server} answered {code} to a client's request; see that fedcomp serves there, and both sides have the same "
-                            "version") from error
-        raise UnreachableError(f"{server} answered {code} ({_said(error.response)})", "starting") from error
+            raise UserError(
+                f"{server} answered {code} to a client's request; see that fedcomp serves there, and both sides have the same "
+                "version"
+            ) from error
+        raise UnreachableError(
+            f"{server} answered {code} ({_said(error.response)})", "starting"
+        ) from error
     except httpx.TransportError as error:
-        raise UnreachableError(f"{server} is cut off ({str(error) or type(error).__name__})", "network") from error
+        raise UnreachableError(
+            f"{server} is cut off ({str(error) or type(error).__name__})", "network"
+        ) from error
 
 
 def _said(response: Any) -> str:
@@ -218,7 +254,10 @@ class Fleet:
         hush()
         self.server, self.enrolled, self.interval_s = server, enrolled, HEARTBEAT_DEFAULT_INTERVAL
         self._public, self._node = public_key_to_bytes(key.public_key()), Node(node_id=0)
-        signed = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())]
+        signed = [
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(key, key.public_key()),
+        ]
         self._client = FleetHttpClient.from_server_address(server, ca is None, ca, signed)
 
     def enter(self, node: int = 0) -> int:
@@ -239,17 +278,25 @@ class Fleet:
             except httpx.HTTPStatusError as error:
                 code = error.response.status_code
                 if code == 401 and self.enrolled:
-                    raise UserError(f"{self.server} does not let this client's key in; ask for a new enrolment file, and see that this "
-                                    "machine's clock is right") from error
+                    raise UserError(
+                        f"{self.server} does not let this client's key in; ask for a new enrolment file, and see that this "
+                        "machine's clock is right"
+                    ) from error
                 if code in (401, 408, 429) or code >= 500:
                     raise
             try:
                 self._client.RegisterNode(RegisterNodeFleetRequest(public_key=self._public))
             except httpx.HTTPStatusError as error:
-                if error.response.status_code in (401, 408, 429) or error.response.status_code >= 500:
+                if (
+                    error.response.status_code in (401, 408, 429)
+                    or error.response.status_code >= 500
+                ):
                     raise
-                raise UnreachableError(f"{self.server} takes this client to be there already: another one uses its key, or it was here "
-                                       "until a minute ago", "starting") from error
+                raise UnreachableError(
+                    f"{self.server} takes this client to be there already: another one uses its key, or it was here "
+                    "until a minute ago",
+                    "starting",
+                ) from error
             self._node.node_id = self._client.ActivateNode(request).node_id
         return self._node.node_id
 
@@ -258,7 +305,9 @@ class Fleet:
         from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
         with _reaching(self.server):
-            self._client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=self.interval_s))
+            self._client.SendNodeHeartbeat(
+                SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=self.interval_s)
+            )
 
     def receive(self) -> Message | None:
         """The next message, if there is one."""
@@ -273,18 +322,28 @@ class Fleet:
             answer = self._client.PullMessages(PullMessagesRequest(node=self._node))
             if not answer.messages_list:
                 return None
-            coming, deadline = Coming(answer.messages_list[0], answer.message_object_trees[0]), time.monotonic() + PATIENCE_S
+            coming, deadline = (
+                Coming(answer.messages_list[0], answer.message_object_trees[0]),
+                time.monotonic() + PATIENCE_S,
+            )
             pull = make_pull_object_fn_protobuf(self._client.PullObject, self._node, coming.run)
             pause_s, longest_s = OBJECTS_S
             try:
                 while (message := coming.take(pull)) is None:
                     if time.monotonic() > deadline:
-                        raise UnreachableError(f"{self.server} announced a message that does not come", "network")
+                        raise UnreachableError(
+                            f"{self.server} announced a message that does not come", "network"
+                        )
                     time.sleep(pause_s)
                     pause_s = min(longest_s, 2 * pause_s)
             except (ObjectPullError, ValueError) as error:
-                raise UnreachableError(f"{self.server} announced a message that did not come whole ({error})", "network") from error
-            make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self._node, coming.run)(coming.name)
+                raise UnreachableError(
+                    f"{self.server} announced a message that did not come whole ({error})",
+                    "network",
+                ) from error
+            make_confirm_message_received_fn_protobuf(
+                self._client.ConfirmMessageReceived, self._node, coming.run
+            )(coming.name)
         return message
 
     def reply(self, content: RecordDict, to: Message, seconds: float) -> None:
@@ -296,10 +355,15 @@ class Fleet:
         with no_object_id_recompute(), _reaching(self.server):
             going = Going(Message(content, reply_to=to))
             request = PushMessagesRequest(
-                node=self._node, messages_list=[going.head], message_object_trees=[going.tree], clientapp_runtime_list=[seconds]
+                node=self._node,
+                messages_list=[going.head],
+                message_object_trees=[going.tree],
+                clientapp_runtime_list=[seconds],
             )
             answer = self._client.PushMessages(request)
-            push = make_push_object_fn_protobuf(self._client.PushObject, self._node, to.metadata.run_id, answer.session_id)
+            push = make_push_object_fn_protobuf(
+                self._client.PushObject, self._node, to.metadata.run_id, answer.session_id
+            )
             if send_parts([going], answer.objects_to_push, push):
                 raise UnreachableError(f"{self.server} did not take the reply", "network")
 
@@ -327,17 +391,29 @@ class Going:
     def __init__(self, message: Message):
         from flwr.app.message import remove_content_from_message
         from flwr.common.serde import message_to_proto
-        from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
+        from flwr.supercore.inflatable.inflatable_object import (
+            get_all_nested_objects,
+            get_object_tree,
+            iterate_object_tree,
+        )
 
         message.metadata.__dict__["_message_id"] = message.object_id
-        self.head, self.tree = message_to_proto(remove_content_from_message(message)), get_object_tree(message)
+        self.head, self.tree = (
+            message_to_proto(remove_content_from_message(message)),
+            get_object_tree(message),
+        )
         self.objects = get_all_nested_objects(message)
         only = _only_record(self.tree)
-        self.last = {part.object_id for part in iterate_object_tree(only)} if only is not None else set()
+        self.last = (
+            {part.object_id for part in iterate_object_tree(only)} if only is not None else set()
+        )
 
 
 def send_parts(
-    messages: Sequence[Going], wanted: Iterable[str], push: Callable[[str, bytes], None], at_once: Executor | None = None
+    messages: Sequence[Going],
+    wanted: Iterable[str],
+    push: Callable[[str, bytes], None],
+    at_once: Executor | None = None,
 ) -> set[str]:
     """Send the objects of messages that are wanted. Returns the names of those that were missed and not taken.
 
@@ -354,7 +430,9 @@ def send_parts(
         return ""
 
     wanted, last = set(wanted), set().union(*(going.last for going in messages))
-    objects = {name: part for going in messages for name, part in going.objects.items() if name in wanted}
+    objects = {
+        name: part for going in messages for name, part in going.objects.items() if name in wanted
+    }
     first, then = ([name for name in objects if (name in last) is late] for late in (False, True))
     _each(send, ((name, objects[name].deflate()) for name in first), at_once)
     return set(_each(send, ((name, objects[name].deflate()) for name in then), at_once)) - {""}
@@ -381,14 +459,21 @@ class Coming:
         from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
         self.head, self.tree, self.contents = message_from_proto(head), tree, {}
-        self.run, self.name, self.reply_to = head.metadata.run_id, tree.object_id, head.metadata.reply_to_message_id
+        self.run, self.name, self.reply_to = (
+            head.metadata.run_id,
+            tree.object_id,
+            head.metadata.reply_to_message_id,
+        )
         self.only = _only_record(tree)
         self.parts = [part.object_id for part in iterate_object_tree(self.only or tree)]
 
     def take(self, pull: Callable[[str], bytes]) -> Message | None:
         """The message, or None while it is not whole. Raises flwr's ObjectPullError, or ValueError, when it never will be."""
         from flwr.app.message import make_message
-        from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, inflate_object_from_contents
+        from flwr.supercore.inflatable.inflatable_utils import (
+            ObjectUnavailableError,
+            inflate_object_from_contents,
+        )
 
         if self.head.has_error():
             return self.head
@@ -399,10 +484,16 @@ class Coming:
         except ObjectUnavailableError:
             return None
         if self.only is not None:
-            record = inflate_object_from_contents(self.only.object_id, self.contents, keep_object_contents=False)
-            message = make_message(metadata=self.head.metadata, content=RecordDict({MESSAGE: record}))
+            record = inflate_object_from_contents(
+                self.only.object_id, self.contents, keep_object_contents=False
+            )
+            message = make_message(
+                metadata=self.head.metadata, content=RecordDict({MESSAGE: record})
+            )
         else:
-            message = inflate_object_from_contents(self.name, self.contents, keep_object_contents=False)
+            message = inflate_object_from_contents(
+                self.name, self.contents, keep_object_contents=False
+            )
         message.metadata.__dict__["_message_id"] = self.name
         return message
 
@@ -436,7 +527,11 @@ class Task:
             self._heart = HeartbeatSender(make_task_heartbeat_fn_http(self._client))
             self._heart.start()
             given = self._client.PullTaskInput(PullTaskInputRequest())
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, given.run.run_id, given.context.node_id
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
+            given.task_id,
+            given.run.run_id,
+            given.context.node_id,
+        )
         self.grid.set_run(run_from_proto(given.run))
 
     @staticmethod
@@ -444,22 +539,38 @@ class Task:
         """The token of the run that waits to be taken on."""
         from flwr.proto.runtime_pb2 import AcquireTaskRequest
         from flwr.supercore.constant import TaskType
-        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+        from flwr.supercore.interceptors import (
+            RuntimeVersionHttpInterceptor,
+            SuperExecAuthHttpInterceptor,
+        )
         from flwr.supercore.runtime import RuntimeHttpClient
 
-        proof = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={"/flwr.proto.Runtime/AcquireTask"})
+        proof = SuperExecAuthHttpInterceptor(
+            master_secret=secret, protected_methods={"/flwr.proto.Runtime/AcquireTask"}
+        )
         told = [RuntimeVersionHttpInterceptor(component_name="SuperExec"), proof]
         with RuntimeHttpClient.from_server_address(address, True, None, told) as client:
-            answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+            answer = client.AcquireTask(
+                AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+            )
         if not answer.token:
-            raise ProtocolError(f"the SuperLink at {address} has no run to take on; start the server again")
+            raise ProtocolError(
+                f"the SuperLink at {address} has no run to take on; start the server again"
+            )
         return answer.token
 
     def places(self) -> list[Place]:
         """Who is there now."""
         with _reaching(self.server):
             nodes = self.grid.get_nodes()
-        return [Place(node.node_id, node.public_key, datetime.fromisoformat(node.last_activated_at).timestamp()) for node in nodes]
+        return [
+            Place(
+                node.node_id,
+                node.public_key,
+                datetime.fromisoformat(node.last_activated_at).timestamp(),
+            )
+            for node in nodes
+        ]
 
     def finish(self, whole: bool) -> None:
         """The run is over, `whole` or not."""
@@ -470,7 +581,11 @@ class Task:
         self._heart._stop_event.set()
         self._at_once.shutdown(cancel_futures=True)
         with suppress(UserError), _reaching(self.server):
-            self._client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED if whole else SubStatus.STOPPED, details=""))
+            self._client.PushTaskOutput(
+                PushTaskOutputRequest(
+                    sub_status=SubStatus.COMPLETED if whole else SubStatus.STOPPED, details=""
+                )
+            )
         self.grid.close()
 
     def push(self, messages: Sequence[Message]) -> list[str]:
@@ -481,18 +596,29 @@ class Task:
         from flwr.supercore.inflatable.inflatable_object import no_object_id_recompute
 
         with no_object_id_recompute(), _reaching(self.server):
-            return [name for i in range(0, len(messages), BATCH) for name in self._push(messages[i : i + BATCH])]
+            return [
+                name
+                for i in range(0, len(messages), BATCH)
+                for name in self._push(messages[i : i + BATCH])
+            ]
 
     def _push(self, messages: Sequence[Message]) -> list[str]:
         from flwr.proto.runtime_pb2 import PushAppMessagesRequest
         from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
 
         going = [Going(message) for message in messages]
-        request = PushAppMessagesRequest(messages_list=[g.head for g in going], message_object_trees=[g.tree for g in going])
+        request = PushAppMessagesRequest(
+            messages_list=[g.head for g in going], message_object_trees=[g.tree for g in going]
+        )
         answer = self._client.PushMessages(request)
-        push = make_push_object_fn_protobuf(self._client.PushObject, self.grid.node, self.grid.run.run_id, answer.session_id)
+        push = make_push_object_fn_protobuf(
+            self._client.PushObject, self.grid.node, self.grid.run.run_id, answer.session_id
+        )
         missed = send_parts(going, answer.objects_to_push, push, self._at_once)
-        return ["" if missed & g.last else name for g, name in zip(going, answer.message_ids, strict=True)]
+        return [
+            "" if missed & g.last else name
+            for g, name in zip(going, answer.message_ids, strict=True)
+        ]
 
     def pull(self, names: Iterable[str]) -> list[Message]:
         """Replies to messages with these ids, as far as they are whole. One that is not holds nobody up."""
@@ -502,14 +628,23 @@ class Task:
             return []
         waiting = [coming for coming in self._coming if coming.reply_to in names]
         others = [coming for coming in self._coming if coming.reply_to not in names][-LATE:]
-        unheard = names - {coming.reply_to for coming in waiting}  # who is asked again for what was announced has forgotten it
+        unheard = names - {
+            coming.reply_to for coming in waiting
+        }  # who is asked again for what was announced has forgotten it
         with _reaching(self.server):
             if unheard:
                 answer = self._client.PullMessages(PullAppMessagesRequest(message_ids=unheard))
-                waiting += [Coming(*pair) for pair in zip(answer.messages_list, answer.message_object_trees, strict=True)]
+                waiting += [
+                    Coming(*pair)
+                    for pair in zip(answer.messages_list, answer.message_object_trees, strict=True)
+                ]
             self._coming = others + waiting
             taken = _each(self._take, ((coming,) for coming in waiting), self._at_once)
-        self._coming = others + [coming for coming, (message, lost) in zip(waiting, taken, strict=True) if message is None and not lost]
+        self._coming = others + [
+            coming
+            for coming, (message, lost) in zip(waiting, taken, strict=True)
+            if message is None and not lost
+        ]
         return [message for message, _ in taken if message is not None]
 
     def _take(self, coming: Coming) -> tuple[Message | None, bool]:
@@ -521,11 +656,15 @@ class Task:
         from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
         try:
-            message = coming.take(make_pull_object_fn_protobuf(self._client.PullObject, self.grid.node, coming.run))
+            message = coming.take(
+                make_pull_object_fn_protobuf(self._client.PullObject, self.grid.node, coming.run)
+            )
         except (ObjectPullError, ValueError):
             return None, True
         if message is not None:
-            make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self.grid.node, coming.run)(coming.name)
+            make_confirm_message_received_fn_protobuf(
+                self._client.ConfirmMessageReceived, self.grid.node, coming.run
+            )(coming.name)
         return message, False
 
 

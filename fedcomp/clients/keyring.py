@@ -67,7 +67,12 @@ class DerivedKeys:
 
     def _pair(self, client: int) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
         if client not in self._keys:
-            number = int.from_bytes(shake_256(f"fedcomp client {self.seed} {client}".encode()).digest(47)) + 1  # below the group's order
+            number = (
+                int.from_bytes(
+                    shake_256(f"fedcomp client {self.seed} {client}".encode()).digest(47)
+                )
+                + 1
+            )  # below the group's order
             private = ec.derive_private_key(number, CURVE())
             self._keys[client] = private, point_of(private.public_key())
         return self._keys[client]
@@ -94,21 +99,29 @@ class PinnedKeys:
     run: str
     who: int
     own: ec.EllipticCurvePrivateKey
-    roster: Mapping[int, bytes] | None = None  # points by logical id, of a list that the client was given
+    roster: Mapping[int, bytes] | None = (
+        None  # points by logical id, of a list that the client was given
+    )
     past: Past = field(default_factory=Past)
     _pins: dict[int, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         kept = self.past.of(self.run).items()
-        self._pins = {int(name.removeprefix(PIN)): point for name, point in kept if name.startswith(PIN)}
+        self._pins = {
+            int(name.removeprefix(PIN)): point for name, point in kept if name.startswith(PIN)
+        }
         own = point_of(self.own.public_key())
         for client, point in self._pins.items():
             if point == own and client != self.who:
-                raise ProtocolError(f"the server takes this client for client {self.who}, and in this run it was client {client}")
+                raise ProtocolError(
+                    f"the server takes this client for client {self.who}, and in this run it was client {client}"
+                )
 
     def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
         if client != self.who:
-            raise ProtocolError(f"the server takes this client for client {client}, and it is client {self.who}")
+            raise ProtocolError(
+                f"the server takes this client for client {client}, and it is client {self.who}"
+            )
         return self.own
 
     def key(self, client: int, told: bytes = b"") -> bytes:
@@ -117,9 +130,14 @@ class PinnedKeys:
         elif self.roster is not None:
             known, where = self.roster.get(client), "in --roster"
             if known is None:
-                raise UnknownKey(f"client {client} is not in --roster; give this client a newer list if that one is to take part")
+                raise UnknownKey(
+                    f"client {client} is not in --roster; give this client a newer list if that one is to take part"
+                )
         else:
-            known, where = self._pins.get(client) or self._pin(client, told), "that it had before in this run"
+            known, where = (
+                self._pins.get(client) or self._pin(client, told),
+                "that it had before in this run",
+            )
         if told and told != known:
             kind = ProtocolError if client == self.who else UnknownKey
             raise kind(f"the server announces another key of client {client} than {where}")
@@ -144,12 +162,26 @@ class PinnedKeys:
 def read_roster(path: Path) -> dict[int, bytes]:
     """The clients of a registry.toml, as points by logical id. Raises KeysError."""
     remedy = "copy it anew from the folder of keys on the server"
-    clients = take({"client": []} | read_toml(path, remedy), "client", _tables, "a list of [[client]] tables", str(path), remedy)
+    clients = take(
+        {"client": []} | read_toml(path, remedy),
+        "client",
+        _tables,
+        "a list of [[client]] tables",
+        str(path),
+        remedy,
+    )
     roster: dict[int, bytes] = {}
     for number, entry in enumerate(clients, 1):
         where = f"{path}: [[client]] number {number}"
         client = take(entry, "id", logical_id, "a whole number", where, remedy)
-        roster[client] = take(entry, "public_key", lambda text: point_of(public_key(text)), "an EC P-384 public key", where, remedy)
+        roster[client] = take(
+            entry,
+            "public_key",
+            lambda text: point_of(public_key(text)),
+            "an EC P-384 public key",
+            where,
+            remedy,
+        )
     return roster
 
 

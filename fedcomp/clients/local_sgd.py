@@ -52,12 +52,25 @@ class LocalSGD:
 
     def __post_init__(self) -> None:
         if self.keep_momentum and not self.momentum:
-            raise ConfigError("--keep-momentum keeps nothing without momentum; give --momentum 0.9 as well")
+            raise ConfigError(
+                "--keep-momentum keeps nothing without momentum; give --momentum 0.9 as well"
+            )
 
     @classmethod
     def from_config(cls, config: RunConfig) -> "LocalSGD":
-        return cls(config.local_steps, config.local_epochs, config.batch_size, config.lr, config.momentum, config.weight_decay, config.clip,
-                   config.keep_momentum, config.augment, config.precision, config.proximal)
+        return cls(
+            config.local_steps,
+            config.local_epochs,
+            config.batch_size,
+            config.lr,
+            config.momentum,
+            config.weight_decay,
+            config.clip,
+            config.keep_momentum,
+            config.augment,
+            config.precision,
+            config.proximal,
+        )
 
     def as_told(self, lr: float = 1.0, steps: int = 0, batch_size: int = 0) -> "LocalSGD":
         """These options as an assignment changes them for a round: a multiple of the learning rate; steps, in place of epochs too, and
@@ -66,22 +79,35 @@ class LocalSGD:
         Raises ProtocolError for a multiple that is not above 0 and finite, and for a rate, steps or examples above what a run may have.
         """
         if not 0 < lr < math.inf:
-            raise ProtocolError(f"the learning rate is to be taken {lr} times; give a multiple above 0")
+            raise ProtocolError(
+                f"the learning rate is to be taken {lr} times; give a multiple above 0"
+            )
         if self.lr * lr > LARGEST:
-            raise ProtocolError(f"the server asks for a learning rate of {self.lr * lr:g}; give at most {LARGEST:g}")
+            raise ProtocolError(
+                f"the server asks for a learning rate of {self.lr * lr:g}; give at most {LARGEST:g}"
+            )
         for what, count in (("steps", steps), ("examples in a step", batch_size)):
             if not 0 <= count <= MOST:
                 raise ProtocolError(f"the server asks for {count} {what}; give 1 to {MOST}")
-        return replace(self, lr=self.lr * lr, steps=steps or self.steps, epochs=0 if steps else self.epochs,
-                       batch_size=batch_size or self.batch_size)
+        return replace(
+            self,
+            lr=self.lr * lr,
+            steps=steps or self.steps,
+            epochs=0 if steps else self.epochs,
+            batch_size=batch_size or self.batch_size,
+        )
 
 
 @dataclass(frozen=True)
 class Traces:
     """What is followed through the steps besides the weights: float32 [n], or [m, n] for a stack of clients; changed in place."""
 
-    momentum: Tensor | None = None  # where the first step starts from, then where the last one left it
-    moments: tuple[Tensor, Tensor] | None = None  # to which each step adds its clipped gradient, and the square of it
+    momentum: Tensor | None = (
+        None  # where the first step starts from, then where the last one left it
+    )
+    moments: tuple[Tensor, Tensor] | None = (
+        None  # to which each step adds its clipped gradient, and the square of it
+    )
     pull: Tensor | None = None  # added to every clipped gradient; stays as it is
 
     def __bool__(self) -> bool:
@@ -89,12 +115,21 @@ class Traces:
 
     @classmethod
     def begin(
-        cls, sgd: LocalSGD, needs_moments: bool, start: Tensor, momentum: Tensor | None, pull: Tensor | None = None
+        cls,
+        sgd: LocalSGD,
+        needs_moments: bool,
+        start: Tensor,
+        momentum: Tensor | None,
+        pull: Tensor | None = None,
     ) -> "Traces":
         """Those of a round from `start` [n]. `momentum` is what the client's last round left; it is copied."""
         if not sgd.keep_momentum and not needs_moments and pull is None:
             return NO_TRACES
-        kept = (torch.zeros_like(start) if momentum is None else momentum.to(start.device, copy=True)) if sgd.keep_momentum else None
+        kept = (
+            (torch.zeros_like(start) if momentum is None else momentum.to(start.device, copy=True))
+            if sgd.keep_momentum
+            else None
+        )
         moments = (torch.zeros_like(start), torch.zeros_like(start)) if needs_moments else None
         return cls(kept, moments, None if pull is None else pull.to(start.device))
 
@@ -103,8 +138,16 @@ class Traces:
         """Those of a cohort, of whom all follow the same."""
         first = traces[0]
         momentum = None if first.momentum is None else torch.stack([t.momentum for t in traces])
-        moments = None if first.moments is None else tuple(torch.stack(column) for column in zip(*(t.moments for t in traces), strict=True))
-        return cls(momentum, moments, None if first.pull is None else torch.stack([t.pull for t in traces]))
+        moments = (
+            None
+            if first.moments is None
+            else tuple(
+                torch.stack(column) for column in zip(*(t.moments for t in traces), strict=True)
+            )
+        )
+        return cls(
+            momentum, moments, None if first.pull is None else torch.stack([t.pull for t in traces])
+        )
 
     def rows(self, index: Tensor | int) -> "Traces":
         """A copy of a stack's rows, or of one of them."""
@@ -130,13 +173,19 @@ class Traces:
         """The momentum before the first step, tensor by tensor, in the precision of the weights."""
         if self.momentum is None:
             return None
-        return [view.to(weight.dtype) for view, weight in zip(layout.views(self.momentum).values(), weights, strict=True)]
+        return [
+            view.to(weight.dtype)
+            for view, weight in zip(layout.views(self.momentum).values(), weights, strict=True)
+        ]
 
     def pulled(self, layout: Layout, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Gradients with the pull."""
         if self.pull is None:
             return gradients
-        return [gradient + view.to(gradient.dtype) for gradient, view in zip(gradients, layout.views(self.pull).values(), strict=True)]
+        return [
+            gradient + view.to(gradient.dtype)
+            for gradient, view in zip(gradients, layout.views(self.pull).values(), strict=True)
+        ]
 
     def step(self, layout: Layout, gradients: Sequence[Tensor]) -> None:
         """Hear of a step's gradients."""
@@ -160,10 +209,14 @@ NO_TRACES = Traces()
 class Trained:
     update: Tensor  # float32 [n]: the weights after the last step minus those before the first
     loss: float  # mean over the steps of the loss before the step
-    buffers: dict[str, Tensor] | None  # copies of the buffers that training changed; None when there are none
+    buffers: (
+        dict[str, Tensor] | None
+    )  # copies of the buffers that training changed; None when there are none
 
 
-def plan_changes(task: Task, sgd: LocalSGD, batches: Sequence[np.ndarray], seed: int, round: int, who: int) -> np.ndarray | None:
+def plan_changes(
+    task: Task, sgd: LocalSGD, batches: Sequence[np.ndarray], seed: int, round: int, who: int
+) -> np.ndarray | None:
     """What augmentation draws for the examples of `batches`, one batch after the other: [examples, ...]; None where it is off.
 
     Drawn from (seed, "augment", round, who) alone.
@@ -172,7 +225,11 @@ def plan_changes(task: Task, sgd: LocalSGD, batches: Sequence[np.ndarray], seed:
 
 
 def descend(
-    weights: Sequence[Tensor], gradients: Sequence[Tensor], momenta: Sequence[Tensor] | None, sgd: LocalSGD, start: Sequence[Tensor] = ()
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    momenta: Sequence[Tensor] | None,
+    sgd: LocalSGD,
+    start: Sequence[Tensor] = (),
 ) -> Sequence[Tensor] | None:
     """One step of SGD on `weights`, in place; clipping is the caller's. Returns the momenta for the next step, None without momentum.
 
@@ -181,7 +238,9 @@ def descend(
     if sgd.weight_decay:
         gradients = torch._foreach_add(gradients, weights, alpha=sgd.weight_decay)
     if sgd.proximal:
-        gradients = torch._foreach_add(gradients, torch._foreach_sub(weights, start), alpha=sgd.proximal)
+        gradients = torch._foreach_add(
+            gradients, torch._foreach_sub(weights, start), alpha=sgd.proximal
+        )
     if sgd.momentum and momenta is not None:
         gradients = torch._foreach_add(gradients, momenta, alpha=sgd.momentum)
     torch._foreach_add_(weights, gradients, alpha=-sgd.lr)
@@ -192,7 +251,10 @@ def anchors(layout: Layout, base: Tensor, weights: Sequence[Tensor], sgd: LocalS
     """The weights before the first step [n] as `descend` wants them, tensor by tensor in the precision of `weights`; () if it does not."""
     if not sgd.proximal:
         return []
-    return [view.to(weight.dtype) for view, weight in zip(layout.views(base).values(), weights, strict=True)]
+    return [
+        view.to(weight.dtype)
+        for view, weight in zip(layout.views(base).values(), weights, strict=True)
+    ]
 
 
 class SerialEngine:
@@ -203,13 +265,20 @@ class SerialEngine:
     """
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
-        self.task, self.model, self.layout, self.device = task, model.to(device), layout, torch.device(device)
+        self.task, self.model, self.layout, self.device = (
+            task,
+            model.to(device),
+            layout,
+            torch.device(device),
+        )
         self.weights = layout.gather(self.model)
         parameters = dict(self.model.named_parameters())
         self.parameters = [parameters[e.name] for e in layout]
         self.coarse = any(parameter.dtype != torch.float32 for parameter in self.parameters)
         convolutions = [m for m in self.model.modules() if isinstance(m, nn.Conv2d)]
-        self.channels_last = self.device.type == "cpu" and bool(convolutions) and all(map(may_be_last, convolutions))
+        self.channels_last = (
+            self.device.type == "cpu" and bool(convolutions) and all(map(may_be_last, convolutions))
+        )
         self.chain = Chain.of(self.model) if self.device.type == "cpu" else None
         self._arrange()
         self.initial_buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
@@ -218,15 +287,31 @@ class SerialEngine:
         """Lay the parameters out."""
         kept = _kept_apart(self.model, self.device, self.channels_last)
         self.apart = []  # (parameter, its slice of `weights`), copied in and out
-        self.model.to(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
-        for parameter, view in zip(self.parameters, self.layout.views(self.weights).values(), strict=True):
+        self.model.to(
+            memory_format=torch.channels_last if self.channels_last else torch.contiguous_format
+        )
+        for parameter, view in zip(
+            self.parameters, self.layout.views(self.weights).values(), strict=True
+        ):
             if parameter.dtype == torch.float32 and parameter not in kept:
                 parameter.data = view
             else:
                 self.apart.append((parameter, view))
 
-    def train(self, start: Tensor, data: Data, batches: Sequence[np.ndarray], sgd: LocalSGD, *, seed: int = 0, round: int = 0, who: int = 0,
-              buffers: dict[str, Tensor] | None = None, traces: Traces = NO_TRACES, into: Tensor | None = None) -> Trained:
+    def train(
+        self,
+        start: Tensor,
+        data: Data,
+        batches: Sequence[np.ndarray],
+        sgd: LocalSGD,
+        *,
+        seed: int = 0,
+        round: int = 0,
+        who: int = 0,
+        buffers: dict[str, Tensor] | None = None,
+        traces: Traces = NO_TRACES,
+        into: Tensor | None = None,
+    ) -> Trained:
         """Local SGD from `start` (float32 [n]) over the batches of `data`, both on the engine's device.
 
         What the model draws comes from (seed, "dropout", round, who), what augmentation draws from plan_changes; torch's own generators
@@ -244,16 +329,40 @@ class SerialEngine:
             self._arrange()
             return self._train(*given)
 
-    def _train(self, start: Tensor, data: Data, batches: Sequence[np.ndarray], sgd: LocalSGD, seed: int, round: int, who: int,
-               buffers: dict[str, Tensor] | None, traces: Traces, into: Tensor | None) -> Trained:
+    def _train(
+        self,
+        start: Tensor,
+        data: Data,
+        batches: Sequence[np.ndarray],
+        sgd: LocalSGD,
+        seed: int,
+        round: int,
+        who: int,
+        buffers: dict[str, Tensor] | None,
+        traces: Traces,
+        into: Tensor | None,
+    ) -> Trained:
         base = self._load(start, buffers)
         self.model.train()
-        index, sizes = torch.from_numpy(np.concatenate(batches)).to(self.device), [len(batch) for batch in batches]
+        index, sizes = (
+            torch.from_numpy(np.concatenate(batches)).to(self.device),
+            [len(batch) for batch in batches],
+        )
         drawn = plan_changes(self.task, sgd, batches, seed, round, who)
-        changes = repeat(None) if drawn is None else torch.from_numpy(drawn).to(self.device).split(sizes)
-        chain = None if sgd.momentum or sgd.weight_decay or sgd.clip or sgd.proximal or traces else self.chain
+        changes = (
+            repeat(None) if drawn is None else torch.from_numpy(drawn).to(self.device).split(sizes)
+        )
+        chain = (
+            None
+            if sgd.momentum or sgd.weight_decay or sgd.clip or sgd.proximal or traces
+            else self.chain
+        )
         own = self.parameters if chain is None else chain.others(self.parameters)
-        losses, momenta, start = [], traces.momenta(self.layout, own), anchors(self.layout, base, own, sgd)
+        losses, momenta, start = (
+            [],
+            traces.momenta(self.layout, own),
+            anchors(self.layout, base, own, sgd),
+        )
         with _drawing_from(seeds.key(seed, "dropout", round, who), self.device):
             for rows, change in zip(index.split(sizes), changes, strict=False):
                 inputs = data.inputs.index_select(0, rows)
@@ -262,21 +371,29 @@ class SerialEngine:
                 loss = self.task.loss(outputs, data.targets.index_select(0, rows))
                 losses.append(loss.detach())
                 wanted = [*own, *(product.outputs for product in products)]
-                gradients = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+                gradients = torch.autograd.grad(
+                    loss, wanted, allow_unused=True, materialize_grads=True
+                )
                 with torch.no_grad():
                     gradients, slopes = gradients[: len(own)], gradients[len(own) :]
                     gradients = _clipped(gradients, sgd.clip) if sgd.clip else gradients
                     traces.step(self.layout, gradients)
-                    momenta = descend(own, traces.pulled(self.layout, gradients), momenta, sgd, start)
+                    momenta = descend(
+                        own, traces.pulled(self.layout, gradients), momenta, sgd, start
+                    )
                     for product, slope in zip(products, slopes, strict=True):
                         product.descend(slope, sgd.lr)
         traces.end(self.layout, momenta)
         for parameter, view in self.apart:
             view.copy_(parameter.detach())
         update = torch.sub(self.weights, base, out=into)
-        return Trained(update, torch.stack(losses).mean(dtype=torch.float32).item(), self._changed_buffers())
+        return Trained(
+            update, torch.stack(losses).mean(dtype=torch.float32).item(), self._changed_buffers()
+        )
 
-    def _outputs(self, inputs: Tensor, chain: Chain | None, sgd: LocalSGD) -> tuple[Any, list[Product]]:
+    def _outputs(
+        self, inputs: Tensor, chain: Chain | None, sgd: LocalSGD
+    ) -> tuple[Any, list[Product]]:
         """What the model gives; of a chain, the products in it that are to descend by themselves as well."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=sgd.precision == "bfloat16"):
             outputs, products = (self.model(inputs), []) if chain is None else chain.forward(inputs)
@@ -294,13 +411,21 @@ class SerialEngine:
         return self.weights.clone() if self.coarse else start
 
     def _changed_buffers(self) -> dict[str, Tensor] | None:
-        changed = {name: b.clone() for name, b in self.model.named_buffers() if not torch.equal(b, self.initial_buffers[name])}
+        changed = {
+            name: b.clone()
+            for name, b in self.model.named_buffers()
+            if not torch.equal(b, self.initial_buffers[name])
+        }
         return changed or None
 
 
 def _kept_apart(model: nn.Module, device: torch.device, channels_last: bool) -> set[nn.Parameter]:
     """Parameters that are wanted in an order of their own: by cuDNN, or channels last."""
-    cudnn = {p for m in model.modules() if isinstance(m, nn.RNNBase) for p in m.parameters()} if device.type == "cuda" else set()
+    cudnn = (
+        {p for m in model.modules() if isinstance(m, nn.RNNBase) for p in m.parameters()}
+        if device.type == "cuda"
+        else set()
+    )
     return cudnn | {p for p in model.parameters() if channels_last and p.dim() == 4}
 
 
@@ -323,7 +448,11 @@ def _drawing_from(seed: int, device: torch.device) -> Iterator[None]:
     """torch's global generators, seeded for a while: a thirtieth of what torch.random.fork_rng costs."""
     generators = [torch.default_generator]
     if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index])
+        generators.append(
+            torch.cuda.default_generators[
+                torch.cuda.current_device() if device.index is None else device.index
+            ]
+        )
     states = [generator.get_state() for generator in generators]
     try:
         for generator in generators:
@@ -342,8 +471,15 @@ class Evaluation(NamedTuple):
     metrics: Mapping[str, float]  # the task's own
 
 
-def evaluate(task: Task, model: nn.Module, layout: Layout, weights: Tensor, data: Data, device: torch.device | str,
-             batch: int = 0) -> Evaluation:
+def evaluate(
+    task: Task,
+    model: nn.Module,
+    layout: Layout,
+    weights: Tensor,
+    data: Data,
+    device: torch.device | str,
+    batch: int = 0,
+) -> Evaluation:
     """What `data`, which is on `device`, says of `weights` [n].
 
     Writes the weights into `model`, moved to `device` and left in eval mode. Layers with running statistics normalise by the
@@ -354,12 +490,19 @@ def evaluate(task: Task, model: nn.Module, layout: Layout, weights: Tensor, data
     layout.scatter(weights, model)
     measures = [task.loss, *([task.accuracy] if task.accuracy else []), *task.metrics.values()]
     sums = [0.0] * len(measures)
-    alone = torch.device(device).type == "cpu" and all(getattr(m, "running_mean", None) is None for m in model.modules())
+    alone = torch.device(device).type == "cpu" and all(
+        getattr(m, "running_mean", None) is None for m in model.modules()
+    )
     batch = batch or (250 if alone else 1000)
     with torch.inference_mode(), batch_statistics(model):
         pieces = -(-len(data) // batch)
-        for inputs, targets in zip(data.inputs.tensor_split(pieces), data.targets.tensor_split(pieces), strict=True):
+        for inputs, targets in zip(
+            data.inputs.tensor_split(pieces), data.targets.tensor_split(pieces), strict=True
+        ):
             outputs, share = model(inputs), len(inputs) / len(data)
-            sums = [so_far + share * float(measure(outputs, targets)) for so_far, measure in zip(sums, measures, strict=True)]
+            sums = [
+                so_far + share * float(measure(outputs, targets))
+                for so_far, measure in zip(sums, measures, strict=True)
+            ]
     loss, accuracy, *others = sums if task.accuracy else [sums[0], None, *sums[1:]]
     return Evaluation(loss, accuracy, dict(zip(task.metrics, others, strict=True)))

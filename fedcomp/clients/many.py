@@ -31,7 +31,10 @@ class Crowd:
 
     def run(self) -> None:
         """Until each is done with. Raises what the first that failed did, in one sentence for all; whatever is raised, all have ended."""
-        threads = [threading.Thread(target=self._attend, args=(who,), name=f"client-{who}", daemon=True) for who in self.processes]
+        threads = [
+            threading.Thread(target=self._attend, args=(who,), name=f"client-{who}", daemon=True)
+            for who in self.processes
+        ]
         for thread in threads:
             thread.start()
         try:
@@ -71,7 +74,11 @@ class Crowd:
         for sentence, told in by_sentence.items():
             who = [one for one, _ in told]
             event = getattr(told[0][1], "event", "said")
-            values = {name: value for name, value in getattr(told[0][1], "values", {}).items() if name != "client"}
+            values = {
+                name: value
+                for name, value in getattr(told[0][1], "values", {}).items()
+                if name != "client"
+            }
             self.say(Said(f"{named(who)}: {sentence}", event, clients=sorted(set(who)), **values))
 
     def _end(self, threads: list[threading.Thread]) -> None:

@@ -23,7 +23,15 @@ from .state import Kept, StateFolder
 from .work import Held
 
 PASSED = 32  # versions that are remembered over a restart
-WEIGHTS, MOMENTUM, BUFFERS, MEMORY, HELD, HEAD, REPORT = "weights", "momentum", "buffers", "memory.", "held.", "head", "report"
+WEIGHTS, MOMENTUM, BUFFERS, MEMORY, HELD, HEAD, REPORT = (
+    "weights",
+    "momentum",
+    "buffers",
+    "memory.",
+    "held.",
+    "head",
+    "report",
+)
 
 
 class Member:
@@ -33,11 +41,15 @@ class Member:
         self.own, self.folder, self.past = own, folder, Past(folder)
         self.run = ""  # that it is invited to
         self.who = own.client_id
-        self.key: ec.EllipticCurvePrivateKey | None = None  # that it signs with, the one with which it comes to the server
+        self.key: ec.EllipticCurvePrivateKey | None = (
+            None  # that it signs with, the one with which it comes to the server
+        )
         self.client: Client | None = None
         self._report: Report | None = None  # the last one
         self._accepted = ""  # what its assignment named
-        self._asker = 0  # the SuperLink run that it came from: another when the server was started again
+        self._asker = (
+            0  # the SuperLink run that it came from: another when the server was started again
+        )
         self._passed: deque[str] = deque(maxlen=PASSED)
 
     def join(self, invitation: Invitation) -> Presence:
@@ -47,7 +59,15 @@ class Member:
                 if self.client is not None:
                     self._remember(self.run, self.who, self.client.held)
                 who, client = client_for(invitation, self.own)
-                client.work = with_keys(client.work, invitation.run, invitation.options, who, self.key, self.own.roster, self.past)
+                client.work = with_keys(
+                    client.work,
+                    invitation.run,
+                    invitation.options,
+                    who,
+                    self.key,
+                    self.own.roster,
+                    self.past,
+                )
                 self.who, self.client = who, client
                 self.run, self._report, self._accepted = invitation.run, None, ""
                 self._passed.clear()
@@ -62,12 +82,20 @@ class Member:
         server is done with it, and to train for it again would roll back what was answered since. Raises CheckpointError when the
         report cannot be kept: the disk then stands where the client's last report left it.
         """
-        if self.client is None or assignment.client != self.who or self._overtaken(assignment, asker):
+        if (
+            self.client is None
+            or assignment.client != self.who
+            or self._overtaken(assignment, asker)
+        ):
             return None
         last = self._report
         named = _named(assignment)
         asked = (assignment.round, assignment.phase, named, assignment.version)
-        if last is not None and last.kind == UPDATE and asked == (last.round, last.phase, self._accepted, last.version):
+        if (
+            last is not None
+            and last.kind == UPDATE
+            and asked == (last.round, last.phase, self._accepted, last.version)
+        ):
             return last
         with self.own.common.turn:
             report = self.client.handle(assignment)
@@ -78,9 +106,16 @@ class Member:
     def _overtaken(self, assignment: Assignment, asker: int) -> bool:
         """Whether the same server has heard this client's answer to a later question. One that was started again may go back."""
         last, phases = self._report, self.client.work.phases
-        if last is None or asker != self._asker or not {assignment.phase, last.phase} <= set(phases):
+        if (
+            last is None
+            or asker != self._asker
+            or not {assignment.phase, last.phase} <= set(phases)
+        ):
             return False
-        return (assignment.round, phases.index(assignment.phase)) < (last.round, phases.index(last.phase))
+        return (assignment.round, phases.index(assignment.phase)) < (
+            last.round,
+            phases.index(last.phase),
+        )
 
     def _save(self) -> None:
         if self.folder is None:
@@ -93,18 +128,29 @@ class Member:
         if client.momentum is not None:
             kept[MOMENTUM] = client.momentum
         if client.buffers:
-            kept[BUFFERS] = save_tensors({name: value.cpu().contiguous() for name, value in client.buffers.items()})
+            kept[BUFFERS] = save_tensors(
+                {name: value.cpu().contiguous() for name, value in client.buffers.items()}
+            )
         if client.replica.version not in self._passed:
             self._passed.append(client.replica.version)
         held = client.held
         for name, value in held.kept.items() if held else ():
             kept[HELD + name] = value
         kept[REPORT] = self._report.pack()
-        kept[HEAD] = json.dumps({
-            "run": self.run, "client": self.who, "layout": client.replica.layout.fingerprint, "version": client.replica.version,
-            "passed": list(self._passed), "ticket": client.ticket, "after": client.after, "accepted": self._accepted,
-            "asker": self._asker, "held": held and [held.round, held.loss],
-        }).encode()
+        kept[HEAD] = json.dumps(
+            {
+                "run": self.run,
+                "client": self.who,
+                "layout": client.replica.layout.fingerprint,
+                "version": client.replica.version,
+                "passed": list(self._passed),
+                "ticket": client.ticket,
+                "after": client.after,
+                "accepted": self._accepted,
+                "asker": self._asker,
+                "held": held and [held.round, held.loss],
+            }
+        ).encode()
         self.folder.save(kept)
 
     def _remember(self, run: str, who: int, held: Held | None) -> None:
@@ -130,9 +176,18 @@ class Member:
             same = mine == (self.run, self.who, self.client.replica.layout.fingerprint)
             if same:
                 self._stand(head, kept, held)
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, FedcompError) as error:
-            raise CheckpointError(f"what --state-dir {self.folder.path} holds is damaged ({error}); remove it, and the client takes part "
-                                  "like one that is new") from error
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RuntimeError,
+            FedcompError,
+        ) as error:
+            raise CheckpointError(
+                f"what --state-dir {self.folder.path} holds is damaged ({error}); remove it, and the client takes part "
+                "like one that is new"
+            ) from error
         if not same:  # it is replaced by this client's first report
             self._remember(head.get("run", ""), head.get("client", -1), held)
 
@@ -140,8 +195,14 @@ class Member:
         client = self.client
         self._passed.extend(head["passed"])
         client.replica.restore(kept[WEIGHTS], head["version"], head["passed"])
-        client.ticket, client.after, self._accepted = head["ticket"], head["after"], head["accepted"]
-        client.memory.load_state_dict({name[len(MEMORY) :]: value for name, value in kept.items() if name.startswith(MEMORY)})
+        client.ticket, client.after, self._accepted = (
+            head["ticket"],
+            head["after"],
+            head["accepted"],
+        )
+        client.memory.load_state_dict(
+            {name[len(MEMORY) :]: value for name, value in kept.items() if name.startswith(MEMORY)}
+        )
         client.held = held
         client.momentum = kept.get(MOMENTUM)
         client.buffers = load_tensors(kept[BUFFERS]) if BUFFERS in kept else None
@@ -151,10 +212,17 @@ class Member:
 def _held(head: Mapping[str, Any], kept: Kept) -> Held | None:
     if not head.get("held"):
         return None
-    return Held(*head["held"], {name[len(HELD) :]: value for name, value in kept.items() if name.startswith(HELD)})
+    return Held(
+        *head["held"],
+        {name[len(HELD) :]: value for name, value in kept.items() if name.startswith(HELD)},
+    )
 
 
 def _named(assignment: Assignment) -> str:
     """What the question of a phase depends on: asked about something else, in the same phase, a client answers anew."""
-    announced = sha256(b"".join(len(part).to_bytes(8) + part for part in assignment.announced)).hexdigest() if assignment.announced else ""
+    announced = (
+        sha256(b"".join(len(part).to_bytes(8) + part for part in assignment.announced)).hexdigest()
+        if assignment.announced
+        else ""
+    )
     return assignment.accepted + announced

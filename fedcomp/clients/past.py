@@ -22,7 +22,9 @@ class Past:
 
     def of(self, run: str) -> dict[str, bytes]:
         """Raises CheckpointError where the file is damaged."""
-        return dict(self._kept.get(run, {}) if self.folder is None else self.folder.load(_file(run)))
+        return dict(
+            self._kept.get(run, {}) if self.folder is None else self.folder.load(_file(run))
+        )
 
     def add(self, run: str, more: Mapping[str, bytes]) -> None:
         """On the disk when this returns. Raises UserError for more runs than a client remembers, CheckpointError for a full disk."""
@@ -30,15 +32,21 @@ class Past:
         if known | more == known:
             return
         if not known and self._runs() >= MOST_RUNS:
-            raise UserError(f"this client has signed ballots in {MOST_RUNS} runs, and remembers no more; give it a new --state-dir, "
-                            "and a new key with it")
+            raise UserError(
+                f"this client has signed ballots in {MOST_RUNS} runs, and remembers no more; give it a new --state-dir, "
+                "and a new key with it"
+            )
         if self.folder is None:
             self._kept[run] = known | more
         else:
             self.folder.save(known | more, _file(run))
 
     def _runs(self) -> int:
-        return len(self._kept) if self.folder is None else sum(1 for _ in self.folder.path.glob(f"{NAMED}*.bin"))
+        return (
+            len(self._kept)
+            if self.folder is None
+            else sum(1 for _ in self.folder.path.glob(f"{NAMED}*.bin"))
+        )
 
 
 def _file(run: str) -> str:

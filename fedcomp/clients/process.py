@@ -30,8 +30,15 @@ from .sealed_election import strangers
 from .state import StateFolder
 
 JOIN, LEAVE, TRAIN = "query.join", "query.leave", "train"  # types of Flower messages
-SHORTEST_S, ROUND_S, LONGEST_S = 0.1, 1.0, 5.0  # between two looks for a message: at least, at most while rounds go on, at most ever
-EASE, REST_S = 5, 30.0  # a look comes after a fifth of the time since the last message; from REST_S on, rounds do not go on
+SHORTEST_S, ROUND_S, LONGEST_S = (
+    0.1,
+    1.0,
+    5.0,
+)  # between two looks for a message: at least, at most while rounds go on, at most ever
+EASE, REST_S = (
+    5,
+    30.0,
+)  # a look comes after a fifth of the time since the last message; from REST_S on, rounds do not go on
 GIVE_WAY = 10  # a client that waits for its server waits ten times as long before it looks again
 RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts to reach the server
 LINGER_S = 1.0
@@ -55,7 +62,12 @@ def not_overtaken(messages: Sequence[Message]) -> list[Message]:
     """Of messages that waited together, in the order in which to answer them: invitations, farewells, and the newest round's questions."""
     questions = [message for message in messages if message.metadata.message_type == TRAIN]
     newest = max((_round(message) for message in questions), default=0)
-    others = [message for kind in (JOIN, LEAVE) for message in messages if message.metadata.message_type == kind]
+    others = [
+        message
+        for kind in (JOIN, LEAVE)
+        for message in messages
+        if message.metadata.message_type == kind
+    ]
     over = any(message.metadata.message_type == LEAVE for message in messages)
     return others + [message for message in questions if not over and _round(message) == newest]
 
@@ -86,8 +98,22 @@ class Process:
     `patience_s`: for how long it tries to reach a server; None = for ever. `stay`: it waits for the next run when one is over.
     """
 
-    def __init__(self, target: Target, member: Member, say: Callable[[str], None], *, patience_s: float | None = None, stay: bool = False):
-        self.target, self.member, self.say, self.patience_s, self.stay = target, member, say, patience_s, stay
+    def __init__(
+        self,
+        target: Target,
+        member: Member,
+        say: Callable[[str], None],
+        *,
+        patience_s: float | None = None,
+        stay: bool = False,
+    ):
+        self.target, self.member, self.say, self.patience_s, self.stay = (
+            target,
+            member,
+            say,
+            patience_s,
+            stay,
+        )
         self.refused = ""  # why this client cannot take part, or go on
         self._key = member.key = target.key or own_key(member.folder)
         self._over = False
@@ -110,7 +136,13 @@ class Process:
                             return
                         connection.check_server(self.target.host, self.target.port, self.target.ca)
                         fleet = ends.enter_context(self._connection())
-                    self.say(Said(f"connected to {self.target.address}", "connected", server=self.target.address))
+                    self.say(
+                        Said(
+                            f"connected to {self.target.address}",
+                            "connected",
+                            server=self.target.address,
+                        )
+                    )
                     lost_at, attempt = None, 0
                     self._attend(fleet)
             except UnreachableError as error:
@@ -123,7 +155,15 @@ class Process:
                 if attempt < len(RETRY_S) or str(error) != told:
                     told = str(error)
                     how = self._trying(attempt, pause)
-                    self.say(Said(f"{error}; {how}", "cut_off", reason=told, cause=error.cause, pause_s=pause))
+                    self.say(
+                        Said(
+                            f"{error}; {how}",
+                            "cut_off",
+                            reason=told,
+                            cause=error.cause,
+                            pause_s=pause,
+                        )
+                    )
                 attempt += 1
                 self._ended.wait(pause)
 
@@ -131,7 +171,11 @@ class Process:
         """What is done about a server that is not reached. A client that missed the end of the run sees no more than that."""
         if attempt < len(RETRY_S) - 1:
             return f"trying again in {pause_s:g} s"
-        end = "until it is stopped" if self.patience_s is None else f"for {self.patience_s:g} s in all"
+        end = (
+            "until it is stopped"
+            if self.patience_s is None
+            else f"for {self.patience_s:g} s in all"
+        )
         return f"trying every {pause_s:g} s from now on, {end}: the server may be away, or the run over"
 
     def _connection(self) -> "_Connected":
@@ -165,7 +209,13 @@ class Process:
                 return messages
         kept = not_overtaken(messages)
         if dropped := len(messages) - len(kept):
-            self.say(Said(f"{dropped} question{'s' * (dropped > 1)} of rounds that are over: not answered", "overtaken", count=dropped))
+            self.say(
+                Said(
+                    f"{dropped} question{'s' * (dropped > 1)} of rounds that are over: not answered",
+                    "overtaken",
+                    count=dropped,
+                )
+            )
         return kept
 
     def _answer(self, fleet: Fleet, message: Message) -> bool:
@@ -185,11 +235,19 @@ class Process:
             if kind == JOIN:
                 return self._join(from_records(message.content, Invitation))
             if kind == TRAIN:
-                return self._train(from_records(message.content, Assignment), message.metadata.run_id)
+                return self._train(
+                    from_records(message.content, Assignment), message.metadata.run_id
+                )
             if kind == LEAVE:
                 return self._leave(from_records(message.content, Farewell))
         except ProtocolError as error:
-            self.say(Said(f"a message that cannot be understood was dropped: {error}", "dropped", reason=str(error)))
+            self.say(
+                Said(
+                    f"a message that cannot be understood was dropped: {error}",
+                    "dropped",
+                    reason=str(error),
+                )
+            )
         return None
 
     def _join(self, invitation: Invitation) -> Presence:
@@ -262,7 +320,10 @@ def own_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey:
         return load_pem_private_key(kept[KEY_FILE], None)
     key = ec.generate_private_key(ec.SECP384R1())
     if folder is not None:
-        folder.save({KEY_FILE: key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())}, KEY_FILE)
+        folder.save(
+            {KEY_FILE: key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())},
+            KEY_FILE,
+        )
     return key
 
 

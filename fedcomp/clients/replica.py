@@ -7,7 +7,15 @@ from torch import Tensor
 from ..codecs import Codec, codec, overwrite
 from ..errors import FrameError, ProtocolError
 from ..layout import Layout
-from ..messages import DENSE, FRAMES, OVERWRITE, Assignment, fingerprint, first_version, next_version
+from ..messages import (
+    DENSE,
+    FRAMES,
+    OVERWRITE,
+    Assignment,
+    fingerprint,
+    first_version,
+    next_version,
+)
 
 DENSE_CODEC = codec("identity")
 
@@ -21,7 +29,10 @@ class Replica:
 
     def __init__(self, weights: Tensor, layout: Layout, downlink: Codec):
         self.weights, self.layout, self.downlink = weights, layout, downlink
-        self.version, self.fingerprint = first_version(weights, layout.fingerprint), fingerprint(weights)
+        self.version, self.fingerprint = (
+            first_version(weights, layout.fingerprint),
+            fingerprint(weights),
+        )
         self.passed = {self.version}  # versions that these weights have been at
 
     def move(self, assignment: Assignment) -> None:
@@ -40,24 +51,37 @@ class Replica:
             self.passed.add(self.version)
         if self.fingerprint != assignment.fingerprint:
             self.version, self.passed = "", set()
-            raise NeedDense(f"the weights at version {assignment.version[:8]} have another fingerprint")
+            raise NeedDense(
+                f"the weights at version {assignment.version[:8]} have another fingerprint"
+            )
 
     def restore(self, weights: Tensor, version: str, passed: Iterable[str] = ()) -> None:
         """Stand where a checkpoint stood, after the versions `passed`."""
         self.weights.copy_(weights)
-        self.version, self.fingerprint, self.passed = version, fingerprint(self.weights), {version, *passed}
+        self.version, self.fingerprint, self.passed = (
+            version,
+            fingerprint(self.weights),
+            {version, *passed},
+        )
 
     def _apply(self, assignment: Assignment) -> None:
         if assignment.form == DENSE:
-            self.weights.copy_(DENSE_CODEC.decode(self._only(assignment), numel=self.weights.numel()))
+            self.weights.copy_(
+                DENSE_CODEC.decode(self._only(assignment), numel=self.weights.numel())
+            )
         elif assignment.form == OVERWRITE and assignment.base in self.passed:
             overwrite.apply(self._only(assignment), self.weights)
         elif assignment.form == FRAMES:
-            updates = [self.downlink.open(frame, self.weights.numel(), self.layout) for frame in self._missing(assignment)]
+            updates = [
+                self.downlink.open(frame, self.weights.numel(), self.layout)
+                for frame in self._missing(assignment)
+            ]
             for update in updates:
                 update.add_to(self.weights)
         else:
-            raise NeedDense(f"the download starts from version {assignment.base[:8]}, this copy is at {self.version[:8]}")
+            raise NeedDense(
+                f"the download starts from version {assignment.base[:8]}, this copy is at {self.version[:8]}"
+            )
 
     def _missing(self, assignment: Assignment) -> list[bytes]:
         """The frames of a download that come after this copy's version."""
@@ -65,12 +89,18 @@ class Replica:
         for frame in assignment.frames:
             versions.append(next_version(versions[-1], frame))
         if versions[-1] != assignment.version:
-            raise FrameError("the broadcasts of a download do not lead to the version that it names")
+            raise FrameError(
+                "the broadcasts of a download do not lead to the version that it names"
+            )
         if self.version not in versions:
-            raise NeedDense(f"the download starts from version {assignment.base[:8]}, this copy is at {self.version[:8]}")
+            raise NeedDense(
+                f"the download starts from version {assignment.base[:8]}, this copy is at {self.version[:8]}"
+            )
         return assignment.frames[versions.index(self.version) :]
 
     def _only(self, assignment: Assignment) -> bytes:
         if len(assignment.frames) != 1:
-            raise FrameError(f"a download of the form '{assignment.form}' has {len(assignment.frames)} frames; expected 1")
+            raise FrameError(
+                f"a download of the form '{assignment.form}' has {len(assignment.frames)} frames; expected 1"
+            )
         return assignment.frames[0]

@@ -37,7 +37,9 @@ class ControlVariates(Work):
     def trained(
         self, update: Tensor, state: Tensor, kept: Mapping[str, Tensor], sgd: LocalSGD, path: float
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        change = torch.add(state[state.numel() // 2 :].to(update.device), update, alpha=_unit(sgd) / path).neg_()
+        change = torch.add(
+            state[state.numel() // 2 :].to(update.device), update, alpha=_unit(sgd) / path
+        ).neg_()
         own = change + kept[OWN].to(change.device) if OWN in kept else change
         return torch.cat([update, change]), {OWN: own.cpu()}
 

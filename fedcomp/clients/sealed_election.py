@@ -30,7 +30,18 @@ from ..codecs.base import nonfinite_rows
 from ..errors import FrameError, ProtocolError, UserError
 from ..memories import Memory
 from ..messages import Assignment
-from .announced import ATTEMPT, FEWEST, TERMS, attempt_of, full_row, number, slot_of, terms_of, too_few, with_ballots
+from .announced import (
+    ATTEMPT,
+    FEWEST,
+    TERMS,
+    attempt_of,
+    full_row,
+    number,
+    slot_of,
+    terms_of,
+    too_few,
+    with_ballots,
+)
 from .ballots import CARD, KEY, Card, Sealed, Slot, Unopenable, card_key, seal
 from .election import BALLOTS, TALLY, Row, elected, of_partitions, told
 from .keyring import DerivedKeys, PinnedKeys, Ring, UnknownKey, point_of, verifier
@@ -39,16 +50,29 @@ from .work import Held, Work
 
 CARDS, RECOUNT = "cards", "recount"  # phases
 KEY_OF, PROOF_OF = "key/", "proof/"  # what is announced, by client: its key, what convicts it
-ROW, BITS, CARD_FOR, BALLOT_OF, COMPLAINTS = "row", "bits", "card/", "ballot/", "complaints"  # what is held for the round
-NO_CARD = bytes(CARD)  # in the place of a card: for a seat that nobody holds, or one whose key is not known
-ATTEMPTS, ANSWERED = "attempts", "answered/"  # likewise held: digests of a run's attempts, the newest last; by phase that it was asked
+ROW, BITS, CARD_FOR, BALLOT_OF, COMPLAINTS = (
+    "row",
+    "bits",
+    "card/",
+    "ballot/",
+    "complaints",
+)  # what is held for the round
+NO_CARD = bytes(
+    CARD
+)  # in the place of a card: for a seat that nobody holds, or one whose key is not known
+ATTEMPTS, ANSWERED = (
+    "attempts",
+    "answered/",
+)  # likewise held: digests of a run's attempts, the newest last; by phase that it was asked
 MOST_ATTEMPTS, DIGEST = 1024, 16  # that a client takes part in; bytes of each digest
 SIGNED = "signed/"  # remembered of a run: by the client's logical id, in which attempts it has signed, and up to which round
 ROUND = struct.Struct("<q")
 COUNT = struct.Struct("<H")  # of complaints, before the vote
 NONE = COUNT.pack(0)
 COMPLAINT = struct.Struct(f"<q{KEY}s")  # sender, private half of the voter's card for it
-PROOF = struct.Struct(f"<q{CARD}s{KEY}s")  # voter, its card, the card's private half; the ballot follows
+PROOF = struct.Struct(
+    f"<q{CARD}s{KEY}s"
+)  # voter, its card, the card's private half; the ballot follows
 
 
 @dataclass(frozen=True)
@@ -63,28 +87,47 @@ class SealedElection(Work):
         """Nor is a round opened twice under one attempt: what it has signed in its slot, a client signs nothing else for."""
         opens = super().opens(assignment, held)
         if opens and TERMS not in told(assignment):
-            raise ProtocolError("this client was not told by what the others train; both sides need the same version of fedcomp")
+            raise ProtocolError(
+                "this client was not told by what the others train; both sides need the same version of fedcomp"
+            )
         a = assignment
-        if opens and told(a)[TERMS] != terms_of(self.options, a.fingerprint, a.lr, a.steps, a.batch_size).encode():
-            raise ProtocolError("the server has this client train from another model, or by other options, than it announces to all")
+        if (
+            opens
+            and told(a)[TERMS]
+            != terms_of(self.options, a.fingerprint, a.lr, a.steps, a.batch_size).encode()
+        ):
+            raise ProtocolError(
+                "the server has this client train from another model, or by other options, than it announces to all"
+            )
         if opens and held is not None:
             attempt, known = digest_of(told(assignment)), _digests(held.kept)
             if known and known[-1] == attempt and assignment.round <= held.round:
-                raise ProtocolError(f"the server asks again for round {assignment.round} of an attempt, after round {held.round}")
+                raise ProtocolError(
+                    f"the server asks again for round {assignment.round} of an attempt, after round {held.round}"
+                )
             if attempt in known[:-1]:
-                raise ProtocolError("the server comes back to an attempt that it had given up; a new one needs another name")
+                raise ProtocolError(
+                    "the server comes back to an attempt that it had given up; a new one needs another name"
+                )
             if len(known) >= MOST_ATTEMPTS and known[-1] != attempt:
-                raise ProtocolError(f"this is attempt {len(known) + 1} of the run, more than {MOST_ATTEMPTS}; give the run a new name")
+                raise ProtocolError(
+                    f"this is attempt {len(known) + 1} of the run, more than {MOST_ATTEMPTS}; give the run a new name"
+                )
         return opens
 
     def outlasting(self, held: Held | None, assignment: Assignment) -> dict[str, Any]:
         known, attempt = _digests(held.kept) if held else [], digest_of(told(assignment))
-        return {ATTEMPTS: b"".join(known if known[-1:] == [attempt] else [*known, attempt]), TERMS: told(assignment).get(TERMS, b"")}
+        return {
+            ATTEMPTS: b"".join(known if known[-1:] == [attempt] else [*known, attempt]),
+            TERMS: told(assignment).get(TERMS, b""),
+        }
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
         return super().seed(codec, run_seed, assignment) if assignment.phase == CARDS else run_seed
 
-    def hear(self, memory: Memory, held: dict[str, Any], seed: int, context: Context) -> Tensor | None:
+    def hear(
+        self, memory: Memory, held: dict[str, Any], seed: int, context: Context
+    ) -> Tensor | None:
         self._once(held, context)
         if context.phase == BALLOTS:
             return None
@@ -93,14 +136,24 @@ class SealedElection(Work):
         else:
             self._leave_out(held, context)
         row = Row.unpack(_held(held, ROW, context))
-        whole = {sender: held[name] for sender in row.senders if (name := f"{BALLOT_OF}{sender}") in held}
+        whole = {
+            sender: held[name] for sender in row.senders if (name := f"{BALLOT_OF}{sender}") in held
+        }
         if (there := with_ballots(row, whole)) < FEWEST:
             if held.get(COMPLAINTS, NONE) != NONE:
                 return None
             raise ProtocolError(too_few(there))
-        return elected(row, of_partitions(row, whole, memory.numel, seed, context.round), memory.numel, seed, context.round)
+        return elected(
+            row,
+            of_partitions(row, whole, memory.numel, seed, context.round),
+            memory.numel,
+            seed,
+            context.round,
+        )
 
-    def answer(self, memory: Memory, x: Tensor | None, held: dict[str, Any], seed: int, context: Context) -> bytes:
+    def answer(
+        self, memory: Memory, x: Tensor | None, held: dict[str, Any], seed: int, context: Context
+    ) -> bytes:
         if context.phase == CARDS:
             return self._cards(memory, x[0], held, seed, context)
         if context.phase == BALLOTS:
@@ -108,7 +161,11 @@ class SealedElection(Work):
         if memory.pending is not None:  # of the tally, before a recount
             memory.rollback()
         complaints = held.pop(COMPLAINTS, NONE)
-        return complaints if x is None else complaints + (memory.propose(x[0], seed=seed, context=context) or b"")
+        return (
+            complaints
+            if x is None
+            else complaints + (memory.propose(x[0], seed=seed, context=context) or b"")
+        )
 
     def slot(self, context: Context, sender: int) -> Slot:
         return slot_of(self.ring.run, context.announced, context.round, sender)
@@ -119,14 +176,22 @@ class SealedElection(Work):
         Who is asked the same again before another phase gives the answer that it kept (process.py).
         """
         if _held(held, ATTEMPTS, context)[-DIGEST:] != digest_of(context.announced):
-            raise ProtocolError(f"the server asks for phase '{context.phase}' of another attempt than the one that this client has opened")
+            raise ProtocolError(
+                f"the server asks for phase '{context.phase}' of another attempt than the one that this client has opened"
+            )
         if held.get(TERMS) != context.announced.get(TERMS):
-            raise ProtocolError("the server announces another model, or other options, than this client has trained by")
+            raise ProtocolError(
+                "the server announces another model, or other options, than this client has trained by"
+            )
         if f"{ANSWERED}{context.phase}" in held:
-            raise ProtocolError(f"the server asks again for phase '{context.phase}' of round {context.round}, which has one answer")
+            raise ProtocolError(
+                f"the server asks again for phase '{context.phase}' of round {context.round}, which has one answer"
+            )
         held[f"{ANSWERED}{context.phase}"] = b"1"
 
-    def _cards(self, memory: Memory, x: Tensor, held: dict[str, Any], seed: int, context: Context) -> bytes:
+    def _cards(
+        self, memory: Memory, x: Tensor, held: dict[str, Any], seed: int, context: Context
+    ) -> bytes:
         (error,) = nonfinite_rows(x[None], memory.layout, "the update")
         if error is not None:
             raise error
@@ -135,11 +200,17 @@ class SealedElection(Work):
         self._meet(held, context)
         known = [sender for sender in row.senders if f"{KEY_OF}{sender}" in held]
         if with_ballots(row, known) < FEWEST:
-            raise ProtocolError(f"of the clients of its row this one knows the keys of {len(known)} alone; give it the newest --roster")
-        cards = {sender: Card.make(self.slot(context, sender), row.client, signer) for sender in known}
+            raise ProtocolError(
+                f"of the clients of its row this one knows the keys of {len(known)} alone; give it the newest --roster"
+            )
+        cards = {
+            sender: Card.make(self.slot(context, sender), row.client, signer) for sender in known
+        }
         held[ROW], held[BITS] = row.pack(), kernels.bits.signs(x, seed)
         held |= {f"{CARD_FOR}{sender}": card.private for sender, card in cards.items()}
-        return b"".join(cards[sender].data if sender in cards else NO_CARD for sender in row.senders)
+        return b"".join(
+            cards[sender].data if sender in cards else NO_CARD for sender in row.senders
+        )
 
     def _meet(self, held: dict[str, Any], context: Context) -> None:
         """Hold the keys that were announced, but for those that are not what this client holds fixed."""
@@ -154,12 +225,16 @@ class SealedElection(Work):
         row = Row.unpack(_held(held, ROW, context))
         slot, publics, signer = self.slot(context, row.client), {}, self.ring.signer(row.client)
         if held[f"{KEY_OF}{row.client}"] != point_of(signer.public_key()):
-            raise ProtocolError("this client has another key than at the start of the round; it takes part again in the next")
+            raise ProtocolError(
+                "this client has another key than at the start of the round; it takes part again in the next"
+            )
         for name, card in context.announced.items():
             if name in (ATTEMPT, TERMS):
                 continue
             if (voter := number(name)) not in row.senders:
-                raise ProtocolError(f"the server wants this ballot sealed for client {voter}, which is not in the row that it announced")
+                raise ProtocolError(
+                    f"the server wants this ballot sealed for client {voter}, which is not in the row that it announced"
+                )
             publics[voter] = card_key(card, slot, voter, self._verifier(held, voter, context))
         return seal(_held(held, BITS, context), slot, publics, signer)
 
@@ -169,9 +244,15 @@ class SealedElection(Work):
             if (name := str(sender)) not in context.announced:
                 continue  # missing
             private = _held(held, f"{CARD_FOR}{sender}", context)
-            sealed = Sealed.read(context.announced[name], self.slot(context, sender), self._verifier(held, sender, context))
+            sealed = Sealed.read(
+                context.announced[name],
+                self.slot(context, sender),
+                self._verifier(held, sender, context),
+            )
             try:
-                held[f"{BALLOT_OF}{sender}"] = trimmed(sealed.open(row.client, private), memory.numel)
+                held[f"{BALLOT_OF}{sender}"] = trimmed(
+                    sealed.open(row.client, private), memory.numel
+                )
             except Unopenable:
                 complaints.append(COMPLAINT.pack(sender, private))
         held[COMPLAINTS] = COUNT.pack(len(complaints)) + b"".join(complaints)
@@ -187,8 +268,12 @@ class SealedElection(Work):
             slot = self.slot(context, sender)
             key = self.ring.key(voter, context.announced.get(f"{KEY_OF}{voter}", b""))
             public = card_key(card, slot, voter, verifier(key))
-            if not Sealed.read(proof[PROOF.size :], slot, self._verifier(held, sender, context)).proven_bad(voter, public, private):
-                raise ProtocolError(f"the server wants client {sender} left out, and what it shows proves nothing against it")
+            if not Sealed.read(
+                proof[PROOF.size :], slot, self._verifier(held, sender, context)
+            ).proven_bad(voter, public, private):
+                raise ProtocolError(
+                    f"the server wants client {sender} left out, and what it shows proves nothing against it"
+                )
             held.pop(f"{BALLOT_OF}{sender}", None)
 
     def _verifier(self, held: dict[str, Any], client: int, context: Context) -> Any:
@@ -196,14 +281,22 @@ class SealedElection(Work):
 
 
 def with_keys(
-    work: Work, run: str, options: str, who: int, key: ec.EllipticCurvePrivateKey | None, roster: Mapping[int, bytes] | None, past: Past
+    work: Work,
+    run: str,
+    options: str,
+    who: int,
+    key: ec.EllipticCurvePrivateKey | None,
+    roster: Mapping[int, bytes] | None,
+    past: Past,
 ) -> Work:
     """A client half with this client's keys, if it signs. Raises UserError for a client that holds no key."""
     if not isinstance(work, SealedElection):
         return work
     if key is None:
-        raise UserError("sealed ballots are signed with the key with which a client comes to the server, and under --stock Flower's "
-                        "SuperNode alone has it; leave --stock out")
+        raise UserError(
+            "sealed ballots are signed with the key with which a client comes to the server, and under --stock Flower's "
+            "SuperNode alone has it; leave --stock out"
+        )
     return replace(work, ring=PinnedKeys(run, who, key, roster, past), options=options)
 
 
@@ -221,7 +314,11 @@ def strangers(assignment: Assignment, held: Held | None) -> list[int]:
     """Clients whose keys, as they were just announced to this client, are not those that it takes for theirs."""
     if assignment.phase != CARDS or held is None:
         return []
-    return [number(name, KEY_OF) for name in told(assignment) if name.startswith(KEY_OF) and name not in held.kept]
+    return [
+        number(name, KEY_OF)
+        for name in told(assignment)
+        if name.startswith(KEY_OF) and name not in held.kept
+    ]
 
 
 def digest_of(announced: Mapping[str, bytes]) -> bytes:
@@ -258,5 +355,7 @@ def trimmed(packed: bytes, numel: int) -> bytes:
 
 def _held(held: Mapping[str, Any], name: str, context: Context) -> bytes:
     if name not in held:
-        raise ProtocolError(f"this client holds nothing for a phase '{context.phase}' of this round; ask it again in the next round")
+        raise ProtocolError(
+            f"this client holds nothing for a phase '{context.phase}' of this round; ask it again in the next round"
+        )
     return held[name]

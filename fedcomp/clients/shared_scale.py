@@ -25,19 +25,30 @@ class ScaleThenTrain(Work):
     def __init__(self) -> None:
         super().__init__((SCALE, TRAIN))
 
-    def answer(self, memory: Memory, x: Tensor | None, held: dict[str, Any], seed: int, context: Context) -> bytes | None:
+    def answer(
+        self, memory: Memory, x: Tensor | None, held: dict[str, Any], seed: int, context: Context
+    ) -> bytes | None:
         if x is None and UPDATE not in held:
-            raise ProtocolError(f"this client holds no update for a phase '{context.phase}'; ask it again in the next round")
+            raise ProtocolError(
+                f"this client holds no update for a phase '{context.phase}'; ask it again in the next round"
+            )
         if x is None:
             return memory.propose(held.pop(UPDATE), seed=seed, context=context)
         (error,) = nonfinite_rows(x[:1], memory.layout, "the update")
         if error is not None:
             raise error
         held[UPDATE] = x[0]
-        return NUMBERS.encode(torch.tensor(scales(memory.codec, x[0], memory.layout), dtype=torch.float32))
+        return NUMBERS.encode(
+            torch.tensor(scales(memory.codec, x[0], memory.layout), dtype=torch.float32)
+        )
 
     def answer_stack(
-        self, memories: Sequence[Memory], x: Tensor | None, held: Sequence[dict[str, Any]], seeds: Sequence[int], context: Context
+        self,
+        memories: Sequence[Memory],
+        x: Tensor | None,
+        held: Sequence[dict[str, Any]],
+        seeds: Sequence[int],
+        context: Context,
     ) -> list[Any]:
         if x is None and all(UPDATE in mine for mine in held):
             updates = torch.stack([mine.pop(UPDATE) for mine in held])
@@ -47,4 +58,8 @@ class ScaleThenTrain(Work):
 
 def scales(ternary: Codec, x: Tensor, layout: Layout | None) -> list[float]:
     """The scale of each section that the codec makes of x [numel]."""
-    return [ternary.inner.scale(x[e.span]) for e in layout] if isinstance(ternary, LayerWise) else [ternary.scale(x)]
+    return (
+        [ternary.inner.scale(x[e.span]) for e in layout]
+        if isinstance(ternary, LayerWise)
+        else [ternary.scale(x)]
+    )

@@ -36,9 +36,13 @@ class StateFolder:
             self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"another client runs in --state-dir {path}; wait for it, or give another folder") from None
+            raise UserError(
+                f"another client runs in --state-dir {path}; wait for it, or give another folder"
+            ) from None
         except OSError as error:
-            raise UserError(f"--state-dir {path} cannot be used ({error.strerror}); give a folder that can be written") from error
+            raise UserError(
+                f"--state-dir {path} cannot be used ({error.strerror}); give a folder that can be written"
+            ) from error
 
     def close(self) -> None:
         """Let other processes in."""
@@ -46,7 +50,9 @@ class StateFolder:
 
     def save(self, kept: Kept, name: str = FILE) -> None:
         """Replace what is kept; on the disk when this returns. Raises CheckpointError, with the last state whole, when it is full."""
-        bodies = {key: value if isinstance(value, bytes) else _raw(value) for key, value in kept.items()}
+        bodies = {
+            key: value if isinstance(value, bytes) else _raw(value) for key, value in kept.items()
+        }
         crc, table = 0, []
         for key, body in bodies.items():
             crc = zlib.crc32(body, crc)
@@ -55,12 +61,16 @@ class StateFolder:
         try:
             self._replace(name, [LENGTH.pack(len(header)), header, *bodies.values()])
         except OSError as error:
-            raise CheckpointError(f"--state-dir {self.path} cannot be written ({error.strerror}); the state before is whole, make room "
-                                  "and start again") from error
+            raise CheckpointError(
+                f"--state-dir {self.path} cannot be written ({error.strerror}); the state before is whole, make room "
+                "and start again"
+            ) from error
 
     def _replace(self, name: str, parts: list[bytes | memoryview]) -> None:
         new = self.path / f".{name}.new"
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0) as file:
+        with os.fdopen(
+            os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0
+        ) as file:
             for part in parts:
                 view = memoryview(part)
                 while view:
@@ -81,7 +91,9 @@ class StateFolder:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise UserError(f"{path} cannot be read ({error.strerror}); make it readable, or give another --state-dir") from error
+            raise UserError(
+                f"{path} cannot be read ({error.strerror}); make it readable, or give another --state-dir"
+            ) from error
         try:
             start = LENGTH.size + LENGTH.unpack_from(data)[0]
             header = json.loads(data[LENGTH.size : start])
@@ -94,11 +106,17 @@ class StateFolder:
                 start += length
             return kept
         except (struct.error, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} is damaged; remove it, and the client takes part like one that is new") from error
+            raise CheckpointError(
+                f"{path} is damaged; remove it, and the client takes part like one that is new"
+            ) from error
 
 
 def _raw(vector: Tensor) -> memoryview:
-    return memoryview(vector.detach().cpu().contiguous().numpy()).cast("B") if vector.numel() else memoryview(b"")
+    return (
+        memoryview(vector.detach().cpu().contiguous().numpy()).cast("B")
+        if vector.numel()
+        else memoryview(b"")
+    )
 
 
 def _vector(body: memoryview) -> Tensor:

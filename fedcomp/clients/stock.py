@@ -45,9 +45,24 @@ class Setup:
 class Stock:
     """A SuperNode and what it needs, in the state folder `path`. `say` hears the client's sentences."""
 
-    def __init__(self, target: Target, enrolled: Enrolment | None, setup: Setup, path: Path, say: Callable[[str], None], *,
-                 patience_s: float | None = None, stay: bool = False):
-        self.target, self.enrolled, self.setup, self.path, self.say = target, enrolled, setup, path.absolute(), say
+    def __init__(
+        self,
+        target: Target,
+        enrolled: Enrolment | None,
+        setup: Setup,
+        path: Path,
+        say: Callable[[str], None],
+        *,
+        patience_s: float | None = None,
+        stay: bool = False,
+    ):
+        self.target, self.enrolled, self.setup, self.path, self.say = (
+            target,
+            enrolled,
+            setup,
+            path.absolute(),
+            say,
+        )
         self.patience_s, self.stay = patience_s, stay
         self.home, self.log = self.path / HOME, self.path / LOG
         self.refused = ""  # why this client cannot take part
@@ -67,13 +82,27 @@ class Stock:
                     if self.refused:
                         raise UserError(self.refused)
                     if not self._over():
-                        self.say(Said(f"Flower's SuperNode ended; {self.log} has what it said", "cut_off"))
+                        self.say(
+                            Said(
+                                f"Flower's SuperNode ended; {self.log} has what it said", "cut_off"
+                            )
+                        )
                 except UnreachableError as error:
                     if error.cause not in UnreachableError.passing:
                         raise
-                    if self.patience_s is not None and time.monotonic() - lost_at >= self.patience_s:
+                    if (
+                        self.patience_s is not None
+                        and time.monotonic() - lost_at >= self.patience_s
+                    ):
                         raise
-                    self.say(Said(f"{error}; trying again", "cut_off", reason=str(error), cause=error.cause))
+                    self.say(
+                        Said(
+                            f"{error}; trying again",
+                            "cut_off",
+                            reason=str(error),
+                            cause=error.cause,
+                        )
+                    )
                 if not self._over():
                     time.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)])
                     attempt += 1
@@ -104,7 +133,13 @@ class Stock:
         with self.log.open("ab") as log:
             node = children.start(self._command(), children.environment(self.home / "flwr"), log)
         try:
-            self.say(Said(f"Flower's SuperNode runs for {self.target.address}", "connected", server=self.target.address))
+            self.say(
+                Said(
+                    f"Flower's SuperNode runs for {self.target.address}",
+                    "connected",
+                    server=self.target.address,
+                )
+            )
             while node.poll() is None and not self._over() and not self.refused:
                 self._listen()
                 time.sleep(LOOK_S)
@@ -118,7 +153,10 @@ class Stock:
         """Leave the SuperNode the time to send its last answer."""
         deadline, size = time.monotonic() + LAST_S, self.log.stat().st_size
         while node.poll() is None and time.monotonic() < deadline:
-            if any(end in self.log.read_bytes()[size:] for end in (b"Sent successfully", b"Failed to send")):
+            if any(
+                end in self.log.read_bytes()[size:]
+                for end in (b"Sent successfully", b"Failed to send")
+            ):
                 return
             time.sleep(LOOK_S)
 
@@ -133,8 +171,18 @@ class Stock:
         else:
             ca, key = self.enrolled.unpack(own)
             trust = ["--root-certificates", str(ca), "--auth-supernode-private-key", str(key)]
-        return [children.script("flower-supernode"), "--superlink", self.target.address, "--host", children.LOOPBACK,
-                "--port", str(children.free_port()), "--node-config", str(config), *trust]
+        return [
+            children.script("flower-supernode"),
+            "--superlink",
+            self.target.address,
+            "--host",
+            children.LOOPBACK,
+            "--port",
+            str(children.free_port()),
+            "--node-config",
+            str(config),
+            *trust,
+        ]
 
     def _listen(self) -> None:
         """Say on what the client's processes have said."""

@@ -49,10 +49,14 @@ class Work:
     def opens(self, assignment: Assignment, held: Held | None) -> bool:
         """Whether an assignment opens a round. Raises ProtocolError for one that the client has no part in, or was not there to open."""
         if assignment.phase not in self.phases:
-            raise ProtocolError(f"this client has no part in a phase '{assignment.phase}'; both sides need the same strategy")
+            raise ProtocolError(
+                f"this client has no part in a phase '{assignment.phase}'; both sides need the same strategy"
+            )
         first = self.phases[0]
         if assignment.phase != first and (held is None or held.round != assignment.round):
-            raise ProtocolError(f"this client holds nothing of phase '{first}' of round {assignment.round}; ask it again in the next round")
+            raise ProtocolError(
+                f"this client holds nothing of phase '{first}' of round {assignment.round}; ask it again in the next round"
+            )
         return assignment.phase == first
 
     def outlasting(self, held: Held | None, assignment: Assignment) -> dict[str, Any]:
@@ -61,7 +65,9 @@ class Work:
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
         """Of the frame: the round's where frames have to add, else the client's own, so that rounding errors do not."""
-        return seeds.key(run_seed, "encode", assignment.round, 0 if codec.shares_seed else assignment.client)
+        return seeds.key(
+            run_seed, "encode", assignment.round, 0 if codec.shares_seed else assignment.client
+        )
 
     def parts(self, assignment: Assignment) -> Sequence[Part]:
         """What to train on in place of the client's own data, part by part from the same weights; () = the client's own."""
@@ -103,25 +109,46 @@ class Work:
         return update, {}
 
     def trained_stack(
-        self, updates: Tensor, state: Tensor, kept: Sequence[Mapping[str, Tensor]], sgd: LocalSGD, paths: Sequence[float]
+        self,
+        updates: Tensor,
+        state: Tensor,
+        kept: Sequence[Mapping[str, Tensor]],
+        sgd: LocalSGD,
+        paths: Sequence[float],
     ) -> tuple[Tensor, Sequence[Mapping[str, Tensor]]]:
         """`trained` for a cohort; updates [m, n], what is proposed [m, numel]."""
         if type(self).trained is Work.trained or not len(updates):
             return updates, [{}] * len(updates)
         state = state.to(updates.device)
-        made = [self.trained(update, state, own, sgd, path) for update, own, path in zip(updates, kept, paths, strict=True)]
+        made = [
+            self.trained(update, state, own, sgd, path)
+            for update, own, path in zip(updates, kept, paths, strict=True)
+        ]
         return torch.stack([x for x, _ in made]), [own for _, own in made]
 
-    def hear(self, memory: Memory, held: dict[str, Any], seed: int, context: Context) -> Tensor | None:
+    def hear(
+        self, memory: Memory, held: dict[str, Any], seed: int, context: Context
+    ) -> Tensor | None:
         """What a client makes [numel] of what it is told in a phase after the one that opens; None: it only proceeds."""
         return None
 
-    def answer(self, memory: Memory, x: Tensor | None, held: dict[str, Any], seed: int, context: Context) -> bytes | None:
+    def answer(
+        self, memory: Memory, x: Tensor | None, held: dict[str, Any], seed: int, context: Context
+    ) -> bytes | None:
         """The frame for a phase, None for nothing. x [1, numel] is what was trained or made of what was heard, else None."""
-        return memory.proceed(seed=seed, context=context) if x is None else memory.propose(x[0], seed=seed, context=context)
+        return (
+            memory.proceed(seed=seed, context=context)
+            if x is None
+            else memory.propose(x[0], seed=seed, context=context)
+        )
 
     def answer_stack(
-        self, memories: Sequence[Memory], x: Tensor | None, held: Sequence[dict[str, Any]], seeds: Sequence[int], context: Context
+        self,
+        memories: Sequence[Memory],
+        x: Tensor | None,
+        held: Sequence[dict[str, Any]],
+        seeds: Sequence[int],
+        context: Context,
     ) -> list[bytes | None | FedcompError]:
         """`answer` for a cohort; x [m, 1, numel] may be overwritten. An error in the place of a client that cannot answer."""
         if x is not None and type(self).answer is Work.answer:
@@ -129,7 +156,11 @@ class Work:
         answers: list[bytes | None | FedcompError] = []
         for i, memory in enumerate(memories):
             try:
-                answers.append(self.answer(memory, None if x is None else x[i], held[i], seeds[i], of_row(context, i)))
+                answers.append(
+                    self.answer(
+                        memory, None if x is None else x[i], held[i], seeds[i], of_row(context, i)
+                    )
+                )
             except FedcompError as error:
                 answers.append(error)
         return answers

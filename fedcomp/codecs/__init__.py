@@ -75,9 +75,17 @@ def codec(text: str) -> Codec:
         raise SpecError(f"a codec is named by a text such as 'stc:density=1/400'; given {text!r}")
     parsed = spec.parse(text)
     if len(parsed.parts) > 2:
-        raise SpecError(f"'{text}' has {len(parsed.parts)} parts; give two, a codec that selects and one for its values, such as topk+fp16")
+        raise SpecError(
+            f"'{text}' has {len(parsed.parts)} parts; give two, a codec that selects and one for its values, such as topk+fp16"
+        )
     halves = [spec.build(part, _CODECS, "codec") for part in parsed.parts]
-    built = halves[0] if len(halves) == 1 else halves[1].behind(halves[0]) if isinstance(halves[1], s2.S2) else Product(*halves)
+    built = (
+        halves[0]
+        if len(halves) == 1
+        else halves[1].behind(halves[0])
+        if isinstance(halves[1], s2.S2)
+        else Product(*halves)
+    )
     if parsed.scope not in ("", "model", "layer"):
         raise SpecError(f"'{text}' has the scope '{parsed.scope}'; write @model or @layer")
     return LayerWise(built) if parsed.scope == "layer" else built

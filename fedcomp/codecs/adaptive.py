@@ -43,8 +43,12 @@ class Adaptive(Codec):
     """Every coordinate as one of few levels, which the frame names."""
 
     levels: int = 16  # more = longer frames, less noise
-    rounding: Literal["nearest", "stochastic"] = "nearest"  # stochastic: unbiased, about twice the squared error
-    placement: Literal["lloyd", "quantiles"] = "lloyd"  # lloyd: the least squared error; quantiles: near it in one step
+    rounding: Literal["nearest", "stochastic"] = (
+        "nearest"  # stochastic: unbiased, about twice the squared error
+    )
+    placement: Literal["lloyd", "quantiles"] = (
+        "lloyd"  # lloyd: the least squared error; quantiles: near it in one step
+    )
     name: ClassVar[str] = "adaptive"
     id: ClassVar[CodecId] = CodecId.ADAPTIVE
     source: ClassVar[str] = "Lloyd 1957, Faghri et al. 2020"
@@ -52,7 +56,9 @@ class Adaptive(Codec):
     def __post_init__(self) -> None:
         least = 2 if self.rounding == "nearest" else 3
         if not least <= self.levels <= MOST:
-            raise SpecError(f"option 'levels' of codec 'adaptive' is {self.levels}; give a number from {least} to {MOST}, such as 16")
+            raise SpecError(
+                f"option 'levels' of codec 'adaptive' is {self.levels}; give a number from {least} to {MOST}, such as 16"
+            )
 
     def contraction(self, numel: int) -> float | None:
         return 0.0 if self.rounding == "nearest" else None
@@ -61,7 +67,12 @@ class Adaptive(Codec):
         return None if self.rounding == "nearest" else (math.sqrt(max(numel, 1)) - 1) / 2
 
     def longest_section(self, numel: int) -> int:
-        return len(varint(numel)) + 1 + LEVEL.itemsize * self.levels + wire.packed_bytes(numel, self.levels)
+        return (
+            len(varint(numel))
+            + 1
+            + LEVEL.itemsize * self.levels
+            + wire.packed_bytes(numel, self.levels)
+        )
 
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
         if not x.numel():
@@ -71,7 +82,10 @@ class Adaptive(Codec):
         codes = rounding.to_levels(x, placed, self.rounding == "nearest", seed)
         used = rounding.count(codes, placed.size) > 0
         if not used.all():
-            placed, codes = placed[used], rounding.spread(codes, (used.cumsum() - 1).astype(np.uint8))
+            placed, codes = (
+                placed[used],
+                rounding.spread(codes, (used.cumsum() - 1).astype(np.uint8)),
+            )
         body = bytes([placed.size - 1]) + placed.astype(LEVEL).tobytes()
         return Section(x.numel(), body + wire.pack(codes, placed.size) if placed.size > 1 else body)
 
@@ -83,10 +97,17 @@ class Adaptive(Codec):
         end = 1 + LEVEL.itemsize * (data[0] + 1) if len(data) else 1
         expect(len(data) >= end, "levels are cut short")
         placed = np.frombuffer(data[1:end], LEVEL)
-        expect(bool(np.isfinite(placed).all() and (placed[1:] > placed[:-1]).all()), "levels do not ascend")
+        expect(
+            bool(np.isfinite(placed).all() and (placed[1:] > placed[:-1]).all()),
+            "levels do not ascend",
+        )
         expect(not (np.signbit(placed) & (placed == 0)).any(), "a level is minus zero")
         expect(placed.size > 1 or len(data) == end, "bytes follow the only level")
-        codes = wire.unpack(data[end:], numel, placed.size) if placed.size > 1 else np.zeros(numel, np.uint8)
+        codes = (
+            wire.unpack(data[end:], numel, placed.size)
+            if placed.size > 1
+            else np.zeros(numel, np.uint8)
+        )
         expect(bool(rounding.count(codes, placed.size).all()), "a level does not occur")
         return Dense(rounding.spread(codes, placed.astype(np.float32)))
 
@@ -96,7 +117,9 @@ class Adaptive(Codec):
         if self.rounding == "nearest":
             placed = _cell_means(values, counts, self.levels, self.placement)
         else:
-            placed = _least_variance(values, counts, rounding.extremes(x), self.levels, self.placement)
+            placed = _least_variance(
+                values, counts, rounding.extremes(x), self.levels, self.placement
+            )
         return np.unique(placed.astype(np.float32) + np.float32(0))  # not minus zero
 
 
@@ -104,7 +127,9 @@ def _quantiles(values: np.ndarray, counts: np.ndarray, size: int) -> np.ndarray:
     """Which of `size` cells each value falls to, ascending: cells hold equal parts of p^(5/16), p the density."""
     widths = np.gradient(values)
     density = counts / widths
-    weights = widths * np.sqrt(np.sqrt(density * np.sqrt(np.sqrt(density))))  # a cube root is not the same on every machine
+    weights = widths * np.sqrt(
+        np.sqrt(density * np.sqrt(np.sqrt(density)))
+    )  # a cube root is not the same on every machine
     ends = weights.cumsum()
     return np.minimum(((ends - weights / 2) * (size / ends[-1])).astype(np.int64), size - 1)
 
@@ -123,7 +148,9 @@ def _cell_means(values: np.ndarray, counts: np.ndarray, size: int, placement: st
     return placed
 
 
-def _least_variance(values: np.ndarray, counts: np.ndarray, ends: tuple[float, float], size: int, placement: str) -> np.ndarray:
+def _least_variance(
+    values: np.ndarray, counts: np.ndarray, ends: tuple[float, float], size: int, placement: str
+) -> np.ndarray:
     """At most `size` levels, among them both ends and 0, for which stochastic rounding has little variance."""
     fixed = np.unique([*ends, np.clip(0.0, *ends)])
     grid = np.unique(np.concatenate([fixed, values[(values > ends[0]) & (values < ends[1])]]))
@@ -131,8 +158,12 @@ def _least_variance(values: np.ndarray, counts: np.ndarray, ends: tuple[float, f
         return grid
     held = np.zeros(grid.size)
     held[np.searchsorted(grid, values.clip(*ends))] = counts
-    chosen = np.searchsorted(_quantiles(values, counts, size - fixed.size + 1), np.arange(1, size - fixed.size + 1))
-    at = np.unique(np.searchsorted(grid, np.concatenate([fixed, values[np.minimum(chosen, values.size - 1)]])))
+    chosen = np.searchsorted(
+        _quantiles(values, counts, size - fixed.size + 1), np.arange(1, size - fixed.size + 1)
+    )
+    at = np.unique(
+        np.searchsorted(grid, np.concatenate([fixed, values[np.minimum(chosen, values.size - 1)]]))
+    )
     if placement == "lloyd":
         ranks, sums = held.cumsum(), (held * grid).cumsum()
         free = np.flatnonzero(~np.isin(grid[at], fixed))

@@ -44,7 +44,9 @@ SINGULAR, ENTRIES = 0, 1  # flag of the first byte
 class Atomo(MatrixCodec):
     """A few singular triplets or entries, drawn and scaled so that the mean is the update."""
 
-    budget: float = 3.0  # atoms sent of each matrix, or of the vector; below 1: a share of those there are
+    budget: float = (
+        3.0  # atoms sent of each matrix, or of the vector; below 1: a share of those there are
+    )
     atoms: Literal["singular", "entries"] = "singular"
 
     name: ClassVar[str] = "atomo"
@@ -53,7 +55,9 @@ class Atomo(MatrixCodec):
 
     def __post_init__(self) -> None:
         if not self.budget > 0:
-            raise SpecError(f"option 'budget' of codec 'atomo' is {self.budget:g}; give a number of atoms, or a share below 1, such as 1%")
+            raise SpecError(
+                f"option 'budget' of codec 'atomo' is {self.budget:g}; give a number of atoms, or a share below 1, such as 1%"
+            )
 
     def variance(self, numel: int) -> float:
         atoms = numel if self.atoms == "entries" else math.isqrt(numel)
@@ -78,9 +82,13 @@ class Atomo(MatrixCodec):
         mine, code = take(data, FLOAT.itemsize * section.count)
         (values,) = shaped(mine, [(section.count,)])
         expect(bool(values.all()), "a section holds an entry that is zero")
-        return Sparse(layout.numel, wire.unpack(code, section.count, first[0] & FORM, layout.numel), values)
+        return Sparse(
+            layout.numel, wire.unpack(code, section.count, first[0] & FORM, layout.numel), values
+        )
 
-    def factor(self, matrix: Tensor, tensor: int, seed: int, context: Context) -> tuple[Tensor, Tensor] | None:
+    def factor(
+        self, matrix: Tensor, tensor: int, seed: int, context: Context
+    ) -> tuple[Tensor, Tensor] | None:
         numbers, budget = sum(matrix.shape), self._budget(min(matrix.shape))
         if math.ceil(min(budget, *matrix.shape)) * numbers >= matrix.numel():
             return None
@@ -102,7 +110,9 @@ class Atomo(MatrixCodec):
             return EMPTY
         values = (x[positions] * np.float64(ONE) / shares[positions]).astype(FLOAT)
         form, code = wire.pack(positions, x.size)
-        return Section(positions.size, bytes([form | ENTRIES << FLAG_SHIFT]) + values.tobytes() + code)
+        return Section(
+            positions.size, bytes([form | ENTRIES << FLAG_SHIFT]) + values.tobytes() + code
+        )
 
     def _budget(self, atoms: int) -> float:
         return self.budget if self.budget >= 1 else max(1.0, self.budget * atoms)
@@ -118,7 +128,11 @@ def probabilities(sizes: np.ndarray, budget: float) -> np.ndarray:
             break
         certain |= more
         left = budget - np.count_nonzero(certain)
-    p = np.divide(sizes, tau, out=np.zeros_like(sizes), where=~certain) if tau else np.zeros_like(sizes)
+    p = (
+        np.divide(sizes, tau, out=np.zeros_like(sizes), where=~certain)
+        if tau
+        else np.zeros_like(sizes)
+    )
     p[certain] = 1.0
     return np.ceil(np.minimum(1.0, np.maximum(p, sizes / LARGEST)) * ONE).astype(np.int64)
 

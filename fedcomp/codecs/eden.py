@@ -36,8 +36,14 @@ MAGNITUDES = {
     2: (0.4527800381183624, 1.5104175806045532),
     3: (0.2450941801071167, 0.7560052871704102, 1.3439092636108398, 2.1519455909729004),
     4: (
-        0.12839503586292267, 0.38804829120635986, 0.6567591428756714, 0.9423404335975647,
-        1.2562311887741089, 1.6180464029312134, 2.069017171859741, 2.7325894832611084,
+        0.12839503586292267,
+        0.38804829120635986,
+        0.6567591428756714,
+        0.9423404335975647,
+        1.2562311887741089,
+        1.6180464029312134,
+        2.069017171859741,
+        2.7325894832611084,
     ),
 }  # what each number of bits may say of a normal variable: float32
 DELTAS = {1: 0.5, 2: 0.67, 3: 0.89, 4: 0.96}
@@ -75,16 +81,22 @@ class Eden(rotated.RotatedCodec):
 
     def quantize(self, turned: Turned) -> tuple[hadamard.Array, list[np.ndarray]]:
         square = turned.squares()
-        norm = np.sqrt(square / turned.sizes)  # ‖x‖, of which the rotated coordinates are normal multiples
+        norm = np.sqrt(
+            square / turned.sizes
+        )  # ‖x‖, of which the rotated coordinates are normal multiples
         codes = turned.bins((norm[..., None] * thresholds(self.bits)).astype(np.float32))
         along, squared = turned.products(table(self.bits), codes)
         parts = (along, squared) if self.damped else (square, along)
-        return codes, [rotated.nearest(np.divide(*parts, where=square > 0, out=np.zeros_like(square)))]
+        return codes, [
+            rotated.nearest(np.divide(*parts, where=square > 0, out=np.zeros_like(square)))
+        ]
 
     def pack_codes(self, codes: np.ndarray) -> bytes:
         return planes.pack(codes, self.bits)
 
-    def unpack_codes(self, head: int, data: memoryview, count: int, idle: np.ndarray) -> rotated.Codes:
+    def unpack_codes(
+        self, head: int, data: memoryview, count: int, idle: np.ndarray
+    ) -> rotated.Codes:
         expect(head in MAGNITUDES, f"a section has {head} bits a coordinate")
         return rotated.unpack_planes(data, count, table(head), idle)
 
@@ -99,6 +111,8 @@ class Drive(Eden):
     id: ClassVar[CodecId] = CodecId.DRIVE
     source: ClassVar[str] = "Vargaftik et al. 2021"
 
-    def unpack_codes(self, head: int, data: memoryview, count: int, idle: np.ndarray) -> rotated.Codes:
+    def unpack_codes(
+        self, head: int, data: memoryview, count: int, idle: np.ndarray
+    ) -> rotated.Codes:
         expect(head == 1, f"a section of one bit a coordinate has {head}")
         return super().unpack_codes(head, data, count, idle)

@@ -51,18 +51,29 @@ class EFSign(Codec):
         numel = x.shape[1]
         scales = _scales(kernels.norm1_rows(x), numel)
         rows = zip(x, scales, kernels.bits.signs_rows(x), strict=True)
-        return [spike.pack(row) if spike.needed(scale, numel) else Section(numel, SCALE.pack(scale) + signs) for row, scale, signs in rows]
+        return [
+            spike.pack(row)
+            if spike.needed(scale, numel)
+            else Section(numel, SCALE.pack(scale) + signs)
+            for row, scale, signs in rows
+        ]
 
     def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
         numel = layout.numel
         if section.count < max(numel, 1):
             alone = spike.unpack(section, numel)
             scale = _scales(abs(alone.values).sum(dtype=np.float64), numel)
-            expect(spike.needed(scale, numel), "a section of one coordinate could have been one of signs")
+            expect(
+                spike.needed(scale, numel),
+                "a section of one coordinate could have been one of signs",
+            )
             return alone
         scale, signs = take(memoryview(section.body), SCALE.size)
         (mean,) = SCALE.unpack(scale)
-        expect(0 < mean < math.inf and not spike.needed(mean, numel), f"a section of signs has the scale {mean}")
+        expect(
+            0 < mean < math.inf and not spike.needed(mean, numel),
+            f"a section of signs has the scale {mean}",
+        )
         high = np.array([mean], np.float32)
         return Bits(numel, kernels.bits.read_words(signs, numel), high, -high)
 

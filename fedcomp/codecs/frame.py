@@ -92,7 +92,13 @@ class Section(NamedTuple):
 EMPTY = Section(0, b"")
 
 
-def seal(codec: CodecId | ProductId, scope: int, numel: int, sections: Sequence[Section], seed: int | None = None) -> bytes:
+def seal(
+    codec: CodecId | ProductId,
+    scope: int,
+    numel: int,
+    sections: Sequence[Section],
+    seed: int | None = None,
+) -> bytes:
     """A whole frame for a vector [numel]; with the seed, mod 2⁶⁴, if one is given."""
     head, crc = _plain(codec, numel, seed is not None)
     if head and scope == MODEL:
@@ -115,7 +121,11 @@ def header_bytes(codec: CodecId | ProductId, seeded: bool) -> int:
 
 
 def unseal(
-    data: bytes, codec: CodecId | ProductId, numel: int, layout: Layout | None = None, seeded: bool = False
+    data: bytes,
+    codec: CodecId | ProductId,
+    numel: int,
+    layout: Layout | None = None,
+    seeded: bool = False,
 ) -> tuple[int, list[tuple[Entry, Section]]]:
     """The seed in a frame, 0 if it is not `seeded`, and its sections, each with the tensor of the vector [numel] that it is for.
 
@@ -124,7 +134,11 @@ def unseal(
     """
     view = memoryview(data)
     head, crc = _plain(codec, numel, seeded)
-    if view[: HEAD.size] == head and len(view) >= SECTIONS and (layout is None or layout.numel == numel):
+    if (
+        view[: HEAD.size] == head
+        and len(view) >= SECTIONS
+        and (layout is None or layout.numel == numel)
+    ):
         rest = view[SECTIONS:]
         if CRC.unpack_from(view, HEAD.size)[0] == zlib.crc32(rest, crc):
             return 0, [(WHOLE, read_section(rest, numel))]  # as nearly all frames are
@@ -134,17 +148,25 @@ def unseal(
     if magic != MAGIC:
         raise FrameError("not a fedcomp frame: the magic bytes differ")
     if version != VERSION:
-        raise FrameError(f"frame format {version} is not known here; both sides need the same version of fedcomp")
+        raise FrameError(
+            f"frame format {version} is not known here; both sides need the same version of fedcomp"
+        )
     if found != codec:
         raise FrameError(f"a frame of codec {_name(found)} was given to {_name(codec)}")
     (checksum,) = CRC.unpack_from(view, HEAD.size)
     if checksum != _checksum(view[: HEAD.size], numel, [view[SECTIONS:]]):
-        raise FrameError(f"the checksum does not fit: the frame is damaged, or was made for another size than {numel}")
+        raise FrameError(
+            f"the checksum does not fit: the frame is damaged, or was made for another size than {numel}"
+        )
     if layout is not None and layout.numel != numel:
-        raise FrameError(f"the layout has {layout.numel} elements and the vector {numel}: the frame is for another model")
+        raise FrameError(
+            f"the layout has {layout.numel} elements and the vector {numel}: the frame is for another model"
+        )
     halves, start = bytes(view[SECTIONS:][: len(_halves(codec))]), header_bytes(codec, seeded)
     if halves != _halves(codec):
-        raise FrameError(f"a frame of the product {_product(halves)} was given to {_product(_halves(codec))}")
+        raise FrameError(
+            f"a frame of the product {_product(halves)} was given to {_product(_halves(codec))}"
+        )
     if len(view) < start:
         raise FrameError("a frame is cut short in its seed")
     seed = SEED.unpack_from(view, start - SEED.size)[0] if seeded else 0

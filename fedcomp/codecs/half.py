@@ -1,7 +1,7 @@
 """Float16 with one power of two for all values, so that neither large updates overflow nor small ones vanish.
 
-    exponent   int16, little-endian: e with 2¹⁴ ≤ max|v|·2⁻ᵉ < 2¹⁵, or 0 when every value is zero
-    values     float16, little-endian: v·2⁻ᵉ rounded to nearest
+exponent   int16, little-endian: e with 2¹⁴ ≤ max|v|·2⁻ᵉ < 2¹⁵, or 0 when every value is zero
+values     float16, little-endian: v·2⁻ᵉ rounded to nearest
 """
 
 import numpy as np
@@ -31,6 +31,8 @@ def unpack(data: memoryview, count: int) -> np.ndarray:
     expect(len(data) == size(count), "values in float16 have another length")
     exponent = int(np.frombuffer(data, EXPONENT, 1)[0])
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        values = np.ldexp(np.frombuffer(data, HALF, offset=EXPONENT.itemsize).astype(np.float32), exponent)
+        values = np.ldexp(
+            np.frombuffer(data, HALF, offset=EXPONENT.itemsize).astype(np.float32), exponent
+        )
     expect(kernels.all_finite(values), "values in float16 hold NaN or infinity")
     return values

@@ -36,18 +36,28 @@ class Identity(Codec):
         return 0.0
 
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
-        return Section(x.numel(), x.to(torch.float32).cpu().numpy().astype("<f4", copy=False).tobytes())
+        return Section(
+            x.numel(), x.to(torch.float32).cpu().numpy().astype("<f4", copy=False).tobytes()
+        )
 
     def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
-        expect(section.count == layout.numel and len(section.body) == 4 * layout.numel, "a dense section has another length")
+        expect(
+            section.count == layout.numel and len(section.body) == 4 * layout.numel,
+            "a dense section has another length",
+        )
         values = np.frombuffer(section.body, "<f4")
         expect(kernels.all_finite(values), "a dense section holds NaN or infinity")
         return Dense(values)
 
     def merge_sections(self, sections: Sequence[Section]) -> Section:
-        expect(all(len(s.body) == 4 * s.count == 4 * sections[0].count for s in sections), "a dense section has another length")
+        expect(
+            all(len(s.body) == 4 * s.count == 4 * sections[0].count for s in sections),
+            "a dense section has another length",
+        )
         with np.errstate(over="ignore", invalid="ignore"):
-            total = np.sum([np.frombuffer(s.body, "<f4") for s in sections], axis=0, dtype=np.float32)
+            total = np.sum(
+                [np.frombuffer(s.body, "<f4") for s in sections], axis=0, dtype=np.float32
+            )
         expect(kernels.all_finite(total), "the sum of the frames is not finite")
         return Section(total.size, total.astype("<f4", copy=False).tobytes())
 
@@ -67,18 +77,22 @@ class Half(Codec):
         return len(varint(numel)) + half.size(numel)
 
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
-        return Section(x.numel(), half.pack(x.to(torch.float32).cpu().numpy()) if x.numel() else b"")
+        return Section(
+            x.numel(), half.pack(x.to(torch.float32).cpu().numpy()) if x.numel() else b""
+        )
 
     def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
         expect(section.count == layout.numel, "a dense section has another length")
-        return Dense(half.unpack(section.body, layout.numel) if layout.numel else np.empty(0, np.float32))
+        return Dense(
+            half.unpack(section.body, layout.numel) if layout.numel else np.empty(0, np.float32)
+        )
 
 
 @dataclass(frozen=True)
 class BFloat16(Codec):
     """Every coordinate as bfloat16, rounded to nearest, ties to even; large values to the largest finite one.
 
-        body   one byte, h: by how many powers of two x could be multiplied, at most 23, so that no denormal vanishes; bfloat16 of x·2^h
+    body   one byte, h: by how many powers of two x could be multiplied, at most 23, so that no denormal vanishes; bfloat16 of x·2^h
     """
 
     name: ClassVar[str] = "bf16"
@@ -94,17 +108,26 @@ class BFloat16(Codec):
         if not x.numel():
             return EMPTY
         shift = rounding.shift_of(rounding.largest(x))
-        return Section(x.numel(), bytes([shift]) + _bfloat16(x.detach().cpu(), np.float32(2.0**shift)).tobytes())
+        return Section(
+            x.numel(),
+            bytes([shift]) + _bfloat16(x.detach().cpu(), np.float32(2.0**shift)).tobytes(),
+        )
 
     def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
         count, data = layout.numel, section.body
-        expect(section.count == count and len(data) == (1 + 2 * count if count else 0), "a dense section has another length")
+        expect(
+            section.count == count and len(data) == (1 + 2 * count if count else 0),
+            "a dense section has another length",
+        )
         if not count:
             return Dense(np.empty(0, np.float32))
         bits = np.frombuffer(data, "<u2", offset=1)
         top = int((bits & 0x7FFF).max()) >> 7  # the largest exponent
         expect(top < 255, "values in bfloat16 hold NaN or infinity")
-        expect(data[0] == rounding.WIDEST_SHIFT or data[0] < rounding.WIDEST_SHIFT and top == 254, "values in bfloat16 have another range")
+        expect(
+            data[0] == rounding.WIDEST_SHIFT or data[0] < rounding.WIDEST_SHIFT and top == 254,
+            "values in bfloat16 have another range",
+        )
         values = (bits.astype(np.uint32) << 16).view(np.float32)
         values *= np.float32(2.0 ** -data[0])
         return Dense(values)

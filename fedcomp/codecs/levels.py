@@ -28,7 +28,11 @@ WORD = np.dtype("<u8")
 def pack(symbols: np.ndarray, size: int) -> bytes:
     """Symbols [n], uint8 or uint16, each below size ≥ 2, as the shorter of the two; of equals packed."""
     coded = _coded(symbols, size)
-    return coded if coded is not None and len(coded) < packed_bytes(symbols.size, size) else _packed(symbols, size)
+    return (
+        coded
+        if coded is not None and len(coded) < packed_bytes(symbols.size, size)
+        else _packed(symbols, size)
+    )
 
 
 def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
@@ -39,7 +43,9 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
     expect(len(data) == length, "levels have another length")
     symbols = _unpacked(data, count, size)
     coded = _coded(symbols, size)
-    expect(coded is None or len(coded) >= length, "levels are packed that would be shorter when coded")
+    expect(
+        coded is None or len(coded) >= length, "levels are packed that would be shorter when coded"
+    )
     return symbols
 
 
@@ -79,7 +85,10 @@ def unpack_multiples(section: Section, numel: int) -> tuple[np.ndarray, int, flo
     (unit,) = UNIT.unpack_from(data, start)
     expect(0 < unit and unit * most <= LARGEST, f"levels are up to {most} times the unit {unit}")
     symbols = unpack(data[start + UNIT.size :], numel, 2 * most + 1)
-    expect(most == max(int(symbols.max()) - most, most - int(symbols.min())), "no level is as large as is said")
+    expect(
+        most == max(int(symbols.max()) - most, most - int(symbols.min())),
+        "no level is as large as is said",
+    )
     return symbols, most, unit
 
 
@@ -99,7 +108,10 @@ def longest_multiples(numel: int, most: int) -> int:
 def below(value: float) -> float:
     """The largest float32 that is not above a value > 0; the smallest that there is where none is."""
     nearest = np.float32(min(value, LARGEST))
-    return max(float(nearest if float(nearest) <= value else np.nextafter(nearest, np.float32(0))), SMALLEST)
+    return max(
+        float(nearest if float(nearest) <= value else np.nextafter(nearest, np.float32(0))),
+        SMALLEST,
+    )
 
 
 def _coded(symbols: np.ndarray, size: int) -> bytes | None:
@@ -109,7 +121,10 @@ def _coded(symbols: np.ndarray, size: int) -> bytes | None:
     if not _grouped(symbols.size, size):
         return range_coder.encode(symbols, size)
     width = range_coder.group_width(size)
-    groups = each(-(-symbols.size // width), lambda start, stop: range_coder.group(symbols[start * width : stop * width], size))
+    groups = each(
+        -(-symbols.size // width),
+        lambda start, stop: range_coder.group(symbols[start * width : stop * width], size),
+    )
     return range_coder.encode(np.concatenate(groups), size**width)
 
 
@@ -143,7 +158,10 @@ def _packed(symbols: np.ndarray, size: int) -> bytes:
 
 def _unpacked(data: memoryview, count: int, size: int) -> np.ndarray:
     digits = _digits(size)
-    symbols, words = np.empty(count, np.uint8 if size <= 256 else np.uint16), np.zeros(-(-count // digits), WORD)
+    symbols, words = (
+        np.empty(count, np.uint8 if size <= 256 else np.uint16),
+        np.zeros(-(-count // digits), WORD),
+    )
     words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
     for j in range(digits):
         words, digit = np.divmod(words, WORD.type(size))

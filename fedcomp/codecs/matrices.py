@@ -76,7 +76,9 @@ class MatrixCodec(Codec):
     portable: ClassVar[bool] = False
 
     @abstractmethod
-    def factor(self, matrix: Tensor, tensor: int, seed: int, context: Context) -> tuple[Tensor, Tensor] | None:
+    def factor(
+        self, matrix: Tensor, tensor: int, seed: int, context: Context
+    ) -> tuple[Tensor, Tensor] | None:
         """left [rows, k] and right [columns, k] of a finite matrix that is not zero, all float64; None: its values are sent.
 
         `tensor` is its index in the layout, 0 under @layer.
@@ -87,7 +89,14 @@ class MatrixCodec(Codec):
 
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
         layout = self._known(context.layout)
-        return Section(x.numel(), b"".join(self._tensor(x[e.span], i, e, seed, context) for i, e in enumerate(layout) if e.numel))
+        return Section(
+            x.numel(),
+            b"".join(
+                self._tensor(x[e.span], i, e, seed, context)
+                for i, e in enumerate(layout)
+                if e.numel
+            ),
+        )
 
     def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
         expect(section.count == layout.numel, "a section of matrices has another length")
@@ -104,7 +113,9 @@ class MatrixCodec(Codec):
 
     def _known(self, layout: Layout | None) -> Layout | None:
         if layout is None and self.needs_layout():
-            raise ConfigError(f"{self} needs layout=…, which has the shapes of the tensors; or use a codec for vectors, such as stc")
+            raise ConfigError(
+                f"{self} needs layout=…, which has the shapes of the tensors; or use a codec for vectors, such as stc"
+            )
         return layout
 
     def _tensor(self, x: Tensor, tensor: int, entry: Entry, seed: int, context: Context) -> bytes:
@@ -142,7 +153,10 @@ def size(shapes: Sequence[tuple[int, ...]]) -> int:
 def cut(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
     """A vector [size(shapes)] as views of these shapes."""
     ends = itertools.accumulate(map(math.prod, shapes))
-    return [flat[end - math.prod(shape) : end].reshape(shape) for end, shape in zip(ends, shapes, strict=True)]
+    return [
+        flat[end - math.prod(shape) : end].reshape(shape)
+        for end, shape in zip(ends, shapes, strict=True)
+    ]
 
 
 def _read(entry: Entry, data: memoryview) -> tuple[Update, memoryview]:
@@ -159,5 +173,7 @@ def _read(entry: Entry, data: memoryview) -> tuple[Update, memoryview]:
     mine, rest = take(data, FLOAT.itemsize * k * (rows + columns))
     left, right = shaped(mine, [(rows, k), (columns, k)])
     lengths = np.square(left, dtype=np.float64).sum(0)
-    expect(bool((abs(lengths - 1) < 1e-5).all()), "a left factor has columns of another length than 1")
+    expect(
+        bool((abs(lengths - 1) < 1e-5).all()), "a left factor has columns of another length than 1"
+    )
     return Product(left, right), rest

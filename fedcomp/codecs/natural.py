@@ -53,7 +53,16 @@ class Natural(Codec):
         x = x.detach()
         shift = rounding.shift_of(rounding.largest(x))
         codes = rounding.to_powers(x, shift, seed)
-        return Section(x.numel(), b"".join([bytes([shift]), rounding.pack_negative(x, codes).tobytes(), wire.pack(codes, CODES)]))
+        return Section(
+            x.numel(),
+            b"".join(
+                [
+                    bytes([shift]),
+                    rounding.pack_negative(x, codes).tobytes(),
+                    wire.pack(codes, CODES),
+                ]
+            ),
+        )
 
     def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
         numel, data = layout.numel, memoryview(section.body)
@@ -61,11 +70,20 @@ class Natural(Codec):
         if not numel:
             return Dense(np.empty(0, np.float32))
         end = 1 + (numel + 7) // 8
-        expect(len(data) >= end and data[0] <= rounding.WIDEST_SHIFT, "powers of two are cut short, or of another range")
+        expect(
+            len(data) >= end and data[0] <= rounding.WIDEST_SHIFT,
+            "powers of two are cut short, or of another range",
+        )
         signs = np.frombuffer(data[1:end], np.uint8)
-        expect(not numel % 8 or not signs[-1] & (1 << -numel % 8) - 1, "the last bits of the signs are not zero")
+        expect(
+            not numel % 8 or not signs[-1] & (1 << -numel % 8) - 1,
+            "the last bits of the signs are not zero",
+        )
         codes = wire.unpack(data[end:], numel, CODES)
-        expect(data[0] == rounding.WIDEST_SHIFT or int(codes.max()) >= CODES - 2, "powers of two are of another range")
+        expect(
+            data[0] == rounding.WIDEST_SHIFT or int(codes.max()) >= CODES - 2,
+            "powers of two are of another range",
+        )
         values = rounding.from_powers(codes, signs, data[0])
         expect(values is not None, "a zero has a sign")
         return Dense(values)

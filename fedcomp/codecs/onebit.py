@@ -49,7 +49,9 @@ class OneBit(Codec):
         return (1 - 2.0**-20) / max(numel, 1) ** 2
 
     def longest_section(self, numel: int) -> int:
-        return max(len(frame.varint(numel)) + 9 * numel, spike.longest(numel))  # of columns of one entry
+        return max(
+            len(frame.varint(numel)) + 9 * numel, spike.longest(numel)
+        )  # of columns of one entry
 
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
         layout = context.layout or Layout.flat(x.numel())
@@ -58,7 +60,10 @@ class OneBit(Codec):
         means = [_means(x[e.span], columns(e)) for e in layout if e.numel]
         if spike.needed(max((abs(m).max() for m in means), default=0.0), x.numel()):
             return spike.pack(x)
-        parts = [kernels.bits.signs(v) + m.astype(MEAN, copy=False).tobytes() for v, m in zip(tensors, means, strict=True)]
+        parts = [
+            kernels.bits.signs(v) + m.astype(MEAN, copy=False).tobytes()
+            for v, m in zip(tensors, means, strict=True)
+        ]
         return Section(x.numel(), b"".join(parts))
 
     def pack_rows(self, x: Tensor, seeds: Sequence[int], context: Context) -> list[Section]:
@@ -72,11 +77,16 @@ class OneBit(Codec):
             if e.numel:
                 signs, rest = take(rest, (e.numel + 7) // 8)
                 means, rest = take(rest, 2 * columns(e) * MEAN.itemsize)
-                update = _unpack_tensor(signs, np.frombuffer(means, MEAN).astype(np.float32).reshape(2, -1), e)
+                update = _unpack_tensor(
+                    signs, np.frombuffer(means, MEAN).astype(np.float32).reshape(2, -1), e
+                )
                 parts.append((e.span, update))
                 largest = max(largest, update.high.max(), -update.low.min())
         expect(not len(rest), "a section of one-bit tensors goes on")
-        expect(not spike.needed(largest, layout.numel), "a section of one-bit tensors has no mean that float32 holds")
+        expect(
+            not spike.needed(largest, layout.numel),
+            "a section of one-bit tensors has no mean that float32 holds",
+        )
         return parts[0][1] if len(parts) == 1 else Sections(layout.numel, tuple(parts))
 
 
@@ -96,8 +106,14 @@ def _unpack_tensor(signs: memoryview, means: np.ndarray, entry: Entry) -> Bits:
     grid = kernels.bits.flags(words, 0, entry.numel).reshape(-1, high.size)
     positive, negative = grid.any(axis=0), ~grid.all(axis=0)  # columns that have such entries
     expect(bool(np.isfinite(means).all()), "a one-bit tensor has a mean that is not finite")
-    expect(not np.signbit(high).any() and not high[~positive].any(), "a one-bit tensor has a mean ≥ 0 that is none")
-    expect(bool((low[negative] < 0).all()) and not low[~negative].view(np.int32).any(), "a one-bit tensor has a mean < 0 that is none")
+    expect(
+        not np.signbit(high).any() and not high[~positive].any(),
+        "a one-bit tensor has a mean ≥ 0 that is none",
+    )
+    expect(
+        bool((low[negative] < 0).all()) and not low[~negative].view(np.int32).any(),
+        "a one-bit tensor has a mean < 0 that is none",
+    )
     return Bits(entry.numel, words, high, low)
 
 
@@ -106,6 +122,11 @@ def _unpack_spike(section: Section, layout: Layout) -> Update:
     for position, value in zip(alone.positions.tolist(), alone.values.tolist(), strict=True):
         entry = layout.entry_at(position)
         rows = entry.numel // columns(entry)
-        least = (abs(value) + (rows - 1) * LEAST * (value < 0)) / rows  # the mean, were the rest of the column next to nothing
-        expect(spike.needed(np.float32(least), layout.numel), "a section of one coordinate could have been one of bits")
+        least = (
+            abs(value) + (rows - 1) * LEAST * (value < 0)
+        ) / rows  # the mean, were the rest of the column next to nothing
+        expect(
+            spike.needed(np.float32(least), layout.numel),
+            "a section of one coordinate could have been one of bits",
+        )
     return alone

@@ -22,7 +22,12 @@ def encode(weights: Tensor, positions: np.ndarray) -> bytes:
     section = EMPTY
     if positions.size:
         b = rice.best_parameter(positions, weights.numel())
-        values = selection.at(weights, torch.from_numpy(positions).to(weights.device)).cpu().numpy().astype("<f4", copy=False)
+        values = (
+            selection.at(weights, torch.from_numpy(positions).to(weights.device))
+            .cpu()
+            .numpy()
+            .astype("<f4", copy=False)
+        )
         section = Section(positions.size, bytes([b]) + values.tobytes() + rice.pack(positions, b))
     return frame.seal(CodecId.OVERWRITE, frame.MODEL, weights.numel(), [section])
 
@@ -42,4 +47,6 @@ def apply(data: bytes, weights: Tensor) -> None:
     values = np.frombuffer(sent, "<f4")
     expect(kernels.all_finite(values), "an overwrite section holds NaN or infinity")
     positions = rice.unpack(gaps, count, first[0], weights.numel())
-    weights[torch.from_numpy(positions).to(weights.device)] = torch.from_numpy(values.astype(np.float32)).to(weights.device)
+    weights[torch.from_numpy(positions).to(weights.device)] = torch.from_numpy(
+        values.astype(np.float32)
+    ).to(weights.device)

@@ -47,15 +47,25 @@ class PowerSGD(MatrixCodec):
     def contraction(self, numel: int) -> float:
         return min(1.0, self.rank * (self.rank + 1) / max(numel, 1))
 
-    def factor(self, matrix: Tensor, tensor: int, seed: int, context: Context) -> tuple[Tensor, Tensor] | None:
+    def factor(
+        self, matrix: Tensor, tensor: int, seed: int, context: Context
+    ) -> tuple[Tensor, Tensor] | None:
         rows, columns = matrix.shape
         if not pays(self.rank, rows, columns):
             return None
         start = context.announced.get(start_name(tensor))
         if start is not None and len(start) != FLOAT.itemsize * columns * self.rank:
-            raise ConfigError(f"a start of {len(start)} bytes was announced for a factor [{columns}, {self.rank}]; announce its floats")
-        right = normal(seed, columns * self.rank, tensor) if start is None else np.frombuffer(start, FLOAT)
-        right = torch.from_numpy(right.astype(np.float64).reshape(columns, self.rank)).to(matrix.device)
+            raise ConfigError(
+                f"a start of {len(start)} bytes was announced for a factor [{columns}, {self.rank}]; announce its floats"
+            )
+        right = (
+            normal(seed, columns * self.rank, tensor)
+            if start is None
+            else np.frombuffer(start, FLOAT)
+        )
+        right = torch.from_numpy(right.astype(np.float64).reshape(columns, self.rank)).to(
+            matrix.device
+        )
         left = orthonormal(matrix @ right)
         return left, matrix.T @ left
 
@@ -105,5 +115,10 @@ class Split:
         found = cut(numbers, [*self.right, *self.rest])
         factors = zip(self.matrices, shaped(left, self.left), found, strict=False)
         parts: list[tuple[slice, Update]] = [(e.span, Product(p, q)) for (e, _), p, q in factors]
-        parts += [(e.span, Dense(values)) for e, values in zip(self.others, found[len(parts) :], strict=True)]
-        return Sections(self.numel, tuple(sorted(parts, key=lambda part: (part[0].start, part[0].stop))))
+        parts += [
+            (e.span, Dense(values))
+            for e, values in zip(self.others, found[len(parts) :], strict=True)
+        ]
+        return Sections(
+            self.numel, tuple(sorted(parts, key=lambda part: (part[0].start, part[0].stop)))
+        )

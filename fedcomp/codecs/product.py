@@ -37,13 +37,25 @@ class Product(Selective):
 
     def __post_init__(self) -> None:
         if not isinstance(self.first, Selective) or isinstance(self.first, Product):
-            fix = f"{self.second.name}+{self.first.name}" if isinstance(self.second, Selective) else f"topk:density=1%+{self.second.name}"
-            raise SpecError(f"a product begins with a codec that selects, and '{self.first.name}' does not; write {fix}")
+            fix = (
+                f"{self.second.name}+{self.first.name}"
+                if isinstance(self.second, Selective)
+                else f"topk:density=1%+{self.second.name}"
+            )
+            raise SpecError(
+                f"a product begins with a codec that selects, and '{self.first.name}' does not; write {fix}"
+            )
         if isinstance(self.second, Selective | MatrixCodec) or self.second.shares_seed:
-            adds = "adds up coordinates of different clients" if self.second.shares_seed else "needs matrices"
+            adds = (
+                "adds up coordinates of different clients"
+                if self.second.shares_seed
+                else "needs matrices"
+            )
             does = "selects again" if isinstance(self.second, Selective) else adds
-            raise SpecError(f"a product ends with a codec of every value that is selected, and '{self.second.name}' {does}; "
-                            f"put another behind {self.first.name}, such as {self.first.name}+fp16")
+            raise SpecError(
+                f"a product ends with a codec of every value that is selected, and '{self.second.name}' {does}; "
+                f"put another behind {self.first.name}, such as {self.first.name}+fp16"
+            )
         for fact, value in {
             "name": f"{self.first.name}+{self.second.name}",
             "id": ProductId(self.first.id, self.second.id),
@@ -98,11 +110,17 @@ class Product(Selective):
         return self.first.implied(numel, count, seed)
 
     def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
-        section = self.second.pack(torch.from_numpy(values), seed, replace(context, layout=Layout.flat(values.size), moments=None))
+        section = self.second.pack(
+            torch.from_numpy(values),
+            seed,
+            replace(context, layout=Layout.flat(values.size), moments=None),
+        )
         head = varint(section.count)
         return 0, varint(len(head) + len(section.body)) + head + section.body
 
-    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[np.ndarray, int]:
+    def unpack_values(
+        self, flag: int, data: memoryview, count: int, seed: int
+    ) -> tuple[np.ndarray, int]:
         expect(flag == 0, "a section of a product has an unknown flag")
         length, start = read_varint(data)
         section, _ = take(data[start:], length)

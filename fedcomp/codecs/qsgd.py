@@ -42,7 +42,9 @@ class QSGD(Codec):
 
     def __post_init__(self) -> None:
         if not 1 <= self.levels <= MOST:
-            raise SpecError(f"option 'levels' of codec 'qsgd' is {self.levels}; give a number from 1 to {MOST}, such as 16")
+            raise SpecError(
+                f"option 'levels' of codec 'qsgd' is {self.levels}; give a number from 1 to {MOST}, such as 16"
+            )
 
     def omega(self, numel: int) -> float:
         """ω of the quantizer that is not damped."""
@@ -55,7 +57,9 @@ class QSGD(Codec):
         return None if self.damped else self.omega(numel)
 
     def longest_section(self, numel: int) -> int:
-        return wire.longest_multiples(numel, 2 * self.levels + 2)  # twice as many where the unit is among the smallest float32s
+        return wire.longest_multiples(
+            numel, 2 * self.levels + 2
+        )  # twice as many where the unit is among the smallest float32s
 
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
         norm = kernels.norm2(x)
@@ -63,7 +67,9 @@ class QSGD(Codec):
             return wire.pack_multiples(np.zeros(x.numel(), np.int8), 0.0)
         unit = _unit(norm, self.levels)
         rounded = rounding.to_multiples(x, unit, min(norm, wire.LARGEST // unit * unit), seed)
-        return wire.pack_multiples(rounded, wire.below(unit / (1 + self.omega(x.numel()))) if self.damped else unit)
+        return wire.pack_multiples(
+            rounded, wire.below(unit / (1 + self.omega(x.numel()))) if self.damped else unit
+        )
 
     def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
         return wire.open_multiples(section, layout.numel)

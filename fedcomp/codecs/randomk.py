@@ -38,7 +38,9 @@ from .base import Context, add_finite, expect
 from .frame import EMPTY, CodecId, Section, read_varint, varint
 from .levels import LARGEST, below
 
-STREAM = int(CodecId.RANDOMK)  # of the words that draw positions: those of stream 0 may round the values
+STREAM = int(
+    CodecId.RANDOMK
+)  # of the words that draw positions: those of stream 0 may round the values
 APART = 1 << 63  # by this bit another seed drops coordinates than the one that may round them
 COMMON = 2  # flag: all but the larger values have one magnitude
 PIECE = 1 << 24  # elements that are cut at m together
@@ -67,10 +69,20 @@ class RandomK(selection.Share):
 
     def contraction(self, numel: int) -> float | None:
         exact = self.count(numel) / max(numel, 1)
-        return None if self.scaled else exact if self.values == "fp32" else exact * (1 - floats.ROUNDED)
+        return (
+            None
+            if self.scaled
+            else exact
+            if self.values == "fp32"
+            else exact * (1 - floats.ROUNDED)
+        )
 
     def variance(self, numel: int) -> float | None:
-        return numel / max(self.count(numel), 1) - 1 if self.scaled and self.values == "fp32" and numel else None
+        return (
+            numel / max(self.count(numel), 1) - 1
+            if self.scaled and self.values == "fp32" and numel
+            else None
+        )
 
     def most(self, numel: int) -> int:
         return self.count(numel) if self.draws else numel
@@ -87,25 +99,37 @@ class RandomK(selection.Share):
 
     def select(self, x: Tensor, seed: int) -> Tensor:
         if self.draws:
-            return torch.from_numpy(self.implied(x.numel(), self.count(x.numel()), seed)).to(x.device)
+            return torch.from_numpy(self.implied(x.numel(), self.count(x.numel()), seed)).to(
+                x.device
+            )
         return self._kept(x, level(x, self.count(x.numel())), seed)
 
     def chosen(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         if self.draws or not self.scaled:
             positions, values = super().chosen(x, seed)
-            return positions, times(values, x.numel() / max(len(values), 1)) if self.scaled else values
+            return positions, times(
+                values, x.numel() / max(len(values), 1)
+            ) if self.scaled else values
         m = level(x, self.count(x.numel()))
         positions = self._kept(x, m, seed)
         values = x[positions].to(torch.float32)
-        return positions, values.where(values.abs() >= m, torch.tensor(m, device=x.device).copysign(values))
+        return positions, values.where(
+            values.abs() >= m, torch.tensor(m, device=x.device).copysign(values)
+        )
 
     def chosen_added(self, total: Tensor, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         add_finite(total, x)
         return self.chosen(total, seed)
 
     def chosen_rows(self, x: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        positions, values = zip(*(self.chosen(row, seed) for row, seed in zip(x, seeds, strict=True)), strict=True)
-        return torch.cat(positions), torch.cat(values), torch.tensor([len(row) for row in positions])
+        positions, values = zip(
+            *(self.chosen(row, seed) for row, seed in zip(x, seeds, strict=True)), strict=True
+        )
+        return (
+            torch.cat(positions),
+            torch.cat(values),
+            torch.tensor([len(row) for row in positions]),
+        )
 
     def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
         flag = floats.flag(self.values)
@@ -114,9 +138,13 @@ class RandomK(selection.Share):
         magnitudes = np.abs(values)
         larger = magnitudes > magnitudes.min()
         bits = kernels.pack_signs(larger) + kernels.pack_signs(values[~larger] > 0)
-        return flag | COMMON, magnitudes.min().astype("<f4").tobytes() + bits + floats.pack(values[larger], flag)
+        return flag | COMMON, magnitudes.min().astype("<f4").tobytes() + bits + floats.pack(
+            values[larger], flag
+        )
 
-    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[np.ndarray, int]:
+    def unpack_values(
+        self, flag: int, data: memoryview, count: int, seed: int
+    ) -> tuple[np.ndarray, int]:
         if flag < COMMON:
             return floats.unpack(data, count, flag)
         head, rest = selection.take(data, 4)
@@ -128,32 +156,46 @@ class RandomK(selection.Share):
         signs, rest = selection.take(rest, -(-(count - few) // 8))
         sent, used = floats.unpack(rest, few, flag - COMMON)
         values = np.empty(count, np.float32)
-        values[larger], values[~larger] = sent, np.where(kernels.unpack_signs(signs, count - few), m, -m)
+        values[larger], values[~larger] = (
+            sent,
+            np.where(kernels.unpack_signs(signs, count - few), m, -m),
+        )
         return values, len(head) + len(bits) + len(signs) + used
 
     def merge_sections(self, sections: Sequence[Section]) -> Section:
         if not any(section.count for section in sections):
             return EMPTY
         read = [_values(section) for section in sections]
-        sizes = {(section.count, values.size) for section, values in zip(sections, read, strict=True)}
+        sizes = {
+            (section.count, values.size) for section, values in zip(sections, read, strict=True)
+        }
         expect(len(sizes) == 1, "frames of different densities cannot be merged")
         with np.errstate(over="ignore", invalid="ignore"):
             total = np.sum(read, axis=0, dtype=np.float32)
         expect(bool(np.isfinite(total).all()), "the sum of the frames is not finite")
-        return Section(sections[0].count, bytes([selection.IMPLIED]) + varint(total.size) + floats.pack(total, floats.FP32))
+        return Section(
+            sections[0].count,
+            bytes([selection.IMPLIED]) + varint(total.size) + floats.pack(total, floats.FP32),
+        )
 
     def _kept(self, x: Tensor, m: float, seed: int) -> Tensor:
         """Positions of the coordinates that are not dropped: |x| is rounded to 0 or to m, and up where it is larger."""
-        return torch.from_numpy(np.flatnonzero(rounding.to_multiples(x, m, m, seed ^ APART))).to(x.device)
+        return torch.from_numpy(np.flatnonzero(rounding.to_multiples(x, m, m, seed ^ APART))).to(
+            x.device
+        )
 
 
 def level(x: Tensor, k: int) -> float:
     """The float32 m > 0 with Σ min(1, |x_i|/m) = k, cut off; where no more than k are not zero, the smallest of them, or 1."""
-    largest = np.sort(x[kernels.top_k(x, k)].abs().to(torch.float32).cpu().numpy()).astype(np.float64)
+    largest = np.sort(x[kernels.top_k(x, k)].abs().to(torch.float32).cpu().numpy()).astype(
+        np.float64
+    )
     if not largest.size or int(x.count_nonzero()) <= k:
         return float(largest.min(initial=1.0)) if largest.size else 1.0
     pieces = (x[start : start + PIECE].to(torch.float32) for start in range(0, x.numel(), PIECE))
-    cut = reduce(add, (kernels.norm1(piece.clamp(-largest[0], largest[0])) for piece in pieces), 0.0)
+    cut = reduce(
+        add, (kernels.norm1(piece.clamp(-largest[0], largest[0])) for piece in pieces), 0.0
+    )
     # Where the i smallest of the k largest are not sure to be kept, m is what they and all below them add up to, over i.
     means = (max(cut - k * largest[0], 0.0) + largest.cumsum()) / np.arange(1, k + 1)
     return below(float(means[means >= largest][-1]))
@@ -167,9 +209,15 @@ def times(values: Tensor, factor: float) -> Tensor:
 def _values(section: Section) -> np.ndarray:
     """The values, float32, in a section of drawn positions. Raises FrameError."""
     first, data = selection.take(memoryview(section.body), 1)
-    expect(first[0] == selection.IMPLIED, "only frames with drawn positions and values in float32 can be merged")
+    expect(
+        first[0] == selection.IMPLIED,
+        "only frames with drawn positions and values in float32 can be merged",
+    )
     count, start = read_varint(data)
-    expect(0 < count <= section.count, f"a section claims {count} values for {section.count} coordinates")
+    expect(
+        0 < count <= section.count,
+        f"a section claims {count} values for {section.count} coordinates",
+    )
     values, used = floats.unpack(data[start:], count, floats.FP32)
     expect(start + used == len(data), "bytes follow the last value of a section")
     return values

@@ -30,7 +30,10 @@ PLAIN = 0  # the first byte before float32 values
 TINY = -100  # exponent of two below which a vector is sent as it is
 HALF = np.dtype("<u4")  # the upper half of a float64
 LEAST, MOST = 2.0**-400, 2.0**160  # of what vectors of float32 turn to
-STACK, DEVICE_STACK = (1 << 15) - 64, 1 << 26  # coordinates turned together: in main memory fewer than torch shares among threads
+STACK, DEVICE_STACK = (
+    (1 << 15) - 64,
+    1 << 26,
+)  # coordinates turned together: in main memory fewer than torch shares among threads
 
 
 class Codes(Protocol):
@@ -90,7 +93,10 @@ class RotatedCodec(Codec):
             codes, numbers = self.quantize(turned)
             sent = np.stack(_unscaled(numbers, turned), 1)
             codes = codes.cpu().numpy()
-            sections += [self._section(*row) for row in zip(x[first : first + rows], codes, sent, turned.exponents, strict=True)]
+            sections += [
+                self._section(*row)
+                for row in zip(x[first : first + rows], codes, sent, turned.exponents, strict=True)
+            ]
         return sections
 
     def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
@@ -109,7 +115,10 @@ class RotatedCodec(Codec):
 
     def _pack_large(self, x: Tensor, seed: int) -> Section:
         marks = hadamard.edges(x.numel())
-        sent, exponents = np.empty((1 + self.shifts, marks.size - 1)), np.empty(marks.size - 1, np.int64)
+        sent, exponents = (
+            np.empty((1 + self.shifts, marks.size - 1)),
+            np.empty(marks.size - 1, np.int64),
+        )
         codes = np.empty(marks[-1], self.kind)
 
         def use(turned: Turned) -> None:
@@ -120,10 +129,16 @@ class RotatedCodec(Codec):
         hadamard.turn(x, seed, use)
         return self._section(x, codes, sent, exponents)
 
-    def _section(self, x: Tensor, codes: np.ndarray, sent: np.ndarray, exponents: np.ndarray) -> Section:
+    def _section(
+        self, x: Tensor, codes: np.ndarray, sent: np.ndarray, exponents: np.ndarray
+    ) -> Section:
         held = sent.any(0)
         if held.any() and exponents[held].max() <= TINY:
-            return Section(x.numel(), bytes([PLAIN]) + x.to(torch.float32).cpu().numpy().astype("<f4", copy=False).tobytes())
+            return Section(
+                x.numel(),
+                bytes([PLAIN])
+                + x.to(torch.float32).cpu().numpy().astype("<f4", copy=False).tobytes(),
+            )
         numbers = (sent.view(np.int64) >> 32).astype(HALF).tobytes()
         return Section(x.numel(), bytes([self.head()]) + numbers + self.pack_codes(codes))
 
@@ -165,7 +180,9 @@ class Rotated(Update):
         device = torch.device(device or "cpu")
         if device.type == "cpu":
             return torch.from_numpy(self.block(0, self.numel))
-        values = torch.from_numpy(self.codes.read(0, int(hadamard.edges(self.numel)[-1]))).to(device)
+        values = torch.from_numpy(self.codes.read(0, int(hadamard.edges(self.numel)[-1]))).to(
+            device
+        )
         return hadamard.turn_back_torch(values, self.seed, self.numel, 0, self.scale, self.shift)
 
     def _each(self, start: int, stop: int, use: Callable[[int, int, np.ndarray], None]) -> None:
@@ -173,13 +190,21 @@ class Rotated(Update):
         if start == stop:
             return
         marks = hadamard.edges(self.numel)
-        begin, end = int(np.searchsorted(marks, start, "right")) - 1, int(np.searchsorted(marks, stop))
+        begin, end = (
+            int(np.searchsorted(marks, start, "right")) - 1,
+            int(np.searchsorted(marks, stop)),
+        )
 
         def work(a: int, b: int) -> None:
             for at in range(a, b, hadamard.CHUNK):
-                i, j = (int(np.searchsorted(marks, marks[begin] + edge)) for edge in (at, min(at + hadamard.CHUNK, b)))
+                i, j = (
+                    int(np.searchsorted(marks, marks[begin] + edge))
+                    for edge in (at, min(at + hadamard.CHUNK, b))
+                )
                 values = self.codes.read(int(marks[i]), int(marks[j]))
-                turned = hadamard.turn_back(values, self.seed, self.numel, i, self.scale[i:j], self.shift[i:j])
+                turned = hadamard.turn_back(
+                    values, self.seed, self.numel, i, self.scale[i:j], self.shift[i:j]
+                )
                 use(int(marks[i]), int(marks[i]) + turned.size, turned)
 
         each(int(marks[end] - marks[begin]), work, hadamard.CHUNK)
@@ -226,7 +251,10 @@ def _read_numbers(halves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     sizes = np.abs(numbers)
     with np.errstate(invalid="ignore"):
         fit = (halves == 0) | (sizes >= LEAST) & (sizes <= MOST)
-    expect(bool(fit.all() and (numbers[0] >= 0).all()), "the scale of a block is not finite, negative, or out of range")
+    expect(
+        bool(fit.all() and (numbers[0] >= 0).all()),
+        "the scale of a block is not finite, negative, or out of range",
+    )
     return numbers[0], numbers[1] if len(numbers) > 1 else np.zeros(numbers.shape[1])
 
 

@@ -52,7 +52,13 @@ from .levels import LARGEST
 from .selection import Selective, take
 from .update import Sparse, Update
 
-THRESHOLDS = {3: 1.222, 4: 1.295, 5: 1.425, 6: 1.570, 7: 1.722}  # rows → cells a key from which many keys peel
+THRESHOLDS = {
+    3: 1.222,
+    4: 1.295,
+    5: 1.425,
+    6: 1.570,
+    7: 1.722,
+}  # rows → cells a key from which many keys peel
 BITS = {"fp32": 48, "int24": 23, "int16": 15}  # of a magnitude
 MOST_BITS = 62  # of a sum
 WIDEST = 8  # columns a coordinate, and as many more as a vector of a few needs
@@ -77,11 +83,17 @@ class S2(Codec):
 
     def __post_init__(self) -> None:
         if self.rows not in THRESHOLDS:
-            raise SpecError(f"option 'rows' of codec 's2' is {self.rows}; give 3 to {max(THRESHOLDS)}")
+            raise SpecError(
+                f"option 'rows' of codec 's2' is {self.rows}; give 3 to {max(THRESHOLDS)}"
+            )
         if not 0 <= self.columns < 1 << 28:
-            raise SpecError(f"option 'columns' of codec 's2' is {self.columns}; give a number of cells, or leave it out")
+            raise SpecError(
+                f"option 'columns' of codec 's2' is {self.columns}; give a number of cells, or leave it out"
+            )
         if not 1 <= self.union < math.inf:
-            raise SpecError(f"option 'union' of codec 's2' is {self.union:g}; give the number of frames that are added, or less, from 1 on")
+            raise SpecError(
+                f"option 'union' of codec 's2' is {self.union:g}; give the number of frames that are added, or less, from 1 on"
+            )
         if self.columns and self.union != 1:
             raise SpecError("codec 's2' has both 'columns' and 'union'; give one of them")
 
@@ -93,50 +105,87 @@ class S2(Codec):
         at = np.flatnonzero(dense)
         return self.pack_sparse(at, dense[at], x.numel(), at.size, seed)
 
-    def pack_sparse(self, positions: np.ndarray, values: np.ndarray, numel: int, most: int, seed: int) -> Section:
+    def pack_sparse(
+        self, positions: np.ndarray, values: np.ndarray, numel: int, most: int, seed: int
+    ) -> Section:
         """A section for the vector [numel] with values, float32, at positions, int64, ascending, of which frames have `most` at most."""
         exponent, integers = _integers(values, self._bits(positions.size))
         positions, integers = positions[integers != 0], integers[integers != 0]
         if not positions.size:
             return Section(numel, varint(0)) if numel else EMPTY
-        columns = min(self.columns or self.width(math.ceil(min(numel, self.union * most))), _widest(numel))
+        columns = min(
+            self.columns or self.width(math.ceil(min(numel, self.union * most))), _widest(numel)
+        )
         while True:
             where = peeling.places(positions, self.rows, columns, seed)
             table = peeling.sums(where, integers)
             body = _write(Body(positions, exponent, table.reshape(self.rows, columns)), numel)
-            if self.columns or columns == _widest(numel) or np.array_equal(peeling.recover(where, table).values, integers):
+            if (
+                self.columns
+                or columns == _widest(numel)
+                or np.array_equal(peeling.recover(where, table).values, integers)
+            ):
                 return Section(numel, body)
             columns = min(2 * columns, _widest(numel))
 
     def width(self, keys: int) -> int:
         """Columns of a table in which so many keys are found."""
-        cells = max(1.25 * keys, 1.1 * keys + 15 * math.sqrt(keys)) * THRESHOLDS[self.rows] / THRESHOLDS[3]
+        cells = (
+            max(1.25 * keys, 1.1 * keys + 15 * math.sqrt(keys))
+            * THRESHOLDS[self.rows]
+            / THRESHOLDS[3]
+        )
         return max(1, math.ceil(cells / self.rows))
 
     def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
         numel = layout.numel
-        expect(section.count == numel, f"a section of {section.count} coordinates was given for {numel}")
+        expect(
+            section.count == numel,
+            f"a section of {section.count} coordinates was given for {numel}",
+        )
         read = _read(section.body, numel) if numel else None
         if read is None:
             return Found(numel, np.empty(0, np.int64), np.empty(0, np.float32))
         positions, exponent, table = read
         where = peeling.places(positions, *table.shape, seed)
         found = peeling.recover(where, table.reshape(-1))
-        values = np.ldexp(found.values.astype(np.float64), exponent).clip(-LARGEST, LARGEST).astype(np.float32)
-        return Found(numel, positions, values, positions.size - found.peeled - found.solved, found.solved)
+        values = (
+            np.ldexp(found.values.astype(np.float64), exponent)
+            .clip(-LARGEST, LARGEST)
+            .astype(np.float32)
+        )
+        return Found(
+            numel, positions, values, positions.size - found.peeled - found.solved, found.solved
+        )
 
     def merge_sections(self, sections: Sequence[Section]) -> Section:
-        expect(len({section.count for section in sections}) == 1, "frames of different sizes cannot be merged")
+        expect(
+            len({section.count for section in sections}) == 1,
+            "frames of different sizes cannot be merged",
+        )
         numel = sections[0].count
-        read = [body for section in sections if section.count and (body := _read(section.body, numel)) is not None]
+        read = [
+            body
+            for section in sections
+            if section.count and (body := _read(section.body, numel)) is not None
+        ]
         if not read:
             return sections[0]
-        expect(len({body.table.shape for body in read}) == 1,
-               "tables of different sizes cannot be merged; give all clients the same 'columns', or 'union' behind a codec with a density")
+        expect(
+            len({body.table.shape for body in read}) == 1,
+            "tables of different sizes cannot be merged; give all clients the same 'columns', or 'union' behind a codec with a density",
+        )
         unit, total = _sum(read)
         top = math.ldexp(int(np.abs(total).max()), unit)
-        expect(len(read) == 1 or top <= LARGEST and unit <= HIGHEST, "the sum of the frames is not finite")
-        union = read[0].positions if len(read) == 1 else np.unique(np.concatenate([body.positions for body in read]))
+        expect(
+            len(read) == 1 or top <= LARGEST and unit <= HIGHEST,
+            "the sum of the frames is not finite",
+        )
+        union = (
+            read[0].positions
+            if len(read) == 1
+            else np.unique(np.concatenate([body.positions for body in read]))
+        )
         return Section(numel, _write(Body(union, unit, total), numel))
 
     def behind(self, first: Codec) -> "Selected":
@@ -162,9 +211,13 @@ class Selected(Codec):
 
     def __post_init__(self) -> None:
         if not isinstance(self.first, Selective):
-            raise SpecError(f"a product begins with a codec that selects, and '{self.first.name}' does not; write topk:density=1%+s2")
+            raise SpecError(
+                f"a product begins with a codec that selects, and '{self.first.name}' does not; write topk:density=1%+s2"
+            )
         if self.first.draws:
-            raise SpecError(f"the coordinates of '{self.first.name}' follow from the seed, and its frames add by themselves; leave +s2 out")
+            raise SpecError(
+                f"the coordinates of '{self.first.name}' follow from the seed, and its frames add by themselves; leave +s2 out"
+            )
         object.__setattr__(self, "source", f"{self.first.source}; {self.second.source}")
         object.__setattr__(self, "portable", self.first.portable)
 
@@ -190,7 +243,9 @@ class Selected(Codec):
 
     def _pack_chosen(self, positions: Tensor, values: Tensor, numel: int, seed: int) -> Section:
         sent = values.to(torch.float32).cpu().numpy()
-        return self.second.pack_sparse(positions.cpu().numpy(), sent, numel, self.first.most(numel), seed)
+        return self.second.pack_sparse(
+            positions.cpu().numpy(), sent, numel, self.first.most(numel), seed
+        )
 
     def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
         return self.second.unpack(section, layout, seed)
@@ -229,19 +284,28 @@ def _integers(values: np.ndarray, bits: int) -> tuple[int, np.ndarray]:
     exact = int((exponents - 24 + zeros)[filled].min())
     unit = max(exact, int(exponents[filled].max()) - bits)
     most = math.floor(math.ldexp(LARGEST, -unit))  # no value is rounded up to infinity
-    return unit, np.rint(np.ldexp(values.astype(np.float64), -unit)).clip(-most, most).astype(np.int64)
+    return unit, np.rint(np.ldexp(values.astype(np.float64), -unit)).clip(-most, most).astype(
+        np.int64
+    )
 
 
 def _sum(read: Sequence[Body]) -> tuple[int, np.ndarray]:
     """Exponent and sum of tables, in the smallest unit of theirs; where sizes lie too far apart, in the smallest that 62 bits allow."""
     tops = [body.exponent + int(np.abs(body.table).max()).bit_length() for body in read]
-    unit = max(min(body.exponent for body in read), max(tops) + (len(read) - 1).bit_length() + 1 - MOST_BITS)
+    unit = max(
+        min(body.exponent for body in read),
+        max(tops) + (len(read) - 1).bit_length() + 1 - MOST_BITS,
+    )
     total = np.zeros(read[0].table.shape, np.int64)
     for _, exponent, table in read:
         if not table.any():
             continue
         finer = exponent < unit
-        total += np.rint(np.ldexp(table.astype(np.float64), exponent - unit)).astype(np.int64) if finer else table << exponent - unit
+        total += (
+            np.rint(np.ldexp(table.astype(np.float64), exponent - unit)).astype(np.int64)
+            if finer
+            else table << exponent - unit
+        )
     return unit, total
 
 
@@ -249,7 +313,12 @@ def _write(body: Body, numel: int) -> bytes:
     positions, exponent, table = body
     form, support = wire.pack(positions, numel)
     bits = 1 + max(int(table.max()), -1 - int(table.min()), 0).bit_length()
-    head = varint(positions.size) + bytes([form, len(table)]) + varint(table.shape[1]) + np.array(exponent, EXPONENT).tobytes()
+    head = (
+        varint(positions.size)
+        + bytes([form, len(table)])
+        + varint(table.shape[1])
+        + np.array(exponent, EXPONENT).tobytes()
+    )
     return head + bytes([bits]) + _pack_cells(table, bits) + support
 
 
@@ -266,12 +335,20 @@ def _read(body: bytes | memoryview, numel: int) -> Body | None:
     sent, data = take(data[used:], EXPONENT.itemsize)
     exponent = int(np.frombuffer(sent, EXPONENT)[0])
     (bits,), data = take(data, 1)
-    expect(rows in THRESHOLDS and 0 < columns <= _widest(numel), f"a section has {rows} rows of {columns} cells for {numel} coordinates")
-    expect(LOWEST <= exponent <= HIGHEST and 0 < bits <= MOST_BITS + 1, "a section has a unit or cells out of range")
+    expect(
+        rows in THRESHOLDS and 0 < columns <= _widest(numel),
+        f"a section has {rows} rows of {columns} cells for {numel} coordinates",
+    )
+    expect(
+        LOWEST <= exponent <= HIGHEST and 0 < bits <= MOST_BITS + 1,
+        "a section has a unit or cells out of range",
+    )
     cells, support = take(data, _size(rows * columns, bits))
     expect(form < 64, "a section has a support of an unknown form")
     positions = wire.unpack(support, count, form, numel)
-    return Body(positions, exponent, _unpack_cells(cells, rows * columns, bits).reshape(rows, columns))
+    return Body(
+        positions, exponent, _unpack_cells(cells, rows * columns, bits).reshape(rows, columns)
+    )
 
 
 def _size(cells: int, bits: int) -> int:
@@ -283,7 +360,12 @@ def _pack_cells(table: np.ndarray, bits: int) -> bytes:
     whole, rest = divmod(bits, 8)
     octets = np.ascontiguousarray(table, "<i8").view(np.uint8).reshape(-1, 8)
     low = octets[:, :whole].tobytes()
-    return low + np.packbits(np.unpackbits(octets[:, whole : whole + 1], axis=1)[:, 8 - rest :]).tobytes() if rest else low
+    return (
+        low
+        + np.packbits(np.unpackbits(octets[:, whole : whole + 1], axis=1)[:, 8 - rest :]).tobytes()
+        if rest
+        else low
+    )
 
 
 def _unpack_cells(data: memoryview, cells: int, bits: int) -> np.ndarray:

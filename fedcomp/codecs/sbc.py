@@ -36,7 +36,9 @@ class SBC(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        return 1 / (1 + k * k + numel)  # the winning mean bounds both sides' sums and all that is left out
+        return 1 / (
+            1 + k * k + numel
+        )  # the winning mean bounds both sides' sums and all that is left out
 
     def select(self, x: Tensor, seed: int) -> Tensor:
         return kernels.top_side(x, self.count(x.numel()))[0]
@@ -57,9 +59,13 @@ class SBC(selection.Largest):
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
         negative = np.append(values < 0, False)[counts.cumsum() - counts]  # of each run's first
-        return list(zip(negative.astype(int).tolist(), selection.pack_means(values, counts), strict=True))
+        return list(
+            zip(negative.astype(int).tolist(), selection.pack_means(values, counts), strict=True)
+        )
 
-    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[np.ndarray, int]:
+    def unpack_values(
+        self, flag: int, data: memoryview, count: int, seed: int
+    ) -> tuple[np.ndarray, int]:
         expect(flag in (POSITIVE, NEGATIVE), "an SBC section has an unknown flag")
         mean, _ = selection.take(data, 4)
         mu = selection.unpack_magnitude(mean)

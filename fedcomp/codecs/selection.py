@@ -41,7 +41,9 @@ class Selective(Codec):
     An author writes the rule, `select`, and how values are sent, `pack_values` and `unpack_values`; positions are coded here.
     """
 
-    draws: ClassVar[bool] = False  # positions follow from the seed and are not sent; `implied` gives them
+    draws: ClassVar[bool] = (
+        False  # positions follow from the seed and are not sent; `implied` gives them
+    )
 
     @abstractmethod
     def select(self, x: Tensor, seed: int) -> Tensor:
@@ -56,7 +58,11 @@ class Selective(Codec):
         """Rows and positions of what is selected of a finite stack [m, n], in this order, and how many in each row."""
         chosen = [self.select(row, seed) for row, seed in zip(x, seeds, strict=True)]
         counts = torch.tensor([positions.numel() for positions in chosen], device=x.device)
-        return torch.arange(len(chosen), device=x.device).repeat_interleave(counts), torch.cat(chosen), counts
+        return (
+            torch.arange(len(chosen), device=x.device).repeat_interleave(counts),
+            torch.cat(chosen),
+            counts,
+        )
 
     def chosen(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """Positions, and what is sent there: x itself, unless what was drawn is to stand for what was not."""
@@ -90,14 +96,22 @@ class Selective(Codec):
     ) -> list[tuple[int, bytes]]:
         """`pack_values` of m runs of values, counts [m] long, each with its seed; anything for empty ones. Override for one pass."""
         runs = zip(np.split(values, np.cumsum(counts)[:-1]), seeds, strict=True)
-        return [self.pack_values(run, seed, context) if run.size else (0, b"") for run, seed in runs]
+        return [
+            self.pack_values(run, seed, context) if run.size else (0, b"") for run, seed in runs
+        ]
 
     @abstractmethod
-    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[np.ndarray | kernels.Signs, int]:
+    def unpack_values(
+        self, flag: int, data: memoryview, count: int, seed: int
+    ) -> tuple[np.ndarray | kernels.Signs, int]:
         """`count` ≥ 1 values, float32 or signs, from the beginning of `data`, and how many bytes they took. Raises FrameError."""
 
     def unpack_values_rows(
-        self, flags: Sequence[int], data: Sequence[memoryview], counts: Sequence[int], seeds: Sequence[int]
+        self,
+        flags: Sequence[int],
+        data: Sequence[memoryview],
+        counts: Sequence[int],
+        seeds: Sequence[int],
     ) -> list[tuple[np.ndarray | kernels.Signs, int] | FrameError]:
         """`unpack_values` of m sections; a FrameError in the place of one that is bad. Override for one pass."""
         opened: list[tuple[np.ndarray | kernels.Signs, int] | FrameError] = []
@@ -119,7 +133,9 @@ class Selective(Codec):
             return []
         positions, values, counts = self.chosen_rows(x, seeds)
         values = values.to(torch.float32).cpu().numpy()
-        return self._sections(positions.cpu().numpy(), values, counts.cpu().numpy(), x.shape[1], seeds, context)
+        return self._sections(
+            positions.cpu().numpy(), values, counts.cpu().numpy(), x.shape[1], seeds, context
+        )
 
     def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
         count, body = section.count, memoryview(section.body)
@@ -132,9 +148,13 @@ class Selective(Codec):
         values, used = self.unpack_values(first >> FLAG_SHIFT, data, count, seed)
         return Sparse(numel, wire.unpack(data[used:], count, first & FORM, numel), values)
 
-    def unpack_rows(self, sections: Sequence[Section], numel: int, seeds: Sequence[int]) -> list[Update | FrameError]:
+    def unpack_rows(
+        self, sections: Sequence[Section], numel: int, seeds: Sequence[int]
+    ) -> list[Update | FrameError]:
         """`unpack` of many sections for vectors [numel], with their seeds; a FrameError in the place of one that is bad."""
-        opened: list[Update | FrameError] = [Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))] * len(sections)
+        opened: list[Update | FrameError] = [
+            Sparse(numel, np.empty(0, np.int64), np.empty(0, np.float32))
+        ] * len(sections)
         given = []  # of each section with positions: its place, first byte, what follows, count, seed
         for i, (section, seed) in enumerate(zip(sections, seeds, strict=True)):
             try:
@@ -142,14 +162,18 @@ class Selective(Codec):
                     opened[i] = self.unpack(section, Layout.flat(numel), seed)
                 elif section.count:
                     expect(len(section.body) > 0, "a section is cut short")
-                    given.append((i, section.body[0], memoryview(section.body)[1:], section.count, seed))
+                    given.append(
+                        (i, section.body[0], memoryview(section.body)[1:], section.count, seed)
+                    )
             except FrameError as error:
                 opened[i] = error
         if not given:
             return opened
         places, firsts, rests, counts, own = zip(*given, strict=True)
         read = []  # of each that has values: its place, count, form, positions, values
-        values = self.unpack_values_rows([first >> FLAG_SHIFT for first in firsts], rests, counts, own)
+        values = self.unpack_values_rows(
+            [first >> FLAG_SHIFT for first in firsts], rests, counts, own
+        )
         for i, first, rest, count, found in zip(places, firsts, rests, counts, values, strict=True):
             if isinstance(found, FrameError):
                 opened[i] = found
@@ -162,45 +186,72 @@ class Selective(Codec):
                 opened[i] = row if isinstance(row, FrameError) else Sparse(numel, row, sent)
         return opened
 
-    def open_batch(self, frames: Sequence[bytes], numel: int, layout: Layout | None = None) -> list[Update | FrameError]:
+    def open_batch(
+        self, frames: Sequence[bytes], numel: int, layout: Layout | None = None
+    ) -> list[Update | FrameError]:
         opened: list[Update | FrameError | None] = [None] * len(frames)
         columns = {}  # of each tensor, or of the whole vector: frame, tensor, section, seed
         for i, data in enumerate(frames):
             try:
                 seed, sections = frame.unseal(data, self.id, numel, layout, self.seeded)
                 for j, (entry, section) in enumerate(sections):
-                    columns.setdefault((j, entry is frame.WHOLE), []).append((i, entry, section, (seed + j) % SEEDS))
+                    columns.setdefault((j, entry is frame.WHOLE), []).append(
+                        (i, entry, section, (seed + j) % SEEDS)
+                    )
             except FrameError as error:
                 opened[i] = error
         parts: list[list[tuple[Entry, Update | FrameError]]] = [[] for _ in frames]
         for column in columns.values():
             places, entries, sections, seeds = zip(*column, strict=True)
             size = numel if entries[0] is frame.WHOLE else entries[0].numel
-            for i, entry, update in zip(places, entries, self.unpack_rows(sections, size, seeds), strict=True):
+            for i, entry, update in zip(
+                places, entries, self.unpack_rows(sections, size, seeds), strict=True
+            ):
                 parts[i].append((entry, update))
         return [error or _joined(numel, found) for error, found in zip(opened, parts, strict=True)]
 
     def add_all(self, updates: Sequence[Update], weights: Sequence[float], into: Tensor) -> None:
         if all(isinstance(update, Sparse) for update in updates):
-            return kernels.add_all_at(into, [u.positions for u in updates], [u.sent for u in updates], weights)
+            return kernels.add_all_at(
+                into, [u.positions for u in updates], [u.sent for u in updates], weights
+            )
         super().add_all(updates, weights, into)
 
-    def _pack_chosen(self, positions: Tensor, values: Tensor, numel: int, seed: int, context: Context) -> Section:
+    def _pack_chosen(
+        self, positions: Tensor, values: Tensor, numel: int, seed: int, context: Context
+    ) -> Section:
         sent = values.to(torch.float32).cpu().numpy()
-        (section,) = self._sections(positions.cpu().numpy(), sent, np.array([sent.size]), numel, [seed], context)
+        (section,) = self._sections(
+            positions.cpu().numpy(), sent, np.array([sent.size]), numel, [seed], context
+        )
         return section
 
     def _sections(
-        self, positions: np.ndarray, values: np.ndarray, counts: np.ndarray, numel: int, seeds: Sequence[int], context: Context
+        self,
+        positions: np.ndarray,
+        values: np.ndarray,
+        counts: np.ndarray,
+        numel: int,
+        seeds: Sequence[int],
+        context: Context,
     ) -> list[Section]:
         """A section for each of the runs, counts [m] long, of which positions and values are made."""
-        sent = self.pack_values_rows(values, counts, seeds, context) if len(counts) > 1 or not values.size \
+        sent = (
+            self.pack_values_rows(values, counts, seeds, context)
+            if len(counts) > 1 or not values.size
             else [self.pack_values(values, seeds[0], context)]
+        )
         packed = zip(counts.tolist(), sent, strict=True)
         if self.draws:
-            return [_section(numel, IMPLIED, flag, varint(count), data) if count else EMPTY for count, (flag, data) in packed]
+            return [
+                _section(numel, IMPLIED, flag, varint(count), data) if count else EMPTY
+                for count, (flag, data) in packed
+            ]
         found = zip(packed, *wire.pack_rows(positions, counts, numel), strict=True)
-        return [_section(count, form, flag, data, code) if count else EMPTY for (count, (flag, data)), form, code in found]
+        return [
+            _section(count, form, flag, data, code) if count else EMPTY
+            for (count, (flag, data)), form, code in found
+        ]
 
     def _unpack_drawn(self, flag: int, data: memoryview, numel: int, seed: int) -> Sparse:
         count, start = read_varint(data)
@@ -241,7 +292,9 @@ class Largest(Share):
     def longest_section(self, numel: int) -> int:
         k = self.count(numel)
         b = rice.parameter(k, numel)
-        gaps = (k * (b + 1) + ((numel - k) >> b) + 7) // 8  # the shifted gaps add up to no more than the shifted sum
+        gaps = (
+            k * (b + 1) + ((numel - k) >> b) + 7
+        ) // 8  # the shifted gaps add up to no more than the shifted sum
         return len(varint(k)) + 2 + self.value_bytes(k) + gaps
 
     def select(self, x: Tensor, seed: int) -> Tensor:

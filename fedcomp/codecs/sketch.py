@@ -42,7 +42,13 @@ RATIO = 10.0  # of the dense vector to a sketch, where no columns are given
 MOST_ROWS, WIDEST = 15, 8  # rows; columns a coordinate
 FLOAT32, BFLOAT16, INT8, INT16, INT32 = range(5)  # forms
 FORMS = {"fp32": FLOAT32, "bf16": BFLOAT16, "int8": INT8}
-TYPES = {FLOAT32: np.dtype("<f4"), BFLOAT16: np.dtype("<u2"), INT8: np.dtype("i1"), INT16: np.dtype("<i2"), INT32: np.dtype("<i4")}
+TYPES = {
+    FLOAT32: np.dtype("<f4"),
+    BFLOAT16: np.dtype("<u2"),
+    INT8: np.dtype("i1"),
+    INT16: np.dtype("<i2"),
+    INT32: np.dtype("<i4"),
+}
 EXPONENT = np.dtype("<i2")
 LOWEST, HIGHEST = -200, 127  # exponents of units
 COINS = 1 << 17  # stream of the words that round cells
@@ -57,31 +63,45 @@ class Sketch(Codec):
     columns: int = 0  # cells in a row; 0 = what the ratio leaves
     ratio: float = RATIO  # bytes of the dense float32 vector to those of the cells
     cells: Literal["fp32", "bf16", "int8"] = "fp32"  # precision of what is sent
-    density: float = 1 / 100  # share of coordinates that a reader takes, those with the largest estimates; 1 = all, without bias
+    density: float = (
+        1 / 100
+    )  # share of coordinates that a reader takes, those with the largest estimates; 1 = all, without bias
     name: ClassVar[str] = "sketch"
     id: ClassVar[CodecId] = CodecId.SKETCH
     source: ClassVar[str] = "Charikar et al. 2002, Ivkin et al. 2019"
     seeded: ClassVar[bool] = True
     shares_seed: ClassVar[bool] = True
     linear: ClassVar[bool] = True
-    portable: ClassVar[bool] = False  # sums of float32 in another order on CUDA; buckets and signs are the same
+    portable: ClassVar[bool] = (
+        False  # sums of float32 in another order on CUDA; buckets and signs are the same
+    )
 
     def __post_init__(self) -> None:
         if not (0 < self.rows <= MOST_ROWS and self.rows % 2):
-            raise SpecError(f"option 'rows' of codec 'sketch' is {self.rows}; give an odd number of 1 to {MOST_ROWS}")
+            raise SpecError(
+                f"option 'rows' of codec 'sketch' is {self.rows}; give an odd number of 1 to {MOST_ROWS}"
+            )
         if self.columns < 0 or self.columns >= 1 << 32:
-            raise SpecError(f"option 'columns' of codec 'sketch' is {self.columns}; give a number of cells, or leave it out")
+            raise SpecError(
+                f"option 'columns' of codec 'sketch' is {self.columns}; give a number of cells, or leave it out"
+            )
         if not 0 < self.ratio < math.inf:
-            raise SpecError(f"option 'ratio' of codec 'sketch' is {self.ratio:g}; give a number above 0, such as 10")
+            raise SpecError(
+                f"option 'ratio' of codec 'sketch' is {self.ratio:g}; give a number above 0, such as 10"
+            )
         if self.columns and self.ratio != RATIO:
             raise SpecError("codec 'sketch' has both 'columns' and 'ratio'; give one of them")
         if not 0 < self.density <= 1:
-            raise SpecError(f"option 'density' of codec 'sketch' is {self.density:g}; give a share above 0 and at most 1, such as 1%")
+            raise SpecError(
+                f"option 'density' of codec 'sketch' is {self.density:g}; give a share above 0 and at most 1, such as 1%"
+            )
 
     def width(self, numel: int) -> int:
         """Columns for a vector [numel]."""
         cell = TYPES[FORMS[self.cells]].itemsize
-        return math.floor(min(_widest(numel), self.columns or max(1, 4 * numel / (self.ratio * cell * self.rows))))
+        return math.floor(
+            min(_widest(numel), self.columns or max(1, 4 * numel / (self.ratio * cell * self.rows)))
+        )
 
     def count(self, numel: int) -> int:
         """How many coordinates of a vector [numel] are read."""
@@ -90,12 +110,21 @@ class Sketch(Codec):
     def variance(self, numel: int) -> float | None:
         if self.density < 1 or not numel:
             return None
-        return 2 * self.rows / (self.rows + 1) * (numel - 1) / self.width(numel) if self.cells == "fp32" else None
+        return (
+            2 * self.rows / (self.rows + 1) * (numel - 1) / self.width(numel)
+            if self.cells == "fp32"
+            else None
+        )
 
     def longest_section(self, numel: int) -> int:
         columns, form = self.width(numel), FORMS[self.cells]
         exponent = EXPONENT.itemsize if form == INT8 else 0
-        return len(varint(numel) + self._head(numel)) + 1 + exponent + self.rows * columns * TYPES[form].itemsize
+        return (
+            len(varint(numel) + self._head(numel))
+            + 1
+            + exponent
+            + self.rows * columns * TYPES[form].itemsize
+        )
 
     def pack(self, x: Tensor, seed: int, context: Context) -> Section:
         if not x.numel():
@@ -107,7 +136,9 @@ class Sketch(Codec):
         numel = layout.numel
         if not section.count and not numel:
             return Dense(np.empty(0, np.float32))
-        expect(section.count == numel, f"a sketch of {section.count} coordinates was given for {numel}")
+        expect(
+            section.count == numel, f"a sketch of {section.count} coordinates was given for {numel}"
+        )
         read = _read(section)
         return Cells(numel, _floats(read), seed, read.count)
 
@@ -115,8 +146,14 @@ class Sketch(Codec):
         if not any(section.count for section in sections):
             return EMPTY
         read = [_read(section) for section in sections]
-        alike = {(section.count, one.count, one.form >= INT8, *one.raw.shape) for section, one in zip(sections, read, strict=True)}
-        expect(len(alike) == 1, "sketches of different sizes, densities or kinds of cells cannot be merged")
+        alike = {
+            (section.count, one.count, one.form >= INT8, *one.raw.shape)
+            for section, one in zip(sections, read, strict=True)
+        }
+        expect(
+            len(alike) == 1,
+            "sketches of different sizes, densities or kinds of cells cannot be merged",
+        )
         first = read[0]
         if first.form >= INT8:
             exponent, total = _sum_integers(read)
@@ -127,7 +164,10 @@ class Sketch(Codec):
             with np.errstate(over="ignore", invalid="ignore"):
                 total = reduce(np.add, map(_floats, read))
             expect(kernels.all_finite(total), "the sum of the frames is not finite")
-            short = all(one.form == BFLOAT16 for one in read) and not (total.view(np.uint32) & 0xFFFF).any()
+            short = (
+                all(one.form == BFLOAT16 for one in read)
+                and not (total.view(np.uint32) & 0xFFFF).any()
+            )
             body = _write(total, BFLOAT16 if short else FLOAT32, 0)
         return Section(sections[0].count, _head(*first.raw.shape, first.count) + body)
 
@@ -193,8 +233,14 @@ class Cells(Update):
 def reread(update: Update, codec: Sketch) -> Update:
     """An update, or one tensor by tensor, whose sketches are read at the density of `codec`, whatever their senders chose."""
     if isinstance(update, Sections):
-        return Sections(update.numel, tuple((span, reread(part, codec)) for span, part in update.parts))
-    return Cells(update.numel, update.cells, update.seed, codec.count(update.numel)) if isinstance(update, Cells) else update
+        return Sections(
+            update.numel, tuple((span, reread(part, codec)) for span, part in update.parts)
+        )
+    return (
+        Cells(update.numel, update.cells, update.seed, codec.count(update.numel))
+        if isinstance(update, Cells)
+        else update
+    )
 
 
 def summed(updates: Sequence[Update], weights: Sequence[float]) -> list[Cells]:
@@ -206,7 +252,12 @@ def summed(updates: Sequence[Update], weights: Sequence[float]) -> list[Cells]:
         key = update.seed, update.cells.shape, update.numel, update.count
         with np.errstate(over="ignore", invalid="ignore"):
             scaled = np.float32(weight) * update.cells
-            totals[key] = Cells(update.numel, totals[key].cells + scaled if key in totals else scaled, update.seed, update.count)
+            totals[key] = Cells(
+                update.numel,
+                totals[key].cells + scaled if key in totals else scaled,
+                update.seed,
+                update.count,
+            )
     return list(totals.values())
 
 
@@ -227,12 +278,21 @@ def _write(cells: np.ndarray, form: int, seed: int) -> bytes:
         bits = np.ascontiguousarray(cells).view(np.uint32).astype(np.uint64)
         half, sign = bits >> np.uint64(16), bits >> np.uint64(31) << np.uint64(15)
         rounded = bits + np.uint64(0x7FFF) + (half & np.uint64(1)) >> np.uint64(16)
-        return bytes([form]) + np.minimum(rounded, sign | np.uint64(0x7F7F)).astype(TYPES[form]).tobytes()
+        return (
+            bytes([form])
+            + np.minimum(rounded, sign | np.uint64(0x7F7F)).astype(TYPES[form]).tobytes()
+        )
     exponent = _exponent(float(np.abs(cells).max(initial=0)))
-    coins = philox.words(seed ^ zlib.crc32(cells.tobytes()) << 32, cells.size, 0, COINS).reshape(cells.shape)
+    coins = philox.words(seed ^ zlib.crc32(cells.tobytes()) << 32, cells.size, 0, COINS).reshape(
+        cells.shape
+    )
     scaled = cells * np.float64(2.0**-exponent)
-    most = min(127, math.floor(math.ldexp(LARGEST, -exponent)))  # the largest float32, rounded up, would be none
-    return _write_integers(exponent, np.floor(scaled + coins * 2.0**-32).clip(-most, most).astype(np.int64))
+    most = min(
+        127, math.floor(math.ldexp(LARGEST, -exponent))
+    )  # the largest float32, rounded up, would be none
+    return _write_integers(
+        exponent, np.floor(scaled + coins * 2.0**-32).clip(-most, most).astype(np.int64)
+    )
 
 
 def _exponent(largest: float) -> int:
@@ -247,15 +307,24 @@ def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
     """Integers of a unit, int64, in as few bits as they need: form, exponent, cells."""
     largest = int(np.abs(integers).max(initial=0))
     form = INT8 if largest <= 127 else INT16 if largest <= 32767 else INT32
-    return bytes([form]) + np.array(exponent, EXPONENT).tobytes() + integers.astype(TYPES[form]).tobytes()
+    return (
+        bytes([form])
+        + np.array(exponent, EXPONENT).tobytes()
+        + integers.astype(TYPES[form]).tobytes()
+    )
 
 
 def _sum_integers(read: Sequence[Body]) -> tuple[int, np.ndarray]:
     """Exponent and sum, int64, of cells of integers: in the smallest unit of theirs in which 32 bits hold it."""
-    filled, total = [(one.exponent, one.raw) for one in read if one.raw.any()], np.zeros(read[0].raw.shape, np.int64)
+    filled, total = (
+        [(one.exponent, one.raw) for one in read if one.raw.any()],
+        np.zeros(read[0].raw.shape, np.int64),
+    )
     if not filled:
         return LOWEST, total
-    longest = max(exponent + max(int(raw.max()), -int(raw.min())).bit_length() for exponent, raw in filled)
+    longest = max(
+        exponent + max(int(raw.max()), -int(raw.min())).bit_length() for exponent, raw in filled
+    )
     top = longest + (len(filled) - 1).bit_length()  # the sum is below 2^top
     unit = max(min(exponent for exponent, _ in filled), top - 30)
     for exponent, raw in filled:
@@ -278,13 +347,18 @@ def _read(section: Section) -> Body:
     form, exponent = first[0], 0
     fits = 0 < rows <= MOST_ROWS and rows % 2 == 1 and 0 < columns <= _widest(section.count)
     expect(fits, f"a sketch of {section.count} coordinates has {rows} rows of {columns} cells")
-    expect(0 < count <= section.count, f"a sketch of {section.count} coordinates tells {count} of them")
+    expect(
+        0 < count <= section.count, f"a sketch of {section.count} coordinates tells {count} of them"
+    )
     expect(form in TYPES, "a sketch has cells of an unknown kind")
     if form >= INT8:
         sent, data = take(data, EXPONENT.itemsize)
         exponent = int(np.frombuffer(sent, EXPONENT)[0])
         expect(LOWEST <= exponent <= HIGHEST, "a sketch has a unit out of range")
-    expect(len(data) == rows * columns * TYPES[form].itemsize, f"{len(data)} bytes are not {rows} rows of {columns} cells")
+    expect(
+        len(data) == rows * columns * TYPES[form].itemsize,
+        f"{len(data)} bytes are not {rows} rows of {columns} cells",
+    )
     return Body(count, form, exponent, np.frombuffer(data, TYPES[form]).reshape(rows, columns))
 
 

@@ -41,7 +41,9 @@ class SRQ(rotated.RotatedCodec):
 
     def __post_init__(self) -> None:
         if not 2 <= self.levels <= 256:
-            raise SpecError(f"option 'levels' of codec 'srq' is {self.levels}; give a number from 2 to 256, such as 16")
+            raise SpecError(
+                f"option 'levels' of codec 'srq' is {self.levels}; give a number from 2 to 256, such as 16"
+            )
 
     def variance(self, numel: int) -> float:
         d = int(np.diff(hadamard.edges(numel)).max(initial=1))
@@ -62,6 +64,8 @@ class SRQ(rotated.RotatedCodec):
     def pack_codes(self, codes: np.ndarray) -> bytes:
         return planes.pack(codes, self.width())
 
-    def unpack_codes(self, head: int, data: memoryview, count: int, idle: np.ndarray) -> rotated.Codes:
+    def unpack_codes(
+        self, head: int, data: memoryview, count: int, idle: np.ndarray
+    ) -> rotated.Codes:
         expect(head > 0, "a section has one level")
         return rotated.unpack_planes(data, count, np.arange(head + 1, dtype=np.float32), idle)

@@ -26,14 +26,18 @@ def in_pieces(work: Callable[[Tensor, slice], Sequence[T]], x: Tensor) -> list[T
         if found is not None:
             made += found
         elif rows.stop - rows.start == 1:
-            raise ConfigError(f"the memory of {x.device} does not hold the compression of one update of {x.shape[1]:,} elements; give "
-                              "--device cpu, or a codec that needs less, such as --uplink stc")
+            raise ConfigError(
+                f"the memory of {x.device} does not hold the compression of one update of {x.shape[1]:,} elements; give "
+                "--device cpu, or a codec that needs less, such as --uplink stc"
+            )
         else:
             _most[x.device] = (rows.stop - rows.start) // 2 * x.shape[1]
     return made
 
 
-def _unless_full(work: Callable[[Tensor, slice], Sequence[T]], x: Tensor, rows: slice) -> Sequence[T] | None:
+def _unless_full(
+    work: Callable[[Tensor, slice], Sequence[T]], x: Tensor, rows: slice
+) -> Sequence[T] | None:
     try:
         return work(x, rows)
     except torch.OutOfMemoryError:

@@ -33,7 +33,9 @@ class STC(selection.Largest):
 
     def contraction(self, numel: int) -> float:
         k = self.count(numel)
-        return min(k / max(numel, 1), 1 / max(k, 1))  # attained by a constant vector and by a single spike over tiny values
+        return min(
+            k / max(numel, 1), 1 / max(k, 1)
+        )  # attained by a constant vector and by a single spike over tiny values
 
     def value_bytes(self, count: int) -> int:
         return 4 + (count + 7) // 8
@@ -45,22 +47,37 @@ class STC(selection.Largest):
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
         signs = kernels.pack_signs_runs(values > 0, counts)
-        return [(0, mean + bits) for mean, bits in zip(selection.pack_means(values, counts), signs, strict=True)]
+        return [
+            (0, mean + bits)
+            for mean, bits in zip(selection.pack_means(values, counts), signs, strict=True)
+        ]
 
-    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[kernels.Signs, int]:
+    def unpack_values(
+        self, flag: int, data: memoryview, count: int, seed: int
+    ) -> tuple[kernels.Signs, int]:
         expect(flag == 0, "an STC section has an unknown flag")
         size = self.value_bytes(count)
         sent, _ = selection.take(data, size)
         return kernels.read_signs(sent[4:], count, selection.unpack_magnitude(sent[:4])), size
 
     def unpack_values_rows(
-        self, flags: Sequence[int], data: Sequence[memoryview], counts: Sequence[int], seeds: Sequence[int]
+        self,
+        flags: Sequence[int],
+        data: Sequence[memoryview],
+        counts: Sequence[int],
+        seeds: Sequence[int],
     ) -> list[tuple[kernels.Signs, int] | FrameError]:
         size, count = self.value_bytes(counts[0]), counts[0]
         if any(flags) or set(counts) != {count} or min(map(len, data)) < size:
             return super().unpack_values_rows(flags, data, counts, seeds)
         sent = np.frombuffer(b"".join([each[:size] for each in data]), np.uint8).reshape(-1, size)
         means, signs = sent[:, :4].copy().view("<f4")[:, 0], sent[:, 4:]
-        if not ((means > 0) & (means < np.inf)).all() or (signs[:, -1] & (1 << -count % 8) - 1).any():
+        if (
+            not ((means > 0) & (means < np.inf)).all()
+            or (signs[:, -1] & (1 << -count % 8) - 1).any()
+        ):
             return super().unpack_values_rows(flags, data, counts, seeds)
-        return [(kernels.Signs(row, count, mean), size) for row, mean in zip(signs, means.tolist(), strict=True)]
+        return [
+            (kernels.Signs(row, count, mean), size)
+            for row, mean in zip(signs, means.tolist(), strict=True)
+        ]

@@ -43,10 +43,14 @@ class TernGrad(Codec):
 
     def __post_init__(self) -> None:
         if self.clip < 0:
-            raise SpecError(f"option 'clip' of codec 'terngrad' is {self.clip:g}; give standard deviations, such as 2.5, or 0 for none")
+            raise SpecError(
+                f"option 'clip' of codec 'terngrad' is {self.clip:g}; give standard deviations, such as 2.5, or 0 for none"
+            )
 
     def variance(self, numel: int) -> float | None:
-        return (math.sqrt(numel) - 1) / 2 if numel and not self.clip else None  # Σ|x_i|(s − |x_i|), ‖x‖∞‖x‖₁ ≤ (1 + √n)/2·‖x‖²
+        return (
+            (math.sqrt(numel) - 1) / 2 if numel and not self.clip else None
+        )  # Σ|x_i|(s − |x_i|), ‖x‖∞‖x‖₁ ≤ (1 + √n)/2·‖x‖²
 
     def longest_section(self, numel: int) -> int:
         return wire.longest_multiples(numel, 1)
@@ -77,11 +81,17 @@ class TernGrad(Codec):
                 total += symbols
                 total -= most
                 scales.add(scale)
-        expect(len(scales) <= 1, "frames of different scales cannot be merged; let the server announce one")
+        expect(
+            len(scales) <= 1,
+            "frames of different scales cannot be merged; let the server announce one",
+        )
         if total is None:
             return sections[0]
         most = int(np.abs(total).max())
-        expect(most <= wire.MOST and most * scale <= wire.LARGEST, "the sum of the frames is not finite")
+        expect(
+            most <= wire.MOST and most * scale <= wire.LARGEST,
+            "the sum of the frames is not finite",
+        )
         return wire.pack_multiples(total.astype(np.int16), scales.pop())
 
 
@@ -91,7 +101,9 @@ def _announced(context: Context, own: float) -> float:
         return own
     data, at = context.announced["scale"], context.section
     if len(data) % SCALE.itemsize or len(data) <= at * SCALE.itemsize:
-        raise ProtocolError(f"the announced scale has {len(data)} bytes, which hold no float32 for section {at}")
+        raise ProtocolError(
+            f"the announced scale has {len(data)} bytes, which hold no float32 for section {at}"
+        )
     scale = float(np.frombuffer(data, SCALE)[at])
     if not 0 <= scale < math.inf:
         raise ProtocolError(f"the announced scale of section {at} is {scale}")

@@ -33,14 +33,18 @@ class Threshold(selection.Selective):
     """The coordinates whose magnitude reaches τ, as τ and a sign each or with their values."""
 
     tau: float = 0.01  # threshold; higher = smaller frames, and a longer wait for small coordinates
-    values: Literal["tau", "fp32", "fp16"] = "tau"  # what is sent of a coordinate; a memory keeps the rest of it
+    values: Literal["tau", "fp32", "fp16"] = (
+        "tau"  # what is sent of a coordinate; a memory keeps the rest of it
+    )
     name: ClassVar[str] = "threshold"
     id: ClassVar[CodecId] = CodecId.THRESHOLD
     source: ClassVar[str] = "Strom 2015"
 
     def __post_init__(self) -> None:
         if not LEAST <= self.tau <= LARGEST:
-            raise SpecError(f"option 'tau' of codec 'threshold' is {self.tau:g}; give a number above 0 that float32 holds, such as 0.01")
+            raise SpecError(
+                f"option 'tau' of codec 'threshold' is {self.tau:g}; give a number above 0 that float32 holds, such as 0.01"
+            )
 
     def contraction(self, numel: int) -> float:
         return 0.0
@@ -60,7 +64,9 @@ class Threshold(selection.Selective):
             return flag, floats.pack(values, flag)
         return TAU, np.array(self.tau, "<f4").tobytes() + kernels.pack_signs(values > 0)
 
-    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[np.ndarray, int]:
+    def unpack_values(
+        self, flag: int, data: memoryview, count: int, seed: int
+    ) -> tuple[np.ndarray, int]:
         expect(flag in (floats.FP32, floats.FP16, TAU), "a threshold section has an unknown flag")
         if flag != TAU:
             return floats.unpack(data, count, flag)

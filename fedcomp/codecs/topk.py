@@ -23,7 +23,9 @@ class TopK(selection.Largest):
     """The k largest coordinates with their values."""
 
     density: float = 1 / 100  # share of coordinates sent
-    values: floats.Precision = "fp32"  # precision of what is sent; a memory keeps what rounding loses
+    values: floats.Precision = (
+        "fp32"  # precision of what is sent; a memory keeps what rounding loses
+    )
     name: ClassVar[str] = "topk"
     id: ClassVar[CodecId] = CodecId.TOPK
     source: ClassVar[str] = "Aji & Heafield 2017"
@@ -39,6 +41,8 @@ class TopK(selection.Largest):
         flag = floats.flag(self.values)
         return flag, floats.pack(values, flag)
 
-    def unpack_values(self, flag: int, data: memoryview, count: int, seed: int) -> tuple[np.ndarray, int]:
+    def unpack_values(
+        self, flag: int, data: memoryview, count: int, seed: int
+    ) -> tuple[np.ndarray, int]:
         expect(flag in (floats.FP32, floats.FP16), "a top-k section has an unknown flag")
         return floats.unpack(data, count, flag)

@@ -50,7 +50,9 @@ class Dense(Update):
         return self.values.size
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
-        weighted = np.float32(weight) * self.values  # rounded before the sum, as in kernels.add_at: torch may fuse the two
+        weighted = (
+            np.float32(weight) * self.values
+        )  # rounded before the sum, as in kernels.add_at: torch may fuse the two
         into.add_(torch.from_numpy(weighted.astype(np.float32, copy=False)).to(into.device))
 
     def block(self, start: int, stop: int) -> np.ndarray:
@@ -92,7 +94,9 @@ class Bits(Update):
     positions: ClassVar[None] = None
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
-        kernels.bits.add_values(into, self.words, np.float32(weight) * self.high, np.float32(weight) * self.low)
+        kernels.bits.add_values(
+            into, self.words, np.float32(weight) * self.high, np.float32(weight) * self.low
+        )
 
     def block(self, start: int, stop: int) -> np.ndarray:
         return kernels.bits.values(self.words, start, stop, self.high, self.low)
@@ -114,7 +118,10 @@ class Sections(Update):
         if found and all(p is None for p in found):
             return None
         spans = [span for span, _ in self.parts]
-        each = [np.arange(s.start, s.stop) if p is None else p + s.start for s, p in zip(spans, found, strict=True)]
+        each = [
+            np.arange(s.start, s.stop) if p is None else p + s.start
+            for s, p in zip(spans, found, strict=True)
+        ]
         return np.concatenate(each or [np.empty(0, np.int64)])
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
@@ -123,5 +130,7 @@ class Sections(Update):
 
     def block(self, start: int, stop: int) -> np.ndarray:
         inside = [(s, p) for s, p in self.parts if s.start < stop and s.stop > start]
-        cut = [p.block(max(start, s.start) - s.start, min(stop, s.stop) - s.start) for s, p in inside]
+        cut = [
+            p.block(max(start, s.start) - s.start, min(stop, s.stop) - s.start) for s, p in inside
+        ]
         return np.concatenate(cut or [np.empty(0, np.float32)])

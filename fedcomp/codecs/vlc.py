@@ -36,7 +36,9 @@ ROUNDED = 1 + 2.0**-16  # by less than this what is sent of s is above it
 class VLC(rotated.RotatedCodec):
     """Every rotated coordinate as a multiple of one step, entropy-coded."""
 
-    step: float = math.sqrt(2)  # s, in units of the root mean square; half of it = a quarter of the error, one bit more
+    step: float = math.sqrt(
+        2
+    )  # s, in units of the root mean square; half of it = a quarter of the error, one bit more
     name: ClassVar[str] = "vlc"
     id: ClassVar[CodecId] = CodecId.VLC
     source: ClassVar[str] = "Suresh et al. 2017"
@@ -44,7 +46,9 @@ class VLC(rotated.RotatedCodec):
 
     def __post_init__(self) -> None:
         if not FINEST <= self.step <= COARSEST:
-            raise SpecError(f"option 'step' of codec 'vlc' is {self.step:g}; give a number from {FINEST:g} to {COARSEST:g}, such as 1.4")
+            raise SpecError(
+                f"option 'step' of codec 'vlc' is {self.step:g}; give a number from {FINEST:g} to {COARSEST:g}, such as 1.4"
+            )
 
     def variance(self, numel: int) -> float:
         return ROUNDED * min(self.step**2 / 4, self.step)
@@ -62,15 +66,26 @@ class VLC(rotated.RotatedCodec):
         coded = range_coder.encode((codes - np.int16(smallest)).astype(np.uint16), max(size, 2))
         return varint(2 * smallest if smallest >= 0 else -2 * smallest - 1) + varint(size) + coded
 
-    def unpack_codes(self, head: int, data: memoryview, count: int, idle: np.ndarray) -> "Multiples":
+    def unpack_codes(
+        self, head: int, data: memoryview, count: int, idle: np.ndarray
+    ) -> "Multiples":
         expect(head == HEAD, "a section of multiples has an unknown first byte")
         folded, start = read_varint(data)
         size, used = read_varint(data[start:])
         smallest = -(folded + 1) // 2 if folded & 1 else folded // 2
-        expect(abs(smallest) < range_coder.LARGEST and 1 <= size <= range_coder.LARGEST, "multiples are out of range")
+        expect(
+            abs(smallest) < range_coder.LARGEST and 1 <= size <= range_coder.LARGEST,
+            "multiples are out of range",
+        )
         symbols = range_coder.decode(data[start + used :], count, max(size, 2))
-        expect(int(symbols.min()) == 0 and int(symbols.max()) == size - 1, "the smallest or the largest multiple does not occur")
-        expect(not idle.any() or bool((symbols.reshape(-1, 8)[idle] == -smallest).all()), "a block of zeros has multiples")
+        expect(
+            int(symbols.min()) == 0 and int(symbols.max()) == size - 1,
+            "the smallest or the largest multiple does not occur",
+        )
+        expect(
+            not idle.any() or bool((symbols.reshape(-1, 8)[idle] == -smallest).all()),
+            "a block of zeros has multiples",
+        )
         return Multiples(symbols, smallest)
 
 

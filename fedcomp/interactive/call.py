@@ -15,7 +15,9 @@ from ..tasks import Task
 from .displays import shown
 from .options import run_config
 
-_ONE_AT_A_TIME = RLock()  # a run seeds torch's and numpy's global generators, which are one for all threads
+_ONE_AT_A_TIME = (
+    RLock()
+)  # a run seeds torch's and numpy's global generators, which are one for all threads
 
 
 def _of_a_child() -> None:
@@ -27,7 +29,9 @@ if hasattr(os, "register_at_fork"):  # Unix
     os.register_at_fork(after_in_child=_of_a_child)
 
 
-def simulate(task: str | Task | None = None, *, progress: bool | Observer | None = None, **options: Any) -> Run:
+def simulate(
+    task: str | Task | None = None, *, progress: bool | Observer | None = None, **options: Any
+) -> Run:
     """Run a simulation, or continue the one in `out` with `resume=True`, and read it back.
 
     `task` is a Task, a built-in name, or path/file.py:name; of a resumed run, None is the task of its options. `options` are the fields
@@ -52,7 +56,11 @@ def simulate(task: str | Task | None = None, *, progress: bool | Observer | None
 def _interrupted(watch: Watch, given: Task | None) -> str:
     if watch.header is None:
         return "interrupted before the run began"
-    done = f"after round {watch.last_round} of {watch.header.rounds}" if watch.last_round else "before round 1 was done"
+    done = (
+        f"after round {watch.last_round} of {watch.header.rounds}"
+        if watch.last_round
+        else "before round 1 was done"
+    )
     return f"interrupted {done}; continue with: fedcomp.simulate({'task, ' if given else ''}out={watch.header.out!r}, resume=True)"
 
 
@@ -60,8 +68,11 @@ def _signature() -> Signature:
     """With every option by name, for help() and completion."""
     task, progress, _ = Signature.from_callable(simulate).parameters.values()
     hints = get_type_hints(RunConfig)
-    options = [Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
-               for f in dataclasses.fields(RunConfig) if f.name != "task"]
+    options = [
+        Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+        for f in dataclasses.fields(RunConfig)
+        if f.name != "task"
+    ]
     return Signature([task, progress, *options], return_annotation=Run)
 
 

@@ -34,20 +34,31 @@ class Display(Watch):
         t, said = self.totals, [f"round {self.last_round}/{self.header.rounds}"]
         if self.last is not None:
             said += [figure for figure in (self.judgement(self.last),) if figure]
-            said += [f"up {human_bytes(t.uplink_bytes)} {ratio(t.dense_uplink_bytes, t.uplink_bytes)}",
-                     f"down {human_bytes(t.downlink_bytes)} {ratio(t.dense_downlink_bytes, t.downlink_bytes)}"]
+            said += [
+                f"up {human_bytes(t.uplink_bytes)} {ratio(t.dense_uplink_bytes, t.uplink_bytes)}",
+                f"down {human_bytes(t.downlink_bytes)} {ratio(t.dense_downlink_bytes, t.downlink_bytes)}",
+            ]
         return ", ".join(said)
 
     def judgement(self, record: RoundRecord) -> str:
         """Accuracy, or loss and metrics of a task without one; "" where the round was not evaluated."""
         if record.loss is None:
             return ""
-        told = [f"accuracy {percent(record.accuracy)}"] if self.header.judged == "accuracy" else [f"loss {decimal(record.loss)}"]
-        return ", ".join([*told, *(f"{name} {decimal(value)}" for name, value in record.metrics.items())])
+        told = (
+            [f"accuracy {percent(record.accuracy)}"]
+            if self.header.judged == "accuracy"
+            else [f"loss {decimal(record.loss)}"]
+        )
+        return ", ".join(
+            [*told, *(f"{name} {decimal(value)}" for name, value in record.metrics.items())]
+        )
 
     def left(self) -> str:
         """How long the rest will take."""
-        pace, rest = self.seconds_a_round, self.header.rounds - self.last_round if self.header else 0
+        pace, rest = (
+            self.seconds_a_round,
+            self.header.rounds - self.last_round if self.header else 0,
+        )
         return f"{duration(pace * rest)} left" if pace is not None and rest else ""
 
 
@@ -84,8 +95,13 @@ class Line(Display):
     def __init__(self, console: Console | None = None):
         super().__init__()
         self.console = console or Console(stderr=True, highlight=False)
-        self._live = Live(console=self.console, refresh_per_second=5, get_renderable=self._picture,
-                          redirect_stdout=sys.stdout.isatty(), redirect_stderr=True)
+        self._live = Live(
+            console=self.console,
+            refresh_per_second=5,
+            get_renderable=self._picture,
+            redirect_stdout=sys.stdout.isatty(),
+            redirect_stderr=True,
+        )
 
     def __enter__(self) -> "Line":
         self._live.start()
@@ -103,7 +119,11 @@ class Line(Display):
     def _picture(self) -> Table:
         line = Table.grid(padding=(0, 1))
         done, rounds = self.last_round, self.header.rounds if self.header else 1
-        line.add_row(ProgressBar(rounds, done, BAR), Text(self.sentence(), no_wrap=True, overflow="ellipsis"), Text(self.left(), "dim"))
+        line.add_row(
+            ProgressBar(rounds, done, BAR),
+            Text(self.sentence(), no_wrap=True, overflow="ellipsis"),
+            Text(self.left(), "dim"),
+        )
         return line
 
 
@@ -115,7 +135,9 @@ def shown(progress: bool | Observer | None) -> Iterator[tuple[Observer, Display]
     if progress is False:
         progress = Display()
     if not isinstance(progress, Observer):
-        raise ConfigError(f"progress is a {type(progress).__name__}; give None, False, or a fedcomp.observe.Observer")
+        raise ConfigError(
+            f"progress is a {type(progress).__name__}; give None, False, or a fedcomp.observe.Observer"
+        )
     with progress if isinstance(progress, Watch) else nullcontext():
         if isinstance(progress, Display):
             yield progress, progress
@@ -130,7 +152,11 @@ def suitable() -> Display:
         from .page import Page
 
         return Page()
-    return Line() if sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown") else Lines()
+    return (
+        Line()
+        if sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+        else Lines()
+    )
 
 
 def in_notebook() -> bool:

@@ -43,7 +43,9 @@ def _plain(name: str, value: Any) -> Any:
     """A value as its field has it; what cannot be one is left to RunConfig to refuse."""
     if isinstance(value, list | tuple):
         if name not in JOINED:
-            raise ConfigError(f"{name} is given {len(value)} values, and a run has one; call simulate once for each")
+            raise ConfigError(
+                f"{name} is given {len(value)} values, and a run has one; call simulate once for each"
+            )
         return ",".join(str(_plain(name, item)) for item in value)
     kind = _kind(name)
     if isinstance(value, np.generic) or isinstance(value, torch.Tensor) and value.ndim == 0:
@@ -64,4 +66,8 @@ def _plain(name: str, value: Any) -> Any:
 def _kind(name: str) -> type:
     """int, float, bool or str: the type of an option when it is set."""
     hint = get_type_hints(RunConfig)[name]
-    return hint if isinstance(hint, type) else next(t for t in hint.__args__ if t is not types.NoneType)
+    return (
+        hint
+        if isinstance(hint, type)
+        else next(t for t in hint.__args__ if t is not types.NoneType)
+    )

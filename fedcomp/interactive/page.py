@@ -24,7 +24,9 @@ class Page(Display):
     A bundle has the picture as HTML, and the sentence as text for places that show no HTML. Colours are those of the notebook.
     """
 
-    def __init__(self, display: Callable[..., Any] | None = None, clock: Callable[[], float] = monotonic):
+    def __init__(
+        self, display: Callable[..., Any] | None = None, clock: Callable[[], float] = monotonic
+    ):
         super().__init__(clock)
         if display is None:
             from IPython.display import display
@@ -38,7 +40,12 @@ class Page(Display):
         self._show()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if error is not None and not isinstance(error, KeyboardInterrupt):
             self._last_words = f"failed: {error}"
         self._show()
@@ -87,13 +94,25 @@ class Page(Display):
         head = f"<b>{escape(h.task)}</b>, {h.clients:,} clients, {h.cohort:,} a round, {escape(h.uplink)}"
         bar = f'<progress value="{done}" max="{h.rounds}" style="width:100%"></progress>'
         state = self._last_words or ", ".join(filter(None, (self.sentence(), self.left())))
-        parts = [head, bar if not self._ending else "", "" if self._ending else escape(state), self._curve(), self._table()]
+        parts = [
+            head,
+            bar if not self._ending else "",
+            "" if self._ending else escape(state),
+            self._curve(),
+            self._table(),
+        ]
         parts += [f"! {escape(note)}" for note in self._notes[-NOTES:]]
-        return f'<div style="max-width:{WIDTH + 20}px">' + "".join(f"<div>{part}</div>" for part in parts if part) + "</div>"
+        return (
+            f'<div style="max-width:{WIDTH + 20}px">'
+            + "".join(f"<div>{part}</div>" for part in parts if part)
+            + "</div>"
+        )
 
     def _table(self) -> str:
-        rows = (f'<tr><td style="text-align:left">{escape(label)}</td><td style="text-align:left">{escape(value)}</td></tr>'
-                for label, value in self._ending)
+        rows = (
+            f'<tr><td style="text-align:left">{escape(label)}</td><td style="text-align:left">{escape(value)}</td></tr>'
+            for label, value in self._ending
+        )
         return f"<table>{''.join(rows)}</table>" if self._ending else ""
 
     def _curve(self) -> str:
@@ -104,11 +123,25 @@ class Page(Display):
         points = [*self._points[:-1:stride], self._points[-1]]
         low, high = min(value for _, value in points), max(value for _, value in points)
         first, last = points[0][0], points[-1][0]
-        across, up = (WIDTH - MARGIN - 4) / (last - first), (HEIGHT - 2 * SMALL - 4) / ((high - low) or 1.0)
-        line = " ".join(f"{MARGIN + (x - first) * across:.1f},{SMALL + (high - y) * up:.1f}" for x, y in points)
+        across, up = (
+            (WIDTH - MARGIN - 4) / (last - first),
+            (HEIGHT - 2 * SMALL - 4) / ((high - low) or 1.0),
+        )
+        line = " ".join(
+            f"{MARGIN + (x - first) * across:.1f},{SMALL + (high - y) * up:.1f}" for x, y in points
+        )
         bottom, shown = HEIGHT - SMALL - 4, percent if self.header.judged == "accuracy" else decimal
-        said = [(MARGIN - 4, SMALL + 4, "end", shown(high)), (MARGIN - 4, bottom, "end", shown(low)),
-                (MARGIN, HEIGHT - 2, "start", f"round {first}"), (WIDTH - 4, HEIGHT - 2, "end", f"{self.header.judged}, round {last}")]
-        texts = "".join(f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>' for x, y, anchor, text in said)
-        return (f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-size="{SMALL}" fill="currentColor">{texts}'
-                f'<polyline points="{line}" fill="none" stroke="#1f83c4" stroke-width="1.8"/></svg>')
+        said = [
+            (MARGIN - 4, SMALL + 4, "end", shown(high)),
+            (MARGIN - 4, bottom, "end", shown(low)),
+            (MARGIN, HEIGHT - 2, "start", f"round {first}"),
+            (WIDTH - 4, HEIGHT - 2, "end", f"{self.header.judged}, round {last}"),
+        ]
+        texts = "".join(
+            f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
+            for x, y, anchor, text in said
+        )
+        return (
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-size="{SMALL}" fill="currentColor">{texts}'
+            f'<polyline points="{line}" fill="none" stroke="#1f83c4" stroke-width="1.8"/></svg>'
+        )

@@ -55,14 +55,18 @@ def _fifteen(a, b, c, d, e, f, g, h, i, j, k, m, n, o, p):
 def eight(a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, out):
     """Write to `out` where eight or more of fifteen rows are 1."""
     for z in range(uint64(out.size)):
-        _, _, _, out[z] = _fifteen(a[z], b[z], c[z], d[z], e[z], f[z], g[z], h[z], i[z], j[z], k[z], m[z], n[z], o[z], p[z])
+        _, _, _, out[z] = _fifteen(
+            a[z], b[z], c[z], d[z], e[z], f[z], g[z], h[z], i[z], j[z], k[z], m[z], n[z], o[z], p[z]
+        )
 
 
 @compiled
 def add(a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, one, two, four, eight, carry):
     """Add fifteen rows to the lowest four digits of counts, and write what they carry."""
     for z in range(uint64(carry.size)):
-        s1, s2, s4, s8 = _fifteen(a[z], b[z], c[z], d[z], e[z], f[z], g[z], h[z], i[z], j[z], k[z], m[z], n[z], o[z], p[z])
+        s1, s2, s4, s8 = _fifteen(
+            a[z], b[z], c[z], d[z], e[z], f[z], g[z], h[z], i[z], j[z], k[z], m[z], n[z], o[z], p[z]
+        )
         one[z], t = _full(one[z], s1, uint64(0))
         two[z], t = _full(two[z], s2, t)
         four[z], t = _full(four[z], s4, t)

@@ -31,7 +31,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def at_least(self, count: int, start: int, stop: int, out: np.ndarray | None = None) -> np.ndarray:
+    def at_least(
+        self, count: int, start: int, stop: int, out: np.ndarray | None = None
+    ) -> np.ndarray:
         """Where `count` or more are 1, in bytes start..stop-1: packed, in `out` if it is given. `start` is a multiple of 8."""
         out = np.empty(stop - start, np.uint8) if out is None else out
         m, whole = len(self), stop // 8 * 8
@@ -44,7 +46,12 @@ class Rows:
 
             # What is missing of fifteen rows is filled up so that `count` comes to eight, the highest of four digits.
             ones, zeros = adder_loops.full(words[0].size), adder_loops.empty(words[0].size)
-            adder_loops.eight(*words, *[ones] * (8 - count), *[zeros] * (AT_ONCE - m - 8 + count), out[: whole - start].view(np.uint64))
+            adder_loops.eight(
+                *words,
+                *[ones] * (8 - count),
+                *[zeros] * (AT_ONCE - m - 8 + count),
+                out[: whole - start].view(np.uint64),
+            )
         else:
             top = max((count - 1).bit_length(), (m - count).bit_length(), 3)
             out[: whole - start] = _sum(words, top + 1, (1 << top) - count)[top].view(np.uint8)
@@ -58,7 +65,9 @@ class Rows:
         if self.words is None or whole <= start:
             return digits(row[start:stop] for row in self.rows)
         found = np.zeros((width, stop - start), np.uint8)
-        found[:, : whole - start] = _sum(self._words(start, whole), max(width, 4), 0)[:width].view(np.uint8)
+        found[:, : whole - start] = _sum(self._words(start, whole), max(width, 4), 0)[:width].view(
+            np.uint8
+        )
         if whole < stop:
             found[:, whole - start :] = digits(row[whole:stop] for row in self.rows)
         return list(found)
@@ -71,9 +80,15 @@ class Rows:
         from . import adder_loops
 
         (target,), words = other._words(start, whole), far[: whole - start].view(np.uint64)
-        found = np.array([adder_loops.unlike(row, target, words) for row in self._words(start, whole)], np.int64).T
+        found = np.array(
+            [adder_loops.unlike(row, target, words) for row in self._words(start, whole)], np.int64
+        ).T
         if whole < stop:
-            found += unlike([row[whole:stop] for row in self.rows], other.rows[0][whole:stop], far[whole - start :])
+            found += unlike(
+                [row[whole:stop] for row in self.rows],
+                other.rows[0][whole:stop],
+                far[whole - start :],
+            )
         return found
 
     def _words(self, start: int, stop: int) -> list[np.ndarray]:
@@ -126,7 +141,10 @@ def ones(packed: Array) -> int:
         table = torch.tensor([i.bit_count() for i in range(256)], device=packed.device)
         return int(table[packed.long()].sum())
     whole = packed.size // 8 * 8
-    return sum(int(np.bitwise_count(part).sum(dtype=np.int64)) for part in (packed[:whole].view(np.uint64), packed[whole:]))
+    return sum(
+        int(np.bitwise_count(part).sum(dtype=np.int64))
+        for part in (packed[:whole].view(np.uint64), packed[whole:])
+    )
 
 
 def _add(a: Array, b: Array | None, c: Array | None) -> tuple[Array, Array | None]:

@@ -28,9 +28,16 @@ def _block(bits, start, toss, low, high, stream, counter, out, at):
     p2, z2 = _word(bits, start + uint64(64))
     p3, z3 = _word(bits, start + uint64(96))
     if toss and (z0 | z1 | z2 | z3):
-        c0, c1, c2, c3 = philox(low, high, uint32(counter), uint32(counter >> uint64(32)), stream, uint32(0))
+        c0, c1, c2, c3 = philox(
+            low, high, uint32(counter), uint32(counter >> uint64(32)), stream, uint32(0)
+        )
         z0, z1, z2, z3 = z0 & c0, z1 & c1, z2 & c2, z3 & c3
-    out[at], out[at + uint64(1)], out[at + uint64(2)], out[at + uint64(3)] = p0 | z0, p1 | z1, p2 | z2, p3 | z3
+    out[at], out[at + uint64(1)], out[at + uint64(2)], out[at + uint64(3)] = (
+        p0 | z0,
+        p1 | z1,
+        p2 | z2,
+        p3 | z3,
+    )
 
 
 @compiled
@@ -42,13 +49,25 @@ def signs(x, toss, low, high, stream, first, out):
     low, high, stream = uint32(low), uint32(high), uint32(stream)
     bits, whole = x.view(np.int32), uint64(x.size) // uint64(BLOCK)
     for block in range(whole):
-        _block(bits, block * uint64(BLOCK), toss, low, high, stream, uint64(first) + block, out, uint64(4) * block)
+        _block(
+            bits,
+            block * uint64(BLOCK),
+            toss,
+            low,
+            high,
+            stream,
+            uint64(first) + block,
+            out,
+            uint64(4) * block,
+        )
     rest = uint64(x.size) - whole * uint64(BLOCK)
     if rest:
         last = np.full(BLOCK, -1, np.int32)  # negative, so that the padding is zero
         for i in range(rest):
             last[i] = bits[whole * uint64(BLOCK) + i]
-        _block(last, uint64(0), toss, low, high, stream, uint64(first) + whole, out, uint64(4) * whole)
+        _block(
+            last, uint64(0), toss, low, high, stream, uint64(first) + whole, out, uint64(4) * whole
+        )
 
 
 @compiled
@@ -58,7 +77,9 @@ def spread(words, first, high, low, add, out):
     i = uint64(0)
     while at < end:
         column = at % uint64(high.size)
-        aligned = at & uint64(31) == 0 and at + uint64(32) <= end and column + uint64(32) <= high.size
+        aligned = (
+            at & uint64(31) == 0 and at + uint64(32) <= end and column + uint64(32) <= high.size
+        )
         word, count = words[at >> uint64(5)], uint64(1)
         if aligned:
             count = uint64(32)
@@ -66,6 +87,10 @@ def spread(words, first, high, low, add, out):
                 value = high[column + k] if (word >> (k ^ SWAP)) & uint32(1) else low[column + k]
                 out[i + k] = out[i + k] + value if add else value
         else:
-            value = high[column] if (word >> (uint32(at & uint64(31)) ^ SWAP)) & uint32(1) else low[column]
+            value = (
+                high[column]
+                if (word >> (uint32(at & uint64(31)) ^ SWAP)) & uint32(1)
+                else low[column]
+            )
             out[i] = out[i] + value if add else value
         at, i = at + count, i + count

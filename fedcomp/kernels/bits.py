@@ -16,7 +16,9 @@ from .stretches import each, pieces
 
 WORD = np.dtype("<u4")
 COINS = 1  # stream of the coins for zeros
-UNITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) * 2 - 1  # of the bits of each byte
+UNITS = (
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) * 2 - 1
+)  # of the bits of each byte
 PERIOD = 4096  # values that compiled loops read side by side
 
 
@@ -84,8 +86,12 @@ def signs_rows(X: Tensor, seeds: Sequence[int] | None = None) -> list[bytes]:
     if X.device.type == "cpu" and backend.compile_vector(X.shape[1]):
         return [_signs_compiled(x, seed) for x, seed in zip(X, drawn, strict=True)]
     packed, zeros = _pack_rows(X)
-    return [(row & (~zero | _coins(seed, X.shape[1])) if seed is not None and zero.any() else row).tobytes()
-            for row, zero, seed in zip(packed, zeros, drawn, strict=True)]
+    return [
+        (
+            row & (~zero | _coins(seed, X.shape[1])) if seed is not None and zero.any() else row
+        ).tobytes()
+        for row, zero, seed in zip(packed, zeros, drawn, strict=True)
+    ]
 
 
 def read_words(data: bytes | memoryview, count: int) -> np.ndarray:
@@ -103,7 +109,9 @@ def flags(words: np.ndarray, start: int, stop: int) -> np.ndarray:
     return np.unpackbits(raw, count=stop - 32 * first)[start - 32 * first :].view(np.bool_)
 
 
-def values(words: np.ndarray, start: int, stop: int, high: np.ndarray, low: np.ndarray) -> np.ndarray:
+def values(
+    words: np.ndarray, start: int, stop: int, high: np.ndarray, low: np.ndarray
+) -> np.ndarray:
     """What bits start..stop-1 stand for: in column i mod c a 1 is high[column] and a 0 is low[column]; both float32 [c], c ≥ 1."""
     if backend.compile_vector(stop - start):
         out = np.empty(stop - start, np.float32)
@@ -117,7 +125,9 @@ def add_values(into: Tensor, words: np.ndarray, high: np.ndarray, low: np.ndarra
     """into += `values` of all bits; into is float32 [n], on any device."""
     numel = into.numel()
     if into.device.type != "cpu":
-        into += _values_torch(torch.from_numpy(words.astype(WORD).view(np.uint8)).to(into.device), numel, high, low)
+        into += _values_torch(
+            torch.from_numpy(words.astype(WORD).view(np.uint8)).to(into.device), numel, high, low
+        )
     elif backend.compile_vector(numel):
         _spread(words, 0, high, low, True, into.detach().numpy())
     else:
@@ -127,7 +137,9 @@ def add_values(into: Tensor, words: np.ndarray, high: np.ndarray, low: np.ndarra
 def _checked(data: bytes | memoryview, count: int) -> np.ndarray:
     """`data` as uint8, if it is `count` bits and zeros."""
     if count < 0 or len(data) != (count + 7) // 8:
-        raise FrameError(f"{len(data)} bytes cannot hold {count} signs; the frame is damaged or of another size")
+        raise FrameError(
+            f"{len(data)} bytes cannot hold {count} signs; the frame is damaged or of another size"
+        )
     raw = np.frombuffer(data, np.uint8)
     spare = -count % 8
     if spare and raw[-1] & ((1 << spare) - 1):
@@ -161,7 +173,11 @@ def _values_torch(raw: Tensor, numel: int, high: np.ndarray, low: np.ndarray) ->
 
 def _coins(seed: int, count: int) -> np.ndarray:
     """The bytes of `count` coins; bits past the last are coins too."""
-    return philox.words(seed, (count + 31) // 32, stream=COINS).astype(WORD, copy=False).view(np.uint8)[: (count + 7) // 8]
+    return (
+        philox.words(seed, (count + 31) // 32, stream=COINS)
+        .astype(WORD, copy=False)
+        .view(np.uint8)[: (count + 7) // 8]
+    )
 
 
 def _signs_compiled(x: Tensor, seed: int | None) -> bytes:
@@ -173,14 +189,18 @@ def _signs_compiled(x: Tensor, seed: int | None) -> bytes:
 
     def work(start: int, stop: int) -> None:
         for piece in pieces(x, start, stop):
-            bit_loops.signs(piece, seed is not None, low, high, COINS, start // 128, out[start // 32 :])
+            bit_loops.signs(
+                piece, seed is not None, low, high, COINS, start // 128, out[start // 32 :]
+            )
             start += piece.size
 
     each(x.numel(), work)
     return out.astype(WORD, copy=False).view(np.uint8)[: (x.numel() + 7) // 8].tobytes()
 
 
-def _spread(words: np.ndarray, start: int, high: np.ndarray, low: np.ndarray, add: bool, out: np.ndarray) -> None:
+def _spread(
+    words: np.ndarray, start: int, high: np.ndarray, low: np.ndarray, add: bool, out: np.ndarray
+) -> None:
     """Write or add to `out` what the bits from `start` on stand for, by threads."""
     from . import bit_loops
 

@@ -19,8 +19,24 @@ LINE = 1024  # words that are drawn at a time
 @numba.njit(nogil=True, inline="always")
 def _eight(v, i, h):
     """Three stages, of strides 4h, 2h and h, for the eight elements from i on."""
-    h2, h3, h4, h5, h6, h7 = uint64(2) * h, uint64(3) * h, uint64(4) * h, uint64(5) * h, uint64(6) * h, uint64(7) * h
-    a, b, c, d, e, f, g, k = v[i], v[i + h], v[i + h2], v[i + h3], v[i + h4], v[i + h5], v[i + h6], v[i + h7]
+    h2, h3, h4, h5, h6, h7 = (
+        uint64(2) * h,
+        uint64(3) * h,
+        uint64(4) * h,
+        uint64(5) * h,
+        uint64(6) * h,
+        uint64(7) * h,
+    )
+    a, b, c, d, e, f, g, k = (
+        v[i],
+        v[i + h],
+        v[i + h2],
+        v[i + h3],
+        v[i + h4],
+        v[i + h5],
+        v[i + h6],
+        v[i + h7],
+    )
     a, e, b, f, c, g, d, k = a + e, a - e, b + f, b - f, c + g, c - g, d + k, d - k
     a, c, b, d, e, g, f, k = a + c, a - c, b + d, b - d, e + g, e - g, f + k, f - k
     v[i], v[i + h], v[i + h2], v[i + h3] = a + b, a - b, c + d, c - d
@@ -82,7 +98,10 @@ def turn(x, signs, edges, exponents, u):
             largest = max(largest, int32(bits[i] & uint32(0x7FFFFFFF)))
         peak = uint32(largest)
         exponent = math.frexp(float64(peak.view(float32)))[1]
-        first, second = float32(math.ldexp(1.0, -(exponent >> 1))), float32(math.ldexp(1.0, (exponent >> 1) - exponent))
+        first, second = (
+            float32(math.ldexp(1.0, -(exponent >> 1))),
+            float32(math.ldexp(1.0, (exponent >> 1) - exponent)),
+        )
         for byte in range(start >> uint64(3), held >> uint64(3)):
             sign = uint32(signs[byte])
             for j in range(uint32(8)):
@@ -182,7 +201,9 @@ def rounded(u, edges, low, inverse, top, key, start, codes):
                 i = uint64(first) + j
                 whole = (float64(u[i]) - low[block]) * inverse[block]
                 down = math.floor(whole)
-                codes[i] = min(int64(down) + int64(int64(words[j]) < int64((whole - down) * 4294967296.0)), top)
+                codes[i] = min(
+                    int64(down) + int64(int64(words[j]) < int64((whole - down) * 4294967296.0)), top
+                )
 
 
 @compiled

@@ -32,7 +32,11 @@ def encode(symbols, frequencies, bits, states, words):
         words[uint64(at - 1)] = uint32(state)
         at -= full
         state >>= WORD if full else 0
-        states[i & lanes] = state + firsts[s] + int64(np.divide(float64(state), divisors[s])) * (whole - frequencies[s])
+        states[i & lanes] = (
+            state
+            + firsts[s]
+            + int64(np.divide(float64(state), divisors[s])) * (whole - frequencies[s])
+        )
     return at
 
 

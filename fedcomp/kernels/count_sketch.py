@@ -35,7 +35,9 @@ def sketch(x: Tensor, rows: int, columns: int, seed: int) -> np.ndarray:
     middle = x.numel() // 2 // UNIT * UNIT if x.numel() >= HALVED else 0
     spans = [(0, middle), (middle, x.numel())] if middle else [(0, x.numel())]
     parts = np.zeros((len(spans), rows, columns), np.float32)
-    calls = [(x, *span, seed, r, parts[half, r]) for half, span in enumerate(spans) for r in range(rows)]
+    calls = [
+        (x, *span, seed, r, parts[half, r]) for half, span in enumerate(spans) for r in range(rows)
+    ]
     if backend.compile_vector(x.numel()):
         parallel(_sum_compiled, calls)
     else:
@@ -46,7 +48,9 @@ def sketch(x: Tensor, rows: int, columns: int, seed: int) -> np.ndarray:
     return cells if np.isfinite(cells).all() else _cut(_wide(x, rows, columns, seed))
 
 
-def sketch_at(positions: np.ndarray, values: np.ndarray, rows: int, columns: int, seed: int) -> np.ndarray:
+def sketch_at(
+    positions: np.ndarray, values: np.ndarray, rows: int, columns: int, seed: int
+) -> np.ndarray:
     """The cells of a vector that is zero but for values, float32, at positions, int64: float32 [rows, columns]."""
     cells = np.zeros((rows, columns), np.float64)
     if backend.compile_positions(rows * positions.size):
@@ -72,7 +76,9 @@ def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray
         low, high = philox.halves(seed)
         each(
             found.size - lead,
-            lambda a, b: sketch_loops.estimate(cells, None, first + a, low, high, STREAM, found[lead + a : lead + b]),
+            lambda a, b: sketch_loops.estimate(
+                cells, None, first + a, low, high, STREAM, found[lead + a : lead + b]
+            ),
             UNIT,
         )
         return found
@@ -93,7 +99,9 @@ def estimates_on(device: torch.device | str, cells: np.ndarray, seed: int, numel
 def estimates_at(cells: np.ndarray, positions: np.ndarray, seed: int) -> np.ndarray:
     """The coordinates at positions, int64 [k]: float32 [k]."""
     if not backend.compile_positions(len(cells) * positions.size):
-        return _median(cells, [philox.words_at(seed, positions, STREAM + r) for r in range(len(cells))])
+        return _median(
+            cells, [philox.words_at(seed, positions, STREAM + r) for r in range(len(cells))]
+        )
     from . import sketch_loops
 
     found = np.empty(positions.size, np.float32)
@@ -101,7 +109,9 @@ def estimates_at(cells: np.ndarray, positions: np.ndarray, seed: int) -> np.ndar
     return found
 
 
-def places(positions: np.ndarray, rows: int, columns: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def places(
+    positions: np.ndarray, rows: int, columns: int, seed: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each row the buckets of positions, int64 [k], and whether their sign is negative, bool [k]."""
     return [_split(philox.words_at(seed, positions, STREAM + r), columns) for r in range(rows)]
 
@@ -150,12 +160,19 @@ def _median(cells: np.ndarray, words: Sequence[np.ndarray]) -> np.ndarray:
     found = np.empty((rows, words[0].size), np.float32)
     for r, (buckets, negative) in enumerate(_split(drawn, columns) for drawn in words):
         found[r] = np.where(negative, -cells[r, buckets], cells[r, buckets])
-    for last in range(rows - 1, 0, -1):  # neighbours are exchanged: faster than a sort along so short an axis
+    for last in range(
+        rows - 1, 0, -1
+    ):  # neighbours are exchanged: faster than a sort along so short an axis
         for r in range(last):
-            found[r], found[r + 1] = np.minimum(found[r], found[r + 1]), np.maximum(found[r], found[r + 1])
+            found[r], found[r + 1] = (
+                np.minimum(found[r], found[r + 1]),
+                np.maximum(found[r], found[r + 1]),
+            )
     return found[rows // 2] + np.float32(0)  # no −0
 
 
 def _split(words: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """Buckets, int64, and whether the sign is negative, bool."""
-    return (words.astype(np.uint64) * np.uint64(columns) >> np.uint64(32)).astype(np.int64), (words & np.uint32(1)).astype(np.bool_)
+    return (words.astype(np.uint64) * np.uint64(columns) >> np.uint64(32)).astype(np.int64), (
+        words & np.uint32(1)
+    ).astype(np.bool_)

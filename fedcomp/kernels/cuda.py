@@ -42,12 +42,27 @@ def select(e: Tensor | None, x: Tensor, k: int, flip: int, mask: int) -> Chosen:
     m, n = x.shape
     sample = _keys(e, x, flip, mask)
     share = sample.shape[1] / n
-    rank = min(int(k * share + 4 * (k * share) ** 0.5 + 16), sample.shape[1])  # four deviations, so that too few are rare
+    rank = min(
+        int(k * share + 4 * (k * share) ** 0.5 + 16), sample.shape[1]
+    )  # four deviations, so that too few are rare
     floor = sample.topk(rank, dim=1).values[:, -1].clip(1).contiguous()
     room = min(n, int(2 * rank / share))
     found = torch.zeros(m, room, dtype=torch.int64, device=x.device)
     seen, strange = torch.zeros(2, m, dtype=torch.int32, device=x.device)
-    loops.collect[_grid(x)](x if e is None else e, x, floor, found, seen, strange, n, room, flip, mask, e is not None, loops.BLOCK)
+    loops.collect[_grid(x)](
+        x if e is None else e,
+        x,
+        floor,
+        found,
+        seen,
+        strange,
+        n,
+        room,
+        flip,
+        mask,
+        e is not None,
+        loops.BLOCK,
+    )
     best = found.topk(min(k, room), dim=1, sorted=False).values
     positions = torch.where(best > 0, 0xFFFFFFFF - (best & 0xFFFFFFFF), n).sort(dim=1).values
     missed = (seen > room) | ((seen < k) & (floor > 1))
@@ -76,14 +91,32 @@ def words(seeds: Sequence[int], count: int, device: torch.device, stream: int = 
     return drawn
 
 
-def to_multiples(x: Tensor, units: Sequence[float], limits: Sequence[float], seeds: Sequence[int], kind: torch.dtype) -> Tensor:
+def to_multiples(
+    x: Tensor,
+    units: Sequence[float],
+    limits: Sequence[float],
+    seeds: Sequence[int],
+    kind: torch.dtype,
+) -> Tensor:
     """What rounding.to_multiples makes of each row of a contiguous x [m, n], as `kind`, int8 or int16, on its device."""
     from . import triton_loops as loops
 
     scales = torch.tensor([2.0**32 / unit for unit in units], dtype=torch.float64, device=x.device)
-    ends, made = torch.tensor(limits, dtype=torch.float64, device=x.device), torch.empty_like(x, dtype=kind)
+    ends, made = (
+        torch.tensor(limits, dtype=torch.float64, device=x.device),
+        torch.empty_like(x, dtype=kind),
+    )
     if x.numel():
-        loops.multiples[_grid(x)](x, scales, ends, _halves(seeds, x.device), made, x.shape[1], loops.BLOCK, enable_fp_fusion=False)
+        loops.multiples[_grid(x)](
+            x,
+            scales,
+            ends,
+            _halves(seeds, x.device),
+            made,
+            x.shape[1],
+            loops.BLOCK,
+            enable_fp_fusion=False,
+        )
     return made
 
 
@@ -94,7 +127,15 @@ def to_powers(x: Tensor, shifts: Sequence[int], seeds: Sequence[int]) -> Tensor:
     factors = torch.tensor([2.0**shift for shift in shifts], dtype=torch.float32, device=x.device)
     made = torch.empty_like(x, dtype=torch.uint8)
     if x.numel():
-        loops.powers[_grid(x)](x, factors, _halves(seeds, x.device), made, x.shape[1], loops.BLOCK, enable_fp_fusion=False)
+        loops.powers[_grid(x)](
+            x,
+            factors,
+            _halves(seeds, x.device),
+            made,
+            x.shape[1],
+            loops.BLOCK,
+            enable_fp_fusion=False,
+        )
     return made
 
 
@@ -112,7 +153,9 @@ def sketch(x: Tensor, rows: int, columns: int, seed: int) -> Tensor:
         shift = min(50, 62 - x.numel().bit_length()) - math.frexp(float(x.abs().max()))[1]
         scale = torch.tensor([2.0**shift], dtype=torch.float64, device=x.device)
         grid = (-(-x.numel() // loops.BLOCK), rows)
-        loops.sketch[grid](x, scale, _halves([seed], x.device), total, x.numel(), columns, STREAM, loops.BLOCK)
+        loops.sketch[grid](
+            x, scale, _halves([seed], x.device), total, x.numel(), columns, STREAM, loops.BLOCK
+        )
     limit = torch.finfo(torch.float32).max
     return (total.to(torch.float64) * 2.0**-shift).clamp_(-limit, limit).to(torch.float32)
 
@@ -126,7 +169,9 @@ def estimates(cells: Tensor, seed: int, numel: int) -> Tensor:
     found = torch.empty(numel, dtype=torch.float32, device=cells.device)
     if numel:
         grid = (-(-numel // loops.BLOCK),)
-        loops.estimate[grid](cells, _halves([seed], cells.device), found, numel, columns, rows, STREAM, loops.BLOCK)
+        loops.estimate[grid](
+            cells, _halves([seed], cells.device), found, numel, columns, rows, STREAM, loops.BLOCK
+        )
     return found
 
 
@@ -153,8 +198,15 @@ def _keys(e: Tensor | None, x: Tensor, flip: int, mask: int) -> Tensor:
 
 def serves(x: Tensor) -> bool:
     """Whether Triton works on this tensor."""
-    fits = x.shape[-1] < 1 << 31 and len(x) < 1 << 16 if x.dim() > 1 else x.numel() < 1 << 31  # 32-bit indices, the grid's second side
-    return fits and x.is_contiguous() and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and _triton_imports()
+    fits = (
+        x.shape[-1] < 1 << 31 and len(x) < 1 << 16 if x.dim() > 1 else x.numel() < 1 << 31
+    )  # 32-bit indices, the grid's second side
+    return (
+        fits
+        and x.is_contiguous()
+        and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
+        and _triton_imports()
+    )
 
 
 @functools.cache

@@ -27,7 +27,11 @@ from torch import Tensor
 from . import backend, philox
 from .stretches import each
 
-BLOCK, LEAST, SPARE = 1 << 14, 8, 32  # coordinates of a block, of the smallest one; zeros that may fill up the last
+BLOCK, LEAST, SPARE = (
+    1 << 14,
+    8,
+    32,
+)  # coordinates of a block, of the smallest one; zeros that may fill up the last
 CHUNK = 8 * BLOCK  # coordinates that one thread turns at a time: they stay in its cache
 SIGNS = 3  # stream of the signs
 SQUARES, PRODUCTS = 2.0**33, 2.0**38  # units in which sums over a block are below 2⁶²
@@ -53,7 +57,9 @@ class Cut(NamedTuple):
 
     sizes: np.ndarray  # d of each, int64
     runs: list[tuple[int, int, int]]  # start and stop of those of one size, and that size
-    stages: list[tuple[int, int]]  # strides, and how many coordinates take part in them: blocks do not grow
+    stages: list[
+        tuple[int, int]
+    ]  # strides, and how many coordinates take part in them: blocks do not grow
 
 
 @lru_cache(256)
@@ -96,10 +102,16 @@ class Turned(Protocol):
 
 def turn(x: Tensor, seed: int, use: Callable[[Turned], None]) -> None:
     """Turn a large vector [n] in main memory and hand it to `use`, chunk after chunk, by threads."""
-    each(int(edges(x.numel())[-1]), lambda start, stop: [use(Chunk(x, seed, a)) for a in range(start, stop, CHUNK)], CHUNK)
+    each(
+        int(edges(x.numel())[-1]),
+        lambda start, stop: [use(Chunk(x, seed, a)) for a in range(start, stop, CHUNK)],
+        CHUNK,
+    )
 
 
-def turn_back(values: np.ndarray, seed: int, numel: int, first: int, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
+def turn_back(
+    values: np.ndarray, seed: int, numel: int, first: int, scale: np.ndarray, shift: np.ndarray
+) -> np.ndarray:
     """The coordinates, float32, of blocks of a vector [numel] from number `first` on, whose u·2^e/d are scale·values + shift/d.
 
     `values` [whole blocks] is float32 and is overwritten; `scale` and `shift` [blocks] are float64. What is beyond the range of float32
@@ -111,18 +123,29 @@ def turn_back(values: np.ndarray, seed: int, numel: int, first: int, scale: np.n
     from . import butterflies
 
     out = np.empty_like(values)
-    butterflies.turn_back(values, _sign_bytes(seed, *marks[[0, -1]], True), marks - marks[0], scale, shift, out)
+    butterflies.turn_back(
+        values, _sign_bytes(seed, *marks[[0, -1]], True), marks - marks[0], scale, shift, out
+    )
     return out[: numel - int(marks[0])]
 
 
-def turn_back_torch(values: Tensor, seed: int, numel: int, first: int, scale: np.ndarray, shift: np.ndarray) -> Tensor:
+def turn_back_torch(
+    values: Tensor, seed: int, numel: int, first: int, scale: np.ndarray, shift: np.ndarray
+) -> Tensor:
     """`turn_back` on the device of the values."""
-    marks, cut = edges(numel)[first : first + scale.size + 1], _cut(numel, first, first + scale.size)
+    marks, cut = (
+        edges(numel)[first : first + scale.size + 1],
+        _cut(numel, first, first + scale.size),
+    )
     v = values[None]
     _butterfly(v, cut)
     wide = v.double() * _spread(scale[None], cut, v.device)
-    wide[0, torch.from_numpy(marks[:-1] - marks[0]).to(v.device)] += torch.from_numpy(shift).to(v.device)
-    turned = (wide * _signs([seed], *marks[[0, -1]], v.device)).clip(-LARGEST, LARGEST).float() + 0.0
+    wide[0, torch.from_numpy(marks[:-1] - marks[0]).to(v.device)] += torch.from_numpy(shift).to(
+        v.device
+    )
+    turned = (wide * _signs([seed], *marks[[0, -1]], v.device)).clip(
+        -LARGEST, LARGEST
+    ).float() + 0.0
     return turned[0, : min(numel, int(marks[-1])) - int(marks[0])]
 
 
@@ -132,7 +155,11 @@ class Stack:
     def __init__(self, x: Tensor, seeds: list[int]):
         marks = edges(x.shape[1])
         self.seeds, self.cut = seeds, _cut(x.shape[1], 0, marks.size - 1)
-        self.sizes, self.blocks, self.span = self.cut.sizes, slice(0, marks.size - 1), slice(0, int(marks[-1]))
+        self.sizes, self.blocks, self.span = (
+            self.cut.sizes,
+            slice(0, marks.size - 1),
+            slice(0, int(marks[-1])),
+        )
         u = torch.nn.functional.pad(x.to(torch.float32), (0, int(marks[-1]) - x.shape[1]))
         self.exponents = np.frexp(self._blockwise(u.abs(), "amax"))[1].astype(np.int64)
         half = self.exponents >> 1
@@ -157,7 +184,10 @@ class Stack:
 
     def products(self, table: np.ndarray, codes: Tensor) -> tuple[np.ndarray, np.ndarray]:
         q = _look_up(table.astype(np.float64), codes)
-        along, squared = (self._blockwise((v * q * PRODUCTS).long(), "sum") / PRODUCTS for v in (self.u.double(), q))
+        along, squared = (
+            self._blockwise((v * q * PRODUCTS).long(), "sum") / PRODUCTS
+            for v in (self.u.double(), q)
+        )
         return along, squared
 
     def rounded(self, low: np.ndarray, step: np.ndarray, top: int, kind: type) -> Tensor:
@@ -165,13 +195,17 @@ class Stack:
         whole = (self.u.double() - lows) * inverses
         cut_off = whole.long()  # not floor(), for which torch starts its threads
         down = cut_off - (whole < cut_off).long()
-        words = np.stack([philox.words(seed, self.span.stop) for seed in self.seeds]).astype(np.int64)
+        words = np.stack([philox.words(seed, self.span.stop) for seed in self.seeds]).astype(
+            np.int64
+        )
         up = torch.from_numpy(words).to(self.u.device) < ((whole - down) * 2.0**32).long()
         return (down + up).clip(max=top).to(torch.from_numpy(np.empty(0, kind)).dtype)
 
     def _blockwise(self, values: Tensor, reduce: str) -> np.ndarray:
         """The sum, amin or amax of each block [m, blocks] of values [m, N], on the host."""
-        runs = (values[:, start:stop].view(len(values), -1, size) for start, stop, size in self.cut.runs)
+        runs = (
+            values[:, start:stop].view(len(values), -1, size) for start, stop, size in self.cut.runs
+        )
         return torch.cat([getattr(run, reduce)(2) for run in runs], 1).cpu().numpy()
 
 
@@ -186,9 +220,14 @@ class Chunk:
         first, last = np.searchsorted(marks, [start, min(start + CHUNK, marks[-1])]).tolist()
         self.blocks, self.span = slice(first, last), slice(start, int(marks[last]))
         self.edges, self.sizes = marks[first : last + 1] - start, np.diff(marks[first : last + 1])
-        self.u, exponents = np.empty(self.span.stop - start, np.float32), np.empty(last - first, np.int64)
+        self.u, exponents = (
+            np.empty(self.span.stop - start, np.float32),
+            np.empty(last - first, np.int64),
+        )
         held = np.ascontiguousarray(x[self.span].to(torch.float32).numpy())
-        butterflies.turn(held, _sign_bytes(seed, start, self.span.stop, True), self.edges, exponents, self.u)
+        butterflies.turn(
+            held, _sign_bytes(seed, start, self.span.stop, True), self.edges, exponents, self.u
+        )
         self.exponents = exponents[None]
 
     def squares(self) -> np.ndarray:
@@ -214,7 +253,16 @@ class Chunk:
 
     def rounded(self, low: np.ndarray, step: np.ndarray, top: int, kind: type) -> np.ndarray:
         codes = np.empty((1, self.u.size), kind)
-        self.loops.rounded(self.u, self.edges, low[0], _inverse(step)[0], top, np.uint64(self.seed), self.span.start, codes[0])
+        self.loops.rounded(
+            self.u,
+            self.edges,
+            low[0],
+            _inverse(step)[0],
+            top,
+            np.uint64(self.seed),
+            self.span.start,
+            codes[0],
+        )
         return codes
 
 
@@ -229,9 +277,17 @@ def _butterfly(v: Tensor, cut: Cut) -> None:
 
 def _spread(numbers: np.ndarray, cut: Cut, device: torch.device) -> Tensor:
     """Numbers [m, blocks] for each coordinate of their block: [m, N], or [m, 1] where there is one block."""
-    if cut.sizes.size == 1 or device.type == "cpu":  # by numpy, which does not wait for torch's threads
-        return torch.from_numpy(numbers.repeat(cut.sizes if cut.sizes.size > 1 else 1, 1)).to(device)
-    return torch.from_numpy(numbers.copy()).to(device).repeat_interleave(torch.from_numpy(cut.sizes).to(device), 1)
+    if (
+        cut.sizes.size == 1 or device.type == "cpu"
+    ):  # by numpy, which does not wait for torch's threads
+        return torch.from_numpy(numbers.repeat(cut.sizes if cut.sizes.size > 1 else 1, 1)).to(
+            device
+        )
+    return (
+        torch.from_numpy(numbers.copy())
+        .to(device)
+        .repeat_interleave(torch.from_numpy(cut.sizes).to(device), 1)
+    )
 
 
 def _look_up(table: np.ndarray, codes: Tensor) -> Tensor:
@@ -244,13 +300,18 @@ def _look_up(table: np.ndarray, codes: Tensor) -> Tensor:
 def _signs(seeds: list[int], start: int, stop: int, device: torch.device) -> Tensor:
     """±1 for the coordinates start..stop-1: float32 [m, stop − start]."""
     draw = _kept_sign_bytes if stop - start <= CHUNK else _sign_bytes
-    bits = np.unpackbits(np.stack([draw(seed, int(start), int(stop)) for seed in seeds]), axis=1, bitorder="little")
+    bits = np.unpackbits(
+        np.stack([draw(seed, int(start), int(stop)) for seed in seeds]), axis=1, bitorder="little"
+    )
     return 1 - 2 * torch.from_numpy(bits).to(device).float()
 
 
 def _sign_bytes(seed: int, start: int, stop: int, compiled: bool = False) -> np.ndarray:
     """The bits of the coordinates start..stop-1, the lowest of a byte first; both are multiples of 8."""
-    first, count = int(start) // 128 * 4, -(-int(stop) // 128) * 4 - int(start) // 128 * 4  # words, in whole blocks
+    first, count = (
+        int(start) // 128 * 4,
+        -(-int(stop) // 128) * 4 - int(start) // 128 * 4,
+    )  # words, in whole blocks
     if compiled:
         from . import loops
 
@@ -258,10 +319,14 @@ def _sign_bytes(seed: int, start: int, stop: int, compiled: bool = False) -> np.
         loops.philox_fill(*philox.halves(seed), SIGNS, first, words)
     else:
         words = philox.words(seed, count, first, SIGNS)
-    return words.astype("<u4", copy=False).view(np.uint8)[int(start) % 128 // 8 :][: (int(stop) - int(start)) // 8]
+    return words.astype("<u4", copy=False).view(np.uint8)[int(start) % 128 // 8 :][
+        : (int(stop) - int(start)) // 8
+    ]
 
 
-_kept_sign_bytes = lru_cache(32)(_sign_bytes)  # a memory opens its own frame right after it was made
+_kept_sign_bytes = lru_cache(32)(
+    _sign_bytes
+)  # a memory opens its own frame right after it was made
 
 
 def _inverse(step: np.ndarray) -> np.ndarray:

@@ -44,13 +44,19 @@ class Sum:
         length = max(stop - start, 1) if self.x.dtype is torch.float32 else PIECE
         for a in range(start, stop, length):
             b = min(a + length, stop)
-            yield a, None if self.e is None else self.e[a:b].numpy(), self.x[a:b].to(torch.float32).numpy()
+            yield (
+                a,
+                None if self.e is None else self.e[a:b].numpy(),
+                self.x[a:b].to(torch.float32).numpy(),
+            )
 
     def keys(self, at: Callable[[Array], Array], side: Side) -> np.ndarray:
         """The keys of the few elements that `at` takes from a vector: by numpy, since waiting for torch's threads costs more."""
         values = at(self.x.numpy() if self.x.dtype is torch.float32 else self.x)
         values = torch.as_tensor(values).to(torch.float32).numpy()
-        with np.errstate(over="ignore", invalid="ignore"):  # a sum that is not finite is an error of its own
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # a sum that is not finite is an error of its own
             values = values if self.e is None else values + at(self.e.numpy())
         return (values.view(np.int32) ^ side.flip) & side.mask
 
@@ -102,7 +108,9 @@ def _floor(total: Sum, k: int, side: Side) -> tuple[int, float]:
     """A key that somewhat more than k keys reach, going by a sample, and how many are expected to reach it."""
     blocks = total.numel // loops.BLOCK
     step = max(total.numel >> 16, 32)
-    sample = total.keys(lambda v: v[: blocks * loops.BLOCK].reshape(blocks, loops.BLOCK)[::step].reshape(-1), side)
+    sample = total.keys(
+        lambda v: v[: blocks * loops.BLOCK].reshape(blocks, loops.BLOCK)[::step].reshape(-1), side
+    )
     share = sample.size / total.numel
     rank = int(k * share + 4 * (k * share) ** 0.5 + 16)  # four deviations, so that too few are rare
     if rank > sample.size:
@@ -115,7 +123,9 @@ def _candidates(total: Sum, side: Side, floor: int) -> np.ndarray | None:
     """Positions of the keys >= floor, or None if there is no room for them."""
     parts = len(total.stretches())
     room = _room(total) * min(parts, 4) // parts  # a stretch may hold four times its share
-    found = _collect(total, side, floor - 1, [0] * parts, [np.empty(room, np.int64) for _ in range(parts)])
+    found = _collect(
+        total, side, floor - 1, [0] * parts, [np.empty(room, np.int64) for _ in range(parts)]
+    )
     if any(len(part) == room for part in found) or sum(map(len, found)) > _room(total):
         return None
     return np.concatenate(found)
@@ -125,7 +135,9 @@ def _by_digits(total: Sum, k: int, side: Side, floor: int) -> Tensor:
     """`select` for any input; `floor` saves time where at least k keys reach it."""
     widths = (15, 16) if total.numel >= WIDE else (11, 10, 10)
     base, shift = 0, 31 - widths[0]
-    floor = max(1, floor >> shift << shift)  # the beginning of a bin, so that none is counted in part
+    floor = max(
+        1, floor >> shift << shift
+    )  # the beginning of a bin, so that none is counted in part
     counts = _histogram(total, side, floor, 0, shift, widths[0])
     if floor > 1 and counts.sum() < k:
         counts = _histogram(total, side, 1, 0, shift, widths[0])
@@ -153,7 +165,9 @@ def _by_digits(total: Sum, k: int, side: Side, floor: int) -> Tensor:
     return torch.from_numpy(positions)
 
 
-def _collect(total: Sum, side: Side, threshold: int, ties: Sequence[int], outs: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _collect(
+    total: Sum, side: Side, threshold: int, ties: Sequence[int], outs: Sequence[np.ndarray]
+) -> list[np.ndarray]:
     """Fill each stretch's array with the positions of the keys above the threshold and the first `ties` equal to it; what was filled."""
     filled = list(outs)
 

@@ -49,7 +49,13 @@ def histogram(e, x, flip, mask, floor, base, shift, counts):
 
     1 <= floor and base <= floor, so j is never negative; keys past the last bin are left out.
     """
-    flip, mask, floor, base, shift = int32(flip), int32(mask), int32(floor), int32(base), int32(shift)
+    flip, mask, floor, base, shift = (
+        int32(flip),
+        int32(mask),
+        int32(floor),
+        int32(base),
+        int32(shift),
+    )
     for start in range(0, x.size, BLOCK):
         stop = min(start + BLOCK, x.size)
         if _largest(e, x, start, stop, flip, mask) < floor:
@@ -116,7 +122,12 @@ def philox(low, high, c0, c1, c2, c3):
     """A block of four words (kernels/philox.py). All arguments and results are uint32."""
     for _ in range(10):
         x, y = uint64(c0) * uint64(0xD2511F53), uint64(c2) * uint64(0xCD9E8D57)
-        c0, c1, c2, c3 = uint32((y >> uint64(32)) ^ c1 ^ low), uint32(y), uint32((x >> uint64(32)) ^ c3 ^ high), uint32(x)
+        c0, c1, c2, c3 = (
+            uint32((y >> uint64(32)) ^ c1 ^ low),
+            uint32(y),
+            uint32((x >> uint64(32)) ^ c3 ^ high),
+            uint32(x),
+        )
         low, high = uint32(low + uint32(0x9E3779B9)), uint32(high + uint32(0xBB67AE85))
     return c0, c1, c2, c3
 
@@ -127,7 +138,9 @@ def draw(low, high, stream, start, out):
     low, high, stream, first = uint32(low), uint32(high), uint32(stream), uint64(start) >> uint64(2)
     for j in range(uint64(out.size >> 2)):
         block, at = first + j, j << uint64(2)
-        a, b, c, d = philox(low, high, uint32(block), uint32(block >> uint64(32)), stream, uint32(0))
+        a, b, c, d = philox(
+            low, high, uint32(block), uint32(block >> uint64(32)), stream, uint32(0)
+        )
         out[at], out[at + uint64(1)], out[at + uint64(2)], out[at + uint64(3)] = a, b, c, d
 
 

@@ -24,11 +24,20 @@ def mean_of_ranks(stack: np.ndarray, first: int, last: int) -> np.ndarray:
     if not 0 <= first < last <= m:
         raise IndexError(f"ranks {first}..{last - 1} are not among those of {m} rows")
     out = np.empty(n, np.float32)
-    if stack.dtype == np.float32 and stack.flags.c_contiguous and backend.compile_vector(stack.size):
+    if (
+        stack.dtype == np.float32
+        and stack.flags.c_contiguous
+        and backend.compile_vector(stack.size)
+    ):
         from . import order_loops
 
         pairs = network(m, first, last)
-        each(n, lambda start, stop: order_loops.mean_of_ranks(stack, pairs, first, last, start, stop, out))
+        each(
+            n,
+            lambda start, stop: order_loops.mean_of_ranks(
+                stack, pairs, first, last, start, stop, out
+            ),
+        )
         return out
     total = np.zeros(n)
     for row in np.sort(stack, axis=0)[first:last]:

@@ -22,7 +22,10 @@ import numpy as np
 from . import backend, count_sketch, philox
 
 BLOCK = 1 << 14  # keys that are placed together
-MOST_STEPS, WORK = 200, 1 << 21  # of conjugate gradients; WORK of them for what is left of the keys altogether
+MOST_STEPS, WORK = (
+    200,
+    1 << 21,
+)  # of conjugate gradients; WORK of them for what is left of the keys altogether
 ROUNDS = 4  # of solving for the rest
 STREAM = 1 << 18  # of the words that known integers are made of
 
@@ -43,10 +46,15 @@ class Recovered(NamedTuple):
 
 def places(positions: np.ndarray, rows: int, columns: int, seed: int) -> Places:
     """Where positions, int64 [k], stand in a table [rows, columns] of a seed."""
-    cells, negative = np.empty((positions.size, rows), np.int32), np.empty((positions.size, rows), np.bool_)
+    cells, negative = (
+        np.empty((positions.size, rows), np.int32),
+        np.empty((positions.size, rows), np.bool_),
+    )
     for start in range(0, positions.size, BLOCK):
         span = slice(start, start + BLOCK)
-        for r, (buckets, signs) in enumerate(count_sketch.places(positions[span], rows, columns, seed)):
+        for r, (buckets, signs) in enumerate(
+            count_sketch.places(positions[span], rows, columns, seed)
+        ):
             cells[span, r], negative[span, r] = buckets + r * columns, signs
     return Places(cells, negative, rows * columns)
 
@@ -78,14 +86,18 @@ def peel(where: Places, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
         peeling_loops.peel(where.cells, where.negative, table, values, found)
         return values, found
-    count = np.bincount(where.cells.ravel(), minlength=where.size)  # keys in each cell that are not found
+    count = np.bincount(
+        where.cells.ravel(), minlength=where.size
+    )  # keys in each cell that are not found
     mixed = np.zeros(where.size, np.int64)  # and their numbers, XORed
     np.bitwise_xor.at(mixed, where.cells, np.arange(len(where.cells))[:, None])
     alone = np.flatnonzero(count == 1)
     while alone.size:
         keys = np.unique(mixed[alone])
         mine = Places(where.cells[keys], where.negative[keys], where.size)
-        row = (count[mine.cells] == 1).argmax(1)[:, None]  # of cells that tell the same key the one in the lowest row
+        row = (count[mine.cells] == 1).argmax(1)[
+            :, None
+        ]  # of cells that tell the same key the one in the lowest row
         told = np.take_along_axis(table[mine.cells], row, 1)[:, 0]
         values[keys] = np.where(np.take_along_axis(mine.negative, row, 1)[:, 0], -told, told)
         found[keys] = True
@@ -100,8 +112,13 @@ def peel(where: Places, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def solve(where: Places, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Integers [k] by least squares, and which of them are determined, bool [k]. What is solved leaves the table."""
     used, cells = np.unique(where.cells, return_inverse=True)
-    dense, rest = Places(cells.reshape(where.cells.shape).astype(np.int32), where.negative, used.size), table[used]
-    bits = min(56, int(np.abs(rest).max()).bit_length())  # what is known shall be as large as what is not
+    dense, rest = (
+        Places(cells.reshape(where.cells.shape).astype(np.int32), where.negative, used.size),
+        table[used],
+    )
+    bits = min(
+        56, int(np.abs(rest).max()).bit_length()
+    )  # what is known shall be as large as what is not
     known = (philox.words(0, len(dense.cells), 0, STREAM).astype(np.int64) << 24) >> 56 - bits
     values, again = _solve(dense, rest), _solve(dense, sums(dense, known))
     table[used] = rest

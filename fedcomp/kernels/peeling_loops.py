@@ -27,7 +27,10 @@ def peel(cells, negative, table, values, found):
             j = uint64(cells[i, r])
             count[j] += 1
             mixed[j] ^= i
-    alone, told = np.empty(table.size, np.int32), np.empty(keys, np.int32)  # queues: cells that once held one key, keys as they were told
+    alone, told = (
+        np.empty(table.size, np.int32),
+        np.empty(keys, np.int32),
+    )  # queues: cells that once held one key, keys as they were told
     end = 0
     for j in range(table.size):
         if count[j] == 1:

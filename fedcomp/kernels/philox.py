@@ -49,12 +49,17 @@ def halves(seed: int) -> tuple[int, int]:
     return seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
 
 
-def _blocks(low: int, high: int, c0: np.ndarray, c1: np.ndarray, c2: int, c3: int = 0) -> np.ndarray:
+def _blocks(
+    low: int, high: int, c0: np.ndarray, c1: np.ndarray, c2: int, c3: int = 0
+) -> np.ndarray:
     """The blocks [m, 4] of counters c0, c1 [m], c2, c3; all 32 bits wide, held in uint64."""
     a, b, c, d = c0, c1, np.full_like(c0, c2), np.full_like(c0, c3)
     shift = np.uint64(32)
     for round in range(ROUNDS):
-        keys = (np.uint64(key + round * step & 0xFFFFFFFF) for key, step in zip((low, high), WEYL, strict=True))
+        keys = (
+            np.uint64(key + round * step & 0xFFFFFFFF)
+            for key, step in zip((low, high), WEYL, strict=True)
+        )
         x, y = a * np.uint64(MULTIPLIERS[0]), c * np.uint64(MULTIPLIERS[1])
         a, b, c, d = (y >> shift) ^ b ^ next(keys), y & LOW, (x >> shift) ^ d ^ next(keys), x & LOW
     return np.stack([a, b, c, d], axis=1).astype(np.uint32)

@@ -30,7 +30,9 @@ def unpack(data: memoryview, count: int, size: int) -> np.ndarray:
     """The planes [width, count/8] of integers below `size`, a view of `data`. Raises FrameError unless `pack` could have made them."""
     width = (size - 1).bit_length()
     if len(data) != width * count // 8:
-        raise FrameError(f"{len(data)} bytes are not {count} integers of {width} bits; the frame is damaged or of another size")
+        raise FrameError(
+            f"{len(data)} bytes are not {count} integers of {width} bits; the frame is damaged or of another size"
+        )
     planes = np.frombuffer(data, np.uint8).reshape(width, -1)
     if size < 1 << width and _any_above(planes, size - 1):
         raise FrameError(f"an integer is not below {size}; the frame is damaged")

@@ -24,25 +24,41 @@ def suits(x: Tensor, weight: Tensor, padding: tuple[int, int], patch: tuple[int,
     (b, c, h, w), (_, _, rows, columns) = x.shape, weight.shape
     high, wide = h + 2 * padding[0] - rows + 1, w + 2 * padding[1] - columns + 1
     return (
-        x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
+        x.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
         and all(t.is_contiguous(memory_format=torch.channels_last) for t in (x, weight))
-        and c * columns >= ROW and high >= patch[0] and wide >= patch[1]
-        and b * high * wide * weight.numel() >= WORK and compile_vector(WORK)
+        and c * columns >= ROW
+        and high >= patch[0]
+        and wide >= patch[1]
+        and b * high * wide * weight.numel() >= WORK
+        and compile_vector(WORK)
     )
 
 
 def outputs(
-    x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int], patch: tuple[int, int], ceil: bool
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: tuple[int, int],
+    patch: tuple[int, int],
+    ceil: bool,
 ) -> tuple[Tensor, Tensor]:
     """relu(max_pool2d(conv2d(x, weight, bias, 1, padding), patch)), and where the maxima were, as max_pool2d says: both [b, k, i, j]."""
     if winograd.suits(weight, patch) and not ceil:
         return winograd.outputs(_padded(x, padding), weight, bias, EXAMPLES)
-    found, places = F.max_pool2d(F.conv2d(x, weight, bias, padding=padding), patch, ceil_mode=ceil, return_indices=True)
+    found, places = F.max_pool2d(
+        F.conv2d(x, weight, bias, padding=padding), patch, ceil_mode=ceil, return_indices=True
+    )
     return F.relu(found), places
 
 
 def gradients(
-    x: Tensor, weight: Tensor, slopes: Tensor, places: Tensor, padding: tuple[int, int], inputs: bool
+    x: Tensor,
+    weight: Tensor,
+    slopes: Tensor,
+    places: Tensor,
+    padding: tuple[int, int],
+    inputs: bool,
 ) -> tuple[Tensor | None, Tensor]:
     """The gradients of x [b, c, h, w], if `inputs`, and of weight [k, c, i, j], both channels last, float32 on the CPU.
 
@@ -54,7 +70,9 @@ def gradients(
     (b, c, h, w), (k, _, rows, columns), (above, beside) = x.shape, weight.shape, padding
     padded = _padded(x, padding).flatten(2).numpy()
     kernels = weight.permute(0, 2, 3, 1).reshape(k, rows, columns * c).numpy()
-    slopes, places = (t.permute(0, 2, 3, 1).reshape(b, -1, k).contiguous().numpy() for t in (slopes, places))
+    slopes, places = (
+        t.permute(0, 2, 3, 1).reshape(b, -1, k).contiguous().numpy() for t in (slopes, places)
+    )
     pieces = [slice(start, start + EXAMPLES) for start in range(0, b, EXAMPLES)]
     tops, besides = np.ogrid[: h + 2 * above - rows + 1, : w + 2 * beside - columns + 1]
     begins = (tops * padded.shape[2] + besides * c).ravel()
@@ -70,7 +88,9 @@ def gradients(
     of_weight = weights.sum(0).view(k, rows, columns, c).permute(0, 3, 1, 2)
     if not inputs:
         return None, of_weight
-    return found.view(b, h + 2 * above, -1, c)[:, above : above + h, beside : beside + w].permute(0, 3, 1, 2), of_weight
+    return found.view(b, h + 2 * above, -1, c)[:, above : above + h, beside : beside + w].permute(
+        0, 3, 1, 2
+    ), of_weight
 
 
 def _padded(x: Tensor, padding: tuple[int, int]) -> Tensor:

@@ -10,7 +10,11 @@ from .row_sums import add_rows
 def add_to_weights(x, slopes, places, begins, weights):
     """Add to weights [k, i, j·c] what slopes [b, o, k] at `places` of the outputs tell of x [b, h, w·c], padded."""
     (examples, outputs, kernels), line = slopes.shape, x.shape[2]
-    starts, factors, counts = np.empty((kernels, outputs), np.int64), np.empty((kernels, outputs), np.float32), np.empty(kernels, np.int64)
+    starts, factors, counts = (
+        np.empty((kernels, outputs), np.int64),
+        np.empty((kernels, outputs), np.float32),
+        np.empty(kernels, np.int64),
+    )
     for b in range(examples):
         counts[:] = 0
         for o in range(outputs):
@@ -19,7 +23,9 @@ def add_to_weights(x, slopes, places, begins, weights):
                 starts[k, n], factors[k, n] = begins[places[b, o, k]], slopes[b, o, k]
                 counts[k] += slopes[b, o, k] != 0
         flat = x[b].reshape(-1)
-        for i in range(weights.shape[1]):  # the lines of an example that a row of all kernels meets stay near
+        for i in range(
+            weights.shape[1]
+        ):  # the lines of an example that a row of all kernels meets stay near
             for k in range(kernels):
                 add_rows(weights[k, i], flat[i * line :], starts[k], factors[k], counts[k])
 
@@ -48,4 +54,10 @@ def add_to_inputs(weights, slopes, places, begins, x):
                     kept += not here
                 waiting = kept
                 for i in range(rows):
-                    add_rows(example[begins[place] + i * line :][:row], flat[i * row :], starts, factors, count)
+                    add_rows(
+                        example[begins[place] + i * line :][:row],
+                        flat[i * row :],
+                        starts,
+                        factors,
+                        count,
+                    )

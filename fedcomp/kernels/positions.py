@@ -62,7 +62,9 @@ def pack(positions: np.ndarray, numel: int) -> tuple[int, bytes]:
     return form, code
 
 
-def pack_rows(positions: np.ndarray, counts: np.ndarray, numel: int) -> tuple[list[int], list[bytes]]:
+def pack_rows(
+    positions: np.ndarray, counts: np.ndarray, numel: int
+) -> tuple[list[int], list[bytes]]:
     """`pack` of m rows whose positions follow one another, counts [m] long."""
     if len(counts) == 1 and _plain(positions.size, numel):
         b = rice.best_parameter(positions, numel)
@@ -94,7 +96,9 @@ def unpack(data: bytes | memoryview, count: int, form: int, numel: int) -> np.nd
     return row
 
 
-def unpack_rows(codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int) -> list[np.ndarray | FrameError]:
+def unpack_rows(
+    codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
+) -> list[np.ndarray | FrameError]:
     """`unpack` of m codes together, each with its count [m] and form [m]; a FrameError in the place of one that is none."""
     dense = 2 * counts > numel
     if not dense.any():
@@ -102,7 +106,9 @@ def unpack_rows(codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: 
     rows: list[np.ndarray | FrameError] = [_refusal(0, numel)] * len(codes)
     for kind, read in ((dense, _unpack_dense), (~dense, _unpack_sparse)):
         part = np.flatnonzero(kind).tolist()
-        for i, row in zip(part, read([codes[i] for i in part], counts[part], forms[part], numel), strict=True):
+        for i, row in zip(
+            part, read([codes[i] for i in part], counts[part], forms[part], numel), strict=True
+        ):
             rows[i] = row
     return rows
 
@@ -111,16 +117,26 @@ def _pack_list(rows: list[np.ndarray], numel: int, widest: int) -> list[tuple[in
     """A form of 0..41 and a code of each row."""
     if not rows:
         return []
-    return list(zip(*_pack(np.concatenate(rows), np.array([row.size for row in rows]), numel, widest), strict=True))
+    return list(
+        zip(
+            *_pack(np.concatenate(rows), np.array([row.size for row in rows]), numel, widest),
+            strict=True,
+        )
+    )
 
 
-def _unpack_sparse(codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int) -> list[np.ndarray | FrameError]:
+def _unpack_sparse(
+    codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
+) -> list[np.ndarray | FrameError]:
     """`unpack_rows`, where half of the coordinates are sent at most."""
     fits = _fits(codes, counts, forms, numel)
     if not fits.all():
         kept = np.flatnonzero(fits).tolist()
         read = iter(_unpack_sparse([codes[i] for i in kept], counts[kept], forms[kept], numel))
-        return [next(read) if ok else _refusal(len(code), numel) for ok, code in zip(fits.tolist(), codes, strict=True)]
+        return [
+            next(read) if ok else _refusal(len(code), numel)
+            for ok, code in zip(fits.tolist(), codes, strict=True)
+        ]
     if not codes:
         return []
     positions, good = _unpack(codes, counts, forms, numel)
@@ -128,10 +144,15 @@ def _unpack_sparse(codes: Sequence[bytes | memoryview], counts: np.ndarray, form
     return [row if ok else _refusal(len(code), numel) for row, ok, code in rows]
 
 
-def _unpack_dense(codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int) -> list[np.ndarray | FrameError]:
+def _unpack_dense(
+    codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
+) -> list[np.ndarray | FrameError]:
     """`unpack_rows`, where more than half of the coordinates are sent."""
     missing = (forms >= MISSING) & (counts < numel)
-    coded, as_form = np.where(missing, numel - counts, counts), np.where(missing & (forms == LAST), BLOCKS, forms - MISSING * missing)
+    coded, as_form = (
+        np.where(missing, numel - counts, counts),
+        np.where(missing & (forms == LAST), BLOCKS, forms - MISSING * missing),
+    )
     rows = [np.arange(numel) if form == MISSING and count == numel and not len(code) else _refusal(len(code), numel)
             for code, count, form in zip(codes, counts.tolist(), forms.tolist(), strict=True)]  # fmt: skip
     kept = np.flatnonzero(_fits(codes, coded, as_form, numel)).tolist()
@@ -157,10 +178,14 @@ def _others(positions: np.ndarray, numel: int) -> np.ndarray:
 
 
 def _refusal(size: int, numel: int) -> FrameError:
-    return FrameError(f"{size} bytes are not the code of these positions of a vector of {numel}; the frame is damaged or of another size")
+    return FrameError(
+        f"{size} bytes are not the code of these positions of a vector of {numel}; the frame is damaged or of another size"
+    )
 
 
-def _pack(positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST) -> tuple[list[int], list[bytes]]:
+def _pack(
+    positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
+) -> tuple[list[int], list[bytes]]:
     """`pack_rows` in forms 0..41, one parameter being at most `widest`."""
     plan, lead = _plan(positions, counts, numel, widest), None
     blocked = np.flatnonzero(plan.width)
@@ -169,24 +194,44 @@ def _pack(positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = W
         width = plan.width[cut.row]
         values = plan.each[cut.start] - _begin(rice.parameters(counts, numel)[cut.row], width)
         sent = width > 0
-        head = (blocked, np.full(blocked.size, 8), plan.size[blocked] | plan.width[blocked] - WIDTHS[0] << 3)
-        order = np.argsort(np.append(blocked, cut.row[sent]), kind="stable")  # a row's head, then its offsets
-        fields = (np.append(first, rest[sent])[order] for first, rest in zip(head, (cut.row, width, values), strict=True))
+        head = (
+            blocked,
+            np.full(blocked.size, 8),
+            plan.size[blocked] | plan.width[blocked] - WIDTHS[0] << 3,
+        )
+        order = np.argsort(
+            np.append(blocked, cut.row[sent]), kind="stable"
+        )  # a row's head, then its offsets
+        fields = (
+            np.append(first, rest[sent])[order]
+            for first, rest in zip(head, (cut.row, width, values), strict=True)
+        )
         lead = rice.Fields(*fields)
     return plan.form.tolist(), rice.pack_rows(positions, counts, plan.each, lead)
 
 
-def _fits(codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int) -> np.ndarray:
+def _fits(
+    codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
+) -> np.ndarray:
     """Whether what is claimed of codes of forms 0..41 can be, going by their lengths and heads: bool [m]."""
     bits = 8 * np.array([len(code) for code in codes], np.int64)
     most = counts * (WIDEST + WIDTHS[-1] + 1) + numel + 64
-    fits = (0 < counts) & (counts <= numel) & (0 <= forms) & (forms <= BLOCKS) & (counts <= bits) & (bits < most)
+    fits = (
+        (0 < counts)
+        & (counts <= numel)
+        & (0 <= forms)
+        & (forms <= BLOCKS)
+        & (counts <= bits)
+        & (bits < most)
+    )
     for i in np.flatnonzero(fits & (forms == BLOCKS)).tolist():
         fits[i] = counts[i] >= BLOCKED and codes[i][0] < SIZES * len(WIDTHS)
     return fits
 
 
-def _unpack(codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int) -> tuple[np.ndarray, np.ndarray]:
+def _unpack(
+    codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
+) -> tuple[np.ndarray, np.ndarray]:
     """The positions of rows that fit, one behind the other, and whether they are some, bool [m]."""
     raw, sizes = rice.padded(codes), np.array([len(code) for code in codes], np.int64)
     ends = 8 * sizes.cumsum()
@@ -221,7 +266,12 @@ def _pieces(counts: np.ndarray, length: np.ndarray) -> Cut:
     row = np.arange(counts.size).repeat(many)
     index = np.arange(row.size) - (many.cumsum() - many)[row]
     start = index * length[row]
-    return Cut(row, index, (counts.cumsum() - counts)[row] + start, np.minimum(length[row], counts[row] - start))
+    return Cut(
+        row,
+        index,
+        (counts.cumsum() - counts)[row] + start,
+        np.minimum(length[row], counts[row] - start),
+    )
 
 
 def _unit(counts: np.ndarray) -> np.ndarray:
@@ -239,7 +289,10 @@ def _plan(positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = W
     tried = counts >= BLOCKED
     if tried.any() and (compiled := rice.loops(COMPILED * positions.size)):
         return _plan_compiled(positions, counts, numel, widest, compiled)
-    form, size, width = rice.best_parameters(positions, counts, numel, widest), *np.zeros((2, counts.size), np.int64)
+    form, size, width = (
+        rice.best_parameters(positions, counts, numel, widest),
+        *np.zeros((2, counts.size), np.int64),
+    )
     each = form.repeat(counts)
     if tried.any():
         rest, b, unit = rice.rests(positions, counts), rice.parameters(counts, numel), _unit(counts)
@@ -247,7 +300,9 @@ def _plan(positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = W
         for alike in sorted(set(zip(b[tried].tolist(), unit[tried].tolist()))):
             rows = tried & (b == alike[0]) & (unit == alike[1])
             inside = rows.repeat(counts)
-            size[rows], width[rows], each[inside] = _blocks(rest[inside], counts[rows], each[inside], lengths[rows], *alike)
+            size[rows], width[rows], each[inside] = _blocks(
+                rest[inside], counts[rows], each[inside], lengths[rows], *alike
+            )
     return Plan(np.where(width > 0, BLOCKS, form), size, width, each)
 
 
@@ -271,7 +326,10 @@ def _blocks(
             break
     shorter = np.min(lengths, axis=0) < limit - (limit >> GAIN)
     choice = np.where(shorter, np.argmin(lengths, axis=0), -1)
-    size, width = np.where(shorter, choice // len(WIDTHS), 0), np.where(shorter, WIDTHS[0] + choice % len(WIDTHS), 0)
+    size, width = (
+        np.where(shorter, choice // len(WIDTHS), 0),
+        np.where(shorter, WIDTHS[0] + choice % len(WIDTHS), 0),
+    )
     for chosen in set(choice[shorter].tolist()):
         s, w = chosen // len(WIDTHS), WIDTHS[chosen % len(WIDTHS)]
         parameters = _begin(b, w) + _window(tables[s], b, w).argmin(0)
@@ -286,10 +344,23 @@ def _window(table: np.ndarray, b: int, width: int) -> np.ndarray:
     return table[first : first + (1 << width)]
 
 
-def _plan_compiled(positions: np.ndarray, counts: np.ndarray, numel: int, widest: int, loops: ModuleType) -> Plan:
+def _plan_compiled(
+    positions: np.ndarray, counts: np.ndarray, numel: int, widest: int, loops: ModuleType
+) -> Plan:
     b = rice.parameters(counts, numel)
     begins = np.stack([_begin(b, width) for width in WIDTHS], axis=1)
     plan = Plan(*np.zeros((3, counts.size), np.int64), np.empty(positions.size, np.int64))
     runs = np.append(0, counts.cumsum())
-    loops.plan(positions, runs, np.stack(rice.near(b, widest), axis=1), begins, WIDTHS[0], BLOCKED, _unit(counts), SIZES, GAIN, *plan)
+    loops.plan(
+        positions,
+        runs,
+        np.stack(rice.near(b, widest), axis=1),
+        begins,
+        WIDTHS[0],
+        BLOCKED,
+        _unit(counts),
+        SIZES,
+        GAIN,
+        *plan,
+    )
     return plan._replace(form=np.where(plan.width > 0, BLOCKS, plan.form))

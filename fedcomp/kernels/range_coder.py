@@ -39,7 +39,10 @@ LARGEST = 4096  # symbols of an alphabet
 FINEST = 20  # frequencies add up to 2^20 at most
 CHUNK = 1 << 22  # symbols that are coded by themselves
 LANES, FEW = 8, 1 << 14  # states of a chunk; with fewer symbols there is one
-FLOOR, WORD = 1 << 21, 32  # states are at least this, and words have so many bits: a state is below 2⁵³
+FLOOR, WORD = (
+    1 << 21,
+    32,
+)  # states are at least this, and words have so many bits: a state is below 2⁵³
 STATE = 7  # bytes
 PLAIN = 5  # a symbol takes Python so many times as long as a position
 GROUP = 256  # symbols that grouped digits have at most
@@ -57,7 +60,13 @@ def encode(symbols: np.ndarray, size: int) -> bytes:
         return head
     made = _each(lambda part: _encode_chunk(part, frequencies, bits, loops), parts)
     sizes = np.array([words.size for _, words in made[:-1]], SIZE)
-    return b"".join([head, sizes.tobytes(), *(piece for states, words in made for piece in (_state_bytes(states), words.tobytes()))])
+    return b"".join(
+        [
+            head,
+            sizes.tobytes(),
+            *(piece for states, words in made for piece in (_state_bytes(states), words.tobytes())),
+        ]
+    )
 
 
 def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
@@ -80,10 +89,18 @@ def decode(data: bytes | memoryview, count: int, size: int) -> np.ndarray:
 
     def read(part: np.ndarray, states: np.ndarray, words: np.ndarray) -> None:
         used = loop(words, states, table, frequencies, bits, part)
-        _expect(used == words.size and bool((states == FLOOR).all()), "a code is cut off, goes on, or was changed")
+        _expect(
+            used == words.size and bool((states == FLOOR).all()),
+            "a code is cut off, goes on, or was changed",
+        )
 
-    _each(read, parts, *zip(*_read_chunks(data[start:], [part.size for part in parts]), strict=True))
-    _expect(_head(_counts(parts, size, loops))[0] == data[:start], "the frequencies are not those of the symbols")
+    _each(
+        read, parts, *zip(*_read_chunks(data[start:], [part.size for part in parts]), strict=True)
+    )
+    _expect(
+        _head(_counts(parts, size, loops))[0] == data[:start],
+        "the frequencies are not those of the symbols",
+    )
     return symbols
 
 
@@ -115,7 +132,9 @@ def ungroup(symbols: np.ndarray, base: int, count: int) -> np.ndarray:
     """The digits [count], uint8, that `group` made symbols of. Raises FrameError unless it made exactly these."""
     width = group_width(base)
     if symbols.size != -(-count // width):
-        raise FrameError(f"{symbols.size} symbols are not {count} digits in groups of {width}; the frame is damaged")
+        raise FrameError(
+            f"{symbols.size} symbols are not {count} digits in groups of {width}; the frame is damaged"
+        )
     if symbols.size and int(symbols.max()) >= base**width:
         raise FrameError(f"a symbol of {width} digits is {symbols.max()}; the frame is damaged")
     if count % width and int(symbols[-1]) >= base ** (count % width):
@@ -141,8 +160,16 @@ def _head(counts: np.ndarray) -> tuple[bytes, np.ndarray, int]:
     owner, place = _low_bits(lengths)
     low = np.packbits((used[owner] >> place & 1).astype(np.uint8)).tobytes()
     listed = present[-1] >= present.size
-    first = HEAD.pack(bits, present.size | LISTED * listed) + (_pack_list(present) if listed else b"")
-    return first + _pack_list((np.where(changes < 0, -2 * changes - 1, 2 * changes) + 1).cumsum() - 1) + low, frequencies, bits
+    first = HEAD.pack(bits, present.size | LISTED * listed) + (
+        _pack_list(present) if listed else b""
+    )
+    return (
+        first
+        + _pack_list((np.where(changes < 0, -2 * changes - 1, 2 * changes) + 1).cumsum() - 1)
+        + low,
+        frequencies,
+        bits,
+    )
 
 
 def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int, int]:
@@ -164,7 +191,10 @@ def _read_head(data: memoryview, count: int, size: int) -> tuple[np.ndarray, int
     owner, place = _low_bits(lengths)
     end = at + (owner.size + 7) // 8
     _expect(end <= len(data), "a code is cut short in its frequencies")
-    low = np.unpackbits(np.frombuffer(data[at:end], np.uint8), count=owner.size).astype(np.int64) << place
+    low = (
+        np.unpackbits(np.frombuffer(data[at:end], np.uint8), count=owner.size).astype(np.int64)
+        << place
+    )
     frequencies[present] = (1 << lengths - 1) + np.bincount(owner, low, used).astype(np.int64)
     _expect(int(frequencies.sum()) == 1 << bits, "frequencies do not add up")
     return frequencies, bits, end
@@ -207,7 +237,9 @@ def _scale(counts: np.ndarray, total: int, bits: int) -> np.ndarray:
         return frequencies
     above = np.maximum(frequencies - 1, 0)
     frequencies -= -left * above // int(above.sum())
-    frequencies[np.argsort(-frequencies, kind="stable")[: int(frequencies.sum()) - (1 << bits)]] -= 1
+    frequencies[
+        np.argsort(-frequencies, kind="stable")[: int(frequencies.sum()) - (1 << bits)]
+    ] -= 1
     return frequencies
 
 
@@ -232,13 +264,17 @@ def _counts(parts: list[np.ndarray], size: int, loops: ModuleType | None) -> np.
     return counts[:size]
 
 
-def _encode_chunk(symbols: np.ndarray, frequencies: np.ndarray, bits: int, loops: ModuleType | None) -> tuple[np.ndarray, np.ndarray]:
+def _encode_chunk(
+    symbols: np.ndarray, frequencies: np.ndarray, bits: int, loops: ModuleType | None
+) -> tuple[np.ndarray, np.ndarray]:
     """States, int64, and words."""
     lanes = _lanes(symbols.size)
     if loops is not None:
         room = symbols.size * (bits + 1) // WORD + lanes + 1  # a symbol adds at most B + 1 bits
         states, words = np.empty(lanes, np.int64), np.empty(room, np.uint32)
-        return states, words[loops.encode(symbols, frequencies, bits, states, words) :].astype(SIZE, copy=False)
+        return states, words[loops.encode(symbols, frequencies, bits, states, words) :].astype(
+            SIZE, copy=False
+        )
     f, first = frequencies.tolist(), (frequencies.cumsum() - frequencies).tolist()
     states, words, lane = [FLOOR] * lanes, [], symbols.size % lanes
     for s in reversed(symbols.tolist()):
@@ -253,10 +289,19 @@ def _encode_chunk(symbols: np.ndarray, frequencies: np.ndarray, bits: int, loops
 
 
 def _decode_plainly(
-    words: np.ndarray, states: np.ndarray, table: np.ndarray, frequencies: np.ndarray, bits: int, symbols: np.ndarray
+    words: np.ndarray,
+    states: np.ndarray,
+    table: np.ndarray,
+    frequencies: np.ndarray,
+    bits: int,
+    symbols: np.ndarray,
 ) -> int:
     """`coder_loops.decode`."""
-    f, first, slots = frequencies.tolist(), (frequencies.cumsum() - frequencies).tolist(), table.tolist()
+    f, first, slots = (
+        frequencies.tolist(),
+        (frequencies.cumsum() - frequencies).tolist(),
+        table.tolist(),
+    )
     left, now, found, mask = words[::-1].tolist(), states.tolist(), [], (1 << bits) - 1
     for i in range(symbols.size):
         lane = i % len(now)

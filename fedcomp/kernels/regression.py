@@ -21,15 +21,31 @@ WORK = 100_000  # products in the gradient of one batch from which the loops are
 def suits(inputs: Tensor, targets: Tensor, outputs: int, width: int, examples: int) -> bool:
     """Whether `descend` is for batches of so many of these examples [N, width], N ≥ 1, with targets [N], and so many outputs."""
     return (
-        inputs.device.type == "cpu" and inputs.dtype == torch.float32 and inputs.is_contiguous() and not inputs.is_neg()
-        and targets.dtype == torch.int64 and targets.dim() == 1 and targets.is_contiguous() and len(targets) == len(inputs) > 0
-        and inputs[0].numel() == width and examples * width * outputs >= WORK and compile_vector(WORK)
-        and bool(targets.min() >= 0) and bool(targets.max() < outputs)
+        inputs.device.type == "cpu"
+        and inputs.dtype == torch.float32
+        and inputs.is_contiguous()
+        and not inputs.is_neg()
+        and targets.dtype == torch.int64
+        and targets.dim() == 1
+        and targets.is_contiguous()
+        and len(targets) == len(inputs) > 0
+        and inputs[0].numel() == width
+        and examples * width * outputs >= WORK
+        and compile_vector(WORK)
+        and bool(targets.min() >= 0)
+        and bool(targets.max() < outputs)
     )
 
 
 def descend(
-    stack: Tensor, weights: int, biases: int | None, outputs: int, inputs: Tensor, targets: Tensor, positions: Tensor, sizes: Sequence[int],
+    stack: Tensor,
+    weights: int,
+    biases: int | None,
+    outputs: int,
+    inputs: Tensor,
+    targets: Tensor,
+    positions: Tensor,
+    sizes: Sequence[int],
     lr: float,
 ) -> Tensor:
     """Steps of SGD on the mean cross-entropy, in place, for the clients of stack [m, n], contiguous. Returns the losses before them [m, s].
@@ -41,14 +57,29 @@ def descend(
     from .regression_loops import descend_each
 
     if positions.numel() and not 0 <= positions.min() <= positions.max() < len(inputs):
-        raise IndexError(f"positions {positions.min()}..{positions.max()} do not fit {len(inputs)} examples")
+        raise IndexError(
+            f"positions {positions.min()}..{positions.max()} do not fit {len(inputs)} examples"
+        )
     losses = torch.empty(len(stack), len(sizes), dtype=torch.float32)
-    examples, classes, chosen, vectors, found = (t.detach().numpy() for t in (inputs.flatten(1), targets, positions, stack, losses))
+    examples, classes, chosen, vectors, found = (
+        t.detach().numpy() for t in (inputs.flatten(1), targets, positions, stack, losses)
+    )
     each, rate, column = np.array(sizes), np.float32(lr), -1 if biases is None else biases
 
     def work(first: int, last: int) -> None:
         mine = slice(first, last)
-        descend_each(examples, classes, chosen[mine], each, rate, vectors[mine], weights, column, outputs, found[mine])
+        descend_each(
+            examples,
+            classes,
+            chosen[mine],
+            each,
+            rate,
+            vectors[mine],
+            weights,
+            column,
+            outputs,
+            found[mine],
+        )
 
     parts = min(len(stack), 4 * torch.get_num_threads())
     edges = [len(stack) * i // parts for i in range(parts + 1)]

@@ -66,7 +66,9 @@ def best_parameter(positions: np.ndarray, numel: int) -> int:
     return min(tried, key=lambda b: sum([r >> b for r in rest]) + positions.size * b)
 
 
-def best_parameters(positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST) -> np.ndarray:
+def best_parameters(
+    positions: np.ndarray, counts: np.ndarray, numel: int, widest: int = WIDEST
+) -> np.ndarray:
     """`best_parameter` for m rows whose positions follow one another, counts [m] long; none above `widest`: int64 [m]."""
     rest, (low, high) = rests(positions, counts), near(parameters(counts, numel), widest)
     best, filled = low.copy(), np.flatnonzero(counts)
@@ -93,12 +95,16 @@ def pack(positions: np.ndarray, b: int) -> bytes:
     """The code of positions (int64 [count], strictly increasing from 0 up)."""
     if 0 < positions.size <= FEW:
         rest = _few_rests(positions)
-        code = "".join(["0" * (r >> b) + "1" for r in rest] + [f"{r & (1 << b) - 1:0{b}b}" for r in rest if b])
+        code = "".join(
+            ["0" * (r >> b) + "1" for r in rest] + [f"{r & (1 << b) - 1:0{b}b}" for r in rest if b]
+        )
         return (int(code, 2) << -len(code) % 8).to_bytes((len(code) + 7) // 8, "big")
     return pack_rows(positions, np.array([positions.size]), np.full(positions.size, b))[0]
 
 
-def pack_rows(positions: np.ndarray, counts: np.ndarray, each: np.ndarray, lead: Fields | None = None) -> list[bytes]:
+def pack_rows(
+    positions: np.ndarray, counts: np.ndarray, each: np.ndarray, lead: Fields | None = None
+) -> list[bytes]:
     """A code for each of m rows whose positions follow one another, counts [m] long, `each` the b of every position.
 
     A row's code begins with the fields that `lead` has for it.
@@ -112,14 +118,21 @@ def pack_rows(positions: np.ndarray, counts: np.ndarray, each: np.ndarray, lead:
     compiled = loops(positions.size)
     stream = np.zeros(int(sizes.sum()) * 8 if lead is not None or not compiled else 0, np.uint8)
     if lead is not None:
-        _put(stream, *lead[1:], lead.widths.cumsum() - lead.widths + (starts - leads.cumsum() + leads)[lead.rows])
+        _put(
+            stream,
+            *lead[1:],
+            lead.widths.cumsum() - lead.widths + (starts - leads.cumsum() + leads)[lead.rows],
+        )
     starts = starts + leads
     if compiled:
         raw = np.zeros(int(sizes.sum()), np.uint8) if lead is None else np.packbits(stream)
         compiled.pack(positions, np.append(0, counts.cumsum()), each, starts, starts + units, raw)
     else:
         stream[unary.cumsum() + (starts - units.cumsum() + units).repeat(counts) - 1] = 1
-        rest, at = rests(positions, counts), each.cumsum() - each + (starts + units - lows.cumsum() + lows).repeat(counts)
+        rest, at = (
+            rests(positions, counts),
+            each.cumsum() - each + (starts + units - lows.cumsum() + lows).repeat(counts),
+        )
         _put(stream, each, rest, at)
         raw = np.packbits(stream)
     data = raw.tobytes()
@@ -133,25 +146,35 @@ def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarr
     positions out of range. `pack` of the result gives `data` again.
     """
     if not 0 <= count <= numel:
-        raise FrameError(f"{count} positions are claimed of a vector of {numel}; the frame is damaged or of another size")
+        raise FrameError(
+            f"{count} positions are claimed of a vector of {numel}; the frame is damaged or of another size"
+        )
     if not 0 <= b <= WIDEST:
         raise FrameError(f"Rice parameter {b} is not in 0..{WIDEST}; the frame is damaged")
     size = len(data)
     if not count * (b + 1) <= size * 8 < count * (b + 1) + (numel >> b) + 8 or bool(size) > count:
-        raise FrameError(f"{size} bytes cannot code {count} positions of a vector of {numel} at parameter {b}; the frame is damaged")
+        raise FrameError(
+            f"{size} bytes cannot code {count} positions of a vector of {numel} at parameter {b}; the frame is damaged"
+        )
     if not count:
         return np.empty(0, np.int64)
     if count <= FEW:
         positions = _unpack_few(data, count, b, numel)
     elif compiled := loops(count):
         found = np.empty(count, np.int64)
-        positions = found if compiled.unpack_one(padded([data]), 8 * size, b, numel, found) else None
+        positions = (
+            found if compiled.unpack_one(padded([data]), 8 * size, b, numel, found) else None
+        )
     else:
         start = np.zeros(1, np.int64)
-        found, good = unpack_rows(padded([data]), start, start + 8 * size, np.array([count]), np.full(count, b), numel)
+        found, good = unpack_rows(
+            padded([data]), start, start + 8 * size, np.array([count]), np.full(count, b), numel
+        )
         positions = found if good[0] else None
     if positions is None:
-        raise FrameError(f"{size} bytes are not the code of {count} positions of {numel}; the frame is damaged or of another size")
+        raise FrameError(
+            f"{size} bytes are not the code of {count} positions of {numel}; the frame is damaged or of another size"
+        )
     return positions
 
 
@@ -169,7 +192,10 @@ def _unpack_few(data: bytes | memoryview, count: int, b: int, numel: int) -> np.
         return None
     gaps = [after - before - 1 << b for before, after in pairwise([-1, *stops])]
     if b:
-        gaps = [gap + int(code[at : at + b], 2) for gap, at in zip(gaps, range(stop + 1, end, b), strict=True)]
+        gaps = [
+            gap + int(code[at : at + b], 2)
+            for gap, at in zip(gaps, range(stop + 1, end, b), strict=True)
+        ]
     positions = [last + i for i, last in enumerate(accumulate(gaps))]
     return np.array(positions) if positions[-1] < numel else None
 
@@ -179,7 +205,12 @@ def _few_rests(positions: np.ndarray) -> list[int]:
 
 
 def unpack_rows(
-    raw: np.ndarray, starts: np.ndarray, ends: np.ndarray, counts: np.ndarray, each: np.ndarray, numel: int
+    raw: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    counts: np.ndarray,
+    each: np.ndarray,
+    numel: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """What m codes say, one row behind the other, and whether a row's code is one, bool [m]; what stands in another row is undefined.
 
@@ -193,7 +224,11 @@ def unpack_rows(
         return positions, good
     ones = np.flatnonzero(np.unpackbits(raw).view(np.bool_))
     index = np.arange(each.size) - runs.repeat(counts)  # within the row
-    stops = ones[np.minimum(np.searchsorted(ones, starts).repeat(counts) + index, ones.size - 1)] if ones.size else index * 0 - 1
+    stops = (
+        ones[np.minimum(np.searchsorted(ones, starts).repeat(counts) + index, ones.size - 1)]
+        if ones.size
+        else index * 0 - 1
+    )
     heads = stops[runs + counts - 1] + 1
     at = each.cumsum() - each + (heads - lows.cumsum() + lows).repeat(counts)
     before = np.append(-1, stops[:-1])
@@ -204,7 +239,13 @@ def unpack_rows(
     spare = ends - heads - lows
     padding = raw[ends // 8 - 1] & (1 << np.clip(spare, 0, 8)) - 1
     rising = np.minimum.reduceat(stops - before, runs) > 0
-    inside = (heads > starts) & (heads <= ends) & (spare >= 0) & (spare < 8) & (positions[runs + counts - 1] < numel)
+    inside = (
+        (heads > starts)
+        & (heads <= ends)
+        & (spare >= 0)
+        & (spare < 8)
+        & (positions[runs + counts - 1] < numel)
+    )
     return positions, rising & inside & (padding == 0)
 
 
@@ -215,7 +256,9 @@ def padded(codes: Sequence[bytes | memoryview]) -> np.ndarray:
 
 def read_bits(raw: np.ndarray, widths: np.ndarray, at: np.ndarray) -> np.ndarray:
     """Numbers of so many bits each, at most 40, that begin at the bits `at` of `padded` bytes: int64."""
-    words = np.ndarray(raw.size - SPARE + 1, ">u8", raw, strides=(1,))[at >> 3]  # eight bytes from the one with the first bit
+    words = np.ndarray(raw.size - SPARE + 1, ">u8", raw, strides=(1,))[
+        at >> 3
+    ]  # eight bytes from the one with the first bit
     return words.astype(np.int64) >> 64 - (at & 7) - widths & (1 << widths) - 1
 
 

@@ -15,7 +15,9 @@ from .loops import compiled
 @intrinsic
 def trailing_zeros(_, word):
     """How many zero bits a word that is not zero ends with."""
-    return word(word), lambda context, builder, signature, args: builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+    return word(word), lambda context, builder, signature, args: builder.cttz(
+        args[0], ir.Constant(ir.IntType(1), 1)
+    )
 
 
 @intrinsic
@@ -169,7 +171,9 @@ def least(table, begin, columns):
 
 
 @compiled
-def plan(positions, runs, near, begins, narrowest, blocked, units, sizes, gain, form, size, width, each):
+def plan(
+    positions, runs, near, begins, narrowest, blocked, units, sizes, gain, form, size, width, each
+):
     """Fill form, size, width [m] and each [positions] with how each row takes the fewest bytes; form is the best single parameter."""
     for r in range(form.size):
         run, stop = runs[r], runs[r + 1]
@@ -191,7 +195,9 @@ def plan(positions, runs, near, begins, narrowest, blocked, units, sizes, gain, 
             joined = halved(joined) if s else joined
             for k in range(begins.shape[1]):
                 w = narrowest + k
-                length = 1 + (w * joined.shape[0] + least(joined, begins[r, k] - first, 1 << w) + 7) // 8
+                length = (
+                    1 + (w * joined.shape[0] + least(joined, begins[r, k] - first, 1 << w) + 7) // 8
+                )
                 if length < limit:
                     limit, size[r], width[r] = length, s, w
             if joined.shape[0] == 1:

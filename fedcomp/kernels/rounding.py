@@ -30,7 +30,9 @@ def to_multiples(x: Tensor, unit: float, limit: float, seed: int) -> np.ndarray:
     """
     small = math.ceil(limit / unit) <= 127
     if cuda.serves(x):
-        rounded = cuda.to_multiples(x.detach()[None], [unit], [limit], [seed], torch.int8 if small else torch.int16)
+        rounded = cuda.to_multiples(
+            x.detach()[None], [unit], [limit], [seed], torch.int8 if small else torch.int16
+        )
         return rounded[0].cpu().numpy()
     levels = np.empty(x.numel(), np.int8 if small else np.int16)
     _fill(levels, x, "multiples", _multiples, ONE / unit, limit, seed=seed)
@@ -71,7 +73,9 @@ def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray |
     table = np.concatenate([powers, -powers]).astype(np.float32)
 
     def work(start: int, stop: int) -> bool:
-        return loop(codes[start:stop], bits[start // 8 : (stop + 7) // 8], table, values[start:stop])
+        return loop(
+            codes[start:stop], bits[start // 8 : (stop + 7) // 8], table, values[start:stop]
+        )
 
     return values if all(each(codes.size, work)) else None
 
@@ -83,7 +87,9 @@ def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.nda
     """
     wide = levels.astype(np.float64)
     edges = (wide[1:] + wide[:-1]) / 2 if nearest else wide[1:-1]
-    up = np.zeros(levels.size) if nearest else np.append(ONE / np.diff(wide), 0.0)  # of what lies above a level, in fixed point
+    up = (
+        np.zeros(levels.size) if nearest else np.append(ONE / np.diff(wide), 0.0)
+    )  # of what lies above a level, in fixed point
     codes = np.empty(x.numel(), np.uint8)
     cells = _first_cells(edges) if backend.compile_vector(x.numel()) else None
     _fill(codes, x, "levels", _levels, edges, cells, wide, up, seed=seed)
@@ -106,7 +112,10 @@ def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     lowest, highest = (int(key) for key in _keys(np.array(edges, np.float32) * factor))
     width = max(0, (highest - lowest).bit_length() - BITS)
     first = lowest >> width
-    table, loop = np.zeros((2, (highest >> width) - first + 1), np.int64), _loop("tally", _tally, x.numel())
+    table, loop = (
+        np.zeros((2, (highest >> width) - first + 1), np.int64),
+        _loop("tally", _tally, x.numel()),
+    )
 
     def work(start: int, stop: int) -> np.ndarray:
         part = np.zeros_like(table)
@@ -134,7 +143,10 @@ def extremes(x: Tensor) -> tuple[float, float]:
 
 def count(codes: np.ndarray, size: int) -> np.ndarray:
     """How often each code below `size` occurs."""
-    return sum(np.bincount(codes[start : start + PIECE], minlength=size) for start in range(0, codes.size, PIECE))
+    return sum(
+        np.bincount(codes[start : start + PIECE], minlength=size)
+        for start in range(0, codes.size, PIECE)
+    )
 
 
 def spread(symbols: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -144,7 +156,9 @@ def spread(symbols: np.ndarray, values: np.ndarray) -> np.ndarray:
     return out
 
 
-def _fill(out: np.ndarray, x: Tensor, name: str, plain: Callable, *arguments: object, seed: int) -> None:
+def _fill(
+    out: np.ndarray, x: Tensor, name: str, plain: Callable, *arguments: object, seed: int
+) -> None:
     """Fill `out` by the loop of this name, or by the plain one, for each piece of x."""
     loop, x = _loop(name, plain, x.numel()), x.detach().cpu()
     low, high = philox.halves(seed)
@@ -194,9 +208,13 @@ def _levels(x, arguments, low, high, start, out):
 
 def _tally(x, factor, first, width, table):
     keys = _keys(x * factor)
-    bins, inverse, counts = np.unique((keys >> width) - first, return_inverse=True, return_counts=True)
+    bins, inverse, counts = np.unique(
+        (keys >> width) - first, return_inverse=True, return_counts=True
+    )
     table[0, bins] += counts
-    table[1, bins] += np.bincount(inverse, keys & (1 << width) - 1).astype(np.int64)  # sums below 2⁵³, exact in float64
+    table[1, bins] += np.bincount(inverse, keys & (1 << width) - 1).astype(
+        np.int64
+    )  # sums below 2⁵³, exact in float64
 
 
 def _spread(symbols, values, out):
@@ -217,7 +235,9 @@ def _keys(x: np.ndarray) -> np.ndarray:
 
 def _values(keys: np.ndarray) -> np.ndarray:
     """The float64s whose keys these are; what follows the largest float32 is 2^128."""
-    values = np.minimum(np.abs(keys), INFINITE - 1).astype(np.int32).view(np.float32).astype(np.float64)
+    values = (
+        np.minimum(np.abs(keys), INFINITE - 1).astype(np.int32).view(np.float32).astype(np.float64)
+    )
     return np.copysign(np.where(np.abs(keys) < INFINITE, values, 2.0**128), keys)
 
 

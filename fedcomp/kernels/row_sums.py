@@ -1,6 +1,6 @@
 """Sums of many rows, each with a factor, held in registers until the last of them: what numba's own loops write to memory every time.
 
-    sums[j] += Σ_n factors[n] · source[starts[n] + j]        for j in 0 .. row − 1
+sums[j] += Σ_n factors[n] · source[starts[n] + j]        for j in 0 .. row − 1
 """
 
 import numba
@@ -11,7 +11,12 @@ from numba.extending import intrinsic
 from .backend import LANES
 
 MOST = 6  # vectors of sums at once: with 16 registers of 8 floats, as AVX2 has, none of them goes to memory
-FLOAT, VECTOR, WORD, INDEX = ir.FloatType(), ir.VectorType(ir.FloatType(), LANES), ir.IntType(64), ir.IntType(32)
+FLOAT, VECTOR, WORD, INDEX = (
+    ir.FloatType(),
+    ir.VectorType(ir.FloatType(), LANES),
+    ir.IntType(64),
+    ir.IntType(32),
+)
 ONCE = ("contract",)  # a product and a sum, rounded once where the processor can
 
 
@@ -38,14 +43,22 @@ def _block(vectors):
             totals = [builder.phi(VECTOR) for _ in range(vectors)]
             factor = builder.load(at(factors, n, FLOAT), align=4)
             splat = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), factor, INDEX(0))
-            splat = builder.shuffle_vector(splat, splat, ir.Constant(ir.VectorType(INDEX, LANES), [0] * LANES))
-            row = builder.add(source, builder.shl(builder.load(at(starts, n, WORD), align=8), WORD(2)))
+            splat = builder.shuffle_vector(
+                splat, splat, ir.Constant(ir.VectorType(INDEX, LANES), [0] * LANES)
+            )
+            row = builder.add(
+                source, builder.shl(builder.load(at(starts, n, WORD), align=8), WORD(2))
+            )
             added = [
-                builder.fadd(total, builder.fmul(splat, builder.load(p, align=4), flags=ONCE), flags=ONCE)
+                builder.fadd(
+                    total, builder.fmul(splat, builder.load(p, align=4), flags=ONCE), flags=ONCE
+                )
                 for total, p in zip(totals, each(row), strict=True)
             ]
             following = builder.add(n, WORD(1))
-            for phi, start, value in zip([n, *totals], [WORD(0), *first], [following, *added], strict=True):
+            for phi, start, value in zip(
+                [n, *totals], [WORD(0), *first], [following, *added], strict=True
+            ):
                 phi.add_incoming(start, before)
                 phi.add_incoming(value, loop)
             after = builder.append_basic_block("done")

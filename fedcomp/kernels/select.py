@@ -112,7 +112,9 @@ def at_least_rows(X: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
 def mean(values: Array) -> float:
     """The mean of `values`, summed in float64 on the host, one after the other; 0 of none. The same on every device."""
     if len(values) <= FEW:
-        total = functools.reduce(operator.add, map(float, values.tolist()), 0.0)  # sum() compensates from Python 3.12 on
+        total = functools.reduce(
+            operator.add, map(float, values.tolist()), 0.0
+        )  # sum() compensates from Python 3.12 on
         return total / max(len(values), 1)
     return float(means(values, np.array([len(values)]))[0])
 
@@ -134,10 +136,15 @@ def first_nonfinite(x: Tensor) -> int | None:
 def first_nonfinite_rows(X: Tensor) -> Tensor:
     """`first_nonfinite` of every row of X [m, n], int64 [m], on the CPU; -1 where all is finite."""
     if X.is_cuda and X.numel():
-        bad = (~torch.stack(X.detach().aminmax(dim=1)).isfinite()).any(0).tolist()  # NaN is both the least and the largest
+        bad = (
+            (~torch.stack(X.detach().aminmax(dim=1)).isfinite()).any(0).tolist()
+        )  # NaN is both the least and the largest
     else:
         bad = ((_bits(X) & MAGNITUDE) >= INFINITE).any(1).tolist()
-    return torch.tensor([_first_nonfinite(None, x) if held else -1 for x, held in zip(X.detach(), bad)], dtype=torch.int64)
+    return torch.tensor(
+        [_first_nonfinite(None, x) if held else -1 for x, held in zip(X.detach(), bad)],
+        dtype=torch.int64,
+    )
 
 
 def _top_k(e: Tensor | None, x: Tensor, k: int) -> Tensor:
@@ -213,22 +220,35 @@ def _chosen_rows(X: Tensor, k: int, flip: int, mask: int) -> tuple[Tensor, Tenso
 def _chosen_side_rows(X: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What `top_side_rows` returns, by kernels/cuda.py."""
     sides = [_chosen_rows(X, k, *side) for side in (POSITIVES, NEGATIVES)]
-    up, down = (means(X[rows, columns].abs().to(torch.float32), counts) for rows, columns, counts in sides)
+    up, down = (
+        means(X[rows, columns].abs().to(torch.float32), counts) for rows, columns, counts in sides
+    )
     positive = torch.from_numpy(up >= down).to(X.device)
     both = [torch.cat(parts) for parts in zip(*(part[:2] for part in sides), strict=True)]
     won = torch.cat([positive[sides[0][0]], ~positive[sides[1][0]]])
     order = both[0][won].sort(stable=True).indices
-    return both[0][won][order], both[1][won][order], torch.where(positive, sides[0][2], sides[1][2]), positive
+    return (
+        both[0][won][order],
+        both[1][won][order],
+        torch.where(positive, sides[0][2], sides[1][2]),
+        positive,
+    )
 
 
 def _check_pair(e: Tensor, x: Tensor) -> None:
     if e.dtype != torch.float32 or e.shape != x.shape or e.device != x.device:
-        raise ValueError(f"e is {e.dtype} {list(e.shape)} on {e.device}, x has {list(x.shape)} on {x.device}; "
-                         "give a float32 e with the shape and device of x")
+        raise ValueError(
+            f"e is {e.dtype} {list(e.shape)} on {e.device}, x has {list(x.shape)} on {x.device}; "
+            "give a float32 e with the shape and device of x"
+        )
 
 
 def _is_large(x: Tensor, e: Tensor | None = None) -> bool:
-    return x.device.type == "cpu" and (e is None or e.is_contiguous()) and backend.compile_vector(x.numel())
+    return (
+        x.device.type == "cpu"
+        and (e is None or e.is_contiguous())
+        and backend.compile_vector(x.numel())
+    )
 
 
 def _bits(x: Tensor) -> Array:
@@ -288,12 +308,18 @@ def _split(keep: Array) -> tuple[Tensor, Tensor, Tensor]:
 def _count(keep: Array) -> Array:
     if isinstance(keep, Tensor):
         return keep.count_nonzero(1)
-    return np.bincount(np.flatnonzero(keep) // max(keep.shape[1], 1), minlength=len(keep))  # thrice as fast as count_nonzero
+    return np.bincount(
+        np.flatnonzero(keep) // max(keep.shape[1], 1), minlength=len(keep)
+    )  # thrice as fast as count_nonzero
 
 
 def _join(chosen: list[Tensor], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     counts = torch.tensor([len(positions) for positions in chosen], device=device)
-    return torch.arange(len(chosen), device=device).repeat_interleave(counts), torch.cat(chosen), counts
+    return (
+        torch.arange(len(chosen), device=device).repeat_interleave(counts),
+        torch.cat(chosen),
+        counts,
+    )
 
 
 def _first_nonfinite(e: Tensor | None, x: Tensor) -> int | None:
@@ -313,6 +339,8 @@ def non_finite(e: Tensor | None, x: Tensor) -> NonFiniteError:
     value, what = x[position].to(torch.float32), "the update"
     if value.isfinite():
         value, what = e[position] + value, "the residual with the update added"
-    error = NonFiniteError(f"{what} is {value.item()} at position {position}; lower --lr or set --clip")
+    error = NonFiniteError(
+        f"{what} is {value.item()} at position {position}; lower --lr or set --clip"
+    )
     error.position = position
     return error

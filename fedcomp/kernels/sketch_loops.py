@@ -31,7 +31,9 @@ def add(x, positions, first, low, high, stream, cells):
         _draw(positions, uint64(first) + start, many, low, high, stream, words)
         for i in range(many):
             word = words[i]
-            cells[uint64(word) * columns >> uint64(32)] += uint32(bits[start + i] ^ word << uint32(31)).view(np.float32)
+            cells[uint64(word) * columns >> uint64(32)] += uint32(
+                bits[start + i] ^ word << uint32(31)
+            ).view(np.float32)
 
 
 @compiled
@@ -48,7 +50,9 @@ def estimate(cells, positions, first, low, high, stream, out):
             for i in range(many):
                 word = words[i]
                 turned[r, i] = bits[r, uint64(word) * columns >> uint64(32)] ^ word << uint32(31)
-        for last in range(rows - 1, 0, -1):  # the rows are sorted by exchanging neighbours, which vectorises
+        for last in range(
+            rows - 1, 0, -1
+        ):  # the rows are sorted by exchanging neighbours, which vectorises
             for r in range(uint64(last)):
                 below, above = found[r], found[r + uint64(1)]
                 for i in range(uint64(UNIT)):

@@ -14,7 +14,11 @@ from .bits import Signs, values_of
 
 def all_finite(values: np.ndarray) -> bool:
     """Whether float32 of any shape has no NaN and no infinity."""
-    if values.dtype == np.float32 and values.flags.c_contiguous and backend.compile_values(values.size):
+    if (
+        values.dtype == np.float32
+        and values.flags.c_contiguous
+        and backend.compile_values(values.size)
+    ):
         return _compiled().all_finite(values if values.ndim == 1 else values.reshape(-1))
     return bool(np.isfinite(values).all())
 
@@ -29,7 +33,9 @@ def add_at(into: Tensor, positions: np.ndarray, values: np.ndarray | Signs, weig
     if not count:
         return
     if not 0 <= positions.item(0) <= positions.item(-1) < into.numel():
-        raise IndexError(f"positions {positions[0]}..{positions[-1]} do not fit a vector of {into.numel()}")
+        raise IndexError(
+            f"positions {positions[0]}..{positions[-1]} do not fit a vector of {into.numel()}"
+        )
     if not into.is_cpu:
         at = torch.from_numpy(positions).to(into.device)
         into[at] += torch.from_numpy(np.float32(weight) * _spread(values)).to(into.device)
@@ -44,7 +50,12 @@ def add_at(into: Tensor, positions: np.ndarray, values: np.ndarray | Signs, weig
         dense[positions] += np.float32(weight) * _spread(values)
 
 
-def add_all_at(into: Tensor, positions: Sequence[np.ndarray], values: Sequence[np.ndarray | Signs], weights: Sequence[float]) -> None:
+def add_all_at(
+    into: Tensor,
+    positions: Sequence[np.ndarray],
+    values: Sequence[np.ndarray | Signs],
+    weights: Sequence[float],
+) -> None:
     """`add_at` of many, one after the other: those of few positions in one pass. Raises IndexError like it, before anything is changed."""
     sizes = [at.size for at in positions]
     if not into.is_cpu or max(sizes, default=0) >= backend.SOME:
@@ -53,13 +64,18 @@ def add_all_at(into: Tensor, positions: Sequence[np.ndarray], values: Sequence[n
     elif any(sizes):
         every = np.concatenate(positions)
         if not 0 <= every.min() <= every.max() < into.numel():
-            raise IndexError(f"positions {every.min()}..{every.max()} do not fit a vector of {into.numel()}")
+            raise IndexError(
+                f"positions {every.min()}..{every.max()} do not fit a vector of {into.numel()}"
+            )
         weighted = np.repeat(np.array(weights, np.float32), sizes) * _spread_all(values)
         np.add.at((into.detach() if into.requires_grad else into).numpy(), every, weighted)
 
 
 def add_at_each(
-    into: Sequence[Tensor], positions: Sequence[np.ndarray], values: Sequence[np.ndarray | Signs], weight: float
+    into: Sequence[Tensor],
+    positions: Sequence[np.ndarray],
+    values: Sequence[np.ndarray | Signs],
+    weight: float,
 ) -> Tensor:
     """`add_at` for many vectors on one device, which gets all positions in one copy and is not waited for. Returns the sums, one
     after the other. On a CPU it is for few positions of each."""

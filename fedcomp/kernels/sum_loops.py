@@ -18,7 +18,9 @@ MAGNITUDE = uint32(0x7FFFFFFF)
 LINE = 64  # magnitudes in a block: 24 bits each, up to 23 exponents apart, 6 bits for the sum
 UPPER = uint32(0xFFFFF000)  # sign, exponent and the upper twelve bits of the significand
 TILE = 512  # columns whose sums stay near the processor
-SQUARES = 32  # squares in a block: 24 bits each part, up to 2·12 exponents apart, 5 bits for the sum
+SQUARES = (
+    32  # squares in a block: 24 bits each part, up to 2·12 exponents apart, 5 bits for the sum
+)
 
 SCALES = np.ldexp(1.0, 150 - np.arange(256).clip(1))  # from a magnitude to units of its exponent
 
@@ -34,7 +36,10 @@ def _range(bits, start, stop):
     largest, smallest = uint32(0), uint32(0xFFFFFFFF)
     for i in range(uint64(start), uint64(stop)):
         magnitude = bits[i] & MAGNITUDE
-        largest, smallest = max(largest, magnitude), min(smallest, magnitude - uint32(1))  # what 0 turns to is larger than all
+        largest, smallest = (
+            max(largest, magnitude),
+            min(smallest, magnitude - uint32(1)),
+        )  # what 0 turns to is larger than all
     return largest >> uint32(23), uint32((uint64(smallest) + uint64(1)) >> uint64(23))
 
 
@@ -48,7 +53,9 @@ def _put(low, high, exponent, total):
 @numba.njit(nogil=True, inline="always")
 def _significand(bits):
     magnitude = bits & MAGNITUDE
-    return int64(magnitude & uint32(FRACTION)) | int64(magnitude > uint32(FRACTION)) << int64(FRACTION_BITS)
+    return int64(magnitude & uint32(FRACTION)) | int64(magnitude > uint32(FRACTION)) << int64(
+        FRACTION_BITS
+    )
 
 
 @reordered
@@ -78,7 +85,12 @@ def squares(x, table):
         if largest > smallest + uint32(12):
             for i in range(uint64(start), uint64(stop)):
                 significand = _significand(bits[i])
-                _put(table[0], table[1], (bits[i] & MAGNITUDE) >> uint32(23), significand * significand)
+                _put(
+                    table[0],
+                    table[1],
+                    (bits[i] & MAGNITUDE) >> uint32(23),
+                    significand * significand,
+                )
         elif largest >= smallest:
             hh, hl, ll = 0.0, 0.0, 0.0
             for i in range(uint64(start), uint64(stop)):
@@ -99,7 +111,11 @@ def sides(grid, high, totals, negative):
         stretch, stop = start // high, min(start + high, rows)
         for left in range(0, columns, TILE):
             right = min(left + TILE, columns)
-            up, down, below = totals[stretch, 0, left:right], totals[stretch, 1, left:right], negative[stretch, left:right]
+            up, down, below = (
+                totals[stretch, 0, left:right],
+                totals[stretch, 1, left:right],
+                negative[stretch, left:right],
+            )
             for row in range(start, stop):
                 values = grid[row, left:right]
                 for i in range(uint64(right - left)):

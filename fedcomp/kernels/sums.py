@@ -19,7 +19,14 @@ EXPONENTS = 256
 UNIT = 149  # a magnitude is an integer times 2^-UNIT
 FRACTION, FRACTION_BITS = 0x7FFFFF, 23
 LOW, LOW_BITS = 0xFFFFFF, 24  # a square is kept in two parts, each as wide as a significand
-SHIFTS = (0, LOW_BITS, 13, 13 + LOW_BITS, 24, 24 + LOW_BITS)  # powers of two that the rows of a table count for, low and high part
+SHIFTS = (
+    0,
+    LOW_BITS,
+    13,
+    13 + LOW_BITS,
+    24,
+    24 + LOW_BITS,
+)  # powers of two that the rows of a table count for, low and high part
 # each: |x| or l²; h·l/2¹², met twice, hence 13; h²/2²⁴ (sum_loops.squares)
 PIECE = 1 << 20  # elements that are tabled at a time where no loop is compiled
 STRETCH, LEAST = 1 << 16, 64  # elements, and rows, of a column sum that stands by itself
@@ -72,8 +79,13 @@ def _sums(X: Tensor, power: int) -> list[int]:
 def _total(table: np.ndarray, power: int) -> int:
     """The sum that a table [rows, EXPONENTS] holds."""
     rows, exponents = table.nonzero()
-    shifts = np.array(SHIFTS)[rows] + power * (exponents - 1).clip(0)  # numbers below 2^-126 have the unit of the exponent 1
-    return sum(count << shift for count, shift in zip(table[rows, exponents].tolist(), shifts.tolist(), strict=True))
+    shifts = np.array(SHIFTS)[rows] + power * (exponents - 1).clip(
+        0
+    )  # numbers below 2^-126 have the unit of the exponent 1
+    return sum(
+        count << shift
+        for count, shift in zip(table[rows, exponents].tolist(), shifts.tolist(), strict=True)
+    )
 
 
 def _tabled(X: Tensor, power: int) -> np.ndarray:
@@ -95,13 +107,18 @@ def _table_numpy(bits: np.ndarray, power: int) -> np.ndarray:
     terms = ((bits & FRACTION) + ((exponents > 0) << FRACTION_BITS)).astype(np.int64) ** power
     at = (exponents + EXPONENTS * np.arange(len(bits), dtype=np.int64)[:, None]).ravel()
     # Sums of integers below 2⁵³, and so exact in the float64 of bincount.
-    parts = [np.bincount(at, part.ravel(), EXPONENTS * len(bits)).reshape(-1, EXPONENTS) for part in (terms & LOW, terms >> LOW_BITS)]
+    parts = [
+        np.bincount(at, part.ravel(), EXPONENTS * len(bits)).reshape(-1, EXPONENTS)
+        for part in (terms & LOW, terms >> LOW_BITS)
+    ]
     return np.stack(parts, axis=1).astype(np.int64)
 
 
 def _table_torch(bits: Tensor, power: int) -> Tensor:
     exponents = bits >> FRACTION_BITS & EXPONENTS - 1
-    terms = ((bits & FRACTION) + ((exponents > 0).to(torch.int32) << FRACTION_BITS)).to(torch.int64) ** power
+    terms = ((bits & FRACTION) + ((exponents > 0).to(torch.int32) << FRACTION_BITS)).to(
+        torch.int64
+    ) ** power
     table = bits.new_zeros(len(bits), 2, EXPONENTS, dtype=torch.int64)
     for row, part in enumerate((terms & LOW, terms >> LOW_BITS)):
         table[:, row].scatter_add_(1, exponents.to(torch.int64), part)
@@ -133,7 +150,11 @@ def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
     if columns > 1:
         return _column_sides(x, columns)
     whole = x.numel() // LANES * LANES
-    lanes = [_column_sides(part, min(part.numel(), LANES)) for part in (x[:whole], x[whole:]) if part.numel()]
+    lanes = [
+        _column_sides(part, min(part.numel(), LANES))
+        for part in (x[:whole], x[whole:])
+        if part.numel()
+    ]
     totals, counts = (np.concatenate(part, axis=1) for part in zip(*lanes, strict=True))
     return totals.cumsum(axis=1)[:, -1:], counts.sum(axis=1, keepdims=True)
 
@@ -148,7 +169,9 @@ def _column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
 
         def work(start: int, stop: int) -> None:
             at = slice(start // (high * columns), None)
-            sum_loops.sides(grid[start // columns : stop // columns], high, totals[at], negative[at])
+            sum_loops.sides(
+                grid[start // columns : stop // columns], high, totals[at], negative[at]
+            )
 
         each(grid.size, work, high * columns)
     else:

@@ -54,12 +54,18 @@ def pack_signs(x_ptr, out_ptr, n, width, BLOCK: tl.constexpr):
 @triton.jit
 def philox(low, high, c0, c1, c2, c3):
     """A block of four words (kernels/philox.py), elementwise over uint32 tensors."""
-    first, second = tl.full(c0.shape, 0xD2511F53, tl.uint32), tl.full(c0.shape, 0xCD9E8D57, tl.uint32)
+    first, second = (
+        tl.full(c0.shape, 0xD2511F53, tl.uint32),
+        tl.full(c0.shape, 0xCD9E8D57, tl.uint32),
+    )
     for _ in tl.static_range(10):
         a, c = c0, c2
         c0, c1 = tl.umulhi(c, second) ^ c1 ^ low, c * second
         c2, c3 = tl.umulhi(a, first) ^ c3 ^ high, a * first
-        low, high = low + tl.full(c0.shape, 0x9E3779B9, tl.uint32), high + tl.full(c0.shape, 0xBB67AE85, tl.uint32)
+        low, high = (
+            low + tl.full(c0.shape, 0x9E3779B9, tl.uint32),
+            high + tl.full(c0.shape, 0xBB67AE85, tl.uint32),
+        )
     return c0, c1, c2, c3
 
 
@@ -68,7 +74,10 @@ def _words(key_ptr, row, first, stream, BLOCK: tl.constexpr):
     """Four words for each of BLOCK blocks from `first` on, of the seed whose halves, the low one first, are key[row]."""
     j = first + tl.arange(0, BLOCK)
     zero = (j * 0).to(tl.uint32)
-    low, high = zero + tl.load(key_ptr + 2 * row).to(tl.uint32), zero + tl.load(key_ptr + 2 * row + 1).to(tl.uint32)
+    low, high = (
+        zero + tl.load(key_ptr + 2 * row).to(tl.uint32),
+        zero + tl.load(key_ptr + 2 * row + 1).to(tl.uint32),
+    )
     return philox(low, high, j.to(tl.uint32), zero, zero + stream, zero)
 
 
@@ -101,10 +110,26 @@ def multiples(x_ptr, scale_ptr, limit_ptr, key_ptr, out_ptr, n, BLOCK: tl.conste
     scale, limit = tl.load(scale_ptr + row), tl.load(limit_ptr + row)
     i = 4 * (first + tl.arange(0, BLOCK // 4))
     x, out = x_ptr + row * n + i, out_ptr + row * n + i
-    tl.store(out, _multiple(tl.load(x, mask=i < n, other=0.0).to(tl.float32), scale, limit, a), mask=i < n)
-    tl.store(out + 1, _multiple(tl.load(x + 1, mask=i + 1 < n, other=0.0).to(tl.float32), scale, limit, b), mask=i + 1 < n)
-    tl.store(out + 2, _multiple(tl.load(x + 2, mask=i + 2 < n, other=0.0).to(tl.float32), scale, limit, c), mask=i + 2 < n)
-    tl.store(out + 3, _multiple(tl.load(x + 3, mask=i + 3 < n, other=0.0).to(tl.float32), scale, limit, d), mask=i + 3 < n)
+    tl.store(
+        out,
+        _multiple(tl.load(x, mask=i < n, other=0.0).to(tl.float32), scale, limit, a),
+        mask=i < n,
+    )
+    tl.store(
+        out + 1,
+        _multiple(tl.load(x + 1, mask=i + 1 < n, other=0.0).to(tl.float32), scale, limit, b),
+        mask=i + 1 < n,
+    )
+    tl.store(
+        out + 2,
+        _multiple(tl.load(x + 2, mask=i + 2 < n, other=0.0).to(tl.float32), scale, limit, c),
+        mask=i + 2 < n,
+    )
+    tl.store(
+        out + 3,
+        _multiple(tl.load(x + 3, mask=i + 3 < n, other=0.0).to(tl.float32), scale, limit, d),
+        mask=i + 3 < n,
+    )
 
 
 @triton.jit
@@ -122,27 +147,56 @@ def powers(x_ptr, factor_ptr, key_ptr, out_ptr, n, BLOCK: tl.constexpr):
     factor = tl.load(factor_ptr + row)
     i = 4 * (first + tl.arange(0, BLOCK // 4))
     x, out = x_ptr + row * n + i, out_ptr + row * n + i
-    tl.store(out, _power(tl.load(x, mask=i < n, other=0.0).to(tl.float32), factor, a).to(tl.uint8), mask=i < n)
-    tl.store(out + 1, _power(tl.load(x + 1, mask=i + 1 < n, other=0.0).to(tl.float32), factor, b).to(tl.uint8), mask=i + 1 < n)
-    tl.store(out + 2, _power(tl.load(x + 2, mask=i + 2 < n, other=0.0).to(tl.float32), factor, c).to(tl.uint8), mask=i + 2 < n)
-    tl.store(out + 3, _power(tl.load(x + 3, mask=i + 3 < n, other=0.0).to(tl.float32), factor, d).to(tl.uint8), mask=i + 3 < n)
+    tl.store(
+        out,
+        _power(tl.load(x, mask=i < n, other=0.0).to(tl.float32), factor, a).to(tl.uint8),
+        mask=i < n,
+    )
+    tl.store(
+        out + 1,
+        _power(tl.load(x + 1, mask=i + 1 < n, other=0.0).to(tl.float32), factor, b).to(tl.uint8),
+        mask=i + 1 < n,
+    )
+    tl.store(
+        out + 2,
+        _power(tl.load(x + 2, mask=i + 2 < n, other=0.0).to(tl.float32), factor, c).to(tl.uint8),
+        mask=i + 2 < n,
+    )
+    tl.store(
+        out + 3,
+        _power(tl.load(x + 3, mask=i + 3 < n, other=0.0).to(tl.float32), factor, d).to(tl.uint8),
+        mask=i + 3 < n,
+    )
 
 
 @triton.jit
 def _add_to_cell(x_ptr, i, n, scale, word, cells_ptr, first, columns):
     """kernels/count_sketch.py: an element in fixed point, to half a unit, into the cell of its word in the row that begins at first."""
-    fixed = tl.floor(tl.load(x_ptr + i, mask=i < n, other=0.0).to(tl.float64) * scale + 0.5).to(tl.int64)
+    fixed = tl.floor(tl.load(x_ptr + i, mask=i < n, other=0.0).to(tl.float64) * scale + 0.5).to(
+        tl.int64
+    )
     bucket = tl.umulhi(word, (word * 0 + columns).to(tl.uint32)).to(tl.int64)
-    tl.atomic_add(cells_ptr + first + bucket, tl.where((word & 1) == 1, -fixed, fixed), mask=i < n, sem="relaxed")
+    tl.atomic_add(
+        cells_ptr + first + bucket,
+        tl.where((word & 1) == 1, -fixed, fixed),
+        mask=i < n,
+        sem="relaxed",
+    )
 
 
 @triton.jit
-def sketch(x_ptr, scale_ptr, key_ptr, cells_ptr, n, columns, STREAM: tl.constexpr, BLOCK: tl.constexpr):
+def sketch(
+    x_ptr, scale_ptr, key_ptr, cells_ptr, n, columns, STREAM: tl.constexpr, BLOCK: tl.constexpr
+):
     """cells[r, bucket] += ±x·scale, rounded, for all of x [n], in each row r: integers, which add up in any order. scale is float64 [1],
     cells int64 [rows, columns]."""
     row, first = tl.program_id(1), tl.program_id(0) * (BLOCK // 4)
     a, b, c, d = _words(key_ptr, 0, first, STREAM + row, BLOCK // 4)
-    i, scale, begin = 4 * (first + tl.arange(0, BLOCK // 4)), tl.load(scale_ptr), row.to(tl.int64) * columns
+    i, scale, begin = (
+        4 * (first + tl.arange(0, BLOCK // 4)),
+        tl.load(scale_ptr),
+        row.to(tl.int64) * columns,
+    )
     _add_to_cell(x_ptr, i, n, scale, a, cells_ptr, begin, columns)
     _add_to_cell(x_ptr, i + 1, n, scale, b, cells_ptr, begin, columns)
     _add_to_cell(x_ptr, i + 2, n, scale, c, cells_ptr, begin, columns)
@@ -168,7 +222,16 @@ def _median(found, ROWS: tl.constexpr):
 
 
 @triton.jit
-def estimate(cells_ptr, key_ptr, out_ptr, n, columns, ROWS: tl.constexpr, STREAM: tl.constexpr, BLOCK: tl.constexpr):
+def estimate(
+    cells_ptr,
+    key_ptr,
+    out_ptr,
+    n,
+    columns,
+    ROWS: tl.constexpr,
+    STREAM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """out [n] = the medians over the rows of cells, float32 [ROWS, columns]."""
     first = tl.program_id(0) * (BLOCK // 4)
     i, told = 4 * (first + tl.arange(0, BLOCK // 4)), ((), (), (), ())

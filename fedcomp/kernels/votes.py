@@ -24,7 +24,9 @@ from . import adders, bits, philox
 from .stretches import each
 
 TIES = 4  # stream of the coins for ties
-BLOCK = 1 << 17  # bytes of each vote that are tallied at a time, so that the digits of their counts stay near the processor
+BLOCK = (
+    1 << 17
+)  # bytes of each vote that are tallied at a time, so that the digits of their counts stay near the processor
 NARROW = 256  # voters from which counts are tabled one by one, not by their digits
 
 Array = TypeVar("Array", np.ndarray, Tensor)
@@ -40,7 +42,9 @@ def majority(votes: Votes, numel: int, seed: int) -> np.ndarray | Tensor:
     held = _opened(votes, numel)
     if len(held) % 2 == 0:
         tossed = coins(seed, numel)
-        held.append(torch.from_numpy(tossed).to(held[0].device) if isinstance(votes, Tensor) else tossed)
+        held.append(
+            torch.from_numpy(tossed).to(held[0].device) if isinstance(votes, Tensor) else tossed
+        )
     return _at_least(held, numel, len(held) // 2 + 1)
 
 
@@ -69,7 +73,9 @@ def counts(votes: Votes, numel: int) -> np.ndarray:
     def use(start: int, digits: list[np.ndarray]) -> None:
         into = out[start : start + 8 * digits[0].size]
         for place, digit in enumerate(digits):
-            into |= np.unpackbits(digit, count=into.size).astype(out.dtype, copy=False) << out.dtype.type(place)
+            into |= np.unpackbits(digit, count=into.size).astype(
+                out.dtype, copy=False
+            ) << out.dtype.type(place)
 
     _tally(held, numel, use)
     return out
@@ -90,7 +96,9 @@ def margin_counts(votes: Votes, numel: int) -> np.ndarray:
     def table(start: int, digits: list[np.ndarray]) -> np.ndarray:
         if m < NARROW:
             return _table(digits, m)
-        numbers = sum(np.unpackbits(digit).astype(np.int64) << place for place, digit in enumerate(digits))
+        numbers = sum(
+            np.unpackbits(digit).astype(np.int64) << place for place, digit in enumerate(digits)
+        )
         return np.bincount(numbers, minlength=m + 1)
 
     ones = np.sum([np.zeros(m + 1, np.int64), *_tally(held, numel, table)], axis=0)
@@ -100,14 +108,19 @@ def margin_counts(votes: Votes, numel: int) -> np.ndarray:
     return found
 
 
-def disagreement(votes: Votes, result: Vote | Tensor, numel: int, wide: int) -> tuple[np.ndarray, np.ndarray]:
+def disagreement(
+    votes: Votes, result: Vote | Tensor, numel: int, wide: int
+) -> tuple[np.ndarray, np.ndarray]:
     """In how many coordinates each voter was against the packed `result`, and in how many of these the margin was ≥ `wide`, from 1 up.
 
     Two int64 arrays [m]. The margin is that of the votes given, |2·ones − m|, whatever the result is. Lost coins count in the first.
     """
     held = _opened(votes, numel)
     (won,) = _opened(result[None] if isinstance(result, Tensor) else [result], numel)
-    high, low = (len(held) + wide + 1) // 2, (len(held) - wide) // 2 + 1  # a margin is wide from `high` ones up, and below `low`
+    high, low = (
+        (len(held) + wide + 1) // 2,
+        (len(held) - wide) // 2 + 1,
+    )  # a margin is wide from `high` ones up, and below `low`
     if isinstance(votes, Tensor):
         digits = adders.digits(held)
         far = adders.at_least(digits, high) | ~adders.at_least(digits, low)
@@ -140,17 +153,28 @@ def _opened(votes: Votes, numel: int) -> list:
         raise ValueError("a tally needs at least one vote")
     if isinstance(votes, Tensor):
         if votes.dtype is not torch.uint8 or votes.dim() != 2 or votes.shape[1] != size:
-            raise FrameError(f"votes are {votes.dtype} {list(votes.shape)}; packed, of {numel} coordinates, they are uint8 [m, {size}]")
+            raise FrameError(
+                f"votes are {votes.dtype} {list(votes.shape)}; packed, of {numel} coordinates, they are uint8 [m, {size}]"
+            )
         held = list(votes)
         strange = size > 0 and bool((votes[:, -1] & spare).any())
     else:
-        raw = [np.frombuffer(np.ascontiguousarray(vote) if isinstance(vote, np.ndarray) else vote, np.uint8) for vote in votes]
+        raw = [
+            np.frombuffer(
+                np.ascontiguousarray(vote) if isinstance(vote, np.ndarray) else vote, np.uint8
+            )
+            for vote in votes
+        ]
         if odd := [r.size for r in raw if not size <= r.size < size + 8]:
-            raise FrameError(f"a vote of {odd[0]} bytes does not have {numel} coordinates; the frame is damaged or of another size")
+            raise FrameError(
+                f"a vote of {odd[0]} bytes does not have {numel} coordinates; the frame is damaged or of another size"
+            )
         held = [r[:size] for r in raw]
         strange = any(r[size:].any() or (size > 0 and r[size - 1] & spare) for r in raw)
     if strange:
-        raise FrameError("the bits of a vote past its last coordinate are not zero; the frame is damaged")
+        raise FrameError(
+            "the bits of a vote past its last coordinate are not zero; the frame is damaged"
+        )
     return held
 
 
@@ -169,7 +193,9 @@ def _at_least(held: list, numel: int, count: int) -> np.ndarray | Tensor:
 
 def _tally(held: list, numel: int, use: Callable[[int, list[np.ndarray]], object]) -> list:
     """use(first coordinate, digits of the counts) for every block, in main memory; the results in order."""
-    rows = adders.Rows([vote.cpu().numpy() for vote in held] if isinstance(held[0], Tensor) else held)
+    rows = adders.Rows(
+        [vote.cpu().numpy() for vote in held] if isinstance(held[0], Tensor) else held
+    )
 
     def work(start: int, stop: int) -> list:
         return [use(8 * a, rows.digits(a, b)) for a, b in _blocks(start, stop)]

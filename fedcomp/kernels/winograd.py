@@ -15,13 +15,23 @@ from torch import Tensor
 from .backend import LANES
 from .stretches import parallel
 
-FEWEST, LARGEST = 32, 1 << 13  # channels and kernels; their product, which has to stay near while a place of all tiles goes through it
+FEWEST, LARGEST = (
+    32,
+    1 << 13,
+)  # channels and kernels; their product, which has to stay near while a place of all tiles goes through it
 
 
 def suits(weight: Tensor, patch: tuple[int, int]) -> bool:
     """Whether `outputs` is for a weight [k, c, i, j] and patches: channels fill whole vectors."""
     k, c, *size = weight.shape
-    return patch == (2, 2) and size == [5, 5] and not k % LANES and not c % LANES and min(c, k) >= FEWEST and c * k <= LARGEST
+    return (
+        patch == (2, 2)
+        and size == [5, 5]
+        and not k % LANES
+        and not c % LANES
+        and min(c, k) >= FEWEST
+        and c * k <= LARGEST
+    )
 
 
 def outputs(x: Tensor, weight: Tensor, bias: Tensor | None, examples: int) -> tuple[Tensor, Tensor]:
@@ -33,13 +43,25 @@ def outputs(x: Tensor, weight: Tensor, bias: Tensor | None, examples: int) -> tu
 
     (b, h, w, c), k = x.shape, len(weight)
     high, wide, kernels = (h - 4) // 2, (w - 4) // 2, torch.empty(6, 6, c * k, dtype=torch.float32)
-    results, places = torch.empty(b, high, wide, k, dtype=torch.float32), torch.empty(b, high, wide, k, dtype=torch.int64)
+    results, places = (
+        torch.empty(b, high, wide, k, dtype=torch.float32),
+        torch.empty(b, high, wide, k, dtype=torch.int64),
+    )
     biases = np.zeros(k, np.float32) if bias is None else bias.detach().numpy()
-    spread_weights(weight.detach().permute(2, 3, 1, 0).reshape(5, 5, c * k).contiguous().numpy(), kernels.numpy())
+    spread_weights(
+        weight.detach().permute(2, 3, 1, 0).reshape(5, 5, c * k).contiguous().numpy(),
+        kernels.numpy(),
+    )
 
     def work(start: int) -> None:
         piece = slice(start, start + examples)
-        maxima(x[piece].numpy(), kernels.view(36, c, k).numpy(), biases, results[piece].numpy(), places[piece].numpy())
+        maxima(
+            x[piece].numpy(),
+            kernels.view(36, c, k).numpy(),
+            biases,
+            results[piece].numpy(),
+            places[piece].numpy(),
+        )
 
     parallel(work, [(start,) for start in range(0, b, examples)])
     return results.permute(0, 3, 1, 2), places.permute(0, 3, 1, 2)

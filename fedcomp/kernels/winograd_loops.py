@@ -13,9 +13,22 @@ from .loops import compiled
 from .row_sums import ONCE, VECTOR, WORD, add_rows
 
 FLOATS = 4  # bytes
-INPUTS = [[4, 0, -5, 0, 1, 0], [0, -4, -4, 1, 1, 0], [0, 4, -4, -1, 1, 0], [0, -2, -1, 2, 1, 0], [0, 2, -1, -2, 1, 0], [0, 4, 0, -5, 0, 1]]
-WEIGHTS = [[F(1, 4), 0, 0, 0, 0], [F(-1, 6)] * 5, [F(-s, 6) for s in (1, -1, 1, -1, 1)], [F(2**p, 24) for p in range(5)],
-           [F((-2) ** p, 24) for p in range(5)], [0, 0, 0, 0, 1]]
+INPUTS = [
+    [4, 0, -5, 0, 1, 0],
+    [0, -4, -4, 1, 1, 0],
+    [0, 4, -4, -1, 1, 0],
+    [0, -2, -1, 2, 1, 0],
+    [0, 2, -1, -2, 1, 0],
+    [0, 4, 0, -5, 0, 1],
+]
+WEIGHTS = [
+    [F(1, 4), 0, 0, 0, 0],
+    [F(-1, 6)] * 5,
+    [F(-s, 6) for s in (1, -1, 1, -1, 1)],
+    [F(2**p, 24) for p in range(5)],
+    [F((-2) ** p, 24) for p in range(5)],
+    [0, 0, 0, 0, 1],
+]
 OUTPUTS = [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 1]]
 TILE, KERNEL = len(INPUTS), len(WEIGHTS[0])
 
@@ -35,7 +48,10 @@ def _times(matrix):
             skip = builder.mul(n, WORD(FLOATS * LANES))
 
             def at(base, step, row):
-                return builder.inttoptr(builder.add(builder.add(base, skip), builder.mul(step, WORD(row))), VECTOR.as_pointer())
+                return builder.inttoptr(
+                    builder.add(builder.add(base, skip), builder.mul(step, WORD(row))),
+                    VECTOR.as_pointer(),
+                )
 
             used = [q for q in range(len(matrix[0])) if any(row[q] for row in matrix)]
             values = {q: builder.load(at(source, source_step, q), align=4) for q in used}
@@ -81,14 +97,30 @@ def maxima(x, kernels, biases, results, places):
     """
     (squares, c, k), (examples, high, wide, _), w = kernels.shape, results.shape, x.shape[2]
     down, tiles = np.empty((TILE, w, c), np.float32), np.empty((squares, wide, c), np.float32)
-    products, starts, width = np.empty((squares, wide, k), np.float32), np.arange(c) * k, w - KERNEL + 1
+    products, starts, width = (
+        np.empty((squares, wide, k), np.float32),
+        np.arange(c) * k,
+        w - KERNEL + 1,
+    )
     across, outputs = np.empty((TILE, 2, k), np.float32), np.empty((2, 2, k), np.float32)
     for b in range(examples):
         for i in range(high):
-            _inputs(x[b, 2 * i].ctypes.data, FLOATS * w * c, down.ctypes.data, FLOATS * w * c, w * c // LANES)
+            _inputs(
+                x[b, 2 * i].ctypes.data,
+                FLOATS * w * c,
+                down.ctypes.data,
+                FLOATS * w * c,
+                w * c // LANES,
+            )
             for j in range(wide):
                 for p in range(TILE):
-                    _inputs(down[p, 2 * j].ctypes.data, FLOATS * c, tiles[p * TILE, j].ctypes.data, FLOATS * wide * c, c // LANES)
+                    _inputs(
+                        down[p, 2 * j].ctypes.data,
+                        FLOATS * c,
+                        tiles[p * TILE, j].ctypes.data,
+                        FLOATS * wide * c,
+                        c // LANES,
+                    )
             products[:] = 0
             for p in range(squares):
                 flat = kernels[p].reshape(-1)
@@ -96,8 +128,20 @@ def maxima(x, kernels, biases, results, places):
                     add_rows(products[p, j], flat, starts, tiles[p, j], c)
             for j in range(wide):
                 for p in range(TILE):
-                    _outputs(products[p * TILE, j].ctypes.data, FLOATS * wide * k, across[p].ctypes.data, FLOATS * k, k // LANES)
-                _outputs(across.ctypes.data, FLOATS * 2 * k, outputs.ctypes.data, FLOATS * 2 * k, 2 * k // LANES)
+                    _outputs(
+                        products[p * TILE, j].ctypes.data,
+                        FLOATS * wide * k,
+                        across[p].ctypes.data,
+                        FLOATS * k,
+                        k // LANES,
+                    )
+                _outputs(
+                    across.ctypes.data,
+                    FLOATS * 2 * k,
+                    outputs.ctypes.data,
+                    FLOATS * 2 * k,
+                    2 * k // LANES,
+                )
                 best, at, corner = results[b, i, j], places[b, i, j], 2 * i * width + 2 * j
                 best[:], at[:] = outputs[0, 0], corner
                 _keep_larger(outputs[0, 1], corner + 1, best, at)

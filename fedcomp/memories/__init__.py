@@ -21,10 +21,32 @@ from .signum import Signum
 from .sketched import Sketched
 from .variance import Variance
 
-__all__ = ["Counterpart", "Memory", "available_memories", "chooses", "counterpart", "memory", "only_under"]
+__all__ = [
+    "Counterpart",
+    "Memory",
+    "available_memories",
+    "chooses",
+    "counterpart",
+    "memory",
+    "only_under",
+]
 
 _MEMORIES: dict[str, type[Memory]] = {
-    cls.name: cls for cls in (Nothing, Residual, ECQ, DGC, AdaComp, Variance, EF21, Diana, LAQ, LowRank, Sketched, Signum)
+    cls.name: cls
+    for cls in (
+        Nothing,
+        Residual,
+        ECQ,
+        DGC,
+        AdaComp,
+        Variance,
+        EF21,
+        Diana,
+        LAQ,
+        LowRank,
+        Sketched,
+        Signum,
+    )
 }
 
 
@@ -36,7 +58,9 @@ def available_memories() -> dict[str, type[Memory]]:
 def memory(text: str, codec: Codec, numel: int, layout: Layout | None = None) -> Memory:
     """A memory around `codec` for vectors [numel]. Raises SpecError, and ConfigError for a codec that it would diverge with."""
     if not isinstance(text, str) or not isinstance(codec, Codec):
-        raise SpecError(f"a memory is a name and a codec, such as memory('residual', codec('stc'), numel); given {text!r}, {codec!r}")
+        raise SpecError(
+            f"a memory is a name and a codec, such as memory('residual', codec('stc'), numel); given {text!r}, {codec!r}"
+        )
     made, options = _named(text)
     return made(codec, numel, layout, options)
 
@@ -47,7 +71,9 @@ def _named(text: str) -> tuple[type[Memory], Any]:
     parsed = spec.parse(text)
     if parsed.scope or len(parsed.parts) > 1:
         raise SpecError(f"memory '{text}' cannot have a scope or a second part; name one memory")
-    options = spec.build(parsed.parts[0], {name: cls.Options for name, cls in _MEMORIES.items()}, "memory")
+    options = spec.build(
+        parsed.parts[0], {name: cls.Options for name, cls in _MEMORIES.items()}, "memory"
+    )
     return _MEMORIES[parsed.parts[0].name], options
 
 
@@ -63,7 +89,9 @@ def only_under(text: str) -> str:
     return _MEMORIES[name].only_under if name in _MEMORIES else ""
 
 
-def counterpart(text: str, codec: Codec, numel: int, layout: Layout | None = None) -> Counterpart | None:
+def counterpart(
+    text: str, codec: Codec, numel: int, layout: Layout | None = None
+) -> Counterpart | None:
     """The server's side of memories that `memory` makes of the same; None where clients alone keep something. Raises like `memory`."""
     kept = memory(text, codec, numel, layout)
     return kept.counterpart and kept.counterpart(kept)

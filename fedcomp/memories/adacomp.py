@@ -33,7 +33,9 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.bin < 1:
-            raise SpecError(f"option 'bin' of memory 'adacomp' is {self.bin}; give at least one coordinate, such as 500")
+            raise SpecError(
+                f"option 'bin' of memory 'adacomp' is {self.bin}; give at least one coordinate, such as 500"
+            )
 
 
 class AdaComp(Vectors):
@@ -51,7 +53,11 @@ class AdaComp(Vectors):
         g = kept["residual"] + x
         layered = self.codec.scope == LAYER and self.layout is not None
         spans = [entry.span for entry in self.layout] if layered else [slice(0, self.numel)]
-        send = [choose(g[:, span], x[:, span], self.options.bin) for span in spans if span.stop > span.start]
+        send = [
+            choose(g[:, span], x[:, span], self.options.bin)
+            for span in spans
+            if span.stop > span.start
+        ]
         return {"residual": g}, torch.cat([*send, g[:, :0]], dim=1)
 
 
@@ -63,4 +69,8 @@ def choose(g: Tensor, x: Tensor, size: int) -> Tensor:
     maxima = g.abs().amax(2)
     scale = kernels.means(maxima.flatten(), np.full(m, maxima.shape[1])).astype(np.float32)
     chosen = ((g + x).abs_() >= maxima[:, :, None]) & (g != 0)
-    return torch.copysign(torch.from_numpy(scale).to(g.device)[:, None, None], g).where(chosen, 0).view(m, -1)[:, :n]
+    return (
+        torch.copysign(torch.from_numpy(scale).to(g.device)[:, None, None], g)
+        .where(chosen, 0)
+        .view(m, -1)[:, :n]
+    )

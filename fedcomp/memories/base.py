@@ -25,7 +25,9 @@ from ..layout import Layout
 FEW = 300  # positions of an update that numpy adds as soon as compiled loops do
 
 State = dict[str, Tensor | bytes]
-Changes = tuple[dict[str, Tensor], dict[str, bytes | None]]  # for a checkpoint, by name: vectors [numel]; values, None = forget it
+Changes = tuple[
+    dict[str, Tensor], dict[str, bytes | None]
+]  # for a checkpoint, by name: vectors [numel]; values, None = forget it
 
 
 @dataclass(frozen=True)
@@ -42,16 +44,24 @@ class Memory(ABC):
     name: ClassVar[str]
     source: ClassVar[str] = "–"
     Options: ClassVar[type] = NoOptions  # a frozen dataclass: what `name:option=value` may say
-    counterpart: ClassVar["type[Counterpart] | None"] = None  # the server's side, where both sides keep something
-    only_under: ClassVar[str] = ""  # the strategy that alone asks for its frames, where they are of several phases; "" = any
+    counterpart: ClassVar["type[Counterpart] | None"] = (
+        None  # the server's side, where both sides keep something
+    )
+    only_under: ClassVar[str] = (
+        ""  # the strategy that alone asks for its frames, where they are of several phases; "" = any
+    )
     chooses: ClassVar[bool] = False  # which coordinates are sent, whatever the codec's density
     needs_moments: ClassVar[bool] = False  # local SGD fills context.moments
-    residual: Tensor | None = None  # what is kept of the updates because it was not sent, by a memory that keeps that; None = zero
+    residual: Tensor | None = (
+        None  # what is kept of the updates because it was not sent, by a memory that keeps that; None = zero
+    )
     gain: float = 1.0  # how long the residual may become of updates that are 1 long in all, with a codec that contracts
 
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         if layout is not None and layout.numel != numel:
-            raise ConfigError(f"the layout has {layout.numel} elements and the memory {numel}; give the layout of this model")
+            raise ConfigError(
+                f"the layout has {layout.numel} elements and the memory {numel}; give the layout of this model"
+            )
         self.codec = self._made_with = codec
         self.numel, self.layout, self.options = numel, layout, options or self.Options()
         self.pending: bytes | None = None  # the frame of a proposal that is not settled
@@ -80,7 +90,11 @@ class Memory(ABC):
 
     @classmethod
     def propose_stack(
-        cls, memories: Sequence["Memory"], x: Tensor, seeds: Sequence[int], context: Context = NO_CONTEXT
+        cls,
+        memories: Sequence["Memory"],
+        x: Tensor,
+        seeds: Sequence[int],
+        context: Context = NO_CONTEXT,
     ) -> list[bytes | None | NonFiniteError]:
         """`propose` for many memories of one class and codec, each with its row of x [m, n]; x may be overwritten.
 
@@ -110,7 +124,9 @@ class Memory(ABC):
         Raises FrameError, with the proposal still waiting, when `returned` is damaged.
         """
         if returned is not None and self.counterpart is not None:
-            raise ConfigError(f"memory '{self.name}' has a counterpart, which takes frames as a whole; use --memory residual")
+            raise ConfigError(
+                f"memory '{self.name}' has a counterpart, which takes frames as a whole; use --memory residual"
+            )
         dropped = None if returned is None else self.open_returned(returned)
         self._commit(self._settle(), dropped)
 
@@ -146,16 +162,22 @@ class Memory(ABC):
     def load_state_dict(self, state: State) -> None:
         """Take over a state of `state_dict`. Tensors are taken as they are, not copied. Raises ConfigError for vectors of another kind."""
         for name, value in state.items():
-            if isinstance(value, Tensor) and (value.dtype != torch.float32 or value.shape != (self.numel,)):
+            if isinstance(value, Tensor) and (
+                value.dtype != torch.float32 or value.shape != (self.numel,)
+            ):
                 given = f"{value.dtype} of shape {list(value.shape)}"
-                raise ConfigError(f"'{name}' of the state is {given}; this memory needs float32 of {self.numel} elements")
+                raise ConfigError(
+                    f"'{name}' of the state is {given}; this memory needs float32 of {self.numel} elements"
+                )
         self.pending = state.get("pending")
 
     @abstractmethod
     def _propose(self, x: Tensor, seed: int, context: Context) -> bytes | None: ...
 
     def _proceed(self, seed: int, context: Context) -> bytes | None:
-        raise ConfigError(f"memory '{self.name}' has no frame for a phase '{context.phase}'; use the memory that the strategy asks for")
+        raise ConfigError(
+            f"memory '{self.name}' has no frame for a phase '{context.phase}'; use the memory that the strategy asks for"
+        )
 
     @abstractmethod
     def _commit(self, frame: bytes, dropped: Update | None) -> None:
@@ -167,10 +189,14 @@ class Memory(ABC):
     def _check_ready(self, x: Tensor) -> None:
         check_dense(x)
         if x.shape != (self.numel,):
-            raise ConfigError(f"the memory has {self.numel} elements, the update the shape {list(x.shape)}; give one of this model")
+            raise ConfigError(
+                f"the memory has {self.numel} elements, the update the shape {list(x.shape)}; give one of this model"
+            )
         check_kind(x)
         if self.pending is not None:
-            raise ConfigError("a proposal is waiting; commit() or rollback() it before the next one")
+            raise ConfigError(
+                "a proposal is waiting; commit() or rollback() it before the next one"
+            )
 
     @staticmethod
     def _check_all_ready(memories: Sequence["Memory"], x: Tensor) -> None:
@@ -182,7 +208,9 @@ class Memory(ABC):
 
     def _settle(self) -> bytes:
         if self.pending is None:
-            raise ConfigError("no proposal is waiting; propose() comes before commit() or rollback()")
+            raise ConfigError(
+                "no proposal is waiting; propose() comes before commit() or rollback()"
+            )
         frame, self.pending = self.pending, None
         return frame
 
@@ -194,7 +222,9 @@ class Counterpart(ABC):
     from nothing (`fresh`), so does its part here.
     """
 
-    measures_steps: ClassVar[bool] = False  # compares the steps of the model with the clients' updates
+    measures_steps: ClassVar[bool] = (
+        False  # compares the steps of the model with the clients' updates
+    )
 
     @abstractmethod
     def __init__(self, memory: Memory): ...
@@ -220,13 +250,19 @@ class Counterpart(ABC):
         """What changed since the last call."""
 
     @abstractmethod
-    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
+    def restore(
+        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
+    ) -> None:
         """Stand where a checkpoint stood, whose vectors and values are read by these. Raises ValueError or TypeError for others."""
 
 
 def of_row(context: Context, row: int) -> Context:
     """The context of one row of a stack."""
-    return context if context.moments is None else replace(context, moments=(context.moments[0][row], context.moments[1][row]))
+    return (
+        context
+        if context.moments is None
+        else replace(context, moments=(context.moments[0][row], context.moments[1][row]))
+    )
 
 
 def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | None) -> None:
@@ -236,7 +272,11 @@ def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | N
     """
     if dropped is not None:
         everywhere = np.arange(dropped.numel) if sent is None else sent
-        back = np.flatnonzero(dropped.block(0, dropped.numel)) if dropped.positions is None else dropped.positions
+        back = (
+            np.flatnonzero(dropped.block(0, dropped.numel))
+            if dropped.positions is None
+            else dropped.positions
+        )
         sent = np.setdiff1d(everywhere, back, assume_unique=True)
     for vector in vectors:
         if sent is None:
@@ -254,19 +294,25 @@ def add_all_within(kept: Sequence[Tensor], updates: Sequence[Update], weight: fl
     """`add_within` for many vectors; their device, if it is one, is waited for once."""
     if len(kept) > 1 and _is_sparse(kept, updates):
         return _add_sparse(kept, updates, weight)
-    touched: list[tuple[Tensor, Tensor]] = []  # vectors, and the lowest and highest of what was added to
+    touched: list[
+        tuple[Tensor, Tensor]
+    ] = []  # vectors, and the lowest and highest of what was added to
     for vector, update in zip(kept, updates, strict=True):
         with np.errstate(over="ignore"):
             update.add_to(vector, weight)
         at = update.positions
-        if at is not None and vector.device.type == "cpu":  # nothing to wait for, and numpy is quicker with a few
+        if (
+            at is not None and vector.device.type == "cpu"
+        ):  # nothing to wait for, and numpy is quicker with a few
             if not np.isfinite(vector.numpy()[at]).all():
                 vector.nan_to_num_()
         elif vector.numel() if at is None else at.size:
             values = vector if at is None else vector[torch.from_numpy(at).to(vector.device)]
             touched.append((vector, torch.stack(values.aminmax()).to(kept[0].device)))
     if touched:
-        for (vector, _), edges in zip(touched, torch.stack([edges for _, edges in touched]).tolist(), strict=True):
+        for (vector, _), edges in zip(
+            touched, torch.stack([edges for _, edges in touched]).tolist(), strict=True
+        ):
             if not all(map(math.isfinite, edges)):
                 vector.nan_to_num_()
 
@@ -282,10 +328,16 @@ def _is_sparse(kept: Sequence[Tensor], updates: Sequence[Update]) -> bool:
 def _add_sparse(kept: Sequence[Tensor], updates: Sequence[Sparse], weight: float) -> None:
     """`add_all_within`, with one copy to each of the devices."""
     for device in {vector.device for vector in kept}:
-        mine = [(vector, update) for vector, update in zip(kept, updates, strict=True) if vector.device == device]
+        mine = [
+            (vector, update)
+            for vector, update in zip(kept, updates, strict=True)
+            if vector.device == device
+        ]
         vectors = [vector for vector, _ in mine]
         with np.errstate(over="ignore"):
-            sums = kernels.add_at_each(vectors, [u.positions for _, u in mine], [u.sent for _, u in mine], weight)
+            sums = kernels.add_at_each(
+                vectors, [u.positions for _, u in mine], [u.sent for _, u in mine], weight
+            )
         if not sums.isfinite().all():
             for vector in vectors:
                 vector.nan_to_num_()

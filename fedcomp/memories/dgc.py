@@ -32,9 +32,13 @@ class Options:
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
-            raise SpecError(f"option 'momentum' of memory 'dgc' is {self.momentum:g}; give a number from 0 to below 1, such as 0.9")
+            raise SpecError(
+                f"option 'momentum' of memory 'dgc' is {self.momentum:g}; give a number from 0 to below 1, such as 0.9"
+            )
         if self.clip < 0 or self.nodes < 1:
-            raise SpecError(f"memory 'dgc' has clip={self.clip:g},nodes={self.nodes}; give a norm of at least 0, and at least one node")
+            raise SpecError(
+                f"memory 'dgc' has clip={self.clip:g},nodes={self.nodes}; give a norm of at least 0, and at least one node"
+            )
 
 
 class DGC(Vectors):

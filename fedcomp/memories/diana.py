@@ -19,7 +19,9 @@ from .shift import Shift, Shifts
 
 @dataclass(frozen=True)
 class Options:
-    alpha: float | None = None  # step of the shift; None = the largest that the codec bears, 1/(1 + ω)
+    alpha: float | None = (
+        None  # step of the shift; None = the largest that the codec bears, 1/(1 + ω)
+    )
 
 
 class Diana(Shift):
@@ -33,9 +35,13 @@ class Diana(Shift):
     def check_codec(self) -> None:
         bound = self._bound(self.codec)
         if bound is None:
-            raise ConfigError(f"memory 'diana' needs an unbiased codec, and {self.codec} is biased; use --uplink qsgd, or --memory ef21")
+            raise ConfigError(
+                f"memory 'diana' needs an unbiased codec, and {self.codec} is biased; use --uplink qsgd, or --memory ef21"
+            )
         if not 0 < self.step <= bound:
-            raise ConfigError(f"option 'alpha' of memory 'diana' is {self.step:g}; {self.codec} bears more than 0 and at most {bound:g}")
+            raise ConfigError(
+                f"option 'alpha' of memory 'diana' is {self.step:g}; {self.codec} bears more than 0 and at most {bound:g}"
+            )
 
     @property
     def step(self) -> float:

@@ -32,4 +32,6 @@ class EF21(Shift):
 
     def check_codec(self) -> None:
         if contraction(self.codec, self.numel) <= 0:
-            raise ConfigError(f"memory 'ef21' gets nowhere with {self.codec}, which does not contract; use --uplink stc, or --memory none")
+            raise ConfigError(
+                f"memory 'ef21' gets nowhere with {self.codec}, which does not contract; use --uplink stc, or --memory none"
+            )

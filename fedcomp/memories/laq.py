@@ -43,9 +43,16 @@ class Options:
     patience: int = 100  # t̄: rounds that a client may skip in a row
 
     def __post_init__(self) -> None:
-        for name, low, high in (("window", 1, 10_000), ("weight", 0, 1e6), ("errors", 0, 1e6), ("patience", 0, 10**9)):
+        for name, low, high in (
+            ("window", 1, 10_000),
+            ("weight", 0, 1e6),
+            ("errors", 0, 1e6),
+            ("patience", 0, 10**9),
+        ):
             if not low <= (value := getattr(self, name)) <= high:
-                raise SpecError(f"option '{name}' of memory 'laq' is {value:g}; give {low} to {high:g}")
+                raise SpecError(
+                    f"option '{name}' of memory 'laq' is {value:g}; give {low} to {high:g}"
+                )
 
 
 class Terms(Shifts):
@@ -57,7 +64,9 @@ class Terms(Shifts):
     def __init__(self, memory: "LAQ"):
         super().__init__(memory)
         self.weight: float = memory.options.weight / memory.options.window
-        self.steps: deque[float] = deque(maxlen=memory.options.window)  # squared lengths, the latest last
+        self.steps: deque[float] = deque(
+            maxlen=memory.options.window
+        )  # squared lengths, the latest last
 
     def announce(self) -> Mapping[str, bytes]:
         return {THRESHOLD: NUMBER.pack(self.weight * math.fsum(self.steps))}
@@ -70,7 +79,9 @@ class Terms(Shifts):
         vectors, values = super().take_changes()
         return vectors, values | {STEPS: np.array(self.steps, "<f8").tobytes()}
 
-    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
+    def restore(
+        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
+    ) -> None:
         super().restore(vector, value)
         self.steps.clear()
         self.steps.extend(np.frombuffer(value(STEPS) or b"", "<f8").tolist())
@@ -90,14 +101,22 @@ class LAQ(Shift):
     def check_codec(self) -> None:
         delta, errors = contraction(self.codec, self.numel), self.options.errors
         if delta <= 0:
-            raise ConfigError(f"memory 'laq' gets nowhere with {self.codec}, which does not contract; use --uplink fp16, or --memory none")
+            raise ConfigError(
+                f"memory 'laq' gets nowhere with {self.codec}, which does not contract; use --uplink fp16, or --memory none"
+            )
         if delta <= errors * (1 - delta):
-            raise ConfigError(f"memory 'laq' would skip every round with {self.codec}: what it loses outweighs what it sends; "
-                              "use --uplink fp16, or --memory laq:errors=0")
+            raise ConfigError(
+                f"memory 'laq' would skip every round with {self.codec}: what it loses outweighs what it sends; "
+                "use --uplink fp16, or --memory laq:errors=0"
+            )
 
     def _offer(self, difference: Tensor, frame: bytes, context: Context) -> bytes | None:
-        sent = self.codec.decode(frame, numel=self.numel, device=difference.device, layout=self.layout)
-        lost = sum_squares(torch.nan_to_num(difference - sent))  # finite at the ends of the range of float32, too
+        sent = self.codec.decode(
+            frame, numel=self.numel, device=difference.device, layout=self.layout
+        )
+        lost = sum_squares(
+            torch.nan_to_num(difference - sent)
+        )  # finite at the ends of the range of float32, too
         least = _threshold(context) + self.options.errors * (lost + self.error)
         if self.age < self.options.patience and sum_squares(sent) <= least:
             self.age += 1
@@ -113,11 +132,15 @@ class LAQ(Shift):
         self.age += 1
 
     def state_dict(self) -> State:
-        return super().state_dict() | {"clock": json.dumps([self.age, self.error, self.waiting]).encode()}
+        return super().state_dict() | {
+            "clock": json.dumps([self.age, self.error, self.waiting]).encode()
+        }
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        self.age, self.error, self.waiting = json.loads(state["clock"]) if "clock" in state else (NEVER, 0.0, 0.0)
+        self.age, self.error, self.waiting = (
+            json.loads(state["clock"]) if "clock" in state else (NEVER, 0.0, 0.0)
+        )
 
 
 def _threshold(context: Context) -> float:
@@ -126,5 +149,7 @@ def _threshold(context: Context) -> float:
     if announced is None:
         return -math.inf
     if len(announced) != NUMBER.size:
-        raise ProtocolError(f"the announced {THRESHOLD} has {len(announced)} bytes, not {NUMBER.size}; both sides need the same memory")
+        raise ProtocolError(
+            f"the announced {THRESHOLD} has {len(announced)} bytes, not {NUMBER.size}; both sides need the same memory"
+        )
     return NUMBER.unpack(announced)[0]

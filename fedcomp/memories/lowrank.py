@@ -26,7 +26,10 @@ from ..errors import ConfigError, FrameError, ProtocolError
 from ..layout import Layout
 from .base import Memory, State, add_within
 
-LEFT, RIGHT = "left", "right"  # phases; what is announced for the one is named as the other, whose mean it is made of
+LEFT, RIGHT = (
+    "left",
+    "right",
+)  # phases; what is announced for the one is named as the other, whose mean it is made of
 NUMBERS = codec("identity")  # makes the frames of these phases
 PHASE, BASIS = "phase", "left"  # names in the state
 
@@ -40,13 +43,17 @@ class LowRank(Memory):
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(codec, numel, layout, options)
         self.split = Split(layout or Layout.flat(numel), self.codec.rank)
-        self.starts: dict[str, bytes] = {}  # Q of each matrix, by the name under which the codec looks for it
+        self.starts: dict[
+            str, bytes
+        ] = {}  # Q of each matrix, by the name under which the codec looks for it
         self.phase = ""  # of the waiting frame, if its proposal has two
         self.basis = b""  # P̂ of a proposal that is in its second phase
 
     def check_codec(self) -> None:
         if not isinstance(self.codec, PowerSGD):
-            raise ConfigError(f"memory 'lowrank' goes with --uplink powersgd, not with {self.codec}; give that, or --memory residual")
+            raise ConfigError(
+                f"memory 'lowrank' goes with --uplink powersgd, not with {self.codec}; give that, or --memory residual"
+            )
 
     def _propose(self, x: Tensor, seed: int, context: Context) -> bytes:
         if self.residual is None:
@@ -55,7 +62,9 @@ class LowRank(Memory):
         x = x.detach().to(torch.float32)
         if context.phase != LEFT:
             context = replace(context, announced={**context.announced, **self.starts})
-            return self.codec.encode_added(self.residual, x, seed=seed, layout=self.layout, context=context)
+            return self.codec.encode_added(
+                self.residual, x, seed=seed, layout=self.layout, context=context
+            )
         right = self._announced(RIGHT, self.split.right, context)
         self._add(x)
         frame = _frame(m @ q for m, q in zip(self.split.of(self.residual), right, strict=True))
@@ -88,17 +97,25 @@ class LowRank(Memory):
         return None if self.pending is not None and self.phase else super().sent
 
     def state_dict(self) -> State:
-        residual = torch.zeros(self.numel, dtype=torch.float32) if self.residual is None else self.residual
+        residual = (
+            torch.zeros(self.numel, dtype=torch.float32) if self.residual is None else self.residual
+        )
         waiting = {PHASE: self.phase.encode(), BASIS: self.basis} if self.phase else {}
         return super().state_dict() | {"residual": residual} | waiting | self.starts
 
     def load_state_dict(self, state: State) -> None:
         if "pending" in state and "residual" not in state:
-            raise ConfigError("the state holds a waiting proposal without its residual; give the whole state_dict()")
+            raise ConfigError(
+                "the state holds a waiting proposal without its residual; give the whole state_dict()"
+            )
         super().load_state_dict(state)
         self.residual = state.get("residual")
         self.phase, self.basis = state.get(PHASE, b"").decode(), state.get(BASIS, b"")
-        self.starts = {name: start for name, start in state.items() if name not in ("pending", "residual", PHASE, BASIS)}
+        self.starts = {
+            name: start
+            for name, start in state.items()
+            if name not in ("pending", "residual", PHASE, BASIS)
+        }
 
     def _add(self, x: Tensor) -> None:
         """residual += x. Raises NonFiniteError, with nothing changed."""
@@ -109,21 +126,29 @@ class LowRank(Memory):
                 raise error
         self.residual = added
 
-    def _announced(self, name: str, shapes: Sequence[tuple[int, ...]], context: Context) -> list[Tensor]:
+    def _announced(
+        self, name: str, shapes: Sequence[tuple[int, ...]], context: Context
+    ) -> list[Tensor]:
         """Factors that the server announced, float64. Raises ProtocolError for others than these."""
         if name not in context.announced:
-            raise ProtocolError(f"the server announced no '{name}' for the phase '{context.phase}'; both sides need the same strategy")
+            raise ProtocolError(
+                f"the server announced no '{name}' for the phase '{context.phase}'; both sides need the same strategy"
+            )
         try:
             found = shaped(context.announced[name], shapes)
         except FrameError as error:
             raise ProtocolError(f"what was announced as '{name}' does not fit: {error}") from error
-        return [torch.from_numpy(factor.astype(np.float64)).to(self.residual.device) for factor in found]
+        return [
+            torch.from_numpy(factor.astype(np.float64)).to(self.residual.device) for factor in found
+        ]
 
     def _read(self, frame: bytes) -> Update:
         """What a frame that stands for a whole proposal says of this client's own update."""
         if not self.phase:
             return self.codec.open(frame, self.numel, self.layout)
-        return self.split.update(self.basis, NUMBERS.open(frame, size([*self.split.right, *self.split.rest])).values)
+        return self.split.update(
+            self.basis, NUMBERS.open(frame, size([*self.split.right, *self.split.rest])).values
+        )
 
 
 def _frame(parts: Iterable[Tensor]) -> bytes:
@@ -135,4 +160,8 @@ def _frame(parts: Iterable[Tensor]) -> bytes:
 def _starts(update: Update) -> dict[str, bytes]:
     """The right factors of an update, by the names under which a codec looks for a start."""
     parts = enumerate(part for _, part in update.parts) if isinstance(update, Sections) else ()
-    return {start_name(i): part.right.tobytes() for i, part in parts if isinstance(part, Product) and part.right.size}
+    return {
+        start_name(i): part.right.tobytes()
+        for i, part in parts
+        if isinstance(part, Product) and part.right.size
+    }

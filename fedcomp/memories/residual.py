@@ -33,29 +33,44 @@ class Residual(Memory):
 
     def check_codec(self) -> None:
         if self.codec.contraction(self.numel) is None:
-            raise ConfigError(f"memory 'residual' diverges with {self.codec}, which does not contract; use --memory none, "
-                              f"or --uplink {_contracting(self.codec, self.numel)}")
+            raise ConfigError(
+                f"memory 'residual' diverges with {self.codec}, which does not contract; use --memory none, "
+                f"or --uplink {_contracting(self.codec, self.numel)}"
+            )
 
     def _propose(self, x: Tensor, seed: int, context: Context) -> bytes:
         self._follow(x)
         if self.residual is None:
             self.residual = torch.zeros(self.numel, dtype=torch.float32, device=x.device)
-        return self.codec.encode_added(self.residual, x.to(torch.float32), seed=seed, layout=self.layout, context=context)
+        return self.codec.encode_added(
+            self.residual, x.to(torch.float32), seed=seed, layout=self.layout, context=context
+        )
 
     @classmethod
     def propose_stack(
-        cls, memories: Sequence["Residual"], x: Tensor, seeds: Sequence[int], context: Context = NO_CONTEXT
+        cls,
+        memories: Sequence["Residual"],
+        x: Tensor,
+        seeds: Sequence[int],
+        context: Context = NO_CONTEXT,
     ) -> list[bytes | None | NonFiniteError]:
         if not memories:
             return []
         if x.device.type == "cpu" and compile_vector(x.shape[1]):
-            return parallel(partial(_proposed, context), list(zip(range(len(memories)), memories, x.unbind(), seeds, strict=True)))
+            return parallel(
+                partial(_proposed, context),
+                list(zip(range(len(memories)), memories, x.unbind(), seeds, strict=True)),
+            )
         cls._check_all_ready(memories, x)
         first, x = memories[0], x.to(torch.float32)
         rows = list(x.unbind())
         for memory, row in zip(memories, rows, strict=True):
             memory._follow(row)
-        kept = [(row, memory.residual) for memory, row in zip(memories, rows, strict=True) if memory.residual is not None]
+        kept = [
+            (row, memory.residual)
+            for memory, row in zip(memories, rows, strict=True)
+            if memory.residual is not None
+        ]
         fresh = [row for memory, row in zip(memories, rows, strict=True) if memory.residual is None]
         if kept:
             torch._foreach_add_(*map(list, zip(*kept, strict=True)))  # one launch
@@ -80,7 +95,9 @@ class Residual(Memory):
     def commit_stack(cls, memories: Sequence["Residual"]) -> None:
         if memories:
             first = memories[0]
-            taken = first.codec.open_batch([memory._settle() for memory in memories], first.numel, first.layout)
+            taken = first.codec.open_batch(
+                [memory._settle() for memory in memories], first.numel, first.layout
+            )
             add_all_within([memory.residual for memory in memories], taken, -1.0)
 
     def _commit(self, frame: bytes, dropped: Update | None) -> None:
@@ -96,17 +113,23 @@ class Residual(Memory):
             self.residual = self.residual.to(x.device)
 
     def state_dict(self) -> State:
-        residual = torch.zeros(self.numel, dtype=torch.float32) if self.residual is None else self.residual
+        residual = (
+            torch.zeros(self.numel, dtype=torch.float32) if self.residual is None else self.residual
+        )
         return super().state_dict() | {"residual": residual}
 
     def load_state_dict(self, state: State) -> None:
         if "pending" in state and "residual" not in state:
-            raise ConfigError("the state holds a waiting proposal without its residual; give the whole state_dict()")
+            raise ConfigError(
+                "the state holds a waiting proposal without its residual; give the whole state_dict()"
+            )
         super().load_state_dict(state)
         self.residual = state.get("residual")
 
 
-def _proposed(context: Context, place: int, memory: Residual, x: Tensor, seed: int) -> bytes | NonFiniteError:
+def _proposed(
+    context: Context, place: int, memory: Residual, x: Tensor, seed: int
+) -> bytes | NonFiniteError:
     """The frame of one of a stack, at `place` of it: large vectors are passed over once, each by a thread."""
     try:
         return memory.propose(x, seed=seed, context=of_row(context, place))
@@ -116,7 +139,9 @@ def _proposed(context: Context, place: int, memory: Residual, x: Tensor, seed: i
 
 def _contracting(codec: Codec, numel: int) -> str:
     """The codec with an option changed so that it contracts; stc where there is no such option."""
-    return next((str(other) for other in _tamer(codec) if other.contraction(numel) is not None), "stc")
+    return next(
+        (str(other) for other in _tamer(codec) if other.contraction(numel) is not None), "stc"
+    )
 
 
 def _tamer(codec: Codec) -> Iterator[Codec]:

@@ -38,11 +38,19 @@ class Shift(Memory):
     def _propose(self, x: Tensor, seed: int, context: Context) -> bytes | None:
         self._follow(x)
         difference = x.to(torch.float32) if self.shift is None else x.to(torch.float32) - self.shift
-        return self._offer(difference, self.codec.encode(difference, seed=seed, layout=self.layout, context=context), context)
+        return self._offer(
+            difference,
+            self.codec.encode(difference, seed=seed, layout=self.layout, context=context),
+            context,
+        )
 
     @classmethod
     def propose_stack(
-        cls, memories: Sequence["Shift"], x: Tensor, seeds: Sequence[int], context: Context = NO_CONTEXT
+        cls,
+        memories: Sequence["Shift"],
+        x: Tensor,
+        seeds: Sequence[int],
+        context: Context = NO_CONTEXT,
     ) -> list[bytes | None | NonFiniteError]:
         if not memories:
             return []
@@ -54,7 +62,12 @@ class Shift(Memory):
             if memory.shift is not None:
                 row.sub_(memory.shift)
         proposals: list[bytes | None | NonFiniteError] = []
-        for memory, row, frame in zip(memories, x, first.codec.encode_batch(x, seeds, layout=first.layout, context=context), strict=True):
+        for memory, row, frame in zip(
+            memories,
+            x,
+            first.codec.encode_batch(x, seeds, layout=first.layout, context=context),
+            strict=True,
+        ):
             if not isinstance(frame, NonFiniteError):
                 frame = memory.pending = memory._offer(row, frame, context)
             proposals.append(frame)
@@ -64,7 +77,9 @@ class Shift(Memory):
     def commit_stack(cls, memories: Sequence["Shift"]) -> None:
         if memories:
             first = memories[0]
-            taken = first.codec.open_batch([memory._settle() for memory in memories], first.numel, first.layout)
+            taken = first.codec.open_batch(
+                [memory._settle() for memory in memories], first.numel, first.layout
+            )
             for memory, update in zip(memories, taken, strict=True):
                 memory._take(update)
 
@@ -122,12 +137,16 @@ class Estimate(Update):
 class Shifts(Counterpart):
     """The shift of every client that was ever taken: float32 [numel], on the CPU; a vector each in the checkpoint."""
 
-    counts_absent: ClassVar[bool] = False  # whether a client that sends nothing in a round counts with its shift
+    counts_absent: ClassVar[bool] = (
+        False  # whether a client that sends nothing in a round counts with its shift
+    )
 
     def __init__(self, memory: Shift):
         self.numel, self.step = memory.numel, memory.step
         self.members: set[int] = set()
-        self.rows: dict[int, Tensor] = {}  # of members; those of a checkpoint when they are first asked for
+        self.rows: dict[
+            int, Tensor
+        ] = {}  # of members; those of a checkpoint when they are first asked for
         self.changed: set[int] = set()  # members, since the last checkpoint
         self.members_written: set[int] = set()
         self._stored: Callable[[str], Tensor | None] = lambda name: None
@@ -153,7 +172,9 @@ class Shifts(Counterpart):
                 self.forget(client)
             if update is not None:
                 row = self.row(client)
-                self.rows[client] = torch.zeros(self.numel, dtype=torch.float32) if row is None else row
+                self.rows[client] = (
+                    torch.zeros(self.numel, dtype=torch.float32) if row is None else row
+                )
                 add_within(self.rows[client], update, self.step)
                 self.members.add(client)
                 self.changed.add(client)
@@ -166,12 +187,18 @@ class Shifts(Counterpart):
 
     def take_changes(self) -> Changes:
         vectors = {str(client): self.rows[client] for client in sorted(self.changed)}
-        values = {} if self.members == self.members_written else {MEMBERS: json.dumps(sorted(self.members)).encode()}
+        values = (
+            {}
+            if self.members == self.members_written
+            else {MEMBERS: json.dumps(sorted(self.members)).encode()}
+        )
         self.members_written = set(self.members)
         self.changed.clear()
         return vectors, values
 
-    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
+    def restore(
+        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
+    ) -> None:
         self.members = {int(client) for client in json.loads(value(MEMBERS) or b"[]")}
         self.members_written, self._stored = set(self.members), vector
         self.rows.clear()

@@ -27,7 +27,9 @@ from .vectors import Stacks, Vectors
 SKETCH, VALUES = "sketch", "values"  # phases
 CANDIDATES = "candidates"  # what is announced for the second, and a name in the state
 NUMBERS = codec("identity")  # makes the frames of values
-MARKS = codec("sbc:density=1")  # makes frames of positions: one number stands for all that are marked
+MARKS = codec(
+    "sbc:density=1"
+)  # makes frames of positions: one number stands for all that are marked
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ class Options:
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
-            raise SpecError(f"option 'momentum' of memory 'sketched' is {self.momentum:g}; give a number from 0 to below 1, such as 0.9")
+            raise SpecError(
+                f"option 'momentum' of memory 'sketched' is {self.momentum:g}; give a number from 0 to below 1, such as 0.9"
+            )
 
 
 class Sketched(Vectors):
@@ -55,9 +59,13 @@ class Sketched(Vectors):
         return 1 / (1 - self.options.momentum)
 
     def check_codec(self) -> None:
-        if not isinstance(self.codec.inner if isinstance(self.codec, LayerWise) else self.codec, Sketch):
-            raise ConfigError(f"memory '{self.name}' goes with --strategy {self.only_under} and --uplink sketch, not with {self.codec}; "
-                              "give these, or --memory dgc")
+        if not isinstance(
+            self.codec.inner if isinstance(self.codec, LayerWise) else self.codec, Sketch
+        ):
+            raise ConfigError(
+                f"memory '{self.name}' goes with --strategy {self.only_under} and --uplink sketch, not with {self.codec}; "
+                "give these, or --memory dgc"
+            )
 
     @property
     def sent(self) -> np.ndarray | None:
@@ -81,8 +89,10 @@ class Sketched(Vectors):
 
     def _move(self, kept: Stacks, x: Tensor, context: Context) -> tuple[Stacks, Tensor]:
         if context.phase != SKETCH:
-            raise ConfigError(f"memory '{self.name}' has no frame for a phase '{context.phase}'; give --strategy {self.only_under}, "
-                              "or --memory none")
+            raise ConfigError(
+                f"memory '{self.name}' has no frame for a phase '{context.phase}'; give --strategy {self.only_under}, "
+                "or --memory none"
+            )
         u = (kept["velocity"] * self.options.momentum).add_(x)
         v = kept["residual"] + u
         return {"velocity": u, "residual": v}, v
@@ -91,14 +101,18 @@ class Sketched(Vectors):
         if context.phase != VALUES:
             return super()._proceed(seed, context)
         if CANDIDATES not in context.announced:
-            raise ProtocolError(f"the server announced no '{CANDIDATES}' for the phase '{VALUES}'; both sides need the same strategy")
+            raise ProtocolError(
+                f"the server announced no '{CANDIDATES}' for the phase '{VALUES}'; both sides need the same strategy"
+            )
         announced = context.announced[CANDIDATES]
         values = self._values(MARKS.open(announced, self.numel).positions)
         self.candidates = announced
         return NUMBERS.encode(values)
 
     def _commit(self, frame: bytes, dropped: Update | None) -> None:
-        mask((self.velocity, self.residual), self._positions(), dropped)  # nothing was taken of a sketch alone
+        mask(
+            (self.velocity, self.residual), self._positions(), dropped
+        )  # nothing was taken of a sketch alone
         self.candidates = b""
 
     def _rollback(self, frame: bytes) -> None:
@@ -106,8 +120,16 @@ class Sketched(Vectors):
 
     def _positions(self) -> np.ndarray:
         """Whose values the waiting frame holds: int64, ascending."""
-        return MARKS.open(self.candidates, self.numel).positions if self.candidates else np.empty(0, np.int64)
+        return (
+            MARKS.open(self.candidates, self.numel).positions
+            if self.candidates
+            else np.empty(0, np.int64)
+        )
 
     def _values(self, at: np.ndarray) -> Tensor:
         """v there, on the CPU."""
-        return self.residual[torch.from_numpy(at).to(self.residual.device)].cpu() if at.size else torch.empty(0, dtype=torch.float32)
+        return (
+            self.residual[torch.from_numpy(at).to(self.residual.device)].cpu()
+            if at.size
+            else torch.empty(0, dtype=torch.float32)
+        )

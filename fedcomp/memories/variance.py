@@ -29,7 +29,9 @@ class Options:
     def __post_init__(self) -> None:
         if not (self.alpha > 0 and 0 < self.zeta <= 1):
             given = f"alpha={self.alpha:g},zeta={self.zeta:g}"
-            raise SpecError(f"memory 'variance' has {given}; give alpha above 0, and zeta above 0 and at most 1")
+            raise SpecError(
+                f"memory 'variance' has {given}; give alpha above 0, and zeta above 0 and at most 1"
+            )
 
 
 class Variance(Vectors):
@@ -50,7 +52,9 @@ class Variance(Vectors):
     def _move(self, kept: Stacks, x: Tensor, context: Context) -> tuple[Stacks, Tensor]:
         sums, squares = (x, x * x) if context.moments is None else context.moments
         e, r, v = kept["residual"] + x, kept["gradients"] + sums, kept["squares"] + squares
-        return {"residual": e, "gradients": r, "squares": v * self.options.zeta}, e.where(r * r > v * self.options.alpha, 0)
+        return {"residual": e, "gradients": r, "squares": v * self.options.zeta}, e.where(
+            r * r > v * self.options.alpha, 0
+        )
 
     def _taken(self, update: Update, dropped: Update | None) -> None:
         super()._taken(update, dropped)

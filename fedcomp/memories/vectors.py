@@ -41,20 +41,28 @@ class Vectors(Memory):
 
     def _propose(self, x: Tensor, seed: int, context: Context) -> bytes:
         alone = context.moments and (context.moments[0][None], context.moments[1][None])
-        (proposal,) = self._propose_rows([self], x.detach()[None].to(torch.float32), [seed], replace(context, moments=alone))
+        (proposal,) = self._propose_rows(
+            [self], x.detach()[None].to(torch.float32), [seed], replace(context, moments=alone)
+        )
         if isinstance(proposal, NonFiniteError):
             raise proposal
         return proposal
 
     @classmethod
     def propose_stack(
-        cls, memories: Sequence["Vectors"], x: Tensor, seeds: Sequence[int], context: Context = NO_CONTEXT
+        cls,
+        memories: Sequence["Vectors"],
+        x: Tensor,
+        seeds: Sequence[int],
+        context: Context = NO_CONTEXT,
     ) -> list[bytes | None | NonFiniteError]:
         if not memories:
             return []
         for memory, row in zip(memories, x, strict=True):
             memory._check_ready(row)
-        proposals = memories[0]._propose_rows(memories, x.detach().to(torch.float32), seeds, context)
+        proposals = memories[0]._propose_rows(
+            memories, x.detach().to(torch.float32), seeds, context
+        )
         for memory, proposal in zip(memories, proposals, strict=True):
             memory.pending = None if isinstance(proposal, NonFiniteError) else proposal
         return proposals
@@ -63,20 +71,25 @@ class Vectors(Memory):
     def commit_stack(cls, memories: Sequence["Vectors"]) -> None:
         if memories:
             first = memories[0]
-            taken = first.codec.open_batch([memory._settle() for memory in memories], first.numel, first.layout)
+            taken = first.codec.open_batch(
+                [memory._settle() for memory in memories], first.numel, first.layout
+            )
             for memory, update in zip(memories, taken, strict=True):
                 memory._taken(update, None)
 
     def state_dict(self) -> State:
         kept = {name: getattr(self, name) for name in self.vectors}
         return super().state_dict() | {
-            name: torch.zeros(self.numel, dtype=torch.float32) if vector is None else vector for name, vector in kept.items()
+            name: torch.zeros(self.numel, dtype=torch.float32) if vector is None else vector
+            for name, vector in kept.items()
         }
 
     def load_state_dict(self, state: State) -> None:
         missing = [name for name in self.vectors if name not in state]
         if "pending" in state and missing:
-            raise ConfigError(f"the state holds a waiting proposal without its {missing[0]}; give the whole state_dict()")
+            raise ConfigError(
+                f"the state holds a waiting proposal without its {missing[0]}; give the whole state_dict()"
+            )
         super().load_state_dict(state)
         for name in self.vectors:
             setattr(self, name, state.get(name))
@@ -90,17 +103,27 @@ class Vectors(Memory):
         self, memories: Sequence["Vectors"], x: Tensor, seeds: Sequence[int], context: Context
     ) -> list[bytes | NonFiniteError]:
         """Proposals for updates x [m, numel], float32; the vectors of those that can be sent are moved."""
-        kept = {name: _stacked([getattr(memory, name) for memory in memories], x) for name in self.vectors}
+        kept = {
+            name: _stacked([getattr(memory, name) for memory in memories], x)
+            for name in self.vectors
+        }
         moved, send = self._move(kept, x, context)
         proposals = self.codec.encode_batch(send, seeds, layout=self.layout, context=context)
-        for vector, what in (*((moved[name], "the residual with the update added") for name in self.vectors), (x, "the update")):
+        for vector, what in (
+            *((moved[name], "the residual with the update added") for name in self.vectors),
+            (x, "the update"),
+        ):
             found = nonfinite_rows(vector, self.layout, what)
-            proposals = [error or proposal for error, proposal in zip(found, proposals, strict=True)]
+            proposals = [
+                error or proposal for error, proposal in zip(found, proposals, strict=True)
+            ]
         for i, (memory, proposal) in enumerate(zip(memories, proposals, strict=True)):
             if not isinstance(proposal, NonFiniteError):
                 for name in self.vectors:
                     row = moved[name][i]
-                    setattr(memory, name, row if len(memories) == 1 else row.clone())  # a view would keep the whole stack
+                    setattr(
+                        memory, name, row if len(memories) == 1 else row.clone()
+                    )  # a view would keep the whole stack
         return proposals
 
 
@@ -116,5 +139,7 @@ def at_full_density(codec: Codec, name: str) -> Codec:
     """The codec as it sends all that is not zero, for the memory `name`, which chooses coordinates. Raises ConfigError where it cannot."""
     inner = codec.inner if isinstance(codec, LayerWise) else codec
     if not isinstance(inner, Selective) or inner.draws:
-        raise ConfigError(f"memory '{name}' chooses the coordinates itself, which {codec} cannot carry; use --uplink topk or stc")
+        raise ConfigError(
+            f"memory '{name}' chooses the coordinates itself, which {codec} cannot carry; use --uplink topk or stc"
+        )
     return codec.at_density(1.0)

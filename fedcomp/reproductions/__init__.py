@@ -4,7 +4,17 @@ from ..errors import UserError, nearest
 from . import dgc_warmup, ef_signsgd, election, fetchsgd, sbc, stc_cifar10, stc_mnist
 from .base import Claim, Form, Judgement, Measured, Method, Reproduction, Results
 
-__all__ = ["Claim", "Form", "Judgement", "Measured", "Method", "Reproduction", "Results", "available_reproductions", "reproduction"]
+__all__ = [
+    "Claim",
+    "Form",
+    "Judgement",
+    "Measured",
+    "Method",
+    "Reproduction",
+    "Results",
+    "available_reproductions",
+    "reproduction",
+]
 
 _REPRODUCTIONS: dict[str, Reproduction] = {
     module.REPRODUCTION.name: module.REPRODUCTION

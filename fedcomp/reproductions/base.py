@@ -36,7 +36,9 @@ class Measured:
 
     runs: Sequence["Run"]
     choice: Options
-    tried: Mapping[str, float] = field(default_factory=dict)  # accuracy at the first seed, by choice
+    tried: Mapping[str, float] = field(
+        default_factory=dict
+    )  # accuracy at the first seed, by choice
 
     @property
     def accuracies(self) -> list[float]:
@@ -54,7 +56,9 @@ class Measured:
 
     def bytes(self, way: str) -> float:
         """Of `uplink`, `downlink`, `dense_uplink` or `dense_downlink`: what a run counted, mean over seeds."""
-        return statistics.mean(sum(getattr(record, f"{way}_bytes") for record in run.records) for run in self.runs)
+        return statistics.mean(
+            sum(getattr(record, f"{way}_bytes") for record in run.records) for run in self.runs
+        )
 
     def __str__(self) -> str:
         spread = f" (sd {100 * self.spread:.1f})" if len(self.runs) > 1 else ""

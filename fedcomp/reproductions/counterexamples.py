@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 EPSILON, STEPS = 0.5, 500
 RATES = (0.03, 0.1, 0.3)  # γ, of which each side gets its best
 SIGN, EFSIGN = ("sign", "none"), ("efsign", "residual")
-Problem = tuple[Callable[["np.ndarray"], float], Callable[["np.ndarray", int], "np.ndarray"]]  # f(x), and its gradient in step t
+Problem = tuple[
+    Callable[["np.ndarray"], float], Callable[["np.ndarray", int], "np.ndarray"]
+]  # f(x), and its gradient in step t
 
 
 def kink() -> Problem:
@@ -29,7 +31,9 @@ def kink() -> Problem:
         return 1.0 if value >= 0 else -1.0
 
     def gradient(x: np.ndarray, t: int) -> np.ndarray:
-        return EPSILON * side(x[0] + x[1]) * np.array([1.0, 1.0]) + side(x[0] - x[1]) * np.array([1.0, -1.0])
+        return EPSILON * side(x[0] + x[1]) * np.array([1.0, 1.0]) + side(x[0] - x[1]) * np.array(
+            [1.0, -1.0]
+        )
 
     return lambda x: EPSILON * abs(x[0] + x[1]) + abs(x[0] - x[1]), gradient
 

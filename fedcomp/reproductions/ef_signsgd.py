@@ -6,17 +6,37 @@ Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD and other gradi
 import statistics
 
 from . import counterexamples
-from .base import IN_WORDS, Claim, Form, Judgement, Method, Reproduction, Results, ahead, differences, lrs, points, within
+from .base import (
+    IN_WORDS,
+    Claim,
+    Form,
+    Judgement,
+    Method,
+    Reproduction,
+    Results,
+    ahead,
+    differences,
+    lrs,
+    points,
+    within,
+)
 
 PAPER = "Karimireddy, Rebjock, Stich, Jaggi: Error feedback fixes SignSGD and other gradient compression schemes. ICML 2019"
 WHOLE = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
-UNREPAIRED = {"uplink": "efsign", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
+UNREPAIRED = {
+    "uplink": "efsign",
+    "downlink": "identity",
+    "memory": "none",
+    "downlink_memory": "none",
+}
 REPAIRED = UNREPAIRED | {"memory": "residual"}
 CLOSE = 0.01  # a share of accuracy
 STUCK, SOLVED = 1.0, 0.01  # of the problems' f, which begins at 1
 
 
-def methods(batches: dict[str, int], steps: tuple[float, ...], votes: tuple[float, ...]) -> dict[str, Method]:
+def methods(
+    batches: dict[str, int], steps: tuple[float, ...], votes: tuple[float, ...]
+) -> dict[str, Method]:
     """SGD, signSGD, scaled signs without memory and with it, at each size of batch."""
     found = {}
     for name, size in batches.items():
@@ -31,12 +51,18 @@ def methods(batches: dict[str, int], steps: tuple[float, ...], votes: tuple[floa
 
 
 def fails(results: Results) -> Judgement:
-    found = {name: counterexamples.best(problem(), counterexamples.SIGN) for name, problem in counterexamples.PROBLEMS.items()}
+    found = {
+        name: counterexamples.best(problem(), counterexamples.SIGN)
+        for name, problem in counterexamples.PROBLEMS.items()
+    }
     return Judgement(_values(found), all(value >= STUCK for value in found.values()))
 
 
 def repaired(results: Results) -> Judgement:
-    found = {name: counterexamples.best(problem(), counterexamples.EFSIGN) for name, problem in counterexamples.PROBLEMS.items()}
+    found = {
+        name: counterexamples.best(problem(), counterexamples.EFSIGN)
+        for name, problem in counterexamples.PROBLEMS.items()
+    }
     return Judgement(_values(found), all(value <= SOLVED for value in found.values()))
 
 
@@ -50,8 +76,13 @@ def close(results: Results) -> Judgement:
 
 
 def better(results: Results) -> Judgement:
-    ef, sign, scaled = (results[f"{name}-large"] for name in ("ef-signsgd", "signsgd", "scaled-signsgd"))
-    return Judgement(f"EF-signSGD {ef}, signSGD {sign}, scaled signs without memory {scaled}", ahead(ef, sign) and ahead(ef, scaled))
+    ef, sign, scaled = (
+        results[f"{name}-large"] for name in ("ef-signsgd", "signsgd", "scaled-signsgd")
+    )
+    return Judgement(
+        f"EF-signSGD {ef}, signSGD {sign}, scaled signs without memory {scaled}",
+        ahead(ef, sign) and ahead(ef, scaled),
+    )
 
 
 def small_batches(results: Results) -> Judgement:
@@ -67,27 +98,76 @@ REPRODUCTION = Reproduction(
     title="signs with error feedback against signSGD and SGD",
     paper=PAPER,
     setting="Two convex problems of two coordinates, exactly; then digits, 2 clients with equal shares that are both in each of 400 "
-            "rounds of one step, batches of 32 and of 2 examples. The paper trains ResNet-18 and VGG on CIFAR in one process. signSGD is "
-            "the majority vote; the scaled signs without memory step as EF-signSGD does and differ from it in the memory alone. Each "
-            "method gets the best of five learning rates, a factor of two to three apart.",
+    "rounds of one step, batches of 32 and of 2 examples. The paper trains ResNet-18 and VGG on CIFAR in one process. signSGD is "
+    "the majority vote; the scaled signs without memory step as EF-signSGD does and differ from it in the memory alone. Each "
+    "method gets the best of five learning rates, a factor of two to three apart.",
     full_setting="The same problems; then ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 2 clients, 40,000 rounds of one "
-                 "step, batches of 128 and of 8 examples.",
+    "step, batches of 128 and of 8 examples.",
     small=Form(
-        {"task": "digits", "clients": 2, "participation": 1.0, "rounds": 400, "local_steps": 1, "partition": "iid"},
-        methods({"large": 32, "small": 2}, (0.02, 0.05, 0.1, 0.2, 0.5), (0.0003, 0.001, 0.003, 0.01, 0.03)),
+        {
+            "task": "digits",
+            "clients": 2,
+            "participation": 1.0,
+            "rounds": 400,
+            "local_steps": 1,
+            "partition": "iid",
+        },
+        methods(
+            {"large": 32, "small": 2},
+            (0.02, 0.05, 0.1, 0.2, 0.5),
+            (0.0003, 0.001, 0.003, 0.01, 0.03),
+        ),
     ),
     full=Form(
-        {"task": "cifar10-resnet18", "clients": 2, "participation": 1.0, "rounds": 40_000, "local_steps": 1, "partition": "iid",
-         "augment": True, "weight_decay": 5e-4, "eval_every": 1000, "checkpoint_every": 1000},
-        methods({"large": 64, "small": 4}, (0.02, 0.05, 0.1, 0.2, 0.5), (0.00003, 0.0001, 0.0003, 0.001, 0.003)),
+        {
+            "task": "cifar10-resnet18",
+            "clients": 2,
+            "participation": 1.0,
+            "rounds": 40_000,
+            "local_steps": 1,
+            "partition": "iid",
+            "augment": True,
+            "weight_decay": 5e-4,
+            "eval_every": 1000,
+            "checkpoint_every": 1000,
+        },
+        methods(
+            {"large": 64, "small": 4},
+            (0.02, 0.05, 0.1, 0.2, 0.5),
+            (0.00003, 0.0001, 0.0003, 0.001, 0.003),
+        ),
     ),
     claims=(
-        Claim("There are simple convex problems on which signSGD does not converge.", "section on counterexamples", IN_WORDS, fails),
-        Claim("With error feedback it converges on them.", "its theorems on convergence", IN_WORDS, repaired),
-        Claim(f"EF-signSGD ends close to SGD (within {100 * CLOSE:g} point).", "experiments", IN_WORDS, close),
-        Claim("With the large batch EF-signSGD is ahead of signSGD, scaled or not (at every seed).", "experiments", IN_WORDS, better),
-        Claim(f"It is robust to small batches (within {100 * CLOSE:g} point of SGD), more so than signSGD.", "experiments", IN_WORDS,
-              small_batches),
+        Claim(
+            "There are simple convex problems on which signSGD does not converge.",
+            "section on counterexamples",
+            IN_WORDS,
+            fails,
+        ),
+        Claim(
+            "With error feedback it converges on them.",
+            "its theorems on convergence",
+            IN_WORDS,
+            repaired,
+        ),
+        Claim(
+            f"EF-signSGD ends close to SGD (within {100 * CLOSE:g} point).",
+            "experiments",
+            IN_WORDS,
+            close,
+        ),
+        Claim(
+            "With the large batch EF-signSGD is ahead of signSGD, scaled or not (at every seed).",
+            "experiments",
+            IN_WORDS,
+            better,
+        ),
+        Claim(
+            f"It is robust to small batches (within {100 * CLOSE:g} point of SGD), more so than signSGD.",
+            "experiments",
+            IN_WORDS,
+            small_batches,
+        ),
     ),
     minutes=3.5,
 )

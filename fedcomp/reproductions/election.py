@@ -5,7 +5,18 @@ Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting sign
 
 import statistics
 
-from .base import IN_WORDS, Claim, Form, Judgement, Method, Reproduction, Results, ahead, differences, points
+from .base import (
+    IN_WORDS,
+    Claim,
+    Form,
+    Judgement,
+    Method,
+    Reproduction,
+    Results,
+    ahead,
+    differences,
+    points,
+)
 
 PAPER = "Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020"
 REDUNDANCIES = {(5, 1): 3.8, (9, 2): 6.778, (15, 3): 10.733}  # of the deterministic code, by (n, b)
@@ -21,24 +32,37 @@ CODES = {
 def methods(liars: int) -> dict[str, Method]:
     """Each code alone and under the reverse attack."""
     attack = {"attack": f"inverted:{liars}"}
-    return {f"{name}-{state}": Method(options | lies) for name, options in CODES.items() for state, lies in
-            (("honest", {}), ("attacked", attack))}
+    return {
+        f"{name}-{state}": Method(options | lies)
+        for name, options in CODES.items()
+        for state, lies in (("honest", {}), ("attacked", attack))
+    }
 
 
 def redundancy(results: Results) -> Judgement:
     from ..strategies import allocation_matrix
 
-    ours = {key: float(allocation_matrix("deterministic", *key).sum() / key[0]) for key in REDUNDANCIES}
+    ours = {
+        key: float(allocation_matrix("deterministic", *key).sum() / key[0]) for key in REDUNDANCIES
+    }
     said = ", ".join(f"{value:.3f} at {key}" for key, value in ours.items())
-    return Judgement(said, all(abs(ours[key] - value) <= ROUNDING for key, value in REDUNDANCIES.items()))
+    return Judgement(
+        said, all(abs(ours[key] - value) <= ROUNDING for key, value in REDUNDANCIES.items())
+    )
 
 
 def unchanged(results: Results) -> Judgement:
     """Whether liars change nothing, judged by the files of the models."""
     pairs = zip(results["election-honest"].runs, results["election-attacked"].runs, strict=True)
-    same = [(a.folder / "model.safetensors").read_bytes() == (b.folder / "model.safetensors").read_bytes() for a, b in pairs]
+    same = [
+        (a.folder / "model.safetensors").read_bytes()
+        == (b.folder / "model.safetensors").read_bytes()
+        for a, b in pairs
+    ]
     accuracy = f"{results['election-attacked']} with liars, {results['election-honest']} without"
-    return Judgement(f"{accuracy}; the same model to the bit at {sum(same)} of {len(same)} seeds", all(same))
+    return Judgement(
+        f"{accuracy}; the same model to the bit at {sum(same)} of {len(same)} seeds", all(same)
+    )
 
 
 def vote_suffers(results: Results) -> Judgement:
@@ -57,23 +81,65 @@ REPRODUCTION = Reproduction(
     title="election coding against a plain majority vote, a third of the voters lie",
     paper=PAPER,
     setting="(n, b) = (9, 3), one of the paper's pairs: digits, 9 clients with equal shares, all in each of 60 rounds of one step, of "
-            "whom 3 invert what they send. The step is 0.01 for all, chosen without liars. The paper trains ResNet-18 on CIFAR-10 with "
-            "momentum.",
+    "whom 3 invert what they send. The step is 0.01 for all, chosen without liars. The paper trains ResNet-18 on CIFAR-10 with "
+    "momentum.",
     full_setting="(n, b) = (9, 3): ResNet-18 with GroupNorm on CIFAR-10, 9 clients with equal shares, all in each of 20,000 rounds of one "
-                 "step of 14 examples at the paper's step of 1e-4, of whom 3 invert what they send; without the paper's momentum of the "
-                 "server.",
-    small=Form({"task": "digits", "clients": 9, "participation": 1.0, "rounds": 60, "local_steps": 1, "partition": "iid", "lr": 0.01},
-               methods(3)),
-    full=Form({"task": "cifar10-resnet18", "clients": 9, "participation": 1.0, "rounds": 20_000, "local_steps": 1, "batch_size": 14,
-               "partition": "iid", "lr": 1e-4, "weight_decay": 1e-4, "augment": True, "checkpoint_every": 200}, methods(3), seeds=1),
+    "step of 14 examples at the paper's step of 1e-4, of whom 3 invert what they send; without the paper's momentum of the "
+    "server.",
+    small=Form(
+        {
+            "task": "digits",
+            "clients": 9,
+            "participation": 1.0,
+            "rounds": 60,
+            "local_steps": 1,
+            "partition": "iid",
+            "lr": 0.01,
+        },
+        methods(3),
+    ),
+    full=Form(
+        {
+            "task": "cifar10-resnet18",
+            "clients": 9,
+            "participation": 1.0,
+            "rounds": 20_000,
+            "local_steps": 1,
+            "batch_size": 14,
+            "partition": "iid",
+            "lr": 1e-4,
+            "weight_decay": 1e-4,
+            "augment": True,
+            "checkpoint_every": 200,
+        },
+        methods(3),
+        seeds=1,
+    ),
     claims=(
-        Claim("The deterministic code gives each voter so many partitions, at (n, b).", "deterministic code, r = (n + 2b + 1)/2 − s/n",
-              ", ".join(f"{value:g} at {key}" for key, value in REDUNDANCIES.items()), redundancy),
-        Claim("With it, b liars change nothing: the result is the majority of the honest partitions.", "theorem on the deterministic code",
-              IN_WORDS, unchanged),
-        Claim(f"Without a code they cost signSGD accuracy (at every seed, more than {100 * MOST:g} point).", "figures", IN_WORDS,
-              vote_suffers),
-        Claim("A random Bernoulli code of redundancy 3 is ahead of no code (at every seed).", "figures", IN_WORDS, bernoulli_helps),
+        Claim(
+            "The deterministic code gives each voter so many partitions, at (n, b).",
+            "deterministic code, r = (n + 2b + 1)/2 − s/n",
+            ", ".join(f"{value:g} at {key}" for key, value in REDUNDANCIES.items()),
+            redundancy,
+        ),
+        Claim(
+            "With it, b liars change nothing: the result is the majority of the honest partitions.",
+            "theorem on the deterministic code",
+            IN_WORDS,
+            unchanged,
+        ),
+        Claim(
+            f"Without a code they cost signSGD accuracy (at every seed, more than {100 * MOST:g} point).",
+            "figures",
+            IN_WORDS,
+            vote_suffers,
+        ),
+        Claim(
+            "A random Bernoulli code of redundancy 3 is ahead of no code (at every seed).",
+            "figures",
+            IN_WORDS,
+            bernoulli_helps,
+        ),
     ),
     minutes=0.5,
 )

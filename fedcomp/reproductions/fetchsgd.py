@@ -6,28 +6,59 @@ ICML 2020.
 
 import statistics
 
-from .base import IN_WORDS, Claim, Form, Judgement, Measured, Method, Reproduction, Results, ahead, differences, lrs, points, within
+from .base import (
+    IN_WORDS,
+    Claim,
+    Form,
+    Judgement,
+    Measured,
+    Method,
+    Reproduction,
+    Results,
+    ahead,
+    differences,
+    lrs,
+    points,
+    within,
+)
 
-PAPER = ("Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora: FetchSGD: Communication-efficient federated learning with "
-         "sketching. ICML 2020")
+PAPER = (
+    "Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora: FetchSGD: Communication-efficient federated learning with "
+    "sketching. ICML 2020"
+)
 WHOLE = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
 MOMENTUM = "sgd:momentum=0.9"  # of the server; FetchSGD has the same in its sketch
 MARGIN = 0.02  # a share of accuracy
 
 
-def methods(rounds: int, period: int, sketch: str, density: str, *rates: float) -> dict[str, Method]:
+def methods(
+    rounds: int, period: int, sketch: str, density: str, *rates: float
+) -> dict[str, Method]:
     """FedAvg has as many local steps as the others, in a `period`-th of their rounds."""
-    own = {"strategy": f"fetchsgd:density={density}", "uplink": sketch, "local_steps": 1, "rounds": rounds}
+    own = {
+        "strategy": f"fetchsgd:density={density}",
+        "uplink": sketch,
+        "local_steps": 1,
+        "rounds": rounds,
+    }
     return {
-        "uncompressed": Method(WHOLE | {"server_optimizer": MOMENTUM, "local_steps": 1, "rounds": rounds}, lrs(*rates)),
+        "uncompressed": Method(
+            WHOLE | {"server_optimizer": MOMENTUM, "local_steps": 1, "rounds": rounds}, lrs(*rates)
+        ),
         "fetchsgd": Method(own, lrs(*rates)),
-        "fedavg": Method(WHOLE | {"server_optimizer": MOMENTUM, "local_steps": period, "rounds": rounds // period}, lrs(*rates)),
+        "fedavg": Method(
+            WHOLE
+            | {"server_optimizer": MOMENTUM, "local_steps": period, "rounds": rounds // period},
+            lrs(*rates),
+        ),
     }
 
 
 def ratio(results: Results, measured: Measured) -> float:
     """Bytes both ways of the uncompressed run to those of another."""
-    return sum(map(results["uncompressed"].bytes, ("uplink", "downlink"))) / sum(map(measured.bytes, ("uplink", "downlink")))
+    return sum(map(results["uncompressed"].bytes, ("uplink", "downlink"))) / sum(
+        map(measured.bytes, ("uplink", "downlink"))
+    )
 
 
 def beats(results: Results) -> Judgement:
@@ -39,7 +70,10 @@ def beats(results: Results) -> Judgement:
 def keeps(results: Results) -> Judgement:
     mine, whole = results["fetchsgd"], results["uncompressed"]
     lost = statistics.mean(differences(mine, whole))
-    return Judgement(f"{points(lost)} points at ×{ratio(results, mine):.1f} (uncompressed {whole})", within(mine, whole, MARGIN))
+    return Judgement(
+        f"{points(lost)} points at ×{ratio(results, mine):.1f} (uncompressed {whole})",
+        within(mine, whole, MARGIN),
+    )
 
 
 REPRODUCTION = Reproduction(
@@ -47,23 +81,50 @@ REPRODUCTION = Reproduction(
     title="FetchSGD against FedAvg, clients of one class",
     paper=PAPER,
     setting="Logistic regression on MNIST, 1,000 clients of 60 images of one class, 10 a round, 300 local steps of 20 images: FetchSGD "
-            "sends after each a sketch of 3 rows of 8-bit cells, an eighth of the model, and moves 1 % of it; FedAvg sends the whole "
-            "model after every 6. All have momentum 0.9 on the server. The paper has 10,000 clients of five CIFAR-10 images of one class. "
-            "Ratios are bytes both ways against the uncompressed run. Each method gets the best of four learning rates, a factor of about "
-            "three apart.",
+    "sends after each a sketch of 3 rows of 8-bit cells, an eighth of the model, and moves 1 % of it; FedAvg sends the whole "
+    "model after every 6. All have momentum 0.9 on the server. The paper has 10,000 clients of five CIFAR-10 images of one class. "
+    "Ratios are bytes both ways against the uncompressed run. Each method gets the best of four learning rates, a factor of about "
+    "three apart.",
     full_setting="ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 10,000 clients of five images of one class, 100 a round, "
-                 "2,400 local steps: FetchSGD sends a sketch of 5 rows, a twentieth of the model, and moves 0.5 % of it; FedAvg sends the "
-                 "whole model after every 10. All have momentum 0.9 on the server. Ratios are bytes both ways against the uncompressed "
-                 "run. Each method gets the best of four learning rates.",
-    small=Form({"task": "mnist-logreg", "clients": 1000, "participation": 0.01, "partition": "classes:1", "batch_size": 20},
-               methods(300, 6, "sketch:rows=3,ratio=8,cells=int8", "1/100", 0.001, 0.003, 0.01, 0.03)),
-    full=Form({"task": "cifar10-resnet18", "clients": 10_000, "participation": 0.01, "partition": "classes:1", "batch_size": 5,
-               "augment": True, "checkpoint_every": 100},
-              methods(2400, 10, "sketch:rows=5,ratio=20", "1/200", 0.001, 0.003, 0.01, 0.03), seeds=1),
+    "2,400 local steps: FetchSGD sends a sketch of 5 rows, a twentieth of the model, and moves 0.5 % of it; FedAvg sends the "
+    "whole model after every 10. All have momentum 0.9 on the server. Ratios are bytes both ways against the uncompressed "
+    "run. Each method gets the best of four learning rates.",
+    small=Form(
+        {
+            "task": "mnist-logreg",
+            "clients": 1000,
+            "participation": 0.01,
+            "partition": "classes:1",
+            "batch_size": 20,
+        },
+        methods(300, 6, "sketch:rows=3,ratio=8,cells=int8", "1/100", 0.001, 0.003, 0.01, 0.03),
+    ),
+    full=Form(
+        {
+            "task": "cifar10-resnet18",
+            "clients": 10_000,
+            "participation": 0.01,
+            "partition": "classes:1",
+            "batch_size": 5,
+            "augment": True,
+            "checkpoint_every": 100,
+        },
+        methods(2400, 10, "sketch:rows=5,ratio=20", "1/200", 0.001, 0.003, 0.01, 0.03),
+        seeds=1,
+    ),
     claims=(
-        Claim("At no less compression FetchSGD is ahead of FedAvg (at every seed).", "figures of accuracy against compression", IN_WORDS,
-              beats),
-        Claim(f"It keeps the accuracy of the uncompressed run (within {100 * MARGIN:g} points).", "the same", IN_WORDS, keeps),
+        Claim(
+            "At no less compression FetchSGD is ahead of FedAvg (at every seed).",
+            "figures of accuracy against compression",
+            IN_WORDS,
+            beats,
+        ),
+        Claim(
+            f"It keeps the accuracy of the uncompressed run (within {100 * MARGIN:g} points).",
+            "the same",
+            IN_WORDS,
+            keeps,
+        ),
     ),
     minutes=3,
     needs="mnist",

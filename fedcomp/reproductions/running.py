@@ -37,18 +37,33 @@ class Machine:
 
 def named(choice: Options) -> str:
     """`lr-0.1` for a choice of the learning rate; "" for the choice of nothing."""
-    return "-".join(f"{name.replace('_', '-')}-{value:g}" if isinstance(value, float) else f"{name.replace('_', '-')}-{value}"
-                    for name, value in choice.items())
+    return "-".join(
+        f"{name.replace('_', '-')}-{value:g}"
+        if isinstance(value, float)
+        else f"{name.replace('_', '-')}-{value}"
+        for name, value in choice.items()
+    )
 
 
-def config_of(form: Form, method: Method, choice: Options, seed: int, machine: Machine = Machine()) -> RunConfig:  # noqa: B008
+def config_of(
+    form: Form, method: Method, choice: Options, seed: int, machine: Machine = Machine()
+) -> RunConfig:  # noqa: B008
     """The options of one run, evaluated at its end unless the form says otherwise."""
-    own = {**form.common, **method.options, **choice, "seed": seed, "data": machine.data, "device": machine.device}
+    own = {
+        **form.common,
+        **method.options,
+        **choice,
+        "seed": seed,
+        "data": machine.data,
+        "device": machine.device,
+    }
     rounds = own.get("rounds", RunConfig.rounds)
     return RunConfig(**{"eval_every": rounds, "checkpoint_every": max(1, rounds // 4)} | own)
 
 
-def reproduce(reproduction: Reproduction, form: Form, out: Path, machine: Machine, tell: Callable[[str], None]) -> tuple[Results, Spent]:
+def reproduce(
+    reproduction: Reproduction, form: Form, out: Path, machine: Machine, tell: Callable[[str], None]
+) -> tuple[Results, Spent]:
     """Runs whatever `out` does not hold yet. Returns the measurements by method, and what all of them took.
 
     `tell` gets a line a run. Raises UserError for data that are not there and for a folder that holds other runs.
@@ -56,20 +71,29 @@ def reproduce(reproduction: Reproduction, form: Form, out: Path, machine: Machin
     _check_data(reproduction, machine)
     results, spent = {}, Spent()
     for name, method in form.methods.items():
+
         def run(choice: Options, seed: int, name: str = name, method: Method = method) -> Run:
             nonlocal spent
             words = [name, named(choice), f"seed-{seed}"]
-            made, took, kept = _run(config_of(form, method, choice, seed, machine), out / "-".join(filter(None, words)))
+            made, took, kept = _run(
+                config_of(form, method, choice, seed, machine), out / "-".join(filter(None, words))
+            )
             spent += took
-            tell(f"{', '.join(filter(None, (name, shown(choice), f'seed {seed}')))}: {100 * made.accuracy:.1f} %, "
-                 + ("done before" if kept else f"{took.wall_s:.0f} s"))
+            tell(
+                f"{', '.join(filter(None, (name, shown(choice), f'seed {seed}')))}: {100 * made.accuracy:.1f} %, "
+                + ("done before" if kept else f"{took.wall_s:.0f} s")
+            )
             return made
 
         first = [run(choice, 0) for choice in method.choices]
         best = max(range(len(first)), key=lambda i: first[i].accuracy)
         choice = method.choices[best]
-        tried = {shown(c) or name: made.accuracy for c, made in zip(method.choices, first, strict=True)}
-        results[name] = Measured((first[best], *(run(choice, seed) for seed in range(1, form.seeds))), choice, tried)
+        tried = {
+            shown(c) or name: made.accuracy for c, made in zip(method.choices, first, strict=True)
+        }
+        results[name] = Measured(
+            (first[best], *(run(choice, seed) for seed in range(1, form.seeds))), choice, tried
+        )
     return results, spent
 
 
@@ -79,8 +103,10 @@ def _check_data(reproduction: Reproduction, machine: Machine) -> None:
         return
     folder = data_folder(RunConfig(data=machine.data))
     if folder is None or not (folder / reproduction.needs).is_dir():
-        raise DataError(f"reproduction '{reproduction.name}' needs the folder {reproduction.needs}/ of the data, which is not in "
-                        f"{folder or 'FEDCOMP_DATA'}; name the folder that holds it with --data")
+        raise DataError(
+            f"reproduction '{reproduction.name}' needs the folder {reproduction.needs}/ of the data, which is not in "
+            f"{folder or 'FEDCOMP_DATA'}; name the folder that holds it with --data"
+        )
 
 
 def _run(config: RunConfig, folder: Path) -> tuple[Run, Spent, bool]:
@@ -111,13 +137,20 @@ def _check_same(config: RunConfig, folder: Path) -> None:
     stored = {f.name: f.default for f in dataclasses.fields(config)} | read_run(folder)
     different = first_difference(resolved(config), stored)
     if different or stored.get("rounds") != config.rounds:
-        raise RunFolderError(f"{folder} holds a run of another '{different or 'rounds'}'; give another --out, or remove that folder")
+        raise RunFolderError(
+            f"{folder} holds a run of another '{different or 'rounds'}'; give another --out, or remove that folder"
+        )
 
 
 def _now() -> Spent:
     """Wall clock, and processor time of this process and of its children that have ended."""
-    own, others = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Spent(time.perf_counter(), own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime)
+    own, others = (
+        resource.getrusage(resource.RUSAGE_SELF),
+        resource.getrusage(resource.RUSAGE_CHILDREN),
+    )
+    return Spent(
+        time.perf_counter(), own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime
+    )
 
 
 def _spent(folder: Path) -> Spent:
@@ -129,5 +162,9 @@ def _spent(folder: Path) -> Spent:
 
 def shown(choice: Options) -> str:
     """`lr 0.1`, for people."""
-    return ", ".join(f"{name.replace('_', ' ')} {value:g}" if isinstance(value, float) else f"{name.replace('_', ' ')} {value}"
-                     for name, value in choice.items())
+    return ", ".join(
+        f"{name.replace('_', ' ')} {value:g}"
+        if isinstance(value, float)
+        else f"{name.replace('_', ' ')} {value}"
+        for name, value in choice.items()
+    )

@@ -14,7 +14,9 @@ def methods(steps: int, period: int, density: str, rate: float, vote: float) -> 
         found |= {
             f"stc-{setting}": Method(own | stc(density, steps), lrs(rate)),
             f"fedavg-{setting}": Method(own | fedavg(period, steps), lrs(rate)),
-            f"signsgd-{setting}": Method(own | {"strategy": "vote", "local_steps": 1, "rounds": steps}, lrs(vote)),
+            f"signsgd-{setting}": Method(
+                own | {"strategy": "vote", "local_steps": 1, "rounds": steps}, lrs(vote)
+            ),
         }
     return found
 
@@ -24,20 +26,40 @@ REPRODUCTION = Reproduction(
     title="STC against FedAvg and signSGD, VGG11* on CIFAR-10",
     paper=PAPER,
     setting="10 clients, 4 a round, batches of 20, 300 local steps at a rate of 0.05, of signSGD 0.0005: STC sends after each at p = 1/25 "
-            "both ways, FedAvg after every 25 the whole model, signSGD after each one bit; one seed. The paper has 100 clients, p = "
-            "1/400, FedAvg with 400 local steps, a rate of 0.016 and far more steps in all: so few leave the network at the beginning of "
-            "what it learns.",
+    "both ways, FedAvg after every 25 the whole model, signSGD after each one bit; one seed. The paper has 100 clients, p = "
+    "1/400, FedAvg with 400 local steps, a rate of 0.016 and far more steps in all: so few leave the network at the beginning of "
+    "what it learns.",
     full_setting="100 clients, 10 % a round, batches of 20, 20,000 local steps at the paper's rate of 0.016, of signSGD 0.0002: STC sends "
-                 "after each at p = 1/400 both ways, FedAvg after every 400 the whole model, signSGD after each one bit; how many steps "
-                 "the paper takes, and its rate for signSGD, are our guesses.",
-    small=Form({"task": "cifar10-vgg11s", "clients": 10, "participation": 0.4, "batch_size": 20}, methods(300, 25, "1/25", 0.05, 0.0005),
-               seeds=1),
-    full=Form({"task": "cifar10-vgg11s", "clients": 100, "participation": 0.1, "batch_size": 20, "checkpoint_every": 100},
-              methods(20_000, 400, "1/400", 0.016, 0.0002)),
+    "after each at p = 1/400 both ways, FedAvg after every 400 the whole model, signSGD after each one bit; how many steps "
+    "the paper takes, and its rate for signSGD, are our guesses.",
+    small=Form(
+        {"task": "cifar10-vgg11s", "clients": 10, "participation": 0.4, "batch_size": 20},
+        methods(300, 25, "1/25", 0.05, 0.0005),
+        seeds=1,
+    ),
+    full=Form(
+        {
+            "task": "cifar10-vgg11s",
+            "clients": 100,
+            "participation": 0.1,
+            "batch_size": 20,
+            "checkpoint_every": 100,
+        },
+        methods(20_000, 400, "1/400", 0.016, 0.0002),
+    ),
     claims=(
-        Claim("With two classes a client STC ends ahead of FedAvg and signSGD (at every seed).", "figures", IN_WORDS, best),
-        Claim(f"Two classes a client in place of equal shares {MORE}.", "figures", IN_WORDS,
-              lambda results: cost(results, "alike", "two-classes")),
+        Claim(
+            "With two classes a client STC ends ahead of FedAvg and signSGD (at every seed).",
+            "figures",
+            IN_WORDS,
+            best,
+        ),
+        Claim(
+            f"Two classes a client in place of equal shares {MORE}.",
+            "figures",
+            IN_WORDS,
+            lambda results: cost(results, "alike", "two-classes"),
+        ),
     ),
     minutes=9.5,  # by the time of single rounds
     needs="cifar10",

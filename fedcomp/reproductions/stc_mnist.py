@@ -5,25 +5,47 @@ Sattler, Wiedemann, Müller, Samek: Robust and communication-efficient federated
 
 import statistics
 
-from .base import IN_WORDS, Choices, Claim, Form, Judgement, Method, Options, Reproduction, Results, ahead, differences, lrs, points
+from .base import (
+    IN_WORDS,
+    Choices,
+    Claim,
+    Form,
+    Judgement,
+    Method,
+    Options,
+    Reproduction,
+    Results,
+    ahead,
+    differences,
+    lrs,
+    points,
+)
 
 PAPER = "Sattler, Wiedemann, Müller, Samek: Robust and communication-efficient federated learning from non-i.i.d. data. IEEE TNNLS 2019"
 WHOLE = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
 ALIKE = {"partition": "iid", "participation": 0.1, "batch_size": 20}
 DIFFERENT = ALIKE | {"partition": "classes:2"}
-HARDER = {"two-classes": DIFFERENT, "single-examples": DIFFERENT | {"batch_size": 1}, "few-clients": DIFFERENT | {"participation": 0.02}}
+HARDER = {
+    "two-classes": DIFFERENT,
+    "single-examples": DIFFERENT | {"batch_size": 1},
+    "few-clients": DIFFERENT | {"participation": 0.02},
+}
 RIVALS = ("fedavg", "signsgd")
 MORE = "costs STC fewer points than FedAvg and signSGD"
 
 
-def methods(steps: int, period: int, density: str, rates: Choices, votes: Choices) -> dict[str, Method]:
+def methods(
+    steps: int, period: int, density: str, rates: Choices, votes: Choices
+) -> dict[str, Method]:
     """STC, FedAvg and signSGD in each setting, all of as many local steps; FedAvg sends every `period` of them."""
     found = {}
     for setting, options in {"alike": ALIKE, **HARDER}.items():
         found |= {
             f"stc-{setting}": Method(options | stc(density, steps), rates),
             f"fedavg-{setting}": Method(options | fedavg(period, steps), rates),
-            f"signsgd-{setting}": Method(options | {"strategy": "vote", "local_steps": 1, "rounds": steps}, votes),
+            f"signsgd-{setting}": Method(
+                options | {"strategy": "vote", "local_steps": 1, "rounds": steps}, votes
+            ),
         }
     return found
 
@@ -46,7 +68,10 @@ def best(results: Results) -> Judgement:
 
 def cost(results: Results, before: str, after: str) -> Judgement:
     """What the way from one setting to another costs each method."""
-    lost = {name: statistics.mean(differences(results[f"{name}-{after}"], results[f"{name}-{before}"])) for name in ("stc", *RIVALS)}
+    lost = {
+        name: statistics.mean(differences(results[f"{name}-{after}"], results[f"{name}-{before}"]))
+        for name in ("stc", *RIVALS)
+    }
     said = f"STC {points(lost['stc'])}, FedAvg {points(lost['fedavg'])}, signSGD {points(lost['signsgd'])} points"
     return Judgement(said, all(lost["stc"] > lost[name] for name in RIVALS))
 
@@ -56,23 +81,46 @@ REPRODUCTION = Reproduction(
     title="STC against FedAvg and signSGD, logistic regression on MNIST",
     paper=PAPER,
     setting="100 clients, 10 % a round, batches of 20, 400 local steps: STC sends after each at p = 1/100 both ways, FedAvg after every "
-            "25 the whole model, signSGD after each one bit. The paper has p = 1/400, FedAvg with 400 local steps and far more steps in "
-            "all. Each method gets the best of three learning rates in each setting.",
+    "25 the whole model, signSGD after each one bit. The paper has p = 1/400, FedAvg with 400 local steps and far more steps in "
+    "all. Each method gets the best of three learning rates in each setting.",
     full_setting="100 clients, 10 % a round, batches of 20, 20,000 local steps: STC sends after each at p = 1/400 both ways, FedAvg after "
-                 "every 400 the whole model, signSGD after each one bit; how many steps the paper takes is our guess. Each method gets "
-                 "the best of three learning rates in each setting, among them the paper's 0.04.",
-    small=Form({"task": "mnist-logreg", "clients": 100},
-               methods(400, 25, "1/100", lrs(0.01, 0.04, 0.16), lrs(0.000125, 0.0005, 0.002)), seeds=2),
-    full=Form({"task": "mnist-logreg", "clients": 100},
-              methods(20_000, 400, "1/400", lrs(0.01, 0.04, 0.16), lrs(0.0001, 0.0005, 0.002)), seeds=5),
+    "every 400 the whole model, signSGD after each one bit; how many steps the paper takes is our guess. Each method gets "
+    "the best of three learning rates in each setting, among them the paper's 0.04.",
+    small=Form(
+        {"task": "mnist-logreg", "clients": 100},
+        methods(400, 25, "1/100", lrs(0.01, 0.04, 0.16), lrs(0.000125, 0.0005, 0.002)),
+        seeds=2,
+    ),
+    full=Form(
+        {"task": "mnist-logreg", "clients": 100},
+        methods(20_000, 400, "1/400", lrs(0.01, 0.04, 0.16), lrs(0.0001, 0.0005, 0.002)),
+        seeds=5,
+    ),
     claims=(
-        Claim("With two classes a client STC ends ahead of FedAvg and signSGD (at every seed).", "figures", IN_WORDS, best),
-        Claim(f"Two classes a client in place of equal shares {MORE}.", "figures", IN_WORDS,
-              lambda results: cost(results, "alike", "two-classes")),
-        Claim(f"With two classes, single examples a step in place of 20 {MORE}.", "figures", IN_WORDS,
-              lambda results: cost(results, "two-classes", "single-examples")),
-        Claim(f"With two classes, 2 % of the clients a round in place of 10 % {MORE}.", "figures", IN_WORDS,
-              lambda results: cost(results, "two-classes", "few-clients")),
+        Claim(
+            "With two classes a client STC ends ahead of FedAvg and signSGD (at every seed).",
+            "figures",
+            IN_WORDS,
+            best,
+        ),
+        Claim(
+            f"Two classes a client in place of equal shares {MORE}.",
+            "figures",
+            IN_WORDS,
+            lambda results: cost(results, "alike", "two-classes"),
+        ),
+        Claim(
+            f"With two classes, single examples a step in place of 20 {MORE}.",
+            "figures",
+            IN_WORDS,
+            lambda results: cost(results, "two-classes", "single-examples"),
+        ),
+        Claim(
+            f"With two classes, 2 % of the clients a round in place of 10 % {MORE}.",
+            "figures",
+            IN_WORDS,
+            lambda results: cost(results, "two-classes", "few-clients"),
+        ),
     ),
     minutes=5.5,
     needs="mnist",

@@ -22,23 +22,39 @@ def verdict(found: Judged) -> str:
     """One line."""
     failed = [i for i, (_, judgement) in enumerate(found, 1) if not judgement.holds]
     if not failed:
-        return "the claim holds here" if len(found) == 1 else f"the claims hold here, all {len(found)}"
+        return (
+            "the claim holds here" if len(found) == 1 else f"the claims hold here, all {len(found)}"
+        )
     if len(found) == 1:
         return f"the claim does not hold here: {found[0][1].ours}"
     which = ", ".join(map(str, failed))
-    kept = "none of them does" if len(failed) == len(found) else f"the other {len(found) - len(failed)} hold" + "s" * (
-        len(found) - len(failed) == 1)
+    kept = (
+        "none of them does"
+        if len(failed) == len(found)
+        else f"the other {len(found) - len(failed)} hold" + "s" * (len(found) - len(failed) == 1)
+    )
     said = "; ".join(found[i - 1][1].ours for i in failed)
     return f"claim{'s' * (len(failed) > 1)} {which} {'do' if len(failed) > 1 else 'does'} not hold here: {said}; {kept}"
 
 
 def rows(found: Judged) -> list[tuple[str, ...]]:
-    return [(f"{i}. {claim.text}", claim.source, claim.paper, judgement.ours, "yes" if judgement.holds else "no")
-            for i, (claim, judgement) in enumerate(found, 1)]
+    return [
+        (
+            f"{i}. {claim.text}",
+            claim.source,
+            claim.paper,
+            judgement.ours,
+            "yes" if judgement.holds else "no",
+        )
+        for i, (claim, judgement) in enumerate(found, 1)
+    ]
 
 
 def run_rows(results: Results) -> list[tuple[str, ...]]:
-    return [(name, _choice(m), str(m), size(m.bytes("uplink")), size(m.bytes("downlink"))) for name, m in results.items()]
+    return [
+        (name, _choice(m), str(m), size(m.bytes("uplink")), size(m.bytes("downlink")))
+        for name, m in results.items()
+    ]
 
 
 def _choice(measured: Measured) -> str:
@@ -46,7 +62,11 @@ def _choice(measured: Measured) -> str:
     chosen, tried = shown(measured.choice), list(measured.tried)
     if len(tried) < 2:
         return chosen
-    return f"{chosen} of {len(tried)}" + ", the lowest" * (chosen == tried[0]) + ", the highest" * (chosen == tried[-1])
+    return (
+        f"{chosen} of {len(tried)}"
+        + ", the lowest" * (chosen == tried[0])
+        + ", the highest" * (chosen == tried[-1])
+    )
 
 
 def size(count: float) -> str:
@@ -57,7 +77,14 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def section(reproduction: Reproduction, form: Form, full: bool, results: Results, found: Judged, spent: Spent) -> str:
+def section(
+    reproduction: Reproduction,
+    form: Form,
+    full: bool,
+    results: Results,
+    found: Judged,
+    spent: Spent,
+) -> str:
     """The Markdown of a reproduction, with how it was made."""
     seeds = max(len(m.runs) for m in results.values())
     command = f"fedcomp reproduce {reproduction.name}" + " --full" * full
@@ -84,7 +111,9 @@ def _of_device(results: Results) -> str:
 
 def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     cells = [columns, ["---"] * len(columns), *lines]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") or " " for cell in line) + " |" for line in cells)
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") or " " for cell in line) + " |" for line in cells
+    )
 
 
 def write(name: str, text: str, page: Path) -> None:
@@ -97,9 +126,11 @@ def write(name: str, text: str, page: Path) -> None:
         old = page.read_text(encoding="utf-8")
         block = f"{begin}\n\n{text}\n\n{end}"
         if begin in old and end in old:
-            new = old[: old.index(begin)] + block + old[old.index(end) + len(end):]
+            new = old[: old.index(begin)] + block + old[old.index(end) + len(end) :]
         else:
             new = f"{old.rstrip()}\n\n{block}\n"
         page.write_text(new, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{page} cannot be written ({error.strerror}); leave --write out, or give it in a checkout of fedcomp") from error
+        raise UserError(
+            f"{page} cannot be written ({error.strerror}); leave --write out, or give it in a checkout of fedcomp"
+        ) from error

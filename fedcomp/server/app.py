@@ -8,4 +8,6 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    raise RuntimeError("this run belongs to the process that submitted it; start one with: fedcomp server start")
+    raise RuntimeError(
+        "this run belongs to the process that submitted it; start one with: fedcomp server start"
+    )

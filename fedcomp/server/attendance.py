@@ -15,7 +15,9 @@ from ..config import RunConfig
 from ..strategies.closing import least
 from ..strategies.cohort import size
 
-RETURN_S = 15.0  # that clients have to find a server that was started again, who try every five seconds
+RETURN_S = (
+    15.0  # that clients have to find a server that was started again, who try every five seconds
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,11 @@ class Quota:
     def first(cls, config: RunConfig, resumed: bool) -> "Quota":
         """All clients: for ever at the start of a run, and when it is resumed with a deadline for that time."""
         if resumed and config.deadline:
-            return cls(config.clients, _fewest(config, size(config.participation, config.clients)), max(config.deadline, RETURN_S))
+            return cls(
+                config.clients,
+                _fewest(config, size(config.participation, config.clients)),
+                max(config.deadline, RETURN_S),
+            )
         return cls(config.clients, config.clients)
 
     @classmethod
@@ -68,9 +74,15 @@ class Attendance:
 
     def wanted(self, quota: Quota) -> int:
         """How many have to be here for a round to begin at once."""
-        return quota.wanted if quota.patience_s is None else max(quota.least, int(min(quota.wanted, self.usual)))
+        return (
+            quota.wanted
+            if quota.patience_s is None
+            else max(quota.least, int(min(quota.wanted, self.usual)))
+        )
 
-    def cohort_of(self, here: Mapping[int, int], quota: Quota, waited_s: float) -> dict[int, int] | None:
+    def cohort_of(
+        self, here: Mapping[int, int], quota: Quota, waited_s: float
+    ) -> dict[int, int] | None:
         """Of the clients that are here, id → node, those that a round may be drawn from now; None: it waits on."""
         speaking = {client: node for client, node in here.items() if client not in self.silent}
         over = quota.patience_s is None or waited_s >= quota.patience_s

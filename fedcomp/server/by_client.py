@@ -11,7 +11,9 @@ class ByClient:
 
     def __init__(self, guard: Guard):
         self.guard = guard
-        self._owners: dict[bytes | str, int] = {}  # by public key; never changed in place, for other threads read it
+        self._owners: dict[
+            bytes | str, int
+        ] = {}  # by public key; never changed in place, for other threads read it
         self._settled: dict[int, Traffic] = {}  # what is in records
 
     def know(self, client: int, key: bytes) -> None:
@@ -39,22 +41,31 @@ class ByClient:
 
     def records(self, outcome: Outcome) -> tuple[ClientRecord, ...]:
         """One for each client that was asked in the round, or whose answer was taken in it."""
-        cost, rejected = outcome.traffic, {rejection.client: rejection for rejection in outcome.rejections}
+        cost, rejected = (
+            outcome.traffic,
+            {rejection.client: rejection for rejection in outcome.rejections},
+        )
         carried, records = self.traffic(), []
-        silent = rejected.keys() - cost.seconds.keys()  # to whom the port may have sent nothing: then no frame has left for them
+        silent = (
+            rejected.keys() - cost.seconds.keys()
+        )  # to whom the port may have sent nothing: then no frame has left for them
         for client in sorted({*outcome.cohort, *cost.downlink}):
             wire = carried.get(client, Traffic()).minus(self._settled.get(client, Traffic()))
             self._settled[client] = carried.get(client, Traffic())
-            records.append(ClientRecord(
-                client=client,
-                uplink_bytes=cost.uplink.get(client, 0),
-                downlink_bytes=0 if client in silent and wire.sent_bytes < cost.downlink.get(client, 0) else cost.downlink.get(client, 0),
-                wire_bytes_in=wire.received_bytes,
-                wire_bytes_out=wire.sent_bytes,
-                latency_s=cost.seconds.get(client),
-                versions_behind=cost.behind.get(client),
-                staleness=cost.lateness.get(client, 0),
-                stage=rejected[client].stage if client in rejected else "",
-                reason=rejected[client].reason if client in rejected else "",
-            ))
+            records.append(
+                ClientRecord(
+                    client=client,
+                    uplink_bytes=cost.uplink.get(client, 0),
+                    downlink_bytes=0
+                    if client in silent and wire.sent_bytes < cost.downlink.get(client, 0)
+                    else cost.downlink.get(client, 0),
+                    wire_bytes_in=wire.received_bytes,
+                    wire_bytes_out=wire.sent_bytes,
+                    latency_s=cost.seconds.get(client),
+                    versions_behind=cost.behind.get(client),
+                    staleness=cost.lateness.get(client, 0),
+                    stage=rejected[client].stage if client in rejected else "",
+                    reason=rejected[client].reason if client in rejected else "",
+                )
+            )
         return tuple(records)

@@ -19,8 +19,17 @@ from ..errors import KeysError
 
 EARLIER = timedelta(hours=1)  # certificates begin so long ago, for clients whose clocks are behind
 ISSUER = "fedcomp CA"
-USAGES = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign", "crl_sign",
-          "encipher_only", "decipher_only")
+USAGES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
 ALWAYS = ("localhost", "127.0.0.1")
 LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 
@@ -41,7 +50,9 @@ def _host(text: str) -> str:
         name = ""
     labels = name.split(".")
     if len(name) > 253 or not all(map(LABEL.fullmatch, labels)) or labels[-1].isdigit():
-        raise KeysError(f"--host '{text}' is no host; give a name such as server.example or an address such as 10.0.0.5, without a port")
+        raise KeysError(
+            f"--host '{text}' is no host; give a name such as server.example or an address such as 10.0.0.5, without a port"
+        )
     return name
 
 
@@ -55,8 +66,13 @@ def authority(key: ec.EllipticCurvePrivateKey, now: datetime, ends: datetime) ->
     )
 
 
-def of_server(key: ec.EllipticCurvePublicKey, hosts: Sequence[str], ca_key: ec.EllipticCurvePrivateKey, now: datetime,
-              ends: datetime) -> x509.Certificate:
+def of_server(
+    key: ec.EllipticCurvePublicKey,
+    hosts: Sequence[str],
+    ca_key: ec.EllipticCurvePrivateKey,
+    now: datetime,
+    ends: datetime,
+) -> x509.Certificate:
     """A certificate by the CA for a server at these hosts."""
     return (
         _builder("fedcomp server", key, now, ends)
@@ -64,16 +80,27 @@ def of_server(key: ec.EllipticCurvePublicKey, hosts: Sequence[str], ca_key: ec.E
         .add_extension(_usage("digital_signature"), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(list(map(_name, hosts))), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+        )
         .sign(ca_key, hashes.SHA384())
     )
 
 
-def _builder(subject: str, key: ec.EllipticCurvePublicKey, now: datetime, ends: datetime) -> x509.CertificateBuilder:
-    named = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in (subject, ISSUER)]
+def _builder(
+    subject: str, key: ec.EllipticCurvePublicKey, now: datetime, ends: datetime
+) -> x509.CertificateBuilder:
+    named = [
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in (subject, ISSUER)
+    ]
     return (
-        x509.CertificateBuilder().subject_name(named[0]).issuer_name(named[1]).public_key(key)
-        .serial_number(x509.random_serial_number()).not_valid_before(now - EARLIER).not_valid_after(ends)
+        x509.CertificateBuilder()
+        .subject_name(named[0])
+        .issuer_name(named[1])
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - EARLIER)
+        .not_valid_after(ends)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 
@@ -94,12 +121,16 @@ def read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
-        raise KeysError(f"{path} cannot be read ({error.strerror}); restore it from a copy") from error
+        raise KeysError(
+            f"{path} cannot be read ({error.strerror}); restore it from a copy"
+        ) from error
     except ValueError as error:
         raise KeysError(f"{path} is no certificate; restore it from a copy") from error
 
 
-def read_private_key(path: Path, remedy: str = "restore it from a copy") -> ec.EllipticCurvePrivateKey:
+def read_private_key(
+    path: Path, remedy: str = "restore it from a copy"
+) -> ec.EllipticCurvePrivateKey:
     """Raises KeysError, which ends with `remedy`."""
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
@@ -113,7 +144,9 @@ def read_private_key(path: Path, remedy: str = "restore it from a copy") -> ec.E
 
 
 def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
 
 
 def pem(certificate: x509.Certificate) -> bytes:

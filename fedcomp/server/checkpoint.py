@@ -35,7 +35,10 @@ from .recent import SMALL, Recent
 
 FLUSH_BYTES = 64 << 20  # a flush of more would keep a round waiting
 LOG_BYTES = 4 << 20  # of SQLite's log, from which a flush works it in
-LEAST_BEHIND, MOST_BEHIND = 8 << 20, 1 << 29  # bytes of vectors that are written behind: a thread for less is in the round's way
+LEAST_BEHIND, MOST_BEHIND = (
+    8 << 20,
+    1 << 29,
+)  # bytes of vectors that are written behind: a thread for less is in the round's way
 RUN_BYTES = 1 << 18  # of small vectors that are written at once
 CACHE_KIB = 32_000  # of SQLite's pages in memory, at most: those of 20,000 clients take 10 MB
 ROWS, STATE = "rows.bin", "state.sqlite"
@@ -56,26 +59,50 @@ class Checkpoint:
     `behind`, `save` may return before it has written, and what cannot be written is told by the next call. Any thread may read.
     """
 
-    def __init__(self, folder: Path, numel: int, flush_every_s: float = 1.0, beside: Sequence[Path] = (), behind: bool = False):
-        self.folder, self.numel, self.row_bytes, self.flush_every_s = folder, numel, 4 * numel, flush_every_s
+    def __init__(
+        self,
+        folder: Path,
+        numel: int,
+        flush_every_s: float = 1.0,
+        beside: Sequence[Path] = (),
+        behind: bool = False,
+    ):
+        self.folder, self.numel, self.row_bytes, self.flush_every_s = (
+            folder,
+            numel,
+            4 * numel,
+            flush_every_s,
+        )
         self.beside = beside
-        self.flushed_s, self.unflushed_bytes = -math.inf, 0  # when the last flush was, and what was written since
+        self.flushed_s, self.unflushed_bytes = (
+            -math.inf,
+            0,
+        )  # when the last flush was, and what was written since
         self.replaced: list[int] = []  # slots whose vectors were replaced since the last flush
-        self.staged: dict[str, tuple[int, int]] = {}  # slot and CRC of vectors that no checkpoint names yet
+        self.staged: dict[
+            str, tuple[int, int]
+        ] = {}  # slot and CRC of vectors that no checkpoint names yet
         self._staged_values: list[str] = []  # likewise
         self._turn = threading.RLock()  # to use `state`
         self._writer = ThreadPoolExecutor(1, "checkpoint") if behind else None
-        self._coming: Future[None] | None = None  # the checkpoint that is being written, or was last
+        self._coming: Future[None] | None = (
+            None  # the checkpoint that is being written, or was last
+        )
         self._named: set[str] = set()  # what is in it
         self._copies: list[Tensor] = []
         with self._reading():
             folder.mkdir(parents=True, exist_ok=True)
             self.state = sqlite3.connect(folder / STATE, check_same_thread=False)
-            self.state.executescript(f"PRAGMA journal_mode=WAL; PRAGMA wal_autocheckpoint=0; PRAGMA cache_size=-{CACHE_KIB};" + SCHEMA)
+            self.state.executescript(
+                f"PRAGMA journal_mode=WAL; PRAGMA wal_autocheckpoint=0; PRAGMA cache_size=-{CACHE_KIB};"
+                + SCHEMA
+            )
             self.recent = Recent(self.state)
             self.slots: dict[str, int] = dict(self.state.execute("SELECT name, slot FROM vector"))
             self.slots |= {name: slot for name, (slot, _) in self.recent.places.items()}
-            self.given = {name for (name,) in self.state.execute("SELECT name FROM value")}  # values; others need not be looked for
+            self.given = {
+                name for (name,) in self.state.execute("SELECT name FROM value")
+            }  # values; others need not be looked for
             self.given.update(self.recent.values)
             self.rows = os.open(folder / ROWS, os.O_RDWR | os.O_CREAT, 0o644)
         used = set(self.slots.values())
@@ -88,17 +115,23 @@ class Checkpoint:
             yield
         except (OSError, sqlite3.OperationalError) as error:
             where = f"the checkpoint in {self.folder}"
-            raise CheckpointError(f"{where} cannot be opened ({error}); make room for it and make it writable") from error
+            raise CheckpointError(
+                f"{where} cannot be opened ({error}); make room for it and make it writable"
+            ) from error
         except (sqlite3.Error, TypeError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint in {self.folder} is damaged ({error}); start a new run with another --out") from error
+            raise CheckpointError(
+                f"the checkpoint in {self.folder} is damaged ({error}); start a new run with another --out"
+            ) from error
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
             yield
         except (OSError, sqlite3.Error) as error:
-            raise CheckpointError(f"the checkpoint in {self.folder} could not be written ({error}); the one before it is whole: make room, "
-                                  "then go on with --resume") from error
+            raise CheckpointError(
+                f"the checkpoint in {self.folder} could not be written ({error}); the one before it is whole: make room, "
+                "then go on with --resume"
+            ) from error
 
     def close(self) -> None:
         """Flush, and let go of the files."""
@@ -106,7 +139,10 @@ class Checkpoint:
             self.settle()
             with self._writing():
                 os.fdatasync(self.rows)
-                with suppress(sqlite3.Error), self.state:  # where there is no room, what is recent stays so
+                with (
+                    suppress(sqlite3.Error),
+                    self.state,
+                ):  # where there is no room, what is recent stays so
                     self.recent.put_away()
                 self.state.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
@@ -136,13 +172,22 @@ class Checkpoint:
         if self._writer is None or not LEAST_BEHIND <= len(vectors) * self.row_bytes <= MOST_BEHIND:
             return self._save_whole(vectors, values, broadcasts, oldest)
         self._named = {*vectors, *values, *self.staged}
-        self._coming = self._writer.submit(self._save_whole, self._copied(vectors), values, broadcasts, oldest)
+        self._coming = self._writer.submit(
+            self._save_whole, self._copied(vectors), values, broadcasts, oldest
+        )
 
     def _save_whole(
-        self, vectors: Mapping[str, Tensor], values: Mapping[str, bytes | None], broadcasts: Sequence[Broadcast], oldest: int
+        self,
+        vectors: Mapping[str, Tensor],
+        values: Mapping[str, bytes | None],
+        broadcasts: Sequence[Broadcast],
+        oldest: int,
     ) -> None:
         slots = self._take_slots(len(vectors))
-        flush = time.monotonic() - self.flushed_s >= self.flush_every_s or self.unflushed_bytes > FLUSH_BYTES
+        flush = (
+            time.monotonic() - self.flushed_s >= self.flush_every_s
+            or self.unflushed_bytes > FLUSH_BYTES
+        )
         try:
             with self._writing():
                 written = self._save(slots, vectors, values, broadcasts, oldest, flush)
@@ -175,8 +220,14 @@ class Checkpoint:
                 _flush(path)
         with self._turn:
             self.state.execute(f"PRAGMA synchronous={'FULL' if flush else 'NORMAL'}")
-            small = {name: data for name, data in values.items() if data is not None and len(data) <= SMALL}
-            row = self.recent.row(written, small, [*self._staged_values, *(values.keys() - small.keys())])
+            small = {
+                name: data
+                for name, data in values.items()
+                if data is not None and len(data) <= SMALL
+            }
+            row = self.recent.row(
+                written, small, [*self._staged_values, *(values.keys() - small.keys())]
+            )
             full = self.recent.is_full(row)
             with self.state:
                 if full:
@@ -193,7 +244,9 @@ class Checkpoint:
                 self.recent.clear()
             self.recent.learn(row)
             if flush and (self.folder / f"{STATE}-wal").stat().st_size > LOG_BYTES:
-                with suppress(sqlite3.Error):  # what was written is written; the log is worked in another time
+                with suppress(
+                    sqlite3.Error
+                ):  # what was written is written; the log is worked in another time
                     self.state.execute("PRAGMA wal_checkpoint(PASSIVE)")
         return written
 
@@ -207,11 +260,19 @@ class Checkpoint:
         self.given.update(values)
         try:
             with self._writing():
-                staged = dict(zip(vectors, zip(slots, self._write(slots, vectors.values()), strict=True), strict=True))
+                staged = dict(
+                    zip(
+                        vectors,
+                        zip(slots, self._write(slots, vectors.values()), strict=True),
+                        strict=True,
+                    )
+                )
                 with self._turn:
                     self.state.execute("PRAGMA synchronous=NORMAL")
                     with self.state:
-                        self.state.executemany("INSERT OR REPLACE INTO staged VALUES (?, ?)", values.items())
+                        self.state.executemany(
+                            "INSERT OR REPLACE INTO staged VALUES (?, ?)", values.items()
+                        )
         except CheckpointError:
             self.free += slots
             raise
@@ -233,11 +294,22 @@ class Checkpoint:
         vector = torch.empty(self.numel, dtype=torch.float32)
         with self._reading():
             with self._turn:
-                slot, crc = self.staged.get(name) or self.recent.places.get(name) \
-                    or self.state.execute("SELECT slot, crc FROM vector WHERE name = ?", (name,)).fetchone()
-            read = os.preadv(self.rows, [memoryview(vector.numpy()).cast("B")] if self.numel else [], slot * self.row_bytes)
+                slot, crc = (
+                    self.staged.get(name)
+                    or self.recent.places.get(name)
+                    or self.state.execute(
+                        "SELECT slot, crc FROM vector WHERE name = ?", (name,)
+                    ).fetchone()
+                )
+            read = os.preadv(
+                self.rows,
+                [memoryview(vector.numpy()).cast("B")] if self.numel else [],
+                slot * self.row_bytes,
+            )
         if read != self.row_bytes or zlib.crc32(vector.numpy()) != crc:
-            raise CheckpointError(f"'{name}' in {self.folder / ROWS} is damaged; start a new run with another --out")
+            raise CheckpointError(
+                f"'{name}' in {self.folder / ROWS} is damaged; start a new run with another --out"
+            )
         return vector
 
     def value(self, name: str) -> bytes | None:
@@ -249,22 +321,35 @@ class Checkpoint:
             row = self.state.execute("SELECT data FROM staged WHERE name = ?", (name,)).fetchone()
             if row is None and name in self.recent.values:
                 return self.recent.values[name]
-            row = row or self.state.execute("SELECT data FROM value WHERE name = ?", (name,)).fetchone()
+            row = (
+                row
+                or self.state.execute("SELECT data FROM value WHERE name = ?", (name,)).fetchone()
+            )
         return row and row[0]
 
     def values(self, prefix: str) -> dict[str, bytes]:
         """The values whose names begin with `prefix`, by what follows it."""
         self.settle()
         with self._reading(), self._turn:
-            rows = self.state.execute("SELECT name, data FROM value WHERE name >= ? AND name < ?", (prefix, prefix + "\U0010ffff"))
+            rows = self.state.execute(
+                "SELECT name, data FROM value WHERE name >= ? AND name < ?",
+                (prefix, prefix + "\U0010ffff"),
+            )
             found = {name[len(prefix) :]: data for name, data in rows}
-            return found | {name[len(prefix) :]: data for name, data in self.recent.values.items() if name.startswith(prefix)}
+            return found | {
+                name[len(prefix) :]: data
+                for name, data in self.recent.values.items()
+                if name.startswith(prefix)
+            }
 
     def broadcasts(self, until: int) -> list[Broadcast]:
         """The cache of broadcasts up to a round, oldest first."""
         self.settle()
         with self._reading(), self._turn:
-            rows = self.state.execute("SELECT round, base, version, frame FROM broadcast WHERE round <= ? ORDER BY round", (until,))
+            rows = self.state.execute(
+                "SELECT round, base, version, frame FROM broadcast WHERE round <= ? ORDER BY round",
+                (until,),
+            )
             return [Broadcast(*row) for row in rows]
 
     def _add(self, broadcasts: Sequence[Broadcast]) -> None:
@@ -288,11 +373,16 @@ class Checkpoint:
             self._check(vector)
         while len(self._copies) < len(vectors):
             self._copies.append(torch.empty(self.numel, dtype=torch.float32))
-        return {name: copy.copy_(vector.detach()) for (name, vector), copy in zip(vectors.items(), self._copies, strict=False)}
+        return {
+            name: copy.copy_(vector.detach())
+            for (name, vector), copy in zip(vectors.items(), self._copies, strict=False)
+        }
 
     def _check(self, vector: Tensor) -> None:
         if vector.dtype != torch.float32 or vector.shape != (self.numel,):
-            raise ValueError(f"a checkpoint holds float32 vectors of {self.numel} elements, not {vector.dtype} of {list(vector.shape)}")
+            raise ValueError(
+                f"a checkpoint holds float32 vectors of {self.numel} elements, not {vector.dtype} of {list(vector.shape)}"
+            )
 
     def _take_slots(self, count: int) -> list[int]:
         """Free ones, ascending; they count as written."""
@@ -318,7 +408,11 @@ class Checkpoint:
         return crcs
 
     def _put(self, run: Sequence[np.ndarray], first: int) -> None:
-        data = memoryview(run[0] if len(run) == 1 else b"".join(run)).cast("B") if run and self.numel else memoryview(b"")
+        data = (
+            memoryview(run[0] if len(run) == 1 else b"".join(run)).cast("B")
+            if run and self.numel
+            else memoryview(b"")
+        )
         offset = first * self.row_bytes
         while data:
             done = os.pwrite(self.rows, data, offset)

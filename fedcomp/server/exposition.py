@@ -27,7 +27,11 @@ class Family:
     values: "Mapping[Labels, float] | Histogram"
 
     def __post_init__(self) -> None:
-        if not NAME.fullmatch(self.name) or self.kind not in KINDS or (self.kind == "counter") != self.name.endswith("_total"):
+        if (
+            not NAME.fullmatch(self.name)
+            or self.kind not in KINDS
+            or (self.kind == "counter") != self.name.endswith("_total")
+        ):
             raise ValueError(f"{self.name} is no name of a {self.kind}")
 
 
@@ -62,7 +66,11 @@ def text(families: Iterable[Family]) -> str:
         lines.append(f"# HELP {family.name} {escaped(family.help)}")
         lines.append(f"# TYPE {family.name} {family.kind}")
         values = family.values
-        samples = values.samples(family.name) if isinstance(values, Histogram) else ((family.name, *item) for item in values.items())
+        samples = (
+            values.samples(family.name)
+            if isinstance(values, Histogram)
+            else ((family.name, *item) for item in values.items())
+        )
         lines += [f"{name}{_written(labels)} {number(value)}" for name, labels, value in samples]
     return "\n".join([*lines, ""])
 
@@ -86,7 +94,10 @@ def _written(labels: Labels) -> str:
         return ""
     if not all(LABEL.fullmatch(name) for name, _ in labels):
         raise ValueError(f"{labels} have a name that is none")
-    quoted = (f'{name}="{_encodable(escaped(value)).replace(chr(34), chr(92) + chr(34))}"' for name, value in labels)
+    quoted = (
+        f'{name}="{_encodable(escaped(value)).replace(chr(34), chr(92) + chr(34))}"'
+        for name, value in labels
+    )
     return "{" + ",".join(quoted) + "}"
 
 

@@ -17,7 +17,9 @@ class FiniteLoss:
 
     def recall(self, records: Iterable[RoundRecord]) -> None:
         """What an interrupted run has said in these rounds, it does not say again."""
-        self.warned = any(NOT_FINITE in sentence for record in records for sentence in record.warnings)
+        self.warned = any(
+            NOT_FINITE in sentence for record in records for sentence in record.warnings
+        )
 
     def look(self, round: int, loss: float | None, test: Data) -> None:
         """At what a round's evaluation on `test` gave; None where it was not evaluated."""
@@ -25,5 +27,9 @@ class FiniteLoss:
             return
         self.warned = True
         spoilt = not (test.inputs.isfinite().all() and test.targets.isfinite().all())
-        why = "the test data holds NaN or infinity, correct it" if spoilt else "the model may have diverged, try a smaller --lr"
+        why = (
+            "the test data holds NaN or infinity, correct it"
+            if spoilt
+            else "the model may have diverged, try a smaller --lr"
+        )
         self.warn(f"round {round}: the test loss is {loss}, {NOT_FINITE}, which goes on; {why}")

@@ -60,7 +60,12 @@ class Gathering(Grid):
         heard: Callable[[Presence], None],
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.task, self.invitation, self.clients, self.observer = task, invitation, clients, observer
+        self.task, self.invitation, self.clients, self.observer = (
+            task,
+            invitation,
+            clients,
+            observer,
+        )
         self.check, self.id_of, self.heard, self.clock = check, id_of, heard, clock
         self.waited_s = 0.0  # for clients to come, in all
         self.joined: dict[int, Place] = {}  # by logical id
@@ -85,7 +90,14 @@ class Gathering(Grid):
     def run(self) -> Run:
         return self.task.grid.run
 
-    def create_message(self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None) -> Message:
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
@@ -94,7 +106,10 @@ class Gathering(Grid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         messages = list(messages)
         clients = [self._client_of[message.metadata.dst_node_id] for message in messages]
-        sent = [Asked(message, client, self.joined[client]) for message, client in zip(messages, clients, strict=True)]
+        sent = [
+            Asked(message, client, self.joined[client])
+            for message, client in zip(messages, clients, strict=True)
+        ]
         names = self.task.push([self._addressed(asked) for asked in sent])
         for name, asked in zip(names, sent, strict=True):
             if name:
@@ -129,7 +144,9 @@ class Gathering(Grid):
             self._give_up(self._asked.pop(name))
         return list(replies.values())
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
         waiting, began = {name for name in self.push_messages(messages) if name}, self.clock()
         while waiting and (timeout is None or self.clock() - began < timeout):
             replies = self.pull_messages(waiting)
@@ -142,7 +159,11 @@ class Gathering(Grid):
 
     def here(self) -> dict[int, int]:
         """Logical id → node of the clients that have joined, can be reached, and may still take part."""
-        there = ((client, place) for client, place in sorted(self.joined.items()) if place.node in self._here)
+        there = (
+            (client, place)
+            for client, place in sorted(self.joined.items())
+            if place.node in self._here
+        )
         return {client: place.node for client, place in there if self.id_of(place.key) is not None}
 
     def gather(self, quota: Quota) -> dict[int, int]:
@@ -168,8 +189,10 @@ class Gathering(Grid):
         """Once, whenever others are missing where a round is drawn from fewer clients than it asks for."""
         missing = sorted(self.joined.keys() - cohort.keys()) if len(cohort) < quota.wanted else []
         if missing and missing != self._missing:
-            self.observer.warning(f"rounds go on with {len(cohort)} clients in place of {quota.wanted}, without {named(missing)}: away, or "
-                                  "silent since the deadline; who is heard of takes part again")
+            self.observer.warning(
+                f"rounds go on with {len(cohort)} clients in place of {quota.wanted}, without {named(missing)}: away, or "
+                "silent since the deadline; who is heard of takes part again"
+            )
         self._missing = missing
 
     def miss(self, clients: Iterable[int]) -> None:
@@ -186,7 +209,9 @@ class Gathering(Grid):
             return
         places = self.task.places()
         self._here = {place.node for place in places}
-        new = [p for p in places if p.node not in self._known or p.since > self._known[p.node].since]
+        new = [
+            p for p in places if p.node not in self._known or p.since > self._known[p.node].since
+        ]
         self._known |= {place.node: place for place in new}
         self._invite(new)
         self._notice(set(self.here()))
@@ -203,7 +228,13 @@ class Gathering(Grid):
     def dismiss(self, round: int) -> None:
         """Tell everybody that the run is over."""
         farewell = Farewell(self.invitation.run, round)
-        waiting = {name for name in self.task.push([self._letter(farewell, node, LEAVE) for node in self.here().values()]) if name}
+        waiting = {
+            name
+            for name in self.task.push(
+                [self._letter(farewell, node, LEAVE) for node in self.here().values()]
+            )
+            if name
+        }
         deadline = self.clock() + FAREWELL_S
         while waiting and self.clock() < deadline:
             waiting -= {reply.metadata.reply_to_message_id for reply in self.task.pull(waiting)}
@@ -212,12 +243,22 @@ class Gathering(Grid):
     def _invite(self, places: Iterable[Place]) -> None:
         ids = [(place, self.id_of(place.key)) for place in places]
         guests = [(place, who) for place, who in ids if who is not None and who < self.clients]
-        for who in sorted({who for _, who in ids if who is not None and who >= self.clients} - self._without_place):
+        for who in sorted(
+            {who for _, who in ids if who is not None and who >= self.clients} - self._without_place
+        ):
             self._without_place.add(who)
-            self.observer.warning(f"client {who} is here and has no part in this run of {self.clients} clients, 0 to {self.clients - 1}; "
-                                  f"a new run with --clients {who + 1} has a place for it")
-        letters = [self._letter(_to(self.invitation, who), place.node, JOIN) for place, who in guests]
-        self._invited |= {name: place for name, (place, _) in zip(self.task.push(letters), guests, strict=True) if name}
+            self.observer.warning(
+                f"client {who} is here and has no part in this run of {self.clients} clients, 0 to {self.clients - 1}; "
+                f"a new run with --clients {who + 1} has a place for it"
+            )
+        letters = [
+            self._letter(_to(self.invitation, who), place.node, JOIN) for place, who in guests
+        ]
+        self._invited |= {
+            name: place
+            for name, (place, _) in zip(self.task.push(letters), guests, strict=True)
+            if name
+        }
 
     @staticmethod
     def _letter(content: Values, node: int, kind: str) -> Message:
@@ -250,18 +291,26 @@ class Gathering(Grid):
         who = self.id_of(place.key)
         client = presence.client if who == -1 else who
         if presence.reason or presence.run != self.invitation.run:
-            named = f"client {client}" if client is not None and client >= 0 else f"node {place.node}"
-            self.observer.warning(f"{named} cannot take part: {presence.reason or 'it answered for another run'}")
+            named = (
+                f"client {client}" if client is not None and client >= 0 else f"node {place.node}"
+            )
+            self.observer.warning(
+                f"{named} cannot take part: {presence.reason or 'it answered for another run'}"
+            )
         elif client is None or not 0 <= client < self.clients or presence.client != client:
-            self.observer.warning(f"node {place.node} cannot take part as client {presence.client}; the run has {self.clients} clients, "
-                                  "from 0 on")
+            self.observer.warning(
+                f"node {place.node} cannot take part as client {presence.client}; the run has {self.clients} clients, "
+                "from 0 on"
+            )
         else:
             self._welcome(client, place, presence)
 
     def _welcome(self, client: int, place: Place, presence: Presence) -> None:
         before = self.joined.get(client)
         if before is not None and before.node != place.node and before.node in self._here:
-            self.observer.warning(f"client {client} came a second time, with a new key or from another state folder; the newer one counts")
+            self.observer.warning(
+                f"client {client} came a second time, with a new key or from another state folder; the newer one counts"
+            )
         self.joined[client], self._client_of[place.node] = place, client
         self._attendance.hear(client)
         self.heard(presence)
@@ -271,14 +320,22 @@ class Gathering(Grid):
 
     def _ask_again(self, asked: Asked, place: Place) -> None:
         asked.place, asked.error, asked.until = place, None, 0.0
-        asked.names |= {name for name in self.task.push([self._addressed(asked, anew=True)]) if name}
+        asked.names |= {
+            name for name in self.task.push([self._addressed(asked, anew=True)]) if name
+        }
 
     def _addressed(self, asked: Asked, anew: bool = False) -> Message:
         """The message, or one like it, for where its client is now."""
         m = asked.message
         if m.metadata.dst_node_id == asked.place.node and not anew:
             return m
-        return self.create_message(m.content, m.metadata.message_type, asked.place.node, m.metadata.group_id, m.metadata.ttl)
+        return self.create_message(
+            m.content,
+            m.metadata.message_type,
+            asked.place.node,
+            m.metadata.group_id,
+            m.metadata.ttl,
+        )
 
     def _give_up(self, asked: Asked) -> None:
         self._late |= dict.fromkeys(asked.names, asked.client)
@@ -287,4 +344,11 @@ class Gathering(Grid):
 
 
 def _to(invitation: Invitation, client: int) -> Invitation:
-    return Invitation(invitation.run, client, invitation.options, invitation.work, invitation.layout, invitation.version)
+    return Invitation(
+        invitation.run,
+        client,
+        invitation.options,
+        invitation.work,
+        invitation.layout,
+        invitation.version,
+    )

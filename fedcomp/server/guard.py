@@ -46,7 +46,11 @@ class Guard:
         limits: Limits | None = None,
         admits: Callable[[bytes], bool] | None = None,
     ):
-        self.host, self.port, self.upstream_port = listen_host, listen_port, upstream_port  # port 0: a free one, once started
+        self.host, self.port, self.upstream_port = (
+            listen_host,
+            listen_port,
+            upstream_port,
+        )  # port 0: a free one, once started
         self.limits, self.admits = limits or Limits(), admits
         self.tls = server_context(certificate, key)
         self.refused: Counter[int] = Counter()  # by status
@@ -68,7 +72,9 @@ class Guard:
         self._listener = listen(self.host, self.port)
         self.port = self._listener.getsockname()[1]
         started = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(started,), name="fedcomp-guard", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(started,), name="fedcomp-guard", daemon=True
+        )
         self._thread.start()
         started.wait()
 
@@ -123,7 +129,10 @@ class Guard:
                 accepted.close()
 
     def _admit(self, client: CountedSocket, address: str) -> None:
-        full = len(self.visits) >= self._connections or self.by_address[address] >= self.limits.connections_per_address
+        full = (
+            len(self.visits) >= self._connections
+            or self.by_address[address] >= self.limits.connections_per_address
+        )
         if full and len(self.turned_away) >= TURNED_AWAY:
             self.refused[HTTPStatus.SERVICE_UNAVAILABLE] += 1
             client.close()

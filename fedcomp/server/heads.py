@@ -32,7 +32,9 @@ FLEET = {
 HEALTH = (b"GET", b"/health")
 ROUTES = {route: route for route in FLEET | {HEALTH}}
 
-PUBLIC_KEY = b"flwr-public-key"  # base64 of the node's PEM; the SuperLink believes it only with a signature
+PUBLIC_KEY = (
+    b"flwr-public-key"  # base64 of the node's PEM; the SuperLink believes it only with a signature
+)
 # Of a request, what goes on to the SuperLink beside its length. uvicorn believes X-Forwarded-For from loopback, for one.
 FORWARDED = {
     b"accept",
@@ -45,15 +47,30 @@ FORWARDED = {
     b"user-agent",
     PUBLIC_KEY,
 }
-ONCE = FORWARDED | {b"content-length", b"host", b"transfer-encoding"}  # or not at all: two readers could take two of them
+ONCE = FORWARDED | {
+    b"content-length",
+    b"host",
+    b"transfer-encoding",
+}  # or not at all: two readers could take two of them
 # Of an answer, what concerns one connection alone (RFC 9110, 7.6.1).
-HOP_BY_HOP = {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
-              b"transfer-encoding", b"upgrade"}
+HOP_BY_HOP = {
+    b"connection",
+    b"keep-alive",
+    b"proxy-authenticate",
+    b"proxy-authorization",
+    b"proxy-connection",
+    b"te",
+    b"trailer",
+    b"transfer-encoding",
+    b"upgrade",
+}
 
 END = b"\r\n\r\n"
 # ASCII without control characters, lines ended by CRLF, none of them folded, names without blanks.
 WHOLE = re.compile(rb"[!-~]+ [!-~]+ HTTP/[0-9]\.[0-9]\r\n(?:[!-9;-~]+:[\t -~]*\r\n)+\r\n")
-NEVER = re.compile(rb"[^\t\r\n -~]|\r[^\n]|(?<!\r)\n")  # found in no head, nor in the beginning of one
+NEVER = re.compile(
+    rb"[^\t\r\n -~]|\r[^\n]|(?<!\r)\n"
+)  # found in no head, nor in the beginning of one
 DIGITS = re.compile(rb"[0-9]{1,15}")
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -153,10 +170,19 @@ def decoded(public_key: bytes | None) -> bytes | None:
 
 
 def upstream_headers(head: Head, port: int) -> Headers:
-    return [(b"host", b"127.0.0.1:%d" % port), *head.headers, (b"content-length", b"%d" % head.body_bytes)]
+    return [
+        (b"host", b"127.0.0.1:%d" % port),
+        *head.headers,
+        (b"content-length", b"%d" % head.body_bytes),
+    ]
 
 
 def answer_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
     """Those of an answer that go on to the client."""
-    named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
+    named = {
+        name.strip().lower()
+        for key, value in headers
+        if key == b"connection"
+        for name in value.split(b",")
+    }
     return [(name, value) for name, value in headers if name not in HOP_BY_HOP | named]

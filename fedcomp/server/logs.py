@@ -38,7 +38,12 @@ class JsonLog(Observer):
     Raises ConfigError, when it is entered, for a file that cannot be written. How it is left is told too.
     """
 
-    def __init__(self, where: str, now: Callable[[], datetime] = utc_now, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        where: str,
+        now: Callable[[], datetime] = utc_now,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.where, self.now, self.clock = where, now, clock
         self._add: Callable[[str], None]
         self._ends = ExitStack()
@@ -50,14 +55,23 @@ class JsonLog(Observer):
             self._ends.enter_context(redirect_stdout(sys.stderr))
             return self
         try:
-            file = self._ends.enter_context(at_home(self.where, "--log-json").open("ab", buffering=0))
+            file = self._ends.enter_context(
+                at_home(self.where, "--log-json").open("ab", buffering=0)
+            )
         except OSError as error:
-            raise ConfigError(f"--log-json {self.where} cannot be written ({error.strerror}); give a file in a folder that is "
-                              "there") from error
+            raise ConfigError(
+                f"--log-json {self.where} cannot be written ({error.strerror}); give a file in a folder that is "
+                "there"
+            ) from error
         self._add = functools.partial(_append, file)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         with self._ends, suppress(OSError):  # where it cannot be written, it is said elsewhere
             if isinstance(error, KeyboardInterrupt):
                 self.write("interrupted")
@@ -66,7 +80,9 @@ class JsonLog(Observer):
 
     def write(self, event: str, /, **values: Any) -> None:
         """A line. Raises OSError."""
-        moment = self.now().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        moment = (
+            self.now().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        )
         self._add(json.dumps({"time": moment, "event": event} | _plain(values), allow_nan=False))
 
     # What an observer hears.
@@ -106,7 +122,9 @@ class JsonLog(Observer):
 
     def said(self, sentence: str) -> None:
         """A sentence, with the event and the values that it may carry."""
-        event, values = (sentence.event, sentence.values) if isinstance(sentence, Said) else ("said", {})
+        event, values = (
+            (sentence.event, sentence.values) if isinstance(sentence, Said) else ("said", {})
+        )
         self.write(event, sentence=str(sentence), **values)
 
 

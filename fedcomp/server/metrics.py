@@ -11,7 +11,15 @@ from .exposition import Family, Histogram, Labels, text
 
 ROUND_BOUNDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)  # seconds
 CHECKPOINT_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-LABELLED = ("task", "strategy", "uplink", "downlink", "memory", "partition", "device")  # of the header
+LABELLED = (
+    "task",
+    "strategy",
+    "uplink",
+    "downlink",
+    "memory",
+    "partition",
+    "device",
+)  # of the header
 
 
 @dataclass
@@ -48,7 +56,9 @@ class Metrics(Observer):
     sums: Counter[str] = field(default_factory=Counter)  # of the fields of RoundRecord
     rejected: Counter[str] = field(default_factory=Counter)  # by stage
     clients: dict[int, OneClient] = field(default_factory=dict)
-    suspicion: Mapping[int, float] = field(default_factory=dict)  # of the last round that judged votes
+    suspicion: Mapping[int, float] = field(
+        default_factory=dict
+    )  # of the last round that judged votes
     rounds_s: Histogram = field(default_factory=lambda: Histogram(ROUND_BOUNDS))
     checkpoints_s: Histogram = field(default_factory=lambda: Histogram(CHECKPOINT_BOUNDS))
     warnings: int = 0
@@ -82,7 +92,14 @@ class Metrics(Observer):
             self.last, self.answered = record, 0
             if record.loss is not None:
                 self.accuracy, self.loss = record.accuracy, record.loss
-            for name in ("accepted", "uplink_bytes", "downlink_bytes", "dense_uplink_bytes", "dense_downlink_bytes", "relayed_bytes"):
+            for name in (
+                "accepted",
+                "uplink_bytes",
+                "downlink_bytes",
+                "dense_uplink_bytes",
+                "dense_downlink_bytes",
+                "relayed_bytes",
+            ):
                 self.sums[name] += getattr(record, name)
             self.rejected.update(rejection.stage for rejection in record.rejections)
             self.rounds_s.add(record.seconds)
@@ -101,48 +118,114 @@ class Metrics(Observer):
         """The page as it is now."""
         port = self.port() if self.port else None
         with self.lock:
-            return text([*self._run(), *self._bytes(), *self._deployment(port), *self._clients(port)])
+            return text(
+                [*self._run(), *self._bytes(), *self._deployment(port), *self._clients(port)]
+            )
 
     def _run(self) -> list[Family]:
         header, last = self.header, self.last
         what = {name: getattr(header, name) for name in LABELLED} if header else {}
         return [
-            Family("fedcomp_info", "gauge", "What runs.", {(("version", __version__), *what.items()): 1}),
-            _gauge("fedcomp_round", "The last round that is done.", last.round if last else header.first_round - 1 if header else 0),
+            Family(
+                "fedcomp_info",
+                "gauge",
+                "What runs.",
+                {(("version", __version__), *what.items()): 1},
+            ),
+            _gauge(
+                "fedcomp_round",
+                "The last round that is done.",
+                last.round if last else header.first_round - 1 if header else 0,
+            ),
             _gauge("fedcomp_rounds", "Rounds of the whole run.", header and header.rounds),
-            _gauge("fedcomp_accuracy", "Share of the test set, 0 to 1, when it was measured last.", self.accuracy),
-            _gauge("fedcomp_loss", "Mean loss on the test set, when it was measured last.", self.loss),
-            _gauge("fedcomp_train_loss", "Mean loss of the last round's accepted clients before their steps.", last and last.train_loss),
+            _gauge(
+                "fedcomp_accuracy",
+                "Share of the test set, 0 to 1, when it was measured last.",
+                self.accuracy,
+            ),
+            _gauge(
+                "fedcomp_loss", "Mean loss on the test set, when it was measured last.", self.loss
+            ),
+            _gauge(
+                "fedcomp_train_loss",
+                "Mean loss of the last round's accepted clients before their steps.",
+                last and last.train_loss,
+            ),
             _gauge("fedcomp_cohort", "Clients of the last round.", last and last.cohort),
-            _gauge("fedcomp_answered", "Clients that have answered in the round that runs.", self.answered),
-            _counter("fedcomp_accepted_total", "Updates that were accepted.", self.sums["accepted"]),
-            Family("fedcomp_rejected_total", "counter", "Clients of rounds that were rejected, by stage.", _by("stage", self.rejected)),
+            _gauge(
+                "fedcomp_answered",
+                "Clients that have answered in the round that runs.",
+                self.answered,
+            ),
+            _counter(
+                "fedcomp_accepted_total", "Updates that were accepted.", self.sums["accepted"]
+            ),
+            Family(
+                "fedcomp_rejected_total",
+                "counter",
+                "Clients of rounds that were rejected, by stage.",
+                _by("stage", self.rejected),
+            ),
             Family("fedcomp_round_seconds", "histogram", "Seconds of a round.", self.rounds_s),
-            Family("fedcomp_checkpoint_seconds", "histogram", "Seconds that it took to write a checkpoint.", self.checkpoints_s),
+            Family(
+                "fedcomp_checkpoint_seconds",
+                "histogram",
+                "Seconds that it took to write a checkpoint.",
+                self.checkpoints_s,
+            ),
             _counter("fedcomp_warnings_total", "Warnings.", self.warnings),
         ]
 
     def _bytes(self) -> list[Family]:
         return [
-            _counter("fedcomp_uplink_bytes_total", "Frames from clients.", self.sums["uplink_bytes"]),
-            _counter("fedcomp_downlink_bytes_total", "Frames to clients.", self.sums["downlink_bytes"]),
-            _counter("fedcomp_dense_uplink_bytes_total", "What float32 models would have cost up.", self.sums["dense_uplink_bytes"]),
-            _counter("fedcomp_dense_downlink_bytes_total", "What float32 models would have cost down.", self.sums["dense_downlink_bytes"]),
-            _counter("fedcomp_relayed_bytes_total", "Frames from relays.", self.sums["relayed_bytes"]),
+            _counter(
+                "fedcomp_uplink_bytes_total", "Frames from clients.", self.sums["uplink_bytes"]
+            ),
+            _counter(
+                "fedcomp_downlink_bytes_total", "Frames to clients.", self.sums["downlink_bytes"]
+            ),
+            _counter(
+                "fedcomp_dense_uplink_bytes_total",
+                "What float32 models would have cost up.",
+                self.sums["dense_uplink_bytes"],
+            ),
+            _counter(
+                "fedcomp_dense_downlink_bytes_total",
+                "What float32 models would have cost down.",
+                self.sums["dense_downlink_bytes"],
+            ),
+            _counter(
+                "fedcomp_relayed_bytes_total", "Frames from relays.", self.sums["relayed_bytes"]
+            ),
         ]
 
     def _deployment(self, port: PortFigures | None) -> list[Family]:
         if port is None:
             return []
         return [
-            _gauge("fedcomp_clients_connected", "Clients that can be reached.", len(self.connected)),
-            _gauge("fedcomp_clients_wanted", "Clients that the round waits for before it begins.", self.wanted),
-            _counter("fedcomp_wire_received_bytes_total", "Received at the public port, headers, polls and TLS with them.",
-                     port.received_bytes),
+            _gauge(
+                "fedcomp_clients_connected", "Clients that can be reached.", len(self.connected)
+            ),
+            _gauge(
+                "fedcomp_clients_wanted",
+                "Clients that the round waits for before it begins.",
+                self.wanted,
+            ),
+            _counter(
+                "fedcomp_wire_received_bytes_total",
+                "Received at the public port, headers, polls and TLS with them.",
+                port.received_bytes,
+            ),
             _counter("fedcomp_wire_sent_bytes_total", "Sent at the public port.", port.sent_bytes),
-            _gauge("fedcomp_port_connections", "Open connections of the public port.", port.connections),
-            Family("fedcomp_port_refused_total", "counter", "Requests and connections turned away at the public port, by HTTP status.",
-                   _by("status", port.refused)),
+            _gauge(
+                "fedcomp_port_connections", "Open connections of the public port.", port.connections
+            ),
+            Family(
+                "fedcomp_port_refused_total",
+                "counter",
+                "Requests and connections turned away at the public port, by HTTP status.",
+                _by("status", port.refused),
+            ),
         ]
 
     def _clients(self, port: PortFigures | None) -> list[Family]:
@@ -157,20 +240,66 @@ class Metrics(Observer):
         received = {client: received for client, (received, _) in sorted(port.by_client.items())}
         sent = {client: sent for client, (_, sent) in sorted(port.by_client.items())}
         return [
-            Family("fedcomp_client_connected", "gauge", "1 for each client that can be reached.",
-                   _by("client", dict.fromkeys(sorted(self.connected), 1))),
-            Family("fedcomp_client_uplink_bytes_total", "counter", "Frames from the client.", each("uplink_bytes")),
-            Family("fedcomp_client_downlink_bytes_total", "counter", "Frames to the client.", each("downlink_bytes")),
-            Family("fedcomp_client_wire_received_bytes_total", "counter", "Received from the client at the port.", _by("client", received)),
-            Family("fedcomp_client_wire_sent_bytes_total", "counter", "Sent to the client at the port.", _by("client", sent)),
-            Family("fedcomp_client_latency_seconds", "gauge", "From question to answer, when it answered last.", each("latency_s")),
-            Family("fedcomp_client_versions_behind", "gauge", "Versions that it had missed when it was asked last.",
-                   each("versions_behind")),
-            Family("fedcomp_client_staleness_rounds", "gauge", "Rounds between its last answer's round and when it was taken.",
-                   each("staleness")),
-            Family("fedcomp_client_rejected_total", "counter", "Rounds in which it was rejected.", each("rejected")),
-            Family("fedcomp_client_suspicion", "gauge", "Share of its votes that lost by a wide margin, 0 to 1.",
-                   _by("client", self.suspicion)),
+            Family(
+                "fedcomp_client_connected",
+                "gauge",
+                "1 for each client that can be reached.",
+                _by("client", dict.fromkeys(sorted(self.connected), 1)),
+            ),
+            Family(
+                "fedcomp_client_uplink_bytes_total",
+                "counter",
+                "Frames from the client.",
+                each("uplink_bytes"),
+            ),
+            Family(
+                "fedcomp_client_downlink_bytes_total",
+                "counter",
+                "Frames to the client.",
+                each("downlink_bytes"),
+            ),
+            Family(
+                "fedcomp_client_wire_received_bytes_total",
+                "counter",
+                "Received from the client at the port.",
+                _by("client", received),
+            ),
+            Family(
+                "fedcomp_client_wire_sent_bytes_total",
+                "counter",
+                "Sent to the client at the port.",
+                _by("client", sent),
+            ),
+            Family(
+                "fedcomp_client_latency_seconds",
+                "gauge",
+                "From question to answer, when it answered last.",
+                each("latency_s"),
+            ),
+            Family(
+                "fedcomp_client_versions_behind",
+                "gauge",
+                "Versions that it had missed when it was asked last.",
+                each("versions_behind"),
+            ),
+            Family(
+                "fedcomp_client_staleness_rounds",
+                "gauge",
+                "Rounds between its last answer's round and when it was taken.",
+                each("staleness"),
+            ),
+            Family(
+                "fedcomp_client_rejected_total",
+                "counter",
+                "Rounds in which it was rejected.",
+                each("rejected"),
+            ),
+            Family(
+                "fedcomp_client_suspicion",
+                "gauge",
+                "Share of its votes that lost by a wide margin, 0 to 1.",
+                _by("client", self.suspicion),
+            ),
         ]
 
 

@@ -30,7 +30,9 @@ class Page(BaseHTTPRequestHandler):
         try:
             body = self.server.page().encode()
         except Exception as error:
-            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, explain=f"{type(error).__name__}: {error}")
+            self.send_error(
+                HTTPStatus.INTERNAL_SERVER_ERROR, explain=f"{type(error).__name__}: {error}"
+            )
             return
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", CONTENT_TYPE)
@@ -52,9 +54,13 @@ class MetricsPort(ThreadingMixIn, HTTPServer):
         try:
             super().__init__((HOST, port), Page)
         except OSError as error:
-            raise ConfigError(f"--metrics-port {port}: {HOST} cannot be listened on there ({error.strerror}); give another port, or 0 for "
-                              "a free one") from error
-        self._thread = threading.Thread(target=self.serve_forever, args=(LOOK_S,), name="fedcomp-metrics", daemon=True)
+            raise ConfigError(
+                f"--metrics-port {port}: {HOST} cannot be listened on there ({error.strerror}); give another port, or 0 for "
+                "a free one"
+            ) from error
+        self._thread = threading.Thread(
+            target=self.serve_forever, args=(LOOK_S,), name="fedcomp-metrics", daemon=True
+        )
 
     @property
     def address(self) -> str:

@@ -25,14 +25,30 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 Address = tuple[str, int]
 
-SOCK_DIAG, BY_FAMILY, ESTABLISHED = 4, 20, 1  # NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, TCP_ESTABLISHED
+SOCK_DIAG, BY_FAMILY, ESTABLISHED = (
+    4,
+    20,
+    1,
+)  # NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, TCP_ESTABLISHED
 HEAD = struct.Struct("=IHHII")  # struct nlmsghdr
-QUESTION = struct.Struct("=BBBxI")  # struct inet_diag_req_v2, and a struct inet_diag_sockid after it
-ANSWER = struct.Struct("=BBBB48x5I")  # struct inet_diag_msg: family, state, …, and after the sockid expires, rqueue, wqueue, uid, inode
+QUESTION = struct.Struct(
+    "=BBBxI"
+)  # struct inet_diag_req_v2, and a struct inet_diag_sockid after it
+ANSWER = struct.Struct(
+    "=BBBB48x5I"
+)  # struct inet_diag_msg: family, state, …, and after the sockid expires, rqueue, wqueue, uid, inode
 ANY_STATE, ANY_COOKIE = 0xFFFFFFFF, b"\xff" * 8
 ANSWER_S = 1.0
-SHORT = ("confirm-message-received", "get-nodes", "pull-messages", "pull-object", "push-messages", "push-object", "send-node-heartbeat",
-         "send-task-heartbeat")  # ends of the paths of requests whose answers are held before they are sent
+SHORT = (
+    "confirm-message-received",
+    "get-nodes",
+    "pull-messages",
+    "pull-object",
+    "push-messages",
+    "push-object",
+    "send-node-heartbeat",
+    "send-task-heartbeat",
+)  # ends of the paths of requests whose answers are held before they are sent
 
 
 def owner(end: Address, other: Address) -> int | None:
@@ -40,9 +56,18 @@ def owner(end: Address, other: Address) -> int | None:
 
     Raises OSError, or AttributeError, where the system does not tell.
     """
-    sockid = struct.pack("!HH", end[1], other[1]) + b"".join(socket.inet_aton(host).ljust(16, b"\0") for host, _ in (end, other))
-    body = QUESTION.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, ANY_STATE) + sockid + struct.pack("=I", 0) + ANY_COOKIE
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, SOCK_DIAG) as kernel:
+    sockid = struct.pack("!HH", end[1], other[1]) + b"".join(
+        socket.inet_aton(host).ljust(16, b"\0") for host, _ in (end, other)
+    )
+    body = (
+        QUESTION.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, ANY_STATE)
+        + sockid
+        + struct.pack("=I", 0)
+        + ANY_COOKIE
+    )
+    with socket.socket(
+        socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, SOCK_DIAG
+    ) as kernel:
         kernel.settimeout(ANSWER_S)
         kernel.send(HEAD.pack(HEAD.size + len(body), BY_FAMILY, 1, 1, 0) + body)
         data = kernel.recv(4096)
@@ -54,7 +79,10 @@ def owner(end: Address, other: Address) -> int | None:
 
 def told_here() -> bool:
     """Whether this system tells whose a connection is."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as one:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as one,
+    ):
         try:
             return owner(one.getsockname(), one.getpeername()) == os.geteuid()
         except (OSError, AttributeError):
@@ -69,7 +97,9 @@ class OwnUser(AutoHTTPProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         try:
-            whose = owner(transport.get_extra_info("peername")[:2], transport.get_extra_info("sockname")[:2])
+            whose = owner(
+                transport.get_extra_info("peername")[:2], transport.get_extra_info("sockname")[:2]
+            )
         except OSError:
             whose = None
         if whose != os.geteuid():
@@ -94,7 +124,11 @@ def shorten_layers() -> None:
         async def again() -> Message:
             nonlocal fresh
             first, fresh = fresh, False
-            return {"type": "http.request", "body": body, "more_body": False} if first else await receive()
+            return (
+                {"type": "http.request", "body": body, "more_body": False}
+                if first
+                else await receive()
+            )
 
         async def call_next(_: Request) -> Response:
             held: list[Message] = []
@@ -119,7 +153,11 @@ def main() -> None:
     if told_here():
         uvicorn.run = partial(uvicorn.run, http=OwnUser)
     else:
-        print("this system does not tell whose a connection is: every user of this machine can stop the run", file=sys.stderr, flush=True)
+        print(
+            "this system does not tell whose a connection is: every user of this machine can stop the run",
+            file=sys.stderr,
+            flush=True,
+        )
     (program,) = entry_points(group="console_scripts", name="flower-superlink")
     sys.exit(program.load()())
 

@@ -21,32 +21,44 @@ def server_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext
         try:
             path.read_bytes()
         except OSError as error:
-            raise ConfigError(f"{path} cannot be read ({error.strerror}); `fedcomp keys init` makes a certificate and its key") from error
+            raise ConfigError(
+                f"{path} cannot be read ({error.strerror}); `fedcomp keys init` makes a certificate and its key"
+            ) from error
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     context.set_alpn_protocols(["http/1.1"])
     try:
-        context.load_cert_chain(certificate, key, password=lambda: b"")  # an encrypted key must not ask on the terminal
+        context.load_cert_chain(
+            certificate, key, password=lambda: b""
+        )  # an encrypted key must not ask on the terminal
     except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(f"{certificate} and {key} are no certificate with its unencrypted key, both PEM ({error})") from error
+        raise ConfigError(
+            f"{certificate} and {key} are no certificate with its unencrypted key, both PEM ({error})"
+        ) from error
     return context
 
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket at the first address of the host, IPv4 before IPv6; `::` is every address of both."""
     if not 0 <= port <= 65535:
-        raise ConfigError(f"port {port} does not exist; give one from 1 to 65535, or 0 for any that is free")
+        raise ConfigError(
+            f"port {port} does not exist; give one from 1 to 65535, or 0 for any that is free"
+        )
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
         both = host == "::" and socket.has_dualstack_ipv6()
-        listener = socket.create_server(address[:2], family=family, backlog=1024, dualstack_ipv6=both)
+        listener = socket.create_server(
+            address[:2], family=family, backlog=1024, dualstack_ipv6=both
+        )
     except OSError as error:
         fix = "choose another with --port, or stop what listens there"
         if error.errno != errno.EADDRINUSE:
             fix = "choose an address of this machine, and a port that you may use"
-        raise ConfigError(f"port {port} of {host} cannot be opened ({error.strerror}); {fix}") from error
+        raise ConfigError(
+            f"port {port} of {host} cannot be opened ({error.strerror}); {fix}"
+        ) from error
     listener.setblocking(False)
     return listener
 

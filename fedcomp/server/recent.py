@@ -14,7 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..compact_json import compact
 
 RECENT_BYTES = 16 << 20  # of rows, from which their content is put in its place
-REPEATED_BYTES, REPEATS = 1 << 20, 16  # or from so many, where rows name the same so often that little of them is left to be put there
+REPEATED_BYTES, REPEATS = (
+    1 << 20,
+    16,
+)  # or from so many, where rows name the same so often that little of them is left to be put there
 SMALL = 4096  # bytes of a value that is written here; others go to their place at once
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS recent (number INTEGER PRIMARY KEY, crc INTEGER NOT NULL, data BLOB NOT NULL);"
@@ -40,19 +43,28 @@ class Recent:
                 raise ValueError("a row of recent changes has another checksum")
             self.learn(row)
 
-    def row(self, places: Sequence[Place], values: Mapping[str, bytes], elsewhere: Iterable[str]) -> bytes:
+    def row(
+        self, places: Sequence[Place], values: Mapping[str, bytes], elsewhere: Iterable[str]
+    ) -> bytes:
         """What a checkpoint changed, to be written; `elsewhere`: values that were put in their places, or forgotten."""
         head = [*map(list, zip(*places, strict=True))] or [[], [], []]
         lengths = [len(data) for data in values.values()]
-        return b"\n".join([compact([*head, [*values], lengths, [*elsewhere]]).encode(), b"".join(values.values())])
+        return b"\n".join(
+            [compact([*head, [*values], lengths, [*elsewhere]]).encode(), b"".join(values.values())]
+        )
 
     def write(self, row: bytes) -> None:
         self.state.execute("INSERT INTO recent (crc, data) VALUES (?, ?)", (zlib.crc32(row), row))
 
     def put_away(self) -> None:
         """Put all in its place, and forget the rows."""
-        self.state.executemany("INSERT OR REPLACE INTO vector VALUES (?, ?, ?)", sorted((name, *at) for name, at in self.places.items()))
-        self.state.executemany("INSERT OR REPLACE INTO value VALUES (?, ?)", sorted(self.values.items()))
+        self.state.executemany(
+            "INSERT OR REPLACE INTO vector VALUES (?, ?, ?)",
+            sorted((name, *at) for name, at in self.places.items()),
+        )
+        self.state.executemany(
+            "INSERT OR REPLACE INTO value VALUES (?, ?)", sorted(self.values.items())
+        )
         self.state.execute("DELETE FROM recent")
 
     def learn(self, row: bytes) -> None:
@@ -63,7 +75,9 @@ class Recent:
             self.values.pop(name, None)
         self.places |= zip(names, zip(slots, crcs, strict=True), strict=True)
         ends = itertools.accumulate(lengths, initial=0)
-        self.values |= {name: rest[a:b] for name, (a, b) in zip(valued, itertools.pairwise(ends), strict=True)}
+        self.values |= {
+            name: rest[a:b] for name, (a, b) in zip(valued, itertools.pairwise(ends), strict=True)
+        }
         self.bytes += len(row)
         self.named += len(names) + len(valued)
 

@@ -41,7 +41,9 @@ class Part(Protocol):
 
     def take_changes(self) -> Changes: ...
 
-    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None: ...
+    def restore(
+        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
+    ) -> None: ...
 
 
 class Elsewhere:
@@ -61,14 +63,28 @@ class Elsewhere:
 class Recovery:
     """The checkpoint of a run whose strategy stands before round 1. `restore` first, then `keep` after every round."""
 
-    def __init__(self, folder: RunFolder, strategy: RoundStrategy, clients: Clients, rounds: int, others: Mapping[str, Part] | None = None,
-                 behind: bool = False):
+    def __init__(
+        self,
+        folder: RunFolder,
+        strategy: RoundStrategy,
+        clients: Clients,
+        rounds: int,
+        others: Mapping[str, Part] | None = None,
+        behind: bool = False,
+    ):
         """`others` keep something too, by where in the checkpoint. `behind`: checkpoints are written while the next round goes on."""
         self.folder, self.strategy, self.clients, self.rounds = folder, strategy, clients, rounds
-        self.checkpoint = Checkpoint(folder.path / CHECKPOINT, strategy.layout.numel, beside=[folder.path / METRICS], behind=behind)
+        self.checkpoint = Checkpoint(
+            folder.path / CHECKPOINT,
+            strategy.layout.numel,
+            beside=[folder.path / METRICS],
+            behind=behind,
+        )
         self.others = dict(others or {})
         clients.keep_in(self.checkpoint)
-        self.heard: set[int] = set()  # clients of whom the server may have learned something since the last checkpoint
+        self.heard: set[int] = (
+            set()
+        )  # clients of whom the server may have learned something since the last checkpoint
 
     def close(self) -> None:
         self.checkpoint.close()
@@ -81,21 +97,29 @@ class Recovery:
         stored = self.checkpoint.value(RUN)
         if stored is None:
             if self.folder.records():
-                raise CheckpointError(f"{self.checkpoint.folder} holds no checkpoint of the run; start a new run with another --out")
+                raise CheckpointError(
+                    f"{self.checkpoint.folder} holds no checkpoint of the run; start a new run with another --out"
+                )
             self._save(0, 0)
             return 0
         try:
             return self._restore(json.loads(stored))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"the checkpoint in {self.checkpoint.folder} is damaged; start a new run with another --out") from error
+            raise CheckpointError(
+                f"the checkpoint in {self.checkpoint.folder} is damaged; start a new run with another --out"
+            ) from error
 
     def _restore(self, run: dict[str, Any]) -> int:
         where = f"the run in {self.folder.path}"
         for what, mine in self._identity.items():
             if run[what] != mine:
-                raise RunFolderError(f"{where} had {what}; undo the change to the task, or give another --out")
+                raise RunFolderError(
+                    f"{where} had {what}; undo the change to the task, or give another --out"
+                )
         if run["round"] > self.rounds:
-            raise RunFolderError(f"{where} has done {run['round']} rounds; give --rounds {run['round']} or more")
+            raise RunFolderError(
+                f"{where} has done {run['round']} rounds; give --rounds {run['round']} or more"
+            )
         self._restore_server(run)
         self.folder.truncate_metrics(run["metrics_length"])
         passed = [broadcast.base for broadcast in self.strategy.broadcasts.cache]
@@ -115,11 +139,20 @@ class Recovery:
         vectors, values = self.clients.take_changes()
         vectors[WEIGHTS] = server.broadcasts.weights
         kept = server.broadcasts.memory.state_dict()
-        vectors |= {KEEPER + name: value for name, value in kept.items() if isinstance(value, Tensor)}
-        values |= {KEEPER + name: value for name, value in kept.items() if not isinstance(value, Tensor)}
+        vectors |= {
+            KEEPER + name: value for name, value in kept.items() if isinstance(value, Tensor)
+        }
+        values |= {
+            KEEPER + name: value for name, value in kept.items() if not isinstance(value, Tensor)
+        }
         for client in self.heard:
             dropped = server.dropped.get(client, b"").hex()
-            known = [server.versions.get(client), server.tickets.get(client), dropped, server.examples.get(client)]
+            known = [
+                server.versions.get(client),
+                server.tickets.get(client),
+                dropped,
+                server.examples.get(client),
+            ]
             values[f"{LEDGER}{client}"] = compact(known).encode()
         for place, part in self._parts():
             own_vectors, own_values = part.take_changes()
@@ -127,9 +160,19 @@ class Recovery:
             values |= {place + name: value for name, value in own_values.items()}
         keeper = {name: isinstance(value, Tensor) for name, value in kept.items()}
         b = server.broadcasts
-        run = {"round": round, "metrics_length": metrics_length, "version": b.version, "newest_bytes": b.newest_bytes, "keeper": keeper}
+        run = {
+            "round": round,
+            "metrics_length": metrics_length,
+            "version": b.version,
+            "newest_bytes": b.newest_bytes,
+            "keeper": keeper,
+        }
         values[RUN] = json.dumps(run | self._identity).encode()
-        new = [outcome.broadcast] if outcome is not None and cache and cache[-1] is outcome.broadcast else []
+        new = (
+            [outcome.broadcast]
+            if outcome is not None and cache and cache[-1] is outcome.broadcast
+            else []
+        )
         self.checkpoint.save(vectors, values, new, oldest=cache[0].round if cache else round + 1)
         self.heard.clear()
 
@@ -138,7 +181,9 @@ class Recovery:
         read = {True: self._vector, False: self.checkpoint.value}
         keeper = {name: read[is_vector](KEEPER + name) for name, is_vector in run["keeper"].items()}
         cache = self.checkpoint.broadcasts(until=run["round"])
-        server.broadcasts.restore(self._vector(WEIGHTS), keeper, cache, run["version"], run["newest_bytes"])
+        server.broadcasts.restore(
+            self._vector(WEIGHTS), keeper, cache, run["version"], run["newest_bytes"]
+        )
         for client, record in self.checkpoint.values(LEDGER).items():
             heard, ticket, dropped, examples = json.loads(record)
             if heard is not None:
@@ -150,25 +195,37 @@ class Recovery:
             if examples is not None:
                 server.examples[int(client)] = examples
         for place, part in self._parts():
-            part.restore(_below(place, self.checkpoint.vector), _below(place, self.checkpoint.value))
+            part.restore(
+                _below(place, self.checkpoint.vector), _below(place, self.checkpoint.value)
+            )
 
     def _parts(self) -> list[tuple[str, Part]]:
         """Who keeps something of their own, and where."""
-        kept, own = self.strategy.counterpart, [(STRATEGY, self.strategy), (OPTIMIZER, self.strategy.optimizer)]
+        kept, own = (
+            self.strategy.counterpart,
+            [(STRATEGY, self.strategy), (OPTIMIZER, self.strategy.optimizer)],
+        )
         return [*own, *([(COUNTERPART, kept)] if kept is not None else []), *self.others.items()]
 
     def _vector(self, name: str) -> Tensor:
         vector = self.checkpoint.vector(name)
         if vector is None:
-            raise CheckpointError(f"the checkpoint in {self.checkpoint.folder} lacks '{name}'; start a new run with another --out")
+            raise CheckpointError(
+                f"the checkpoint in {self.checkpoint.folder} lacks '{name}'; start a new run with another --out"
+            )
         return vector
 
     @cached_property
     def _identity(self) -> dict[str, str]:
         """What must not change between the parts of a run, by the words for a sentence."""
         data = self.clients.data
-        targets = hashlib.sha256(data.targets.cpu().contiguous().view(torch.uint8).numpy()).hexdigest()[:16]
-        return {"another model": self.strategy.layout.fingerprint, "other examples": f"{list(data.inputs.shape)} {targets}"}
+        targets = hashlib.sha256(
+            data.targets.cpu().contiguous().view(torch.uint8).numpy()
+        ).hexdigest()[:16]
+        return {
+            "another model": self.strategy.layout.fingerprint,
+            "other examples": f"{list(data.inputs.shape)} {targets}",
+        }
 
 
 def _below(place: str, read: Callable[[str], T]) -> Callable[[str], T]:

@@ -22,7 +22,17 @@ from typing import Any
 
 import tomli_w
 
-from ..clients.enrolment import LARGEST_ID, iso, logical_id, moment, openssh, public_key, read_toml, take, utc_now
+from ..clients.enrolment import (
+    LARGEST_ID,
+    iso,
+    logical_id,
+    moment,
+    openssh,
+    public_key,
+    read_toml,
+    take,
+    utc_now,
+)
 from ..config import KEYS, keys_command
 from ..errors import KeysError
 
@@ -103,12 +113,21 @@ class Registry:
             return None, self._broken
         line = _line(key)
         if line is None:
-            return None, f"what it shows is no EC P-384 public key; give it its file from {self.path.parent / 'clients'}"
+            return (
+                None,
+                f"what it shows is no EC P-384 public key; give it its file from {self.path.parent / 'clients'}",
+            )
         entry = self._by_key.get(line)
         if entry is None:
-            return None, f"its key is not in {self.path}; enrol it with: {keys_command(self.path.parent, 'add')}"
+            return (
+                None,
+                f"its key is not in {self.path}; enrol it with: {keys_command(self.path.parent, 'add')}",
+            )
         if line != entry.public_key:
-            return entry, f"its key was replaced when client {entry.id} was renewed; give it the new clients/{entry.id}.toml"
+            return (
+                entry,
+                f"its key was replaced when client {entry.id} was renewed; give it the new clients/{entry.id}.toml",
+            )
         return entry, entry.refused(self.now(), self.path.parent)
 
     def _stamp(self) -> tuple[int, ...]:
@@ -124,7 +143,9 @@ class Registry:
         try:
             entries = read_entries(self.path)
             if not entries and (self._all or self._broken):
-                raise KeysError(f"{self.path} holds no client any more, as if it was emptied; {REMEDY}")
+                raise KeysError(
+                    f"{self.path} holds no client any more, as if it was emptied; {REMEDY}"
+                )
             self._all, self._broken = entries, ""
         except KeysError as error:
             self._all, self._broken = (), str(error)
@@ -142,7 +163,9 @@ class News:
         if problem and problem != self._told:
             self.say(f"{problem}; until then no client is let in, and those that come try again")
         elif self._told and not problem:
-            self.say(f"{self.registry.path} is whole again: {len(self.registry.enrolled())} of its clients are let in")
+            self.say(
+                f"{self.registry.path} is whole again: {len(self.registry.enrolled())} of its clients are let in"
+            )
         self._told = problem
 
 
@@ -162,26 +185,44 @@ def read_entries(path: Path) -> tuple[Entry, ...]:
 def read_file(path: Path) -> tuple[tuple[Entry, ...], str | None]:
     """The same, and where the server is when that is known."""
     table = read_toml(path, REMEDY)
-    server = take({"server": ""} | table, "server", _text, "a text such as server.example:8080", str(path), REMEDY)
+    server = take(
+        {"server": ""} | table,
+        "server",
+        _text,
+        "a text such as server.example:8080",
+        str(path),
+        REMEDY,
+    )
     return _entries(table, str(path)), server or None
 
 
 def _entries(table: dict[str, Any], path: str) -> tuple[Entry, ...]:
     clients = table.get("client", [])
     if not isinstance(clients, list) or not all(isinstance(client, dict) for client in clients):
-        raise KeysError(f"{path}: 'client' is no list of tables; write [[client]] above each client")
-    entries = sorted((_entry(client, number, path) for number, client in enumerate(clients, 1)), key=lambda entry: entry.id)
+        raise KeysError(
+            f"{path}: 'client' is no list of tables; write [[client]] above each client"
+        )
+    entries = sorted(
+        (_entry(client, number, path) for number, client in enumerate(clients, 1)),
+        key=lambda entry: entry.id,
+    )
     for one, next in zip(entries, entries[1:]):
         if one.id == next.id:
-            raise KeysError(f"{path}: client {one.id} has two keys; take out one of its two [[client]] tables")
+            raise KeysError(
+                f"{path}: client {one.id} has two keys; take out one of its two [[client]] tables"
+            )
     holders: dict[str, int] = {}
     for entry in entries:
         for key in (entry.public_key, *entry.replaced):
             if (other := holders.setdefault(key, entry.id)) != entry.id:
-                raise KeysError(f"{path}: clients {other} and {entry.id} have one key; give one of them its own with: "
-                                f"{keys_command(Path(path).parent, 'renew', entry.id)}, after taking out its [[client]] table")
+                raise KeysError(
+                    f"{path}: clients {other} and {entry.id} have one key; give one of them its own with: "
+                    f"{keys_command(Path(path).parent, 'renew', entry.id)}, after taking out its [[client]] table"
+                )
         if entry.public_key in entry.replaced:
-            raise KeysError(f"{path}: client {entry.id}: 'public_key' is among 'replaced'; take it out there")
+            raise KeysError(
+                f"{path}: client {entry.id}: 'public_key' is among 'replaced'; take it out there"
+            )
     return tuple(entries)
 
 
@@ -199,13 +240,28 @@ def _entry(client: dict[str, Any], number: int, path: str) -> Entry:
             raise ValueError("no list")
         return tuple(map(key, value))
 
-    id = take(client, "id", logical_id, f"a whole number from 0 to {LARGEST_ID}", f"{path}: [[client]] number {number}", REMEDY)
+    id = take(
+        client,
+        "id",
+        logical_id,
+        f"a whole number from 0 to {LARGEST_ID}",
+        f"{path}: [[client]] number {number}",
+        REMEDY,
+    )
     where = f"{path}: client {id}"
     return Entry(
-        id, take(client, "public_key", key, "an EC P-384 public key in OpenSSH form", where, REMEDY),
+        id,
+        take(client, "public_key", key, "an EC P-384 public key in OpenSSH form", where, REMEDY),
         take(client, "state", state, f"'{ENROLLED}' or '{REVOKED}'", where, REMEDY),
         take(client, "not_after", moment, "a date such as 2027-11-21T16:33:08Z", where, REMEDY),
-        take({"replaced": []} | client, "replaced", keys, "a list of EC P-384 public keys in OpenSSH form", where, REMEDY),
+        take(
+            {"replaced": []} | client,
+            "replaced",
+            keys,
+            "a list of EC P-384 public keys in OpenSSH form",
+            where,
+            REMEDY,
+        ),
     )
 
 
@@ -222,9 +278,21 @@ def _text(value: Any) -> str:
 def text_of(entries: Sequence[Entry], server: str | None) -> str:
     """The content of a registry.toml."""
     top = tomli_w.dumps({"server": server}) if server else ""
-    return HEAD + top + "".join(f"\n[[client]]\n{tomli_w.dumps(_table(entry))}" for entry in sorted(entries, key=lambda entry: entry.id))
+    return (
+        HEAD
+        + top
+        + "".join(
+            f"\n[[client]]\n{tomli_w.dumps(_table(entry))}"
+            for entry in sorted(entries, key=lambda entry: entry.id)
+        )
+    )
 
 
 def _table(entry: Entry) -> dict[str, Any]:
-    table = {"id": entry.id, "state": entry.state, "not_after": iso(entry.not_after), "public_key": entry.public_key}
+    table = {
+        "id": entry.id,
+        "state": entry.state,
+        "not_after": iso(entry.not_after),
+        "public_key": entry.public_key,
+    }
     return table | ({"replaced": list(entry.replaced)} if entry.replaced else {})

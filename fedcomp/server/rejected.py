@@ -21,4 +21,10 @@ def rejections_of(records: Iterable[RoundRecord]) -> tuple[Rejections, ...]:
 def _together(alike: list[Rejection]) -> Rejections:
     clients = sorted({rejection.client for rejection in alike})
     first = alike[0]
-    return Rejections(first.stage, first.reason, len(alike), tuple(clients[:CLIENTS]), max(0, len(clients) - CLIENTS))
+    return Rejections(
+        first.stage,
+        first.reason,
+        len(alike),
+        tuple(clients[:CLIENTS]),
+        max(0, len(clients) - CLIENTS),
+    )

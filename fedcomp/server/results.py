@@ -23,8 +23,16 @@ from .rejected import rejections_of
 
 NOT_EVALUATED = Evaluation(None, None, {})
 ROUNDING = 1e-6  # of a share that is a sum over batches
-SCHEDULED = ("lr_schedule", "local_steps_schedule", "batch_size_schedule", "density_schedule", "local_steps", "batch_size", "horizon",
-             "rounds")  # of a run's options, those that schedules are made of
+SCHEDULED = (
+    "lr_schedule",
+    "local_steps_schedule",
+    "batch_size_schedule",
+    "density_schedule",
+    "local_steps",
+    "batch_size",
+    "horizon",
+    "rounds",
+)  # of a run's options, those that schedules are made of
 NOTHING_ACCEPTED = "no client's update was accepted in any round: metrics.jsonl has the reasons"  # warned of at the end
 
 
@@ -32,13 +40,33 @@ def strategy_of(config: RunConfig, **told: Any) -> RoundStrategy:
     """The strategy of resolved options. Raises SpecError or ConfigError."""
     c = config
     if c.local_steps_schedule and c.local_epochs:
-        raise ConfigError("--local-steps-schedule and --local-epochs both say how long clients train; give one of them")
+        raise ConfigError(
+            "--local-steps-schedule and --local-epochs both say how long clients train; give one of them"
+        )
     budget, budget_s = spec.budget(c.budget) if c.budget else (0, 0.0)
     rules = Rules(
-        c.participation, c.uplink, c.downlink, c.downlink_memory, c.weights, c.weight_cap, c.server_lr, c.cache, c.seed,
-        c.density_warmup, c.lr_warmup, budget, c.memory, c.quorum, c.deadline or None, c.lr, c.keep_momentum,
-        budget_s, server_optimizer=c.server_optimizer, clip_update=c.clip_update,
-        clients=c.clients, momentum=c.momentum,
+        c.participation,
+        c.uplink,
+        c.downlink,
+        c.downlink_memory,
+        c.weights,
+        c.weight_cap,
+        c.server_lr,
+        c.cache,
+        c.seed,
+        c.density_warmup,
+        c.lr_warmup,
+        budget,
+        c.memory,
+        c.quorum,
+        c.deadline or None,
+        c.lr,
+        c.keep_momentum,
+        budget_s,
+        server_optimizer=c.server_optimizer,
+        clip_update=c.clip_update,
+        clients=c.clients,
+        momentum=c.momentum,
         **{name: getattr(c, name) for name in SCHEDULED},
     )
     made = strategy(c.strategy, rules, **told)
@@ -46,18 +74,36 @@ def strategy_of(config: RunConfig, **told: Any) -> RoundStrategy:
     return made
 
 
-def declare_bandwidths(strategy: RoundStrategy, config: RunConfig, uplinks: Sequence[float] | None = None) -> None:
+def declare_bandwidths(
+    strategy: RoundStrategy, config: RunConfig, uplinks: Sequence[float] | None = None
+) -> None:
     """Deal them out, or take a virtual network's `uplinks`, and see that the budget is enough for any cohort. Raises ConfigError."""
     c = config
     if c.bandwidths and not c.budget:
         raise ConfigError("--bandwidths are shares of a budget; give --budget as well")
     if c.bandwidths and uplinks is not None:
-        raise ConfigError("--bandwidths and --network both say how fast uplinks are; leave --bandwidths out")
-    dealt = spec.sizes(c.bandwidths) if c.bandwidths else list(uplinks) if uplinks is not None and c.budget else []
-    strategy.bandwidths = {client: float(dealt[client % len(dealt)]) for client in range(c.clients)} if dealt else {}
+        raise ConfigError(
+            "--bandwidths and --network both say how fast uplinks are; leave --bandwidths out"
+        )
+    dealt = (
+        spec.sizes(c.bandwidths)
+        if c.bandwidths
+        else list(uplinks)
+        if uplinks is not None and c.budget
+        else []
+    )
+    strategy.bandwidths = (
+        {client: float(dealt[client % len(dealt)]) for client in range(c.clients)} if dealt else {}
+    )
     if strategy.rules.budget_s and not strategy.bandwidths:
-        raise ConfigError(f"--budget {c.budget} is a time, in which uplinks send what they can; give --bandwidths, or a --network")
-    asked = range(c.clients) if strategy.rules.budget_s else range(cohort_size(c.participation, c.clients))
+        raise ConfigError(
+            f"--budget {c.budget} is a time, in which uplinks send what they can; give --bandwidths, or a --network"
+        )
+    asked = (
+        range(c.clients)
+        if strategy.rules.budget_s
+        else range(cohort_size(c.participation, c.clients))
+    )
     strategy.schedule.terms(1, asked, strategy.bandwidths)
 
 
@@ -66,8 +112,16 @@ def on(data: Data, device: torch.device) -> Data:
     return dataclasses.replace(data, inputs=data.inputs.to(device), targets=data.targets.to(device))
 
 
-def evaluated(config: RunConfig, outcome: Outcome, task: Task, model: nn.Module, layout: Layout, weights: torch.Tensor, test: Data,
-              device: torch.device) -> Evaluation:
+def evaluated(
+    config: RunConfig,
+    outcome: Outcome,
+    task: Task,
+    model: nn.Module,
+    layout: Layout,
+    weights: torch.Tensor,
+    test: Data,
+    device: torch.device,
+) -> Evaluation:
     """What the test data says of the model after a round, NOT_EVALUATED where it is not due. Writes into `model`. Raises TaskError."""
     if outcome.round % config.eval_every and outcome.round != config.rounds:
         return NOT_EVALUATED
@@ -75,15 +129,28 @@ def evaluated(config: RunConfig, outcome: Outcome, task: Task, model: nn.Module,
         with timed("evaluation"):
             found = evaluate(task, model, layout, weights.to(device), test, device)
     except Exception as error:
-        raise TaskError(f"the evaluation of task '{task.name}' failed: {in_short(error)}; correct it, then --resume") from error
-    if found.accuracy is not None and not isnan(found.accuracy) and not -ROUNDING <= found.accuracy <= 1 + ROUNDING:
-        raise TaskError(f"task '{task.name}': accuracy(outputs, targets) gave {found.accuracy:g} on the test data; expected a share from "
-                        "0 to 1, the mean over the batch; correct it, then --resume")
+        raise TaskError(
+            f"the evaluation of task '{task.name}' failed: {in_short(error)}; correct it, then --resume"
+        ) from error
+    if (
+        found.accuracy is not None
+        and not isnan(found.accuracy)
+        and not -ROUNDING <= found.accuracy <= 1 + ROUNDING
+    ):
+        raise TaskError(
+            f"task '{task.name}': accuracy(outputs, targets) gave {found.accuracy:g} on the test data; expected a share from "
+            "0 to 1, the mean over the batch; correct it, then --resume"
+        )
     return found
 
 
 def record_of(
-    outcome: Outcome, layout: Layout, loss: float | None, accuracy: float | None, metrics: Mapping[str, float], seconds: float
+    outcome: Outcome,
+    layout: Layout,
+    loss: float | None,
+    accuracy: float | None,
+    metrics: Mapping[str, float],
+    seconds: float,
 ) -> RoundRecord:
     """The line of a round."""
     traffic, dense = outcome.traffic, 4 * layout.numel
@@ -135,7 +202,11 @@ def summary_of(records: Sequence[RoundRecord], config: RunConfig, device: str) -
         device=device,
         seed=config.seed,
         version=__version__,
-        warnings=tuple(dict.fromkeys([*(sentence for record in records for sentence in record.warnings), *nothing])),
+        warnings=tuple(
+            dict.fromkeys(
+                [*(sentence for record in records for sentence in record.warnings), *nothing]
+            )
+        ),
         rejections=rejections_of(records),
         simulated_hours=records[-1].simulated_hours,
         metrics=records[-1].metrics,

@@ -1,10 +1,10 @@
 """The run folder: what a run leaves behind.
 
-    config.toml        every option resolved, with the engine and its batch of clients
-    metrics.jsonl      a line a round (observe.RoundRecord)
-    summary.json       totals (observe.Summary)
-    model.safetensors  the trained parameters under the names of the user's module
-    checkpoint/        what --resume needs (server/checkpoint.py)
+config.toml        every option resolved, with the engine and its batch of clients
+metrics.jsonl      a line a round (observe.RoundRecord)
+summary.json       totals (observe.Summary)
+model.safetensors  the trained parameters under the names of the user's module
+checkpoint/        what --resume needs (server/checkpoint.py)
 """
 
 import fcntl
@@ -29,7 +29,12 @@ from ..layout import Layout
 from ..observe import ClientRecord, Rejection, Rejections, RoundRecord, Summary, values_of
 from ..tasks import OBJECT
 
-METRICS, SUMMARY, MODEL, CHECKPOINT = "metrics.jsonl", "summary.json", "model.safetensors", "checkpoint"
+METRICS, SUMMARY, MODEL, CHECKPOINT = (
+    "metrics.jsonl",
+    "summary.json",
+    "model.safetensors",
+    "checkpoint",
+)
 
 
 class RunFolder:
@@ -43,7 +48,9 @@ class RunFolder:
         with self._writing():
             taken = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
         if taken and not config.resume:
-            raise RunFolderError(f"--out {self.path} exists; give another name, or --resume to continue the run in it")
+            raise RunFolderError(
+                f"--out {self.path} exists; give another name, or --resume to continue the run in it"
+            )
 
     def open(self) -> None:
         """Make the folder, or go on in it, for this process alone. Raises RunFolderError when that is not allowed."""
@@ -53,7 +60,9 @@ class RunFolder:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise RunFolderError(f"another process runs in --out {self.path}; wait for it, or give another name") from None
+                raise RunFolderError(
+                    f"another process runs in --out {self.path}; wait for it, or give another name"
+                ) from None
 
     def close(self) -> None:
         """Let other processes in."""
@@ -72,18 +81,24 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            raise RunFolderError(f"--out {self.path} cannot be written ({error.strerror}); give a folder that can") from error
+            raise RunFolderError(
+                f"--out {self.path} cannot be written ({error.strerror}); give a folder that can"
+            ) from error
 
     def _stored(self, config: RunConfig) -> dict[str, Any]:
         if config.out is None:
             raise RunFolderError("--resume needs --out with the folder of the run to continue")
         stored = read_run(self.path)
         if not os.access(self.path, os.W_OK):
-            raise RunFolderError(f"--out {self.path} cannot be written; make it writable to continue the run")
+            raise RunFolderError(
+                f"--out {self.path} cannot be written; make it writable to continue the run"
+            )
         name = first_difference(config, stored)
         if name:
             there, here = (values.get(name, "not given") for values in (stored, settings(config)))
-            raise RunFolderError(f"the run in {self.path} has {flag(name)} {there}, this one {here}; give the same, or another --out")
+            raise RunFolderError(
+                f"the run in {self.path} has {flag(name)} {there}, this one {here}; give the same, or another --out"
+            )
         return stored
 
     def append(self, record: RoundRecord) -> int:
@@ -110,7 +125,10 @@ class RunFolder:
     def write_model(self, weights: Tensor, layout: Layout) -> None:
         """The parameters as safetensors."""
         with self._writing():
-            _replace(self.path / MODEL, save({name: view.clone() for name, view in layout.views(weights.cpu()).items()}))
+            _replace(
+                self.path / MODEL,
+                save({name: view.clone() for name, view in layout.views(weights.cpu()).items()}),
+            )
 
     def write_summary(self, summary: Summary) -> None:
         with self._writing():
@@ -123,7 +141,10 @@ def records_in(path: Path) -> list[RoundRecord]:
     A last line without its end is one that is being written: that round is not done.
     """
     try:
-        return [record_of(json.loads(line)) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+        return [
+            record_of(json.loads(line))
+            for line in path.read_text(encoding="utf-8").split("\n")[:-1]
+        ]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -134,7 +155,10 @@ def summary_in(path: Path) -> Summary | None:
     """What a summary.json holds; None if there is no such file. Raises RunFolderError for one that is damaged."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        lists = {"warnings": tuple(values["warnings"]), "rejections": tuple(Rejections(**r) for r in values["rejections"])}
+        lists = {
+            "warnings": tuple(values["warnings"]),
+            "rejections": tuple(Rejections(**r) for r in values["rejections"]),
+        }
         return Summary(**values | lists)
     except FileNotFoundError:
         return None
@@ -148,24 +172,37 @@ def _damaged(path: Path, why: object) -> RunFolderError:
 
 def record_of(values: dict[str, Any]) -> RoundRecord:
     """A line of metrics.jsonl as a record."""
-    lists = {"rejections": tuple(Rejection(**r) for r in values["rejections"]), "warnings": tuple(values["warnings"]),
-             "by_client": tuple(ClientRecord(**c) for c in values.get("by_client", ())),
-             "suspicion": {int(client): share for client, share in values.get("suspicion", {}).items()},
-             "metrics": dict(values.get("metrics", {}))}
-    numbers = {name: value for name, value in values.items() if name not in lists} | lists["metrics"]
-    if strange := [name for name, value in numbers.items() if not isinstance(value, int | float | None)]:
+    lists = {
+        "rejections": tuple(Rejection(**r) for r in values["rejections"]),
+        "warnings": tuple(values["warnings"]),
+        "by_client": tuple(ClientRecord(**c) for c in values.get("by_client", ())),
+        "suspicion": {int(client): share for client, share in values.get("suspicion", {}).items()},
+        "metrics": dict(values.get("metrics", {})),
+    }
+    numbers = {name: value for name, value in values.items() if name not in lists} | lists[
+        "metrics"
+    ]
+    if strange := [
+        name for name, value in numbers.items() if not isinstance(value, int | float | None)
+    ]:
         raise ValueError(f"'{strange[0]}' is no number")
     return RoundRecord(**values | lists)
 
 
 def _default_name(task: str) -> str:
-    stem = re.sub(r"\W+", "-", task.removeprefix(OBJECT)) if task.startswith(OBJECT) else Path(task.partition(":")[0]).stem
+    stem = (
+        re.sub(r"\W+", "-", task.removeprefix(OBJECT))
+        if task.startswith(OBJECT)
+        else Path(task.partition(":")[0]).stem
+    )
     return f"runs/{stem.strip('-') or 'task'}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _free(name: str) -> str:
     """A name that no run of the same second has."""
-    return next(n for n in chain([name], (f"{name}-{i}" for i in count(2))) if not os.path.lexists(n))
+    return next(
+        n for n in chain([name], (f"{name}-{i}" for i in count(2))) if not os.path.lexists(n)
+    )
 
 
 def _plain(record: RoundRecord | Summary) -> dict[str, Any]:

@@ -35,14 +35,24 @@ from .limits import Limits
 from .ports import listen
 from .recovery import Elsewhere, Recovery
 from .registry import News, Registry
-from .results import NOTHING_ACCEPTED, declare_bandwidths, evaluated, on, record_of, strategy_of, summary_of
+from .results import (
+    NOTHING_ACCEPTED,
+    declare_bandwidths,
+    evaluated,
+    on,
+    record_of,
+    strategy_of,
+    summary_of,
+)
 from .run_folder import RunFolder
 from .superlink import LOOPBACK, SuperLink
 from .watching import watched
 
 ENGINE = "deployed"  # in [resolved] of a run folder
-GIVEN_UP = ("--insecure: no TLS and no keys; whoever reaches {where} can take part as any client, and read and change what is sent; "
-            "for more than a trial: fedcomp keys init")
+GIVEN_UP = (
+    "--insecure: no TLS and no keys; whoever reaches {where} can take part as any client, and read and change what is sent; "
+    "for more than a trial: fedcomp keys init"
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,12 @@ class Door:
         return self.host or ("0.0.0.0" if self.keys else LOOPBACK)
 
 
-def serve(config: RunConfig, door: Door, observer: Observer | None = None, opened: Callable[[int], None] = lambda port: None) -> Summary:
+def serve(
+    config: RunConfig,
+    door: Door,
+    observer: Observer | None = None,
+    opened: Callable[[int], None] = lambda port: None,
+) -> Summary:
     """Run a federation of real clients, or continue the one in `config.out` with `config.resume`. Returns what summary.json holds.
 
     `config.clients` are waited for before the first round. `opened(port)` is called when clients can come. Raises UserError, before
@@ -75,7 +90,9 @@ class Deployment:
         self.door, self.observer = door, observer
         _refuse_what_is_simulated(config)
         _refuse_ports_in_use(config, door)
-        self.strategy = strategy_of(config, roster=lambda grid: grid.gather(self._quota), on_answer=self._on_answer)
+        self.strategy = strategy_of(
+            config, roster=lambda grid: grid.gather(self._quota), on_answer=self._on_answer
+        )
         self.strategy.warn = self._warn
         self._said: list[str] = []  # warnings of the strategy since the last round
         self.finite_loss = FiniteLoss(self._warn)
@@ -86,7 +103,9 @@ class Deployment:
         self.news = News(self.registry, observer.warning) if self.registry else None
         folder = data_folder(config)
         if folder is not None and config.data and not folder.is_dir():
-            raise DataError(f"--data {config.data} is no folder; give the one that holds the task's data")
+            raise DataError(
+                f"--data {config.data} is no folder; give the one that holds the task's data"
+            )
         self.task: Task = load(config.task, folder)
         self.train, test = data_of(self.task, "train"), data_of(self.task, "test")
         self.layout = check(self.task, config.batch_size, self.train, test, config.augment)
@@ -101,18 +120,26 @@ class Deployment:
         self.test = on(test, self.device)
         self.evaluated = initial_model(self.task, config.seed).to(self.device)
         self._cohort = cohort_size(config.participation, config.clients)
-        self._quota = Quota.first(config, self.folder.resumed).at_least(self.strategy.fewest)  # of clients that the next round waits for
+        self._quota = Quota.first(config, self.folder.resumed).at_least(
+            self.strategy.fewest
+        )  # of clients that the next round waits for
         self._wire = (0, 0)
-        self._ids: dict[bytes, int | None] = {}  # that keys spoke for when the registry was last whole
+        self._ids: dict[
+            bytes, int | None
+        ] = {}  # that keys spoke for when the registry was last whole
 
     def run(self, opened: Callable[[int], None]) -> Summary:
         with ExitStack() as ends:
-            self.observer = ends.enter_context(watched(self.config, self.observer, self.folder.path))
+            self.observer = ends.enter_context(
+                watched(self.config, self.observer, self.folder.path)
+            )
             self.folder.open()
             ends.callback(self.folder.close)
             if not self.folder.resumed:
                 self._write_config()
-            recovery = Recovery(self.folder, self.strategy, Elsewhere(self.train), self.config.rounds)
+            recovery = Recovery(
+                self.folder, self.strategy, Elsewhere(self.train), self.config.rounds
+            )
             ends.callback(recovery.close)
             done = recovery.restore()
             self.finite_loss.recall(self.folder.records())
@@ -132,9 +159,17 @@ class Deployment:
             self._tell_of_places_without_keys()
             invitation = self._invitation()
             grid = self.grid = Gathering(
-                task, invitation, self.config.clients, self.observer, self._checks(link), self._id_of, self._hear
+                task,
+                invitation,
+                self.config.clients,
+                self.observer,
+                self._checks(link),
+                self._id_of,
+                self._hear,
             )
-            self.strategy.know(self.name, lambda client: grid.joined[client].key, invitation.options)
+            self.strategy.know(
+                self.name, lambda client: grid.joined[client].key, invitation.options
+            )
             self._rounds(grid, recovery, done)
             summary = self._finish()
             grid.dismiss(self.config.rounds)
@@ -160,24 +195,47 @@ class Deployment:
         if not self.folder.resumed:
             return secrets.token_hex(16)
         stored = self.folder.stored.get("resolved")
-        name = stored.get("run") if isinstance(stored, dict) and stored.get("engine") == ENGINE else None
+        name = (
+            stored.get("run")
+            if isinstance(stored, dict) and stored.get("engine") == ENGINE
+            else None
+        )
         if not isinstance(name, str) or not re.fullmatch("[0-9a-f]{32}", name):
-            raise RunFolderError(f"the run in {self.folder.path} was no server's; continue it with fedcomp sim, or give another --out")
+            raise RunFolderError(
+                f"the run in {self.folder.path} was no server's; continue it with fedcomp sim, or give another --out"
+            )
         return name
 
     def _write_config(self) -> None:
-        self.folder.write_config(self.config, {"device": devices.name(self.device), "engine": ENGINE, "run": self.name})
+        self.folder.write_config(
+            self.config, {"device": devices.name(self.device), "engine": ENGINE, "run": self.name}
+        )
 
     def _guard(self) -> Guard:
         keys = self.door.keys
         certificate, key = serving_files(keys) if keys else (None, None)
         admits = None if self.registry is None else self._admits
-        return Guard(self.door.address, self.door.port, 0, certificate=certificate, key=key, limits=Limits(), admits=admits)
+        return Guard(
+            self.door.address,
+            self.door.port,
+            0,
+            certificate=certificate,
+            key=key,
+            limits=Limits(),
+            admits=admits,
+        )
 
     def _invitation(self) -> Invitation:
         config = dataclasses.replace(self.config, uplink=str(self.strategy.uplink))
         first = self.strategy.broadcasts.first
-        return Invitation(self.name, -1, told(config), told_work(self.strategy.work), self.layout.fingerprint, first)
+        return Invitation(
+            self.name,
+            -1,
+            told(config),
+            told_work(self.strategy.work),
+            self.layout.fingerprint,
+            first,
+        )
 
     def _header(self, first: int) -> Header:
         c = self.config
@@ -204,6 +262,7 @@ class Deployment:
 
     def _checks(self, link: SuperLink) -> Callable[[], None]:
         """What is looked at all the time."""
+
         def check() -> None:
             link.check()
             if self.news:
@@ -216,11 +275,17 @@ class Deployment:
     def _tell_of_places_without_keys(self) -> None:
         """Of clients that will be waited for, though nobody can come as them."""
         wanted = range(self.config.clients)
-        absent = [client for client in wanted if client not in self.registry.enrolled()] if self.registry else []
+        absent = (
+            [client for client in wanted if client not in self.registry.enrolled()]
+            if self.registry
+            else []
+        )
         if absent:
             new = keys_command(self.door.keys, "add", "--count", len(absent))
-            self.observer.warning(f"the run waits for {self.config.clients} clients, and no key is let in for {named(absent)}: enrol them "
-                                  f"with {new}, renew those that were revoked, or start with fewer --clients")
+            self.observer.warning(
+                f"the run waits for {self.config.clients} clients, and no key is let in for {named(absent)}: enrol them "
+                f"with {new}, renew those that were revoked, or start with fewer --clients"
+            )
 
     def _admits(self, key: bytes) -> bool:
         """Whether a key is let in. While the registry is malformed nobody knows, and a client is told to come again, not to go."""
@@ -253,16 +318,37 @@ class Deployment:
 
     def _record(self, outcome: Outcome, began: float) -> RoundRecord:
         weights = self.strategy.model
-        measured = evaluated(self.config, outcome, self.task, self.evaluated, self.layout, weights, self.test, self.device)
+        measured = evaluated(
+            self.config,
+            outcome,
+            self.task,
+            self.evaluated,
+            self.layout,
+            weights,
+            self.test,
+            self.device,
+        )
         self.finite_loss.look(outcome.round, measured.loss, self.test)
         record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
         before, self._wire = self._wire, self._traffic()
-        wire = {"wire_bytes_in": self._wire[0] - before[0], "wire_bytes_out": self._wire[1] - before[1]}
+        wire = {
+            "wire_bytes_in": self._wire[0] - before[0],
+            "wire_bytes_out": self._wire[1] - before[1],
+        }
         said, self._said = self._said, []
         clients = self.by_client.records(outcome)
-        down = sum(client.downlink_bytes for client in clients)  # what waits at the SuperLink for a client that is away was not sent
+        down = sum(
+            client.downlink_bytes for client in clients
+        )  # what waits at the SuperLink for a client that is away was not sent
         older = min(record.catch_up_bytes, down)
-        return dataclasses.replace(record, by_client=clients, downlink_bytes=down, catch_up_bytes=older, warnings=tuple(said), **wire)
+        return dataclasses.replace(
+            record,
+            by_client=clients,
+            downlink_bytes=down,
+            catch_up_bytes=older,
+            warnings=tuple(said),
+            **wire,
+        )
 
     def _traffic(self) -> tuple[int, int]:
         """Bytes that came in and went out at the port."""
@@ -282,7 +368,9 @@ class Deployment:
 def _refuse_ports_in_use(config: RunConfig, door: Door) -> None:
     """Before anything is written."""
     if door.port and config.metrics_port == door.port:
-        raise ConfigError(f"--metrics-port and --port are both {door.port}; give --metrics-port another one, or 0 for any that is free")
+        raise ConfigError(
+            f"--metrics-port and --port are both {door.port}; give --metrics-port another one, or 0 for any that is free"
+        )
     listen(door.address, door.port).close()
 
 
@@ -291,12 +379,22 @@ def _refuse_what_is_simulated(config: RunConfig) -> None:
     if config.relays:
         raise ConfigError("--relays are simulated; leave --relays out, or use fedcomp sim")
     if config.network is not None:
-        raise ConfigError("--network makes time for virtual clients; leave --network out, or use fedcomp sim")
+        raise ConfigError(
+            "--network makes time for virtual clients; leave --network out, or use fedcomp sim"
+        )
     if config.attack is not None:
-        raise ConfigError("--attack makes liars of virtual clients; leave --attack out, or use fedcomp sim")
+        raise ConfigError(
+            "--attack makes liars of virtual clients; leave --attack out, or use fedcomp sim"
+        )
     if config.engine == "batched" or config.cohort_batch:
-        raise ConfigError("--engine and --cohort-batch are for a simulation; leave them out: each client trains by itself")
+        raise ConfigError(
+            "--engine and --cohort-batch are for a simulation; leave them out: each client trains by itself"
+        )
     if config.residuals != "auto":
-        raise ConfigError("--residuals is for virtual clients; leave it out: each client keeps its state on its own disk")
+        raise ConfigError(
+            "--residuals is for virtual clients; leave it out: each client keeps its state on its own disk"
+        )
     if config.checkpoint_every != 1:
-        raise ConfigError("--checkpoint-every would let a resumed server fall behind its clients; leave it out: it is every round here")
+        raise ConfigError(
+            "--checkpoint-every would let a resumed server fall behind its clients; leave it out: it is every round here"
+        )

@@ -72,8 +72,21 @@ class SuperLink:
         secret.write_bytes(self.secret)
         self.port = children.free_port()
         (self._home / "config.toml").write_text(CONNECTION.format(self.address))
-        command = [sys.executable, "-P", own_user.__file__, "--insecure", "--host", LOOPBACK, "--port", str(self.port),
-                   "--isolation", "process", "--superexec-auth-secret-file", str(secret), "--disable-runtime-dependency-installation"]
+        command = [
+            sys.executable,
+            "-P",
+            own_user.__file__,
+            "--insecure",
+            "--host",
+            LOOPBACK,
+            "--port",
+            str(self.port),
+            "--isolation",
+            "process",
+            "--superexec-auth-secret-file",
+            str(secret),
+            "--disable-runtime-dependency-installation",
+        ]
         with self.log.open("ab") as log:
             self._process = children.start(command, children.environment(self._home), log)
 
@@ -82,10 +95,21 @@ class SuperLink:
         deadline = time.monotonic() + START_S
         while not self._healthy():
             if time.monotonic() > deadline:
-                raise FedcompError(f"Flower's SuperLink did not start within {START_S:g} s; {self.log} has what it said")
+                raise FedcompError(
+                    f"Flower's SuperLink did not start within {START_S:g} s; {self.log} has what it said"
+                )
             time.sleep(0.05)
-        command = [children.script("flwr"), "run", str(self._home / "app"), "here", "--format", "json"]
-        with children.start(command, children.environment(self._home), subprocess.PIPE, subprocess.PIPE) as submitting:
+        command = [
+            children.script("flwr"),
+            "run",
+            str(self._home / "app"),
+            "here",
+            "--format",
+            "json",
+        ]
+        with children.start(
+            command, children.environment(self._home), subprocess.PIPE, subprocess.PIPE
+        ) as submitting:
             try:
                 said, besides = submitting.communicate(timeout=START_S)
             except BaseException:
@@ -96,13 +120,17 @@ class SuperLink:
         except (ValueError, KeyError, TypeError):
             begun = False
         if not begun:
-            raise FedcompError(f"Flower did not take the run: {' '.join((said or besides).decode(errors='replace').split())[:500]}")
+            raise FedcompError(
+                f"Flower did not take the run: {' '.join((said or besides).decode(errors='replace').split())[:500]}"
+            )
 
     def check(self) -> None:
         """Raises FedcompError when it has ended."""
         if self._process is None or (status := self._process.poll()) is None:
             return
-        raise FedcompError(f"Flower's SuperLink ended with status {status}; {self.log} has what it said, --resume continues the run")
+        raise FedcompError(
+            f"Flower's SuperLink ended with status {status}; {self.log} has what it said, --resume continues the run"
+        )
 
     def stop(self) -> None:
         """End it, whatever state it is in."""
@@ -121,7 +149,9 @@ class SuperLink:
     def _healthy(self) -> bool:
         self.check()
         try:
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://{self.address}/health", timeout=1) as answer:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+                f"http://{self.address}/health", timeout=1
+            ) as answer:
                 return answer.status == 200
         except OSError:
             return False

@@ -9,7 +9,16 @@ from ..errors import ConfigError
 from ..observe import Header, Observer, RoundRecord
 
 FOLDER = "tensorboard"  # in the run folder
-SCALARS = ("accuracy", "loss", "train_loss", "uplink_bytes", "downlink_bytes", "seconds", "accepted", "rejected")
+SCALARS = (
+    "accuracy",
+    "loss",
+    "train_loss",
+    "uplink_bytes",
+    "downlink_bytes",
+    "seconds",
+    "accepted",
+    "rejected",
+)
 HOURS = "simulated_hours"  # where a virtual network gives rounds their time
 RATIO = "ratio"  # what float32 models would have cost, by what frames did
 
@@ -21,20 +30,29 @@ class TensorBoard(Observer):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ConfigError("--tensorboard needs the package tensorboard; install it with: pip install tensorboard") from error
+            raise ConfigError(
+                "--tensorboard needs the package tensorboard; install it with: pip install tensorboard"
+            ) from error
         self.folder, self._open = folder, SummaryWriter
         self._writer: Any = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._writer is not None:
             self._writer.close()
 
     def started(self, header: Header) -> None:
         """A resumed run takes back what came after its checkpoint."""
-        self._writer = self._open(str(self.folder), purge_step=header.first_round if header.first_round > 1 else None)
+        self._writer = self._open(
+            str(self.folder), purge_step=header.first_round if header.first_round > 1 else None
+        )
 
     def round_done(self, record: RoundRecord) -> None:
         values = {name: getattr(record, name) for name in SCALARS}

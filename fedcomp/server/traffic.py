@@ -17,10 +17,14 @@ class Traffic(NamedTuple):
     sent_bytes: int = 0
 
     def plus(self, other: "Traffic") -> "Traffic":
-        return Traffic(self.received_bytes + other.received_bytes, self.sent_bytes + other.sent_bytes)
+        return Traffic(
+            self.received_bytes + other.received_bytes, self.sent_bytes + other.sent_bytes
+        )
 
     def minus(self, other: "Traffic") -> "Traffic":
-        return Traffic(self.received_bytes - other.received_bytes, self.sent_bytes - other.sent_bytes)
+        return Traffic(
+            self.received_bytes - other.received_bytes, self.sent_bytes - other.sent_bytes
+        )
 
 
 class CountedSocket(socket.socket):
@@ -29,7 +33,9 @@ class CountedSocket(socket.socket):
     def __init__(self, taken: socket.socket):
         super().__init__(taken.family, taken.type, taken.proto, taken.detach())
         self.setblocking(False)
-        self.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)  # a head and a body are two writes
+        self.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, True
+        )  # a head and a body are two writes
         self.received_bytes = self.sent_bytes = 0
 
     @property

@@ -28,22 +28,34 @@ class Upstream:
         self.begun, self.used_s = b"", 0.0
 
     async def open(self) -> None:
-        if self.writer is not None and time.monotonic() - self.used_s < REUSE_S and not self.reader.at_eof():
+        if (
+            self.writer is not None
+            and time.monotonic() - self.used_s < REUSE_S
+            and not self.reader.at_eof()
+        ):
             return
         self.close()
         try:
             async with asyncio.timeout(self.limits.upstream_s):
-                self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port, limit=CHUNK)
+                self.reader, self.writer = await asyncio.open_connection(
+                    "127.0.0.1", self.port, limit=CHUNK
+                )
         except TimeoutError as error:
             raise UpstreamFault(HTTPStatus.GATEWAY_TIMEOUT) from error
         except OSError as error:
             here = error.errno in (errno.EMFILE, errno.ENFILE)
-            raise UpstreamFault(HTTPStatus.SERVICE_UNAVAILABLE if here else HTTPStatus.BAD_GATEWAY) from error
+            raise UpstreamFault(
+                HTTPStatus.SERVICE_UNAVAILABLE if here else HTTPStatus.BAD_GATEWAY
+            ) from error
         self.http = h11.Connection(h11.CLIENT)
 
     def begin(self, head: Head) -> None:
         """Hold the head until something follows it: one write less."""
-        self.begun = self.http.send(h11.Request(method=head.method, target=head.path, headers=upstream_headers(head, self.port)))
+        self.begun = self.http.send(
+            h11.Request(
+                method=head.method, target=head.path, headers=upstream_headers(head, self.port)
+            )
+        )
 
     async def send(self, event: h11.Data | h11.EndOfMessage) -> None:
         data = self.begun + self.http.send(event)

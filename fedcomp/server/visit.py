@@ -17,7 +17,10 @@ from .upstream import CHUNK, Upstream, UpstreamFault
 if TYPE_CHECKING:
     from .guard import Guard
 
-LINGER_S, LINGER_BYTES = 1.0, 1 << 20  # that a refused client may go on sending, so that it can read why
+LINGER_S, LINGER_BYTES = (
+    1.0,
+    1 << 20,
+)  # that a refused client may go on sending, so that it can read why
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +39,12 @@ class Visit:
         self.limits = guard.limits
         self.account = Account(client, address)
         self.upstream = Upstream(guard.upstream_port, guard.limits)
-        self.buffer = bytearray()  # received and not yet used: a head, or a body and requests after it
-        self.busy = self.answering = self.known = False  # known: the SuperLink has believed one of its requests
+        self.buffer = (
+            bytearray()
+        )  # received and not yet used: a head, or a body and requests after it
+        self.busy = self.answering = self.known = (
+            False  # known: the SuperLink has believed one of its requests
+        )
         self.writer: asyncio.StreamWriter | None = None
 
     async def run(self) -> None:
@@ -49,7 +56,11 @@ class Visit:
             await self._close()
         except Refused as refusal:
             await self._refuse(refusal.status)
-        except (Gone, OSError, h11.ProtocolError) as error:  # TimeoutError and ssl.SSLError are OSErrors
+        except (
+            Gone,
+            OSError,
+            h11.ProtocolError,
+        ) as error:  # TimeoutError and ssl.SSLError are OSErrors
             log.debug("%s: %r", self.address, error)
         except Exception:
             log.exception("a connection of %s was given up", self.address)
@@ -70,8 +81,14 @@ class Visit:
         loop = asyncio.get_running_loop()
         self.reader = asyncio.StreamReader(limit=CHUNK, loop=loop)
         protocol = asyncio.StreamReaderProtocol(self.reader, loop=loop)
-        waits = {"ssl_handshake_timeout": self.limits.header_s, "ssl_shutdown_timeout": LINGER_S} if self.guard.tls else {}
-        transport, _ = await loop.connect_accepted_socket(lambda: protocol, self.client, ssl=self.guard.tls, **waits)
+        waits = (
+            {"ssl_handshake_timeout": self.limits.header_s, "ssl_shutdown_timeout": LINGER_S}
+            if self.guard.tls
+            else {}
+        )
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol, self.client, ssl=self.guard.tls, **waits
+        )
         self.writer = asyncio.StreamWriter(transport, protocol, self.reader, loop)
         if self.refusal is not None:
             raise Refused(self.refusal)
@@ -92,7 +109,11 @@ class Visit:
         head = heads.read(data)
         if head.body_bytes > self.limits.body_bytes:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-        if self.guard.admits and head.path != heads.HEALTH[1] and not (head.public_key and self.guard.admits(head.public_key)):
+        if (
+            self.guard.admits
+            and head.path != heads.HEALTH[1]
+            and not (head.public_key and self.guard.admits(head.public_key))
+        ):
             raise Refused(HTTPStatus.UNAUTHORIZED)
         if self.guard.in_hand_bytes + head.body_bytes > self.limits.in_hand_bytes:
             raise Refused(HTTPStatus.SERVICE_UNAVAILABLE)
@@ -106,7 +127,11 @@ class Visit:
         """A head, its empty line included; None when there is no further request."""
         if not self.buffer:
             with suppress(TimeoutError, Gone):
-                await self._hear(self.limits.keep_alive_s if self.known else min(self.limits.keep_alive_s, self.limits.header_s))
+                await self._hear(
+                    self.limits.keep_alive_s
+                    if self.known
+                    else min(self.limits.keep_alive_s, self.limits.header_s)
+                )
         if not self.buffer:
             return None
         self.busy, seen = True, 0
@@ -150,7 +175,9 @@ class Visit:
             response = answer.result()
             if 200 <= response.status_code < 300 and head.path != heads.HEALTH[1]:
                 self.known = True
-                self.guard.ledger.settle(self.account, head.public_key)  # whose signature the SuperLink has verified
+                self.guard.ledger.settle(
+                    self.account, head.public_key
+                )  # whose signature the SuperLink has verified
             whole = sending.done() and sending.exception() is None
             goes_on = await self._answer(head, response, whole)
         finally:
@@ -172,9 +199,13 @@ class Visit:
     async def _send_body(self, head: Head) -> None:
         left_bytes = head.body_bytes
         if head.expects_continue and left_bytes and not self.buffer:
-            self.writer.write(head.http.send(h11.InformationalResponse(status_code=100, headers=[])))
+            self.writer.write(
+                head.http.send(h11.InformationalResponse(status_code=100, headers=[]))
+            )
         try:
-            async with asyncio.timeout(self.limits.idle_s + left_bytes / self.limits.slowest_bytes_s):
+            async with asyncio.timeout(
+                self.limits.idle_s + left_bytes / self.limits.slowest_bytes_s
+            ):
                 while left_bytes:
                     if not self.buffer:
                         await self._hear(self.limits.idle_s)
@@ -190,7 +221,9 @@ class Visit:
         if not whole:  # what is left of the body would be taken for a request
             headers.append((b"connection", b"close"))
         self.answering = True
-        begun = head.http.send(h11.Response(status_code=response.status_code, reason=response.reason, headers=headers))
+        begun = head.http.send(
+            h11.Response(status_code=response.status_code, reason=response.reason, headers=headers)
+        )
         async for piece in self.upstream.body():  # the head goes with the first of it
             await self._write(begun + head.http.send(h11.Data(data=piece)))
             begun = b""
@@ -208,10 +241,16 @@ class Visit:
         self.guard.refused[status] += 1
         if self.answering or self.writer is None:
             return  # an answer that stops in the middle
-        retry = "Retry-After: 1\r\n" if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE) else ""
+        retry = (
+            "Retry-After: 1\r\n"
+            if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+            else ""
+        )
         line = f"HTTP/1.1 {int(status)} {HTTPStatus(status).phrase}"
         with suppress(OSError):
-            await self._write(f"{line}\r\nContent-Length: 0\r\n{retry}Connection: close\r\n\r\n".encode())
+            await self._write(
+                f"{line}\r\nContent-Length: 0\r\n{retry}Connection: close\r\n\r\n".encode()
+            )
             await self._close()
 
     async def _close(self) -> None:

@@ -27,7 +27,9 @@ class Absences:
     def away(self, time_s: float) -> np.ndarray:
         """Who is away at a moment: bool [clients]."""
         clients = np.arange(len(self.absent))
-        return self._drawn(clients, np.floor((time_s + self._offset_s) / self.stretch_s).astype(np.int64))
+        return self._drawn(
+            clients, np.floor((time_s + self._offset_s) / self.stretch_s).astype(np.int64)
+        )
 
     def is_away(self, client: int, time_s: float) -> bool:
         return bool(self._drawn(np.array([client]), np.array([self._stretch(client, time_s)]))[0])
@@ -51,7 +53,10 @@ class Absences:
             numbers = np.arange(start, min(start + AT_ONCE, last + 1))
             away = np.flatnonzero(self._drawn(np.full(len(numbers), client), numbers))
             if len(away):
-                return max(since_s, float(numbers[away[0]] * self.stretch_s[client] - self._offset_s[client]))
+                return max(
+                    since_s,
+                    float(numbers[away[0]] * self.stretch_s[client] - self._offset_s[client]),
+                )
         return None
 
     def gone(self, client: int, since_s: float, until_s: float, grace_s: float) -> float | None:

@@ -23,13 +23,22 @@ class Buffers:
     @classmethod
     def of(cls, model: nn.Module) -> "Buffers":
         named = dict(model.named_buffers())
-        return cls(tuple(named), tuple(tuple(b.shape) for b in named.values()), tuple(b.dtype for b in named.values()))
+        return cls(
+            tuple(named),
+            tuple(tuple(b.shape) for b in named.values()),
+            tuple(b.dtype for b in named.values()),
+        )
 
     @cached_property
     def places(self) -> list[int]:
         """The first byte of each, and the number of bytes of all."""
-        sizes = (math.prod(shape) * dtype.itemsize for shape, dtype in zip(self.shapes, self.dtypes, strict=True))
-        return list(itertools.accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0))
+        sizes = (
+            math.prod(shape) * dtype.itemsize
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+        return list(
+            itertools.accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)
+        )
 
     def read(self, row: Tensor, which: Iterable[int]) -> dict[str, Tensor]:
         """Copies of some of the buffers in `row` (uint8)."""
@@ -44,4 +53,8 @@ class Buffers:
 
     def _view(self, row: Tensor, i: int) -> Tensor:
         place = self.places[i]
-        return row[place : place + math.prod(self.shapes[i]) * self.dtypes[i].itemsize].view(self.dtypes[i]).view(self.shapes[i])
+        return (
+            row[place : place + math.prod(self.shapes[i]) * self.dtypes[i].itemsize]
+            .view(self.dtypes[i])
+            .view(self.shapes[i])
+        )

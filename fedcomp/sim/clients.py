@@ -20,7 +20,18 @@ from ..clients.work import Held, Work
 from ..errors import FedcompError, ProtocolError
 from ..memories import Memory
 from ..memories.base import Changes
-from ..messages import DENSE, FAILED, NEED_DENSE, OVERWRITE, UPDATE, Assignment, Report, failure, next_version, ticket
+from ..messages import (
+    DENSE,
+    FAILED,
+    NEED_DENSE,
+    OVERWRITE,
+    UPDATE,
+    Assignment,
+    Report,
+    failure,
+    next_version,
+    ticket,
+)
 from ..profiling import timed
 from ..tasks.base import Data
 from .attacks import Attack, Liars, Sender
@@ -63,7 +74,12 @@ class VirtualClients:
         liars: Liars | None = None,
         home: Home = HERE,
     ):
-        self.replica, self.engine, self.piece, self.liars = replica, engine, at_once, liars or Liars()
+        self.replica, self.engine, self.piece, self.liars = (
+            replica,
+            engine,
+            at_once,
+            liars or Liars(),
+        )
         self.data, self.shards, self.sgd, self.seed, self.work = data, shards, sgd, seed, work
         self.shared = SharedParts(work, engine, shards, sgd, seed, at_once)
         self.store = Store(make_memory, replica.version, home)
@@ -131,8 +147,16 @@ class VirtualClients:
 
     def _settle(self, assignments: Sequence[Assignment]) -> None:
         """What clients.client.settle does where a proposal was taken and nothing hangs on it, for a cohort in the phase that opens."""
-        told = [(self.at_rest(a.client), a) for a in assignments if a.phase == self.work.phases[0] and not a.returned]
-        plain = [(state, a) for state, a in told if state.memory.pending is not None and state.momentum is None]
+        told = [
+            (self.at_rest(a.client), a)
+            for a in assignments
+            if a.phase == self.work.phases[0] and not a.returned
+        ]
+        plain = [
+            (state, a)
+            for state, a in told
+            if state.memory.pending is not None and state.momentum is None
+        ]
         taken = [state for state, a in plain if state.ticket == a.accepted]
         if taken:
             type(taken[0].memory).commit_stack([state.memory for state in taken])
@@ -142,11 +166,19 @@ class VirtualClients:
     def _arrive(self, a: Assignment) -> None:
         """Bring the client to the assignment's version."""
         state = self.at_rest(a.client)
-        if a.form != DENSE and state.version not in (a.base, a.version) and not self._passes(a, state.version):
-            raise NeedDense(f"the download starts from version {a.base[:8]}, this client is at {state.version[:8]}")
+        if (
+            a.form != DENSE
+            and state.version not in (a.base, a.version)
+            and not self._passes(a, state.version)
+        ):
+            raise NeedDense(
+                f"the download starts from version {a.base[:8]}, this client is at {state.version[:8]}"
+            )
         passed = self.replica.passed
         self.replica.move(a)
-        if self.replica.passed is not passed:  # the dense model, which stands on the same way: others come from there
+        if (
+            self.replica.passed is not passed
+        ):  # the dense model, which stands on the same way: others come from there
             self.replica.passed |= passed
         state.version = a.version
 
@@ -156,22 +188,33 @@ class VirtualClients:
             return {a.base, version} <= self.replica.passed
         return version in itertools.accumulate(a.frames, next_version, initial=a.base)
 
-    def _train(self, ready: Sequence[Assignment], data: Data, reports: dict[int, Report]) -> list[tuple[list[Trained], Tensor]]:
+    def _train(
+        self, ready: Sequence[Assignment], data: Data, reports: dict[int, Report]
+    ) -> list[tuple[list[Trained], Tensor]]:
         """What training on `data` made of those who did not fail, and their updates as stacks [m, n], on the devices that made them."""
         if self.work.shares:
             return [self._train_shared(ready, data, reports)]
         alike: dict[tuple, list[Assignment]] = {}
         for a in ready:
             alike.setdefault((a.lr, a.steps, a.batch_size), []).append(a)
-        groups = [stack for mine in alike.values() for stack in self._train_alike(mine, data, reports)]
+        groups = [
+            stack for mine in alike.values() for stack in self._train_alike(mine, data, reports)
+        ]
         if len(groups) == 1 or self._apart:
             return groups
-        return [([t for trained, _ in groups for t in trained], torch.cat([self._no_updates(), *(updates for _, updates in groups)]))]
+        return [
+            (
+                [t for trained, _ in groups for t in trained],
+                torch.cat([self._no_updates(), *(updates for _, updates in groups)]),
+            )
+        ]
 
     @property
     def _apart(self) -> bool:
         """Whether updates stay on the devices that made them: nothing is made of several clients' but what the server is sent."""
-        return isinstance(self.engine, Several) and not self.liars.size and len(self.work.phases) == 1
+        return (
+            isinstance(self.engine, Several) and not self.liars.size and len(self.work.phases) == 1
+        )
 
     def _train_alike(
         self, ready: Sequence[Assignment], data: Data, reports: dict[int, Report]
@@ -183,28 +226,43 @@ class VirtualClients:
         except ProtocolError as error:
             reports |= {a.client: self._failure(a, "train", error) for a in ready}
             return [([], self._no_updates())]
-        plans = plan_each(sgd, [self.shards[a.client] for a in ready], self.seed, [(a.round, a.client) for a in ready])
+        plans = plan_each(
+            sgd,
+            [self.shards[a.client] for a in ready],
+            self.seed,
+            [(a.round, a.client) for a in ready],
+        )
         jobs = [
             Job(a.round, a.client, plan, self.at_rest(a.client).buffers, self._traces(a, start))
             for a, plan in zip(ready, plans, strict=True)
         ]
-        shares = self.engine.apart(start, data, jobs, sgd, self.seed) if self._apart else [
-            Share(jobs, *self.engine.train(start, data, jobs, sgd, seed=self.seed))
-        ]
+        shares = (
+            self.engine.apart(start, data, jobs, sgd, self.seed)
+            if self._apart
+            else [Share(jobs, *self.engine.train(start, data, jobs, sgd, seed=self.seed))]
+        )
         for share in shares:
             trained = []
             for job, result, a in zip(share.jobs, share.results, asked, strict=False):
                 if isinstance(result, Exception):
                     reports[a.client] = self._failure(a, "train", result)
                 else:
-                    trained.append(Trained(a, result.loss, result.buffers, job.traces, sgd.lr * len(job.batches)))
+                    trained.append(
+                        Trained(
+                            a, result.loss, result.buffers, job.traces, sgd.lr * len(job.batches)
+                        )
+                    )
             stacks.append((trained, share.updates))
         return stacks
 
-    def _train_shared(self, ready: Sequence[Assignment], data: Data, reports: dict[int, Report]) -> tuple[list[Trained], Tensor]:
+    def _train_shared(
+        self, ready: Sequence[Assignment], data: Data, reports: dict[int, Report]
+    ) -> tuple[list[Trained], Tensor]:
         """Likewise for clients that train on parts of the data that others train on too."""
         trained, updates = [], self._no_updates()
-        for a, result in zip(ready, self.shared.updates(ready, data, self._start()) if ready else [], strict=True):
+        for a, result in zip(
+            ready, self.shared.updates(ready, data, self._start()) if ready else [], strict=True
+        ):
             if isinstance(result, Exception):
                 reports[a.client] = self._failure(a, "train", result)
             else:
@@ -213,19 +271,33 @@ class VirtualClients:
             updates = torch.stack([x for _, x in trained]).to(self.engine.device)
         return [t for t, _ in trained], updates
 
-    def _go_on(self, attack: Attack | None, later: Sequence[Assignment], reports: dict[int, Report]) -> None:
+    def _go_on(
+        self, attack: Attack | None, later: Sequence[Assignment], reports: dict[int, Report]
+    ) -> None:
         """Answers in a phase after the one that opens, of clients who lie, or do not, in one way."""
         heard: list[tuple[Assignment, Tensor | None]] = []
         for a in later:
             state, held = self.at_rest(a.client), self.held[a.client]
             try:
-                heard.append((a, self.work.hear(state.memory, held.kept, self.work.seed(state.memory.codec, self.seed, a), context_of(a))))
+                heard.append(
+                    (
+                        a,
+                        self.work.hear(
+                            state.memory,
+                            held.kept,
+                            self.work.seed(state.memory.codec, self.seed, a),
+                            context_of(a),
+                        ),
+                    )
+                )
             except (FedcompError, ValueError) as error:
                 reports[a.client] = self._failure(a, "encode", error)
         made = [(a, x) for a, x in heard if x is not None]
         if made:
             asked = [a for a, _ in made]
-            updates = self.liars.changed(attack, asked, torch.stack([x for _, x in made]).to(self.engine.device))
+            updates = self.liars.changed(
+                attack, asked, torch.stack([x for _, x in made]).to(self.engine.device)
+            )
             self._answer(asked, updates, [Traces()] * len(asked), reports)
         asked = [a for a, x in heard if x is None]
         self._answer(asked, None, [Traces()] * len(asked), reports)
@@ -236,26 +308,57 @@ class VirtualClients:
         return Traces.begin(self.sgd, state.memory.needs_moments, start, state.momentum, pull)
 
     def _no_updates(self) -> Tensor:
-        return torch.empty(0, self.work.model(self.replica.weights).numel(), dtype=torch.float32, device=self.engine.device)
+        return torch.empty(
+            0,
+            self.work.model(self.replica.weights).numel(),
+            dtype=torch.float32,
+            device=self.engine.device,
+        )
 
-    def _propose(self, trained: Sequence[Trained], updates: Tensor, reports: dict[int, Report]) -> None:
+    def _propose(
+        self, trained: Sequence[Trained], updates: Tensor, reports: dict[int, Report]
+    ) -> None:
         kept = [self.at_rest(t.assignment.client).buffers or {} for t in trained]
-        updates, owned = self.work.trained_stack(updates, self.replica.weights, kept, self.sgd, [t.path for t in trained])
-        self.held |= {(a := t.assignment).client: Held(a.round, t.loss, self.work.outlasting(self.held.get(a.client), a)) for t in trained}
+        updates, owned = self.work.trained_stack(
+            updates, self.replica.weights, kept, self.sgd, [t.path for t in trained]
+        )
+        self.held |= {
+            (a := t.assignment).client: Held(
+                a.round, t.loss, self.work.outlasting(self.held.get(a.client), a)
+            )
+            for t in trained
+        }
         clients = [t.assignment.client for t in trained]
         self.growth.look(clients, [self.at_rest(client).memory for client in clients], updates)
-        if trained and not self.contraction.over and len(self.work.phases) == 1:  # values that are asked for exactly are not misread
+        if (
+            trained and not self.contraction.over and len(self.work.phases) == 1
+        ):  # values that are asked for exactly are not misread
             first, memory = trained[0].assignment, self.at_rest(clients[0]).memory
-            self.contraction.look(first.round, memory.codec, self.work.seed(memory.codec, self.seed, first), memory.layout, updates)
+            self.contraction.look(
+                first.round,
+                memory.codec,
+                self.work.seed(memory.codec, self.seed, first),
+                memory.layout,
+                updates,
+            )
         self._answer([t.assignment for t in trained], updates, [t.traces for t in trained], reports)
         for t, own in zip(trained, owned, strict=True):
             if reports[t.assignment.client].kind == UPDATE:
                 state = self.at_rest(t.assignment.client)
-                state.buffers, state.momentum = {**(t.buffers or {}), **own} or None, t.traces.momentum
+                state.buffers, state.momentum = (
+                    {**(t.buffers or {}), **own} or None,
+                    t.traces.momentum,
+                )
             else:
                 del self.held[t.assignment.client]
 
-    def _answer(self, asked: Sequence[Assignment], updates: Tensor | None, traces: Sequence[Traces], reports: dict[int, Report]) -> None:
+    def _answer(
+        self,
+        asked: Sequence[Assignment],
+        updates: Tensor | None,
+        traces: Sequence[Traces],
+        reports: dict[int, Report],
+    ) -> None:
         """Answers of a phase; `updates` [m, n] are what was trained, None after the phase that opens."""
         alike: dict[tuple, list[int]] = {}
         for i, a in enumerate(asked):
@@ -265,24 +368,44 @@ class VirtualClients:
             self._answer_alike([asked[i] for i in rows], mine, [traces[i] for i in rows], reports)
 
     def _answer_alike(
-        self, asked: Sequence[Assignment], updates: Tensor | None, traces: Sequence[Traces], reports: dict[int, Report]
+        self,
+        asked: Sequence[Assignment],
+        updates: Tensor | None,
+        traces: Sequence[Traces],
+        reports: dict[int, Report],
     ) -> None:
         """Answers of clients that were told the same."""
         states, held = [self.at_rest(a.client) for a in asked], [self.held[a.client] for a in asked]
         for a, state in zip(asked, states, strict=True):
             state.memory.use_density(a.density)
-        encode_seeds = [self.work.seed(state.memory.codec, self.seed, a) for a, state in zip(asked, states, strict=True)]
+        encode_seeds = [
+            self.work.seed(state.memory.codec, self.seed, a)
+            for a, state in zip(asked, states, strict=True)
+        ]
         context = replace(context_of(asked[0]), moments=Traces.stack(traces).moments)
         x = None if updates is None else updates[:, None]
-        frames = self.work.answer_stack([s.memory for s in states], x, [h.kept for h in held], encode_seeds, context)
+        frames = self.work.answer_stack(
+            [s.memory for s in states], x, [h.kept for h in held], encode_seeds, context
+        )
         for a, state, own, frame in zip(asked, states, held, frames, strict=True):
             if isinstance(frame, FedcompError):
                 reports[a.client] = self._failure(a, "encode", frame)
                 continue
             state.ticket = ticket(a.round, a.client, frame or b"")
             reports[a.client] = Report(
-                a.round, a.phase, a.client, UPDATE, self.replica.version, self.replica.fingerprint,
-                frame or b"", state.ticket, len(self.shards[a.client]), own.loss, "", "", state.after,
+                a.round,
+                a.phase,
+                a.client,
+                UPDATE,
+                self.replica.version,
+                self.replica.fingerprint,
+                frame or b"",
+                state.ticket,
+                len(self.shards[a.client]),
+                own.loss,
+                "",
+                "",
+                state.after,
             )
 
     def _said(self, a: Assignment, report: Report) -> Report:
@@ -293,13 +416,17 @@ class VirtualClients:
         memory = self.at_rest(a.client).memory
         context = replace(context_of(a), layout=memory.layout)
         seed = self.work.seed(memory.codec, self.seed, a)
-        return attack.reply(report, Sender(memory.codec, seed, context, self.liars.generator(a), self.work))
+        return attack.reply(
+            report, Sender(memory.codec, seed, context, self.liars.generator(a), self.work)
+        )
 
     def _start(self) -> Tensor:
         return self.work.model(self.replica.weights).to(self.engine.device)
 
     def _failure(self, a: Assignment, stage: str, error: Exception, kind: str = FAILED) -> Report:
-        return failure(a, stage, reason(error), self.at_rest(a.client).version, self.replica.fingerprint, kind)
+        return failure(
+            a, stage, reason(error), self.at_rest(a.client).version, self.replica.fingerprint, kind
+        )
 
     # Checkpoints.
 

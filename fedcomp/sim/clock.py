@@ -9,7 +9,9 @@ class VirtualClock(Clock):
     def __init__(self) -> None:
         self.elapsed_s, self.limit_s = 0.0, None  # of the exchange
         self.expected = 1  # answers that may come at once
-        self.due_s: dict[str, float] = {}  # when the newest came, by the message that was answered; seconds of the exchange
+        self.due_s: dict[
+            str, float
+        ] = {}  # when the newest came, by the message that was answered; seconds of the exchange
         self._began_s, self._round_s, self._taken_s = 0.0, 0.0, 0.0
 
     @property
@@ -50,4 +52,8 @@ class VirtualClock(Clock):
         return taken
 
     def _settle(self) -> None:
-        self._began_s, self._round_s, self.elapsed_s = self._began_s + self.elapsed_s, self._round_s + self.elapsed_s, 0.0
+        self._began_s, self._round_s, self.elapsed_s = (
+            self._began_s + self.elapsed_s,
+            self._round_s + self.elapsed_s,
+            0.0,
+        )

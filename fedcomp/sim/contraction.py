@@ -29,10 +29,16 @@ class Contraction:
     def __init__(self, warn: Callable[[str], None], feeds_back: bool = False):
         self.warn, self.feeds_back, self.over = warn, feeds_back, False
         self.errors: list[float] = []  # ‖x − C(x)‖/‖x‖ of the rounds that are whole
-        self.round, self.total, self.count = 0, None, 0  # of the round that runs: the sum of its updates, and how many they are
+        self.round, self.total, self.count = (
+            0,
+            None,
+            0,
+        )  # of the round that runs: the sum of its updates, and how many they are
         self.sent: tuple[Codec, int, Layout | None]  # by which codec, with which seed and layout
 
-    def look(self, round: int, codec: Codec, seed: int, layout: Layout | None, updates: Tensor) -> None:
+    def look(
+        self, round: int, codec: Codec, seed: int, layout: Layout | None, updates: Tensor
+    ) -> None:
         """Before a part of a round's cohort sends `updates` [m, n], in frames of one seed."""
         if not isinstance(_inner(codec), Sketch):
             self.over = True
@@ -42,7 +48,10 @@ class Contraction:
         if not self.over:
             finite = updates[updates.isfinite().all(dim=1)]
             added = finite.sum(0, dtype=torch.float32)
-            self.total, self.count = added if self.total is None else self.total.add_(added.to(self.total.device)), self.count + len(finite)
+            self.total, self.count = (
+                added if self.total is None else self.total.add_(added.to(self.total.device)),
+                self.count + len(finite),
+            )
 
     def _measure(self) -> None:
         """The round is whole."""
@@ -56,20 +65,35 @@ class Contraction:
 
     def _sentence(self, mean: Tensor) -> str:
         codec, seed, layout = self.sent
-        size = f"of {_inner(codec).rows} rows a tensor" if isinstance(codec, LayerWise) else f"{codec.rows} × {codec.width(mean.numel())}"
+        size = (
+            f"of {_inner(codec).rows} rows a tensor"
+            if isinstance(codec, LayerWise)
+            else f"{codec.rows} × {codec.width(mean.numel())}"
+        )
         away = f"{min(self.errors):.2f} to {max(self.errors):.2f} of its length"
         will = "will" if min(self.errors) >= SURELY else "may"
-        so = f"what is misread is fed back, and this size {will} diverge" if self.feeds_back else (
-            f"this is more noise than update, and error feedback by subtraction {will} diverge at this size")
+        so = (
+            f"what is misread is fed back, and this size {will} diverge"
+            if self.feeds_back
+            else (
+                f"this is more noise than update, and error feedback by subtraction {will} diverge at this size"
+            )
+        )
         wide, found = enough(mean, codec, seed, layout)
-        fix = f"use --uplink {written(wide)} ({found:.2f})" if wide else "nor does any doubling, use --uplink topk"
+        fix = (
+            f"use --uplink {written(wide)} ({found:.2f})"
+            if wide
+            else "nor does any doubling, use --uplink topk"
+        )
         when = f"in {len(self.errors)} rounds up to {self.round}"
         return f"a sketch {size} does not contract, {fix}: {when} it read the mean update {away} away; {so}"
 
 
 def error(x: Tensor, codec: Codec, seed: int, layout: Layout | None) -> float:
     """‖x − C(x)‖/‖x‖ of a finite x [n] that is not zero."""
-    x = torch.ldexp(x, -torch.frexp(x.abs().max()).exponent)  # no square is too large, and cells are rounded as they are
+    x = torch.ldexp(
+        x, -torch.frexp(x.abs().max()).exponent
+    )  # no square is too large, and cells are rounded as they are
     read = codec.decode(codec.encode(x, seed=seed, layout=layout), numel=x.numel(), layout=layout)
     return float(torch.linalg.vector_norm(x - read) / torch.linalg.vector_norm(x))
 
@@ -88,7 +112,11 @@ def _doubled(codec: Codec, numel: int) -> Codec | None:
         return wide and LayerWise(wide)
     if codec.width(numel) >= numel:
         return None
-    return replace(codec, columns=2 * codec.columns) if codec.columns else replace(codec, ratio=codec.ratio / 2)
+    return (
+        replace(codec, columns=2 * codec.columns)
+        if codec.columns
+        else replace(codec, ratio=codec.ratio / 2)
+    )
 
 
 def written(codec: Codec) -> str:

@@ -29,7 +29,9 @@ class Job(NamedTuple):
 
 class Done(NamedTuple):
     loss: float  # mean over the steps of the loss before the step
-    buffers: dict[str, Tensor] | None = None  # running statistics that training changed; None when there are none
+    buffers: dict[str, Tensor] | None = (
+        None  # running statistics that training changed; None when there are none
+    )
 
 
 class Engine(Protocol):
@@ -62,7 +64,11 @@ class OneByOne:
     def train(
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[Done | Exception]]:
-        updates, results, done = torch.empty(len(jobs), len(start), device=self.device, dtype=torch.float32), [], 0
+        updates, results, done = (
+            torch.empty(len(jobs), len(start), device=self.device, dtype=torch.float32),
+            [],
+            0,
+        )
         for job in jobs:
             results.append(trained(self.engine, start, data, job, sgd, seed, updates[done]))
             done += not isinstance(results[-1], Exception)
@@ -75,13 +81,29 @@ class OneByOne:
 
 
 def trained(
-    engine: SerialEngine, start: Tensor, data: Data, job: Job, sgd: LocalSGD, seed: int, into: Tensor
+    engine: SerialEngine,
+    start: Tensor,
+    data: Data,
+    job: Job,
+    sgd: LocalSGD,
+    seed: int,
+    into: Tensor,
 ) -> Done | Exception:
     """One job in this process; its update goes `into` [n]. A child that the model forks does not go on as this process."""
     process = os.getpid()
     try:
-        result = engine.train(start, data, job.batches, sgd, seed=seed, round=job.round, who=job.who, buffers=job.buffers,
-                              traces=job.traces, into=into)
+        result = engine.train(
+            start,
+            data,
+            job.batches,
+            sgd,
+            seed=seed,
+            round=job.round,
+            who=job.who,
+            buffers=job.buffers,
+            traces=job.traces,
+            into=into,
+        )
         return Done(result.loss, result.buffers)
     except (Exception, SystemExit) as error:
         if os.getpid() != process:
@@ -91,7 +113,11 @@ def trained(
 
 def blamed(error: BaseException) -> Exception:
     """What a client failed with; an end of the process, which the task's own code asked for, is only this client's."""
-    return error if isinstance(error, Exception) else FedcompError(f"the task's own code raised {in_short(error)}")
+    return (
+        error
+        if isinstance(error, Exception)
+        else FedcompError(f"the task's own code raised {in_short(error)}")
+    )
 
 
 def likeness(engine: SerialEngine, start: Tensor, data: Data) -> str:
@@ -120,7 +146,12 @@ class Batched(Protocol):
     device: torch.device
 
     def train(
-        self, start: Tensor, data: Data, plans: Sequence[Sequence[np.ndarray]], sgd: LocalSGD, **also: Any
+        self,
+        start: Tensor,
+        data: Data,
+        plans: Sequence[Sequence[np.ndarray]],
+        sgd: LocalSGD,
+        **also: Any,
     ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -154,7 +185,9 @@ class Together:
             if len(jobs) == 1:
                 return start.new_empty(0, len(start)), [blamed(error)]
         alone = [self.train(start, data, [job], sgd, seed=seed) for job in jobs]
-        return torch.cat([updates for updates, _ in alone]), [result for _, results in alone for result in results]
+        return torch.cat([updates for updates, _ in alone]), [
+            result for _, results in alone for result in results
+        ]
 
     def _train(
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int
@@ -162,7 +195,10 @@ class Together:
         stack = Traces.stack([job.traces for job in jobs])
         also: dict[str, Any] = {"traces": stack} if stack else {}
         if sgd.augment:
-            also["changes"] = [plan_changes(self.engine.task, sgd, job.batches, seed, job.round, job.who) for job in jobs]
+            also["changes"] = [
+                plan_changes(self.engine.task, sgd, job.batches, seed, job.round, job.who)
+                for job in jobs
+            ]
         updates, losses = self.engine.train(start, data, [job.batches for job in jobs], sgd, **also)
         for i, job in enumerate(jobs):
             job.traces.take(stack, i)

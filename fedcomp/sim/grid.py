@@ -6,7 +6,17 @@ from typing import Protocol
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from ..clients.flower import Run, addressed, carried, empty_run, from_records, identify_process, name_messages, replied, to_records
+from ..clients.flower import (
+    Run,
+    addressed,
+    carried,
+    empty_run,
+    from_records,
+    identify_process,
+    name_messages,
+    replied,
+    to_records,
+)
 from ..messages import Assignment, Report
 from ..profiling import timed
 from ..strategies.cohort import Numbered
@@ -31,8 +41,12 @@ class LocalGrid(Grid):
         self.population = population
         self._run = empty_run()
         self._pushed: dict[str, Message] = {}
-        self._last: tuple[tuple, Message] | None = None  # what messages are made like, and one that was
-        self._packed: dict[type, tuple[int, str]] = {}  # by kind of message, the round and phase of which one was packed
+        self._last: tuple[tuple, Message] | None = (
+            None  # what messages are made like, and one that was
+        )
+        self._packed: dict[
+            type, tuple[int, str]
+        ] = {}  # by kind of message, the round and phase of which one was packed
 
     def set_run(self, run: Run) -> None:
         self._run = run
@@ -41,17 +55,29 @@ class LocalGrid(Grid):
     def run(self) -> Run:
         return self._run
 
-    def create_message(self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None) -> Message:
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
         alike = message_type, group_id, ttl
         if self._last is None or self._last[0] != alike:
-            self._last = alike, Message(RecordDict(), dst_node_id, message_type, ttl=ttl, group_id=group_id)
+            self._last = (
+                alike,
+                Message(RecordDict(), dst_node_id, message_type, ttl=ttl, group_id=group_id),
+            )
         return addressed(self._last[1], content, dst_node_id)
 
     def content_of(self, message: Assignment | Report) -> RecordDict:
         """Of a message that stays in this process. What cannot travel shows here all the same: one of a kind and a phase is packed, and
         so is each that tells its client something else than bytes."""
         kind, phase = type(message), (message.round, message.phase)
-        if self._packed.get(kind) == phase and all(type(part) is bytes for part in getattr(message, "announced", ())):
+        if self._packed.get(kind) == phase and all(
+            type(part) is bytes for part in getattr(message, "announced", ())
+        ):
             return carried(message)
         self._packed[kind] = phase
         return to_records(message)
@@ -71,11 +97,16 @@ class LocalGrid(Grid):
         assignments = [from_records(message.content, Assignment) for message in messages]
         with timed("clients", asked=len(assignments)):
             reports = self.population.handle(assignments)
-        replies = [replied(message, self.content_of(report)) for message, report in zip(messages, reports, strict=True)]
+        replies = [
+            replied(message, self.content_of(report))
+            for message, report in zip(messages, reports, strict=True)
+        ]
         name_messages(replies)
         return replies
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
         names = self.push_messages(messages)
         while replies := self.pull_messages(names):
             yield from replies

@@ -29,18 +29,25 @@ class Growth:
     def look(self, clients: Sequence[int], memories: Sequence[Memory], updates: Tensor) -> None:
         """Before a cohort proposes `updates` [m, numel], with nothing waiting."""
         known = [i for i, client in enumerate(clients) if client in self.put_in]
-        new = [i for i, client in enumerate(clients) if client not in self.put_in][: WATCHED - len(self.put_in)]
+        new = [i for i, client in enumerate(clients) if client not in self.put_in][
+            : WATCHED - len(self.put_in)
+        ]
         if self.warned or not known + new:
             return
         watched = [(clients[i], memories[i]) for i in known + new]
-        lengths, added = _lengths([memory.residual for _, memory in watched]), _lengths([updates[i] for i in known + new])
+        lengths, added = (
+            _lengths([memory.residual for _, memory in watched]),
+            _lengths([updates[i] for i in known + new]),
+        )
         for (client, memory), length, more in zip(watched, lengths, added, strict=True):
             before = self.put_in.get(client, length)
             if length > MARGIN * memory.gain * before and not self.warned:
                 self.warned = True
                 sizes = f"it is {length:.3g} long, all of its updates together {before:.3g}"
-                self.warn(f"the residual of client {client} {GROWS}: {sizes}; {memory.codec} makes longer what it should make "
-                          "shorter, use --uplink stc, or --memory none")
+                self.warn(
+                    f"the residual of client {client} {GROWS}: {sizes}; {memory.codec} makes longer what it should make "
+                    "shorter, use --uplink stc, or --memory none"
+                )
             self.put_in[client] = before + (more if math.isfinite(more) else 0.0)
 
 

@@ -42,7 +42,11 @@ class Home:
         """In words, where it is not the memory in which clients compute."""
         if self.name == FILE:
             return f"in the checkpoint on the disk, up to {gigabytes(self.budget_bytes)} of them in memory"
-        return "" if self.moves_to is None else "in the host's memory, on the device while their cohort is at work"
+        return (
+            ""
+            if self.moves_to is None
+            else "in the host's memory, on the device while their cohort is at work"
+        )
 
 
 HERE = Home(HOST)
@@ -75,9 +79,16 @@ def choose_home(asked: str, device: torch.device, need: Need) -> Home:
     name = asked if asked != "auto" else next(iter(fitting), FILE)
     if name in free and need.bytes > free[name]:
         where = "the device" if name == DEVICE else "memory"
-        raise ConfigError(f"--residuals {name}: what {need.clients:,} clients keep may come to {gigabytes(need.bytes)}, and "
-                          f"{gigabytes(free[name])} of {where} are free; leave it out, or give --residuals file")
-    return Home(name, CACHE * host if name == FILE else math.inf, device if cuda and name != DEVICE else None, need.client_bytes)
+        raise ConfigError(
+            f"--residuals {name}: what {need.clients:,} clients keep may come to {gigabytes(need.bytes)}, and "
+            f"{gigabytes(free[name])} of {where} are free; leave it out, or give --residuals file"
+        )
+    return Home(
+        name,
+        CACHE * host if name == FILE else math.inf,
+        device if cuda and name != DEVICE else None,
+        need.client_bytes,
+    )
 
 
 def shortage(folder: Path, need: Need, cohort: int) -> str:
@@ -87,8 +98,10 @@ def shortage(folder: Path, need: Need, cohort: int) -> str:
     more, free = need.bytes + need.client_bytes * cohort - written, shutil.disk_usage(there).free
     if more <= free:
         return ""
-    return (f"the checkpoint may grow by {gigabytes(more)}, and {gigabytes(free)} are free in {there}: a run that fills the disk ends and "
-            "can be resumed; make room, or give --out on a larger disk")
+    return (
+        f"the checkpoint may grow by {gigabytes(more)}, and {gigabytes(free)} are free in {there}: a run that fills the disk ends and "
+        "can be resumed; make room, or give --out on a larger disk"
+    )
 
 
 def crowding(memory: Memory, need: Need) -> str:
@@ -96,8 +109,10 @@ def crowding(memory: Memory, need: Need) -> str:
     free = free_memory()
     if memory.counterpart is None or need.bytes <= free:
         return ""
-    return (f"memory '{memory.name}' has the server keep a vector of every client in main memory: they may come to "
-            f"{gigabytes(need.bytes)}, and {gigabytes(free)} are free; use --memory residual, or fewer clients")
+    return (
+        f"memory '{memory.name}' has the server keep a vector of every client in main memory: they may come to "
+        f"{gigabytes(need.bytes)}, and {gigabytes(free)} are free; use --memory residual, or fewer clients"
+    )
 
 
 def gigabytes(count: float) -> str:
@@ -112,7 +127,9 @@ def free_memory() -> int:
 def _machine() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+        return next(
+            1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")
+        )
     except (OSError, StopIteration):  # another system than Linux
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
@@ -121,14 +138,26 @@ def _groups() -> Sequence[int]:
     """What each control group (version 2) leaves, from the process's own up; file pages that could go count as free."""
     left = []
     try:
-        own = next(line.split("::", 1)[1] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        own = next(
+            line.split("::", 1)[1]
+            for line in Path("/proc/self/cgroup").read_text().splitlines()
+            if line.startswith("0::")
+        )
         place = CGROUP / own.lstrip("/")
         for group in (place, *place.parents):
             if group == CGROUP.parent:
                 break
-            if (group / "memory.max").exists() and (limit := (group / "memory.max").read_text().strip()) != "max":
-                pages = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                left.append(int(limit) - int((group / "memory.current").read_text()) + int(pages.get("inactive_file", 0)))
+            if (group / "memory.max").exists() and (
+                limit := (group / "memory.max").read_text().strip()
+            ) != "max":
+                pages = dict(
+                    line.split() for line in (group / "memory.stat").read_text().splitlines()
+                )
+                left.append(
+                    int(limit)
+                    - int((group / "memory.current").read_text())
+                    + int(pages.get("inactive_file", 0))
+                )
     except (OSError, StopIteration, ValueError):
         pass
     return left

@@ -27,9 +27,15 @@ from .several import Later, Several
 from .workers import WorkerEngine
 
 TRIED = 3  # batches, before the first round
-HOME = "residuals"  # in [resolved]: where clients rest on this machine, chosen anew by a resumed run
-SAID = {"serial": "serial", "batched": "batched, {} clients at once", "processes": "processes, {} at once",
-        "ray": "ray, {} actors"}
+HOME = (
+    "residuals"  # in [resolved]: where clients rest on this machine, chosen anew by a resumed run
+)
+SAID = {
+    "serial": "serial",
+    "batched": "batched, {} clients at once",
+    "processes": "processes, {} at once",
+    "ray": "ray, {} actors",
+}
 
 
 @dataclass(frozen=True)
@@ -44,21 +50,34 @@ class Machine:
     def stored(cls, values: Any, folder: Path) -> "Machine":
         """Of a run folder's config.toml. Raises RunFolderError unless it is what was written there."""
         kinds = {f.name: f.type for f in dataclasses.fields(cls)}
-        values = {name: value for name, value in values.items() if name != HOME} if isinstance(values, dict) else values
-        whole = isinstance(values, dict) and {name: type(value) for name, value in values.items()} == kinds
+        values = (
+            {name: value for name, value in values.items() if name != HOME}
+            if isinstance(values, dict)
+            else values
+        )
+        whole = (
+            isinstance(values, dict)
+            and {name: type(value) for name, value in values.items()} == kinds
+        )
         if not whole or values["engine"] not in SAID or values["at_once"] < 1:
-            raise RunFolderError(f"[resolved] in {folder / RUN_FILE} is damaged; start a new run with another --out")
+            raise RunFolderError(
+                f"[resolved] in {folder / RUN_FILE} is damaged; start a new run with another --out"
+            )
         return cls(**values)
 
     @classmethod
     def chosen(cls, config: RunConfig, model: nn.Module, device: torch.device) -> "Machine":
         """By a rule on model and device. Raises ConfigError for an engine that was asked for and cannot be."""
         if config.engine not in ("auto", "batched") and config.cohort_batch > 1:
-            raise ConfigError("--cohort-batch is for the batched engine; leave it out, or give --engine batched")
+            raise ConfigError(
+                "--cohort-batch is for the batched engine; leave it out, or give --engine batched"
+            )
         if config.engine == "processes":
             return cls._processes(config, device)
         if config.engine == "ray":
-            return cls(devices.name(device), "ray", 1)  # as many as there are actors, once they have begun
+            return cls(
+                devices.name(device), "ray", 1
+            )  # as many as there are actors, once they have begun
         engine, at_once = choose_engine(model, device, config.engine, largest_batch(config))
         if engine == "serial" and config.engine == "auto":
             return cls.unbatched(device, config)
@@ -68,12 +87,16 @@ class Machine:
     def unbatched(cls, device: torch.device, config: RunConfig) -> "Machine":
         """For a model that is not batched. Other processes load the task by its name."""
         engine = "serial" if config.task.startswith(OBJECT) else unbatched(device)
-        return cls(devices.name(device), engine, torch.get_num_threads() if engine == "processes" else 1)
+        return cls(
+            devices.name(device), engine, torch.get_num_threads() if engine == "processes" else 1
+        )
 
     @classmethod
     def _processes(cls, config: RunConfig, device: torch.device) -> "Machine":
         if device.type != "cpu":
-            raise ConfigError("--engine processes is for the cores of a CPU; give --device cpu as well, or another engine")
+            raise ConfigError(
+                "--engine processes is for the cores of a CPU; give --device cpu as well, or another engine"
+            )
         if lacks := possible():
             raise ConfigError(f"--engine processes needs {lacks}; give --engine serial")
         return cls(devices.name(device), "processes", torch.get_num_threads())
@@ -83,28 +106,53 @@ class Machine:
 
 
 def engine_of(
-    machine: Machine, config: RunConfig, task: Task, model: nn.Module, layout: Layout, device: torch.device, warn: Callable[[str], None],
+    machine: Machine,
+    config: RunConfig,
+    task: Task,
+    model: nn.Module,
+    layout: Layout,
+    device: torch.device,
+    warn: Callable[[str], None],
     instead: Callable[[NotMapped], Engine] | None = None,
 ) -> Engine:
     """The engine of a machine; it takes `model` over. `instead`: what a batched one makes when it meets what cannot be mapped."""
     if machine.engine == "serial":
         return OneByOne(SerialEngine(task, model, layout, device))
     if machine.engine == "batched":
-        return Together(BatchedEngine(task, model, layout, device, machine.at_once, warn=warn), instead)
+        return Together(
+            BatchedEngine(task, model, layout, device, machine.at_once, warn=warn), instead
+        )
     if machine.engine == "ray":
         from .ray_engine import RayEngine  # which reaches into Flower
 
         return RayEngine(config, device)
     if lacks := possible():
-        raise ConfigError(f"this run's clients are trained in worker processes, which need {lacks}; start a new one with --engine serial")
+        raise ConfigError(
+            f"this run's clients are trained in worker processes, which need {lacks}; start a new one with --engine serial"
+        )
     # A core less or more than where the run began changes nothing but the time that it takes.
-    return WorkerEngine(task, model, layout, config.task, data_folder(config), config.seed, torch.get_num_threads(),
-                        helps=config.engine == "auto", warn=warn)
+    return WorkerEngine(
+        task,
+        model,
+        layout,
+        config.task,
+        data_folder(config),
+        config.seed,
+        torch.get_num_threads(),
+        helps=config.engine == "auto",
+        warn=warn,
+    )
 
 
 def engine_on(
-    devices: Sequence[torch.device], machine: Machine, config: RunConfig, task: Task, model: nn.Module, layout: Layout,
-    warn: Callable[[str], None], instead: Callable[[NotMapped], Engine] | None = None,
+    devices: Sequence[torch.device],
+    machine: Machine,
+    config: RunConfig,
+    task: Task,
+    model: nn.Module,
+    layout: Layout,
+    warn: Callable[[str], None],
+    instead: Callable[[NotMapped], Engine] | None = None,
 ) -> Engine:
     """`engine_of` on one device, or on several at once, where there is none `instead`.
 
@@ -113,14 +161,26 @@ def engine_on(
     if len(devices) == 1:
         return engine_of(machine, config, task, model, layout, devices[0], warn, instead)
     if machine.engine != "batched":
-        raise ConfigError(f"--device {config.device}: several devices are for the batched engine, and this run has {machine.engine}; "
-                          f"give --device {devices[0]}")
+        raise ConfigError(
+            f"--device {config.device}: several devices are for the batched engine, and this run has {machine.engine}; "
+            f"give --device {devices[0]}"
+        )
     models, later = [model, *(copy.deepcopy(model) for _ in devices[1:])], Later(warn)
-    engines = [engine_of(machine, config, task, each, layout, device, later.say) for each, device in zip(models, devices, strict=True)]
+    engines = [
+        engine_of(machine, config, task, each, layout, device, later.say)
+        for each, device in zip(models, devices, strict=True)
+    ]
     return Several(engines, later.hear)
 
 
-def measured(machine: Machine, config: RunConfig, engine: Engine, weights: Tensor, data: Data, meter: Meter | None = None) -> Machine:
+def measured(
+    machine: Machine,
+    config: RunConfig,
+    engine: Engine,
+    weights: Tensor,
+    data: Data,
+    meter: Meter | None = None,
+) -> Machine:
     """With as many clients at once as the device was measured to have room for, where nobody chose a number."""
     engines = engine.engines if isinstance(engine, Several) else [engine]
     first = engines[0]
@@ -135,15 +195,25 @@ def measured(machine: Machine, config: RunConfig, engine: Engine, weights: Tenso
     return dataclasses.replace(machine, at_once=at_once)
 
 
-def cannot_map(engine: Engine, weights: Tensor, data: Data, sgd: LocalSGD, shard: np.ndarray) -> ConfigError | None:
+def cannot_map(
+    engine: Engine, weights: Tensor, data: Data, sgd: LocalSGD, shard: np.ndarray
+) -> ConfigError | None:
     """Why the model cannot be batched, as a client with the examples of `shard` shows in its first steps; None where it can be."""
     engine = engine.engines[0] if isinstance(engine, Several) else engine
     if not isinstance(engine, Together):
         return None
     try:
-        engine.engine.train(weights, data, [plan_batches(sgd, shard, 0, 0, 0)[:TRIED]], dataclasses.replace(sgd, augment=False))
+        engine.engine.train(
+            weights,
+            data,
+            [plan_batches(sgd, shard, 0, 0, 0)[:TRIED]],
+            dataclasses.replace(sgd, augment=False),
+        )
     except ConfigError as error:
         return error
-    except (Exception, SystemExit):  # of the user's model on these examples: a client's failure, in its round
+    except (
+        Exception,
+        SystemExit,
+    ):  # of the user's model on these examples: a client's failure, in its round
         return None
     return None

@@ -27,8 +27,17 @@ from .absences import Absences
 
 LEAST_STRETCH_S = 5.0  # of an absence; a server takes nobody for gone before
 LIMITS: Mapping[str, tuple[float, float]] = {  # lowest and highest value of each option
-    "up": (1, 1e15), "down": (1, 1e15), "latency": (0, 1e6), "step": (0, 1e6), "absent": (0, 0.9), "stretch": (LEAST_STRETCH_S, 1e9),
-    "swing": (0, 1), "stall": (0, 1), "slow": (0, 1), "factor": (1, 1e6), "spread": (0, 4),
+    "up": (1, 1e15),
+    "down": (1, 1e15),
+    "latency": (0, 1e6),
+    "step": (0, 1e6),
+    "absent": (0, 0.9),
+    "stretch": (LEAST_STRETCH_S, 1e9),
+    "swing": (0, 1),
+    "stall": (0, 1),
+    "slow": (0, 1),
+    "factor": (1, 1e6),
+    "spread": (0, 4),
 }
 
 
@@ -113,7 +122,12 @@ class LoRa(LogNormal):
 
 
 KINDS: Mapping[str, type[Uniform]] = {
-    "fixed": Fixed, "lognormal": LogNormal, "lora": LoRa, "lte-m": LTEM, "mobile": Mobile, "uniform": Uniform,
+    "fixed": Fixed,
+    "lognormal": LogNormal,
+    "lora": LoRa,
+    "lte-m": LTEM,
+    "mobile": Mobile,
+    "uniform": Uniform,
 }
 
 
@@ -143,7 +157,9 @@ class Profiles:
     @property
     def fingerprint(self) -> str:
         """16 hex digits of all that is in it."""
-        return hashlib.sha256(b"".join(getattr(self, f.name).tobytes() for f in dataclasses.fields(self))).hexdigest()[:16]
+        return hashlib.sha256(
+            b"".join(getattr(self, f.name).tobytes() for f in dataclasses.fields(self))
+        ).hexdigest()[:16]
 
 
 COLUMNS = tuple(f.name for f in dataclasses.fields(Profiles))
@@ -151,20 +167,29 @@ COLUMNS = tuple(f.name for f in dataclasses.fields(Profiles))
 
 def drawn(kind: Uniform, clients: int, seed: int) -> Profiles:
     """What each client's line and machine are, by the seed."""
-    line, latency, machine = np.exp(kind.spread * seeds.generator(seed, "network").standard_normal((3, clients)))
+    line, latency, machine = np.exp(
+        kind.spread * seeds.generator(seed, "network").standard_normal((3, clients))
+    )
     slow = seeds.generator(seed, "slow").random(clients) < kind.slow
     alike = {name: np.full(clients, float(getattr(kind, name))) for name in COLUMNS}
-    return Profiles(**alike | {
-        "up": kind.up * line, "down": kind.down * line, "latency": kind.latency * latency,
-        "step": kind.step * machine * np.where(slow, kind.factor, 1.0),
-    })
+    return Profiles(
+        **alike
+        | {
+            "up": kind.up * line,
+            "down": kind.down * line,
+            "latency": kind.latency * latency,
+            "step": kind.step * machine * np.where(slow, kind.factor, 1.0),
+        }
+    )
 
 
 def read_spec(text: str) -> Uniform:
     """What `mobile` or `uniform:up=100kB` says. Raises SpecError."""
     given = spec.parse(text)
     if len(given.parts) != 1 or given.scope:
-        raise SpecError(f"--network '{text}' is several networks or has a scope; give one, such as lognormal:up=250kB,down=2MB")
+        raise SpecError(
+            f"--network '{text}' is several networks or has a scope; give one, such as lognormal:up=250kB,down=2MB"
+        )
     return spec.build(given.parts[0], KINDS, "network")
 
 
@@ -174,7 +199,11 @@ class Network:
     def __init__(self, profiles: Profiles, seed: int):
         self.profiles, self.seed = profiles, seed
         self.absences = Absences(profiles.absent, profiles.stretch, seed)
-        self._pace: tuple[int, np.ndarray, np.ndarray] = -1, np.empty(0), np.empty(0)  # round, and what was drawn for it
+        self._pace: tuple[int, np.ndarray, np.ndarray] = (
+            -1,
+            np.empty(0),
+            np.empty(0),
+        )  # round, and what was drawn for it
 
     def seconds(self, client: int, round: int, bytes_down: int, steps: int, bytes_up: int) -> float:
         """From question to answer, of a client that does nothing else."""

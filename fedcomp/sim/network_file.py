@@ -20,7 +20,13 @@ from ..config import at_home
 from ..errors import ConfigError, SpecError, nearest
 from .network import COLUMNS, KINDS, Profiles, Rate, Seconds, out_of_range
 
-TYPES: Mapping[str, type] = {"up": Rate, "down": Rate, "latency": Seconds, "step": Seconds, "stretch": Seconds}
+TYPES: Mapping[str, type] = {
+    "up": Rate,
+    "down": Rate,
+    "latency": Seconds,
+    "step": Seconds,
+    "stretch": Seconds,
+}
 DEFAULTS: Mapping[str, float] = {"stretch": 600.0, "factor": 4.0}
 NEEDED = "client", "up", "down"
 LONGEST = 1 << 16  # characters of a line
@@ -39,23 +45,31 @@ def read_file(text: str, clients: int) -> Profiles:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return _profiles(text, csv.reader(_lines(file, text), strict=True), clients)
     except OSError as error:
-        raise ConfigError(f"--network {text} cannot be read ({error.strerror}); give a CSV file that can") from error
+        raise ConfigError(
+            f"--network {text} cannot be read ({error.strerror}); give a CSV file that can"
+        ) from error
     except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"--network {text} is no CSV file in UTF-8 ({error}); write it as comma-separated lines") from error
+        raise ConfigError(
+            f"--network {text} is no CSV file in UTF-8 ({error}); write it as comma-separated lines"
+        ) from error
 
 
 def _lines(file: TextIO, text: str) -> Iterator[str]:
     """The lines of a file. Raises ConfigError for one that does not end, such as that of a device."""
     while line := file.readline(LONGEST):
         if len(line) == LONGEST:
-            raise ConfigError(f"--network {text} is no CSV file: it has a line of {LONGEST} characters; write it as comma-separated lines")
+            raise ConfigError(
+                f"--network {text} is no CSV file: it has a line of {LONGEST} characters; write it as comma-separated lines"
+            )
         yield line
 
 
 def _profiles(text: str, lines: Any, clients: int) -> Profiles:
     titles = next((cells for cells in lines if any(cell.strip() for cell in cells)), None)
     if titles is None:
-        raise ConfigError(f"--network {text} is empty; name the columns in its first line, such as client,up,down,latency,step")
+        raise ConfigError(
+            f"--network {text} is empty; name the columns in its first line, such as client,up,down,latency,step"
+        )
     names = _names(f"--network {text}, line {lines.line_num}", titles)
     values = {name: np.full(clients, DEFAULTS.get(name, 0.0)) for name in COLUMNS}
     seen: dict[int, int] = {}  # client → line
@@ -64,11 +78,15 @@ def _profiles(text: str, lines: Any, clients: int) -> Profiles:
             continue
         where = f"--network {text}, line {lines.line_num}"
         if len(cells) != len(names):
-            raise ConfigError(f"{where} has {len(cells)} cells; give {len(names)}, one for each of {', '.join(names)}")
+            raise ConfigError(
+                f"{where} has {len(cells)} cells; give {len(names)}, one for each of {', '.join(names)}"
+            )
         row = dict(zip(names, (cell.strip() for cell in cells), strict=True))
         client = _client(where, row.pop("client"))
         if client in seen:
-            raise ConfigError(f"{where}, column client: client {client} stands in line {seen[client]} already; keep one of them")
+            raise ConfigError(
+                f"{where}, column client: client {client} stands in line {seen[client]} already; keep one of them"
+            )
         seen[client] = lines.line_num
         for name, cell in row.items():
             value = _value(where, name, cell)
@@ -76,29 +94,39 @@ def _profiles(text: str, lines: Any, clients: int) -> Profiles:
                 values[name][client] = value
     missing = [client for client in range(clients) if client not in seen]
     if missing:
-        raise ConfigError(f"--network {text} has no line for client {missing[0]} of {clients}, 0 to {clients - 1}; add it, or give fewer "
-                          "--clients")
+        raise ConfigError(
+            f"--network {text} has no line for client {missing[0]} of {clients}, 0 to {clients - 1}; add it, or give fewer "
+            "--clients"
+        )
     return Profiles(**values)
 
 
 def _names(where: str, cells: list[str]) -> list[str]:
     names = [cell.strip() for cell in cells]
     if len(names) == 1 and ";" in names[0]:
-        raise ConfigError(f"{where} has semicolons between its cells; write commas there, and in numbers points")
+        raise ConfigError(
+            f"{where} has semicolons between its cells; write commas there, and in numbers points"
+        )
     for name in names:
         if name not in ("client", *COLUMNS):
-            raise ConfigError(f"{where}: unknown column '{name}'; {nearest(name, ('client', *COLUMNS))}")
+            raise ConfigError(
+                f"{where}: unknown column '{name}'; {nearest(name, ('client', *COLUMNS))}"
+            )
         if names.count(name) > 1:
             raise ConfigError(f"{where}: there are {names.count(name)} columns '{name}'; keep one")
     for name in NEEDED:
         if name not in names:
-            raise ConfigError(f"{where}: there is no column '{name}'; name the columns there, such as client,up,down,latency,step")
+            raise ConfigError(
+                f"{where}: there is no column '{name}'; name the columns there, such as client,up,down,latency,step"
+            )
     return names
 
 
 def _client(where: str, cell: str) -> int:
     if not (cell.isascii() and cell.isdecimal() and len(cell) < 10):
-        raise ConfigError(f"{where}, column client: '{cell}' is no client; give a whole number from 0 up")
+        raise ConfigError(
+            f"{where}, column client: '{cell}' is no client; give a whole number from 0 up"
+        )
     return int(cell)
 
 

@@ -18,12 +18,16 @@ def pace(seed: int) -> Callable[[int, int], float]:
 
     def seconds(round: int, client: int) -> float:
         lasting = seeds.generator(seed, "speed", 0, client).uniform(1.0, SLOWEST)
-        return lasting * seeds.generator(seed, "pace", round, client).uniform(1.0 - SWING, 1.0 + SWING)
+        return lasting * seeds.generator(seed, "pace", round, client).uniform(
+            1.0 - SWING, 1.0 + SWING
+        )
 
     return seconds
 
 
-def steps_by(work: Work, sgd: LocalSGD, shards: Sequence[np.ndarray]) -> Callable[[Assignment], int]:
+def steps_by(
+    work: Work, sgd: LocalSGD, shards: Sequence[np.ndarray]
+) -> Callable[[Assignment], int]:
     """How many local steps an assignment takes: of the client's own data, or of all parts that it is to train on."""
 
     def steps(a: Assignment) -> int:
@@ -31,6 +35,9 @@ def steps_by(work: Work, sgd: LocalSGD, shards: Sequence[np.ndarray]) -> Callabl
             return 0
         told = sgd.as_told(1.0, a.steps, a.batch_size)
         parts = [sum(len(shards[client]) for client in part.data_sets) for part in work.parts(a)]
-        return sum(told.epochs * -(-examples // told.batch_size) or told.steps for examples in parts or [len(shards[a.client])])
+        return sum(
+            told.epochs * -(-examples // told.batch_size) or told.steps
+            for examples in parts or [len(shards[a.client])]
+        )
 
     return steps

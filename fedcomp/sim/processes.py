@@ -15,15 +15,24 @@ from typing import Any
 from .. import errors
 
 LARGEST = 1 << 18  # bytes of an answer: more than a socket takes at once
-PROGRAM = ("import sys; channel, parent, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
-           "from fedcomp.sim.worker import main; main(int(channel), int(parent))")
+PROGRAM = (
+    "import sys; channel, parent, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
+    "from fedcomp.sim.worker import main; main(int(channel), int(parent))"
+)
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-TUNABLES, HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"  # where the system grants them, a tenth of the time of a step
+TUNABLES, HUGE_PAGES = (
+    "GLIBC_TUNABLES",
+    "glibc.malloc.hugetlb=1",
+)  # where the system grants them, a tenth of the time of a step
 
 
 def possible() -> str:
     """Why worker processes cannot be used on this system; "" where they can."""
-    return "" if hasattr(os, "memfd_create") and hasattr(socket, "SOCK_SEQPACKET") else "anonymous shared memory, which Linux has"
+    return (
+        ""
+        if hasattr(os, "memfd_create") and hasattr(socket, "SOCK_SEQPACKET")
+        else "anonymous shared memory, which Linux has"
+    )
 
 
 class Worker:
@@ -34,8 +43,13 @@ class Worker:
         path = [place for place in sys.path if isinstance(place, str)]
         with other:  # a process group of its own: Ctrl-C is for the parent
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(other.fileno()), str(os.getpid()), *path], stdin=subprocess.DEVNULL, stdout=2,
-                pass_fds=[other.fileno()], env=_environment(), process_group=0, cwd=folder,
+                [sys.executable, "-c", PROGRAM, str(other.fileno()), str(os.getpid()), *path],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                pass_fds=[other.fileno()],
+                env=_environment(),
+                process_group=0,
+                cwd=folder,
             )
             self.send(hello)
         self.ready, self.job, self.known = False, -1, set[int]()
@@ -60,7 +74,11 @@ class Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             return f"was ended ({self.process.wait()})"
-        return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+        return (
+            f"was killed by {signal.Signals(-status).name}"
+            if status < 0
+            else f"ended with exit status {status}"
+        )
 
     def kill(self) -> None:
         self.link.close()

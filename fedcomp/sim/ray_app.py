@@ -33,14 +33,20 @@ from .engines import Done, Job, trained
 JOB, DONE, VECTORS = "job", "done", "vectors"  # records of a message
 REASON = "reason"  # in the second
 PARTITION = "partition-id"  # in the config of Flower's virtual nodes
-BATCHES, UPDATE, MOMENTUM, GRADIENTS, SQUARES, PULL, BUFFERS = "batches", "update", "momentum", "gradients", "squares", "pull", "buffers"
+BATCHES, UPDATE, MOMENTUM, GRADIENTS, SQUARES, PULL, BUFFERS = (
+    "batches",
+    "update",
+    "momentum",
+    "gradients",
+    "squares",
+    "pull",
+    "buffers",
+)
 TYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "int64": torch.int64}
 
 
 class Untrained(FedcompError):
     """What went wrong with a client in an actor, in words."""
-
-
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,9 @@ class Errand:
 
         @app.query()
         def load_task(message: Message, context: Context) -> Message:
-            return Message(RecordDict({DONE: ConfigRecord({REASON: Bench.why_not(self)})}), reply_to=message)
+            return Message(
+                RecordDict({DONE: ConfigRecord({REASON: Bench.why_not(self)})}), reply_to=message
+            )
 
         @app.train()
         def train(message: Message, context: Context) -> Message:
@@ -131,8 +139,14 @@ class Bench:
         if cls._last is None or cls._last.run != errand.run:  # an actor that took another's place
             cls._last = cls(errand.run, errand.fetch(errand.setup))
         bench = cls._last
-        bench.data = bench._once("examples", errand.examples, lambda refs: Data(*(bench._tensor(errand.fetch(ref)) for ref in refs)))
-        bench.start = bench._once("start", errand.start, lambda ref: bench._tensor(errand.fetch(ref)))
+        bench.data = bench._once(
+            "examples",
+            errand.examples,
+            lambda refs: Data(*(bench._tensor(errand.fetch(ref)) for ref in refs)),
+        )
+        bench.start = bench._once(
+            "start", errand.start, lambda ref: bench._tensor(errand.fetch(ref))
+        )
         return bench
 
     def answer(self, asked: RecordDict) -> RecordDict:
@@ -156,7 +170,13 @@ def asked_of(job: Job, sgd: LocalSGD, seed: int) -> RecordDict:
     vectors = {BATCHES: torch.from_numpy(np.concatenate(job.batches)), **_followed(job.traces)}
     vectors |= {} if job.traces.pull is None else {PULL: job.traces.pull}
     lengths = [len(batch) for batch in job.batches]
-    head = {"who": job.who, "round": job.round, "seed": seed, "lengths": lengths, "sgd": dataclasses.asdict(sgd)}
+    head = {
+        "who": job.who,
+        "round": job.round,
+        "seed": seed,
+        "lengths": lengths,
+        "sgd": dataclasses.asdict(sgd),
+    }
     return _records(JOB, head, vectors, job.buffers)
 
 
@@ -188,25 +208,54 @@ def done_of(answer: RecordDict, update: Tensor, traces: Traces) -> Done | Except
 
 def _followed(traces: Traces) -> dict[str, Tensor]:
     moments = zip((GRADIENTS, SQUARES), traces.moments or (), strict=False)
-    return {name: value for name, value in ((MOMENTUM, traces.momentum), *moments) if value is not None}
+    return {
+        name: value for name, value in ((MOMENTUM, traces.momentum), *moments) if value is not None
+    }
 
 
 def _traces(vectors: Mapping[str, Tensor], device: torch.device) -> Traces:
-    on = {name: vectors[name].to(device) for name in (MOMENTUM, GRADIENTS, SQUARES, PULL) if name in vectors}
-    return Traces(on.get(MOMENTUM), (on[GRADIENTS], on[SQUARES]) if GRADIENTS in on else None, on.get(PULL))
+    on = {
+        name: vectors[name].to(device)
+        for name in (MOMENTUM, GRADIENTS, SQUARES, PULL)
+        if name in vectors
+    }
+    return Traces(
+        on.get(MOMENTUM), (on[GRADIENTS], on[SQUARES]) if GRADIENTS in on else None, on.get(PULL)
+    )
 
 
-def _records(kind: str, head: dict[str, Any], vectors: Mapping[str, Tensor], buffers: dict[str, Tensor] | None) -> RecordDict:
+def _records(
+    kind: str,
+    head: dict[str, Any],
+    vectors: Mapping[str, Tensor],
+    buffers: dict[str, Tensor] | None,
+) -> RecordDict:
     values: dict[str, Any] = {kind: json.dumps(head)}
     if buffers:
-        values[BUFFERS] = save_tensors({name: value.cpu().contiguous() for name, value in buffers.items()})
-    return RecordDict({kind: ConfigRecord(values), VECTORS: ArrayRecord({name: _array(vector) for name, vector in vectors.items()})})
+        values[BUFFERS] = save_tensors(
+            {name: value.cpu().contiguous() for name, value in buffers.items()}
+        )
+    return RecordDict(
+        {
+            kind: ConfigRecord(values),
+            VECTORS: ArrayRecord({name: _array(vector) for name, vector in vectors.items()}),
+        }
+    )
 
 
-def _read(kind: str, records: RecordDict) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor] | None]:
+def _read(
+    kind: str, records: RecordDict
+) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor] | None]:
     values = records[kind]
-    vectors = {name: torch.frombuffer(bytearray(array.data), dtype=TYPES[array.dtype]) for name, array in records[VECTORS].items()}
-    return json.loads(values[kind]), vectors, load_tensors(values[BUFFERS]) if BUFFERS in values else None
+    vectors = {
+        name: torch.frombuffer(bytearray(array.data), dtype=TYPES[array.dtype])
+        for name, array in records[VECTORS].items()
+    }
+    return (
+        json.loads(values[kind]),
+        vectors,
+        load_tensors(values[BUFFERS]) if BUFFERS in values else None,
+    )
 
 
 def _array(vector: Tensor) -> Array:

@@ -42,22 +42,34 @@ from .ray_app import DONE, PARTITION, REASON, Errand, Setup, Stored, Untrained, 
 
 PER_GPU = 4  # actors
 AHEAD = 4  # clients for each actor that are asked at once
-RESOURCES = {"num_cpus": 1, "max_restarts": -1, "max_task_retries": 1}  # of an actor, in Ray's words; -1 = as often as it takes
+RESOURCES = {
+    "num_cpus": 1,
+    "max_restarts": -1,
+    "max_task_retries": 1,
+}  # of an actor, in Ray's words; -1 = as often as it takes
 DATA_SETS = 8  # in the object store: the run's, and those of attacks
 ATTEMPTS = 3  # to start Ray, which gives up after 30 s on a machine that has much else to do
 REACH_S = 10.0  # that a cluster has to answer
 ADDRESS = "RAY_ADDRESS"  # of a cluster, in the environment
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 # Without the first, Ray listens on every address; with the others, it obeys nobody else on this machine.
-ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+ALONE = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+}
 
 
 def check(config: RunConfig) -> None:
     """Raise ConfigError for options that do not go together with `--engine ray`, and where Ray is not installed."""
     if config.device.startswith("cuda:"):
-        raise ConfigError(f"--device {config.device} names one GPU, and --engine ray deals them out; give --device cuda")
+        raise ConfigError(
+            f"--device {config.device} names one GPU, and --engine ray deals them out; give --device cuda"
+        )
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError("--engine ray needs Ray, which is not installed; install it with: pip install 'fedcomp[ray]'")
+        raise ConfigError(
+            "--engine ray needs Ray, which is not installed; install it with: pip install 'fedcomp[ray]'"
+        )
 
 
 class RayEngine:
@@ -70,8 +82,12 @@ class RayEngine:
         check(config)
         self.config, self.device = config, device
         self._ends: ExitStack | None = None
-        self._data: dict[int, tuple[Data, tuple[Any, Any]]] = {}  # by identity, with what refers to it in the object store
-        self._start: tuple[Tensor, Any] | None = None  # likewise, the weights that were asked for last
+        self._data: dict[
+            int, tuple[Data, tuple[Any, Any]]
+        ] = {}  # by identity, with what refers to it in the object store
+        self._start: tuple[Tensor, Any] | None = (
+            None  # likewise, the weights that were asked for last
+        )
         self._actors: Actors
         self._threads: ThreadPoolExecutor
 
@@ -81,7 +97,10 @@ class RayEngine:
         """What engines.Engine promises. Raises what `begin` does."""
         self.begin()
         self._actors.app = self._errand(start, data)
-        answers = [self._threads.submit(self._ask, asked_of(job, sgd, seed), "train", job.who) for job in jobs]
+        answers = [
+            self._threads.submit(self._ask, asked_of(job, sgd, seed), "train", job.who)
+            for job in jobs
+        ]
         updates, results, done = torch.empty(len(jobs), len(start), device=self.device), [], 0
         for job, answer in zip(jobs, answers, strict=True):
             try:
@@ -124,9 +143,16 @@ class RayEngine:
             _reach(address)
             init |= {"address": address}
         elif not ray.is_initialized():
-            folder = tempfile.mkdtemp(prefix="fedcomp-ray-", dir="/tmp")  # for logs and sockets, whose paths have to be short
+            folder = tempfile.mkdtemp(
+                prefix="fedcomp-ray-", dir="/tmp"
+            )  # for logs and sockets, whose paths have to be short
             ends.callback(shutil.rmtree, folder, ignore_errors=True)
-            init |= {"address": "local", "num_cpus": _cores(), "num_gpus": torch.cuda.device_count() if cuda else 0, "_temp_dir": folder}
+            init |= {
+                "address": "local",
+                "num_cpus": _cores(),
+                "num_gpus": torch.cuda.device_count() if cuda else 0,
+                "_temp_dir": folder,
+            }
         if not ray.is_initialized():
             ends.callback(ray.shutdown)
         self._actors = _actors(init, RESOURCES | {"num_gpus": 1 / PER_GPU if cuda else 0}, cuda)
@@ -136,12 +162,21 @@ class RayEngine:
         ends.callback(self._threads.shutdown, wait=False, cancel_futures=True)
         ends.callback(self._forget)
         folder = data_folder(self.config)
-        there = replace(self.config, task=_from_anywhere(self.config.task), data=str(folder.absolute()) if folder else None)
+        there = replace(
+            self.config,
+            task=_from_anywhere(self.config.task),
+            data=str(folder.absolute()) if folder else None,
+        )
         setup = Setup(there, self.device.type, torch.get_default_dtype())
         self._put, self._actors.app = ray.put, Errand(uuid.uuid4().hex, ray.put(setup), ray.get)
-        each = [self._threads.submit(self._ask, RecordDict(), "query", actor) for actor in range(self._actors.count)]
+        each = [
+            self._threads.submit(self._ask, RecordDict(), "query", actor)
+            for actor in range(self._actors.count)
+        ]
         if why := next((why for answer in each if (why := answer.result()[DONE][REASON])), ""):
-            raise TaskError(f"--engine ray: an actor cannot load the task ({why}); every machine of a cluster needs it as it is here")
+            raise TaskError(
+                f"--engine ray: an actor cannot load the task ({why}); every machine of a cluster needs it as it is here"
+            )
 
     def _forget(self) -> None:
         self._data, self._start = {}, None
@@ -152,7 +187,10 @@ class RayEngine:
         if id(data) not in self._data:
             for old in list(self._data)[: max(0, len(self._data) - DATA_SETS + 1)]:
                 del self._data[old]
-            self._data[id(data)] = data, (self._put(Stored.of(data.inputs)), self._put(Stored.of(data.targets)))
+            self._data[id(data)] = (
+                data,
+                (self._put(Stored.of(data.inputs)), self._put(Stored.of(data.targets))),
+            )
         return replace(self._actors.app, examples=self._data[id(data)][1], start=self._start[1])
 
     def _ask(self, content: RecordDict, kind: str, who: int) -> RecordDict:
@@ -160,7 +198,9 @@ class RayEngine:
         node = FIRST_NODE + who
         message = Message(content, node, kind)
         name_messages([message])
-        return self._actors.ask(message, Context(1, node, {PARTITION: who}, RecordDict(), {})).content
+        return self._actors.ask(
+            message, Context(1, node, {PARTITION: who}, RecordDict(), {})
+        ).content
 
 
 def _actors(init: dict[str, Any], resources: dict[str, float], cuda: bool) -> Actors:
@@ -174,10 +214,14 @@ def _actors(init: dict[str, Any], resources: dict[str, float], cuda: bool) -> Ac
                 return Actors(init, resources)
         except Exception as error:  # Ray raises that itself
             if "ActorPool is empty" in str(error):
-                raise UserError(f"--engine ray: no machine that Ray knows has {needed} for an actor; give another --device") from error
+                raise UserError(
+                    f"--engine ray: no machine that Ray knows has {needed} for an actor; give another --device"
+                ) from error
             if "timed out" not in str(error) or attempt == ATTEMPTS:
-                raise UserError(f"--engine ray: Ray does not start ({reason(error)}); {ADDRESS} in the environment names a cluster that "
-                                "runs, or is not set") from error
+                raise UserError(
+                    f"--engine ray: Ray does not start ({reason(error)}); {ADDRESS} in the environment names a cluster that "
+                    "runs, or is not set"
+                ) from error
             ray.shutdown()
     raise AssertionError("unreachable")
 
@@ -210,8 +254,10 @@ def _reach(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
     except (OSError, OverflowError) as error:
-        raise UserError(f"--engine ray: no cluster answers at {address}, which {ADDRESS} names ({reason(error)}); start it there with ray "
-                        "start --head, or unset the variable") from error
+        raise UserError(
+            f"--engine ray: no cluster answers at {address}, which {ADDRESS} names ({reason(error)}); start it there with ray "
+            "start --head, or unset the variable"
+        ) from error
 
 
 def _cores() -> int:

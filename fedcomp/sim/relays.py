@@ -70,7 +70,10 @@ class Relays:
     def _merge(self, assignments: Sequence[Assignment], reports: Sequence[Report]) -> list[Report]:
         """The reports of one relay's clients, with one frame among them."""
         try:
-            merged, refused = self.codec.merge([report.frame for report in reports], layout=self.layout), {}
+            merged, refused = (
+                self.codec.merge([report.frame for report in reports], layout=self.layout),
+                {},
+            )
         except FrameError:
             merged, refused = self._merge_each(reports)
         told = []
@@ -89,39 +92,64 @@ class Relays:
         for i, report in enumerate(reports):
             for j, (merged, whose) in enumerate([*sums, (b"", [])]):
                 try:
-                    more = self.codec.merge([merged, report.frame] if merged else [report.frame], layout=self.layout)
+                    more = self.codec.merge(
+                        [merged, report.frame] if merged else [report.frame], layout=self.layout
+                    )
                 except FrameError as error:
                     refused.setdefault(i, str(error))
                 else:
                     sums[j : j + 1] = [(more, [*whose, i])]
                     break
         most, kept = max(sums, key=lambda found: len(found[1]), default=(b"", []))
-        return most, {i: refused.get(i, "this frame does not add to most of the others") for i in range(len(reports)) if i not in kept}
+        return most, {
+            i: refused.get(i, "this frame does not add to most of the others")
+            for i in range(len(reports))
+            if i not in kept
+        }
 
 
 def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     """Raise ConfigError for what relays cannot add."""
-    uplink, advised = strategy.uplink, f"use --uplink topk:density=1%+s2:union={most_at_one(config)}"
+    uplink, advised = (
+        strategy.uplink,
+        f"use --uplink topk:density=1%+s2:union={most_at_one(config)}",
+    )
     inner = uplink.inner if isinstance(uplink, LayerWise) else uplink
     if strategy.name not in STRATEGIES:
-        raise ConfigError(f"--relays pass on sums, and --strategy {strategy.name} needs each frame; use {' or '.join(STRATEGIES)}")
+        raise ConfigError(
+            f"--relays pass on sums, and --strategy {strategy.name} needs each frame; use {' or '.join(STRATEGIES)}"
+        )
     if not uplink.linear:
-        raise ConfigError(f"--relays add frames, and those of {uplink} do not add; {advised}, or identity")
+        raise ConfigError(
+            f"--relays add frames, and those of {uplink} do not add; {advised}, or identity"
+        )
     if uplink.seeded and not uplink.shares_seed:
-        raise ConfigError(f"--relays add frames of one seed, and each client makes those of {uplink} with its own; {advised}")
+        raise ConfigError(
+            f"--relays add frames of one seed, and each client makes those of {uplink} with its own; {advised}"
+        )
     if isinstance(inner, S2) and not inner.columns:
-        raise ConfigError(f"--relays add tables of one size, and that of {uplink} goes by an update's nonzeros; {advised}, or s2:columns=N")
+        raise ConfigError(
+            f"--relays add tables of one size, and that of {uplink} goes by an update's nonzeros; {advised}, or s2:columns=N"
+        )
     if config.weights != "uniform":
-        raise ConfigError(f"--relays add frames as they are, and --weights {config.weights} weighs them first; use --weights uniform")
+        raise ConfigError(
+            f"--relays add frames as they are, and --weights {config.weights} weighs them first; use --weights uniform"
+        )
     if config.clip_update:
-        raise ConfigError("--relays add frames before the server could clip what each client sent; leave --clip-update out")
+        raise ConfigError(
+            "--relays add frames before the server could clip what each client sent; leave --clip-update out"
+        )
     if memory.counterpart is not None:
-        raise ConfigError(f"--relays pass on sums, and --memory {memory.name} needs each client's frame; use --memory residual")
+        raise ConfigError(
+            f"--relays pass on sums, and --memory {memory.name} needs each client's frame; use --memory residual"
+        )
 
 
 def most_at_one(config: RunConfig) -> int:
     """Clients of a round that one relay may have: a cohort is not dealt out evenly."""
-    return min(cohort.size(config.participation, config.clients), -(-config.clients // config.relays))
+    return min(
+        cohort.size(config.participation, config.clients), -(-config.clients // config.relays)
+    )
 
 
 def missed(update: Update | None) -> int:

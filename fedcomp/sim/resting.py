@@ -24,14 +24,21 @@ class Resting:
     memory: Memory
     version: str
     ticket: str = ""  # of the proposal that waits in the memory
-    buffers: dict[str, Tensor] | None = None  # running statistics, and what the strategy's `Work` keeps, which stay with the client
+    buffers: dict[str, Tensor] | None = (
+        None  # running statistics, and what the strategy's `Work` keeps, which stay with the client
+    )
     momentum: Tensor | None = None  # where the client's last round left it, if it is kept
     after: str = ""  # ticket of the proposal that the memory last committed
 
     def move(self, moved: Callable[[Tensor], Tensor]) -> None:
         """Keep every vector as what `moved` gives for it: the same values, elsewhere."""
         kept = self.memory.state_dict()
-        self.memory.load_state_dict({name: moved(value) if isinstance(value, Tensor) else value for name, value in kept.items()})
+        self.memory.load_state_dict(
+            {
+                name: moved(value) if isinstance(value, Tensor) else value
+                for name, value in kept.items()
+            }
+        )
         if self.momentum is not None:
             self.momentum = moved(self.momentum)
 
@@ -56,11 +63,24 @@ def packed(name: str, state: Resting) -> tuple[dict[str, Tensor], bytes]:
     if state.buffers:
         small[BUFFERS] = save_tensors(state.buffers)
     lengths = {key: len(value) for key, value in small.items()}
-    record = {"version": state.version, "ticket": state.ticket, "after": state.after, "vectors": mine, "values": lengths}
-    return {f"{name}.{key}": kept[key] for key in mine}, b"\n".join([compact(record).encode(), b"".join(small.values())])
+    record = {
+        "version": state.version,
+        "ticket": state.ticket,
+        "after": state.after,
+        "vectors": mine,
+        "values": lengths,
+    }
+    return {f"{name}.{key}": kept[key] for key in mine}, b"\n".join(
+        [compact(record).encode(), b"".join(small.values())]
+    )
 
 
-def unpacked(name: str, record: bytes, vector: Callable[[str], Tensor | None], make_memory: Callable[[], Memory]) -> Resting:
+def unpacked(
+    name: str,
+    record: bytes,
+    vector: Callable[[str], Tensor | None],
+    make_memory: Callable[[], Memory],
+) -> Resting:
     """What `packed` wrote down. Raises CheckpointError for anything else."""
     try:
         head, _, rest = record.partition(b"\n")
@@ -72,6 +92,10 @@ def unpacked(name: str, record: bytes, vector: Callable[[str], Tensor | None], m
         momentum = vectors.pop(MOMENTUM, None)
         memory.load_state_dict(vectors | small)
         running = load_tensors(buffers) if buffers else None
-        return Resting(memory, fields["version"], fields["ticket"], running, momentum, fields["after"])
+        return Resting(
+            memory, fields["version"], fields["ticket"], running, momentum, fields["after"]
+        )
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-        raise CheckpointError(f"what the checkpoint holds of {name} is damaged; start a new run") from error
+        raise CheckpointError(
+            f"what the checkpoint holds of {name} is damaged; start a new run"
+        ) from error

@@ -22,7 +22,15 @@ from ..profiling import timed, timed_each
 from ..server.finite_loss import FiniteLoss
 from ..server.logs import STDOUT
 from ..server.recovery import Recovery
-from ..server.results import NOTHING_ACCEPTED, declare_bandwidths, evaluated, on, record_of, strategy_of, summary_of
+from ..server.results import (
+    NOTHING_ACCEPTED,
+    declare_bandwidths,
+    evaluated,
+    on,
+    record_of,
+    strategy_of,
+    summary_of,
+)
 from ..server.run_folder import RunFolder
 from ..server.watching import watched
 from ..strategies import Outcome, RoundStrategy, resolved
@@ -52,19 +60,25 @@ COLLECT_AFTER = 50_000  # new objects
 STACK_BYTES = 64 << 20  # updates of clients that are trained and packed together
 
 
-def simulate(config: RunConfig, observer: Observer | None = None, task: Task | None = None) -> Summary:
+def simulate(
+    config: RunConfig, observer: Observer | None = None, task: Task | None = None
+) -> Summary:
     """Run a simulation, or continue the one in `config.out` with `config.resume`. Returns what summary.json holds.
 
     `task`: in place of loading the one that `config.task` names, which then says OBJECT and its name.
 
     Raises UserError, before anything is written, for options that cannot work. A run that is interrupted at any moment can be resumed.
     """
-    with redirect_stdout(sys.stderr) if config.log_json == STDOUT else nullcontext():  # the log's alone, whatever a task prints
+    with (
+        redirect_stdout(sys.stderr) if config.log_json == STDOUT else nullcontext()
+    ):  # the log's alone, whatever a task prints
         simulation = Simulation(config, observer or Observer(), task)
     try:
         return simulation.run()
     finally:
-        vars(simulation).clear()  # its parts refer to it: data and model would stay until the collector comes by
+        vars(
+            simulation
+        ).clear()  # its parts refer to it: data and model would stay until the collector comes by
 
 
 class Preparation:
@@ -84,14 +98,18 @@ class Preparation:
         self.network = _network(config)
         self.strategy = self._strategy()
         self.strategy.warn = self._warn
-        self.liars = Liars(attacks(config.attack) if config.attack else (), config.clients, config.seed)
+        self.liars = Liars(
+            attacks(config.attack) if config.attack else (), config.clients, config.seed
+        )
         self.devices = devices.several(config.device)
         self.device = self.devices[0]
         devices.keep_freed_memory()
         self.folder = RunFolder(config)
         folder = data_folder(config)
         if folder is not None and config.data and not folder.is_dir():
-            raise DataError(f"--data {config.data} is no folder; give the one that holds the task's data")
+            raise DataError(
+                f"--data {config.data} is no folder; give the one that holds the task's data"
+            )
         self.task: Task = load(config.task, folder) if task is None else task
         train, self.test = data_of(self.task, "train"), data_of(self.task, "test")
         self.layout = check(self.task, config.batch_size, train, self.test, config.augment)
@@ -99,7 +117,10 @@ class Preparation:
         waiting = self._memory()
         if config.relays:
             check_relays(config, self.strategy, waiting)
-        self.train, self.shards = train, partition(config.partition, train, config.clients, config.seed, self.task.name)
+        self.train, self.shards = (
+            train,
+            partition(config.partition, train, config.clients, config.seed, self.task.name),
+        )
         self.model = initial_model(self.task, config.seed)
         self.weights = self.layout.gather(self.model)
         self.machine = self._machine(self.model)
@@ -111,7 +132,9 @@ class Preparation:
 
     def _strategy(self) -> RoundStrategy:
         return strategy_of(
-            self.config, roster=by_index, on_answer=lambda round, answered, asked: self.observer.progress(round, answered, asked)
+            self.config,
+            roster=by_index,
+            on_answer=lambda round, answered, asked: self.observer.progress(round, answered, asked),
         )
 
     def _memory(self) -> Memory:
@@ -119,15 +142,24 @@ class Preparation:
 
     def _need(self, waiting: Memory) -> Need:
         """What the memories may come to of the clients that are ever asked."""
-        c, vectors = self.config, sum(isinstance(value, torch.Tensor) for value in waiting.state_dict().values())
+        c, vectors = (
+            self.config,
+            sum(isinstance(value, torch.Tensor) for value in waiting.state_dict().values()),
+        )
         vectors = (vectors or waiting.counterpart is not None) + c.keep_momentum
-        return Need(min(c.clients, c.rounds * cohort_size(c.participation, c.clients)), vectors, self.travels.numel)
+        return Need(
+            min(c.clients, c.rounds * cohort_size(c.participation, c.clients)),
+            vectors,
+            self.travels.numel,
+        )
 
     def _machine(self, model: torch.nn.Module) -> Machine:
         if self.folder.resumed:
             machine = Machine.stored(self.folder.stored.get("resolved"), self.folder.path)
             if not machine.device.startswith(self.device.type):
-                raise RunFolderError(f"the run in {self.folder.path} was on {machine.device}, not {self.device}; give a --device like it")
+                raise RunFolderError(
+                    f"the run in {self.folder.path} was on {machine.device}, not {self.device}; give a --device like it"
+                )
             return machine
         machine = Machine.chosen(self.config, model, self.device)
         return dataclasses.replace(machine, device=", ".join(map(devices.name, self.devices)))
@@ -142,16 +174,26 @@ class Simulation(Preparation):
 
     def __init__(self, config: RunConfig, observer: Observer, task: Task | None = None):
         super().__init__(config, observer, task)
-        config, model, weights, shards, home = self.config, self.model, self.weights, self.shards, self.home
+        config, model, weights, shards, home = (
+            self.config,
+            self.model,
+            self.weights,
+            self.shards,
+            self.home,
+        )
         if home.reads_ahead:
-            devices.keep_freed_memory(threads=True, vector_bytes=4 * self.travels.numel)  # what one thread has read, another frees
+            devices.keep_freed_memory(
+                threads=True, vector_bytes=4 * self.travels.numel
+            )  # what one thread has read, another frees
         train = on(self.train, self.device)
         del self.train, self.model, self.weights  # others hold what is still needed of them
         self.engine = self._engine(model, weights, train, shards[0])
         train = self.engine.resident(train)
         self.liars.follow(self.strategy, train)
         self.clients = VirtualClients(
-            Replica(self.strategy.work.first(weights.clone()), self.travels, codec(config.downlink)),
+            Replica(
+                self.strategy.work.first(weights.clone()), self.travels, codec(config.downlink)
+            ),
             self.engine,
             max(self.machine.at_once, STACK_BYTES // (4 * self.travels.numel)) * len(self.devices),
             train,
@@ -165,7 +207,11 @@ class Simulation(Preparation):
             self.liars,
             home,
         )
-        self.relays = Relays(self.clients, config.relays, self.strategy.uplink, self.layout) if config.relays else None
+        self.relays = (
+            Relays(self.clients, config.relays, self.strategy.uplink, self.layout)
+            if config.relays
+            else None
+        )
         self.grid = LocalGrid(self.relays or self.clients)
         self.timing = self._timing() if self.network else None
         self.test = on(self.test, self.device)
@@ -173,7 +219,9 @@ class Simulation(Preparation):
 
     def run(self) -> Summary:
         with ExitStack() as ends:
-            self.observer = ends.enter_context(watched(self.config, self.observer, self.folder.path))
+            self.observer = ends.enter_context(
+                watched(self.config, self.observer, self.folder.path)
+            )
             ends.callback(self.engine.close)
             if isinstance(self.engine, RayEngine):
                 self._begin(self.engine)
@@ -182,7 +230,9 @@ class Simulation(Preparation):
             if not self.folder.resumed:
                 self._write_config()
             others = {"network/": self.timing} if self.timing else {}
-            recovery = Recovery(self.folder, self.strategy, self.clients, self.config.rounds, others, behind=True)
+            recovery = Recovery(
+                self.folder, self.strategy, self.clients, self.config.rounds, others, behind=True
+            )
             ends.callback(recovery.close)
             done = recovery.restore()
             self._recall(done)
@@ -190,26 +240,37 @@ class Simulation(Preparation):
                 self._write_config()
             self.observer.started(self._header(done + 1))
             cohort = cohort_size(self.config.participation, self.config.clients)
-            doubts = (shortage(recovery.checkpoint.folder, self.need, cohort), crowding(self._memory(), self.need),
-                      devices.without(self.config.precision, self.device))
+            doubts = (
+                shortage(recovery.checkpoint.folder, self.need, cohort),
+                crowding(self._memory(), self.need),
+                devices.without(self.config.precision, self.device),
+            )
             for sentence in filter(None, doubts):
                 self._warn(sentence)
             ends.callback(self.clients.store.close)
             ends.enter_context(_resting_collector())
-            self._rounds(recovery, done, ends.enter_context(Interruption(self.config.checkpoint_every > 1)))
+            self._rounds(
+                recovery, done, ends.enter_context(Interruption(self.config.checkpoint_every > 1))
+            )
             recovery.checkpoint.settle()
             return self._finish()
 
     def _rounds(self, recovery: Recovery, done: int, interruption: Interruption) -> None:
         began = time.perf_counter()
-        grid, rounds = self.timing.grid if self.timing else self.grid, range(done + 1, self.config.rounds + 1)
+        grid, rounds = (
+            self.timing.grid if self.timing else self.grid,
+            range(done + 1, self.config.rounds + 1),
+        )
         self._look_ahead(done + 1)
         for outcome in timed_each("round", self.strategy.rounds(grid, rounds)):
             if self.timing:
                 self.timing.closed(outcome)
             record = self._record(outcome, began)
             length = self.folder.append(record)
-            due = outcome.round % self.config.checkpoint_every == 0 or outcome.round == self.config.rounds
+            due = (
+                outcome.round % self.config.checkpoint_every == 0
+                or outcome.round == self.config.rounds
+            )
             whole, saving = due or interruption.asked, time.perf_counter()
             with timed("checkpoint"):
                 recovery.keep(outcome, length, whole=whole)
@@ -224,8 +285,13 @@ class Simulation(Preparation):
     def _look_ahead(self, round: int) -> None:
         """Have the clients of a round and of the next one moved ahead of use."""
         if self.clients.store.home.reads_ahead:
-            everybody, rounds = range(self.config.clients), range(round, min(round + 2, self.config.rounds + 1))
-            self.clients.store.expect([client for r in rounds for client in self.strategy.expected(everybody, r)])
+            everybody, rounds = (
+                range(self.config.clients),
+                range(round, min(round + 2, self.config.rounds + 1)),
+            )
+            self.clients.store.expect(
+                [client for r in rounds for client in self.strategy.expected(everybody, r)]
+            )
 
     def _begin(self, engine: RayEngine) -> None:
         """How much is done at once is known when the actors are there."""
@@ -239,13 +305,28 @@ class Simulation(Preparation):
         return Timing(self.network, self.config, self.strategy, self.grid, steps)
 
     def _write_config(self) -> None:
-        self.folder.write_config(self.config, dataclasses.asdict(self.machine) | {HOME: self.clients.store.home.name})
+        self.folder.write_config(
+            self.config, dataclasses.asdict(self.machine) | {HOME: self.clients.store.home.name}
+        )
 
-    def _engine(self, model: torch.nn.Module, weights: torch.Tensor, data: Data, shard: np.ndarray) -> Engine:
+    def _engine(
+        self, model: torch.nn.Module, weights: torch.Tensor, data: Data, shard: np.ndarray
+    ) -> Engine:
         """The engine that was chosen; where auto chose batched and the model cannot be mapped, another one."""
         instead = self._instead if self.config.engine == "auto" else None
-        engine = engine_on(self.devices, self.machine, self.config, self.task, model, self.layout, self._warn, instead)
-        error = cannot_map(engine, weights.to(self.device), data, LocalSGD.from_config(self.config), shard)
+        engine = engine_on(
+            self.devices,
+            self.machine,
+            self.config,
+            self.task,
+            model,
+            self.layout,
+            self._warn,
+            instead,
+        )
+        error = cannot_map(
+            engine, weights.to(self.device), data, LocalSGD.from_config(self.config), shard
+        )
         if error is None:
             if not self.folder.resumed:
                 self.machine = measured(self.machine, self.config, engine, weights, data)
@@ -260,11 +341,15 @@ class Simulation(Preparation):
         self._go_over(error)
         self._write_config()
         model = initial_model(self.task, self.config.seed)
-        return engine_on(self.devices, self.machine, self.config, self.task, model, self.layout, self._warn)
+        return engine_on(
+            self.devices, self.machine, self.config, self.task, model, self.layout, self._warn
+        )
 
     def _go_over(self, error: ConfigError) -> None:
         self.machine = Machine.unbatched(self.device, self.config)
-        self._warn(f"{str(error).partition('; give --engine')[0]}; the engine is {self.machine} in its place")
+        self._warn(
+            f"{str(error).partition('; give --engine')[0]}; the engine is {self.machine} in its place"
+        )
 
     def _header(self, first: int) -> Header:
         c = self.config
@@ -297,7 +382,16 @@ class Simulation(Preparation):
 
     def _record(self, outcome: Outcome, began: float) -> RoundRecord:
         weights = self.strategy.model
-        measured = evaluated(self.config, outcome, self.task, self.evaluated, self.layout, weights, self.test, self.device)
+        measured = evaluated(
+            self.config,
+            outcome,
+            self.task,
+            self.evaluated,
+            self.layout,
+            weights,
+            self.test,
+            self.device,
+        )
         self.finite_loss.look(outcome.round, measured.loss, self.test)
         record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
         if self.relays is not None:
@@ -326,7 +420,10 @@ class Simulation(Preparation):
                 "give s2 in --uplink a larger 'union', or more 'columns'"
             )
         return dataclasses.replace(
-            record, uplink_bytes=passed.client_bytes, relayed_bytes=record.uplink_bytes, skipped=passed.empty
+            record,
+            uplink_bytes=passed.client_bytes,
+            relayed_bytes=record.uplink_bytes,
+            skipped=passed.empty,
         )
 
     # The end.
@@ -344,17 +441,23 @@ class Simulation(Preparation):
 def _refuse_what_is_real(config: RunConfig) -> None:
     """Options that have no meaning for virtual clients."""
     if (config.deadline or config.quorum != 1) and not config.network:
-        raise ConfigError("--deadline and --quorum are for real clients, virtual ones have no clock that runs out; give them one with "
-                          "--network, or use fedcomp server start")
+        raise ConfigError(
+            "--deadline and --quorum are for real clients, virtual ones have no clock that runs out; give them one with "
+            "--network, or use fedcomp server start"
+        )
     if config.relays and config.network:
-        raise ConfigError("--network times what each client sends, and --relays add it up before it is heard of; leave one of them out")
+        raise ConfigError(
+            "--network times what each client sends, and --relays add it up before it is heard of; leave one of them out"
+        )
 
 
 def _refuse_what_loads_tasks(config: RunConfig, task: Task) -> None:
     """An object is in this process alone."""
     if config.engine in ("processes", "ray"):
-        raise ConfigError(f"--engine {config.engine} trains in other processes, which cannot be given the object '{task.name}'; put the "
-                          "task into a file and give its path/file.py:name, or leave the engine out")
+        raise ConfigError(
+            f"--engine {config.engine} trains in other processes, which cannot be given the object '{task.name}'; put the "
+            "task into a file and give its path/file.py:name, or leave the engine out"
+        )
 
 
 def _network(config: RunConfig) -> Network | None:
@@ -362,7 +465,12 @@ def _network(config: RunConfig) -> Network | None:
     if config.network is None:
         return None
     n, seed = config.clients, config.seed
-    return Network(read_file(config.network, n) if is_file(config.network) else drawn(read_spec(config.network), n, seed), seed)
+    return Network(
+        read_file(config.network, n)
+        if is_file(config.network)
+        else drawn(read_spec(config.network), n, seed),
+        seed,
+    )
 
 
 @contextmanager

@@ -35,7 +35,9 @@ class Several:
     def __init__(self, engines: Sequence[Engine], hear: Callable[[], None] = lambda: None):
         self.engines, self.device, self.hear = engines, engines[0].device, hear
         self._threads = ThreadPoolExecutor(len(engines), "device")
-        self._copies: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # by tensor and engine: the tensor, and it on that device
+        self._copies: dict[
+            tuple[int, int], tuple[Tensor, Tensor]
+        ] = {}  # by tensor and engine: the tensor, and it on that device
 
     def train(
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
@@ -44,19 +46,31 @@ class Several:
         shares = self.apart(start, data, jobs, sgd, seed)
         for job, there in zip(jobs, (job for share in shares for job in share.jobs), strict=True):
             _copy(there.traces, job.traces)
-        updates = [start.new_empty(0, len(start)), *(share.updates.to(self.device) for share in shares)]
+        updates = [
+            start.new_empty(0, len(start)),
+            *(share.updates.to(self.device) for share in shares),
+        ]
         return torch.cat(updates), [result for share in shares for result in share.results]
 
-    def apart(self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int) -> list[Share]:
+    def apart(
+        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int
+    ) -> list[Share]:
         """Runs of the jobs, in their order, each trained on a device and left there. Raises ConfigError as the engines do."""
         edges = [i * len(jobs) // len(self.engines) for i in range(len(self.engines) + 1)]
-        runs = [(i, jobs[a:b]) for i, (a, b) in enumerate(zip(edges, edges[1:], strict=False)) if a < b]
-        waiting = [self._threads.submit(self._share, i, start, self._there(i, data), run, sgd, seed) for i, run in runs]
+        runs = [
+            (i, jobs[a:b]) for i, (a, b) in enumerate(zip(edges, edges[1:], strict=False)) if a < b
+        ]
+        waiting = [
+            self._threads.submit(self._share, i, start, self._there(i, data), run, sgd, seed)
+            for i, run in runs
+        ]
         wait(waiting)
         self.hear()
         return [future.result() for future in waiting]
 
-    def _share(self, i: int, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int) -> Share:
+    def _share(
+        self, i: int, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int
+    ) -> Share:
         engine = self.engines[i]
         with at(engine.device):
             mine = [job._replace(traces=_moved(job.traces, engine.device)) for job in jobs]
@@ -109,6 +123,10 @@ def _moved(traces: Traces, device: torch.device) -> Traces:
 
 
 def _copy(given: Traces, into: Traces) -> None:
-    for a, b in zip((given.momentum, *(given.moments or ())), (into.momentum, *(into.moments or ())), strict=True):
+    for a, b in zip(
+        (given.momentum, *(given.moments or ())),
+        (into.momentum, *(into.moments or ())),
+        strict=True,
+    ):
         if a is not None and a is not b:
             b.copy_(a)

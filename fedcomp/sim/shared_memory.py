@@ -54,7 +54,9 @@ class Pool:
         self.regions[region.name] = region
         return region
 
-    def lend(self, region: Region | None, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Region, Tensor]:
+    def lend(
+        self, region: Region | None, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> tuple[Region, Tensor]:
         """A tensor in `region` if it is large enough and free, else in a new one, which takes its place."""
         size = math.prod(shape) * dtype.itemsize
         if region is None or region.size < size or not region.free:
@@ -66,6 +68,7 @@ class Pool:
     def drop(self, region: Region) -> None:
         self.regions.pop(region.name, None)
         region.close()
+
 
 def ref(region: Region, shape: Iterable[int], dtype: torch.dtype, offset: int = 0) -> Ref:
     return [region.name, offset, str(dtype).removeprefix("torch."), list(shape)]

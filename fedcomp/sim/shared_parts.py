@@ -21,12 +21,31 @@ Kept = tuple[Any, float]  # what the client half keeps of a part's update, and t
 class SharedParts:
     """What came of the parts of the round that runs. `piece`: parts whose updates are held at once."""
 
-    def __init__(self, work: Work, engine: Engine, shards: Sequence[np.ndarray], sgd: LocalSGD, seed: int, piece: int):
-        self.work, self.engine, self.shards, self.sgd, self.seed, self.piece = work, engine, shards, sgd, seed, piece
+    def __init__(
+        self,
+        work: Work,
+        engine: Engine,
+        shards: Sequence[np.ndarray],
+        sgd: LocalSGD,
+        seed: int,
+        piece: int,
+    ):
+        self.work, self.engine, self.shards, self.sgd, self.seed, self.piece = (
+            work,
+            engine,
+            shards,
+            sgd,
+            seed,
+            piece,
+        )
         self._round = 0
-        self._done: dict[tuple[int, Part], Kept | Exception] = {}  # by which data, and which part of it
+        self._done: dict[
+            tuple[int, Part], Kept | Exception
+        ] = {}  # by which data, and which part of it
 
-    def updates(self, asked: Sequence[Assignment], data: Data, start: Tensor) -> list[tuple[Tensor, float] | Exception]:
+    def updates(
+        self, asked: Sequence[Assignment], data: Data, start: Tensor
+    ) -> list[tuple[Tensor, float] | Exception]:
         """For each client its update [numel] and its mean loss, or why it cannot train. `start`: the weights of all, on the device."""
         found: list[tuple[Tensor, float] | Exception] = []
         for a, parts in self._trained(asked, data, start):
@@ -40,11 +59,16 @@ class SharedParts:
                 found.append(error)
         return found
 
-    def _trained(self, asked: Sequence[Assignment], data: Data, start: Tensor) -> list[tuple[Assignment, Sequence[Part]]]:
+    def _trained(
+        self, asked: Sequence[Assignment], data: Data, start: Tensor
+    ) -> list[tuple[Assignment, Sequence[Part]]]:
         if self._round != asked[0].round:
             self._round, self._done = asked[0].round, {}
         parts = [(a, self.work.parts(a)) for a in asked]
-        missing = sorted({p for _, mine in parts for p in mine if (id(data), p) not in self._done}, key=lambda p: p.number)
+        missing = sorted(
+            {p for _, mine in parts for p in mine if (id(data), p) not in self._done},
+            key=lambda p: p.number,
+        )
         for first in range(0, len(missing), self.piece):
             self._train(missing[first : first + self.piece], data, asked[0], start)
         return parts
@@ -64,7 +88,11 @@ class SharedParts:
             return
         for part in parts:
             try:
-                jobs[part] = Job(a.round, part.number, plan_batches(sgd, shard_of(part, self.shards), self.seed, a.round, part.number))
+                jobs[part] = Job(
+                    a.round,
+                    part.number,
+                    plan_batches(sgd, shard_of(part, self.shards), self.seed, a.round, part.number),
+                )
             except ConfigError:
                 raise
             except Exception as error:
@@ -72,7 +100,11 @@ class SharedParts:
         updates, results = self.engine.train(start, data, list(jobs.values()), sgd, seed=self.seed)
         rows = iter(updates)
         for part, result in zip(jobs, results, strict=True):
-            self._done[id(data), part] = result if isinstance(result, Exception) else self._kept(part, next(rows), result.loss, a)
+            self._done[id(data), part] = (
+                result
+                if isinstance(result, Exception)
+                else self._kept(part, next(rows), result.loss, a)
+            )
 
     def _kept(self, part: Part, update: Tensor, loss: float, a: Assignment) -> Kept | Exception:
         try:

@@ -41,7 +41,9 @@ class Store:
         self.states: dict[int, Resting] = {}  # in memory, those used last at the end
         self.changed: set[int] = set()  # of these, since the last checkpoint
         self.shelf: Shelf | None = None  # without one, all stay in memory
-        self.client_bytes = home.client_bytes + OBJECTS  # of the largest state that was measured so far
+        self.client_bytes = (
+            home.client_bytes + OBJECTS
+        )  # of the largest state that was measured so far
         self._working: set[int] = set()  # brought last
         self._ahead: dict[int, Future[Resting | None]] = {}
         self._reader: ThreadPoolExecutor | None = None
@@ -78,9 +80,16 @@ class Store:
         for client in self._ahead.keys() - set(clients):
             self._ahead.pop(client).cancel()
         room = int(AHEAD * self.home.budget_bytes / self.client_bytes) - len(self._ahead)
-        missing = (client for client in dict.fromkeys(clients) if client not in self.states and client not in self._ahead)
+        missing = (
+            client
+            for client in dict.fromkeys(clients)
+            if client not in self.states and client not in self._ahead
+        )
         self._reader = self._reader or ThreadPoolExecutor(1, "clients-ahead")
-        self._ahead |= {client: self._reader.submit(self._read, client) for client in itertools.islice(missing, max(0, room))}
+        self._ahead |= {
+            client: self._reader.submit(self._read, client)
+            for client in itertools.islice(missing, max(0, room))
+        }
 
     def touch(self, clients: Iterable[int]) -> None:
         """These are not as the last checkpoint has them."""
@@ -109,7 +118,9 @@ class Store:
         """As the shelf has it; None if it has not. In any thread."""
         name = name_of(client)
         record = self.shelf.value(name) if self.shelf is not None else None
-        return None if record is None else unpacked(name, record, self.shelf.vector, self.make_memory)
+        return (
+            None if record is None else unpacked(name, record, self.shelf.vector, self.make_memory)
+        )
 
     def _put_away(self, clients: Collection[int]) -> None:
         vectors, values = self._packed([client for client in clients if client in self.changed])
@@ -126,7 +137,10 @@ class Store:
             name = name_of(client)
             mine, values[name] = packed(name, self.states[client])
             vectors |= mine
-            self.client_bytes = max(self.client_bytes, sum(v.nbytes for v in mine.values()) + len(values[name]) + OBJECTS)
+            self.client_bytes = max(
+                self.client_bytes,
+                sum(v.nbytes for v in mine.values()) + len(values[name]) + OBJECTS,
+            )
         return vectors, values
 
     def _move(self, clients: set[int], device: torch.device) -> None:

@@ -54,10 +54,16 @@ class Answer:
 class TimedGrid(Grid):
     """A Grid around another one. `steps`: local steps that an assignment takes of the client that does it."""
 
-    def __init__(self, grid: Grid, network: Network, clock: VirtualClock, steps: Callable[[Assignment], int]):
+    def __init__(
+        self, grid: Grid, network: Network, clock: VirtualClock, steps: Callable[[Assignment], int]
+    ):
         self.grid, self.network, self.clock, self.steps = grid, network, clock, steps
-        self.busy: dict[int, tuple[float, float]] = {}  # when clients begin, and are done with, the newest question; seconds of the run
-        self.late: dict[int, float] = {}  # when answers come that nobody waits for, in seconds of the run
+        self.busy: dict[
+            int, tuple[float, float]
+        ] = {}  # when clients begin, and are done with, the newest question; seconds of the run
+        self.late: dict[
+            int, float
+        ] = {}  # when answers come that nobody waits for, in seconds of the run
         self.took: dict[int, float] = {}  # seconds from question to answer, of the newest exchange
         self._coming: list[Answer] = []  # a heap
 
@@ -68,7 +74,14 @@ class TimedGrid(Grid):
     def run(self) -> Run:
         return self.grid.run
 
-    def create_message(self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None) -> Message:
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
         return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def content_of(self, message: Assignment | Report) -> RecordDict:
@@ -81,7 +94,11 @@ class TimedGrid(Grid):
         """Send, and let the clients compute."""
         messages = list(messages)
         names = self.grid.push_messages(messages)
-        asked = {name: self._question(message) for name, message in zip(names, messages, strict=True) if name}
+        asked = {
+            name: self._question(message)
+            for name, message in zip(names, messages, strict=True)
+            if name
+        }
         questions, answers = dict(asked), []
         while asked:
             replies = list(self.grid.pull_messages(list(asked)))
@@ -116,7 +133,9 @@ class TimedGrid(Grid):
         clock.due_s = {answer.name: self.took[answer.client] for answer in ready}
         return [answer.reply for answer in ready]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
         self.clock.begin(timeout)
         names = self.push_messages(messages)
         while replies := self.pull_messages(names):
@@ -126,14 +145,20 @@ class TimedGrid(Grid):
         """Nobody waits any more for answers but these."""
         if all(answer.name in wanted for answer in self._coming):
             return
-        self.late |= {a.client: a.began_s + a.due_s for a in self._coming if a.name not in wanted and a.due_s < math.inf}
+        self.late |= {
+            a.client: a.began_s + a.due_s
+            for a in self._coming
+            if a.name not in wanted and a.due_s < math.inf
+        }
         self._coming = [answer for answer in self._coming if answer.name in wanted]
         heapq.heapify(self._coming)
 
     def rest(self) -> None:
         """Forget what is over."""
         now_s = self.clock.time_s
-        self.busy = {client: (begins, ends) for client, (begins, ends) in self.busy.items() if ends > now_s}
+        self.busy = {
+            client: (begins, ends) for client, (begins, ends) in self.busy.items() if ends > now_s
+        }
 
     def _question(self, message: Message) -> Question:
         a = from_records(message.content, Assignment)
@@ -141,24 +166,45 @@ class TimedGrid(Grid):
         return Question(message, a.client, a.round, size, self.steps(a))
 
     def _answer(self, name: str, question: Question, reply: Message) -> Answer:
-        client, began_s, asked_s = question.client, self.clock.time_s - self.clock.now(), self.clock.now()
+        client, began_s, asked_s = (
+            question.client,
+            self.clock.time_s - self.clock.now(),
+            self.clock.now(),
+        )
         report = None if reply.has_error() else from_records(reply.content, Report)
         if report is not None and (report.kind, report.stage) == (FAILED, SILENT):
             return Answer(math.inf, client, name, reply, began_s)
-        steps = question.steps if report is None or report.kind == UPDATE or report.stage in TRAINED else 0
+        steps = (
+            question.steps
+            if report is None or report.kind == UPDATE or report.stage in TRAINED
+            else 0
+        )
         bytes_up = len(report.frame) if report is not None else 0
         begins_s = self._begins(client, began_s, asked_s)
-        due_s = begins_s + self.network.seconds(client, question.round, question.bytes_down, steps, bytes_up)
+        due_s = begins_s + self.network.seconds(
+            client, question.round, question.bytes_down, steps, bytes_up
+        )
         self.busy[client] = began_s + begins_s, began_s + due_s
-        return Answer(due_s, client, name, reply, began_s, again=report is not None and report.kind == NEED_DENSE)
+        return Answer(
+            due_s,
+            client,
+            name,
+            reply,
+            began_s,
+            again=report is not None and report.kind == NEED_DENSE,
+        )
 
-    def _reaching(self, answers: Sequence[Answer], questions: Mapping[str, Question]) -> list[Answer]:
+    def _reaching(
+        self, answers: Sequence[Answer], questions: Mapping[str, Question]
+    ) -> list[Answer]:
         """What becomes of answers, given who is cut off before its own has come."""
         absences, asked_s, found = self.network.absences, self.clock.time_s, list(answers)
         if not absences.any or not found:
             return found
         until_s = np.array([a.began_s + a.due_s if a.due_s < math.inf else asked_s for a in found])
-        for i in np.flatnonzero(absences.leaving(np.array([a.client for a in found]), asked_s, until_s)):
+        for i in np.flatnonzero(
+            absences.leaving(np.array([a.client for a in found]), asked_s, until_s)
+        ):
             client, name, began_s = found[i].client, found[i].name, found[i].began_s
             gone_s = absences.gone(client, asked_s, float(until_s[i]), GRACE_S)
             if gone_s is not None:

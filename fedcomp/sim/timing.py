@@ -30,12 +30,25 @@ STATE = "state"  # in a checkpoint
 class Timing:
     """The clock of a strategy, its roster, and the Grid that it works with, by a network."""
 
-    def __init__(self, network: Network, config: RunConfig, strategy: RoundStrategy, grid: Grid, steps: Callable[[Assignment], int]):
+    def __init__(
+        self,
+        network: Network,
+        config: RunConfig,
+        strategy: RoundStrategy,
+        grid: Grid,
+        steps: Callable[[Assignment], int],
+    ):
         self.network, self.clock = network, VirtualClock()
         self.grid = TimedGrid(grid, network, self.clock, steps)
-        self._quota = Quota.later(config, size(config.participation, config.clients)).at_least(min(strategy.fewest, config.clients))
+        self._quota = Quota.later(config, size(config.participation, config.clients)).at_least(
+            min(strategy.fewest, config.clients)
+        )
         self._attendance, self._source = Attendance(), config.network
-        strategy.clock, strategy.roster, strategy.pace = self.clock, self.roster, lambda round, client: self.grid.took[client]
+        strategy.clock, strategy.roster, strategy.pace = (
+            self.clock,
+            self.roster,
+            lambda round, client: self.grid.took[client],
+        )
 
     def roster(self, grid: Grid) -> Mapping[int, int]:
         """Logical id → node of those that a round may be drawn from, once they are enough."""
@@ -47,7 +60,11 @@ class Timing:
                 self._attendance.usual = len(everybody)
                 return everybody
             away = absences.away(self.clock.time_s) if absences.any else None
-            here = everybody if away is None else {client: node for client, node in everybody.items() if not away[client]}
+            here = (
+                everybody
+                if away is None
+                else {client: node for client, node in everybody.items() if not away[client]}
+            )
             if (cohort := self._attendance.cohort_of(here, self._quota, waited_s)) is not None:
                 return cohort
             step_s = self._until_news(waited_s)
@@ -73,7 +90,10 @@ class Timing:
         """Seconds until somebody leaves or returns, a late answer comes, or nobody else is waited for."""
         moments = [self.network.absences.next_change_s(self.clock.time_s), *self.grid.late.values()]
         patience_s = self._quota.patience_s
-        return min(min(moments) - self.clock.time_s, math.inf if patience_s is None or waited_s >= patience_s else patience_s - waited_s)
+        return min(
+            min(moments) - self.clock.time_s,
+            math.inf if patience_s is None or waited_s >= patience_s else patience_s - waited_s,
+        )
 
     # Checkpoints.
 
@@ -90,11 +110,15 @@ class Timing:
         }
         return {}, {STATE: json.dumps(state).encode()}
 
-    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
+    def restore(
+        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
+    ) -> None:
         """Raises RunFolderError for another network, ValueError, KeyError or TypeError for what `take_changes` did not make."""
         state = json.loads(value(STATE))
         if state["network"] != self.network.profiles.fingerprint:
-            raise RunFolderError(f"the run had other figures in --network {self._source}; put them back, or give another --out")
+            raise RunFolderError(
+                f"the run had other figures in --network {self._source}; put them back, or give another --out"
+            )
         self.clock.move_to(state["time_s"])
         self.clock.take()
         self.grid.busy = {client: (begins, ends) for client, begins, ends in state["busy"]}

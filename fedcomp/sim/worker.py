@@ -25,7 +25,9 @@ from .buffers import Buffers
 from .engines import Done, Job, blamed, likeness, trained
 from .shared_memory import Region, opened
 
-LARGEST = 1 << 18  # bytes of an order, more than a socket takes at once: what is large is in shared memory
+LARGEST = (
+    1 << 18
+)  # bytes of an order, more than a socket takes at once: what is large is in shared memory
 LOOK_S = 2.0  # between looks at whether the parent is still there
 LONGEST = 500  # characters of a reason
 
@@ -83,7 +85,9 @@ class Worker:
             del self.regions[order["drop"]]
             return None
         if "like" in order:
-            start, inputs, targets = (opened(self.regions, order["like"][name]) for name in ("start", "inputs", "targets"))
+            start, inputs, targets = (
+                opened(self.regions, order["like"][name]) for name in ("start", "inputs", "targets")
+            )
             return {"like": likeness(self.engine, start, Data(inputs, targets))}
         return self._train(order)
 
@@ -93,19 +97,42 @@ class Worker:
         held = opened(self.regions, order["buffers"]) if order["buffers"] else None
         kept = self.buffers.read(held, order["given"]) if held is not None else None
         traces = [opened(self.regions, named) for named in order["traces"]]
-        momentum, pull = traces.pop(0) if order["momentum"] else None, traces.pop() if order["pull"] else None
+        momentum, pull = (
+            traces.pop(0) if order["momentum"] else None,
+            traces.pop() if order["pull"] else None,
+        )
         batches = plan[: order["examples"]].split(plan[order["examples"] :].tolist())
-        job = Job(order["round"], order["who"], [batch.numpy() for batch in batches], kept or None,
-                  Traces(momentum, tuple(traces) if traces else None, pull))
+        job = Job(
+            order["round"],
+            order["who"],
+            [batch.numpy() for batch in batches],
+            kept or None,
+            Traces(momentum, tuple(traces) if traces else None, pull),
+        )
         try:
-            result = trained(self.engine, start, Data(inputs, targets), job, LocalSGD(**order["sgd"]), order["seed"], update)
+            result = trained(
+                self.engine,
+                start,
+                Data(inputs, targets),
+                job,
+                LocalSGD(**order["sgd"]),
+                order["seed"],
+                update,
+            )
         except KeyboardInterrupt as error:  # Ctrl-C is not heard here: it is the task's own
             result = blamed(error)
         if not isinstance(result, Done):
             return {"failed": _said(result)}
-        return {"loss": result.loss, "changed": self.buffers.write(held, result.buffers or {}) if held is not None else []}
+        return {
+            "loss": result.loss,
+            "changed": self.buffers.write(held, result.buffers or {}) if held is not None else [],
+        }
 
 
 def _said(error: Exception) -> list[str]:
     """An exception for the other side: whose it is, its name, and its first line."""
-    return ["fedcomp" if isinstance(error, FedcompError) else "", type(error).__name__, str(error).strip().split("\n")[0][:LONGEST]]
+    return [
+        "fedcomp" if isinstance(error, FedcompError) else "",
+        type(error).__name__,
+        str(error).strip().split("\n")[0][:LONGEST],
+    ]

@@ -65,19 +65,38 @@ class WorkerEngine:
 
     device = torch.device("cpu")
 
-    def __init__(self, task: Task, model: nn.Module, layout: Layout, name: str, folder: Path | None, seed: int, count: int,
-                 *, helps: bool = False, warn: Callable[[str], None] = lambda sentence: None):
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        layout: Layout,
+        name: str,
+        folder: Path | None,
+        seed: int,
+        count: int,
+        *,
+        helps: bool = False,
+        warn: Callable[[str], None] = lambda sentence: None,
+    ):
         self.layout, self.count, self.warn = layout, count, warn
-        self.hello = {"task": name, "folder": str(folder.absolute()) if folder else "", "seed": seed,
-                      "dtype": str(torch.get_default_dtype()).removeprefix("torch.")}
+        self.hello = {
+            "task": name,
+            "folder": str(folder.absolute()) if folder else "",
+            "seed": seed,
+            "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        }
         self.cwd, self.buffers = os.getcwd(), Buffers.of(model)
         self.helper = SerialEngine(task, model, layout, "cpu") if helps else None
         self._anew = lambda: SerialEngine(task, initial_model(task, seed), layout, "cpu")
-        self._like: tuple[dict[str, list], str] | None = None  # what each worker tries before it trains, and what comes of it here
+        self._like: tuple[dict[str, list], str] | None = (
+            None  # what each worker tries before it trains, and what comes of it here
+        )
         self.workers: list[Worker] = []
         self.pool = Pool()
         self._lent: dict[str, Region] = {}
-        self._homes: dict[int, tuple[Region, Tensor]] = {}  # of tensors of the data, which are not written to
+        self._homes: dict[
+            int, tuple[Region, Tensor]
+        ] = {}  # of tensors of the data, which are not written to
         self._alone_s, self._stillborn, self._fallen = 0.0, 0, 0
         self._finalizer = weakref.finalize(self, end_all, self.workers, os.getpid())
 
@@ -102,12 +121,16 @@ class WorkerEngine:
 
     def resident(self, data: Data) -> Data:
         """The data in shared memory, where this process and the workers read it."""
-        return dataclasses.replace(data, inputs=self._placed(data.inputs), targets=self._placed(data.targets))
+        return dataclasses.replace(
+            data, inputs=self._placed(data.inputs), targets=self._placed(data.targets)
+        )
 
     @property
     def settled(self) -> bool:
         """Whether the workers are there, so that the rounds to come are trained as the last one was."""
-        return (self.helper is None or self._alone_s >= ALONE_S) and all(worker.ready for worker in self.workers)
+        return (self.helper is None or self._alone_s >= ALONE_S) and all(
+            worker.ready for worker in self.workers
+        )
 
     def close(self) -> None:
         """End the workers. The engine can be used again."""
@@ -115,30 +138,58 @@ class WorkerEngine:
 
     # What is shared.
 
-    def _stack(self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int) -> Stack:
+    def _stack(
+        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int
+    ) -> Stack:
         n, size, first = self.layout.numel, self.buffers.places[-1], jobs[0].traces
         width = len(_traces(jobs[0]))
-        updates, traces = self._lend("updates", len(jobs), n), self._lend("traces", len(jobs), width, n)
+        updates, traces = (
+            self._lend("updates", len(jobs), n),
+            self._lend("traces", len(jobs), width, n),
+        )
         buffers = self._lend("buffers", len(jobs), size, dtype=torch.uint8)
         self._lend("start", n).copy_(start)
         lengths = [[len(batch) for batch in job.batches] for job in jobs]
-        plans = [np.concatenate([*job.batches, sizes]) for job, sizes in zip(jobs, lengths, strict=True)]
-        self._lend("plan", sum(map(len, plans)), dtype=torch.int64).copy_(torch.from_numpy(np.concatenate(plans)))
+        plans = [
+            np.concatenate([*job.batches, sizes]) for job, sizes in zip(jobs, lengths, strict=True)
+        ]
+        self._lend("plan", sum(map(len, plans)), dtype=torch.int64).copy_(
+            torch.from_numpy(np.concatenate(plans))
+        )
         order = {
-            "start": self._ref("start", n), "inputs": self._home(data.inputs), "targets": self._home(data.targets),
-            "sgd": dataclasses.asdict(sgd), "seed": seed, "momentum": first.momentum is not None,
+            "start": self._ref("start", n),
+            "inputs": self._home(data.inputs),
+            "targets": self._home(data.targets),
+            "sgd": dataclasses.asdict(sgd),
+            "seed": seed,
+            "momentum": first.momentum is not None,
             "pull": first.pull is not None,
         }
         rows, at = [], 0
         for i, (job, plan, sizes) in enumerate(zip(jobs, plans, lengths, strict=True)):
-            rows.append({
-                "round": job.round, "who": job.who, "examples": len(plan) - len(sizes),
-                "plan": self._ref("plan", len(plan), at, torch.int64), "update": self._ref("updates", n, i * n),
-                "traces": [self._ref("traces", n, (i * width + k) * n) for k in range(width)],
-                "buffers": self._ref("buffers", size, i * size, torch.uint8) if size else None,
-            })
+            rows.append(
+                {
+                    "round": job.round,
+                    "who": job.who,
+                    "examples": len(plan) - len(sizes),
+                    "plan": self._ref("plan", len(plan), at, torch.int64),
+                    "update": self._ref("updates", n, i * n),
+                    "traces": [self._ref("traces", n, (i * width + k) * n) for k in range(width)],
+                    "buffers": self._ref("buffers", size, i * size, torch.uint8) if size else None,
+                }
+            )
             at += len(plan)
-        return Stack(jobs, order, rows, updates, traces, buffers, deque(range(len(jobs))), [None] * len(jobs), Counter())
+        return Stack(
+            jobs,
+            order,
+            rows,
+            updates,
+            traces,
+            buffers,
+            deque(range(len(jobs))),
+            [None] * len(jobs),
+            Counter(),
+        )
 
     def _lend(self, what: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         self._lent[what], tensor = self.pool.lend(self._lent.get(what), shape, dtype)
@@ -192,7 +243,10 @@ class WorkerEngine:
 
     def _share(self, worker: Worker, order: dict[str, Any]) -> None:
         """Have a worker map what it does not yet, for an order that names data, and forget what is gone."""
-        needed = {region.name for region in self._lent.values()} | {order["inputs"][0], order["targets"][0]}
+        needed = {region.name for region in self._lent.values()} | {
+            order["inputs"][0],
+            order["targets"][0],
+        }
         for name in sorted(needed - worker.known):
             worker.send({"map": [name, self.pool.regions[name].size]}, self.pool.regions[name].file)
         worker.known = worker.known & self.pool.regions.keys() | needed
@@ -201,7 +255,11 @@ class WorkerEngine:
         """Have a worker try what was tried here, on what this engine trained first."""
         if self._like is None:
             self._lend("like", len(start)).copy_(start)
-            order = {"start": self._ref("like", len(start)), "inputs": self._home(data.inputs), "targets": self._home(data.targets)}
+            order = {
+                "start": self._ref("like", len(start)),
+                "inputs": self._home(data.inputs),
+                "targets": self._home(data.targets),
+            }
             with _one_thread():
                 self._like = order, likeness(self._anew(), start, data)
         self._share(worker, self._like[0])
@@ -228,13 +286,17 @@ class WorkerEngine:
 
     def _take(self, worker: Worker, answer: dict[str, Any], stack: Stack) -> None:
         if "broken" in answer:
-            raise TaskError(f"a worker process cannot load --task {self.hello['task']} as this one did: {answer['broken'][2]}; "
-                            "give --engine serial")
+            raise TaskError(
+                f"a worker process cannot load --task {self.hello['task']} as this one did: {answer['broken'][2]}; "
+                "give --engine serial"
+            )
         if "like" in answer:
             worker.ready, self._stillborn = True, 0
             if self._like is None or answer["like"] != self._like[1]:
-                raise TaskError(f"--task {self.hello['task']} gives a worker process another model than it gave this one; "
-                                "let it always give the same, or give --engine serial")
+                raise TaskError(
+                    f"--task {self.hello['task']} gives a worker process another model than it gave this one; "
+                    "let it always give the same, or give --engine serial"
+                )
             return
         i, worker.job = worker.job, -1
         if "failed" in answer:
@@ -243,7 +305,9 @@ class WorkerEngine:
         for row, trace in zip(stack.traces[i], _traces(stack.jobs[i]), strict=True):
             trace.copy_(row)
         self._fallen = 0
-        stack.results[i] = Done(answer["loss"], self.buffers.read(stack.buffers[i], answer["changed"]) or None)
+        stack.results[i] = Done(
+            answer["loss"], self.buffers.read(stack.buffers[i], answer["changed"]) or None
+        )
 
     def _bury(self, worker: Worker, stack: Stack) -> None:
         """A worker has died: its job is done once more, by another."""
@@ -252,20 +316,31 @@ class WorkerEngine:
         if not worker.ready:
             self._stillborn += 1
             if self._stillborn >= STILLBORN:
-                raise UserError(f"worker processes end before they can work: the last {how}; give --engine serial")
+                raise UserError(
+                    f"worker processes end before they can work: the last {how}; give --engine serial"
+                )
         if i < 0:
             return
         self._fallen += 1
         if self._fallen >= DEATHS * max(STILLBORN, min(self.count, len(stack.jobs))):
-            raise UserError(f"{self._fallen} worker processes in a row have ended while they trained a client: the last {how}; "
-                            "give --engine serial to see why")
+            raise UserError(
+                f"{self._fallen} worker processes in a row have ended while they trained a client: the last {how}; "
+                "give --engine serial to see why"
+            )
         stack.deaths[i] += 1
-        who, why = stack.jobs[i].who, "memory may be short" if "SIGKILL" in how else "the task's own code may be why"
+        who, why = (
+            stack.jobs[i].who,
+            "memory may be short" if "SIGKILL" in how else "the task's own code may be why",
+        )
         if stack.deaths[i] == 1:
             stack.waiting.appendleft(i)
-            self.warn(f"a worker process {how} while it trained client {who}, who is trained once more; {why}")
+            self.warn(
+                f"a worker process {how} while it trained client {who}, who is trained once more; {why}"
+            )
         else:
-            stack.results[i] = FedcompError(f"the worker process that trained this client {how}, twice; {why}")
+            stack.results[i] = FedcompError(
+                f"the worker process that trained this client {how}, twice; {why}"
+            )
 
     def _help(self, stack: Stack, start: Tensor, data: Data, sgd: LocalSGD, seed: int) -> bool:
         """Train a client here while no worker is ready, if this process helps. On one thread, so that its update is what a worker's is."""
@@ -275,7 +350,9 @@ class WorkerEngine:
             return False
         began, i = time.perf_counter(), stack.waiting.popleft()
         with _one_thread():
-            stack.results[i] = trained(self.helper, start, data, stack.jobs[i], sgd, seed, stack.updates[i])
+            stack.results[i] = trained(
+                self.helper, start, data, stack.jobs[i], sgd, seed, stack.updates[i]
+            )
         self._alone_s += time.perf_counter() - began
         return True
 

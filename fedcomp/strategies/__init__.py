@@ -27,15 +27,41 @@ from .tally import majority
 from .vote import Vote
 
 __all__ = [
-    "Asynchronous", "Average", "Broadcast", "Broadcasts", "Compressed", "Outcome", "Phase", "RoundStrategy", "Rules",
-    "allocation_matrix", "available_strategies", "majority", "resolved", "strategy",
+    "Asynchronous",
+    "Average",
+    "Broadcast",
+    "Broadcasts",
+    "Compressed",
+    "Outcome",
+    "Phase",
+    "RoundStrategy",
+    "Rules",
+    "allocation_matrix",
+    "available_strategies",
+    "majority",
+    "resolved",
+    "strategy",
 ]
 
 _STRATEGIES: dict[str, type[RoundStrategy]] = {
     cls.name: cls
     for cls in (
-        Average, FetchSGD, GTopK, PowerSGD, Scaffold, SharedScale, SketchedSGD, Asynchronous,
-        Median, TrimmedMean, Krum, MultiKrum, GeometricMedian, CenteredClipping, Vote, Election,
+        Average,
+        FetchSGD,
+        GTopK,
+        PowerSGD,
+        Scaffold,
+        SharedScale,
+        SketchedSGD,
+        Asynchronous,
+        Median,
+        TrimmedMean,
+        Krum,
+        MultiKrum,
+        GeometricMedian,
+        CenteredClipping,
+        Vote,
+        Election,
     )
 }
 
@@ -54,13 +80,21 @@ def strategy(text: str, rules: Rules | None = None, **told: Any) -> RoundStrateg
 def resolved(config: RunConfig) -> RunConfig:
     """The options of a run, with the strategy's own choice, and the horizon of schedules, where they were not given. Raises UserError."""
     cls, options = _chosen(config.strategy)
-    own = {name: value for name, value in cls.defaults(options).items() if isinstance(getattr(config, name), Usual)}
+    own = {
+        name: value
+        for name, value in cls.defaults(options).items()
+        if isinstance(getattr(config, name), Usual)
+    }
     return with_horizon(dataclasses.replace(config, **own))
 
 
 def _chosen(text: str) -> tuple[type[RoundStrategy], Any]:
     parsed = spec.parse(text)
     if parsed.scope or len(parsed.parts) > 1:
-        raise SpecError(f"strategy '{text}' cannot have a scope or a second part; name one strategy")
-    options = spec.build(parsed.parts[0], {name: cls.Options for name, cls in _STRATEGIES.items()}, "strategy")
+        raise SpecError(
+            f"strategy '{text}' cannot have a scope or a second part; name one strategy"
+        )
+    options = spec.build(
+        parsed.parts[0], {name: cls.Options for name, cls in _STRATEGIES.items()}, "strategy"
+    )
     return _STRATEGIES[parsed.parts[0].name], options

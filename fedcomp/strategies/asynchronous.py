@@ -48,7 +48,9 @@ class Options:
     def __post_init__(self) -> None:
         for name, low, high in (("wait", 0, 1), ("staleness", 0, 10**9), ("decay", 0, 1000)):
             if not low <= (value := getattr(self, name)) <= high:
-                raise SpecError(f"option '{name}' of strategy 'asynchronous' is {value:g}; give {low} to {high:g}")
+                raise SpecError(
+                    f"option '{name}' of strategy 'asynchronous' is {value:g}; give {low} to {high:g}"
+                )
 
 
 @dataclass(frozen=True)
@@ -74,34 +76,53 @@ class Asynchronous(Average):
     def __init__(self, *rules: Any, **told: Any):
         super().__init__(*rules, **told)
         if self.rules.quorum != 1:
-            raise ConfigError(f"strategy '{self.name}' makes a round of the first answers that come; leave --quorum out, or give "
-                              f"--strategy {self.name}:wait={self.rules.quorum:g}")
+            raise ConfigError(
+                f"strategy '{self.name}' makes a round of the first answers that come; leave --quorum out, or give "
+                f"--strategy {self.name}:wait={self.rules.quorum:g}"
+            )
         self.now = 0.0  # virtual seconds
         self.began: dict[int, int] = {}  # client at work → the round in which it began
         self.answers: dict[int, Answer] = {}  # of clients at work, that have not been taken
-        self.changed: set[int] = set()  # clients whose answers came or were taken since the last checkpoint
+        self.changed: set[int] = (
+            set()
+        )  # clients whose answers came or were taken since the last checkpoint
         self._exchanges: dict[int, Exchange] = {}  # by the round in which it began: answers to come
         self._reports: dict[int, Report] = {}  # that came and are in no answer yet
         self._lateness: dict[int, int] = {}  # rounds, of those whose answers were taken last
-        self._seconds: dict[int, float] = {}  # from question to answer, of answers that have not been taken
+        self._seconds: dict[
+            int, float
+        ] = {}  # from question to answer, of answers that have not been taken
 
     def run_round(self, grid: Grid, round: int) -> Outcome:
-        started, traffic, late = time.perf_counter(), Traffic(seconds=self._seconds), self._too_late(round)
+        started, traffic, late = (
+            time.perf_counter(),
+            Traffic(seconds=self._seconds),
+            self._too_late(round),
+        )
         unread = {client: self.answers[client] for client in late if client in self.answers}
         rejected = {client: self._give_up(client, round) for client in late}
         self._begin(grid, round, traffic, besides=rejected.keys())
         taken = self._first(round, started)
-        traffic.uplink = {client: len(answer.report.frame) if answer.report else 0 for client, answer in (unread | taken).items()}
+        traffic.uplink = {
+            client: len(answer.report.frame) if answer.report else 0
+            for client, answer in (unread | taken).items()
+        }
         self._lateness = {client: round - answer.round for client, answer in taken.items()}
         traffic.lateness = {client: rounds for client, rounds in self._lateness.items() if rounds}
-        traffic.seconds = {client: self._seconds.pop(client) for client in [*taken, *late] if client in self._seconds}
+        traffic.seconds = {
+            client: self._seconds.pop(client)
+            for client in [*taken, *late]
+            if client in self._seconds
+        }
         for client in taken:
             self._leave(client)
         self.clock.move_to(self.now)
         results = [taken[client].result for client in sorted(taken)]
         rejected |= {result.client: result for result in results if isinstance(result, Rejection)}
         accepted = [result for result in results if isinstance(result, Accepted)]
-        return self._close(round, sorted(taken.keys() | rejected.keys()), {"train": accepted}, rejected, traffic)
+        return self._close(
+            round, sorted(taken.keys() | rejected.keys()), {"train": accepted}, rejected, traffic
+        )
 
     def discount(self, accepted: Accepted) -> float:
         return (1.0 + self._lateness.get(accepted.client, 0)) ** -self.options.decay
@@ -109,8 +130,12 @@ class Asynchronous(Average):
     def expected(self, clients: Sequence[int], round: int) -> list[int]:
         return []  # a matter of who is free then
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        raise ConfigError("strategy 'asynchronous' waits for nobody, and this hook for everybody; call start() or rounds()")
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        raise ConfigError(
+            "strategy 'asynchronous' waits for nobody, and this hook for everybody; call start() or rounds()"
+        )
 
     # Who is at work.
 
@@ -124,7 +149,10 @@ class Asynchronous(Average):
         exchange = self._exchanges[round] = self._exchange(grid, round, Phase(), traffic)
         exchange.heard, exchange.on_answer = self._keep, lambda answered, asked: None
         terms = self.schedule.terms(round, begin, self.bandwidths)
-        messages = [self._message(exchange, client, nodes[client], round, Phase(), {}, terms[client]) for client in begin]
+        messages = [
+            self._message(exchange, client, nodes[client], round, Phase(), {}, terms[client])
+            for client in begin
+        ]
         self.began |= dict.fromkeys(begin, round)
         for earlier in self._exchanges.values():
             earlier.traffic = traffic  # of what a client still needs
@@ -135,7 +163,10 @@ class Asynchronous(Average):
 
     def _first(self, round: int, started: float) -> dict[int, Answer]:
         """The answers that make a round."""
-        wanted, told = min(len(self.began), max(1, math.floor(self.options.wait * len(self.began) + 0.5))), 0
+        wanted, told = (
+            min(len(self.began), max(1, math.floor(self.options.wait * len(self.began) + 0.5))),
+            0,
+        )
         self._collect()
         while True:
             news = self._poll()
@@ -143,13 +174,22 @@ class Asynchronous(Average):
             for count in range(told + 1, min(wanted, len(self.answers)) + 1):
                 self.on_answer(round, count, wanted)
             told = min(wanted, len(self.answers))
-            over = self.rules.timeout_s is not None and time.perf_counter() - started > self.rules.timeout_s
+            over = (
+                self.rules.timeout_s is not None
+                and time.perf_counter() - started > self.rules.timeout_s
+            )
             if told == wanted or not self._exchanges or over:
                 break
             if not news:
                 time.sleep(exchanges.POLL_S)
-        first = sorted(self.answers.values(), key=lambda answer: (answer.due, answer.client))[:wanted]
-        limit = self.now + self.rules.timeout_s if self.pace and self.rules.timeout_s is not None else math.inf
+        first = sorted(self.answers.values(), key=lambda answer: (answer.due, answer.client))[
+            :wanted
+        ]
+        limit = (
+            self.now + self.rules.timeout_s
+            if self.pace and self.rules.timeout_s is not None
+            else math.inf
+        )
         if any(answer.due > limit for answer in first):
             first, self.now = [answer for answer in first if answer.due <= limit], limit
         self.now = max([self.now, *(answer.due for answer in first)])
@@ -158,7 +198,15 @@ class Asynchronous(Average):
     def _poll(self) -> bool:
         """Take in the replies that are there, to whatever question, if any: asked for together, since what nobody asks for is given up."""
         waiting = list(self._exchanges.values())
-        replies = list(waiting[0].grid.pull_messages([name for exchange in waiting for name in exchange.names])) if waiting else []
+        replies = (
+            list(
+                waiting[0].grid.pull_messages(
+                    [name for exchange in waiting for name in exchange.names]
+                )
+            )
+            if waiting
+            else []
+        )
         for exchange in waiting:
             exchange.receive(replies)
         return bool(replies)
@@ -177,7 +225,9 @@ class Asynchronous(Average):
                 del self._exchanges[began]
 
     def _too_late(self, round: int) -> list[int]:
-        return [client for client, began in self.began.items() if round - began > self.options.staleness]
+        return [
+            client for client, began in self.began.items() if round - began > self.options.staleness
+        ]
 
     def _give_up(self, client: int, round: int) -> Rejection:
         reason = f"no answer in the {round - self.began[client]} rounds since it began"
@@ -198,15 +248,23 @@ class Asynchronous(Average):
     # Checkpoints.
 
     def take_changes(self) -> Changes:
-        values: dict[str, bytes | None] = {CLOCK: json.dumps([self.now, sorted(self.answers)]).encode()}
+        values: dict[str, bytes | None] = {
+            CLOCK: json.dumps([self.now, sorted(self.answers)]).encode()
+        }
         for client in self.changed:
-            values[f"{AT_WORK}/{client}"] = _pack(self.answers[client]) if client in self.answers else None
+            values[f"{AT_WORK}/{client}"] = (
+                _pack(self.answers[client]) if client in self.answers else None
+            )
         self.changed.clear()
         return {}, values
 
-    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
+    def restore(
+        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
+    ) -> None:
         self.now, clients = json.loads(value(CLOCK) or b"[0.0, []]")
-        self.answers = {client: self._unpack(value(f"{AT_WORK}/{client}") or b"") for client in clients}
+        self.answers = {
+            client: self._unpack(value(f"{AT_WORK}/{client}") or b"") for client in clients
+        }
         self.began = {client: answer.round for client, answer in self.answers.items()}
         self._exchanges, self._reports = {}, {}
         self.changed.clear()

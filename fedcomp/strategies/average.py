@@ -27,9 +27,15 @@ class Average(RoundStrategy):
     def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
         (accepted,) = phases.values()
         weights = self.client_weights(accepted)
-        sent = [(a.update, weight * self._share(a)) for a, weight in zip(accepted, weights, strict=True) if a.update is not None]
+        sent = [
+            (a.update, weight * self._share(a))
+            for a, weight in zip(accepted, weights, strict=True)
+            if a.update is not None
+        ]
         if self.counterpart is None:
-            self.uplink.add_all([update for update, _ in sent], [weight for _, weight in sent], into)
+            self.uplink.add_all(
+                [update for update, _ in sent], [weight for _, weight in sent], into
+            )
         else:  # estimates are read one by one, as they were kept
             for update, weight in sent:
                 update.add_to(into, weight)
@@ -50,5 +56,9 @@ class Average(RoundStrategy):
     def client_weights(self, accepted: Sequence[Accepted]) -> list[float]:
         """The weight of each accepted client, not normalised."""
         weights = [float(a.examples) if self.rules.weights == "examples" else 1.0 for a in accepted]
-        cap = self.rules.weight_cap * sum(weights) / len(weights) if self.rules.weight_cap else max(weights)
+        cap = (
+            self.rules.weight_cap * sum(weights) / len(weights)
+            if self.rules.weight_cap
+            else max(weights)
+        )
         return [min(weight, cap) for weight in weights]

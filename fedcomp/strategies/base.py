@@ -56,7 +56,9 @@ class Rules:
     budget_bytes: int = 0
     memory: str = "residual"  # of the clients
     quorum: float = 1.0
-    timeout_s: float | None = None  # seconds that a phase may take, `deadline` of the run; None = as long as it does
+    timeout_s: float | None = (
+        None  # seconds that a phase may take, `deadline` of the run; None = as long as it does
+    )
     lr: float = 0.05  # of local SGD, and of the server where votes have no length
     keep_momentum: bool = False  # of local SGD, from one round to the next
     budget_s: float = 0.0  # seconds that a client may take to send, in place of budget_bytes
@@ -92,7 +94,9 @@ class Outcome:
     rejections: list[Rejection]
     traffic: Traffic
     broadcast: Broadcast | None  # None: no update was accepted, the model stays
-    suspicion: Mapping[int, float] = field(default_factory=dict)  # by client, 0..1; of those strategies that judge votes
+    suspicion: Mapping[int, float] = field(
+        default_factory=dict
+    )  # by client, 0..1; of those strategies that judge votes
     simulated_s: float | None = None  # virtual seconds that it took; None: time is real
     clipped: int = 0  # of the accepted: whose norm was too large
 
@@ -116,8 +120,12 @@ class RoundStrategy(Strategy):
     notice: str = ""  # what a run says of it before its first round
     feeds_back: bool = False  # what it reads of sketches is subtracted from what waits in them
     clips: ClassVar[bool] = False  # adds updates one by one, and so can bound the norm of each
-    own_step: ClassVar[bool] = False  # decides the step itself, with an option `momentum`, and leaves none to a server optimizer
-    allocation: np.ndarray | None = None  # 0/1 [n, n], of strategies that hand out partitions: row i is what the cohort's i-th member holds
+    own_step: ClassVar[bool] = (
+        False  # decides the step itself, with an option `momentum`, and leaves none to a server optimizer
+    )
+    allocation: np.ndarray | None = (
+        None  # 0/1 [n, n], of strategies that hand out partitions: row i is what the cohort's i-th member holds
+    )
 
     def __init__(
         self,
@@ -127,33 +135,54 @@ class RoundStrategy(Strategy):
         roster: Roster = by_node,
         on_answer: Callable[[int, int, int], None] = lambda round, answered, asked: None,
     ):
-        self.rules, self.options, self.roster, self.on_answer = rules or Rules(), options or self.Options(), roster, on_answer
+        self.rules, self.options, self.roster, self.on_answer = (
+            rules or Rules(),
+            options or self.Options(),
+            roster,
+            on_answer,
+        )
         self.uplink, self.downlink = codec(self.rules.uplink), codec(self.rules.downlink)
         if self.rules.clip_update and not self.clips:
-            raise ConfigError(f"strategy '{self.name}' adds no updates one by one, whose norms it could bound; leave --clip-update out, or "
-                              "use --strategy average")
+            raise ConfigError(
+                f"strategy '{self.name}' adds no updates one by one, whose norms it could bound; leave --clip-update out, or "
+                "use --strategy average"
+            )
         self.optimizer = optimizer(self.rules.server_optimizer)
         if self.own_step and not self.optimizer.plain:
-            raise ConfigError(f"strategy '{self.name}' has a step of its own; leave --server-optimizer out, or for momentum give "
-                              f"--strategy {self.name}:momentum=0.9")
+            raise ConfigError(
+                f"strategy '{self.name}' has a step of its own; leave --server-optimizer out, or for momentum give "
+                f"--strategy {self.name}:momentum=0.9"
+            )
         if self.optimizer.unitless and self.rules.server_lr >= 1:
-            raise ConfigError(f"--server-optimizer {self.optimizer.name} moves every coordinate by about --server-lr, and that is "
-                              f"{self.rules.server_lr:g}; give a smaller one, such as --server-lr 0.01")
+            raise ConfigError(
+                f"--server-optimizer {self.optimizer.name} moves every coordinate by about --server-lr, and that is "
+                f"{self.rules.server_lr:g}; give a smaller one, such as --server-lr 0.01"
+            )
         self.versions: dict[int, str] = {}  # that each client last reported
         self.tickets: dict[int, str] = {}  # of each client's last accepted proposal
         self.examples: dict[int, int] = {}  # that each client counted when it was last accepted
-        self.dropped: dict[int, bytes] = {}  # of that proposal, as a frame, until the client was told
-        self.pace: Callable[[int, int], float] | None = None  # virtual seconds for (round, client), in a simulation; None = time is real
+        self.dropped: dict[
+            int, bytes
+        ] = {}  # of that proposal, as a frame, until the client was told
+        self.pace: Callable[[int, int], float] | None = (
+            None  # virtual seconds for (round, client), in a simulation; None = time is real
+        )
         self.clock = Clock()  # that exchanges go by
-        self.bandwidths: dict[int, float] = {}  # bytes a second that clients declared for their uplink
-        self.warn: Callable[[str], None] = lambda sentence: None  # hears what is found out while rounds go on, each once
+        self.bandwidths: dict[
+            int, float
+        ] = {}  # bytes a second that clients declared for their uplink
+        self.warn: Callable[[str], None] = lambda sentence: (
+            None
+        )  # hears what is found out while rounds go on, each once
         self.round = 0  # that is being closed, for `aggregate` and those after it
         self.clipped = 0  # updates of that round, as far as `aggregate` has found
         self.broadcasts: Broadcasts
         self.layout: Layout  # of updates and broadcasts
         self.model_layout: Layout
         self.schedule: Schedule
-        self.counterpart: Counterpart | None = None  # of the clients' memories, if both sides keep something
+        self.counterpart: Counterpart | None = (
+            None  # of the clients' memories, if both sides keep something
+        )
 
     # What an algorithm decides.
 
@@ -178,7 +207,9 @@ class RoundStrategy(Strategy):
         """Who will be asked in a round to come, as far as the seed alone tells. Changes nothing."""
         return sample(clients, self.rules.participation, self.rules.seed, round)
 
-    def announce(self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]) -> Mapping[str, bytes]:
+    def announce(
+        self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]
+    ) -> Mapping[str, bytes]:
         """What a client is told at the start of a phase, given what the phases before brought. Its bytes are counted."""
         return {}
 
@@ -217,7 +248,9 @@ class RoundStrategy(Strategy):
         """What an algorithm keeps of its own and has changed since the last call, for the checkpoint."""
         return {}, {}
 
-    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
+    def restore(
+        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
+    ) -> None:
         """Stand where a checkpoint stood, whose vectors and values of `take_changes` are read by these."""
 
     # The loop.
@@ -229,25 +262,45 @@ class RoundStrategy(Strategy):
         try:
             keeper = memory(self.rules.downlink_memory, self.downlink, layout.numel, layout)
         except ConfigError as error:
-            raise ConfigError(str(error).replace("--memory", "--downlink-memory").replace("--uplink", "--downlink")) from error
+            raise ConfigError(
+                str(error)
+                .replace("--memory", "--downlink-memory")
+                .replace("--uplink", "--downlink")
+            ) from error
         if keeper.counterpart is not None:
-            raise ConfigError(f"--downlink-memory {keeper.name} keeps something on both sides, clients keep the model alone; use residual")
+            raise ConfigError(
+                f"--downlink-memory {keeper.name} keeps something on both sides, clients keep the model alone; use residual"
+            )
         self.counterpart = counterpart(self.rules.memory, self.uplink, layout.numel, layout)
         if keeper.only_under:
-            raise ConfigError(f"--downlink-memory {keeper.name} makes frames of several phases, and a broadcast has one; use residual")
+            raise ConfigError(
+                f"--downlink-memory {keeper.name} makes frames of several phases, and a broadcast has one; use residual"
+            )
         if only_under(self.rules.memory) not in ("", self.name):
-            raise ConfigError(f"memory '{self.rules.memory}' has no frames for strategy '{self.name}'; "
-                              f"give --strategy {only_under(self.rules.memory)}, or --memory none")
-        if self.counterpart is not None and self.counterpart.measures_steps and self.optimizer.unitless:
-            raise ConfigError(f"memory '{self.rules.memory}' compares updates with the steps of the model, which have another unit under "
-                              f"--server-optimizer {self.optimizer.name}; use sgd, or another --memory")
+            raise ConfigError(
+                f"memory '{self.rules.memory}' has no frames for strategy '{self.name}'; "
+                f"give --strategy {only_under(self.rules.memory)}, or --memory none"
+            )
+        if (
+            self.counterpart is not None
+            and self.counterpart.measures_steps
+            and self.optimizer.unitless
+        ):
+            raise ConfigError(
+                f"memory '{self.rules.memory}' compares updates with the steps of the model, which have another unit under "
+                f"--server-optimizer {self.optimizer.name}; use sgd, or another --memory"
+            )
         self.optimizer = optimizer(self.rules.server_optimizer)
         cache_bytes = int(self.rules.cache * 4 * layout.numel)
-        self.broadcasts = Broadcasts(self.work.first(weights), layout, self.downlink, keeper, cache_bytes)
+        self.broadcasts = Broadcasts(
+            self.work.first(weights), layout, self.downlink, keeper, cache_bytes
+        )
         rules = self.rules
         if (rules.density_warmup or rules.density_schedule) and chooses(rules.memory):
             asked = "--density-warmup" if rules.density_warmup else DENSITY_SCHEDULE
-            raise ConfigError(f"{asked} has no meaning for memory '{rules.memory}', which chooses what is sent; leave it out")
+            raise ConfigError(
+                f"{asked} has no meaning for memory '{rules.memory}', which chooses what is sent; leave it out"
+            )
         self.schedule = Schedule.of(rules, self.uplink, layout)
         for density in self.schedule.densities(rules.rounds or rules.horizon):
             memory(rules.memory, self.uplink.at_density(density), layout.numel, layout)
@@ -264,8 +317,13 @@ class RoundStrategy(Strategy):
         asked, terms = cohort, self.schedule.terms(round, cohort, self.bandwidths)
         for phase in self.phases(round):
             exchange = self._exchange(grid, round, phase, traffic)
-            messages = [self._message(exchange, client, nodes[client], round, phase, results, terms[client]) for client in asked]
-            exchange.run(messages, phase.closing or QuorumOrDeadline(self.rules.quorum, self.rules.timeout_s))
+            messages = [
+                self._message(exchange, client, nodes[client], round, phase, results, terms[client])
+                for client in asked
+            ]
+            exchange.run(
+                messages, phase.closing or QuorumOrDeadline(self.rules.quorum, self.rules.timeout_s)
+            )
             self.look_over(phase, exchange)
             results[phase.name] = list(exchange.answers())
             rejected |= exchange.rejected
@@ -303,11 +361,30 @@ class RoundStrategy(Strategy):
             told |= self.counterpart.announce()
         announced = [part for name, value in told.items() for part in (name.encode(), value)]
         returned = self.dropped.get(client, b"")
-        exchange.traffic.sent(client, download, [*announced, returned], first=client not in self.versions, newest=b.newest_bytes)
+        exchange.traffic.sent(
+            client,
+            download,
+            [*announced, returned],
+            first=client not in self.versions,
+            newest=b.newest_bytes,
+        )
         form, base, frames = download.form, download.base, download.frames
         assignment = Assignment(
-            round, phase.name, client, form, base, b.version, b.fingerprint, frames, accepted, announced, terms.density, terms.lr, returned,
-            terms.steps, terms.batch_size,
+            round,
+            phase.name,
+            client,
+            form,
+            base,
+            b.version,
+            b.fingerprint,
+            frames,
+            accepted,
+            announced,
+            terms.density,
+            terms.lr,
+            returned,
+            terms.steps,
+            terms.batch_size,
         )
         return exchange.message(assignment, node)
 
@@ -332,26 +409,49 @@ class RoundStrategy(Strategy):
         try:
             broadcast = self._advance(round, results) if last else None
         except NonFiniteError:
-            rejected |= {a.client: Rejection(a.client, "aggregate", "the sum of this round's updates is not finite") for a in last}
+            rejected |= {
+                a.client: Rejection(
+                    a.client, "aggregate", "the sum of this round's updates is not finite"
+                )
+                for a in last
+            }
             last, broadcast = [], None
         self.tickets |= {a.client: a.ticket for a in last if a.ticket}
         self.examples |= {a.client: a.examples for a in last}
         if self.counterpart is not None:
-            self.counterpart.settle([(a.client, a.update, a.fresh) for a in last], self._moved(broadcast))
+            self.counterpart.settle(
+                [(a.client, a.update, a.fresh) for a in last], self._moved(broadcast)
+            )
         self.dropped |= {a.client: frame for a in last if (frame := self.returned(a))}
         rejections = [rejected[client] for client in sorted(rejected)]
-        outcome = Outcome(round, cohort, last, rejections, traffic, broadcast, dict(self.suspicion()), self.clock.take(),
-                          self.clipped)
+        outcome = Outcome(
+            round,
+            cohort,
+            last,
+            rejections,
+            traffic,
+            broadcast,
+            dict(self.suspicion()),
+            self.clock.take(),
+            self.clipped,
+        )
         self.closed(outcome)
         return outcome
 
     def _advance(self, round: int, results: dict[str, list[Accepted]]) -> Broadcast | None:
         update = torch.zeros(self.layout.numel, dtype=torch.float32)
-        with timed("aggregation"), np.errstate(over="ignore", invalid="ignore"):  # what leaves float32's range is found by the next line
+        with (
+            timed("aggregation"),
+            np.errstate(over="ignore", invalid="ignore"),
+        ):  # what leaves float32's range is found by the next line
             self.aggregate(self._estimated(results), update)
             update = self.optimizer.step(update)
         with timed("downlink"):
-            broadcast = self.broadcasts.prepare(round, update.mul_(self.rules.server_lr), seeds.key(self.rules.seed, "downlink", round))
+            broadcast = self.broadcasts.prepare(
+                round,
+                update.mul_(self.rules.server_lr),
+                seeds.key(self.rules.seed, "downlink", round),
+            )
             if broadcast is not None:
                 self.broadcasts.publish(broadcast)
                 self.optimizer.commit()
@@ -362,9 +462,14 @@ class RoundStrategy(Strategy):
         if self.counterpart is None:
             return results
         name, last = list(results.items())[-1]
-        terms = {a.client: replace(a, update=self.counterpart.estimate(a.client, a.update, a.fresh)) for a in last}
+        terms = {
+            a.client: replace(a, update=self.counterpart.estimate(a.client, a.update, a.fresh))
+            for a in last
+        }
         for client, update in self.counterpart.absent([*terms]):
-            terms[client] = Accepted(client, update, self.examples[client], math.nan, "", fresh=False)
+            terms[client] = Accepted(
+                client, update, self.examples[client], math.nan, "", fresh=False
+            )
         return results | {name: [terms[client] for client in sorted(terms)]}
 
     def _moved(self, broadcast: Broadcast | None) -> float:
@@ -414,18 +519,29 @@ class RoundStrategy(Strategy):
         views = self.model_layout.views(self.model)
         return ArrayRecord({name: Array(view.numpy().copy()) for name, view in views.items()})
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """The messages of a round's first phase. `arrays` is not sent: clients get what they miss of this strategy's own model."""
         nodes = self.roster(grid)
         phase, *others = self.phases(server_round)
         if others:
-            raise ConfigError(f"a round of '{self.name}' has {1 + len(others)} phases, too many for this hook; call start() or rounds()")
+            raise ConfigError(
+                f"a round of '{self.name}' has {1 + len(others)} phases, too many for this hook; call start() or rounds()"
+            )
         self._hooked = self._exchange(grid, server_round, phase, Traffic())
         self._cohort = self.choose(ids(nodes), server_round)
         terms = self.schedule.terms(server_round, self._cohort, self.bandwidths)
-        return [self._message(self._hooked, client, nodes[client], server_round, phase, {}, terms[client]) for client in self._cohort]
+        return [
+            self._message(
+                self._hooked, client, nodes[client], server_round, phase, {}, terms[client]
+            )
+            for client in self._cohort
+        ]
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Close a round of one phase that `configure_train` opened."""
         exchange = self._hooked
         exchange.receive_from_nodes(replies)
@@ -433,18 +549,26 @@ class RoundStrategy(Strategy):
             exchange.give_up(client, "no reply that Flower's own loop waits for")
         phase, *_ = self.phases(server_round)
         results = {phase.name: list(exchange.answers())}
-        outcome = self._close(server_round, self._cohort, results, exchange.rejected, exchange.traffic)
+        outcome = self._close(
+            server_round, self._cohort, results, exchange.rejected, exchange.traffic
+        )
         return self.arrays(), _metrics(outcome)
 
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """No messages: the server evaluates."""
         return []
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         return None
 
     def summary(self) -> None:
-        print(f"{type(self).__name__}: uplink {self.uplink}, downlink {self.downlink}, participation {self.rules.participation:g}")
+        print(
+            f"{type(self).__name__}: uplink {self.uplink}, downlink {self.downlink}, participation {self.rules.participation:g}"
+        )
 
 
 def vector_of(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
@@ -452,7 +576,9 @@ def vector_of(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
     values = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
     for name, value in values.items():
         if not value.is_floating_point():
-            raise ConfigError(f"initial array '{name}' is of type {value.dtype}; give trainable parameters only")
+            raise ConfigError(
+                f"initial array '{name}' is of type {value.dtype}; give trainable parameters only"
+            )
     layout = Layout.from_shapes({name: tuple(value.shape) for name, value in values.items()})
     return layout, torch.cat([value.reshape(-1).to(torch.float32) for value in values.values()])
 
@@ -464,4 +590,6 @@ def _metrics(outcome: Outcome) -> MetricRecord:
         "uplink-bytes": sum(outcome.traffic.uplink.values()),
         "downlink-bytes": sum(outcome.traffic.downlink.values()),
     }
-    return MetricRecord(values | ({"train-loss": outcome.train_loss} if outcome.train_loss is not None else {}))
+    return MetricRecord(
+        values | ({"train-loss": outcome.train_loss} if outcome.train_loss is not None else {})
+    )

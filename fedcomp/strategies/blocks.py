@@ -16,7 +16,9 @@ from torch import Tensor
 
 from ..codecs import Update
 
-BLOCK = 1 << 17  # coordinates read at a time: whole blocks of rotations, and enough for compiled loops
+BLOCK = (
+    1 << 17
+)  # coordinates read at a time: whole blocks of rotations, and enough for compiled loops
 CHUNK = 1 << 13  # coordinates whose products are added up at a time; divides every block
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -48,13 +50,19 @@ class Rows:
         for _, values in self.blocks():
             for start in range(0, values.shape[1], CHUNK):
                 part = values[:, start : start + CHUNK]
-                part = part[:, part.any(axis=0)].astype(np.float64)  # sparse updates leave most columns empty
+                part = part[:, part.any(axis=0)].astype(
+                    np.float64
+                )  # sparse updates leave most columns empty
                 total += part @ part.T
         return (total + total.T) / 2
 
     def combine(self, weights: np.ndarray, into: Tensor) -> None:
         """Write Σ wᵢ·rowᵢ into float32 [numel], summed in float64 in the order of the rows. A row of weight 0 is not read."""
-        used = [(float(w), update) for w, update in zip(weights, self.updates, strict=True) if w and update is not None]
+        used = [
+            (float(w), update)
+            for w, update in zip(weights, self.updates, strict=True)
+            if w and update is not None
+        ]
         out = into.numpy()
         for start in range(0, self.numel, self.block):
             stop = min(start + self.block, self.numel)

@@ -21,7 +21,15 @@ from ..clients.replica import DENSE_CODEC
 from ..codecs import Codec, overwrite
 from ..layout import Layout
 from ..memories import Memory
-from ..messages import DENSE, FRAMES, OVERWRITE, UP_TO_DATE, fingerprint, first_version, next_version
+from ..messages import (
+    DENSE,
+    FRAMES,
+    OVERWRITE,
+    UP_TO_DATE,
+    fingerprint,
+    first_version,
+    next_version,
+)
 
 NUMBERED = 10_000  # versions of which is remembered how old they are
 FEW = 1000  # positions that a broadcast touched, which are remembered for as long as it is in the cache; of so many broadcasts
@@ -49,15 +57,23 @@ class Download:
 class Touched:
     """Which positions the newest broadcasts of a cache touched. Each is opened once, however many clients missed it."""
 
-    def __init__(self, cache: Iterable[Broadcast], open: Callable[[Broadcast], np.ndarray | None], numel: int):
+    def __init__(
+        self, cache: Iterable[Broadcast], open: Callable[[Broadcast], np.ndarray | None], numel: int
+    ):
         self._older, self._open = iter([*cache][::-1]), open
-        self._first = np.zeros(numel, np.int32)  # how many of the newest it takes until a position is touched; 0 = more than were opened
+        self._first = np.zeros(
+            numel, np.int32
+        )  # how many of the newest it takes until a position is touched; 0 = more than were opened
         self._counts = [0]  # positions that the newest 0, 1, 2, ... touched
         self._everywhere = False  # the next one names no positions
 
     def by_newest(self, missed: int, below: int) -> np.ndarray | None:
         """Those that the newest `missed` touched, ascending, or None when a frame of their values cannot cost fewer than `below` bytes."""
-        while len(self._counts) <= missed and not self._everywhere and overwrite.least_bytes(self._counts[-1]) < below:
+        while (
+            len(self._counts) <= missed
+            and not self._everywhere
+            and overwrite.least_bytes(self._counts[-1]) < below
+        ):
             positions = self._open(next(self._older))
             if positions is None:
                 self._everywhere = True
@@ -73,18 +89,32 @@ class Touched:
 class Broadcasts:
     """The server's model with the way that led to it. `weights` [numel] is changed only by `publish`."""
 
-    def __init__(self, weights: Tensor, layout: Layout, codec: Codec, memory: Memory, cache_bytes: int):
-        self.weights, self.layout, self.codec, self.memory, self.cache_bytes = weights, layout, codec, memory, cache_bytes
+    def __init__(
+        self, weights: Tensor, layout: Layout, codec: Codec, memory: Memory, cache_bytes: int
+    ):
+        self.weights, self.layout, self.codec, self.memory, self.cache_bytes = (
+            weights,
+            layout,
+            codec,
+            memory,
+            cache_bytes,
+        )
         self.cache: deque[Broadcast] = deque()
         self._bases: set[str] = set()  # of the cache
-        self._few: dict[str, np.ndarray] = {}  # positions that some of it touched, by the version after
-        self.newest_bytes = 0  # of the broadcast that led to this version, cached or not; 0 before the first
+        self._few: dict[
+            str, np.ndarray
+        ] = {}  # positions that some of it touched, by the version after
+        self.newest_bytes = (
+            0  # of the broadcast that led to this version, cached or not; 0 before the first
+        )
         self.version = self.first = first_version(weights, layout.fingerprint)
         self.fingerprint = fingerprint(weights)
         self._dense_bytes = len(DENSE_CODEC.encode(weights[:0])) + 4 * weights.numel()
         self._downloads: dict[str, Download] = {}
         self._touched: Touched | None = None  # by the cache, at this version
-        self._numbers: dict[str, int] = {self.version: 0}  # versions in the order in which they were made
+        self._numbers: dict[str, int] = {
+            self.version: 0
+        }  # versions in the order in which they were made
 
     def prepare(self, round: int, update: Tensor, seed: int) -> Broadcast | None:
         """The broadcast that moves the model by what the codec keeps of `update` [numel]; nothing changes yet but the memory's proposal.
@@ -112,19 +142,38 @@ class Broadcasts:
         self._downloads.clear()
         self._touched = None
 
-    def restore(self, weights: Tensor, memory_state: dict, cache: list[Broadcast], version: str, newest_bytes: int) -> None:
+    def restore(
+        self,
+        weights: Tensor,
+        memory_state: dict,
+        cache: list[Broadcast],
+        version: str,
+        newest_bytes: int,
+    ) -> None:
         """Stand where a checkpoint stood."""
         self.weights.copy_(weights)
         self.memory.load_state_dict(memory_state)
-        self.cache, self._bases, self._few, self.newest_bytes = deque(cache), {b.base for b in cache}, {}, newest_bytes
+        self.cache, self._bases, self._few, self.newest_bytes = (
+            deque(cache),
+            {b.base for b in cache},
+            {},
+            newest_bytes,
+        )
         self.version, self.fingerprint = version, fingerprint(self.weights)
-        self._numbers = {name: number for number, name in enumerate(dict.fromkeys([*(b.base for b in cache), version]))}
+        self._numbers = {
+            name: number
+            for number, name in enumerate(dict.fromkeys([*(b.base for b in cache), version]))
+        }
         self._downloads.clear()
         self._touched = None
 
     def behind(self, version: str) -> int | None:
         """How many versions came after this one; None where that is not known, or more than `NUMBERED`."""
-        return self._numbers[self.version] - self._numbers[version] if version in self._numbers else None
+        return (
+            self._numbers[self.version] - self._numbers[version]
+            if version in self._numbers
+            else None
+        )
 
     def download(self, version: str) -> Download:
         """What leads from `version` to the present one, in the cheapest form. The dense model when `version` is not known."""
@@ -144,7 +193,10 @@ class Broadcasts:
         if self._touched is None:
             self._touched = Touched(self.cache, self._positions, self.weights.numel())
         positions = self._touched.by_newest(len(missed), below=shorter)
-        if positions is not None and len(frame := overwrite.encode(self.weights, positions)) < shorter:
+        if (
+            positions is not None
+            and len(frame := overwrite.encode(self.weights, positions)) < shorter
+        ):
             return Download(OVERWRITE, version, [frame])
         return frames if frames_bytes <= dense_bytes else self.dense()
 

@@ -38,9 +38,13 @@ class Options(RobustOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.radius <= 1e30:
-            raise SpecError(f"option 'radius' of strategy 'centered-clipping' is {self.radius:g}; give a length above 0, or leave it out")
+            raise SpecError(
+                f"option 'radius' of strategy 'centered-clipping' is {self.radius:g}; give a length above 0, or leave it out"
+            )
         if not 1 <= self.iterations <= 10_000:
-            raise SpecError(f"option 'iterations' of strategy 'centered-clipping' is {self.iterations}; give 1 to 10000")
+            raise SpecError(
+                f"option 'iterations' of strategy 'centered-clipping' is {self.iterations}; give 1 to 10000"
+            )
 
 
 class CenteredClipping(ByDistance):
@@ -86,5 +90,7 @@ class CenteredClipping(ByDistance):
         changed, self._changed = self._changed, False
         return ({CENTER: self.center} if changed else {}), {}
 
-    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
+    def restore(
+        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
+    ) -> None:
         self.center, self._changed = vector(CENTER), False

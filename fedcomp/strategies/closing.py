@@ -60,7 +60,10 @@ class QuorumOrDeadline(AllAnswered):
         if (done := super().closed(progress)) is not None:
             return done
         if progress.accepted >= (enough := least(self.quorum, progress.asked)):
-            return Closed(QUORUM, f"no reply before {enough} of {progress.asked} were accepted (--quorum {self.quorum:g})")
+            return Closed(
+                QUORUM,
+                f"no reply before {enough} of {progress.asked} were accepted (--quorum {self.quorum:g})",
+            )
         if self.deadline_s is not None and progress.elapsed_s >= self.deadline_s:
             return Closed(DEADLINE, f"no reply within {self.deadline_s:g} s (--deadline)")
         return None

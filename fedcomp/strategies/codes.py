@@ -36,7 +36,9 @@ CODES = ("bernoulli", "deterministic", "uncoded")
 REDRAWS = 200
 
 
-def allocation_matrix(code: str, n: int, byzantine: int = 0, redundancy: float | None = None, seed: int = 0) -> np.ndarray:
+def allocation_matrix(
+    code: str, n: int, byzantine: int = 0, redundancy: float | None = None, seed: int = 0
+) -> np.ndarray:
     """G, uint8 [n, n]: G[i, j] = 1 where seat i counts partition j.
 
     `byzantine` is b, the liars to survive; it shapes the deterministic code alone. `redundancy`, from above 0 to n, and `seed` belong to
@@ -44,14 +46,23 @@ def allocation_matrix(code: str, n: int, byzantine: int = 0, redundancy: float |
     """
     if code not in CODES:
         raise SpecError(f"unknown code '{code}' of an election; {nearest(code, CODES)}")
-    if not all(isinstance(count, int | np.integer) and not isinstance(count, bool) for count in (n, byzantine)):
-        raise ConfigError(f"n={n!r} and byzantine={byzantine!r} of a code are counts; give whole numbers")
+    if not all(
+        isinstance(count, int | np.integer) and not isinstance(count, bool)
+        for count in (n, byzantine)
+    ):
+        raise ConfigError(
+            f"n={n!r} and byzantine={byzantine!r} of a code are counts; give whole numbers"
+        )
     if n < 1:
         raise ConfigError(f"a code has at least 1 voter, not {n}")
     if not 0 <= byzantine < n / 2:
-        raise ConfigError(f"byzantine={byzantine} of {n} voters is out of range; 0 to {(n - 1) // 2} liars can be outvoted")
+        raise ConfigError(
+            f"byzantine={byzantine} of {n} voters is out of range; 0 to {(n - 1) // 2} liars can be outvoted"
+        )
     if redundancy is not None and code != "bernoulli":
-        raise ConfigError(f"redundancy={redundancy:g} has no meaning for the code '{code}'; leave it out, or use code=bernoulli")
+        raise ConfigError(
+            f"redundancy={redundancy:g} has no meaning for the code '{code}'; leave it out, or use code=bernoulli"
+        )
     if code == "uncoded":
         return np.eye(n, dtype=np.uint8)
     if code == "deterministic":
@@ -89,7 +100,14 @@ class Seats:
         return 2 * byzantine_allowed + absent < self.margin
 
 
-def deal(clients: Sequence[int], n: int, byzantine: int, seed: int, round: int, data_sets: Sequence[int] | None = None) -> Seats:
+def deal(
+    clients: Sequence[int],
+    n: int,
+    byzantine: int,
+    seed: int,
+    round: int,
+    data_sets: Sequence[int] | None = None,
+) -> Seats:
     """Seat a cohort of m ≥ n clients at a code of n; and put the data sets, those of the clients unless given, in its n partitions.
 
     Every seat is held by g = ⌊m/n⌋ clients, who all compute the seat's partitions and each vote; the tally is of all m votes. What is
@@ -111,14 +129,18 @@ def deal(clients: Sequence[int], n: int, byzantine: int, seed: int, round: int, 
     clients, data = sorted(set(clients)), sorted(set(clients if data_sets is None else data_sets))
     for what, held in (("clients", clients), ("data sets", data)):
         if len(held) < n:
-            raise ConfigError(f"an election of n = {n} has no use for {len(held)} {what}; choose a smaller n, or ask for at least {n}")
+            raise ConfigError(
+                f"an election of n = {n} has no use for {len(held)} {what}; choose a smaller n, or ask for at least {n}"
+            )
     drawn = seeds.generator(seed, "seats", round).permutation(np.array(clients, np.int64)).tolist()
     g, left = divmod(len(drawn), n)
     joined = _joined(n, byzantine, left)
     members: list[list[int]] = [drawn[seat * g : (seat + 1) * g] for seat in range(n)]
     for seat, client in zip(joined, drawn[n * g :], strict=True):
         members[seat].append(client)
-    order = seeds.generator(seed, "partitions", round).permutation(np.array(data, np.int64)).tolist()
+    order = (
+        seeds.generator(seed, "partitions", round).permutation(np.array(data, np.int64)).tolist()
+    )
     full = n - 2 * byzantine - 1  # the first row of all partitions
     return Seats(
         tuple(tuple(sorted(held)) for held in members),
@@ -139,7 +161,9 @@ def _joined(n: int, byzantine: int, left: int) -> list[int]:
 
 def _deterministic(n: int, byzantine: int) -> np.ndarray:
     if n % 2 == 0:
-        raise ConfigError(f"the deterministic code needs an odd number of voters, not {n}; choose {n - 1} or {n + 1}, or code=bernoulli")
+        raise ConfigError(
+            f"the deterministic code needs an odd number of voters, not {n}; choose {n - 1} or {n + 1}, or code=bernoulli"
+        )
     s = (n - 1) // 2 - byzantine
     matrix = np.ones((n, n), np.uint8)
     matrix[:s] = np.eye(n, dtype=np.uint8)[:s]
@@ -150,7 +174,9 @@ def _deterministic(n: int, byzantine: int) -> np.ndarray:
 
 def _bernoulli(n: int, redundancy: float, seed: int) -> np.ndarray:
     if not 0 < redundancy <= n:
-        raise ConfigError(f"redundancy={redundancy:g} is out of range; a voter counts more than 0 and at most {n} partitions")
+        raise ConfigError(
+            f"redundancy={redundancy:g} is out of range; a voter counts more than 0 and at most {n} partitions"
+        )
     rng = seeds.generator(seed, "allocation")
     for _ in range(REDRAWS):
         matrix = (rng.random((n, n)) < redundancy / n).astype(np.uint8)

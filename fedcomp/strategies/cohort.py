@@ -7,7 +7,9 @@ from flwr.serverapp import Grid
 
 from .. import seeds
 
-Roster = Callable[[Grid], Mapping[int, int]]  # logical client id → Flower node id, of those who can be reached now
+Roster = Callable[
+    [Grid], Mapping[int, int]
+]  # logical client id → Flower node id, of those who can be reached now
 
 
 def by_node(grid: Grid) -> dict[int, int]:

@@ -26,7 +26,13 @@ from .exchange import Traffic
 from .whole_models import IDS, Asked, Model, alike
 
 EVALUATE = "evaluate"
-HOOKS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate", "summary")
+HOOKS = (
+    "configure_train",
+    "aggregate_train",
+    "configure_evaluate",
+    "aggregate_evaluate",
+    "summary",
+)
 
 log = logging.getLogger("flwr.fedcomp")  # heard wherever Flower's own lines are
 
@@ -54,13 +60,20 @@ class Compressed(Strategy):
         seed: int = 0,
     ):
         self.strategy, self.uplink, self.downlink = strategy, codec(uplink), codec(downlink)
-        self.downlink_memory, self.cache, self.whole, self.seed = downlink_memory, cache, tuple(whole), seed
+        self.downlink_memory, self.cache, self.whole, self.seed = (
+            downlink_memory,
+            cache,
+            tuple(whole),
+            seed,
+        )
         self.traffic: dict[tuple[int, str], Traffic] = {}
         self.rejections: dict[tuple[int, str], list[Rejection]] = {}
         self.model: Model | None = None
         self._training = secrets.token_hex(8)
         self._asked: dict[str, Asked] = {}  # by phase
-        self._own = {name: getattr(strategy, name) for name in HOOKS}  # the wrapped strategy's steps
+        self._own = {
+            name: getattr(strategy, name) for name in HOOKS
+        }  # the wrapped strategy's steps
         self._keeper(Layout.flat(1))
 
     # Flower's loop.
@@ -80,17 +93,31 @@ class Compressed(Strategy):
         before = {name: attributes[name] for name in HOOKS if name in attributes}
         attributes.update({name: getattr(self, name) for name in HOOKS})
         try:
-            return self.strategy.start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+            return self.strategy.start(
+                grid,
+                initial_arrays,
+                num_rounds,
+                timeout,
+                train_config,
+                evaluate_config,
+                evaluate_fn,
+            )
         finally:
             for name in HOOKS:
                 del attributes[name]
             attributes.update(before)
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """The wrapped strategy's messages, with what each node misses in the place of the model."""
-        return self._packed(server_round, TRAIN, self._current(arrays), self._own["configure_train"], config, grid)
+        return self._packed(
+            server_round, TRAIN, self._current(arrays), self._own["configure_train"], config, grid
+        )
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """What the wrapped strategy makes of the clients' whole models; and of that, what the clients will get."""
         asked = self._asked.setdefault(TRAIN, Asked(server_round, TRAIN))
         opened = self._opened(asked, replies)
@@ -107,11 +134,22 @@ class Compressed(Strategy):
         self._tell(asked)
         return arrays, metrics
 
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """The wrapped strategy's messages, with what each node misses in the place of the model."""
-        return self._packed(server_round, EVALUATE, self._current(arrays), self._own["configure_evaluate"], config, grid)
+        return self._packed(
+            server_round,
+            EVALUATE,
+            self._current(arrays),
+            self._own["configure_evaluate"],
+            config,
+            grid,
+        )
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         asked = self._asked.setdefault(EVALUATE, Asked(server_round, EVALUATE))
         metrics = self._own["aggregate_evaluate"](server_round, self._opened(asked, replies))
         self._tell(asked)
@@ -128,10 +166,21 @@ class Compressed(Strategy):
         if self.model is None or not self.model.holds(arrays):
             form = Form.of(arrays, self.whole)
             if not form.layout.numel:
-                raise ConfigError("the model has no array of floats that could be compressed; leave Compressed out, or change whole=")
+                raise ConfigError(
+                    "the model has no array of floats that could be compressed; leave Compressed out, or change whole="
+                )
             tickets = self.model.tickets if self.model else {}
             keeper = self._keeper(form.layout)
-            self.model = Model(arrays, self.uplink, self.downlink, keeper, form, self.cache, self.seed, self._training)
+            self.model = Model(
+                arrays,
+                self.uplink,
+                self.downlink,
+                keeper,
+                form,
+                self.cache,
+                self.seed,
+                self._training,
+            )
             self.model.tickets = tickets
         return self.model.arrays
 
@@ -140,22 +189,38 @@ class Compressed(Strategy):
         try:
             keeper = memory(self.downlink_memory, self.downlink, layout.numel, layout)
         except ConfigError as error:
-            raise ConfigError(str(error).replace("--memory", "downlink_memory").replace("--uplink", "downlink")) from error
+            raise ConfigError(
+                str(error).replace("--memory", "downlink_memory").replace("--uplink", "downlink")
+            ) from error
         if keeper.counterpart is not None or keeper.only_under or keeper.needs_moments:
-            raise ConfigError(f"downlink_memory '{keeper.name}' keeps something on both sides, or needs local steps; use 'residual'")
+            raise ConfigError(
+                f"downlink_memory '{keeper.name}' keeps something on both sides, or needs local steps; use 'residual'"
+            )
         return keeper
 
     def _packed(
-        self, round: int, phase: str, arrays: ArrayRecord, configure: Callable[..., Iterable[Message]], config: ConfigRecord, grid: Grid
+        self,
+        round: int,
+        phase: str,
+        arrays: ArrayRecord,
+        configure: Callable[..., Iterable[Message]],
+        config: ConfigRecord,
+        grid: Grid,
     ) -> list[Message]:
         asked = self._asked[phase] = Asked(round, phase)
         self.traffic[round, phase], self.rejections[round, phase] = asked.traffic, []
         messages = list(configure(round, arrays, config, grid) or [])
-        keys: dict[int, str] = {}  # the model's, by the identity of a message's records: messages share them
+        keys: dict[
+            int, str
+        ] = {}  # the model's, by the identity of a message's records: messages share them
         for message in messages:
             content = message.content
             if id(content) not in keys:
-                held = [key for key, record in content.items() if isinstance(record, ArrayRecord) and self.model.holds(record)]
+                held = [
+                    key
+                    for key, record in content.items()
+                    if isinstance(record, ArrayRecord) and self.model.holds(record)
+                ]
                 keys[id(content)] = held[0] if held else ""
             if key := keys[id(content)]:
                 self.model.pack(message, key, asked)
@@ -182,7 +247,9 @@ class Compressed(Strategy):
 
     def _reject(self, asked: Asked, nodes: Iterable[int], reason: str) -> None:
         for node in nodes:
-            self.rejections.setdefault((asked.round, asked.phase), []).append(Rejection(node % IDS, "reply", reason))
+            self.rejections.setdefault((asked.round, asked.phase), []).append(
+                Rejection(node % IDS, "reply", reason)
+            )
             log.warning("%s: the reply of node %d is dropped: %s", asked.phase, node, reason)
 
     def _tell(self, asked: Asked) -> None:
@@ -192,7 +259,14 @@ class Compressed(Strategy):
         ways += [("up from", asked.traffic.uplink, len(asked.tickets))] * (asked.phase == TRAIN)
         for way, counted, clients in ways:
             size = f"{sum(counted.values()):,}"
-            log.info("%s: %s bytes %s %d clients (uncompressed %s)", asked.phase, size, way, clients, f"{clients * dense:,}")
+            log.info(
+                "%s: %s bytes %s %d clients (uncompressed %s)",
+                asked.phase,
+                size,
+                way,
+                clients,
+                f"{clients * dense:,}",
+            )
 
 
 def weighted_by(strategy: Strategy) -> str:

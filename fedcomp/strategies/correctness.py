@@ -26,8 +26,13 @@ from . import patterns
 from .codes import allocation_matrix, default_redundancy
 
 TRIED = 1 << 25  # placements times patterns that are all tried
-MOVED, LEAST = 1 << 24, 256  # likewise in one step of a search, and the fewest patterns that one looks at
-SEARCHED = 31  # seats up to which a warning searches for the worst, and does not take the heaviest for it
+MOVED, LEAST = (
+    1 << 24,
+    256,
+)  # likewise in one step of a search, and the fewest patterns that one looks at
+SEARCHED = (
+    31  # seats up to which a warning searches for the worst, and does not take the heaviest for it
+)
 ATTACKS, PLACEMENTS = ("inverted", "wrong"), ("heaviest", "random", "worst")
 HALVINGS = 12  # of the interval in which an estimate lies
 
@@ -58,9 +63,13 @@ def correctness(
     G = _code(matrix)
     n = len(G)
     if not 0 <= q <= 1 or not 0 <= liars <= n or liars != int(liars):
-        raise ConfigError(f"no level of a code of {n} seats: q = {q:g}, {liars} liars; give 0 ≤ q ≤ 1, and 0 to {n} liars")
+        raise ConfigError(
+            f"no level of a code of {n} seats: q = {q:g}, {liars} liars; give 0 ≤ q ≤ 1, and 0 to {n} liars"
+        )
     if attack not in ATTACKS or (isinstance(placement, str) and placement not in PLACEMENTS):
-        raise ConfigError(f"attack '{attack}' by liars '{placement}': attacks are {', '.join(ATTACKS)}, placements {', '.join(PLACEMENTS)}")
+        raise ConfigError(
+            f"attack '{attack}' by liars '{placement}': attacks are {', '.join(ATTACKS)}, placements {', '.join(PLACEMENTS)}"
+        )
     if placement == "random":
         if np.array_equal(G, np.eye(n)):
             return Correctness(uncoded(n, q, liars, attack))
@@ -68,11 +77,15 @@ def correctness(
     if not isinstance(placement, str):
         seats = tuple(sorted(set(placement)))
         if len(seats) != liars or not set(seats) <= set(range(n)):
-            raise ConfigError(f"{liars} liars do not hold the seats {list(seats)} of {n}; give as many different ones, 0 to {n - 1}")
+            raise ConfigError(
+                f"{liars} liars do not hold the seats {list(seats)} of {n}; give as many different ones, 0 to {n - 1}"
+            )
         return _at(G, q, seats, attack, seed)
     if placement == "heaviest" or liars in (0, n):
         return _at(G, q, _heaviest(G, liars), attack, seed)
-    return _at(G, q, _worst(G, q, liars, attack, seed), attack, seed + 1)  # in patterns that were not searched
+    return _at(
+        G, q, _worst(G, q, liars, attack, seed), attack, seed + 1
+    )  # in patterns that were not searched
 
 
 def uncoded(n: int, q: float, liars: int = 0, attack: str = "inverted") -> float:
@@ -84,7 +97,11 @@ def uncoded(n: int, q: float, liars: int = 0, attack: str = "inverted") -> float
 
 
 def estimate_correctness(
-    margins: ArrayLike, matrix: ArrayLike | None = None, liars: int = 0, members: Sequence[int] | None = None, seed: int = 0
+    margins: ArrayLike,
+    matrix: ArrayLike | None = None,
+    liars: int = 0,
+    members: Sequence[int] | None = None,
+    seed: int = 0,
 ) -> float | None:
     """q from how often each margin occurred: int [m + 1] of m votes, as kernels/votes.py `margin_counts` gives it.
 
@@ -99,7 +116,9 @@ def estimate_correctness(
     """
     table = np.asarray(margins, np.float64)
     if table.ndim != 1 or not len(table) or not (np.isfinite(table).all() and (table >= 0).all()):
-        raise ConfigError("margins are how often each from 0 to the number of votes occurred; give a vector of numbers of at least 0")
+        raise ConfigError(
+            "margins are how often each from 0 to the number of votes occurred; give a vector of numbers of at least 0"
+        )
     m = len(table) - 1
     if not 0 <= liars <= m:
         raise ConfigError(f"margins of {m} votes with {liars} liars; give 0 to {m}")
@@ -107,13 +126,17 @@ def estimate_correctness(
     if not table.sum() or m < 2 or told == 0:
         return None
     square = float(table @ np.arange(m + 1) ** 2 / table.sum())
-    honest = m + (square - m) * m * (m - 1) / told  # if nobody lied: f signs turned at random shrink the rest by told/m(m−1) in the mean
+    honest = (
+        m + (square - m) * m * (m - 1) / told
+    )  # if nobody lied: f signs turned at random shrink the rest by told/m(m−1) in the mean
     if matrix is None:
         return (1 + math.sqrt(min(max((honest - m) / (m * (m - 1)), 0.0), 1.0))) / 2
     G = _code(matrix)
     held = np.ones(len(G), np.float32) if members is None else np.asarray(members, np.float32)
     if held.sum() != m:
-        raise ConfigError(f"the margins are of {m} votes, the seats have {int(held.sum())} members; give the members of every seat")
+        raise ConfigError(
+            f"the margins are of {m} votes, the seats have {int(held.sum())} members; give the members of every seat"
+        )
     low, high = 0.5, 1.0
     for _ in range(HALVINGS):
         q = (low + high) / 2
@@ -123,7 +146,9 @@ def estimate_correctness(
     return (low + high) / 2
 
 
-def warning(code: str, n: int, byzantine: int, q: float, redundancy: float | None = None, seed: int = 0) -> str | None:
+def warning(
+    code: str, n: int, byzantine: int, q: float, redundancy: float | None = None, seed: int = 0
+) -> str | None:
     """A sentence where a code is worse than none at this level, its liars (`inverted`) in the worst seats; None where it is not.
 
     q counts in whole percents; what was found out is kept, since it may take seconds. Of more than SEARCHED seats the heaviest stand for
@@ -131,7 +156,11 @@ def warning(code: str, n: int, byzantine: int, q: float, redundancy: float | Non
     Liars who are always wrong take far more from no code (benchmarks/codes.py). Raises like `allocation_matrix`.
     """
     allocation_matrix(code, n, byzantine, redundancy, seed)
-    return _warning(n, byzantine, round(q, 2), redundancy, seed) if code == "bernoulli" and byzantine and q > 0.5 else None
+    return (
+        _warning(n, byzantine, round(q, 2), redundancy, seed)
+        if code == "bernoulli" and byzantine and q > 0.5
+        else None
+    )
 
 
 @lru_cache(64)
@@ -149,7 +178,14 @@ def _warning(n: int, byzantine: int, q: float, redundancy: float | None, seed: i
         return None
     given = default_redundancy(n) if redundancy is None else redundancy
     first = math.floor(given) + 1
-    enough = next((r for r in range(first, n, max(1, n // SEARCHED)) if (found := worst(r))[0] - found[1] >= none), n)
+    enough = next(
+        (
+            r
+            for r in range(first, n, max(1, n // SEARCHED))
+            if (found := worst(r))[0] - found[1] >= none
+        ),
+        n,
+    )
     better = f"; code=deterministic is right in {uncoded(n, q):.1%}" if n % 2 else ""
     return (
         f"with {byzantine} liars in the {where} of {n} seats, code=bernoulli with redundancy={given:.3g} is right in {p:.1%} of the "
@@ -162,16 +198,22 @@ def _code(matrix: ArrayLike) -> np.ndarray:
     try:
         G = np.asarray(matrix)
     except ValueError as error:
-        raise ConfigError("rows of different lengths are no code; give [n, n] of 0 and 1, as allocation_matrix does") from error
+        raise ConfigError(
+            "rows of different lengths are no code; give [n, n] of 0 and 1, as allocation_matrix does"
+        ) from error
     if G.ndim != 2 or G.shape[0] != G.shape[1] or not len(G) or not np.isin(G, (0, 1)).all():
-        raise ConfigError(f"a matrix {list(G.shape)} is no code; give [n, n] of 0 and 1, as allocation_matrix does")
+        raise ConfigError(
+            f"a matrix {list(G.shape)} is no code; give [n, n] of 0 and 1, as allocation_matrix does"
+        )
     return np.ascontiguousarray(G, np.uint8)
 
 
 def _at(G: np.ndarray, q: float, liars: tuple[int, ...], attack: str, seed: int) -> Correctness:
     votes = patterns.honest(G, q, seed)
     (p,) = patterns.probabilities(votes, q, [liars], attack)
-    return Correctness(p, math.sqrt(p * (1 - p) / len(votes.signs)) if votes.sampled else 0.0, liars)
+    return Correctness(
+        p, math.sqrt(p * (1 - p) / len(votes.signs)) if votes.sampled else 0.0, liars
+    )
 
 
 # Where liars sit.
@@ -194,7 +236,9 @@ def _worst(G: np.ndarray, q: float, liars: int, attack: str, seed: int) -> tuple
 
 def _harm(votes: patterns.Votes, q: float, attack: str) -> Harm:
     """Of some placements, the one where the vote is right least often, and how often that is."""
-    return lambda placements: min(zip(patterns.probabilities(votes, q, placements, attack), placements, strict=True))
+    return lambda placements: min(
+        zip(patterns.probabilities(votes, q, placements, attack), placements, strict=True)
+    )
 
 
 def _grown(harm: Harm, n: int, liars: int) -> tuple[int, ...]:
@@ -209,7 +253,12 @@ def _moved(harm: Harm, n: int, held: tuple[int, ...]) -> tuple[int, ...]:
     """Seats from which no liar moves to another to do more harm."""
     least, held = harm([held])
     while True:
-        moves = [tuple(sorted({*held, to} - {seat})) for seat in held for to in range(n) if to not in held]
+        moves = [
+            tuple(sorted({*held, to} - {seat}))
+            for seat in held
+            for to in range(n)
+            if to not in held
+        ]
         p, best = harm(moves) if moves else (least, held)
         if p >= least:
             return held

@@ -64,7 +64,9 @@ from .vote import Vote, inner
 
 SEATS = 15  # of a code, at most, where none are asked for: a voter of a full row trains on as many partitions
 LOOKED_AT = 3  # whole rounds whose margins tell how often single votes are right
-MOST_CORRECT = 0.99  # level up to which codes are compared: votes that are always right leave none to choose
+MOST_CORRECT = (
+    0.99  # level up to which codes are compared: votes that are always right leave none to choose
+)
 STATE = "election"  # in a checkpoint
 
 
@@ -72,20 +74,30 @@ STATE = "election"  # in a checkpoint
 class Options:
     code: Literal["deterministic", "bernoulli", "uncoded"] = "deterministic"
     byzantine: int = 1  # b that the code is made for, of n seats
-    liars: int | None = None  # f, clients of a round that may lie, seen or unseen; as many as `byzantine` when not given
+    liars: int | None = (
+        None  # f, clients of a round that may lie, seen or unseen; as many as `byzantine` when not given
+    )
     redundancy: float | None = None  # mean partitions of a row, of the Bernoulli code
     seats: int = 0  # n; 0 = as many as the cohort has clients, at most SEATS
-    form: Literal["data", "ballots"] = "data"  # ballots: guards the tally alone, a liar's own ballot counts
+    form: Literal["data", "ballots"] = (
+        "data"  # ballots: guards the tally alone, a liar's own ballot counts
+    )
     sealed: bool = False  # ballots that the server cannot read
     momentum: float = 0.0  # β, of the server
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
-            raise SpecError(f"option 'momentum' of strategy 'election' is {self.momentum:g}; give at least 0 and less than 1, such as 0.9")
+            raise SpecError(
+                f"option 'momentum' of strategy 'election' is {self.momentum:g}; give at least 0 and less than 1, such as 0.9"
+            )
         if self.seats < 0 or (self.liars is not None and self.liars < 0):
-            raise SpecError("options 'seats' and 'liars' of strategy 'election' are counts; give 0 or more")
+            raise SpecError(
+                "options 'seats' and 'liars' of strategy 'election' are counts; give 0 or more"
+            )
         if self.sealed and self.form != "ballots":
-            raise SpecError("option 'sealed' of strategy 'election' is for ballots that are passed on; give form=ballots as well")
+            raise SpecError(
+                "option 'sealed' of strategy 'election' is for ballots that are passed on; give form=ballots as well"
+            )
 
 
 class Election(Vote):
@@ -98,19 +110,34 @@ class Election(Vote):
     def __init__(self, rules: Rules | None = None, **told: Any):
         super().__init__(rules, **told)
         o, rules = self.options, self.rules
-        if not isinstance(inner(self.uplink), Sign) or spec.parse(rules.memory).parts[0].name != Nothing.name:
-            raise ConfigError(f"strategy '{self.name}' counts votes in which honest clients agree to the bit, and {self.uplink} with "
-                              f"memory '{rules.memory}' makes others; leave --uplink and --memory out, or give sign and none")
+        if (
+            not isinstance(inner(self.uplink), Sign)
+            or spec.parse(rules.memory).parts[0].name != Nothing.name
+        ):
+            raise ConfigError(
+                f"strategy '{self.name}' counts votes in which honest clients agree to the bit, and {self.uplink} with "
+                f"memory '{rules.memory}' makes others; leave --uplink and --memory out, or give sign and none"
+            )
         if rules.keep_momentum:
-            raise ConfigError(f"strategy '{self.name}' trains on other data in every round, and has no momentum to keep; leave "
-                              "--keep-momentum out")
+            raise ConfigError(
+                f"strategy '{self.name}' trains on other data in every round, and has no momentum to keep; leave "
+                "--keep-momentum out"
+            )
         self.sealing = Sealing(DerivedKeys(rules.seed)) if o.sealed else None
-        self.work = SealedElection(ring=self.sealing.ring) if self.sealing else DataElection() if o.form == "data" else BallotElection()
+        self.work = (
+            SealedElection(ring=self.sealing.ring)
+            if self.sealing
+            else DataElection()
+            if o.form == "data"
+            else BallotElection()
+        )
         self.liars = o.byzantine if o.liars is None else o.liars
         self.notice = promise(o.code, o.form, o.sealed, self.liars)
         self.code = np.empty((0, 0), np.uint8)  # G
         self.seats: Seats | None = None  # of the round, None where there were too few clients
-        self.disproved: dict[int, str] = {}  # of the round: who is left out after its reply was taken, and why
+        self.disproved: dict[
+            int, str
+        ] = {}  # of the round: who is left out after its reply was taken, and why
         self._exchanges: dict[str, Exchange] = {}  # of the round, by phase
 
     def know(self, run: str, key_of: Callable[[int], bytes], options: str) -> None:
@@ -121,27 +148,43 @@ class Election(Vote):
         o = self.options
         n = o.seats or min(clients - (o.code == "deterministic" and clients % 2 == 0), SEATS)
         if n > clients:
-            raise ConfigError(f"strategy '{self.name}' with seats={n} needs rounds of at least {n} clients, and they have {clients}; give "
-                              f"a smaller 'seats', a larger --participation, or more --clients")
+            raise ConfigError(
+                f"strategy '{self.name}' with seats={n} needs rounds of at least {n} clients, and they have {clients}; give "
+                f"a smaller 'seats', a larger --participation, or more --clients"
+            )
         if o.code == "deterministic" and n % 2 == 0:
             others = f"{n - 1} or {n + 1}" if n < clients else f"{n - 1}"
-            raise ConfigError(f"the deterministic code needs an odd number of seats, not {n}; choose seats={others}, or code=bernoulli")
+            raise ConfigError(
+                f"the deterministic code needs an odd number of seats, not {n}; choose seats={others}, or code=bernoulli"
+            )
         if 2 * o.byzantine >= n:
-            seats = f"seats={n} are fewer" if o.seats else f"rounds of {clients} clients have {n} seat{'s' * (n > 1)}"
-            raise ConfigError(f"strategy '{self.name}' with byzantine={o.byzantine} needs {2 * o.byzantine + 1} seats, and {seats}; give "
-                              f"{'more seats, ' * bool(o.seats)}a larger --participation, more --clients, or byzantine={(n - 1) // 2}")
+            seats = (
+                f"seats={n} are fewer"
+                if o.seats
+                else f"rounds of {clients} clients have {n} seat{'s' * (n > 1)}"
+            )
+            raise ConfigError(
+                f"strategy '{self.name}' with byzantine={o.byzantine} needs {2 * o.byzantine + 1} seats, and {seats}; give "
+                f"{'more seats, ' * bool(o.seats)}a larger --participation, more --clients, or byzantine={(n - 1) // 2}"
+            )
         self.code = self._code(n, clients)
         if not self._bears(clients, n):
             most = (deal(range(clients), n, o.byzantine, 0, 1).margin - 1) // 2
-            raise ConfigError(f"strategy '{self.name}' with byzantine={o.byzantine} bears {most} liars of {clients} clients, not "
-                              f"liars={self.liars}; give a larger 'byzantine' or fewer 'liars'")
+            raise ConfigError(
+                f"strategy '{self.name}' with byzantine={o.byzantine} bears {most} liars of {clients} clients, not "
+                f"liars={self.liars}; give a larger 'byzantine' or fewer 'liars'"
+            )
         if o.sealed and n - self.liars // (clients // n) < FEWEST:
-            raise ConfigError(f"strategy '{self.name}' with sealed=true votes on {FEWEST} ballots at least, and of {clients} clients with "
-                              f"liars={self.liars} those who send none, or bad ones, leave fewer; give {larger(n, clients, o.liars)}")
+            raise ConfigError(
+                f"strategy '{self.name}' with sealed=true votes on {FEWEST} ballots at least, and of {clients} clients with "
+                f"liars={self.liars} those who send none, or bad ones, leave fewer; give {larger(n, clients, o.liars)}"
+            )
         self.fewest = next(count for count in range(1, clients + 1) if self._bears(count, n))
         self.allocation = self.code
         margin = deal(range(clients), n, o.byzantine, 0, 1).margin
-        spare = min(margin - 1 - 2 * self.liars, clients // n * (n - FEWEST + 1) - 1 if o.sealed else margin)
+        spare = min(
+            margin - 1 - 2 * self.liars, clients // n * (n - FEWEST + 1) - 1 if o.sealed else margin
+        )
         self.notice = promise(o.code, o.form, o.sealed, self.liars, spare, clients)
 
     def _bears(self, clients: int, n: int) -> bool:
@@ -152,14 +195,18 @@ class Election(Vote):
     def _code(self, n: int, clients: int) -> np.ndarray:
         o = self.options
         if o.sealed and (o.code != "deterministic" or n != 2 * o.byzantine + 1 or n < FEWEST):
-            raise ConfigError(f"strategy '{self.name}' with sealed=true has every voter count all ballots, since votes on some tell "
-                              f"what those are, and code={o.code} of {n} seats with byzantine={o.byzantine} does not; give "
-                              f"{larger(n, clients, o.liars)}")
+            raise ConfigError(
+                f"strategy '{self.name}' with sealed=true has every voter count all ballots, since votes on some tell "
+                f"what those are, and code={o.code} of {n} seats with byzantine={o.byzantine} does not; give "
+                f"{larger(n, clients, o.liars)}"
+            )
         return allocation_matrix(o.code, n, o.byzantine, o.redundancy, self.rules.seed)
 
     def begin(self, weights: Tensor, layout: Layout) -> None:
         super().begin(weights, layout)
-        self.margins: np.ndarray | None = None  # in how many coordinates of the rounds that are looked at each margin occurred
+        self.margins: np.ndarray | None = (
+            None  # in how many coordinates of the rounds that are looked at each margin occurred
+        )
         self.looked_at = 0  # of these rounds
         self.said: set[str] = set()  # what is warned of once
         self.known: set[int] = set()  # clients that could ever be reached
@@ -175,26 +222,47 @@ class Election(Vote):
         self.known |= set(clients)
         if len(cohort) < n:
             cohort = draw(clients, min(n, len(clients)), self.rules.seed, round)
-        empty = range(-max(0, n - len(cohort)), 0)  # absent clients, in the seats that nobody is here for
-        data_sets = [*cohort, *sorted(self.known - set(cohort))[: len(empty)]] if self.options.form == "data" else [*cohort, *empty]
+        empty = range(
+            -max(0, n - len(cohort)), 0
+        )  # absent clients, in the seats that nobody is here for
+        data_sets = (
+            [*cohort, *sorted(self.known - set(cohort))[: len(empty)]]
+            if self.options.form == "data"
+            else [*cohort, *empty]
+        )
         if not self._bears(len(cohort), n) or len(data_sets) < n:
             self.seats = None
-            self._say("seats", f"round {round} is left out: {len(cohort)} clients can be reached, too few for {n} seats with "
-                               f"byzantine={self.options.byzantine}, liars={self.liars}")
+            self._say(
+                "seats",
+                f"round {round} is left out: {len(cohort)} clients can be reached, too few for {n} seats with "
+                f"byzantine={self.options.byzantine}, liars={self.liars}",
+            )
             return []
-        self.seats = deal([*cohort, *empty], n, self.options.byzantine, self.rules.seed, round, data_sets)
+        self.seats = deal(
+            [*cohort, *empty], n, self.options.byzantine, self.rules.seed, round, data_sets
+        )
         self.allocation = self.code[[self.seats.of(client) for client in cohort]]
         if self.sealing:
             s = self.schedule
             told = s.rate(round), s.count("local_steps", round), s.count("batch_size", round)
             terms = terms_of(self.sealing.options, self.broadcasts.fingerprint, *told)
-            self.sealing.begin(round, {client: self.row(client) for client in cohort}, self.layout.numel, terms)
+            self.sealing.begin(
+                round, {client: self.row(client) for client in cohort}, self.layout.numel, terms
+            )
         return cohort
 
     def phases(self, round: int) -> Iterable[Phase]:
-        names = (CARDS, BALLOTS, TALLY) if self.sealing else (TRAIN,) if self.options.form == "data" else (BALLOTS, TALLY)
+        names = (
+            (CARDS, BALLOTS, TALLY)
+            if self.sealing
+            else (TRAIN,)
+            if self.options.form == "data"
+            else (BALLOTS, TALLY)
+        )
         for name in names if self.seats else names[:1]:
-            if self._exchanges and (self._too_few([*self._exchanges.values()][-1].accepted) or self._untold):
+            if self._exchanges and (
+                self._too_few([*self._exchanges.values()][-1].accepted) or self._untold
+            ):
                 return
             yield Phase(name, self._closing)
         if self.sealing and TALLY in self._exchanges:
@@ -211,22 +279,35 @@ class Election(Vote):
         needed = voters - (self.seats.margin - 1 - 2 * self.liars)
         raised = min(1.0, max(self.rules.quorum, needed / asked))
         if (asked_for := least(self.rules.quorum, asked)) < (waits := least(raised, asked)):
-            self._say("quorum", f"--quorum {self.rules.quorum:g} is {asked_for} of {asked} answers, and a vote with "
-                                f"liars={self.liars} waits for {waits}, so that fast liars do not fill it")
+            self._say(
+                "quorum",
+                f"--quorum {self.rules.quorum:g} is {asked_for} of {asked} answers, and a vote with "
+                f"liars={self.liars} waits for {waits}, so that fast liars do not fill it",
+            )
         return QuorumOrDeadline(raised, self.rules.timeout_s)
 
     def row(self, client: int) -> Row:
         """What a client counts in this round."""
         seat = self.seats.of(client)
-        return Row(client, seat, tuple(Part(int(j), self.seats.groups[j]) for j in np.flatnonzero(self.code[seat])))
+        return Row(
+            client,
+            seat,
+            tuple(Part(int(j), self.seats.groups[j]) for j in np.flatnonzero(self.code[seat])),
+        )
 
-    def announce(self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]) -> Mapping[str, bytes]:
+    def announce(
+        self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]
+    ) -> Mapping[str, bytes]:
         if self.sealing:
             return self.sealing.announce(phase.name, client, before)
         if phase.name == BALLOTS:
             return {}
         row = self.row(client)
-        passed_on = {str(a.client): a.frame for a in before.get(BALLOTS, ()) if a.frame and a.client in row.senders}
+        passed_on = {
+            str(a.client): a.frame
+            for a in before.get(BALLOTS, ())
+            if a.frame and a.client in row.senders
+        }
         return {ROW: row.pack()} | passed_on
 
     def look_over(self, phase: Phase, exchange: Exchange) -> None:
@@ -257,18 +338,29 @@ class Election(Vote):
         """The vote beside its complaints; None where there are complaints alone."""
         try:
             complaints, vote = with_complaints(frame)
-            return self.uplink.open(vote, self.layout.numel, self.layout) if vote or not complaints else None
+            return (
+                self.uplink.open(vote, self.layout.numel, self.layout)
+                if vote or not complaints
+                else None
+            )
         except FrameError as error:
             return error
 
     # Its end.
 
     def _close(
-        self, round: int, cohort: list[int], results: dict[str, list[Accepted]], rejected: dict[int, Rejection], traffic: Traffic
+        self,
+        round: int,
+        cohort: list[int],
+        results: dict[str, list[Accepted]],
+        rejected: dict[int, Rejection],
+        traffic: Traffic,
     ) -> Outcome:
         name, last = list(results.items())[-1]
         results = results | {name: [a for a in last if a.client not in self.disproved]}
-        rejected = rejected | {client: Rejection(client, "aggregate", why) for client, why in self.disproved.items()}
+        rejected = rejected | {
+            client: Rejection(client, "aggregate", why) for client, why in self.disproved.items()
+        }
         if cohort and not results[name]:
             self._say("failed", f"round {round} failed: none of {len(cohort)} clients has voted")
         return super()._close(round, cohort, results, rejected, traffic)
@@ -276,12 +368,18 @@ class Election(Vote):
     @property
     def proven(self) -> set[int]:
         """Who has been shown to lie in this round."""
-        return {client for exchange in self._exchanges.values() for client in exchange.proven} | self.disproved.keys()
+        return {
+            client for exchange in self._exchanges.values() for client in exchange.proven
+        } | self.disproved.keys()
 
     @property
     def _untold(self) -> str:
         """Why the ballots of a sealed round are too few to vote on, in words; "" where they are not, or not yet passed on."""
-        return self.sealing.too_few(self._exchanges[BALLOTS].accepted) if self.sealing and BALLOTS in self._exchanges else ""
+        return (
+            self.sealing.too_few(self._exchanges[BALLOTS].accepted)
+            if self.sealing and BALLOTS in self._exchanges
+            else ""
+        )
 
     def _too_few(self, voted: Collection[int]) -> str:
         """Why a vote of these is not taken, in words; "" where it is."""
@@ -290,33 +388,47 @@ class Election(Vote):
         if self.seats.may_close(max(0, f - m), m + absent):
             return ""
         left = f"{max(0, f - m)} more may lie" if m else f"{f} may lie"
-        return (f"the vote could be a wrong one and was not taken: of {len(voters)} voters {absent} are absent and {m} proven to lie, "
-                f"{left}, and 2·(may lie) + (proven) + (absent) has to stay below {self.seats.margin}")
+        return (
+            f"the vote could be a wrong one and was not taken: of {len(voters)} voters {absent} are absent and {m} proven to lie, "
+            f"{left}, and 2·(may lie) + (proven) + (absent) has to stay below {self.seats.margin}"
+        )
 
     def refusal(self, accepted: Sequence[Accepted]) -> str:
         m, f = len(self.proven), self.liars
         if m > f:
             who = f"{m} clients were" if m > 1 else "1 client was"
-            self._say("liars", f"{who} proven to lie in round {self.round}, more than liars={f}: the result holds if nobody else lies; "
-                               f"give liars={m} or more")
+            self._say(
+                "liars",
+                f"{who} proven to lie in round {self.round}, more than liars={f}: the result holds if nobody else lies; "
+                f"give liars={m} or more",
+            )
         if reason := self._untold:
             self._say("failed", f"round {self.round} failed: {reason}; larger rounds bear more")
         elif reason := self._too_few([a.client for a in accepted if a.update is not None]):
-            self._say("failed", f"round {self.round} failed: {reason}; a larger 'byzantine', or fewer 'liars', bears more")
+            self._say(
+                "failed",
+                f"round {self.round} failed: {reason}; a larger 'byzantine', or fewer 'liars', bears more",
+            )
         return reason
 
     def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
         last = list(phases.values())[-1]
         cast = {a.client: self.ballot(a.client, a.update) for a in last if a.update is not None}
         self.step(self.tally(cast), into)
-        if self.looked_at < LOOKED_AT and self.options.code == "bernoulli" and len(cast) == sum(map(len, self.seats.members)):
+        if (
+            self.looked_at < LOOKED_AT
+            and self.options.code == "bernoulli"
+            and len(cast) == sum(map(len, self.seats.members))
+        ):
             self._margins = votes.margin_counts([*cast.values()], into.numel())
 
     def tally(self, cast: Mapping[int, np.ndarray | bytes]) -> np.ndarray:
         """Likewise. Seats of few partitions are not judged where others hold most: there the honest lose wide where those few do."""
         result, held = super().tally(cast), self.code.sum(1, dtype=np.int64)
         if (most := 2 * held > len(self.code)).any():
-            self._judged = {client: lost for client, lost in self._judged.items() if most[self.seats.of(client)]}
+            self._judged = {
+                client: lost for client, lost in self._judged.items() if most[self.seats.of(client)]
+            }
         return result
 
     def closed(self, outcome: Outcome) -> None:
@@ -333,10 +445,18 @@ class Election(Vote):
         Margins of honest votes, read as if some had been turned, tell too high a q, up to 1, at which no code can do harm.
         """
         o, members = self.options, [len(held) for held in self.seats.members]
-        for liars in dict.fromkeys((0, self.liars)):  # the lower q first, whose outlook is the worse
-            q = correctness.estimate_correctness(self.margins, self.code, liars, members, self.rules.seed)
+        for liars in dict.fromkeys(
+            (0, self.liars)
+        ):  # the lower q first, whose outlook is the worse
+            q = correctness.estimate_correctness(
+                self.margins, self.code, liars, members, self.rules.seed
+            )
             level = q and min(q, MOST_CORRECT)
-            if level and (sentence := correctness.warning(o.code, len(self.code), o.byzantine, level, o.redundancy, self.rules.seed)):
+            if level and (
+                sentence := correctness.warning(
+                    o.code, len(self.code), o.byzantine, level, o.redundancy, self.rules.seed
+                )
+            ):
                 return self._say("code", sentence)
 
     def _say(self, what: str, sentence: str) -> None:
@@ -349,9 +469,19 @@ class Election(Vote):
     def take_changes(self) -> Changes:
         vectors, values = super().take_changes()
         margins = None if self.margins is None else self.margins.tolist()
-        return vectors, values | {STATE: json.dumps([self.looked_at, margins, sorted(self.said), sorted(self.known)]).encode()}
+        return vectors, values | {
+            STATE: json.dumps(
+                [self.looked_at, margins, sorted(self.said), sorted(self.known)]
+            ).encode()
+        }
 
-    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
+    def restore(
+        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
+    ) -> None:
         super().restore(vector, value)
         self.looked_at, margins, said, known = json.loads(value(STATE))
-        self.margins, self.said, self.known = None if margins is None else np.array(margins, np.int64), set(said), set(known)
+        self.margins, self.said, self.known = (
+            None if margins is None else np.array(margins, np.int64),
+            set(said),
+            set(known),
+        )

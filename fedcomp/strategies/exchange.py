@@ -35,7 +35,15 @@ class Accepted:
 
 def accepted_of(report: Report, update: Update | None) -> Accepted:
     """What a report brings, whose frame says `update`."""
-    return Accepted(report.client, update, report.examples, report.loss, report.ticket, report.frame, not report.after)
+    return Accepted(
+        report.client,
+        update,
+        report.examples,
+        report.loss,
+        report.ticket,
+        report.frame,
+        not report.after,
+    )
 
 
 @dataclass
@@ -44,13 +52,21 @@ class Traffic:
 
     uplink: dict[int, int] = field(default_factory=dict)
     downlink: dict[int, int] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict, compare=False)  # from question to answer, over all phases; answered ones
-    behind: dict[int, int | None] = field(default_factory=dict)  # versions that it had missed when asked; None: not known
-    lateness: dict[int, int] = field(default_factory=dict)  # rounds since the one that its answer belongs to; absent: this one
+    seconds: dict[int, float] = field(
+        default_factory=dict, compare=False
+    )  # from question to answer, over all phases; answered ones
+    behind: dict[int, int | None] = field(
+        default_factory=dict
+    )  # versions that it had missed when asked; None: not known
+    lateness: dict[int, int] = field(
+        default_factory=dict
+    )  # rounds since the one that its answer belongs to; absent: this one
     first_download: int = 0  # of the downlink: what clients without a state needed
     catch_up: int = 0  # of the downlink: what is older than the newest broadcast
 
-    def sent(self, client: int, download: Download, beside: list[bytes], first: bool, newest: int) -> None:
+    def sent(
+        self, client: int, download: Download, beside: list[bytes], first: bool, newest: int
+    ) -> None:
         """`beside`: what was announced and returned with the download."""
         size = download.bytes
         self.downlink[client] = self.downlink.get(client, 0) + size + sum(map(len, beside))
@@ -78,13 +94,24 @@ class Exchange:
         clock: Clock | None = None,  # the real one unless given
     ):
         self.clock = clock or Clock()
-        self.grid, self.broadcasts, self.open_frames, self.traffic = grid, broadcasts, open_frames, traffic
+        self.grid, self.broadcasts, self.open_frames, self.traffic = (
+            grid,
+            broadcasts,
+            open_frames,
+            traffic,
+        )
         self.heard, self.on_answer, self.in_step = heard, on_answer, in_step
-        self._content: Callable[[Values], RecordDict] = getattr(grid, "content_of", to_records)  # of a message
+        self._content: Callable[[Values], RecordDict] = getattr(
+            grid, "content_of", to_records
+        )  # of a message
         self.accepted: dict[int, Accepted] = {}
         self.rejected: dict[int, Rejection] = {}
-        self.vet: Callable[[int, bytes], None] = lambda client, frame: None  # raises FrameError for one that this client cannot mean
-        self.proven: set[int] = set()  # rejected for what nobody sends who is honest: bytes that are no frame
+        self.vet: Callable[[int, bytes], None] = lambda client, frame: (
+            None
+        )  # raises FrameError for one that this client cannot mean
+        self.proven: set[int] = (
+            set()
+        )  # rejected for what nobody sends who is honest: bytes that are no frame
         self._asked: dict[int, tuple[Assignment, int]] = {}  # client → what it was asked, its node
         self._waiting: dict[str, int] = {}  # message id → client
         self._since: dict[int, float] = {}  # client → when it was asked last, in seconds
@@ -93,7 +120,9 @@ class Exchange:
     def message(self, assignment: Assignment, node: int) -> Message:
         """The Flower message of an assignment, remembered until its reply comes."""
         self._asked[assignment.client] = assignment, node
-        return self.grid.create_message(self._content(assignment), "train", node, str(assignment.round))
+        return self.grid.create_message(
+            self._content(assignment), "train", node, str(assignment.round)
+        )
 
     def run(self, messages: list[Message], closing: Closing) -> None:
         """Send, and take in replies until `closing` says so; who has not answered by then is rejected, as it says."""
@@ -146,20 +175,35 @@ class Exchange:
 
     def receive(self, replies: Iterable[Message]) -> None:
         """Check replies: each is accepted, rejected with a reason, or answered with the dense model. Replies to nothing are dropped."""
-        known = [(self._waiting.pop(reply.metadata.reply_to_message_id, None), reply) for reply in replies]
+        known = [
+            (self._waiting.pop(reply.metadata.reply_to_message_id, None), reply)
+            for reply in replies
+        ]
         self._answer([(client, reply) for client, reply in known if client is not None])
 
     def receive_from_nodes(self, replies: Iterable[Message]) -> None:
         """`receive` for messages that somebody else has sent: replies are known by their node, the first of each counts."""
         clients = self._clients()
-        first = {clients.get(reply.metadata.src_node_id): reply for reply in reversed(list(replies))}
+        first = {
+            clients.get(reply.metadata.src_node_id): reply for reply in reversed(list(replies))
+        }
         self._answer([(client, reply) for client, reply in first.items() if client is not None])
 
     def _answer(self, replies: Sequence[tuple[int, Message]]) -> None:
-        for client, came_s in ((c, self.clock.came(r.metadata.reply_to_message_id)) for c, r in replies if not r.has_error()):
-            self.traffic.seconds[client] = self.traffic.seconds.get(client, 0.0) + came_s - self._since.get(client, came_s)
+        for client, came_s in (
+            (c, self.clock.came(r.metadata.reply_to_message_id))
+            for c, r in replies
+            if not r.has_error()
+        ):
+            self.traffic.seconds[client] = (
+                self.traffic.seconds.get(client, 0.0) + came_s - self._since.get(client, came_s)
+            )
         before = len(self.accepted) + len(self.rejected)
-        updates = [report for client, reply in replies if (report := self._report_of(client, reply)) is not None]
+        updates = [
+            report
+            for client, reply in replies
+            if (report := self._report_of(client, reply)) is not None
+        ]
         with timed("aggregation"):
             opened = iter(self.open_frames([report.frame for report in updates if report.frame]))
         for report in updates:
@@ -190,8 +234,14 @@ class Exchange:
 
     def _checked(self, client: int, report: Report) -> Report | None:
         assignment, node = self._asked[client]
-        if (report.client, report.round, report.phase) != (client, assignment.round, assignment.phase):
-            raise ProtocolError(f"the reply is of client {report.client}, round {report.round}, phase '{report.phase}'")
+        if (report.client, report.round, report.phase) != (
+            client,
+            assignment.round,
+            assignment.phase,
+        ):
+            raise ProtocolError(
+                f"the reply is of client {report.client}, round {report.round}, phase '{report.phase}'"
+            )
         self.heard(report)
         self.traffic.received(client, report.frame)
         if report.kind == NEED_DENSE and client not in self._sent_dense:
@@ -199,7 +249,9 @@ class Exchange:
         if report.kind in (FAILED, NEED_DENSE):
             return self._reject(client, report.stage, report.reason)
         if (report.version, report.fingerprint) != (assignment.version, assignment.fingerprint):
-            raise ProtocolError(f"the update was made from version {report.version[:8]}, the round's is {assignment.version[:8]}")
+            raise ProtocolError(
+                f"the update was made from version {report.version[:8]}, the round's is {assignment.version[:8]}"
+            )
         if self.in_step:
             _check_step(report, assignment)
         if not 1 <= report.examples <= MOST_EXAMPLES:
@@ -212,7 +264,13 @@ class Exchange:
         download = b.dense()
         self.traffic.sent(assignment.client, download, assignment.announced, first=False, newest=0)
         self.traffic.behind[assignment.client] = None
-        now = {"form": DENSE, "base": "", "version": b.version, "fingerprint": b.fingerprint, "frames": download.frames}
+        now = {
+            "form": DENSE,
+            "base": "",
+            "version": b.version,
+            "fingerprint": b.fingerprint,
+            "frames": download.frames,
+        }
         self.push([self.message(replace(assignment, **now, returned=b""), node)])
 
     def _clients(self) -> dict[int, int]:
@@ -229,12 +287,18 @@ class Exchange:
 def _why(reply: Message) -> str:
     """The sentence of a reply that is an error."""
     error = reply.error
-    return error.reason if error.code == AWAY and ": " not in error.reason else f"Flower error {error.code}: {error.reason}"
+    return (
+        error.reason
+        if error.code == AWAY and ": " not in error.reason
+        else f"Flower error {error.code}: {error.reason}"
+    )
 
 
 def _check_step(report: Report, assignment: Assignment) -> None:
     """Raise ProtocolError for a difference to something else than what the counterpart holds, or one that could not be named later."""
     if report.after not in ("", assignment.accepted):
-        raise ProtocolError(f"the update comes after the proposal '{report.after}', the last that was accepted is '{assignment.accepted}'")
+        raise ProtocolError(
+            f"the update comes after the proposal '{report.after}', the last that was accepted is '{assignment.accepted}'"
+        )
     if report.ticket != ticket(report.round, report.client, report.frame):
         raise ProtocolError(f"the ticket '{report.ticket}' is not that of the frame")

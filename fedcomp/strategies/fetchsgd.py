@@ -48,14 +48,20 @@ FLOAT = np.dtype("<f4")
 @dataclass(frozen=True)
 class Options:
     momentum: float = 0.9  # ρ; 0 = none
-    error: Literal["subtract", "zero"] = "zero"  # what becomes of the sketch where the model was moved
+    error: Literal["subtract", "zero"] = (
+        "zero"  # what becomes of the sketch where the model was moved
+    )
     density: float = 1 / 100  # share of the coordinates that a round moves
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
-            raise SpecError(f"option 'momentum' of strategy 'fetchsgd' is {self.momentum:g}; give at least 0 and less than 1")
+            raise SpecError(
+                f"option 'momentum' of strategy 'fetchsgd' is {self.momentum:g}; give at least 0 and less than 1"
+            )
         if not 0 < self.density <= 1:
-            raise SpecError(f"option 'density' of strategy 'fetchsgd' is {self.density:g}; give a share above 0 and at most 1, such as 1%")
+            raise SpecError(
+                f"option 'density' of strategy 'fetchsgd' is {self.density:g}; give a share above 0 and at most 1, such as 1%"
+            )
 
 
 class FetchSGD(Average):
@@ -71,25 +77,41 @@ class FetchSGD(Average):
         super().__init__(rules, **told)
         given = self.rules
         if not isinstance(self.uplink, Sketch):
-            raise ConfigError(f"strategy '{self.name}' adds sketches of the whole model, which {self.uplink} does not make; "
-                              "leave --uplink out, or give sketch")
+            raise ConfigError(
+                f"strategy '{self.name}' adds sketches of the whole model, which {self.uplink} does not make; "
+                "leave --uplink out, or give sketch"
+            )
         if self.uplink.density not in (Sketch.density, self.options.density):
-            raise ConfigError(f"strategy '{self.name}' reads a share of {self.options.density:g}, the uplink {self.uplink.density:g}; "
-                              f"give --strategy {self.name}:density={self.uplink.density:g}")
+            raise ConfigError(
+                f"strategy '{self.name}' reads a share of {self.options.density:g}, the uplink {self.uplink.density:g}; "
+                f"give --strategy {self.name}:density={self.uplink.density:g}"
+            )
         self.uplink = self.uplink.at_density(self.options.density)
         self.feeds_back = self.options.error == "subtract"
-        for flag, name in (("--memory", given.memory), ("--downlink-memory", given.downlink_memory)):
+        for flag, name in (
+            ("--memory", given.memory),
+            ("--downlink-memory", given.downlink_memory),
+        ):
             if spec.parse(name).parts[0].name != Nothing.name:
-                raise ConfigError(f"strategy '{self.name}' keeps in its sketch what was not sent, which memory '{name}' would keep again; "
-                                  f"leave {flag} out, or give none")
+                raise ConfigError(
+                    f"strategy '{self.name}' keeps in its sketch what was not sent, which memory '{name}' would keep again; "
+                    f"leave {flag} out, or give none"
+                )
         if given.density_warmup or given.density_schedule or given.budget_bytes or given.budget_s:
-            raise ConfigError(f"strategy '{self.name}' sends sketches of one size; leave --density-warmup, "
-                              "--density-schedule and --budget out")
+            raise ConfigError(
+                f"strategy '{self.name}' sends sketches of one size; leave --density-warmup, "
+                "--density-schedule and --budget out"
+            )
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
         nothing = Nothing.name
-        return {"uplink": Sketch.name, "memory": nothing, "downlink": str(TopK(options.density)), "downlink_memory": nothing}
+        return {
+            "uplink": Sketch.name,
+            "memory": nothing,
+            "downlink": str(TopK(options.density)),
+            "downlink_memory": nothing,
+        }
 
     def begin(self, weights: Tensor, layout: Layout) -> None:
         super().begin(weights, layout)
@@ -105,7 +127,11 @@ class FetchSGD(Average):
     def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
         (accepted,) = phases.values()
         weights = np.array(self.client_weights(accepted))
-        shares = [(a.update, share) for a, share in zip(accepted, weights / weights.sum(), strict=True) if a.update is not None]
+        shares = [
+            (a.update, share)
+            for a, share in zip(accepted, weights / weights.sum(), strict=True)
+            if a.update is not None
+        ]
         sketched = summed([update for update, _ in shares], [share for _, share in shares])
         with np.errstate(over="ignore", invalid="ignore"):
             momentum = FLOAT.type(self.options.momentum) * self.momentum
@@ -121,26 +147,39 @@ class FetchSGD(Average):
         if outcome.broadcast is None:
             return
         self.momentum, self.error = self._next
-        moved = self.downlink.decode(outcome.broadcast.frame, numel=self.layout.numel, layout=self.layout).div_(self.rules.server_lr)
+        moved = self.downlink.decode(
+            outcome.broadcast.frame, numel=self.layout.numel, layout=self.layout
+        ).div_(self.rules.server_lr)
         at = torch.nonzero(moved).flatten()
         positions, values = at.numpy(), moved[at].numpy()
         if self.options.error == "zero":
-            for row, (buckets, _) in enumerate(count_sketch.places(positions, *self.shape, self.seed)):
+            for row, (buckets, _) in enumerate(
+                count_sketch.places(positions, *self.shape, self.seed)
+            ):
                 self.momentum[row, buckets] = self.error[row, buckets] = 0
             return
         self.error = self._without(self.error, positions, values)
-        self.momentum = self._without(self.momentum, positions, count_sketch.estimates_at(self.momentum, positions, self.seed))
+        self.momentum = self._without(
+            self.momentum, positions, count_sketch.estimates_at(self.momentum, positions, self.seed)
+        )
 
     def take_changes(self) -> Changes:
         return {}, {MOMENTUM: self.momentum.tobytes(), ERROR: self.error.tobytes()}
 
-    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
+    def restore(
+        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
+    ) -> None:
         self.momentum, self.error = self._stored(value(MOMENTUM)), self._stored(value(ERROR))
 
     def _of_this_run(self, update: Update | FrameError) -> Update | FrameError:
         """The update if its cells add to those of the server, else an error."""
-        if isinstance(update, Cells) and (update.cells.shape, update.seed) != (self.shape, self.seed):
-            return FrameError(f"the sketch has another size than {self.shape[0]} × {self.shape[1]}, or another hash than those of this run")
+        if isinstance(update, Cells) and (update.cells.shape, update.seed) != (
+            self.shape,
+            self.seed,
+        ):
+            return FrameError(
+                f"the sketch has another size than {self.shape[0]} × {self.shape[1]}, or another hash than those of this run"
+            )
         return update
 
     def _without(self, cells: np.ndarray, positions: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -29,9 +29,15 @@ class Options(RobustOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, low, high in (("iterations", 1, 10_000), ("tolerance", 0, 1), ("smoothing", 1e-30, 1e30)):
+        for name, low, high in (
+            ("iterations", 1, 10_000),
+            ("tolerance", 0, 1),
+            ("smoothing", 1e-30, 1e30),
+        ):
             if not low <= (value := getattr(self, name)) <= high:
-                raise SpecError(f"option '{name}' of strategy 'geometric-median' is {value:g}; give {low:g} to {high:g}")
+                raise SpecError(
+                    f"option '{name}' of strategy 'geometric-median' is {value:g}; give {low:g} to {high:g}"
+                )
 
 
 class GeometricMedian(ByDistance):

@@ -37,13 +37,17 @@ class GTopK(Average):
         self._codec = self.uplink.inner if isinstance(self.uplink, LayerWise) else self.uplink
         self._kept = np.empty(0, np.int64)  # positions that the last aggregate left
         if not isinstance(self._codec, Largest):
-            raise ConfigError(f"strategy 'gtopk' takes k from the uplink's density; {self.uplink} sends no k largest, use --uplink topk")
+            raise ConfigError(
+                f"strategy 'gtopk' takes k from the uplink's density; {self.uplink} sends no k largest, use --uplink topk"
+            )
 
     def begin(self, weights: Tensor, layout: Layout) -> None:
         super().begin(weights, layout)
         if self.counterpart is not None or self.rules.memory == Nothing.name:
-            raise ConfigError(f"strategy 'gtopk' returns what it drops, and memory '{self.rules.memory}' cannot take it back; "
-                              "use --memory residual")
+            raise ConfigError(
+                f"strategy 'gtopk' returns what it drops, and memory '{self.rules.memory}' cannot take it back; "
+                "use --memory residual"
+            )
 
     def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
         super().aggregate(phases, into)
@@ -54,11 +58,16 @@ class GTopK(Average):
         into.zero_()[at] = values
 
     def returned(self, accepted: Accepted) -> bytes:
-        if accepted.update is None or np.isin(accepted.update.positions, self._kept, assume_unique=True).all():
+        if (
+            accepted.update is None
+            or np.isin(accepted.update.positions, self._kept, assume_unique=True).all()
+        ):
             return b""
         dropped = accepted.update.dense()
         dropped[torch.from_numpy(self._kept)] = 0
-        return self.uplink.at_density(1.0).encode(dropped, layout=self.layout)  # loses nothing: these values were made by this codec
+        return self.uplink.at_density(1.0).encode(
+            dropped, layout=self.layout
+        )  # loses nothing: these values were made by this codec
 
     def _largest(self, mean: Tensor, updates: Sequence[Update]) -> np.ndarray:
         """Positions of the k largest of the mean, tensor by tensor where the uplink goes so."""
@@ -66,7 +75,13 @@ class GTopK(Average):
         spans = [entry.span for entry in self.layout] if layered else [slice(0, mean.numel())]
         found = [np.empty(0, np.int64)]
         for span in spans:
-            fullest = max((np.diff(np.searchsorted(u.positions, (span.start, span.stop))).item() for u in updates), default=0)
+            fullest = max(
+                (
+                    np.diff(np.searchsorted(u.positions, (span.start, span.stop))).item()
+                    for u in updates
+                ),
+                default=0,
+            )
             k = max(fullest, self._codec.count(span.stop - span.start))
             found.append(kernels.top_k(mean[span], k).numpy() + span.start)
         return np.concatenate(found)

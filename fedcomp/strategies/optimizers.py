@@ -36,7 +36,9 @@ class Steps:
 
     def _share(self, name: str) -> None:
         if not 0 <= (value := getattr(self, name)) < 1:
-            raise SpecError(f"option '{name}' of a server optimizer is {value:g}; give at least 0 and less than 1, such as 0.9")
+            raise SpecError(
+                f"option '{name}' of a server optimizer is {value:g}; give at least 0 and less than 1, such as 0.9"
+            )
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,9 @@ class SGDOptions(Steps):
     def __post_init__(self) -> None:
         self._share("momentum")
         if self.nesterov and not self.momentum:
-            raise SpecError("option 'nesterov' of a server optimizer looks ahead along the momentum, and there is none; give momentum=0.9")
+            raise SpecError(
+                "option 'nesterov' of a server optimizer looks ahead along the momentum, and there is none; give momentum=0.9"
+            )
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,9 @@ class AdaptiveOptions(Steps):
         for name in ("beta1", "beta2"):
             self._share(name)
         if not 1e-18 <= self.tau <= 1e18:  # its square is a float32
-            raise SpecError(f"option 'tau' of a server optimizer is {self.tau:g}; give a length above 0, such as 0.001")
+            raise SpecError(
+                f"option 'tau' of a server optimizer is {self.tau:g}; give a length above 0, such as 0.001"
+            )
 
 
 class Optimizer(ABC):
@@ -94,7 +100,9 @@ class Optimizer(ABC):
         changed, self._changed = self._changed, False
         return (dict(self.kept) if changed else {}), {}
 
-    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
+    def restore(
+        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
+    ) -> None:
         self.kept = {name: held for name in (FIRST, SECOND) if (held := vector(name)) is not None}
         self._next, self._changed = {}, False
 
@@ -162,6 +170,10 @@ def optimizer(text: str) -> Optimizer:
     """The optimizer of a spec string such as `sgd:momentum=0.9,nesterov=true`. Raises SpecError."""
     parsed = spec.parse(text)
     if parsed.scope or len(parsed.parts) > 1:
-        raise SpecError(f"optimizer '{text}' cannot have a scope or a second part; name one optimizer")
-    options = spec.build(parsed.parts[0], {name: cls.Options for name, cls in _OPTIMIZERS.items()}, "optimizer")
+        raise SpecError(
+            f"optimizer '{text}' cannot have a scope or a second part; name one optimizer"
+        )
+    options = spec.build(
+        parsed.parts[0], {name: cls.Options for name, cls in _OPTIMIZERS.items()}, "optimizer"
+    )
     return _OPTIMIZERS[parsed.parts[0].name](options)

@@ -32,12 +32,20 @@ class Votes:
     def weights(self, q: float) -> np.ndarray:
         """The probability of each pattern, float64 [patterns]."""
         patterns, n = self.signs.shape
-        return np.full(patterns, 1 / patterns) if self.sampled else (q ** np.arange(n + 1) * (1 - q) ** np.arange(n, -1, -1))[self.right]
+        return (
+            np.full(patterns, 1 / patterns)
+            if self.sampled
+            else (q ** np.arange(n + 1) * (1 - q) ** np.arange(n, -1, -1))[self.right]
+        )
 
 
 def honest(G: np.ndarray, q: float, seed: int = 0) -> Votes:
     """The votes of a code G [n, n] in all patterns, or, where these are too many, in patterns drawn from the seed at this q."""
-    return _honest(np.ascontiguousarray(G, np.uint8).tobytes(), len(G), *((q, seed) if len(G) > EXACT else (0.5, 0)))
+    return _honest(
+        np.ascontiguousarray(G, np.uint8).tobytes(),
+        len(G),
+        *((q, seed) if len(G) > EXACT else (0.5, 0)),
+    )
 
 
 @lru_cache(2)
@@ -46,11 +54,18 @@ def _honest(matrix: bytes, n: int, q: float, seed: int) -> Votes:
     if n <= EXACT:
         partitions = (np.arange(1 << n)[:, None] >> np.arange(n) & 1).astype(bool)
     else:
-        partitions = seeds.generator(seed, "correctness").random((min(SAMPLES, CELLS // n), n), np.float32) < q
-    return Votes(np.sign((2 * partitions.astype(np.float32) - 1) @ G.T), partitions.sum(1), n > EXACT)
+        partitions = (
+            seeds.generator(seed, "correctness").random((min(SAMPLES, CELLS // n), n), np.float32)
+            < q
+        )
+    return Votes(
+        np.sign((2 * partitions.astype(np.float32) - 1) @ G.T), partitions.sum(1), n > EXACT
+    )
 
 
-def probabilities(votes: Votes, q: float, placements: Sequence[tuple[int, ...]], attack: str) -> list[float]:
+def probabilities(
+    votes: Votes, q: float, placements: Sequence[tuple[int, ...]], attack: str
+) -> list[float]:
     """The probability that the tally is right with liars in each of these sets of seats."""
     patterns, n = votes.signs.shape
     weights, chance = votes.weights(q), _chances(n)
@@ -63,7 +78,10 @@ def probabilities(votes: Votes, q: float, placements: Sequence[tuple[int, ...]],
             lying[list(seats), column] = 1
         honest = 1 - lying
         if attack == "inverted":
-            sums, coins = votes.signs @ (honest - lying), np.broadcast_to(tossed.sum(1, keepdims=True), (patterns, len(here)))
+            sums, coins = (
+                votes.signs @ (honest - lying),
+                np.broadcast_to(tossed.sum(1, keepdims=True), (patterns, len(here))),
+            )
         else:
             sums, coins = votes.signs @ honest - lying.sum(0), tossed @ honest
         if tossed.any() or n % 2 == 0:
@@ -108,7 +126,9 @@ def anywhere(votes: Votes, q: float, liars: int, attack: str) -> tuple[float, fl
             after[right] += share * ((twice > 0) + (twice == 0) / 2)
     chance = np.zeros((n + 1, n + 1))  # of so many that are sure to be right, and so many coins
     for tossed in range(n + 1):
-        chance[: n + 1 - tossed, tossed] = np.convolve(after, binomial(tossed, 0.5)[::-1])[tossed : n + 1]
+        chance[: n + 1 - tossed, tossed] = np.convolve(after, binomial(tossed, 0.5)[::-1])[
+            tossed : n + 1
+        ]
     weights, each = votes.weights(q), chance[sure, coins]
     p = float(weights @ each)
     return p, float(each.std() / math.sqrt(patterns)) if votes.sampled else 0.0

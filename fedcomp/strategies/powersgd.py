@@ -56,11 +56,15 @@ class PowerSGD(Average):
         super().__init__(rules, **told)
         own = self.defaults(self.options)
         if self.uplink != Factors(self.options.rank):
-            raise ConfigError(f"strategy '{self.name}' sends factors of rank {self.options.rank}, not {self.uplink}; "
-                              f"leave --uplink out, or give {own['uplink']}")
+            raise ConfigError(
+                f"strategy '{self.name}' sends factors of rank {self.options.rank}, not {self.uplink}; "
+                f"leave --uplink out, or give {own['uplink']}"
+            )
         if spec.parse(self.rules.memory).parts[0].name != LowRank.name:
-            raise ConfigError(f"strategy '{self.name}' has two phases, for which memory '{self.rules.memory}' has no frames; "
-                              f"leave --memory out, or give {own['memory']}")
+            raise ConfigError(
+                f"strategy '{self.name}' has two phases, for which memory '{self.rules.memory}' has no frames; "
+                f"leave --memory out, or give {own['memory']}"
+            )
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
@@ -70,8 +74,10 @@ class PowerSGD(Average):
         super().begin(weights, layout)
         self.split = Split(layout, self.options.rank)
         if not self.split.matrices:
-            raise ConfigError(f"no tensor of the model is larger than its factors of rank {self.options.rank}; "
-                              f"give --strategy {self.name} a lower rank, or --strategy average")
+            raise ConfigError(
+                f"no tensor of the model is larger than its factors of rank {self.options.rank}; "
+                f"give --strategy {self.name} a lower rank, or --strategy average"
+            )
         start = normal(seeds.key(self.rules.seed, self.name), size(self.split.right))
         self.right = start.astype(FLOAT).tobytes()  # Q
         self.basis = b""  # P̂ of the round
@@ -81,7 +87,9 @@ class PowerSGD(Average):
     def phases(self, round: int) -> Iterable[Phase]:
         return Phase(LEFT), Phase(RIGHT)
 
-    def announce(self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]) -> Mapping[str, bytes]:
+    def announce(
+        self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]
+    ) -> Mapping[str, bytes]:
         if phase.name == LEFT:
             return {RIGHT: self.right}
         if self._averaged is not before[LEFT]:
@@ -104,7 +112,9 @@ class PowerSGD(Average):
     def take_changes(self) -> Changes:
         return {}, {RIGHT: self.right}
 
-    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
+    def restore(
+        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
+    ) -> None:
         self.right = value(RIGHT)
         try:
             shaped(self.right, self.split.right)

@@ -11,13 +11,17 @@ SEALED = "; sealed: the server sees votes, sizes and times, and ballots only if 
 UNGUARDED = "code={code} promises nothing against liars, it makes a wrong vote less or more likely; code=deterministic does"
 
 
-def promise(code: str, form: str, sealed: bool, liars: int, spare: int | None = None, clients: int = 0) -> str:
+def promise(
+    code: str, form: str, sealed: bool, liars: int, spare: int | None = None, clients: int = 0
+) -> str:
     """Of a run in whose rounds so many may lie and `spare` more be absent; None: it is not known how many clients a round has."""
     if code != "deterministic":
         return UNGUARDED.format(code=code)
     said = GUARDED[form].format(f=liars, liars=f"{liars} liar{'s' * (liars != 1)}")
     if spare is not None:
-        said += f"; with {f'more than {spare}' if spare else 'anybody'} absent a round moves nothing"
+        said += (
+            f"; with {f'more than {spare}' if spare else 'anybody'} absent a round moves nothing"
+        )
     if sealed and clients > CROWD:
         return f"{said}{SEALED}; each client makes, and checks, {clients} signed cards a round, fewer with a smaller --participation"
     return said + SEALED * sealed

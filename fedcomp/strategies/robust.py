@@ -37,7 +37,9 @@ class Options:
     def __post_init__(self) -> None:
         for name, low in (("liars", 0), ("buckets", 1)):
             if (value := getattr(self, name)) < low:
-                raise SpecError(f"option '{name}' of a robust strategy is {value}; give at least {low}")
+                raise SpecError(
+                    f"option '{name}' of a robust strategy is {value}; give at least {low}"
+                )
 
 
 class Robust(RoundStrategy):
@@ -49,8 +51,10 @@ class Robust(RoundStrategy):
     def __init__(self, rules: Rules | None = None, **told: Any):
         super().__init__(rules, **told)
         if self.rules.weights != "uniform":
-            raise ConfigError(f"strategy '{self.name}' counts every client once, since a liar would name the largest weight; "
-                              "leave --weights out, or give uniform")
+            raise ConfigError(
+                f"strategy '{self.name}' counts every client once, since a liar would name the largest weight; "
+                "leave --weights out, or give uniform"
+            )
         self._heard: Exchange | None = None  # of the round
 
     @property
@@ -70,14 +74,22 @@ class Robust(RoundStrategy):
 
     def check_cohort(self, clients: int) -> None:
         if clients < self.least:
-            raise ConfigError(f"strategy '{self.name}' needs {self._needed()}, and a cohort has {clients}; "
-                              "give a larger --participation, more --clients, or fewer liars")
+            raise ConfigError(
+                f"strategy '{self.name}' needs {self._needed()}, and a cohort has {clients}; "
+                "give a larger --participation, more --clients, or fewer liars"
+            )
         if (enough := closing.least(self.rules.quorum, clients)) < self.least:
-            raise ConfigError(f"strategy '{self.name}' needs {self._needed()}, and with --quorum {self.rules.quorum:g} a round closes "
-                              f"at {enough}; give a larger --quorum, or fewer liars")
+            raise ConfigError(
+                f"strategy '{self.name}' needs {self._needed()}, and with --quorum {self.rules.quorum:g} a round closes "
+                f"at {enough}; give a larger --quorum, or fewer liars"
+            )
 
     def refusal(self, accepted: Sequence[Accepted]) -> str:
-        return "" if len(accepted) >= self.least else f"strategy '{self.name}' needs {self._needed()}; {len(accepted)} could be used"
+        return (
+            ""
+            if len(accepted) >= self.least
+            else f"strategy '{self.name}' needs {self._needed()}; {len(accepted)} could be used"
+        )
 
     def _exchange(self, grid: Grid, round: int, phase: Phase, traffic: Traffic) -> Exchange:
         self._heard = super()._exchange(grid, round, phase, traffic)
@@ -88,7 +100,11 @@ class Robust(RoundStrategy):
 
         `products`: inner products of the vectors, for mixing.
         """
-        mixed = buckets(vectors, self.options.buckets, self.rules.seed, self.round) if self.options.buckets > 1 else None
+        mixed = (
+            buckets(vectors, self.options.buckets, self.rules.seed, self.round)
+            if self.options.buckets > 1
+            else None
+        )
         if self.options.mix:
             of_buckets = products if mixed is None else mixed @ products @ mixed.T
             near = nearest(squared_distances(of_buckets), self.liars)
@@ -98,7 +114,9 @@ class Robust(RoundStrategy):
     def _needed(self) -> str:
         o, out = self.options, self.options.liars - self.liars
         found = f" of whom {out} are out" if out else ""
-        return f"{self.least} clients in a round for liars={o.liars}{found}" + (f" and buckets={o.buckets}" if o.buckets > 1 else "")
+        return f"{self.least} clients in a round for liars={o.liars}{found}" + (
+            f" and buckets={o.buckets}" if o.buckets > 1 else ""
+        )
 
 
 class ByCoordinate(Robust):

@@ -38,16 +38,24 @@ class Scaffold(Average):
         super().__init__(rules, **told)
         given = self.rules
         if spec.parse(given.memory).parts[0].name != Residual.name:
-            raise ConfigError(f"strategy '{self.name}' sends every change of a control variate once, and memory '{given.memory}' may lose "
-                              "or change it; leave --memory out, or give residual")
+            raise ConfigError(
+                f"strategy '{self.name}' sends every change of a control variate once, and memory '{given.memory}' may lose "
+                "or change it; leave --memory out, or give residual"
+            )
         if given.weights != "uniform":
-            raise ConfigError(f"strategy '{self.name}' keeps the plain mean of all control variates; leave --weights out")
+            raise ConfigError(
+                f"strategy '{self.name}' keeps the plain mean of all control variates; leave --weights out"
+            )
         if given.momentum:
-            raise ConfigError(f"strategy '{self.name}' reads a client's mean gradient from its update, which momentum makes longer; leave "
-                              "--momentum out")
+            raise ConfigError(
+                f"strategy '{self.name}' reads a client's mean gradient from its update, which momentum makes longer; leave "
+                "--momentum out"
+            )
         if not self.optimizer.plain:
-            raise ConfigError(f"strategy '{self.name}' moves the control variates by their mean, of which --server-optimizer "
-                              f"{given.server_optimizer} would make something else; leave it out")
+            raise ConfigError(
+                f"strategy '{self.name}' moves the control variates by their mean, of which --server-optimizer "
+                f"{given.server_optimizer} would make something else; leave it out"
+            )
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
@@ -58,4 +66,6 @@ class Scaffold(Average):
         super().aggregate(phases, into)
         (accepted,) = phases.values()
         everybody = max(self.rules.clients or len(self.versions), len(accepted))
-        into[self.model_layout.numel :] *= len(accepted) / everybody / self.rules.server_lr  # c has a step of its own
+        into[self.model_layout.numel :] *= (
+            len(accepted) / everybody / self.rules.server_lr
+        )  # c has a step of its own

@@ -46,23 +46,48 @@ class Schedule:
     budget_bytes: int = 0  # that a round's cohort may send; 0 = no budget
     budget_s: float = 0.0  # that each client may take to send; 0 = no budget
     density: ByRound | None = None  # of the uplink; None = the codec's own
-    local: Mapping[str, ByRound] = field(default_factory=dict)  # those of by_round.LOCAL that change
+    local: Mapping[str, ByRound] = field(
+        default_factory=dict
+    )  # those of by_round.LOCAL that change
 
     @classmethod
     def of(cls, rules: "Rules", codec: Codec, layout: Layout) -> "Schedule":
         """That of a strategy. Raises SpecError or ConfigError where one of its schedules cannot be."""
         horizon, density = rules.horizon or rules.rounds, None
-        local = {name: values for name, values in by_round.of_options(rules, horizon).items() if values.text}
+        local = {
+            name: values
+            for name, values in by_round.of_options(rules, horizon).items()
+            if values.text
+        }
         if text := rules.density_schedule:
             _check_density(codec, DENSITY_SCHEDULE)
-            density = ByRound(DENSITY_SCHEDULE, text, by_round.SHARE, codec.density, rules.density_warmup, horizon)
+            density = ByRound(
+                DENSITY_SCHEDULE, text, by_round.SHARE, codec.density, rules.density_warmup, horizon
+            )
         for values in (*local.values(), *([density] if density else [])):
             values.check(rules.rounds or horizon or 1)
-        return cls(codec, layout, rules.density_warmup, rules.lr_warmup, rules.budget_bytes, rules.budget_s, density, local)
+        return cls(
+            codec,
+            layout,
+            rules.density_warmup,
+            rules.lr_warmup,
+            rules.budget_bytes,
+            rules.budget_s,
+            density,
+            local,
+        )
 
     def __post_init__(self) -> None:
         budget = self.budget_bytes or self.budget_s
-        asked = DENSITY_SCHEDULE if self.density else "--density-warmup" if self.density_warmup else "--budget" if budget else ""
+        asked = (
+            DENSITY_SCHEDULE
+            if self.density
+            else "--density-warmup"
+            if self.density_warmup
+            else "--budget"
+            if budget
+            else ""
+        )
         if budget and asked != "--budget":
             raise ConfigError(f"{asked} and --budget both decide the density; give one of them")
         if asked:
@@ -70,19 +95,31 @@ class Schedule:
         if budget:
             self._least()
 
-    def terms(self, round: int, cohort: Sequence[int], bandwidths: Mapping[int, float]) -> dict[int, Terms]:
+    def terms(
+        self, round: int, cohort: Sequence[int], bandwidths: Mapping[int, float]
+    ) -> dict[int, Terms]:
         """By client. `bandwidths`, bytes a second, are those that are known; an unknown one counts as their mean."""
-        own = Terms(0.0, self.rate(round), self.count("local_steps", round), self.count("batch_size", round))
+        own = Terms(
+            0.0, self.rate(round), self.count("local_steps", round), self.count("batch_size", round)
+        )
         if not (self.budget_bytes or self.budget_s):
             return dict.fromkeys(cohort, replace(own, density=self._density(round)))
-        shares = self._shares(cohort, bandwidths) if self.budget_bytes else self._in_time(cohort, bandwidths)
+        shares = (
+            self._shares(cohort, bandwidths)
+            if self.budget_bytes
+            else self._in_time(cohort, bandwidths)
+        )
         found = {share: self._densest(share) for share in set(shares.values())}
         return {client: replace(own, density=found[shares[client]]) for client in cohort}
 
     def rate(self, round: int) -> float:
         """The learning rate of a round as a multiple of the run's."""
         grown = min(1.0, round / self.lr_warmup) if self.lr_warmup else 1.0
-        return grown * self.local["lr"].at(round) / self.local["lr"].own if "lr" in self.local else grown
+        return (
+            grown * self.local["lr"].at(round) / self.local["lr"].own
+            if "lr" in self.local
+            else grown
+        )
 
     def count(self, name: str, round: int) -> int:
         """`local_steps` or `batch_size` of a round; 0: the clients' own."""
@@ -95,7 +132,10 @@ class Schedule:
     def _density(self, round: int) -> float:
         """0: the codec's own."""
         scheduled = self.density.at(max(round, self.density_warmup + 1)) if self.density else 0.0
-        if round > self.density_warmup or (last := scheduled or self.codec.density) >= FIRST_DENSITY:
+        if (
+            round > self.density_warmup
+            or (last := scheduled or self.codec.density) >= FIRST_DENSITY
+        ):
             return scheduled
         return FIRST_DENSITY * (last / FIRST_DENSITY) ** ((round - 1) / self.density_warmup)
 
@@ -104,21 +144,31 @@ class Schedule:
         least = self._least()
         rest = self.budget_bytes - least * len(cohort)
         if rest < 0:
-            raise ConfigError(f"--budget of {self.budget_bytes} bytes is too small for {len(cohort)} clients; give at least "
-                              f"{least * len(cohort)}, or a smaller --participation")
+            raise ConfigError(
+                f"--budget of {self.budget_bytes} bytes is too small for {len(cohort)} clients; give at least "
+                f"{least * len(cohort)}, or a smaller --participation"
+            )
         known = [bandwidths[client] for client in cohort if client in bandwidths]
         mean = sum(known) / len(known) if known else 1.0
         asked = [bandwidths.get(client, mean) for client in cohort]
         total = sum(asked)
-        return {client: least + int(rest * mine / total) for client, mine in zip(cohort, asked, strict=True)}
+        return {
+            client: least + int(rest * mine / total)
+            for client, mine in zip(cohort, asked, strict=True)
+        }
 
     def _in_time(self, cohort: Sequence[int], bandwidths: Mapping[int, float]) -> dict[int, int]:
         """Bytes that each client sends in its time. Raises ConfigError for one that has no time for the shortest frame."""
-        least, shares = self._least(), {client: int(self.budget_s * bandwidths[client]) for client in cohort}
+        least, shares = (
+            self._least(),
+            {client: int(self.budget_s * bandwidths[client]) for client in cohort},
+        )
         slowest = min(shares, key=bandwidths.__getitem__, default=None)
         if slowest is not None and shares[slowest] < least:
-            raise ConfigError(f"--budget of {self.budget_s:g} s is too short for client {slowest}, which sends {shares[slowest]} bytes in "
-                              f"that time and needs {least}; give at least {_time_for(least, bandwidths[slowest])}")
+            raise ConfigError(
+                f"--budget of {self.budget_s:g} s is too short for client {slowest}, which sends {shares[slowest]} bytes in "
+                f"that time and needs {least}; give at least {_time_for(least, bandwidths[slowest])}"
+            )
         return shares
 
     def _least(self) -> int:
@@ -137,7 +187,9 @@ class Schedule:
     def _longest(self, density: float) -> int:
         longest = self.codec.at_density(density).longest_frame(self.layout)
         if longest is None:
-            raise ConfigError(f"--budget needs a codec whose frames have a largest size, which {self.codec} has not; use --uplink stc")
+            raise ConfigError(
+                f"--budget needs a codec whose frames have a largest size, which {self.codec} has not; use --uplink stc"
+            )
         return longest
 
 
@@ -146,8 +198,10 @@ def _check_density(codec: Codec, asked: str) -> None:
     try:
         codec.at_density(FIRST_DENSITY)
     except ConfigError:
-        raise ConfigError(f"{asked} changes the density of the uplink, and {codec} has none; leave {asked} out, "
-                          "or use --uplink stc") from None
+        raise ConfigError(
+            f"{asked} changes the density of the uplink, and {codec} has none; leave {asked} out, "
+            "or use --uplink stc"
+        ) from None
 
 
 def _time_for(bytes_: int, bandwidth: float) -> str:

@@ -39,21 +39,35 @@ class Sealing:
         self.unknown: dict[int, set[int]] = {}  # by voter, of whom it has another key, or none
         self._keys: dict[int, bytes] = {}
 
-    def announce(self, phase: str, client: int, before: Mapping[str, Sequence[Accepted]]) -> dict[str, bytes]:
+    def announce(
+        self, phase: str, client: int, before: Mapping[str, Sequence[Accepted]]
+    ) -> dict[str, bytes]:
         told, row = {ATTEMPT: self.attempt.encode(), TERMS: self.terms.encode()}, self.rows[client]
         if phase == CARDS:
             voters = {voter for voter, other in self.rows.items() if client in other.senders}
             concerned = {client, *voters} | (set(row.senders) & self.rows.keys())
-            return told | {TOLD_ROW: row.pack()} | {f"{KEY_OF}{who}": self.key(who) for who in sorted(concerned)}
+            return (
+                told
+                | {TOLD_ROW: row.pack()}
+                | {f"{KEY_OF}{who}": self.key(who) for who in sorted(concerned)}
+            )
         if phase == BALLOTS:
             self.there = {a.client for a in before[CARDS]}
-            return told | {str(v): card for (v, s), card in sorted(self.cards.items()) if s == client and v in self.there}
+            return told | {
+                str(v): card
+                for (v, s), card in sorted(self.cards.items())
+                if s == client and v in self.there
+            }
         if phase == TALLY:
             sent = {a.client for a in before[BALLOTS]}
             return told | {str(s): self.ballots[s][1] for s in row.senders if s in sent}
         mine = {s: proof for s, proof in sorted(self.proofs.items()) if s in row.senders}
         witnesses = {PROOF.unpack_from(proof)[0] for proof in mine.values()}
-        return told | {f"{KEY_OF}{v}": self.key(v) for v in sorted(witnesses)} | {f"{PROOF_OF}{s}": p for s, p in mine.items()}
+        return (
+            told
+            | {f"{KEY_OF}{v}": self.key(v) for v in sorted(witnesses)}
+            | {f"{PROOF_OF}{s}": p for s, p in mine.items()}
+        )
 
     def key(self, client: int) -> bytes:
         """A client's public key, the same as long as the round lasts."""
@@ -68,12 +82,17 @@ class Sealing:
         """
         times = Counter(sender for voter in there for sender in self.unknown.get(voter, ()))
         unknown = {sender for sender, count in times.items() if count > liars and sender in there}
-        left = {sender: f"{times[sender]} voters have another key of it, from earlier in this run or in their --roster, or none; a client "
-                        "whose key is renewed takes part again in the next run" for sender in unknown}
+        left = {
+            sender: f"{times[sender]} voters have another key of it, from earlier in this run or in their --roster, or none; a client "
+            "whose key is renewed takes part again in the next run"
+            for sender in unknown
+        }
         for voter in sorted(set(there) - unknown):
             if alone := (self.unknown.get(voter, set()) & set(there)) - unknown:
-                left[voter] = (f"it has another key of client {min(alone)} than others, from earlier in this run or in its --roster, or "
-                               "none; give it the newest list, or let it take part in the next run")
+                left[voter] = (
+                    f"it has another key of client {min(alone)} than others, from earlier in this run or in its --roster, or "
+                    "none; give it the newest list, or let it take part in the next run"
+                )
         return left
 
     def too_few(self, sent: Collection[int]) -> str:
@@ -100,23 +119,34 @@ class Sealing:
         for answer in answers:
             voter, complaints = answer.client, with_complaints(answer.frame)[0]
             if len(complaints) > len(self.rows[voter].senders):
-                convicted[voter] = f"it complained {len(complaints)} times of {len(self.rows[voter].senders)} ballots; it is left out"
+                convicted[voter] = (
+                    f"it complained {len(complaints)} times of {len(self.rows[voter].senders)} ballots; it is left out"
+                )
                 continue
             for sender, private in complaints:
                 card, ballot = self.cards.get((voter, sender)), self.ballots.get(sender)
-                public = card and card_key(card, self._slot(sender), voter, verifier(self.key(voter)))
+                public = card and card_key(
+                    card, self._slot(sender), voter, verifier(self.key(voter))
+                )
                 if card and ballot and ballot[0].proven_bad(voter, public, private):
-                    convicted.setdefault(sender, f"its ballot does not open for voter {voter}, as that one proved; it is left out")
+                    convicted.setdefault(
+                        sender,
+                        f"its ballot does not open for voter {voter}, as that one proved; it is left out",
+                    )
                     self.proofs.setdefault(sender, PROOF.pack(voter, card, private) + ballot[1])
                 else:
-                    convicted[voter] = f"it complained of the ballot of client {sender}, which it could open; it is left out"
+                    convicted[voter] = (
+                        f"it complained of the ballot of client {sender}, which it could open; it is left out"
+                    )
         return convicted
 
     def _take_cards(self, voter: int, frame: bytes) -> None:
         senders = self.rows[voter].senders
         if len(frame) != CARD * len(senders):
             raise FrameError(f"{len(frame)} bytes are not the cards for {len(senders)} ballots")
-        cards = {(voter, sender): frame[i * CARD : (i + 1) * CARD] for i, sender in enumerate(senders)}
+        cards = {
+            (voter, sender): frame[i * CARD : (i + 1) * CARD] for i, sender in enumerate(senders)
+        }
         made = {pair: card for pair, card in cards.items() if card != NO_CARD}
         for (_, sender), card in made.items():
             refuse_low_order(card_key(card, self._slot(sender), voter, verifier(self.key(voter))))
@@ -126,13 +156,19 @@ class Sealing:
     def _take_ballot(self, sender: int, frame: bytes) -> None:
         sealed = Sealed.read(frame, self._slot(sender), verifier(self.key(sender)))
         if sealed.size != (self.numel + 7) // 8:
-            raise FrameError(f"a ballot of {sealed.size} bytes is not one of {self.numel} coordinates")
-        passed_on = {voter: card[:KEY] for (voter, other), card in self.cards.items() if other == sender and voter in self.there}
+            raise FrameError(
+                f"a ballot of {sealed.size} bytes is not one of {self.numel} coordinates"
+            )
+        passed_on = {
+            voter: card[:KEY]
+            for (voter, other), card in self.cards.items()
+            if other == sender and voter in self.there
+        }
         if {voter: public for voter, (public, _) in sealed.wraps.items()} != passed_on:
-            raise FrameError("the ballot is sealed for others than those whose cards were passed on")
+            raise FrameError(
+                "the ballot is sealed for others than those whose cards were passed on"
+            )
         self.ballots[sender] = sealed, frame
 
     def _slot(self, sender: int) -> Slot:
         return Slot(self.ring.run, self.attempt, self.round, sender, self.terms)
-
-

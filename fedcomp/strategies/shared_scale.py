@@ -42,12 +42,18 @@ class SharedScale(Average):
 
     def __init__(self, rules: Rules | None = None, **told: Any):
         super().__init__(rules, **told)
-        if not isinstance(self.uplink.inner if isinstance(self.uplink, LayerWise) else self.uplink, TernGrad):
-            raise ConfigError(f"strategy '{self.name}' shares the scale of ternary updates, which {self.uplink} does not make; "
-                              "leave --uplink out, or give terngrad or terngrad@layer")
+        if not isinstance(
+            self.uplink.inner if isinstance(self.uplink, LayerWise) else self.uplink, TernGrad
+        ):
+            raise ConfigError(
+                f"strategy '{self.name}' shares the scale of ternary updates, which {self.uplink} does not make; "
+                "leave --uplink out, or give terngrad or terngrad@layer"
+            )
         if spec.parse(self.rules.memory).parts[0].name != Nothing.name:
-            raise ConfigError(f"strategy '{self.name}' shares the scale of updates as they are, to which memory '{self.rules.memory}' "
-                              "adds; leave --memory out, or give none")
+            raise ConfigError(
+                f"strategy '{self.name}' shares the scale of updates as they are, to which memory '{self.rules.memory}' "
+                "adds; leave --memory out, or give none"
+            )
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
@@ -55,14 +61,20 @@ class SharedScale(Average):
 
     def begin(self, weights: Tensor, layout: Layout) -> None:
         super().begin(weights, layout)
-        self.spans = [e.span for e in layout] if isinstance(self.uplink, LayerWise) else [slice(0, layout.numel)]
+        self.spans = (
+            [e.span for e in layout]
+            if isinstance(self.uplink, LayerWise)
+            else [slice(0, layout.numel)]
+        )
         self.scales = np.zeros(len(self.spans), FLOAT)  # of the round
         self._shared: Sequence[Accepted] | None = None  # what they were made of
 
     def phases(self, round: int) -> Iterable[Phase]:
         return Phase(SCALE), Phase(TRAIN)
 
-    def announce(self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]) -> Mapping[str, bytes]:
+    def announce(
+        self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]
+    ) -> Mapping[str, bytes]:
         if phase.name == SCALE:
             return {}
         if self._shared is not before[SCALE]:
@@ -72,11 +84,16 @@ class SharedScale(Average):
     def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
         if phase.name == TRAIN:
             return [self._in_scale(update) for update in super().open(phase, frames)]
-        return [_no_scale(update) or update for update in NUMBERS.open_batch(frames, len(self.spans))]
+        return [
+            _no_scale(update) or update for update in NUMBERS.open_batch(frames, len(self.spans))
+        ]
 
     def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
         accepted = phases[TRAIN]
-        weights, votes = self.client_weights(accepted), torch.zeros(into.numel(), dtype=torch.float64)
+        weights, votes = (
+            self.client_weights(accepted),
+            torch.zeros(into.numel(), dtype=torch.float64),
+        )
         for answer, weight in zip(accepted, weights, strict=True):
             if answer.update is not None:
                 votes.add_(answer.update.dense().sign(), alpha=weight)
@@ -84,7 +101,11 @@ class SharedScale(Average):
             into[span] = votes[span] * scale / sum(weights)
 
     def _largest(self, accepted: Sequence[Accepted]) -> np.ndarray:
-        claimed = [answer.update.block(0, len(self.spans)) for answer in accepted if answer.update is not None]
+        claimed = [
+            answer.update.block(0, len(self.spans))
+            for answer in accepted
+            if answer.update is not None
+        ]
         return np.max([np.zeros(len(self.spans), FLOAT), *claimed], axis=0).astype(FLOAT)
 
     def _in_scale(self, update: Update | FrameError) -> Update | FrameError:

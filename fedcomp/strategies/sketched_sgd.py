@@ -42,10 +42,14 @@ class Options:
 
     def __post_init__(self) -> None:
         if not 0 < self.density <= 1:
-            raise SpecError(f"option 'density' of strategy 'sketched-sgd' is {self.density:g}; give a share above 0 and at most 1, "
-                            "such as 1%")
+            raise SpecError(
+                f"option 'density' of strategy 'sketched-sgd' is {self.density:g}; give a share above 0 and at most 1, "
+                "such as 1%"
+            )
         if self.candidates < 1:
-            raise SpecError(f"option 'candidates' of strategy 'sketched-sgd' is {self.candidates}; give at least 1, such as 4")
+            raise SpecError(
+                f"option 'candidates' of strategy 'sketched-sgd' is {self.candidates}; give at least 1, such as 4"
+            )
 
 
 class SketchedSGD(Average):
@@ -61,28 +65,49 @@ class SketchedSGD(Average):
         share = self.options.density
         inner = self.uplink.inner if isinstance(self.uplink, LayerWise) else self.uplink
         if not isinstance(inner, Sketch):
-            raise ConfigError(f"strategy '{self.name}' adds sketches, which {self.uplink} does not make; "
-                              f"leave --uplink out, or give {Sketch.name}")
+            raise ConfigError(
+                f"strategy '{self.name}' adds sketches, which {self.uplink} does not make; "
+                f"leave --uplink out, or give {Sketch.name}"
+            )
         if inner.density not in (Sketch.density, share):
-            raise ConfigError(f"strategy '{self.name}' moves a share of {share:g}, its uplink reads one of {inner.density:g}; "
-                              f"give --strategy {self.name}:density={inner.density:g}")
+            raise ConfigError(
+                f"strategy '{self.name}' moves a share of {share:g}, its uplink reads one of {inner.density:g}; "
+                f"give --strategy {self.name}:density={inner.density:g}"
+            )
         if spec.parse(self.rules.memory).parts[0].name != Sketched.name:
-            raise ConfigError(f"strategy '{self.name}' has two phases, for which memory '{self.rules.memory}' has no frames; "
-                              f"leave --memory out, or give {Sketched.name}")
-        if self.rules.density_warmup or self.rules.density_schedule or self.rules.budget_bytes or self.rules.budget_s:
-            raise ConfigError(f"strategy '{self.name}' sends sketches of one size; leave --density-warmup, "
-                              "--density-schedule and --budget out")
-        self.reader = self.uplink.at_density(min(1.0, self.options.candidates * share))  # of as many as are candidates
+            raise ConfigError(
+                f"strategy '{self.name}' has two phases, for which memory '{self.rules.memory}' has no frames; "
+                f"leave --memory out, or give {Sketched.name}"
+            )
+        if (
+            self.rules.density_warmup
+            or self.rules.density_schedule
+            or self.rules.budget_bytes
+            or self.rules.budget_s
+        ):
+            raise ConfigError(
+                f"strategy '{self.name}' sends sketches of one size; leave --density-warmup, "
+                "--density-schedule and --budget out"
+            )
+        self.reader = self.uplink.at_density(
+            min(1.0, self.options.candidates * share)
+        )  # of as many as are candidates
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        return {"uplink": Sketch.name, "memory": Sketched.name, "downlink": str(TopK(options.density))}
+        return {
+            "uplink": Sketch.name,
+            "memory": Sketched.name,
+            "downlink": str(TopK(options.density)),
+        }
 
     def begin(self, weights: Tensor, layout: Layout) -> None:
         super().begin(weights, layout)
         layered = isinstance(self.reader, LayerWise)
         spans = [entry.numel for entry in layout] if layered else [layout.numel]
-        self.most = sum((self.reader.inner if layered else self.reader).count(numel) for numel in spans)  # candidates
+        self.most = sum(
+            (self.reader.inner if layered else self.reader).count(numel) for numel in spans
+        )  # candidates
         self.count = TopK(self.options.density).count(layout.numel)  # k
         self.candidates = np.empty(0, np.int64)  # of the round
         self._announced = b""  # these, as a frame
@@ -92,7 +117,9 @@ class SketchedSGD(Average):
     def phases(self, round: int) -> Iterable[Phase]:
         return Phase(SKETCH), Phase(VALUES)
 
-    def announce(self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]) -> Mapping[str, bytes]:
+    def announce(
+        self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]
+    ) -> Mapping[str, bytes]:
         if phase.name == SKETCH:
             return {}
         if self._merged is not before[SKETCH]:
@@ -104,7 +131,10 @@ class SketchedSGD(Average):
         if phase.name == SKETCH:
             inner = self.reader.inner if isinstance(self.reader, LayerWise) else self.reader
             opened = self.reader.open_batch(frames, self.layout.numel, self.layout)
-            return [update if isinstance(update, FrameError) else reread(update, inner) for update in opened]
+            return [
+                update if isinstance(update, FrameError) else reread(update, inner)
+                for update in opened
+            ]
         return NUMBERS.open_batch(frames, self.candidates.size)
 
     def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
@@ -122,13 +152,19 @@ class SketchedSGD(Average):
     def _largest(self, accepted: Sequence[Accepted]) -> np.ndarray:
         """Positions of the largest estimates of the weighted mean: of half of it, which float32 holds whatever rounding adds."""
         found, shares = torch.zeros(self.layout.numel, dtype=torch.float32), self._shares(accepted)
-        self.reader.add_all([update for update, _ in shares], [share / 2 for _, share in shares], found)
+        self.reader.add_all(
+            [update for update, _ in shares], [share / 2 for _, share in shares], found
+        )
         return kernels.top_k(found, self.most).numpy()
 
     def _shares(self, accepted: Sequence[Accepted]) -> list[tuple[Update, float]]:
         """What clients sent, each with its share of the mean; who sent nothing has one, too."""
         weights = self.client_weights(accepted)
-        return [(a.update, weight / sum(weights)) for a, weight in zip(accepted, weights, strict=True) if a.update is not None]
+        return [
+            (a.update, weight / sum(weights))
+            for a, weight in zip(accepted, weights, strict=True)
+            if a.update is not None
+        ]
 
 
 def _marks(positions: np.ndarray, numel: int) -> bytes:

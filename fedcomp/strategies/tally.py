@@ -18,9 +18,13 @@ def majority(votes: Tensor | np.ndarray, seed: int) -> Tensor | np.ndarray:
     """
     held = votes if isinstance(votes, Tensor) else np.asarray(votes)
     if held.ndim != 2 or len(held) == 0:
-        raise ConfigError(f"votes have the shape {list(held.shape)}; give ±1 votes of at least one voter, [voters, n]")
+        raise ConfigError(
+            f"votes have the shape {list(held.shape)}; give ±1 votes of at least one voter, [voters, n]"
+        )
     if not ((held == 1) | (held == -1)).all():
-        raise ConfigError("a vote is neither 1 nor −1; toss a coin of the client's own for each zero before it votes")
+        raise ConfigError(
+            "a vote is neither 1 nor −1; toss a coin of the client's own for each zero before it votes"
+        )
     n = held.shape[1]
     won = kernel.majority(kernel.pack(held), n, seed)
     if isinstance(won, Tensor):

@@ -39,7 +39,12 @@ from .exchange import Accepted
 
 MOMENTUM, SUSPICION = "momentum", "suspicion"  # in a checkpoint
 LARGEST = float(np.finfo(np.float32).max)
-KEEPING = (EFSign, Identity, Half, BFloat16)  # codecs that move each coordinate of a step of one length
+KEEPING = (
+    EFSign,
+    Identity,
+    Half,
+    BFloat16,
+)  # codecs that move each coordinate of a step of one length
 WIDE = 0.5  # of the voters: a margin from which losing is suspicious
 
 
@@ -49,7 +54,9 @@ class Options:
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
-            raise SpecError(f"option 'momentum' of strategy 'vote' is {self.momentum:g}; give at least 0 and less than 1, such as 0.9")
+            raise SpecError(
+                f"option 'momentum' of strategy 'vote' is {self.momentum:g}; give at least 0 and less than 1, such as 0.9"
+            )
 
 
 class Vote(RoundStrategy):
@@ -62,25 +69,45 @@ class Vote(RoundStrategy):
     def __init__(self, rules: Rules | None = None, **told: Any):
         super().__init__(rules, **told)
         if not isinstance(inner(self.uplink), Sign | EFSign):
-            raise ConfigError(f"strategy '{self.name}' counts signs, one bit each, which {self.uplink} does not send; leave --uplink out, "
-                              "or give sign, or efsign with --memory residual")
+            raise ConfigError(
+                f"strategy '{self.name}' counts signs, one bit each, which {self.uplink} does not send; leave --uplink out, "
+                "or give sign, or efsign with --memory residual"
+            )
         if self.rules.weights != "uniform":
-            raise ConfigError(f"strategy '{self.name}' gives every client one vote; leave --weights out")
+            raise ConfigError(
+                f"strategy '{self.name}' gives every client one vote; leave --weights out"
+            )
         if self.rules.lr * self.rules.server_lr > LARGEST:
-            raise ConfigError(f"--lr {self.rules.lr:g} is the step of every coordinate, and outside of float32; give one such as 0.01")
-        if not isinstance(inner(self.downlink), KEEPING) and spec.parse(self.rules.downlink_memory).parts[0].name == Nothing.name:
-            raise ConfigError(f"strategy '{self.name}' moves all coordinates by one length, of which --downlink {self.downlink} loses "
-                              "a part for good; leave --downlink out, or give --downlink-memory residual")
+            raise ConfigError(
+                f"--lr {self.rules.lr:g} is the step of every coordinate, and outside of float32; give one such as 0.01"
+            )
+        if (
+            not isinstance(inner(self.downlink), KEEPING)
+            and spec.parse(self.rules.downlink_memory).parts[0].name == Nothing.name
+        ):
+            raise ConfigError(
+                f"strategy '{self.name}' moves all coordinates by one length, of which --downlink {self.downlink} loses "
+                "a part for good; leave --downlink out, or give --downlink-memory residual"
+            )
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        return {"uplink": Sign.name, "memory": Nothing.name, "downlink": EFSign.name, "downlink_memory": Nothing.name}
+        return {
+            "uplink": Sign.name,
+            "memory": Nothing.name,
+            "downlink": EFSign.name,
+            "downlink_memory": Nothing.name,
+        }
 
     def begin(self, weights: Tensor, layout: Layout) -> None:
         super().begin(weights, layout)
-        self.momentum = torch.zeros(layout.numel, dtype=torch.float32) if self.options.momentum else None
+        self.momentum = (
+            torch.zeros(layout.numel, dtype=torch.float32) if self.options.momentum else None
+        )
         self._next = self.momentum  # if the model moves
-        self.judged: dict[int, tuple[int, int]] = {}  # client → votes that lost by a wide margin, votes
+        self.judged: dict[
+            int, tuple[int, int]
+        ] = {}  # client → votes that lost by a wide margin, votes
         self._judged: dict[int, tuple[int, int]] = {}  # of the round
 
     def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
@@ -93,14 +120,22 @@ class Vote(RoundStrategy):
         """The packed signs of an update."""
         if isinstance(update, Bits):
             return update.words
-        return kernels.bits.signs(update.dense(), seeds.key(self.rules.seed, "zeros", self.round, client))
+        return kernels.bits.signs(
+            update.dense(), seeds.key(self.rules.seed, "zeros", self.round, client)
+        )
 
     def tally(self, cast: Mapping[int, np.ndarray | bytes]) -> np.ndarray:
         """What the majority of packed votes, by client, is for: packed. Notes who was against it."""
         numel, voters = self.layout.numel, [*cast]
-        result = votes.majority([*cast.values()], numel, seeds.key(self.rules.seed, "tie", self.round))
-        _, lost = votes.disagreement([*cast.values()], result, numel, max(2, round(WIDE * len(voters))))
-        self._judged = {client: (int(wide), numel) for client, wide in zip(voters, lost, strict=True)}
+        result = votes.majority(
+            [*cast.values()], numel, seeds.key(self.rules.seed, "tie", self.round)
+        )
+        _, lost = votes.disagreement(
+            [*cast.values()], result, numel, max(2, round(WIDE * len(voters)))
+        )
+        self._judged = {
+            client: (int(wide), numel) for client, wide in zip(voters, lost, strict=True)
+        }
         return result
 
     def step(self, result: np.ndarray, into: Tensor) -> None:
@@ -108,10 +143,14 @@ class Vote(RoundStrategy):
         numel, lr = self.layout.numel, self.rules.lr * self.schedule.rate(self.round)
         edge = max(map(abs, self.broadcasts.weights.aminmax())) if numel else 0.0
         if not float(edge) + lr * self.rules.server_lr <= LARGEST:
-            raise NonFiniteError(f"a step of {lr:g} would take the model out of the range of float32; lower --lr")
+            raise NonFiniteError(
+                f"a step of {lr:g} would take the model out of the range of float32; lower --lr"
+            )
         if self.momentum is not None:
             majority = torch.from_numpy(kernels.Signs(result, numel, 1.0).values())
-            self._next = (self.momentum * self.options.momentum).add_(majority, alpha=1 - self.options.momentum)
+            self._next = (self.momentum * self.options.momentum).add_(
+                majority, alpha=1 - self.options.momentum
+            )
             tie = seeds.key(self.rules.seed, "tie", self.round)
             result = np.frombuffer(kernels.bits.signs(self._next, tie), np.uint8)
         into.copy_(torch.from_numpy(kernels.Signs(result, numel, lr).values()))
@@ -126,16 +165,27 @@ class Vote(RoundStrategy):
 
     def _judged_so_far(self) -> dict[int, tuple[int, int]]:
         """With those of the round that is running."""
-        both = {client: (self.judged.get(client, (0, 0)), new) for client, new in self._judged.items()}
+        both = {
+            client: (self.judged.get(client, (0, 0)), new) for client, new in self._judged.items()
+        }
         now = {client: (old[0] + new[0], old[1] + new[1]) for client, (old, new) in both.items()}
         return dict(sorted((self.judged | now).items()))
 
     def take_changes(self) -> Changes:
         vectors = {} if self.momentum is None else {MOMENTUM: self.momentum}
-        return vectors, {SUSPICION: json.dumps([[client, *counts] for client, counts in sorted(self.judged.items())]).encode()}
+        return vectors, {
+            SUSPICION: json.dumps(
+                [[client, *counts] for client, counts in sorted(self.judged.items())]
+            ).encode()
+        }
 
-    def restore(self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]) -> None:
-        self.judged = {int(client): (int(lost), int(cast)) for client, lost, cast in json.loads(value(SUSPICION))}
+    def restore(
+        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
+    ) -> None:
+        self.judged = {
+            int(client): (int(lost), int(cast))
+            for client, lost, cast in json.loads(value(SUSPICION))
+        }
         if self.momentum is not None:
             self.momentum = self._next = vector(MOMENTUM)
 

@@ -1,7 +1,7 @@
 """The server's end of `fedcomp.clients.compression_mod`: the model, the way that led to it, and what each client has and was told.
 
-    x_i = W + C(a_i)                 what a reply is opened to; W: the weights that its client was given
-    W ← W + C'(e + (y − W))          y: what a strategy makes of the x_i; e: the downlink's memory
+x_i = W + C(a_i)                 what a reply is opened to; W: the weights that its client was given
+W ← W + C'(e + (y − W))          y: what a strategy makes of the x_i; e: the downlink's memory
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,9 @@ class Asked:
     traffic: Traffic = field(default_factory=Traffic)
     assignments: dict[int, Assignment] = field(default_factory=dict)  # by node
     answered: set[int] = field(default_factory=set)
-    tickets: dict[int, str] = field(default_factory=dict)  # of the updates that were opened, by client
+    tickets: dict[int, str] = field(
+        default_factory=dict
+    )  # of the updates that were opened, by client
 
 
 class Model:
@@ -41,45 +43,79 @@ class Model:
     """
 
     def __init__(
-        self, arrays: ArrayRecord, uplink: Codec, downlink: Codec, keeper: Memory, form: Form, cache: float, seed: int, training: str
+        self,
+        arrays: ArrayRecord,
+        uplink: Codec,
+        downlink: Codec,
+        keeper: Memory,
+        form: Form,
+        cache: float,
+        seed: int,
+        training: str,
     ):
         self.form, self.uplink, self.seed = form, uplink, seed
-        self.broadcasts = Broadcasts(form.vector(arrays), form.layout, downlink, keeper, int(cache * 4 * form.layout.numel))
+        self.broadcasts = Broadcasts(
+            form.vector(arrays), form.layout, downlink, keeper, int(cache * 4 * form.layout.numel)
+        )
         self.whole = form.whole(arrays)
         self.arrays = arrays
         self.versions: dict[int, str] = {}  # that each client last reported
         self.tickets: dict[int, str] = {}  # of each client's last accepted update
         self._told = {
-            "training": training, "uplink": str(uplink), "downlink": str(downlink), "layout": form.layout.fingerprint, "seed": str(seed),
+            "training": training,
+            "uplink": str(uplink),
+            "downlink": str(downlink),
+            "layout": form.layout.fingerprint,
+            "seed": str(seed),
         }
 
     def holds(self, arrays: ArrayRecord) -> bool:
         """Whether a record is this model as it is now."""
         if arrays is self.arrays:
             return True
-        if not self.form.fits(arrays) or any(arrays[name].data != array.data for name, array in self.whole.items()):
+        if not self.form.fits(arrays) or any(
+            arrays[name].data != array.data for name, array in self.whole.items()
+        ):
             return False
-        return torch.equal(self.form.vector(arrays), self.form.given(self.broadcasts.weights, self.arrays))
+        return torch.equal(
+            self.form.vector(arrays), self.form.given(self.broadcasts.weights, self.arrays)
+        )
 
     def pack(self, message: Message, key: str, asked: Asked) -> None:
         """Put what the message's node misses in the place of the record `key`. Raises ConfigError for a second message of a phase."""
         node = message.metadata.dst_node_id
         if node in asked.assignments:
-            raise ConfigError(f"the strategy sends node {node} two messages in one round; compressed updates need one a node and round")
+            raise ConfigError(
+                f"the strategy sends node {node} two messages in one round; compressed updates need one a node and round"
+            )
         b, client = self.broadcasts, node % IDS
         known = client in self.versions
         download = b.download(self.versions[client]) if known else b.dense()
         told = self._told | ({"form": self.form.pack()} if download.form == DENSE else {})
         if not known and self.tickets:
             told["taken"] = "".join(self.tickets.values())
-        announced = [part.encode() if isinstance(part, str) else part for pair in told.items() for part in pair]
+        announced = [
+            part.encode() if isinstance(part, str) else part
+            for pair in told.items()
+            for part in pair
+        ]
         assignment = Assignment(
-            asked.round, asked.phase, client, download.form, download.base, b.version, b.fingerprint, download.frames,
-            self.tickets.get(client, ""), announced,
+            asked.round,
+            asked.phase,
+            client,
+            download.form,
+            download.base,
+            b.version,
+            b.fingerprint,
+            download.frames,
+            self.tickets.get(client, ""),
+            announced,
         )
         asked.assignments[node] = assignment
         parcel = Parcel.of(assignment, key, self.whole)
-        asked.traffic.sent(client, download, [*announced, *parcel.bodies], first=not known, newest=b.newest_bytes)
+        asked.traffic.sent(
+            client, download, [*announced, *parcel.bodies], first=not known, newest=b.newest_bytes
+        )
         message.content = parcel.put(message.content, key)
 
     def open(self, reply: Message, asked: Asked) -> None:
@@ -91,8 +127,14 @@ class Model:
         asked.answered.add(node)
         parcel = Parcel.take(reply.content)
         report = Report.unpack(parcel.message)
-        if (report.client, report.round, report.phase) != (assignment.client, assignment.round, assignment.phase):
-            raise ProtocolError(f"the reply is of client {report.client}, round {report.round}, phase '{report.phase}'")
+        if (report.client, report.round, report.phase) != (
+            assignment.client,
+            assignment.round,
+            assignment.phase,
+        ):
+            raise ProtocolError(
+                f"the reply is of client {report.client}, round {report.round}, phase '{report.phase}'"
+            )
         asked.traffic.received(report.client, report.frame + b"".join(parcel.bodies))
         if report.version:
             self.versions[report.client] = report.version
@@ -101,7 +143,9 @@ class Model:
         if report.kind != UPDATE:
             raise ProtocolError(f"{report.stage}: {report.reason}")
         if (report.version, report.fingerprint) != (assignment.version, assignment.fingerprint):
-            raise ProtocolError(f"the reply was made from version {report.version[:8]}, the round's is {assignment.version[:8]}")
+            raise ProtocolError(
+                f"the reply was made from version {report.version[:8]}, the round's is {assignment.version[:8]}"
+            )
         arrays = self._trained(report, parcel) if parcel.record else None
         reply.content = parcel.replaced(reply.content, arrays)
         if arrays is not None:
@@ -119,13 +163,19 @@ class Model:
 
     def accept(self, asked: Asked, clients: Iterable[int]) -> None:
         """The strategy took the updates of these clients: each hears of it in its next message."""
-        self.tickets |= {client: asked.tickets[client] for client in clients if asked.tickets.get(client)}
+        self.tickets |= {
+            client: asked.tickets[client] for client in clients if asked.tickets.get(client)
+        }
 
     def advance(self, round: int, arrays: ArrayRecord) -> None:
         """Move towards what the strategy made. Raises NonFiniteError with nothing changed, ProtocolError for another model."""
         if not self.form.fits(arrays):
-            raise ProtocolError("the strategy returned arrays of other names or shapes than the model's")
-        update = self.form.vector(arrays).sub_(self.form.given(self.broadcasts.weights, self.arrays))
+            raise ProtocolError(
+                "the strategy returned arrays of other names or shapes than the model's"
+            )
+        update = self.form.vector(arrays).sub_(
+            self.form.given(self.broadcasts.weights, self.arrays)
+        )
         broadcast = self.broadcasts.prepare(round, update, seeds.key(self.seed, "downlink", round))
         if broadcast is not None:
             self.broadcasts.publish(broadcast)
@@ -156,4 +206,8 @@ def alike(replies: Sequence[Message], weight: str, trained: bool) -> dict[int, s
         names = sorted((name, len(v) if isinstance(v, list) else -1) for name, v in record.items())
         shapes[i] = (key, *names, *reply.content.array_records)
     usual = max(shapes.values(), key=list(shapes.values()).count, default=())
-    return faults | {i: "its records have other names than those of most clients" for i, shape in shapes.items() if shape != usual}
+    return faults | {
+        i: "its records have other names than those of most clients"
+        for i, shape in shapes.items()
+        if shape != usual
+    }

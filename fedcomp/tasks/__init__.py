@@ -9,7 +9,16 @@ from .augment import Augmentation
 from .base import Data, Task, initial_model, share_correct
 from .digits import digits
 
-__all__ = ["Augmentation", "Data", "OBJECT", "Task", "available_tasks", "initial_model", "load", "share_correct"]
+__all__ = [
+    "Augmentation",
+    "Data",
+    "OBJECT",
+    "Task",
+    "available_tasks",
+    "initial_model",
+    "load",
+    "share_correct",
+]
 
 _BUILT_IN: dict[str, Callable[[Path | None], Task]] = {
     "cifar10-resnet18": cifar10.resnet18,
@@ -35,10 +44,14 @@ def load(name: str, data: Path | None = None) -> Task:
     Raises TaskError on an unknown name or a file that gives no task, and for one that was an object of a Python program.
     """
     if name.startswith(OBJECT):
-        raise TaskError(f"the task '{name.removeprefix(OBJECT)}' is an object of a Python program, where simulate(task, …) and "
-                        "run.model(task) take it; for other programs put it into a file, and give path/file.py:name")
+        raise TaskError(
+            f"the task '{name.removeprefix(OBJECT)}' is an object of a Python program, where simulate(task, …) and "
+            "run.model(task) take it; for other programs put it into a file, and give path/file.py:name"
+        )
     if ":" in name or name.endswith(".py"):
         return user.load(name, data)
     if name not in _BUILT_IN:
-        raise TaskError(f"unknown task '{name}'; {nearest(name, _BUILT_IN)}, or your own as path/file.py:name")
+        raise TaskError(
+            f"unknown task '{name}'; {nearest(name, _BUILT_IN)}, or your own as path/file.py:name"
+        )
     return _BUILT_IN[name](data)

@@ -47,7 +47,9 @@ def _cropped_and_flipped(images: Tensor, drawn: Tensor) -> Tensor:
     columns = column + torch.where(flip == 1, width - 1 - across, across)
     places = rows.unsqueeze(-1) * (width + 2 * PADDING) + columns.unsqueeze(1)
     margined = F.pad(images, (PADDING,) * 4).flatten(2)
-    return margined.gather(2, places.flatten(1).unsqueeze(1).expand(-1, channels, -1)).view(images.shape)
+    return margined.gather(2, places.flatten(1).unsqueeze(1).expand(-1, channels, -1)).view(
+        images.shape
+    )
 
 
 # He et al. 2016, section 4.2. Of standardised images, zero is the mean colour; theirs is too, since the mean is subtracted before.

@@ -37,7 +37,9 @@ class Task:
 
     name: str
     model: Callable[[], nn.Module] | nn.Module
-    train: Callable[[], Data] | Any  # a Data, a pair (inputs, targets) of tensors or arrays, a torch Dataset of pairs, or what returns one
+    train: (
+        Callable[[], Data] | Any
+    )  # a Data, a pair (inputs, targets) of tensors or arrays, a torch Dataset of pairs, or what returns one
     test: Callable[[], Data] | Any  # likewise
     loss: Measure = F.cross_entropy
     accuracy: Measure | None = share_correct
@@ -46,15 +48,21 @@ class Task:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise TaskError(f"a task's name is of type {type(self.name).__name__}; give a text, such as Task('mine', …)")
+            raise TaskError(
+                f"a task's name is of type {type(self.name).__name__}; give a text, such as Task('mine', …)"
+            )
         if not isinstance(self.metrics, Mapping):
-            raise TaskError(f"task '{self.name}': metrics is of type {type(self.metrics).__name__}; give a dict, name → function of "
-                            "(outputs, targets)")
+            raise TaskError(
+                f"task '{self.name}': metrics is of type {type(self.metrics).__name__}; give a dict, name → function of "
+                "(outputs, targets)"
+            )
         if isinstance(self.model, nn.Module):
             object.__setattr__(self, "model", partial(copy.deepcopy, copy.deepcopy(self.model)))
         for split in ("train", "test"):
             given = getattr(self, split)
-            object.__setattr__(self, split, given if isinstance(given, Examples) else Examples(given))
+            object.__setattr__(
+                self, split, given if isinstance(given, Examples) else Examples(given)
+            )
 
 
 def initial_model(task: Task, seed: int) -> nn.Module:

@@ -18,13 +18,19 @@ Arrays = tuple[np.ndarray, ...]
 def folder() -> Path | None:
     """Where arrays are kept; None where there is neither FEDCOMP_CACHE nor a home."""
     try:
-        return Path(os.environ.get("FEDCOMP_CACHE") or Path.home() / ".cache" / "fedcomp").expanduser()
+        return Path(
+            os.environ.get("FEDCOMP_CACHE") or Path.home() / ".cache" / "fedcomp"
+        ).expanduser()
     except RuntimeError:
         return None
 
 
 def arrays(
-    sources: Sequence[Path], form: str, names: Sequence[str], make: Callable[[], Arrays], fits: Callable[[Arrays], bool]
+    sources: Sequence[Path],
+    form: str,
+    names: Sequence[str],
+    make: Callable[[], Arrays],
+    fits: Callable[[Arrays], bool],
 ) -> Arrays:
     """The arrays of `make()`, one per name: mapped read-only from disk if what is kept there `fits`, else made and kept.
 
@@ -57,7 +63,9 @@ def _digest(sources: Sequence[Path], form: str) -> str:
 def _read(paths: Sequence[Path]) -> Arrays | None:
     try:
         return tuple(np.lib.format.open_memmap(path, mode="r") for path in paths)
-    except Exception:  # what a damaged header raises is numpy's secret, and arrays can always be made anew
+    except (
+        Exception
+    ):  # what a damaged header raises is numpy's secret, and arrays can always be made anew
         return None
 
 

@@ -22,7 +22,13 @@ TAKEN = {f.name for f in dataclasses.fields(RoundRecord)}  # names of numbers of
 PRECISIONS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of what is trained
 
 
-def check(task: Task, batch_size: int, train: Data | None = None, test: Data | None = None, augment: bool = False) -> Layout:
+def check(
+    task: Task,
+    batch_size: int,
+    train: Data | None = None,
+    test: Data | None = None,
+    augment: bool = False,
+) -> Layout:
     """The layout of the task's model, once model, data, loss and accuracy have been tried on two examples, or one if batches are no larger.
 
     Data that is loaded already may be handed in, so that it is not made twice. Raises TaskError, in a sentence that names the task, what
@@ -30,14 +36,21 @@ def check(task: Task, batch_size: int, train: Data | None = None, test: Data | N
     such as DataError, pass through. Leaves torch's global generator as it was.
     """
     if augment and task.augment is None:
-        raise ConfigError(f"--augment changes examples in the task's own way, and task '{task.name}' has none; leave it out, or give the "
-                          "task an 'augment'")
+        raise ConfigError(
+            f"--augment changes examples in the task's own way, and task '{task.name}' has none; leave it out, or give the "
+            "task an 'augment'"
+        )
     with torch.random.fork_rng(devices=[]):
         model = _model(task)
         layout = Layout.of(model)
         again = _model(task)
         if Layout.of(again) != layout or not _alike(model, again, layout):
-            raise _broken(task, "model()", "another model when called again", "the same parameters and buffers every time")
+            raise _broken(
+                task,
+                "model()",
+                "another model when called again",
+                "the same parameters and buffers every time",
+            )
         train = data_of(task, "train") if train is None else _valid(task, "train", train)
         test = data_of(task, "test") if test is None else _valid(task, "test", test)
         if augment:
@@ -55,7 +68,9 @@ def changing_buffers(task: Task, train: Data | None = None) -> list[str]:
         before = {name: buffer.clone() for name, buffer in model.named_buffers()}
         with torch.no_grad():
             _tried(task, "model()(inputs)", lambda: model.train()(train.inputs[:2]))
-        return [name for name, buffer in model.named_buffers() if not torch.equal(before[name], buffer)]
+        return [
+            name for name, buffer in model.named_buffers() if not torch.equal(before[name], buffer)
+        ]
 
 
 def data_of(task: Task, split: str) -> Data:
@@ -75,9 +90,19 @@ def _model(task: Task) -> nn.Module:
     for name, parameter in trainable.items():
         if parameter.dtype not in PRECISIONS or parameter.is_meta:
             kind = "on the meta device" if parameter.is_meta else f"of {parameter.dtype}"
-            raise _broken(task, "model()", f"a parameter {name} {kind}", "one of float16, bfloat16, float32 or float64")
+            raise _broken(
+                task,
+                "model()",
+                f"a parameter {name} {kind}",
+                "one of float16, bfloat16, float32 or float64",
+            )
         if not parameter.isfinite().all():
-            raise _broken(task, "model()", f"a parameter {name} with NaN or infinity", "finite initial weights")
+            raise _broken(
+                task,
+                "model()",
+                f"a parameter {name} with NaN or infinity",
+                "finite initial weights",
+            )
     return model
 
 
@@ -85,13 +110,19 @@ def _alike(model: nn.Module, other: nn.Module, layout: Layout) -> bool:
     """Whether buffers and frozen parameters are the same to the bit: they are never sent."""
     trained = {entry.name for entry in layout}
     ours, theirs = (dict([*m.named_parameters(), *m.named_buffers()]) for m in (model, other))
-    return ours.keys() == theirs.keys() and all(_same(ours[name], theirs[name]) for name in ours.keys() - trained)
+    return ours.keys() == theirs.keys() and all(
+        _same(ours[name], theirs[name]) for name in ours.keys() - trained
+    )
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    return torch.equal(a, b) or a.is_floating_point() and bool(((a == b) | a.isnan() & b.isnan()).all())
+    return (
+        torch.equal(a, b)
+        or a.is_floating_point()
+        and bool(((a == b) | a.isnan() & b.isnan()).all())
+    )
 
 
 def _valid(task: Task, split: str, data: Data) -> Data:
@@ -99,22 +130,43 @@ def _valid(task: Task, split: str, data: Data) -> Data:
         raise _broken(task, f"{split}()", _kind(data), FORMS)
     for part, value in (("inputs", data.inputs), ("targets", data.targets)):
         if not isinstance(value, Tensor) or not value.ndim or value.layout != torch.strided:
-            raise _broken(task, f"{split}().{part}", _kind(value), "a tensor with an example in each row, not sparse")
+            raise _broken(
+                task,
+                f"{split}().{part}",
+                _kind(value),
+                "a tensor with an example in each row, not sparse",
+            )
     if not len(data.inputs):
         raise _broken(task, f"{split}()", "no examples", "at least one")
     if len(data.inputs) != len(data.targets):
-        raise _broken(task, f"{split}()", f"{len(data.inputs)} inputs and {len(data.targets)} targets", "as many of one as of the other")
+        raise _broken(
+            task,
+            f"{split}()",
+            f"{len(data.inputs)} inputs and {len(data.targets)} targets",
+            "as many of one as of the other",
+        )
     return data
 
 
 def _augmentation(task: Task, data: Data) -> None:
     """Two examples, changed as in training."""
     inputs, plan = data.inputs[:2], [np.arange(min(2, len(data)))]
-    drawn = _tried(task, "augment.draw(generator, count)", lambda: task.augment.drawn(plan, 0, 1, 0))
+    drawn = _tried(
+        task, "augment.draw(generator, count)", lambda: task.augment.drawn(plan, 0, 1, 0)
+    )
     if not isinstance(drawn, np.ndarray) or drawn.shape[:1] != (len(inputs),):
         found = f"an array {list(drawn.shape)}" if isinstance(drawn, np.ndarray) else _kind(drawn)
-        raise _broken(task, "augment.draw(generator, count)", found, f"a numpy array with a row for each of {len(inputs)} examples")
-    changed = _tried(task, "augment.apply(inputs, drawn)", lambda: task.augment.apply(inputs, torch.from_numpy(drawn)))
+        raise _broken(
+            task,
+            "augment.draw(generator, count)",
+            found,
+            f"a numpy array with a row for each of {len(inputs)} examples",
+        )
+    changed = _tried(
+        task,
+        "augment.apply(inputs, drawn)",
+        lambda: task.augment.apply(inputs, torch.from_numpy(drawn)),
+    )
     if _kind(changed) != _kind(inputs):
         raise _broken(task, "augment.apply(inputs, drawn)", _kind(changed), _kind(inputs))
 
@@ -126,11 +178,18 @@ def _step(task: Task, model: nn.Module, data: Data, count: int) -> None:
     _labels(task, "train", data.targets, outputs)
     loss = _tried(task, "loss(outputs, targets)", lambda: task.loss(outputs, targets))
     if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.ndim:
-        raise _broken(task, "loss(outputs, targets)", _kind(loss), "a scalar tensor, the mean over the batch")
+        raise _broken(
+            task, "loss(outputs, targets)", _kind(loss), "a scalar tensor, the mean over the batch"
+        )
     if not loss.isfinite():
         raise _broken(task, "loss(outputs, targets)", f"{loss.item()}", "a finite number")
     if not loss.requires_grad:
-        raise _broken(task, "loss(outputs, targets)", "a tensor without gradient", "one computed from the outputs, not detached")
+        raise _broken(
+            task,
+            "loss(outputs, targets)",
+            "a tensor without gradient",
+            "one computed from the outputs, not detached",
+        )
     _tried(task, "loss(outputs, targets).backward()", loss.backward)
 
 
@@ -141,24 +200,54 @@ def _evaluation(task: Task, model: nn.Module, data: Data) -> None:
         _labels(task, "test", data.targets, outputs)
         targets = data.targets[:2]
         if task.accuracy is share_correct and targets.is_floating_point():
-            raise _broken(task, "test().targets", _kind(targets), "labels, of which a share can be correct; else give the task "
-                          "accuracy=None, and metrics={name: function} for what is measured in its place")
+            raise _broken(
+                task,
+                "test().targets",
+                _kind(targets),
+                "labels, of which a share can be correct; else give the task "
+                "accuracy=None, and metrics={name: function} for what is measured in its place",
+            )
         if task.accuracy is not None:
-            share = _number(task, "accuracy(outputs, targets)", task.accuracy, outputs, targets, "one number from 0 to 1")
+            share = _number(
+                task,
+                "accuracy(outputs, targets)",
+                task.accuracy,
+                outputs,
+                targets,
+                "one number from 0 to 1",
+            )
             if not 0 <= share <= 1:
-                raise _broken(task, "accuracy(outputs, targets)", f"{share:g}", "a share from 0 to 1")
+                raise _broken(
+                    task, "accuracy(outputs, targets)", f"{share:g}", "a share from 0 to 1"
+                )
         _tried(task, "loss(outputs, targets) on test()", lambda: float(task.loss(outputs, targets)))
         for name, measure in task.metrics.items():
             if not isinstance(name, str) or not name.isidentifier() or name in TAKEN:
-                raise _broken(task, "metrics", f"the name {name!r}", "a word that metrics.jsonl does not use yet, such as mean_error")
-            _number(task, f"metrics[{name!r}](outputs, targets)", measure, outputs, targets, "one number, the mean over the batch")
+                raise _broken(
+                    task,
+                    "metrics",
+                    f"the name {name!r}",
+                    "a word that metrics.jsonl does not use yet, such as mean_error",
+                )
+            _number(
+                task,
+                f"metrics[{name!r}](outputs, targets)",
+                measure,
+                outputs,
+                targets,
+                "one number, the mean over the batch",
+            )
 
 
-def _number(task: Task, what: str, measure: Measure, outputs: Tensor, targets: Tensor, expected: str) -> float:
+def _number(
+    task: Task, what: str, measure: Measure, outputs: Tensor, targets: Tensor, expected: str
+) -> float:
     value = _tried(task, what, lambda: measure(outputs, targets))
     if isinstance(value, complex) or (isinstance(value, Tensor) and value.is_complex()):
         raise _broken(task, what, "a complex number", expected)
-    if not isinstance(value, (int, float)) and not (isinstance(value, Tensor) and value.numel() == 1):
+    if not isinstance(value, (int, float)) and not (
+        isinstance(value, Tensor) and value.numel() == 1
+    ):
         raise _broken(task, what, _kind(value), expected)
     return float(value)
 
@@ -172,12 +261,22 @@ def _outputs(task: Task, model: nn.Module, inputs: Tensor) -> Tensor:
 
 def _labels(task: Task, split: str, targets: Tensor, outputs: Tensor) -> None:
     """Cross-entropy of a label without an output fails in whichever round first meets it, so that all labels are looked at before."""
-    if task.loss is not F.cross_entropy or outputs.ndim != 2 or targets.ndim != 1 or targets.is_floating_point():
+    if (
+        task.loss is not F.cross_entropy
+        or outputs.ndim != 2
+        or targets.ndim != 1
+        or targets.is_floating_point()
+    ):
         return
     low, high = (int(limit) for limit in targets.aminmax())
     classes = outputs.shape[1]
     if low < 0 or high >= classes:
-        raise _broken(task, f"{split}().targets", f"labels from {low} to {high}", f"0 to {classes - 1}, as the model has {classes} outputs")
+        raise _broken(
+            task,
+            f"{split}().targets",
+            f"labels from {low} to {high}",
+            f"0 to {classes - 1}, as the model has {classes} outputs",
+        )
 
 
 def _tried(task: Task, what: str, run: Callable[[], T]) -> T:
@@ -186,7 +285,9 @@ def _tried(task: Task, what: str, run: Callable[[], T]) -> T:
     except (FedcompError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise TaskError(f"task '{task.name}': {what} raised {in_short(error)}; correct the task") from error
+        raise TaskError(
+            f"task '{task.name}': {what} raised {in_short(error)}; correct the task"
+        ) from error
 
 
 def _broken(task: Task, what: str, found: str, expected: str) -> TaskError:

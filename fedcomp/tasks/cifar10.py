@@ -35,18 +35,35 @@ def network() -> nn.Module:
         layers += [convolution, nn.ReLU()]
         channels = width
     return nn.Sequential(
-        *layers, nn.Flatten(),
-        nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10),
+        *layers,
+        nn.Flatten(),
+        nn.Linear(128, 128),
+        nn.ReLU(),
+        nn.Linear(128, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
     )
 
 
 def vgg11s(data: Path | None) -> Task:
     """VGG11* on images standardised channel by channel."""
     read = images(data).per_channel
-    return Task("cifar10-vgg11s", network, partial(read, "train"), partial(read, "test"), augment=CROP_AND_FLIP)
+    return Task(
+        "cifar10-vgg11s",
+        network,
+        partial(read, "train"),
+        partial(read, "test"),
+        augment=CROP_AND_FLIP,
+    )
 
 
 def resnet18(data: Path | None) -> Task:
     """ResNet-18 with GroupNorm on images standardised channel by channel."""
     read = images(data).per_channel
-    return Task("cifar10-resnet18", ResNet18, partial(read, "train"), partial(read, "test"), augment=CROP_AND_FLIP)
+    return Task(
+        "cifar10-resnet18",
+        ResNet18,
+        partial(read, "train"),
+        partial(read, "test"),
+        augment=CROP_AND_FLIP,
+    )

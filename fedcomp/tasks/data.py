@@ -58,11 +58,18 @@ def _read(dataset: Any) -> Data:
     items = [dataset[i] for i in range(len(dataset))]
     for item in items:
         if isinstance(item, Mapping | str) or not isinstance(item, Sequence) or len(item) != 2:
-            raise ValueError(f"an item is a {type(item).__name__}; let the Dataset give pairs (input, target)")
-    columns = [[_tensor(value) for value in column] for column in zip(*items, strict=True)] or [[], []]
+            raise ValueError(
+                f"an item is a {type(item).__name__}; let the Dataset give pairs (input, target)"
+            )
+    columns = [[_tensor(value) for value in column] for column in zip(*items, strict=True)] or [
+        [],
+        [],
+    ]
     for name, column in zip(("inputs", "targets"), columns, strict=True):
         if len({(value.shape, value.dtype) for value in column}) > 1:
-            raise ValueError(f"{name} of the Dataset differ in shape or type; pad, crop or convert them to one")
+            raise ValueError(
+                f"{name} of the Dataset differ in shape or type; pad, crop or convert them to one"
+            )
     return Data(*(torch.stack(column) if column else torch.empty(0) for column in columns))
 
 

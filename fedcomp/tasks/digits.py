@@ -34,7 +34,10 @@ def read(split: str) -> Data:
     chosen = {"train": order[:-TEST], "test": order[-TEST:]}
     learned = pixels[chosen["train"]]
     values = (pixels[chosen[split]] - learned.mean()) / learned.std()
-    return Data(torch.tensor(values, dtype=torch.float32), torch.tensor(labels[chosen[split]].astype(np.int64)))
+    return Data(
+        torch.tensor(values, dtype=torch.float32),
+        torch.tensor(labels[chosen[split]].astype(np.int64)),
+    )
 
 
 def digits(data: Path | None = None) -> Task:

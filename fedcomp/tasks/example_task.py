@@ -15,7 +15,9 @@ CLASSES = 3
 
 def model() -> nn.Module:
     # Drawn from torch's global generator: fedcomp seeds it, so that server and clients begin with the same weights.
-    return nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, CLASSES))
+    return nn.Sequential(
+        nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, CLASSES)
+    )
 
 
 def spirals(count: int, seed: int) -> Data:
@@ -23,7 +25,9 @@ def spirals(count: int, seed: int) -> Data:
     generator = torch.Generator().manual_seed(seed)
     arm = torch.randint(CLASSES, (count,), generator=generator)
     along = torch.rand(count, generator=generator).sqrt()
-    angle = 4 * along + arm * (2 * torch.pi / CLASSES) + 0.1 * torch.randn(count, generator=generator)
+    angle = (
+        4 * along + arm * (2 * torch.pi / CLASSES) + 0.1 * torch.randn(count, generator=generator)
+    )
     points = along[:, None] * torch.stack([angle.cos(), angle.sin()], dim=1)
     return Data(inputs=3 * points, targets=arm)
 

@@ -1,9 +1,9 @@
 """Labelled images from a folder in the parquet schema of the Hugging Face hub.
 
-    DIR/mnist/train.parquet, DIR/mnist/test.parquet    DIR/mnist may be DIR itself, a file may be cut into
-                                                       train-00000-of-00002.parquet and so on
-    image: struct<bytes: binary, path: string>         a PNG or JPEG file; the column is `img` in cifar10
-    label: int64                                       0..9
+DIR/mnist/train.parquet, DIR/mnist/test.parquet    DIR/mnist may be DIR itself, a file may be cut into
+                                                   train-00000-of-00002.parquet and so on
+image: struct<bytes: binary, path: string>         a PNG or JPEG file; the column is `img` in cifar10
+label: int64                                       0..9
 """
 
 import io
@@ -41,7 +41,9 @@ class Images:
         """Pixels uint8 [N, *shape] and labels int64 [N] of "train" or "test"; read-only where they come from the cache."""
         files = self._files(split)
         form = f"{self.column} {self.shape}"
-        images, labels = cache.arrays(files, form, ("images", "labels"), lambda: self._decode(files), self._fits)
+        images, labels = cache.arrays(
+            files, form, ("images", "labels"), lambda: self._decode(files), self._fits
+        )
         return images, labels
 
     def count(self, split: str) -> int:
@@ -54,7 +56,9 @@ class Images:
         try:
             return sum(parquet.read_metadata(file).num_rows for file in files)
         except (OSError, ArrowException) as error:
-            raise DataError(f"--data {files[0]} cannot be read as parquet ({type(error).__name__}); replace it by a whole copy") from error
+            raise DataError(
+                f"--data {files[0]} cannot be read as parquet ({type(error).__name__}); replace it by a whole copy"
+            ) from error
 
     def place(self) -> Path:
         """The folder that the files are in. Raises DataError."""
@@ -82,12 +86,16 @@ class Images:
         try:
             return self._found(split)
         except PermissionError as error:
-            raise DataError(f"--data {self.folder}: no permission to read {error.filename}; change its permissions") from error
+            raise DataError(
+                f"--data {self.folder}: no permission to read {error.filename}; change its permissions"
+            ) from error
 
     def _found(self, split: str) -> list[Path]:
         wanted = f"{self.dataset}/train.parquet and {self.dataset}/test.parquet"
         if self.folder is None:
-            raise DataError(f"{self.dataset} needs its data; give --data DIR, a folder that holds {wanted}, or set FEDCOMP_DATA")
+            raise DataError(
+                f"{self.dataset} needs its data; give --data DIR, a folder that holds {wanted}, or set FEDCOMP_DATA"
+            )
         if not self.folder.is_dir():
             raise DataError(f"--data {self.folder} is not a folder; give one that holds {wanted}")
         for place in (self.folder / self.dataset, self.folder):
@@ -96,24 +104,33 @@ class Images:
             if files:
                 _check_parts(files, split)
                 return files
-        state = f"holds no {self.dataset}/{split}.parquet" if any(self.folder.iterdir()) else "is empty"
+        state = (
+            f"holds no {self.dataset}/{split}.parquet" if any(self.folder.iterdir()) else "is empty"
+        )
         raise DataError(f"--data {self.folder} {state}; give a folder that holds {wanted}")
 
     def _fits(self, arrays: cache.Arrays) -> bool:
         """Whether arrays can be what `_decode` makes."""
         images, labels = arrays
-        if (labels.dtype, labels.ndim, images.dtype) != (np.int64, 1, np.uint8) or images.shape != (len(labels), *self.shape):
+        if (labels.dtype, labels.ndim, images.dtype) != (np.int64, 1, np.uint8) or images.shape != (
+            len(labels),
+            *self.shape,
+        ):
             return False
         return len(labels) > 0 and 0 <= labels.min() and labels.max() < CLASSES
 
     def _decode(self, files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
         parts = [self._decode_file(file) for file in files]
-        return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
+        return np.concatenate([images for images, _ in parts]), np.concatenate(
+            [labels for _, labels in parts]
+        )
 
     def _decode_file(self, file: Path) -> tuple[np.ndarray, np.ndarray]:
         encoded, labels = self._columns(file)
         images = np.empty((len(encoded), *self.shape), np.uint8)
-        for i, data in enumerate(encoded):  # one thread: more of them wait for the interpreter's lock on images this small
+        for i, data in enumerate(
+            encoded
+        ):  # one thread: more of them wait for the interpreter's lock on images this small
             images[i] = self._image(data, f"--data {file}: image {i}")
         return images, labels
 
@@ -129,17 +146,25 @@ class Images:
                 self._check_schema(source.schema_arrow, file)
                 table = source.read(columns=[self.column, "label"])
         except PermissionError as error:
-            raise DataError(f"--data {file}: no permission to read it; change its permissions") from error
+            raise DataError(
+                f"--data {file}: no permission to read it; change its permissions"
+            ) from error
         except (OSError, pa.ArrowException) as error:
-            raise DataError(f"--data {file} cannot be read as parquet ({type(error).__name__}); replace it by a whole copy") from error
+            raise DataError(
+                f"--data {file} cannot be read as parquet ({type(error).__name__}); replace it by a whole copy"
+            ) from error
         labels = table["label"]
         if not len(labels):
             raise DataError(f"--data {file} has no rows; replace it by a whole copy")
         limits = compute.min_max(labels).as_py()
         if labels.null_count or limits["min"] < 0 or limits["max"] >= CLASSES:
-            raise DataError(f"--data {file} has labels from {limits['min']} to {limits['max']} and {labels.null_count} without a value; "
-                            f"{self.dataset} needs 0 to {CLASSES - 1} in every row")
-        return compute.struct_field(table[self.column], "bytes").to_pylist(), labels.to_numpy().astype(np.int64)
+            raise DataError(
+                f"--data {file} has labels from {limits['min']} to {limits['max']} and {labels.null_count} without a value; "
+                f"{self.dataset} needs 0 to {CLASSES - 1} in every row"
+            )
+        return compute.struct_field(
+            table[self.column], "bytes"
+        ).to_pylist(), labels.to_numpy().astype(np.int64)
 
     def _check_schema(self, schema: "pyarrow.Schema", file: Path) -> None:
         import pyarrow as pa
@@ -150,13 +175,21 @@ class Images:
             kind = schema.field(name).type
             if name == "label":
                 return pa.types.is_integer(kind)
-            return pa.types.is_struct(kind) and [f.type for f in kind if f.name == "bytes"] in ([pa.binary()], [pa.large_binary()])
+            return pa.types.is_struct(kind) and [f.type for f in kind if f.name == "bytes"] in (
+                [pa.binary()],
+                [pa.large_binary()],
+            )
 
-        for name, kind in ((self.column, "struct<bytes: binary, path: string>"), ("label", "int64")):
+        for name, kind in (
+            (self.column, "struct<bytes: binary, path: string>"),
+            ("label", "int64"),
+        ):
             if not fits(name):
                 found = ", ".join(f"{field.name} ({field.type})" for field in schema) or "none"
-                raise DataError(f"--data {file}: {self.dataset} needs a column {name} ({kind}), found {found}; "
-                                f"give the hub's {self.dataset} as parquet")
+                raise DataError(
+                    f"--data {file}: {self.dataset} needs a column {name} ({kind}), found {found}; "
+                    f"give the hub's {self.dataset} as parquet"
+                )
 
     def _image(self, data: bytes | None, where: str) -> np.ndarray:
         try:
@@ -166,21 +199,38 @@ class Images:
         channels, height, width = self.shape
         try:
             with Image.open(io.BytesIO(data or b""), formats=("PNG", "JPEG")) as image:
-                if image.size == (width, height):  # compared before decoding, so that no image costs more than it should
-                    return np.asarray(image.convert("L" if channels == 1 else "RGB")).reshape(height, width, channels).transpose(2, 0, 1)
+                if image.size == (
+                    width,
+                    height,
+                ):  # compared before decoding, so that no image costs more than it should
+                    return (
+                        np.asarray(image.convert("L" if channels == 1 else "RGB"))
+                        .reshape(height, width, channels)
+                        .transpose(2, 0, 1)
+                    )
                 found = "{} x {}".format(*image.size)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise DataError(f"{where} cannot be decoded as PNG or JPEG; replace the file by a whole copy") from error
-        raise DataError(f"{where} is {found} pixels, and {self.dataset} needs {width} x {height}; give the hub's {self.dataset}")
+            raise DataError(
+                f"{where} cannot be decoded as PNG or JPEG; replace the file by a whole copy"
+            ) from error
+        raise DataError(
+            f"{where} is {found} pixels, and {self.dataset} needs {width} x {height}; give the hub's {self.dataset}"
+        )
 
 
 def _check_parts(files: Sequence[Path], split: str) -> None:
     """Raise DataError where the names of files, "train-00000-of-00002.parquet", are not those of a whole set."""
-    parts = sorted((int(part), int(total)) for file in files for part, total in re.findall(r"-(\d+)-of-(\d+)", file.stem))
+    parts = sorted(
+        (int(part), int(total))
+        for file in files
+        for part, total in re.findall(r"-(\d+)-of-(\d+)", file.stem)
+    )
     total = parts[-1][1] if parts else 0
     if parts and (len(files) != total or parts != [(part, total) for part in range(total)]):
-        raise DataError(f"--data {files[0].parent} holds {len(files)} files {split}-*.parquet, which are not the {total} parts of one set; "
-                        "give each of them once")
+        raise DataError(
+            f"--data {files[0].parent} holds {len(files)} files {split}-*.parquet, which are not the {total} parts of one set; "
+            "give each of them once"
+        )
 
 
 def _moments(images: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -188,7 +238,7 @@ def _moments(images: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.
     total: np.ndarray | int = 0
     squares: np.ndarray | int = 0
     for start in range(0, len(images), 512):
-        block = images[start:start + 512].astype(np.int32)
+        block = images[start : start + 512].astype(np.int32)
         total = total + block.sum(axes, np.int64, keepdims=True)
         squares = squares + (block * block).sum(axes, np.int64, keepdims=True)
     count = images.size // np.size(total)

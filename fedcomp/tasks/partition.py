@@ -43,30 +43,40 @@ class Classes:
 
     def __post_init__(self) -> None:
         if self.per_client < 1:
-            raise ConfigError(f"--partition classes:{self.per_client} leaves clients without data; give classes:1 or more")
+            raise ConfigError(
+                f"--partition classes:{self.per_client} leaves clients without data; give classes:1 or more"
+            )
 
     def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
         labels = _labels(data, f"classes:{self.per_client}")
         sizes = np.bincount(labels)
         count, share = len(sizes), self.per_client
         if share > count:
-            raise ConfigError(f"--partition classes:{share} asks for more than the {count} classes there are; give at most classes:{count}")
+            raise ConfigError(
+                f"--partition classes:{share} asks for more than the {count} classes there are; give at most classes:{count}"
+            )
         if clients * share < count:
-            raise ConfigError(f"--partition classes:{share} with --clients {clients} would leave out some of the {count} classes; "
-                              f"give at least classes:{-(-count // clients)} or --clients {-(-count // share)}")
+            raise ConfigError(
+                f"--partition classes:{share} with --clients {clients} would leave out some of the {count} classes; "
+                f"give at least classes:{-(-count // clients)} or --clients {-(-count // share)}"
+            )
         parts = _apportion(sizes, clients * share, clients)
         wanted = np.full(clients, parts.sum() // clients)
-        wanted[:parts.sum() % clients] += 1
+        wanted[: parts.sum() % clients] += 1
         holders: list[list[int]] = [[] for _ in sizes]
         left = parts.copy()
-        for client in rng.permutation(clients):  # most left first: this order never runs into a dead end (Gale 1957, Ryser 1957)
-            taken = np.lexsort((rng.random(count), -left))[:wanted[client]]
+        for client in rng.permutation(
+            clients
+        ):  # most left first: this order never runs into a dead end (Gale 1957, Ryser 1957)
+            taken = np.lexsort((rng.random(count), -left))[: wanted[client]]
             left[taken] -= 1
             for label in taken:
                 holders[label].append(client)
         owners = np.empty(len(labels), np.int64)
         for label, size in enumerate(sizes):
-            owners[rng.permutation(np.flatnonzero(labels == label))] = np.array(holders[label])[_slices(size, parts[label])]
+            owners[rng.permutation(np.flatnonzero(labels == label))] = np.array(holders[label])[
+                _slices(size, parts[label])
+            ]
         return owners
 
 
@@ -78,13 +88,17 @@ class Shards:
 
     def __post_init__(self) -> None:
         if self.per_client < 1:
-            raise ConfigError(f"--partition shards:{self.per_client} leaves clients without data; give shards:1 or more")
+            raise ConfigError(
+                f"--partition shards:{self.per_client} leaves clients without data; give shards:1 or more"
+            )
 
     def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
         labels, shards = _labels(data, f"shards:{self.per_client}"), clients * self.per_client
         if shards > len(labels):
-            raise ConfigError(f"--partition shards:{self.per_client} with --clients {clients} makes more shards than the {len(labels)} "
-                              f"examples; give at most shards:{len(labels) // clients}")
+            raise ConfigError(
+                f"--partition shards:{self.per_client} with --clients {clients} makes more shards than the {len(labels)} "
+                f"examples; give at most shards:{len(labels) // clients}"
+            )
         drawn = rng.permutation(shards) % clients
         owners = np.empty(len(labels), np.int64)
         owners[np.lexsort((rng.random(len(labels)), labels))] = drawn[_slices(len(labels), shards)]
@@ -103,14 +117,20 @@ class Dirichlet:
 
     def __post_init__(self) -> None:
         if self.alpha <= 0:
-            raise ConfigError(f"--partition dirichlet:{self.alpha:g} is no concentration; give more than 0, such as dirichlet:0.1")
+            raise ConfigError(
+                f"--partition dirichlet:{self.alpha:g} is no concentration; give more than 0, such as dirichlet:0.1"
+            )
 
     def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
         labels = _labels(data, f"dirichlet:{self.alpha:g}")
         owners = np.empty(len(labels), np.int64)
         for label, size in enumerate(np.bincount(labels)):
-            ends = np.floor(np.cumsum(self._proportions(clients, rng)) * size + rng.random())  # the draw: rounding favours no client
-            owners[rng.permutation(np.flatnonzero(labels == label))] = np.searchsorted(ends[:-1], np.arange(size), side="right")
+            ends = np.floor(
+                np.cumsum(self._proportions(clients, rng)) * size + rng.random()
+            )  # the draw: rounding favours no client
+            owners[rng.permutation(np.flatnonzero(labels == label))] = np.searchsorted(
+                ends[:-1], np.arange(size), side="right"
+            )
         empty = np.flatnonzero(np.bincount(owners, minlength=clients) == 0)
         spare = np.setdiff1d(np.arange(len(owners)), np.unique(owners, return_index=True)[1])
         owners[rng.choice(spare, len(empty), replace=False)] = empty
@@ -118,7 +138,10 @@ class Dirichlet:
 
     def _proportions(self, clients: int, rng: np.random.Generator) -> np.ndarray:
         """A draw [clients] from Dir(alpha), by logarithms: a small alpha gives gammas below the least float."""
-        logs = np.log(rng.standard_gamma(self.alpha + 1, clients)) + np.log1p(-rng.random(clients)) / self.alpha
+        logs = (
+            np.log(rng.standard_gamma(self.alpha + 1, clients))
+            + np.log1p(-rng.random(clients)) / self.alpha
+        )
         shares = np.exp(logs - logs.max())
         return shares / shares.sum()
 
@@ -129,28 +152,44 @@ class Natural:
 
     def owners(self, data: Data, clients: int, rng: np.random.Generator) -> np.ndarray:
         if data.groups is None:
-            raise ConfigError("--partition natural needs data with groups, and this task's has none; give iid, classes:2 or dirichlet:0.1")
+            raise ConfigError(
+                "--partition natural needs data with groups, and this task's has none; give iid, classes:2 or dirichlet:0.1"
+            )
         if len(data.groups) != len(data):
-            raise ConfigError(f"--partition natural needs a group for each of the {len(data)} examples, and the task's data has "
-                              f"{len(data.groups)}; make groups as long as inputs")
+            raise ConfigError(
+                f"--partition natural needs a group for each of the {len(data)} examples, and the task's data has "
+                f"{len(data.groups)}; make groups as long as inputs"
+            )
         names, groups = np.unique(data.groups, return_inverse=True)
         if clients > len(names):
-            raise ConfigError(f"--clients {clients} is more than the {len(names)} groups of --partition natural; give at most {len(names)}")
+            raise ConfigError(
+                f"--clients {clients} is more than the {len(names)} groups of --partition natural; give at most {len(names)}"
+            )
         return groups % clients
 
 
-RULES: Mapping[str, type[Rule]] = {"iid": IID, "classes": Classes, "shards": Shards, "dirichlet": Dirichlet, "natural": Natural}
+RULES: Mapping[str, type[Rule]] = {
+    "iid": IID,
+    "classes": Classes,
+    "shards": Shards,
+    "dirichlet": Dirichlet,
+    "natural": Natural,
+}
 
 
 def rule(text: str) -> Rule:
     """The rule that a spec string names. Raises SpecError or ConfigError."""
     parsed = specs.parse(text)
     if len(parsed.parts) > 1 or parsed.scope:
-        raise SpecError(f"--partition '{text}' is not one rule; give one of {', '.join(RULES)}, without '+' and '@'")
+        raise SpecError(
+            f"--partition '{text}' is not one rule; give one of {', '.join(RULES)}, without '+' and '@'"
+        )
     return specs.build(parsed.parts[0], RULES, "partition")
 
 
-def partition(spec: str, data: Data, clients: int, seed: int, name: str = "the task") -> list[np.ndarray]:
+def partition(
+    spec: str, data: Data, clients: int, seed: int, name: str = "the task"
+) -> list[np.ndarray]:
     """The examples of each client, as increasing int64 indices into `data`: every example once, every client at least one.
 
     The same for the same arguments. `name` stands for the data in messages. Raises SpecError for an unknown rule, ConfigError where it
@@ -160,7 +199,9 @@ def partition(spec: str, data: Data, clients: int, seed: int, name: str = "the t
     if clients < 1:
         raise ConfigError(f"--clients is {clients}; give at least 1")
     if clients > len(data):
-        raise ConfigError(f"--clients {clients} is more than the {len(data)} examples of {name}; give at most {len(data)}")
+        raise ConfigError(
+            f"--clients {clients} is more than the {len(data)} examples of {name}; give at most {len(data)}"
+        )
     owners = chosen.owners(data, clients, seeds.generator(seed, "partition"))
     ends = np.cumsum(np.bincount(owners, minlength=clients))
     return np.split(np.argsort(owners, kind="stable").astype(np.int64, copy=False), ends[:-1])
@@ -171,8 +212,10 @@ def _labels(data: Data, what: str) -> np.ndarray:
     targets = data.targets
     if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
         kind = f"{str(targets.dtype).removeprefix('torch.')} {list(targets.shape)}"
-        raise ConfigError(f"--partition {what} needs one whole number per example as its class, and the targets are {kind}; "
-                          "give iid or natural")
+        raise ConfigError(
+            f"--partition {what} needs one whole number per example as its class, and the targets are {kind}; "
+            "give iid or natural"
+        )
     return torch.unique(targets, return_inverse=True)[1].cpu().numpy()
 
 
@@ -187,7 +230,9 @@ def _apportion(sizes: np.ndarray, total: int, most: int) -> np.ndarray:
     Sums to less than `total` where sizes allow no more.
     """
     limits = np.minimum(sizes, most)
-    claims = np.concatenate([size / (np.arange(1, limit) + 0.5) for size, limit in zip(sizes, limits, strict=True)])
+    claims = np.concatenate(
+        [size / (np.arange(1, limit) + 0.5) for size, limit in zip(sizes, limits, strict=True)]
+    )
     owners = np.repeat(np.arange(len(sizes)), limits - 1)
-    granted = np.argsort(-claims, kind="stable")[:total - len(sizes)]
+    granted = np.argsort(-claims, kind="stable")[: total - len(sizes)]
     return 1 + np.bincount(owners[granted], minlength=len(sizes))

@@ -12,7 +12,12 @@ import torch
 from torch import Tensor, nn
 
 GROUPS = 2
-STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))  # (width as a multiple of the first, stride of the first of its two blocks)
+STAGES = (
+    (1, 1),
+    (2, 2),
+    (4, 2),
+    (8, 2),
+)  # (width as a multiple of the first, stride of the first of its two blocks)
 
 
 class Block(nn.Module):
@@ -20,8 +25,15 @@ class Block(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int):
         super().__init__()
-        self.first, self.second = _normalised(inputs, outputs, 3, stride), _normalised(outputs, outputs, 3)
-        self.past = nn.Identity() if (inputs, stride) == (outputs, 1) else _normalised(inputs, outputs, 1, stride)
+        self.first, self.second = (
+            _normalised(inputs, outputs, 3, stride),
+            _normalised(outputs, outputs, 3),
+        )
+        self.past = (
+            nn.Identity()
+            if (inputs, stride) == (outputs, 1)
+            else _normalised(inputs, outputs, 1, stride)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.past(x) + self.second(torch.relu(self.first(x))))
@@ -34,9 +46,16 @@ class ResNet18(nn.Module):
         super().__init__()
         blocks, channels = [], width
         for multiple, stride in STAGES:
-            blocks += [Block(channels, multiple * width, stride), Block(multiple * width, multiple * width, 1)]
+            blocks += [
+                Block(channels, multiple * width, stride),
+                Block(multiple * width, multiple * width, 1),
+            ]
             channels = multiple * width
-        self.stem, self.blocks, self.head = _normalised(3, width, 3), nn.Sequential(*blocks), nn.Linear(channels, classes)
+        self.stem, self.blocks, self.head = (
+            _normalised(3, width, 3),
+            nn.Sequential(*blocks),
+            nn.Linear(channels, classes),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.blocks(torch.relu(self.stem(x))).mean((2, 3)))

@@ -30,7 +30,9 @@ from .base import Data, Task
 
 WINDOW = 80  # characters
 TEST = 10  # one in so many windows of a role, the last ones
-ALPHABET = "\n" + "".join(map(chr, range(32, 127)))  # one table for all parties, whatever text they have: printable ASCII
+ALPHABET = "\n" + "".join(
+    map(chr, range(32, 127))
+)  # one table for all parties, whatever text they have: printable ASCII
 UNKNOWN = len(ALPHABET)  # stands for every other character
 _NUMBERS = {character: number for number, character in enumerate(ALPHABET)}
 
@@ -81,28 +83,53 @@ class Text:
         try:
             text = path.read_text(encoding="utf-8-sig")
         except PermissionError as error:
-            raise DataError(f"--data {path}: no permission to read it; change its permissions") from error
+            raise DataError(
+                f"--data {path}: no permission to read it; change its permissions"
+            ) from error
         except (OSError, ValueError) as error:
-            raise DataError(f"--data {path} cannot be read as text in UTF-8; replace it by a whole copy") from error
-        said = {role: encoded(words) for role, words in speeches(text).items() if len(words) > 2 * WINDOW}
+            raise DataError(
+                f"--data {path} cannot be read as text in UTF-8; replace it by a whole copy"
+            ) from error
+        said = {
+            role: encoded(words)
+            for role, words in speeches(text).items()
+            if len(words) > 2 * WINDOW
+        }
         if not said:
-            raise DataError(f"--data {path} has no role that says more than {2 * WINDOW} characters; give speeches with a blank line "
-                            "between them, each under a line with its role and a colon")
-        return {role: np.lib.stride_tricks.sliding_window_view(words, WINDOW + 1)[::WINDOW] for role, words in said.items()}
+            raise DataError(
+                f"--data {path} has no role that says more than {2 * WINDOW} characters; give speeches with a blank line "
+                "between them, each under a line with its role and a colon"
+            )
+        return {
+            role: np.lib.stride_tricks.sliding_window_view(words, WINDOW + 1)[::WINDOW]
+            for role, words in said.items()
+        }
 
     def _path(self) -> Path:
         wanted = "a folder that holds shakespeare/input.txt"
         if self.folder is None:
-            raise DataError(f"shakespeare needs its data; give --data DIR, {wanted}, or set FEDCOMP_DATA")
+            raise DataError(
+                f"shakespeare needs its data; give --data DIR, {wanted}, or set FEDCOMP_DATA"
+            )
         try:
             if not self.folder.is_dir():
-                raise DataError(f"--data {self.folder} is not a folder; give one that holds shakespeare/input.txt")
-            found = [path for path in (self.folder / "shakespeare" / "input.txt", self.folder / "input.txt") if path.is_file()]
+                raise DataError(
+                    f"--data {self.folder} is not a folder; give one that holds shakespeare/input.txt"
+                )
+            found = [
+                path
+                for path in (self.folder / "shakespeare" / "input.txt", self.folder / "input.txt")
+                if path.is_file()
+            ]
             state = "holds no shakespeare/input.txt" if any(self.folder.iterdir()) else "is empty"
         except PermissionError as error:
-            raise DataError(f"--data {self.folder}: no permission to read {error.filename}; change its permissions") from error
+            raise DataError(
+                f"--data {self.folder}: no permission to read {error.filename}; change its permissions"
+            ) from error
         if not found:
-            raise DataError(f"--data {self.folder} {state}; give {wanted}, such as Tiny Shakespeare of char-rnn")
+            raise DataError(
+                f"--data {self.folder} {state}; give {wanted}, such as Tiny Shakespeare of char-rnn"
+            )
         return found[0]
 
 
@@ -132,4 +159,6 @@ def _part(windows: np.ndarray, split: str) -> np.ndarray:
 def lstm(data: Path | None) -> Task:
     """The next character of each role's speeches."""
     read = Text(data).read
-    return Task("shakespeare-lstm", CharacterLSTM, partial(read, "train"), partial(read, "test"), loss)
+    return Task(
+        "shakespeare-lstm", CharacterLSTM, partial(read, "train"), partial(read, "test"), loss
+    )

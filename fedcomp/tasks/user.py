@@ -12,7 +12,9 @@ from typing import Any
 from ..errors import FedcompError, TaskError, nearest
 from .base import Task, fixed_draws
 
-DRAWN_WITH = 0  # seed of what a file draws as it is imported, so that every process of a run has the same
+DRAWN_WITH = (
+    0  # seed of what a file draws as it is imported, so that every process of a run has the same
+)
 
 
 def load(text: str, data: Path | None) -> Task:
@@ -28,14 +30,18 @@ def load(text: str, data: Path | None) -> Task:
     try:
         there = path.is_file()
     except PermissionError as error:
-        raise TaskError(f"--task {text}: the folder of {path} cannot be entered; change its permissions") from error
+        raise TaskError(
+            f"--task {text}: the folder of {path} cannot be entered; change its permissions"
+        ) from error
     if not there:
         raise TaskError(f"--task {text}: there is no file {path}; write path/file.py:name")
     with fixed_draws(DRAWN_WITH):
         found = _named(_module(path, text), name, text)
         task = found if isinstance(found, Task) else _call(found, data, path, text)
     if not isinstance(task, Task):
-        raise TaskError(f"--task {text} gives {_a(task)}; it must be a fedcomp Task or a function that returns one")
+        raise TaskError(
+            f"--task {text} gives {_a(task)}; it must be a fedcomp Task or a function that returns one"
+        )
     return task
 
 
@@ -44,7 +50,9 @@ def _module(path: Path, text: str) -> ModuleType:
     name = f"fedcomp_task_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise TaskError(f"--task {text}: {path} is not a Python file; give one whose name ends in .py")
+        raise TaskError(
+            f"--task {text}: {path} is not a Python file; give one whose name ends in .py"
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -52,7 +60,9 @@ def _module(path: Path, text: str) -> ModuleType:
     except (FedcompError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise TaskError(f"--task {text}: {_blame(error, path)} while it was imported; correct the file") from error
+        raise TaskError(
+            f"--task {text}: {_blame(error, path)} while it was imported; correct the file"
+        ) from error
     return module
 
 
@@ -60,8 +70,14 @@ def _named(module: ModuleType, name: str, text: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
-        known = [key for key, value in vars(module).items() if isinstance(value, Task) or _defined_in(value, module)]
-        raise TaskError(f"--task {text}: the file has no '{name}'; {nearest(name, known) if known else 'define it there'}") from None
+        known = [
+            key
+            for key, value in vars(module).items()
+            if isinstance(value, Task) or _defined_in(value, module)
+        ]
+        raise TaskError(
+            f"--task {text}: the file has no '{name}'; {nearest(name, known) if known else 'define it there'}"
+        ) from None
 
 
 def _defined_in(value: Any, module: ModuleType) -> bool:
@@ -75,14 +91,18 @@ def _call(make: Any, data: Path | None, path: Path, text: str) -> Any:
         signature = inspect.signature(make)
         arguments = next(given for given in ((data,), ()) if _takes(signature, given))
     except (ValueError, StopIteration):
-        raise TaskError(f"--task {text} cannot be called without arguments or with the data folder alone; "
-                        "let it take no argument or one") from None
+        raise TaskError(
+            f"--task {text} cannot be called without arguments or with the data folder alone; "
+            "let it take no argument or one"
+        ) from None
     try:
         return make(*arguments)
     except (FedcompError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise TaskError(f"--task {text}: {_blame(error, path)} while it was called; correct the file") from error
+        raise TaskError(
+            f"--task {text}: {_blame(error, path)} while it was called; correct the file"
+        ) from error
 
 
 def _takes(signature: inspect.Signature, arguments: tuple[Any, ...]) -> bool:
@@ -98,7 +118,14 @@ def _blame(error: BaseException, path: Path) -> str:
     if isinstance(error, SyntaxError) and error.filename == str(path):
         line = error.lineno
     else:
-        line = next((f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(path)), None)
+        line = next(
+            (
+                f.lineno
+                for f in reversed(traceback.extract_tb(error.__traceback__))
+                if f.filename == str(path)
+            ),
+            None,
+        )
     return f"{f'line {line}' if line else 'it'} raised {in_short(error)}"
 
 

@@ -18,69 +18,119 @@ from fedcomp.cli.results import FRONT, Result, cells, front, head, share
 from fedcomp.config import ALTERNATIVES_FILE, SPANNING, RunConfig
 from fedcomp.errors import ConfigError, UserError
 
-GIVEN = {"uplink": ["stc:density=1/400", "topk:density=1%,values=fp16@layer"], "memory": ["residual", "ef21"], "seed": ["3", "1"],
-         "clients": ["20"]}
+GIVEN = {
+    "uplink": ["stc:density=1/400", "topk:density=1%,values=fp16@layer"],
+    "memory": ["residual", "ef21"],
+    "seed": ["3", "1"],
+    "clients": ["20"],
+}
 
 
 def test_options_given_several_times_span_their_product():
     values = flags.run_values(GIVEN, SPANNING)
     assert values["clients"] == 20 and values["seed"] == [3, 1]
     found = alternatives(values)
-    assert [each.name for each in found[:3]] == ["stc-1-400_residual_seed-3", "stc-1-400_residual_seed-1", "stc-1-400_ef21_seed-3"]
+    assert [each.name for each in found[:3]] == [
+        "stc-1-400_residual_seed-3",
+        "stc-1-400_residual_seed-1",
+        "stc-1-400_ef21_seed-3",
+    ]
     assert len({each.name for each in found}) == 8
-    assert found[-1].config == RunConfig(uplink=GIVEN["uplink"][1], memory="ef21", seed=1, clients=20)
+    assert found[-1].config == RunConfig(
+        uplink=GIVEN["uplink"][1], memory="ef21", seed=1, clients=20
+    )
     assert not is_span(flags.run_values({"uplink": ["stc"]}, SPANNING))
 
 
 def test_a_list_in_toml_is_the_same(tmp_path):
     path = tmp_path / "options.toml"
-    path.write_text(tomli_w.dumps({"uplink": GIVEN["uplink"], "memory": GIVEN["memory"], "seed": [3, 1], "clients": 20}))
-    assert alternatives(flags.run_values({"config": str(path)}, SPANNING)) == alternatives(flags.run_values(GIVEN, SPANNING))
-    assert flags.run_values({"config": str(path), "uplink": ["identity"]}, SPANNING)["uplink"] == "identity", "a flag wins"
+    path.write_text(
+        tomli_w.dumps(
+            {"uplink": GIVEN["uplink"], "memory": GIVEN["memory"], "seed": [3, 1], "clients": 20}
+        )
+    )
+    assert alternatives(flags.run_values({"config": str(path)}, SPANNING)) == alternatives(
+        flags.run_values(GIVEN, SPANNING)
+    )
+    assert (
+        flags.run_values({"config": str(path), "uplink": ["identity"]}, SPANNING)["uplink"]
+        == "identity"
+    ), "a flag wins"
     with pytest.raises(ConfigError, match="'uplink' holds several values; give one$"):
         flags.run_config({"config": str(path)})
 
 
-@pytest.mark.parametrize("values", [
-    {"attack": ["a/../b:1", "a//b:1"]}, {"network": ["../x.csv", "x.csv"]}, {"uplink": ["topk:density=1%", "topk:values=1%"]},
-    {"partition": ["a" * 300, "a" * 301]}, {"lr": [1e-05, 0.1]},
-])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"attack": ["a/../b:1", "a//b:1"]},
+        {"network": ["../x.csv", "x.csv"]},
+        {"uplink": ["topk:density=1%", "topk:values=1%"]},
+        {"partition": ["a" * 300, "a" * 301]},
+        {"lr": [1e-05, 0.1]},
+    ],
+)
 def test_names_are_folders_of_their_own(values):
     names = [each.name for each in alternatives(values)]
     assert len(set(names)) == len(names) == 2
     for name in names:
-        assert "/" not in name and not name.startswith((".", "-")) and len(name) <= 90 and name.isprintable() and " " not in name
+        assert (
+            "/" not in name
+            and not name.startswith((".", "-"))
+            and len(name) <= 90
+            and name.isprintable()
+            and " " not in name
+        )
 
 
-@pytest.mark.parametrize(("values", "said"), [
-    ({"uplink": ["stc", "stc"]}, "--uplink stc is given twice; give it once"),
-    ({"lr": ["0.1", "fast"]}, "--lr cannot be 'fast'; give a number"),
-])
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"uplink": ["stc", "stc"]}, "--uplink stc is given twice; give it once"),
+        ({"lr": ["0.1", "fast"]}, "--lr cannot be 'fast'; give a number"),
+    ],
+)
 def test_mistakes_in_what_is_given(values, said):
     with pytest.raises(UserError, match=said):
         flags.run_values(values, SPANNING)
 
 
 def test_of_what_makes_no_alternatives_the_last_one_wins():
-    assert flags.run_values({"out": ["x", "y"], "rounds": ["3", "4"]}, SPANNING) == {"out": "y", "rounds": 4}
+    assert flags.run_values({"out": ["x", "y"], "rounds": ["3", "4"]}, SPANNING) == {
+        "out": "y",
+        "rounds": 4,
+    }
 
 
 @pytest.mark.parametrize("command", [("bench", "sim"), ("server", "start")])
 def test_commands_of_one_run_lose_no_value_silently(command):
-    done = CliRunner().invoke(app, [*command, "--clients", "2", "--uplink", "stc", "--uplink", "topk"])
+    done = CliRunner().invoke(
+        app, [*command, "--clients", "2", "--uplink", "stc", "--uplink", "topk"]
+    )
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == "fedcomp: --uplink is given 2 times; give it once; fedcomp sim compares alternatives\n"
+    assert (
+        done.stderr
+        == "fedcomp: --uplink is given 2 times; give it once; fedcomp sim compares alternatives\n"
+    )
 
 
 def test_more_alternatives_than_anybody_means():
-    with pytest.raises(ConfigError, match="40 × 40 values are 1,600 alternatives; give options that span at most 1,000"):
+    with pytest.raises(
+        ConfigError,
+        match="40 × 40 values are 1,600 alternatives; give options that span at most 1,000",
+    ):
         alternatives({"seed": list(range(40)), "clients": list(range(1, 41))})
     with pytest.raises(ConfigError, match="--clients is 0"):
         alternatives({"clients": [1, 0]})
 
 
 def test_the_command_that_continues_names_every_value():
-    given = {"uplink": ["stc", "identity"], "target_accuracy": "90%", "dry_run": None, "plain": True}
+    given = {
+        "uplink": ["stc", "identity"],
+        "target_accuracy": "90%",
+        "dry_run": None,
+        "plain": True,
+    }
     command = "fedcomp sim --uplink stc --uplink identity --target-accuracy 90% --plain --out 'x y' --resume"
     assert flags.resume_command(given, "x y") == command
     assert ALTERNATIVES_FILE != "config.toml"
@@ -94,23 +144,41 @@ def line(accuracy, sent, **more) -> Result:
 
 
 def test_the_front_is_what_no_other_line_beats():
-    lines = [line(0.9, 100), line(0.9, 50), line(0.8, 50), line(0.7, 10), line(0.7, 10), line(0.95, 500), line(0.99, 1, note="failed: x"),
-             line(None, 1)]
+    lines = [
+        line(0.9, 100),
+        line(0.9, 50),
+        line(0.8, 50),
+        line(0.7, 10),
+        line(0.7, 10),
+        line(0.95, 500),
+        line(0.99, 1, note="failed: x"),
+        line(None, 1),
+    ]
     assert front(lines) == [False, True, False, True, True, True, False, False]
 
 
 def test_tasks_have_fronts_of_their_own():
-    assert front([line(0.9, 50, task="digits"), line(0.8, 60, task="digits"), line(None, 70, loss=0.3, task="mine.py:task")]) == [
-        True, False, True]
+    assert front(
+        [
+            line(0.9, 50, task="digits"),
+            line(0.8, 60, task="digits"),
+            line(None, 70, loss=0.3, task="mine.py:task"),
+        ]
+    ) == [True, False, True]
 
 
 def test_the_front_of_random_lines_by_its_definition():
     draw = random.Random(5)
     for _ in range(50):
-        lines = [line(draw.randint(1, 6) / 10, draw.randint(1, 6)) for _ in range(draw.randint(1, 9))]
+        lines = [
+            line(draw.randint(1, 6) / 10, draw.randint(1, 6)) for _ in range(draw.randint(1, 9))
+        ]
         for mine, on in zip(lines, front(lines), strict=True):
-            beaten = any((o.accuracy > mine.accuracy and o.sent_bytes <= mine.sent_bytes)
-                         or (o.accuracy >= mine.accuracy and o.sent_bytes < mine.sent_bytes) for o in lines)
+            beaten = any(
+                (o.accuracy > mine.accuracy and o.sent_bytes <= mine.sent_bytes)
+                or (o.accuracy >= mine.accuracy and o.sent_bytes < mine.sent_bytes)
+                for o in lines
+            )
             assert on is not beaten
 
 
@@ -121,7 +189,10 @@ def test_a_task_without_accuracy_is_judged_by_its_loss():
 
 
 def test_a_table_of_text_has_a_column_for_each_figure():
-    lines = [replace(line(0.9, 100, accuracy_spread=0.01), on_front=True), line(0.5, 200, note="diverged: the loss is no finite number")]
+    lines = [
+        replace(line(0.9, 100, accuracy_spread=0.01), on_front=True),
+        line(0.5, 200, note="diverged: the loss is no finite number"),
+    ]
     title, first, second = table.plain(lines, 0.9)
     assert title.split("  ")[-1] == "bytes to it" and len(head(0.9)) == len(cells(lines[0], 0.9))
     assert first.startswith(f"{FRONT}  ") and "90.00 % ± 1.00" in first
@@ -132,30 +203,63 @@ def test_a_table_of_text_has_a_column_for_each_figure():
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_a_table_on_a_terminal_leaves_figures_whole(width):
     label = "topk:density=1%,values=fp16@layer (3 seeds)"
-    lines = [Result(label, (), 0.9181, 0.0014, 0.3, 60, 290e3, 586e3, 52.7, 13.7, 21.5, 235e3, True), line(0.5, 23.1e6)]
+    lines = [
+        Result(label, (), 0.9181, 0.0014, 0.3, 60, 290e3, 586e3, 52.7, 13.7, 21.5, 235e3, True),
+        line(0.5, 23.1e6),
+    ]
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=True)
     console.print(table.fitted(lines, 0.8, width))
     shown = console.file.getvalue()
     assert max(map(len, shown.splitlines())) <= width
-    for figure in ("91.81 % ± 0.14", "290 kB", "586 kB", "×52.7", "13.7 s", "21.5", "235 kB", "to 80 %"):
+    for figure in (
+        "91.81 % ± 0.14",
+        "290 kB",
+        "586 kB",
+        "×52.7",
+        "13.7 s",
+        "21.5",
+        "235 kB",
+        "to 80 %",
+    ):
         assert figure in shown, shown
     assert shown.splitlines()[2].startswith(f"{FRONT} ")
 
 
 @pytest.mark.parametrize("width", [30, 45, 60, 66])
 def test_a_table_on_a_narrow_terminal_leaves_out_columns_and_cuts_no_figure(width):
-    lines = [Result("eden:bits=2,damped=true", (), 0.8472, None, 0.3, 40, 391e3, 146e3, 22.9, 68.87, 15, 179e3, True), line(0.5, 23.1e6)]
+    lines = [
+        Result(
+            "eden:bits=2,damped=true",
+            (),
+            0.8472,
+            None,
+            0.3,
+            40,
+            391e3,
+            146e3,
+            22.9,
+            68.87,
+            15,
+            179e3,
+            True,
+        ),
+        line(0.5, 23.1e6),
+    ]
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=True)
     console.print(table.fitted(lines, 0.5, width))
     shown = console.file.getvalue()
     assert max(map(len, shown.splitlines())) <= width
     row = next(line for line in shown.splitlines() if line.startswith(FRONT)).split()[2:]
-    assert re.fullmatch(r"84\.72 %( 391 kB)?( 146 kB)?( ×22\.9)?( 40)?( 15)?( 179 kB)?", " ".join(row)), shown
+    assert re.fullmatch(
+        r"84\.72 %( 391 kB)?( 146 kB)?( ×22\.9)?( 40)?( 15)?( 179 kB)?", " ".join(row)
+    ), shown
     assert width < 60 or {"391", "146", "15", "179"} <= set(row), shown
 
 
 def test_what_a_target_may_be():
     assert (share("90%"), share("0.9"), share(None)) == (0.9, 0.9, None)
     for text in ("0", "101%", "x"):
-        with pytest.raises(UserError, match="--target-accuracy is '.*'; give a share above 0 and up to 1"):
+        with pytest.raises(
+            UserError, match="--target-accuracy is '.*'; give a share above 0 and up to 1"
+        ):
             share(text)

@@ -14,13 +14,25 @@ from fedcomp.cli.bench import drawn
 
 
 def test_a_line_for_every_codec():
-    head, *lines = [line.split("\t") for line in fedcomp("bench", "codecs", "--numel", "2k", "--repeats", 1).stdout.splitlines()]
+    head, *lines = [
+        line.split("\t")
+        for line in fedcomp("bench", "codecs", "--numel", "2k", "--repeats", 1).stdout.splitlines()
+    ]
     assert [line[0] for line in lines] == [str(cls()) for cls in available_codecs().values()]
     assert all(len(line) == len(head) for line in lines)
 
 
 def test_json_has_what_a_frame_has():
-    words = ["--numel", "3000", "--codec", "stc:density=1/100", "--codec", "identity@layer", "--repeats", 2]
+    words = [
+        "--numel",
+        "3000",
+        "--codec",
+        "stc:density=1/100",
+        "--codec",
+        "identity@layer",
+        "--repeats",
+        2,
+    ]
     done = fedcomp("bench", "codecs", *words, "--json")
     found = json.loads(done.stdout)
     vector = measure.normal(3000)
@@ -29,21 +41,37 @@ def test_json_has_what_a_frame_has():
         c = codec(spec)
         frame = c.encode(vector.values, seed=1, layout=vector.layout)
         y = c.decode(frame, numel=3000, layout=vector.layout)
-        assert row["codec"] == spec and row["frame_bytes"] == len(frame) and row["bits_per_parameter"] == 8 * len(frame) / 3000
-        assert row["error"] == pytest.approx(float((vector.values - y).square().sum() / vector.values.square().sum()), rel=1e-5)
+        assert (
+            row["codec"] == spec
+            and row["frame_bytes"] == len(frame)
+            and row["bits_per_parameter"] == 8 * len(frame) / 3000
+        )
+        assert row["error"] == pytest.approx(
+            float((vector.values - y).square().sum() / vector.values.square().sum()), rel=1e-5
+        )
         assert 0 < row["encode_s"] == pytest.approx(3000 / row["encode_values_per_s"])
 
 
 def test_an_update_of_a_task_is_compressed():
-    found = json.loads(fedcomp("bench", "codecs", "--task", "digits", "--codec", "identity", "--repeats", 1, "--json").stdout)
+    found = json.loads(
+        fedcomp(
+            "bench", "codecs", "--task", "digits", "--codec", "identity", "--repeats", 1, "--json"
+        ).stdout
+    )
     assert found["vector"] == "an update of digits, 9,610 parameters"
     assert found["codecs"][0]["error"] == 0 and found["codecs"][0]["frame_bytes"] > 4 * 9610
 
 
-@pytest.mark.parametrize(("values", "bits"), [
-    ([0.0] * 8, 0.0), ([1.0, -1.0] * 64, 128.0), ([1.0, 0, 0, 0] * 64, 256 * (0.25 * 2 + 0.75 * np.log2(4 / 3))),
-    (list(np.arange(1, 257)), None), (list(np.arange(1, 17)) + [0] * 48, 64 * (0.25 * 2 + 0.75 * np.log2(4 / 3)) + 16 * 32),
-])
+@pytest.mark.parametrize(
+    ("values", "bits"),
+    [
+        ([0.0] * 8, 0.0),
+        ([1.0, -1.0] * 64, 128.0),
+        ([1.0, 0, 0, 0] * 64, 256 * (0.25 * 2 + 0.75 * np.log2(4 / 3))),
+        (list(np.arange(1, 257)), None),
+        (list(np.arange(1, 17)) + [0] * 48, 64 * (0.25 * 2 + 0.75 * np.log2(4 / 3)) + 16 * 32),
+    ],
+)
 def test_the_entropy_of_levels_and_of_places(values, bits):
     assert measure._bound_bits(torch.tensor(values, dtype=torch.float32)) == pytest.approx(bits)
 
@@ -63,22 +91,36 @@ def test_the_picture_is_svg_with_every_name(tmp_path):
 
 def test_a_picture_of_one_exact_codec():
     rows = list(measure.measure(measure.normal(100), [codec("identity")], 1))
-    assert "identity" in drawn("<&>", rows) and ElementTree.fromstring(drawn("<&>", rows)) is not None
+    assert (
+        "identity" in drawn("<&>", rows) and ElementTree.fromstring(drawn("<&>", rows)) is not None
+    )
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--numel", "x"], "--numel is 'x'; give a whole number such as 1000000, 25M or 1G"),
-    (["--numel", "0"], "--numel is '0'; give a whole number"),
-    (["--codec", "stcc"], "unknown codec 'stcc'; did you mean 'stc'"),
-    (["--device", "tpu"], "--device tpu is not known; give auto, cpu, cuda or cuda:N"),
-    (["--numel", "1.5"], "--numel is '1.5'; give a whole number"),
-    (["--numel", "10", "--task", "digits"], "--numel is for normal values and --task for an update; give one of them"),
-    (["--task", "digits", "--data", "nowhere"], "--data nowhere is no folder; give the one that holds the task's data"),
-    (["--data", "."], "--data is the folder of a task's data; give --task as well"),
-    (["--task", "nothing"], "unknown task 'nothing'"),
-    (["--picture", "x.png"], "--picture x.png cannot be written; name a file that ends in .svg"),
-    (["--repeats", "0"], "invalid value for '--repeats'"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--numel", "x"], "--numel is 'x'; give a whole number such as 1000000, 25M or 1G"),
+        (["--numel", "0"], "--numel is '0'; give a whole number"),
+        (["--codec", "stcc"], "unknown codec 'stcc'; did you mean 'stc'"),
+        (["--device", "tpu"], "--device tpu is not known; give auto, cpu, cuda or cuda:N"),
+        (["--numel", "1.5"], "--numel is '1.5'; give a whole number"),
+        (
+            ["--numel", "10", "--task", "digits"],
+            "--numel is for normal values and --task for an update; give one of them",
+        ),
+        (
+            ["--task", "digits", "--data", "nowhere"],
+            "--data nowhere is no folder; give the one that holds the task's data",
+        ),
+        (["--data", "."], "--data is the folder of a task's data; give --task as well"),
+        (["--task", "nothing"], "unknown task 'nothing'"),
+        (
+            ["--picture", "x.png"],
+            "--picture x.png cannot be written; name a file that ends in .svg",
+        ),
+        (["--repeats", "0"], "invalid value for '--repeats'"),
+    ],
+)
 def test_a_mistake_is_one_sentence(words, said):
     assert said in sentence(fedcomp("bench", "codecs", *words))
 

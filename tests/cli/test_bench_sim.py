@@ -44,37 +44,63 @@ def test_rounds_are_real_and_their_parts_are_the_whole(measured):
 
 def test_a_way_is_its_time_and_its_operations(measured):
     found, _ = measured
-    assert [way["name"] for way in found["ways"]] == [WHOLE, LOCAL, "usual loop", "lean loop", "one big batch"]
+    assert [way["name"] for way in found["ways"]] == [
+        WHOLE,
+        LOCAL,
+        "usual loop",
+        "lean loop",
+        "one big batch",
+    ]
     for way in found["ways"]:
         assert way["client_updates_per_s"] == pytest.approx(4 / way["seconds"])
-        assert way["flops_per_s"] == pytest.approx(way["client_updates_per_s"] * found["client_flops"])
-        assert 0 < way["share_of_peak"] == pytest.approx(way["flops_per_s"] / found["peak_flops_per_s"])
-    assert found["client_flops"] == 5 * 20 * 2 * (3 * 8 * 2 + 2 * 2 * 8)  # products of both layers, and no gradient for the inputs
+        assert way["flops_per_s"] == pytest.approx(
+            way["client_updates_per_s"] * found["client_flops"]
+        )
+        assert (
+            0
+            < way["share_of_peak"]
+            == pytest.approx(way["flops_per_s"] / found["peak_flops_per_s"])
+        )
+    assert found["client_flops"] == 5 * 20 * 2 * (
+        3 * 8 * 2 + 2 * 2 * 8
+    )  # products of both layers, and no gradient for the inputs
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_trace_that_cannot_be_written_takes_no_measurement_along():
     done = fedcomp("bench", "sim", *WORDS, "--json", "--trace", "/dev/full")
     assert done.exit_code == 2 and json.loads(done.stdout)["rounds"] == 2
-    assert done.stderr == "fedcomp: --trace /dev/full cannot be written (No space left on device); name another file\n"
+    assert (
+        done.stderr
+        == "fedcomp: --trace /dev/full cannot be written (No space left on device); name another file\n"
+    )
 
 
 def test_a_trace_of_every_round(measured):
     _, found = measured
     events = check_trace(found)
     names = [e["name"] for e in events]
-    assert names.count("round") == names.count("checkpoint") == names.count("evaluation") == 4 and names.count("lean loop") == 3
+    assert (
+        names.count("round") == names.count("checkpoint") == names.count("evaluation") == 4
+        and names.count("lean loop") == 3
+    )
     assert sum(e["args"]["clients"] for e in events if e["name"] == "local SGD") == 4 * 4
     rounds = [e for e in events if e["name"] == "round"]
-    assert all(any(r["ts"] <= e["ts"] and e["ts"] + e["dur"] <= r["ts"] + r["dur"] + 1e-3 for r in rounds)
-               for e in events if e["name"] in ("local SGD", "aggregation", "downlink"))
+    assert all(
+        any(r["ts"] <= e["ts"] and e["ts"] + e["dur"] <= r["ts"] + r["dur"] + 1e-3 for r in rounds)
+        for e in events
+        if e["name"] in ("local SGD", "aggregation", "downlink")
+    )
 
 
 def test_rounds_count_once_the_engine_has_settled(told):
     """A round in which worker processes were still on their way is not counted, nor is anything measured beside it, but to warm up."""
     run, settled, turns = told(rounds=9), iter([False, False, True]), Turns(rounds=3)
     ran = []
-    turns.settled, turns.beside = lambda: next(settled), {"lean loop": lambda: ran.append(len(turns.parts))}
+    turns.settled, turns.beside = (
+        lambda: next(settled),
+        {"lean loop": lambda: ran.append(len(turns.parts))},
+    )
     turns.started(run.header)
     for record in run.records[:7]:
         turns.round_done(record)
@@ -99,7 +125,10 @@ def test_what_stands_in_no_stretch_is_the_rest(told):
 
 
 def test_the_tables_have_a_line_for_every_way_and_part():
-    lines = [line.split("\t") for line in fedcomp("bench", "sim", *WORDS, "--rounds", 1).stdout.splitlines()]
+    lines = [
+        line.split("\t")
+        for line in fedcomp("bench", "sim", *WORDS, "--rounds", 1).stdout.splitlines()
+    ]
     assert {line[0] for line in lines} >= {WHOLE, LOCAL, "one big batch", *PARTS, REST}
     assert {len(line) for line in lines} == {6, 3}
 
@@ -108,19 +137,29 @@ def test_no_folder_is_left(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made = []
     keep = Recovery.keep
-    monkeypatch.setattr(Recovery, "keep", lambda *given, **named: (made.extend(tmp_path.iterdir()), keep(*given, **named)))
+    monkeypatch.setattr(
+        Recovery,
+        "keep",
+        lambda *given, **named: (made.extend(tmp_path.iterdir()), keep(*given, **named)),
+    )
     assert fedcomp("bench", "sim", *WORDS, "--rounds", 1).exit_code == 0
     assert made and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--rounds", "0"], "invalid value for '--rounds'"),
-    (["--out", "x"], "no such option '--out'"),
-    (["--clients", "0"], "--clients is 0; give at least 1"),
-    (["--trace", "nowhere/trace.json"], "--trace nowhere/trace.json cannot be written; name a file in a folder that is there"),
-    (["--task", "nothing"], "unknown task 'nothing'"),
-    (["--uplink", "stcc"], "unknown codec 'stcc'; did you mean 'stc'"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rounds", "0"], "invalid value for '--rounds'"),
+        (["--out", "x"], "no such option '--out'"),
+        (["--clients", "0"], "--clients is 0; give at least 1"),
+        (
+            ["--trace", "nowhere/trace.json"],
+            "--trace nowhere/trace.json cannot be written; name a file in a folder that is there",
+        ),
+        (["--task", "nothing"], "unknown task 'nothing'"),
+        (["--uplink", "stcc"], "unknown codec 'stcc'; did you mean 'stc'"),
+    ],
+)
 def test_a_mistake_is_one_sentence(words, said):
     assert said in sentence(fedcomp("bench", "sim", *words))
 
@@ -132,15 +171,22 @@ SHARDS = np.array_split(np.arange(60), 5)
 PLANS = [plan_batches(SGD, shard, 0, 1, who) for who, shard in enumerate(SHARDS)]
 
 
-OPTIONS = {"plain": {}, "clip": {"clip": 0.05}, "proximal": {"proximal": 2.0}, "all": {"clip": 0.3, "proximal": 0.5, "momentum": 0.5,
-                                                                                     "weight_decay": 0.1}}
+OPTIONS = {
+    "plain": {},
+    "clip": {"clip": 0.05},
+    "proximal": {"proximal": 2.0},
+    "all": {"clip": 0.3, "proximal": 0.5, "momentum": 0.5, "weight_decay": 0.1},
+}
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_the_lean_loop_makes_the_updates_of_the_engine(options):
     model, sgd = initial_model(PLAIN, 0), replace(SGD, **options)
     layout = Layout.of(model)
-    engine, start = SerialEngine(PLAIN, initial_model(PLAIN, 0), layout, "cpu"), layout.gather(model)
+    engine, start = (
+        SerialEngine(PLAIN, initial_model(PLAIN, 0), layout, "cpu"),
+        layout.gather(model),
+    )
     for update, plan in zip(lean_loop(PLAIN, DATA, PLANS, sgd)(), PLANS, strict=True):
         mine = torch.cat([update[e.name].flatten() for e in layout])
         torch.testing.assert_close(mine, engine.train(start, DATA, plan, sgd).update)
@@ -151,8 +197,13 @@ def test_every_loop_takes_the_same_steps(options):
     """Of one client whose batches are all of its examples."""
     sgd, made = replace(SGD, batch_size=20, **options), []
     plans = [plan_batches(sgd, np.arange(20), 0, 1, 0)]
-    (lean,), (usual,) = lean_loop(PLAIN, DATA, plans, sgd)(), usual_loop(PLAIN, DATA, [np.arange(20)], plans, sgd)()
-    big_batch(replace(PLAIN, model=lambda: made.append(PLAIN.model()) or made[-1]), DATA, plans, sgd)()
+    (lean,), (usual,) = (
+        lean_loop(PLAIN, DATA, plans, sgd)(),
+        usual_loop(PLAIN, DATA, [np.arange(20)], plans, sgd)(),
+    )
+    big_batch(
+        replace(PLAIN, model=lambda: made.append(PLAIN.model()) or made[-1]), DATA, plans, sgd
+    )()
     before, after = initial_model(PLAIN, 0).state_dict(), made[-1].state_dict()
     for name, update in lean.items():
         torch.testing.assert_close(usual[name], update)
@@ -169,7 +220,11 @@ def test_the_usual_loop_takes_as_many_steps_whatever_the_shard_holds():
     task = Task("counting", PLAIN.model, PLAIN.train, PLAIN.test, loss)
     short = [shard[:8] for shard in SHARDS]  # two batches a pass, three steps
     updates = usual_loop(task, DATA, short, PLANS, SGD)()
-    assert len(updates) == 5 and seen == [4] * 15 and all(float(u["weight"].abs().sum()) > 0 for u in updates)
+    assert (
+        len(updates) == 5
+        and seen == [4] * 15
+        and all(float(u["weight"].abs().sum()) > 0 for u in updates)
+    )
 
 
 def test_the_big_batch_takes_the_same_examples_in_as_many_steps(monkeypatch):
@@ -188,14 +243,24 @@ def test_the_big_batch_takes_the_same_examples_in_as_many_steps(monkeypatch):
     assert seen == [15, 5] * 3
 
 
-@pytest.mark.parametrize(("module", "shape", "flops"), [
-    (lambda: nn.Linear(6, 3), (6,), 2 * 2 * 18),  # forward, and the gradient of the weights
-    (lambda: nn.Sequential(nn.Conv2d(2, 4, 3, bias=False), nn.Flatten(), nn.Linear(4 * 36, 3)), (2, 8, 8),
-     2 * 2 * (36 * 4 * 18) + 3 * 2 * (4 * 36 * 3)),
-])
+@pytest.mark.parametrize(
+    ("module", "shape", "flops"),
+    [
+        (lambda: nn.Linear(6, 3), (6,), 2 * 2 * 18),  # forward, and the gradient of the weights
+        (
+            lambda: nn.Sequential(
+                nn.Conv2d(2, 4, 3, bias=False), nn.Flatten(), nn.Linear(4 * 36, 3)
+            ),
+            (2, 8, 8),
+            2 * 2 * (36 * 4 * 18) + 3 * 2 * (4 * 36 * 3),
+        ),
+    ],
+)
 def test_operations_of_an_example_are_those_of_its_products(module, shape, flops):
     data = Data(torch.randn(10, *shape), torch.zeros(10, dtype=torch.int64))
-    assert flops_of_an_example(Task("counted", module, lambda: data, lambda: data), data, 5) == flops
+    assert (
+        flops_of_an_example(Task("counted", module, lambda: data, lambda: data), data, 5) == flops
+    )
 
 
 def test_the_products_of_an_lstm_are_counted():

@@ -12,26 +12,56 @@ from fedcomp.cli.comparison.lines import Lines
 from fedcomp.cli.comparison.progress import DONE, FAILED, Progress
 
 ROUNDS = 50
-FACTS = [("task", "digits"), ("clients", "200"), ("downlink", "stc:density=1/100"), ("parameters", "9,610"), ("engine", "batched")]
+FACTS = [
+    ("task", "digits"),
+    ("clients", "200"),
+    ("downlink", "stc:density=1/100"),
+    ("parameters", "9,610"),
+    ("engine", "batched"),
+]
 
 
 def record(number: int, of: int) -> dict:
     accuracy = 1 - 0.9 * math.exp(-number / (5 + of))
-    return {"round": number, "accuracy": accuracy, "loss": 1 - accuracy, "train_loss": 0.5, "cohort": 20, "accepted": 20, "rejected": 0,
-            "uplink_bytes": 2_000 * (of + 1), "downlink_bytes": 9_000, "dense_uplink_bytes": 768_800, "dense_downlink_bytes": 768_800,
-            "seconds": 0.1}
+    return {
+        "round": number,
+        "accuracy": accuracy,
+        "loss": 1 - accuracy,
+        "train_loss": 0.5,
+        "cohort": 20,
+        "accepted": 20,
+        "rejected": 0,
+        "uplink_bytes": 2_000 * (of + 1),
+        "downlink_bytes": 9_000,
+        "dense_uplink_bytes": 768_800,
+        "dense_downlink_bytes": 768_800,
+        "seconds": 0.1,
+    }
 
 
 def told(watch, alternatives: int, ended: int = 0):
     """`ended` of them are done or have failed, the next two are under way, the others wait."""
-    watch.started("runs/digits-20260101-120000", FACTS, [Progress(f"topk-{i}pct_ef21_lr-0.{i}", ROUNDS) for i in range(alternatives)])
+    watch.started(
+        "runs/digits-20260101-120000",
+        FACTS,
+        [Progress(f"topk-{i}pct_ef21_lr-0.{i}", ROUNDS) for i in range(alternatives)],
+    )
     for i in range(min(ended + 2, alternatives)):
         watch.hear(i, {"begun": True})
-        watch.hear(i, {"started": {"first_round": 1, "rounds": ROUNDS, "cohort": 20}, "earlier": []})
+        watch.hear(
+            i, {"started": {"first_round": 1, "rounds": ROUNDS, "cohort": 20}, "earlier": []}
+        )
         for number in range(1, (ROUNDS if i < ended else 17) + 1):
             watch.hear(i, {"round": record(number, i)})
         if i < ended:
-            watch.hear(i, {"end": {"failed": "its process was killed by SIGKILL", "status": 1} if i % 3 == 2 else {"done": "x"}})
+            watch.hear(
+                i,
+                {
+                    "end": {"failed": "its process was killed by SIGKILL", "status": 1}
+                    if i % 3 == 2
+                    else {"done": "x"}
+                },
+            )
     return watch
 
 
@@ -42,7 +72,9 @@ def board(alternatives: int, ended: int = 0) -> Board:
 
 
 def lines(made: Board, width: int, height: int) -> list[str]:
-    console = Console(file=io.StringIO(), width=width, height=height, color_system=None, force_terminal=True)
+    console = Console(
+        file=io.StringIO(), width=width, height=height, color_system=None, force_terminal=True
+    )
     console.print(made.picture(width, height))
     return console.file.getvalue().rstrip("\n").split("\n")
 
@@ -58,11 +90,25 @@ def test_it_fits(alternatives):
 
 def test_each_alternative_has_a_line_with_its_figures_and_its_curve():
     shown = lines(board(8, 3), 120, 40)
-    of = {name: next(line for line in shown if name in line) for name in ("topk-0pct", "topk-2pct", "topk-4pct", "topk-7pct")}
-    assert of["topk-0pct"].startswith("✓") and "50/50" in of["topk-0pct"] and "100 kB" in of["topk-0pct"] and STEPS[-1] in of["topk-0pct"]
-    assert of["topk-2pct"].startswith("×") and of["topk-4pct"].startswith("▸") and "17/50" in of["topk-4pct"]
+    of = {
+        name: next(line for line in shown if name in line)
+        for name in ("topk-0pct", "topk-2pct", "topk-4pct", "topk-7pct")
+    }
+    assert (
+        of["topk-0pct"].startswith("✓")
+        and "50/50" in of["topk-0pct"]
+        and "100 kB" in of["topk-0pct"]
+        and STEPS[-1] in of["topk-0pct"]
+    )
+    assert (
+        of["topk-2pct"].startswith("×")
+        and of["topk-4pct"].startswith("▸")
+        and "17/50" in of["topk-4pct"]
+    )
     assert of["topk-7pct"].startswith("·") and "0/50" in of["topk-7pct"]
-    assert any("3 of 8 done" in line for line in shown) and any("killed by SIGKILL" in line for line in shown)
+    assert any("3 of 8 done" in line for line in shown) and any(
+        "killed by SIGKILL" in line for line in shown
+    )
     assert any("parameters 9,610" in line for line in shown)
 
 
@@ -75,7 +121,10 @@ def test_where_there_is_no_room_for_all_those_that_run_are_shown():
 def test_lines_say_the_same_in_words(capsys):
     watch = told(Lines(), 3, 3)
     said = capsys.readouterr().out
-    assert "topk-0pct_ef21_lr-0.0: round 50 of 50, accuracy 100.00 %" in said and "topk-1pct_ef21_lr-0.1: done (2 of 3)" in said
+    assert (
+        "topk-0pct_ef21_lr-0.0: round 50 of 50, accuracy 100.00 %" in said
+        and "topk-1pct_ef21_lr-0.1: done (2 of 3)" in said
+    )
     assert "topk-2pct_ef21_lr-0.2: failed: its process was killed by SIGKILL (3 of 3)" in said
     assert [p.state for p in watch.all] == [DONE, DONE, FAILED]
 

@@ -31,7 +31,19 @@ from fedcomp.sim import simulate
 TASKS = Path(__file__).resolve().parents[1]
 TASK = f"{TASKS / 'tiny_task.py'}:task"
 COMMON = ["sim", "--task", TASK, "--clients", "6", "--participation", "1", "--lr", "0.1"]
-FOUR = [*COMMON, "--rounds", "3", "--uplink", "stc:density=10%", "--uplink", "identity", "--seed", "0", "--seed", "1"]
+FOUR = [
+    *COMMON,
+    "--rounds",
+    "3",
+    "--uplink",
+    "stc:density=10%",
+    "--uplink",
+    "identity",
+    "--seed",
+    "0",
+    "--seed",
+    "1",
+]
 NAMES = ["stc-10pct_seed-0", "stc-10pct_seed-1", "identity_seed-0", "identity_seed-1"]
 
 
@@ -66,7 +78,12 @@ def stored(out: Path) -> list[Result]:
 
 def test_every_alternative_has_a_run_folder_with_a_report(compared):
     out, said = compared
-    assert {path.name for path in out.iterdir()} == {*NAMES, "alternatives.toml", "comparison.json", "report.html"}
+    assert {path.name for path in out.iterdir()} == {
+        *NAMES,
+        "alternatives.toml",
+        "comparison.json",
+        "report.html",
+    }
     for name in NAMES:
         run = load(out / name)
         assert len(run.records) == 3 and run.summary is not None
@@ -80,37 +97,64 @@ def test_seeds_become_a_spread_in_the_table_in_json_and_in_the_report(compared):
     stc, identity = stored(out)
     for line, of in ((stc, NAMES[:2]), (identity, NAMES[2:])):
         reached = [load(out / name).accuracy for name in of]
-        assert line.label.endswith("(2 seeds)") and [Path(folder).name for folder in line.folders] == of
-        assert line.accuracy == pytest.approx(sum(reached) / 2) and line.accuracy_spread == pytest.approx(abs(reached[0] - reached[1]) / 2)
+        assert (
+            line.label.endswith("(2 seeds)")
+            and [Path(folder).name for folder in line.folders] == of
+        )
+        assert line.accuracy == pytest.approx(
+            sum(reached) / 2
+        ) and line.accuracy_spread == pytest.approx(abs(reached[0] - reached[1]) / 2)
         assert line.sent_bytes == sum(load(out / name).sent_bytes for name in of) / 2
         costs = [load(out / name).cost_to(0.6) for name in of]
         assert (line.bytes_to_target is None) == (None in costs)
         page = (out / "report.html").read_text(encoding="utf-8")
         assert f"{100 * line.accuracy:.2f} % ± {100 * line.accuracy_spread:.2f}" in page
     assert "\n".join(table.plain([stc, identity], 0.6)) in said
-    assert any(line.on_front for line in (stc, identity)) and "on the Pareto front" in said and "on the Pareto front" in page
+    assert (
+        any(line.on_front for line in (stc, identity))
+        and "on the Pareto front" in said
+        and "on the Pareto front" in page
+    )
 
 
 def test_an_alternative_is_the_run_alone(compared, tmp_path):
     out, _ = compared
-    options = {"clients": 6, "participation": 1.0, "rounds": 3, "lr": 0.1, "uplink": "stc:density=10%", "seed": 1}
+    options = {
+        "clients": 6,
+        "participation": 1.0,
+        "rounds": 3,
+        "lr": 0.1,
+        "uplink": "stc:density=10%",
+        "seed": 1,
+    }
     simulate(RunConfig(task=TASK, out=str(tmp_path / "x"), **options))
     alone, beside = load(tmp_path / "x"), load(out / NAMES[1])
     assert alone.resolved["engine"] == beside.resolved["engine"]
-    assert [replace(r, seconds=0.0) for r in alone.records] == [replace(r, seconds=0.0) for r in beside.records]
-    assert (tmp_path / "x" / "model.safetensors").read_bytes() == (out / NAMES[1] / "model.safetensors").read_bytes()
+    assert [replace(r, seconds=0.0) for r in alone.records] == [
+        replace(r, seconds=0.0) for r in beside.records
+    ]
+    assert (tmp_path / "x" / "model.safetensors").read_bytes() == (
+        out / NAMES[1] / "model.safetensors"
+    ).read_bytes()
 
 
 def test_resume_goes_on_with_what_is_not_over(compared, tmp_path):
     out = copy_of(compared, tmp_path)
     shutil.rmtree(out / NAMES[2])
-    times = {name: (out / name / "metrics.jsonl").stat().st_mtime_ns for name in NAMES if name != NAMES[2]}
+    times = {
+        name: (out / name / "metrics.jsonl").stat().st_mtime_ns
+        for name in NAMES
+        if name != NAMES[2]
+    }
     done = fedcomp("sim", "--out", out, "--resume")
     assert done.exit_code == 0, done.output
     assert {name: (out / name / "metrics.jsonl").stat().st_mtime_ns for name in times} == times
-    assert load(out / NAMES[2]).records[-1].round == 3 and f"{NAMES[2]}: round 1 of 3" in done.stdout
-    assert [replace(line, seconds=0.0, folders=()) for line in stored(out)] == \
-        [replace(line, seconds=0.0, folders=()) for line in stored(compared[0])]
+    assert (
+        load(out / NAMES[2]).records[-1].round == 3 and f"{NAMES[2]}: round 1 of 3" in done.stdout
+    )
+    assert [replace(line, seconds=0.0, folders=()) for line in stored(out)] == [
+        replace(line, seconds=0.0, folders=()) for line in stored(compared[0])
+    ]
     assert "rounds to 60 %" in done.stdout  # as was asked for when they were begun
 
 
@@ -119,7 +163,11 @@ def test_resume_may_raise_the_rounds_of_all(compared, tmp_path):
     done = fedcomp(*FOUR, "--rounds", "4", "--target-accuracy", "1/2", "--out", out, "--resume")
     assert done.exit_code == 0, done.output
     assert [[r.round for r in load(out / name).records] for name in NAMES] == [[1, 2, 3, 4]] * 4
-    assert "rounds to 50 %" in done.stdout and tomllib.loads((out / "alternatives.toml").read_text())["resolved"]["target_accuracy"] == 0.5
+    assert (
+        "rounds to 50 %" in done.stdout
+        and tomllib.loads((out / "alternatives.toml").read_text())["resolved"]["target_accuracy"]
+        == 0.5
+    )
 
 
 def test_a_stored_target_that_is_no_share_is_a_sentence(compared, tmp_path):
@@ -128,7 +176,10 @@ def test_a_stored_target_that_is_no_share_is_a_sentence(compared, tmp_path):
     file.write_text(file.read_text().replace("target_accuracy = 0.6", "target_accuracy = 60"))
     done = fedcomp("sim", "--out", out, "--resume")
     assert done.exit_code == 2
-    assert done.stderr == f"fedcomp: target_accuracy in {file} is '60'; give a --target-accuracy, such as 90%\n"
+    assert (
+        done.stderr
+        == f"fedcomp: target_accuracy in {file} is '60'; give a --target-accuracy, such as 90%\n"
+    )
     assert fedcomp("sim", "--out", out, "--resume", "--target-accuracy", "50%").exit_code == 0
 
 
@@ -140,15 +191,23 @@ def test_an_alternative_goes_on_with_the_codecs_that_its_strategy_chose_when_it_
     assert "uplink" not in folder.values_of(each) and not folder.values_of(each)["resume"]
     run = folder.of(each)
     run.mkdir(parents=True)
-    (run / "config.toml").write_text(tomli_w.dumps(settings(replace(each.config, uplink="stc:density=1/50", lr=3.0))))
+    (run / "config.toml").write_text(
+        tomli_w.dumps(settings(replace(each.config, uplink="stc:density=1/50", lr=3.0)))
+    )
     found = folder.values_of(each)
-    assert (found["uplink"], found["downlink"], found["resume"]) == ("stc:density=1/50", "stc:density=1/100", True) and "lr" not in found
+    assert (found["uplink"], found["downlink"], found["resume"]) == (
+        "stc:density=1/50",
+        "stc:density=1/100",
+        True,
+    ) and "lr" not in found
     given = alternatives(values | {"uplink": "identity"})[0]
     assert folder.values_of(given)["uplink"] == "identity"
 
 
 @pytest.mark.parametrize("left", [b"\xff\xfe", b"{", b"[1]\n", b'{"round": 1}\n', None])
-def test_a_finished_alternative_that_is_damaged_is_told_and_can_be_run_anew(compared, tmp_path, left):
+def test_a_finished_alternative_that_is_damaged_is_told_and_can_be_run_anew(
+    compared, tmp_path, left
+):
     out = copy_of(compared, tmp_path)
     metrics = out / NAMES[0] / "metrics.jsonl"
     metrics.unlink()
@@ -156,7 +215,10 @@ def test_a_finished_alternative_that_is_damaged_is_told_and_can_be_run_anew(comp
         metrics.write_bytes(left)
     done = fedcomp("sim", "--out", out, "--resume")
     assert done.exit_code == 2 and done.stdout == "" and done.stderr.count("\n") == 1
-    assert f"{metrics} is damaged" in done.stderr and f"remove {out / NAMES[0]}, and --resume runs it anew" in done.stderr
+    assert (
+        f"{metrics} is damaged" in done.stderr
+        and f"remove {out / NAMES[0]}, and --resume runs it anew" in done.stderr
+    )
 
 
 def test_a_report_on_alternatives_is_on_all_that_were_begun(compared, tmp_path):
@@ -175,50 +237,113 @@ def test_a_report_on_alternatives_is_on_all_that_were_begun(compared, tmp_path):
     assert none.exit_code == 2 and f"no alternative in {out} was begun" in none.stderr
     (out / "alternatives.toml").write_bytes(b"\xff")
     damaged = fedcomp("report", out)
-    assert damaged.exit_code == 2 and "alternatives.toml cannot be read" in damaged.stderr and damaged.stderr.count("\n") == 1
+    assert (
+        damaged.exit_code == 2
+        and "alternatives.toml cannot be read" in damaged.stderr
+        and damaged.stderr.count("\n") == 1
+    )
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    ([*FOUR, "--out", "{out}"], "--out {out} exists; give another name, or --resume to continue the alternatives in it"),
-    ([*FOUR, "--seed", "2", "--out", "{out}", "--resume"],
-     "the alternatives in {out} have --seed 0, 1, these 0, 1, 2; give the same, or another --out"),
-    ([*FOUR, "--clients", "7", "--out", "{out}", "--resume"],
-     "the alternatives in {out} have --clients 6, these 6, 7; give the same, or another --out"),
-    ([*FOUR, "--rounds", "2", "--out", "{out}", "--resume"],
-     "the run in {out}/stc-10pct_seed-0 has done 3 rounds; give --rounds 3 or more"),
-    ([*COMMON, "--task", "digits", "--uplink", "stc", "--uplink", "identity"],
-     "--task is given 2 times, and alternatives learn one task; give one, and put both runs on one page with fedcomp report"),
-    ([*FOUR, "--resume"], "--resume needs --out with the folder of the alternatives to continue"),
-    ([*FOUR, "--out", "{out}-absent", "--resume"], "--out {out}-absent holds no run to continue; leave --resume out to start one"),
-    ([*FOUR, "--log-json", "x"], "--log-json is for one run, and these are several; leave it out: metrics.jsonl of each run folder has all "
-                                 "rounds"),
-    ([*FOUR, "--side-by-side", "none"], "--side-by-side is 'none'; give a number of processes such as 2, or auto"),
-    ([*COMMON, "--side-by-side", "2"],
-     "--side-by-side is for several alternatives; give an option such as --uplink more than once, or leave it out"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            [*FOUR, "--out", "{out}"],
+            "--out {out} exists; give another name, or --resume to continue the alternatives in it",
+        ),
+        (
+            [*FOUR, "--seed", "2", "--out", "{out}", "--resume"],
+            "the alternatives in {out} have --seed 0, 1, these 0, 1, 2; give the same, or another --out",
+        ),
+        (
+            [*FOUR, "--clients", "7", "--out", "{out}", "--resume"],
+            "the alternatives in {out} have --clients 6, these 6, 7; give the same, or another --out",
+        ),
+        (
+            [*FOUR, "--rounds", "2", "--out", "{out}", "--resume"],
+            "the run in {out}/stc-10pct_seed-0 has done 3 rounds; give --rounds 3 or more",
+        ),
+        (
+            [*COMMON, "--task", "digits", "--uplink", "stc", "--uplink", "identity"],
+            "--task is given 2 times, and alternatives learn one task; give one, and put both runs on one page with fedcomp report",
+        ),
+        (
+            [*FOUR, "--resume"],
+            "--resume needs --out with the folder of the alternatives to continue",
+        ),
+        (
+            [*FOUR, "--out", "{out}-absent", "--resume"],
+            "--out {out}-absent holds no run to continue; leave --resume out to start one",
+        ),
+        (
+            [*FOUR, "--log-json", "x"],
+            "--log-json is for one run, and these are several; leave it out: metrics.jsonl of each run folder has all "
+            "rounds",
+        ),
+        (
+            [*FOUR, "--side-by-side", "none"],
+            "--side-by-side is 'none'; give a number of processes such as 2, or auto",
+        ),
+        (
+            [*COMMON, "--side-by-side", "2"],
+            "--side-by-side is for several alternatives; give an option such as --uplink more than once, or leave it out",
+        ),
+    ],
+)
 def test_mistakes_are_told_before_anything_is_made(compared, words, said):
     out, _ = compared
     before = sorted(out.parent.iterdir())
     done = fedcomp(*(word.format(out=out) for word in words))
-    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"fedcomp: {said.format(out=out)}\n")
+    assert (done.exit_code, done.stdout, done.stderr) == (
+        2,
+        "",
+        f"fedcomp: {said.format(out=out)}\n",
+    )
     assert sorted(out.parent.iterdir()) == before
 
 
 def test_an_alternative_that_cannot_be_is_found_before_the_first_one_trains(tmp_path, one_process):
-    done = fedcomp(*COMMON, "--uplink", "stc", "--uplink", "sign", "--memory", "residual", "--out", tmp_path / "x")
+    done = fedcomp(
+        *COMMON,
+        "--uplink",
+        "stc",
+        "--uplink",
+        "sign",
+        "--memory",
+        "residual",
+        "--out",
+        tmp_path / "x",
+    )
     assert done.exit_code == 2 and not (tmp_path / "x").exists() and done.stdout == ""
-    assert re.fullmatch(r"fedcomp: alternative sign: memory 'residual' diverges with sign.*; use .*\n", done.stderr)
+    assert re.fullmatch(
+        r"fedcomp: alternative sign: memory 'residual' diverges with sign.*; use .*\n", done.stderr
+    )
 
 
 def test_two_that_are_one(tmp_path, one_process):
     done = fedcomp(*COMMON, "--lr", "10%", "--out", tmp_path / "x")
     assert done.exit_code == 2 and not (tmp_path / "x").exists()
-    assert done.stderr == "fedcomp: lr-0.1 and lr-0.1-2 are one run, of the same options; leave one of them out\n"
+    assert (
+        done.stderr
+        == "fedcomp: lr-0.1 and lr-0.1-2 are one run, of the same options; leave one of them out\n"
+    )
 
 
 def test_an_alternative_that_diverges_is_a_line_that_says_so(tmp_path, one_process):
     out = tmp_path / "x"
-    done = fedcomp(*COMMON, "--rounds", "3", "--lr", "1e30", "--uplink", "identity", "--memory", "none", "--out", out)
+    done = fedcomp(
+        *COMMON,
+        "--rounds",
+        "3",
+        "--lr",
+        "1e30",
+        "--uplink",
+        "identity",
+        "--memory",
+        "none",
+        "--out",
+        out,
+    )
     assert done.exit_code == 0, done.output
     good, bad = stored(out)
     assert (good.note, good.on_front) == ("", True)
@@ -227,14 +352,39 @@ def test_an_alternative_that_diverges_is_a_line_that_says_so(tmp_path, one_proce
 
 
 def test_one_whose_process_dies_takes_no_other_with_it(monkeypatch, tmp_path):
-    monkeypatch.setenv("KILL_AT", "60")  # beyond all losses of the short run, checks and evaluations with them
+    monkeypatch.setenv(
+        "KILL_AT", "60"
+    )  # beyond all losses of the short run, checks and evaluations with them
     monkeypatch.syspath_prepend(str(TASKS))
-    words = ["sim", "--task", f"{TASKS / 'deadly_task.py'}:task", "--clients", "4", "--participation", "1", "--engine", "serial"]
-    done = fedcomp(*words, "--rounds", "2", "--local-steps", "1", "--local-steps", "40", "--out", tmp_path / "x")
+    words = [
+        "sim",
+        "--task",
+        f"{TASKS / 'deadly_task.py'}:task",
+        "--clients",
+        "4",
+        "--participation",
+        "1",
+        "--engine",
+        "serial",
+    ]
+    done = fedcomp(
+        *words,
+        "--rounds",
+        "2",
+        "--local-steps",
+        "1",
+        "--local-steps",
+        "40",
+        "--out",
+        tmp_path / "x",
+    )
     assert done.exit_code == 0, done.output
     short, long = stored(tmp_path / "x")
     assert short.note == "" and short.rounds == 2
-    assert long.note.startswith("failed: its process was killed by SIGKILL") and "failed: its process was killed" in done.stdout
+    assert (
+        long.note.startswith("failed: its process was killed by SIGKILL")
+        and "failed: its process was killed" in done.stdout
+    )
 
 
 def test_processes_end_with_who_started_them():
@@ -247,8 +397,25 @@ def test_processes_end_with_who_started_them():
 def test_control_c_and_the_command_that_continues_it(tmp_path):
     command = [sys.executable, "-m", "fedcomp"]
     env = os.environ | {"PYTHONPATH": str(TASKS.parent), "OMP_NUM_THREADS": "1"}
-    start = [*command, *COMMON, "--rounds", "100000", "--seed", "0", "--seed", "1", "--seed", "2", "--side-by-side", "1", "--out", "all"]
-    with subprocess.Popen(start, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+    start = [
+        *command,
+        *COMMON,
+        "--rounds",
+        "100000",
+        "--seed",
+        "0",
+        "--seed",
+        "1",
+        "--seed",
+        "2",
+        "--side-by-side",
+        "1",
+        "--out",
+        "all",
+    ]
+    with subprocess.Popen(
+        start, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
         try:
             while "round 3 of" not in (line := run.stdout.readline()):
                 assert line, run.stderr.read()
@@ -257,8 +424,17 @@ def test_control_c_and_the_command_that_continues_it(tmp_path):
         finally:
             run.kill()
     assert run.returncode == 130
-    (told,) = re.fullmatch(r"fedcomp: interrupted with 0 of 3 alternatives done; continue with: (fedcomp .*)\n", said).groups()
+    (told,) = re.fullmatch(
+        r"fedcomp: interrupted with 0 of 3 alternatives done; continue with: (fedcomp .*)\n", said
+    ).groups()
     done = len((tmp_path / "all" / "seed-0" / "metrics.jsonl").read_text().splitlines())
     words = shlex.split(told.replace("--rounds 100000", f"--rounds {done + 2}"))
-    assert subprocess.run([*command, *words[1:]], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL).returncode == 0
-    assert [len(load(tmp_path / "all" / f"seed-{seed}").records) for seed in range(3)] == [done + 2] * 3
+    assert (
+        subprocess.run(
+            [*command, *words[1:]], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL
+        ).returncode
+        == 0
+    )
+    assert [len(load(tmp_path / "all" / f"seed-{seed}").records) for seed in range(3)] == [
+        done + 2
+    ] * 3

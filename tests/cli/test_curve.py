@@ -7,15 +7,20 @@ import pytest
 from fedcomp.cli.curve import KEPT, Curve
 
 
-def drawn(shares: list[float], width: int = 40, height: int = 10, rounds: list[int] | None = None) -> list[str]:
+def drawn(
+    shares: list[float], width: int = 40, height: int = 10, rounds: list[int] | None = None
+) -> list[str]:
     curve = Curve()
     for number, share in zip(rounds or range(1, len(shares) + 1), shares, strict=True):
         curve.add(number, share)
     return [line.plain for line in curve.lines(width, height)]
 
 
-@pytest.mark.parametrize("shares", [[], [0.5], [0.1, 0.1], [0.0, 1.0], [0.97311, 0.97312], [math.sin(i) ** 2 for i in range(300)]],
-                         ids=["none", "one", "flat", "whole", "tiny", "many"])
+@pytest.mark.parametrize(
+    "shares",
+    [[], [0.5], [0.1, 0.1], [0.0, 1.0], [0.97311, 0.97312], [math.sin(i) ** 2 for i in range(300)]],
+    ids=["none", "one", "flat", "whole", "tiny", "many"],
+)
 @pytest.mark.parametrize(("width", "height"), [(30, 2), (40, 3), (80, 12), (200, 40)])
 def test_it_has_the_height_and_is_no_wider_than_the_width(shares, width, height):
     lines = drawn(shares, width, height)
@@ -33,15 +38,21 @@ def test_a_rise_goes_from_the_lower_left_to_the_upper_right():
     assert axis.split()[1] == "1" and axis.split()[-1] == "20"
 
 
-@pytest.mark.parametrize(("shares", "low", "high"), [
-    ([0.113, 0.973], "10 %", "100 %"),
-    ([0.9731, 0.9738], "97.3 %", "97.4 %"),
-    ([0.0, 0.02], "0.0 %", "2.0 %"),
-    ([0.61, 0.69], "61 %", "69 %"),
-])
+@pytest.mark.parametrize(
+    ("shares", "low", "high"),
+    [
+        ([0.113, 0.973], "10 %", "100 %"),
+        ([0.9731, 0.9738], "97.3 %", "97.4 %"),
+        ([0.0, 0.02], "0.0 %", "2.0 %"),
+        ([0.61, 0.69], "61 %", "69 %"),
+    ],
+)
 def test_the_axis_ends_at_round_numbers_around_the_shares(shares, low, high):
     lines = drawn(shares)
-    assert (lines[-2].partition(" ┤")[0].strip(), lines[0].partition(" ┤")[0].strip()) == (low, high)
+    assert (lines[-2].partition(" ┤")[0].strip(), lines[0].partition(" ┤")[0].strip()) == (
+        low,
+        high,
+    )
 
 
 def test_what_is_not_finite_is_left_out():

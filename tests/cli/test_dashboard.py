@@ -24,8 +24,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def console(width: int = 100, height: int = 40) -> Console:
-    return Console(width=width, height=height, file=io.StringIO(), force_terminal=True, color_system=None, highlight=False,
-                   _environ={"TERM": "xterm"})
+    return Console(
+        width=width,
+        height=height,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system=None,
+        highlight=False,
+        _environ={"TERM": "xterm"},
+    )
 
 
 def shown(renderable, width: int = 100, height: int = 40) -> str:
@@ -46,7 +53,9 @@ def test_no_line_is_wider_and_no_picture_higher_than_the_terminal(told, rounds, 
     run = told(max(rounds, 1))
     run.records = run.records[:rounds]
     dashboard = following(run)
-    dashboard.warning("the data of clients 3 and 12 hold fewer examples than a batch; they use all they have, which is said at some length")
+    dashboard.warning(
+        "the data of clients 3 and 12 hold fewer examples than a batch; they use all they have, which is said at some length"
+    )
     for height in (10, 12, 15, 16, 19, 20, 24, 30, 36, 40, 60):
         lines = shown(dashboard.picture(width, height), width, height).rstrip("\n").split("\n")
         assert len(lines) <= height, (width, height)
@@ -63,14 +72,22 @@ def test_what_a_run_promises_has_a_line_of_its_own(told, height):
     assert len(lines) <= height
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 40), (100, 30), (100, 40), (140, 40), (200, 40)])
+@pytest.mark.parametrize(
+    ("width", "height"), [(80, 40), (100, 30), (100, 40), (140, 40), (200, 40)]
+)
 def test_long_facts_leave_each_other_whole(told, width, height):
     run = told(3)
-    run.header = replace(run.header, liars=6, attack="inverted 4/12, low-margin 11, alie:z=1.5 3/7, malformed 9",
-                         strategy="election:byzantine=4,form=ballots,sealed=true",
-                         notice="the tally is guarded against 4 liars of a round, the ballots are not: a liar's own counts as one of "
-                                "all, and the server reads none of them")
-    text = " ".join(shown(following(run).picture(width, height), width, height).replace("│", " ").split())
+    run.header = replace(
+        run.header,
+        liars=6,
+        attack="inverted 4/12, low-margin 11, alie:z=1.5 3/7, malformed 9",
+        strategy="election:byzantine=4,form=ballots,sealed=true",
+        notice="the tally is guarded against 4 liars of a round, the ballots are not: a liar's own counts as one of "
+        "all, and the server reads none of them",
+    )
+    text = " ".join(
+        shown(following(run).picture(width, height), width, height).replace("│", " ").split()
+    )
     assert run.header.strategy in text and run.header.uplink in text or height < 36
     assert "a liar's own" in text and (width < 100 or "reads none of them" in text)
 
@@ -87,15 +104,24 @@ def test_before_the_header_there_is_something_to_see():
 @pytest.mark.parametrize(("width", "height"), [(30, 10), (39, 12), (80, 24), (120, 40), (200, 60)])
 def test_who_is_waited_for_is_on_the_screen_and_off_it_when_a_round_begins(told, width, height):
     run = told(5)
-    for dashboard in (following(replace_records(told(1), 0)), following(run)):  # before the first round, and between two
+    for dashboard in (
+        following(replace_records(told(1), 0)),
+        following(run),
+    ):  # before the first round, and between two
         assert "waiting: " not in shown(dashboard.picture(width, height), width, height)
         dashboard.waiting([], 3)
         dashboard.waiting([0, 2], 3)
         text = shown(dashboard.picture(width, height), width, height)
         assert text.count("waiting: ") == 1 and "waiting: 2 of 3 clients are" in text
-        assert max(map(cell_len, text.split("\n"))) <= width and len(text.rstrip("\n").split("\n")) <= height
+        assert (
+            max(map(cell_len, text.split("\n"))) <= width
+            and len(text.rstrip("\n").split("\n")) <= height
+        )
         dashboard.waiting(range(100_000), 200_000)
-        assert max(map(cell_len, shown(dashboard.picture(width, height), width, height).split("\n"))) <= width
+        assert (
+            max(map(cell_len, shown(dashboard.picture(width, height), width, height).split("\n")))
+            <= width
+        )
         dashboard.waiting([0, 1, 2], 3)
         assert "waiting: " not in shown(dashboard.picture(width, height), width, height)
         dashboard.waiting([0], 3)
@@ -110,17 +136,44 @@ def replace_records(run, count: int):
 
 def test_the_header_names_everything_that_runs(told):
     text = shown(following(told(3)).picture(100, 40))
-    for said in ("mnist-cnn, 431,080 parameters", "500, 50 a round, dirichlet:0.1", "stc:density=1/100",
-                 "topk:density=1%,values=fp16@layer", "residual", "average", "cuda:0", "batched, 50 clients at once",
-                 "runs/mnist-cnn-20260102-030405"):
+    for said in (
+        "mnist-cnn, 431,080 parameters",
+        "500, 50 a round, dirichlet:0.1",
+        "stc:density=1/100",
+        "topk:density=1%,values=fp16@layer",
+        "residual",
+        "average",
+        "cuda:0",
+        "batched, 50 clients at once",
+        "runs/mnist-cnn-20260102-030405",
+    ):
         assert said in text
 
 
 def test_the_last_rounds_are_in_the_table(told):
     lines = shown(following(told(400)).picture(120, 40), 120).split("\n")
     row = next(line for line in lines if line.split()[:1] == ["400"])
-    assert row.split() == ["400", "100.00", "%", "0.0000", "2.2000", "246", "kB", "×350", "862", "kB", "×100", "×156", "50/50", "0.25", "s"]
-    assert next(line for line in lines if line.split()[:1] == ["398"]).split()[1:3] == ["–", "–"]  # not evaluated
+    assert row.split() == [
+        "400",
+        "100.00",
+        "%",
+        "0.0000",
+        "2.2000",
+        "246",
+        "kB",
+        "×350",
+        "862",
+        "kB",
+        "×100",
+        "×156",
+        "50/50",
+        "0.25",
+        "s",
+    ]
+    assert next(line for line in lines if line.split()[:1] == ["398"]).split()[1:3] == [
+        "–",
+        "–",
+    ]  # not evaluated
     assert "round 400/400" in "\n".join(lines) and "100 %" in "\n".join(lines)
 
 
@@ -144,7 +197,13 @@ def test_a_rejected_client_is_named_with_its_stage_and_reason(told, width):
 
 def test_what_clients_write_cannot_steer_the_terminal(told):
     run = told(1)
-    run.records = [replace(run.records[0], rejections=(Rejection(1, "reply", "bad\x1b[2J\r\nfake line"),), rejected=1)]
+    run.records = [
+        replace(
+            run.records[0],
+            rejections=(Rejection(1, "reply", "bad\x1b[2J\r\nfake line"),),
+            rejected=1,
+        )
+    ]
     dashboard = following(run)
     dashboard.warning("two\nlines\x07")
     text = shown(dashboard.picture(100, 30))
@@ -154,10 +213,15 @@ def test_what_clients_write_cannot_steer_the_terminal(told):
 
 def test_many_rejected_clients_are_one_line_a_reason(told):
     run = told(1)
-    turned_down = [Rejection(i, "decode", "the checksum differs") for i in range(100)] + [Rejection(100, "train", "NaN in the update")]
+    turned_down = [Rejection(i, "decode", "the checksum differs") for i in range(100)] + [
+        Rejection(100, "train", "NaN in the update")
+    ]
     run.records = [replace(run.records[0], rejections=turned_down, rejected=101)]
     text = shown(following(run).picture(100, 40))
-    assert "round 1: clients 0, 1, 2, 3, 4, 5, 6, 7 and 92 more rejected at decode: the checksum differs" in text
+    assert (
+        "round 1: clients 0, 1, 2, 3, 4, 5, 6, 7 and 92 more rejected at decode: the checksum differs"
+        in text
+    )
     assert "round 1: client 100 rejected at train: NaN in the update" in text
 
 
@@ -180,9 +244,17 @@ def test_a_resumed_run_sums_from_where_it_resumed(told):
 def test_the_verdict(told):
     dashboard = following(told(50), end=True)
     text = shown(dashboard.verdict())
-    for said in ("50 rounds done", "97.31 %", "0.0912", "12.3 MB, ×350 against 4.31 GB dense", "43.1 MB, ×100 against 4.31 GB dense",
-                 "55.4 MB, ×156 against 8.62 GB dense", "1 min 12 s, 691 client updates per second", "14 updates",
-                 "runs/mnist-cnn-20260102-030405/model.safetensors"):
+    for said in (
+        "50 rounds done",
+        "97.31 %",
+        "0.0912",
+        "12.3 MB, ×350 against 4.31 GB dense",
+        "43.1 MB, ×100 against 4.31 GB dense",
+        "55.4 MB, ×156 against 8.62 GB dense",
+        "1 min 12 s, 691 client updates per second",
+        "14 updates",
+        "runs/mnist-cnn-20260102-030405/model.safetensors",
+    ):
         assert said in text
 
 
@@ -197,10 +269,18 @@ def test_the_end_stays_on_the_screen(told):
     with dashboard:
         told(20).to(dashboard)
         print("said by a task")
-    before, after = dashboard.console.file.getvalue().split("\x1b[?1049l")  # the terminal's first screen is back
+    before, after = dashboard.console.file.getvalue().split(
+        "\x1b[?1049l"
+    )  # the terminal's first screen is back
     assert "\x1b[?1049h" in before and "\x1b[?25h" in before + after
-    for said in ("round 20/20", "accuracy 89.10 %", "said by a task", "20 rounds done", "from safetensors.torch import load_file",
-                 "weights = load_file('runs/mnist-cnn-20260102-030405/model.safetensors')"):
+    for said in (
+        "round 20/20",
+        "accuracy 89.10 %",
+        "said by a task",
+        "20 rounds done",
+        "from safetensors.torch import load_file",
+        "weights = load_file('runs/mnist-cnn-20260102-030405/model.safetensors')",
+    ):
         assert said in after
 
 
@@ -245,7 +325,9 @@ def read_until(terminal: int, wanted: str) -> None:
     """Read what a terminal shows until `wanted` was there; it must come within 100 kB and without a pause of twenty seconds."""
     seen = b""
     while wanted.encode() not in seen:
-        assert len(seen) < 100_000 and select.select([terminal], [], [], 20)[0], seen[-4000:].decode(errors="replace")
+        assert len(seen) < 100_000 and select.select([terminal], [], [], 20)[0], seen[
+            -4000:
+        ].decode(errors="replace")
         seen += os.read(terminal, 65536)
 
 
@@ -256,8 +338,18 @@ def test_it_redraws_when_the_terminal_is_resized(terminal):
         "import sys; sys.path.insert(0, 'tests/cli'); from conftest import Told; from fedcomp.cli.dashboard import Dashboard\n"
         "with Dashboard() as d: Told(9).to(d, end=False); sys.stdin.readline()"
     )
-    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm", "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as run:
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {
+        "TERM": "xterm",
+        "PYTHONPATH": str(ROOT),
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+    ) as run:
         try:
             read_until(ours, 40 * "─")
             resize(theirs, 20, 90)

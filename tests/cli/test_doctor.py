@@ -32,11 +32,21 @@ def examine(*words: object) -> tuple[int, dict[str, tuple[str, str, str]]]:
     result = CliRunner().invoke(app, ["doctor", "--json", *map(str, words)], prog_name="fedcomp")
     assert result.exit_code in (0, 2), result.output
     said = json.loads(result.stdout)
-    assert said["ok"] == (result.exit_code == 0) == all(check["state"] != "failed" for check in said["checks"])
+    assert (
+        said["ok"]
+        == (result.exit_code == 0)
+        == all(check["state"] != "failed" for check in said["checks"])
+    )
     for check in said["checks"]:
         assert check["state"] != "failed" or check["fix"], f"{check} does not say what to do"
-    failed = [check for check in said["checks"] if check["state"] == "failed" and check["what"] not in MACHINE]
-    return 2 if failed else 0, {check["what"]: (check["state"], check["found"], check["fix"]) for check in said["checks"]}
+    failed = [
+        check
+        for check in said["checks"]
+        if check["state"] == "failed" and check["what"] not in MACHINE
+    ]
+    return 2 if failed else 0, {
+        check["what"]: (check["state"], check["found"], check["fix"]) for check in said["checks"]
+    }
 
 
 def found(*words: object) -> dict[str, tuple[str, str, str]]:
@@ -76,19 +86,29 @@ def test_this_machine():
 
 
 def test_a_line_a_check_in_the_terminal(folder):
-    result = CliRunner().invoke(app, ["doctor", "--keys", str(folder), "--server", f"127.0.0.1:{free_port()}"])
+    result = CliRunner().invoke(
+        app, ["doctor", "--keys", str(folder), "--server", f"127.0.0.1:{free_port()}"]
+    )
     assert result.exit_code == 2
     lines = result.stdout.splitlines()
     assert all(re.match(r"[✓✗–] [\w. ']{12,}  \S", line) for line in lines) and len(lines) > 12
     wrong = [line for line in lines if line.startswith("✗")][-1]
-    assert re.match(r"✗ server        nothing listens on 127.0.0.1:\d+; start the server there with fedcomp server start", wrong)
+    assert re.match(
+        r"✗ server        nothing listens on 127.0.0.1:\d+; start the server there with fedcomp server start",
+        wrong,
+    )
 
 
 def in_process(tmp_path: Path, *words: str) -> tuple[int, dict[str, dict]]:
     """The same in a process of its own, for which `tmp_path` comes before what is installed."""
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    done = subprocess.run([sys.executable, "-m", "fedcomp", "doctor", "--json", *words], env=os.environ | {"PYTHONPATH": path},
-                          cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedcomp", "doctor", "--json", *words],
+        env=os.environ | {"PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode in (0, 2), done.stderr
     return done.returncode, {check["what"]: check for check in json.loads(done.stdout)["checks"]}
 
@@ -96,28 +116,45 @@ def in_process(tmp_path: Path, *words: str) -> tuple[int, dict[str, dict]]:
 def test_another_version_of_flower_and_a_broken_torch(tmp_path):
     for name, version in (("flwr", "1.99.0"), ("rich", "13.0.0")):
         (tmp_path / f"{name}-{version}.dist-info").mkdir()
-        (tmp_path / f"{name}-{version}.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (tmp_path / f"{name}-{version}.dist-info" / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
     (tmp_path / "torch.py").write_text("raise OSError('libc10.so: cannot open shared object file')")
     status, said = in_process(tmp_path)
     assert status == 2
-    assert said["flwr"] == {"what": "flwr", "state": "failed", "found": "1.99.0, and <1.42,>=1.41 is needed",
-                            "fix": "pip install 'flwr<1.42,>=1.41'"}
+    assert said["flwr"] == {
+        "what": "flwr",
+        "state": "failed",
+        "found": "1.99.0, and <1.42,>=1.41 is needed",
+        "fix": "pip install 'flwr<1.42,>=1.41'",
+    }
     assert (said["rich"]["state"], said["rich"]["fix"]) == ("failed", "pip install 'rich<15,>=14'")
-    assert said["torch"]["found"] == "cannot be imported (OSError: libc10.so: cannot open shared object file)"
+    assert (
+        said["torch"]["found"]
+        == "cannot be imported (OSError: libc10.so: cannot open shared object file)"
+    )
     assert "packages" not in said and "disk" in said
 
 
-@pytest.mark.parametrize(("limit", "expected"), [("150000 100000", 2), ("10000 100000", 1), ("max 100000", None), ("", None)])
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [("150000 100000", 2), ("10000 100000", 1), ("max 100000", None), ("", None)],
+)
 def test_cores_are_those_of_the_container(limit, expected, tmp_path):
     (tmp_path / "cpu.max").write_text(limit)
     bound = len(os.sched_getaffinity(0))
-    assert machine.cores(tmp_path / "cpu.max") == (bound if expected is None else min(bound, expected))
+    assert machine.cores(tmp_path / "cpu.max") == (
+        bound if expected is None else min(bound, expected)
+    )
     assert machine.cores(tmp_path / "absent") == bound
 
 
 def test_threads():
     assert machine.threads(2, 2).state == "ok"
-    assert machine.threads(8, 2).line(7) == "✗ threads  8 on 2 cores, which slows every step; set OMP_NUM_THREADS=2"
+    assert (
+        machine.threads(8, 2).line(7)
+        == "✗ threads  8 on 2 cores, which slows every step; set OMP_NUM_THREADS=2"
+    )
 
 
 def test_the_disk_is_the_one_that_runs_go_to(tmp_path, monkeypatch):
@@ -125,7 +162,10 @@ def test_the_disk_is_the_one_that_runs_go_to(tmp_path, monkeypatch):
     (tmp_path / "runs").write_text("")
     assert machine.disk(Path("runs")).state == "failed"
     monkeypatch.setattr(machine, "LEAST_FREE", 10**18)
-    assert re.fullmatch(r"✗ disk  \S+ .?B free in .*; free 1.00 EB, or give --out elsewhere", machine.disk(Path("elsewhere")).line(4))
+    assert re.fullmatch(
+        r"✗ disk  \S+ .?B free in .*; free 1.00 EB, or give --out elsewhere",
+        machine.disk(Path("elsewhere")).line(4),
+    )
 
 
 # Ports.
@@ -139,15 +179,20 @@ def test_a_free_port():
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_a_port_that_is_taken(family):
     try:
-        taken = socket.create_server(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0), family=family)
+        taken = socket.create_server(
+            ("::1" if family == socket.AF_INET6 else "127.0.0.1", 0), family=family
+        )
     except OSError as error:
         pytest.skip(f"no IPv6 here: {error}")
     with taken:
         port = taken.getsockname()[1]
         status, said = examine("--port", port)
     assert status == 2
-    assert said[f"port {port}"] == ("failed", "something listens there already (Address already in use)",
-                                    f"stop what ss -ltnp 'sport = :{port}' shows, or give --port with another number")
+    assert said[f"port {port}"] == (
+        "failed",
+        "something listens there already (Address already in use)",
+        f"stop what ss -ltnp 'sport = :{port}' shows, or give --port with another number",
+    )
 
 
 # Servers.
@@ -155,7 +200,9 @@ def test_a_port_that_is_taken(family):
 
 def test_a_server_with_its_client(folder):
     with serving(dated(utc_now()), tls(folder)) as port:
-        status, said = examine("--server", f"localhost:{port}", "--client", folder / "clients" / "1.toml")
+        status, said = examine(
+            "--server", f"localhost:{port}", "--client", folder / "clients" / "1.toml"
+        )
     assert status == 0
     assert re.fullmatch(rf"localhost:{port} is there, \d+ ms", said["server"][1])
     assert re.match(r"good until 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ, 365 days", said["server's"][1])
@@ -173,26 +220,40 @@ def test_a_server_by_the_keys_alone_and_without_either(folder):
     with serving(HEALTHY, tls(folder)) as port:
         assert found("--server", f"localhost:{port}", "--keys", folder)["server"][0] == "ok"
         said = found("--server", f"localhost:{port}")
-    assert said["server"] == ("skipped", f"localhost:{port} has a certificate that was not checked", "give --client FILE, or --keys DIR")
+    assert said["server"] == (
+        "skipped",
+        f"localhost:{port} has a certificate that was not checked",
+        "give --client FILE, or --keys DIR",
+    )
 
 
 def test_a_server_without_tls():
     with serving() as port:
         status, said = examine("--server", f"127.0.0.1:{port}")
-    assert status == 0 and re.fullmatch(rf"127.0.0.1:{port} is there, without TLS, \d+ ms", said["server"][1])
+    assert status == 0 and re.fullmatch(
+        rf"127.0.0.1:{port} is there, without TLS, \d+ ms", said["server"][1]
+    )
 
 
-@pytest.mark.parametrize(("hosts", "begins", "ends", "expected"), [
-    (["server.example"], 0, 9, "is for server.example and not for localhost"), (["localhost"], -9, -1, "ended on "),
-    (["localhost"], 1, 9, "begins on "),
-])
+@pytest.mark.parametrize(
+    ("hosts", "begins", "ends", "expected"),
+    [
+        (["server.example"], 0, 9, "is for server.example and not for localhost"),
+        (["localhost"], -9, -1, "ended on "),
+        (["localhost"], 1, 9, "begins on "),
+    ],
+)
 def test_a_certificate_that_is_not_as_it_should_be(hosts, begins, ends, expected, folder):
     ours = Authority()
     (folder / "ca.crt").write_bytes(ours.pem)
     with serving(HEALTHY, ours.context(folder.parent, hosts, begins, ends)) as port:
         status, said = examine("--server", f"localhost:{port}", "--keys", folder)
     state, what, _ = said["server"]
-    assert status == 2 and state == "failed" and f"the certificate of localhost:{port} {expected}" in what
+    assert (
+        status == 2
+        and state == "failed"
+        and f"the certificate of localhost:{port} {expected}" in what
+    )
 
 
 def test_the_certificate_of_another_ca(folder):
@@ -219,7 +280,10 @@ def test_a_server_that_does_not_tell_the_time():
 def test_an_address_that_is_none_is_one_sentence():
     result = CliRunner().invoke(app, ["doctor", "--server", "server.example"])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "fedcomp: --server cannot be 'server.example'; give host:port, such as server.example:8080\n"
+    assert (
+        result.stderr
+        == "fedcomp: --server cannot be 'server.example'; give host:port, such as server.example:8080\n"
+    )
 
 
 # Keys.
@@ -231,19 +295,34 @@ def test_a_client_file(folder):
     assert [said[name][0] for name in ("client", "client file", "client key")] == ["ok"] * 3
     path.chmod(0o644)
     said = found("--client", path)
-    assert said["client file"] == ("failed", f"{path} may be read by others (mode 644)", f"chmod 600 {path}")
+    assert said["client file"] == (
+        "failed",
+        f"{path} may be read by others (mode 644)",
+        f"chmod 600 {path}",
+    )
     path.write_text(path.read_text().replace("id = 1", "id = x"))
     assert found("--client", path)["client"][0] == "failed"
-    assert found("--client", folder)["client"] == ("failed", f"{folder} cannot be read (Is a directory)",
-                                                   "copy it anew from the folder of keys on the server")
+    assert found("--client", folder)["client"] == (
+        "failed",
+        f"{folder} cannot be read (Is a directory)",
+        "copy it anew from the folder of keys on the server",
+    )
 
 
 def test_a_client_whose_key_has_ended_and_one_whose_key_will(folder):
     path = folder / "clients" / "1.toml"
-    for days, state, fix in ((-1, "failed", "correct the clock if it is wrong, else on the server: fedcomp keys renew 1"),
-                             (5, "ok", "renew it soon, on the server: fedcomp keys renew 1")):
+    for days, state, fix in (
+        (
+            -1,
+            "failed",
+            "correct the clock if it is wrong, else on the server: fedcomp keys renew 1",
+        ),
+        (5, "ok", "renew it soon, on the server: fedcomp keys renew 1"),
+    ):
         mine = Enrolment.read(path)
-        path.write_text(mine.text().replace(iso(mine.not_after), iso(utc_now() + timedelta(days=days))))
+        path.write_text(
+            mine.text().replace(iso(mine.not_after), iso(utc_now() + timedelta(days=days)))
+        )
         status, said = examine("--client", path, "--server", f"localhost:{free_port()}")
         assert said["client key"][0] == state and said["client key"][2].startswith(fix)
 
@@ -253,18 +332,28 @@ def test_a_folder_of_keys_with_a_client_in_it(folder):
     path = folder / "clients" / "1.toml"
     said = found("--keys", folder, "--client", path)
     assert [said[name][0] for name in names] == ["ok"] * 7
-    assert said["registry"][1] == "clients: 2 let in" and said["enrolled"][1] == "client 1 is let in"
+    assert (
+        said["registry"][1] == "clients: 2 let in" and said["enrolled"][1] == "client 1 is let in"
+    )
     assert said["files"][1] == "2 of 2 enrolment files are here, as the registry says"
     keys.revoke(folder, 1)
     said = found("--keys", folder, "--client", path)
     assert said["registry"][1] == "clients: 1 let in, 1 revoked"
-    assert said["enrolled"] == ("failed", "client 1 is revoked", f"to let it in again: fedcomp keys renew 1 --keys {folder}")
+    assert said["enrolled"] == (
+        "failed",
+        "client 1 is revoked",
+        f"to let it in again: fedcomp keys renew 1 --keys {folder}",
+    )
 
 
 def test_a_client_of_other_keys(folder, tmp_path):
     keys.make(tmp_path / "others", 1)
     said = found("--keys", folder, "--client", tmp_path / "others" / "clients" / "0.toml")
-    assert said["enrolled"] == ("failed", f"its key is not in {folder}/registry.toml", f"enrol it with: fedcomp keys add --keys {folder}")
+    assert said["enrolled"] == (
+        "failed",
+        f"its key is not in {folder}/registry.toml",
+        f"enrol it with: fedcomp keys add --keys {folder}",
+    )
 
 
 def move(a: Path, b: Path) -> None:
@@ -272,26 +361,52 @@ def move(a: Path, b: Path) -> None:
     a.rename(b)
 
 
-@pytest.mark.parametrize(("damage", "name", "says"), [
-    (lambda f: (f / "ca.key").chmod(0o640), "ca.key", "may be read by others (mode 640)"),
-    (lambda f: (f / "server.key").chmod(0o604), "server.key", "may be read by others (mode 604)"),
-    (lambda f: (f / "server.key").write_bytes(b"no"), "keys", "server.key is no private key"),
-    (lambda f: (f / "server.crt").unlink(), "keys", "server.crt cannot be read"),
-    (lambda f: (f / "ca.crt").write_bytes(Authority().pem), "keys", "server.crt is not signed by"),
-    (lambda f: (f / "registry.toml").write_text("x"), "keys", "registry.toml is not TOML"),
-    (lambda f: (f / "INCOMPLETE.txt").touch(), "keys", "was not finished"),
-    (lambda f: move(f / "clients" / "1.toml", f / "clients" / "0.toml"), "files", "0.toml is not what the registry has for client 0"),
-    (lambda f: (f / "clients" / "0.toml").write_text("x"), "files", "0.toml is not TOML"),
-    (lambda f: (f / "clients" / "0.toml").chmod(0o644), "files", "0.toml may be read by others"),
-    (lambda f: (f / "clients" / "7.toml").touch(), "files", "7.toml is of no client in the registry"),
-    (lambda f: keys.renew(f, 0, days=0), "registry", "1 let in, 1 expired"),
-    (lambda f: keys.renew_server(f, days=0), "certificate", "ended on"),
-], ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("damage", "name", "says"),
+    [
+        (lambda f: (f / "ca.key").chmod(0o640), "ca.key", "may be read by others (mode 640)"),
+        (
+            lambda f: (f / "server.key").chmod(0o604),
+            "server.key",
+            "may be read by others (mode 604)",
+        ),
+        (lambda f: (f / "server.key").write_bytes(b"no"), "keys", "server.key is no private key"),
+        (lambda f: (f / "server.crt").unlink(), "keys", "server.crt cannot be read"),
+        (
+            lambda f: (f / "ca.crt").write_bytes(Authority().pem),
+            "keys",
+            "server.crt is not signed by",
+        ),
+        (lambda f: (f / "registry.toml").write_text("x"), "keys", "registry.toml is not TOML"),
+        (lambda f: (f / "INCOMPLETE.txt").touch(), "keys", "was not finished"),
+        (
+            lambda f: move(f / "clients" / "1.toml", f / "clients" / "0.toml"),
+            "files",
+            "0.toml is not what the registry has for client 0",
+        ),
+        (lambda f: (f / "clients" / "0.toml").write_text("x"), "files", "0.toml is not TOML"),
+        (
+            lambda f: (f / "clients" / "0.toml").chmod(0o644),
+            "files",
+            "0.toml may be read by others",
+        ),
+        (
+            lambda f: (f / "clients" / "7.toml").touch(),
+            "files",
+            "7.toml is of no client in the registry",
+        ),
+        (lambda f: keys.renew(f, 0, days=0), "registry", "1 let in, 1 expired"),
+        (lambda f: keys.renew_server(f, days=0), "certificate", "ended on"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_a_folder_of_keys_that_is_not_as_it_should_be(damage, name, says, folder):
     damage(folder)
     status, said = examine("--keys", folder)
     assert status == 2 and said[name][0] == "failed" and says in said[name][1]
-    if command := re.search(r"^(?:make [^:]*: |correct .*, else )?fedcomp (keys renew .*)", said[name][2]):  # typed as it is said, it mends
+    if command := re.search(
+        r"^(?:make [^:]*: |correct .*, else )?fedcomp (keys renew .*)", said[name][2]
+    ):  # typed as it is said, it mends
         assert CliRunner().invoke(app, shlex.split(command[1]), prog_name="fedcomp").exit_code == 0
         assert examine("--keys", folder)[0] == 0
     assert command or name not in ("registry", "certificate")
@@ -301,15 +416,23 @@ def test_a_folder_without_what_was_handed_out_and_put_away_is_well(folder):
     for path in (folder / "ca.key", folder / "clients" / "0.toml"):
         path.unlink()
     status, said = examine("--keys", folder)
-    assert status == 0 and said["files"][1] == "1 of 2 enrolment files are here, as the registry says"
+    assert (
+        status == 0 and said["files"][1] == "1 of 2 enrolment files are here, as the registry says"
+    )
 
 
 def test_the_certificate_of_the_ca_is_the_one_of_the_client(folder):
     path = folder / "clients" / "0.toml"
     mine = Enrolment.read(path)
-    path.write_text(mine.text().replace(mine.ca, certificates.pem(Authority().certificate).decode()))
+    path.write_text(
+        mine.text().replace(mine.ca, certificates.pem(Authority().certificate).decode())
+    )
     said = found("--keys", folder, "--client", path)
-    assert said["enrolled"] == ("failed", "client 0 is let in and trusts another CA", "copy clients/0.toml anew")
+    assert said["enrolled"] == (
+        "failed",
+        "client 0 is let in and trusts another CA",
+        "copy clients/0.toml anew",
+    )
 
 
 # Data.
@@ -319,10 +442,19 @@ def test_a_folder_of_data(data_folder, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "mnist").symlink_to(data_folder / "mnist")
     result = CliRunner().invoke(app, ["doctor", "--json", "--data", "mine"])
-    said = [(check["state"], check["found"]) for check in json.loads(result.stdout)["checks"] if check["what"] == "data"]
-    assert said == [*[("skipped", f"{name}: not in mine") for name in ("cifar10-resnet18", "cifar10-vgg11s")],
-                    *[("ok", f"{name}: 60,000 examples to learn from, 10,000 to test on") for name in ("mnist-cnn", "mnist-logreg")],
-                    ("skipped", "shakespeare-lstm: not in mine")]
+    said = [
+        (check["state"], check["found"])
+        for check in json.loads(result.stdout)["checks"]
+        if check["what"] == "data"
+    ]
+    assert said == [
+        *[("skipped", f"{name}: not in mine") for name in ("cifar10-resnet18", "cifar10-vgg11s")],
+        *[
+            ("ok", f"{name}: 60,000 examples to learn from, 10,000 to test on")
+            for name in ("mnist-cnn", "mnist-logreg")
+        ],
+        ("skipped", "shakespeare-lstm: not in mine"),
+    ]
 
 
 def test_a_folder_without_data_and_one_with_broken_data(tmp_path):
@@ -330,7 +462,10 @@ def test_a_folder_without_data_and_one_with_broken_data(tmp_path):
     status, said = examine("--data", "empty")
     assert status == 2 and said["data"][0] == "failed"
     assert said["data"][1] == "shakespeare-lstm: --data empty is empty"
-    assert said["data"][2] == "give a folder that holds shakespeare/input.txt, such as Tiny Shakespeare of char-rnn"
+    assert (
+        said["data"][2]
+        == "give a folder that holds shakespeare/input.txt, such as Tiny Shakespeare of char-rnn"
+    )
     (tmp_path / "broken" / "mnist").mkdir(parents=True)
     for split in ("train", "test"):
         (tmp_path / "broken" / "mnist" / f"{split}.parquet").write_bytes(b"PAR1 and no more")

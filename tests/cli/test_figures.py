@@ -7,11 +7,25 @@ from hypothesis import strategies as st
 from fedcomp.cli.figures import UNITS, decimal, duration, human_bytes, percent, ratio
 
 
-@pytest.mark.parametrize(("count", "text"), [
-    (0, "0 B"), (1, "1 B"), (999, "999 B"), (1000, "1.00 kB"), (1234, "1.23 kB"), (9_994, "9.99 kB"), (9_996, "10.0 kB"),
-    (99_960, "100 kB"), (123_456, "123 kB"), (999_499, "999 kB"),
-    (999_500, "1.00 MB"), (1_724_320, "1.72 MB"), (10**9, "1.00 GB"), (5 * 10**18, "5.00 EB"),
-])
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1, "1 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (1234, "1.23 kB"),
+        (9_994, "9.99 kB"),
+        (9_996, "10.0 kB"),
+        (99_960, "100 kB"),
+        (123_456, "123 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1.00 MB"),
+        (1_724_320, "1.72 MB"),
+        (10**9, "1.00 GB"),
+        (5 * 10**18, "5.00 EB"),
+    ],
+)
 def test_human_bytes(count, text):
     assert human_bytes(count) == text
 
@@ -24,30 +38,67 @@ def test_human_bytes_says_the_size_to_half_a_percent_in_seven_characters(count):
     assert len(text) <= 7
 
 
-@pytest.mark.parametrize(("dense", "sent", "text"), [
-    (400, 1, "×400"), (1000, 333, "×3.00"), (399, 10, "×39.9"), (1, 1, "×1.00"), (1, 2, "×0.50"), (10, 0, "–"), (0, 0, "–"), (0, 5, "–"),
-])
+@pytest.mark.parametrize(
+    ("dense", "sent", "text"),
+    [
+        (400, 1, "×400"),
+        (1000, 333, "×3.00"),
+        (399, 10, "×39.9"),
+        (1, 1, "×1.00"),
+        (1, 2, "×0.50"),
+        (10, 0, "–"),
+        (0, 0, "–"),
+        (0, 5, "–"),
+    ],
+)
 def test_ratio(dense, sent, text):
     assert ratio(dense, sent) == text
 
 
-@pytest.mark.parametrize(("share", "text"), [
-    (None, "–"), (0.0, "0.00 %"), (0.97314, "97.31 %"), (1.0, "100.00 %"), (float("nan"), "nan %"),
-])
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (None, "–"),
+        (0.0, "0.00 %"),
+        (0.97314, "97.31 %"),
+        (1.0, "100.00 %"),
+        (float("nan"), "nan %"),
+    ],
+)
 def test_percent(share, text):
     assert percent(share) == text
 
 
-@pytest.mark.parametrize(("loss", "text"), [
-    (None, "–"), (0.09123, "0.0912"), (123.4, "123.4000"), (1234.5, "1.23e+03"), (float("nan"), "nan"), (float("inf"), "inf"),
-])
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        (None, "–"),
+        (0.09123, "0.0912"),
+        (123.4, "123.4000"),
+        (1234.5, "1.23e+03"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+    ],
+)
 def test_decimal(loss, text):
     assert decimal(loss) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [
-    (0.0, "0.00 s"), (0.837, "0.84 s"), (9.996, "10.0 s"), (59.94, "59.9 s"), (59.96, "1 min 00 s"), (72.3, "1 min 12 s"),
-    (3599.6, "1 h 00 min"), (7625, "2 h 07 min"), (86399, "23 h 59 min"), (86400, "1 d 00 h"), (1e6, "11 d 13 h"),
-])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0.00 s"),
+        (0.837, "0.84 s"),
+        (9.996, "10.0 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 00 s"),
+        (72.3, "1 min 12 s"),
+        (3599.6, "1 h 00 min"),
+        (7625, "2 h 07 min"),
+        (86399, "23 h 59 min"),
+        (86400, "1 d 00 h"),
+        (1e6, "11 d 13 h"),
+    ],
+)
 def test_duration(seconds, text):
     assert duration(seconds) == text

@@ -22,12 +22,21 @@ def fedcomp(*words):
     return CliRunner().invoke(app, [str(word) for word in words], prog_name="fedcomp")
 
 
-@pytest.mark.parametrize("options", [
-    {"uplink": "identity", "downlink": "identity"},
-    {"uplink": "sign", "memory": "none", "downlink": "efsign"},
-    {"uplink": "fp16", "downlink": "bf16@layer", "cache": 0.0},
-    {"uplink": "identity", "downlink": "identity", "strategy": "median:liars=1", "attack": "inverted:1"},
-], ids=lambda options: options["uplink"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"uplink": "identity", "downlink": "identity"},
+        {"uplink": "sign", "memory": "none", "downlink": "efsign"},
+        {"uplink": "fp16", "downlink": "bf16@layer", "cache": 0.0},
+        {
+            "uplink": "identity",
+            "downlink": "identity",
+            "strategy": "median:liars=1",
+            "attack": "inverted:1",
+        },
+    ],
+    ids=lambda options: options["uplink"],
+)
 def test_frames_of_one_length_are_foretold_to_the_byte(options, tmp_path):
     told = forecast(Alternative("", COMMON | options))
     simulate(RunConfig(**COMMON | options, out=str(tmp_path / "run")))
@@ -35,7 +44,11 @@ def test_frames_of_one_length_are_foretold_to_the_byte(options, tmp_path):
     assert told.exact and told.rehearsed == told.rounds == 8
     assert told.uplink_bytes == sum(r.uplink_bytes for r in sent.records)
     assert told.downlink_bytes == sum(r.downlink_bytes for r in sent.records)
-    assert told.dense_bytes == sent.dense_bytes and told.parameters == sent.parameters == 42 and told.tensors == 4
+    assert (
+        told.dense_bytes == sent.dense_bytes
+        and told.parameters == sent.parameters == 42
+        and told.tensors == 4
+    )
 
 
 def test_frames_that_depend_on_the_updates_are_about_right_and_say_so(tmp_path):
@@ -45,7 +58,9 @@ def test_frames_that_depend_on_the_updates_are_about_right_and_say_so(tmp_path):
     sent = load(tmp_path / "run")
     assert not told.exact and told.frame_up[1] <= told.longest_up
     assert told.uplink_bytes == pytest.approx(sum(r.uplink_bytes for r in sent.records), rel=0.15)
-    assert told.downlink_bytes == pytest.approx(sum(r.downlink_bytes for r in sent.records), rel=0.3)
+    assert told.downlink_bytes == pytest.approx(
+        sum(r.downlink_bytes for r in sent.records), rel=0.3
+    )
 
 
 def test_rounds_beyond_those_that_were_gone_through_are_reckoned(monkeypatch):
@@ -53,21 +68,52 @@ def test_rounds_beyond_those_that_were_gone_through_are_reckoned(monkeypatch):
     monkeypatch.setattr("fedcomp.cli.forecast.COORDINATES", 0)
     short = forecast(Alternative("", COMMON | {"uplink": "identity", "downlink": "identity"}))
     assert short.rehearsed == 3 and not short.exact
-    assert short.uplink_bytes == whole.uplink_bytes and short.downlink_bytes == pytest.approx(whole.downlink_bytes, rel=0.2)
+    assert short.uplink_bytes == whole.uplink_bytes and short.downlink_bytes == pytest.approx(
+        whole.downlink_bytes, rel=0.2
+    )
 
 
 def test_the_command_prints_a_line_for_each_and_makes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [word for name, value in COMMON.items() for word in (f"--{name}", value)]
-    done = fedcomp("sim", *words, "--uplink", "identity", "--uplink", "stc:density=25%", "--downlink", "identity", "--dry-run")
+    done = fedcomp(
+        "sim",
+        *words,
+        "--uplink",
+        "identity",
+        "--uplink",
+        "stc:density=25%",
+        "--downlink",
+        "identity",
+        "--dry-run",
+    )
     assert done.exit_code == 0 and [*tmp_path.iterdir()] == []
     model, head, identity, stc, note = done.stdout.splitlines()
-    assert model == "42 parameters in 4 tensors, 168 B as float32" and head.split()[:2] == ["frame", "up"]
+    assert model == "42 parameters in 4 tensors, 168 B as float32" and head.split()[:2] == [
+        "frame",
+        "up",
+    ]
     told = forecast(Alternative("", COMMON | {"uplink": "identity", "downlink": "identity"}))
-    assert re.split(r"\s{2,}", identity)[-3:-1] == [human_bytes(told.uplink_bytes), human_bytes(told.downlink_bytes)]
+    assert re.split(r"\s{2,}", identity)[-3:-1] == [
+        human_bytes(told.uplink_bytes),
+        human_bytes(told.downlink_bytes),
+    ]
     assert "~" in stc and note.startswith("~: ")
 
 
 def test_what_cannot_be_is_refused_as_in_a_run():
-    done = fedcomp("sim", "--task", TASK, "--uplink", "stc", "--uplink", "sign", "--memory", "residual", "--dry-run")
-    assert done.exit_code == 2 and done.stderr.startswith("fedcomp: alternative sign: memory 'residual' diverges with sign")
+    done = fedcomp(
+        "sim",
+        "--task",
+        TASK,
+        "--uplink",
+        "stc",
+        "--uplink",
+        "sign",
+        "--memory",
+        "residual",
+        "--dry-run",
+    )
+    assert done.exit_code == 2 and done.stderr.startswith(
+        "fedcomp: alternative sign: memory 'residual' diverges with sign"
+    )

@@ -9,7 +9,15 @@ from fedcomp.errors import ConfigError, UserError
 from fedcomp.server.keys import make
 
 
-def of(server="h:1", enrolment=None, insecure=False, client_id=None, partition_id=None, state_dir=None, count=None):
+def of(
+    server="h:1",
+    enrolment=None,
+    insecure=False,
+    client_id=None,
+    partition_id=None,
+    state_dir=None,
+    count=None,
+):
     return identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
 
 
@@ -30,9 +38,14 @@ def test_one_client_keeps_its_state_where_it_is_told_to():
 
 
 def test_many_clients_count_on_from_the_first():
-    assert told(of(insecure=True, partition_id=3, count=2)) == [(3, 3, "fedcomp-client-3"), (4, 4, "fedcomp-client-4")]
+    assert told(of(insecure=True, partition_id=3, count=2)) == [
+        (3, 3, "fedcomp-client-3"),
+        (4, 4, "fedcomp-client-4"),
+    ]
     assert told(of(insecure=True, client_id=7, partition_id=0, count=2, state_dir=Path("s"))) == [
-        (7, 0, "s/fedcomp-client-7"), (8, 1, "s/fedcomp-client-8")]
+        (7, 0, "s/fedcomp-client-7"),
+        (8, 1, "s/fedcomp-client-8"),
+    ]
 
 
 def test_a_folder_of_enrolments_is_many_clients_each_with_its_own_key(keys):
@@ -43,20 +56,29 @@ def test_a_folder_of_enrolments_is_many_clients_each_with_its_own_key(keys):
     assert [one.id for one in of(enrolment=keys / "2.toml")] == [2]
 
 
-@pytest.mark.parametrize(("given", "error", "sentence"), [
-    ({"insecure": True, "client_id": 0, "count": 2}, ConfigError, "give --partition-id K"),
-    ({"insecure": True, "count": 2}, ConfigError, "give --partition-id K"),
-    ({"insecure": True}, UserError, "give --partition-id, or --client-id"),
-    ({"insecure": True, "partition_id": 0, "server": None}, UserError, "give --server host:port"),
-    ({}, UserError, "give --enrolment FILE"),
-])
+@pytest.mark.parametrize(
+    ("given", "error", "sentence"),
+    [
+        ({"insecure": True, "client_id": 0, "count": 2}, ConfigError, "give --partition-id K"),
+        ({"insecure": True, "count": 2}, ConfigError, "give --partition-id K"),
+        ({"insecure": True}, UserError, "give --partition-id, or --client-id"),
+        (
+            {"insecure": True, "partition_id": 0, "server": None},
+            UserError,
+            "give --server host:port",
+        ),
+        ({}, UserError, "give --enrolment FILE"),
+    ],
+)
 def test_what_is_missing_is_asked_for(given, error, sentence):
     with pytest.raises(error, match=sentence):
         of(**given)
 
 
 def test_a_folder_with_too_few_enrolments_or_one_twice_is_refused(keys, tmp_path):
-    with pytest.raises(UserError, match="holds 3 enrolments, ID.toml; copy 4 there, or give a lower --count"):
+    with pytest.raises(
+        UserError, match="holds 3 enrolments, ID.toml; copy 4 there, or give a lower --count"
+    ):
         of(enrolment=keys, partition_id=0, count=4)
     with pytest.raises(UserError, match="holds 0 enrolments"):
         of(enrolment=tmp_path, partition_id=0)

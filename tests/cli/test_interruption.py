@@ -15,12 +15,22 @@ from deployment import TASK
 
 COMMAND = [sys.executable, "-m", "fedcomp"]
 # One thread: small steps are quick on one, and slow on several while others use the machine.
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+    "OMP_NUM_THREADS": "1",
+}
 
 
 def test_control_c_in_a_real_run_and_the_command_that_continues_it(tmp_path):
     start = [*COMMAND, "sim", "--clients", "20", "--rounds", "100000", "--plain", "--out", "run"]
-    with subprocess.Popen(start, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(
+        start,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
         try:
             while not re.match(r" +3 ", line := run.stdout.readline()):
                 assert line, run.stderr.read()
@@ -29,20 +39,35 @@ def test_control_c_in_a_real_run_and_the_command_that_continues_it(tmp_path):
         finally:
             run.kill()
     assert run.returncode == 130
-    done, command = re.fullmatch(r"fedcomp: interrupted after round (\d+) of 100000; continue with: (fedcomp .*)\n", said).groups()
+    done, command = re.fullmatch(
+        r"fedcomp: interrupted after round (\d+) of 100000; continue with: (fedcomp .*)\n", said
+    ).groups()
 
     words = shlex.split(command.replace("--rounds 100000", f"--rounds {int(done) + 2}"))
     assert words[0] == "fedcomp"
-    assert subprocess.run([*COMMAND, *words[1:]], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL).returncode == 0
-    rounds = [json.loads(line)["round"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert (
+        subprocess.run(
+            [*COMMAND, *words[1:]], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL
+        ).returncode
+        == 0
+    )
+    rounds = [
+        json.loads(line)["round"]
+        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert rounds == list(range(1, int(done) + 3))
 
 
 @contextmanager
 def running(*words: str, cwd: Path, **variables: str):
     """A real run that goes on and on, from its third round."""
-    start, env = [*words, *COMMAND, "sim", "--task", TASK, "--rounds", "100000", "--plain", "--out", "run"], ENVIRONMENT | variables
-    with subprocess.Popen(start, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+    start, env = (
+        [*words, *COMMAND, "sim", "--task", TASK, "--rounds", "100000", "--plain", "--out", "run"],
+        ENVIRONMENT | variables,
+    )
+    with subprocess.Popen(
+        start, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
         try:
             while not re.match(r" +3 ", line := run.stdout.readline()):
                 assert line, run.stderr.read()
@@ -57,7 +82,10 @@ def test_other_signals_are_like_control_c(number, tmp_path):
         run.send_signal(number)
         _, said = run.communicate(timeout=60)
     assert run.returncode == 128 + number
-    assert re.fullmatch(r"fedcomp: interrupted after round \d+ of 100000; continue with: fedcomp sim .* --out run --resume\n", said)
+    assert re.fullmatch(
+        r"fedcomp: interrupted after round \d+ of 100000; continue with: fedcomp sim .* --out run --resume\n",
+        said,
+    )
 
 
 def test_a_second_control_c_while_the_run_ends_leaves_no_traceback(tmp_path):
@@ -87,5 +115,8 @@ def test_a_reader_that_goes_away_is_told_how_to_continue(tmp_path, unbuffered):
         said = run.stderr.read()
         run.wait(timeout=60)
     assert run.returncode == 1
-    assert re.fullmatch(r"fedcomp: standard output cannot be written \(Broken pipe\): stopped after round \d+ of 100000; "
-                        r"continue with: fedcomp sim .* --out run --resume\n", said)
+    assert re.fullmatch(
+        r"fedcomp: standard output cannot be written \(Broken pipe\): stopped after round \d+ of 100000; "
+        r"continue with: fedcomp sim .* --out run --resume\n",
+        said,
+    )

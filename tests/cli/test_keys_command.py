@@ -42,7 +42,18 @@ def sentence(*words: object) -> str:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    done("keys", "init", "--out", tmp_path / "keys", "--clients", 3, "--host", "server.example", "--host", "10.0.0.5")
+    done(
+        "keys",
+        "init",
+        "--out",
+        tmp_path / "keys",
+        "--clients",
+        3,
+        "--host",
+        "server.example",
+        "--host",
+        "10.0.0.5",
+    )
     return tmp_path / "keys"
 
 
@@ -54,11 +65,22 @@ def table(folder: Path) -> dict[str, dict[str, str]]:
 def test_init_says_what_it_made_and_what_comes_next(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = done("keys", "init", "--clients", 2, "--host", "server.example")
-    assert said.startswith("keys is written: a CA, a certificate for server.example, localhost, 127.0.0.1, and 2 enrolment files.\n")
-    commands = [shlex.split(line, comments=True) for line in said.splitlines() if line.startswith("    ")]
-    assert commands == [["fedcomp", "server", "start", "--keys", "keys"], ["fedcomp", "client", "--enrolment", "0.toml"]]
+    assert said.startswith(
+        "keys is written: a CA, a certificate for server.example, localhost, 127.0.0.1, and 2 enrolment files.\n"
+    )
+    commands = [
+        shlex.split(line, comments=True) for line in said.splitlines() if line.startswith("    ")
+    ]
+    assert commands == [
+        ["fedcomp", "server", "start", "--keys", "keys"],
+        ["fedcomp", "client", "--enrolment", "0.toml"],
+    ]
     for command in commands:  # with options that there are
-        words = [word for word in command[1:] if not word.startswith("--") and word not in ("keys", "0.toml")]
+        words = [
+            word
+            for word in command[1:]
+            if not word.startswith("--") and word not in ("keys", "0.toml")
+        ]
         assert command[-2] in fedcomp(*words, "--help").stdout
     assert "this machine only" not in said
     said = done("keys", "init", "--clients", 1, "--out", "others")
@@ -76,20 +98,35 @@ def test_days_and_port_are_in_what_is_made(tmp_path):
 def test_the_list_away_from_a_terminal(folder):
     rows = table(folder)
     assert list(rows) == ["CA", "server", "0", "1", "2"]
-    assert [row["state"] for row in rows.values()] == ["valid", "valid", "enrolled", "enrolled", "enrolled"]
+    assert [row["state"] for row in rows.values()] == [
+        "valid",
+        "valid",
+        "enrolled",
+        "enrolled",
+        "enrolled",
+    ]
     assert rows["0"]["days"] == rows["server"]["days"] == "365" and rows["CA"]["days"] == "3650"
     assert rows["1"]["file"] == str(folder / "clients" / "1.toml")
     (folder / "clients" / "1.toml").unlink()
     keys.revoke(folder, 2)
     (folder / "server.crt").write_text("no")
     rows = table(folder)
-    assert (rows["1"]["file"], rows["2"]["state"], rows["server"]["state"]) == ("–", "revoked", "unreadable")
+    assert (rows["1"]["file"], rows["2"]["state"], rows["server"]["state"]) == (
+        "–",
+        "revoked",
+        "unreadable",
+    )
 
 
 def test_the_fingerprint_is_the_one_that_ssh_keygen_shows(folder, tmp_path):
     (tmp_path / "0.pub").write_text(read_registry(folder).enrolled()[0])
     try:
-        shown = subprocess.run(["ssh-keygen", "-l", "-f", tmp_path / "0.pub"], capture_output=True, text=True, check=True).stdout
+        shown = subprocess.run(
+            ["ssh-keygen", "-l", "-f", tmp_path / "0.pub"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
     except FileNotFoundError:
         pytest.skip("no ssh-keygen here")
     assert table(folder)["0"]["fingerprint"] == shown.split()[1]
@@ -105,21 +142,32 @@ def test_the_list_on_a_terminal_is_a_table(folder):
     os.close(follower)
     shown = re.sub(r"\x1b\[[0-9;]*m", "", os.read(leader, 1 << 16).decode())
     os.close(leader)
-    assert "\t" not in shown and re.search(r"^ *who  state +until +days  fingerprint", shown.replace("\r", ""))
+    assert "\t" not in shown and re.search(
+        r"^ *who  state +until +days  fingerprint", shown.replace("\r", "")
+    )
     assert re.search(r"^ +2  enrolled", shown.replace("\r", ""), re.MULTILINE)
 
 
 def test_add(folder):
-    assert done("keys", "add", "--keys", folder) == f"Client 3 is enrolled: {folder}/clients/3.toml\n"
+    assert (
+        done("keys", "add", "--keys", folder) == f"Client 3 is enrolled: {folder}/clients/3.toml\n"
+    )
     said = done("keys", "add", "--keys", folder, "--count", 10)
-    assert said.startswith("Clients 4 to 13 are enrolled: ") and said.endswith(f"{folder}/clients/11.toml and 2 more\n")
+    assert said.startswith("Clients 4 to 13 are enrolled: ") and said.endswith(
+        f"{folder}/clients/11.toml and 2 more\n"
+    )
     assert sorted(read_registry(folder).enrolled()) == list(range(14))
 
 
 def test_revoke(folder):
-    assert done("keys", "revoke", 0, 2, "--keys", folder) == "Clients 0, 2 are revoked; a server that runs lets them in no more\n"
+    assert (
+        done("keys", "revoke", 0, 2, "--keys", folder)
+        == "Clients 0, 2 are revoked; a server that runs lets them in no more\n"
+    )
     assert sorted(read_registry(folder).enrolled()) == [1]
-    assert sentence("keys", "revoke", 1, 9, "--keys", folder).startswith(f"client 9 is not in {folder}/registry.toml")
+    assert sentence("keys", "revoke", 1, 9, "--keys", folder).startswith(
+        f"client 9 is not in {folder}/registry.toml"
+    )
     assert sorted(read_registry(folder).enrolled()) == [1]
 
 
@@ -127,38 +175,74 @@ def test_renew_a_client(folder):
     before = Enrolment.read(folder / "clients" / "1.toml")
     said = done("keys", "renew", 1, "--keys", folder, "--days", 10)
     until = (utc_now() + timedelta(days=10)).strftime("%Y-%m-%d")
-    assert said == f"Client 1 has a new key until {until}; give it {folder}/clients/1.toml, its old one is refused.\n"
+    assert (
+        said
+        == f"Client 1 has a new key until {until}; give it {folder}/clients/1.toml, its old one is refused.\n"
+    )
     assert read_registry(folder).id_of(before.public_key) is None
 
 
 def test_renew_the_server_for_one_more_host(folder):
     said = done("keys", "renew", "server", "--keys", folder, "--host", "new.example")
-    assert re.match(r"The server's certificate is for .*new\.example.* until \d{4}-\d\d-\d\d; start the server anew", said)
+    assert re.match(
+        r"The server's certificate is for .*new\.example.* until \d{4}-\d\d-\d\d; start the server anew",
+        said,
+    )
     assert "new.example" in keys.hosts_of(keys.check_server_files(folder))
 
 
 def test_renew_what_ends_soon(folder):
-    assert done("keys", "renew", "--keys", folder).startswith("Nothing ends within 30 days; name a client or 'server'")
+    assert done("keys", "renew", "--keys", folder).startswith(
+        "Nothing ends within 30 days; name a client or 'server'"
+    )
     keys.renew(folder, 1, days=3)
     keys.renew_server(folder, days=3)
     lines = done("keys", "renew", "--keys", folder).splitlines()
-    assert [line.partition(" has ")[0].partition(" is ")[0] for line in lines] == ["The server's certificate", "Client 1"]
+    assert [line.partition(" has ")[0].partition(" is ")[0] for line in lines] == [
+        "The server's certificate",
+        "Client 1",
+    ]
     assert keys.due(folder, 30) == []
 
 
-@pytest.mark.parametrize(("given", "said"), [
-    (["init"], "missing option '--clients'; see fedcomp keys init --help"),
-    (["init", "--clients", "0"], "invalid value for '--clients': 0 is not in the range 1<=x<=100000; see fedcomp keys init --help"),
-    (["init", "--clients", "1", "--days", "0"], "invalid value for '--days': 0 is not in the range 1<=x<=36500"),
-    (["init", "--clients", "1", "--host", "a:1"], "--host 'a:1' is no host; give a name such as server.example or an address such as"),
-    (["init", "--clients", "1", "--out", "~nosuch/k"], "--out ~nosuch/k: there is no such user; give a path without ~"),
-    (["add", "--keys", "absent"], "--keys absent is no folder of keys, it has no registry.toml; give another, or make one with: fedcomp"),
-    (["list", "--keys", "absent"], "--keys absent is no folder of keys"),
-    (["renew", "me"], "'me' is neither a client's id nor 'server'; give one of them, as in: fedcomp keys renew 3"),
-    (["renew", "3", "--host", "a"], "--host is for the server's certificate; give it as in: fedcomp keys renew server --host a"),
-    (["revoke"], "missing argument 'ID...'; see fedcomp keys revoke --help"),
-    (["revok"], "no such command 'revok'; did you mean revoke?"),
-], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["init"], "missing option '--clients'; see fedcomp keys init --help"),
+        (
+            ["init", "--clients", "0"],
+            "invalid value for '--clients': 0 is not in the range 1<=x<=100000; see fedcomp keys init --help",
+        ),
+        (
+            ["init", "--clients", "1", "--days", "0"],
+            "invalid value for '--days': 0 is not in the range 1<=x<=36500",
+        ),
+        (
+            ["init", "--clients", "1", "--host", "a:1"],
+            "--host 'a:1' is no host; give a name such as server.example or an address such as",
+        ),
+        (
+            ["init", "--clients", "1", "--out", "~nosuch/k"],
+            "--out ~nosuch/k: there is no such user; give a path without ~",
+        ),
+        (
+            ["add", "--keys", "absent"],
+            "--keys absent is no folder of keys, it has no registry.toml; give another, or make one with: fedcomp",
+        ),
+        (["list", "--keys", "absent"], "--keys absent is no folder of keys"),
+        (
+            ["renew", "me"],
+            "'me' is neither a client's id nor 'server'; give one of them, as in: fedcomp keys renew 3",
+        ),
+        (
+            ["renew", "3", "--host", "a"],
+            "--host is for the server's certificate; give it as in: fedcomp keys renew server --host a",
+        ),
+        (["revoke"], "missing argument 'ID...'; see fedcomp keys revoke --help"),
+        (["revok"], "no such command 'revok'; did you mean revoke?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
 def test_a_mistake_is_one_sentence_and_makes_nothing(given, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert sentence("keys", *given).startswith(said)
@@ -166,27 +250,40 @@ def test_a_mistake_is_one_sentence_and_makes_nothing(given, said, tmp_path, monk
 
 
 def test_a_folder_in_the_way(folder):
-    assert sentence("keys", "init", "--out", folder, "--clients", 1).startswith(f"--out {folder} exists and nothing in it is overwritten; ")
+    assert sentence("keys", "init", "--out", folder, "--clients", 1).startswith(
+        f"--out {folder} exists and nothing in it is overwritten; "
+    )
 
 
 def test_a_malformed_registry_is_one_sentence_everywhere(folder):
     text = (folder / "registry.toml").read_text()
     (folder / "registry.toml").write_text(text.replace("id = 1", "id = 0"))
     for given in (["list"], ["add"], ["revoke", 0], ["renew", 0], ["renew", "server"], ["renew"]):
-        assert sentence("keys", *given, "--keys", folder).startswith(f"{folder}/registry.toml: client 0 has two keys; take out one of")
+        assert sentence("keys", *given, "--keys", folder).startswith(
+            f"{folder}/registry.toml: client 0 has two keys; take out one of"
+        )
 
 
 def test_alone_it_shows_its_help():
     assert re.findall(r"│ (\w+)  ", done("keys")) == ["init", "add", "revoke", "renew", "list"]
 
 
-@pytest.mark.parametrize("given", [["--help"], ["init", "--help"], ["list"], ["init", "--clients", "1"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "given", [["--help"], ["init", "--help"], ["list"], ["init", "--clients", "1"]], ids=" ".join
+)
 def test_nothing_heavy_is_imported(given, tmp_path):
-    code = ("import atexit, sys\n"
-            "atexit.register(lambda: print('imported:', sorted({'torch', 'numpy', 'numba', 'flwr'} & set(sys.modules))))\n"
-            "from fedcomp.cli.main import main; main()")
-    ran = subprocess.run([sys.executable, "-c", code, "keys", *given], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
-                         capture_output=True, text=True)
+    code = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('imported:', sorted({'torch', 'numpy', 'numba', 'flwr'} & set(sys.modules))))\n"
+        "from fedcomp.cli.main import main; main()"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, "keys", *given],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     assert ran.stdout.splitlines()[-1] == "imported: []", ran.stderr
     assert ran.returncode == (2 if given == ["list"] else 0)
 
@@ -195,7 +292,13 @@ def test_nothing_heavy_is_imported(given, tmp_path):
 def test_interrupted_it_leaves_nothing(number, tmp_path):
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from fedcomp.cli.main import main; main()"
     command = [sys.executable, "-c", code, "keys", "init", "--clients", "20000"]
-    with subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
         while not list(tmp_path.glob(".keys.*.new/clients/5.toml")):
             assert process.poll() is None
             time.sleep(0.02)

@@ -28,17 +28,29 @@ def fedcomp(*words: Any):
     return CliRunner().invoke(app, [str(word) for word in words], prog_name="fedcomp")
 
 
-def process(*words: Any, code: str = "from fedcomp.cli.main import main; main()", cwd: Path = ROOT, **variables: str):
+def process(
+    *words: Any,
+    code: str = "from fedcomp.cli.main import main; main()",
+    cwd: Path = ROOT,
+    **variables: str,
+):
     """A real process that runs `code` with these command-line words."""
-    return subprocess.run([sys.executable, "-c", code, *map(str, words)], cwd=cwd, env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
-                          capture_output=True, encoding="utf-8")
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
+        capture_output=True,
+        encoding="utf-8",
+    )
 
 
 @pytest.fixture
 def runs(monkeypatch) -> list[RunConfig]:
     """The configs that `fedcomp sim` would run."""
     seen: list[RunConfig] = []
-    monkeypatch.setattr("fedcomp.sim.simulate", lambda config, observer: seen.append(config), raising=False)
+    monkeypatch.setattr(
+        "fedcomp.sim.simulate", lambda config, observer: seen.append(config), raising=False
+    )
     return seen
 
 
@@ -55,7 +67,13 @@ def other(f: Any) -> Any:
         return f.metadata["such_as"]
     if isinstance(f.default, bool):
         return not f.default
-    return f.default + 1 if isinstance(f.default, int) else f.default / 2 + 0.25 if isinstance(f.default, float) else "a word"
+    return (
+        f.default + 1
+        if isinstance(f.default, int)
+        else f.default / 2 + 0.25
+        if isinstance(f.default, float)
+        else "a word"
+    )
 
 
 def words(f: Any, value: Any) -> list[str]:
@@ -65,7 +83,9 @@ def words(f: Any, value: Any) -> list[str]:
 def sentence(result, status: int = 2) -> str:
     """What a failed command said: one sentence on standard error, nothing on standard output."""
     out, err = result.stdout, result.stderr
-    assert (result.exit_code if hasattr(result, "exit_code") else result.returncode) == status, out + err
+    assert (result.exit_code if hasattr(result, "exit_code") else result.returncode) == status, (
+        out + err
+    )
     assert out == ""
     (line,) = err.splitlines()
     assert line.startswith("fedcomp: ")
@@ -111,10 +131,24 @@ def test_help_shows_flag_default_and_effect(f):
 
 
 def test_a_server_offers_no_virtual_network(tmp_path):
-    assert "--network" in fedcomp("sim", "--help").stdout and "--network" not in fedcomp("server", "start", "--help").stdout
-    done = fedcomp("server", "start", "--insecure", "--config", options(tmp_path, 'network = "mobile"\n'), "--out", tmp_path / "run")
+    assert (
+        "--network" in fedcomp("sim", "--help").stdout
+        and "--network" not in fedcomp("server", "start", "--help").stdout
+    )
+    done = fedcomp(
+        "server",
+        "start",
+        "--insecure",
+        "--config",
+        options(tmp_path, 'network = "mobile"\n'),
+        "--out",
+        tmp_path / "run",
+    )
     assert done.exit_code == 2 and not (tmp_path / "run").exists()
-    assert done.stderr == "fedcomp: --network makes time for virtual clients; leave --network out, or use fedcomp sim\n"
+    assert (
+        done.stderr
+        == "fedcomp: --network makes time for virtual clients; leave --network out, or use fedcomp sim\n"
+    )
 
 
 # Precedence.
@@ -138,9 +172,14 @@ def test_a_flag_wins_even_where_it_says_the_default(f, tmp_path, runs):
         expected = "1" if "such_as" in f.metadata else "word"
         given = words(f, expected)
     else:
-        given, expected = ["--no-" + flag(f.name)[2:]] if f.default is False else words(f, f.default), f.default
+        given, expected = (
+            ["--no-" + flag(f.name)[2:]] if f.default is False else words(f, f.default),
+            f.default,
+        )
     value = other(f)
-    path = options(tmp_path, f"{f.name} = {str(value).lower() if isinstance(value, bool) else repr(value)}\n")
+    path = options(
+        tmp_path, f"{f.name} = {str(value).lower() if isinstance(value, bool) else repr(value)}\n"
+    )
     fedcomp("sim", "--config", path)
     fedcomp("sim", "--config", path, *given)
     assert [getattr(config, f.name) for config in runs] == [value, expected]
@@ -152,46 +191,70 @@ def test_a_resumed_run_takes_over_what_it_is_not_told(by_file, tmp_path, runs):
     store(out, RunConfig(clients=40, lr=0.2, momentum=0.5, rounds=30, plain=True))
     where = f"out = '{out}'\nresume = true\n" if by_file else ""
     path = options(tmp_path, f"{where}lr = 0.3\nmomentum = 0.6\n")
-    fedcomp("sim", "--config", path, "--momentum", "0.7", *([] if by_file else ["--out", out, "--resume"]))
-    assert runs == [RunConfig(clients=40, lr=0.3, momentum=0.7, rounds=30, out=str(out), resume=True)]
+    fedcomp(
+        "sim",
+        "--config",
+        path,
+        "--momentum",
+        "0.7",
+        *([] if by_file else ["--out", out, "--resume"]),
+    )
+    assert runs == [
+        RunConfig(clients=40, lr=0.3, momentum=0.7, rounds=30, out=str(out), resume=True)
+    ]
 
 
 # Mistakes.
 
 
-@pytest.mark.parametrize(("given", "said"), [
-    (["sim", "--rouds", "3"], "no such option '--rouds'; did you mean --rounds"),
-    (["sim", "--zzz"], "no such option '--zzz'; see fedcomp sim --help"),
-    (["smi"], "no such command 'smi'; did you mean sim?"),
-    (["sim", "extra"], "got unexpected extra argument (extra); see fedcomp sim --help"),
-    (["sim", "--lr"], "option '--lr' requires an argument"),
-    (["sim", "--lr", "fast"], "--lr cannot be 'fast'; give a number such as 0.01, 1% or 1/100"),
-    (["sim", "--clients", "1.5"], "--clients cannot be '1.5'; give a whole number"),
-    (["sim", "--clients", "0"], "--clients is 0; give at least 1"),
-    (["sim", "--participation", "120%"], "--participation is 1.2; give at most 1"),
-    (["sim", "--weights", "exampels"], "--weights cannot be 'exampels'; did you mean 'examples'? known: examples, uniform"),
-    (["sim", "--seed", str(2**63)], f"--seed is {2**63}; give at most {2**63 - 1}"),
-    (["sim", "--clients", "1_0"], "--clients cannot be '1_0'; give a whole number"),
-    (["sim", "--clients", "a\nb\x1b[2J"], "--clients cannot be 'a b [2J'; give a whole number"),
-    (["sim", "--task", ""], "--task is ''"),
-    (["sim", "--out", "a\nb"], r"--out is 'a\nb'"),
-    (["sim", "--out", "\udcff"], r"--out is '\udcff'"),
-    (["sim", "--out", "~nosuch/x"], "--out ~nosuch/x: "),
-    (["sim", "--data", "~nosuch/x"], "--data ~nosuch/x: "),
-    (["sim", "--device", "cpu:"], "--device cpu: is not known"),
-    (["sim", "--local-steps", "3", "--local-epochs", "2"], "--local-steps and --local-epochs exclude each other; give one of them"),
-    (["init", "a b.txt"], "'a b.txt' is no printable name that ends in .py"),
-    (["init", "a\nb.py"], "'a b.py' is no printable name that ends in .py"),
-    (["sim", "--config", "absent.toml"], "--config absent.toml: No such file or directory; give a TOML file that can be read"),
-    (["init", "a", "b"], "got unexpected extra argument (b); see fedcomp init --help"),
-], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["sim", "--rouds", "3"], "no such option '--rouds'; did you mean --rounds"),
+        (["sim", "--zzz"], "no such option '--zzz'; see fedcomp sim --help"),
+        (["smi"], "no such command 'smi'; did you mean sim?"),
+        (["sim", "extra"], "got unexpected extra argument (extra); see fedcomp sim --help"),
+        (["sim", "--lr"], "option '--lr' requires an argument"),
+        (["sim", "--lr", "fast"], "--lr cannot be 'fast'; give a number such as 0.01, 1% or 1/100"),
+        (["sim", "--clients", "1.5"], "--clients cannot be '1.5'; give a whole number"),
+        (["sim", "--clients", "0"], "--clients is 0; give at least 1"),
+        (["sim", "--participation", "120%"], "--participation is 1.2; give at most 1"),
+        (
+            ["sim", "--weights", "exampels"],
+            "--weights cannot be 'exampels'; did you mean 'examples'? known: examples, uniform",
+        ),
+        (["sim", "--seed", str(2**63)], f"--seed is {2**63}; give at most {2**63 - 1}"),
+        (["sim", "--clients", "1_0"], "--clients cannot be '1_0'; give a whole number"),
+        (["sim", "--clients", "a\nb\x1b[2J"], "--clients cannot be 'a b [2J'; give a whole number"),
+        (["sim", "--task", ""], "--task is ''"),
+        (["sim", "--out", "a\nb"], r"--out is 'a\nb'"),
+        (["sim", "--out", "\udcff"], r"--out is '\udcff'"),
+        (["sim", "--out", "~nosuch/x"], "--out ~nosuch/x: "),
+        (["sim", "--data", "~nosuch/x"], "--data ~nosuch/x: "),
+        (["sim", "--device", "cpu:"], "--device cpu: is not known"),
+        (
+            ["sim", "--local-steps", "3", "--local-epochs", "2"],
+            "--local-steps and --local-epochs exclude each other; give one of them",
+        ),
+        (["init", "a b.txt"], "'a b.txt' is no printable name that ends in .py"),
+        (["init", "a\nb.py"], "'a b.py' is no printable name that ends in .py"),
+        (
+            ["sim", "--config", "absent.toml"],
+            "--config absent.toml: No such file or directory; give a TOML file that can be read",
+        ),
+        (["init", "a", "b"], "got unexpected extra argument (b); see fedcomp init --help"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
 def test_a_mistake_is_one_sentence_and_exit_2(given, said):
     assert sentence(fedcomp(*given)).startswith(said)
 
 
 def test_an_unknown_key_in_the_file_names_the_nearest(tmp_path):
     path = options(tmp_path, "clinets = 3")
-    assert sentence(fedcomp("sim", "--config", path)).startswith(f"{path}: unknown option 'clinets'; did you mean 'clients'?")
+    assert sentence(fedcomp("sim", "--config", path)).startswith(
+        f"{path}: unknown option 'clinets'; did you mean 'clients'?"
+    )
 
 
 def test_there_must_be_a_run_to_resume(tmp_path):
@@ -199,7 +262,11 @@ def test_there_must_be_a_run_to_resume(tmp_path):
     assert said == f"--out {tmp_path} holds no run to continue; leave --resume out to start one"
 
 
-ERRORS = [getattr(errors, name) for name in dir(errors) if name.endswith("Error") and name != "MissingExtraError"]
+ERRORS = [
+    getattr(errors, name)
+    for name in dir(errors)
+    if name.endswith("Error") and name != "MissingExtraError"
+]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
@@ -221,19 +288,28 @@ def test_a_missing_extra_is_one_sentence(simulation):
 
 def test_a_real_process_exits_with_2_and_does_not_fold_the_sentence():
     done = process("sim", "--weights", "nothing-of-the-kind-that-is-known", COLUMNS="30")
-    assert sentence(done) == "--weights cannot be 'nothing-of-the-kind-that-is-known'; known: examples, uniform"
+    assert (
+        sentence(done)
+        == "--weights cannot be 'nothing-of-the-kind-that-is-known'; known: examples, uniform"
+    )
 
 
 def test_an_ascii_terminal_gets_question_marks():
-    assert sentence(process("sim", "--task", "ü:", "--weights", "ü", PYTHONIOENCODING="ascii")).startswith("--weights cannot be '?'")
+    assert sentence(
+        process("sim", "--task", "ü:", "--weights", "ü", PYTHONIOENCODING="ascii")
+    ).startswith("--weights cannot be '?'")
 
 
 def test_what_was_not_foreseen_keeps_its_traceback():
-    code = ("import sys, types; sys.modules['fedcomp.sim'] = types.SimpleNamespace(simulate=lambda config, observer: 1 / 0)\n"
-            "from fedcomp.cli.main import main; main()")
+    code = (
+        "import sys, types; sys.modules['fedcomp.sim'] = types.SimpleNamespace(simulate=lambda config, observer: 1 / 0)\n"
+        "from fedcomp.cli.main import main; main()"
+    )
     done = process("sim", code=code)
     assert done.returncode == 1
-    assert done.stderr.startswith("Traceback") and done.stderr.rstrip().endswith("ZeroDivisionError: division by zero")
+    assert done.stderr.startswith("Traceback") and done.stderr.rstrip().endswith(
+        "ZeroDivisionError: division by zero"
+    )
 
 
 def test_epochs_that_are_off_leave_the_steps(runs, tmp_path):
@@ -249,7 +325,9 @@ def test_epochs_that_are_off_leave_the_steps(runs, tmp_path):
 def shell(line: str, **variables: str):
     """A shell that runs `line`, in which $F is the command."""
     variables = {"F": f"{sys.executable} -m fedcomp", "PYTHONPATH": str(ROOT)} | variables
-    return subprocess.run(["bash", "-c", line], env=os.environ | variables, capture_output=True, encoding="utf-8")
+    return subprocess.run(
+        ["bash", "-c", line], env=os.environ | variables, capture_output=True, encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
@@ -287,11 +365,17 @@ def test_a_terminal_that_can_do_nothing_gets_plain_lines(term, monkeypatch):
 # Interruption.
 
 
-@pytest.mark.parametrize("words", [["-m", "fedcomp"], ["-c", "from fedcomp.__main__ import main; main()"]])
+@pytest.mark.parametrize(
+    "words", [["-m", "fedcomp"], ["-c", "from fedcomp.__main__ import main; main()"]]
+)
 def test_control_c_while_the_command_is_being_imported(words, tmp_path):
-    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")  # in place of the real one, which takes its time
+    (tmp_path / "typer.py").write_text(
+        "raise KeyboardInterrupt"
+    )  # in place of the real one, which takes its time
     variables = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = subprocess.run([sys.executable, *words], env=variables, cwd=tmp_path, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, *words], env=variables, cwd=tmp_path, capture_output=True
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
@@ -310,13 +394,26 @@ def interrupted(told, out: Path, rounds: int, first: int = 1):
 
 def store(folder: Path, config: RunConfig) -> None:
     folder.mkdir(exist_ok=True)
-    (folder / "config.toml").write_text(tomli_w.dumps(settings(config) | {"out": str(folder), "resolved": {"engine": "serial"}}))
+    (folder / "config.toml").write_text(
+        tomli_w.dumps(settings(config) | {"out": str(folder), "resolved": {"engine": "serial"}})
+    )
 
 
 def test_an_interrupted_run_says_how_to_go_on(told, simulation, tmp_path, runs):
     path, out = options(tmp_path, "lr = 0.2"), tmp_path / "its run"
     simulation(interrupted(told, out, 7))
-    done = fedcomp("sim", "--config", path, "--participation", "1/8", "--task", "my task.py:task", "--no-plain", "--out", "elsewhere")
+    done = fedcomp(
+        "sim",
+        "--config",
+        path,
+        "--participation",
+        "1/8",
+        "--task",
+        "my task.py:task",
+        "--no-plain",
+        "--out",
+        "elsewhere",
+    )
     assert done.exit_code == errors.INTERRUPTED == 130
     said, command = done.stderr.removeprefix("fedcomp: ").strip().split("; continue with: ")
     assert said == "interrupted after round 7 of 20"
@@ -324,15 +421,22 @@ def test_an_interrupted_run_says_how_to_go_on(told, simulation, tmp_path, runs):
 
     simulation(lambda config, observer: runs.append(config))
     assert fedcomp(*shlex.split(command)[1:]).exit_code == 0
-    assert runs == [RunConfig(lr=0.2, participation=0.125, task="my task.py:task", out=str(out), resume=True)]
+    assert runs == [
+        RunConfig(lr=0.2, participation=0.125, task="my task.py:task", out=str(out), resume=True)
+    ]
 
 
-@pytest.mark.parametrize(("first", "when"), [(1, "before round 1 was done"), (6, "after round 5 of 20")])
+@pytest.mark.parametrize(
+    ("first", "when"), [(1, "before round 1 was done"), (6, "after round 5 of 20")]
+)
 def test_an_interruption_before_a_round_was_done(told, simulation, tmp_path, first, when):
     simulation(interrupted(told, tmp_path / "run", 0, first))
     done = fedcomp("sim", "--clients", 30)
     assert done.exit_code == 130
-    assert done.stderr == f"fedcomp: interrupted {when}; continue with: fedcomp sim --clients 30 --out {tmp_path / 'run'} --resume\n"
+    assert (
+        done.stderr
+        == f"fedcomp: interrupted {when}; continue with: fedcomp sim --clients 30 --out {tmp_path / 'run'} --resume\n"
+    )
 
 
 def test_an_interruption_before_there_was_a_run_folder(simulation):
@@ -353,22 +457,40 @@ def test_version():
 def test_alone_it_shows_its_help():
     done = fedcomp()
     assert done.exit_code == 0 and done.stdout == fedcomp("--help").stdout
-    assert re.findall(r"│ (\w+)  ", done.stdout) == ["sim", "init", "codecs", "tasks", "report", "doctor", "reproduce", "client",
-                                                      "bench", "keys", "server"]
+    assert re.findall(r"│ (\w+)  ", done.stdout) == [
+        "sim",
+        "init",
+        "codecs",
+        "tasks",
+        "report",
+        "doctor",
+        "reproduce",
+        "client",
+        "bench",
+        "keys",
+        "server",
+    ]
 
 
-@pytest.mark.parametrize("given", [["--help"], ["sim", "--help"], ["--version"], ["sim", "--lr", "0"], ["init", "task.py"]],
-                         ids=lambda given: " ".join(given))
+@pytest.mark.parametrize(
+    "given",
+    [["--help"], ["sim", "--help"], ["--version"], ["sim", "--lr", "0"], ["init", "task.py"]],
+    ids=lambda given: " ".join(given),
+)
 def test_answers_that_need_no_torch_do_not_import_it(given, tmp_path):
-    code = ("import atexit, sys\n"
-            "heavy = {'torch', 'numpy', 'numba', 'flwr'}\n"
-            "atexit.register(lambda: print('imported:', sorted(heavy & set(sys.modules))))\n"
-            "from fedcomp.cli.main import main; main()")
+    code = (
+        "import atexit, sys\n"
+        "heavy = {'torch', 'numpy', 'numba', 'flwr'}\n"
+        "atexit.register(lambda: print('imported:', sorted(heavy & set(sys.modules))))\n"
+        "from fedcomp.cli.main import main; main()"
+    )
     assert process(*given, code=code, cwd=tmp_path).stdout.splitlines()[-1] == "imported: []"
 
 
 def test_python_m_fedcomp_is_the_same_command():
-    done = subprocess.run([sys.executable, "-m", "fedcomp", "--version"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedcomp", "--version"], cwd=ROOT, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, f"fedcomp {__version__}\n")
 
 
@@ -379,7 +501,9 @@ def test_init_writes_the_example_and_says_how_to_run_it(name, tmp_path, monkeypa
     written = Path(name or "my_task.py")
     assert done.exit_code == 0
     assert written.read_text() == (ROOT / "fedcomp" / "tasks" / "example_task.py").read_text()
-    command = next(line.strip() for line in done.stdout.splitlines() if line.strip().startswith("fedcomp sim"))
+    command = next(
+        line.strip() for line in done.stdout.splitlines() if line.strip().startswith("fedcomp sim")
+    )
     assert fedcomp(*shlex.split(command)[1:]).exit_code == 0
 
     from fedcomp.tasks import load
@@ -390,13 +514,19 @@ def test_init_writes_the_example_and_says_how_to_run_it(name, tmp_path, monkeypa
 def test_init_overwrites_nothing(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("mine")
-    assert sentence(fedcomp("init", path)) == f"{path} exists and is not overwritten; name another file: fedcomp init PATH"
+    assert (
+        sentence(fedcomp("init", path))
+        == f"{path} exists and is not overwritten; name another file: fedcomp init PATH"
+    )
     assert path.read_text() == "mine"
 
 
 def test_init_into_a_folder_that_is_absent(tmp_path):
     path = tmp_path / "absent" / "task.py"
-    assert sentence(fedcomp("init", path)) == f"{path} cannot be written: No such file or directory; name another file: fedcomp init PATH"
+    assert (
+        sentence(fedcomp("init", path))
+        == f"{path} cannot be written: No such file or directory; name another file: fedcomp init PATH"
+    )
 
 
 def test_codecs_lists_every_codec_ready_to_be_used():
@@ -413,4 +543,7 @@ def test_codecs_lists_every_codec_ready_to_be_used():
         frame = c.encode(normal(NUMEL).values, seed=1, layout=normal(NUMEL).layout)
         assert float(cells["bits"]) == pytest.approx(8 * len(frame) / NUMEL, rel=0.01)
         assert (cells["linear"] == "yes", cells["portable"] == "yes") == (c.linear, c.portable)
-        assert (cells["unbiased"] == "–", cells["contracts"] == "–") == (c.variance(NUMEL) is None, c.contraction(NUMEL) is None)
+        assert (cells["unbiased"] == "–", cells["contracts"] == "–") == (
+            c.variance(NUMEL) is None,
+            c.contraction(NUMEL) is None,
+        )

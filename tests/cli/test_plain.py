@@ -13,16 +13,26 @@ def test_a_run_in_plain_lines(told, capsys):
     assert err == ""
     titles = next(i for i, line in enumerate(lines) if line.split()[:2] == ["round", "accuracy"])
     facts = {line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in lines[:titles]}
-    assert facts["task"] == "mnist-cnn, 431,080 parameters" and facts["clients"] == "500, 50 a round, dirichlet:0.1"
-    assert facts["rounds"] == "1 to 7" and facts["folder"] == run.out and facts["downlink"] == "topk:density=1%,values=fp16@layer"
+    assert (
+        facts["task"] == "mnist-cnn, 431,080 parameters"
+        and facts["clients"] == "500, 50 a round, dirichlet:0.1"
+    )
+    assert (
+        facts["rounds"] == "1 to 7"
+        and facts["folder"] == run.out
+        and facts["downlink"] == "topk:density=1%,values=fp16@layer"
+    )
 
-    table = lines[titles:titles + 8]
+    table = lines[titles : titles + 8]
     assert len({len(line) for line in table}) == 1, "columns are aligned"
     assert [line.split()[0] for line in table[1:]] == [str(n) for n in range(1, 8)]
-    assert table[1].split() == "1 19.46 % 2.0581 2.2000 246 kB ×350 862 kB ×100 ×156 50/50 0.25 s".split()
+    assert (
+        table[1].split()
+        == "1 19.46 % 2.0581 2.2000 246 kB ×350 862 kB ×100 ×156 50/50 0.25 s".split()
+    )
     assert table[2].split()[1:3] == ["–", "–"]
 
-    verdict = lines[titles + 8:]
+    verdict = lines[titles + 8 :]
     assert verdict[0] == "round 7: clients 7, 9 rejected at decode: the checksum differs"
     assert verdict[1].split() == ["accuracy", "97.31", "%"]
     assert "bytes up    1.72 MB, ×350 against 604 MB dense" in verdict
@@ -30,7 +40,9 @@ def test_a_run_in_plain_lines(told, capsys):
     assert "rejected    2 updates" in verdict
     assert f"model       {run.out}/model.safetensors" in verdict
     assert [line.strip() for line in verdict[-2:]] == [
-        "from safetensors.torch import load_file", f"weights = load_file('{run.out}/model.safetensors')"]
+        "from safetensors.torch import load_file",
+        f"weights = load_file('{run.out}/model.safetensors')",
+    ]
 
 
 def test_the_two_lines_load_what_they_name(told, tmp_path, capsys):

@@ -20,9 +20,25 @@ from fedcomp.errors import UserError
 from fedcomp.runs import load
 from fedcomp.sim import simulate
 
-TINY = RunConfig(task=f"{Path(__file__).parents[1] / 'tiny_task.py'}:task", clients=6, rounds=4, participation=1.0, lr=0.1)
-ALTERNATIVES = {"stc": {}, "stc1": {"seed": 1}, "dense": {"uplink": "identity", "memory": "none"},
-                "lied": {"strategy": "vote", "uplink": "sign", "memory": "none", "downlink": "efsign", "attack": "inverted:1+malformed:1"}}
+TINY = RunConfig(
+    task=f"{Path(__file__).parents[1] / 'tiny_task.py'}:task",
+    clients=6,
+    rounds=4,
+    participation=1.0,
+    lr=0.1,
+)
+ALTERNATIVES = {
+    "stc": {},
+    "stc1": {"seed": 1},
+    "dense": {"uplink": "identity", "memory": "none"},
+    "lied": {
+        "strategy": "vote",
+        "uplink": "sign",
+        "memory": "none",
+        "downlink": "efsign",
+        "attack": "inverted:1+malformed:1",
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +59,11 @@ class Text(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
-        self.fetched += [value for name, value in attributes if name in ("src", "href", "xlink:href") and not value.startswith("#")]
+        self.fetched += [
+            value
+            for name, value in attributes
+            if name in ("src", "href", "xlink:href") and not value.startswith("#")
+        ]
 
     def handle_data(self, data):
         self.words.append(data)
@@ -54,9 +74,19 @@ def test_the_page_has_the_figures_of_all_and_fetches_nothing(folders, tmp_path):
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     text = Text(page)
     words = " ".join(text.words)
-    assert text.fetched == [] and "@import" not in page and "url(" not in re.sub(r"url\(#", "", page)
+    assert (
+        text.fetched == [] and "@import" not in page and "url(" not in re.sub(r"url\(#", "", page)
+    )
     assert text.tags.count("svg") == 4 and "script" not in text.tags
-    for said in ("(2 seeds)", "identity", "rounds to 50 %", "Suspected", "inverted:1", "Turned down", "--batch-size"):
+    for said in (
+        "(2 seeds)",
+        "identity",
+        "rounds to 50 %",
+        "Suspected",
+        "inverted:1",
+        "Turned down",
+        "--batch-size",
+    ):
         assert said in words, said
     dense = load(folders[2])
     assert f"{100 * dense.accuracy:.2f} %" in words
@@ -69,7 +99,9 @@ def test_hundreds_of_lines_differ():
     from fedcomp.cli.report import charts
 
     cycles = [len(charts.COLOURS), len(charts.DASHES), len(charts.MARKERS)]
-    assert cycles == [len(set(map(str, c))) for c in (charts.COLOURS, charts.DASHES, charts.MARKERS)]
+    assert cycles == [
+        len(set(map(str, c))) for c in (charts.COLOURS, charts.DASHES, charts.MARKERS)
+    ]
     assert len({tuple(i % c for c in cycles) for i in range(500)}) == 500
     assert len({tuple(i % c for c in cycles[1:]) for i in range(60)}) == 60, "without colours, too"
 
@@ -93,7 +125,15 @@ def test_a_long_comparison_stays_small(folders, tmp_path):
         config = (folder / "config.toml").read_text()
         (folder / "config.toml").write_text(config.replace("lr = 0.1", f"lr = 0.{i + 1}"))
         line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
-        lines = [line | {"round": r + 1, "accuracy": (r * 7919 % 1000) / 1000, "loss": (r * 104729 % 997) / 99 + i} for r in range(1000)]
+        lines = [
+            line
+            | {
+                "round": r + 1,
+                "accuracy": (r * 7919 % 1000) / 1000,
+                "loss": (r * 104729 % 997) / 99 + i,
+            }
+            for r in range(1000)
+        ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
         made.append(folder)
     reports.show(made, tmp_path, None, pictures=False)
@@ -127,11 +167,21 @@ def test_a_target_that_is_no_share_is_refused(folders, tmp_path, target):
 
 def test_the_same_run_twice_is_refused(folders, tmp_path):
     with pytest.raises(UserError, match="twice"):
-        reports.show([folders[0], folders[0] / ".." / folders[0].name], tmp_path, None, pictures=False)
+        reports.show(
+            [folders[0], folders[0] / ".." / folders[0].name], tmp_path, None, pictures=False
+        )
 
 
 def test_the_command_says_where_its_files_are(folders, tmp_path):
-    command = [sys.executable, "-m", "fedcomp", "report", *map(str, folders[:2]), "--out", str(tmp_path / "new" / "place")]
+    command = [
+        sys.executable,
+        "-m",
+        "fedcomp",
+        "report",
+        *map(str, folders[:2]),
+        "--out",
+        str(tmp_path / "new" / "place"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert [Path(line).is_file() for line in done.stdout.splitlines()] == [True] * 5
     (tmp_path / "file").write_text("")
@@ -145,34 +195,76 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 def test_a_browser_shows_it_without_a_network(folders, tmp_path):
     reports.show(folders, tmp_path, "50%", pictures=False)
-    browser = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--host-resolver-rules=MAP * ~NOTFOUND",
-               f"--user-data-dir={tmp_path / 'profile'}"]
+    browser = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ]
     page = (tmp_path / "report.html").as_uri()
-    dom = subprocess.run([*browser, "--dump-dom", page], capture_output=True, text=True, timeout=100, check=True, env=os.environ).stdout
+    dom = subprocess.run(
+        [*browser, "--dump-dom", page],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+        env=os.environ,
+    ).stdout
     assert dom.count("<svg") == 4 and "Suspected" in dom
     for width in (390, 1200):
         shot = tmp_path / f"{width}.png"
         taken = [*browser, f"--screenshot={shot}", f"--window-size={width},1500", page]
         subprocess.run(taken, capture_output=True, timeout=100, check=True)
         with Image.open(shot) as picture:
-            blue = sum(n for n, (r, g, b) in picture.convert("RGB").getcolors(1 << 24) if b > r + 80)
+            blue = sum(
+                n for n, (r, g, b) in picture.convert("RGB").getcolors(1 << 24) if b > r + 80
+            )
             assert picture.width >= width and blue > 100  # the first line's colour
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 def test_on_a_telephone_what_went_wrong_is_no_pillar_of_words(folders, tmp_path):
-    page, asks = tmp_path / "report.html", "<script>document.title = [...document.querySelectorAll('tr')].map(r => r.clientHeight)</script>"
+    page, asks = (
+        tmp_path / "report.html",
+        "<script>document.title = [...document.querySelectorAll('tr')].map(r => r.clientHeight)</script>",
+    )
     runs = [load(folder) for folder in folders[2:]]
-    write(runs, page, pictures=False, failed={str(runs[0].folder): "its process was killed by a machine that had no memory left " * 3})
-    page.write_text(page.read_text(encoding="utf-8").replace("</body>", asks + "</body>"), encoding="utf-8")
-    browser = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--window-size=390,800"]
-    dom = subprocess.run([*browser, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=100, check=True).stdout
+    write(
+        runs,
+        page,
+        pictures=False,
+        failed={
+            str(runs[0].folder): "its process was killed by a machine that had no memory left " * 3
+        },
+    )
+    page.write_text(
+        page.read_text(encoding="utf-8").replace("</body>", asks + "</body>"), encoding="utf-8"
+    )
+    browser = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--window-size=390,800",
+    ]
+    dom = subprocess.run(
+        [*browser, "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    ).stdout
     heights = [int(height) for height in re.search(r"<title>([\d,]+)</title>", dom)[1].split(",")]
     assert 0 < max(heights) < 250
 
 
 def test_a_tasks_own_metrics_are_columns(tmp_path):
-    (tmp_path / "line.py").write_text("""
+    (tmp_path / "line.py").write_text(
+        """
 import torch
 from torch import nn
 from fedcomp import Task
@@ -180,8 +272,18 @@ from fedcomp import Task
 x = torch.linspace(-1, 1, 40)[:, None]
 task = Task("line", lambda: nn.Linear(1, 1), (x, 3 * x), (x, 3 * x), loss=nn.functional.mse_loss, accuracy=None,
             metrics={"worst_error": lambda outputs, targets: (outputs - targets).abs().max()})
-""", encoding="utf-8")
-    summary = simulate(RunConfig(task=f"{tmp_path / 'line.py'}:task", clients=2, participation=1, rounds=2, out=str(tmp_path / "run")))
+""",
+        encoding="utf-8",
+    )
+    summary = simulate(
+        RunConfig(
+            task=f"{tmp_path / 'line.py'}:task",
+            clients=2,
+            participation=1,
+            rounds=2,
+            out=str(tmp_path / "run"),
+        )
+    )
     reports.show([tmp_path / "run"], None, None, False)
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "worst_error" in page and f"{summary.metrics['worst_error']:.4f}" in page

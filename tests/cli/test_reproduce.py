@@ -12,7 +12,12 @@ from fedcomp.reproductions import available_reproductions
 
 
 def fedcomp(*words, cwd: Path, status: int = 0) -> str:
-    done = subprocess.run([sys.executable, "-m", "fedcomp", "reproduce", *map(str, words)], cwd=cwd, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedcomp", "reproduce", *map(str, words)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == status, done.stdout + done.stderr
     return done.stderr if status else done.stdout
 
@@ -25,9 +30,11 @@ def test_all_are_listed_with_their_claims_and_minutes(tmp_path):
 
 
 def test_help_and_list_import_nothing_heavy():
-    probe = ("import sys; from fedcomp.cli.main import main; sys.argv = ['fedcomp', 'reproduce']\n"
-             "try: main()\nexcept SystemExit: pass\n"
-             "print({'torch', 'numpy', 'numba', 'flwr'} & set(sys.modules), file=sys.stderr)")
+    probe = (
+        "import sys; from fedcomp.cli.main import main; sys.argv = ['fedcomp', 'reproduce']\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print({'torch', 'numpy', 'numba', 'flwr'} & set(sys.modules), file=sys.stderr)"
+    )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert done.stderr.strip() == "set()", done.stderr
 

@@ -6,21 +6,46 @@ from typer.testing import CliRunner
 from fedcomp.cli.main import app
 
 
-@pytest.mark.parametrize("command", [("sim",), ("server", "start", "--insecure", "--port", "0")], ids=" ".join)
-@pytest.mark.parametrize(("options", "sentence"), [
-    ("--lr-schedule cosin", "--lr-schedule: unknown schedule 'cosin'; did you mean 'cosine'? known: cosine, geometric, linear, poly, step"),
-    ("--local-steps-schedule 1,8", "--local-steps-schedule: '8' in '1,8' does not say from which round on; write 8@ROUND"),
-    ("--batch-size-schedule 0@3", "--batch-size-schedule: the value in '0@3' is 0; give at least 1"),
-    ("--density-schedule 200%", "--density-schedule: the value in '200%' is 2; give at most 1"),
-    ("--local-steps-schedule linear", "--local-steps-schedule 'linear' comes to 0 in round 50; give at least 1, by another 'to'"),
-    ("--lr-schedule cosine --horizon 9",
-     "--lr-schedule 'cosine' comes to 0 in round 50; give more than 0, by --horizon 50, or another 'to'"),
-    ("--local-steps-schedule 8@2 --local-epochs 1",
-     "--local-steps-schedule and --local-epochs both say how long clients train; give one of them"),
-])
+@pytest.mark.parametrize(
+    "command", [("sim",), ("server", "start", "--insecure", "--port", "0")], ids=" ".join
+)
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            "--lr-schedule cosin",
+            "--lr-schedule: unknown schedule 'cosin'; did you mean 'cosine'? known: cosine, geometric, linear, poly, step",
+        ),
+        (
+            "--local-steps-schedule 1,8",
+            "--local-steps-schedule: '8' in '1,8' does not say from which round on; write 8@ROUND",
+        ),
+        (
+            "--batch-size-schedule 0@3",
+            "--batch-size-schedule: the value in '0@3' is 0; give at least 1",
+        ),
+        ("--density-schedule 200%", "--density-schedule: the value in '200%' is 2; give at most 1"),
+        (
+            "--local-steps-schedule linear",
+            "--local-steps-schedule 'linear' comes to 0 in round 50; give at least 1, by another 'to'",
+        ),
+        (
+            "--lr-schedule cosine --horizon 9",
+            "--lr-schedule 'cosine' comes to 0 in round 50; give more than 0, by --horizon 50, or another 'to'",
+        ),
+        (
+            "--local-steps-schedule 8@2 --local-epochs 1",
+            "--local-steps-schedule and --local-epochs both say how long clients train; give one of them",
+        ),
+    ],
+)
 def test_a_schedule_that_cannot_be(tmp_path, command, options, sentence):
     out = tmp_path / "run"
-    result = CliRunner().invoke(app, [*command, "--task", "digits", *options.split(), "--out", str(out)], prog_name="fedcomp")
+    result = CliRunner().invoke(
+        app,
+        [*command, "--task", "digits", *options.split(), "--out", str(out)],
+        prog_name="fedcomp",
+    )
     assert result.exit_code == 2 and not out.exists()
     assert " ".join(result.stderr.split()).endswith(sentence)
     assert "Traceback" not in result.output
@@ -28,5 +53,13 @@ def test_a_schedule_that_cannot_be(tmp_path, command, options, sentence):
 
 def test_help_names_the_forms():
     result = CliRunner().invoke(app, ["sim", "--help"], prog_name="fedcomp", env={"COLUMNS": "300"})
-    for word in ("--lr-schedule", "--local-steps-schedule", "--batch-size-schedule", "--density-schedule", "--horizon", "cosine", "1,8@21"):
+    for word in (
+        "--lr-schedule",
+        "--local-steps-schedule",
+        "--batch-size-schedule",
+        "--density-schedule",
+        "--horizon",
+        "cosine",
+        "1,8@21",
+    ):
         assert word in result.output

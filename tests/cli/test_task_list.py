@@ -22,26 +22,45 @@ def test_every_task_has_a_line_without_any_data():
     assert set(found) == set(available_tasks())
     assert found["digits"] == ["9,610", "1,437", "360", "64", "comes with scikit-learn"]
     assert found["mnist-cnn"][:4] == ["1,663,370", "–", "–", "1×28×28"]
-    assert found["mnist-cnn"][4] == "mnist needs its data; give --data DIR, a folder that holds mnist/train.parquet and " \
-                                    "mnist/test.parquet, or set FEDCOMP_DATA"
+    assert (
+        found["mnist-cnn"][4]
+        == "mnist needs its data; give --data DIR, a folder that holds mnist/train.parquet and "
+        "mnist/test.parquet, or set FEDCOMP_DATA"
+    )
 
 
 @pytest.mark.parametrize("by_variable", [False, True])
 def test_data_that_is_there_is_counted_and_named(by_variable, tmp_path):
     (tmp_path / "mnist").mkdir()
     for split, rows in (("train", 7), ("test", 3)):
-        images = pa.array([{"bytes": b"", "path": ""}] * rows, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
-        parquet.write_table(pa.table({"image": images, "label": [0] * rows}), tmp_path / "mnist" / f"{split}.parquet")
+        images = pa.array(
+            [{"bytes": b"", "path": ""}] * rows,
+            pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
+        )
+        parquet.write_table(
+            pa.table({"image": images, "label": [0] * rows}),
+            tmp_path / "mnist" / f"{split}.parquet",
+        )
     speech = "ROLE:\n" + "all that is said. " * 60
     (tmp_path / "input.txt").write_text(f"{speech}\n")
-    found = listed(FEDCOMP_DATA=str(tmp_path)) if by_variable else listed("--data", tmp_path, FEDCOMP_DATA=None)
+    found = (
+        listed(FEDCOMP_DATA=str(tmp_path))
+        if by_variable
+        else listed("--data", tmp_path, FEDCOMP_DATA=None)
+    )
     assert found["mnist-logreg"][1:] == ["7", "3", "1×28×28", f"in {tmp_path / 'mnist'}"]
     assert found["shakespeare-lstm"][1:] == ["12", "1", "80 characters", f"in {tmp_path}"]
-    assert found["cifar10-vgg11s"][1:3] == ["–", "–"] and f"{tmp_path} holds no cifar10/train.parquet" in found["cifar10-vgg11s"][4]
+    assert (
+        found["cifar10-vgg11s"][1:3] == ["–", "–"]
+        and f"{tmp_path} holds no cifar10/train.parquet" in found["cifar10-vgg11s"][4]
+    )
 
 
 def test_a_file_that_is_no_parquet_is_named(tmp_path):
     (tmp_path / "mnist").mkdir()
     for split in ("train", "test"):
         (tmp_path / "mnist" / f"{split}.parquet").write_bytes(b"nothing")
-    assert f"{tmp_path / 'mnist' / 'train.parquet'} cannot be read as parquet" in listed("--data", tmp_path)["mnist-cnn"][4]
+    assert (
+        f"{tmp_path / 'mnist' / 'train.parquet'} cannot be read as parquet"
+        in listed("--data", tmp_path)["mnist-cnn"][4]
+    )

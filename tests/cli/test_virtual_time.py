@@ -15,8 +15,13 @@ class OnTheNet:
 
     def __init__(self, run):
         self.header = replace(run.header, network="mobile:absent=10%")
-        self.records = [replace(r, simulated_s=90.0, simulated_hours=r.round / 40) for r in run.records]
-        self.summary, self.out = replace(run.summary, simulated_hours=self.records[-1].simulated_hours), run.out
+        self.records = [
+            replace(r, simulated_s=90.0, simulated_hours=r.round / 40) for r in run.records
+        ]
+        self.summary, self.out = (
+            replace(run.summary, simulated_hours=self.records[-1].simulated_hours),
+            run.out,
+        )
 
     def to(self, observer):
         observer.started(self.header)
@@ -37,7 +42,11 @@ def printed(run, width=120, height=40) -> str:
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_the_dashboard_counts_virtual_time(told, width):
     text = printed(OnTheNet(told(12)), width)
-    assert "mobile:absent=10%" in text and "18 min 00 s virtual" in text and "18 min 00 s of virtual time" in text
+    assert (
+        "mobile:absent=10%" in text
+        and "18 min 00 s virtual" in text
+        and "18 min 00 s of virtual time" in text
+    )
     assert max(map(len, text.splitlines())) <= width
     (titles,) = (i for i, line in enumerate(text.splitlines()) if line.endswith("     virtual"))
     assert text.splitlines()[titles + 1].endswith("  1 min 30 s")
@@ -53,6 +62,10 @@ def test_plain_lines_have_a_column_for_it(told, capsys):
         OnTheNet(told(4)).to(plain)
     lines = capsys.readouterr().out.splitlines()
     titles = next(i for i, line in enumerate(lines) if line.split()[:2] == ["round", "accuracy"])
-    assert lines[titles].endswith("   virtual") and all(line.endswith("1 min 30 s") for line in lines[titles + 1 : titles + 5])
+    assert lines[titles].endswith("   virtual") and all(
+        line.endswith("1 min 30 s") for line in lines[titles + 1 : titles + 5]
+    )
     assert len({len(line) for line in lines[titles : titles + 5]}) == 1
-    assert "network   mobile:absent=10%" in lines and "network     6 min 00 s of virtual time" in lines
+    assert (
+        "network   mobile:absent=10%" in lines and "network     6 min 00 s of virtual time" in lines
+    )

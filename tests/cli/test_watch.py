@@ -12,7 +12,9 @@ from fedcomp.server.rejected import CLIENTS, REASONS, rejections_of
 
 
 def rejected(record: RoundRecord, *given: tuple[int, str]) -> RoundRecord:
-    return replace(record, rejections=tuple(Rejection(client, "reply", reason) for client, reason in given))
+    return replace(
+        record, rejections=tuple(Rejection(client, "reply", reason) for client, reason in given)
+    )
 
 
 def test_who_lies_stands_in_the_header(told):
@@ -22,31 +24,53 @@ def test_who_lies_stands_in_the_header(told):
 
 
 def test_of_many_reasons_in_a_round_the_most_frequent_are_said(told):
-    record = rejected(told(3).record(2), *((client, f"noise {client % 40}") for client in range(60)))
+    record = rejected(
+        told(3).record(2), *((client, f"noise {client % 40}") for client in range(60))
+    )
     lines = rejections(record)
     assert len(lines) == 9
     assert lines[0] == "round 2: clients 0, 40 rejected at reply: noise 0"
     assert lines[-1] == "round 2: 44 more rejected, for 32 reasons; metrics.jsonl has them"
-    assert len(rejections(rejected(record, *((client, f"noise {client}") for client in range(9))))) == 9
+    assert (
+        len(rejections(rejected(record, *((client, f"noise {client}") for client in range(9)))))
+        == 9
+    )
     (line,) = rejections(rejected(record, *((client, "noise") for client in range(300))))
     assert line == "round 2: clients 0, 1, 2, 3, 4, 5, 6, 7 and 292 more rejected at reply: noise"
 
 
 def test_reasons_that_differ_in_numbers_are_one_in_the_summary(told):
-    records = [rejected(told(3).record(n), (4, f"{n} bytes are too short"), (9, "no answer"), (2, f"{7 * n} bytes are too short"))
-               for n in (1, 2)]
-    assert rejections_of(records) == (Rejections("reply", "1 bytes are too short", 4, (2, 4)), Rejections("reply", "no answer", 2, (9,)))
+    records = [
+        rejected(
+            told(3).record(n),
+            (4, f"{n} bytes are too short"),
+            (9, "no answer"),
+            (2, f"{7 * n} bytes are too short"),
+        )
+        for n in (1, 2)
+    ]
+    assert rejections_of(records) == (
+        Rejections("reply", "1 bytes are too short", 4, (2, 4)),
+        Rejections("reply", "no answer", 2, (9,)),
+    )
     assert rejections_of([told(3).record(1)]) == ()
 
 
 def test_the_summary_is_short_whoever_was_rejected(told):
-    many = rejected(told(3).record(1), *((client, "noise " + "x" * (client % 30)) for client in range(6000)))
+    many = rejected(
+        told(3).record(1), *((client, "noise " + "x" * (client % 30)) for client in range(6000))
+    )
     found = rejections_of([many])
-    assert len(found) == REASONS and all(len(r.clients) == CLIENTS and r.more_clients == 200 - CLIENTS for r in found)
+    assert len(found) == REASONS and all(
+        len(r.clients) == CLIENTS and r.more_clients == 200 - CLIENTS for r in found
+    )
 
 
 def test_the_verdict_names_whose_updates_were_turned_down_and_why(told):
-    found = (Rejections("reply", "no answer", 12, (1, 6)), Rejections("encode", "the update is nan", 4, tuple(range(16)), 100))
+    found = (
+        Rejections("reply", "no answer", 12, (1, 6)),
+        Rejections("encode", "the update is nan", 4, tuple(range(16)), 100),
+    )
     lines = verdict(replace(told(3).summary, rejections=found), Totals(rejected=16))
     assert lines[-3:] == [
         ("rejected", "16 updates"),
@@ -86,12 +110,18 @@ def test_suspected_clients_are_shown_the_worst_first(told, capsys):
 @pytest.mark.parametrize("height", [10, 24, 40])
 def test_who_is_suspected_is_shown_at_any_width(told, capsys, width, height):
     run = told(3)
-    record = replace(run.record(3), rejected=2, suspicion={3: 0.92, 1: 0.5, 2: 0.9, 7: 0.0, 5: 0.0, 4: 0.0, 6: 0.0})
+    record = replace(
+        run.record(3),
+        rejected=2,
+        suspicion={3: 0.92, 1: 0.5, 2: 0.9, 7: 0.0, 5: 0.0, 4: 0.0, 6: 0.0},
+    )
     dashboard = Dashboard()
     dashboard.started(run.header)
     dashboard.round_done(record)
     dashboard.console.width = width
     dashboard.console.print(dashboard.picture(width, height))
     lines = capsys.readouterr().out.splitlines()
-    (found,) = (line for line in lines if "suspected: client 3 92 %, client 2 90 %, client 1 50 %" in line)
+    (found,) = (
+        line for line in lines if "suspected: client 3 92 %, client 2 90 %, client 1 50 %" in line
+    )
     assert len(lines) <= height and found.startswith("suspected") == (width < 150)

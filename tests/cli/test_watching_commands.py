@@ -6,7 +6,21 @@ from pathlib import Path
 from deployment import TASK, free_port
 from test_main import fedcomp, sentence
 
-SIM = ("sim", "--task", TASK, "--clients", 4, "--rounds", 2, "--engine", "serial", "--device", "cpu", "--batch-size", 10)
+SIM = (
+    "sim",
+    "--task",
+    TASK,
+    "--clients",
+    4,
+    "--rounds",
+    2,
+    "--engine",
+    "serial",
+    "--device",
+    "cpu",
+    "--batch-size",
+    10,
+)
 
 
 def test_a_simulation_speaks_json_in_place_of_lines(tmp_path):
@@ -14,37 +28,75 @@ def test_a_simulation_speaks_json_in_place_of_lines(tmp_path):
     assert done.exit_code == 0 and done.stderr == ""
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["event"] for line in lines if line["event"] != "progress"] == [
-        "started", "round", "checkpoint", "round", "checkpoint", "finished"]
-    assert lines[0]["metrics"].startswith("http://127.0.0.1:") and lines[0]["metrics"].endswith("/metrics")
+        "started",
+        "round",
+        "checkpoint",
+        "round",
+        "checkpoint",
+        "finished",
+    ]
+    assert lines[0]["metrics"].startswith("http://127.0.0.1:") and lines[0]["metrics"].endswith(
+        "/metrics"
+    )
 
 
 def test_what_a_task_prints_is_not_in_the_log(tmp_path):
     file = tmp_path / "loud.py"
     path, _, name = TASK.rpartition(":")
-    file.write_text(f"print('importing')\nimport sys\nsys.path.insert(0, {str(Path(path).parent)!r})\n"
-                    f"from {Path(path).stem} import {name} as task\nprint('imported')\n")
-    done = fedcomp(*("sim", "--task", f"{file}:task", *SIM[3:]), "--out", tmp_path / "run", "--log-json", "-")
+    file.write_text(
+        f"print('importing')\nimport sys\nsys.path.insert(0, {str(Path(path).parent)!r})\n"
+        f"from {Path(path).stem} import {name} as task\nprint('imported')\n"
+    )
+    done = fedcomp(
+        *("sim", "--task", f"{file}:task", *SIM[3:]), "--out", tmp_path / "run", "--log-json", "-"
+    )
     assert done.exit_code == 0 and "imported" in done.stderr
     assert json.loads(done.stdout.splitlines()[0])["event"] == "started"
 
 
 def test_a_log_in_a_file_leaves_the_lines(tmp_path):
-    done = fedcomp(*SIM, "--out", tmp_path / "run", "--log-json", tmp_path / "log", "--metrics-port", 0)
+    done = fedcomp(
+        *SIM, "--out", tmp_path / "run", "--log-json", tmp_path / "log", "--metrics-port", 0
+    )
     assert "metrics   http://127.0.0.1:" in done.stdout and "model       " in done.stdout
     assert json.loads((tmp_path / "log").read_text().splitlines()[-1])["event"] == "finished"
 
 
 def test_a_port_that_does_not_exist_is_one_sentence():
-    assert sentence(fedcomp("sim", "--metrics-port", 65536)) == "--metrics-port is 65536; give at most 65535"
+    assert (
+        sentence(fedcomp("sim", "--metrics-port", 65536))
+        == "--metrics-port is 65536; give at most 65535"
+    )
 
 
 def test_a_client_says_in_json_why_it_stopped(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     where = f"127.0.0.1:{free_port()}"
-    words = ("client", "--insecure", "--server", where, "--client-id", 0, "--task", TASK, "--device", "cpu", "--patience", 0.1)
+    words = (
+        "client",
+        "--insecure",
+        "--server",
+        where,
+        "--client-id",
+        0,
+        "--task",
+        TASK,
+        "--device",
+        "cpu",
+        "--patience",
+        0.1,
+    )
     done = fedcomp(*words, "--log-json", "-")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.exit_code == 2 and {line["event"] for line in lines[:-1]} == {"cut_off"} and lines[0]["pause_s"] == 0.2
-    assert lines[-1]["event"] == "failed" and done.stderr == f"fedcomp: {lines[-1]['reason']}\n" and where in done.stderr
+    assert (
+        done.exit_code == 2
+        and {line["event"] for line in lines[:-1]} == {"cut_off"}
+        and lines[0]["pause_s"] == 0.2
+    )
+    assert (
+        lines[-1]["event"] == "failed"
+        and done.stderr == f"fedcomp: {lines[-1]['reason']}\n"
+        and where in done.stderr
+    )
     done = fedcomp(*words, "--log-json", "absent/log")
     assert sentence(done).startswith("--log-json absent/log cannot be written")

@@ -9,7 +9,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from fedcomp.clients import ballots
-from fedcomp.clients.ballots import CARD, HEAD, ONCE, SALT, WRAP, Card, Sealed, Slot, Unopenable, card_key, seal
+from fedcomp.clients.ballots import (
+    CARD,
+    HEAD,
+    ONCE,
+    SALT,
+    WRAP,
+    Card,
+    Sealed,
+    Slot,
+    Unopenable,
+    card_key,
+    seal,
+)
 from fedcomp.errors import ProtocolError
 
 KEYS = [ec.generate_private_key(ec.SECP384R1()) for _ in range(4)]
@@ -31,7 +43,10 @@ def cards() -> dict[int, Card]:
 
 @pytest.fixture
 def publics(cards) -> dict[int, bytes]:
-    return {voter: card_key(card.data, SLOT, voter, KEYS[voter].public_key()) for voter, card in cards.items()}
+    return {
+        voter: card_key(card.data, SLOT, voter, KEYS[voter].public_key())
+        for voter, card in cards.items()
+    }
 
 
 @pytest.fixture
@@ -72,7 +87,9 @@ def test_the_hash_of_a_guessed_ballot_is_not_in_it(data):
     assert hashlib.sha256(SLOT.bytes("ballot", bytes(SALT), BITS)).digest() != read(data).held
 
 
-@pytest.mark.parametrize("change", [{"run": "other"}, {"attempt": "other"}, {"round": 4}, {"sender": 1}])
+@pytest.mark.parametrize(
+    "change", [{"run": "other"}, {"attempt": "other"}, {"round": 4}, {"sender": 1}]
+)
 def test_nothing_fits_another_slot(data, cards, change):
     other = dataclasses.replace(SLOT, **change)
     with pytest.raises(ProtocolError, match="not signed"):
@@ -101,7 +118,9 @@ def test_a_flipped_bit_anywhere_is_noticed(data):
             read(bytes(bad))
 
 
-@pytest.mark.parametrize("size", [0, 1, HEAD.size - 1, HEAD.size, HEAD.size + WRAP.size, HEAD.size + 2 * WRAP.size + 47])
+@pytest.mark.parametrize(
+    "size", [0, 1, HEAD.size - 1, HEAD.size, HEAD.size + WRAP.size, HEAD.size + 2 * WRAP.size + 47]
+)
 def test_a_ballot_that_is_cut_off_is_refused(data, size):
     with pytest.raises(ProtocolError):
         read(data[:size])
@@ -122,21 +141,35 @@ def test_no_key_is_made_twice():
     """Sealing the same bits for the same voters again, as after a resume, shares no key, salt or text with the first time."""
     publics = {v: Card.make(SLOT, v, KEYS[v]).data[: ballots.KEY] for v in VOTERS}
     first, second = (read(seal(BITS, SLOT, publics, KEYS[0])) for _ in range(2))
-    assert first.point != second.point and first.held != second.held and first.content != second.content
-    assert {wrap for _, wrap in first.wraps.values()}.isdisjoint(wrap for _, wrap in second.wraps.values())
+    assert (
+        first.point != second.point
+        and first.held != second.held
+        and first.content != second.content
+    )
+    assert {wrap for _, wrap in first.wraps.values()}.isdisjoint(
+        wrap for _, wrap in second.wraps.values()
+    )
 
 
 def test_another_attempt_has_other_keys_even_where_the_machine_draws_the_same():
     attempts = [dataclasses.replace(SLOT, attempt=name) for name in ("1", "2")]
     publics = {1: Card.make(SLOT, 1, KEYS[1], counter("card")).data[: ballots.KEY]}
-    one, two = (Sealed.read(seal(BITS, slot, publics, KEYS[0], counter("ballot")), slot, KEYS[0].public_key()) for slot in attempts)
+    one, two = (
+        Sealed.read(
+            seal(BITS, slot, publics, KEYS[0], counter("ballot")), slot, KEYS[0].public_key()
+        )
+        for slot in attempts
+    )
     assert one.point == two.point and one.wraps[1] != two.wraps[1] and one.held != two.held
 
 
 def test_the_same_draws_make_the_same_bytes():
     made = [Card.make(SLOT, 1, KEYS[1], counter("card")) for _ in range(2)]
     assert made[0] == made[1]
-    sealed = [seal(BITS, SLOT, {1: made[0].data[: ballots.KEY]}, KEYS[0], counter("ballot")) for _ in range(2)]
+    sealed = [
+        seal(BITS, SLOT, {1: made[0].data[: ballots.KEY]}, KEYS[0], counter("ballot"))
+        for _ in range(2)
+    ]
     assert sealed[0] == sealed[1]
 
 
@@ -149,7 +182,9 @@ def crooked(publics: dict[int, bytes], for_second: bytes) -> bytes:
     assert point == bytes(whole[:32]) and key != for_second
     wrapping = ballots._wrapping(SLOT, 2, own, publics[2], point, publics[2])
     at = HEAD.size + WRAP.size
-    whole[at : at + WRAP.size] = WRAP.pack(2, publics[2], ChaCha20Poly1305(wrapping).encrypt(ONCE, for_second, None))
+    whole[at : at + WRAP.size] = WRAP.pack(
+        2, publics[2], ChaCha20Poly1305(wrapping).encrypt(ONCE, for_second, None)
+    )
     held, end = bytes(whole[32:64]), HEAD.size + 2 * WRAP.size
     text = ballots.signed_text(SLOT, held, point, bytes(whole[HEAD.size : end]), bytes(whole[end:]))
     whole[64 : 64 + ballots.SIGNATURE] = ballots.sign(KEYS[0], text)
@@ -169,7 +204,13 @@ def test_bits_that_the_sender_did_not_sign_for_are_not_opened(publics, cards):
     whole = bytearray(seal(BITS, SLOT, publics, KEYS[0]))
     end = HEAD.size + 2 * WRAP.size
     whole[32:64] = hashlib.sha256(b"another ballot").digest()
-    text = ballots.signed_text(SLOT, bytes(whole[32:64]), bytes(whole[:32]), bytes(whole[HEAD.size : end]), bytes(whole[end:]))
+    text = ballots.signed_text(
+        SLOT,
+        bytes(whole[32:64]),
+        bytes(whole[:32]),
+        bytes(whole[HEAD.size : end]),
+        bytes(whole[end:]),
+    )
     whole[64 : 64 + ballots.SIGNATURE] = ballots.sign(KEYS[0], text)
     sealed = read(bytes(whole))
     with pytest.raises(Unopenable, match="another ballot"):
@@ -203,7 +244,9 @@ def test_two_ballots_for_one_slot_contradict_each_other(publics, data):
     other = read(seal(BITS[::-1], SLOT, publics, KEYS[0]))
     assert read(data).contradicts(other) and not other.contradicts(other)
     elsewhere = dataclasses.replace(SLOT, round=4)
-    assert not other.contradicts(Sealed.read(seal(BITS, elsewhere, publics, KEYS[0]), elsewhere, KEYS[0].public_key()))
+    assert not other.contradicts(
+        Sealed.read(seal(BITS, elsewhere, publics, KEYS[0]), elsewhere, KEYS[0].public_key())
+    )
 
 
 def test_a_voter_that_is_named_twice_is_noticed(publics):

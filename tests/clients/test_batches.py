@@ -27,7 +27,7 @@ def test_batches_of_steps_have_one_size_and_walk_the_shard():
     batches = plan_batches(dataclasses.replace(SGD, steps=7, batch_size=20), shard, 0, 1, 2)
     assert [len(b) for b in batches] == [20] * 7
     for first in (0, 2, 4):
-        assert len(set(np.concatenate(batches[first:first + 2]))) == 40
+        assert len(set(np.concatenate(batches[first : first + 2]))) == 40
     assert set(np.concatenate(batches)) <= set(shard) and batches[0].dtype == np.int64
 
 
@@ -55,7 +55,9 @@ def test_batches_depend_on_seed_round_and_client():
 def test_examples_are_drawn_evenly():
     counts = np.zeros(30)
     for who in range(600):
-        for batch in plan_batches(dataclasses.replace(SGD, steps=1, batch_size=10), np.arange(30), 0, 1, who):
+        for batch in plan_batches(
+            dataclasses.replace(SGD, steps=1, batch_size=10), np.arange(30), 0, 1, who
+        ):
             counts[batch] += 1
     assert abs(counts - 200).max() < 60  # five standard deviations
 
@@ -65,7 +67,17 @@ def test_an_empty_shard_is_the_users_mistake():
         plan_batches(SGD, np.arange(0), 0, 1, 7)
 
 
-@pytest.mark.parametrize("sgd", [SGD, LocalSGD(1, 0, 1), LocalSGD(2, 0, 100), LocalSGD(50, 0, 3), LocalSGD(15, 0, 10), LocalSGD(epochs=2)])
+@pytest.mark.parametrize(
+    "sgd",
+    [
+        SGD,
+        LocalSGD(1, 0, 1),
+        LocalSGD(2, 0, 100),
+        LocalSGD(50, 0, 3),
+        LocalSGD(15, 0, 10),
+        LocalSGD(epochs=2),
+    ],
+)
 @pytest.mark.parametrize("cohort", COHORTS.values(), ids=COHORTS)
 def test_a_cohort_draws_what_each_would_alone(cohort, sgd):
     shards = [np.arange(length) * 3 + who for who, length in enumerate(cohort)]
@@ -75,7 +87,9 @@ def test_a_cohort_draws_what_each_would_alone(cohort, sgd):
 
 def test_a_client_whose_words_would_favour_some_is_drawn_alone(monkeypatch):
     draw = samples.draw
-    monkeypatch.setattr(samples, "draw", lambda words, n, k: (draw(words, n, k)[0] * 0, np.arange(n.size) == -1))
+    monkeypatch.setattr(
+        samples, "draw", lambda words, n, k: (draw(words, n, k)[0] * 0, np.arange(n.size) == -1)
+    )
     check(SGD, [np.arange(90)] * 150, [(1, who) for who in range(150)])
 
 
@@ -84,7 +98,9 @@ def check(sgd, shards, asked):
     assert len(plans) == len(shards)
     for plan, shard, (round, who) in zip(plans, shards, asked, strict=True):
         alone = plan_batches(sgd, shard, 5, round, who)
-        assert [b.tolist() for b in plan] == [b.tolist() for b in alone] and {b.dtype for b in plan} == {np.dtype(np.int64)}
+        assert [b.tolist() for b in plan] == [b.tolist() for b in alone] and {
+            b.dtype for b in plan
+        } == {np.dtype(np.int64)}
 
 
 def test_a_cohort_with_an_empty_shard_is_the_users_mistake():

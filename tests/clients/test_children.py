@@ -26,17 +26,25 @@ def test_an_ended_child_takes_its_own_along(tmp_path):
     child = children.start(SLEEP, children.environment(tmp_path), subprocess.PIPE)
     with child:
         assert child.stdout.readline() == b"up\n"
-        below = {int(p) for p in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()}
+        below = {
+            int(p) for p in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+        }
         children.end(child)
     assert below and gone(below) and child.returncode == -signal.SIGTERM
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child that its parent is gone")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="other systems do not tell a child that its parent is gone"
+)
 def test_a_child_is_gone_when_its_parent_is_killed(tmp_path):
-    code = ("import time\nfrom pathlib import Path\nfrom fedcomp.clients import children\n"
-            "child = children.start(['sleep', '1000'], children.environment(Path('.')), None)\n"
-            "print(child.pid, flush=True)\ntime.sleep(1000)")
-    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE) as parent:
+    code = (
+        "import time\nfrom pathlib import Path\nfrom fedcomp.clients import children\n"
+        "child = children.start(['sleep', '1000'], children.environment(Path('.')), None)\n"
+        "print(child.pid, flush=True)\ntime.sleep(1000)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE
+    ) as parent:
         child = int(parent.stdout.readline())
         parent.kill()
     assert gone({child})

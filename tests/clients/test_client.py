@@ -32,7 +32,9 @@ def test_a_client_app_answers_with_a_frame_of_its_update():
     federation = Federation(RULES)
     reply = answer(client_app(federation.members[0]), first_assignment(federation))
     report = from_records(reply.content, Report)
-    assert report.kind == UPDATE and reply.content["metrics"]["num-examples"] == report.examples == len(federation.members[0].shard)
+    assert report.kind == UPDATE and reply.content["metrics"][
+        "num-examples"
+    ] == report.examples == len(federation.members[0].shard)
     update = federation.strategy.uplink.decode(report.frame, numel=federation.layout.numel)
     assert int((update != 0).sum()) == 4
 
@@ -40,8 +42,14 @@ def test_a_client_app_answers_with_a_frame_of_its_update():
 def test_two_clients_in_one_process_do_not_mix():
     federation = Federation(RULES)
     apps = [client_app(member) for member in federation.members[:2]]
-    frames = [from_records(answer(app, first_assignment(federation, i)).content, Report).frame for i, app in enumerate(apps)]
-    again = [from_records(answer(app, first_assignment(Federation(RULES), i)).content, Report).frame for i, app in enumerate(apps)]
+    frames = [
+        from_records(answer(app, first_assignment(federation, i)).content, Report).frame
+        for i, app in enumerate(apps)
+    ]
+    again = [
+        from_records(answer(app, first_assignment(Federation(RULES), i)).content, Report).frame
+        for i, app in enumerate(apps)
+    ]
     assert frames[0] != frames[1] and len(again) == 2
 
 

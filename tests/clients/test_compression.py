@@ -22,8 +22,16 @@ def adding(one: float, mods: list, key: str = "arrays") -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        trained = ArrayRecord({name: Array(array.numpy() + np.float32(one)) for name, array in message.content["arrays"].items()})
-        return Message(RecordDict({key: trained, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
+        trained = ArrayRecord(
+            {
+                name: Array(array.numpy() + np.float32(one))
+                for name, array in message.content["arrays"].items()
+            }
+        )
+        return Message(
+            RecordDict({key: trained, "metrics": MetricRecord({"num-examples": 1})}),
+            reply_to=message,
+        )
 
     return app
 
@@ -41,7 +49,9 @@ def test_other_strategies_do_not_notice_it(tmp_path):
 
 def test_the_arrays_may_come_back_under_another_key(tmp_path):
     strategy = Compressed(FedAvg(**STRATEGY), uplink="identity", downlink="identity")
-    result, _ = run(strategy, lambda: adding(1.0, [compression_mod(state_dir=tmp_path)], key="trained"))
+    result, _ = run(
+        strategy, lambda: adding(1.0, [compression_mod(state_dir=tmp_path)], key="trained")
+    )
     assert result.arrays["w"].numpy().tolist() == [1.0] * 100
 
 
@@ -54,7 +64,10 @@ def test_mods_that_come_after_it_see_whole_arrays(tmp_path):
         seen.append(reply.content["arrays"]["w"].numpy().size)
         return reply
 
-    _, grid = run(Compressed(FedAvg(**STRATEGY)), lambda: adding(1.0, [compression_mod(state_dir=tmp_path), looking]))
+    _, grid = run(
+        Compressed(FedAvg(**STRATEGY)),
+        lambda: adding(1.0, [compression_mod(state_dir=tmp_path), looking]),
+    )
     assert seen == [100] * 4
 
 
@@ -66,18 +79,37 @@ def test_clients_of_one_machine_have_folders_of_their_own_and_old_runs_go(tmp_pa
         for message in messages:
             node = message.metadata.dst_node_id
             partition = next(partition for partition, at in grid.nodes.items() if at == node)
-            context = Context(run_id=run_id, node_id=node, node_config={"partition-id": partition}, state=RecordDict(), run_config={})
-            assert not adding(1.0, [compression_mod(state_dir=tmp_path)])(message, context).has_error()
+            context = Context(
+                run_id=run_id,
+                node_id=node,
+                node_config={"partition-id": partition},
+                state=RecordDict(),
+                run_config={},
+            )
+            assert not adding(1.0, [compression_mod(state_dir=tmp_path)])(
+                message, context
+            ).has_error()
     assert {path.name for path in tmp_path.iterdir()} == {"partition-0", "partition-1"}
-    assert {path.name for path in (tmp_path / "partition-0").glob("run-*")} == {f"run-{i}.bin" for i in range(3, 7)}
+    assert {path.name for path in (tmp_path / "partition-0").glob("run-*")} == {
+        f"run-{i}.bin" for i in range(3, 7)
+    }
 
 
-PLACES = [({"partition-id": 3}, "partition-3"), ({}, "node-17"), ({"partition-id": "../x"}, "partition-.._x")]
+PLACES = [
+    ({"partition-id": 3}, "partition-3"),
+    ({}, "node-17"),
+    ({"partition-id": "../x"}, "partition-.._x"),
+]
 
 
 @pytest.mark.parametrize("config, name", PLACES)
 def test_a_folder_is_named_by_the_partition_or_else_the_node(config, name):
-    assert place_of(Context(run_id=1, node_id=17, node_config=config, state=RecordDict(), run_config={})) == name
+    assert (
+        place_of(
+            Context(run_id=1, node_id=17, node_config=config, state=RecordDict(), run_config={})
+        )
+        == name
+    )
 
 
 def test_state_is_where_a_user_keeps_state(monkeypatch, tmp_path):
@@ -100,18 +132,25 @@ def refused(make, strategy=None):
     strategy = strategy or Compressed(FedAvg(**STRATEGY))
     run(strategy, make)
     (first, second) = strategy.rejections[1, "train"]
-    assert first.reason.replace("partition-0", "partition-1") == second.reason.replace("partition-0", "partition-1")
+    assert first.reason.replace("partition-0", "partition-1") == second.reason.replace(
+        "partition-0", "partition-1"
+    )
     return first.reason
 
 
 def test_a_memory_that_would_diverge_with_the_servers_codec_is_a_reason(tmp_path):
     strategy = Compressed(FedAvg(**STRATEGY), uplink="qsgd:levels=1")
-    assert "diverges" in refused(lambda: adding(1.0, [compression_mod(state_dir=tmp_path)]), strategy)
+    assert "diverges" in refused(
+        lambda: adding(1.0, [compression_mod(state_dir=tmp_path)]), strategy
+    )
 
 
 def test_training_that_ends_in_infinity_is_a_reason_and_costs_nothing_kept(tmp_path):
     assert "inf" in refused(lambda: adding(np.inf, [compression_mod(state_dir=tmp_path)]))
-    result, _ = run(Compressed(FedAvg(**STRATEGY), uplink="identity"), lambda: adding(1.0, [compression_mod(state_dir=tmp_path)]))
+    result, _ = run(
+        Compressed(FedAvg(**STRATEGY), uplink="identity"),
+        lambda: adding(1.0, [compression_mod(state_dir=tmp_path)]),
+    )
     assert np.isfinite(result.arrays["w"].numpy()).all()
 
 
@@ -122,7 +161,10 @@ def test_an_app_that_returns_no_model_is_a_reason(tmp_path):
         @app.train()
         def train(message, context):
             other = ArrayRecord({"other": Array(np.zeros(3))})
-            return Message(RecordDict({"arrays": other, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
+            return Message(
+                RecordDict({"arrays": other, "metrics": MetricRecord({"num-examples": 1})}),
+                reply_to=message,
+            )
 
         return app
 
@@ -137,7 +179,12 @@ def test_a_state_that_is_damaged_is_an_error_that_names_the_file(tmp_path):
     grid = AppGrid(make, 1)
     grid.send_and_receive(strategy.configure_train(1, ArrayRecord(ZEROS), ConfigRecord(), grid))
     (tmp_path / "partition-0" / "run-1.bin").write_bytes(b"damaged")
-    strategy.aggregate_train(2, grid.send_and_receive(strategy.configure_train(2, strategy.model.arrays, ConfigRecord(), grid)))
+    strategy.aggregate_train(
+        2,
+        grid.send_and_receive(
+            strategy.configure_train(2, strategy.model.arrays, ConfigRecord(), grid)
+        ),
+    )
     (dropped,) = strategy.rejections[2, "train"]
     assert "run-1.bin is damaged" in dropped.reason and "remove it" in dropped.reason
 
@@ -148,5 +195,7 @@ def test_a_disk_that_cannot_be_written_is_a_reason_and_the_state_before_is_whole
     before = (tmp_path / "partition-0" / "run-1.bin").read_bytes()
     for partition in range(2):
         (tmp_path / f"partition-{partition}" / ".run-1.bin.new").mkdir()
-    assert "cannot be written" in refused(lambda: adding(1.0, [compression_mod(state_dir=tmp_path)]))
+    assert "cannot be written" in refused(
+        lambda: adding(1.0, [compression_mod(state_dir=tmp_path)])
+    )
     assert (tmp_path / "partition-0" / "run-1.bin").read_bytes() == before

@@ -71,25 +71,38 @@ def test_another_host_name(ca, tmp_path):
         error = refused("localhost", port, ca.pem)
         by_number = refused("127.0.0.1", port, ca.pem)
     assert error.cause == by_number.cause == "host name"
-    assert str(error) == (f"the certificate of localhost:{port} is for server.example, 10.0.0.5 and not for localhost; correct --server, "
-                          "or on the server: fedcomp keys renew server --host localhost")
+    assert str(error) == (
+        f"the certificate of localhost:{port} is for server.example, 10.0.0.5 and not for localhost; correct --server, "
+        "or on the server: fedcomp keys renew server --host localhost"
+    )
 
 
 def test_another_ca_of_the_same_name(ca, tmp_path):
     with serving(HEALTHY, Authority().context(tmp_path)) as port:
         error = refused("localhost", port, ca.pem)
     assert error.cause == "ca"
-    assert str(error).startswith(f"the certificate of localhost:{port} is not signed by the CA that this client trusts; give the enrolment")
+    assert str(error).startswith(
+        f"the certificate of localhost:{port} is not signed by the CA that this client trusts; give the enrolment"
+    )
 
 
-@pytest.mark.parametrize(("begins", "ends", "cause", "verb"), [(-90, -2, "expired", "ended"), (2, 90, "not yet valid", "begins")])
-def test_a_certificate_whose_time_is_not_now_says_when_and_what_the_clock_says(begins, ends, cause, verb, ca, tmp_path):
+@pytest.mark.parametrize(
+    ("begins", "ends", "cause", "verb"),
+    [(-90, -2, "expired", "ended"), (2, 90, "not yet valid", "begins")],
+)
+def test_a_certificate_whose_time_is_not_now_says_when_and_what_the_clock_says(
+    begins, ends, cause, verb, ca, tmp_path
+):
     with serving(HEALTHY, ca.context(tmp_path, begins_days=begins, ends_days=ends)) as port:
         error = refused("localhost", port, ca.pem)
     assert error.cause == cause
-    there, here = re.search(rf"{verb} on (\S+), and it is (\S+) by this machine's clock; correct the clock", str(error)).groups()
+    there, here = re.search(
+        rf"{verb} on (\S+), and it is (\S+) by this machine's clock; correct the clock", str(error)
+    ).groups()
     day = utc_now() + timedelta(days=ends if verb == "ended" else begins)
-    assert abs(day - moment(there)) < timedelta(hours=2) and abs(utc_now() - moment(here)) < timedelta(minutes=1)
+    assert abs(day - moment(there)) < timedelta(hours=2) and abs(
+        utc_now() - moment(here)
+    ) < timedelta(minutes=1)
 
 
 def test_a_ca_that_has_ended(tmp_path):
@@ -97,7 +110,10 @@ def test_a_ca_that_has_ended(tmp_path):
     with serving(HEALTHY, old.context(tmp_path)) as port:
         error = refused("localhost", port, old.pem)
     assert error.cause == "expired"
-    there, rest = re.match(rf"the CA of localhost:{port} ended on (\S+), and it is \S+ by this machine's clock; (.*)", str(error)).groups()
+    there, rest = re.match(
+        rf"the CA of localhost:{port} ended on (\S+), and it is \S+ by this machine's clock; (.*)",
+        str(error),
+    ).groups()
     assert abs(utc_now() - timedelta(days=3) - moment(there)) < timedelta(minutes=1)
     assert rest == "correct the clock if it is wrong, else on the server: fedcomp keys init"
 
@@ -107,7 +123,9 @@ def test_a_port_without_tls(answer, ca):
     with serving(answer) as port:
         error = refused("localhost", port, ca.pem)
     assert error.cause == "no tls"
-    assert str(error).startswith(f"localhost:{port} " + ("has no certificate" if answer else "speaks no TLS"))
+    assert str(error).startswith(
+        f"localhost:{port} " + ("has no certificate" if answer else "speaks no TLS")
+    )
 
 
 def test_a_server_without_tls_that_waits_for_a_whole_question(ca):
@@ -119,12 +137,20 @@ def test_a_server_without_tls_that_waits_for_a_whole_question(ca):
 def test_tls_where_none_is_expected(ca, tmp_path):
     with serving(HEALTHY, ca.context(tmp_path)) as port:
         error = refused("localhost", port, None)
-    assert (error.cause, str(error)) == ("tls", f"localhost:{port} has a certificate; leave --insecure out and give the enrolment file")
+    assert (error.cause, str(error)) == (
+        "tls",
+        f"localhost:{port} has a certificate; leave --insecure out and give the enrolment file",
+    )
 
 
 def test_a_ca_that_is_none():
-    with serving() as port, pytest.raises(KeysError, match="certificate of the CA cannot be read; copy it anew"):
-        check_server("localhost", port, b"-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
+    with (
+        serving() as port,
+        pytest.raises(KeysError, match="certificate of the CA cannot be read; copy it anew"),
+    ):
+        check_server(
+            "localhost", port, b"-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n"
+        )
 
 
 # Nobody there.
@@ -134,8 +160,10 @@ def test_a_closed_port(ca):
     port = free_port()
     error = refused("127.0.0.1", port, ca.pem)
     assert error.cause == "closed" in UnreachableError.passing
-    assert str(error) == (f"nothing listens on 127.0.0.1:{port}; start the server there with fedcomp server start --port {port}, or "
-                          "correct --server")
+    assert str(error) == (
+        f"nothing listens on 127.0.0.1:{port}; start the server there with fedcomp server start --port {port}, or "
+        "correct --server"
+    )
 
 
 @pytest.mark.parametrize("host", ["a..b", "a b", "x" * 300, 70 * "ß"])
@@ -145,7 +173,10 @@ def test_a_host_that_cannot_be(host, ca):
 
 def test_a_host_that_nobody_knows(ca):
     error = refused("nobody.invalid", 8080, ca.pem)
-    assert error.cause in ("unknown host", "silent")  # silent: a resolver that cannot be reached takes its time
+    assert error.cause in (
+        "unknown host",
+        "silent",
+    )  # silent: a resolver that cannot be reached takes its time
     assert "nobody.invalid" in str(error)
 
 
@@ -160,7 +191,10 @@ def test_a_resolver_that_takes_its_time(ca, monkeypatch):
 def test_a_server_that_is_frozen_before_tls(ca):
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         error = refused("127.0.0.1", frozen.getsockname()[1], ca.pem, 0.8)
-    assert error.cause == "silent" and "within 0.8 s (no TLS is spoken); see that the server is up" in str(error)
+    assert (
+        error.cause == "silent"
+        and "within 0.8 s (no TLS is spoken); see that the server is up" in str(error)
+    )
 
 
 @pytest.mark.parametrize("secure", [True, False])
@@ -188,16 +222,20 @@ def test_packets_that_are_dropped(ca):
 # Somebody else there.
 
 
-@pytest.mark.parametrize("answer", [
-    b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
-    b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello",
-    b"HTTP/1.1 200 OK\r\n\r\n" + 200_000 * b"x",
-    b"HTTP/1.1 301 Moved\r\nlocation: /elsewhere\r\ncontent-length: 0\r\n\r\n",
-    b"SSH-2.0-OpenSSH_9.6\r\n",
-    b"HTTP/1.1 200 OK\r\n" + 200 * b"a: b\r\n" + b"\r\n",
-    b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n",
-    b"HTTP/1.1 100 Continue\r\n\r\n" * 10_000,
-], ids=["404", "text", "endless", "moved", "ssh", "headers", "short", "continue"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\n\r\n" + 200_000 * b"x",
+        b"HTTP/1.1 301 Moved\r\nlocation: /elsewhere\r\ncontent-length: 0\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"HTTP/1.1 200 OK\r\n" + 200 * b"a: b\r\n" + b"\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 10_000,
+    ],
+    ids=["404", "text", "endless", "moved", "ssh", "headers", "short", "continue"],
+)
 def test_no_fedcomp_server(answer, ca, tmp_path):
     with serving(answer, ca.context(tmp_path)) as port:
         error = refused("localhost", port, ca.pem)
@@ -206,7 +244,10 @@ def test_no_fedcomp_server(answer, ca, tmp_path):
 
 
 def test_a_server_that_says_one_byte_at_a_time(ca, tmp_path):
-    with serving(None, ca.context(tmp_path)) as port, socket.create_server(("127.0.0.1", 0)) as slow:
+    with (
+        serving(None, ca.context(tmp_path)) as port,
+        socket.create_server(("127.0.0.1", 0)) as slow,
+    ):
         del port
 
         def drip() -> None:
@@ -228,21 +269,43 @@ def test_a_server_that_says_one_byte_at_a_time(ca, tmp_path):
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_a_server_that_is_not_ready_may_be_soon(status, ca, tmp_path):
-    with serving(b"HTTP/1.1 %d Wait\r\ncontent-length: 4\r\n\r\nwait" % status, ca.context(tmp_path)) as port:
+    with serving(
+        b"HTTP/1.1 %d Wait\r\ncontent-length: 4\r\n\r\nwait" % status, ca.context(tmp_path)
+    ) as port:
         error = refused("localhost", port, ca.pem)
-    assert error.cause == "starting" in UnreachableError.passing and f"status {status}" in str(error)
+    assert error.cause == "starting" in UnreachableError.passing and f"status {status}" in str(
+        error
+    )
 
 
 # Addresses.
 
 
-@pytest.mark.parametrize(("text", "expected"), [("host:1", ("host", 1)), ("10.0.0.5:8080", ("10.0.0.5", 8080)), ("[::1]:80", ("::1", 80))])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("host:1", ("host", 1)), ("10.0.0.5:8080", ("10.0.0.5", 8080)), ("[::1]:80", ("::1", 80))],
+)
 def test_addresses(text, expected):
     assert address(text) == expected
 
 
-@pytest.mark.parametrize("text", ["host", ":80", "host:", "host:x", "host:0", "host:65536", "host:99999999999999", "::1:80", "http://h:80",
-                                  "[]:80", "host:²", "a\nb:80"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "host",
+        ":80",
+        "host:",
+        "host:x",
+        "host:0",
+        "host:65536",
+        "host:99999999999999",
+        "::1:80",
+        "http://h:80",
+        "[]:80",
+        "host:²",
+        "a\nb:80",
+    ],
+)
 def test_what_is_no_address(text):
     with pytest.raises(ConfigError, match=r"(?s)^--server cannot be '.*'; give ") as error:
         address(text)

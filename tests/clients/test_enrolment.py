@@ -12,18 +12,35 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from tls_servers import Authority
 
-from fedcomp.clients.enrolment import LARGEST_ID, Enrolment, iso, moment, openssh, pem, public_key, utc_now
+from fedcomp.clients.enrolment import (
+    LARGEST_ID,
+    Enrolment,
+    iso,
+    moment,
+    openssh,
+    pem,
+    public_key,
+    utc_now,
+)
 from fedcomp.errors import KeysError
 
 ENDS = datetime(2027, 11, 21, 16, 33, 8, tzinfo=UTC)
 
 
 def private_text(key) -> str:
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()).decode()
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    ).decode()
 
 
 def public_text(key) -> str:
-    return key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
+    return (
+        key.public_key()
+        .public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        .decode()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +50,14 @@ def key():
 
 @pytest.fixture(scope="module")
 def enrolment(key) -> Enrolment:
-    return Enrolment(3, public_text(key), private_text(key), Authority().pem.decode(), ENDS, "server.example:8080")
+    return Enrolment(
+        3,
+        public_text(key),
+        private_text(key),
+        Authority().pem.decode(),
+        ENDS,
+        "server.example:8080",
+    )
 
 
 def refused(path, text: str) -> str:
@@ -62,9 +86,15 @@ def test_its_keys_are_a_pair_for_flower(enrolment, key, tmp_path):
 
 def test_a_comment_and_an_offset_do_not_matter(enrolment, tmp_path):
     path = tmp_path / "3.toml"
-    path.write_text(enrolment.text().replace(enrolment.public_key, f"{enrolment.public_key} laptop").replace("16:33:08Z", "17:33:08+01:00"))
+    path.write_text(
+        enrolment.text()
+        .replace(enrolment.public_key, f"{enrolment.public_key} laptop")
+        .replace("16:33:08Z", "17:33:08+01:00")
+    )
     assert Enrolment.read(path) == enrolment
-    path.write_text(enrolment.text().replace('"2027-11-21T16:33:08Z"', "2027-11-21T16:33:08Z"))  # TOML's own kind of date
+    path.write_text(
+        enrolment.text().replace('"2027-11-21T16:33:08Z"', "2027-11-21T16:33:08Z")
+    )  # TOML's own kind of date
     assert Enrolment.read(path) == enrolment
 
 
@@ -85,32 +115,65 @@ def bad_keys():
     yield "private_key", private_text(ec.generate_private_key(ec.SECP256R1()))
     yield "private_key", private_text(ed25519.Ed25519PrivateKey.generate())
     locked = ec.generate_private_key(ec.SECP384R1()).private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret"))
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
     yield "private_key", locked.decode()
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("id", -1), ("id", "3"), ("id", True), ("id", 1.0), ("id", LARGEST_ID + 1), ("id", [3]), ("not_after", "soon"), ("not_after", 3),
-    ("not_after", "2027-11-21T16:33:08"), ("not_after", "2027-11-21"), ("not_after", "0001-01-01T00:00:00+23:59"), ("public_key", "ssh"),
-    ("public_key", ""), ("public_key", "ü"), ("public_key", 7), ("private_key", "no"), ("private_key", ""), ("ca", "no"), ("ca", {"a": 1}),
-    ("server", 8080), ("server", "ü"), *bad_keys(),
-], ids=lambda value: str(value)[:12])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("id", -1),
+        ("id", "3"),
+        ("id", True),
+        ("id", 1.0),
+        ("id", LARGEST_ID + 1),
+        ("id", [3]),
+        ("not_after", "soon"),
+        ("not_after", 3),
+        ("not_after", "2027-11-21T16:33:08"),
+        ("not_after", "2027-11-21"),
+        ("not_after", "0001-01-01T00:00:00+23:59"),
+        ("public_key", "ssh"),
+        ("public_key", ""),
+        ("public_key", "ü"),
+        ("public_key", 7),
+        ("private_key", "no"),
+        ("private_key", ""),
+        ("ca", "no"),
+        ("ca", {"a": 1}),
+        ("server", 8080),
+        ("server", "ü"),
+        *bad_keys(),
+    ],
+    ids=lambda value: str(value)[:12],
+)
 def test_a_field_that_is_not_what_it_should_be_is_named(field, value, enrolment, tmp_path):
-    said = refused(tmp_path / "x.toml", tomli_w.dumps(tomllib.loads(enrolment.text()) | {field: value}))
+    said = refused(
+        tmp_path / "x.toml", tomli_w.dumps(tomllib.loads(enrolment.text()) | {field: value})
+    )
     assert said.startswith(f": '{field}' is not a")
 
 
 def test_two_keys_that_are_no_pair(enrolment, tmp_path):
     other = public_text(ec.generate_private_key(ec.SECP384R1()))
-    assert refused(tmp_path / "x.toml", replace(enrolment, public_key=other).text()) == ": 'private_key' and 'public_key' are not a pair"
+    assert (
+        refused(tmp_path / "x.toml", replace(enrolment, public_key=other).text())
+        == ": 'private_key' and 'public_key' are not a pair"
+    )
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("id = 3\nid = 4\n", r" is not TOML: .*\(at line 2, column 7\)"),
-    ("id = 3\nnonsense\n", r" is not TOML: .*\(at line 2, column 9\)"),
-    ("", ": 'id' is missing"),
-    ("[" * 100_000, " is not TOML: .*"),
-])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("id = 3\nid = 4\n", r" is not TOML: .*\(at line 2, column 7\)"),
+        ("id = 3\nnonsense\n", r" is not TOML: .*\(at line 2, column 9\)"),
+        ("", ": 'id' is missing"),
+        ("[" * 100_000, " is not TOML: .*"),
+    ],
+)
 def test_a_file_that_is_not_toml_names_the_line(text, said, tmp_path):
     assert re.fullmatch(said, refused(tmp_path / "x.toml", text))
 
@@ -119,7 +182,9 @@ def test_bytes_that_are_no_text_and_a_file_that_is_none(tmp_path):
     path = tmp_path / "x.toml"
     path.write_bytes(b"\xff\xfe")
     for what in (path, tmp_path, tmp_path / "absent.toml"):
-        with pytest.raises(KeysError, match=f"^{re.escape(str(what))} (is not TOML|cannot be read)"):
+        with pytest.raises(
+            KeysError, match=f"^{re.escape(str(what))} (is not TOML|cannot be read)"
+        ):
             Enrolment.read(what)
 
 
@@ -136,8 +201,10 @@ def test_an_expired_key_is_told_with_the_clock(enrolment):
     enrolment.refuse_expired(ENDS - timedelta(seconds=1))
     with pytest.raises(KeysError) as raised:
         enrolment.refuse_expired(ENDS)
-    assert str(raised.value) == ("the key of client 3 ended on 2027-11-21T16:33:08Z, and it is 2027-11-21T16:33:08Z by this machine's "
-                                 "clock; correct the clock if it is wrong, else on the server: fedcomp keys renew 3")
+    assert str(raised.value) == (
+        "the key of client 3 ended on 2027-11-21T16:33:08Z, and it is 2027-11-21T16:33:08Z by this machine's "
+        "clock; correct the clock if it is wrong, else on the server: fedcomp keys renew 3"
+    )
 
 
 def test_files_for_flower_supernode(enrolment, tmp_path):
@@ -157,14 +224,29 @@ def test_files_for_flower_supernode(enrolment, tmp_path):
 
 def test_one_key_in_any_form_is_one_line(key):
     armoured = pem(key.public_key())
-    forms = [public_text(key), public_text(key) + " a comment\n", armoured, b"\n" + armoured.replace(b"\n", b"\r\n")]
-    compressed = key.public_key().public_bytes(serialization.Encoding.X962, serialization.PublicFormat.CompressedPoint)
+    forms = [
+        public_text(key),
+        public_text(key) + " a comment\n",
+        armoured,
+        b"\n" + armoured.replace(b"\n", b"\r\n"),
+    ]
+    compressed = key.public_key().public_bytes(
+        serialization.Encoding.X962, serialization.PublicFormat.CompressedPoint
+    )
     forms.append(pem(ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP384R1(), compressed)))
     assert {openssh(public_key(form)) for form in forms} == {public_text(key)}
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00", "ü", b"ecdsa-sha2-nistp384 AAAA",
-                                  b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00",
+        "ü",
+        b"ecdsa-sha2-nistp384 AAAA",
+        b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",
+    ],
+)
 def test_what_is_no_key_is_a_value_error(data):
     with pytest.raises(ValueError):
         public_key(data)

@@ -14,7 +14,9 @@ POINTS = [point_of(key.public_key()) for key in KEYS]
 
 
 def test_a_point_is_the_key():
-    assert {len(point) for point in POINTS} == {POINT} and point_of(verifier(POINTS[0])) == POINTS[0]
+    assert {len(point) for point in POINTS} == {POINT} and point_of(verifier(POINTS[0])) == POINTS[
+        0
+    ]
     with pytest.raises(ProtocolError, match="no point"):
         verifier(b"\x02" + bytes(48)[:47] + b"\xff" * 2)
 
@@ -43,7 +45,10 @@ def test_its_own_key_nobody_can_change_and_it_signs_for_nobody_else():
 
 def test_with_a_list_the_server_is_not_asked(tmp_path):
     path = tmp_path / "registry.toml"
-    lines = (f'[[client]]\nid = {i}\nstate = "enrolled"\npublic_key = "{openssh(KEYS[i].public_key())}"\n' for i in (0, 1))
+    lines = (
+        f'[[client]]\nid = {i}\nstate = "enrolled"\npublic_key = "{openssh(KEYS[i].public_key())}"\n'
+        for i in (0, 1)
+    )
     path.write_text('server = "here:1"\n' + "".join(lines))
     ring = PinnedKeys("run", 0, KEYS[0], roster=read_roster(path))
     assert ring.key(1) == ring.key(1, POINTS[1]) == POINTS[1]
@@ -53,7 +58,9 @@ def test_with_a_list_the_server_is_not_asked(tmp_path):
         ring.key(2, POINTS[2])
 
 
-@pytest.mark.parametrize("text", ["[", "client = 3", '[[client]]\nid = "a"', '[[client]]\nid = 1\npublic_key = "x"'])
+@pytest.mark.parametrize(
+    "text", ["[", "client = 3", '[[client]]\nid = "a"', '[[client]]\nid = 1\npublic_key = "x"']
+)
 def test_what_is_no_list_is_told(tmp_path, text):
     path = tmp_path / "registry.toml"
     path.write_text(text)

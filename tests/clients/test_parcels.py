@@ -13,15 +13,17 @@ ASSIGNMENT = Assignment(1, "train", 3, "dense", "", "v", "f", [b"frame"], "")
 
 
 def record() -> ArrayRecord:
-    return ArrayRecord({
-        "w": Array(np.arange(6, dtype=np.float32).reshape(2, 3)),
-        "count": Array(np.array(7)),
-        "half": Array(np.array([0.5, 1.5], np.float16)),
-        "bn.running_var": Array(np.ones(2, np.float32)),
-        "scalar": Array(np.array(3.25)),
-        "blob": Array("uint8", (4,), "mine.v1", b"\x00\x01\x02\x03"),
-        "empty": Array(np.empty((0, 4), np.float32)),
-    })
+    return ArrayRecord(
+        {
+            "w": Array(np.arange(6, dtype=np.float32).reshape(2, 3)),
+            "count": Array(np.array(7)),
+            "half": Array(np.array([0.5, 1.5], np.float16)),
+            "bn.running_var": Array(np.ones(2, np.float32)),
+            "scalar": Array(np.array(3.25)),
+            "blob": Array("uint8", (4,), "mine.v1", b"\x00\x01\x02\x03"),
+            "empty": Array(np.empty((0, 4), np.float32)),
+        }
+    )
 
 
 def test_floats_are_the_vector_in_their_order_and_come_back_as_they_were():
@@ -32,7 +34,10 @@ def test_floats_are_the_vector_in_their_order_and_come_back_as_they_were():
     assert list(again) == list(record())
     for name, array in record().items():
         assert (again[name].dtype, again[name].shape, again[name].stype, again[name].data) == (
-            array.dtype, array.shape, array.stype, array.data
+            array.dtype,
+            array.shape,
+            array.stype,
+            array.data,
         )
 
 
@@ -48,7 +53,15 @@ def test_a_form_survives_its_packing():
     assert Form.unpack(form.pack()).layout.fingerprint == form.layout.fingerprint
 
 
-NO_FORMS = [b"", b"{", b"[1]", b'[["w",[2],"complex64"]]', b'[["w",[-2],"float32"]]', b'[["w","x","float32"]]', b"\xff"]
+NO_FORMS = [
+    b"",
+    b"{",
+    b"[1]",
+    b'[["w",[2],"complex64"]]',
+    b'[["w",[-2],"float32"]]',
+    b'[["w","x","float32"]]',
+    b"\xff",
+]
 
 
 @pytest.mark.parametrize("data", NO_FORMS)
@@ -59,12 +72,16 @@ def test_a_form_that_cannot_be_is_refused(data):
 
 def test_a_parcel_stands_in_the_place_of_a_record_and_gives_it_back():
     form, config = Form.of(record()), ConfigRecord({"lr": 0.1})
-    content = Parcel.of(ASSIGNMENT, "arrays", form.whole(record())).put(RecordDict({"arrays": record(), "config": config}), "arrays")
+    content = Parcel.of(ASSIGNMENT, "arrays", form.whole(record())).put(
+        RecordDict({"arrays": record(), "config": config}), "arrays"
+    )
     assert list(content) == ["fedcomp", "config"]
     assert content["fedcomp"].count_bytes() < 1200
     parcel = Parcel.take(content)
     assert Assignment.unpack(parcel.message) == ASSIGNMENT
-    assert {name: array.data for name, array in parcel.whole.items()} == {n: a.data for n, a in form.whole(record()).items()}
+    assert {name: array.data for name, array in parcel.whole.items()} == {
+        n: a.data for n, a in form.whole(record()).items()
+    }
     back = parcel.replaced(content, form.record(form.vector(record()), parcel.whole))
     assert list(back) == ["arrays", "config"] and list(back["arrays"]) == list(record())
 
@@ -81,13 +98,20 @@ def test_a_message_without_a_parcel_is_refused():
         Parcel.take(RecordDict({"arrays": record()}))
 
 
-@pytest.mark.parametrize("changed", [
-    {"count": Array(np.array([7, 8]))},
-    {"count": Array("int64", (), "numpy.ndarray", b"no array")},
-    {"bn.running_var": Array(np.array([1.0, np.nan], np.float32))},
-    {"bn.running_var": Array("float32", (3,), "numpy.ndarray", Array(np.ones(2, np.float32)).data)},
-    {"more": Array(np.ones(1))},
-])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"count": Array(np.array([7, 8]))},
+        {"count": Array("int64", (), "numpy.ndarray", b"no array")},
+        {"bn.running_var": Array(np.array([1.0, np.nan], np.float32))},
+        {
+            "bn.running_var": Array(
+                "float32", (3,), "numpy.ndarray", Array(np.ones(2, np.float32)).data
+            )
+        },
+        {"more": Array(np.ones(1))},
+    ],
+)
 def test_arrays_that_are_not_the_models_are_refused(changed):
     form = Form.of(record())
     with pytest.raises(ProtocolError):

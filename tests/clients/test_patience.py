@@ -20,8 +20,12 @@ def client(monkeypatch):
 
     def made(patience_s):
         member = Member(Own(task, task.train(), torch.device("cpu"), 0, 0), None)
-        return Process(Target("127.0.0.1", free_port(), None, None), member, lambda sentence: said.append(str(sentence)),
-                       patience_s=patience_s), said
+        return Process(
+            Target("127.0.0.1", free_port(), None, None),
+            member,
+            lambda sentence: said.append(str(sentence)),
+            patience_s=patience_s,
+        ), said
 
     return made
 
@@ -31,8 +35,12 @@ def test_a_server_that_stays_away_is_told_five_times_and_the_fifth_says_what_it_
     with pytest.raises(UnreachableError, match="nothing listens on"):
         waiting.run()
     assert [sentence.rpartition("; ")[2] for sentence in said] == [
-        "trying again in 0.01 s", "trying again in 0.02 s", "trying again in 0.03 s", "trying again in 0.04 s",
-        "trying every 0.05 s from now on, for 1 s in all: the server may be away, or the run over"]
+        "trying again in 0.01 s",
+        "trying again in 0.02 s",
+        "trying again in 0.03 s",
+        "trying again in 0.04 s",
+        "trying every 0.05 s from now on, for 1 s in all: the server may be away, or the run over",
+    ]
 
 
 def test_a_new_cause_is_told_and_the_same_one_is_not(client, monkeypatch):
@@ -49,12 +57,19 @@ def test_a_new_cause_is_told_and_the_same_one_is_not(client, monkeypatch):
     waiting, said = client(None)
     with pytest.raises(UnreachableError, match="another server"):
         waiting.run()
-    assert [sentence.partition(";")[0] for sentence in said] == ["it is closed"] * 5 + ["it is silent", "it is closed"]
-    assert all("until it is stopped: the server may be away, or the run over" in sentence for sentence in said[4:])
+    assert [sentence.partition(";")[0] for sentence in said] == ["it is closed"] * 5 + [
+        "it is silent",
+        "it is closed",
+    ]
+    assert all(
+        "until it is stopped: the server may be away, or the run over" in sentence
+        for sentence in said[4:]
+    )
 
 
 def test_a_client_that_nobody_asks_for_anything_says_so_once(client, monkeypatch):
     """Its id may be beyond the clients of the run."""
+
     class Nobody:
         looks = 0
 

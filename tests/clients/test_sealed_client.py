@@ -10,7 +10,17 @@ from fedcomp.clients import sealed_election
 from fedcomp.clients.ballots import CARD, KEY, Card, Sealed, Slot
 from fedcomp.clients.election import BALLOTS, TALLY, Row
 from fedcomp.clients.keyring import DerivedKeys, verifier
-from fedcomp.clients.sealed_election import ATTEMPT, CARDS, KEY_OF, RECOUNT, ROW, TERMS, SealedElection, terms_of, with_complaints
+from fedcomp.clients.sealed_election import (
+    ATTEMPT,
+    CARDS,
+    KEY_OF,
+    RECOUNT,
+    ROW,
+    TERMS,
+    SealedElection,
+    terms_of,
+    with_complaints,
+)
 from fedcomp.clients.work import Held, Part
 from fedcomp.codecs import Context, codec
 from fedcomp.errors import ProtocolError
@@ -43,13 +53,22 @@ class One:
         assignment = Assignment(round, phase, self.who, UP_TO_DATE, "", "v", "", [], "", flat)
         opens = self.work.opens(assignment, self.held)
         held = Held(round, 0.0, self.work.outlasting(self.held, assignment)) if opens else self.held
-        context, keeps = Context(round=round, phase=phase, announced=announced), memory("none", codec("sign"), NUMEL, LAYOUT)
-        x = torch.randn(NUMEL, generator=torch.Generator().manual_seed(self.who)) if opens else self.work.hear(keeps, held.kept, 1, context)
+        context, keeps = (
+            Context(round=round, phase=phase, announced=announced),
+            memory("none", codec("sign"), NUMEL, LAYOUT),
+        )
+        x = (
+            torch.randn(NUMEL, generator=torch.Generator().manual_seed(self.who))
+            if opens
+            else self.work.hear(keeps, held.kept, 1, context)
+        )
         frame = self.work.answer(keeps, None if x is None else x[None], held.kept, 1, context)
         self.held = held
         return frame
 
-    def open(self, attempt: str = A, round: int = 1, senders: tuple[int, ...] = ALL) -> dict[int, bytes]:
+    def open(
+        self, attempt: str = A, round: int = 1, senders: tuple[int, ...] = ALL
+    ) -> dict[int, bytes]:
         row = Row(self.who, self.who, tuple(Part(s, (s,)) for s in senders))
         keys = {f"{KEY_OF}{who}": RING.key(who) for who in (*ALL, 9)}
         cards = self.ask(CARDS, {ROW: row.pack()} | keys, attempt, round)
@@ -64,7 +83,10 @@ def opened() -> tuple[list[One], list[dict[int, bytes]]]:
 
 
 def ballots_of(clients, cards) -> dict[str, bytes]:
-    return {str(c.who): c.ask(BALLOTS, {str(v): cards[v][c.who] for v in range(len(clients))}) for c in clients}
+    return {
+        str(c.who): c.ask(BALLOTS, {str(v): cards[v][c.who] for v in range(len(clients))})
+        for c in clients
+    }
 
 
 def test_a_voter_votes_once_on_one_set_of_ballots(opened):
@@ -124,7 +146,9 @@ def test_what_was_answered_is_told_from_what_is_kept_on_the_disk(opened):
     """A client keeps `Held` with its report: after a restart it stands where it stood."""
     clients, cards = opened
     ballots_of(clients, cards)
-    again = One(0, Held(1, 0.0, {name: bytes(value) for name, value in clients[0].held.kept.items()}))
+    again = One(
+        0, Held(1, 0.0, {name: bytes(value) for name, value in clients[0].held.kept.items()})
+    )
     with pytest.raises(ProtocolError, match="which has one answer"):
         again.ask(BALLOTS, {str(v): cards[v][0] for v in ALL})
     with pytest.raises(ProtocolError, match="asks again"):
@@ -140,7 +164,9 @@ def test_a_ballot_is_sealed_for_nobody_but_the_row_that_was_announced(opened):
 
 def test_a_voter_that_is_passed_a_ballot_for_another_card_gives_no_key_away(opened):
     clients, cards = opened
-    sealed = {str(c.who): c.ask(BALLOTS, {str(v): cards[v][c.who] for v in ALL[1:]}) for c in clients}
+    sealed = {
+        str(c.who): c.ask(BALLOTS, {str(v): cards[v][c.who] for v in ALL[1:]}) for c in clients
+    }
     with pytest.raises(ProtocolError, match="not sealed for the card"):
         clients[0].ask(TALLY, sealed)
     assert len(cards[0][1]) > KEY
@@ -182,7 +208,19 @@ def test_three_ballots_in_one_partition_are_too_few_to_vote_on():
     assert clients[1].ask(TALLY, {s: sealed[s] for s in "036"})
 
 
-@pytest.mark.parametrize("name", [b"\x80" * 32, b"\x81" * 32, b"", b"a", b"A" * 32, b"a" * 33, b"a" * 31 + b"\n", b"a" * 32 + b"\n"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"\x80" * 32,
+        b"\x81" * 32,
+        b"",
+        b"a",
+        b"A" * 32,
+        b"a" * 33,
+        b"a" * 31 + b"\n",
+        b"a" * 32 + b"\n",
+    ],
+)
 def test_an_attempt_has_the_name_that_a_server_draws(name):
     """Names that are read alike would be one slot to what is signed, and two to what is remembered."""
     keys = {f"{KEY_OF}{who}": RING.key(who) for who in ALL}
@@ -191,11 +229,17 @@ def test_an_attempt_has_the_name_that_a_server_draws(name):
         One(0).ask(CARDS, {ROW: row.pack()} | keys | {ATTEMPT: name})
 
 
-@pytest.mark.parametrize("which", [" 1", "+1", "01", "1_0", "-1", "x", "", "²", "١", "1\n", "9" * 19])
+@pytest.mark.parametrize(
+    "which", [" 1", "+1", "01", "1_0", "-1", "x", "", "²", "١", "1\n", "9" * 19]
+)
 def test_a_client_is_named_in_one_way(which):
     row = Row(0, 0, tuple(Part(s, (s,)) for s in ALL))
     with pytest.raises(ProtocolError, match="no client's"):
-        One(0).ask(CARDS, {ROW: row.pack(), f"{KEY_OF}{which}": RING.key(1)} | {f"{KEY_OF}{who}": RING.key(who) for who in ALL})
+        One(0).ask(
+            CARDS,
+            {ROW: row.pack(), f"{KEY_OF}{which}": RING.key(1)}
+            | {f"{KEY_OF}{who}": RING.key(who) for who in ALL},
+        )
 
 
 @pytest.mark.parametrize("name", ["01", "+1", "١", "x", ""])
@@ -209,10 +253,14 @@ def test_complaints_reach_the_server_where_too_few_ballots_are_whole(opened):
     clients, cards = opened
     sealed = ballots_of(clients, cards)
     bad = crooked(sealed["1"], [0], slot(A, 1, 1), RING.signer(1), lambda size: bytes(size))
-    complaints, vote = with_complaints(clients[0].ask(TALLY, {"0": sealed["0"], "1": bad, "2": sealed["2"]}))
+    complaints, vote = with_complaints(
+        clients[0].ask(TALLY, {"0": sealed["0"], "1": bad, "2": sealed["2"]})
+    )
     ((sender, private),) = complaints
     assert vote == b"" and sender == 1
-    assert Sealed.read(bad, slot(A, 1, 1), verifier(RING.key(1))).proven_bad(0, cards[0][1][:KEY], private)
+    assert Sealed.read(bad, slot(A, 1, 1), verifier(RING.key(1))).proven_bad(
+        0, cards[0][1][:KEY], private
+    )
     with pytest.raises(ProtocolError, match="2 ballots are whole"):
         clients[0].ask(RECOUNT, {})
 

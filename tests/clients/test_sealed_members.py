@@ -24,7 +24,14 @@ from fedcomp.messages import UPDATE, Assignment
 from fedcomp.sim.grid import LocalGrid
 from fedcomp.strategies import resolved
 
-CONFIG = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy="election:byzantine=2,form=ballots,sealed=true,liars=1"))
+CONFIG = resolved(
+    RunConfig(
+        clients=5,
+        participation=1.0,
+        batch_size=10,
+        strategy="election:byzantine=2,form=ballots,sealed=true,liars=1",
+    )
+)
 KEYS, FALSE = ([ec.generate_private_key(ec.SECP384R1()) for _ in range(5)] for _ in range(2))
 A, B = "a" * 32, "b" * 32  # attempts
 
@@ -50,15 +57,27 @@ class Server:
         b = self.strategy.broadcasts
         told = {"attempt": attempt.encode(), "terms": self.terms.encode(), **told}
         flat = [part for name, value in told.items() for part in (name.encode(), value)]
-        return self.answered(Assignment(round, phase, 0, "up-to-date", b.version, b.version, b.fingerprint, [], "", flat))
+        return self.answered(
+            Assignment(
+                round, phase, 0, "up-to-date", b.version, b.version, b.fingerprint, [], "", flat
+            )
+        )
 
     @property
     def terms(self) -> str:
         return terms_of(self.member.client.work.options, self.strategy.broadcasts.fingerprint, 1.0)
 
     def cards(self, attempt: str = A, round: int = 1, keys=KEYS):
-        points = {f"{KEY_OF}{i}": point_of((KEYS[0] if i == 0 else key).public_key()) for i, key in enumerate(keys)}
-        return self.ask(CARDS, {ROW: Row(0, 0, tuple(Part(j, (j,)) for j in range(5))).pack()} | points, attempt, round)
+        points = {
+            f"{KEY_OF}{i}": point_of((KEYS[0] if i == 0 else key).public_key())
+            for i, key in enumerate(keys)
+        }
+        return self.ask(
+            CARDS,
+            {ROW: Row(0, 0, tuple(Part(j, (j,)) for j in range(5))).pack()} | points,
+            attempt,
+            round,
+        )
 
     def ballot(self, run: str, cards: bytes, attempt: str = A, round: int = 1) -> Sealed:
         slot = Slot(run, attempt, round, 0, self.terms)
@@ -85,7 +104,10 @@ def test_another_run_in_between_gets_no_second_ballot_for_a_slot(server):
     for run in ("A", "B", "A"):
         server.invite(run)
         again = server.cards()
-        assert (again.kind, again.stage) == ("failed", "phase") and "asks again for round 1" in again.reason
+        assert (again.kind, again.stage) == (
+            "failed",
+            "phase",
+        ) and "asks again for round 1" in again.reason
 
 
 def test_who_comes_back_takes_part_in_new_rounds_and_in_no_attempt_that_was_given_up(server):
@@ -127,7 +149,10 @@ def test_one_who_was_opened_is_not_asked_to_seal_after_another_run(server):
     server.cards()
     server.invite("A")
     slot = Slot("A", A, 1, 0, server.terms)
-    report = server.ask(BALLOTS, {"0": cards[:CARD]} | {str(i): Card.make(slot, i, KEYS[i]).data for i in range(1, 5)})
+    report = server.ask(
+        BALLOTS,
+        {"0": cards[:CARD]} | {str(i): Card.make(slot, i, KEYS[i]).data for i in range(1, 5)},
+    )
     assert report.kind == "failed"
 
 
@@ -140,7 +165,12 @@ def test_a_run_that_is_no_sealed_election_meanwhile_makes_nobody_forget(tmp_path
     plain = a_strategy(config)
     server.member.join(replace(invitation(config, plain), run="A"))
     b = plain.broadcasts
-    assert server.member.answer(Assignment(1, "train", 0, "up-to-date", b.version, b.version, b.fingerprint, [], "")).kind == UPDATE
+    assert (
+        server.member.answer(
+            Assignment(1, "train", 0, "up-to-date", b.version, b.version, b.fingerprint, [], "")
+        ).kind
+        == UPDATE
+    )
     server.restart()
     server.invite("A")
     assert "asks again for round 1" in server.cards().reason
@@ -172,7 +202,11 @@ def test_runs_without_end_are_not_forgotten_but_refused(monkeypatch, tmp_path):
         with pytest.raises(UserError, match="--state-dir"):
             kept.add("C", {"x": b"3"})
         kept.add("A", {"y": b"4"})
-        assert (kept.of("A"), kept.of("B"), kept.of("C")) == ({"x": b"1", "y": b"4"}, {"x": b"2"}, {})
+        assert (kept.of("A"), kept.of("B"), kept.of("C")) == (
+            {"x": b"1", "y": b"4"},
+            {"x": b"2"},
+            {},
+        )
 
 
 def test_who_seals_alone_takes_part_in_nothing_else():
@@ -194,7 +228,11 @@ class Members:
     def __init__(self, rosters=None):
         self.strategy, self.keys = a_strategy(CONFIG), dict(enumerate(KEYS))
         self.invited = invitation(CONFIG, self.strategy)
-        self.strategy.know(self.invited.run, lambda client: pem(self.keys[client].public_key()), self.invited.options)
+        self.strategy.know(
+            self.invited.run,
+            lambda client: pem(self.keys[client].public_key()),
+            self.invited.options,
+        )
         self.members = {}
         for client in range(5):
             self.members[client] = Member(own(client, roster=(rosters or {}).get(client)), None)
@@ -220,14 +258,34 @@ def test_a_key_that_is_renewed_leaves_its_client_out_and_nobody_else():
     for _ in range(2):
         outcome = next(members.rounds)
         (rejection,) = outcome.rejections
-        assert outcome.broadcast is not None and [a.client for a in outcome.accepted] == [0, 2, 3, 4]
-        assert rejection.client == 1 and "4 voters have another key of it" in rejection.reason and "next run" in rejection.reason
+        assert outcome.broadcast is not None and [a.client for a in outcome.accepted] == [
+            0,
+            2,
+            3,
+            4,
+        ]
+        assert (
+            rejection.client == 1
+            and "4 voters have another key of it" in rejection.reason
+            and "next run" in rejection.reason
+        )
 
 
 def test_so_does_a_list_that_lacks_somebody():
     points = {client: point_of(key.public_key()) for client, key in enumerate(KEYS) if client != 3}
     everybody = next(Members({client: points for client in (0, 1, 2, 4)}).rounds)
-    assert [r.client for r in everybody.rejections] == [3] and len(everybody.accepted) == 4 and everybody.broadcast is not None
+    assert (
+        [r.client for r in everybody.rejections] == [3]
+        and len(everybody.accepted) == 4
+        and everybody.broadcast is not None
+    )
     alone = next(Members({2: points}).rounds)
-    assert [r.client for r in alone.rejections] == [2] and len(alone.accepted) == 4 and alone.broadcast is not None
-    assert "another key of client 3 than others" in alone.rejections[0].reason and "newest list" in alone.rejections[0].reason
+    assert (
+        [r.client for r in alone.rejections] == [2]
+        and len(alone.accepted) == 4
+        and alone.broadcast is not None
+    )
+    assert (
+        "another key of client 3 than others" in alone.rejections[0].reason
+        and "newest list" in alone.rejections[0].reason
+    )

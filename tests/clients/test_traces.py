@@ -31,7 +31,10 @@ class Coarse(nn.Module):
         return self.two(torch.tanh(self.one(x)).to(torch.bfloat16)).float()
 
 
-MODELS = {"mlp": lambda: nn.Sequential(nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 4)), "coarse": Coarse}
+MODELS = {
+    "mlp": lambda: nn.Sequential(nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 4)),
+    "coarse": Coarse,
+}
 
 
 def examples() -> Data:
@@ -46,12 +49,23 @@ def parts(make) -> tuple[Task, nn.Module, Layout, torch.Tensor]:
     return Task("small", make, examples, examples), model, layout, layout.gather(model)
 
 
-def stepwise(model: nn.Module, layout: Layout, start, data: Data, batches, sgd: LocalSGD, momentum: torch.Tensor):
+def stepwise(
+    model: nn.Module,
+    layout: Layout,
+    start,
+    data: Data,
+    batches,
+    sgd: LocalSGD,
+    momentum: torch.Tensor,
+):
     """Moments and momentum by autograd, in float32 models."""
     layout.scatter(start, model)
     sums, squares = torch.zeros(2, layout.numel)
     for batch in batches:
-        gradients = torch.autograd.grad(F.cross_entropy(model(data.inputs[batch]), data.targets[batch]), list(model.parameters()))
+        gradients = torch.autograd.grad(
+            F.cross_entropy(model(data.inputs[batch]), data.targets[batch]),
+            list(model.parameters()),
+        )
         g = torch.cat([gradient.flatten() for gradient in gradients])
         g = g * min(1.0, sgd.clip / g.norm().item()) if sgd.clip else g
         sums, squares = sums + g, squares + g * g
@@ -77,20 +91,35 @@ def test_they_are_those_of_the_steps(variant):
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_both_engines_follow_the_same(make, at_once):
     sgd, data = replace(SGD, clip=0.5), examples()
-    shards = [np.arange(20), np.arange(5) + 20, np.arange(20) + 25, np.arange(5) + 45]  # two kinds of plan, mingled
+    shards = [
+        np.arange(20),
+        np.arange(5) + 20,
+        np.arange(20) + 25,
+        np.arange(5) + 45,
+    ]  # two kinds of plan, mingled
     plans = [plan_batches(sgd, shard, 0, 1, who) for who, shard in enumerate(shards)]
     task, model, layout, start = parts(make)
-    momenta = 0.1 * torch.randn(len(plans), layout.numel, generator=torch.Generator().manual_seed(4))
+    momenta = 0.1 * torch.randn(
+        len(plans), layout.numel, generator=torch.Generator().manual_seed(4)
+    )
     momenta = momenta.to(torch.bfloat16).to(torch.float32)
     each = [Traces.begin(sgd, True, start, momentum) for momentum in momenta]
     stack = Traces.stack(each)
     engine = SerialEngine(task, model, layout, "cpu")
-    updates = [engine.train(start, data, plan, sgd, traces=traces).update for plan, traces in zip(plans, each, strict=True)]
+    updates = [
+        engine.train(start, data, plan, sgd, traces=traces).update
+        for plan, traces in zip(plans, each, strict=True)
+    ]
     task, model, layout, start = parts(make)
-    together, _ = BatchedEngine(task, model, layout, "cpu", at_once).train(start, data, plans, sgd, traces=stack)
+    together, _ = BatchedEngine(task, model, layout, "cpu", at_once).train(
+        start, data, plans, sgd, traces=stack
+    )
     tolerance = 0.05 if make is Coarse else 1e-4
-    alike = [(torch.stack(updates), together), *zip(Traces.stack(each).moments, stack.moments, strict=True),
-             (torch.stack([traces.momentum for traces in each]), stack.momentum)]
+    alike = [
+        (torch.stack(updates), together),
+        *zip(Traces.stack(each).moments, stack.moments, strict=True),
+        (torch.stack([traces.momentum for traces in each]), stack.momentum),
+    ]
     for one, other in alike:
         assert ((one - other).norm(dim=1) < tolerance * one.norm(dim=1)).all()
     assert not torch.equal(stack.momentum, momenta)
@@ -100,8 +129,14 @@ def test_what_a_client_kept_is_not_changed_by_training():
     task, model, layout, start = parts(MODELS["mlp"])
     kept = torch.ones(layout.numel)
     traces = Traces.begin(SGD, False, start, kept)
-    SerialEngine(task, model, layout, "cpu").train(start, examples(), [np.arange(8)], SGD, traces=traces)
-    assert traces.moments is None and torch.equal(kept, torch.ones(layout.numel)) and not torch.equal(traces.momentum, kept)
+    SerialEngine(task, model, layout, "cpu").train(
+        start, examples(), [np.arange(8)], SGD, traces=traces
+    )
+    assert (
+        traces.moments is None
+        and torch.equal(kept, torch.ones(layout.numel))
+        and not torch.equal(traces.momentum, kept)
+    )
 
 
 def test_momentum_is_zero_where_the_update_arrived_and_nowhere_else():
@@ -113,7 +148,9 @@ def test_momentum_is_zero_where_the_update_arrived_and_nowhere_else():
     for client, member in enumerate(f.members):
         before, sent = member.momentum.clone(), member.memory.sent
         assert bool(before.any()) and sent.size == 4
-        settle(member.memory, member.ticket, f.strategy.tickets.get(client, ""), b"", member.momentum)
+        settle(
+            member.memory, member.ticket, f.strategy.tickets.get(client, ""), b"", member.momentum
+        )
         masked = before.index_fill(0, torch.from_numpy(sent), 0)
         assert torch.equal(member.momentum, before if client == 4 else masked)
 
@@ -128,7 +165,9 @@ def test_what_was_dropped_keeps_its_momentum():
     before, sent = member.momentum.clone(), set(member.memory.sent.tolist())
     back = set(f.strategy.uplink.open(returned, f.layout.numel).positions.tolist())
     settle(member.memory, member.ticket, f.strategy.tickets[client], returned, member.momentum)
-    assert back and set((before != member.momentum).nonzero().flatten().tolist()) == {i for i in sent - back if before[i]}
+    assert back and set((before != member.momentum).nonzero().flatten().tolist()) == {
+        i for i in sent - back if before[i]
+    }
 
 
 def test_a_failure_leaves_the_momentum_as_it_was():

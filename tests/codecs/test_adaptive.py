@@ -41,7 +41,9 @@ def decoded(spec: str, x: torch.Tensor, seed: int = 0) -> np.ndarray:
 def loss(v: np.ndarray, levels: np.ndarray, stochastic: bool) -> float:
     """The squared error of rounding to levels, float64 and ascending; in the mean if stochastic, from the first to the last."""
     if not stochastic:
-        return float(np.square(v - levels[np.searchsorted((levels[1:] + levels[:-1]) / 2, v)]).sum())
+        return float(
+            np.square(v - levels[np.searchsorted((levels[1:] + levels[:-1]) / 2, v)]).sum()
+        )
     cell = np.searchsorted(levels[1:-1], v, side="right")
     return float(((v - levels[cell]) * (levels[cell + 1] - v)).sum())
 
@@ -57,8 +59,12 @@ def even_loss(v: np.ndarray, size: int, stochastic: bool) -> float:
 def test_less_squared_error_than_even_levels(name, size, placement):
     x = torch.from_numpy(distributions()[name].astype(np.float32))
     v = x.double().numpy()
-    for rounding in ("nearest", "stochastic") if size > 4 else ("nearest",):  # of four, both ends and 0 are given
-        lost = np.square(decoded(f"adaptive:levels={size},rounding={rounding},placement={placement}", x) - v).sum()
+    for rounding in (
+        ("nearest", "stochastic") if size > 4 else ("nearest",)
+    ):  # of four, both ends and 0 are given
+        lost = np.square(
+            decoded(f"adaptive:levels={size},rounding={rounding},placement={placement}", x) - v
+        ).sum()
         assert lost < 0.65 * even_loss(v, size, rounding == "stochastic"), rounding
 
 
@@ -68,17 +74,25 @@ def test_lloyd_has_less_than_quantiles_in_the_mean(rounding, size):
     for name, v in distributions().items():
         x, lost = torch.from_numpy(v.astype(np.float32)), []
         for placement in ("lloyd", "quantiles"):
-            levels = codec(f"adaptive:rounding={rounding},levels={size},placement={placement}").place(x).astype(np.float64)
+            levels = (
+                codec(f"adaptive:rounding={rounding},levels={size},placement={placement}")
+                .place(x)
+                .astype(np.float64)
+            )
             lost.append(loss(x.double().numpy(), levels, rounding == "stochastic"))
         assert lost[0] < lost[1], name
 
 
-@pytest.mark.parametrize(("size", "distortion"), [(2, 0.3634), (4, 0.1175), (8, 0.03454), (16, 0.009497)])
+@pytest.mark.parametrize(
+    ("size", "distortion"), [(2, 0.3634), (4, 0.1175), (8, 0.03454), (16, 0.009497)]
+)
 def test_the_squared_error_of_a_normal_distribution_is_that_of_max(size, distortion):
     """Max 1960, table I; the values are quantiles, so that nothing is left to chance."""
     u = (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
     x = (math.sqrt(2) * torch.erfinv(2 * u - 1)).float()
-    assert np.square(decoded(f"adaptive:levels={size}", x) - x.double().numpy()).mean() == pytest.approx(distortion, rel=0.02)
+    assert np.square(
+        decoded(f"adaptive:levels={size}", x) - x.double().numpy()
+    ).mean() == pytest.approx(distortion, rel=0.02)
 
 
 def test_every_value_goes_to_its_nearest_level():
@@ -90,14 +104,27 @@ def test_every_value_goes_to_its_nearest_level():
         assert np.array_equal(np.abs(x.double().numpy() - y), nearest), name
 
 
-@pytest.mark.parametrize("spec", ["adaptive", "adaptive:placement=quantiles", "adaptive:rounding=stochastic"])
+@pytest.mark.parametrize(
+    "spec", ["adaptive", "adaptive:placement=quantiles", "adaptive:rounding=stochastic"]
+)
 def test_few_values_are_exact(spec):
-    for values in ([0.3], [0.0], [-0.0, 0.0], [1.5, -2.25], [2.0**-149, 0.0, -3 * 2.0**-149], [3.4e38, -3.4e38], [1.0, 2.0, 3.0, -4.0]):
+    for values in (
+        [0.3],
+        [0.0],
+        [-0.0, 0.0],
+        [1.5, -2.25],
+        [2.0**-149, 0.0, -3 * 2.0**-149],
+        [3.4e38, -3.4e38],
+        [1.0, 2.0, 3.0, -4.0],
+    ):
         x = torch.tensor(values * 11)
         assert np.array_equal(decoded(spec, x), x.double().numpy()), values
 
 
-@pytest.mark.parametrize("spec", ["adaptive:rounding=stochastic", "adaptive:rounding=stochastic,placement=quantiles,levels=3"])
+@pytest.mark.parametrize(
+    "spec",
+    ["adaptive:rounding=stochastic", "adaptive:rounding=stochastic,placement=quantiles,levels=3"],
+)
 @pytest.mark.parametrize("name", ["normal", "two heaps", "seventh powers", "half zeros"])
 def test_stochastic_rounding_is_unbiased(spec, name):
     v, seeds = distributions()[name][:400].astype(np.float32).astype(np.float64), 200
@@ -109,14 +136,20 @@ def test_stochastic_rounding_is_unbiased(spec, name):
     off = np.mean([decoded(spec, x, seed) for seed in range(seeds)], axis=0) - v
     drawing = variance > 0
     z = off[drawing] / np.sqrt(variance[drawing] / seeds)
-    assert (np.abs(off[~drawing]) < 1e-6).all() and abs(np.square(z).sum() - z.size) < 8 * math.sqrt(2 * z.size)
+    assert (np.abs(off[~drawing]) < 1e-6).all() and abs(
+        np.square(z).sum() - z.size
+    ) < 8 * math.sqrt(2 * z.size)
     assert variance.sum() <= codec(spec).variance(400) * np.square(v).sum()
 
 
 def test_stochastic_levels_are_where_their_neighbours_want_them():
     """At the least variance, moving any free level to a neighbouring value gains next to nothing."""
     v = np.sort(distributions()["laplace"].astype(np.float32)).astype(np.float64)
-    levels = codec("adaptive:rounding=stochastic,levels=8").place(torch.from_numpy(v.astype(np.float32))).astype(np.float64)
+    levels = (
+        codec("adaptive:rounding=stochastic,levels=8")
+        .place(torch.from_numpy(v.astype(np.float32)))
+        .astype(np.float64)
+    )
 
     least = loss(v, levels, True)
     for j in set(range(1, levels.size - 1)) - set(np.flatnonzero(levels == 0)):
@@ -132,7 +165,10 @@ def test_residual_takes_nearest_and_refuses_stochastic():
         memory("residual", codec("adaptive:rounding=stochastic"), 100)
 
 
-@pytest.mark.parametrize("spec", ["adaptive", "adaptive:rounding=stochastic", "adaptive:placement=quantiles,levels=256@layer"])
+@pytest.mark.parametrize(
+    "spec",
+    ["adaptive", "adaptive:rounding=stochastic", "adaptive:placement=quantiles,levels=256@layer"],
+)
 def test_small_and_large_vectors_take_ways_that_make_the_same_bytes(spec, monkeypatch):
     c, layout = codec(spec), layout_of(3001)
     for kind, x in vectors(3001).items():
@@ -148,25 +184,50 @@ def test_small_and_large_vectors_take_ways_that_make_the_same_bytes(spec, monkey
 def test_a_frame_is_its_table_and_the_entropy_of_its_codes():
     x = torch.from_numpy(np.random.default_rng(1).standard_normal(10**6, np.float32))
     frame = ADAPTIVE.encode(x)
-    shares = np.unique(ADAPTIVE.decode(frame, numel=x.numel()).numpy(), return_counts=True)[1] / x.numel()
+    shares = (
+        np.unique(ADAPTIVE.decode(frame, numel=x.numel()).numpy(), return_counts=True)[1]
+        / x.numel()
+    )
     assert len(frame) <= 4 * 16 + 100 + 1.01 * x.numel() / 8 * -(shares * np.log2(shares)).sum()
 
 
-@pytest.mark.parametrize(("spec", "least"), [
-    ("adaptive:levels=1", 2), ("adaptive:levels=257", 2), ("adaptive:levels=2,rounding=stochastic", 3),
-])
+@pytest.mark.parametrize(
+    ("spec", "least"),
+    [
+        ("adaptive:levels=1", 2),
+        ("adaptive:levels=257", 2),
+        ("adaptive:levels=2,rounding=stochastic", 3),
+    ],
+)
 def test_levels_out_of_range(spec, least):
-    with pytest.raises(SpecError, match=f"'levels' of codec 'adaptive' is [0-9]+; give a number from {least} to 256"):
+    with pytest.raises(
+        SpecError,
+        match=f"'levels' of codec 'adaptive' is [0-9]+; give a number from {least} to 256",
+    ):
         codec(spec)
 
 
-@pytest.mark.parametrize(("levels", "codes"), [
-    ([1.0, 0.5], [0, 1, 0]), ([0.5, 0.5], [0, 1, 0]), ([0.5, math.inf], [0, 1, 0]), ([math.nan], []), ([-0.0, 1.0], [0, 1, 0]),
-    ([0.5, 1.0], [0, 0, 0]), ([0.5], [0]), ([0.5, 1.0], []), ([-1.0, 0.0, 1.0], [0, 2, 0]),
-])
+@pytest.mark.parametrize(
+    ("levels", "codes"),
+    [
+        ([1.0, 0.5], [0, 1, 0]),
+        ([0.5, 0.5], [0, 1, 0]),
+        ([0.5, math.inf], [0, 1, 0]),
+        ([math.nan], []),
+        ([-0.0, 1.0], [0, 1, 0]),
+        ([0.5, 1.0], [0, 0, 0]),
+        ([0.5], [0]),
+        ([0.5, 1.0], []),
+        ([-1.0, 0.0, 1.0], [0, 2, 0]),
+    ],
+)
 def test_bodies_that_no_encoder_makes(levels, codes):
     packed = sum(code * len(levels) ** i for i, code in enumerate(codes))
-    body = bytes([len(levels) - 1]) + np.array(levels, "<f4").tobytes() + bytes([packed] if codes else [])
+    body = (
+        bytes([len(levels) - 1])
+        + np.array(levels, "<f4").tobytes()
+        + bytes([packed] if codes else [])
+    )
     with pytest.raises(FrameError):
         ADAPTIVE.unpack(Section(3, body), Layout.flat(3), 0)
     good = bytes([1]) + np.array([-1, 2.0], "<f4").tobytes() + bytes([0b010])

@@ -16,7 +16,10 @@ LAYOUT = Layout.from_shapes({"w": (15, 20), "b": (5,)})
 def update(seed: int = 0) -> torch.Tensor:
     """Singular values that fall, entries of all sizes."""
     rng = np.random.default_rng(seed)
-    u, v = np.linalg.qr(rng.standard_normal((15, 15))).Q, np.linalg.qr(rng.standard_normal((20, 15))).Q
+    u, v = (
+        np.linalg.qr(rng.standard_normal((15, 15))).Q,
+        np.linalg.qr(rng.standard_normal((20, 15))).Q,
+    )
     m = (u * 0.7 ** np.arange(15)) @ v.T
     return torch.from_numpy(np.concatenate([m.ravel(), rng.standard_normal(5)]).astype(np.float32))
 
@@ -35,7 +38,11 @@ def by_the_paper(sizes: np.ndarray, s: float) -> np.ndarray:
     return p
 
 
-sizes_of = st.lists(st.sampled_from([0.0, 1e-20, 0.01, 1.0, 1.5, 7.0, 1e10]) | st.floats(0, 100, width=32), min_size=1, max_size=30)
+sizes_of = st.lists(
+    st.sampled_from([0.0, 1e-20, 0.01, 1.0, 1.5, 7.0, 1e10]) | st.floats(0, 100, width=32),
+    min_size=1,
+    max_size=30,
+)
 
 
 @given(sizes_of, st.floats(1, 40))
@@ -67,16 +74,35 @@ def test_each_atom_is_drawn_with_its_probability_and_so_many_in_all():
         counts[drawn] += 1
     p = shares / ONE
     assert (abs(counts - 4000 * p) <= 5 * np.sqrt(4000 * p * (1 - p)) + 1e-9).all()
-    assert (draw(shares, 3) == draw(shares, 3)).all() and any(len(draw(shares, 0)) != len(draw(shares, i, 1)) for i in range(20))
+    assert (draw(shares, 3) == draw(shares, 3)).all() and any(
+        len(draw(shares, 0)) != len(draw(shares, i, 1)) for i in range(20)
+    )
 
 
-@pytest.mark.parametrize("spec", ["atomo:budget=2", "atomo:budget=20%", "atomo:budget=25,atoms=entries", "atomo:budget=10%,atoms=entries"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "atomo:budget=2",
+        "atomo:budget=20%",
+        "atomo:budget=25,atoms=entries",
+        "atomo:budget=10%,atoms=entries",
+    ],
+)
 def test_the_mean_over_seeds_is_the_update_and_the_variance_the_least(spec):
     c, x = codec(spec), update()
-    draws = torch.stack([c.decode(c.encode(x, seed=seed, layout=LAYOUT), numel=305, layout=LAYOUT) for seed in range(800)]).double()
+    draws = torch.stack(
+        [
+            c.decode(c.encode(x, seed=seed, layout=LAYOUT), numel=305, layout=LAYOUT)
+            for seed in range(800)
+        ]
+    ).double()
     lost = draws - x
     entries = c.atoms == "entries"
-    sizes = abs(x.double().numpy()) if entries else np.linalg.svd(x[:300].double().numpy().reshape(15, 20), compute_uv=False)
+    sizes = (
+        abs(x.double().numpy())
+        if entries
+        else np.linalg.svd(x[:300].double().numpy().reshape(15, 20), compute_uv=False)
+    )
     budget = c.budget if c.budget >= 1 else c.budget * len(sizes)
     p = by_the_paper(sizes, budget)
     least = np.sum(sizes**2 / p) - np.sum(sizes**2)
@@ -87,9 +113,18 @@ def test_the_mean_over_seeds_is_the_update_and_the_variance_the_least(spec):
         assert torch.equal(draws[0, 300:], x[300:].double())  # what is no matrix loses nothing
 
 
-@pytest.mark.parametrize(("budget", "sent"), [
-    ("1", {1}), ("7", {7}), ("7.5", {7, 8}), ("1%", {3, 4}), ("10%", {30, 31}), ("304", {304}), ("999", {305}),
-])
+@pytest.mark.parametrize(
+    ("budget", "sent"),
+    [
+        ("1", {1}),
+        ("7", {7}),
+        ("7.5", {7, 8}),
+        ("1%", {3, 4}),
+        ("10%", {30, 31}),
+        ("304", {304}),
+        ("999", {305}),
+    ],
+)
 def test_a_frame_has_as_many_entries_as_the_budget_says(budget, sent):
     c, x = codec(f"atomo:budget={budget},atoms=entries"), update()
     assert {c.open(c.encode(x, seed=seed), 305).nonzeros for seed in range(60)} == sent
@@ -98,13 +133,21 @@ def test_a_frame_has_as_many_entries_as_the_budget_says(budget, sent):
 def test_a_budget_for_all_there_is_sends_it_as_it_is():
     x = update()
     for spec in ("atomo:budget=305,atoms=entries", "atomo:budget=15", "atomo:budget=99.9%"):
-        assert torch.equal(codec(spec).decode(codec(spec).encode(x, layout=LAYOUT), numel=305, layout=LAYOUT), x), spec
-    assert codec("atomo:budget=305,atoms=entries").variance(305) == codec("atomo:budget=20").variance(305) == 0
+        assert torch.equal(
+            codec(spec).decode(codec(spec).encode(x, layout=LAYOUT), numel=305, layout=LAYOUT), x
+        ), spec
+    assert (
+        codec("atomo:budget=305,atoms=entries").variance(305)
+        == codec("atomo:budget=20").variance(305)
+        == 0
+    )
 
 
 def test_few_atoms_are_short_frames():
     x = update()
-    lengths = [len(codec(f"atomo:budget={budget}").encode(x, layout=LAYOUT)) for budget in (1, 2, 3)]
+    lengths = [
+        len(codec(f"atomo:budget={budget}").encode(x, layout=LAYOUT)) for budget in (1, 2, 3)
+    ]
     assert np.diff(lengths).tolist() == [4 * 35, 4 * 35]
 
 

@@ -21,9 +21,20 @@ def decoded(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_torch_rounds_alike():
-    bits = torch.randint(0x00800000, 0x70000000, (5000,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    bits = torch.randint(
+        0x00800000,
+        0x70000000,
+        (5000,),
+        generator=torch.Generator().manual_seed(1),
+        dtype=torch.int32,
+    )
     ties = bits & -0x10000 | 0x8000
-    for x in (bits.view(torch.float32), -bits.view(torch.float32), ties.view(torch.float32), torch.randn(5000)):
+    for x in (
+        bits.view(torch.float32),
+        -bits.view(torch.float32),
+        ties.view(torch.float32),
+        torch.randn(5000),
+    ):
         assert same_bits(decoded(x), x.to(torch.bfloat16).float())
 
 
@@ -31,7 +42,9 @@ def test_torch_rounds_alike():
 def test_each_value_is_within_a_256th_of_itself_or_far_below_the_largest(values):
     x = torch.tensor(values, dtype=torch.float32)
     off = (decoded(x).double() - x.double()).abs()
-    assert (off <= torch.maximum(2.0**-8 * x.double().abs(), 2.0**-230 * x.double().abs().max())).all()
+    assert (
+        off <= torch.maximum(2.0**-8 * x.double().abs(), 2.0**-230 * x.double().abs().max())
+    ).all()
 
 
 def test_huge_values_stay_finite():
@@ -61,15 +74,26 @@ def test_small_and_large_vectors_take_ways_that_make_the_same_bytes(monkeypatch)
 def test_layer_by_layer_each_tensor_has_its_range():
     layout = layout_of(400)
     x = torch.cat([torch.full((266,), 3e38), torch.full((134,), 2.0**-149)])
-    y = codec("bf16@layer").decode(codec("bf16@layer").encode(x, layout=layout), numel=400, layout=layout)
+    y = codec("bf16@layer").decode(
+        codec("bf16@layer").encode(x, layout=layout), numel=400, layout=layout
+    )
     assert y[300] == 2.0**-149 and not decoded(x)[300]
 
 
-@pytest.mark.parametrize(("body", "sentence"), [
-    ([23, 0, 0x7F, 0x80, 0x7F], "NaN or infinity"), ([23, 0, 0x40, 0xC0, 0xFF], "NaN or infinity"), ([24, 0, 0x40, 0, 0], "another range"),
-    ([22, 0, 0x40, 0, 0], "another range"), ([23, 0, 0x40, 0], "another length"), ([], "another length"),
-])
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ([23, 0, 0x7F, 0x80, 0x7F], "NaN or infinity"),
+        ([23, 0, 0x40, 0xC0, 0xFF], "NaN or infinity"),
+        ([24, 0, 0x40, 0, 0], "another range"),
+        ([22, 0, 0x40, 0, 0], "another range"),
+        ([23, 0, 0x40, 0], "another length"),
+        ([], "another length"),
+    ],
+)
 def test_bodies_that_no_encoder_makes(body, sentence):
     with pytest.raises(FrameError, match=sentence):
         BF16.unpack(Section(2, bytes(body)), Layout.flat(2), 0)
-    assert BF16.unpack(Section(2, bytes([22, 0, 0x7F, 0x80, 0x3F])), Layout.flat(2), 0).values.tolist() == [2.0**105, 2.0**-22]
+    assert BF16.unpack(
+        Section(2, bytes([22, 0, 0x7F, 0x80, 0x3F])), Layout.flat(2), 0
+    ).values.tolist() == [2.0**105, 2.0**-22]

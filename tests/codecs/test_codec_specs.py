@@ -24,61 +24,91 @@ def test_a_codec_writes_itself_as_a_spec_string(spec):
     assert "+" in c.name or available_codecs()[c.name].id == c.id
 
 
-@pytest.mark.parametrize(("spec", "built"), [
-    ("stc", STC(1 / 400)),
-    ("stc:1%", STC(0.01)),
-    ("stc:density=1/400@model", STC(1 / 400)),
-    ("topk", TopK(0.01, "fp32")),
-    (" topk : density = 2e-3 , values = fp16 ", TopK(0.002, "fp16")),
-    ("topk:density=100%@layer", LayerWise(TopK(1.0))),
-    ("randomk:5%", RandomK(0.05, "uniform", False, "fp32")),
-    ("randomk:density=5%,by=magnitude,scaled=yes", RandomK(0.05, "magnitude", True)),
-    ("threshold:0.5", Threshold(0.5, "tau")),
-    ("threshold:tau=1e-3,values=fp16@layer", LayerWise(Threshold(0.001, "fp16"))),
-    ("topk:density=1%+fp16", Product(TopK(0.01), Half())),
-    (" threshold : tau = 1/2 + fp16 @model", Product(Threshold(0.5), Half())),
-    ("stc:density=2%+fp16@layer", LayerWise(Product(STC(0.02), Half()))),
-])
+@pytest.mark.parametrize(
+    ("spec", "built"),
+    [
+        ("stc", STC(1 / 400)),
+        ("stc:1%", STC(0.01)),
+        ("stc:density=1/400@model", STC(1 / 400)),
+        ("topk", TopK(0.01, "fp32")),
+        (" topk : density = 2e-3 , values = fp16 ", TopK(0.002, "fp16")),
+        ("topk:density=100%@layer", LayerWise(TopK(1.0))),
+        ("randomk:5%", RandomK(0.05, "uniform", False, "fp32")),
+        ("randomk:density=5%,by=magnitude,scaled=yes", RandomK(0.05, "magnitude", True)),
+        ("threshold:0.5", Threshold(0.5, "tau")),
+        ("threshold:tau=1e-3,values=fp16@layer", LayerWise(Threshold(0.001, "fp16"))),
+        ("topk:density=1%+fp16", Product(TopK(0.01), Half())),
+        (" threshold : tau = 1/2 + fp16 @model", Product(Threshold(0.5), Half())),
+        ("stc:density=2%+fp16@layer", LayerWise(Product(STC(0.02), Half()))),
+    ],
+)
 def test_spec(spec, built):
     assert codec(spec) == built
 
 
-@pytest.mark.parametrize(("spec", "sentence"), [
-    ("sct", "unknown codec 'sct'; did you mean 'stc'"),
-    ("top-k", "unknown codec 'top-k'; did you mean 'topk'"),
-    ("", "incomplete"),
-    ("stc:denisty=1%", "no option 'denisty'; did you mean 'density'"),
-    ("topk:vlaues=fp16", "no option 'vlaues'; did you mean 'values'"),
-    ("topk:values=fp17", "cannot be 'fp17'; did you mean 'fp16'"),
-    ("identity:density=1%", "no option 'density'; it takes none"),
-    ("stc:density=0", "option 'density' of codec 'stc' is 0; give a share above 0 and at most 1"),
-    ("stc:density=-1%", "is -0.01; give a share above 0"),
-    ("sbc:density=1.0001", "is 1.0001; give a share"),
-    ("topk:density=101%", "is 1.01; give a share"),
-    ("topk:density=1e-400", "is 0; give a share"),
-    ("stc:density=nan", "cannot be 'nan'; give a number such as"),
-    ("stc:density=1/0", "cannot be '1/0'; give a number such as"),
-    ("stc:density=0@layer", "is 0; give a share"),
-    ("stc@layers", "scope 'layers'; write @model or @layer"),
-    ("stc@", "write @model or @layer"),
-    ("randomk:density=0", "option 'density' of codec 'randomk' is 0; give a share above 0 and at most 1"),
-    ("randomk:by=size", "option 'by' of codec 'randomk' cannot be 'size'"),
-    ("randomk:scaled=maybe", "option 'scaled' of codec 'randomk' cannot be 'maybe'; give true or false"),
-    ("threshold:tau=0", "option 'tau' of codec 'threshold' is 0; give a number above 0 that float32 holds, such as 0.01"),
-    ("threshold:tau=1%,values=bf16", "option 'values' of codec 'threshold' cannot be 'bf16'"),
-    ("topk:density=1%+nonsense@layer", "unknown codec 'nonsense'"),
-    ("topk:density=1%+fp16:density=1%", "codec 'fp16' has no option 'density'; it takes none"),
-    ("topk:density=2+fp16", "option 'density' of codec 'topk' is 2; give a share"),
-    ("topk+", "'topk+' is incomplete"),
-    ("+fp16", "'+fp16' is incomplete"),
-    ("topk+fp16@layers", "scope 'layers'; write @model or @layer"),
-    ("topk@layer+fp16", "scope 'layer+fp16'; write @model or @layer"),
-    ("topk+fp16+identity", "'topk+fp16+identity' has 3 parts; give two, a codec that selects and one for its values, such as topk+fp16"),
-    ("fp16+topk", "a product begins with a codec that selects, and 'fp16' does not; write topk+fp16"),
-    ("fp16+identity", "a product begins with a codec that selects, and 'fp16' does not; write topk:density=1%+identity"),
-    ("topk+stc", "a product ends with a codec of every value that is selected, and 'stc' selects again; put another behind topk, such as"),
-    ("topk+powersgd", "'powersgd' needs matrices; put another behind topk, such as topk+fp16"),
-])
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("sct", "unknown codec 'sct'; did you mean 'stc'"),
+        ("top-k", "unknown codec 'top-k'; did you mean 'topk'"),
+        ("", "incomplete"),
+        ("stc:denisty=1%", "no option 'denisty'; did you mean 'density'"),
+        ("topk:vlaues=fp16", "no option 'vlaues'; did you mean 'values'"),
+        ("topk:values=fp17", "cannot be 'fp17'; did you mean 'fp16'"),
+        ("identity:density=1%", "no option 'density'; it takes none"),
+        (
+            "stc:density=0",
+            "option 'density' of codec 'stc' is 0; give a share above 0 and at most 1",
+        ),
+        ("stc:density=-1%", "is -0.01; give a share above 0"),
+        ("sbc:density=1.0001", "is 1.0001; give a share"),
+        ("topk:density=101%", "is 1.01; give a share"),
+        ("topk:density=1e-400", "is 0; give a share"),
+        ("stc:density=nan", "cannot be 'nan'; give a number such as"),
+        ("stc:density=1/0", "cannot be '1/0'; give a number such as"),
+        ("stc:density=0@layer", "is 0; give a share"),
+        ("stc@layers", "scope 'layers'; write @model or @layer"),
+        ("stc@", "write @model or @layer"),
+        (
+            "randomk:density=0",
+            "option 'density' of codec 'randomk' is 0; give a share above 0 and at most 1",
+        ),
+        ("randomk:by=size", "option 'by' of codec 'randomk' cannot be 'size'"),
+        (
+            "randomk:scaled=maybe",
+            "option 'scaled' of codec 'randomk' cannot be 'maybe'; give true or false",
+        ),
+        (
+            "threshold:tau=0",
+            "option 'tau' of codec 'threshold' is 0; give a number above 0 that float32 holds, such as 0.01",
+        ),
+        ("threshold:tau=1%,values=bf16", "option 'values' of codec 'threshold' cannot be 'bf16'"),
+        ("topk:density=1%+nonsense@layer", "unknown codec 'nonsense'"),
+        ("topk:density=1%+fp16:density=1%", "codec 'fp16' has no option 'density'; it takes none"),
+        ("topk:density=2+fp16", "option 'density' of codec 'topk' is 2; give a share"),
+        ("topk+", "'topk+' is incomplete"),
+        ("+fp16", "'+fp16' is incomplete"),
+        ("topk+fp16@layers", "scope 'layers'; write @model or @layer"),
+        ("topk@layer+fp16", "scope 'layer+fp16'; write @model or @layer"),
+        (
+            "topk+fp16+identity",
+            "'topk+fp16+identity' has 3 parts; give two, a codec that selects and one for its values, such as topk+fp16",
+        ),
+        (
+            "fp16+topk",
+            "a product begins with a codec that selects, and 'fp16' does not; write topk+fp16",
+        ),
+        (
+            "fp16+identity",
+            "a product begins with a codec that selects, and 'fp16' does not; write topk:density=1%+identity",
+        ),
+        (
+            "topk+stc",
+            "a product ends with a codec of every value that is selected, and 'stc' selects again; put another behind topk, such as",
+        ),
+        ("topk+powersgd", "'powersgd' needs matrices; put another behind topk, such as topk+fp16"),
+    ],
+)
 def test_a_mistake_is_one_sentence_that_names_the_fix(spec, sentence):
     with pytest.raises(SpecError) as caught:
         codec(spec)
@@ -96,13 +126,24 @@ def test_what_is_no_text_is_no_codec(given):
         codec(given)
 
 
-@pytest.mark.parametrize("x", [[1.0, 2.0], torch.ones(3).numpy(), torch.ones(3).to_sparse(), torch.empty(3, device="meta")])
+@pytest.mark.parametrize(
+    "x",
+    [[1.0, 2.0], torch.ones(3).numpy(), torch.ones(3).to_sparse(), torch.empty(3, device="meta")],
+)
 def test_what_is_no_dense_tensor_is_not_encoded(x):
     with pytest.raises(ConfigError, match="dense torch tensor"):
         codec("stc").encode(x)
 
 
-@pytest.mark.parametrize("x", [[[1.0]], torch.ones(1, 3).numpy(), torch.ones(1, 3).to_sparse(), torch.empty(1, 3, device="meta")])
+@pytest.mark.parametrize(
+    "x",
+    [
+        [[1.0]],
+        torch.ones(1, 3).numpy(),
+        torch.ones(1, 3).to_sparse(),
+        torch.empty(1, 3, device="meta"),
+    ],
+)
 def test_what_is_no_dense_stack_is_not_encoded(x):
     with pytest.raises(ConfigError, match="dense torch tensor"):
         codec("stc").encode_batch(x, [0])

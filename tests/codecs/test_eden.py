@@ -14,7 +14,11 @@ from fedcomp.kernels import hadamard
 NUMEL = 4096
 LIMITS = {1: math.pi / 2 - 1, 2: 0.13312, 3: 0.035784, 4: 0.0095921}  # of the error of one client
 BITS = tuple(LIMITS)
-CERTIFICATES = {2: (0.2055, 0.0574, 0.02036), 3: (0.0626, 0.0076, 0.01293), 4: (0.02224, -0.0084, 0.008631)}  # A, B, C of the docstring
+CERTIFICATES = {
+    2: (0.2055, 0.0574, 0.02036),
+    3: (0.0626, 0.0076, 0.01293),
+    4: (0.02224, -0.0084, 0.008631),
+}  # A, B, C of the docstring
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -23,7 +27,10 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def lloyd_max(count: int) -> np.ndarray:
     """The magnitudes that are best for a normal variable: each the mean of what is nearest to it."""
-    density, tail = np.vectorize(lambda t: math.exp(-t * t / 2) / math.sqrt(2 * math.pi)), np.vectorize(lambda t: math.erfc(t / 2**0.5) / 2)
+    density, tail = (
+        np.vectorize(lambda t: math.exp(-t * t / 2) / math.sqrt(2 * math.pi)),
+        np.vectorize(lambda t: math.erfc(t / 2**0.5) / 2),
+    )
     magnitudes = np.linspace(0.3, 2.5, count)
     for _ in range(3000):
         edges = np.concatenate([[0], (magnitudes[1:] + magnitudes[:-1]) / 2, [40]])
@@ -34,7 +41,9 @@ def lloyd_max(count: int) -> np.ndarray:
 def clients(spec: str, x: torch.Tensor) -> torch.Tensor:
     """What comes of each row, encoded by a seed of its own: float64."""
     c = codec(spec)
-    return torch.stack([c.decode(frame, numel=x.shape[1]) for frame in c.encode_batch(x, range(len(x)))]).double()
+    return torch.stack(
+        [c.decode(frame, numel=x.shape[1]) for frame in c.encode_batch(x, range(len(x)))]
+    ).double()
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -51,14 +60,18 @@ def test_a_code_is_the_nearest_value(bits):
     """Turned again, what is decoded is S·q of the nearest q, S = ‖x‖²/⟨u, q⟩."""
     x, seed = normal(NUMEL) ** 3, 3
     c = codec(f"eden:bits={bits}")
-    stacks = [hadamard.Stack(v[None], [seed]) for v in (x, c.decode(c.encode(x, seed=seed), numel=NUMEL))]
+    stacks = [
+        hadamard.Stack(v[None], [seed]) for v in (x, c.decode(c.encode(x, seed=seed), numel=NUMEL))
+    ]
     u, v = (s.u[0].double().numpy() * 2.0 ** s.exponents[0, 0] for s in stacks)
     z, table = u / x.double().norm().item(), eden.table(bits).astype(np.float64)
     q = table[abs(z[:, None] - table).argmin(1)]
     assert np.allclose(v, q * (u @ u) / (u @ q), rtol=0, atol=1e-5 * abs(v).max())
 
 
-@pytest.mark.parametrize("spec", ["drive", "eden:bits=1", "eden:bits=2", "eden:bits=3", "eden:bits=4"])
+@pytest.mark.parametrize(
+    "spec", ["drive", "eden:bits=1", "eden:bits=2", "eden:bits=3", "eden:bits=4"]
+)
 @pytest.mark.parametrize("kind", ["normal", "lognormal", "one half zero"])
 def test_the_error_of_the_mean_over_clients(spec, kind):
     """0.571/m, 0.133/m, 0.036/m, 0.0096/m, for different vectors and for one vector that all hold: the errors do not add up."""
@@ -77,7 +90,9 @@ def test_the_error_of_the_mean_over_clients(spec, kind):
 def test_drive_is_eden_of_one_bit():
     x = normal(3, 401)
     for damped in ("false", "true"):
-        assert torch.equal(clients(f"drive:damped={damped}", x), clients(f"eden:bits=1,damped={damped}", x))
+        assert torch.equal(
+            clients(f"drive:damped={damped}", x), clients(f"eden:bits=1,damped={damped}", x)
+        )
 
 
 def test_of_few_coordinates_the_mean_is_not_the_vector():
@@ -85,8 +100,13 @@ def test_of_few_coordinates_the_mean_is_not_the_vector():
     x = torch.zeros(1, 1024)
     x[0, [3, 900]] = torch.tensor([1.0, 0.5])
     y = clients("drive", x.expand(20, -1))
-    assert torch.allclose(y[:, 3], torch.tensor(1.25, dtype=torch.float64), rtol=1e-6) and y.norm(dim=1).max() < 1.2501
-    assert [codec(f"eden:bits={bits}").variance(1024) for bits in BITS] == [None] * 4 and codec("drive").variance(1024) is None
+    assert (
+        torch.allclose(y[:, 3], torch.tensor(1.25, dtype=torch.float64), rtol=1e-6)
+        and y.norm(dim=1).max() < 1.2501
+    )
+    assert [codec(f"eden:bits={bits}").variance(1024) for bits in BITS] == [None] * 4 and codec(
+        "drive"
+    ).variance(1024) is None
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -94,7 +114,9 @@ def test_damped_has_less_error_and_points_nowhere_else(bits):
     x = normal(20, NUMEL)
     unbiased, damped = (clients(f"eden:bits={bits},damped={d}", x) for d in ("false", "true"))
     shrunk = (damped * unbiased).sum(1) / unbiased.square().sum(1)
-    assert torch.allclose(damped, shrunk[:, None] * unbiased, rtol=0, atol=1e-5) and (shrunk < 1).all()
+    assert (
+        torch.allclose(damped, shrunk[:, None] * unbiased, rtol=0, atol=1e-5) and (shrunk < 1).all()
+    )
     limit = LIMITS[bits] / (1 + LIMITS[bits])
     assert abs(float((damped - x).square().sum() / x.double().square().sum()) / limit - 1) < 0.03
 
@@ -109,7 +131,10 @@ def test_the_contraction_is_proven(bits):
         flat = difference.deriv().roots()
         inside = [z.real for z in flat if abs(z.imag) < 1e-9 and low < z.real < high]
         assert min(map(difference, [low, high, *inside])) >= 0 and c > 0
-    assert a + b + 3 * c <= 1 - eden.DELTAS[bits] and codec(f"eden:bits={bits},damped=true").contraction(9) == eden.DELTAS[bits]
+    assert (
+        a + b + 3 * c <= 1 - eden.DELTAS[bits]
+        and codec(f"eden:bits={bits},damped=true").contraction(9) == eden.DELTAS[bits]
+    )
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -118,7 +143,9 @@ def test_it_contracts_on_few_coordinates(bits):
     c = codec(f"eden:bits={bits},damped=true")
     for count in (1, 2, 3, 4):
         x = (torch.arange(64) < count).float()
-        y = torch.stack([c.decode(frame, numel=64) for frame in c.encode_batch(x.expand(100, -1), range(100))]).double()
+        y = torch.stack(
+            [c.decode(frame, numel=64) for frame in c.encode_batch(x.expand(100, -1), range(100))]
+        ).double()
         lost = float((y - x).square().sum(1).mean()) / count
         assert lost <= 1 - c.contraction(64) + 1e-6
         assert (bits, count) != (1, 2) or lost > 0.49
@@ -126,7 +153,11 @@ def test_it_contracts_on_few_coordinates(bits):
 
 @pytest.mark.parametrize("spec", ["drive:damped=true", "eden:bits=2,damped=true@layer"])
 def test_with_a_residual_nothing_is_lost(spec):
-    keeper, layout, x = memory("residual", codec(spec), 401, layout_of(401)), layout_of(401), normal(401)
+    keeper, layout, x = (
+        memory("residual", codec(spec), 401, layout_of(401)),
+        layout_of(401),
+        normal(401),
+    )
     sent = torch.zeros(401)
     for round in range(30):
         keeper.codec.accumulate(keeper.propose(x, seed=round), sent, layout=layout)
@@ -139,5 +170,8 @@ def test_with_a_residual_nothing_is_lost(spec):
 @pytest.mark.parametrize("numel", [1, 1000, 20_000])
 def test_the_length_of_a_frame(bits, numel):
     marks, count = hadamard.edges(numel), 1 if numel < 128 else 2 if numel < 1 << 14 else 3
-    lengths = {len(codec(spec).encode(normal(numel))) for spec in (f"eden:bits={bits}", f"eden:bits={bits},damped=true")}
+    lengths = {
+        len(codec(spec).encode(normal(numel)))
+        for spec in (f"eden:bits={bits}", f"eden:bits={bits},damped=true")
+    }
     assert lengths == {17 + count + 1 + 4 * (marks.size - 1) + bits * int(marks[-1]) // 8}

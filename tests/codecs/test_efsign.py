@@ -25,7 +25,10 @@ def through(x: torch.Tensor) -> torch.Tensor:
 
 def loss(x: torch.Tensor) -> Fraction:
     """‖x − C(x)‖², exactly."""
-    return sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(x.tolist(), through(x).tolist())), Fraction())
+    return sum(
+        ((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(x.tolist(), through(x).tolist())),
+        Fraction(),
+    )
 
 
 def square(x: torch.Tensor) -> Fraction:
@@ -36,8 +39,14 @@ def test_the_loss_is_what_the_paper_says():
     for numel in (1, 7, 401):
         for name in ("normal", "heavy tails", "ties", "constant", "one spike", "spike over noise"):
             x = vectors(numel)[name]
-            share = sum(map(abs, map(Fraction, x.tolist()))) ** 2 / (numel * square(x)) if x.any() else 0
-            assert math.isclose(loss(x), (1 - share) * square(x), rel_tol=1e-6, abs_tol=1e-12 * square(x)), (numel, name)
+            share = (
+                sum(map(abs, map(Fraction, x.tolist()))) ** 2 / (numel * square(x))
+                if x.any()
+                else 0
+            )
+            assert math.isclose(
+                loss(x), (1 - share) * square(x), rel_tol=1e-6, abs_tol=1e-12 * square(x)
+            ), (numel, name)
 
 
 def test_one_nonzero_attains_the_bound():
@@ -62,16 +71,28 @@ def test_a_zero_counts_as_positive():
 
 @pytest.mark.parametrize("numel", [0, 1, 401])
 def test_a_vector_of_zeros_is_sent_as_such(numel):
-    assert EFSIGN.encode(torch.zeros(numel)) == EFSIGN.encode(-torch.zeros(numel)) == seal(CodecId.EFSIGN, MODEL, numel, [Section(0, b"")])
+    assert (
+        EFSIGN.encode(torch.zeros(numel))
+        == EFSIGN.encode(-torch.zeros(numel))
+        == seal(CodecId.EFSIGN, MODEL, numel, [Section(0, b"")])
+    )
     assert same_bits(through(torch.zeros(numel)), np.zeros(numel, np.float32))
 
 
 def test_the_scale_is_an_exact_mean_whatever_the_order(monkeypatch):
-    x = torch.from_numpy(np.random.default_rng(0).standard_normal(backend.LARGE + 5).astype(np.float32)) ** 7
+    x = (
+        torch.from_numpy(
+            np.random.default_rng(0).standard_normal(backend.LARGE + 5).astype(np.float32)
+        )
+        ** 7
+    )
     scale = np.float32(math.fsum(abs(x).tolist()) / x.numel())
     for large in (backend.LARGE, 10**9):
         monkeypatch.setattr(backend, "LARGE", large)
-        assert same_bits(through(x), np.where(x >= 0, scale, -scale)) and through(x.flip(0)).abs().max() == scale
+        assert (
+            same_bits(through(x), np.where(x >= 0, scale, -scale))
+            and through(x.flip(0)).abs().max() == scale
+        )
     largest = torch.finfo(torch.float32).max
     assert through(torch.full((1000,), largest)).tolist() == [largest] * 1000
 
@@ -79,8 +100,14 @@ def test_the_scale_is_an_exact_mean_whatever_the_order(monkeypatch):
 def test_a_frame_has_one_bit_a_coordinate_and_a_scale():
     for numel in (2, 9, 1001):
         frame = EFSIGN.encode(vectors(numel)["normal"])
-        assert len(frame) == SECTIONS + len(varint(numel)) + 4 + (numel + 7) // 8 <= EFSIGN.longest_frame(layout_of(numel))
-        assert len(EFSIGN.encode(LEAST * (torch.arange(numel) == numel - 1))) <= EFSIGN.longest_frame(layout_of(numel))
+        assert (
+            len(frame)
+            == SECTIONS + len(varint(numel)) + 4 + (numel + 7) // 8
+            <= EFSIGN.longest_frame(layout_of(numel))
+        )
+        assert len(
+            EFSIGN.encode(LEAST * (torch.arange(numel) == numel - 1))
+        ) <= EFSIGN.longest_frame(layout_of(numel))
 
 
 # Vectors of which the mean magnitude is below float32's normal numbers.
@@ -88,7 +115,9 @@ def test_a_frame_has_one_bit_a_coordinate_and_a_scale():
 
 def test_where_a_mean_would_be_lost_the_largest_coordinate_is_sent():
     x = torch.tensor([0.0, LEAST, -2 * LEAST, 0.0])
-    assert through(x).tolist() == [0, 0, -2 * LEAST, 0] and EFSIGN.open(EFSIGN.encode(x), 4).positions.tolist() == [2]
+    assert through(x).tolist() == [0, 0, -2 * LEAST, 0] and EFSIGN.open(
+        EFSIGN.encode(x), 4
+    ).positions.tolist() == [2]
     for value in (LEAST, -NORMAL / 2, NORMAL):
         assert through(torch.tensor([value])).tolist() == [value]  # is its own mean
     assert through(torch.full((4,), NORMAL)).tolist() == [NORMAL] * 4
@@ -105,18 +134,31 @@ def refused(body: bytes, count: int, numel: int) -> bool:
 
 def test_a_position_and_a_value_that_were_never_sent_are_refused():
     value = struct.Struct("<f").pack
-    assert not refused(b"\x09" + value(LEAST), 1, 10) and not refused(b"\x09" + value(-9 * NORMAL), 1, 10)
+    assert not refused(b"\x09" + value(LEAST), 1, 10) and not refused(
+        b"\x09" + value(-9 * NORMAL), 1, 10
+    )
     sent = b"\x09" + value(LEAST)
-    for body in (b"", b"\x09", sent[:-1], sent + b"\0", b"\x0a" + value(LEAST), b"\x89\0" + value(LEAST)):
+    for body in (
+        b"",
+        b"\x09",
+        sent[:-1],
+        sent + b"\0",
+        b"\x0a" + value(LEAST),
+        b"\x89\0" + value(LEAST),
+    ):
         assert refused(body, 1, 10)
     for wrong in (0.0, -0.0, math.inf, -math.inf, math.nan, 10 * NORMAL, -1.0):
         assert refused(b"\x09" + value(wrong), 1, 10)
     assert refused(sent, 2, 10) and refused(sent, 9, 10)
 
 
-@pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, LEAST, NORMAL - LEAST])
+@pytest.mark.parametrize(
+    "scale", [math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, LEAST, NORMAL - LEAST]
+)
 def test_a_scale_that_is_none_is_refused(scale):
     frame = EFSIGN.encode(vectors(50)["normal"])
     start = SECTIONS + 1
     with pytest.raises(FrameError, match="has the scale"):
-        EFSIGN.decode(reseal(frame[:start] + struct.pack("<f", scale) + frame[start + 4 :], 50), numel=50)
+        EFSIGN.decode(
+            reseal(frame[:start] + struct.pack("<f", scale) + frame[start + 4 :], 50), numel=50
+        )

@@ -41,7 +41,10 @@ def test_ids_on_the_wire():
     assert {name: cls.id for name, cls in available_codecs().items()} == {
         name: CodecId[name.upper()] for name in available_codecs()
     }
-    assert len({cls.id for cls in available_codecs().values()} | {CodecId.OVERWRITE}) == len(available_codecs()) + 1
+    assert (
+        len({cls.id for cls in available_codecs().values()} | {CodecId.OVERWRITE})
+        == len(available_codecs()) + 1
+    )
 
 
 # What a frame decodes to.
@@ -56,7 +59,10 @@ def test_a_frame_decodes_to_what_the_paper_says(spec):
         assert y.device.type == "cpu" and same_bits(y, expected(c, x, layout)), (numel, name)
 
 
-@pytest.mark.parametrize("spec", [s for s in WHOLE if codec(s).name in ORACLES] + ["topk@layer", "stc@layer", "sbc@layer"])
+@pytest.mark.parametrize(
+    "spec",
+    [s for s in WHOLE if codec(s).name in ORACLES] + ["topk@layer", "stc@layer", "sbc@layer"],
+)
 def test_so_does_a_frame_of_a_million(spec):
     c, layout, x = codec(spec), layout_of(MILLION), a_million()
     y = c.decode(c.encode(x, layout=layout), numel=MILLION, layout=layout)
@@ -73,10 +79,24 @@ def test_at_most_k_coordinates_are_sent_and_no_zeros(spec):
         assert c.name == "sbc" or len(sent) == min(k, x.count_nonzero()), (numel, name)
 
 
-@pytest.mark.parametrize(("density", "numel", "k"), [
-    ("1/400", 199, 1), ("1/400", 599, 1), ("1/400", 600, 2), ("1/400", 999, 2), ("1/400", 1000, 3), ("1%", 149, 1), ("1%", 150, 2),
-    ("1e-9", 1000, 1), ("35%", 10, 4), ("1", 1000, 1000), ("99.99%", 1000, 1000), ("1/2", 1, 1), ("1/2", 3, 2),
-])
+@pytest.mark.parametrize(
+    ("density", "numel", "k"),
+    [
+        ("1/400", 199, 1),
+        ("1/400", 599, 1),
+        ("1/400", 600, 2),
+        ("1/400", 999, 2),
+        ("1/400", 1000, 3),
+        ("1%", 149, 1),
+        ("1%", 150, 2),
+        ("1e-9", 1000, 1),
+        ("35%", 10, 4),
+        ("1", 1000, 1000),
+        ("99.99%", 1000, 1000),
+        ("1/2", 1, 1),
+        ("1/2", 3, 2),
+    ],
+)
 def test_k_is_the_share_rounded_half_up_and_at_least_one(density, numel, k):
     for name in ("topk", "stc", "sbc"):
         c = codec(f"{name}:density={density}")
@@ -86,9 +106,31 @@ def test_k_is_the_share_rounded_half_up_and_at_least_one(density, numel, k):
 def test_the_side_with_the_larger_mean_is_sent():
     c = codec("sbc:density=2/10")
     x = torch.tensor([3.0, -4.0, 0.5, -1.5, 1.0, 0.0, -0.5, 2.0, 0.25, -0.125])
-    assert c.decode(c.encode(x), numel=10).tolist() == [0, -2.75, 0, -2.75, 0, 0, 0, 0, 0, 0]  # (4 + 1.5)/2 > (3 + 2)/2
+    assert c.decode(c.encode(x), numel=10).tolist() == [
+        0,
+        -2.75,
+        0,
+        -2.75,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]  # (4 + 1.5)/2 > (3 + 2)/2
     x[3] = -1.0
-    assert c.decode(c.encode(x), numel=10).tolist() == [2.5, 0, 0, 0, 0, 0, 0, 2.5, 0, 0]  # equal: the positive side
+    assert c.decode(c.encode(x), numel=10).tolist() == [
+        2.5,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        2.5,
+        0,
+        0,
+    ]  # equal: the positive side
 
 
 def test_a_frame_decodes_with_any_options_of_its_codec():
@@ -98,7 +140,10 @@ def test_a_frame_decodes_with_any_options_of_its_codec():
         y = codec(spec).decode(frame, numel=400, layout=layout)
         for other in SPECS:
             if codec(other).name == codec(spec).name:
-                assert same_bits(codec(other).decode(frame, numel=400, layout=layout), y), (spec, other)
+                assert same_bits(codec(other).decode(frame, numel=400, layout=layout), y), (
+                    spec,
+                    other,
+                )
 
 
 # What encoding takes and leaves.
@@ -110,7 +155,9 @@ def test_encoding_is_pure(spec):
     for numel, name, x in troubles(1, 401):
         layout, before = layout_of(numel), x.clone()
         frame = c.encode(x, seed=7, layout=layout)
-        assert isinstance(frame, bytes) and frame == codec(spec).encode(x.clone(), seed=7, layout=layout), name
+        assert isinstance(frame, bytes) and frame == codec(spec).encode(
+            x.clone(), seed=7, layout=layout
+        ), name
         assert same_bits(x, before), name
 
 
@@ -136,7 +183,12 @@ def test_strided_vectors_and_vectors_with_a_gradient(spec):
 @pytest.mark.parametrize("spec", ["identity", "stc", "stc@layer"])
 def test_what_is_no_vector_of_floats_is_refused(spec):
     c, layout = codec(spec), layout_of(40)
-    for x in (torch.ones(()), torch.ones(4, 10), torch.ones(40, dtype=torch.int64), torch.full((40,), 1e300, dtype=torch.float64)):
+    for x in (
+        torch.ones(()),
+        torch.ones(4, 10),
+        torch.ones(40, dtype=torch.int64),
+        torch.full((40,), 1e300, dtype=torch.float64),
+    ):
         with pytest.raises(ConfigError, match="a codec takes"):
             c.encode(x, layout=layout)
         with pytest.raises(ConfigError, match="a codec takes|a stack"):
@@ -158,7 +210,11 @@ def test_a_layout_of_another_model_is_refused(spec):
 @pytest.mark.parametrize("spec", [s for s in SPECS if s.endswith("@layer")])
 def test_a_layerwise_codec_says_that_it_needs_a_layout(spec):
     c, x = codec(spec), torch.ones(4)
-    for encode in (lambda: c.encode(x), lambda: c.encode_batch(x[None], [0]), lambda: c.encode_added(x, x)):
+    for encode in (
+        lambda: c.encode(x),
+        lambda: c.encode_batch(x[None], [0]),
+        lambda: c.encode_added(x, x),
+    ):
         with pytest.raises(ConfigError, match="write @model"):
             encode()
 
@@ -176,7 +232,10 @@ def test_nan_and_infinity_are_refused_by_the_name_of_their_tensor(spec):
         (batched,) = c.encode_batch(x[None], [0], layout=layout)
         assert isinstance(batched, NonFiniteError) and same_bits(total, before)
         for error in (encoded.value, added.value, batched):
-            assert str(error) == f"the update is {value} in tensor 'b', element 0; lower --lr or set --clip"
+            assert (
+                str(error)
+                == f"the update is {value} in tensor 'b', element 0; lower --lr or set --clip"
+            )
             assert error.position == 266
 
 
@@ -198,7 +257,11 @@ def test_a_batch_is_its_rows_with_errors_in_their_place(spec):
             x[2, 5], x[4, 400], x[5] = float("inf"), float("nan"), 0
         before = x.clone()
         frames = c.encode_batch(x, seeds, layout=layout)
-        assert same_bits(x, before) and [i for i, f in enumerate(frames) if isinstance(f, NonFiniteError)] == [2, 4][: m - 1]
+        assert (
+            same_bits(x, before)
+            and [i for i, f in enumerate(frames) if isinstance(f, NonFiniteError)]
+            == [2, 4][: m - 1]
+        )
         for row, seed, frame in zip(x, seeds, frames, strict=True):
             if isinstance(frame, bytes):
                 assert frame == c.encode(row, seed=seed, layout=layout)
@@ -213,17 +276,26 @@ def test_a_batch_may_be_empty(spec):
     c = codec(spec)
     for m, n in [(0, 40), (2, 0), (0, 0), (2, 1)]:
         layout = layout_of(n)
-        assert c.encode_batch(torch.zeros(m, n), [0] * m, layout=layout) == [c.encode(torch.zeros(n), layout=layout)] * m
+        assert (
+            c.encode_batch(torch.zeros(m, n), [0] * m, layout=layout)
+            == [c.encode(torch.zeros(n), layout=layout)] * m
+        )
 
 
 @every_spec
 def test_a_batch_may_hold_nothing_finite(spec):
-    frames = codec(spec).encode_batch(torch.full((2, 40), float("nan")), [0, 0], layout=layout_of(40))
+    frames = codec(spec).encode_batch(
+        torch.full((2, 40), float("nan")), [0, 0], layout=layout_of(40)
+    )
     assert [type(f) for f in frames] == [NonFiniteError] * 2
 
 
 def test_a_batch_has_a_seed_for_each_row():
-    for x, seeds in [(torch.ones(2, 4), [0]), (torch.ones(4), [0, 0, 0, 0]), (torch.ones(0, 4), [0])]:
+    for x, seeds in [
+        (torch.ones(2, 4), [0]),
+        (torch.ones(4), [0, 0, 0, 0]),
+        (torch.ones(0, 4), [0]),
+    ]:
         with pytest.raises(ConfigError, match="m seeds"):
             codec("stc").encode_batch(x, seeds)
 
@@ -248,7 +320,10 @@ def test_a_sum_that_overflows_leaves_the_total_as_it_was(spec):
         total, x = normal(numel), normal(numel, seed=1)
         total[[33, 35]], x[[33, 35]] = 3e38, 3e38
         before = total.clone()
-        with pytest.raises(NonFiniteError, match="^the residual with the update added is inf in tensor 'b', element 3; ") as caught:
+        with pytest.raises(
+            NonFiniteError,
+            match="^the residual with the update added is inf in tensor 'b', element 3; ",
+        ) as caught:
             c.encode_added(total, x, layout=Layout.from_shapes({"w": (2, 15), "b": (numel - 30,)}))
         assert caught.value.position == 33 and same_bits(total, before)
 
@@ -264,12 +339,16 @@ def test_a_sum_is_float32_of_the_shape_of_the_vector(spec):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="compares a CPU with a CUDA device")
 def test_portable_codecs_make_the_same_bytes_on_every_device():
-    for c, numel in itertools.product([codec(spec) for spec in SPECS if codec(spec).portable], [401, MILLION]):
+    for c, numel in itertools.product(
+        [codec(spec) for spec in SPECS if codec(spec).portable], [401, MILLION]
+    ):
         layout, x = layout_of(numel), torch.round(1000 * normal(3, numel))
         frames = [c.encode(row, seed=1, layout=layout) for row in x]
         assert [c.encode(row, seed=1, layout=layout) for row in x.cuda()] == frames
         assert c.encode_batch(x.cuda(), [1, 1, 1], layout=layout) == frames
-        assert c.encode_added(x[0].cuda(), x[1].cuda(), layout=layout) == c.encode_added(x[0].clone(), x[1], layout=layout)
+        assert c.encode_added(x[0].cuda(), x[1].cuda(), layout=layout) == c.encode_added(
+            x[0].clone(), x[1], layout=layout
+        )
         y = c.decode(frames[0], numel=numel, device="cuda", layout=layout)
         assert y.is_cuda and same_bits(y.cpu(), c.decode(frames[0], numel=numel, layout=layout))
 
@@ -308,7 +387,13 @@ def test_blocks_and_positions_of_an_update(spec):
         frame = c.encode(x, layout=layout)
         y, update = c.decode(frame, numel=401, layout=layout).numpy(), c.open(frame, 401, layout)
         assert update.numel == 401
-        for edges in ([0, 401], [0, 133, 134, 266, 268, 401], list(range(0, 402)), [5, 5], [401, 401]):
+        for edges in (
+            [0, 401],
+            [0, 133, 134, 266, 268, 401],
+            list(range(0, 402)),
+            [5, 5],
+            [401, 401],
+        ):
             for start, stop in zip(edges, edges[1:]):
                 assert same_bits(np.ascontiguousarray(update.block(start, stop)), y[start:stop])
         if update.positions is not None:
@@ -320,7 +405,9 @@ def test_blocks_and_positions_of_an_update(spec):
 def test_a_layerwise_frame_holds_a_whole_one_for_each_tensor(spec):
     c, layout, x = codec(spec), layout_of(401), normal(401)
     layerwise = LayerWise(c)
-    seed, sections = unseal(layerwise.encode(x, seed=20, layout=layout), c.id, 401, layout, c.seeded)
+    seed, sections = unseal(
+        layerwise.encode(x, seed=20, layout=layout), c.id, 401, layout, c.seeded
+    )
     assert seed == 20 * c.seeded and [entry for entry, _ in sections] == list(layout)
     for i, (entry, section) in enumerate(sections):
         alone = c.encode(x[entry.span], seed=20 + i, layout=entry.alone())
@@ -340,14 +427,24 @@ def test_frames_of_linear_codecs_can_be_merged(spec):
     for numel in (0, 1, 401):
         layout = layout_of(numel)
         xs = [normal(numel, seed=i) for i in range(3)]
-        shared = Context(announced={"scale": np.full(len(layout), 3, "<f4").tobytes()})  # for codecs that add frames of one scale
+        shared = Context(
+            announced={"scale": np.full(len(layout), 3, "<f4").tobytes()}
+        )  # for codecs that add frames of one scale
         frames = [c.encode(x, seed=6, layout=layout, context=shared) for x in xs]
         merged = c.merge(frames)
         y, total = c.decode(merged, numel=numel, layout=layout), torch.zeros(numel)
-        c.add_all([c.open(frame, numel, layout) for frame in frames], [1.0] * 3, total)  # one by one, or merged before they are read
+        c.add_all(
+            [c.open(frame, numel, layout) for frame in frames], [1.0] * 3, total
+        )  # one by one, or merged before they are read
         assert torch.allclose(y, total, atol=1e-6)  # to the rounding of sums that cancel
-        assert c.shares_seed or torch.allclose(total, sum(c.decode(frame, numel=numel, layout=layout) for frame in frames))
-        assert c.merge([merged]) == merged == c.merge([c.encode(x.clone(), seed=6, layout=layout, context=shared) for x in xs])
+        assert c.shares_seed or torch.allclose(
+            total, sum(c.decode(frame, numel=numel, layout=layout) for frame in frames)
+        )
+        assert (
+            c.merge([merged])
+            == merged
+            == c.merge([c.encode(x.clone(), seed=6, layout=layout, context=shared) for x in xs])
+        )
 
 
 @pytest.mark.parametrize("spec", LINEAR)
@@ -356,11 +453,23 @@ def test_frames_that_do_not_belong_together_are_not_merged(spec):
     frame = c.encode(normal(40), layout=layout)
     changed = bytearray(frame)
     changed[-1] ^= 1
-    other_scope = (c.inner if spec.endswith("@layer") else LayerWise(c)).encode(normal(40), layout=layout)
+    other_scope = (c.inner if spec.endswith("@layer") else LayerWise(c)).encode(
+        normal(40), layout=layout
+    )
     other_size = c.encode(normal(41), layout=layout_of(41))
     other_codec = codec("stc").encode(normal(40))
     endless = varint(10) + varint(2**63 - 1)  # a section that claims all there is
-    for other in (b"", frame[:-1], frame + b"\0", bytes(changed), other_scope, other_size, other_codec, frame[:9], frame[:9] + 5 * endless):
+    for other in (
+        b"",
+        frame[:-1],
+        frame + b"\0",
+        bytes(changed),
+        other_scope,
+        other_size,
+        other_codec,
+        frame[:9],
+        frame[:9] + 5 * endless,
+    ):
         for frames in ([frame, other], [other, frame], [other]):
             if frames != [other_scope] and frames != [other_size]:
                 with pytest.raises(FrameError):
@@ -389,14 +498,18 @@ DRAWS = 40  # of a codec that draws: their mean is known to a sixth of their dev
 def losses(c, x, layout, seeds):
     """x − C(x) in float64, a row for each seed."""
     frames = c.encode_batch(x.expand(seeds, -1), range(seeds), layout=layout)
-    return torch.stack([x.double() - update.take() for update in c.open_batch(frames, x.numel(), layout)])
+    return torch.stack(
+        [x.double() - update.take() for update in c.open_batch(frames, x.numel(), layout)]
+    )
 
 
 def assert_contracts(c, x, layout):
     square = float(x.double().square().sum())
     bound = (1 + 1e-7 - c.contraction(x.numel())) * square
     lost = losses(c, x, layout, 2).square().sum(1)
-    if lost[0] != lost[1] or lost[0] > bound:  # it draws: the mean over seeds, less three times its standard error
+    if (
+        lost[0] != lost[1] or lost[0] > bound
+    ):  # it draws: the mean over seeds, less three times its standard error
         lost = losses(c, x, layout, DRAWS).square().sum(1)
         bound += 0.05 * square  # what a seed in twenty shows may not be seen
     assert float(lost.mean() - lost.std() / 2) <= bound
@@ -412,7 +525,9 @@ def test_the_declared_contraction_holds(spec):
 
 @given(
     spec=st.sampled_from([s for s in SPECS if codec(s).contraction(9) is not None]),
-    values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=50),
+    values=st.lists(
+        st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=50
+    ),
 )
 def test_the_declared_contraction_holds_for_anything(spec, values):
     assert_contracts(codec(spec), torch.tensor(values), layout_of(len(values)))
@@ -440,9 +555,17 @@ def test_the_declared_variance_holds(spec):
         lost, bound = losses(c, x, layout, DRAWS), c.variance(40) * float(x.double().square().sum())
         squares, spread = lost.square().sum(1), lost.var(0)
         assert float(squares.mean() - squares.std() / 2) <= (1 + 1e-6) * bound
-        noise = float(spread.sum() + 7 * spread.square().sum().sqrt())  # five deviations, and more where few coordinates make it
+        noise = float(
+            spread.sum() + 7 * spread.square().sum().sqrt()
+        )  # five deviations, and more where few coordinates make it
         assert float(lost.mean(0).square().sum()) <= max(4 * bound, noise) / len(lost)
 
 
 def test_a_selection_is_biased():
-    assert [codec(name).variance(9) for name in ("identity", "fp16", "topk", "stc", "sbc")] == [0, None, None, None, None]
+    assert [codec(name).variance(9) for name in ("identity", "fp16", "topk", "stc", "sbc")] == [
+        0,
+        None,
+        None,
+        None,
+        None,
+    ]

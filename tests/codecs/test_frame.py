@@ -23,17 +23,31 @@ def test_a_frame_byte_by_byte():
 
 def test_a_frame_by_layers_byte_by_byte():
     layout = Layout.from_shapes({"w": (20, 40), "none": (0,), "b": (200,)})
-    head, size, sections = b"fc\x01\x03\x01", struct.pack("<Q", 1000), b"\x06\xac\x02body" + b"\x01\x00" + b"\x03\x07de"
-    frame = seal(CodecId.TOPK, LAYER, 1000, [Section(300, b"body"), Section(0, b""), Section(7, b"de")])
+    head, size, sections = (
+        b"fc\x01\x03\x01",
+        struct.pack("<Q", 1000),
+        b"\x06\xac\x02body" + b"\x01\x00" + b"\x03\x07de",
+    )
+    frame = seal(
+        CodecId.TOPK, LAYER, 1000, [Section(300, b"body"), Section(0, b""), Section(7, b"de")]
+    )
     assert frame == head + struct.pack("<I", zlib.crc32(head + size + sections)) + sections
     w, none, b = layout
-    assert unseal(frame, CodecId.TOPK, 1000, layout) == (0, [(w, (300, b"body")), (none, (0, b"")), (b, (7, b"de"))])
+    assert unseal(frame, CodecId.TOPK, 1000, layout) == (
+        0,
+        [(w, (300, b"body")), (none, (0, b"")), (b, (7, b"de"))],
+    )
 
 
 def test_a_seed_stands_before_the_sections():
-    plain, seeded = (seal(CodecId.STC, MODEL, 1000, [Section(300, b"body")], seed) for seed in (None, -2))
+    plain, seeded = (
+        seal(CodecId.STC, MODEL, 1000, [Section(300, b"body")], seed) for seed in (None, -2)
+    )
     assert seeded == reseal(plain[:9] + b"\xfe" + b"\xff" * 7 + plain[9:], 1000)
-    assert unseal(seeded, CodecId.STC, 1000, None, True) == (2**64 - 2, unseal(plain, CodecId.STC, 1000)[1])
+    assert unseal(seeded, CodecId.STC, 1000, None, True) == (
+        2**64 - 2,
+        unseal(plain, CodecId.STC, 1000)[1],
+    )
     with pytest.raises(FrameError, match="cut short in its seed"):
         unseal(plain, CodecId.STC, 1000, None, True)
 
@@ -51,24 +65,30 @@ def test_varints(value, tail):
     assert read_varint(memoryview(data + tail)) == (value, len(data))
 
 
-@pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 8, b"\x80\x00", b"\xac\x82\x00", varint(2**63), b"\xff" * 9 + b"\x01"])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x80", b"\xff" * 8, b"\x80\x00", b"\xac\x82\x00", varint(2**63), b"\xff" * 9 + b"\x01"],
+)
 def test_varints_that_are_none(data):
     with pytest.raises(FrameError, match="a count is"):
         read_varint(memoryview(data))
 
 
-@pytest.mark.parametrize(("change", "sentence"), [
-    (lambda f: b"", "0 bytes are too short"),
-    (lambda f: f[:8], "8 bytes are too short"),
-    (lambda f: b"FC" + f[2:], "magic"),
-    (lambda f: f[:2] + b"\x02" + f[3:], "format 2 is not known here"),
-    (lambda f: f[:3] + b"\x03" + f[4:], "a frame of codec topk was given to stc"),
-    (lambda f: f[:3] + b"\x63" + f[4:], "a frame of codec number 99 was given to stc"),
-    (lambda f: f[:-1] + bytes([f[-1] ^ 1]), "checksum"),
-    (lambda f: reseal(f[:4] + b"\x02" + f[5:], 401), "scope 2 is not known"),
-    (lambda f: reseal(f[:9] + varint(402) + f[10:], 401), "402 coordinates of 401"),
-    (lambda f: reseal(f[:9] + b"\x00" + f[10:], 401), "without coordinates has a body"),
-])
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda f: b"", "0 bytes are too short"),
+        (lambda f: f[:8], "8 bytes are too short"),
+        (lambda f: b"FC" + f[2:], "magic"),
+        (lambda f: f[:2] + b"\x02" + f[3:], "format 2 is not known here"),
+        (lambda f: f[:3] + b"\x03" + f[4:], "a frame of codec topk was given to stc"),
+        (lambda f: f[:3] + b"\x63" + f[4:], "a frame of codec number 99 was given to stc"),
+        (lambda f: f[:-1] + bytes([f[-1] ^ 1]), "checksum"),
+        (lambda f: reseal(f[:4] + b"\x02" + f[5:], 401), "scope 2 is not known"),
+        (lambda f: reseal(f[:9] + varint(402) + f[10:], 401), "402 coordinates of 401"),
+        (lambda f: reseal(f[:9] + b"\x00" + f[10:], 401), "without coordinates has a body"),
+    ],
+)
 def test_what_is_wrong_is_said(change, sentence):
     c = codec("stc")
     frame = c.encode(vectors(401)["normal"])
@@ -93,7 +113,13 @@ def test_a_frame_by_layers_needs_the_layout_that_it_was_made_for():
     with pytest.raises(FrameError, match="follow the last section"):
         c.decode(frame, numel=401, layout=Layout.flat(401))
     with pytest.raises(FrameError):
-        c.decode(frame, numel=401, layout=Layout.from_shapes({"a": (1,), "b": (200,), "c": (100,), "d": (100,), "e": (0,)}))
+        c.decode(
+            frame,
+            numel=401,
+            layout=Layout.from_shapes(
+                {"a": (1,), "b": (200,), "c": (100,), "d": (100,), "e": (0,)}
+            ),
+        )
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -107,7 +133,9 @@ def test_beside_the_sections_a_frame_is_24_bytes_at_most_and_8_a_layer(spec, num
         assert len(frame) - bodies <= (24 + 8 * len(layout) if spec.endswith("@layer") else 24)
 
 
-@pytest.mark.parametrize(("spec", "numel", "bytes_each"), [("identity", 20_000, 4), ("fp16", 20_000, 2)])
+@pytest.mark.parametrize(
+    ("spec", "numel", "bytes_each"), [("identity", 20_000, 4), ("fp16", 20_000, 2)]
+)
 def test_a_dense_frame_is_its_numbers(spec, numel, bytes_each):
     assert 0 <= len(codec(spec).encode(torch.ones(numel))) - bytes_each * numel <= 24
 

@@ -25,18 +25,24 @@ NUMEL = 50
 def vector(numel: int, seed: int) -> torch.Tensor:
     """Integers −20..20, cubed, in units of 2⁻¹²: ties, zeros and a long tail, exact on every machine."""
     i = np.arange(numel, dtype=np.int64)
-    return torch.from_numpy((((i * i * 7919 + i * 104729 + seed * 1299709) % 41 - 20) ** 3 / 4096).astype(np.float32))
+    return torch.from_numpy(
+        (((i * i * 7919 + i * 104729 + seed * 1299709) % 41 - 20) ** 3 / 4096).astype(np.float32)
+    )
 
 
 def golden(name: str, made: dict[str, dict]) -> dict[str, dict]:
     """What tests/golden holds under this name; where there is nothing, it is written for review and the test fails."""
     path = GOLDEN / f"{name}.json"
     if not path.exists():
-        lines = ",\n".join(f" {json.dumps(case)}: {json.dumps(content)}" for case, content in made.items())
+        lines = ",\n".join(
+            f" {json.dumps(case)}: {json.dumps(content)}" for case, content in made.items()
+        )
         path.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
         pytest.fail(f"{path.name} was missing and is written now; read it, then commit it")
     kept = json.loads(path.read_text(encoding="utf-8"))
-    assert kept.keys() == made.keys(), f"{path.name} has other cases; delete it and run this test twice"
+    assert kept.keys() == made.keys(), (
+        f"{path.name} has other cases; delete it and run this test twice"
+    )
     return kept
 
 
@@ -57,16 +63,28 @@ def test_frames_of_codecs(name):
     for spec in [spec + scope for spec in variants(name) for scope in ("", "@layer")]:
         seed = zlib.crc32(spec.encode()) % 1000
         frame = codec(spec).encode(vector(NUMEL, seed), seed=seed, layout=layout)
-        made[spec] = {"seed": seed, "frame": frame.hex(), "values": nonzeros(codec(spec).decode(frame, numel=NUMEL, layout=layout))}
+        made[spec] = {
+            "seed": seed,
+            "frame": frame.hex(),
+            "values": nonzeros(codec(spec).decode(frame, numel=NUMEL, layout=layout)),
+        }
     for spec, case in golden(name, made).items():
         assert made[spec]["frame"] == case["frame"] or not codec(spec).portable, spec
         assert torch.allclose(dense(made[spec]["values"]), dense(case["values"])), spec
-        assert same_bits(codec(spec).decode(bytes.fromhex(case["frame"]), numel=NUMEL, layout=layout), dense(case["values"])), spec
+        assert same_bits(
+            codec(spec).decode(bytes.fromhex(case["frame"]), numel=NUMEL, layout=layout),
+            dense(case["values"]),
+        ), spec
 
 
 def test_frames_that_overwrite():
     made = {}
-    for case, places in {"nothing": (), "first and last": (0, 49), "every third": range(0, NUMEL, 3), "all": range(NUMEL)}.items():
+    for case, places in {
+        "nothing": (),
+        "first and last": (0, 49),
+        "every third": range(0, NUMEL, 3),
+        "all": range(NUMEL),
+    }.items():
         positions = list(places)
         frame = overwrite.encode(1 + vector(NUMEL, 5), np.array(positions, np.int64))
         weights = torch.zeros(NUMEL)

@@ -21,7 +21,9 @@ def through(values: np.ndarray) -> np.ndarray:
 def test_each_value_is_within_a_2048th_of_itself_or_2_to_the_minus_39_of_the_largest(values):
     v = np.array(values, np.float32)
     off = abs(through(v).astype(np.float64) - v)
-    assert (off <= np.maximum(2.0**-11 * abs(v.astype(np.float64)), 2.0**-39 * float(abs(v).max()))).all()
+    assert (
+        off <= np.maximum(2.0**-11 * abs(v.astype(np.float64)), 2.0**-39 * float(abs(v).max()))
+    ).all()
 
 
 @pytest.mark.parametrize("scale", [1e38, 1.0, 1e-30, 1e-38, 2.0**-140])
@@ -30,7 +32,10 @@ def test_no_scale_overflows_or_vanishes(scale):
     assert np.allclose(through(v), v, rtol=2.0**-11, atol=2.0**-150)
 
 
-@pytest.mark.parametrize("value", [2.0**-149, 3 * 2.0**-149, 2.0**-126, 1.0, 2047.0, 2.0**127, float(np.finfo(np.float32).max)])
+@pytest.mark.parametrize(
+    "value",
+    [2.0**-149, 3 * 2.0**-149, 2.0**-126, 1.0, 2047.0, 2.0**127, float(np.finfo(np.float32).max)],
+)
 def test_the_ends_of_the_range(value):
     v = np.array([value, -value, 0.0], np.float32)
     assert np.allclose(through(v), v, rtol=2.0**-11, atol=0)
@@ -42,7 +47,9 @@ def test_numbers_of_eleven_bits_are_exact():
 
 
 def test_signs_of_zeros_and_vectors_of_zeros():
-    assert np.array_equal(np.signbit(through(np.array([0.0, -0.0, 1.0], np.float32))), [False, True, False])
+    assert np.array_equal(
+        np.signbit(through(np.array([0.0, -0.0, 1.0], np.float32))), [False, True, False]
+    )
     assert half.pack(np.zeros(3, np.float32)) == bytes(8)
     assert through(np.empty(0, np.float32)).size == 0
 

@@ -25,7 +25,12 @@ def frame_of(spec: str, numel: int, kind: str) -> bytes:
     return codec(spec).encode(vectors(numel)[kind], layout=layout_of(numel))
 
 
-frames = st.builds(lambda spec, numel, kind: (spec, numel, frame_of(spec, numel, kind)), specs, numels, st.sampled_from(KINDS))
+frames = st.builds(
+    lambda spec, numel, kind: (spec, numel, frame_of(spec, numel, kind)),
+    specs,
+    numels,
+    st.sampled_from(KINDS),
+)
 
 
 def read(spec: str, data: bytes, numel: int) -> bool:
@@ -76,7 +81,13 @@ def test_a_frame_cut_short_is_noticed_under_any_checksum(frame, data):
 @given(frames, st.binary(min_size=1, max_size=20), frames)
 def test_a_frame_that_goes_on_is_noticed_under_any_checksum(frame, tail, other):
     spec, numel, original = frame
-    for longer in (original + tail, original + bytes(len(tail)), original + original, original + other[2], original + other[2][SECTIONS:]):
+    for longer in (
+        original + tail,
+        original + bytes(len(tail)),
+        original + original,
+        original + other[2],
+        original + other[2][SECTIONS:],
+    ):
         assert not read(spec, longer, numel) or longer == original
         assert not read(spec, reseal(longer, numel), numel)
 
@@ -104,7 +115,9 @@ def test_any_body_under_a_checksum_that_fits(spec, numel, count, body):
 
 @given(specs, numels, st.lists(st.tuples(st.integers(0, 12), st.binary(max_size=40)), max_size=5))
 def test_any_layers_under_a_checksum_that_fits(spec, numel, sections):
-    read(spec, seal(codec(spec).id, LAYER, numel, [Section(*section) for section in sections]), numel)
+    read(
+        spec, seal(codec(spec).id, LAYER, numel, [Section(*section) for section in sections]), numel
+    )
 
 
 @settings(max_examples=400)
@@ -114,10 +127,17 @@ def test_any_change_under_a_checksum_that_fits(frame, data):
     spec, numel, original = frame
     at = data.draw(st.integers(4, len(original)))
     new, kept = data.draw(st.binary(max_size=3)), data.draw(st.integers(0, 3))
-    read(spec, reseal((original[:at] + new + original[at + kept :]).ljust(SECTIONS, b"\0"), numel), numel)
+    read(
+        spec,
+        reseal((original[:at] + new + original[at + kept :]).ljust(SECTIONS, b"\0"), numel),
+        numel,
+    )
 
 
-@given(frames, st.integers(0, 2**64) | st.sampled_from([2**31 - 1, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1]))
+@given(
+    frames,
+    st.integers(0, 2**64) | st.sampled_from([2**31 - 1, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1]),
+)
 def test_a_count_that_is_not_so_is_noticed(frame, count):
     spec, numel, original = frame
     start = header_bytes(codec(spec).id, codec(spec).seeded)
@@ -139,7 +159,11 @@ def test_a_dense_frame_counts_every_coordinate(spec, count):
 def test_a_mean_that_is_none_is_refused(spec, value):
     frame = frame_of(spec, 401, "normal")
     start = SECTIONS + 2  # count, first byte
-    assert not read(spec, reseal(frame[:start] + np.array(value, "<f4").tobytes() + frame[start + 4 :], 401), 401)
+    assert not read(
+        spec,
+        reseal(frame[:start] + np.array(value, "<f4").tobytes() + frame[start + 4 :], 401),
+        401,
+    )
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -147,7 +171,11 @@ def test_a_mean_that_is_none_is_refused(spec, value):
 def test_values_that_are_not_finite_are_refused(spec, start, value):
     frame = frame_of(spec, 401, "normal")
     start += SECTIONS
-    assert not read(spec, reseal(frame[:start] + np.array(value, "<f4").tobytes() + frame[start + 4 :], 401), 401)
+    assert not read(
+        spec,
+        reseal(frame[:start] + np.array(value, "<f4").tobytes() + frame[start + 4 :], 401),
+        401,
+    )
 
 
 @pytest.mark.parametrize("spec", ["stc", "sbc", "topk", "topk:values=fp16"])
@@ -178,15 +206,32 @@ def test_what_a_frame_claims_is_not_allocated(spec):
         with pytest.raises(FrameError):
             c.open(data, numel, layout)
 
-    for count, limit in [(numel, 8 * numel), (numel + 1, 200_000), (2**40, 200_000), (2**62, 200_000)]:
+    for count, limit in [
+        (numel, 8 * numel),
+        (numel + 1, 200_000),
+        (2**40, 200_000),
+        (2**62, 200_000),
+    ]:
         for first in (0, 40, 0x3F, 0x40, 0x80 + 30, 0xFF):
             body = bytes([first]) + bytes(range(1, 200))
             section = varint(count) + body
-            for scope, length in [(MODEL, b""), (LAYER, varint(len(section))), (LAYER, varint(2**62))]:
-                head = b"fc\x01" + bytes([c.id, scope]) + bytes(4) + getattr(c.id, "halves", b"") + bytes(8 * c.seeded)
+            for scope, length in [
+                (MODEL, b""),
+                (LAYER, varint(len(section))),
+                (LAYER, varint(2**62)),
+            ]:
+                head = (
+                    b"fc\x01"
+                    + bytes([c.id, scope])
+                    + bytes(4)
+                    + getattr(c.id, "halves", b"")
+                    + bytes(8 * c.seeded)
+                )
                 sealed = reseal(head + length + section, numel)
                 call = partial(refuse, sealed)
-                assert peak(call) < limit or peak(call) < limit  # the first may load what is loaded once
+                assert (
+                    peak(call) < limit or peak(call) < limit
+                )  # the first may load what is loaded once
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -34,7 +34,10 @@ def test_symbols_come_back(size, count):
         assert len(data) <= levels.packed_bytes(count, size)
 
 
-@pytest.mark.parametrize(("size", "bits"), [(2, 1), (3, 1.6), (5, 64 / 27), (9, 3.2), (16, 4), (17, 64 / 15), (33, 64 / 12), (256, 8)])
+@pytest.mark.parametrize(
+    ("size", "bits"),
+    [(2, 1), (3, 1.6), (5, 64 / 27), (9, 3.2), (16, 4), (17, 64 / 15), (33, 64 / 12), (256, 8)],
+)
 def test_symbols_without_order_are_packed_into_words(size, bits):
     for count in (10, 100, 300):
         assert len(levels.pack(draw(count, size), size)) <= math.ceil(count * bits / 8) + 1
@@ -43,7 +46,10 @@ def test_symbols_without_order_are_packed_into_words(size, bits):
 @given(st.data())
 def test_few_symbols_of_any_alphabet(data):
     size = data.draw(st.integers(2, 65535))
-    symbols = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=70)), np.uint8 if size <= 256 else np.uint16)
+    symbols = np.array(
+        data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=70)),
+        np.uint8 if size <= 256 else np.uint16,
+    )
     packed = levels.pack(symbols, size)
     assert np.array_equal(levels.unpack(memoryview(packed), symbols.size, size), symbols)
     for damaged in (packed + b"\0", packed[:-1]):
@@ -108,13 +114,21 @@ def test_many_symbols_are_coded_in_groups_within_their_entropy(size):
 def test_multiples_come_back(kind, integers):
     section = levels.pack_multiples(np.array(integers, kind), 0.375)
     symbols, most, unit = levels.unpack_multiples(section, len(integers))
-    assert (symbols.astype(int) - most).tolist() == integers and unit == 0.375 and most == max(map(abs, integers))
-    assert levels.open_multiples(section, len(integers)).values.tolist() == [0.375 * i for i in integers]
+    assert (
+        (symbols.astype(int) - most).tolist() == integers
+        and unit == 0.375
+        and most == max(map(abs, integers))
+    )
+    assert levels.open_multiples(section, len(integers)).values.tolist() == [
+        0.375 * i for i in integers
+    ]
 
 
 def test_integers_of_any_width_that_are_the_same_are_the_same_bytes():
     for integers in ([1, 0, -1], [100, -127, 3]):
-        assert levels.pack_multiples(np.array(integers, np.int8), 2.0) == levels.pack_multiples(np.array(integers, np.int16), 2.0)
+        assert levels.pack_multiples(np.array(integers, np.int8), 2.0) == levels.pack_multiples(
+            np.array(integers, np.int16), 2.0
+        )
     wide = np.array([-levels.MOST, 128, levels.MOST], np.int16)
     symbols, most, _ = levels.unpack_multiples(levels.pack_multiples(wide.copy(), 1.0), 3)
     assert (symbols.astype(int) - most).tolist() == wide.tolist()
@@ -123,22 +137,46 @@ def test_integers_of_any_width_that_are_the_same_are_the_same_bytes():
 def test_zeros_are_one_byte_and_none_are_no_section():
     zeros = levels.pack_multiples(np.zeros(1000, np.int8), 1.0)
     assert zeros == Section(1000, b"\0") and not levels.open_multiples(zeros, 1000).values.any()
-    assert levels.pack_multiples(np.zeros(0, np.int8), 1.0) == EMPTY and levels.open_multiples(EMPTY, 0).values.size == 0
+    assert (
+        levels.pack_multiples(np.zeros(0, np.int8), 1.0) == EMPTY
+        and levels.open_multiples(EMPTY, 0).values.size == 0
+    )
 
 
-@pytest.mark.parametrize(("most", "unit"), [
-    (1, 0.0), (1, -1.0), (1, math.nan), (1, math.inf), (2, 3e38), (32768, 1.0), (2, 1.0), (0, 1.0), (2**40, 1.0),
-])
+@pytest.mark.parametrize(
+    ("most", "unit"),
+    [
+        (1, 0.0),
+        (1, -1.0),
+        (1, math.nan),
+        (1, math.inf),
+        (2, 3e38),
+        (32768, 1.0),
+        (2, 1.0),
+        (0, 1.0),
+        (2**40, 1.0),
+    ],
+)
 def test_a_unit_or_a_largest_level_that_cannot_be(most, unit):
-    data = varint(most) + levels.UNIT.pack(unit) + levels.pack(np.array([1, 2, 1, 2], np.uint8), 3 if most < 2 else 5)
+    data = (
+        varint(most)
+        + levels.UNIT.pack(unit)
+        + levels.pack(np.array([1, 2, 1, 2], np.uint8), 3 if most < 2 else 5)
+    )
     with pytest.raises(FrameError):
         levels.open_multiples(Section(4, data), 4)
 
 
-@pytest.mark.parametrize(("value", "float32"), [
-    (1.0, 1.0), (0.1, np.nextafter(np.float32(0.1), np.float32(0))), (1e300, np.finfo(np.float32).max), (1e-300, 2.0**-149),
-    (2.9 * 2.0**-149, 2 * 2.0**-149),
-])
+@pytest.mark.parametrize(
+    ("value", "float32"),
+    [
+        (1.0, 1.0),
+        (0.1, np.nextafter(np.float32(0.1), np.float32(0))),
+        (1e300, np.finfo(np.float32).max),
+        (1e-300, 2.0**-149),
+        (2.9 * 2.0**-149, 2 * 2.0**-149),
+    ],
+)
 def test_rounding_down_to_a_float32(value, float32):
     assert levels.below(value) == float(float32)
 
@@ -147,8 +185,15 @@ def test_rounding_down_to_a_float32(value, float32):
 
 
 QUANTIZERS = (
-    "qsgd", "qsgd:levels=1", "qsgd:levels=1000,damped=true", "terngrad", "terngrad:clip=0", "natural", "bf16",
-    "adaptive", "adaptive:levels=200,rounding=stochastic",
+    "qsgd",
+    "qsgd:levels=1",
+    "qsgd:levels=1000,damped=true",
+    "terngrad",
+    "terngrad:clip=0",
+    "natural",
+    "bf16",
+    "adaptive",
+    "adaptive:levels=200,rounding=stochastic",
 )
 
 
@@ -159,7 +204,9 @@ def test_no_frame_is_longer_than_the_longest(spec, scope):
     for numel in (0, 1, 7, 401):
         for kind, x in vectors(numel).items():
             for seed in (0, 1):
-                assert len(c.encode(x, seed=seed, layout=layout_of(numel))) <= c.longest_frame(layout_of(numel)), (numel, kind)
+                assert len(c.encode(x, seed=seed, layout=layout_of(numel))) <= c.longest_frame(
+                    layout_of(numel)
+                ), (numel, kind)
 
 
 @pytest.mark.parametrize("spec", QUANTIZERS)
@@ -172,6 +219,10 @@ def test_values_of_a_selection_are_rounded_as_a_vector_of_their_own(spec, scope)
         positions, y = update.positions, update.dense()
         assert not y[np.setdiff1d(np.arange(1001), positions)].any()
         for i, entry in enumerate(layout) if scope else [(0, None)]:
-            at = positions if entry is None else positions[(positions >= entry.span.start) & (positions < entry.span.stop)]
+            at = (
+                positions
+                if entry is None
+                else positions[(positions >= entry.span.start) & (positions < entry.span.stop)]
+            )
             alone = codec(spec).decode(codec(spec).encode(x[at], seed=4 + i), numel=at.size)
             assert y[at].tolist() == alone.tolist(), kind

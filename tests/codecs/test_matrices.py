@@ -14,8 +14,17 @@ from fedcomp.codecs.frame import SECTIONS, varint
 from fedcomp.codecs.matrices import CHUNK, LARGEST, Product, shape_of
 from fedcomp.errors import ConfigError
 
-LAYOUT = Layout.from_shapes({"w": (20, 30), "none": (0, 5), "kernel": (8, 4, 3, 3), "b": (7,), "row": (1, 9), "one": ()})
-SPECS = ["powersgd", "powersgd:rank=4", "atomo", "atomo:budget=10%", "atomo:atoms=entries", "atomo:budget=10%,atoms=entries"]
+LAYOUT = Layout.from_shapes(
+    {"w": (20, 30), "none": (0, 5), "kernel": (8, 4, 3, 3), "b": (7,), "row": (1, 9), "one": ()}
+)
+SPECS = [
+    "powersgd",
+    "powersgd:rank=4",
+    "atomo",
+    "atomo:budget=10%",
+    "atomo:atoms=entries",
+    "atomo:budget=10%,atoms=entries",
+]
 BODY = SECTIONS + len(varint(LAYOUT.numel))
 
 
@@ -40,7 +49,9 @@ def test_a_kernel_is_sent_as_its_matrix():
     flat = Layout.from_shapes({"m": (8, 36)})
     kernel = Layout.from_shapes({"m": (8, 4, 3, 3)})
     for spec in SPECS:
-        assert codec(spec).encode(normal(288), seed=4, layout=kernel) == codec(spec).encode(normal(288), seed=4, layout=flat)
+        assert codec(spec).encode(normal(288), seed=4, layout=kernel) == codec(spec).encode(
+            normal(288), seed=4, layout=flat
+        )
 
 
 def test_factors_and_values_stand_one_after_the_other():
@@ -64,17 +75,32 @@ def test_a_matrix_of_zeros_is_one_byte(spec):
     zeroed, whole = (len(codec(spec).encode(v, layout=LAYOUT)) for v in (x, normal()))
     columns = 2 if spec == "powersgd" else 3
     assert zeroed == whole - 4 * columns * 50
-    assert not codec(spec).decode(codec(spec).encode(x, layout=LAYOUT), numel=LAYOUT.numel, layout=LAYOUT)[:600].any()
+    assert (
+        not codec(spec)
+        .decode(codec(spec).encode(x, layout=LAYOUT), numel=LAYOUT.numel, layout=LAYOUT)[:600]
+        .any()
+    )
 
 
 def test_a_product_is_the_same_in_any_blocks():
     rng = np.random.default_rng(1)
     for rows, columns, k in [(20, 30, 3), (3, CHUNK, 2), (CHUNK // 5, 11, 1), (4, 4, 0)]:
-        product = Product(*(rng.standard_normal((n, k)).astype(np.float32) for n in (rows, columns)))
+        product = Product(
+            *(rng.standard_normal((n, k)).astype(np.float32) for n in (rows, columns))
+        )
         whole = product.block(0, product.numel)
         assert whole.dtype == np.float32 and product.numel == rows * columns == product.nonzeros
-        np.testing.assert_allclose(whole.reshape(rows, columns), product.left @ product.right.T, atol=1e-5)
-        for start, stop in [(0, 0), (0, 1), (7, 7), (columns - 1, columns + 1), (5, product.numel - 3), (product.numel, product.numel)]:
+        np.testing.assert_allclose(
+            whole.reshape(rows, columns), product.left @ product.right.T, atol=1e-5
+        )
+        for start, stop in [
+            (0, 0),
+            (0, 1),
+            (7, 7),
+            (columns - 1, columns + 1),
+            (5, product.numel - 3),
+            (product.numel, product.numel),
+        ]:
             assert same_bits(product.block(start, stop), whole[start:stop])
 
 
@@ -101,17 +127,26 @@ def test_shapes_are_needed_both_ways(spec):
     c, x = codec(spec), normal()
     frame = c.encode(x, layout=LAYOUT)
     for call in (
-        lambda: c.encode(x), lambda: c.encode_batch(x[None], [0]), lambda: c.encode_added(x.clone(), x),
-        lambda: c.decode(frame, numel=x.numel()), lambda: c.accumulate(frame, x.clone()),
+        lambda: c.encode(x),
+        lambda: c.encode_batch(x[None], [0]),
+        lambda: c.encode_added(x.clone(), x),
+        lambda: c.decode(frame, numel=x.numel()),
+        lambda: c.accumulate(frame, x.clone()),
     ):
-        with pytest.raises(ConfigError, match=f"{c} needs layout=…, which has the shapes of the tensors; or use a codec for vectors"):
+        with pytest.raises(
+            ConfigError,
+            match=f"{c} needs layout=…, which has the shapes of the tensors; or use a codec for vectors",
+        ):
             call()
 
 
 def test_entries_need_no_shapes():
     c, x = codec("atomo:atoms=entries"), normal()
     assert c.encode(x) == c.encode(x, layout=LAYOUT)
-    assert same_bits(c.decode(c.encode(x), numel=x.numel()), c.decode(c.encode(x), numel=x.numel(), layout=LAYOUT))
+    assert same_bits(
+        c.decode(c.encode(x), numel=x.numel()),
+        c.decode(c.encode(x), numel=x.numel(), layout=LAYOUT),
+    )
 
 
 def test_layer_by_layer_a_frame_has_the_same_factors():
@@ -119,7 +154,9 @@ def test_layer_by_layer_a_frame_has_the_same_factors():
     alone = Layout.from_shapes({"w": (20, 30)})
     x = normal(600)
     y = layer.decode(layer.encode(x, seed=5, layout=alone), numel=600, layout=alone)
-    assert same_bits(y, model.decode(model.encode(x, seed=5, layout=alone), numel=600, layout=alone))
+    assert same_bits(
+        y, model.decode(model.encode(x, seed=5, layout=alone), numel=600, layout=alone)
+    )
 
 
 # What no encoder makes.
@@ -128,19 +165,22 @@ SQUARE = Layout.from_shapes({"w": (6, 6)})
 UNIT = np.eye(6, 2)
 
 
-@pytest.mark.parametrize(("body", "sentence"), [
-    (b"", "cut short"),
-    (b"\x02" + floats(UNIT) + floats(np.ones((6, 2)))[:-1], "cut short"),
-    (b"\x02" + floats(UNIT) + floats(np.ones((6, 2))) + b"\0", "bytes follow"),
-    (b"\x03" + floats(np.eye(6, 3)) + floats(np.ones((6, 3))), "longer than their matrix"),
-    (b"\xfe" + floats(np.ones(36)), "longer than their matrix"),
-    (b"\x02" + floats(2 * UNIT) + floats(np.ones((6, 2))), "another length than 1"),
-    (b"\x02" + floats(0 * UNIT) + floats(np.ones((6, 2))), "another length than 1"),
-    (b"\x02" + floats(UNIT) + floats(np.full((6, 2), np.nan)), "NaN or infinity"),
-    (b"\x02" + floats(UNIT + np.inf) + floats(np.ones((6, 2))), "NaN or infinity"),
-    (b"\xff" + floats(np.full(36, -np.inf)), "NaN or infinity"),
-    (b"\xff" + floats(np.ones(35)), "cut short"),
-])
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b"", "cut short"),
+        (b"\x02" + floats(UNIT) + floats(np.ones((6, 2)))[:-1], "cut short"),
+        (b"\x02" + floats(UNIT) + floats(np.ones((6, 2))) + b"\0", "bytes follow"),
+        (b"\x03" + floats(np.eye(6, 3)) + floats(np.ones((6, 3))), "longer than their matrix"),
+        (b"\xfe" + floats(np.ones(36)), "longer than their matrix"),
+        (b"\x02" + floats(2 * UNIT) + floats(np.ones((6, 2))), "another length than 1"),
+        (b"\x02" + floats(0 * UNIT) + floats(np.ones((6, 2))), "another length than 1"),
+        (b"\x02" + floats(UNIT) + floats(np.full((6, 2), np.nan)), "NaN or infinity"),
+        (b"\x02" + floats(UNIT + np.inf) + floats(np.ones((6, 2))), "NaN or infinity"),
+        (b"\xff" + floats(np.full(36, -np.inf)), "NaN or infinity"),
+        (b"\xff" + floats(np.ones(35)), "cut short"),
+    ],
+)
 def test_a_body_that_no_encoder_makes_is_refused(body, sentence):
     c = codec("powersgd")
     with np.errstate(invalid="ignore"), pytest.raises(FrameError, match=sentence):

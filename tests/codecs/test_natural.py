@@ -53,7 +53,9 @@ def test_unbiased_with_the_variance_of_the_paper():
     drawn = np.stack([decoded(x, seed) for seed in range(seeds)])
     z = (drawn.mean(0) - x.double().numpy()) / np.sqrt(variance / seeds)
     assert np.abs(z).max() < 5 and abs(np.square(z).sum() - 401) < 6 * math.sqrt(2 * 401)
-    assert np.square(drawn - x.double().numpy()).sum(1).mean() == pytest.approx(variance.sum(), rel=0.1)
+    assert np.square(drawn - x.double().numpy()).sum(1).mean() == pytest.approx(
+        variance.sum(), rel=0.1
+    )
 
 
 def test_an_eighth_is_attained_at_four_thirds_of_a_power():
@@ -74,7 +76,9 @@ def test_the_largest_float32_stands_for_the_power_above_it():
     x = torch.tensor([LARGEST, -LARGEST, 2.0**127, 1.5 * 2.0**127] * 100)
     drawn = np.concatenate([decoded(x, seed).reshape(-1, 4) for seed in range(20)])
     assert np.abs(drawn).max() == LARGEST and (drawn[:, 2] == 2.0**127).all()
-    assert drawn[:, 3].mean() == pytest.approx(1.5 * 2.0**127, rel=5 * 0.25 / math.sqrt(2000) / 0.75)
+    assert drawn[:, 3].mean() == pytest.approx(
+        1.5 * 2.0**127, rel=5 * 0.25 / math.sqrt(2000) / 0.75
+    )
     assert (drawn[:, :2] == [LARGEST, -LARGEST]).all()
 
 
@@ -123,10 +127,14 @@ def refused(body: bytes, numel: int, sentence: str) -> bool:
 
 
 def test_bodies_that_no_encoder_makes():
-    assert NATURAL.unpack(Section(3, bytes([23, 0x40, 100, 101, 0])), Layout.flat(3), 0).values.tolist() == [2.0**-50, -(2.0**-49), 0.0]
+    assert NATURAL.unpack(
+        Section(3, bytes([23, 0x40, 100, 101, 0])), Layout.flat(3), 0
+    ).values.tolist() == [2.0**-50, -(2.0**-49), 0.0]
     assert refused(bytes([24, 0x40, 100, 101, 0]), 3, "another range")
     assert refused(bytes([22, 0x40, 100, 101, 0]), 3, "another range")
-    assert NATURAL.unpack(Section(3, bytes([22, 0x40, 100, 254, 0])), Layout.flat(3), 0).values[1] == -(2.0**105)
+    assert NATURAL.unpack(Section(3, bytes([22, 0x40, 100, 254, 0])), Layout.flat(3), 0).values[
+        1
+    ] == -(2.0**105)
     assert refused(bytes([23, 0x41, 100, 101, 0]), 3, "last bits")
     assert refused(bytes([23, 0x20, 100, 101, 0]), 3, "a zero has a sign")
     assert refused(bytes([23, 0x40, 100, 101]), 3, "damaged")

@@ -16,7 +16,16 @@ from fedcomp.kernels import backend
 
 ONEBIT = codec("onebit")
 NORMAL, LEAST = 2.0**-126, 2.0**-149
-MODEL = Layout.from_shapes({"conv": (6, 3, 2, 2), "bias": (6,), "none": (0, 4), "linear": (5, 24), "scale": (), "last": (1, 3)})
+MODEL = Layout.from_shapes(
+    {
+        "conv": (6, 3, 2, 2),
+        "bias": (6,),
+        "none": (0, 4),
+        "linear": (5, 24),
+        "scale": (),
+        "last": (1, 3),
+    }
+)
 
 
 def normal(numel: int, seed: int = 0) -> torch.Tensor:
@@ -51,14 +60,20 @@ def test_hard_vectors_decode_to_what_the_paper_says():
     for numel in (1, 7, 400, 1001):
         for name in vectors(numel).keys() - {"denormal"}:
             x, layout = vectors(numel)[name], layout_of(numel)
-            np.testing.assert_array_max_ulp(through(x, layout).numpy(), expected(x, layout), maxulp=1)
-            np.testing.assert_array_max_ulp(through(x).numpy(), expected(x, Layout.flat(numel)), maxulp=1)
+            np.testing.assert_array_max_ulp(
+                through(x, layout).numpy(), expected(x, layout), maxulp=1
+            )
+            np.testing.assert_array_max_ulp(
+                through(x).numpy(), expected(x, Layout.flat(numel)), maxulp=1
+            )
 
 
 def test_by_hand():
     x = torch.tensor([[1.0, -2.0, 0.0], [3.0, -4.0, -5.0]]).flatten()
     assert through(x, Layout.from_shapes({"w": (2, 3)})).tolist() == [2, -3, 0, 2, -3, -5]
-    assert through(x).tolist() == [pytest.approx(v) for v in (4 / 3, -11 / 3, 4 / 3, 4 / 3, -11 / 3, -11 / 3)]
+    assert through(x).tolist() == [
+        pytest.approx(v) for v in (4 / 3, -11 / 3, 4 / 3, 4 / 3, -11 / 3, -11 / 3)
+    ]
     assert through(x, Layout.from_shapes({"w": (2, 3, 1, 1)})).tolist() == [2, -3, 0, 2, -3, -5]
     assert torch.equal(through(x, Layout.from_shapes({"w": (6, 1)})), through(x))
 
@@ -89,19 +104,29 @@ def test_a_matrix_and_a_vector_that_are_large_are_compiled_and_give_the_same_byt
 def test_a_vector_of_zeros_is_sent_as_such(numel):
     for layout in (None, layout_of(numel)):
         frame = ONEBIT.encode(-torch.zeros(numel), layout=layout)
-        assert len(frame) == SECTIONS + 1 and same_bits(through(torch.zeros(numel), layout), np.zeros(numel, np.float32))
+        assert len(frame) == SECTIONS + 1 and same_bits(
+            through(torch.zeros(numel), layout), np.zeros(numel, np.float32)
+        )
 
 
 SMALL = st.sampled_from([0.0, LEAST, -LEAST, 5 * LEAST, NORMAL, -NORMAL, 1.0])
 
 
-@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False) | SMALL, min_size=1, max_size=24))
+@given(
+    st.lists(
+        st.floats(width=32, allow_nan=False, allow_infinity=False) | SMALL, min_size=1, max_size=24
+    )
+)
 def test_it_contracts_every_vector_in_exact_arithmetic(values):
     x = torch.tensor(values)
     for layout in (None, Layout.from_shapes({"w": (len(values) // 2, 2), "b": (len(values) % 2,)})):
         y = through(x, layout)
-        lost = sum(((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(values, y.tolist())), Fraction())
-        assert lost <= (1 - Fraction(ONEBIT.contraction(x.numel()))) * sum(Fraction(v) ** 2 for v in x.tolist())
+        lost = sum(
+            ((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(values, y.tolist())), Fraction()
+        )
+        assert lost <= (1 - Fraction(ONEBIT.contraction(x.numel()))) * sum(
+            Fraction(v) ** 2 for v in x.tolist()
+        )
 
 
 def test_where_all_means_would_be_lost_the_largest_coordinate_is_sent():
@@ -124,26 +149,47 @@ def refused(data: bytes, layout: Layout) -> bool:
 def test_means_that_no_encoder_sends_are_refused():
     """Columns of a 3 × 3 matrix: both signs, none negative, all negative."""
     layout = Layout.from_shapes({"w": (3, 3)})
-    frame = ONEBIT.encode(torch.tensor([[1.0, 0.0, -1.0], [-2.0, 2.0, -2.0], [0.0, 4.0, -3.0]]).flatten(), layout=layout)
+    frame = ONEBIT.encode(
+        torch.tensor([[1.0, 0.0, -1.0], [-2.0, 2.0, -2.0], [0.0, 4.0, -3.0]]).flatten(),
+        layout=layout,
+    )
     start = SECTIONS + 1 + 2
     assert np.frombuffer(frame[start:], "<f4").tolist() == [0.5, 2, 0, -2, 0, -2]
-    never = {0: (-0.0, -1.0), 1: (-0.0, -1.0), 2: (1.0, -0.0), 3: (0.0, -0.0, 1.0), 4: (-0.0, -1.0, 1.0), 5: (0.0, 2.0)}
+    never = {
+        0: (-0.0, -1.0),
+        1: (-0.0, -1.0),
+        2: (1.0, -0.0),
+        3: (0.0, -0.0, 1.0),
+        4: (-0.0, -1.0, 1.0),
+        5: (0.0, 2.0),
+    }
     for mean, values in never.items():
         at = start + 4 * mean
         assert not refused(frame[:at] + frame[at:], layout)
         for value in (*values, math.nan, math.inf, -math.inf):
-            assert refused(frame[:at] + np.array(value, "<f4").tobytes() + frame[at + 4 :], layout), (mean, value)
+            assert refused(
+                frame[:at] + np.array(value, "<f4").tobytes() + frame[at + 4 :], layout
+            ), (mean, value)
     tiny = np.array([LEAST, LEAST, 0, -LEAST, 0, -LEAST], "<f4").tobytes()
     assert refused(frame[:start] + tiny, layout)
-    assert not refused(frame[:start] + np.array([LEAST, NORMAL, 0, -LEAST, 0, -LEAST], "<f4").tobytes(), layout)
+    assert not refused(
+        frame[:start] + np.array([LEAST, NORMAL, 0, -LEAST, 0, -LEAST], "<f4").tobytes(), layout
+    )
     for changed in (frame[:-1], frame + b"\0", frame[: start - 1] + b"\x01" + frame[start:]):
         assert refused(changed, layout)
     assert refused(frame, Layout.flat(9)) and refused(frame, Layout.from_shapes({"w": (9, 1)}))
 
 
-@pytest.mark.parametrize(("value", "sent"), [
-    (3 * NORMAL - 2 * LEAST, True), (3 * NORMAL, False), (-2 * NORMAL, True), (-3 * NORMAL + 2 * LEAST, False), (1.0, False),
-])
+@pytest.mark.parametrize(
+    ("value", "sent"),
+    [
+        (3 * NORMAL - 2 * LEAST, True),
+        (3 * NORMAL, False),
+        (-2 * NORMAL, True),
+        (-3 * NORMAL + 2 * LEAST, False),
+        (1.0, False),
+    ],
+)
 def test_a_coordinate_by_itself_is_refused_where_its_column_has_a_mean(value, sent):
     layout = Layout.from_shapes({"w": (3, 2), "b": (4,)})
     frame = ONEBIT.encode(torch.tensor([0.0, LEAST] + 8 * [0.0]), layout=layout)

@@ -15,7 +15,7 @@ from fedcomp.codecs.frame import LAYER, MODEL, Section, seal
 
 NUMEL = 300
 WEIGHTS = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1))
-WEIGHTS[[0, 7, 8, 299]] = torch.tensor([-0.0, 2.0**-149, 3.4e38, -2.0**-140])
+WEIGHTS[[0, 7, 8, 299]] = torch.tensor([-0.0, 2.0**-149, 3.4e38, -(2.0**-140)])
 OLD = torch.randn(NUMEL, generator=torch.Generator().manual_seed(2))
 FRAME = overwrite.encode(WEIGHTS, np.arange(0, NUMEL, 7))
 
@@ -36,7 +36,10 @@ def test_weights_end_bit_identical(positions):
 
 @pytest.mark.parametrize("step", [1, 3, 400, 99_999])
 def test_so_they_do_in_large_models(step):
-    assert_replaces(torch.randn(200_000, generator=torch.Generator().manual_seed(3)), np.arange(5, 200_000, step))
+    assert_replaces(
+        torch.randn(200_000, generator=torch.Generator().manual_seed(3)),
+        np.arange(5, 200_000, step),
+    )
 
 
 @pytest.mark.parametrize("count", [0, 1, 8, 9, 150, 300])

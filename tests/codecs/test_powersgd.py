@@ -16,7 +16,9 @@ LAYOUT = Layout.from_shapes({"w": (ROWS, COLUMNS)})
 
 def matrix(rank: int = ROWS, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return (rng.standard_normal((ROWS, rank)) @ rng.standard_normal((rank, COLUMNS))).astype(np.float32)
+    return (rng.standard_normal((ROWS, rank)) @ rng.standard_normal((rank, COLUMNS))).astype(
+        np.float32
+    )
 
 
 def sent(m: np.ndarray, rank: int, seed: int = 0, start: np.ndarray | None = None) -> np.ndarray:
@@ -28,9 +30,14 @@ def sent(m: np.ndarray, rank: int, seed: int = 0, start: np.ndarray | None = Non
 
 @pytest.mark.parametrize("rank", [1, 2, 5])
 def test_a_frame_is_what_the_paper_says(rank):
-    m, start = matrix().astype(np.float64), np.random.default_rng(1).standard_normal((COLUMNS, rank)).astype(np.float32)
+    m, start = (
+        matrix().astype(np.float64),
+        np.random.default_rng(1).standard_normal((COLUMNS, rank)).astype(np.float32),
+    )
     basis = np.linalg.qr(m @ start).Q
-    np.testing.assert_allclose(sent(m.astype(np.float32), rank, start=start), basis @ (basis.T @ m), atol=1e-5)
+    np.testing.assert_allclose(
+        sent(m.astype(np.float32), rank, start=start), basis @ (basis.T @ m), atol=1e-5
+    )
 
 
 def test_a_matrix_of_the_rank_arrives():
@@ -41,8 +48,16 @@ def test_a_matrix_of_the_rank_arrives():
 
 def test_what_is_lost_is_no_longer_than_what_was_there_from_any_start():
     m = matrix()
-    starts = [np.zeros((COLUMNS, 2)), np.ones((COLUMNS, 2)), np.eye(COLUMNS, 2), np.full((COLUMNS, 2), 3e38), np.full((COLUMNS, 2), 1e-45)]
-    null = np.linalg.svd(np.vstack([m[:8], np.zeros((1, COLUMNS))])).Vh[-2:].T  # what the first rows map to zero
+    starts = [
+        np.zeros((COLUMNS, 2)),
+        np.ones((COLUMNS, 2)),
+        np.eye(COLUMNS, 2),
+        np.full((COLUMNS, 2), 3e38),
+        np.full((COLUMNS, 2), 1e-45),
+    ]
+    null = (
+        np.linalg.svd(np.vstack([m[:8], np.zeros((1, COLUMNS))])).Vh[-2:].T
+    )  # what the first rows map to zero
     for start in [*starts, null]:
         for values in (m, m * (np.arange(ROWS) < 8)[:, None]):
             lost = values - sent(values.astype(np.float32), 2, start=start)
@@ -52,9 +67,21 @@ def test_what_is_lost_is_no_longer_than_what_was_there_from_any_start():
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_in_the_mean_over_seeds_a_share_of_it_arrives(rank):
     """The least that is declared: of an orthogonal matrix a projection on `rank` of 12 directions keeps no more than these."""
-    layout, flat = Layout.from_shapes({"w": (ROWS, ROWS)}), np.linalg.qr(matrix()[:, :ROWS]).Q.astype(np.float32)
+    layout, flat = (
+        Layout.from_shapes({"w": (ROWS, ROWS)}),
+        np.linalg.qr(matrix()[:, :ROWS]).Q.astype(np.float32),
+    )
     c, x = PowerSGD(rank), torch.from_numpy(flat.ravel())
-    kept = [1 - float((x - c.decode(c.encode(x, seed=s, layout=layout), numel=144, layout=layout)).square().sum()) / 12 for s in range(20)]
+    kept = [
+        1
+        - float(
+            (x - c.decode(c.encode(x, seed=s, layout=layout), numel=144, layout=layout))
+            .square()
+            .sum()
+        )
+        / 12
+        for s in range(20)
+    ]
     assert np.mean(kept) == pytest.approx(rank / 12, rel=1e-4) and c.contraction(144) <= rank / 12
     assert c.contraction(144) == rank * (rank + 1) / 144
 
@@ -75,32 +102,49 @@ def test_started_where_it_ended_the_iteration_finds_the_best_factors():
     for _ in range(40):
         x = torch.from_numpy(m.ravel())
         announced = {} if start is None else {"right/0": start}
-        update = PowerSGD(2).open(PowerSGD(2).encode(x, layout=LAYOUT, context=Context(announced=announced)), m.size, LAYOUT)
+        update = PowerSGD(2).open(
+            PowerSGD(2).encode(x, layout=LAYOUT, context=Context(announced=announced)),
+            m.size,
+            LAYOUT,
+        )
         ((_, product),) = update.parts
         assert isinstance(product, Product)
         start = product.right.tobytes()
         errors.append(float((x.double() - update.dense()).square().sum()))
-    assert errors[0] > errors[1] > errors[5] and errors[-1] == pytest.approx(np.square(singular[2:]).sum(), rel=1e-3)
+    assert errors[0] > errors[1] > errors[5] and errors[-1] == pytest.approx(
+        np.square(singular[2:]).sum(), rel=1e-3
+    )
 
 
 def test_a_start_of_another_size_is_refused():
     for start in (np.ones((COLUMNS, 1)), np.ones((COLUMNS + 1, 2)), np.ones(0)):
-        with pytest.raises(ConfigError, match=r"was announced for a factor \[17, 2\]; announce its floats"):
+        with pytest.raises(
+            ConfigError, match=r"was announced for a factor \[17, 2\]; announce its floats"
+        ):
             sent(matrix(), 2, start=start)
 
 
 def test_factors_are_sent_where_they_are_fewer_numbers():
-    assert [pays(2, rows, columns) for rows, columns in [(2, 100), (3, 6), (3, 7), (4, 4), (5, 4), (1, 1)]] == [
-        False, False, True, False, True, False
-    ]
+    assert [
+        pays(2, rows, columns)
+        for rows, columns in [(2, 100), (3, 6), (3, 7), (4, 4), (5, 4), (1, 1)]
+    ] == [False, False, True, False, True, False]
     for shape in [(3, 6), (3, 7), (2, 100), (4, 4), (5, 4)]:
         layout = Layout.from_shapes({"w": shape})
         frame = PowerSGD(2).encode(torch.ones(layout.numel), layout=layout)
-        assert len(frame) - len(PowerSGD(2).encode(torch.zeros(layout.numel), layout=layout)) == 4 * min(2 * sum(shape), layout.numel)
+        assert len(frame) - len(
+            PowerSGD(2).encode(torch.zeros(layout.numel), layout=layout)
+        ) == 4 * min(2 * sum(shape), layout.numel)
 
 
 def test_a_basis_is_orthonormal_whatever_it_is_made_of():
-    for p in (matrix()[:, :3], np.zeros((ROWS, 3)), np.ones((ROWS, 3)), 1e-40 * matrix()[:, :3], 3e38 * np.eye(ROWS, 3)):
+    for p in (
+        matrix()[:, :3],
+        np.zeros((ROWS, 3)),
+        np.ones((ROWS, 3)),
+        1e-40 * matrix()[:, :3],
+        3e38 * np.eye(ROWS, 3),
+    ):
         q = orthonormal(torch.from_numpy(p))
         np.testing.assert_allclose(q.T @ q, np.eye(3), atol=1e-6)
 
@@ -108,17 +152,39 @@ def test_a_basis_is_orthonormal_whatever_it_is_made_of():
 def test_starts_are_normal():
     draws = normal(7, 100_000)
     assert abs(draws.mean()) < 0.02 and abs(draws.std() - 1) < 0.01
-    assert [np.mean(abs(draws) < s) for s in (1, 2, 3)] == pytest.approx([0.6827, 0.9545, 0.9973], abs=0.006)
+    assert [np.mean(abs(draws) < s) for s in (1, 2, 3)] == pytest.approx(
+        [0.6827, 0.9545, 0.9973], abs=0.006
+    )
     assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 0.02
-    assert (normal(7, 50) == normal(7, 50)).all() and (normal(7, 50) != normal(8, 50)).any() and (normal(7, 50) != normal(7, 50, 1)).any()
+    assert (
+        (normal(7, 50) == normal(7, 50)).all()
+        and (normal(7, 50) != normal(8, 50)).any()
+        and (normal(7, 50) != normal(7, 50, 1)).any()
+    )
 
 
 def test_a_split_puts_together_what_it_took_apart():
-    layout = Layout.from_shapes({"b": (5,), "w": (ROWS, COLUMNS), "none": (0, 3), "small": (2, 2), "k": (6, 2, 2, 3), "one": ()})
+    layout = Layout.from_shapes(
+        {
+            "b": (5,),
+            "w": (ROWS, COLUMNS),
+            "none": (0, 3),
+            "small": (2, 2),
+            "k": (6, 2, 2, 3),
+            "one": (),
+        }
+    )
     split = Split(layout, 2)
-    assert split.left == [(12, 2), (6, 2)] and split.right == [(17, 2), (12, 2)] and split.rest == [(5,), (0,), (4,), (1,)]
+    assert (
+        split.left == [(12, 2), (6, 2)]
+        and split.right == [(17, 2), (12, 2)]
+        and split.rest == [(5,), (0,), (4,), (1,)]
+    )
     x = torch.arange(layout.numel, dtype=torch.float32)
-    left = [np.linalg.qr(np.random.default_rng(i).standard_normal(shape)).Q.astype("<f4") for i, shape in enumerate(split.left)]
+    left = [
+        np.linalg.qr(np.random.default_rng(i).standard_normal(shape)).Q.astype("<f4")
+        for i, shape in enumerate(split.left)
+    ]
     right = [m.numpy().T @ p for m, p in zip(split.of(x), left, strict=True)]
     rest = [x[e.span].numpy() for e in split.others]
     numbers = np.concatenate([part.ravel() for part in (*right, *rest)]).astype(np.float32)
@@ -134,5 +200,7 @@ def test_a_split_puts_together_what_it_took_apart():
 
 @pytest.mark.parametrize("rank", ["0", "-1", "255"])
 def test_a_rank_that_cannot_be(rank):
-    with pytest.raises(SpecError, match=f"option 'rank' of codec 'powersgd' is {rank}; give 1 to 254"):
+    with pytest.raises(
+        SpecError, match=f"option 'rank' of codec 'powersgd' is {rank}; give 1 to 254"
+    ):
         codec(f"powersgd:rank={rank}")

@@ -28,12 +28,22 @@ TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
 NUMEL = 401
 SELECTIONS = [name for name, cls in available_codecs().items() if issubclass(cls, Selective)]
 MATRICES = [name for name, cls in available_codecs().items() if issubclass(cls, MatrixCodec)]
-SUMS = [name for name, cls in available_codecs().items() if cls.shares_seed]  # sketch; s2 has products of its own, in test_s2.py
+SUMS = [
+    name for name, cls in available_codecs().items() if cls.shares_seed
+]  # sketch; s2 has products of its own, in test_s2.py
 VALUES = [name for name in available_codecs() if name not in SELECTIONS + MATRICES + SUMS]
 SQUARE = [f"{a}+{b}" for a, b in itertools.product(SELECTIONS, VALUES)]
-SPREAD = {"threshold": "threshold:tau=1"} | {name: f"{name}:density=1/10" for name in SELECTIONS if name != "threshold"}
-MORE = ["randomk:density=1/10,scaled=true+natural", "randomk:density=1/10,by=magnitude,scaled=true+qsgd", "topk:density=1%+qsgd:levels=4"]
-every_product = pytest.mark.parametrize("spec", [f"{SPREAD[a]}+{b}" for a, b in (s.split("+") for s in SQUARE)] + MORE)
+SPREAD = {"threshold": "threshold:tau=1"} | {
+    name: f"{name}:density=1/10" for name in SELECTIONS if name != "threshold"
+}
+MORE = [
+    "randomk:density=1/10,scaled=true+natural",
+    "randomk:density=1/10,by=magnitude,scaled=true+qsgd",
+    "topk:density=1%+qsgd:levels=4",
+]
+every_product = pytest.mark.parametrize(
+    "spec", [f"{SPREAD[a]}+{b}" for a, b in (s.split("+") for s in SQUARE)] + MORE
+)
 
 
 def normal(numel: int, seed: int = 0) -> torch.Tensor:
@@ -57,16 +67,27 @@ def test_values_of_the_second_at_positions_of_the_first(spec):
 
 @every_product
 def test_layers_stacks_and_sums_are_coded_alike(spec):
-    c, layout, x = codec(f"{spec}@layer"), layout_of(NUMEL), torch.stack([normal(NUMEL), 0 * normal(NUMEL), normal(NUMEL, 2)])
+    c, layout, x = (
+        codec(f"{spec}@layer"),
+        layout_of(NUMEL),
+        torch.stack([normal(NUMEL), 0 * normal(NUMEL), normal(NUMEL, 2)]),
+    )
     frames = [c.encode(row, seed=seed, layout=layout) for seed, row in enumerate(x)]
     assert c.encode_batch(x, [0, 1, 2], layout=layout) == frames
     assert c.encode_added(torch.zeros(NUMEL), x[2], seed=2, layout=layout) == frames[2]
     y = c.decode(frames[2], numel=NUMEL, layout=layout)
     for i, e in enumerate(layout):
-        assert same_bits(y[e.span], c.inner.decode(c.inner.encode(x[2, e.span], seed=2 + i), numel=e.numel))
-    opened = c.inner.open_batch([c.inner.encode(row, seed=5) for row in x] + [frames[0][:-1]], NUMEL)
+        assert same_bits(
+            y[e.span], c.inner.decode(c.inner.encode(x[2, e.span], seed=2 + i), numel=e.numel)
+        )
+    opened = c.inner.open_batch(
+        [c.inner.encode(row, seed=5) for row in x] + [frames[0][:-1]], NUMEL
+    )
     assert [isinstance(update, FrameError) for update in opened] == [False, False, False, True]
-    assert all(same_bits(update.dense(), c.inner.decode(c.inner.encode(row, seed=5), numel=NUMEL)) for update, row in zip(opened, x))
+    assert all(
+        same_bits(update.dense(), c.inner.decode(c.inner.encode(row, seed=5), numel=NUMEL))
+        for update, row in zip(opened, x)
+    )
 
 
 @every_product
@@ -82,10 +103,14 @@ def test_a_frame_is_the_bytes_of_its_halves(spec):
 def test_the_header_names_the_halves_once(spec):
     c, x = codec(spec), normal(NUMEL)
     frame = c.encode(x, seed=3)
-    assert frame[3] == CodecId.PRODUCT == c.id and frame[SECTIONS : SECTIONS + 2] == bytes([c.first.id, c.second.id])
+    assert frame[3] == CodecId.PRODUCT == c.id and frame[SECTIONS : SECTIONS + 2] == bytes(
+        [c.first.id, c.second.id]
+    )
     seed, ((_, section),) = unseal(frame, c.id, NUMEL, None, c.seeded)
     assert seed == 3 * c.seeded and len(frame) - len(section.body) <= 24
-    assert c.seeded == (c.first.seeded or c.second.seeded) and c.portable == (c.first.portable and c.second.portable)
+    assert c.seeded == (c.first.seeded or c.second.seeded) and c.portable == (
+        c.first.portable and c.second.portable
+    )
     for other in ("topk+identity", "stc+identity", "randomk+identity", "topk+fp16"):
         if codec(other).name != c.name:
             with pytest.raises(FrameError, match="product .* was given to"):
@@ -100,7 +125,10 @@ def test_the_header_names_the_halves_once(spec):
 @pytest.mark.parametrize("name", VALUES)
 def test_a_frame_decodes_with_any_options_of_its_halves(name):
     x = normal(NUMEL)
-    for a, b in [("topk:density=1/10", "topk:density=1,values=fp16"), ("randomk:by=magnitude", "randomk:density=1/3,scaled=true")]:
+    for a, b in [
+        ("topk:density=1/10", "topk:density=1,values=fp16"),
+        ("randomk:by=magnitude", "randomk:density=1/3,scaled=true"),
+    ]:
         one, other = codec(f"{a}+{name}"), codec(f"{b}+{name}")
         frame = one.encode(x, seed=6)
         assert same_bits(other.decode(frame, numel=NUMEL), one.decode(frame, numel=NUMEL))
@@ -118,22 +146,39 @@ def test_a_product_writes_itself_as_a_spec_string(spec):
 
 def test_facts_follow_from_the_halves():
     c = codec("topk:density=1/10+fp16")
-    assert c.contraction(400) == 0.1 * (1 - 2.0**-21) and c.variance(400) is None and not c.linear and c.most(400) == 40
+    assert (
+        c.contraction(400) == 0.1 * (1 - 2.0**-21)
+        and c.variance(400) is None
+        and not c.linear
+        and c.most(400) == 40
+    )
     both = codec("randomk:density=1/10,scaled=true+natural")
     assert both.contraction(400) is None and both.variance(400) == 10 * 1.125 - 1
     assert codec("randomk:density=1/10+natural").contraction(400) == pytest.approx(0.1 * 7 / 8)
-    assert codec("topk:density=1/10+qsgd:levels=4").contraction(400) is None  # ω of 40 values is √40/4
+    assert (
+        codec("topk:density=1/10+qsgd:levels=4").contraction(400) is None
+    )  # ω of 40 values is √40/4
     assert codec("topk:density=1/100+qsgd:levels=4").contraction(400) == 0.01 * (1 - 4 / 16)
-    assert codec("threshold+fp16").contraction(400) == 0 and codec("threshold+qsgd").contraction(400) is None
-    assert codec("topk+terngrad").seeded == codec("terngrad").seeded and codec("randomk+fp16").seeded
+    assert (
+        codec("threshold+fp16").contraction(400) == 0
+        and codec("threshold+qsgd").contraction(400) is None
+    )
+    assert (
+        codec("topk+terngrad").seeded == codec("terngrad").seeded and codec("randomk+fp16").seeded
+    )
 
 
 def test_an_unbiased_codec_contracts_where_it_loses_less_than_it_is_given():
     assert contraction(codec("natural"), 10) == 7 / 8
-    assert contraction(codec("qsgd:levels=4"), 16) == 0 and contraction(codec("qsgd:levels=4"), 17) is None
+    assert (
+        contraction(codec("qsgd:levels=4"), 16) == 0
+        and contraction(codec("qsgd:levels=4"), 17) is None
+    )
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.product(("topk", "stc", "sbc"), VALUES)))
+@pytest.mark.parametrize(
+    ("first", "second"), list(itertools.product(("topk", "stc", "sbc"), VALUES))
+)
 def test_the_declared_contraction_holds(first, second):
     c = codec(f"{first}:density=1/10+{second}")
     if c.contraction(NUMEL) is None:
@@ -142,16 +187,27 @@ def test_the_declared_contraction_holds(first, second):
         return
     for name in ("normal", "heavy tails", "constant", "one above, many below"):
         x = vectors(NUMEL)[name].double()
-        lost = [float((x - c.decode(c.encode(x.float(), seed=seed), numel=NUMEL)).square().sum()) for seed in range(4)]
+        lost = [
+            float((x - c.decode(c.encode(x.float(), seed=seed), numel=NUMEL)).square().sum())
+            for seed in range(4)
+        ]
         bound = (1 + 1e-7 - c.contraction(NUMEL)) * float(x.square().sum())
         assert np.mean(lost) - 5 * np.std(lost) <= bound, name
 
 
-@pytest.mark.parametrize("spec", ["randomk:density=1/2,scaled=true+natural", "randomk:density=3/4,by=magnitude,scaled=true+qsgd:levels=2"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "randomk:density=1/2,scaled=true+natural",
+        "randomk:density=3/4,by=magnitude,scaled=true+qsgd:levels=2",
+    ],
+)
 def test_halves_draw_words_of_their_own(spec):
     """If rounding used the words that chose, values would be biased."""
     c, x = codec(spec), torch.linspace(0.1, 2, 16)
-    sent = torch.stack([c.decode(c.encode(x, seed=seed), numel=16) for seed in range(1000)]).double()
+    sent = torch.stack(
+        [c.decode(c.encode(x, seed=seed), numel=16) for seed in range(1000)]
+    ).double()
     assert ((sent.mean(0) - x).abs() <= 5 * sent.std(0) / 1000**0.5).all()
     omega = c.variance(16)
     assert float((sent - x).square().sum(1).mean()) <= 1.1 * omega * float(x.square().sum())
@@ -184,15 +240,32 @@ def test_a_memory_keeps_what_a_product_loses(spec):
     assert torch.equal(keeper.residual, x - arrived)
 
 
-@pytest.mark.parametrize(("uplink", "memory_"), [
-    ("topk:density=1%+qsgd:levels=4", "none"),
-    ("topk:density=1%+qsgd:levels=4,damped=true", "residual"),
-    ("randomk:density=5%+natural", "residual"),
-])
+@pytest.mark.parametrize(
+    ("uplink", "memory_"),
+    [
+        ("topk:density=1%+qsgd:levels=4", "none"),
+        ("topk:density=1%+qsgd:levels=4,damped=true", "residual"),
+        ("randomk:density=5%+natural", "residual"),
+    ],
+)
 def test_a_simulation_sends_products(tmp_path, uplink, memory_):
-    simulate(RunConfig(task=TINY, clients=4, participation=0.5, rounds=2, uplink=uplink, memory=memory_, out=str(tmp_path / "run")))
-    rounds = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert [r["accepted"] for r in rounds] == [2, 2] and all(30 < r["uplink_bytes"] < 200 for r in rounds)
+    simulate(
+        RunConfig(
+            task=TINY,
+            clients=4,
+            participation=0.5,
+            rounds=2,
+            uplink=uplink,
+            memory=memory_,
+            out=str(tmp_path / "run"),
+        )
+    )
+    rounds = [
+        json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    ]
+    assert [r["accepted"] for r in rounds] == [2, 2] and all(
+        30 < r["uplink_bytes"] < 200 for r in rounds
+    )
 
 
 # Frames that no encoder makes.
@@ -203,7 +276,11 @@ def test_any_change_under_a_checksum_that_fits(spec, numel, data):
     original = codec(spec).encode(vectors(numel)["ties"], layout=layout_of(numel))
     at = data.draw(st.integers(4, len(original)))
     new, kept = data.draw(st.binary(max_size=3)), data.draw(st.integers(0, 3))
-    read(spec, reseal((original[:at] + new + original[at + kept :]).ljust(SECTIONS, b"\0"), numel), numel)
+    read(
+        spec,
+        reseal((original[:at] + new + original[at + kept :]).ljust(SECTIONS, b"\0"), numel),
+        numel,
+    )
 
 
 @every_product
@@ -219,20 +296,32 @@ def test_a_frame_cut_short_or_going_on_is_noticed(spec):
 
 @pytest.mark.parametrize("spec", ["topk+qsgd+fp16", "topk+fp16+fp16+fp16@layer"])
 def test_a_product_has_two_parts(spec):
-    with pytest.raises(SpecError, match="parts; give two, a codec that selects and one for its values, such as topk"):
+    with pytest.raises(
+        SpecError,
+        match="parts; give two, a codec that selects and one for its values, such as topk",
+    ):
         codec(spec)
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.product(VALUES + MATRICES + SUMS, ["fp16", *SELECTIONS[:1]])))
+@pytest.mark.parametrize(
+    ("first", "second"),
+    list(itertools.product(VALUES + MATRICES + SUMS, ["fp16", *SELECTIONS[:1]])),
+)
 def test_the_first_half_selects(first, second):
-    with pytest.raises(SpecError, match=f"'{first}' does not; write (topk:density=1%.fp16|{second}.{first})"):
+    with pytest.raises(
+        SpecError, match=f"'{first}' does not; write (topk:density=1%.fp16|{second}.{first})"
+    ):
         codec(f"{first}+{second}")
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.product(SELECTIONS, [*SELECTIONS, *MATRICES, "sketch"])))
+@pytest.mark.parametrize(
+    ("first", "second"), list(itertools.product(SELECTIONS, [*SELECTIONS, *MATRICES, "sketch"]))
+)
 def test_the_second_half_codes_every_value_of_a_vector(first, second):
     why = "(selects again|needs matrices|adds up coordinates of different clients)"
-    with pytest.raises(SpecError, match=f"'{second}' {why}; put another behind {first}, such as {first}.fp16"):
+    with pytest.raises(
+        SpecError, match=f"'{second}' {why}; put another behind {first}, such as {first}.fp16"
+    ):
         codec(f"{first}+{second}")
 
 
@@ -248,10 +337,25 @@ def test_products_are_no_halves():
 
 def test_golden_frames_of_products():
     layout, made = layout_of(FEW), {}
-    for seed, spec in enumerate(["topk:density=1/10+fp16", "stc:density=1/10+identity", "randomk:density=1/10+fp16",
-                                 "randomk:density=1/10,by=magnitude,scaled=true+identity", "threshold:tau=1+fp16@layer", "sbc+fp16@layer"]):
+    for seed, spec in enumerate(
+        [
+            "topk:density=1/10+fp16",
+            "stc:density=1/10+identity",
+            "randomk:density=1/10+fp16",
+            "randomk:density=1/10,by=magnitude,scaled=true+identity",
+            "threshold:tau=1+fp16@layer",
+            "sbc+fp16@layer",
+        ]
+    ):
         frame = codec(spec).encode(vector(FEW, seed), seed=seed, layout=layout)
-        made[spec] = {"seed": seed, "frame": frame.hex(), "values": nonzeros(codec(spec).decode(frame, numel=FEW, layout=layout))}
+        made[spec] = {
+            "seed": seed,
+            "frame": frame.hex(),
+            "values": nonzeros(codec(spec).decode(frame, numel=FEW, layout=layout)),
+        }
     for spec, case in golden("product", made).items():
         assert made[spec]["frame"] == case["frame"], spec
-        assert same_bits(codec(spec).decode(bytes.fromhex(case["frame"]), numel=FEW, layout=layout), dense(case["values"])), spec
+        assert same_bits(
+            codec(spec).decode(bytes.fromhex(case["frame"]), numel=FEW, layout=layout),
+            dense(case["values"]),
+        ), spec

@@ -22,7 +22,11 @@ def normal(numel: int, seed: int = 0) -> torch.Tensor:
 
 def decoded(spec: str, x: torch.Tensor, seed: int) -> np.ndarray:
     c, layout = codec(spec), layout_of(x.numel())
-    return c.decode(c.encode(x, seed=seed, layout=layout), numel=x.numel(), layout=layout).double().numpy()
+    return (
+        c.decode(c.encode(x, seed=seed, layout=layout), numel=x.numel(), layout=layout)
+        .double()
+        .numpy()
+    )
 
 
 @pytest.mark.parametrize("s", [1, 4, 16, 63, 64, 1000])
@@ -53,12 +57,19 @@ def test_unbiased_with_the_variance_of_the_fractions(s):
 def test_no_level_overflows_and_none_is_coarser_than_the_norm_allows(kind, s):
     for numel in (1, 7, 40):
         x = vectors(numel)[kind]
-        norm = math.sqrt(sum(Fraction(v) ** 2 for v in x.tolist())) if kind != "huge" else float(np.linalg.norm(x.double().numpy()))
+        norm = (
+            math.sqrt(sum(Fraction(v) ** 2 for v in x.tolist()))
+            if kind != "huge"
+            else float(np.linalg.norm(x.double().numpy()))
+        )
         unit = _unit(norm, s)
         assert np.float32(unit) == unit and (unit <= norm / s or unit == 2.0**-149)
         for seed in range(20):
             y = decoded(f"qsgd:levels={s}", x, seed)
-            assert np.abs(y).max() <= LARGEST and (np.abs(y - x.double().numpy()) <= unit * (1 + 1e-6)).all()
+            assert (
+                np.abs(y).max() <= LARGEST
+                and (np.abs(y - x.double().numpy()) <= unit * (1 + 1e-6)).all()
+            )
 
 
 def test_levels_at_the_end_of_the_range_are_unbiased():
@@ -87,7 +98,9 @@ def test_a_frame_of_a_million_is_within_2_percent_of_the_entropy_of_its_levels(s
 
 def test_few_coordinates_are_packed():
     """Ten levels from −4 to 4 in 32 bits."""
-    frame = codec("qsgd:levels=4").encode(torch.tensor([1.0, -1.0, 2.0, 0.5, 3.0, 4.0, -4.0, 1.0, 2.0, 1.0]))
+    frame = codec("qsgd:levels=4").encode(
+        torch.tensor([1.0, -1.0, 2.0, 0.5, 3.0, 4.0, -4.0, 1.0, 2.0, 1.0])
+    )
     assert len(frame) <= 9 + 1 + 1 + 4 + 4
 
 
@@ -107,7 +120,9 @@ def test_small_and_large_vectors_take_ways_that_make_the_same_bytes(spec, monkey
 def test_clients_round_differently():
     x, frames = normal(2000), 50
     mean = np.mean([decoded("qsgd:levels=4", x, seed) for seed in range(frames)], axis=0)
-    one, all_ = (np.square(y - x.double().numpy()).sum() for y in (decoded("qsgd:levels=4", x, 0), mean))
+    one, all_ = (
+        np.square(y - x.double().numpy()).sum() for y in (decoded("qsgd:levels=4", x, 0), mean)
+    )
     assert all_ == pytest.approx(one / frames, rel=0.2)
 
 
@@ -135,16 +150,23 @@ def test_damped_is_the_same_divided():
     plain, damped = (decoded(f"qsgd:damped={way}", x, 3) for way in ("false", "true"))
     c = codec("qsgd")
     assert damped == pytest.approx(plain / (1 + c.variance(401)), rel=1e-6)
-    assert codec("qsgd:damped=true").contraction(401) == 1 / (1 + c.variance(401)) and c.contraction(401) is None
+    assert (
+        codec("qsgd:damped=true").contraction(401) == 1 / (1 + c.variance(401))
+        and c.contraction(401) is None
+    )
     assert codec("qsgd:damped=true").variance(401) is None
 
 
-@pytest.mark.parametrize(("n", "s", "omega"), [(100, 16, 100 / 256), (10**6, 16, 1000 / 16), (256, 16, 1.0), (0, 4, 0.0)])
+@pytest.mark.parametrize(
+    ("n", "s", "omega"), [(100, 16, 100 / 256), (10**6, 16, 1000 / 16), (256, 16, 1.0), (0, 4, 0.0)]
+)
 def test_omega(n, s, omega):
     assert codec(f"qsgd:levels={s}").variance(n) == omega
 
 
 @pytest.mark.parametrize("levels", [0, -1, 1001])
 def test_levels_out_of_range(levels):
-    with pytest.raises(SpecError, match=f"'levels' of codec 'qsgd' is {levels}; give a number from 1 to 1000"):
+    with pytest.raises(
+        SpecError, match=f"'levels' of codec 'qsgd' is {levels}; give a number from 1 to 1000"
+    ):
         codec(f"qsgd:levels={levels}")

@@ -23,8 +23,12 @@ def normal(numel: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel).astype(np.float32))
 
 
-def decoded(spec: str, x: torch.Tensor, seed: int = 0, layout: Layout | None = None) -> torch.Tensor:
-    return codec(spec).decode(codec(spec).encode(x, seed=seed, layout=layout), numel=x.numel(), layout=layout)
+def decoded(
+    spec: str, x: torch.Tensor, seed: int = 0, layout: Layout | None = None
+) -> torch.Tensor:
+    return codec(spec).decode(
+        codec(spec).encode(x, seed=seed, layout=layout), numel=x.numel(), layout=layout
+    )
 
 
 # Drawn uniformly.
@@ -37,7 +41,10 @@ def test_the_drawn_coordinates_arrive_as_they_are_zeros_as_well(density):
         for name, x in vectors(numel).items():
             update = c.open(c.encode(x, seed=5), numel)
             at = draw.positions(numel, c.count(numel), 5, 7)
-            assert np.array_equal(update.positions, at) and same_bits(update.values, x[at]), (numel, name)
+            assert np.array_equal(update.positions, at) and same_bits(update.values, x[at]), (
+                numel,
+                name,
+            )
 
 
 def test_scaled_they_stand_for_all():
@@ -59,16 +66,30 @@ def test_float16_rounds_what_is_sent(scaled):
 
 def test_a_frame_is_its_values_and_no_positions():
     for numel, k in [(100, 1), (7850, 79), (100_000, 1000)]:
-        sizes = [len(codec(f"randomk:density=1%{values}").encode(normal(numel))) for values in ("", ",values=fp16")]
+        sizes = [
+            len(codec(f"randomk:density=1%{values}").encode(normal(numel)))
+            for values in ("", ",values=fp16")
+        ]
         assert all(0 < size - width * k <= 26 for size, width in zip(sizes, (4, 2)))
 
 
-@pytest.mark.parametrize("spec", ["randomk:density=1/10", "randomk:density=1/10,values=fp16,scaled=true", "randomk:density=1/10@layer"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "randomk:density=1/10",
+        "randomk:density=1/10,values=fp16,scaled=true",
+        "randomk:density=1/10@layer",
+    ],
+)
 def test_the_longest_frame_is_every_frame(spec):
     c = codec(spec)
     for numel in (0, 1, 7, NUMEL, 20_000):
-        shorter = c.longest_frame(layout_of(numel)) - len(c.encode(vectors(numel)["normal"], layout=layout_of(numel)))
-        assert 0 <= shorter <= 2 * sum(e.numel == 0 for e in layout_of(numel))  # such sections are their count
+        shorter = c.longest_frame(layout_of(numel)) - len(
+            c.encode(vectors(numel)["normal"], layout=layout_of(numel))
+        )
+        assert (
+            0 <= shorter <= 2 * sum(e.numel == 0 for e in layout_of(numel))
+        )  # such sections are their count
 
 
 def test_other_seeds_draw_others_and_every_coordinate_gets_its_turn():
@@ -78,23 +99,33 @@ def test_other_seeds_draw_others_and_every_coordinate_gets_its_turn():
     assert c.encode(x, seed=3) == c.encode(x, seed=3 + 2**64)
 
 
-@pytest.mark.parametrize("spec", ["randomk:density=1/5,scaled=true", "randomk:density=1/5,scaled=true,by=magnitude"])
+@pytest.mark.parametrize(
+    "spec", ["randomk:density=1/5,scaled=true", "randomk:density=1/5,scaled=true,by=magnitude"]
+)
 def test_scaled_the_mean_over_seeds_is_the_update(spec):
     x = torch.tensor([3.0, -2.0, 0.0, 1.0, -0.5, 0.25, 1e-3, 0.0, 40.0, -1.0])
     sent = torch.stack([decoded(spec, x, seed) for seed in range(1500)]).double()
     error = sent.std(0) / 1500**0.5
     assert ((sent.mean(0) - x).abs() <= 5 * error + 0.01).all()
     omega = codec(spec).variance(10)
-    assert omega == 4 and float((sent - x).square().sum(1).mean()) <= 1.1 * omega * float(x.square().sum())
+    assert omega == 4 and float((sent - x).square().sum(1).mean()) <= 1.1 * omega * float(
+        x.square().sum()
+    )
 
 
 def test_what_may_be_done_with_it():
     plain, scaled = codec("randomk:density=1/10"), codec("randomk:density=1/10,scaled=true")
     assert (plain.contraction(100), plain.variance(100)) == (0.1, None)
     assert (scaled.contraction(100), scaled.variance(100)) == (None, 9)
-    assert plain.linear and scaled.linear and plain.seeded and plain.portable and plain.most(100) == 10
+    assert (
+        plain.linear and scaled.linear and plain.seeded and plain.portable and plain.most(100) == 10
+    )
     assert codec("randomk:density=1/10,by=magnitude").most(100) == 100
-    for spec in ("randomk:scaled=true", "randomk:scaled=true,by=magnitude", "randomk:scaled=true@layer"):
+    for spec in (
+        "randomk:scaled=true",
+        "randomk:scaled=true,by=magnitude",
+        "randomk:scaled=true@layer",
+    ):
         with pytest.raises(ConfigError, match="'residual' diverges with randomk:.*scaled=true"):
             memory("residual", codec(spec), 100, layout_of(100))
 
@@ -110,11 +141,18 @@ def test_the_variance_of_layers_bears_the_worst_rounding(density):
 
 
 def test_error_feedback_brings_every_coordinate_across():
-    keeper, arrived, x = memory("residual", codec("randomk:density=1/10"), 50), torch.zeros(50), torch.linspace(1, 2, 50)
+    keeper, arrived, x = (
+        memory("residual", codec("randomk:density=1/10"), 50),
+        torch.zeros(50),
+        torch.linspace(1, 2, 50),
+    )
     for seed in range(400):
         keeper.codec.accumulate(keeper.propose(x, seed=seed), arrived)
         keeper.commit()
-    assert torch.allclose(arrived + keeper.residual, 400 * x, rtol=1e-4) and float((arrived / 400 / x - 1).abs().max()) < 0.2
+    assert (
+        torch.allclose(arrived + keeper.residual, 400 * x, rtol=1e-4)
+        and float((arrived / 400 / x - 1).abs().max()) < 0.2
+    )
 
 
 # Frames of one seed add.
@@ -124,13 +162,20 @@ def test_sums_on_the_way_are_sums():
     c, layout = codec("randomk:density=1/8,scaled=true@layer"), layout_of(NUMEL)
     frames = [c.encode(normal(NUMEL, i), seed=2**63 + 9, layout=layout) for i in range(5)]
     total = c.decode(c.merge(frames), numel=NUMEL, layout=layout)
-    assert same_bits(total, np.sum([c.decode(f, numel=NUMEL, layout=layout).numpy() for f in frames], axis=0))
+    assert same_bits(
+        total, np.sum([c.decode(f, numel=NUMEL, layout=layout).numpy() for f in frames], axis=0)
+    )
 
 
 def test_frames_of_other_seeds_densities_or_kinds_do_not_add():
     c, x = codec("randomk:density=1/8"), normal(NUMEL)
     frame = c.encode(x, seed=3)
-    for other in ("randomk:density=1/8", "randomk:density=1/9", "randomk:density=1/8,values=fp16", "randomk:density=1/8,by=magnitude"):
+    for other in (
+        "randomk:density=1/8",
+        "randomk:density=1/9",
+        "randomk:density=1/8,values=fp16",
+        "randomk:density=1/8,by=magnitude",
+    ):
         stranger = codec(other).encode(x, seed=4 if other == "randomk:density=1/8" else 3)
         with pytest.raises(FrameError):
             c.merge([frame, stranger])
@@ -166,7 +211,9 @@ def shares(x: torch.Tensor, k: int) -> np.ndarray:
     low, high = 0.0, float(magnitudes.sum())
     for _ in range(2000):
         middle = (low + high) / 2
-        low, high = (middle, high) if np.minimum(1, magnitudes / middle).sum() > k else (low, middle)
+        low, high = (
+            (middle, high) if np.minimum(1, magnitudes / middle).sum() > k else (low, middle)
+        )
     return np.minimum(1, magnitudes / high)
 
 
@@ -196,7 +243,9 @@ def test_larger_coordinates_are_kept_smaller_ones_by_chance(scaled):
         m, update = level(x, 40), c.open(c.encode(x, seed=5), NUMEL)
         at, v = update.positions, x.numpy()[update.positions]
         assert set(np.flatnonzero(abs(x.numpy()) >= m)) <= set(at) and v.all(), name
-        assert same_bits(update.values, np.where(abs(v) >= m, v, np.copysign(np.float32(m), v)) if scaled else v), name
+        assert same_bits(
+            update.values, np.where(abs(v) >= m, v, np.copysign(np.float32(m), v)) if scaled else v
+        ), name
 
 
 def test_so_many_are_kept_in_the_mean():
@@ -207,8 +256,19 @@ def test_so_many_are_kept_in_the_mean():
 
 def test_it_varies_less_than_drawing_uniformly():
     x = normal(NUMEL) ** 3
-    lost = {by: np.mean([float((decoded(f"randomk:density=1/10,scaled=true,by={by}", x, seed) - x).square().sum()) for seed in range(200)])
-            for by in ("uniform", "magnitude")}
+    lost = {
+        by: np.mean(
+            [
+                float(
+                    (decoded(f"randomk:density=1/10,scaled=true,by={by}", x, seed) - x)
+                    .square()
+                    .sum()
+                )
+                for seed in range(200)
+            ]
+        )
+        for by in ("uniform", "magnitude")
+    }
     assert lost["magnitude"] < lost["uniform"] / 3
 
 
@@ -238,13 +298,28 @@ def changed(spec: str, numel: int, offset: int, new: bytes) -> bytes:
     return reseal(frame[:start] + new + frame[start + len(new) :], numel)
 
 
-@pytest.mark.parametrize(("offset", "new"), [
-    (0, b"\xbf"), (0, b"\xff"), (0, b"\x3e"), (0, b"\x00"),  # the form: of values by magnitude, of a Rice code
-    (1, b"\x00"), (1, b"\x07"), (1, b"\x09"), (1, b"\x88"),  # how many values
-    (2, np.array(np.nan, "<f4").tobytes()), (2, np.array(-np.inf, "<f4").tobytes()),
-])
+@pytest.mark.parametrize(
+    ("offset", "new"),
+    [
+        (0, b"\xbf"),
+        (0, b"\xff"),
+        (0, b"\x3e"),
+        (0, b"\x00"),  # the form: of values by magnitude, of a Rice code
+        (1, b"\x00"),
+        (1, b"\x07"),
+        (1, b"\x09"),
+        (1, b"\x88"),  # how many values
+        (2, np.array(np.nan, "<f4").tobytes()),
+        (2, np.array(-np.inf, "<f4").tobytes()),
+    ],
+)
 def test_a_section_of_drawn_values_is_checked(offset, new):
-    assert codec("randomk").decode(changed("randomk:density=1/8", 64, 0, b"\x3f"), numel=64).isfinite().all()
+    assert (
+        codec("randomk")
+        .decode(changed("randomk:density=1/8", 64, 0, b"\x3f"), numel=64)
+        .isfinite()
+        .all()
+    )
     with pytest.raises(FrameError):
         codec("randomk").decode(changed("randomk:density=1/8", 64, offset, new), numel=64)
     with pytest.raises(FrameError):
@@ -254,7 +329,12 @@ def test_a_section_of_drawn_values_is_checked(offset, new):
 @pytest.mark.parametrize("m", [0.0, -1.0, np.nan, np.inf])
 def test_a_common_magnitude_is_above_zero_and_finite(m):
     with pytest.raises(FrameError, match="magnitude"):
-        codec("randomk").decode(changed("randomk:density=1/8,by=magnitude,scaled=true", 64, 1, np.array(m, "<f4").tobytes()), numel=64)
+        codec("randomk").decode(
+            changed(
+                "randomk:density=1/8,by=magnitude,scaled=true", 64, 1, np.array(m, "<f4").tobytes()
+            ),
+            numel=64,
+        )
 
 
 def test_some_value_has_the_common_magnitude():
@@ -278,6 +358,13 @@ def test_other_codecs_draw_nothing():
 
 
 def test_a_budget_needs_drawn_coordinates():
-    assert Schedule(codec("randomk"), Layout.flat(1000), budget_bytes=5000).terms(1, [0], {})[0].density > 0
-    with pytest.raises(ConfigError, match="--budget needs a codec whose frames have a largest size"):
+    assert (
+        Schedule(codec("randomk"), Layout.flat(1000), budget_bytes=5000)
+        .terms(1, [0], {})[0]
+        .density
+        > 0
+    )
+    with pytest.raises(
+        ConfigError, match="--budget needs a codec whose frames have a largest size"
+    ):
         Schedule(codec("randomk:by=magnitude"), Layout.flat(1000), budget_bytes=5000)

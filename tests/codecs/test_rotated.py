@@ -14,8 +14,21 @@ from fedcomp.codecs import rotated
 from fedcomp.codecs.frame import SECTIONS
 from fedcomp.kernels import backend, hadamard
 
-SPECS = ("srq", "srq:levels=10", "vlc", "vlc:step=0.125", "drive", "eden:bits=3", "eden:bits=4,damped=true")
-HEADS = {"drive": (2, 3, 4, 255), "eden": (1, 3, 4, 5, 255), "srq": (1, 3, 127, 255), "vlc": (2, 255)}  # of other sections, or of none
+SPECS = (
+    "srq",
+    "srq:levels=10",
+    "vlc",
+    "vlc:step=0.125",
+    "drive",
+    "eden:bits=3",
+    "eden:bits=4,damped=true",
+)
+HEADS = {
+    "drive": (2, 3, 4, 255),
+    "eden": (1, 3, 4, 5, 255),
+    "srq": (1, 3, 127, 255),
+    "vlc": (2, 255),
+}  # of other sections, or of none
 BODY = SECTIONS + 8 + 2  # behind the seed and a count of two bytes
 every_spec = pytest.mark.parametrize("spec", SPECS)
 
@@ -38,7 +51,9 @@ def test_every_size_and_scale_comes_back_finite(spec):
         for name, x in vectors(numel).items():
             for layout, scope in ((None, ""), (layout_of(numel), "@layer")):
                 chosen = codec(spec + scope)
-                y = chosen.decode(chosen.encode(x, seed=5, layout=layout), numel=numel, layout=layout)
+                y = chosen.decode(
+                    chosen.encode(x, seed=5, layout=layout), numel=numel, layout=layout
+                )
                 assert y.isfinite().all() and y.shape == (numel,), (numel, name)
             if name in ("zero", "minus zero"):
                 assert not y.any() and not y.signbit().any()
@@ -48,7 +63,14 @@ def test_every_size_and_scale_comes_back_finite(spec):
 @every_spec
 def test_both_paths_make_the_same_bytes_and_read_them_alike(spec):
     c = codec(spec)
-    for numel, name in [(1, "normal"), (1001, "all scales"), (401, "huge"), (401, "denormal"), (140_000, "normal"), (401, "zero")]:
+    for numel, name in [
+        (1, "normal"),
+        (1001, "all scales"),
+        (401, "huge"),
+        (401, "denormal"),
+        (140_000, "normal"),
+        (401, "zero"),
+    ]:
         x, seen = vectors(numel)[name], []
         for way in ("torch", "numba"):
             with path(way):
@@ -56,7 +78,10 @@ def test_both_paths_make_the_same_bytes_and_read_them_alike(spec):
                 c.accumulate(frame, into, -0.3)
                 seen.append((frame, c.decode(frame, numel=numel), into))
         assert seen[0][0] == seen[1][0], (numel, name)
-        assert same_bits(seen[0][1], seen[1][1]) and same_bits(seen[0][2], seen[1][2]), (numel, name)
+        assert same_bits(seen[0][1], seen[1][1]) and same_bits(seen[0][2], seen[1][2]), (
+            numel,
+            name,
+        )
 
 
 @every_spec
@@ -64,7 +89,14 @@ def test_any_stretch_of_an_update_can_be_read(spec):
     c, numel = codec(spec), 40_000
     frame = c.encode(normal(numel), seed=1)
     y, update = c.decode(frame, numel=numel).numpy(), c.open(frame, numel)
-    for start, stop in [(0, numel), (5, 5), (16383, 16385), (16384, 32768), (39_999, numel), (10, 39_000)]:
+    for start, stop in [
+        (0, numel),
+        (5, 5),
+        (16383, 16385),
+        (16384, 32768),
+        (39_999, numel),
+        (10, 39_000),
+    ]:
         for way in ("torch", "numba"):
             with path(way):
                 assert same_bits(update.block(start, stop), y[start:stop])
@@ -105,7 +137,12 @@ def test_the_error_does_not_depend_on_the_scale(spec, scale):
     unscaled = c.decode(c.encode(x, seed=1), numel=1001).double()
     power = 2.0 ** np.floor(np.log2(scale))
     scaled = c.decode(c.encode(x * power, seed=1), numel=1001).double()
-    assert torch.allclose(scaled / power, unscaled.clip(-3.4028234e38 / power, 3.4028234e38 / power), rtol=1e-6, atol=0)
+    assert torch.allclose(
+        scaled / power,
+        unscaled.clip(-3.4028234e38 / power, 3.4028234e38 / power),
+        rtol=1e-6,
+        atol=0,
+    )
 
 
 @every_spec
@@ -130,7 +167,9 @@ def refuses(spec: str, frame: bytes, numel: int = 401) -> None:
 
 
 @every_spec
-@pytest.mark.parametrize("half", [0x7FF00000, 0x7FF80000, 0xFFF00000, 0x80000000, 0x00000001, 0x7F000000, 0x00100000])
+@pytest.mark.parametrize(
+    "half", [0x7FF00000, 0x7FF80000, 0xFFF00000, 0x80000000, 0x00000001, 0x7F000000, 0x00100000]
+)
 def test_scales_that_are_none_are_refused(spec, half):
     frame = codec(spec).encode(normal(401), seed=1)
     refuses(spec, frame[: BODY + 1] + struct.pack("<I", half) + frame[BODY + 5 :])
@@ -178,7 +217,10 @@ def test_anything_that_passes_is_finite():
     """The largest scales that a frame may have."""
     largest = struct.pack("<d", rotated.MOST)[4:]
     for spec, numbers in [("drive", 1), ("eden:bits=4", 1), ("srq", 2), ("vlc", 1)]:
-        frame, count = codec(spec).encode(normal(401), seed=1), numbers * (hadamard.edges(401).size - 1)
+        frame, count = (
+            codec(spec).encode(normal(401), seed=1),
+            numbers * (hadamard.edges(401).size - 1),
+        )
         changed = frame[: BODY + 1] + count * largest + frame[BODY + 1 + 4 * count :]
         y = codec(spec).decode(reseal(changed, 401), numel=401)
         assert y.isfinite().all() and float(y.abs().max()) > 3.4e38

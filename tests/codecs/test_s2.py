@@ -16,7 +16,9 @@ NUMEL = 100_000
 
 def sparse(numel: int, at: np.ndarray, seed: int) -> torch.Tensor:
     x = torch.zeros(numel)
-    x[at] = torch.from_numpy(np.random.default_rng(seed).standard_normal(at.size).astype(np.float32))
+    x[at] = torch.from_numpy(
+        np.random.default_rng(seed).standard_normal(at.size).astype(np.float32)
+    )
     return x
 
 
@@ -24,7 +26,10 @@ def clients(union: int, numel: int, seed: int, many: int = 8) -> tuple[list[torc
     """Vectors that share coordinates, and how many there are in all."""
     draw = np.random.default_rng(seed)
     places = draw.choice(numel, union, replace=False)
-    xs = [sparse(numel, draw.choice(places, union // 3, replace=False), 100 * seed + i) for i in range(many)]
+    xs = [
+        sparse(numel, draw.choice(places, union // 3, replace=False), 100 * seed + i)
+        for i in range(many)
+    ]
     return xs, int((torch.stack(xs) != 0).any(0).sum())
 
 
@@ -50,7 +55,9 @@ def test_values_are_rounded_to_so_many_bits_of_the_largest(values, bits):
     for name in ("normal", "heavy tails", "huge", "denormal"):
         x = vectors(401)[name]
         y = codec(f"s2:values={values}").decode(codec(f"s2:values={values}").encode(x), numel=401)
-        assert float((y.double() - x.double()).abs().max()) <= float(x.abs().max()) * 2.0**-bits, name
+        assert float((y.double() - x.double()).abs().max()) <= float(x.abs().max()) * 2.0**-bits, (
+            name
+        )
 
 
 def test_zeros_are_not_sent():
@@ -69,7 +76,9 @@ def test_a_frame_has_the_bytes_of_its_cells_and_of_its_support():
     x = sparse(10**6, np.random.default_rng(0).choice(10**6, 10_000, replace=False), 1)
     x[x != 0] = x[x != 0].clamp(0.5, 1)
     for values, bits in (("fp32", 30), ("int24", 27), ("int16", 19)):
-        assert len(codec(f"s2:values={values}").encode(x)) <= 10_000 * (1.25 * bits / 8 + 1.02) + 100
+        assert (
+            len(codec(f"s2:values={values}").encode(x)) <= 10_000 * (1.25 * bits / 8 + 1.02) + 100
+        )
 
 
 # Sums.
@@ -94,7 +103,11 @@ def test_it_does_not_matter_who_adds_first():
     c = codec("s2:columns=300")
     frames = [c.encode(1000.0 ** (i % 3) * x, seed=1) for i, x in enumerate(xs)]
     whole = c.merge(frames)
-    assert c.merge(frames[::-1]) == whole == c.merge([c.merge(frames[:3]), c.merge(frames[3:7]), frames[7]])
+    assert (
+        c.merge(frames[::-1])
+        == whole
+        == c.merge([c.merge(frames[:3]), c.merge(frames[3:7]), frames[7]])
+    )
     assert c.merge([whole, c.encode(torch.zeros(NUMEL), seed=1)]) == whole
 
 
@@ -107,7 +120,10 @@ def test_what_cancels_is_zero():
 
 def test_sizes_that_lie_far_apart_add_to_rounding():
     c = codec("s2:columns=300")
-    large, small = 1e30 * sparse(NUMEL, np.arange(0, 300, 2), 1), 1e-30 * sparse(NUMEL, np.arange(0, 300, 3), 2)
+    large, small = (
+        1e30 * sparse(NUMEL, np.arange(0, 300, 2), 1),
+        1e-30 * sparse(NUMEL, np.arange(0, 300, 3), 2),
+    )
     for frames in ([large, small], [small, large, small]):
         y = c.decode(c.merge([c.encode(x, seed=1) for x in frames]), numel=NUMEL)
         assert float((y - large).abs().max()) <= 1e30 * 2.0**-40
@@ -115,7 +131,10 @@ def test_sizes_that_lie_far_apart_add_to_rounding():
 
 def test_tables_of_other_shapes_are_not_added():
     x = sparse(NUMEL, np.arange(50), 1)
-    with pytest.raises(FrameError, match="tables of different sizes cannot be merged; give all clients the same 'columns'"):
+    with pytest.raises(
+        FrameError,
+        match="tables of different sizes cannot be merged; give all clients the same 'columns'",
+    ):
         codec("s2").merge([codec(f"s2:columns={columns}").encode(x) for columns in (100, 101)])
 
 
@@ -125,13 +144,20 @@ def test_a_frame_that_its_encoder_could_not_read_takes_more_columns():
     for seed in range(20_000):
         columns = c.width(2)
         where = S2.pack_sparse.__globals__["peeling"].places(np.array([3, 8]), 3, columns, seed)
-        if (where.cells[0] == where.cells[1]).all() and len({*(where.negative[0] ^ where.negative[1]).tolist()}) == 1:
+        if (where.cells[0] == where.cells[1]).all() and len(
+            {*(where.negative[0] ^ where.negative[1]).tolist()}
+        ) == 1:
             break
     x = torch.zeros(20)
     x[[3, 8]] = torch.tensor([0.25, 3.0])
     update = c.open(c.encode(x, seed=seed), 20)
     assert update.values.tolist() == [0.25, 3.0] and update.missed == 0
-    assert codec(f"s2:columns={columns}").open(codec(f"s2:columns={columns}").encode(x, seed=seed), 20).missed == 2
+    assert (
+        codec(f"s2:columns={columns}")
+        .open(codec(f"s2:columns={columns}").encode(x, seed=seed), 20)
+        .missed
+        == 2
+    )
     assert len(c.encode(x, seed=seed)) > len(c.encode(x, seed=seed + 1))
 
 
@@ -156,16 +182,26 @@ def test_a_product_sends_what_its_first_half_selects():
         update = c.open(c.encode(x, seed=9), NUMEL)
         assert np.array_equal(update.positions, at.numpy()) and same_bits(update.values, values)
         assert codec(str(c)) == c and c.linear and c.shares_seed
-    assert same_bits(codec("s2").decode(c.encode(x, seed=9), numel=NUMEL), c.decode(c.encode(x, seed=9), numel=NUMEL))
+    assert same_bits(
+        codec("s2").decode(c.encode(x, seed=9), numel=NUMEL),
+        c.decode(c.encode(x, seed=9), numel=NUMEL),
+    )
 
 
 def test_frames_of_a_product_add_whatever_clients_have():
     """Its tables are made for what is sent at most, times the union."""
-    xs = [vectors(NUMEL)["normal"], sparse(NUMEL, np.arange(7), 1), torch.zeros(NUMEL), vectors(NUMEL)["heavy tails"]]
+    xs = [
+        vectors(NUMEL)["normal"],
+        sparse(NUMEL, np.arange(7), 1),
+        torch.zeros(NUMEL),
+        vectors(NUMEL)["heavy tails"],
+    ]
     c = codec("topk:density=1%+s2:union=3")
     update = c.open(c.merge([c.encode(x, seed=4) for x in xs]), NUMEL)
     assert update.missed == 0
-    assert np.array_equal(update.block(0, NUMEL), exact_sum([c.decode(c.encode(x, seed=4), numel=NUMEL) for x in xs]))
+    assert np.array_equal(
+        update.block(0, NUMEL), exact_sum([c.decode(c.encode(x, seed=4), numel=NUMEL) for x in xs])
+    )
     assert c.second.width(3000) * 3 <= 1.5 * 3000
 
 
@@ -176,7 +212,11 @@ def test_another_density():
 
 
 def test_a_memory_keeps_what_was_not_sent():
-    for spec in ("topk:density=1%+s2", "topk:density=1%+s2:values=int16@layer", "s2:columns=90,values=int16"):
+    for spec in (
+        "topk:density=1%+s2",
+        "topk:density=1%+s2:values=int16@layer",
+        "s2:columns=90,values=int16",
+    ):
         layout = layout_of(1001)
         keeper, x = memory("residual", codec(spec), 1001, layout), vectors(1001)["normal"]
         arrived = codec(spec).decode(keeper.propose(x, seed=4), numel=1001, layout=layout)
@@ -184,18 +224,29 @@ def test_a_memory_keeps_what_was_not_sent():
         assert torch.equal(keeper.residual, x - arrived)
 
 
-@pytest.mark.parametrize(("text", "says"), [
-    ("s2+fp16", "'s2' does not; write topk"), ("identity+s2", "'identity' does not; write topk:density=1%.s2"),
-    ("randomk+s2", "add by themselves; leave .s2 out"), ("s2:rows=2", "give 3 to 7"), ("s2:columns=-1", "give a number of cells"),
-    ("s2:union=0.5", "from 1 on"), ("s2:columns=9,union=2", "give one of them"), ("topk+fp16+s2", "give two"),
-])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("s2+fp16", "'s2' does not; write topk"),
+        ("identity+s2", "'identity' does not; write topk:density=1%.s2"),
+        ("randomk+s2", "add by themselves; leave .s2 out"),
+        ("s2:rows=2", "give 3 to 7"),
+        ("s2:columns=-1", "give a number of cells"),
+        ("s2:union=0.5", "from 1 on"),
+        ("s2:columns=9,union=2", "give one of them"),
+        ("topk+fp16+s2", "give two"),
+    ],
+)
 def test_a_mistake_is_one_sentence_that_names_the_fix(text, says):
     with pytest.raises(SpecError, match=says):
         codec(text)
 
 
 def test_an_unbiased_selection_has_no_memory():
-    with pytest.raises(ConfigError, match="use --memory none, or --uplink randomk:density=0.01,by=magnitude,scaled=false"):
+    with pytest.raises(
+        ConfigError,
+        match="use --memory none, or --uplink randomk:density=0.01,by=magnitude,scaled=false",
+    ):
         memory("residual", codec("randomk:by=magnitude,scaled=true+s2"), 1001)
 
 
@@ -217,11 +268,27 @@ def changed(offset: int, new: bytes, cut: int = 0) -> bytes:
     return reseal(frame[:start] + new + frame[start + max(len(new), cut) :], 50)
 
 
-@pytest.mark.parametrize(("offset", "new"), [
-    (0, b"\x00"), (0, b"\x15"), (0, b"\x33"),  # nonzeros
-    (1, b"\x28"), (1, b"\x40"), (1, b"\xff"), (2, b"\x00"), (2, b"\x02"), (2, b"\x08"),  # form, rows
-    (3, b"\x00"), (3, b"\x1f"), (4, b"\xff\x7f"), (4, b"\x00\x80"), (6, b"\x00"), (6, b"\x40"), (6, b"\xff"),  # columns, e, bits
-])
+@pytest.mark.parametrize(
+    ("offset", "new"),
+    [
+        (0, b"\x00"),
+        (0, b"\x15"),
+        (0, b"\x33"),  # nonzeros
+        (1, b"\x28"),
+        (1, b"\x40"),
+        (1, b"\xff"),
+        (2, b"\x00"),
+        (2, b"\x02"),
+        (2, b"\x08"),  # form, rows
+        (3, b"\x00"),
+        (3, b"\x1f"),
+        (4, b"\xff\x7f"),
+        (4, b"\x00\x80"),
+        (6, b"\x00"),
+        (6, b"\x40"),
+        (6, b"\xff"),  # columns, e, bits
+    ],
+)
 def test_a_section_is_checked(offset, new):
     assert read("s2", changed(0, b"\x14"), 50)
     assert not read("s2", changed(offset, new), 50)
@@ -254,4 +321,6 @@ def test_a_merged_sum_that_overflows_is_refused_and_one_frame_is_not():
 
 def test_a_union_beyond_all_bounds_is_that_of_all_coordinates():
     x = torch.arange(1, 101, dtype=torch.float32)
-    assert codec("topk:density=10%+s2:union=1e308").encode(x) == codec("topk:density=10%+s2:union=10").encode(x)
+    assert codec("topk:density=10%+s2:union=1e308").encode(x) == codec(
+        "topk:density=10%+s2:union=10"
+    ).encode(x)

@@ -46,7 +46,10 @@ def test_the_seed_of_encoding_is_the_seed_of_decoding(c, seed):
     y = c.decode(frame, numel=401, layout=layout)
     assert 130 < int(y.count_nonzero()) < 270 and same_bits(y, x.where(y != 0, 0))
     assert frame[SECTIONS : SECTIONS + 8] == (seed % 2**64).to_bytes(8, "little")
-    assert c.encode_batch(torch.stack([x, x]), [seed, 5], layout=layout) == [frame, c.encode(x, seed=5, layout=layout)]
+    assert c.encode_batch(torch.stack([x, x]), [seed, 5], layout=layout) == [
+        frame,
+        c.encode(x, seed=5, layout=layout),
+    ]
     total = torch.zeros(401)
     assert c.encode_added(total, x, seed=seed, layout=layout) == frame and same_bits(total, x)
     assert Mask().decode(frame, numel=401, layout=layout).equal(y)

@@ -14,19 +14,28 @@ from fedcomp.codecs.frame import SECTIONS
 from fedcomp.codecs.selection import FORM, Selective
 from fedcomp.kernels import positions
 
-SELECTIVE = [text for text in SPECS if isinstance(getattr(codec(text), "inner", codec(text)), Selective)]
+SELECTIVE = [
+    text for text in SPECS if isinstance(getattr(codec(text), "inner", codec(text)), Selective)
+]
 KINDS = ("normal", "heavy tails", "zero", "one spike", "ties", "constant")
 
 
 def frames_of(spec: str, numel: int) -> list[bytes]:
-    return [codec(spec).encode(vectors(numel)[kind], seed=i, layout=layout_of(numel)) for i, kind in enumerate(KINDS)]
+    return [
+        codec(spec).encode(vectors(numel)[kind], seed=i, layout=layout_of(numel))
+        for i, kind in enumerate(KINDS)
+    ]
 
 
 @pytest.mark.parametrize("spec", SELECTIVE)
 @pytest.mark.parametrize("numel", [1, 40, 1001])
 def test_a_stack_is_packed_as_each_row_by_itself(spec, numel):
     """Whatever each row has to send: as many values as the others, fewer, or none."""
-    c, layout, rows = codec(spec), layout_of(numel), [vectors(numel)[kind] for kind in (*KINDS, "normal", "normal", "zero")]
+    c, layout, rows = (
+        codec(spec),
+        layout_of(numel),
+        [vectors(numel)[kind] for kind in (*KINDS, "normal", "normal", "zero")],
+    )
     for some in (rows, rows[-3:-1], rows[-1:], rows[:1]):
         alone = [c.encode(x, seed=i, layout=layout) for i, x in enumerate(some)]
         assert c.encode_batch(torch.stack(some), range(len(some)), layout=layout) == alone
@@ -36,7 +45,11 @@ def test_a_stack_is_packed_as_each_row_by_itself(spec, numel):
 @pytest.mark.parametrize("numel", [1, 40, 1001])
 def test_a_batch_is_opened_as_each_frame_by_itself(spec, numel):
     c, layout, frames = codec(spec), layout_of(numel), frames_of(spec, numel)
-    other = frames_of(str(c.inner), numel) if isinstance(c, LayerWise) else frames_of(f"{spec}@layer", numel)
+    other = (
+        frames_of(str(c.inner), numel)
+        if isinstance(c, LayerWise)
+        else frames_of(f"{spec}@layer", numel)
+    )
     damaged = [reseal(frame[:-1] + bytes([frame[-1] ^ 1]), numel) for frame in frames]
     batch = [*frames, b"", *other, *damaged, frames[0][:-1], *frames]
     for data, opened in zip(batch, c.open_batch(batch, numel, layout), strict=True):
@@ -45,18 +58,29 @@ def test_a_batch_is_opened_as_each_frame_by_itself(spec, numel):
         except FrameError as error:
             assert isinstance(opened, FrameError) and type(opened) is type(error)
         else:
-            assert type(opened) is type(update) and opened.positions.tolist() == update.positions.tolist()
+            assert (
+                type(opened) is type(update)
+                and opened.positions.tolist() == update.positions.tolist()
+            )
             assert same_bits(opened.dense(), update.dense())
 
 
 VALUES = SECTIONS + 2  # where those of an STC frame begin, behind the count and the form
 DAMAGE = {
     "no magnitude": lambda frame: frame[:VALUES] + bytes(4) + frame[VALUES + 4 :],
-    "an infinite one": lambda frame: frame[:VALUES] + struct.pack("<f", math.inf) + frame[VALUES + 4 :],
-    "one that is no number": lambda frame: frame[:VALUES] + struct.pack("<f", math.nan) + frame[VALUES + 4 :],
+    "an infinite one": lambda frame: (
+        frame[:VALUES] + struct.pack("<f", math.inf) + frame[VALUES + 4 :]
+    ),
+    "one that is no number": lambda frame: (
+        frame[:VALUES] + struct.pack("<f", math.nan) + frame[VALUES + 4 :]
+    ),
     "one below zero": lambda frame: frame[:VALUES] + struct.pack("<f", -1.0) + frame[VALUES + 4 :],
-    "a sign too many": lambda frame: frame[: VALUES + 4] + bytes([frame[VALUES + 4] | 1]) + frame[VALUES + 5 :],
-    "another flag": lambda frame: frame[: VALUES - 1] + bytes([frame[VALUES - 1] | 64]) + frame[VALUES:],
+    "a sign too many": lambda frame: (
+        frame[: VALUES + 4] + bytes([frame[VALUES + 4] | 1]) + frame[VALUES + 5 :]
+    ),
+    "another flag": lambda frame: (
+        frame[: VALUES - 1] + bytes([frame[VALUES - 1] | 64]) + frame[VALUES:]
+    ),
     "cut in its values": lambda frame: frame[: VALUES + 3],
     "no values": lambda frame: frame[: VALUES - 1],
 }
@@ -66,11 +90,17 @@ DAMAGE = {
 @pytest.mark.parametrize("place", [0, 3, 5])
 def test_one_bad_frame_among_many_that_are_alike_is_told_alone(damage, place):
     c = codec("stc:density=1/10")
-    frames = c.encode_batch(torch.randn(6, 42, generator=torch.Generator().manual_seed(0)), range(6))
+    frames = c.encode_batch(
+        torch.randn(6, 42, generator=torch.Generator().manual_seed(0)), range(6)
+    )
     assert all(isinstance(update.sent, kernels.Signs) for update in c.open_batch(frames, 42))
     frames[place] = reseal(damage(frames[place]), 42)
     for i, (data, opened) in enumerate(zip(frames, c.open_batch(frames, 42), strict=True)):
-        assert isinstance(opened, FrameError) if i == place else same_bits(opened.dense(), c.decode(data, numel=42))
+        assert (
+            isinstance(opened, FrameError)
+            if i == place
+            else same_bits(opened.dense(), c.decode(data, numel=42))
+        )
 
 
 @pytest.mark.parametrize("spec", ["stc@layer", "topk"])
@@ -82,7 +112,9 @@ def test_a_batch_may_be_empty_and_hold_empty_models(spec):
 
 
 def binomial_bytes(numel: int, k: int) -> float:
-    return (math.lgamma(numel + 1) - math.lgamma(k + 1) - math.lgamma(numel - k + 1)) / math.log(2) / 8
+    return (
+        (math.lgamma(numel + 1) - math.lgamma(k + 1) - math.lgamma(numel - k + 1)) / math.log(2) / 8
+    )
 
 
 @pytest.mark.parametrize("density", ["1/25", "1/100", "1/400"])
@@ -100,5 +132,9 @@ def test_where_layers_differ_a_frame_is_smaller_than_the_entropy_of_uniform_posi
 @pytest.mark.parametrize("spec", ["topk:density=1", "stc:density=1", "topk:density=1,values=fp16"])
 def test_positions_cost_nothing_where_all_are_sent(spec):
     c, x = codec(spec), vectors(1001)["normal"]
-    values = {"topk:density=1": 4004, "stc:density=1": 4 + 126, "topk:density=1,values=fp16": 2 + 2002}[spec]
+    values = {
+        "topk:density=1": 4004,
+        "stc:density=1": 4 + 126,
+        "topk:density=1,values=fp16": 2 + 2002,
+    }[spec]
     assert x.all() and len(c.encode(x)) == SECTIONS + 2 + 1 + values  # count, form

@@ -35,7 +35,10 @@ def test_a_frame_decodes_to_the_signs_and_for_zeros_to_coins_of_the_seed():
 @pytest.mark.parametrize("numel", [1, 8, 9, 1000, 10**6])
 def test_a_frame_has_one_bit_a_coordinate(numel):
     frame = SIGN.encode(normal(numel))
-    assert len(frame) == SIGN.longest_frame(layout_of(numel)) and len(frame) <= SECTIONS + 3 + (numel + 7) // 8
+    assert (
+        len(frame) == SIGN.longest_frame(layout_of(numel))
+        and len(frame) <= SECTIONS + 3 + (numel + 7) // 8
+    )
     assert numel < 10**6 or 8 * len(frame) / numel < 1.0001
 
 
@@ -46,7 +49,9 @@ def test_a_coin_depends_on_the_seed_and_the_coordinate_alone():
     assert same_bits(y[::3].contiguous(), coins(5, 1001)[::3])
     assert same_bits(SIGN.decode(SIGN.encode(x[:500], seed=5), numel=500), y[:500])
     other = SIGN.decode(SIGN.encode(x, seed=6), numel=1001)
-    assert 0.3 < (other[::3] == y[::3]).float().mean() < 0.7 and torch.equal(other[x != 0], y[x != 0])
+    assert 0.3 < (other[::3] == y[::3]).float().mean() < 0.7 and torch.equal(
+        other[x != 0], y[x != 0]
+    )
 
 
 def test_zeros_of_many_clients_cancel_where_each_has_its_own_seed():
@@ -55,14 +60,20 @@ def test_zeros_of_many_clients_cancel_where_each_has_its_own_seed():
     for name, seed_of in {"own": lambda client: client, "shared": lambda client: 7}.items():
         tally = torch.zeros(numel)
         for client in range(100):
-            SIGN.accumulate(SIGN.encode(torch.full((numel,), float(client < 10)), seed=seed_of(client)), tally)
+            SIGN.accumulate(
+                SIGN.encode(torch.full((numel,), float(client < 10)), seed=seed_of(client)), tally
+            )
         right[name] = ((tally > 0) + 0.5 * (tally == 0)).mean().item()
     assert right["own"] > 0.8 and 0.45 < right["shared"] < 0.55
 
 
 def test_every_tensor_has_coins_of_its_own():
     layout = layout_of(1200)
-    y = codec("sign@layer").decode(codec("sign@layer").encode(torch.zeros(1200), seed=3, layout=layout), numel=1200, layout=layout)
+    y = codec("sign@layer").decode(
+        codec("sign@layer").encode(torch.zeros(1200), seed=3, layout=layout),
+        numel=1200,
+        layout=layout,
+    )
     for i, entry in enumerate(layout):
         assert same_bits(y[entry.span], coins(3 + i, entry.numel))
 
@@ -72,13 +83,19 @@ def test_a_large_vector_is_compiled_and_gives_the_same_bytes_and_sums(monkeypatc
     x, into = torch.round(normal(numel)), normal(numel, 1)
     frame, sums = SIGN.encode(x, seed=9), []
     update = SIGN.open(frame, numel)
-    assert isinstance(update, Bits) and update.positions is None and update.words.nbytes < numel / 8 + 4
+    assert (
+        isinstance(update, Bits)
+        and update.positions is None
+        and update.words.nbytes < numel / 8 + 4
+    )
     for large in (backend.LARGE, 10**9):
         monkeypatch.setattr(backend, "LARGE", large)
         assert SIGN.encode(x, seed=9) == frame
         sums.append(into.clone())
         update.add_to(sums[-1], 0.3)
-    assert same_bits(*sums) and same_bits(sums[0], into + np.float32(0.3) * SIGN.decode(frame, numel=numel))
+    assert same_bits(*sums) and same_bits(
+        sums[0], into + np.float32(0.3) * SIGN.decode(frame, numel=numel)
+    )
 
 
 def test_it_promises_neither_contraction_nor_a_mean_and_a_residual_refuses_it():
@@ -91,7 +108,12 @@ def test_it_promises_neither_contraction_nor_a_mean_and_a_residual_refuses_it():
 def test_another_count_another_length_and_bits_past_the_end_are_refused(numel):
     frame = SIGN.encode(normal(numel))
     signs = frame[-((numel + 7) // 8) :]
-    changed = [frame[:SECTIONS] + b"\0", frame + b"\0", frame[:-1], frame[:SECTIONS] + varint(numel - 1) + signs]
+    changed = [
+        frame[:SECTIONS] + b"\0",
+        frame + b"\0",
+        frame[:-1],
+        frame[:SECTIONS] + varint(numel - 1) + signs,
+    ]
     if numel % 8:
         changed.append(frame[:-1] + bytes([frame[-1] | 1]))
     for data in changed:

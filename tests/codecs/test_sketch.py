@@ -40,7 +40,13 @@ def form(data: bytes, numel: int) -> int:
 
 
 def made(numel: int, rows: int, columns: int, rest: bytes, seed: int = 3, k: int = 1) -> bytes:
-    return seal(CodecId.SKETCH, MODEL, numel, [Section(numel, varint(rows) + varint(columns) + varint(k) + rest)], seed)
+    return seal(
+        CodecId.SKETCH,
+        MODEL,
+        numel,
+        [Section(numel, varint(rows) + varint(columns) + varint(k) + rest)],
+        seed,
+    )
 
 
 def integers(cells: np.ndarray, exponent: int) -> bytes:
@@ -59,13 +65,19 @@ def test_a_frame_has_the_size_that_was_asked(ratio, cells):
         c = codec(f"sketch:rows={rows},ratio={ratio},cells={cells}")
         size, asked = len(c.encode(normal(numel))), 4 * numel / ratio
         assert asked - rows * BYTES[cells] < size <= asked + 32
-        assert size - HEAD <= c.longest_section(numel) and c.longest_frame(layout_of(numel)) - size <= 4
+        assert (
+            size - HEAD <= c.longest_section(numel)
+            and c.longest_frame(layout_of(numel)) - size <= 4
+        )
 
 
 def test_columns_are_those_that_were_given_and_never_none():
     frame = codec("sketch:rows=3,columns=70").encode(normal(401))
     assert opened("sketch", frame, 401).cells.shape == (3, 70)
-    assert opened("sketch", codec("sketch:ratio=1000").encode(normal(401)), 401).cells.shape == (5, 1)
+    assert opened("sketch", codec("sketch:ratio=1000").encode(normal(401)), 401).cells.shape == (
+        5,
+        1,
+    )
 
 
 @pytest.mark.parametrize("cells", ["fp32", "bf16"])
@@ -87,7 +99,9 @@ def test_the_largest_estimates_are_read():
     assert update.nonzeros == c.count(n) == 785 and np.array_equal(update.positions, largest)
     expected = np.zeros(n, np.float32)
     expected[largest] = estimates[largest]
-    assert same_bits(c.decode(frame, numel=n), expected) and same_bits(codec("sketch:density=1").decode(frame, numel=n), expected)
+    assert same_bits(c.decode(frame, numel=n), expected) and same_bits(
+        codec("sketch:density=1").decode(frame, numel=n), expected
+    )
     assert same_bits(c.decode(codec("sketch:density=1").encode(x, seed=4), numel=n), estimates)
 
 
@@ -106,20 +120,26 @@ def test_heavy_hitters_come_back(cells):
 def test_all_estimates_are_unbiased_with_the_variance_that_is_declared(rows, columns):
     n, seeds = 60, 500
     c, x = codec(f"sketch:rows={rows},columns={columns},density=1"), normal(n) ** 3
-    lost = np.stack([(c.decode(c.encode(x, seed=seed), numel=n) - x).double().numpy() for seed in range(seeds)])
+    lost = np.stack(
+        [(c.decode(c.encode(x, seed=seed), numel=n) - x).double().numpy() for seed in range(seeds)]
+    )
     errors = lost.std(0) / math.sqrt(seeds)
     assert (np.abs(lost.mean(0)) < 4 * errors).all()
     assert abs(np.square(lost.mean(0) / errors).sum() - n) < 6 * math.sqrt(2 * n)
     square = float(x.double().square().sum())
     mean, deviation = np.square(lost).sum(1).mean(), np.square(lost).sum(1).std() / math.sqrt(seeds)
     assert mean - 4 * deviation <= c.variance(n) * square
-    assert rows > 1 or abs(mean - c.variance(n) * square) < 4 * deviation  # of one row it is no bound, but the variance
+    assert (
+        rows > 1 or abs(mean - c.variance(n) * square) < 4 * deviation
+    )  # of one row it is no bound, but the variance
 
 
 def test_what_is_not_unbiased_says_so():
     for spec in ("sketch", "sketch:cells=bf16,density=1", "sketch:cells=int8,density=1"):
         assert codec(spec).variance(1000) is codec(spec).contraction(1000) is None
-    assert codec("sketch:density=1").variance(0) is None and codec("sketch:density=1").variance(1) == 0
+    assert (
+        codec("sketch:density=1").variance(0) is None and codec("sketch:density=1").variance(1) == 0
+    )
 
 
 def test_other_precisions_and_strides_are_read_as_float32():
@@ -140,7 +160,10 @@ def test_integers_are_cells_rounded_by_chance():
         exact = count_sketch.sketch(x, *found.cells.shape, 6).astype(np.float64)
         unit = 2.0 ** math.ceil(math.log2(np.abs(exact).max() / 127))
         off = (found.cells - exact) / unit
-        assert np.array_equal(found.cells / unit, np.rint(found.cells / unit)) and np.abs(found.cells / unit).max() <= 127
+        assert (
+            np.array_equal(found.cells / unit, np.rint(found.cells / unit))
+            and np.abs(found.cells / unit).max() <= 127
+        )
         assert np.abs(off).max() < 1 and abs(off.mean()) < 5 * 0.5 / math.sqrt(off.size)
         assert abs((off * np.sign(exact)).mean()) < 5 * 0.5 / math.sqrt(off.size)
 
@@ -169,7 +192,9 @@ def test_the_ends_of_float32(kind, cells):
 def test_the_largest_value_is_not_rounded_up_to_infinity(cells):
     c = codec(f"sketch:cells={cells}")
     for value in (3.4e38, -3.4028234e38):
-        assert c.decode(c.encode(torch.tensor([value])), numel=1).item() == pytest.approx(value, rel=1 / 63)
+        assert c.decode(c.encode(torch.tensor([value])), numel=1).item() == pytest.approx(
+            value, rel=1 / 63
+        )
 
 
 # Sums of frames.
@@ -182,10 +207,19 @@ def test_a_merged_frame_is_the_frame_of_the_sum(cells):
     xs = [whole(n, seed) for seed in range(40)]
     frames = [c.encode(x, seed=8) for x in xs]
     merged = c.merge(frames)
-    assert np.array_equal(opened("sketch", merged, n).cells, count_sketch.sketch(sum(xs), 3, 100, 8))
-    assert c.merge([c.merge(frames[:7]), c.merge([c.merge(frames[7:9]), *frames[9:]])]) == c.merge(frames[::-1]) == merged
+    assert np.array_equal(
+        opened("sketch", merged, n).cells, count_sketch.sketch(sum(xs), 3, 100, 8)
+    )
+    assert (
+        c.merge([c.merge(frames[:7]), c.merge([c.merge(frames[7:9]), *frames[9:]])])
+        == c.merge(frames[::-1])
+        == merged
+    )
     assert c.merge(frames[:1]) == frames[0]
-    assert same_bits(c.decode(merged, numel=n), codec("sketch").decode(codec("sketch:rows=3,columns=100").encode(sum(xs), seed=8), numel=n))
+    assert same_bits(
+        c.decode(merged, numel=n),
+        codec("sketch").decode(codec("sketch:rows=3,columns=100").encode(sum(xs), seed=8), numel=n),
+    )
 
 
 @pytest.mark.parametrize("cells", ["fp32", "bf16"])
@@ -228,14 +262,23 @@ def test_units_and_sums_that_no_float32_holds_are_refused():
     ones, c = np.ones((3, 4), np.int8), codec("sketch")
     for exponent in (LOWEST, -149, 0, HIGHEST):
         data = made(9, 3, 4, integers(ones, exponent))
-        assert np.array_equal(opened("sketch", data, 9).cells, np.full((3, 4), 2.0**exponent, np.float32))
+        assert np.array_equal(
+            opened("sketch", data, 9).cells, np.full((3, 4), 2.0**exponent, np.float32)
+        )
         assert c.merge([data]) == data
     for cells, exponent in [
-        (ones, HIGHEST + 1), (ones, LOWEST - 1), (2 * ones, HIGHEST), (np.full((3, 4), 2**31 - 1, np.int32), 98),
+        (ones, HIGHEST + 1),
+        (ones, LOWEST - 1),
+        (2 * ones, HIGHEST),
+        (np.full((3, 4), 2**31 - 1, np.int32), 98),
         (np.full((3, 4), -(2**15), np.int16), 113),
     ]:
         data = made(9, 3, 4, integers(cells, exponent))
-        for refuse in (lambda data=data: c.open(data, 9), lambda data=data: c.merge([data]), lambda data=data: c.merge([data, data])):
+        for refuse in (
+            lambda data=data: c.open(data, 9),
+            lambda data=data: c.merge([data]),
+            lambda data=data: c.merge([data, data]),
+        ):
             with pytest.raises(FrameError, match="unit out of range|not finite"):
                 refuse()
     largest = made(9, 3, 4, integers(64 * ones, 121))  # twice that is no float32
@@ -249,11 +292,15 @@ def test_only_what_was_hashed_and_written_alike_is_merged():
     x = normal(401)
     one = codec("sketch:columns=30").encode(x, seed=1)
     for other in (
-        codec("sketch:columns=30").encode(x, seed=2), codec("sketch:columns=31").encode(x, seed=1),
-        codec("sketch:columns=50,rows=3").encode(x, seed=1), codec("sketch:columns=30,cells=int8").encode(x, seed=1),
+        codec("sketch:columns=30").encode(x, seed=2),
+        codec("sketch:columns=31").encode(x, seed=1),
+        codec("sketch:columns=50,rows=3").encode(x, seed=1),
+        codec("sketch:columns=30,cells=int8").encode(x, seed=1),
         codec("sketch:columns=30,density=2%").encode(x, seed=1),
     ):
-        with pytest.raises(FrameError, match="different seeds|scopes or seeds|different sizes, densities or kinds"):
+        with pytest.raises(
+            FrameError, match="different seeds|scopes or seeds|different sizes, densities or kinds"
+        ):
             codec("sketch").merge([one, other])
     assert codec("sketch").merge([one, codec("sketch:columns=30,cells=bf16").encode(x, seed=1)])
 
@@ -270,14 +317,20 @@ def test_a_sum_is_read_once():
         frames.append(c.encode(x, seed=3))
     updates = [c.open(data, n) for data in frames]
     c.add_all(updates, [1 / clients] * clients, total)
-    assert np.array_equal(total.numpy().nonzero()[0], shared) and (total[shared] - 1).abs().max() < 0.5
-    assert not set(shared) <= set(np.argsort(-np.abs(sum(update.block(0, n) for update in updates)))[:10])
+    assert (
+        np.array_equal(total.numpy().nonzero()[0], shared) and (total[shared] - 1).abs().max() < 0.5
+    )
+    assert not set(shared) <= set(
+        np.argsort(-np.abs(sum(update.block(0, n) for update in updates)))[:10]
+    )
 
 
 def test_what_has_another_seed_or_is_no_sketch_is_added_beside():
     n, c = 401, codec("sketch:density=1")
     frames = [c.encode(normal(n, i), seed=i % 2) for i in range(4)]
-    updates = [c.open(data, n) for data in frames] + [codec("topk").open(codec("topk").encode(normal(n)), n)]
+    updates = [c.open(data, n) for data in frames] + [
+        codec("topk").open(codec("topk").encode(normal(n)), n)
+    ]
     weights, total, expected = [0.5, 1.0, -2.0, 0.25, 3.0], torch.ones(n), torch.ones(n)
     assert [total.seed for total in summed(updates, weights)] == [0, 1]
     for seed in (0, 1):
@@ -293,27 +346,44 @@ def test_tensor_by_tensor_the_cells_of_each_are_added():
     xs, total = [whole(401, i) for i in range(3)], torch.zeros(401)
     frames = [c.encode(x, seed=2**64 - 1, layout=layout) for x in xs]
     c.add_all([c.open(data, 401, layout) for data in frames], [1.0] * 3, total)
-    assert torch.equal(total, c.decode(c.encode(sum(xs), seed=2**64 - 1, layout=layout), numel=401, layout=layout))
+    assert torch.equal(
+        total, c.decode(c.encode(sum(xs), seed=2**64 - 1, layout=layout), numel=401, layout=layout)
+    )
     assert torch.equal(total, c.decode(c.merge(frames), numel=401, layout=layout))
 
 
 # What is refused.
 
 
-@pytest.mark.parametrize(("spec", "sentence"), [
-    ("sketch:rows=4", "option 'rows' of codec 'sketch' is 4; give an odd number of 1 to 15"),
-    ("sketch:rows=0", "option 'rows' of codec 'sketch' is 0; give an odd number"),
-    ("sketch:rows=17", "option 'rows' of codec 'sketch' is 17; give an odd number"),
-    ("sketch:columns=-1", "option 'columns' of codec 'sketch' is -1; give a number of cells"),
-    ("sketch:columns=4294967296", "option 'columns' of codec 'sketch' is 4294967296; give a number of cells"),
-    ("sketch:ratio=0", "option 'ratio' of codec 'sketch' is 0; give a number above 0"),
-    ("sketch:ratio=nan", "option 'ratio' of codec 'sketch'"),
-    ("sketch:ratio=inf", "option 'ratio' of codec 'sketch'"),
-    ("sketch:columns=50,ratio=5", "codec 'sketch' has both 'columns' and 'ratio'; give one of them"),
-    ("sketch:density=0", "option 'density' of codec 'sketch' is 0; give a share above 0 and at most 1"),
-    ("sketch:density=3/2", "option 'density' of codec 'sketch' is 1.5; give a share"),
-    ("sketch:cells=int4", "option 'cells' of codec 'sketch' cannot be 'int4'; did you mean 'int8'?"),
-])
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("sketch:rows=4", "option 'rows' of codec 'sketch' is 4; give an odd number of 1 to 15"),
+        ("sketch:rows=0", "option 'rows' of codec 'sketch' is 0; give an odd number"),
+        ("sketch:rows=17", "option 'rows' of codec 'sketch' is 17; give an odd number"),
+        ("sketch:columns=-1", "option 'columns' of codec 'sketch' is -1; give a number of cells"),
+        (
+            "sketch:columns=4294967296",
+            "option 'columns' of codec 'sketch' is 4294967296; give a number of cells",
+        ),
+        ("sketch:ratio=0", "option 'ratio' of codec 'sketch' is 0; give a number above 0"),
+        ("sketch:ratio=nan", "option 'ratio' of codec 'sketch'"),
+        ("sketch:ratio=inf", "option 'ratio' of codec 'sketch'"),
+        (
+            "sketch:columns=50,ratio=5",
+            "codec 'sketch' has both 'columns' and 'ratio'; give one of them",
+        ),
+        (
+            "sketch:density=0",
+            "option 'density' of codec 'sketch' is 0; give a share above 0 and at most 1",
+        ),
+        ("sketch:density=3/2", "option 'density' of codec 'sketch' is 1.5; give a share"),
+        (
+            "sketch:cells=int4",
+            "option 'cells' of codec 'sketch' cannot be 'int4'; did you mean 'int8'?",
+        ),
+    ],
+)
 def test_options_that_cannot_be(spec, sentence):
     with pytest.raises(SpecError) as caught:
         codec(spec)
@@ -324,11 +394,25 @@ def test_a_head_that_no_encoder_writes_is_refused():
     cells = np.zeros(12, "<f4").tobytes()
     assert codec("sketch").open(made(9, 3, 4, b"\0" + cells), 9)
     for rows, columns, rest in [
-        (2, 6, b"\0" + cells), (0, 4, b"\0"), (17, 1, b"\0" + bytes(68)), (3, 0, b"\0"), (3, 4, b"\5" + cells), (3, 4, b""),
-        (3, 4, b"\0" + cells[1:]), (3, 4, b"\0" + cells + b"\0"), (3, 4, b"\1" + cells), (3, 4, b"\2\0"), (1, 2**32, b"\0"),
-        (3, 2**62, b"\0" + cells), (3, 4, b"\0" + cells[4:] + np.array(np.nan, "<f4").tobytes()), (3, 4, b"\1" + 12 * b"\x80\x7f"),
+        (2, 6, b"\0" + cells),
+        (0, 4, b"\0"),
+        (17, 1, b"\0" + bytes(68)),
+        (3, 0, b"\0"),
+        (3, 4, b"\5" + cells),
+        (3, 4, b""),
+        (3, 4, b"\0" + cells[1:]),
+        (3, 4, b"\0" + cells + b"\0"),
+        (3, 4, b"\1" + cells),
+        (3, 4, b"\2\0"),
+        (1, 2**32, b"\0"),
+        (3, 2**62, b"\0" + cells),
+        (3, 4, b"\0" + cells[4:] + np.array(np.nan, "<f4").tobytes()),
+        (3, 4, b"\1" + 12 * b"\x80\x7f"),
     ]:
-        for read in (lambda data: codec("sketch").open(data, 9), lambda data: codec("sketch").merge([data])):
+        for read in (
+            lambda data: codec("sketch").open(data, 9),
+            lambda data: codec("sketch").merge([data]),
+        ):
             with pytest.raises(FrameError):
                 read(made(9, rows, columns, rest))
     for k in (0, 10):
@@ -336,7 +420,9 @@ def test_a_head_that_no_encoder_writes_is_refused():
             codec("sketch").open(made(9, 3, 4, b"\0" + cells, k=k), 9)
     with pytest.raises(FrameError, match="9 coordinates has 1 rows of 137 cells"):
         codec("sketch").open(made(9, 1, 137, b"\0" + bytes(4 * 137)), 9)
-    assert len(codec("sketch:columns=100000").encode(normal(9))) == len(made(9, 5, 136, bytes(1 + 4 * 5 * 136)))
+    assert len(codec("sketch:columns=100000").encode(normal(9))) == len(
+        made(9, 5, 136, bytes(1 + 4 * 5 * 136))
+    )
     fewer = bytearray(made(9, 3, 4, b"\0" + cells))
     fewer[HEAD] = 8
     with pytest.raises(FrameError, match="a sketch of 8 coordinates was given for 9"):

@@ -29,7 +29,12 @@ def nmse(x: torch.Tensor, rows: np.ndarray) -> float:
 
 def rotated(x: torch.Tensor, levels: int, seeds: int) -> np.ndarray:
     c = codec(f"srq:levels={levels}")
-    return np.stack([c.decode(frame, numel=x.numel()).double().numpy() for frame in c.encode_batch(x.expand(seeds, -1), range(seeds))])
+    return np.stack(
+        [
+            c.decode(frame, numel=x.numel()).double().numpy()
+            for frame in c.encode_batch(x.expand(seeds, -1), range(seeds))
+        ]
+    )
 
 
 def unrotated(x: torch.Tensor, levels: int, seeds: int) -> np.ndarray:
@@ -52,7 +57,9 @@ def test_rotation_helps_on_spikes(levels):
 def test_without_spikes_it_does_no_harm():
     x = torch.sign(normal(NUMEL))  # what the quantizer serves best
     assert nmse(x, unrotated(x, 16, 4)) < 1e-3
-    assert nmse(normal(NUMEL), rotated(normal(NUMEL), 16, 10)) < 1.1 * nmse(normal(NUMEL), unrotated(normal(NUMEL), 16, 10))
+    assert nmse(normal(NUMEL), rotated(normal(NUMEL), 16, 10)) < 1.1 * nmse(
+        normal(NUMEL), unrotated(normal(NUMEL), 16, 10)
+    )
 
 
 @pytest.mark.parametrize("levels", [2, 3, 16, 200])
@@ -88,12 +95,18 @@ def test_the_length_of_a_frame(levels, bits, numel):
 def test_omega():
     for levels in (2, 16, 256):
         c = codec(f"srq:levels={levels}")
-        for numel, bound in [(8, 4), (1000, 2 * np.log(2048) + 2), (10**6, 2 * np.log(2 * 16384) + 2)]:
+        for numel, bound in [
+            (8, 4),
+            (1000, 2 * np.log(2048) + 2),
+            (10**6, 2 * np.log(2 * 16384) + 2),
+        ]:
             assert c.variance(numel) == pytest.approx(bound / (levels - 1) ** 2, rel=1e-4)
     assert codec("srq").contraction(100) is None
 
 
 @pytest.mark.parametrize("levels", [-1, 0, 1, 257])
 def test_levels_that_are_none(levels):
-    with pytest.raises(SpecError, match="option 'levels' of codec 'srq' is .*; give a number from 2 to 256"):
+    with pytest.raises(
+        SpecError, match="option 'levels' of codec 'srq' is .*; give a number from 2 to 256"
+    ):
         codec(f"srq:levels={levels}")

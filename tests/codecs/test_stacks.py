@@ -21,6 +21,7 @@ def limited(monkeypatch, most: int) -> list[int]:
     """From now on stacks of more than `most` rows find no memory. Returns how many rows were packed together, as it goes on."""
     packed = []
     for cls in (Codec, LayerWise):
+
         def bounded(self, rows, *rest, pack=cls._pack_stack):
             if len(rows) > most:
                 raise torch.OutOfMemoryError("CUDA out of memory")
@@ -41,13 +42,19 @@ def test_the_frames_are_those_of_the_whole_stack(monkeypatch, spec):
     packed = limited(monkeypatch, 3)
     for _ in range(2):
         found = c.encode_batch(x, seeds, layout=LAYOUT, context=context)
-        assert isinstance(found[4], NonFiniteError) and [f for f in found if isinstance(f, bytes)] == expected[:4] + expected[5:]
+        assert (
+            isinstance(found[4], NonFiniteError)
+            and [f for f in found if isinstance(f, bytes)] == expected[:4] + expected[5:]
+        )
     assert packed == [2] * 10  # of ten rows five are too many, and two are remembered
 
 
 def test_one_that_does_not_fit_is_a_sentence(monkeypatch):
     limited(monkeypatch, 0)
-    with pytest.raises(ConfigError, match="does not hold the compression of one update of 70 elements; give --device cpu"):
+    with pytest.raises(
+        ConfigError,
+        match="does not hold the compression of one update of 70 elements; give --device cpu",
+    ):
         codec("stc").encode_batch(torch.randn(3, 70), [0, 1, 2])
 
 

@@ -46,7 +46,9 @@ def test_unbiased_after_clipping(clip):
     v = x.double().numpy().clip(-s, s)
     variance = np.abs(v) * (s - np.abs(v))
     off, error = np.abs(drawn.mean(0) - v), np.sqrt(variance / seeds)
-    assert (off <= 5 * error + 1e-9).all() and abs(np.square(off[error > 0] / error[error > 0]).sum() - 401) < 6 * math.sqrt(2 * 401)
+    assert (off <= 5 * error + 1e-9).all() and abs(
+        np.square(off[error > 0] / error[error > 0]).sum() - 401
+    ) < 6 * math.sqrt(2 * 401)
 
 
 def test_the_variance_without_clipping_is_declared_and_attained():
@@ -54,9 +56,17 @@ def test_the_variance_without_clipping_is_declared_and_attained():
     c, n = codec("terngrad:clip=0"), 100
     x = torch.full((n,), 1 / (1 + math.sqrt(n)))
     x[0] = 1
-    lost = np.mean([np.square(decoded("terngrad:clip=0", x, seed) - x.double().numpy()).sum() for seed in range(300)])
+    lost = np.mean(
+        [
+            np.square(decoded("terngrad:clip=0", x, seed) - x.double().numpy()).sum()
+            for seed in range(300)
+        ]
+    )
     assert lost == pytest.approx(c.variance(n) * float(x.double().square().sum()), rel=0.1)
-    assert codec("terngrad").variance(n) is None and codec("terngrad").contraction(n) is c.contraction(n) is None
+    assert (
+        codec("terngrad").variance(n) is None
+        and codec("terngrad").contraction(n) is c.contraction(n) is None
+    )
 
 
 def test_what_lies_together_far_from_zero_is_not_clipped_away():
@@ -67,7 +77,9 @@ def test_what_lies_together_far_from_zero_is_not_clipped_away():
 def test_layer_by_layer_each_tensor_has_its_scale():
     layout = Layout.from_shapes({"a": (300,), "b": (200,)})
     x = torch.cat([normal(300), 100 * normal(200)])
-    y = codec("terngrad@layer").decode(codec("terngrad@layer").encode(x, layout=layout), numel=500, layout=layout)
+    y = codec("terngrad@layer").decode(
+        codec("terngrad@layer").encode(x, layout=layout), numel=500, layout=layout
+    )
     for part, v in ((slice(0, 300), x[:300]), (slice(300, 500), x[300:])):
         assert set(y[part].abs().tolist()) == {0.0, codec("terngrad").scale(v)}
 
@@ -77,7 +89,10 @@ def test_three_values_for_any_vector(kind):
     for numel in (1, 7, 401):
         x = vectors(numel)[kind]
         y = decoded("terngrad", x, 1)
-        assert set(np.abs(y)) <= {0.0, codec("terngrad").scale(x)} and (np.sign(y) * np.sign(x.numpy()) >= 0).all()
+        assert (
+            set(np.abs(y)) <= {0.0, codec("terngrad").scale(x)}
+            and (np.sign(y) * np.sign(x.numpy()) >= 0).all()
+        )
 
 
 def test_residual_refuses_it():
@@ -86,7 +101,9 @@ def test_residual_refuses_it():
 
 
 def test_a_clip_that_is_none():
-    with pytest.raises(SpecError, match="'clip' of codec 'terngrad' is -1; give standard deviations"):
+    with pytest.raises(
+        SpecError, match="'clip' of codec 'terngrad' is -1; give standard deviations"
+    ):
         codec("terngrad:clip=-1")
 
 
@@ -94,7 +111,9 @@ def test_a_frame_of_a_million_is_within_2_percent_of_the_entropy_of_its_levels()
     for spec in ("terngrad", "terngrad:clip=0"):
         c, x = codec(spec), normal(10**6)
         frame = c.encode(x)
-        shares = np.unique(c.decode(frame, numel=x.numel()).numpy(), return_counts=True)[1] / x.numel()
+        shares = (
+            np.unique(c.decode(frame, numel=x.numel()).numpy(), return_counts=True)[1] / x.numel()
+        )
         assert len(frame) <= 1.02 * x.numel() / 8 * -(shares * np.log2(shares)).sum() + 100
 
 
@@ -116,7 +135,12 @@ def test_small_and_large_vectors_take_ways_that_make_the_same_bytes(spec, monkey
 
 def test_an_announced_scale_is_used_and_what_is_above_it_is_clipped():
     c, x = codec("terngrad"), torch.tensor([0.5, -0.25, 2.0, -8.0] * 50)
-    drawn = np.stack([c.decode(c.encode(x, seed=seed, context=announced(1.0)), numel=200).numpy() for seed in range(200)])
+    drawn = np.stack(
+        [
+            c.decode(c.encode(x, seed=seed, context=announced(1.0)), numel=200).numpy()
+            for seed in range(200)
+        ]
+    )
     assert set(np.abs(drawn).ravel()) == {0.0, 1.0}
     assert (np.abs(drawn.mean(0) - x.numpy().clip(-1, 1)) <= 5 * 0.5 / math.sqrt(200)).all()
     assert (drawn[:, 2::4] == 1).all() and (drawn[:, 3::4] == -1).all()
@@ -124,7 +148,10 @@ def test_an_announced_scale_is_used_and_what_is_above_it_is_clipped():
 
 def test_an_announced_scale_does_not_lift_the_clipping():
     c, x = codec("terngrad:clip=1"), normal(400)
-    own, frames = c.scale(x), [c.encode(x, seed=seed, context=announced(10.0)) for seed in range(300)]
+    own, frames = (
+        c.scale(x),
+        [c.encode(x, seed=seed, context=announced(10.0)) for seed in range(300)],
+    )
     mean = np.mean([c.decode(frame, numel=400).numpy() for frame in frames], axis=0)
     assert np.abs(mean - x.numpy().clip(-own, own)).max() < 5 * math.sqrt(own * 10 / 300)
     assert own == pytest.approx(float(x.square().mean().sqrt()))
@@ -133,13 +160,26 @@ def test_an_announced_scale_does_not_lift_the_clipping():
 def test_each_section_has_its_announced_scale_and_frames_stand_alone():
     layout = layout_of(401)
     x, c = normal(401), codec("terngrad@layer")
-    y = codec("terngrad:clip=0").decode(c.encode(x, layout=layout, context=announced(4, 5, 6, 7)), numel=401, layout=layout)
+    y = codec("terngrad:clip=0").decode(
+        c.encode(x, layout=layout, context=announced(4, 5, 6, 7)), numel=401, layout=layout
+    )
     for scale, entry in zip((4, 5, 6, 7), layout, strict=True):
-        assert set(y[entry.span].abs().tolist()) <= {0.0, scale} and (scale in y[entry.span].abs() or entry.numel < 2)
+        assert set(y[entry.span].abs().tolist()) <= {0.0, scale} and (
+            scale in y[entry.span].abs() or entry.numel < 2
+        )
 
 
-@pytest.mark.parametrize("data", [b"", b"\0\0\0", np.array([math.nan], "<f4").tobytes(), np.array([math.inf], "<f4").tobytes(),
-                                  np.array([-1], "<f4").tobytes(), np.array([1, 1], "<f4").tobytes()[:6]])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0\0\0",
+        np.array([math.nan], "<f4").tobytes(),
+        np.array([math.inf], "<f4").tobytes(),
+        np.array([-1], "<f4").tobytes(),
+        np.array([1, 1], "<f4").tobytes()[:6],
+    ],
+)
 def test_what_is_no_scale_is_refused(data):
     with pytest.raises(ProtocolError, match="announced scale"):
         codec("terngrad").encode(normal(40), context=Context(announced={"scale": data}))
@@ -151,7 +191,11 @@ def test_a_scale_for_fewer_sections_than_there_are_is_refused():
 
 
 def test_an_announced_zero_sends_nothing():
-    assert not codec("terngrad").decode(codec("terngrad").encode(normal(40), context=announced(0.0)), numel=40).any()
+    assert (
+        not codec("terngrad")
+        .decode(codec("terngrad").encode(normal(40), context=announced(0.0)), numel=40)
+        .any()
+    )
 
 
 # Sums.
@@ -175,7 +219,9 @@ def test_frames_of_zeros_add_to_any_scale_and_sums_to_zero_are_zeros():
 
 def test_frames_of_different_scales_are_not_added():
     c = codec("terngrad")
-    with pytest.raises(FrameError, match="different scales cannot be merged; let the server announce one"):
+    with pytest.raises(
+        FrameError, match="different scales cannot be merged; let the server announce one"
+    ):
         c.merge([c.encode(torch.ones(10)), c.encode(2 * torch.ones(10))])
 
 

@@ -18,7 +18,10 @@ def normal(numel: int, seed: int = 0) -> torch.Tensor:
 
 def test_the_threshold_itself_is_reached():
     x = torch.tensor([0.5, -0.5, 0.49999997, 0.7, -0.0, -3.0])
-    for values, sent in {"tau": [0.5, -0.5, 0, 0.5, 0, -0.5], "fp32": [0.5, -0.5, 0, x[3].item(), 0, -3.0]}.items():
+    for values, sent in {
+        "tau": [0.5, -0.5, 0, 0.5, 0, -0.5],
+        "fp32": [0.5, -0.5, 0, x[3].item(), 0, -3.0],
+    }.items():
         c = codec(f"threshold:tau=0.5,values={values}")
         assert c.decode(c.encode(x), numel=6).tolist() == sent
 
@@ -57,7 +60,11 @@ def test_a_coordinate_costs_its_sign_and_its_position():
 
 def test_the_algorithm_of_strom():
     """r ← r + g; +τ is sent where r ≥ τ and −τ where r ≤ −τ, and taken from r."""
-    keeper, tau, r = memory("residual", codec("threshold:tau=0.25"), NUMEL), np.float32(0.25), np.zeros(NUMEL, np.float32)
+    keeper, tau, r = (
+        memory("residual", codec("threshold:tau=0.25"), NUMEL),
+        np.float32(0.25),
+        np.zeros(NUMEL, np.float32),
+    )
     for step in range(50):
         g = 0.1 * normal(NUMEL, step)
         r = r + g.numpy()
@@ -69,7 +76,9 @@ def test_the_algorithm_of_strom():
         assert np.array_equal(keeper.residual.numpy(), r)
 
 
-@pytest.mark.parametrize("spec", ["threshold:tau=1e-3", "threshold:tau=3,values=fp32", "threshold:tau=2.6,values=fp16"])
+@pytest.mark.parametrize(
+    "spec", ["threshold:tau=1e-3", "threshold:tau=3,values=fp32", "threshold:tau=2.6,values=fp16"]
+)
 def test_a_large_residual_is_coded_as_a_small_one(spec, monkeypatch):
     c, e, x = codec(spec), normal(200_000, 1), normal(200_000, 2)
     total = e + x
@@ -81,13 +90,18 @@ def test_a_large_residual_is_coded_as_a_small_one(spec, monkeypatch):
 
 def test_it_has_no_density():
     for spec in ("threshold", "threshold@layer", "threshold+fp16"):
-        with pytest.raises(ConfigError, match="threshold:tau=0.01,values=tau has no density that could change"):
+        with pytest.raises(
+            ConfigError, match="threshold:tau=0.01,values=tau has no density that could change"
+        ):
             codec(spec).at_density(0.1)
 
 
 @pytest.mark.parametrize("tau", ["0", "-0.1", "1e-46", "3.5e38", "1e300"])
 def test_a_threshold_is_a_float32_above_zero(tau):
-    with pytest.raises(SpecError, match="option 'tau' of codec 'threshold' is .*; give a number above 0 that float32 holds, such as 0.01"):
+    with pytest.raises(
+        SpecError,
+        match="option 'tau' of codec 'threshold' is .*; give a number above 0 that float32 holds, such as 0.01",
+    ):
         codec(f"threshold:tau={tau}")
 
 
@@ -97,7 +111,9 @@ def test_a_frame_with_another_threshold_is_refused(tau):
     frame, start = c.encode(torch.tensor([1.0, 0.0, -1.0])), SECTIONS + 2
     assert c.decode(frame, numel=3).tolist() == [0.25, 0, -0.25]
     with pytest.raises(FrameError, match="threshold"):
-        c.decode(reseal(frame[:start] + np.array(tau, "<f4").tobytes() + frame[start + 4 :], 3), numel=3)
+        c.decode(
+            reseal(frame[:start] + np.array(tau, "<f4").tobytes() + frame[start + 4 :], 3), numel=3
+        )
 
 
 def test_flags_that_no_encoder_sets_are_refused():

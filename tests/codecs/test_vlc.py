@@ -47,25 +47,41 @@ def test_half_the_step_is_a_bit_more_and_a_quarter_of_the_error():
     for step in (1.0, 0.5, 0.25):
         frame = codec(f"vlc:step={step}").encode(x, seed=1)
         bits.append(8 * len(frame) / x.numel())
-        errors.append(float((codec("vlc").decode(frame, numel=x.numel()) - x).double().square().mean()))
-    assert np.allclose(np.diff(bits), 1, atol=0.1) and np.allclose(np.divide(errors[:-1], errors[1:]), 4, rtol=0.05)
+        errors.append(
+            float((codec("vlc").decode(frame, numel=x.numel()) - x).double().square().mean())
+        )
+    assert np.allclose(np.diff(bits), 1, atol=0.1) and np.allclose(
+        np.divide(errors[:-1], errors[1:]), 4, rtol=0.05
+    )
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_the_error_is_below_what_is_promised_on_any_vector(step):
     c = codec(f"vlc:step={step}")
-    assert c.variance(1001) == pytest.approx(min(float(step) ** 2 / 4, float(step)), rel=1e-4) and c.contraction(1001) is None
+    assert (
+        c.variance(1001) == pytest.approx(min(float(step) ** 2 / 4, float(step)), rel=1e-4)
+        and c.contraction(1001) is None
+    )
     for name, x in vectors(1001).items():
         frames = c.encode_batch(x.expand(20, -1), range(20))
-        lost = [float((c.decode(frame, numel=1001).double() - x).square().sum()) for frame in frames]
+        lost = [
+            float((c.decode(frame, numel=1001).double() - x).square().sum()) for frame in frames
+        ]
         assert np.mean(lost) <= 1.1 * c.variance(1001) * float(x.double().square().sum()), name
 
 
 def test_the_mean_over_seeds_is_the_vector():
     c, x = codec("vlc"), normal(128)
-    rows = np.stack([c.decode(frame, numel=128).double().numpy() for frame in c.encode_batch(x.expand(200, -1), range(200))])
+    rows = np.stack(
+        [
+            c.decode(frame, numel=128).double().numpy()
+            for frame in c.encode_batch(x.expand(200, -1), range(200))
+        ]
+    )
     one = float(((rows - x.double().numpy()) ** 2).sum(1).mean())
-    assert 0.6 * one / 200 < float(((rows.mean(0) - x.double().numpy()) ** 2).sum()) < 1.4 * one / 200
+    assert (
+        0.6 * one / 200 < float(((rows.mean(0) - x.double().numpy()) ** 2).sum()) < 1.4 * one / 200
+    )
 
 
 def test_the_smallest_and_the_largest_multiple_must_occur():
@@ -75,12 +91,16 @@ def test_the_smallest_and_the_largest_multiple_must_occur():
     assert smallest & 1 and size < 20
     for other in [(smallest, size + 1), (smallest, size - 1), (smallest, 0), (smallest, 1)]:
         with pytest.raises(FrameError):
-            codec("vlc").decode(reseal(frame[:start] + bytes(other) + frame[start + 2 :], 1001), numel=1001)
+            codec("vlc").decode(
+                reseal(frame[:start] + bytes(other) + frame[start + 2 :], 1001), numel=1001
+            )
 
 
 @pytest.mark.parametrize("step", ["0", "-1", "0.12", "8.1"])
 def test_steps_that_are_none(step):
-    with pytest.raises(SpecError, match="option 'step' of codec 'vlc' is .*; give a number from 0.125 to 8"):
+    with pytest.raises(
+        SpecError, match="option 'step' of codec 'vlc' is .*; give a number from 0.125 to 8"
+    ):
         codec(f"vlc:step={step}")
 
 

@@ -19,13 +19,27 @@ from fedcomp.interactive.displays import Display, Line, Lines, suitable
 from fedcomp.interactive.page import POINTS, Page
 
 X = np.random.default_rng(0).normal(size=(80, 4))
-TASK = fedcomp.Task("<mine>", lambda: nn.Linear(4, 2), train=(X, (X.sum(1) > 0).astype(int)), test=(X, (X.sum(1) > 0).astype(int)))
-REGRESSION = fedcomp.Task("line", lambda: nn.Linear(4, 1), train=(X, X[:, :1]), test=(X, X[:, :1]), loss=F.mse_loss, accuracy=None,
-                          metrics={"error": lambda o, t: (o - t).abs().mean()})
+TASK = fedcomp.Task(
+    "<mine>",
+    lambda: nn.Linear(4, 2),
+    train=(X, (X.sum(1) > 0).astype(int)),
+    test=(X, (X.sum(1) > 0).astype(int)),
+)
+REGRESSION = fedcomp.Task(
+    "line",
+    lambda: nn.Linear(4, 1),
+    train=(X, X[:, :1]),
+    test=(X, X[:, :1]),
+    loss=F.mse_loss,
+    accuracy=None,
+    metrics={"error": lambda o, t: (o - t).abs().mean()},
+)
 
 
 def shown(display, task=TASK, folder=None, **options):
-    return fedcomp.simulate(task, clients=4, participation=0.5, progress=display, out=folder / "run", **options)
+    return fedcomp.simulate(
+        task, clients=4, participation=0.5, progress=display, out=folder / "run", **options
+    )
 
 
 class Cells:
@@ -45,15 +59,25 @@ def test_a_log_gets_a_line_for_each_tenth(tmp_path):
     stream = io.StringIO()
     shown(Lines(stream), folder=tmp_path, rounds=25)
     lines = stream.getvalue().splitlines()
-    assert lines[0].startswith("<mine>, 4 clients, stc:density=0.01") and str(tmp_path / "run") in lines[0]
-    assert [int(found) for found in re.findall(r"^round (\d+)/25, accuracy ", stream.getvalue(), re.MULTILINE)] == [
-        3, 5, 8, 10, 13, 15, 18, 20, 23, 25]
+    assert (
+        lines[0].startswith("<mine>, 4 clients, stc:density=0.01")
+        and str(tmp_path / "run") in lines[0]
+    )
+    assert [
+        int(found)
+        for found in re.findall(r"^round (\d+)/25, accuracy ", stream.getvalue(), re.MULTILINE)
+    ] == [3, 5, 8, 10, 13, 15, 18, 20, 23, 25]
 
 
 def test_a_terminal_keeps_one_line(tmp_path):
     console = Console(file=io.StringIO(), force_terminal=True, width=110)
     shown(Line(console), folder=tmp_path, rounds=3)
-    last = re.sub(r"\x1b\[[?\d;]*\w", "", console.file.getvalue()).replace("\r", "\n").strip().splitlines()[-1]
+    last = (
+        re.sub(r"\x1b\[[?\d;]*\w", "", console.file.getvalue())
+        .replace("\r", "\n")
+        .strip()
+        .splitlines()[-1]
+    )
     assert "round 3/3, accuracy" in last and "━" in last
 
 
@@ -64,7 +88,12 @@ def test_a_notebook_has_one_cell_that_ends_with_the_verdict(tmp_path):
     html = cells.bundles[-1]["text/html"]
     ElementTree.fromstring(html)
     assert "&lt;mine&gt;" in html and "<mine>" not in html
-    assert f"{100 * run.accuracy:.2f} %" in html and "<svg" in html and "<progress" not in html and str(run.folder) in html
+    assert (
+        f"{100 * run.accuracy:.2f} %" in html
+        and "<svg" in html
+        and "<progress" not in html
+        and str(run.folder) in html
+    )
     assert "round 5/5, accuracy" in cells.bundles[-1]["text/plain"]
 
 
@@ -87,7 +116,11 @@ def test_a_regression_is_shown_by_its_loss(tmp_path):
     cells, stream = Cells(), io.StringIO()
     run = shown(Page(cells), REGRESSION, tmp_path, rounds=3)
     html = cells.bundles[-1]["text/html"]
-    assert "loss, round 3" in html and "accuracy" not in html and "<td style=\"text-align:left\">error</td>" in html
+    assert (
+        "loss, round 3" in html
+        and "accuracy" not in html
+        and '<td style="text-align:left">error</td>' in html
+    )
     assert run.accuracy is None and run.metrics["error"].shape == (3,)
     shown(Lines(stream), REGRESSION, tmp_path / "again", rounds=1)
     assert re.search(r"round 1/1, loss [\d.]+, error [\d.]+, up", stream.getvalue())
@@ -108,12 +141,17 @@ def test_what_ends_a_run_is_the_last_that_is_shown(tmp_path):
     assert cells.bundles[-1]["text/plain"] == "failed: the disk is empty; fill it"
     with pytest.raises(KeyboardInterrupt):
         shown(Interrupting(cells), folder=tmp_path)
-    assert cells.bundles[-1]["text/plain"].startswith("interrupted after round 1 of 50; continue with: fedcomp.simulate(task, out=")
+    assert cells.bundles[-1]["text/plain"].startswith(
+        "interrupted after round 1 of 50; continue with: fedcomp.simulate(task, out="
+    )
     assert "interrupted after round 1" in cells.bundles[-1]["text/html"]
 
 
 def test_warnings_are_shown_once(tmp_path):
-    for display, read in ((page := Page(Cells()), lambda: page.html()), (lines := Lines(io.StringIO()), lambda: lines.stream.getvalue())):
+    for display, read in (
+        (page := Page(Cells()), lambda: page.html()),
+        (lines := Lines(io.StringIO()), lambda: lines.stream.getvalue()),
+    ):
         shown(display, folder=tmp_path / type(display).__name__, rounds=1)
         display.warning("<b>\x1b[31m")
         assert read().count("[31m") == 1 and "\x1b" not in read()
@@ -121,18 +159,27 @@ def test_warnings_are_shown_once(tmp_path):
 
 
 def test_the_place_decides(monkeypatch):
-    monkeypatch.setattr(displays.sys, "stderr", SimpleNamespace(isatty=lambda: True, write=len, flush=lambda: None))
+    monkeypatch.setattr(
+        displays.sys, "stderr", SimpleNamespace(isatty=lambda: True, write=len, flush=lambda: None)
+    )
     monkeypatch.setenv("TERM", "xterm")
     assert type(suitable()) is Line
     monkeypatch.setenv("TERM", "dumb")
     assert type(suitable()) is Lines
     monkeypatch.setattr(displays.sys, "stderr", io.StringIO())
     assert type(suitable()) is Lines
-    monkeypatch.setitem(displays.sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=None)))
+    monkeypatch.setitem(
+        displays.sys.modules,
+        "IPython",
+        SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=None)),
+    )
     assert type(suitable()) is Lines, "IPython in a terminal"
 
 
 def test_silence(tmp_path, capfd):
     shown(False, folder=tmp_path, rounds=2)
     assert capfd.readouterr() == ("", "")
-    assert Display().sentence() == "preparing the run" and Path(tmp_path / "run" / "summary.json").is_file()
+    assert (
+        Display().sentence() == "preparing the run"
+        and Path(tmp_path / "run" / "summary.json").is_file()
+    )

@@ -11,12 +11,28 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
 
 def test_the_snippets_run_in_their_order(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    snippets = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    snippets = re.findall(
+        r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     names: dict = {}
     for snippet in snippets:
         exec(compile(snippet, str(PAGE), "exec"), names)
-    assert re.search(r"^\d+% after [\d,]+ bytes, \d+ times less than dense$", capsys.readouterr().out, re.MULTILINE)
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["disc", "disc-1", "first", "radius"]
+    assert re.search(
+        r"^\d+% after [\d,]+ bytes, \d+ times less than dense$",
+        capsys.readouterr().out,
+        re.MULTILINE,
+    )
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        "disc",
+        "disc-1",
+        "first",
+        "radius",
+    ]
     assert len(names["run"].records) == 30 and names["outputs"].shape == (3, 2)
-    assert names["again"].metrics["accuracy"].tolist() == runs.load("runs/disc").metrics["accuracy"].tolist()[:20]
-    assert names["regression"].accuracy is None and fedcomp.load("runs/radius").metrics["absolute_error"].shape == (20,)
+    assert (
+        names["again"].metrics["accuracy"].tolist()
+        == runs.load("runs/disc").metrics["accuracy"].tolist()[:20]
+    )
+    assert names["regression"].accuracy is None and fedcomp.load("runs/radius").metrics[
+        "absolute_error"
+    ].shape == (20,)

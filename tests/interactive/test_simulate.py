@@ -23,7 +23,14 @@ from fedcomp.sim import simulate as run_of
 FILE = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
 X = np.random.default_rng(0).normal(size=(240, 4))
 Y = (X.sum(1) > 0).astype(np.int32)
-SMALL = {"clients": 6, "rounds": 3, "participation": 0.5, "lr": 0.2, "uplink": "stc:density=25%", "progress": False}
+SMALL = {
+    "clients": 6,
+    "rounds": 3,
+    "participation": 0.5,
+    "lr": 0.2,
+    "uplink": "stc:density=25%",
+    "progress": False,
+}
 
 
 class Linear(nn.Linear):
@@ -47,10 +54,19 @@ def test_a_run_of_an_object_is_read_back_with_its_own_module(tmp_path):
 def test_another_process_hands_the_object_over(tmp_path):
     out, trained = tmp_path / "run", fedcomp.simulate(MINE, out=tmp_path / "run", **SMALL).model()
     run = fedcomp.load(out)
-    with pytest.raises(TaskError, match=r"the task 'mine' is an object of a Python program, where .* run.model\(task\)"):
+    with pytest.raises(
+        TaskError,
+        match=r"the task 'mine' is an object of a Python program, where .* run.model\(task\)",
+    ):
         run.model()
-    assert all(torch.equal(a, b) for a, b in zip(run.model(MINE).parameters(), trained.parameters(), strict=True))
-    for model, says in ((lambda: nn.Linear(5, 2), "parameters of other shapes"), (lambda: nn.Sequential(nn.Linear(4, 2)), "lacks")):
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(run.model(MINE).parameters(), trained.parameters(), strict=True)
+    )
+    for model, says in (
+        (lambda: nn.Linear(5, 2), "parameters of other shapes"),
+        (lambda: nn.Sequential(nn.Linear(4, 2)), "lacks"),
+    ):
         with pytest.raises(RunFolderError, match=says):
             run.model(dataclasses.replace(MINE, model=model))
 
@@ -60,8 +76,14 @@ def test_a_run_by_name_is_that_of_the_command(tmp_path):
     options = {name: value for name, value in SMALL.items() if name != "progress"}
     run_of(fedcomp.RunConfig(task=FILE, out=str(tmp_path / "commanded"), **options))
     same = ("model.safetensors",)
-    assert all((tmp_path / "called" / name).read_bytes() == (tmp_path / "commanded" / name).read_bytes() for name in same)
-    assert run.metrics["uplink_bytes"].tolist() == fedcomp.load(tmp_path / "commanded").metrics["uplink_bytes"].tolist()
+    assert all(
+        (tmp_path / "called" / name).read_bytes() == (tmp_path / "commanded" / name).read_bytes()
+        for name in same
+    )
+    assert (
+        run.metrics["uplink_bytes"].tolist()
+        == fedcomp.load(tmp_path / "commanded").metrics["uplink_bytes"].tolist()
+    )
     assert isinstance(run.model(), nn.Module)
 
 
@@ -70,11 +92,21 @@ def test_a_run_goes_on_to_the_same_bytes(tmp_path):
     fedcomp.simulate(MINE, out=tmp_path / "parts", **SMALL)
     run = fedcomp.simulate(MINE, out=tmp_path / "parts", resume=True, rounds=5, progress=False)
     assert run.metrics["uplink_bytes"].tolist() == whole.metrics["uplink_bytes"].tolist()
-    assert (run.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+    assert (run.folder / "model.safetensors").read_bytes() == (
+        whole.folder / "model.safetensors"
+    ).read_bytes()
     with pytest.raises(RunFolderError, match="had another model"):
-        fedcomp.simulate(dataclasses.replace(MINE, model=lambda: nn.Linear(4, 3)), out=run.folder, resume=True, rounds=6, progress=False)
+        fedcomp.simulate(
+            dataclasses.replace(MINE, model=lambda: nn.Linear(4, 3)),
+            out=run.folder,
+            resume=True,
+            rounds=6,
+            progress=False,
+        )
     with pytest.raises(RunFolderError, match="has --task object:mine, this one object:yours"):
-        fedcomp.simulate(dataclasses.replace(MINE, name="yours"), out=run.folder, resume=True, progress=False)
+        fedcomp.simulate(
+            dataclasses.replace(MINE, name="yours"), out=run.folder, resume=True, progress=False
+        )
 
 
 class Stop(Observer):
@@ -85,12 +117,16 @@ class Stop(Observer):
 
 def test_an_interruption_says_how_to_go_on(tmp_path):
     out = tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt, match=r"interrupted .*; continue with: fedcomp.simulate\(task, out='.*', resume=True\)$"):
+    with pytest.raises(
+        KeyboardInterrupt,
+        match=r"interrupted .*; continue with: fedcomp.simulate\(task, out='.*', resume=True\)$",
+    ):
         fedcomp.simulate(MINE, out=out, **SMALL | {"progress": Stop()})
     run = fedcomp.simulate(MINE, out=out, resume=True, progress=False)
     assert run.metrics["round"].tolist() == [1, 2, 3] and run.summary is not None
-    assert (out / "model.safetensors").read_bytes() == (fedcomp.simulate(MINE, out=tmp_path / "x", **SMALL).folder
-                                                        / "model.safetensors").read_bytes()
+    assert (out / "model.safetensors").read_bytes() == (
+        fedcomp.simulate(MINE, out=tmp_path / "x", **SMALL).folder / "model.safetensors"
+    ).read_bytes()
 
 
 def test_inside_a_running_event_loop(tmp_path):
@@ -123,7 +159,11 @@ def test_a_process_forked_during_a_run_can_run_too(tmp_path):
             begun.set()
             forked.wait(60)
 
-    thread = threading.Thread(target=lambda: fedcomp.simulate(MINE, out=tmp_path / "parent", **SMALL | {"progress": Holding()}))
+    thread = threading.Thread(
+        target=lambda: fedcomp.simulate(
+            MINE, out=tmp_path / "parent", **SMALL | {"progress": Holding()}
+        )
+    )
     thread.start()
     try:
         assert begun.wait(60)
@@ -137,8 +177,14 @@ def test_a_process_forked_during_a_run_can_run_too(tmp_path):
 
 
 def test_an_accuracy_that_is_no_share_on_the_whole_test_data_ends_the_run(tmp_path):
-    counts = dataclasses.replace(MINE, accuracy=lambda outputs, targets: (outputs.argmax(1) == targets).sum() * (len(targets) > 2))
-    with pytest.raises(TaskError, match="'mine': accuracy.* on the test data; expected a share from 0 to 1.* --resume"):
+    counts = dataclasses.replace(
+        MINE,
+        accuracy=lambda outputs, targets: (outputs.argmax(1) == targets).sum() * (len(targets) > 2),
+    )
+    with pytest.raises(
+        TaskError,
+        match="'mine': accuracy.* on the test data; expected a share from 0 to 1.* --resume",
+    ):
         fedcomp.simulate(counts, out=tmp_path / "run", **SMALL)
 
 
@@ -146,26 +192,61 @@ def test_runs_of_one_second_have_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     task = dataclasses.replace(MINE, name="../a task")
     folders = {fedcomp.simulate(task, **SMALL).folder for _ in range(2)}
-    assert len(folders) == 2 and all(folder.parent == Path("runs") and folder.name.startswith("a-task-") for folder in folders)
+    assert len(folders) == 2 and all(
+        folder.parent == Path("runs") and folder.name.startswith("a-task-") for folder in folders
+    )
 
 
 @pytest.mark.parametrize("engine", ["processes", "ray"])
 def test_other_processes_are_given_no_objects(tmp_path, engine):
-    with pytest.raises(ConfigError, match=f"--engine {engine} .* the object 'mine'; put the task into a file"):
+    with pytest.raises(
+        ConfigError, match=f"--engine {engine} .* the object 'mine'; put the task into a file"
+    ):
         fedcomp.simulate(MINE, out=tmp_path / "run", engine=engine, **SMALL)
     assert not (tmp_path / "run").exists()
 
 
 def test_values_as_python_has_them():
-    config = run_config("digits", {
-        "uplink": fedcomp.codec("topk:density=1%+qsgd:levels=4"), "lr": np.float32(0.5), "clients": np.int64(7), "rounds": 1e2,
-        "participation": "1/4", "out": Path("runs") / "x", "device": torch.device("cpu"), "budget": 200_000, "seed": torch.tensor(3),
-        "bandwidths": [1e5, "1MB"], "local_steps": "8", "augment": np.True_, "momentum": 0, "network": None,
-    })
+    config = run_config(
+        "digits",
+        {
+            "uplink": fedcomp.codec("topk:density=1%+qsgd:levels=4"),
+            "lr": np.float32(0.5),
+            "clients": np.int64(7),
+            "rounds": 1e2,
+            "participation": "1/4",
+            "out": Path("runs") / "x",
+            "device": torch.device("cpu"),
+            "budget": 200_000,
+            "seed": torch.tensor(3),
+            "bandwidths": [1e5, "1MB"],
+            "local_steps": "8",
+            "augment": np.True_,
+            "momentum": 0,
+            "network": None,
+        },
+    )
     assert fedcomp.codec(config.uplink) == fedcomp.codec("topk:density=1%+qsgd:levels=4")
-    assert (config.lr, config.clients, config.rounds, config.participation, config.out) == (0.5, 7, 100, 0.25, "runs/x")
-    assert (config.device, config.budget, config.seed, config.bandwidths) == ("cpu", "200000", 3, "100000,1MB")
-    assert (config.local_steps, config.augment, config.momentum, config.network, config.task) == (8, True, 0, None, "digits")
+    assert (config.lr, config.clients, config.rounds, config.participation, config.out) == (
+        0.5,
+        7,
+        100,
+        0.25,
+        "runs/x",
+    )
+    assert (config.device, config.budget, config.seed, config.bandwidths) == (
+        "cpu",
+        "200000",
+        3,
+        "100000,1MB",
+    )
+    assert (config.local_steps, config.augment, config.momentum, config.network, config.task) == (
+        8,
+        True,
+        0,
+        None,
+        "digits",
+    )
     assert run_config(None, {}) == fedcomp.RunConfig()
 
 
@@ -174,21 +255,29 @@ def test_every_option_is_an_argument():
 
     parameters = inspect.signature(fedcomp.simulate).parameters
     assert list(parameters)[:2] == ["task", "progress"]
-    assert {f.name for f in dataclasses.fields(fedcomp.RunConfig)} == parameters.keys() - {"progress"}
+    assert {f.name for f in dataclasses.fields(fedcomp.RunConfig)} == parameters.keys() - {
+        "progress"
+    }
 
 
-@pytest.mark.parametrize(("given", "says"), [
-    ({"client": 3}, "simulate has no option 'client'; did you mean 'clients'?"),
-    ({"uplink": ["stc", "topk"]}, "uplink is given 2 values, and a run has one; call simulate once for each"),
-    ({"rounds": 2.5}, "--rounds is 2.5, of type float; give int"),
-    ({"lr": "fast"}, "lr cannot be 'fast'"),
-    ({"uplink": object()}, "--uplink is <object"),
-    ({"clients": 0}, "--clients is 0; give at least 1"),
-    ({"local_steps": 3, "local_epochs": 1}, "local_steps and local_epochs exclude each other"),
-    ({"progress": "yes"}, "progress is a str; give None, False"),
-    ({"uplink": "stk"}, "unknown codec 'stk'"),
-    ({"resume": True}, "--resume needs --out"),
-])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"client": 3}, "simulate has no option 'client'; did you mean 'clients'?"),
+        (
+            {"uplink": ["stc", "topk"]},
+            "uplink is given 2 values, and a run has one; call simulate once for each",
+        ),
+        ({"rounds": 2.5}, "--rounds is 2.5, of type float; give int"),
+        ({"lr": "fast"}, "lr cannot be 'fast'"),
+        ({"uplink": object()}, "--uplink is <object"),
+        ({"clients": 0}, "--clients is 0; give at least 1"),
+        ({"local_steps": 3, "local_epochs": 1}, "local_steps and local_epochs exclude each other"),
+        ({"progress": "yes"}, "progress is a str; give None, False"),
+        ({"uplink": "stk"}, "unknown codec 'stk'"),
+        ({"resume": True}, "--resume needs --out"),
+    ],
+)
 def test_mistakes_are_exceptions_of_one_sentence(tmp_path, monkeypatch, given, says):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(fedcomp.UserError) as caught:

@@ -44,7 +44,10 @@ def test_any_bytes_are_refused_or_canonical(data, count):
     assert len(signs) == count and pack_signs(signs) == data
 
 
-@pytest.mark.parametrize("data, count", [(b"", 1), (b"\x80\0", 8), (b"\x80", 9), (b"\x01", 7), (b"\xff\x7f", 9), (b"", -1)])
+@pytest.mark.parametrize(
+    "data, count",
+    [(b"", 1), (b"\x80\0", 8), (b"\x80", 9), (b"\x01", 7), (b"\xff\x7f", 9), (b"", -1)],
+)
 def test_another_length_and_padding_that_is_not_zero_are_refused(data, count):
     with pytest.raises(FrameError):
         unpack_signs(data, count)
@@ -57,7 +60,9 @@ def plain_signs(x: torch.Tensor, seed: int | None) -> bytes:
     """By the definition: coin i is bit i of the seed's words as bytes, the most significant bit of a byte first."""
     coins = np.ones(x.numel(), bool)
     if seed is not None:
-        drawn = philox.words(seed, -(-x.numel() // 32), stream=bits.COINS).astype("<u4").view(np.uint8)
+        drawn = (
+            philox.words(seed, -(-x.numel() // 32), stream=bits.COINS).astype("<u4").view(np.uint8)
+        )
         coins = np.unpackbits(drawn, count=x.numel()).astype(bool)
     v = x.float().numpy()
     return np.packbits((v > 0) | ((v == 0) & coins)).tobytes()
@@ -104,7 +109,9 @@ def test_other_devices_pack_and_read_the_same():
         assert np.array_equal(bits._pack_torch(flags).numpy(), np.packbits(flags.numpy(), axis=1))
         words = bits.read_words(pack_signs(flags[0]), numel)
         raw = torch.from_numpy(words.astype("<u4").view(np.uint8))
-        assert same_bits(bits._values_torch(raw, numel, high, low), bits.values(words, 0, numel, high, low))
+        assert same_bits(
+            bits._values_torch(raw, numel, high, low), bits.values(words, 0, numel, high, low)
+        )
     high, low = normal(2, 7).numpy()
     words = bits.read_words(bits.signs(normal(70)), 70)
     raw = torch.from_numpy(words.astype("<u4").view(np.uint8))
@@ -132,7 +139,15 @@ def test_a_bit_is_the_high_or_the_low_value_of_its_column(columns):
     x, (high, low) = normal(numel), normal(2, columns).numpy()
     words = bits.read_words(bits.signs(x), numel)
     plain = np.where(x.numpy() >= 0, np.resize(high, numel), np.resize(low, numel))
-    for start, stop in [(0, numel), (0, 0), (numel, numel), (5, numel - 3), (32, 96), (4999, 5002), (numel - 1, numel)]:
+    for start, stop in [
+        (0, numel),
+        (0, 0),
+        (numel, numel),
+        (5, numel - 3),
+        (32, 96),
+        (4999, 5002),
+        (numel - 1, numel),
+    ]:
         assert same_bits(bits.values(words, start, stop, high, low), plain[start:stop])
         assert np.array_equal(bits.flags(words, start, stop), x.numpy()[start:stop] >= 0)
     into = torch.from_numpy(normal(2, numel)[1].numpy())
@@ -150,7 +165,10 @@ def test_many_bits_are_added_in_place_by_threads_also_to_every_other_element():
         bits.add_values(into[::2], words, high, low)
     finally:
         torch.set_num_threads(before)
-    assert same_bits(into[::2].contiguous(), np.where(x.numpy() >= 0, high[at], low[at])) and not into[1::2].any()
+    assert (
+        same_bits(into[::2].contiguous(), np.where(x.numpy() >= 0, high[at], low[at]))
+        and not into[1::2].any()
+    )
 
 
 @given(st.binary(max_size=6), st.integers(-9, 60))

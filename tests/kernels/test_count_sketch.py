@@ -51,26 +51,47 @@ def test_it_is_what_the_paper_says(path, rows, columns):
     for seed, numel in [(0, 1), (2**64 - 1, 3), (17 | 23 << 32, 403)]:
         x = whole(numel)
         cells = count_sketch.sketch(x, rows, columns, seed)
-        assert cells.dtype == np.float32 and np.array_equal(cells, slow(x.numpy(), rows, columns, seed))
-        told = [[sign * cells[r, bucket] for r in range(rows) for bucket, sign in [by_hand(seed, i, r, columns)]] for i in range(numel)]
-        assert np.array_equal(count_sketch.estimates(cells, seed, 0, numel), np.median(told, axis=1))
+        assert cells.dtype == np.float32 and np.array_equal(
+            cells, slow(x.numpy(), rows, columns, seed)
+        )
+        told = [
+            [
+                sign * cells[r, bucket]
+                for r in range(rows)
+                for bucket, sign in [by_hand(seed, i, r, columns)]
+            ]
+            for i in range(numel)
+        ]
+        assert np.array_equal(
+            count_sketch.estimates(cells, seed, 0, numel), np.median(told, axis=1)
+        )
 
 
 def test_places_are_those_of_the_sums(path):
     at = np.array([2**40 + 3, 0, 5, 5, 2**34 + 1, 402])
     for r, (buckets, negative) in enumerate(count_sketch.places(at, 5, 1000, 99)):
         assert buckets.dtype == np.int64 and negative.dtype == np.bool_
-        assert list(zip(buckets.tolist(), (1 - 2 * negative).tolist(), strict=True)) == [by_hand(99, int(i), r, 1000) for i in at]
+        assert list(zip(buckets.tolist(), (1 - 2 * negative).tolist(), strict=True)) == [
+            by_hand(99, int(i), r, 1000) for i in at
+        ]
 
 
 @pytest.mark.parametrize("columns", [2, 64, 1000])
 def test_buckets_are_uniform_and_signs_balanced_in_each(columns):
     n = 200_000
     for buckets, negative in count_sketch.places(np.arange(n), 5, columns, 7):
-        counts, signed = np.bincount(buckets, minlength=columns), np.bincount(buckets, 1 - 2 * negative, columns)
-        chi2, signed2 = (np.square(counts - n / columns) / (n / columns)).sum(), (np.square(signed) / counts).sum()
+        counts, signed = (
+            np.bincount(buckets, minlength=columns),
+            np.bincount(buckets, 1 - 2 * negative, columns),
+        )
+        chi2, signed2 = (
+            (np.square(counts - n / columns) / (n / columns)).sum(),
+            (np.square(signed) / counts).sum(),
+        )
         assert counts.size == columns
-        assert abs(chi2 - (columns - 1)) < 5 * np.sqrt(2 * columns) and abs(signed2 - columns) < 5 * np.sqrt(2 * columns)
+        assert abs(chi2 - (columns - 1)) < 5 * np.sqrt(2 * columns) and abs(
+            signed2 - columns
+        ) < 5 * np.sqrt(2 * columns)
 
 
 def test_no_two_coordinates_rows_or_seeds_have_to_do_with_each_other():
@@ -78,12 +99,18 @@ def test_no_two_coordinates_rows_or_seeds_have_to_do_with_each_other():
     n, deviation = 100_000, 100_000**-0.5
     (b0, s0), (b1, s1) = [(b, 1 - 2 * s) for b, s in count_sketch.places(np.arange(n), 2, 50, 1)]
     ((b2, s2),) = [(b, 1 - 2 * s) for b, s in count_sketch.places(np.arange(n), 1, 50, 2)]
-    for b, s in [(b1, s1), (b2, s2), *((np.roll(b0, lag), np.roll(s0, lag)) for lag in (1, 2, 3, 4, 64, 1024))]:
+    for b, s in [
+        (b1, s1),
+        (b2, s2),
+        *((np.roll(b0, lag), np.roll(s0, lag)) for lag in (1, 2, 3, 4, 64, 1024)),
+    ]:
         assert abs((s0 * s).mean()) < 5 * deviation
         assert abs((b0 == b).mean() - 1 / 50) < 5 * deviation * np.sqrt(1 / 50)
         assert abs((s0 * s)[b0 == b].mean()) < 5 * deviation * np.sqrt(50)
     for lags in [(1, 2, 3), (4, 8, 12), (1, 4, 5)]:
-        assert abs((s0 * np.prod([np.roll(s0, lag) for lag in lags], axis=0)).mean()) < 5 * deviation
+        assert (
+            abs((s0 * np.prod([np.roll(s0, lag) for lag in lags], axis=0)).mean()) < 5 * deviation
+        )
 
 
 def test_a_sketch_is_linear(path):
@@ -104,12 +131,14 @@ def test_numpy_and_compiled_loops_have_the_same_bits(numel, kind, monkeypatch):
         monkeypatch.setattr(backend, "compile_positions", lambda _, compiled=compiled: compiled)
         cells, at = count_sketch.sketch(x, 3, 1 + numel // 20, numel), np.arange(0, numel, 3)
         assert np.isfinite(cells).all()
-        found.append((
-            cells.ravel(),
-            count_sketch.estimates(cells, numel, 0, numel),
-            count_sketch.estimates_at(cells, at, numel),
-            count_sketch.sketch_at(at, x.numpy()[at], 3, 1 + numel // 20, numel).ravel(),
-        ))
+        found.append(
+            (
+                cells.ravel(),
+                count_sketch.estimates(cells, numel, 0, numel),
+                count_sketch.estimates_at(cells, at, numel),
+                count_sketch.sketch_at(at, x.numpy()[at], 3, 1 + numel // 20, numel).ravel(),
+            )
+        )
     assert all(map(same_bits, *found))
 
 
@@ -137,7 +166,18 @@ def test_any_stretch_of_the_estimates_is_that_of_the_whole(path):
     n = 3 * UNIT + 100
     cells = count_sketch.sketch(normal(n), 5, 300, 8)
     whole = count_sketch.estimates(cells, 8, 0, n)
-    for start, stop in [(0, 0), (0, 1), (1, 2), (5, 900), (5, UNIT), (UNIT - 1, UNIT + 1), (1, n), (2 * UNIT, n), (n - 1, n), (n, n)]:
+    for start, stop in [
+        (0, 0),
+        (0, 1),
+        (1, 2),
+        (5, 900),
+        (5, UNIT),
+        (UNIT - 1, UNIT + 1),
+        (1, n),
+        (2 * UNIT, n),
+        (n - 1, n),
+        (n, n),
+    ]:
         assert same_bits(count_sketch.estimates(cells, 8, start, stop), whole[start:stop])
     at = np.random.default_rng(0).permutation(n)
     assert same_bits(count_sketch.estimates_at(cells, at, 8), whole[at])
@@ -147,7 +187,9 @@ def test_any_stretch_of_the_estimates_is_that_of_the_whole(path):
 def test_a_sparse_vector_is_sketched_by_its_positions(path):
     x = whole(5001) * (torch.arange(5001) % 7 == 0)
     at = x.numpy().nonzero()[0][::-1].copy()
-    assert np.array_equal(count_sketch.sketch_at(at, x.numpy()[at], 5, 100, 4), count_sketch.sketch(x, 5, 100, 4))
+    assert np.array_equal(
+        count_sketch.sketch_at(at, x.numpy()[at], 5, 100, 4), count_sketch.sketch(x, 5, 100, 4)
+    )
     empty = count_sketch.sketch_at(at[:0], x.numpy()[:0], 3, 10, 4)
     assert empty.shape == (3, 10) and not empty.any()
 
@@ -155,9 +197,17 @@ def test_a_sparse_vector_is_sketched_by_its_positions(path):
 @pytest.mark.parametrize("numel", [401, HALVED + 5])
 def test_other_precisions_and_strides(numel):
     grid = normal(3 * numel).view(numel, 3)
-    for x in (grid[:, 1], grid[:, 1].clone().requires_grad_(), grid[:, 0].to(torch.float16), grid[:, 2].to(torch.bfloat16)):
+    for x in (
+        grid[:, 1],
+        grid[:, 1].clone().requires_grad_(),
+        grid[:, 0].to(torch.float16),
+        grid[:, 2].to(torch.bfloat16),
+    ):
         before = x.detach().clone()
-        assert same_bits(count_sketch.sketch(x, 1, 50, 6), count_sketch.sketch(before.float().contiguous(), 1, 50, 6))
+        assert same_bits(
+            count_sketch.sketch(x, 1, 50, 6),
+            count_sketch.sketch(before.float().contiguous(), 1, 50, 6),
+        )
         assert torch.equal(x, before)
 
 
@@ -165,14 +215,19 @@ def test_what_float32_cannot_hold_is_cut(path):
     x = torch.full((50,), 3.4e38)
     cells = count_sketch.sketch(x, 5, 1, 0)
     largest = np.finfo(np.float32).max
-    assert np.array_equal(cells, slow(x.numpy(), 5, 1, 0).clip(-largest, largest).astype(np.float32)) and np.abs(cells).max() == largest
+    assert (
+        np.array_equal(cells, slow(x.numpy(), 5, 1, 0).clip(-largest, largest).astype(np.float32))
+        and np.abs(cells).max() == largest
+    )
     assert same_bits(count_sketch.sketch_at(np.arange(50), x.numpy(), 5, 1, 0), cells)
 
 
 def test_heavy_hitters_stand_out(path):
     x = normal(20_000)
     heavy = np.random.default_rng(1).permutation(20_000)[:20]
-    x[heavy] = 60 * torch.from_numpy(np.random.default_rng(2).choice([-1.0, 1.0], 20).astype(np.float32))
+    x[heavy] = 60 * torch.from_numpy(
+        np.random.default_rng(2).choice([-1.0, 1.0], 20).astype(np.float32)
+    )
     found = count_sketch.estimates(count_sketch.sketch(x, 5, 2000, 5), 5, 0, 20_000)
     assert set(np.argsort(-np.abs(found))[:20]) == set(heavy)
     assert np.abs(found[heavy] - x.numpy()[heavy]).max() < 5 * np.sqrt(20_000 / 2000)

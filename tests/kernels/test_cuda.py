@@ -60,7 +60,9 @@ def by_numpy(x: torch.Tensor, k: int, of) -> list[np.ndarray]:
     return found
 
 
-def rows_of(rows: torch.Tensor, positions: torch.Tensor, counts: torch.Tensor, m: int) -> list[np.ndarray]:
+def rows_of(
+    rows: torch.Tensor, positions: torch.Tensor, counts: torch.Tensor, m: int
+) -> list[np.ndarray]:
     assert torch.equal(rows.cpu(), torch.arange(m).repeat_interleave(counts.cpu()))
     return np.split(positions.cpu().numpy(), counts.cumsum(0).cpu().numpy()[:-1])
 
@@ -79,8 +81,13 @@ def test_the_side_with_the_larger_mean_of_every_row(k):
     x = stack()
     *found, positive = kernels.top_side_rows(x, k)
     up, down = by_numpy(x, k, lambda row: row.clip(0)), by_numpy(x, k, lambda row: (-row).clip(0))
-    for row, got, won, a, b in zip(x.cpu().numpy(), rows_of(*found, len(x)), positive.tolist(), up, down, strict=True):
-        means = [np.cumsum(abs(row[at]), dtype=np.float64)[-1] / at.size if at.size else 0.0 for at in (a, b)]
+    for row, got, won, a, b in zip(
+        x.cpu().numpy(), rows_of(*found, len(x)), positive.tolist(), up, down, strict=True
+    ):
+        means = [
+            np.cumsum(abs(row[at]), dtype=np.float64)[-1] / at.size if at.size else 0.0
+            for at in (a, b)
+        ]
         assert won == (means[0] >= means[1])
         assert np.array_equal(got, a if won else b)
 
@@ -94,7 +101,9 @@ def test_a_sum_is_selected_from_and_then_made(shape):
     assert torch.equal(e, total)
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # of numpy, beneath the interpreter
+@pytest.mark.filterwarnings(
+    "ignore:overflow encountered:RuntimeWarning"
+)  # of numpy, beneath the interpreter
 def test_a_sum_that_is_not_finite_is_named_and_not_made():
     x, e = stack()[0].clone(), stack(1)[0]
     e[[69_999, 70_000]], x[[69_999, 70_000]] = 3e38, 3e38
@@ -104,8 +113,12 @@ def test_a_sum_that_is_not_finite_is_named_and_not_made():
     assert caught.value.position == 69_999 and torch.equal(e, before)
     for value in (float("nan"), float("-inf")):
         x[70_000] = value
-        assert cuda.select(None, stack().index_copy(0, torch.tensor([2], device=DEVICE), x[None]), 9, *select.MAGNITUDES).finite.tolist() \
-            == [True, True, False, True, True, True, True]
+        assert cuda.select(
+            None,
+            stack().index_copy(0, torch.tensor([2], device=DEVICE), x[None]),
+            9,
+            *select.MAGNITUDES,
+        ).finite.tolist() == [True, True, False, True, True, True, True]
 
 
 def test_rows_where_the_sample_says_too_little_are_missed_and_told():
@@ -122,14 +135,22 @@ def test_rows_where_the_sample_says_too_little_are_missed_and_told():
 
 def test_it_serves_where_it_pays():
     x = torch.zeros(2, N, device=DEVICE)
-    assert not cuda.suits(x[:, :1000].contiguous(), 1) and not cuda.suits(x, N // 2) and not cuda.suits(x.T, 1)
+    assert (
+        not cuda.suits(x[:, :1000].contiguous(), 1)
+        and not cuda.suits(x, N // 2)
+        and not cuda.suits(x.T, 1)
+    )
     assert cuda.LONG <= N < backend.LARGE
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 8, 9, 5000])
 def test_signs_eight_a_byte(n):
-    x = torch.round(torch.from_numpy(np.random.default_rng(n).standard_normal((3, n)).astype(np.float32))).to(DEVICE)
-    assert np.array_equal(cuda.pack_signs(x).cpu().numpy(), np.packbits(x.cpu().numpy() >= 0, axis=1))
+    x = torch.round(
+        torch.from_numpy(np.random.default_rng(n).standard_normal((3, n)).astype(np.float32))
+    ).to(DEVICE)
+    assert np.array_equal(
+        cuda.pack_signs(x).cpu().numpy(), np.packbits(x.cpu().numpy() >= 0, axis=1)
+    )
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 8190, 20_001])
@@ -137,13 +158,18 @@ def test_words_are_those_of_the_other_devices(count):
     seeds = [17 | 23 << 32, 2**64 - 1, 0]
     drawn = cuda.words(seeds, count, torch.device(DEVICE), stream=3).cpu().numpy().view(np.uint32)
     assert drawn.shape == (3, count)
-    assert all(np.array_equal(row, philox.words(seed, count, stream=3)) for row, seed in zip(drawn, seeds, strict=True))
+    assert all(
+        np.array_equal(row, philox.words(seed, count, stream=3))
+        for row, seed in zip(drawn, seeds, strict=True)
+    )
 
 
 @pytest.mark.parametrize("n", [0, 1, 5, 8193])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_multiples_are_those_of_the_other_devices(n, dtype):
-    x = torch.from_numpy(np.random.default_rng(n).standard_normal((3, n)).astype(np.float32)).to(DEVICE, dtype)
+    x = torch.from_numpy(np.random.default_rng(n).standard_normal((3, n)).astype(np.float32)).to(
+        DEVICE, dtype
+    )
     units, limits, seeds = [0.1, 1e-3, 0.25], [2.5, 3.0, 100.0], [5, 2**63 + 1, 0]
     made = cuda.to_multiples(x, units, limits, seeds, torch.int16).cpu().numpy()
     for row, *given, levels in zip(x, units, limits, seeds, made, strict=True):
@@ -157,7 +183,11 @@ def test_powers_are_those_of_the_other_devices(n):
     draw = np.random.default_rng(n)
     x = draw.standard_normal((3, n)) * 10.0 ** draw.integers(-44, 30, (3, n))
     x[0, 0] = 0
-    x, shifts, seeds = torch.from_numpy(x.astype(np.float32)).to(DEVICE), [23, 3, 0], [5, 2**63 + 1, 0]
+    x, shifts, seeds = (
+        torch.from_numpy(x.astype(np.float32)).to(DEVICE),
+        [23, 3, 0],
+        [5, 2**63 + 1, 0],
+    )
     made = cuda.to_powers(x, shifts, seeds).cpu().numpy()
     for row, shift, seed, codes in zip(x, shifts, seeds, made, strict=True):
         with elsewhere():
@@ -165,10 +195,19 @@ def test_powers_are_those_of_the_other_devices(n):
         assert np.array_equal(rounding.to_powers(row, shift, seed), codes)
 
 
-@pytest.mark.parametrize(("spec", "n"), [
-    ("topk:density=1/400", N), ("stc:density=1/400", N), ("sbc:density=1/400", N),
-    ("sign", 20_001), ("efsign", 20_001), ("qsgd:levels=4", 20_001), ("terngrad", 20_001), ("natural", 20_001),
-])
+@pytest.mark.parametrize(
+    ("spec", "n"),
+    [
+        ("topk:density=1/400", N),
+        ("stc:density=1/400", N),
+        ("sbc:density=1/400", N),
+        ("sign", 20_001),
+        ("efsign", 20_001),
+        ("qsgd:levels=4", 20_001),
+        ("terngrad", 20_001),
+        ("natural", 20_001),
+    ],
+)
 def test_frames_are_those_of_the_other_devices(spec, n):
     c, x = codec(spec), stack()[:3, :n].contiguous()
     frames = c.encode_batch(x, [4, 5, 6])
@@ -177,9 +216,16 @@ def test_frames_are_those_of_the_other_devices(spec, n):
         assert c.encode_batch(x.cpu(), [4, 5, 6]) == frames
 
 
-@pytest.mark.parametrize(("n", "rows", "columns"), [(0, 1, 1), (1, 1, 1), (5, 15, 64), (4097, 3, 7), (4097, 5, 1000)])
+@pytest.mark.parametrize(
+    ("n", "rows", "columns"), [(0, 1, 1), (1, 1, 1), (5, 15, 64), (4097, 3, 7), (4097, 5, 1000)]
+)
 def test_a_sketch_of_whole_numbers_is_that_of_the_other_devices(n, rows, columns):
-    x, seed = torch.round(9 * torch.from_numpy(np.random.default_rng(n).standard_normal(n).astype(np.float32))).to(DEVICE), 2**63 + n
+    x, seed = (
+        torch.round(
+            9 * torch.from_numpy(np.random.default_rng(n).standard_normal(n).astype(np.float32))
+        ).to(DEVICE),
+        2**63 + n,
+    )
     for values in (x, x.to(torch.bfloat16)):
         cells = count_sketch.sketch(values, rows, columns, seed)
         with elsewhere():
@@ -196,7 +242,9 @@ def test_a_sketch_is_that_of_the_other_devices_to_rounding_and_always_the_same()
             np.add.at(row, buckets, np.where(negative, -v, v))
         with elsewhere():
             others = count_sketch.sketch(x, 3, 500, 17)
-        assert (np.abs(cells - exact) <= 2.0**-24 * np.abs(exact) + n * 2.0**-50 * np.abs(v).max()).all()
+        assert (
+            np.abs(cells - exact) <= 2.0**-24 * np.abs(exact) + n * 2.0**-50 * np.abs(v).max()
+        ).all()
         assert (np.abs(others - exact) <= n * 2.0**-24 * np.abs(v).max()).all()
 
 
@@ -204,7 +252,10 @@ def test_what_float32_cannot_hold_is_cut_from_a_sketch():
     x = torch.full((5,), 3.4e38, device=DEVICE)
     cells = count_sketch.sketch(x, 15, 1, 3)
     with elsewhere():
-        assert np.array_equal(cells, count_sketch.sketch(x, 15, 1, 3)) and np.abs(cells).max() == np.finfo(np.float32).max
+        assert (
+            np.array_equal(cells, count_sketch.sketch(x, 15, 1, 3))
+            and np.abs(cells).max() == np.finfo(np.float32).max
+        )
 
 
 @pytest.mark.parametrize(("n", "rows"), [(0, 3), (1, 1), (5, 15), (4097, 5)])
@@ -257,8 +308,18 @@ for function, signature, constants in calls:
 
 def test_they_compile_for_a_gpu_that_is_not_here():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()] == [
-        "collect", "collect", "pack_signs", "pack_signs", "fill_words", "multiples", "powers", "sketch", "estimate",
+        "collect",
+        "collect",
+        "pack_signs",
+        "pack_signs",
+        "fill_words",
+        "multiples",
+        "powers",
+        "sketch",
+        "estimate",
     ]

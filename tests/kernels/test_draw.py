@@ -14,7 +14,16 @@ def drawn(numel: int, count: int, seed: int) -> np.ndarray:
 
 def test_so_many_different_coordinates_in_order():
     for numel in (0, 1, 2, 5, 40, 1001):
-        for count in {0, 1, numel // 17, numel // 3, numel // 2, (numel + 1) // 2, numel - 1, numel} & set(range(numel + 1)):
+        for count in {
+            0,
+            1,
+            numel // 17,
+            numel // 3,
+            numel // 2,
+            (numel + 1) // 2,
+            numel - 1,
+            numel,
+        } & set(range(numel + 1)):
             found = drawn(numel, count, 3)
             assert found.dtype == np.int64 and found.size == count == np.unique(found).size
             assert (np.diff(found) > 0).all() and (not count or 0 <= found[0] <= found[-1] < numel)
@@ -23,13 +32,19 @@ def test_so_many_different_coordinates_in_order():
 def test_they_are_the_first_different_ones_of_the_sequence():
     for numel, count in [(1, 1), (7, 3), (40, 2), (1001, 400), (100_000, 900)]:
         words = draw.philox.words(9, 4 * numel, stream=7).tolist()
-        sequence = dict.fromkeys((low | high << 32) % numel for low, high in zip(words[::2], words[1::2]))
+        sequence = dict.fromkeys(
+            (low | high << 32) % numel for low, high in zip(words[::2], words[1::2])
+        )
         assert drawn(numel, count, 9).tolist() == sorted(list(sequence)[:count])
 
 
-@pytest.mark.parametrize(("numel", "count"), [(1, 0), (7, 3), (1000, 60), (1000, 500), (200_000, 12_000)])
+@pytest.mark.parametrize(
+    ("numel", "count"), [(1, 0), (7, 3), (1000, 60), (1000, 500), (200_000, 12_000)]
+)
 def test_marking_and_sorting_find_the_same(numel, count):
-    assert np.array_equal(np.flatnonzero(draw._marked(numel, count, 5, 7)), draw._sorted(numel, count, 5, 7))
+    assert np.array_equal(
+        np.flatnonzero(draw._marked(numel, count, 5, 7)), draw._sorted(numel, count, 5, 7)
+    )
 
 
 def test_what_is_left_out_is_what_fewer_would_be():
@@ -39,7 +54,9 @@ def test_what_is_left_out_is_what_fewer_would_be():
 @pytest.mark.parametrize(("numel", "count"), [(4, 1), (5, 2), (5, 4), (6, 3)])
 def test_every_choice_is_as_likely_as_any_other(numel, count):
     seeds, choices = 2000, math.comb(numel, count)
-    _, seen = np.unique([drawn(numel, count, seed) for seed in range(seeds)], axis=0, return_counts=True)
+    _, seen = np.unique(
+        [drawn(numel, count, seed) for seed in range(seeds)], axis=0, return_counts=True
+    )
     expected = seeds / choices
     squares = ((seen - expected) ** 2 / expected).sum() + (choices - seen.size) * expected
     assert squares < choices - 1 + 5 * (2 * (choices - 1)) ** 0.5  # χ², five deviations

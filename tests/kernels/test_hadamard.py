@@ -74,10 +74,20 @@ def test_blocks_are_powers_of_two_that_hold_the_vector_and_few_zeros(numel):
     assert (sizes[:-1] < hadamard.BLOCK).sum() < 14
 
 
-@pytest.mark.parametrize(("numel", "sizes"), [
-    (0, []), (1, [8]), (8, [8]), (9, [16]), (33, [64]), (1000, [1024]), (700, [512, 128, 64]), (2**14 + 5, [2**14, 8]),
-    (2**15, [2**14] * 2),
-])
+@pytest.mark.parametrize(
+    ("numel", "sizes"),
+    [
+        (0, []),
+        (1, [8]),
+        (8, [8]),
+        (9, [16]),
+        (33, [64]),
+        (1000, [1024]),
+        (700, [512, 128, 64]),
+        (2**14 + 5, [2**14, 8]),
+        (2**15, [2**14] * 2),
+    ],
+)
 def test_how_a_vector_is_cut(numel, sizes):
     assert np.diff(hadamard.edges(numel)).tolist() == sizes
 
@@ -90,12 +100,16 @@ def test_it_is_the_matrix_of_the_definition(numel):
     x, seed = normal(numel), 5
     stack = hadamard.Stack(x[None], [seed])
     marks = hadamard.edges(numel)
-    signed = np.pad(x.numpy().astype(np.float64), (0, int(marks[-1]) - numel)) * sign_of(seed, int(marks[-1]))
+    signed = np.pad(x.numpy().astype(np.float64), (0, int(marks[-1]) - numel)) * sign_of(
+        seed, int(marks[-1])
+    )
     for i, (start, stop) in enumerate(zip(marks, marks[1:])):
         exact = matrix(stop - start) @ signed[start:stop] * 2.0 ** -float(stack.exponents[0, i])
         largest = abs(signed[start:stop]).max() * 2.0 ** -float(stack.exponents[0, i])
         assert 0.5 <= largest < 1
-        assert np.allclose(stack.u[0, start:stop].numpy(), exact, rtol=0, atol=1e-6 * np.linalg.norm(exact))
+        assert np.allclose(
+            stack.u[0, start:stop].numpy(), exact, rtol=0, atol=1e-6 * np.linalg.norm(exact)
+        )
 
 
 @pytest.mark.parametrize("numel", SIZES)
@@ -117,7 +131,9 @@ def test_turning_back_gives_the_vector_to_rounding(numel):
         stack = hadamard.Stack(x[None], [3])
         y = back(stack.u[0].numpy(), stack.exponents[0], 3, numel).astype(np.float64)
         v, marks = x.double().numpy(), hadamard.edges(numel)
-        for start, stop in zip(marks, marks[1:]):  # a block is as exact as its largest value allows, and no more so than float32 is
+        for start, stop in zip(
+            marks, marks[1:]
+        ):  # a block is as exact as its largest value allows, and no more so than float32 is
             off, length = np.linalg.norm((y - v)[start:stop]), np.linalg.norm(v[start:stop])
             assert off <= 1e-6 * length + 2.0**-150 * math.sqrt(stop - start), name
         assert np.isfinite(y).all() and not np.signbit(y[y == 0]).any()
@@ -131,7 +147,9 @@ def test_rows_are_turned_as_vectors_are():
         alone = hadamard.Stack(row[None], [seed])
         assert same_bits(u, alone.u[0]) and np.array_equal(exponents, alone.exponents[0])
     grid = normal(1001, 3)
-    assert same_bits(hadamard.Stack(grid.T, [1, 1, 1]).u[1], hadamard.Stack(grid[:, 1][None].clone(), [1]).u[0])
+    assert same_bits(
+        hadamard.Stack(grid.T, [1, 1, 1]).u[1], hadamard.Stack(grid[:, 1][None].clone(), [1]).u[0]
+    )
 
 
 def test_a_spike_is_spread_over_its_block_and_no_further():
@@ -146,7 +164,9 @@ def test_signs_depend_on_the_seed_and_the_coordinate_alone():
     whole = hadamard._sign_bytes(5, 0, 4096)
     for start, stop in [(0, 8), (8, 40), (1000, 1000), (24, 4096), (4088, 4096)]:
         for compiled in (False, True):
-            assert np.array_equal(hadamard._sign_bytes(5, start, stop, compiled), whole[start // 8 : stop // 8])
+            assert np.array_equal(
+                hadamard._sign_bytes(5, start, stop, compiled), whole[start // 8 : stop // 8]
+            )
     assert np.array_equal(np.unpackbits(whole, bitorder="little"), sign_of(5, 4096) < 0)
     other = np.unpackbits(hadamard._sign_bytes(6, 0, 4096) ^ whole)
     assert abs(other.mean() - 0.5) < 0.04 and abs(np.unpackbits(whole).mean() - 0.5) < 0.04
@@ -158,21 +178,36 @@ def test_signs_depend_on_the_seed_and_the_coordinate_alone():
 @pytest.mark.parametrize("numel", [1, 401, 150_000])
 def test_answers_of_both_paths_are_the_same_bit_by_bit(numel):
     for name in vectors(numel) if numel < 10_000 else ("all scales",):
-        x, table = vectors(numel)[name], np.array([-0.2, 0.2, -0.7, 0.7, -1.3, 1.3, -2.1, 2.1], np.float32)
+        x, table = (
+            vectors(numel)[name],
+            np.array([-0.2, 0.2, -0.7, 0.7, -1.3, 1.3, -2.1, 2.1], np.float32),
+        )
         parts, stack = chunks(x, 11), hadamard.Stack(x[None], [11])
         low, high = stack.extremes()
-        assert np.array_equal([low, high], joined(np.array(part.extremes()) for part in parts)), name
+        assert np.array_equal([low, high], joined(np.array(part.extremes()) for part in parts)), (
+            name
+        )
         squares = stack.squares()
         assert np.array_equal(squares, joined(part.squares() for part in parts)), name
         norm = np.sqrt(squares / stack.sizes)
         thresholds = (norm[..., None] * [0.5, 1.0, 1.7]).astype(np.float32)
         codes = stack.bins(thresholds).numpy()
-        assert np.array_equal(codes, joined(part.bins(thresholds[:, part.blocks]) for part in parts)), name
+        assert np.array_equal(
+            codes, joined(part.bins(thresholds[:, part.blocks]) for part in parts)
+        ), name
         products = joined(np.array(part.products(table, codes[:, part.span])) for part in parts)
         assert np.array_equal(stack.products(table, torch.from_numpy(codes)), products), name
-        for lows, step, top, kind in [(low, (high - low) / 15, 15, np.uint8), (0 * low, norm / 3, 32767, np.int16)]:
-            rounded = joined(part.rounded(lows[:, part.blocks], step[:, part.blocks], top, kind) for part in parts)
-            assert rounded.dtype == kind and np.array_equal(stack.rounded(lows, step, top, kind).numpy(), rounded), name
+        for lows, step, top, kind in [
+            (low, (high - low) / 15, 15, np.uint8),
+            (0 * low, norm / 3, 32767, np.int16),
+        ]:
+            rounded = joined(
+                part.rounded(lows[:, part.blocks], step[:, part.blocks], top, kind)
+                for part in parts
+            )
+            assert rounded.dtype == kind and np.array_equal(
+                stack.rounded(lows, step, top, kind).numpy(), rounded
+            ), name
 
 
 def test_answers_are_what_they_say():
@@ -189,7 +224,10 @@ def test_answers_are_what_they_say():
         assert math.isclose(stack.squares()[0, i], math.fsum(u[piece] ** 2), rel_tol=1e-7)
         assert math.isclose(along[0, i], math.fsum(u[piece] * q[piece]), rel_tol=1e-7)
         assert math.isclose(squared[0, i], math.fsum(q[piece] ** 2), rel_tol=1e-12)
-        assert (stack.extremes()[0][0, i], stack.extremes()[1][0, i]) == (u[piece].min(), u[piece].max())
+        assert (stack.extremes()[0][0, i], stack.extremes()[1][0, i]) == (
+            u[piece].min(),
+            u[piece].max(),
+        )
 
 
 def test_the_sums_of_the_largest_blocks_fit():
@@ -198,10 +236,18 @@ def test_the_sums_of_the_largest_blocks_fit():
     x = (1 - 2.0**-24) * torch.from_numpy(sign_of(4, d).astype(np.float32))
     stack = hadamard.Stack(x[None], [4])
     assert stack.u[0, 0] > 0.9999 * d and not stack.u[0, 1:].any()
-    along, squared = stack.products(np.array([-3.9, 3.9], np.float32), (stack.u > 0).to(torch.uint8))
-    assert np.allclose([stack.squares(), along, squared], np.array([d * d, 3.9 * d, 3.9**2 * d])[:, None, None], rtol=1e-5)
+    along, squared = stack.products(
+        np.array([-3.9, 3.9], np.float32), (stack.u > 0).to(torch.uint8)
+    )
+    assert np.allclose(
+        [stack.squares(), along, squared],
+        np.array([d * d, 3.9 * d, 3.9**2 * d])[:, None, None],
+        rtol=1e-5,
+    )
     stack.u = torch.full((1, d), d**0.5)  # now evenly in all: ⟨u, q⟩ is largest
-    along, _ = stack.products(np.array([-3.9, 3.9], np.float32), torch.ones(1, d, dtype=torch.uint8))
+    along, _ = stack.products(
+        np.array([-3.9, 3.9], np.float32), torch.ones(1, d, dtype=torch.uint8)
+    )
     assert math.isclose(along[0, 0], 3.9 * d**1.5, rel_tol=1e-5)
 
 
@@ -210,5 +256,9 @@ def test_rounding_is_right_in_the_mean():
     stack = hadamard.Stack(x, [5] * 4000)
     stack.seeds = list(range(4000))  # the same u for words of other seeds
     step = np.full((4000, 1), 0.7)
-    off = 0.7 * stack.rounded(np.full((4000, 1), -8.0), step, 32767, np.int16).double() - 8.0 - stack.u.double()
+    off = (
+        0.7 * stack.rounded(np.full((4000, 1), -8.0), step, 32767, np.int16).double()
+        - 8.0
+        - stack.u.double()
+    )
     assert off.abs().max() < 0.7 and float(off.mean(0).abs().max()) < 5 * 0.35 / 4000**0.5

@@ -39,7 +39,12 @@ def test_the_mean_of_ranks_is_that_of_a_sort(path, m, n):
     stack = np.random.default_rng(m).standard_normal((m, n)).astype(np.float32)
     before = stack.copy()
     for first, last in {(0, m), ((m - 1) // 2, m // 2 + 1), (m // 3, m - m // 3), (m - 1, m)}:
-        np.testing.assert_allclose(order.mean_of_ranks(stack, first, last), expected(stack, first, last), rtol=2e-7, atol=1e-12)
+        np.testing.assert_allclose(
+            order.mean_of_ranks(stack, first, last),
+            expected(stack, first, last),
+            rtol=2e-7,
+            atol=1e-12,
+        )
     assert np.array_equal(stack, before)
     middle = order.mean_of_ranks(stack, (m - 1) // 2, m // 2 + 1)
     assert np.array_equal(middle, np.median(stack.astype(np.float64), axis=0).astype(np.float32))
@@ -48,11 +53,16 @@ def test_the_mean_of_ranks_is_that_of_a_sort(path, m, n):
 @pytest.mark.parametrize("m", [5, 8, 21])
 def test_neither_the_path_nor_the_order_of_the_rows_changes_a_bit(m, monkeypatch):
     rng = np.random.default_rng(m)
-    stack = (rng.standard_normal((m, 1000)) * 10.0 ** rng.integers(-30, 30, (m, 1000))).astype(np.float32)
+    stack = (rng.standard_normal((m, 1000)) * 10.0 ** rng.integers(-30, 30, (m, 1000))).astype(
+        np.float32
+    )
     found = []
     for large in (0, 10**9):
         monkeypatch.setattr(backend, "LARGE", large)
-        found += [order.mean_of_ranks(np.ascontiguousarray(rows), 1, m - 1) for rows in (stack, stack[::-1], rng.permutation(stack))]
+        found += [
+            order.mean_of_ranks(np.ascontiguousarray(rows), 1, m - 1)
+            for rows in (stack, stack[::-1], rng.permutation(stack))
+        ]
     assert all(np.array_equal(found[0], other) for other in found[1:])
 
 

@@ -16,7 +16,9 @@ def integers(count: int, bits: int = 47) -> np.ndarray:
     return rng.integers(-(1 << bits), 1 << bits, count)
 
 
-def recovered(count: int, cells: int, seed: int, rows: int = 3) -> tuple[np.ndarray, peeling.Recovered, np.ndarray]:
+def recovered(
+    count: int, cells: int, seed: int, rows: int = 3
+) -> tuple[np.ndarray, peeling.Recovered, np.ndarray]:
     """What went in, what came out, what is left of the table."""
     where, values = peeling.places(keys(count, seed), rows, cells // rows, seed), integers(count)
     table = peeling.sums(where, values)
@@ -37,11 +39,15 @@ def test_places_are_those_of_the_sketch():
     at = keys(50, 1)
     where = peeling.places(at, 3, 40, 9)
     for r, (buckets, negative) in enumerate(peeling.count_sketch.places(at, 3, 40, 9)):
-        assert np.array_equal(where.cells[:, r], buckets + 40 * r) and np.array_equal(where.negative[:, r], negative)
+        assert np.array_equal(where.cells[:, r], buckets + 40 * r) and np.array_equal(
+            where.negative[:, r], negative
+        )
     assert where.size == 120
 
 
-@pytest.mark.parametrize(("count", "cells_a_key", "seeds"), [(1000, 1.6, 100), (10_000, 1.25, 100), (100_000, 1.25, 3)])
+@pytest.mark.parametrize(
+    ("count", "cells_a_key", "seeds"), [(1000, 1.6, 100), (10_000, 1.25, 100), (100_000, 1.25, 3)]
+)
 def test_nearly_every_table_of_that_size_tells_all(count, cells_a_key, seeds):
     exact = 0
     for seed in range(seeds):

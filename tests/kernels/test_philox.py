@@ -8,7 +8,11 @@ from fedcomp.kernels import backend, philox
 KNOWN = [  # of the authors' library: key, counter, block
     ((0, 0), (0, 0, 0, 0), "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
     ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 4, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-    ((0xA4093822, 0x299F31D0), (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    (
+        (0xA4093822, 0x299F31D0),
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        "d16cfe09 94fdcceb 5001e420 24126ea1",
+    ),
 ]
 
 
@@ -25,14 +29,21 @@ def test_known_answers(key, counter, block):
 def test_a_word_depends_on_its_place_alone(start, monkeypatch):
     whole = philox.words(2**63 + 5, 2000, start, stream=3)
     for offset, count in [(0, 1), (1, 7), (5, 0), (4, 1996), (1999, 1)]:
-        assert np.array_equal(philox.words(2**63 + 5, count, start + offset, stream=3), whole[offset : offset + count])
+        assert np.array_equal(
+            philox.words(2**63 + 5, count, start + offset, stream=3), whole[offset : offset + count]
+        )
     monkeypatch.setattr(backend, "LARGE", 0)
     for offset, count in [(0, 2000), (3, 2), (2, 9), (7, 0)]:
-        assert np.array_equal(philox.words(2**63 + 5, count, start + offset, stream=3), whole[offset : offset + count])
+        assert np.array_equal(
+            philox.words(2**63 + 5, count, start + offset, stream=3), whole[offset : offset + count]
+        )
 
 
 def test_words_of_other_seeds_and_streams_have_nothing_in_common():
-    drawn = [philox.words(seed, 20_000, 0, stream) for seed, stream in [(1, 0), (2, 0), (1 << 32, 0), (1, 1)]]
+    drawn = [
+        philox.words(seed, 20_000, 0, stream)
+        for seed, stream in [(1, 0), (2, 0), (1 << 32, 0), (1, 1)]
+    ]
     for i, words in enumerate(drawn):
         bits = np.unpackbits(words.view(np.uint8))
         assert abs(bits.mean() - 0.5) < 5 * 0.5 / bits.size**0.5
@@ -43,4 +54,7 @@ def test_words_of_other_seeds_and_streams_have_nothing_in_common():
 
 def test_a_large_draw_is_compiled_and_the_same():
     count = backend.LARGE + 5
-    assert np.array_equal(philox.words(9, count), np.concatenate([philox.words(9, 60_000), philox.words(9, count - 60_000, 60_000)]))
+    assert np.array_equal(
+        philox.words(9, count),
+        np.concatenate([philox.words(9, 60_000), philox.words(9, count - 60_000, 60_000)]),
+    )

@@ -22,11 +22,15 @@ def test_what_is_packed_is_read_at_any_edge(size, large, monkeypatch):
     bits = planes.unpack(memoryview(data), 4000, size)
     for start, stop in [(0, 4000), (0, 8), (3992, 4000), (1024, 2056), (16, 16)]:
         read = planes.read(bits, start, stop, table)
-        assert read.dtype == np.float32 and np.array_equal(read, codes[start:stop].astype(np.float32) - 7)
+        assert read.dtype == np.float32 and np.array_equal(
+            read, codes[start:stop].astype(np.float32) - 7
+        )
 
 
 def test_the_layout():
-    assert planes.pack(np.array([1, 0, 2, 3, 0, 0, 0, 0], np.uint8), 2) == bytes([0b10010000, 0b00110000])
+    assert planes.pack(np.array([1, 0, 2, 3, 0, 0, 0, 0], np.uint8), 2) == bytes(
+        [0b10010000, 0b00110000]
+    )
 
 
 @pytest.mark.parametrize("length", [0, 1, 999, 1001, 2000])

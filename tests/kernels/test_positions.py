@@ -35,7 +35,9 @@ def draw(numel, count, kind, seed=0):
         "layers": lambda: np.exp(random.normal(0, 3, numel // 37 + 1)).repeat(37)[:numel],
         "waves": lambda: np.exp(3 * np.sin(np.arange(numel) / 30)),
     }[kind]()
-    keys = np.log(random.random(numel)) / weights  # the largest of these are a sample by weight without replacement
+    keys = (
+        np.log(random.random(numel)) / weights
+    )  # the largest of these are a sample by weight without replacement
     return np.sort(np.argpartition(-keys, count - 1)[:count] if count else np.empty(0, np.int64))
 
 
@@ -47,8 +49,14 @@ seeds = st.integers(0, 99)
 @st.composite
 def vectors(draw_from):
     numel = draw_from(st.sampled_from(NUMELS))
-    counts = [math.ceil(draw_from(shares) * numel) + draw_from(st.integers(-1, 1)) for _ in range(draw_from(st.integers(1, 4)))]
-    rows = [draw(numel, max(1, count), draw_from(st.sampled_from(KINDS)), draw_from(seeds)) for count in counts]
+    counts = [
+        math.ceil(draw_from(shares) * numel) + draw_from(st.integers(-1, 1))
+        for _ in range(draw_from(st.integers(1, 4)))
+    ]
+    rows = [
+        draw(numel, max(1, count), draw_from(st.sampled_from(KINDS)), draw_from(seeds))
+        for count in counts
+    ]
     return numel, rows
 
 
@@ -64,7 +72,9 @@ def test_what_is_packed_is_unpacked_and_never_longer_than_with_one_parameter(way
     counts = np.array([row.size for row in rows])
     with path(way):
         forms, codes = positions.pack_rows(np.concatenate(rows), counts, numel)
-        read = positions.unpack_rows([memoryview(code) for code in codes], counts, np.array(forms), numel)
+        read = positions.unpack_rows(
+            [memoryview(code) for code in codes], counts, np.array(forms), numel
+        )
         for row, form, code, again in zip(rows, forms, codes, read, strict=True):
             assert again.dtype == np.int64 and again.tolist() == row.tolist()
             assert positions.pack(row, numel) == (form, code)
@@ -79,14 +89,22 @@ def test_both_paths_give_the_same(case):
     made = []
     for way in PATHS:
         with path(way):
-            made.append(positions.pack_rows(np.concatenate(rows), np.array([row.size for row in rows]), numel))
+            made.append(
+                positions.pack_rows(
+                    np.concatenate(rows), np.array([row.size for row in rows]), numel
+                )
+            )
     assert made[0] == made[1]
 
 
-@pytest.mark.parametrize("numel, count", [(25_000_000, 30_000), (1_000_000, 4095), (1_000_000, 4096)])
+@pytest.mark.parametrize(
+    "numel, count", [(25_000_000, 30_000), (1_000_000, 4095), (1_000_000, 4096)]
+)
 def test_both_paths_give_the_same_on_many_positions(numel, count):
     edges = np.array([0, 0.5, 0.51, 0.9, 1]) * numel
-    where = np.random.default_rng(0).integers(edges[:-1, None].astype(int), edges[1:, None].astype(int), (4, count // 4))
+    where = np.random.default_rng(0).integers(
+        edges[:-1, None].astype(int), edges[1:, None].astype(int), (4, count // 4)
+    )
     row, made = np.unique(where), []
     for way in PATHS:
         with path(way):
@@ -111,9 +129,15 @@ def test_the_format_to_the_bit(way):
 @ways
 def test_each_form(way):
     with path(way):
-        assert positions.pack(np.array([3, 4, 10, 100]), 200) == (4, rice.pack(np.array([3, 4, 10, 100]), 4))
+        assert positions.pack(np.array([3, 4, 10, 100]), 200) == (
+            4,
+            rice.pack(np.array([3, 4, 10, 100]), 4),
+        )
         assert positions.pack(np.arange(9), 9) == (positions.MISSING, b"")
-        assert positions.pack(np.delete(np.arange(90), [10, 80]), 90) == (positions.MISSING + 4, rice.pack(np.array([10, 80]), 4))
+        assert positions.pack(np.delete(np.arange(90), [10, 80]), 90) == (
+            positions.MISSING + 4,
+            rice.pack(np.array([10, 80]), 4),
+        )
         assert positions.pack(np.arange(40), 90) == (0, b"\xff" * 5)  # a bitmap, cut off
         layers = draw(9000, 700, "layers")
         assert positions.pack(layers, 9000)[0] == positions.BLOCKS
@@ -125,11 +149,17 @@ def test_each_form(way):
 def test_uniform_positions_cost_what_they_did(count):
     row = draw(20_000, count, "even")
     form, code = positions.pack(row, 20_000)
-    assert len(code) >= shortest_single(row, 20_000) - 2 and (form < positions.BLOCKS or len(code) < shortest_single(row, 20_000))
+    assert len(code) >= shortest_single(row, 20_000) - 2 and (
+        form < positions.BLOCKS or len(code) < shortest_single(row, 20_000)
+    )
 
 
 def uniform_bound(numel, count):
-    return (math.lgamma(numel + 1) - math.lgamma(count + 1) - math.lgamma(numel - count + 1)) / math.log(2) / 8
+    return (
+        (math.lgamma(numel + 1) - math.lgamma(count + 1) - math.lgamma(numel - count + 1))
+        / math.log(2)
+        / 8
+    )
 
 
 @pytest.mark.parametrize("count", [300, 2000, 12_000])
@@ -138,8 +168,15 @@ def test_layers_of_different_density_cost_less_than_the_entropy_of_uniform_posit
     scale = np.array([0.5, 2.0, 1.0, 0.25]).repeat(numel // 4)
     magnitudes = np.abs(random.standard_normal(numel)) * scale
     row = np.sort(np.argpartition(-magnitudes, count)[:count])
-    within = sum(uniform_bound(numel // 4, int(part)) for part in np.bincount(row // (numel // 4), minlength=4))
-    assert within < len(positions.pack(row, numel)[1]) < min(0.95 * uniform_bound(numel, count), 1.06 * within + 20)
+    within = sum(
+        uniform_bound(numel // 4, int(part))
+        for part in np.bincount(row // (numel // 4), minlength=4)
+    )
+    assert (
+        within
+        < len(positions.pack(row, numel)[1])
+        < min(0.95 * uniform_bound(numel, count), 1.06 * within + 20)
+    )
 
 
 def refused_or_positions(data, count, form, numel):
@@ -169,7 +206,10 @@ def test_damaged_codes_are_refused_or_positions(way, case, data):
         form, code = positions.pack(rows[0], numel)
         count = rows[0].size
         if code:
-            flipped, last = bytearray(code), min(len(code), data.draw(st.sampled_from([4, 10**9]))) - 1
+            flipped, last = (
+                bytearray(code),
+                min(len(code), data.draw(st.sampled_from([4, 10**9]))) - 1,
+            )
             flipped[data.draw(st.integers(0, last))] ^= 1 << data.draw(st.integers(0, 7))
             refused_or_positions(bytes(flipped), count, form, numel)
         refused_or_positions(code, data.draw(st.integers(0, numel)), form, numel)
@@ -201,10 +241,18 @@ def test_rows_are_read_together_as_each_by_itself(way, case, data):
         damaged = data.draw(st.integers(0, len(rows) - 1))
         code = bytearray(codes[damaged] + b"\0" * data.draw(st.integers(0, 1)))
         if code:
-            code[data.draw(st.integers(0, len(code) - 1))] ^= data.draw(st.sampled_from([0, 1, 16, 128]))
+            code[data.draw(st.integers(0, len(code) - 1))] ^= data.draw(
+                st.sampled_from([0, 1, 16, 128])
+            )
         codes[damaged] = bytes(code)
         forms[damaged] = data.draw(st.sampled_from([forms[damaged], 0, 41, 63]))
-        for read, *one in zip(positions.unpack_rows(codes, counts, np.array(forms), numel), codes, counts.tolist(), forms, strict=True):
+        for read, *one in zip(
+            positions.unpack_rows(codes, counts, np.array(forms), numel),
+            codes,
+            counts.tolist(),
+            forms,
+            strict=True,
+        ):
             try:
                 assert np.array_equal(positions.unpack(*one, numel), read)
             except FrameError:
@@ -213,7 +261,9 @@ def test_rows_are_read_together_as_each_by_itself(way, case, data):
 
 @ways
 @pytest.mark.parametrize("form", [0, 40, 41, 42, 62, 63])
-@pytest.mark.parametrize("count, size", [(1000, 100), (600, 0), (1, 2**20), (400, 2**20), (999, 2**20)])
+@pytest.mark.parametrize(
+    "count, size", [(1000, 100), (600, 0), (1, 2**20), (400, 2**20), (999, 2**20)]
+)
 def test_hostile_claims_are_refused_before_anything_is_allocated(way, form, count, size):
     data, numel = b"\x0b" + bytes(size), 1000
     with path(way):

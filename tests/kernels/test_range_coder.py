@@ -29,7 +29,9 @@ def draw(size, count, kind, seed=0):
         "even": lambda: random.integers(0, size, count),
         "skewed": lambda: np.minimum(random.geometric(0.95, count) - 1, size - 1),
         "bell": lambda: np.clip(random.normal(size / 2, size / 8, count), 0, size - 1),
-        "rare": lambda: np.where(random.random(count) < 2e-4, random.integers(0, size, count), size // 2),
+        "rare": lambda: np.where(
+            random.random(count) < 2e-4, random.integers(0, size, count), size // 2
+        ),
         "one": lambda: np.full(count, size - 1),
     }[kind]()
     return symbols.astype(np.uint8 if size <= 256 else np.uint16)
@@ -76,9 +78,15 @@ def test_the_format_to_the_byte():
     for s in symbols[::-1]:
         f, first = (12, 0) if s == 0 else (4, 12)
         state = state // f * 16 + first + state % f
-    lengths = "00001" + "1" + "0" + "1"  # 4 bits, 4 more than 0: gap 8; 3 bits, 1 less: gap 1; at Rice parameter 1
+    lengths = (
+        "00001" + "1" + "0" + "1"
+    )  # 4 bits, 4 more than 0: gap 8; 3 bits, 1 less: gap 1; at Rice parameter 1
     low = "100" + "00" + "000"
-    expected = bytes.fromhex("04 0200 01 0100") + int(lengths + low, 2).to_bytes(2, "big") + state.to_bytes(7, "little")
+    expected = (
+        bytes.fromhex("04 0200 01 0100")
+        + int(lengths + low, 2).to_bytes(2, "big")
+        + state.to_bytes(7, "little")
+    )
     for way in PATHS:
         with path(way):
             assert range_coder.encode(symbols, 3) == expected
@@ -91,7 +99,9 @@ def test_the_format_to_the_byte():
 @pytest.mark.parametrize("size", [2, 3, 16, 81, 243])
 def test_symbols_cost_their_entropy_one_percent_and_little_more(size, count, kind):
     symbols = draw(size, count, kind)
-    assert len(range_coder.encode(symbols, size)) <= 1.01 * entropy_bytes(symbols) + 100 + size  # the table of a large alphabet
+    assert (
+        len(range_coder.encode(symbols, size)) <= 1.01 * entropy_bytes(symbols) + 100 + size
+    )  # the table of a large alphabet
 
 
 def test_chunks_are_coded_by_any_number_of_threads_alike(monkeypatch):
@@ -110,19 +120,29 @@ def test_chunks_are_coded_by_any_number_of_threads_alike(monkeypatch):
             range_coder.decode(wrong, 90_001, 16)
 
 
-@given(st.lists(st.integers(0, 10**6), min_size=2, max_size=300).filter(lambda counts: np.count_nonzero(counts) > 1))
+@given(
+    st.lists(st.integers(0, 10**6), min_size=2, max_size=300).filter(
+        lambda counts: np.count_nonzero(counts) > 1
+    )
+)
 def test_frequencies_add_up_and_none_that_occurs_is_zero(counts):
     counts = np.array(counts)
     total, present = int(counts.sum()), int(np.count_nonzero(counts))
     for bits in (range_coder._bits(total, present), present.bit_length() + 1):
         frequencies = range_coder._scale(counts, total, bits)
         assert frequencies.sum() == 1 << bits and ((frequencies > 0) == (counts > 0)).all()
-        assert (np.diff(frequencies[np.argsort(counts, kind="stable")]) >= -1).all()  # more often is not rarer, but for rounding
+        assert (
+            np.diff(frequencies[np.argsort(counts, kind="stable")]) >= -1
+        ).all()  # more often is not rarer, but for rounding
 
 
 @ways
 def test_symbols_out_of_range_are_a_mistake_of_the_caller(way):
-    for symbols in (np.array([0, 3], np.uint8), np.array([5, 5], np.uint8), np.array([0, 65535], np.uint16)):
+    for symbols in (
+        np.array([0, 3], np.uint8),
+        np.array([5, 5], np.uint8),
+        np.array([0, 65535], np.uint16),
+    ):
         with path(way), pytest.raises(ValueError, match="not below the size 3"):
             range_coder.encode(symbols, 3)
 
@@ -182,7 +202,9 @@ def test_what_a_code_claims_is_not_allocated(way):
         for first in range(256):
             tracemalloc.start()
             with pytest.raises(FrameError):
-                range_coder.decode(bytes([first ^ code[0] or 1, 255, 255 - first]) + code[3:], 100, 4096)
+                range_coder.decode(
+                    bytes([first ^ code[0] or 1, 255, 255 - first]) + code[3:], 100, 4096
+                )
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
             assert peak < 400_000
@@ -196,15 +218,35 @@ def test_digits_are_grouped_and_ungrouped(way, base, count, seed):
         symbols = range_coder.group(digits, base)
         read = range_coder.ungroup(symbols.astype(np.uint16), base, count)
     padded = np.append(digits, np.zeros(-count % width, np.int64)).reshape(-1, width)
-    assert symbols.dtype == np.uint8 and symbols.tolist() == [sum(int(d) * base**j for j, d in enumerate(row)) for row in padded]
+    assert symbols.dtype == np.uint8 and symbols.tolist() == [
+        sum(int(d) * base**j for j, d in enumerate(row)) for row in padded
+    ]
     assert read.dtype == np.uint8 and np.array_equal(read, digits)
 
 
 @ways
 def test_groups_that_hold_other_digits_are_refused(way):
-    assert [range_coder.group_width(base) for base in (2, 3, 4, 5, 6, 7, 15, 16, 17, 256)] == [8, 5, 4, 3, 3, 2, 2, 2, 1, 1]
+    assert [range_coder.group_width(base) for base in (2, 3, 4, 5, 6, 7, 15, 16, 17, 256)] == [
+        8,
+        5,
+        4,
+        3,
+        3,
+        2,
+        2,
+        2,
+        1,
+        1,
+    ]
     good = range_coder.group(np.array([2] * 7, np.uint8), 3).astype(np.uint16)
-    for symbols, count in [(good, 6), (good, 5), (good, 11), (good + [1, 0], 7), (good + [0, 1], 7), (good[:1], 7)]:
+    for symbols, count in [
+        (good, 6),
+        (good, 5),
+        (good, 11),
+        (good + [1, 0], 7),
+        (good + [0, 1], 7),
+        (good[:1], 7),
+    ]:
         with path(way), pytest.raises(FrameError):
             range_coder.ungroup(symbols, 3, count)
 

@@ -29,7 +29,9 @@ def uniform(numel, count, seed=0):
     return np.sort(np.random.default_rng(seed).choice(numel, count, replace=False)).astype(np.int64)
 
 
-cases = st.integers(1, 3000).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=60).map(as_positions)))
+cases = st.integers(1, 3000).flatmap(
+    lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=60).map(as_positions))
+)
 rice_parameters = st.integers(0, 12) | st.integers(0, rice.WIDEST)
 
 
@@ -40,7 +42,9 @@ def test_what_is_packed_is_unpacked(way, case, b):
     with path(way):
         data = rice.pack(positions, b)
         assert len(data) == (rice.bits(positions, b) + 7) // 8
-        assert rice.unpack(memoryview(data), positions.size, b, numel).tolist() == positions.tolist()
+        assert (
+            rice.unpack(memoryview(data), positions.size, b, numel).tolist() == positions.tolist()
+        )
 
 
 @pytest.mark.parametrize("way", PATHS)
@@ -50,8 +54,12 @@ def test_rows_are_packed_as_single_vectors_are(way, rows):
     counts = np.array([p.size for (_, p), _ in rows], np.int64)
     b = np.array([b for _, b in rows], np.int64)
     with path(way):
-        assert rice.pack_rows(positions, counts, b.repeat(counts)) == [rice.pack(p, b) for (_, p), b in rows]
-    assert rice.best_parameters(positions, counts, 3000).tolist() == [rice.best_parameter(p, 3000) for (_, p), _ in rows]
+        assert rice.pack_rows(positions, counts, b.repeat(counts)) == [
+            rice.pack(p, b) for (_, p), b in rows
+        ]
+    assert rice.best_parameters(positions, counts, 3000).tolist() == [
+        rice.best_parameter(p, 3000) for (_, p), _ in rows
+    ]
 
 
 @pytest.mark.parametrize("way", PATHS)
@@ -59,16 +67,30 @@ def test_rows_are_packed_as_single_vectors_are(way, rows):
 def test_each_position_may_have_its_own_parameter_behind_other_fields(way, rows, data):
     rows = [positions for _, positions in rows]
     counts = np.array([row.size for row in rows])
-    each = [data.draw(st.lists(st.integers(0, 9) | rice_parameters, min_size=row.size, max_size=row.size)) for row in rows]
-    fields = data.draw(st.lists(st.tuples(st.integers(0, len(rows) - 1), st.integers(0, 40)), max_size=6).map(sorted))
+    each = [
+        data.draw(
+            st.lists(st.integers(0, 9) | rice_parameters, min_size=row.size, max_size=row.size)
+        )
+        for row in rows
+    ]
+    fields = data.draw(
+        st.lists(st.tuples(st.integers(0, len(rows) - 1), st.integers(0, 40)), max_size=6).map(
+            sorted
+        )
+    )
     fields = [(row, width, data.draw(st.integers(0, 2**width - 1))) for row, width in fields]
     streams = []
     for i, (row, own) in enumerate(zip(rows, each, strict=True)):
         rest = [g - 1 for g in np.diff(row, prepend=-1).tolist()]
         lead = "".join(f"{value:0{width}b}" for at, width, value in fields if at == i and width)
         unary = "".join("0" * (r >> b) + "1" for r, b in zip(rest, own))
-        streams.append(lead + unary + "".join(f"{r & 2**b - 1:0{b}b}" for r, b in zip(rest, own) if b))
-    expected = [int("0" + bits.ljust(-(-len(bits) // 8) * 8, "0"), 2).to_bytes(-(-len(bits) // 8), "big") for bits in streams]
+        streams.append(
+            lead + unary + "".join(f"{r & 2**b - 1:0{b}b}" for r, b in zip(rest, own) if b)
+        )
+    expected = [
+        int("0" + bits.ljust(-(-len(bits) // 8) * 8, "0"), 2).to_bytes(-(-len(bits) // 8), "big")
+        for bits in streams
+    ]
     lead = rice.Fields(*np.array(fields, np.int64).reshape(-1, 3).T)
     flat = np.array(sum(each, []), np.int64)
     with path(way):
@@ -77,10 +99,20 @@ def test_each_position_may_have_its_own_parameter_behind_other_fields(way, rows,
             sizes = 8 * np.array([len(code) for code in expected])
             starts = sizes.cumsum() - sizes
             leads = np.bincount(lead.rows, lead.widths, len(rows)).astype(np.int64)
-            read, good = rice.unpack_rows(rice.padded(expected), starts + leads, starts + sizes, counts, flat, 3000)
+            read, good = rice.unpack_rows(
+                rice.padded(expected), starts + leads, starts + sizes, counts, flat, 3000
+            )
             assert good.all() and read.tolist() == np.concatenate(rows).tolist()
-            at = np.concatenate([starts[i] + np.append(0, lead.widths[lead.rows == i].cumsum())[:-1] for i in range(len(rows))])
-            assert rice.read_bits(rice.padded(expected), lead.widths, at).tolist() == lead.values.tolist()
+            at = np.concatenate(
+                [
+                    starts[i] + np.append(0, lead.widths[lead.rows == i].cumsum())[:-1]
+                    for i in range(len(rows))
+                ]
+            )
+            assert (
+                rice.read_bits(rice.padded(expected), lead.widths, at).tolist()
+                == lead.values.tolist()
+            )
 
 
 @pytest.mark.parametrize("way", PATHS)
@@ -88,14 +120,22 @@ def test_the_format_to_the_bit(way):
     positions = np.array([3, 4, 10, 100])  # gaps − 1: 3, 0, 5, 89
     stream = "1" + "1" + "01" + "0" * 22 + "1" + "11" + "00" + "01" + "01" + "00000"
     with path(way):
-        assert rice.pack(positions, 2) == int(stream, 2).to_bytes(5, "big") == bytes.fromhex("d0000038a0")
+        assert (
+            rice.pack(positions, 2)
+            == int(stream, 2).to_bytes(5, "big")
+            == bytes.fromhex("d0000038a0")
+        )
         assert rice.pack(positions[:0], 2) == b""
 
 
 @pytest.mark.parametrize("density, b", [(25, 4), (100, 6), (400, 8), (1000, 9)])
 def test_the_parameter_follows_the_formula(density, b):
     p, golden = 1 / density, (math.sqrt(5) + 1) / 2
-    assert rice.parameter(10_000, 10_000 * density) == b == 1 + math.floor(math.log2(math.log(golden - 1) / math.log(1 - p)))
+    assert (
+        rice.parameter(10_000, 10_000 * density)
+        == b
+        == 1 + math.floor(math.log2(math.log(golden - 1) / math.log(1 - p)))
+    )
 
 
 def test_the_parameter_is_never_negative():
@@ -199,12 +239,18 @@ def test_positions_that_would_overflow_are_refused(way):
 @given(st.data())
 def test_rows_are_read_together_as_each_by_itself(way, data):
     numel = data.draw(st.integers(1, 400))
-    rows = data.draw(st.lists(st.sets(st.integers(0, numel - 1), min_size=1, max_size=30), min_size=1, max_size=5))
+    rows = data.draw(
+        st.lists(
+            st.sets(st.integers(0, numel - 1), min_size=1, max_size=30), min_size=1, max_size=5
+        )
+    )
     codes, counts, parameters = [], [], []
     for row in rows:
         b = data.draw(st.integers(0, 6))
         code = bytearray(rice.pack(np.array(sorted(row), np.int64), b))
-        damage = data.draw(st.sampled_from(["none", "none", "flip", "cut", "extend", "count", "parameter"]))
+        damage = data.draw(
+            st.sampled_from(["none", "none", "flip", "cut", "extend", "count", "parameter"])
+        )
         if damage == "flip":
             code[data.draw(st.integers(0, len(code) - 1))] ^= 1 << data.draw(st.integers(0, 7))
         codes.append(bytes(code[:-1] if damage == "cut" else code + b"\0" * (damage == "extend")))
@@ -213,8 +259,12 @@ def test_rows_are_read_together_as_each_by_itself(way, data):
     counts, ends = np.array(counts), 8 * np.cumsum([len(code) for code in codes])
     starts = np.append(0, ends[:-1])
     with path(way):
-        read, good = rice.unpack_rows(rice.padded(codes), starts, ends, counts, np.array(parameters).repeat(counts), numel)
-    for positions, ok, code, count, b in zip(rice.split(read, counts), good, codes, counts.tolist(), parameters, strict=True):
+        read, good = rice.unpack_rows(
+            rice.padded(codes), starts, ends, counts, np.array(parameters).repeat(counts), numel
+        )
+    for positions, ok, code, count, b in zip(
+        rice.split(read, counts), good, codes, counts.tolist(), parameters, strict=True
+    ):
         try:
             assert np.array_equal(rice.unpack(code, count, b, numel), positions) and ok
         except FrameError:

@@ -8,7 +8,17 @@ from every_codec import vectors
 from fedcomp.kernels import backend, philox, rounding
 
 SEEDS = 400
-KINDS = ("normal", "ties", "one spike", "denormal", "tiny", "huge", "all scales", "minus zero", "constant")
+KINDS = (
+    "normal",
+    "ties",
+    "one spike",
+    "denormal",
+    "tiny",
+    "huge",
+    "all scales",
+    "minus zero",
+    "constant",
+)
 
 
 def draws(x: torch.Tensor, round) -> np.ndarray:
@@ -48,7 +58,10 @@ def test_what_is_larger_is_cut():
         assert rounding.to_multiples(x, 1.0, 126.0, seed).tolist() == [126, -126, 126, 126]
 
 
-@pytest.mark.parametrize(("unit", "limit", "kind"), [(1.0, 127.0, np.int8), (1.0, 127.5, np.int16), (2.0**-149, 2.0**-149, np.int8)])
+@pytest.mark.parametrize(
+    ("unit", "limit", "kind"),
+    [(1.0, 127.0, np.int8), (1.0, 127.5, np.int16), (2.0**-149, 2.0**-149, np.int8)],
+)
 def test_the_narrowest_integers_that_hold_the_limit(unit, limit, kind):
     assert rounding.to_multiples(torch.full((5,), 3e38), unit, limit, 1).dtype == kind
 
@@ -58,7 +71,11 @@ def test_multiples_are_unbiased(kind):
     x = vectors(200)[kind]
     v, unit = x.double().numpy(), rounding.largest(x) / 3
     share = np.abs(v) / unit % 1
-    assert_unbiased(unit * draws(x, lambda seed: rounding.to_multiples(x, unit, 3 * unit, seed)), v, unit**2 * share * (1 - share))
+    assert_unbiased(
+        unit * draws(x, lambda seed: rounding.to_multiples(x, unit, 3 * unit, seed)),
+        v,
+        unit**2 * share * (1 - share),
+    )
 
 
 @pytest.mark.parametrize("kind", ["normal", "denormal", "all scales", "huge"])
@@ -68,7 +85,11 @@ def test_powers_are_unbiased(kind):
     codes = draws(x, lambda seed: rounding.to_powers(x, shift, seed))
     v = np.abs(x.double().numpy())
     low = 2.0 ** np.floor(np.log2(v, where=v > 0, out=np.full(v.size, -200.0)))
-    assert_unbiased(np.ldexp(1.0, (codes - 127 - shift).astype(int)) * (codes > 0), v, (v - low).clip(0) * (2 * low - v).clip(0))
+    assert_unbiased(
+        np.ldexp(1.0, (codes - 127 - shift).astype(int)) * (codes > 0),
+        v,
+        (v - low).clip(0) * (2 * low - v).clip(0),
+    )
 
 
 @pytest.mark.parametrize("kind", ["normal", "denormal", "all scales", "huge"])
@@ -89,9 +110,17 @@ def test_the_nearest_level_and_the_ends_of_the_range():
     assert rounding.to_levels(x[[0, 8]], levels, False, 0).tolist() == [0, 3]
 
 
-@pytest.mark.parametrize(("largest", "shift"), [
-    (0.0, 23), (2.0**-149, 23), (1.0, 23), (np.nextafter(2.0**105, 0, dtype=np.float32), 23), (2.0**105, 22), (3.4e38, 0),
-])
+@pytest.mark.parametrize(
+    ("largest", "shift"),
+    [
+        (0.0, 23),
+        (2.0**-149, 23),
+        (1.0, 23),
+        (np.nextafter(2.0**105, 0, dtype=np.float32), 23),
+        (2.0**105, 22),
+        (3.4e38, 0),
+    ],
+)
 def test_the_largest_still_fits_after_its_shift(largest, shift):
     assert rounding.shift_of(float(largest)) == shift
     assert np.isfinite(np.float32(largest) * np.float32(2.0**shift))
@@ -100,13 +129,25 @@ def test_the_largest_still_fits_after_its_shift(largest, shift):
 def everything(x: torch.Tensor) -> list[np.ndarray]:
     largest = rounding.largest(x) or 1.0
     shift = rounding.shift_of(largest)
-    levels = np.unique(np.append(0, np.quantile(x.float().numpy(), np.linspace(0, 1, 9)))).astype(np.float32)
-    codes, wide = rounding.to_powers(x, shift, 6), rounding.to_multiples(x, largest / 300, largest, 6)
+    levels = np.unique(np.append(0, np.quantile(x.float().numpy(), np.linspace(0, 1, 9)))).astype(
+        np.float32
+    )
+    codes, wide = (
+        rounding.to_powers(x, shift, 6),
+        rounding.to_multiples(x, largest / 300, largest, 6),
+    )
     signs = rounding.pack_negative(x, codes)
     return [
-        rounding.to_multiples(x, largest / 7, largest, 2**64 - 1), rounding.to_multiples(x, largest / 7, largest / 2, 5), wide, codes,
-        signs, rounding.from_powers(codes, signs, shift), rounding.spread(wide.view(np.uint16) & 15, np.arange(16, dtype=np.float32)),
-        rounding.to_levels(x, levels, True, 6), rounding.to_levels(x, levels, False, 6), *rounding.histogram(x),
+        rounding.to_multiples(x, largest / 7, largest, 2**64 - 1),
+        rounding.to_multiples(x, largest / 7, largest / 2, 5),
+        wide,
+        codes,
+        signs,
+        rounding.from_powers(codes, signs, shift),
+        rounding.spread(wide.view(np.uint16) & 15, np.arange(16, dtype=np.float32)),
+        rounding.to_levels(x, levels, True, 6),
+        rounding.to_levels(x, levels, False, 6),
+        *rounding.histogram(x),
     ]
 
 
@@ -135,9 +176,15 @@ def test_by_any_number_of_threads_and_in_any_precision():
 @pytest.mark.parametrize("numel", [0, 5, 200_001])
 def test_vectors_without_elements_and_strided_ones(numel):
     grid = torch.randn(numel, 2, generator=torch.Generator().manual_seed(1))
-    for a, b in zip(everything(grid[:, 1]), everything(grid[:, 1].clone()), strict=True) if numel else []:
+    for a, b in (
+        zip(everything(grid[:, 1]), everything(grid[:, 1].clone()), strict=True) if numel else []
+    ):
         assert np.array_equal(a, b)
-    assert rounding.to_multiples(grid[:0, 1], 1.0, 1.0, 3).size == rounding.to_powers(grid[:0, 1], 23, 3).size == 0
+    assert (
+        rounding.to_multiples(grid[:0, 1], 1.0, 1.0, 3).size
+        == rounding.to_powers(grid[:0, 1], 23, 3).size
+        == 0
+    )
 
 
 def test_a_zero_with_a_sign_is_none():
@@ -155,6 +202,13 @@ def test_a_histogram_has_the_mean_of_each_bin_and_bins_are_narrow(numel):
         v = np.sort(x.double().numpy())
         assert counts.sum() == numel and (np.diff(means) > 0).all(), kind
         runs = np.split(v, counts.cumsum()[:-1])
-        assert [run.mean() for run in runs] == pytest.approx(means.tolist(), rel=1e-12, abs=1e-300), kind
-        assert all(run[-1] - run[0] <= 2.0**-7 * np.abs(run).max() + 2.0**-235 * np.abs(v).max() for run in runs), kind
-    assert rounding.histogram(100 + 0.01 * torch.arange(2000))[0].size == 2000  # values that are alike have bins of their own
+        assert [run.mean() for run in runs] == pytest.approx(
+            means.tolist(), rel=1e-12, abs=1e-300
+        ), kind
+        assert all(
+            run[-1] - run[0] <= 2.0**-7 * np.abs(run).max() + 2.0**-235 * np.abs(v).max()
+            for run in runs
+        ), kind
+    assert (
+        rounding.histogram(100 + 0.01 * torch.arange(2000))[0].size == 2000
+    )  # values that are alike have bins of their own

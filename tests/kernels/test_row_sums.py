@@ -13,11 +13,25 @@ def added(sums, source, starts, factors, count):
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 40])
-@pytest.mark.parametrize("row", [0, 1, LANES - 1, LANES, LANES + 1, *(LANES * v for v in range(2, MOST + 2)), 5 * LANES * MOST + 3])
+@pytest.mark.parametrize(
+    "row",
+    [
+        0,
+        1,
+        LANES - 1,
+        LANES,
+        LANES + 1,
+        *(LANES * v for v in range(2, MOST + 2)),
+        5 * LANES * MOST + 3,
+    ],
+)
 def test_sums_are_numpys(row, count):
     drawn = np.random.default_rng(row)
     around = drawn.standard_normal(row + 2, np.float32)
-    source, starts = drawn.standard_normal(4 * row + 1, np.float32), drawn.integers(0, 3 * row + 1, 41)
+    source, starts = (
+        drawn.standard_normal(4 * row + 1, np.float32),
+        drawn.integers(0, 3 * row + 1, 41),
+    )
     factors = drawn.standard_normal(41, np.float32)
     wanted = around.astype(np.float64)
     for start, factor in zip(starts[:count], factors[:count], strict=True):

@@ -15,7 +15,10 @@ def check(n: np.ndarray, k: int, fewest_fair: float) -> None:
     assert drawn.shape == (len(KEYS), k) and fewest_fair <= fair.mean() <= 1
     for key, size, sample, same in zip(KEYS, n, drawn, fair, strict=True):
         if same:
-            assert sample.tolist() == seeds.generator(7, "batches", *key).choice(size, k, replace=False).tolist()
+            assert (
+                sample.tolist()
+                == seeds.generator(7, "batches", *key).choice(size, k, replace=False).tolist()
+            )
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 7, 20, 100])

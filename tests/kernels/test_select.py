@@ -22,7 +22,9 @@ def path(name):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "LARGE", 1 if name == "numba" else sys.maxsize)
         if name == "torch":
-            patch.setattr(select, "_bits", lambda x: x.to(torch.float32).contiguous().view(torch.int32))
+            patch.setattr(
+                select, "_bits", lambda x: x.to(torch.float32).contiguous().view(torch.int32)
+            )
         yield
 
 
@@ -57,7 +59,9 @@ def test_top_k_is_what_a_sort_gives(way, x, k):
 @given(tensors, counts)
 def test_top_side_is_the_side_with_the_larger_mean(way, x, k):
     up, down = largest(x, k), largest(-x, k)
-    mean_up, mean_down = (sum(abs(x[i].item()) for i in side) / max(1, len(side)) for side in (up, down))
+    mean_up, mean_down = (
+        sum(abs(x[i].item()) for i in side) / max(1, len(side)) for side in (up, down)
+    )
     with path(way):
         positions, positive = kernels.top_side(x, k)
     assert positive == (mean_up >= mean_down)
@@ -128,7 +132,10 @@ def test_large_sides_are_selected_as_small_ones_are(k):
 def test_large_rows_are_selected_as_single_vectors_are():
     X = torch.randn(2, 120_000)
     rows, positions, found = kernels.top_k_rows(X, 50)
-    assert positions.tolist() == [*kernels.top_k(X[0], 50).tolist(), *kernels.top_k(X[1], 50).tolist()]
+    assert positions.tolist() == [
+        *kernels.top_k(X[0], 50).tolist(),
+        *kernels.top_k(X[1], 50).tolist(),
+    ]
     assert (rows.bincount().tolist(), found.tolist()) == ([50, 50], [50, 50])
     assert kernels.top_side_rows(X, 50)[1][50:].tolist() == kernels.top_side(X[1], 50)[0].tolist()
 
@@ -148,7 +155,9 @@ def test_other_floats_are_selected_as_float32(dtype, n):
 @pytest.mark.parametrize("way", PATHS)
 @given(tensors, counts, st.data())
 def test_adding_selects_from_the_sum(way, x, k, data):
-    e = torch.tensor(data.draw(st.lists(few, min_size=len(x), max_size=len(x))), dtype=torch.float32)
+    e = torch.tensor(
+        data.draw(st.lists(few, min_size=len(x), max_size=len(x))), dtype=torch.float32
+    )
     total, before = e + x, e.clone()
     with path(way):
         if total.isfinite().all():
@@ -178,7 +187,9 @@ def test_what_is_not_finite_is_refused_and_the_residual_untouched(bad, n):
         x[at] = x[n - 1] = bad
         before = e.clone()
         for call in (kernels.top_k_added, kernels.top_side_added, kernels.at_least_added):
-            with pytest.raises(NonFiniteError, match=f"the update is .* at position {at};") as caught:
+            with pytest.raises(
+                NonFiniteError, match=f"the update is .* at position {at};"
+            ) as caught:
                 call(e, x, 1 + n // 1000)
             assert caught.value.position == at
             assert torch.equal(e.view(torch.int32), before.view(torch.int32))
@@ -194,7 +205,9 @@ def test_a_sum_that_overflows_is_refused(n):
     e, x = torch.full((n,), 3e38), torch.zeros(n)
     x[n - 1] = 3e38
     for call in (kernels.top_k_added, kernels.top_side_added):
-        with pytest.raises(NonFiniteError, match=f"the residual with the update added is inf at position {n - 1};"):
+        with pytest.raises(
+            NonFiniteError, match=f"the residual with the update added is inf at position {n - 1};"
+        ):
             call(e, x, 1)
     assert torch.equal(e, torch.full((n,), 3e38))
 
@@ -216,7 +229,11 @@ def test_means_are_summed_in_order_and_none_is_zero():
     values = np.array([1e8, 1.0, -1e8, 3.0], np.float32)
     assert kernels.mean(values) == (((1e8 + 1.0) - 1e8) + 3.0) / 4
     assert kernels.mean(torch.empty(0)) == 0
-    assert kernels.means(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([2, 0, 1])).tolist() == [2, 0, 5]
+    assert kernels.means(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([2, 0, 1])).tolist() == [
+        2,
+        0,
+        5,
+    ]
 
 
 @pytest.mark.parametrize("n", [100_000, 1_000_000, 4_200_000])
@@ -230,7 +247,10 @@ def test_selection_takes_a_quarter_of_the_vectors_memory(n):
             kernels.top_k_added(e, x, k)
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
-            assert peak < n, (name, k)  # of 4n bytes; numpy makes every large array here, and reports it
+            assert peak < n, (
+                name,
+                k,
+            )  # of 4n bytes; numpy makes every large array here, and reports it
 
 
 thresholds = st.sampled_from([1e-45, 1e-38, 0.3, 1.0, 2.0, 3.4e38])
@@ -244,18 +264,24 @@ def test_what_reaches_a_threshold(way, x, threshold):
         rows, columns, found = kernels.at_least_rows(torch.stack([x, -x]), threshold)
     expected = [i for i, v in enumerate(x.tolist()) if abs(v) >= float(np.float32(threshold))]
     assert positions.dtype == torch.int64 and positions.tolist() == expected
-    assert columns.tolist() == 2 * expected and rows.tolist() == [0] * len(expected) + [1] * len(expected)
+    assert columns.tolist() == 2 * expected and rows.tolist() == [0] * len(expected) + [1] * len(
+        expected
+    )
     assert found.tolist() == [len(expected)] * 2
 
 
 @pytest.mark.parametrize("way", PATHS)
 @given(tensors, thresholds, st.data())
 def test_adding_finds_what_reaches_a_threshold_in_the_sum(way, x, threshold, data):
-    e = torch.tensor(data.draw(st.lists(few, min_size=len(x), max_size=len(x))), dtype=torch.float32)
+    e = torch.tensor(
+        data.draw(st.lists(few, min_size=len(x), max_size=len(x))), dtype=torch.float32
+    )
     total, before = e + x, e.clone()
     with path(way):
         if total.isfinite().all():
-            assert torch.equal(kernels.at_least_added(e, x, threshold), kernels.at_least(total, threshold))
+            assert torch.equal(
+                kernels.at_least_added(e, x, threshold), kernels.at_least(total, threshold)
+            )
             assert bits(e) == bits(total)
         else:
             with pytest.raises(NonFiniteError):
@@ -313,6 +339,14 @@ def test_cuda_selects_what_the_cpu_does(n):
         assert torch.equal(kernels.top_k_added(e, x.cuda(), k).cpu(), kernels.top_k(x, k)), name
         assert torch.equal(e.cpu(), x), name
         positions, positive = kernels.top_side(x.cuda(), k)
-        assert (torch.equal(positions.cpu(), kernels.top_side(x, k)[0]), positive) == (True, kernels.top_side(x, k)[1]), name
-        assert all(torch.equal(a.cpu(), b) for a, b in zip(kernels.top_side_rows(x.cuda()[None], k), kernels.top_side_rows(x[None], k)))
+        assert (torch.equal(positions.cpu(), kernels.top_side(x, k)[0]), positive) == (
+            True,
+            kernels.top_side(x, k)[1],
+        ), name
+        assert all(
+            torch.equal(a.cpu(), b)
+            for a, b in zip(
+                kernels.top_side_rows(x.cuda()[None], k), kernels.top_side_rows(x[None], k)
+            )
+        )
         assert kernels.first_nonfinite_rows((x / 0).cuda()[None]).tolist() == [0]

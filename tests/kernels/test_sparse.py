@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedcomp.kernels import add_all_at, add_at, add_at_each, all_finite, backend, pack_signs, read_signs
+from fedcomp.kernels import (
+    add_all_at,
+    add_at,
+    add_at_each,
+    all_finite,
+    backend,
+    pack_signs,
+    read_signs,
+)
 
 PATHS = ("numpy", "numba")
 
@@ -18,7 +26,11 @@ def way(request, monkeypatch):
 def sample(n, count, seed=0):
     draw = np.random.default_rng(seed)
     positions = np.sort(draw.choice(n, count, replace=False)).astype(np.int64)
-    return torch.from_numpy(draw.standard_normal(n, np.float32)), positions, draw.standard_normal(count, np.float32)
+    return (
+        torch.from_numpy(draw.standard_normal(n, np.float32)),
+        positions,
+        draw.standard_normal(count, np.float32),
+    )
 
 
 @pytest.mark.parametrize("weight", [1.0, -1.0, 0.1, 1 / 3])
@@ -35,7 +47,9 @@ def test_signs_of_one_magnitude_add_what_their_values_do(way):
     into, positions, values = sample(5000, 701)
     signs = read_signs(pack_signs(values > 0), 701, float(np.float32(0.1)))
     expected = into.clone()
-    add_at(expected, positions, np.where(values > 0, 1, -1).astype(np.float32) * np.float32(0.1), 1 / 3)
+    add_at(
+        expected, positions, np.where(values > 0, 1, -1).astype(np.float32) * np.float32(0.1), 1 / 3
+    )
     add_at(into, positions, signs, 1 / 3)
     assert into.numpy().tobytes() == expected.numpy().tobytes()
 
@@ -45,7 +59,9 @@ def test_one_number_that_is_not_finite_is_found(way, bad):
     values = np.full(701, np.finfo(np.float32).max, np.float32)
     assert all_finite(values) and all_finite(values[:0]) and all_finite(-values)
     values[700] = bad
-    assert not all_finite(values) and not all_finite(np.frombuffer(b"-" + values.tobytes(), np.float32, offset=1))
+    assert not all_finite(values) and not all_finite(
+        np.frombuffer(b"-" + values.tobytes(), np.float32, offset=1)
+    )
 
 
 def test_a_slice_of_a_vector_is_added_to_in_place(way):
@@ -79,7 +95,15 @@ def test_cuda_adds_what_the_cpu_does():
     assert torch.equal(on_cuda.cpu(), into)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))])
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+        ),
+    ],
+)
 def test_many_vectors_get_what_each_would_get(device):
     cases = [sample(500, count, seed) for seed, count in enumerate((0, 1, 70, 500))]
     signs = read_signs(pack_signs(cases[2][2] > 0), 70, float(np.float32(0.1)))
@@ -90,7 +114,11 @@ def test_many_vectors_get_what_each_would_get(device):
     found = [into.to(device) for into, _, _ in cases]
     sums = add_at_each(found, [positions for _, positions, _ in cases], values, 1 / 3)
     assert [v.cpu().numpy().tobytes() for v in found] == [v.numpy().tobytes() for v in expected]
-    assert sums.tolist() == [value for v, (_, positions, _) in zip(expected, cases, strict=True) for value in v[positions].tolist()]
+    assert sums.tolist() == [
+        value
+        for v, (_, positions, _) in zip(expected, cases, strict=True)
+        for value in v[positions].tolist()
+    ]
 
 
 def test_none_of_many_vectors_is_changed_by_a_position_outside():
@@ -108,11 +136,20 @@ def test_many_updates_of_one_vector_add_what_they_do_one_after_the_other(way, co
     for i, count in enumerate(counts):
         _, positions, values = sample(600, count, i)
         signed = ternary == "all" or (ternary == "some" and i % 2)
-        updates.append((positions, read_signs(pack_signs(values > 0), count, float(np.float32(0.1 + i))) if signed else values))
+        updates.append(
+            (
+                positions,
+                read_signs(pack_signs(values > 0), count, float(np.float32(0.1 + i)))
+                if signed
+                else values,
+            )
+        )
     expected = into.clone()
     for (positions, values), weight in zip(updates, weights, strict=True):
         add_at(expected, positions, values, weight)
-    add_all_at(into, [positions for positions, _ in updates], [values for _, values in updates], weights)
+    add_all_at(
+        into, [positions for positions, _ in updates], [values for _, values in updates], weights
+    )
     assert into.numpy().tobytes() == expected.numpy().tobytes()
 
 
@@ -120,5 +157,10 @@ def test_many_updates_of_one_vector_add_what_they_do_one_after_the_other(way, co
 def test_of_many_updates_none_is_added_where_one_is_out_of_range(positions):
     into = torch.ones(3)
     with pytest.raises(IndexError, match="vector of 3"):
-        add_all_at(into, [np.array([0]), np.array(positions)], [np.ones(1, np.float32), np.ones(len(positions), np.float32)], [1.0, 1.0])
+        add_all_at(
+            into,
+            [np.array([0]), np.array(positions)],
+            [np.ones(1, np.float32), np.ones(len(positions), np.float32)],
+            [1.0, 1.0],
+        )
     assert into.tolist() == [1, 1, 1]

@@ -77,7 +77,9 @@ def test_an_error_is_raised_and_the_rest_is_left():
     assert squares() == [i * i for i in range(100)]
 
 
-@pytest.mark.filterwarnings("ignore:This process")  # forks of processes with threads are what this is about
+@pytest.mark.filterwarnings(
+    "ignore:This process"
+)  # forks of processes with threads are what this is about
 def test_a_fork_has_threads_of_its_own():
     squares()
     context = multiprocessing.get_context("fork")

@@ -37,13 +37,17 @@ def squares(x: Tensor) -> list[float]:
 
 def is_root(root: float, total: Fraction) -> bool:
     """Whether no float64 is nearer to √total."""
-    below, above = ((Fraction(root) + Fraction(math.nextafter(root, way))) / 2 for way in (0.0, math.inf))
+    below, above = (
+        (Fraction(root) + Fraction(math.nextafter(root, way))) / 2 for way in (0.0, math.inf)
+    )
     return root == total == 0 or below**2 <= total <= above**2
 
 
 def assert_exact(x: Tensor) -> None:
     for power in (1, 2):  # before they are rounded, since that would hide a bit that is lost
-        assert sums._sums(x[None], power) == [sum(abs(Fraction(v)) ** power for v in x.tolist()) * 2 ** (sums.UNIT * power)]
+        assert sums._sums(x[None], power) == [
+            sum(abs(Fraction(v)) ** power for v in x.tolist()) * 2 ** (sums.UNIT * power)
+        ]
     assert sums.norm1(x) == line(x)
     assert sums.sum_squares(x) == math.fsum(squares(x))
     assert is_root(sums.norm2(x), sum(map(Fraction, squares(x)), Fraction()))
@@ -57,7 +61,9 @@ def test_vectors_that_look_for_trouble():
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("value", [2.0**-149, 2.0**-126, 1.0, 2.0**127, float(np.finfo(np.float32).max)])
+@pytest.mark.parametrize(
+    "value", [2.0**-149, 2.0**-126, 1.0, 2.0**127, float(np.finfo(np.float32).max)]
+)
 def test_the_ends_of_the_range(value):
     for numel in (1, 64, 1000):
         x = torch.full((numel,), value)
@@ -140,7 +146,9 @@ def test_rows_that_take_several_pieces(monkeypatch):
 @pytest.mark.parametrize("power", [1, 2])
 def test_other_devices_make_the_same_tables(power):
     bits = torch.stack(list(vectors(401).values())).view(torch.int32)
-    assert np.array_equal(sums._table_torch(bits, power).numpy(), sums._table_numpy(bits.numpy(), power))
+    assert np.array_equal(
+        sums._table_torch(bits, power).numpy(), sums._table_numpy(bits.numpy(), power)
+    )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="compares a CPU with a CUDA device")
@@ -153,14 +161,25 @@ def test_a_cuda_device_gives_the_same_norms():
 
 
 def plain_sides(x: np.ndarray, columns: int) -> tuple[list[list[float]], list[list[int]]]:
-    sides = [[[v for v in column if (v < 0) == below] for column in x.reshape(-1, columns).T.tolist()] for below in (False, True)]
-    return [[math.fsum(side) for side in row] for row in sides], [[len(side) for side in row] for row in sides]
+    sides = [
+        [[v for v in column if (v < 0) == below] for column in x.reshape(-1, columns).T.tolist()]
+        for below in (False, True)
+    ]
+    return [[math.fsum(side) for side in row] for row in sides], [
+        [len(side) for side in row] for row in sides
+    ]
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (64, 1), (401, 1), (2, 200), (7, 3), (700, 3), (70, 1030)])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(1, 1), (64, 1), (401, 1), (2, 200), (7, 3), (700, 3), (70, 1030)]
+)
 def test_sums_and_counts_of_columns_by_sign(rows, columns):
-    for name, x in vectors(rows * columns).items() if rows * columns < 9999 else [("normal", normal(rows * columns))]:
+    for name, x in (
+        vectors(rows * columns).items()
+        if rows * columns < 9999
+        else [("normal", normal(rows * columns))]
+    ):
         totals, counts = sums.column_sides(x, columns)
         exact, numbers = plain_sides(x.numpy(), columns)
         assert totals.shape == counts.shape == (2, columns) and totals.dtype == np.float64
@@ -168,7 +187,9 @@ def test_sums_and_counts_of_columns_by_sign(rows, columns):
 
 
 @pytest.mark.parametrize("columns", [1, 3, 64, 100, 1000, 90_000])
-def test_sums_of_columns_have_the_same_bits_on_every_path_and_by_any_number_of_threads(columns, monkeypatch):
+def test_sums_of_columns_have_the_same_bits_on_every_path_and_by_any_number_of_threads(
+    columns, monkeypatch
+):
     x = normal(columns * (2_300_000 // columns)) ** 5
     results, before = [], torch.get_num_threads()
     try:

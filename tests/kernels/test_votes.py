@@ -30,7 +30,10 @@ def drawn(m: int, numel: int) -> np.ndarray:
 def plain_majority(flags: np.ndarray, seed: int) -> np.ndarray:
     """By the definition, a tie by bit i of the seed's words as bytes, the most significant bit of a byte first."""
     m, numel = flags.shape
-    tossed = np.unpackbits(philox.words(seed, -(-numel // 32), stream=votes.TIES).astype("<u4").view(np.uint8), count=numel)
+    tossed = np.unpackbits(
+        philox.words(seed, -(-numel // 32), stream=votes.TIES).astype("<u4").view(np.uint8),
+        count=numel,
+    )
     twice = 2 * flags.sum(0, dtype=np.int64)
     return np.packbits(np.where(twice == m, tossed, twice > m))
 
@@ -45,9 +48,17 @@ def test_everything_that_is_counted_is_what_sums_say(numel):
         result = votes.majority(held, numel, 7)
         assert result.dtype == np.uint8 and np.array_equal(result, plain_majority(flags, 7)), m
         for count in {-1, 0, 1, m // 2, m // 2 + 1, m - 1, m, m + 1, 2 * m}:
-            assert np.array_equal(votes.at_least(held, numel, count), np.packbits(ones >= count)), (m, count)
-        assert np.array_equal(votes.counts(held, numel), ones) and np.array_equal(votes.margins(held, numel), margin)
-        assert votes.margin_counts(held, numel).tolist() == np.bincount(margin, minlength=m + 1).tolist()
+            assert np.array_equal(votes.at_least(held, numel, count), np.packbits(ones >= count)), (
+                m,
+                count,
+            )
+        assert np.array_equal(votes.counts(held, numel), ones) and np.array_equal(
+            votes.margins(held, numel), margin
+        )
+        assert (
+            votes.margin_counts(held, numel).tolist()
+            == np.bincount(margin, minlength=m + 1).tolist()
+        )
         against = flags != np.unpackbits(result, count=numel)
         for wide in {1, 2, m // 2 + 1, m, m + 1}:
             lost, widely = votes.disagreement(held, result, numel, wide)
@@ -61,10 +72,17 @@ def test_tensors_are_tallied_where_they_are_with_the_same_results(m):
         packed = np.packbits(drawn(m, numel), axis=1)
         there = torch.from_numpy(packed)
         result = votes.majority(there, numel, 3)
-        assert result.dtype is torch.uint8 and np.array_equal(result.numpy(), votes.majority(packed, numel, 3))
-        assert np.array_equal(votes.at_least(there, numel, 2).numpy(), votes.at_least(packed, numel, 2))
+        assert result.dtype is torch.uint8 and np.array_equal(
+            result.numpy(), votes.majority(packed, numel, 3)
+        )
+        assert np.array_equal(
+            votes.at_least(there, numel, 2).numpy(), votes.at_least(packed, numel, 2)
+        )
         assert np.array_equal(votes.margins(there, numel), votes.margins(packed, numel))
-        for here, of_tensors in zip(votes.disagreement(packed, result.numpy(), numel, 2), votes.disagreement(there, result, numel, 2)):
+        for here, of_tensors in zip(
+            votes.disagreement(packed, result.numpy(), numel, 2),
+            votes.disagreement(there, result, numel, 2),
+        ):
             assert np.array_equal(here, of_tensors)
 
 
@@ -73,9 +91,14 @@ def test_a_cuda_device_gives_the_same_bits():
     packed = np.packbits(drawn(16, 200_001), axis=1)
     there = torch.from_numpy(packed).cuda()
     result = votes.majority(there, 200_001, 3)
-    assert result.is_cuda and np.array_equal(result.cpu().numpy(), votes.majority(packed, 200_001, 3))
+    assert result.is_cuda and np.array_equal(
+        result.cpu().numpy(), votes.majority(packed, 200_001, 3)
+    )
     assert np.array_equal(votes.margins(there, 200_001), votes.margins(packed, 200_001))
-    for here, of_cuda in zip(votes.disagreement(packed, result.cpu().numpy(), 200_001, 4), votes.disagreement(there, result, 200_001, 4)):
+    for here, of_cuda in zip(
+        votes.disagreement(packed, result.cpu().numpy(), 200_001, 4),
+        votes.disagreement(there, result, 200_001, 4),
+    ):
         assert np.array_equal(here, of_cuda)
 
 
@@ -86,7 +109,10 @@ def test_many_voters(m):
     flags[:, :4], flags[: m // 2, 1], flags[: m // 2 + 1, 2] = [1, 0, 0, 0], 1, 1
     packed, ones = np.packbits(flags, axis=1), flags.sum(0, dtype=np.int64)
     assert np.array_equal(votes.majority(packed, 70, 1), plain_majority(flags, 1))
-    assert votes.margin_counts(packed, 70).tolist() == np.bincount(abs(2 * ones - m), minlength=m + 1).tolist()
+    assert (
+        votes.margin_counts(packed, 70).tolist()
+        == np.bincount(abs(2 * ones - m), minlength=m + 1).tolist()
+    )
 
 
 @pytest.mark.usefixtures("path")
@@ -94,7 +120,9 @@ def test_many_voters(m):
 @given(st.integers(1, 40), st.integers(1, 300), st.integers(0, 2**32), st.integers(0, 2**64 - 1))
 def test_any_tally(m, numel, draw, seed):
     flags = np.random.default_rng(draw).integers(0, 2, (m, numel), np.uint8)
-    assert np.array_equal(votes.majority(np.packbits(flags, axis=1), numel, seed), plain_majority(flags, seed))
+    assert np.array_equal(
+        votes.majority(np.packbits(flags, axis=1), numel, seed), plain_majority(flags, seed)
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -123,7 +151,12 @@ def test_votes_are_read_wherever_and_however_they_lie():
     expected = plain_majority(flags, 9)
     frames = [b"odd" + row.tobytes() for row in packed]
     words = [bits.read_words(row.tobytes(), 1001) for row in packed]
-    for held in ([memoryview(frame)[3:] for frame in frames], words, list(packed), np.asfortranarray(packed)):
+    for held in (
+        [memoryview(frame)[3:] for frame in frames],
+        words,
+        list(packed),
+        np.asfortranarray(packed),
+    ):
         assert np.array_equal(votes.majority(held, 1001, 9), expected)
     assert np.array_equal(packed, np.packbits(flags, axis=1))  # nothing was written to
 
@@ -132,14 +165,20 @@ def test_votes_of_frames_and_a_result_that_is_one():
     x = torch.randn(5, 300, generator=torch.Generator().manual_seed(0))
     updates = codec("sign").open_batch([codec("sign").encode(row) for row in x], 300)
     result = votes.majority([update.words for update in updates], 300, 0)
-    assert np.array_equal(Signs(result, 300, 0.5).values(), 0.5 * np.sign(np.sign(x.numpy()).sum(0)))
+    assert np.array_equal(
+        Signs(result, 300, 0.5).values(), 0.5 * np.sign(np.sign(x.numpy()).sum(0))
+    )
 
 
 def test_coins_are_fair_their_own_and_do_not_depend_on_the_length():
     long = votes.coins(5, 300_000)
     assert abs(np.unpackbits(long).mean() - 0.5) < 0.005
-    assert np.array_equal(votes.coins(5, 800), long[:100]) and not np.array_equal(votes.coins(6, 800), long[:100])
-    zeros = np.frombuffer(bits.signs(torch.zeros(800), 5), np.uint8)  # of the stream that decides them
+    assert np.array_equal(votes.coins(5, 800), long[:100]) and not np.array_equal(
+        votes.coins(6, 800), long[:100]
+    )
+    zeros = np.frombuffer(
+        bits.signs(torch.zeros(800), 5), np.uint8
+    )  # of the stream that decides them
     assert not np.array_equal(votes.coins(5, 800), zeros)
 
 
@@ -147,10 +186,18 @@ def test_coins_are_fair_their_own_and_do_not_depend_on_the_length():
 def test_what_is_no_vote_is_refused():
     good = np.full(2, 0xF0, np.uint8)  # 12 coordinates
     for bad in (b"", b"\xf0", bytes(10), b"\xf0\x01", b"\xf0\x00\x00\x01"):
-        for call in (lambda v: votes.majority(v, 12, 0), lambda v: votes.counts(v, 12), lambda v: votes.disagreement([good], v[1], 12, 1)):
+        for call in (
+            lambda v: votes.majority(v, 12, 0),
+            lambda v: votes.counts(v, 12),
+            lambda v: votes.disagreement([good], v[1], 12, 1),
+        ):
             with pytest.raises(FrameError):
                 call([good, bad])
-    for bad in (torch.zeros(2, 3, dtype=torch.uint8), torch.zeros(2, 2), torch.full((2, 2), 255, dtype=torch.uint8)):
+    for bad in (
+        torch.zeros(2, 3, dtype=torch.uint8),
+        torch.zeros(2, 2),
+        torch.full((2, 2), 255, dtype=torch.uint8),
+    ):
         with pytest.raises(FrameError):
             votes.majority(bad, 12, 0)
     with pytest.raises(ValueError, match="at least one vote"):
@@ -158,7 +205,9 @@ def test_what_is_no_vote_is_refused():
 
 
 def test_no_coordinates_are_no_bytes():
-    assert votes.majority([b"", b""], 0, 1).size == 0 and votes.margin_counts([b""], 0).tolist() == [0, 0]
+    assert votes.majority([b"", b""], 0, 1).size == 0 and votes.margin_counts(
+        [b""], 0
+    ).tolist() == [0, 0]
 
 
 def test_packing_keeps_arrays_arrays_and_tensors_tensors():
@@ -179,7 +228,10 @@ def test_few_rows_wait_however_many_are_added():
             nonlocal kept
             kept -= 1
 
-        __and__, __or__, __xor__ = (lambda self, other, do=do: Row(do(self, other)) for do in (int.__and__, int.__or__, int.__xor__))
+        __and__, __or__, __xor__ = (
+            lambda self, other, do=do: Row(do(self, other))
+            for do in (int.__and__, int.__or__, int.__xor__)
+        )
 
     most = 0
 
@@ -189,5 +241,7 @@ def test_few_rows_wait_however_many_are_added():
             most = max(most, kept)
             yield Row(1)
 
-    assert [int(digit) for digit in adders.digits(rows())] == [1000 >> place & 1 for place in range(10)]
+    assert [int(digit) for digit in adders.digits(rows())] == [
+        1000 >> place & 1 for place in range(10)
+    ]
     assert most <= 3 * 10

@@ -56,13 +56,24 @@ def test_how_many_are_sent_follows_from_the_values():
 
 @pytest.mark.parametrize("name", vectors(NUMEL))
 def test_what_is_sent_and_what_is_left_is_what_was_put_in(name):
-    m, x, accepted = memory("adacomp:bin=30", codec("stc"), NUMEL), vectors(NUMEL)[name], np.zeros(NUMEL)
+    m, x, accepted = (
+        memory("adacomp:bin=30", codec("stc"), NUMEL),
+        vectors(NUMEL)[name],
+        np.zeros(NUMEL),
+    )
     x = x.clamp(-1e37, 1e37)
     for _ in range(5):
         accepted += m.codec.decode(m.propose(x), numel=NUMEL).double().numpy()
         m.commit()
-    moved = 5 * abs(x.double().numpy()) + abs(accepted) + abs(m.residual.double().numpy()) + 6 * float(x.abs().max())
-    assert (abs(accepted + m.residual.double().numpy() - 5 * x.double().numpy()) <= 1e-6 * moved).all()
+    moved = (
+        5 * abs(x.double().numpy())
+        + abs(accepted)
+        + abs(m.residual.double().numpy())
+        + 6 * float(x.abs().max())
+    )
+    assert (
+        abs(accepted + m.residual.double().numpy() - 5 * x.double().numpy()) <= 1e-6 * moved
+    ).all()
 
 
 def test_a_codec_of_one_side_leaves_the_other_in_the_residual():

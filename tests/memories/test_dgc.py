@@ -18,7 +18,9 @@ def update(seed: int) -> torch.Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("spec", ["topk:density=1/10", "topk:density=1/10@layer", "stc:density=1/10", "sbc", "fp16"])
+@pytest.mark.parametrize(
+    "spec", ["topk:density=1/10", "topk:density=1/10@layer", "stc:density=1/10", "sbc", "fp16"]
+)
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 def test_equals_the_recursion(spec, momentum):
     c = codec(spec)
@@ -42,7 +44,11 @@ def test_what_comes_back_keeps_its_sum_and_its_momentum(spec):
     m = memory("dgc", c, NUMEL, LAYOUT)
     y = c.decode(m.propose(update(1)), numel=NUMEL, layout=LAYOUT)
     back = (torch.arange(NUMEL) < 150) & (y != 0)
-    m.commit(returned=c.at_density(1.0).encode(y.where(back, 0), layout=LAYOUT) if spec != "identity" else c.encode(y.where(back, 0)))
+    m.commit(
+        returned=c.at_density(1.0).encode(y.where(back, 0), layout=LAYOUT)
+        if spec != "identity"
+        else c.encode(y.where(back, 0))
+    )
     arrived = (y != 0) & ~back
     assert arrived.any() and back.any()
     for kept in (m.velocity, m.residual):
@@ -50,7 +56,9 @@ def test_what_comes_back_keeps_its_sum_and_its_momentum(spec):
 
 
 def test_without_momentum_and_with_exact_values_it_is_error_feedback():
-    dgc, residual = (memory(name, codec("topk:density=1/10"), NUMEL) for name in ("dgc:momentum=0", "residual"))
+    dgc, residual = (
+        memory(name, codec("topk:density=1/10"), NUMEL) for name in ("dgc:momentum=0", "residual")
+    )
     for seed in range(6):
         assert dgc.propose(update(seed)) == residual.propose(update(seed))
         for m in (dgc, residual):
@@ -60,7 +68,9 @@ def test_without_momentum_and_with_exact_values_it_is_error_feedback():
 
 def test_a_coordinate_that_waits_gathers_momentum():
     m = memory("dgc:momentum=0.5", codec("topk:density=1/300"), NUMEL)
-    x = torch.full((NUMEL,), 0.5).index_fill(0, torch.tensor([7]), 1e3)  # the seventh is always sent
+    x = torch.full((NUMEL,), 0.5).index_fill(
+        0, torch.tensor([7]), 1e3
+    )  # the seventh is always sent
     for _ in range(4):
         m.propose(x)
         m.commit()
@@ -83,16 +93,24 @@ def test_an_update_is_clipped_to_its_share_before_it_is_added(nodes):
 
 
 def test_a_stack_is_clipped_row_by_row():
-    alone, stacked = ([memory("dgc:clip=1", codec("stc:density=1/10"), NUMEL) for _ in range(3)] for _ in range(2))
+    alone, stacked = (
+        [memory("dgc:clip=1", codec("stc:density=1/10"), NUMEL) for _ in range(3)] for _ in range(2)
+    )
     for seed in range(3):
         x = torch.stack([10.0 ** (i - 1) * update(10 * seed + i) for i in range(3)])
         frames = type(stacked[0]).propose_stack(stacked, x.clone(), [1, 2, 3])
-        assert frames == [m.propose(row, seed=i + 1) for i, (m, row) in enumerate(zip(alone, x, strict=True))]
+        assert frames == [
+            m.propose(row, seed=i + 1) for i, (m, row) in enumerate(zip(alone, x, strict=True))
+        ]
         type(stacked[0]).commit_stack(stacked)
         for one, other in zip(alone, stacked, strict=True):
             one.commit()
-            assert same_bits(one.residual, other.residual) and same_bits(one.velocity, other.velocity)
-            assert other.residual.untyped_storage().nbytes() == 4 * NUMEL  # it does not keep the stack
+            assert same_bits(one.residual, other.residual) and same_bits(
+                one.velocity, other.velocity
+            )
+            assert (
+                other.residual.untyped_storage().nbytes() == 4 * NUMEL
+            )  # it does not keep the stack
 
 
 def test_a_density_may_change_under_one_memory():
@@ -108,9 +126,15 @@ def test_a_density_may_change_under_one_memory():
         assert not m.residual[sent].any() and not m.velocity[sent].any()
 
 
-@pytest.mark.parametrize(("options", "says"), [
-    ("momentum=1", "from 0 to below 1"), ("momentum=-0.1", "from 0 to below 1"), ("clip=-1", "at least 0"), ("nodes=0", "one node"),
-])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("momentum=1", "from 0 to below 1"),
+        ("momentum=-0.1", "from 0 to below 1"),
+        ("clip=-1", "at least 0"),
+        ("nodes=0", "one node"),
+    ],
+)
 def test_options_out_of_range(options, says):
     with pytest.raises(SpecError, match=says):
         memory(f"dgc:{options}", codec("topk"), NUMEL)

@@ -17,7 +17,12 @@ from fedcomp.memories import counterpart
 
 NUMEL = 401
 LAYOUT = layout_of(NUMEL)
-UNBIASED = [spec for name in available_codecs() for spec in (name, f"{name}@layer") if codec(spec).variance(NUMEL) is not None]
+UNBIASED = [
+    spec
+    for name in available_codecs()
+    for spec in (name, f"{name}@layer")
+    if codec(spec).variance(NUMEL) is not None
+]
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,11 @@ def update(seed: int) -> Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("c", [*map(codec, [*UNBIASED, "randomk:density=1/10,scaled=true@layer"]), Coin(), LayerWise(Coin())], ids=str)
+@pytest.mark.parametrize(
+    "c",
+    [*map(codec, [*UNBIASED, "randomk:density=1/10,scaled=true@layer"]), Coin(), LayerWise(Coin())],
+    ids=str,
+)
 def test_the_shift_goes_a_part_of_the_way_that_was_sent(c):
     m, h = memory("diana", c, NUMEL, LAYOUT), torch.zeros(NUMEL)
     for seed in range(4):
@@ -57,21 +66,36 @@ def test_the_shift_goes_a_part_of_the_way_that_was_sent(c):
 
 def test_the_step_is_the_largest_that_the_codec_bears_unless_it_is_given():
     assert memory("diana", Coin(), NUMEL).step == 1 / 2.401
-    assert memory("diana", LayerWise(Coin()), NUMEL, LAYOUT).step == 1 / (2 + max(e.numel for e in LAYOUT) / 1000)
+    assert memory("diana", LayerWise(Coin()), NUMEL, LAYOUT).step == 1 / (
+        2 + max(e.numel for e in LAYOUT) / 1000
+    )
     assert memory("diana", codec("identity"), NUMEL).step == 1
-    assert memory("diana:alpha=1/10", Coin(), NUMEL).step == 0.1 == counterpart("diana:alpha=1/10", Coin(), NUMEL).step
-    assert counterpart("diana", LayerWise(Coin()), NUMEL, LAYOUT).step == memory("diana", LayerWise(Coin()), NUMEL, LAYOUT).step
+    assert (
+        memory("diana:alpha=1/10", Coin(), NUMEL).step
+        == 0.1
+        == counterpart("diana:alpha=1/10", Coin(), NUMEL).step
+    )
+    assert (
+        counterpart("diana", LayerWise(Coin()), NUMEL, LAYOUT).step
+        == memory("diana", LayerWise(Coin()), NUMEL, LAYOUT).step
+    )
 
 
 @pytest.mark.parametrize("alpha", ["0.42", "1", "0", "-1"])
 def test_a_step_that_the_codec_does_not_bear_is_refused(alpha):
-    with pytest.raises(ConfigError, match=r"option 'alpha' of memory 'diana' is .*; coin bears more than 0 and at most 0\.416493"):
+    with pytest.raises(
+        ConfigError,
+        match=r"option 'alpha' of memory 'diana' is .*; coin bears more than 0 and at most 0\.416493",
+    ):
         memory(f"diana:alpha={alpha}", Coin(), NUMEL)
 
 
 @pytest.mark.parametrize("spec", ["stc", "topk@layer", "fp16"])
 def test_a_biased_codec_is_refused(spec):
-    with pytest.raises(ConfigError, match="'diana' needs an unbiased codec, and .* is biased; use --uplink qsgd, or --memory ef21"):
+    with pytest.raises(
+        ConfigError,
+        match="'diana' needs an unbiased codec, and .* is biased; use --uplink qsgd, or --memory ef21",
+    ):
         memory("diana", codec(spec), NUMEL, LAYOUT)
 
 

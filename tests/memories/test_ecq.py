@@ -18,7 +18,9 @@ def update(seed: int) -> torch.Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("spec", ["stc:density=1/10", "topk:density=1/10,values=fp16", "sbc@layer", "natural"])
+@pytest.mark.parametrize(
+    "spec", ["stc:density=1/10", "topk:density=1/10,values=fp16", "sbc@layer", "natural"]
+)
 @pytest.mark.parametrize(("alpha", "beta"), [(0.95, 0.95), (0.5, 0.9), (1.0, 1.0), (0.2, 0.0)])
 def test_equals_the_recursion(spec, alpha, beta):
     c = codec(spec)
@@ -44,7 +46,10 @@ def test_what_comes_back_is_kept():
 
 
 def test_weight_and_decay_of_one_are_error_feedback():
-    ecq, residual = (memory(name, codec("stc:density=1/10"), NUMEL) for name in ("ecq:alpha=1,beta=1", "residual"))
+    ecq, residual = (
+        memory(name, codec("stc:density=1/10"), NUMEL)
+        for name in ("ecq:alpha=1,beta=1", "residual")
+    )
     for seed in range(5):
         assert ecq.propose(update(seed)) == residual.propose(update(seed))
         for m in (ecq, residual):
@@ -53,13 +58,27 @@ def test_weight_and_decay_of_one_are_error_feedback():
 
 
 @pytest.mark.parametrize("numel", [1, 300, 10**6])
-@pytest.mark.parametrize("spec", ["stc", "stc:density=1/100", "topk@layer", "identity", "fp16", "efsign", "natural", "qsgd:damped=true"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "stc",
+        "stc:density=1/100",
+        "topk@layer",
+        "identity",
+        "fp16",
+        "efsign",
+        "natural",
+        "qsgd:damped=true",
+    ],
+)
 def test_the_default_pair_is_stable_with_every_codec_that_contracts(spec, numel):
     memory("ecq", codec(spec), numel, layout_of(numel))
 
 
 @pytest.mark.parametrize("spec", ["stc", "identity", "qsgd:levels=1", "qsgd:levels=16", "natural"])
-@pytest.mark.parametrize("pair", ["alpha=1,beta=-1", "alpha=3,beta=3.5", "alpha=0,beta=1.5", "alpha=1e200,beta=0"])
+@pytest.mark.parametrize(
+    "pair", ["alpha=1,beta=-1", "alpha=3,beta=3.5", "alpha=0,beta=1.5", "alpha=1e200,beta=0"]
+)
 def test_a_pair_that_diverges_is_refused_with_one_that_does_not(spec, pair):
     if spec == "identity" and pair == "alpha=3,beta=3.5":
         memory(f"ecq:{pair}", codec(spec), NUMEL)  # nothing is lost
@@ -93,7 +112,9 @@ def test_the_bound_tells_pairs_apart():
 
 
 def test_what_a_biased_codec_never_sends_may_not_grow():
-    with pytest.raises(ConfigError, match=r"'ecq:alpha=0.7,beta=1.3' diverges with topk.*give a beta of at most 1"):
+    with pytest.raises(
+        ConfigError, match=r"'ecq:alpha=0.7,beta=1.3' diverges with topk.*give a beta of at most 1"
+    ):
         memory("ecq:alpha=0.7,beta=1.3", codec("topk:density=10%"), NUMEL)
     unchecked = Unchecked(codec("topk:density=10%"), NUMEL, options=ECQ.Options(0.7, 1.3))
     unchecked.propose(update(0))
@@ -105,7 +126,9 @@ def test_what_a_biased_codec_never_sends_may_not_grow():
 
 
 def test_a_codec_without_a_bound_is_refused():
-    with pytest.raises(ConfigError, match="error is bounded, and that of sign is not; use --uplink stc"):
+    with pytest.raises(
+        ConfigError, match="error is bounded, and that of sign is not; use --uplink stc"
+    ):
         memory("ecq", codec("sign"), NUMEL)
 
 

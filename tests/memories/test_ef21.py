@@ -11,10 +11,17 @@ from fedcomp.memories.shift import contraction
 
 NUMEL = 401
 LAYOUT = layout_of(NUMEL)
-CONTRACTING = [spec for name in available_codecs() for spec in (name, f"{name}@layer") if contraction(codec(spec), NUMEL) > 0]
+CONTRACTING = [
+    spec
+    for name in available_codecs()
+    for spec in (name, f"{name}@layer")
+    if contraction(codec(spec), NUMEL) > 0
+]
 
 
-@pytest.mark.parametrize("spec", ["identity", "stc:density=1/10", "topk:density=1/10@layer", "natural"])
+@pytest.mark.parametrize(
+    "spec", ["identity", "stc:density=1/10", "topk:density=1/10@layer", "natural"]
+)
 def test_what_is_sent_is_what_the_estimate_lacks(spec):
     m, estimate = memory("ef21", codec(spec), NUMEL, LAYOUT), torch.zeros(NUMEL)
     for seed in range(4):
@@ -58,5 +65,8 @@ def test_a_bfloat16_update_is_subtracted_from_in_float32():
 @pytest.mark.parametrize("spec", ["sign", "threshold", "qsgd:levels=1@layer"])
 def test_a_codec_that_does_not_contract_is_refused(spec):
     for make in (memory, counterpart):
-        with pytest.raises(ConfigError, match="'ef21' gets nowhere with .*, which does not contract; use --uplink stc, or --memory none"):
+        with pytest.raises(
+            ConfigError,
+            match="'ef21' gets nowhere with .*, which does not contract; use --uplink stc, or --memory none",
+        ):
             make("ef21", codec(spec), NUMEL, LAYOUT)

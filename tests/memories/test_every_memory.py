@@ -11,13 +11,33 @@ from fedcomp.memories import Memory
 from fedcomp.memories.sketched import CANDIDATES, MARKS, SKETCH, VALUES
 
 NUMEL = 401
-DENSE = ("identity", "fp16", "natural", "qsgd:levels=16@layer", "powersgd", "powersgd:rank=1")  # touch every coordinate
-CODECS = (*DENSE, "topk:density=1/10", "topk:density=1/10,values=fp16@layer", "stc:density=1/10", "stc@layer", "sbc", "sketch",
-          "sketch:cells=int8")
-IN_PHASES = {"sketched": {  # memories whose proposals have more frames than one, and what they know in each phase
-    SKETCH: Context(phase=SKETCH),
-    VALUES: Context(phase=VALUES, announced={CANDIDATES: MARKS.encode((torch.arange(NUMEL) % 10 == 0).float())}),
-}}
+DENSE = (
+    "identity",
+    "fp16",
+    "natural",
+    "qsgd:levels=16@layer",
+    "powersgd",
+    "powersgd:rank=1",
+)  # touch every coordinate
+CODECS = (
+    *DENSE,
+    "topk:density=1/10",
+    "topk:density=1/10,values=fp16@layer",
+    "stc:density=1/10",
+    "stc@layer",
+    "sbc",
+    "sketch",
+    "sketch:cells=int8",
+)
+IN_PHASES = {
+    "sketched": {  # memories whose proposals have more frames than one, and what they know in each phase
+        SKETCH: Context(phase=SKETCH),
+        VALUES: Context(
+            phase=VALUES,
+            announced={CANDIDATES: MARKS.encode((torch.arange(NUMEL) % 10 == 0).float())},
+        ),
+    }
+}
 
 
 def make(name: str, spec: str) -> Memory:
@@ -54,11 +74,16 @@ def begins(name: str) -> Context:
 
 
 def copied(state: dict) -> dict:
-    return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
+    return {
+        key: value.clone() if isinstance(value, torch.Tensor) else value
+        for key, value in state.items()
+    }
 
 
 def same_state(a: dict, b: dict) -> bool:
-    return a.keys() == b.keys() and all(same_bits(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a)
+    return a.keys() == b.keys() and all(
+        same_bits(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a
+    )
 
 
 def warm(name: str, spec: str) -> Memory:
@@ -136,7 +161,9 @@ def test_sent_are_the_positions_that_the_waiting_frame_touches(name, spec):
     m, layout = warm(name, spec), layout_of(NUMEL)
     assert m.sent.size == 0
     y = m.codec.decode(propose(m, update(8)), numel=NUMEL, layout=layout)
-    read = [] if name in IN_PHASES else y.nonzero().flatten().tolist()  # nothing is taken of the first frame alone
+    read = (
+        [] if name in IN_PHASES else y.nonzero().flatten().tolist()
+    )  # nothing is taken of the first frame alone
     assert m.sent is None if spec in DENSE else m.sent.tolist() == read
     m.rollback()
     assert m.sent.size == 0
@@ -148,7 +175,10 @@ def test_a_state_moved_in_the_middle_of_a_proposal_goes_on_bit_by_bit(name, spec
     stayed = warm(name, spec)
     propose(stayed, update(8), 8)
     state = copied(stayed.state_dict())
-    assert all(isinstance(v, bytes) or (v.dtype == torch.float32 and v.shape == (NUMEL,)) for v in state.values())
+    assert all(
+        isinstance(v, bytes) or (v.dtype == torch.float32 and v.shape == (NUMEL,))
+        for v in state.values()
+    )
     moved = make(name, spec)
     moved.load_state_dict(state)
     assert moved.pending == stayed.pending
@@ -174,7 +204,9 @@ def test_the_state_of_a_settled_memory_has_no_proposal(name, spec):
 @every_pair
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_stack_of_proposals_is_each_of_them(name, spec, dtype):
-    each, stacked = ([make(name, spec), warm(name, spec), make(name, spec), warm(name, spec)] for _ in range(2))
+    each, stacked = (
+        [make(name, spec), warm(name, spec), make(name, spec), warm(name, spec)] for _ in range(2)
+    )
     for round in range(3):
         x = torch.stack([update(10 * round + i) for i in range(4)]).to(dtype)
         x[:, ::9] = -0.0
@@ -219,14 +251,20 @@ def test_a_vector_without_elements(name):
     m.rollback()
 
 
-@pytest.mark.parametrize(("text", "sentence"), [
-    ("residaul", "unknown memory 'residaul'; did you mean 'residual'"),
-    ("nothing", "unknown memory 'nothing'"),
-    ("", "incomplete"),
-    ("residual:beta=1", "memory 'residual' has no option 'beta'; it takes none"),
-    ("residual@layer", "memory 'residual@layer' cannot have a scope"),
-    ("none+residual", "memory 'none+residual' cannot have a scope or a second part; name one memory"),
-])
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("residaul", "unknown memory 'residaul'; did you mean 'residual'"),
+        ("nothing", "unknown memory 'nothing'"),
+        ("", "incomplete"),
+        ("residual:beta=1", "memory 'residual' has no option 'beta'; it takes none"),
+        ("residual@layer", "memory 'residual@layer' cannot have a scope"),
+        (
+            "none+residual",
+            "memory 'none+residual' cannot have a scope or a second part; name one memory",
+        ),
+    ],
+)
 def test_a_mistake_is_one_sentence_that_names_the_fix(text, sentence):
     with pytest.raises(SpecError) as caught:
         memory(text, codec("stc"), NUMEL)
@@ -235,14 +273,22 @@ def test_a_mistake_is_one_sentence_that_names_the_fix(text, sentence):
 
 def test_the_registry_that_is_given_away_is_a_copy():
     available_memories().clear()
-    assert {name: cls.name for name, cls in available_memories().items()} == {name: name for name in available_memories()}
+    assert {name: cls.name for name, cls in available_memories().items()} == {
+        name: name for name in available_memories()
+    }
     assert {"none", "residual"} <= available_memories().keys()
 
 
-@pytest.mark.parametrize(("name", "spec"), [
-    ("residual", "drive:damped=true"), ("residual", "eden:bits=1,damped=true"), ("residual", "topk:density=1/2+drive:damped=true"),
-    ("ecq:alpha=0.5,beta=0.6", "drive:damped=true"), ("ef21", "drive:damped=true"),
-])
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("residual", "drive:damped=true"),
+        ("residual", "eden:bits=1,damped=true"),
+        ("residual", "topk:density=1/2+drive:damped=true"),
+        ("ecq:alpha=0.5,beta=0.6", "drive:damped=true"),
+        ("ef21", "drive:damped=true"),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 def test_a_memory_stays_usable_at_the_ends_of_the_range_of_float32(name, spec):
     m = memory(name, codec(spec), NUMEL, layout_of(NUMEL))
@@ -250,4 +296,6 @@ def test_a_memory_stays_usable_at_the_ends_of_the_range_of_float32(name, spec):
     for seed in range(4):
         m.propose(x if seed == 0 else 0 * x, seed=seed)
         m.commit()
-        assert all(v.isfinite().all() for v in m.state_dict().values() if isinstance(v, torch.Tensor))
+        assert all(
+            v.isfinite().all() for v in m.state_dict().values() if isinstance(v, torch.Tensor)
+        )

@@ -35,21 +35,38 @@ class Oracle:
     def decide(self, x: torch.Tensor, threshold: float) -> bool:
         """Whether to send, with the state of a worker whose frame then arrives."""
         difference = (x - torch.from_numpy(self.last.astype(np.float32))).double()
-        quantized = self.codec.decode(self.codec.encode(difference.float(), layout=LAYOUT), numel=NUMEL, layout=LAYOUT).double()
+        quantized = self.codec.decode(
+            self.codec.encode(difference.float(), layout=LAYOUT), numel=NUMEL, layout=LAYOUT
+        ).double()
         lost = float((difference - quantized).square().sum())
         least = threshold + self.errors * (lost + self.lost)
         if self.sent and self.clock < self.patience and float(quantized.square().sum()) <= least:
             self.clock += 1
             return False
-        self.last, self.clock, self.lost, self.sent = (self.last + quantized.numpy()).astype(np.float32), 0, lost, True
+        self.last, self.clock, self.lost, self.sent = (
+            (self.last + quantized.numpy()).astype(np.float32),
+            0,
+            lost,
+            True,
+        )
         return True
 
 
-@pytest.mark.parametrize(("spec", "errors", "patience"), [
-    ("identity", 3.0, 4), ("fp16", 3.0, 100), ("natural", 0.5, 100), ("topk:density=1/2@layer", 0.0, 3), ("stc:density=1/10", 0.0, 0),
-])
+@pytest.mark.parametrize(
+    ("spec", "errors", "patience"),
+    [
+        ("identity", 3.0, 4),
+        ("fp16", 3.0, 100),
+        ("natural", 0.5, 100),
+        ("topk:density=1/2@layer", 0.0, 3),
+        ("stc:density=1/10", 0.0, 0),
+    ],
+)
 def test_the_rule_is_that_of_the_paper(spec, errors, patience):
-    m, oracle = memory(f"laq:errors={errors},patience={patience}", codec(spec), NUMEL, LAYOUT), Oracle(spec, errors, patience)
+    m, oracle = (
+        memory(f"laq:errors={errors},patience={patience}", codec(spec), NUMEL, LAYOUT),
+        Oracle(spec, errors, patience),
+    )
     drawn, sent = np.random.default_rng(1), []
     x = update(0)
     for round in range(60):
@@ -111,7 +128,9 @@ def test_a_stack_decides_like_each_of_its_clients():
             skipped += frames[i] is None
         type(each[0]).commit_stack([m for m in stacked if m.pending is not None])
         for m, other in zip(each, stacked, strict=True):
-            assert m.state_dict()["clock"] == other.state_dict()["clock"] and same_bits(m.shift, other.shift)
+            assert m.state_dict()["clock"] == other.state_dict()["clock"] and same_bits(
+                m.shift, other.shift
+            )
     assert 4 < skipped < 44
 
 
@@ -123,11 +142,19 @@ def test_without_a_word_of_the_server_everything_is_sent():
 
 
 def test_the_state_moves_with_its_clock():
-    m, moved = memory("laq:patience=3", codec("fp16"), NUMEL), memory("laq:patience=3", codec("fp16"), NUMEL)
+    m, moved = (
+        memory("laq:patience=3", codec("fp16"), NUMEL),
+        memory("laq:patience=3", codec("fp16"), NUMEL),
+    )
     m.propose(update(0))
     m.commit()
     m.propose(update(1), context=told(1e30))
-    moved.load_state_dict({key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in m.state_dict().items()})
+    moved.load_state_dict(
+        {
+            key: value.clone() if isinstance(value, torch.Tensor) else value
+            for key, value in m.state_dict().items()
+        }
+    )
     for round in range(2, 8):
         frame = m.propose(update(round), context=told(1e30))
         assert moved.propose(update(round), context=told(1e30)) == frame
@@ -153,7 +180,10 @@ def test_a_threshold_of_another_length_is_refused():
 
 @pytest.mark.parametrize("spec", ["stc:density=1/10", "topk:density=0.74", "sbc"])
 def test_a_codec_that_loses_too_much_to_send_ever_is_refused(spec):
-    with pytest.raises(ConfigError, match="'laq' would skip every round with .*; use --uplink fp16, or --memory laq:errors=0"):
+    with pytest.raises(
+        ConfigError,
+        match="'laq' would skip every round with .*; use --uplink fp16, or --memory laq:errors=0",
+    ):
         memory("laq", codec(spec), NUMEL)
     assert memory("laq:errors=0", codec(spec), NUMEL).propose(update(1))
 
@@ -163,7 +193,11 @@ def test_a_codec_that_does_not_contract_is_refused():
         memory("laq:errors=0", codec("sign"), NUMEL)
 
 
-@pytest.mark.parametrize("text", ["window=0", "weight=-1", "errors=-0.5", "patience=-1", "window=100000"])
+@pytest.mark.parametrize(
+    "text", ["window=0", "weight=-1", "errors=-0.5", "patience=-1", "window=100000"]
+)
 def test_options_out_of_range(text):
-    with pytest.raises(SpecError, match=f"option '{text.split('=')[0]}' of memory 'laq' is .*; give "):
+    with pytest.raises(
+        SpecError, match=f"option '{text.split('=')[0]}' of memory 'laq' is .*; give "
+    ):
         memory(f"laq:{text}", codec("identity"), NUMEL)

@@ -39,7 +39,9 @@ def basis_of(frame: bytes) -> bytes:
     """What a server would announce if there were no other client."""
     flat = NUMBERS.open(frame, 2 * (8 + 6)).values
     parts = [flat[:16].reshape(8, 2), flat[16:].reshape(6, 2)]
-    return b"".join(orthonormal(torch.from_numpy(p.copy())).numpy().astype("<f4").tobytes() for p in parts)
+    return b"".join(
+        orthonormal(torch.from_numpy(p.copy())).numpy().astype("<f4").tobytes() for p in parts
+    )
 
 
 def right(m: LowRank, basis: bytes) -> bytes:
@@ -55,7 +57,10 @@ def test_the_frames_of_the_two_phases_are_what_the_paper_says():
     m, x = make(), update(1)
     numbers = NUMBERS.decode(left(m, x), numel=28)
     w, k = x[5:85].view(8, 10).double(), x[85:133].view(6, 8).double()
-    q, r = (torch.from_numpy(part).double() for part in (START[:20].reshape(10, 2), START[20:].reshape(8, 2)))
+    q, r = (
+        torch.from_numpy(part).double()
+        for part in (START[:20].reshape(10, 2), START[20:].reshape(8, 2))
+    )
     torch.testing.assert_close(numbers, torch.cat([(w @ q).ravel(), (k @ r).ravel()]).float())
     basis = basis_of(m.pending)
     p = torch.from_numpy(np.frombuffer(basis, "<f4")[:16].reshape(8, 2).astype(np.float64))
@@ -68,7 +73,9 @@ def test_the_frames_of_the_two_phases_are_what_the_paper_says():
     assert not e[[0, 1, 2, 3, 4, 133]].any()
 
 
-moments = st.sampled_from(["one frame", "one frame, lost", "left, lost", "right, lost", "right", "not finite"])
+moments = st.sampled_from(
+    ["one frame", "one frame, lost", "left, lost", "right, lost", "right", "not finite"]
+)
 
 
 @given(st.lists(st.tuples(moments, st.sampled_from([1e-30, 1.0, 1.0, 1e6])), max_size=10))
@@ -98,7 +105,9 @@ def test_what_was_accepted_and_what_is_left_is_what_was_put_in(rounds):
             m.commit()
             accepted += y.double().numpy()
         assert m.pending is None
-    assert (abs(accepted + residual(m).double().numpy() - inputs) <= 1e-6 * (moved + abs(inputs).max())).all()
+    assert (
+        abs(accepted + residual(m).double().numpy() - inputs) <= 1e-6 * (moved + abs(inputs).max())
+    ).all()
 
 
 def test_of_the_first_frame_alone_nothing_is_taken():
@@ -118,7 +127,9 @@ def test_the_next_iteration_starts_where_the_last_that_was_accepted_ended():
     m.commit()
     announced = {f"right/{i}": parts[i].right.tobytes() for i in (1, 2)}
     e = residual(m) + x
-    assert m.propose(x, seed=4) == m.codec.encode(e, seed=9, layout=LAYOUT, context=Context(announced=announced))
+    assert m.propose(x, seed=4) == m.codec.encode(
+        e, seed=9, layout=LAYOUT, context=Context(announced=announced)
+    )
 
 
 def test_under_a_constant_update_all_of_it_gets_through():
@@ -139,7 +150,9 @@ def test_a_state_moved_between_the_phases_goes_on_bit_by_bit(phase, settle):
     if phase == RIGHT:
         right(stayed, basis)
     moved = make()
-    moved.load_state_dict({k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in stayed.state_dict().items()})
+    moved.load_state_dict(
+        {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in stayed.state_dict().items()}
+    )
     assert moved.sent is None and stayed.sent is None
     if phase == LEFT:
         assert right(moved, basis) == right(stayed, basis)
@@ -150,11 +163,18 @@ def test_a_state_moved_between_the_phases_goes_on_bit_by_bit(phase, settle):
     assert moved.propose(update(3), seed=3) == stayed.propose(update(3), seed=3)
 
 
-@pytest.mark.parametrize(("announced", "error", "sentence"), [
-    ({}, ProtocolError, "the server announced no 'right' for the phase 'left'; both sides need the same strategy"),
-    ({RIGHT: START.tobytes()[:-4]}, ProtocolError, "another length"),
-    ({RIGHT: (START * np.float32("inf")).tobytes()}, ProtocolError, "NaN or infinity"),
-])
+@pytest.mark.parametrize(
+    ("announced", "error", "sentence"),
+    [
+        (
+            {},
+            ProtocolError,
+            "the server announced no 'right' for the phase 'left'; both sides need the same strategy",
+        ),
+        ({RIGHT: START.tobytes()[:-4]}, ProtocolError, "another length"),
+        ({RIGHT: (START * np.float32("inf")).tobytes()}, ProtocolError, "NaN or infinity"),
+    ],
+)
 def test_a_wrong_announcement_changes_nothing_in_the_first_phase(announced, error, sentence):
     m = make()
     m.propose(update(1))
@@ -165,7 +185,10 @@ def test_a_wrong_announcement_changes_nothing_in_the_first_phase(announced, erro
     assert m.pending is None and same_bits(residual(m), before)
 
 
-@pytest.mark.parametrize(("announced", "error"), [({}, ProtocolError), ({LEFT: b""}, ProtocolError), ({LEFT: bytes(4)}, ProtocolError)])
+@pytest.mark.parametrize(
+    ("announced", "error"),
+    [({}, ProtocolError), ({LEFT: b""}, ProtocolError), ({LEFT: bytes(4)}, ProtocolError)],
+)
 def test_a_wrong_announcement_in_the_second_phase_leaves_the_first_frame_waiting(announced, error):
     m = make()
     frame = left(m, update(1))
@@ -195,14 +218,20 @@ def test_a_phase_out_of_turn_is_refused():
 def test_other_memories_have_one_frame():
     m = memory("residual", codec("powersgd"), NUMEL, LAYOUT)
     frame = m.propose(update(1))
-    with pytest.raises(ConfigError, match="memory 'residual' has no frame for a phase 'right'; use the memory that the strategy asks for"):
+    with pytest.raises(
+        ConfigError,
+        match="memory 'residual' has no frame for a phase 'right'; use the memory that the strategy asks for",
+    ):
         right(m, b"")
     assert m.pending == frame
 
 
 @pytest.mark.parametrize("spec", ["stc", "identity", "powersgd@layer"])
 def test_other_codecs_are_refused(spec):
-    with pytest.raises(ConfigError, match="memory 'lowrank' goes with --uplink powersgd, not with .*; give that, or --memory residual"):
+    with pytest.raises(
+        ConfigError,
+        match="memory 'lowrank' goes with --uplink powersgd, not with .*; give that, or --memory residual",
+    ):
         memory("lowrank", codec(spec), NUMEL, LAYOUT)
 
 

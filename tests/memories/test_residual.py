@@ -87,7 +87,9 @@ def test_what_is_rolled_back_goes_out_with_the_next(spec):
     m = make(spec)
     assert m.propose(update(1), seed=3) == codec(spec).encode(update(1), seed=3, layout=LAYOUT)
     m.rollback()
-    assert m.propose(update(2), seed=4) == codec(spec).encode(update(1) + update(2), seed=4, layout=LAYOUT)
+    assert m.propose(update(2), seed=4) == codec(spec).encode(
+        update(1) + update(2), seed=4, layout=LAYOUT
+    )
 
 
 def test_the_null_object_leaves_nothing():
@@ -138,7 +140,12 @@ def test_a_sum_that_overflows_changes_nothing(spec):
 def test_a_damaged_frame_that_comes_back_leaves_the_proposal_waiting():
     m = make("topk:density=1/10")
     frame = m.propose(update(1))
-    for returned in (b"", frame[:-1], codec("stc").encode(update(1)), codec("topk").encode(torch.ones(NUMEL + 1))):
+    for returned in (
+        b"",
+        frame[:-1],
+        codec("stc").encode(update(1)),
+        codec("topk").encode(torch.ones(NUMEL + 1)),
+    ):
         with pytest.raises(FrameError):
             m.commit(returned=returned)
     assert m.pending == frame and same_bits(residual(m), update(1))
@@ -157,7 +164,10 @@ class Unscaled(TopK):
 @pytest.mark.parametrize("layerwise", ["", "@layer"])
 def test_a_codec_that_does_not_contract_is_refused(layerwise):
     c = LayerWise(Unscaled()) if layerwise else Unscaled()
-    with pytest.raises(ConfigError, match="diverges with topk:.*, which does not contract; use --memory none, or --uplink stc"):
+    with pytest.raises(
+        ConfigError,
+        match="diverges with topk:.*, which does not contract; use --memory none, or --uplink stc",
+    ):
         memory("residual", c, NUMEL, LAYOUT)
     assert memory("none", c, NUMEL, LAYOUT).propose(update(1))
 
@@ -179,7 +189,11 @@ def test_the_null_memory_forgets_what_comes_back():
 
 def test_a_state_of_another_size_or_without_its_residual_is_refused():
     keeper = memory("residual", codec("stc"), numel=10)
-    for state in ({"residual": torch.zeros(11)}, {"residual": torch.zeros(10, dtype=torch.float64)}, {"pending": b"frame"}):
+    for state in (
+        {"residual": torch.zeros(11)},
+        {"residual": torch.zeros(10, dtype=torch.float64)},
+        {"pending": b"frame"},
+    ):
         with pytest.raises(ConfigError):
             keeper.load_state_dict(state)
 
@@ -200,7 +214,15 @@ def test_a_stack_of_another_kind_is_refused_by_every_memory(name, dtype):
     assert keeper.pending is None
 
 
-@pytest.mark.parametrize("x", [[1.0] * 10, np.ones(10, np.float32), torch.ones(10).to_sparse(), torch.empty(10, device="meta")])
+@pytest.mark.parametrize(
+    "x",
+    [
+        [1.0] * 10,
+        np.ones(10, np.float32),
+        torch.ones(10).to_sparse(),
+        torch.empty(10, device="meta"),
+    ],
+)
 @pytest.mark.parametrize("name", ["residual", "none"])
 def test_what_is_no_dense_tensor_is_refused_and_changes_nothing(name, x):
     keeper = memory(name, codec("identity"), numel=10)
@@ -220,7 +242,9 @@ def test_a_state_has_float32_whatever_a_task_sets():
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize(("name", "given"), [("residual", "stc"), ("none", None), (3, codec("stc"))])
+@pytest.mark.parametrize(
+    ("name", "given"), [("residual", "stc"), ("none", None), (3, codec("stc"))]
+)
 def test_what_is_no_codec_or_no_text_makes_no_memory(name, given):
     with pytest.raises(SpecError, match="a memory is a name and a codec"):
         memory(name, given, 10)
@@ -228,7 +252,9 @@ def test_what_is_no_codec_or_no_text_makes_no_memory(name, given):
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if codec(spec).contraction(NUMEL) is None])
 def test_where_a_codec_is_refused_the_one_that_is_named_is_not(spec):
-    with pytest.raises(ConfigError, match="which does not contract; use --memory none, or --uplink ") as refused:
+    with pytest.raises(
+        ConfigError, match="which does not contract; use --memory none, or --uplink "
+    ) as refused:
         make(spec)
     make(str(refused.value).rpartition(" ")[2])
 

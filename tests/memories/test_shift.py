@@ -26,7 +26,13 @@ def suits(name: str, spec: str) -> bool:
         return False
 
 
-PAIRS = [(name, spec) for name in NAMES for c in available_codecs() for spec in (c, f"{c}@layer") if suits(name, spec)]
+PAIRS = [
+    (name, spec)
+    for name in NAMES
+    for c in available_codecs()
+    for spec in (c, f"{c}@layer")
+    if suits(name, spec)
+]
 
 
 def pair(name: str, spec: str) -> tuple[Memory, Counterpart]:
@@ -90,7 +96,11 @@ def test_an_estimate_reads_the_same_in_every_way(name, spec):
         assert same_bits(torch.from_numpy(estimate.block(7, 40).copy()), estimate.dense()[7:40])
         assert estimate.numel == estimate.nonzeros == NUMEL and estimate.positions is None
         assert same_bits(server.row(0), before)
-    assert server.estimate(0, sent, True) is sent and server.estimate(1, sent, False) is sent and server.estimate(1, None, False) is None
+    assert (
+        server.estimate(0, sent, True) is sent
+        and server.estimate(1, sent, False) is sent
+        and server.estimate(1, None, False) is None
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,7 +113,9 @@ def test_what_was_taken_is_what_comes_back_from_a_checkpoint(name):
         written.update({key: vector.clone() for key, vector in vectors.items()} | values)
         return set(vectors)
 
-    sent = [codec("identity").open(codec("identity").encode(update(seed)), NUMEL) for seed in range(4)]
+    sent = [
+        codec("identity").open(codec("identity").encode(update(seed)), NUMEL) for seed in range(4)
+    ]
     server.settle([(3, sent[0], True), (11, sent[1], True), (2**63, sent[2], True)], 1.5)
     assert write() == {"3", "11", str(2**63)} and json.loads(written[MEMBERS]) == [3, 11, 2**63]
     server.settle([(11, sent[3], False), (3, None, False)], 2.5)
@@ -114,7 +126,9 @@ def test_what_was_taken_is_what_comes_back_from_a_checkpoint(name):
     restored = counterpart(name, codec("identity"), NUMEL)
     restored.restore(written.get, written.get)
     assert restored.announce() == server.announce() and restored.take_changes()[0] == {}
-    assert [client for client, _ in restored.absent(())] == [client for client, _ in server.absent(())]
+    assert [client for client, _ in restored.absent(())] == [
+        client for client, _ in server.absent(())
+    ]
     for client in (3, 11, 2**63):
         assert same_bits(kept(restored.row(client)), kept(server.row(client)))
     assert restored.row(3) is None
@@ -124,7 +138,9 @@ def test_what_was_taken_is_what_comes_back_from_a_checkpoint(name):
 def test_a_checkpoint_of_somebody_else_is_an_error(name):
     for damaged in (b"[1", b'{"1": 2', b'["x"]'):
         with pytest.raises((ValueError, TypeError)):
-            counterpart(name, codec("identity"), NUMEL).restore(lambda key: None, lambda key, data=damaged: data)
+            counterpart(name, codec("identity"), NUMEL).restore(
+                lambda key: None, lambda key, data=damaged: data
+            )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -142,7 +158,9 @@ def test_a_memory_that_begins_anew_is_a_new_memory(name):
 def test_a_frame_is_taken_as_a_whole(name):
     m = memory(name, codec("identity"), NUMEL)
     frame = m.propose(update(1))
-    with pytest.raises(ConfigError, match="has a counterpart, which takes frames as a whole; use --memory residual"):
+    with pytest.raises(
+        ConfigError, match="has a counterpart, which takes frames as a whole; use --memory residual"
+    ):
         m.commit(returned=codec("identity").encode(update(1)))
     assert m.pending == frame and m.shift is None
 
@@ -159,4 +177,7 @@ def test_a_difference_that_is_out_of_range_changes_nothing(name):
 
 
 def test_there_is_no_counterpart_of_a_memory_that_clients_keep_alone():
-    assert counterpart("residual", codec("stc"), NUMEL) is None and counterpart("none", codec("sign"), NUMEL) is None
+    assert (
+        counterpart("residual", codec("stc"), NUMEL) is None
+        and counterpart("none", codec("sign"), NUMEL) is None
+    )

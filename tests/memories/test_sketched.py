@@ -57,7 +57,11 @@ def test_the_first_frame_is_a_sketch_of_v_and_the_second_its_exact_values(spec):
     assert m.propose(update(2), seed=8, context=BEGIN) == m.codec.encode(v, seed=8, layout=LAYOUT)
     at = [0, 3, 20, NUMEL - 1]
     frame = values(m, at)
-    assert frame == m.pending and same_bits(NUMBERS.decode(frame, numel=4), v[at]) and m.sent.tolist() == at
+    assert (
+        frame == m.pending
+        and same_bits(NUMBERS.decode(frame, numel=4), v[at])
+        and m.sent.tolist() == at
+    )
 
 
 def test_u_and_v_are_zero_where_a_candidate_was_kept_and_only_there():
@@ -70,11 +74,20 @@ def test_u_and_v_are_zero_where_a_candidate_was_kept_and_only_there():
     commit(m, candidates, kept)
     u[kept] = v[kept] = 0
     assert u[20] and same_bits(vector(m, "velocity"), u) and same_bits(vector(m), v)
-    assert m.pending is None and m.sent.size == 0 and set(m.state_dict()) == {"residual", "velocity"}
+    assert (
+        m.pending is None and m.sent.size == 0 and set(m.state_dict()) == {"residual", "velocity"}
+    )
 
 
-@given(st.lists(st.tuples(st.sampled_from(["sketch", "values", "kept", "some kept", "none kept", "not finite"]),
-                          st.sampled_from([1e-30, 1.0, 1.0, 1e6])), max_size=10))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["sketch", "values", "kept", "some kept", "none kept", "not finite"]),
+            st.sampled_from([1e-30, 1.0, 1.0, 1e6]),
+        ),
+        max_size=10,
+    )
+)
 def test_what_was_kept_and_what_is_left_is_what_was_put_in(rounds):
     m, inputs, accepted, moved = make(), np.zeros(NUMEL), np.zeros(NUMEL), np.zeros(NUMEL)
     for seed, (end, scale) in enumerate(rounds):
@@ -101,7 +114,9 @@ def test_what_was_kept_and_what_is_left_is_what_was_put_in(rounds):
             accepted[kept] += sent[np.isin(candidates, kept)]
             assert not vector(m)[kept].any()
         assert m.pending is None
-    assert (abs(accepted + vector(m).double().numpy() - inputs) <= 1e-6 * (moved + abs(inputs).max())).all()
+    assert (
+        abs(accepted + vector(m).double().numpy() - inputs) <= 1e-6 * (moved + abs(inputs).max())
+    ).all()
 
 
 def test_of_the_sketch_alone_nothing_is_taken():
@@ -121,16 +136,22 @@ def test_a_state_moved_between_the_phases_goes_on_bit_by_bit(phase, end):
     stayed.propose(update(2), context=BEGIN)
     if phase == VALUES:
         values(stayed, at)
-    moved.load_state_dict({k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in stayed.state_dict().items()})
+    moved.load_state_dict(
+        {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in stayed.state_dict().items()}
+    )
     assert moved.pending == stayed.pending and moved.sent.tolist() == stayed.sent.tolist()
     if phase == SKETCH:
         assert values(moved, at) == values(stayed, at)
     for m in (moved, stayed):
         commit(m, at, [5]) if end == "commit" else m.rollback()
         assert set(m.state_dict()) == {"residual", "velocity"}
-    assert same_bits(vector(moved), vector(stayed)) and same_bits(vector(moved, "velocity"), vector(stayed, "velocity"))
+    assert same_bits(vector(moved), vector(stayed)) and same_bits(
+        vector(moved, "velocity"), vector(stayed, "velocity")
+    )
     assert bool(vector(moved)[5]) == (end == "rollback") and vector(moved)[1]
-    assert moved.propose(update(3), seed=3, context=BEGIN) == stayed.propose(update(3), seed=3, context=BEGIN)
+    assert moved.propose(update(3), seed=3, context=BEGIN) == stayed.propose(
+        update(3), seed=3, context=BEGIN
+    )
 
 
 def test_a_stack_settles_as_each_of_it_does():
@@ -144,15 +165,26 @@ def test_a_stack_settles_as_each_of_it_does():
     for m in each:
         m.commit()
     for a, b in zip(each, stacked, strict=True):
-        assert b.pending is None and same_bits(vector(a), vector(b)) and same_bits(vector(a, "velocity"), vector(b, "velocity"))
+        assert (
+            b.pending is None
+            and same_bits(vector(a), vector(b))
+            and same_bits(vector(a, "velocity"), vector(b, "velocity"))
+        )
 
 
-@pytest.mark.parametrize(("announced", "error", "sentence"), [
-    ({}, ProtocolError, "the server announced no 'candidates' for the phase 'values'; both sides need the same strategy"),
-    ({CANDIDATES: b""}, FrameError, None),
-    ({CANDIDATES: marks([1])[:-1]}, FrameError, None),
-    ({CANDIDATES: marks([1], NUMEL - 1)}, FrameError, None),
-])
+@pytest.mark.parametrize(
+    ("announced", "error", "sentence"),
+    [
+        (
+            {},
+            ProtocolError,
+            "the server announced no 'candidates' for the phase 'values'; both sides need the same strategy",
+        ),
+        ({CANDIDATES: b""}, FrameError, None),
+        ({CANDIDATES: marks([1])[:-1]}, FrameError, None),
+        ({CANDIDATES: marks([1], NUMEL - 1)}, FrameError, None),
+    ],
+)
 def test_a_wrong_announcement_leaves_the_sketch_waiting(announced, error, sentence):
     m = make()
     frame = m.propose(update(1), context=BEGIN)
@@ -178,7 +210,9 @@ def test_nobody_is_a_candidate():
     assert m.pending is None
 
 
-@pytest.mark.parametrize("returned", [b"", marks([0], 2)[:-1], marks([0], 3), NUMBERS.encode(torch.ones(2))])
+@pytest.mark.parametrize(
+    "returned", [b"", marks([0], 2)[:-1], marks([0], 3), NUMBERS.encode(torch.ones(2))]
+)
 def test_marks_that_return_damaged_leave_the_proposal_waiting(returned):
     m = make()
     m.propose(update(1), context=BEGIN)
@@ -203,7 +237,10 @@ def test_a_phase_out_of_turn_is_refused():
     with pytest.raises(ConfigError, match="no proposal is waiting"):
         values(m, [1])
     for phase in ("train", VALUES):
-        with pytest.raises(ConfigError, match=f"no frame for a phase '{phase}'; give --strategy sketched-sgd, or --memory none"):
+        with pytest.raises(
+            ConfigError,
+            match=f"no frame for a phase '{phase}'; give --strategy sketched-sgd, or --memory none",
+        ):
             m.propose(update(1), context=Context(phase=phase))
         assert m.pending is None and not vector(m).any()
     m.propose(update(1), context=BEGIN)

@@ -75,16 +75,26 @@ def test_without_moments_an_update_is_one_step():
 
 
 def test_a_stack_has_a_row_of_moments_for_each_client():
-    alone, stacked = ([memory("variance:alpha=1.5", codec("stc"), NUMEL) for _ in range(3)] for _ in range(2))
+    alone, stacked = (
+        [memory("variance:alpha=1.5", codec("stc"), NUMEL) for _ in range(3)] for _ in range(2)
+    )
     for round in range(3):
         gs = [gradients(10 * round + i) for i in range(3)]
         x, rows = torch.stack([-g.sum(0) for g in gs]), [moments(g) for g in gs]
-        together = Context(moments=tuple(torch.stack([row.moments[i] for row in rows]) for i in range(2)))
+        together = Context(
+            moments=tuple(torch.stack([row.moments[i] for row in rows]) for i in range(2))
+        )
         frames = type(stacked[0]).propose_stack(stacked, x.clone(), [0, 1, 2], together)
-        assert frames == [m.propose(row, seed=i, context=c) for i, (m, row, c) in enumerate(zip(alone, x, rows, strict=True))]
+        assert frames == [
+            m.propose(row, seed=i, context=c)
+            for i, (m, row, c) in enumerate(zip(alone, x, rows, strict=True))
+        ]
         for one, other in zip(alone, stacked, strict=True):
             one.commit(), other.commit()
-            assert all(same_bits(one.state_dict()[key], other.state_dict()[key]) for key in one.state_dict())
+            assert all(
+                same_bits(one.state_dict()[key], other.state_dict()[key])
+                for key in one.state_dict()
+            )
 
 
 def test_what_comes_back_keeps_what_was_known_of_it():
@@ -96,13 +106,20 @@ def test_what_comes_back_keeps_what_was_known_of_it():
     m.commit(returned=c.at_density(1.0).encode(y.where(back, 0)))
     arrived = (y != 0) & ~back
     assert arrived.any() and back.any()
-    assert torch.equal(m.gradients, known.where(~arrived, 0)) and torch.equal(m.residual, g.sum(0).where(~arrived, 0))
+    assert torch.equal(m.gradients, known.where(~arrived, 0)) and torch.equal(
+        m.residual, g.sum(0).where(~arrived, 0)
+    )
 
 
 def test_moments_that_overflow_change_nothing():
     m = memory("variance", codec("topk"), NUMEL, LAYOUT)
-    with pytest.raises(NonFiniteError, match="with the update added is inf in tensor 'w', element 3"):
-        m.propose(torch.ones(NUMEL), context=moments(torch.ones(2, NUMEL).index_fill(1, torch.tensor([3]), 1e30)))
+    with pytest.raises(
+        NonFiniteError, match="with the update added is inf in tensor 'w', element 3"
+    ):
+        m.propose(
+            torch.ones(NUMEL),
+            context=moments(torch.ones(2, NUMEL).index_fill(1, torch.tensor([3]), 1e30)),
+        )
     assert m.pending is None and m.residual is None and m.squares is None
 
 

@@ -95,5 +95,7 @@ def test_silent_clients_are_drawn_where_there_is_no_deadline_and_others_are_too_
 
 
 def test_a_strategy_that_has_no_use_for_fewer_waits_for_more():
-    assert Quota(4, 1, 2.0).at_least(3) == Quota(4, 3, 2.0) and Quota(4, 4).at_least(1) == Quota(4, 4)
+    assert Quota(4, 1, 2.0).at_least(3) == Quota(4, 3, 2.0) and Quota(4, 4).at_least(1) == Quota(
+        4, 4
+    )
     assert Attendance().cohort_of({1: 1, 2: 2}, Quota(4, 1, 2.0).at_least(3), 99.0) is None

@@ -29,7 +29,9 @@ def test_a_port_in_use_is_told_before_anything_is_written(tmp_path, taken):
 
 def test_one_port_is_not_for_two_things(tmp_path):
     with pytest.raises(UserError, match="--metrics-port and --port are both 18999"):
-        Deployment(replace(CONFIG, out=str(tmp_path / "run"), metrics_port=18999), Door(18999), Observer())
+        Deployment(
+            replace(CONFIG, out=str(tmp_path / "run"), metrics_port=18999), Door(18999), Observer()
+        )
 
 
 @pytest.mark.parametrize(("enrolled", "without"), [(3, None), (2, "client 2"), (1, "clients 1, 2")])
@@ -37,7 +39,12 @@ def test_places_that_nobody_has_a_key_for_are_named(tmp_path, enrolled, without)
     keys.make(tmp_path / "keys", enrolled)
     said = []
     watch = type("Told", (Observer,), {"warning": lambda self, sentence: said.append(sentence)})()
-    Deployment(replace(CONFIG, out=str(tmp_path / "run")), Door(0, keys=tmp_path / "keys"), watch)._tell_of_places_without_keys()
+    Deployment(
+        replace(CONFIG, out=str(tmp_path / "run")), Door(0, keys=tmp_path / "keys"), watch
+    )._tell_of_places_without_keys()
     assert len(said) == (without is not None)
     if without:
-        assert f"no key is let in for {without}: enrol them with fedcomp keys add --count {3 - enrolled} --keys" in said[0]
+        assert (
+            f"no key is let in for {without}: enrol them with fedcomp keys add --count {3 - enrolled} --keys"
+            in said[0]
+        )

@@ -35,11 +35,18 @@ def reopened(store: Checkpoint) -> Checkpoint:
 
 def test_vectors_values_and_broadcasts_come_back(store):
     vector = torch.randn(NUMEL)
-    cache = [Broadcast(round, f"v{round - 1}", f"v{round}", bytes([round]) * round) for round in (3, 4, 5)]
+    cache = [
+        Broadcast(round, f"v{round - 1}", f"v{round}", bytes([round]) * round)
+        for round in (3, 4, 5)
+    ]
     store.save({"weights": vector}, {"run": b"{}", "client/1": b"a", "client/12": b"b"}, cache)
     store = reopened(store)
     assert torch.equal(store.vector("weights"), vector)
-    assert store.value("run") == b"{}" and store.value("absent") is None and store.vector("absent") is None
+    assert (
+        store.value("run") == b"{}"
+        and store.value("absent") is None
+        and store.vector("absent") is None
+    )
     assert store.values("client/") == {"1": b"a", "12": b"b"}
     assert store.broadcasts(until=5) == cache and store.broadcasts(until=4) == cache[:2]
 
@@ -122,7 +129,9 @@ def test_a_file_that_is_no_database_is_one_sentence(tmp_path):
 def test_what_is_staged_is_read_back_at_once_and_is_gone_after_a_kill(store):
     store.save({"a": row(1.0)}, {"client/a": b"1"})
     store.stage({"a": row(2.0), "b": row(3.0)}, {"client/a": b"2", "client/b": b"3"})
-    assert [store.vector(name)[0] for name in "ab"] == [2.0, 3.0] and store.value("client/b") == b"3"
+    assert [store.vector(name)[0] for name in "ab"] == [2.0, 3.0] and store.value(
+        "client/b"
+    ) == b"3"
     store = reopened(store)
     assert store.vector("a")[0] == 1.0 and store.vector("b") is None
     assert store.value("client/a") == b"1" and store.value("client/b") is None
@@ -133,12 +142,20 @@ def test_the_next_checkpoint_names_what_is_staged_without_writing_it_again(store
     store.stage({"a": row(2.0), "b": row(3.0)}, {"client/a": b"2"})
     store.stage({"a": row(4.0)}, {"client/a": b"4"})
     written, pwrite = [], os.pwrite
-    monkeypatch.setattr(module.os, "pwrite", lambda file, data, offset: written.append(offset) or pwrite(file, data, offset))
+    monkeypatch.setattr(
+        module.os,
+        "pwrite",
+        lambda file, data, offset: written.append(offset) or pwrite(file, data, offset),
+    )
     store.save({"weights": row(5.0)}, {"run": b"{}"})
     monkeypatch.undo()
     assert len(written) == 1 and not store.staged
     store = reopened(store)
-    assert [store.vector(name)[0] for name in ("a", "b", "weights")] == [4.0, 3.0, 5.0] and store.value("client/a") == b"4"
+    assert [store.vector(name)[0] for name in ("a", "b", "weights")] == [
+        4.0,
+        3.0,
+        5.0,
+    ] and store.value("client/a") == b"4"
 
 
 def test_what_is_saved_is_newer_than_what_was_staged(store):
@@ -172,7 +189,11 @@ def test_staging_again_and_again_takes_no_more_room(store):
             store.stage({name: row(float(round)) for name in "abc"}, {})
         store.save({"weights": row(0.0)}, {})
     assert os.path.getsize(store.folder / ROWS) <= 2 * (3 + 1) * 4 * NUMEL + 3 * 4 * NUMEL
-    assert len({slot for slot in [*store.slots.values(), *store.free]}) == store.end == len(store.slots) + len(store.free)
+    assert (
+        len({slot for slot in [*store.slots.values(), *store.free]})
+        == store.end
+        == len(store.slots) + len(store.free)
+    )
 
 
 # Written behind.
@@ -254,12 +275,20 @@ def test_what_could_not_be_written_behind_is_told_by_the_next_call(tmp_path, any
     found.close()
 
 
-@pytest.mark.parametrize(("least", "most"), [(0, 4 * NUMEL), (9 * NUMEL, 99 * NUMEL)], ids=["much", "little"])
-def test_what_is_too_much_to_be_copied_or_too_little_for_a_thread_is_written_at_once(behind, monkeypatch, least, most):
+@pytest.mark.parametrize(
+    ("least", "most"), [(0, 4 * NUMEL), (9 * NUMEL, 99 * NUMEL)], ids=["much", "little"]
+)
+def test_what_is_too_much_to_be_copied_or_too_little_for_a_thread_is_written_at_once(
+    behind, monkeypatch, least, most
+):
     monkeypatch.setattr(module, "LEAST_BEHIND", least)
     monkeypatch.setattr(module, "MOST_BEHIND", most)
     threads, pwrite = set(), os.pwrite
-    monkeypatch.setattr(module.os, "pwrite", lambda *given: threads.add(threading.current_thread()) or pwrite(*given))
+    monkeypatch.setattr(
+        module.os,
+        "pwrite",
+        lambda *given: threads.add(threading.current_thread()) or pwrite(*given),
+    )
     behind.save({name: row(1.0) for name in "ab"}, {})
     assert threads == {threading.main_thread()}
     assert torch.equal(behind.vector("b"), row(1.0))
@@ -280,10 +309,15 @@ def test_a_value_that_never_was_is_not_looked_for(store):
 @pytest.mark.parametrize("numel", [3, 20_000, 0])
 def test_vectors_in_slots_that_follow_one_another_or_do_not_are_read_back(tmp_path, numel):
     """Slots are given back in any order, and small vectors are written many at a time: those of 3 elements by the thousand."""
-    checkpoint, rng = Checkpoint(tmp_path / "checkpoint", numel, flush_every_s=0), np.random.default_rng(0)
+    checkpoint, rng = (
+        Checkpoint(tmp_path / "checkpoint", numel, flush_every_s=0),
+        np.random.default_rng(0),
+    )
     kept = {}
     for _ in range(4):
-        for number in rng.choice(400 if numel < 10_000 else 12, 300 if numel < 10_000 else 8, replace=False):
+        for number in rng.choice(
+            400 if numel < 10_000 else 12, 300 if numel < 10_000 else 8, replace=False
+        ):
             kept[f"v{number}"] = torch.from_numpy(rng.normal(size=numel).astype(np.float32))
         some = {name: kept[name] for name in sorted(kept)[:: int(rng.integers(1, 4))]}
         checkpoint.save(some, {})

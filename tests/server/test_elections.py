@@ -16,9 +16,24 @@ from fedcomp.strategies.exchange import Exchange
 
 pytestmark = pytest.mark.timeout(300)
 TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
-CONFIG = RunConfig(task=TINY, clients=5, participation=1.0, partition="classes:1", local_steps=1, batch_size=1, seed=5, rounds=3, lr=0.02,
-                   engine="serial", device="cpu")
-DATA, OPEN, SEALED = "election:byzantine=2,liars=1", "election:byzantine=2,form=ballots", "election:byzantine=2,form=ballots,sealed=true"
+CONFIG = RunConfig(
+    task=TINY,
+    clients=5,
+    participation=1.0,
+    partition="classes:1",
+    local_steps=1,
+    batch_size=1,
+    seed=5,
+    rounds=3,
+    lr=0.02,
+    engine="serial",
+    device="cpu",
+)
+DATA, OPEN, SEALED = (
+    "election:byzantine=2,liars=1",
+    "election:byzantine=2,form=ballots",
+    "election:byzantine=2,form=ballots,sealed=true",
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +44,17 @@ def net(tmp_path_factory):
 
 def simulated(tmp_path, config: RunConfig) -> dict[str, list]:
     simulate(replace(config, out=str(tmp_path / "run")))
-    return {name: value.tolist() for name, value in load_file(tmp_path / "run" / "model.safetensors").items()}
+    return {
+        name: value.tolist()
+        for name, value in load_file(tmp_path / "run" / "model.safetensors").items()
+    }
 
 
 def model_of(run) -> dict[str, list]:
-    return {name: view.tolist() for name, view in run.layout.views(run.strategy.broadcasts.weights).items()}
+    return {
+        name: view.tolist()
+        for name, view in run.layout.views(run.strategy.broadcasts.weights).items()
+    }
 
 
 @pytest.mark.parametrize(("strategy", "faults"), [
@@ -41,7 +62,9 @@ def model_of(run) -> dict[str, list]:
     (OPEN, [(0, 2, "tally", "killed before training"), (3, 3, "ballots", "cut before its reply")]),
     (SEALED, [(0, 1, "ballots", "killed before training"), (1, 2, "tally", "killed before its reply"), (2, 3, "cards", "replies twice")]),
 ])  # fmt: skip
-def test_an_election_makes_the_model_that_it_makes_in_a_simulation(net, tmp_path, monkeypatch, strategy, faults):
+def test_an_election_makes_the_model_that_it_makes_in_a_simulation(
+    net, tmp_path, monkeypatch, strategy, faults
+):
     config, received = replace(CONFIG, strategy=strategy), []
     checked = Exchange._checked
 
@@ -59,11 +82,17 @@ def test_an_election_makes_the_model_that_it_makes_in_a_simulation(net, tmp_path
         run.dismiss()
         assert model_of(run) == simulated(tmp_path, config)
         assert not run.faults.planned and all(outcome.broadcast for outcome in outcomes)
-        assert sum(len(outcome.rejections) for outcome in outcomes) == sum(how == "garbage" for *_, how in faults)
+        assert sum(len(outcome.rejections) for outcome in outcomes) == sum(
+            how == "garbage" for *_, how in faults
+        )
         if strategy == SEALED:
-            assert all(keys_on_disk(run, client) == 5 for client in range(5)), "keys are held fixed on the disk"
+            assert all(keys_on_disk(run, client) == 5 for client in range(5)), (
+                "keys are held fixed on the disk"
+            )
             everything = b"\x00".join(received)
-            assert len(ballots) > 5 and not any(packed in everything for packed in ballots), "and the server read no ballot"
+            assert len(ballots) > 5 and not any(packed in everything for packed in ballots), (
+                "and the server read no ballot"
+            )
 
 
 def keys_on_disk(run, client: int) -> int:

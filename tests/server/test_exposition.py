@@ -12,16 +12,37 @@ from fedcomp.server.exposition import Family, Histogram, number, text
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)
 
 
-@given(st.dictionaries(st.tuples(st.tuples(st.just("a"), TEXTS), st.tuples(st.just("b_2"), TEXTS)), st.floats(allow_nan=False)), TEXTS)
+@given(
+    st.dictionaries(
+        st.tuples(st.tuples(st.just("a"), TEXTS), st.tuples(st.just("b_2"), TEXTS)),
+        st.floats(allow_nan=False),
+    ),
+    TEXTS,
+)
 def test_labels_values_and_help_come_back_whatever_they_hold(values, help):
-    page = text([Family("x", "gauge", "h" + help, values), Family("y_total", "counter", "more", {(): 1})])
-    assert parsed(page) == {("x", labels): value for labels, value in values.items()} | {("y_total", ()): 1}
+    page = text(
+        [Family("x", "gauge", "h" + help, values), Family("y_total", "counter", "more", {(): 1})]
+    )
+    assert parsed(page) == {("x", labels): value for labels, value in values.items()} | {
+        ("y_total", ()): 1
+    }
 
 
-@pytest.mark.parametrize(("value", "written"), [
-    (math.nan, "NaN"), (math.inf, "+Inf"), (-math.inf, "-Inf"), (3, "3"), (3.0, "3"), (0.1, "0.1"), (-0.5, "-0.5"), (1e300, "1e+300"),
-    (2**53 + 1, "9007199254740993"), (True, "1"),
-])
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (math.nan, "NaN"),
+        (math.inf, "+Inf"),
+        (-math.inf, "-Inf"),
+        (3, "3"),
+        (3.0, "3"),
+        (0.1, "0.1"),
+        (-0.5, "-0.5"),
+        (1e300, "1e+300"),
+        (2**53 + 1, "9007199254740993"),
+        (True, "1"),
+    ],
+)
 def test_numbers_are_written_as_go_reads_them(value, written):
     assert number(value) == written
 
@@ -37,7 +58,10 @@ def test_not_a_number_is_one_sample():
 
 
 def test_a_family_is_explained_once_even_without_samples():
-    assert text([Family("x", "gauge", "what\nit \\ is", {})]) == "# HELP x what\\nit \\\\ is\n# TYPE x gauge\n"
+    assert (
+        text([Family("x", "gauge", "what\nit \\ is", {})])
+        == "# HELP x what\\nit \\\\ is\n# TYPE x gauge\n"
+    )
 
 
 @given(st.lists(st.floats(0, 100), max_size=30))
@@ -48,10 +72,15 @@ def test_a_histogram_counts_what_is_at_most_a_bound(values):
     read = parsed(text([Family("x_seconds", "histogram", "h", histogram)]))
     for bound, le in ((0.5, "0.5"), (1, "1"), (20, "20"), (math.inf, "+Inf")):
         assert read["x_seconds_bucket", (("le", le),)] == sum(value <= bound for value in values)
-    assert read["x_seconds_sum", ()] == pytest.approx(sum(values)) and read["x_seconds_count", ()] == len(values)
+    assert read["x_seconds_sum", ()] == pytest.approx(sum(values)) and read[
+        "x_seconds_count", ()
+    ] == len(values)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("x_total", "gauge"), ("x", "counter"), ("9x", "gauge"), ("x y", "gauge"), ("x", "summary")])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("x_total", "gauge"), ("x", "counter"), ("9x", "gauge"), ("x y", "gauge"), ("x", "summary")],
+)
 def test_a_name_that_is_none_is_refused(name, kind):
     with pytest.raises(ValueError, match=name):
         Family(name, kind, "h", {})
@@ -64,4 +93,6 @@ def test_a_label_that_is_none_is_refused(label):
 
 
 def test_half_a_character_does_not_break_the_page():
-    assert parsed(text([Family("x", "gauge", "h", {(("a", "\udcff"),): 1})])) == {("x", (("a", "?"),)): 1}
+    assert parsed(text([Family("x", "gauge", "h", {(("a", "\udcff"),): 1})])) == {
+        ("x", (("a", "?"),)): 1
+    }

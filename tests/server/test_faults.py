@@ -15,7 +15,9 @@ from fedcomp.strategies.closing import DEADLINE, AllAnswered, Closed, Progress
 
 pytestmark = pytest.mark.timeout(300)
 CLIENTS = 4
-CONFIG = RunConfig(clients=CLIENTS, participation=1.0, partition="dirichlet:1", batch_size=10, seed=5, rounds=100)
+CONFIG = RunConfig(
+    clients=CLIENTS, participation=1.0, partition="dirichlet:1", batch_size=10, seed=5, rounds=100
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,9 @@ class Books:
 
     def __init__(self, run: Networked):
         self.run, self.tickets = run, set()
-        self.inputs, self.accepted = ([torch.zeros(run.layout.numel) for _ in range(run.config.clients)] for _ in range(2))
+        self.inputs, self.accepted = (
+            [torch.zeros(run.layout.numel) for _ in range(run.config.clients)] for _ in range(2)
+        )
         run.clients.watch, run.watch = self._count, self._take
 
     def _count(self, member) -> None:
@@ -47,7 +51,11 @@ class Books:
         for a in outcome.accepted:
             assert a.ticket not in self.tickets
             self.tickets.add(a.ticket)
-            update = strategy.split.update(strategy.basis, a.update.values) if hasattr(strategy, "split") else a.update
+            update = (
+                strategy.split.update(strategy.basis, a.update.values)
+                if hasattr(strategy, "split")
+                else a.update
+            )
             update.add_to(self.accepted[a.client])
 
     def balance(self) -> None:
@@ -55,9 +63,13 @@ class Books:
         for client in range(self.run.config.clients):
             own = self.run.clients.member(client).client
             if own.memory.pending is not None:
-                own.memory.commit() if own.ticket == self.run.strategy.tickets.get(client, "") else own.memory.rollback()
+                own.memory.commit() if own.ticket == self.run.strategy.tickets.get(
+                    client, ""
+                ) else own.memory.rollback()
             kept = own.memory.state_dict()["residual"]
-            torch.testing.assert_close(self.accepted[client] + kept, self.inputs[client], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                self.accepted[client] + kept, self.inputs[client], rtol=1e-4, atol=1e-5
+            )
             assert float(kept.abs().sum()) and float(self.inputs[client].abs().sum())
 
 
@@ -68,7 +80,9 @@ class Others(AllAnswered):
     but: int
 
     def closed(self, progress: Progress) -> Closed | None:
-        return Closed(DEADLINE, "too late") if progress.answered >= progress.asked - self.but else None
+        return (
+            Closed(DEADLINE, "too late") if progress.answered >= progress.asked - self.but else None
+        )
 
 
 class Plan:
@@ -84,7 +98,9 @@ class Plan:
             self.late[round, phase] += how in LATE
             self.where[how, phase] = client, round
         self.last = 3 + (len(cases) - 1) // 3
-        run.strategy.phases = lambda round: [Phase(phase, Others(self.late[round, phase])) for phase in phases]
+        run.strategy.phases = lambda round: [
+            Phase(phase, Others(self.late[round, phase])) for phase in phases
+        ]
 
     def carry_out(self) -> dict[int, Outcome]:
         outcomes = {}
@@ -97,7 +113,12 @@ class Plan:
 
 STRATEGIES = {"average": ("train",), "powersgd:rank=1": (LEFT, RIGHT)}
 OPTIONS = {"average": {"uplink": "topk:density=1/4"}, "powersgd:rank=1": {}}
-CASES = [(strategy, phase, how) for strategy, phases in STRATEGIES.items() for phase in phases for how in HOW]
+CASES = [
+    (strategy, phase, how)
+    for strategy, phases in STRATEGIES.items()
+    for phase in phases
+    for how in HOW
+]
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +143,19 @@ def carried_out(net):
 
 
 @pytest.mark.parametrize(("strategy", "phase", "how"), CASES)
-def test_a_fault_is_no_more_than_a_rejection_of_its_client_in_its_round(carried_out, strategy, phase, how):
+def test_a_fault_is_no_more_than_a_rejection_of_its_client_in_its_round(
+    carried_out, strategy, phase, how
+):
     plan, outcomes = carried_out(strategy)
     client, round = plan.where[how, phase]
     rejected = {r.client: r for r in outcomes[round].rejections}
     if how in HARMLESS:
         assert client not in rejected
     else:
-        assert (rejected[client].stage, bool(rejected[client].reason)) == ("deadline" if how in LATE else "reply", True)
+        assert (rejected[client].stage, bool(rejected[client].reason)) == (
+            "deadline" if how in LATE else "reply",
+            True,
+        )
     faulty = {where[0] for where in plan.where.values() if where[1] == round}
     assert rejected.keys() <= faulty
     assert {a.client for a in outcomes[round].accepted} == set(range(CLIENTS)) - rejected.keys()

@@ -26,39 +26,58 @@ class Sentences(Records):
         self.heard.append(sentence)
 
 
-@pytest.mark.parametrize(("test", "way_out"), [
-    (DATA, "the model may have diverged, try a smaller --lr"),
-    (replace(DATA, inputs=DATA.inputs / 0), "the test data holds NaN or infinity, correct it"),
-    (replace(DATA, targets=DATA.targets / 0), "the test data holds NaN or infinity, correct it"),
-])
+@pytest.mark.parametrize(
+    ("test", "way_out"),
+    [
+        (DATA, "the model may have diverged, try a smaller --lr"),
+        (replace(DATA, inputs=DATA.inputs / 0), "the test data holds NaN or infinity, correct it"),
+        (
+            replace(DATA, targets=DATA.targets / 0),
+            "the test data holds NaN or infinity, correct it",
+        ),
+    ],
+)
 def test_the_first_round_is_named_with_a_way_out(test, way_out):
     said = []
     follower = FiniteLoss(said.append)
     for round, loss in enumerate([0.5, None, float("inf"), float("nan"), 0.5, float("nan")], 1):
         follower.look(round, loss, test)
-    assert said == [f"round 3: the test loss is inf, null in the files of the run, which goes on; {way_out}"]
+    assert said == [
+        f"round 3: the test loss is inf, null in the files of the run, which goes on; {way_out}"
+    ]
 
 
 def test_test_data_with_nan_is_told_once_and_does_not_end_the_run(tmp_path):
     watched = Sentences()
-    summary = simulate(replace(TINY, task=f"{TASKS}:tested_on_nan", out=out(tmp_path, "run")), watched)
+    summary = simulate(
+        replace(TINY, task=f"{TASKS}:tested_on_nan", out=out(tmp_path, "run")), watched
+    )
     assert watched.heard == [SPOILT] == list(summary.warnings)
     lines = rounds_of(out(tmp_path, "run"))
-    assert [line["loss"] for line in lines] == [None] * 6 and [line["warnings"] for line in lines] == [[SPOILT], *[[]] * 5]
+    assert [line["loss"] for line in lines] == [None] * 6 and [
+        line["warnings"] for line in lines
+    ] == [[SPOILT], *[[]] * 5]
 
 
 def test_what_an_interrupted_run_has_said_it_does_not_say_again(tmp_path):
-    assert_the_same_when_stopped(tmp_path, replace(TINY, task=f"{TASKS}:tested_on_nan"), StopsAt(1), StopsAt(3, 2))
+    assert_the_same_when_stopped(
+        tmp_path, replace(TINY, task=f"{TASKS}:tested_on_nan"), StopsAt(1), StopsAt(3, 2)
+    )
 
 
 def test_a_model_that_diverges_is_told(tmp_path):
     watched = Sentences()
     raw = {"uplink": "identity", "memory": "none", "downlink": "identity"}
     simulate(replace(TINY, lr=1e30, local_steps=1, **raw, out=out(tmp_path, "run")), watched)
-    first = next(record for record in watched.records if record.loss != record.loss or record.loss == float("inf"))
+    first = next(
+        record
+        for record in watched.records
+        if record.loss != record.loss or record.loss == float("inf")
+    )
     assert [sentence for sentence in watched.heard if "test loss" in sentence] == [
         f"round {first.round}: the test loss is {first.loss}, null in the files of the run, which goes on; the model may have diverged, "
-        "try a smaller --lr"]
+        "try a smaller --lr"
+    ]
 
 
 def test_a_loss_that_is_finite_is_not_spoken_of(tmp_path):
@@ -69,6 +88,10 @@ def test_a_loss_that_is_finite_is_not_spoken_of(tmp_path):
 
 def test_a_deployment_tells_as_well(tmp_path):
     watched = Sentences()
-    deployed = Deployment(replace(TINY, task=f"{TASKS}:tested_on_nan", out=out(tmp_path, "run")), Door(0), watched)
-    records = [deployed._record(Outcome(round, [], [], [], Traffic(), None), 0.0) for round in (1, 2)]
+    deployed = Deployment(
+        replace(TINY, task=f"{TASKS}:tested_on_nan", out=out(tmp_path, "run")), Door(0), watched
+    )
+    records = [
+        deployed._record(Outcome(round, [], [], [], Traffic(), None), 0.0) for round in (1, 2)
+    ]
     assert watched.heard == [SPOILT] and [record.warnings for record in records] == [(SPOILT,), ()]

@@ -39,7 +39,11 @@ class Link:
 
     def asked(self, node: int, kind: str = TRAIN) -> list[str]:
         heads = {name: message.metadata for name, message in self.sent.items()}
-        return [name for name, head in heads.items() if (head.dst_node_id, head.message_type) == (node, kind)]
+        return [
+            name
+            for name, head in heads.items()
+            if (head.dst_node_id, head.message_type) == (node, kind)
+        ]
 
     def answer(self, name: str, content: RecordDict | Error) -> None:
         self.ready[name] = readdress(Message(content, reply_to=self.sent[name]), name)
@@ -71,7 +75,16 @@ def hall():
     """A gathering with clients 0 and 1, which are here, each on a node of ten times its id plus one."""
     identify_process()
     link, clock, keys = Link(), Clock(), dict(KEYS)
-    grid = Gathering(link, Invitation(RUN, -1, "", "", "", "v"), 2, Observer(), lambda: None, keys.get, lambda presence: None, clock)
+    grid = Gathering(
+        link,
+        Invitation(RUN, -1, "", "", "", "v"),
+        2,
+        Observer(),
+        lambda: None,
+        keys.get,
+        lambda presence: None,
+        clock,
+    )
     grid.link, grid.time, grid.keys = link, clock, keys
     for client in (0, 1):
         comes(grid, client)
@@ -85,19 +98,25 @@ def comes(grid: Gathering, client: int) -> Place:
     grid.link.there.append(place)
     grid.time.now_s += LOOK_S
     grid.look()
-    grid.link.answer(grid.link.asked(place.node, JOIN)[-1], to_records(Presence(RUN, client, "v", "")))
+    grid.link.answer(
+        grid.link.asked(place.node, JOIN)[-1], to_records(Presence(RUN, client, "v", ""))
+    )
     grid._pull()
     return place
 
 
 def ask(grid: Gathering) -> list[str]:
-    return grid.push_messages([grid.create_message(RecordDict(), TRAIN, node, "") for node in grid.here().values()])
+    return grid.push_messages(
+        [grid.create_message(RecordDict(), TRAIN, node, "") for node in grid.here().values()]
+    )
 
 
 def pulled(grid: Gathering, names: list[str], after_s: float = 0.0) -> dict[str, bool]:
     """What is pulled so much later: for each name, whether it is an error."""
     grid.time.now_s += after_s
-    return {reply.metadata.reply_to_message_id: reply.has_error() for reply in grid.pull_messages(names)}
+    return {
+        reply.metadata.reply_to_message_id: reply.has_error() for reply in grid.pull_messages(names)
+    }
 
 
 def test_who_left_is_waited_for_until_its_grace_is_over_and_no_longer(hall):
@@ -152,17 +171,26 @@ def test_who_is_revoked_is_answered_for_at_once_and_not_drawn_again(hall):
     names = ask(hall)
     del hall.keys[b"key 1"]
     (reply,) = hall.pull_messages(names)
-    assert reply.metadata.reply_to_message_id == names[1] and "not let in any more" in reply.error.reason
+    assert (
+        reply.metadata.reply_to_message_id == names[1]
+        and "not let in any more" in reply.error.reason
+    )
     assert hall.here() == {0: 1}
 
 
 def test_a_wait_for_clients_is_told_while_it_lasts_and_when_it_ends(hall):
     told, quota = [], Quota(2, 2)
-    hall.observer = type("Told", (Observer,), {"waiting": lambda self, here, wanted: told.append((list(here), wanted))})()
+    hall.observer = type(
+        "Told",
+        (Observer,),
+        {"waiting": lambda self, here, wanted: told.append((list(here), wanted))},
+    )()
     assert hall.gather(quota) == {0: 1, 1: 11} and told == [], "nobody was waited for"
     hall.link.there.pop()
     hall.time.now_s += LOOK_S
-    back = threading.Timer(0.2, lambda: hall.link.there.append(Place(11, b"key 1", hall.time.now_s)))
+    back = threading.Timer(
+        0.2, lambda: hall.link.there.append(Place(11, b"key 1", hall.time.now_s))
+    )
     back.start()
     hall.clock = running = Running()
     assert hall.gather(quota) == {0: 1, 1: 11}
@@ -172,15 +200,21 @@ def test_a_wait_for_clients_is_told_while_it_lasts_and_when_it_ends(hall):
 
 def test_an_enrolled_client_for_whom_there_is_no_place_is_named_once(hall):
     said = []
-    hall.observer = type("Told", (Observer,), {"warning": lambda self, sentence: said.append(sentence)})()
+    hall.observer = type(
+        "Told", (Observer,), {"warning": lambda self, sentence: said.append(sentence)}
+    )()
     hall.keys |= {b"key 2": 2, b"key 7": 7}
     for _ in range(2):
         hall.time.now_s += 1.0
         hall.link.there = [place for place in hall.link.there if place.node < 20]
-        hall.link.there += [Place(21, b"key 2", hall.time.now_s), Place(71, b"key 7", hall.time.now_s)]
+        hall.link.there += [
+            Place(21, b"key 2", hall.time.now_s),
+            Place(71, b"key 7", hall.time.now_s),
+        ]
         hall.look()
     assert [sentence.partition(";")[0] for sentence in said] == [
-        f"client {who} is here and has no part in this run of 2 clients, 0 to 1" for who in (2, 7)]
+        f"client {who} is here and has no part in this run of 2 clients, 0 to 1" for who in (2, 7)
+    ]
     assert said[1].endswith("a new run with --clients 8 has a place for it")
     assert hall.link.asked(21, JOIN) == hall.link.asked(71, JOIN) == []
 
@@ -193,7 +227,9 @@ def test_everybody_here_is_told_of_the_end_and_who_does_not_hear_it_holds_nobody
 
 def test_it_is_said_once_that_rounds_go_on_without_somebody(hall):
     said, quota = [], Quota(2, 1, 5.0)
-    hall.observer = type("Told", (Observer,), {"warning": lambda self, sentence: said.append(sentence)})()
+    hall.observer = type(
+        "Told", (Observer,), {"warning": lambda self, sentence: said.append(sentence)}
+    )()
     assert hall.gather(quota) == {0: 1, 1: 11} and said == []
     hall.miss([1])
     assert [hall.gather(quota) for _ in range(3)] == [{0: 1}] * 3

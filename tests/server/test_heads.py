@@ -28,23 +28,39 @@ def with_lines(*lines: bytes) -> bytes:
 def test_the_table_is_the_fleet_api_of_the_installed_flwr():
     from flwr.superlink.routers.fleet.router import router
 
-    assert {(method.encode(), route.path.encode()) for route in router.routes for method in route.methods} == heads.FLEET
+    assert {
+        (method.encode(), route.path.encode())
+        for route in router.routes
+        for method in route.methods
+    } == heads.FLEET
 
 
 def test_the_supernode_of_the_installed_flwr_uses_all_of_it_and_nothing_else():
-    source = (Path(flwr.__file__).parent / "supernode" / "fleet_http_client.py").read_text(encoding="utf-8")
-    assert {(b"POST", path.encode()) for path in re.findall(r'path="([^"]+)"', source)} == heads.FLEET
+    source = (Path(flwr.__file__).parent / "supernode" / "fleet_http_client.py").read_text(
+        encoding="utf-8"
+    )
+    assert {
+        (b"POST", path.encode()) for path in re.findall(r'path="([^"]+)"', source)
+    } == heads.FLEET
 
 
 def test_what_goes_on_is_the_tables_own_string():
     for route in heads.FLEET | {heads.HEALTH}:
         head = heads.read(b"%s %s HTTP/1.1\r\nhost: h\r\n\r\n" % route)
-        assert any(head.method is method and head.path is path for method, path in heads.ROUTES.values())
+        assert any(
+            head.method is method and head.path is path for method, path in heads.ROUTES.values()
+        )
 
 
 def test_a_head_tells_what_the_guard_needs():
     key = b64encode(b"the key")
-    lines = b"HOST: h", b"Content-Length:\t7 ", b"FLWR-Public-Key: " + key, b"Expect: 100-continue", b"X-Forwarded-For: 1.2.3.4"
+    lines = (
+        b"HOST: h",
+        b"Content-Length:\t7 ",
+        b"FLWR-Public-Key: " + key,
+        b"Expect: 100-continue",
+        b"X-Forwarded-For: 1.2.3.4",
+    )
     head = heads.read(with_lines(*lines, b"Cookie: c"))
     assert (head.body_bytes, head.public_key, head.expects_continue) == (7, b"the key", True)
     assert head.headers == [(b"flwr-public-key", key)]
@@ -157,12 +173,20 @@ def test_where_a_head_is_cut_into_pieces_does_not_matter(cuts):
     assert heads.find_end(buffer + b"hello", seen) == len(GOOD)
 
 
-@pytest.mark.parametrize("start", [b"\x16\x03\x01", b"GET / HTTP/1.1\n", b"GET / HTTP/1.1\rX", b"GET /\x00", b"GET /\xc3\xa9"])
+@pytest.mark.parametrize(
+    "start",
+    [b"\x16\x03\x01", b"GET / HTTP/1.1\n", b"GET / HTTP/1.1\rX", b"GET /\x00", b"GET /\xc3\xa9"],
+)
 def test_what_cannot_become_a_head_is_refused_before_it_ends(start):
     with pytest.raises(Refused):
         heads.find_end(bytearray(start), 0)
 
 
 def test_headers_of_one_connection_stay_there():
-    answered = [(b"connection", b"close, X-Inner"), (b"x-inner", b"1"), (b"keep-alive", b"5"), (b"content-length", b"3")]
+    answered = [
+        (b"connection", b"close, X-Inner"),
+        (b"x-inner", b"1"),
+        (b"keep-alive", b"5"),
+        (b"content-length", b"3"),
+    ]
     assert heads.answer_headers(answered) == [(b"content-length", b"3")]

@@ -43,7 +43,11 @@ def flower_key(folder: Path, id: int) -> bytes:
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def refused(act) -> str:
@@ -57,8 +61,16 @@ def refused(act) -> str:
 
 
 def test_what_is_in_a_new_folder(folder):
-    assert set(snapshot(folder)) == {"ca.crt", "ca.key", "server.crt", "server.key", "registry.toml", "clients/0.toml", "clients/1.toml",
-                                     "clients/2.toml"}
+    assert set(snapshot(folder)) == {
+        "ca.crt",
+        "ca.key",
+        "server.crt",
+        "server.key",
+        "registry.toml",
+        "clients/0.toml",
+        "clients/1.toml",
+        "clients/2.toml",
+    }
     ca = (folder / "ca.crt").read_text()
     for id in range(3):
         mine = enrolment(folder, id)
@@ -77,9 +89,21 @@ def test_private_files_are_for_their_owner_alone_whatever_the_umask(tmp_path):
         keys.renew_server(tmp_path / "keys")
     finally:
         os.umask(before)
-    modes = {str(path.relative_to(tmp_path)): stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
-    assert modes == {"keys": 0o700, "keys/clients": 0o700, "keys/ca.key": 0o600, "keys/server.key": 0o600, "keys/clients/0.toml": 0o600,
-                     "keys/clients/1.toml": 0o600, "keys/ca.crt": 0o644, "keys/server.crt": 0o644, "keys/registry.toml": 0o644}
+    modes = {
+        str(path.relative_to(tmp_path)): stat.S_IMODE(path.stat().st_mode)
+        for path in tmp_path.rglob("*")
+    }
+    assert modes == {
+        "keys": 0o700,
+        "keys/clients": 0o700,
+        "keys/ca.key": 0o600,
+        "keys/server.key": 0o600,
+        "keys/clients/0.toml": 0o600,
+        "keys/clients/1.toml": 0o600,
+        "keys/ca.crt": 0o644,
+        "keys/server.crt": 0o644,
+        "keys/registry.toml": 0o644,
+    }
 
 
 def test_private_files_have_no_other_permissions_for_a_moment(tmp_path, monkeypatch):
@@ -89,35 +113,54 @@ def test_private_files_have_no_other_permissions_for_a_moment(tmp_path, monkeypa
 
     def watched(path, flags, mode=0o777, **kwargs):
         if flags & os.O_CREAT:
-            opened[Path(path).name.removeprefix(".").removesuffix(".new")] = (mode, bool(flags & os.O_EXCL))
+            opened[Path(path).name.removeprefix(".").removesuffix(".new")] = (
+                mode,
+                bool(flags & os.O_EXCL),
+            )
         return real(path, flags, mode, **kwargs)
 
     monkeypatch.setattr(os, "open", watched)
     monkeypatch.setattr(os, "chmod", None)
     keys.make(tmp_path / "keys", 1)
-    assert {name: opened[name] for name in ("ca.key", "server.key", "0.toml")} == dict.fromkeys(("ca.key", "server.key", "0.toml"),
-                                                                                             (0o600, True))
+    assert {name: opened[name] for name in ("ca.key", "server.key", "0.toml")} == dict.fromkeys(
+        ("ca.key", "server.key", "0.toml"), (0o600, True)
+    )
 
 
 def test_the_certificates_say_what_they_should(folder):
-    ca, server = (x509.load_pem_x509_certificate((folder / name).read_bytes()) for name in ("ca.crt", "server.crt"))
+    ca, server = (
+        x509.load_pem_x509_certificate((folder / name).read_bytes())
+        for name in ("ca.crt", "server.crt")
+    )
     assert keys.check_server_files(folder) == server
     for certificate in (ca, server):
-        assert isinstance(certificate.public_key(), ec.EllipticCurvePublicKey) and certificate.public_key().curve.name == "secp384r1"
+        assert (
+            isinstance(certificate.public_key(), ec.EllipticCurvePublicKey)
+            and certificate.public_key().curve.name == "secp384r1"
+        )
         assert isinstance(certificate.signature_hash_algorithm, hashes.SHA384)
         assert timedelta(0) < utc_now() - certificate.not_valid_before_utc < timedelta(hours=2)
     assert keys.hosts_of(server) == ["server.example", "localhost", "10.0.0.5", "127.0.0.1"]
-    assert ca.extensions.get_extension_for_class(x509.BasicConstraints).value == x509.BasicConstraints(True, 0)
+    assert ca.extensions.get_extension_for_class(
+        x509.BasicConstraints
+    ).value == x509.BasicConstraints(True, 0)
     assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert ca.public_key() != server.public_key()
-    assert timedelta(days=364) < server.not_valid_after_utc - utc_now() < timedelta(days=365) < ca.not_valid_after_utc - utc_now()
+    assert (
+        timedelta(days=364)
+        < server.not_valid_after_utc - utc_now()
+        < timedelta(days=365)
+        < ca.not_valid_after_utc - utc_now()
+    )
 
 
 def test_the_certificate_passes_the_rules_of_the_public_web(folder):
     from cryptography.x509.verification import PolicyBuilder, Store
 
     ca = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-    verifier = PolicyBuilder().store(Store([ca])).build_server_verifier(x509.DNSName("server.example"))
+    verifier = (
+        PolicyBuilder().store(Store([ca])).build_server_verifier(x509.DNSName("server.example"))
+    )
     assert len(verifier.verify(keys.check_server_files(folder), [])) == 2
 
 
@@ -131,22 +174,45 @@ def test_a_real_server_with_these_files_is_believed(folder):
             check_server("127.0.0.2", port, ca, 3)
         strict = ssl.create_default_context(cadata=ca)
         strict.verify_flags |= ssl.VERIFY_X509_STRICT
-        with strict.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="server.example") as connection:
+        with strict.wrap_socket(
+            socket.create_connection(("127.0.0.1", port)), server_hostname="server.example"
+        ) as connection:
             assert connection.version() == "TLSv1.3"
 
 
-@pytest.mark.parametrize(("given", "expected"), [
-    ([], ["localhost", "127.0.0.1"]),
-    (["Server.Example.", "10.0.0.5", "localhost"], ["server.example", "10.0.0.5", "localhost", "127.0.0.1"]),
-    (["[::1]", "fe80::1"], ["::1", "fe80::1", "localhost", "127.0.0.1"]),
-    (["bücher.example"], ["xn--bcher-kva.example", "localhost", "127.0.0.1"]),
-])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], ["localhost", "127.0.0.1"]),
+        (
+            ["Server.Example.", "10.0.0.5", "localhost"],
+            ["server.example", "10.0.0.5", "localhost", "127.0.0.1"],
+        ),
+        (["[::1]", "fe80::1"], ["::1", "fe80::1", "localhost", "127.0.0.1"]),
+        (["bücher.example"], ["xn--bcher-kva.example", "localhost", "127.0.0.1"]),
+    ],
+)
 def test_hosts(given, expected):
     assert certificates.hosts(given) == expected
 
 
-@pytest.mark.parametrize("host", ["", "a b", "host:8080", "http://host", "-a.example", "a..b", "*", "1.2.3", "999.1.1.1", "x" * 64, "a\nb",
-                                  ".".join(["abcdefgh"] * 30)])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "a b",
+        "host:8080",
+        "http://host",
+        "-a.example",
+        "a..b",
+        "*",
+        "1.2.3",
+        "999.1.1.1",
+        "x" * 64,
+        "a\nb",
+        ".".join(["abcdefgh"] * 30),
+    ],
+)
 def test_what_is_no_host_makes_nothing(host, tmp_path):
     said = refused(lambda: keys.make(tmp_path / "keys", 1, [host])) if host.isprintable() else None
     if said:
@@ -162,17 +228,24 @@ def test_what_is_no_host_makes_nothing(host, tmp_path):
 @pytest.mark.parametrize("what", ["folder", "file", "dangling link"])
 def test_nothing_is_overwritten(what, tmp_path):
     out = tmp_path / "keys"
-    {"folder": out.mkdir, "file": out.touch, "dangling link": lambda: out.symlink_to("nowhere")}[what]()
+    {"folder": out.mkdir, "file": out.touch, "dangling link": lambda: out.symlink_to("nowhere")}[
+        what
+    ]()
     said = refused(lambda: keys.make(out, 1))
-    assert said == (f"--out {out} exists and nothing in it is overwritten; give another name, or add clients to it with: "
-                    f"fedcomp keys add --keys {out}")
+    assert said == (
+        f"--out {out} exists and nothing in it is overwritten; give another name, or add clients to it with: "
+        f"fedcomp keys add --keys {out}"
+    )
     assert os.listdir(tmp_path) == ["keys"] and (what != "folder" or os.listdir(out) == [])
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     said = refused(lambda: keys.make(tmp_path / "file" / "keys", 1))
-    assert said == f"--out {tmp_path}/file/keys cannot be written (File exists); give a folder that can be"
+    assert (
+        said
+        == f"--out {tmp_path}/file/keys cannot be written (File exists); give a folder that can be"
+    )
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
@@ -205,7 +278,9 @@ for name in ("replace", "rename", "open", "unlink"):
 
 def killed(act: str, after: int) -> bool:
     """Run `act` in a process that is killed at its call number `after` that changes files. Whether it was."""
-    done = subprocess.run([sys.executable, "-c", KILLED + act, str(after)], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED + act, str(after)], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode in (0, -9), done.stderr
     return done.returncode == -9
 
@@ -223,15 +298,22 @@ def test_killed_anywhere_there_is_nothing_or_what_says_what_is_missing(tmp_path)
             assert stat.S_IMODE(half.stat().st_mode) == 0o700
             complete = {path.name for path in half.iterdir()} >= WHOLE
             if (half / "INCOMPLETE.txt").exists() and (half / "INCOMPLETE.txt").stat().st_size:
-                assert "delete it and run fedcomp keys init again" in (half / "INCOMPLETE.txt").read_text()
-                assert refused(lambda half=half: read_registry(half)).startswith(f"--keys {half} was not finished")
+                assert (
+                    "delete it and run fedcomp keys init again"
+                    in (half / "INCOMPLETE.txt").read_text()
+                )
+                assert refused(lambda half=half: read_registry(half)).startswith(
+                    f"--keys {half} was not finished"
+                )
             else:
                 assert complete or not any(path.suffix == ".key" for path in half.iterdir())
         keys.make(place / "keys", 1)
     assert 8 < after < 60
 
 
-@pytest.mark.parametrize("act", ["add(F, 2)", "revoke(F, 0, 2)", "renew(F, 1)", "renew_server(F, ['new.example'])"])
+@pytest.mark.parametrize(
+    "act", ["add(F, 2)", "revoke(F, 0, 2)", "renew(F, 1)", "renew_server(F, ['new.example'])"]
+)
 def test_killed_anywhere_a_change_is_made_or_not_and_can_be_made_again(act, tmp_path):
     keys.make(tmp_path / "first", 3)
     before = read_entries(tmp_path / "first" / "registry.toml")
@@ -242,11 +324,18 @@ def test_killed_anywhere_a_change_is_made_or_not_and_can_be_made_again(act, tmp_
         stopped = killed(command, after)
         now = read_entries(folder / "registry.toml")
         assert [entry.public_key for entry in now[:1]] == [entry.public_key for entry in before[:1]]
-        assert now == before or act.startswith("renew_server") or len(now) == 5 or any(a != b for a, b in zip(now, before, strict=True))
+        assert (
+            now == before
+            or act.startswith("renew_server")
+            or len(now) == 5
+            or any(a != b for a, b in zip(now, before, strict=True))
+        )
         if now == before or not stopped:
             if stopped:
                 eval(f"keys.{act}", {"keys": keys, "F": folder})
-            assert act.startswith("renew_server") or read_entries(folder / "registry.toml") != before
+            assert (
+                act.startswith("renew_server") or read_entries(folder / "registry.toml") != before
+            )
         assert keys.check_server_files(folder)
         for entry in read_entries(folder / "registry.toml"):
             assert enrolment(folder, entry.id).public_key == entry.public_key
@@ -267,8 +356,10 @@ def test_two_commands_at_once_do_not_lose_each_other(folder):
 
 def test_a_folder_that_is_none(tmp_path):
     said = refused(lambda: read_registry(tmp_path))
-    assert said == (f"--keys {tmp_path} is no folder of keys, it has no registry.toml; give another, or make one with: "
-                    f"fedcomp keys init --out {tmp_path} --clients N")
+    assert said == (
+        f"--keys {tmp_path} is no folder of keys, it has no registry.toml; give another, or make one with: "
+        f"fedcomp keys init --out {tmp_path} --clients N"
+    )
 
 
 # Who is let in.
@@ -278,7 +369,14 @@ def test_an_enrolled_key_in_any_form_is_its_id(folder):
     registry = read_registry(folder)
     for id in range(3):
         mine = enrolment(folder, id)
-        assert [registry.id_of(key) for key in (mine.public_key, mine.public_key.encode() + b" laptop", flower_key(folder, id))] == [id] * 3
+        assert [
+            registry.id_of(key)
+            for key in (
+                mine.public_key,
+                mine.public_key.encode() + b" laptop",
+                flower_key(folder, id),
+            )
+        ] == [id] * 3
         assert registry.reason(mine.public_key) == ""
 
 
@@ -289,18 +387,32 @@ def test_the_bytes_are_those_that_flower_registers_and_compares(folder, tmp_path
     files = registry.write_public_keys(tmp_path)
     assert sorted(files) == [0, 1, 2]
     assert [registry.id_of(try_load_public_key(path)) for path in files.values()] == list(files)
-    assert [try_load_public_key(path) for path in files.values()] == [flower_key(folder, id) for id in files]
+    assert [try_load_public_key(path) for path in files.values()] == [
+        flower_key(folder, id) for id in files
+    ]
 
 
 def test_a_stranger_is_refused(folder):
     registry = read_registry(folder)
     stranger = pem(ec.generate_private_key(ec.SECP384R1()).public_key())
     assert registry.id_of(stranger) is None
-    assert registry.reason(stranger) == f"its key is not in {folder}/registry.toml; enrol it with: fedcomp keys add --keys {folder}"
+    assert (
+        registry.reason(stranger)
+        == f"its key is not in {folder}/registry.toml; enrol it with: fedcomp keys add --keys {folder}"
+    )
 
 
-@pytest.mark.parametrize("what", [b"", b"no key", "\x00", ec.generate_private_key(ec.SECP256R1()).public_key().public_bytes(
-    serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)])
+@pytest.mark.parametrize(
+    "what",
+    [
+        b"",
+        b"no key",
+        "\x00",
+        ec.generate_private_key(ec.SECP256R1())
+        .public_key()
+        .public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH),
+    ],
+)
 def test_what_is_no_key_is_refused(what, folder):
     registry = read_registry(folder)
     assert registry.id_of(what) is None and "is no EC P-384 public key" in registry.reason(what)
@@ -311,7 +423,10 @@ def test_a_revoked_key_is_refused_by_a_registry_that_is_open(folder):
     assert registry.id_of(key) == 1
     keys.revoke(folder, 1)
     assert registry.id_of(key) is None
-    assert registry.reason(key) == f"client 1 is revoked; to let it in again: fedcomp keys renew 1 --keys {folder}"
+    assert (
+        registry.reason(key)
+        == f"client 1 is revoked; to let it in again: fedcomp keys renew 1 --keys {folder}"
+    )
     assert sorted(registry.enrolled()) == [0, 2]
     keys.revoke(folder, 1)
     assert registry.id_of(key) is None
@@ -323,7 +438,10 @@ def test_an_expired_key_is_refused(folder):
     ends = iso(enrolment(folder, 2).not_after)
     assert registry.id_of(flower_key(folder, 2)) is None and registry.enrolled() == {}
     renew = f"fedcomp keys renew 2 --keys {folder}"
-    assert registry.reason(flower_key(folder, 2)) == f"the key of client 2 ended on {ends}; make it a new one: {renew}"
+    assert (
+        registry.reason(flower_key(folder, 2))
+        == f"the key of client 2 ended on {ends}; make it a new one: {renew}"
+    )
 
 
 def test_a_renewed_key_takes_the_place_of_the_old(folder):
@@ -331,7 +449,10 @@ def test_a_renewed_key_takes_the_place_of_the_old(folder):
     keys.renew(folder, 1, days=30)
     new = flower_key(folder, 1)
     assert (registry.id_of(old), registry.id_of(new)) == (None, 1)
-    assert registry.reason(old) == "its key was replaced when client 1 was renewed; give it the new clients/1.toml"
+    assert (
+        registry.reason(old)
+        == "its key was replaced when client 1 was renewed; give it the new clients/1.toml"
+    )
     assert timedelta(days=29) < enrolment(folder, 1).not_after - utc_now() <= timedelta(days=30)
 
 
@@ -354,8 +475,10 @@ def test_ids_that_are_not_there_change_nothing(folder):
     before = snapshot(folder)
     for act in (lambda: keys.renew(folder, 3), lambda: keys.revoke(folder, 0, 7)):
         add = f"fedcomp keys add --keys {folder}"
-        assert re.fullmatch(rf"client [37] is not in {folder}/registry.toml, which has 0 to 2; give one of these, or: {add}",
-                            refused(act))
+        assert re.fullmatch(
+            rf"client [37] is not in {folder}/registry.toml, which has 0 to 2; give one of these, or: {add}",
+            refused(act),
+        )
     assert snapshot(folder) == before
 
 
@@ -365,8 +488,11 @@ def test_ids_that_are_not_there_change_nothing(folder):
 def test_a_new_certificate_for_the_hosts_it_had_and_more(folder):
     before = snapshot(folder)
     names, ends = keys.renew_server(folder, ["new.example"], days=10)
-    assert set(names) == set(keys.hosts_of(keys.check_server_files(folder))) == {"server.example", "10.0.0.5", "new.example", "localhost",
-                                                                                 "127.0.0.1"}
+    assert (
+        set(names)
+        == set(keys.hosts_of(keys.check_server_files(folder)))
+        == {"server.example", "10.0.0.5", "new.example", "localhost", "127.0.0.1"}
+    )
     assert timedelta(days=9) < ends - utc_now() <= timedelta(days=10)
     changed = {name for name, data in snapshot(folder).items() if data != before[name]}
     assert changed == {"server.crt", "server.key"}  # clients need nothing new
@@ -375,11 +501,16 @@ def test_a_new_certificate_for_the_hosts_it_had_and_more(folder):
 def test_only_a_new_certificate_needs_the_key_of_the_ca(folder):
     away = (folder / "ca.key").rename(folder.parent / "ca.key")
     keys.add(folder), keys.renew(folder, 0), keys.revoke(folder, 1)
-    assert refused(lambda: keys.renew_server(folder)) == (f"{folder}/ca.key cannot be read (No such file or directory); bring it back for "
-                                                          "this command, which alone needs it")
+    assert refused(lambda: keys.renew_server(folder)) == (
+        f"{folder}/ca.key cannot be read (No such file or directory); bring it back for "
+        "this command, which alone needs it"
+    )
     other = ec.generate_private_key(ec.SECP384R1())
     (folder / "ca.key").write_bytes(certificates.key_pem(other))
-    assert refused(lambda: keys.renew_server(folder)) == f"{folder}/ca.key is not the key of {folder}/ca.crt; bring the one back that is"
+    assert (
+        refused(lambda: keys.renew_server(folder))
+        == f"{folder}/ca.key is not the key of {folder}/ca.crt; bring the one back that is"
+    )
     away.rename(folder / "ca.key")
     keys.renew_server(folder)
 
@@ -397,17 +528,40 @@ def test_a_server_does_not_start_with_a_certificate_that_is_not_of_this_time(day
     assert keys.serving_files(folder) == (folder / "server.crt", folder / "server.key")
     now = utc_now() + timedelta(days=days)
     said = refused(lambda: keys.serving_files(folder, now))
-    assert re.match(rf"{folder}/server.crt {when} on \S+Z, and it is {iso(now)} by this machine's clock; correct the clock", said)
+    assert re.match(
+        rf"{folder}/server.crt {when} on \S+Z, and it is {iso(now)} by this machine's clock; correct the clock",
+        said,
+    )
     assert said.endswith(f", else: fedcomp keys renew server --keys {folder}")
 
 
-@pytest.mark.parametrize(("damage", "said"), [
-    (lambda f: (f / "server.key").write_bytes((f / "ca.key").read_bytes()), "server.key is not the key of"),
-    (lambda f: (f / "server.key").write_text("no"), "server.key is no private key without a password; make a new one: "),
-    (lambda f: (f / "server.crt").write_bytes((f / "server.crt").read_bytes()[:99]), "server.crt is no certificate; restore it"),
-    (lambda f: (f / "ca.crt").unlink(), r"ca.crt cannot be read \(No such file or directory\); restore it"),
-    (lambda f: keys.make(f.parent / "b", 1) and (f.parent / "b" / "ca.crt").replace(f / "ca.crt"), "server.crt is not signed by .*/ca.crt"),
-])
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (
+            lambda f: (f / "server.key").write_bytes((f / "ca.key").read_bytes()),
+            "server.key is not the key of",
+        ),
+        (
+            lambda f: (f / "server.key").write_text("no"),
+            "server.key is no private key without a password; make a new one: ",
+        ),
+        (
+            lambda f: (f / "server.crt").write_bytes((f / "server.crt").read_bytes()[:99]),
+            "server.crt is no certificate; restore it",
+        ),
+        (
+            lambda f: (f / "ca.crt").unlink(),
+            r"ca.crt cannot be read \(No such file or directory\); restore it",
+        ),
+        (
+            lambda f: (
+                keys.make(f.parent / "b", 1) and (f.parent / "b" / "ca.crt").replace(f / "ca.crt")
+            ),
+            "server.crt is not signed by .*/ca.crt",
+        ),
+    ],
+)
 def test_files_of_the_server_that_do_not_go_together(damage, said, folder):
     damage(folder)
     for check in (keys.check_server_files, keys.serving_files):
@@ -416,4 +570,9 @@ def test_files_of_the_server_that_do_not_go_together(damage, said, folder):
 
 def test_nothing_heavy_is_imported():
     program = "import fedcomp.server.keys, sys; print([m for m in ('torch', 'numpy', 'numba', 'flwr') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )

@@ -34,10 +34,27 @@ def superlink(folder, tmp_path_factory):
     variables = os.environ | {"FLWR_HOME": str(home), "PATH": f"{SCRIPTS}:{os.environ['PATH']}"}
     here = f'address = "127.0.0.1:{port}"\nroot-certificates = "{folder / keys.CA_CRT}"\n'
     (home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n[superlink.here]\n{here}')
-    command = [SCRIPTS / "flower-superlink", "--host", "127.0.0.1", "--port", str(port), "--isolation", "process",
-               "--enable-supernode-auth", "--ssl-ca-certfile", folder / keys.CA_CRT, "--ssl-certfile", folder / keys.SERVER_CRT,
-               "--ssl-keyfile", folder / keys.SERVER_KEY, "--disable-runtime-dependency-installation"]
-    with (home / "log").open("wb") as log, subprocess.Popen(command, env=variables, stdout=log, stderr=log) as process:
+    command = [
+        SCRIPTS / "flower-superlink",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--isolation",
+        "process",
+        "--enable-supernode-auth",
+        "--ssl-ca-certfile",
+        folder / keys.CA_CRT,
+        "--ssl-certfile",
+        folder / keys.SERVER_CRT,
+        "--ssl-keyfile",
+        folder / keys.SERVER_KEY,
+        "--disable-runtime-dependency-installation",
+    ]
+    with (
+        (home / "log").open("wb") as log,
+        subprocess.Popen(command, env=variables, stdout=log, stderr=log) as process,
+    ):
         try:
             for _ in range(300):
                 try:
@@ -59,7 +76,7 @@ def flwr(variables: dict[str, str], *words: object) -> dict:
     """What `flwr supernode` answers."""
     command = [SCRIPTS / "flwr", "supernode", words[0], str(words[1]), "here", "--format", "json"]
     done = subprocess.run(command, env=variables, capture_output=True, text=True)
-    return json.loads(done.stdout[done.stdout.index("{"):])
+    return json.loads(done.stdout[done.stdout.index("{") :])
 
 
 def node_of(port: int, ca: str, pair) -> int:
@@ -70,9 +87,18 @@ def node_of(port: int, ca: str, pair) -> int:
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    signed = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(*pair)]
-    with FleetHttpClient.from_server_address(f"127.0.0.1:{port}", False, ca.encode(), signed) as client:
-        return client.ActivateNode(ActivateNodeRequest(public_key=pem(pair[1]), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)).node_id
+    signed = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(*pair),
+    ]
+    with FleetHttpClient.from_server_address(
+        f"127.0.0.1:{port}", False, ca.encode(), signed
+    ) as client:
+        return client.ActivateNode(
+            ActivateNodeRequest(
+                public_key=pem(pair[1]), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+            )
+        ).node_id
 
 
 def test_only_what_was_registered_comes_in(folder, superlink, tmp_path):
@@ -87,11 +113,17 @@ def test_only_what_was_registered_comes_in(folder, superlink, tmp_path):
     ca, (first, second) = enrolments[0].ca, (enrolment.pair for enrolment in enrolments)
     stranger = ec.generate_private_key(ec.SECP384R1())
     assert int(answer["node-id"]) == node_of(port, ca, first)
-    for pair, status in ((second, None), ((stranger, stranger.public_key()), None), ((stranger, first[1]), 401)):
+    for pair, status in (
+        (second, None),
+        ((stranger, stranger.public_key()), None),
+        ((stranger, first[1]), 401),
+    ):
         with pytest.raises(httpx.HTTPStatusError) as raised:
             node_of(port, ca, pair)
         assert status in (None, raised.value.response.status_code)
-        assert status or "2004" in raised.value.response.text  # Flower's code for a node that may not come in
+        assert (
+            status or "2004" in raised.value.response.text
+        )  # Flower's code for a node that may not come in
 
     # What keys.renew is made for: there is no way back for a key that was unregistered.
     assert flwr(variables, "unregister", answer["node-id"])["success"]

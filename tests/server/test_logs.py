@@ -13,12 +13,35 @@ from fedcomp.observe import ClientRecord, Header, Rejection, RoundRecord, Said, 
 from fedcomp.server.logs import JsonLog
 
 HEADER = Header(
-    task="digits", clients=3, cohort=2, parameters=10, strategy="average", uplink="stc", downlink="identity", memory="residual",
-    partition="iid", device="cpu", engine="serial", first_round=1, rounds=9, out="runs/x",
+    task="digits",
+    clients=3,
+    cohort=2,
+    parameters=10,
+    strategy="average",
+    uplink="stc",
+    downlink="identity",
+    memory="residual",
+    partition="iid",
+    device="cpu",
+    engine="serial",
+    first_round=1,
+    rounds=9,
+    out="runs/x",
 )
 RECORD = RoundRecord(
-    round=4, accuracy=None, loss=math.nan, train_loss=math.inf, cohort=2, accepted=1, rejected=1, uplink_bytes=10, downlink_bytes=27,
-    dense_uplink_bytes=80, dense_downlink_bytes=80, seconds=0.3, rejections=(Rejection(2, "reply", "odd\nreason\x1b[2J \udcff"),),
+    round=4,
+    accuracy=None,
+    loss=math.nan,
+    train_loss=math.inf,
+    cohort=2,
+    accepted=1,
+    rejected=1,
+    uplink_bytes=10,
+    downlink_bytes=27,
+    dense_uplink_bytes=80,
+    dense_downlink_bytes=80,
+    seconds=0.3,
+    rejections=(Rejection(2, "reply", "odd\nreason\x1b[2J \udcff"),),
     by_client=(ClientRecord(0, 1, 2, 3, 4, 0.5, None),),
 )
 SUMMARY = Summary(0.5, None, 1, 2, 3, 4, 9, 3, 18, 1.5, 12.0, "cpu", 0, "0.1.0")
@@ -27,8 +50,13 @@ MOMENT = datetime(2026, 11, 21, 18, 33, 8, 125_999, timezone(timedelta(hours=2))
 
 def lines(path):
     text = path.read_text(encoding="ascii")
-    assert text.endswith("\n") and text.isascii() and all(c == "\n" or c.isprintable() for c in text)
-    return [json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON")) for line in text.splitlines()]
+    assert (
+        text.endswith("\n") and text.isascii() and all(c == "\n" or c.isprintable() for c in text)
+    )
+    return [
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        for line in text.splitlines()
+    ]
 
 
 def test_everything_that_an_observer_hears_is_a_line(tmp_path):
@@ -41,17 +69,39 @@ def test_everything_that_an_observer_hears_is_a_line(tmp_path):
         log.progress(4, 1, 2)
         log.round_done(RECORD)
         log.checkpoint(4, 0.25)
-        log.warning("it \"grows\"")
+        log.warning('it "grows"')
         log.finished(SUMMARY, "runs/x")
     read = lines(path)
     assert [line["event"] for line in read] == [
-        "started", "waiting", "joined", "left", "progress", "rejection", "round", "checkpoint", "warning", "finished"]
+        "started",
+        "waiting",
+        "joined",
+        "left",
+        "progress",
+        "rejection",
+        "round",
+        "checkpoint",
+        "warning",
+        "finished",
+    ]
     assert {line["time"] for line in read} == {"2026-11-21T16:33:08.125Z"}
     by_event = {line["event"]: line for line in read}
-    assert by_event["started"]["uplink"] == "stc" and by_event["waiting"] | {"here": [1], "wanted": 3} == by_event["waiting"]
-    assert by_event["rejection"] | {"round": 4, "client": 2, "reason": "odd\nreason\x1b[2J \udcff"} == by_event["rejection"]
-    assert by_event["round"]["loss"] is by_event["round"]["train_loss"] is None and by_event["round"]["by_client"][0]["latency_s"] == 0.5
-    assert by_event["warning"]["sentence"] == 'it "grows"' and by_event["finished"]["client_updates"] == 18
+    assert (
+        by_event["started"]["uplink"] == "stc"
+        and by_event["waiting"] | {"here": [1], "wanted": 3} == by_event["waiting"]
+    )
+    assert (
+        by_event["rejection"] | {"round": 4, "client": 2, "reason": "odd\nreason\x1b[2J \udcff"}
+        == by_event["rejection"]
+    )
+    assert (
+        by_event["round"]["loss"] is by_event["round"]["train_loss"] is None
+        and by_event["round"]["by_client"][0]["latency_s"] == 0.5
+    )
+    assert (
+        by_event["warning"]["sentence"] == 'it "grows"'
+        and by_event["finished"]["client_updates"] == 18
+    )
 
 
 def test_progress_is_told_at_most_once_a_second(tmp_path):
@@ -69,7 +119,9 @@ def test_a_log_goes_on_where_it_was(tmp_path):
     assert [line["sentence"] for line in lines(tmp_path / "log")] == ["one", "two"]
 
 
-@pytest.mark.parametrize(("error", "event"), [(KeyboardInterrupt(), "interrupted"), (ConfigError("--x is y"), "failed")])
+@pytest.mark.parametrize(
+    ("error", "event"), [(KeyboardInterrupt(), "interrupted"), (ConfigError("--x is y"), "failed")]
+)
 def test_how_it_ended_is_told(tmp_path, error, event):
     with pytest.raises(type(error)), JsonLog(str(tmp_path / "log")):
         raise error
@@ -89,7 +141,10 @@ def test_what_a_client_says_comes_apart(tmp_path):
         log.said(Said("round 3: 5 bytes down", "answered", round=3, loss=math.nan))
         log.said("plain")
     first, second = lines(tmp_path / "log")
-    assert first | {"event": "answered", "sentence": "round 3: 5 bytes down", "round": 3, "loss": None} == first
+    assert (
+        first | {"event": "answered", "sentence": "round 3: 5 bytes down", "round": 3, "loss": None}
+        == first
+    )
     assert (second["event"], second["sentence"]) == ("said", "plain")
 
 

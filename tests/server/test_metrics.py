@@ -10,19 +10,55 @@ from fedcomp.observe import ClientRecord, Header, PortFigures, Rejection, RoundR
 from fedcomp.server.metrics import Metrics
 
 HEADER = Header(
-    task='my "task"\\\n.py', clients=3, cohort=2, parameters=10, strategy="average", uplink="stc:density=1/100", downlink="identity",
-    memory="residual", partition="iid", device="cpu", engine="deployed", first_round=4, rounds=9, out="runs/x",
+    task='my "task"\\\n.py',
+    clients=3,
+    cohort=2,
+    parameters=10,
+    strategy="average",
+    uplink="stc:density=1/100",
+    downlink="identity",
+    memory="residual",
+    partition="iid",
+    device="cpu",
+    engine="deployed",
+    first_round=4,
+    rounds=9,
+    out="runs/x",
 )
 FIGURES = ClientRecord(
-    client=0, uplink_bytes=10, downlink_bytes=20, wire_bytes_in=100, wire_bytes_out=200, latency_s=0.5, versions_behind=1, staleness=2
+    client=0,
+    uplink_bytes=10,
+    downlink_bytes=20,
+    wire_bytes_in=100,
+    wire_bytes_out=200,
+    latency_s=0.5,
+    versions_behind=1,
+    staleness=2,
 )
 AWAY = ClientRecord(2, 0, 7, 50, 60, None, None, 0, "deadline", "no reply")
 RECORD = RoundRecord(
-    round=4, accuracy=0.5, loss=1.25, train_loss=2.0, cohort=2, accepted=1, rejected=1, uplink_bytes=10, downlink_bytes=27,
-    dense_uplink_bytes=80, dense_downlink_bytes=80, seconds=0.3, rejections=(Rejection(2, "deadline", "no reply"),),
+    round=4,
+    accuracy=0.5,
+    loss=1.25,
+    train_loss=2.0,
+    cohort=2,
+    accepted=1,
+    rejected=1,
+    uplink_bytes=10,
+    downlink_bytes=27,
+    dense_uplink_bytes=80,
+    dense_downlink_bytes=80,
+    seconds=0.3,
+    rejections=(Rejection(2, "deadline", "no reply"),),
     by_client=(FIGURES, AWAY),
 )
-PORT = PortFigures(connections=3, refused={404: 2, 503: 1}, received_bytes=500, sent_bytes=900, by_client={0: (100, 200), 2: (50, 60)})
+PORT = PortFigures(
+    connections=3,
+    refused={404: 2, 503: 1},
+    received_bytes=500,
+    sent_bytes=900,
+    by_client={0: (100, 200), 2: (50, 60)},
+)
 
 
 def of(client):
@@ -31,7 +67,11 @@ def of(client):
 
 def test_before_anything_there_is_a_page():
     samples = parsed(Metrics().text())
-    assert samples["fedcomp_round", ()] == 0 and not {"fedcomp_accuracy", "fedcomp_rounds", "fedcomp_cohort"} & {n for n, _ in samples}
+    assert samples["fedcomp_round", ()] == 0 and not {
+        "fedcomp_accuracy",
+        "fedcomp_rounds",
+        "fedcomp_cohort",
+    } & {n for n, _ in samples}
 
 
 def test_a_resumed_run_stands_where_it_was():
@@ -50,16 +90,36 @@ def test_rounds_add_up_and_the_last_accuracy_stays():
     assert parsed(metrics.text())["fedcomp_answered", ()] == 1
     metrics.round_done(RECORD)
     metrics.checkpoint(4, 0.02)
-    metrics.round_done(replace(RECORD, round=5, accuracy=None, loss=None, train_loss=None, seconds=3.0))
+    metrics.round_done(
+        replace(RECORD, round=5, accuracy=None, loss=None, train_loss=None, seconds=3.0)
+    )
     metrics.warning("odd")
     samples = parsed(metrics.text())
-    assert samples["fedcomp_round", ()] == 5 and samples["fedcomp_answered", ()] == 0 and samples["fedcomp_warnings_total", ()] == 1
-    assert (samples["fedcomp_accuracy", ()], samples["fedcomp_loss", ()]) == (0.5, 1.25) and ("fedcomp_train_loss", ()) not in samples
-    assert samples["fedcomp_accepted_total", ()] == 2 and samples["fedcomp_rejected_total", (("stage", "deadline"),)] == 2
-    assert samples["fedcomp_uplink_bytes_total", ()] == 20 and samples["fedcomp_downlink_bytes_total", ()] == 54
-    assert samples["fedcomp_round_seconds_bucket", (("le", "0.5"),)] == 1 and samples["fedcomp_round_seconds_count", ()] == 2
+    assert (
+        samples["fedcomp_round", ()] == 5
+        and samples["fedcomp_answered", ()] == 0
+        and samples["fedcomp_warnings_total", ()] == 1
+    )
+    assert (samples["fedcomp_accuracy", ()], samples["fedcomp_loss", ()]) == (0.5, 1.25) and (
+        "fedcomp_train_loss",
+        (),
+    ) not in samples
+    assert (
+        samples["fedcomp_accepted_total", ()] == 2
+        and samples["fedcomp_rejected_total", (("stage", "deadline"),)] == 2
+    )
+    assert (
+        samples["fedcomp_uplink_bytes_total", ()] == 20
+        and samples["fedcomp_downlink_bytes_total", ()] == 54
+    )
+    assert (
+        samples["fedcomp_round_seconds_bucket", (("le", "0.5"),)] == 1
+        and samples["fedcomp_round_seconds_count", ()] == 2
+    )
     assert samples["fedcomp_checkpoint_seconds_sum", ()] == 0.02
-    assert not any(name.startswith(("fedcomp_client", "fedcomp_port", "fedcomp_wire")) for name, _ in samples), "a simulation has none"
+    assert not any(
+        name.startswith(("fedcomp_client", "fedcomp_port", "fedcomp_wire")) for name, _ in samples
+    ), "a simulation has none"
 
 
 def test_a_deployment_has_its_clients_and_its_port():
@@ -72,15 +132,32 @@ def test_a_deployment_has_its_clients_and_its_port():
     metrics.round_done(replace(RECORD, suspicion={0: 0.25}))
     metrics.left(2)
     samples = parsed(metrics.text())
-    assert samples["fedcomp_clients_connected", ()] == 1 and samples["fedcomp_clients_wanted", ()] == 3
+    assert (
+        samples["fedcomp_clients_connected", ()] == 1 and samples["fedcomp_clients_wanted", ()] == 3
+    )
     assert {labels for name, labels in samples if name == "fedcomp_client_connected"} == {of(0)}
-    assert samples["fedcomp_client_latency_seconds", of(0)] == 0.5 and ("fedcomp_client_latency_seconds", of(2)) not in samples
-    assert samples["fedcomp_client_versions_behind", of(0)] == 1 and samples["fedcomp_client_staleness_rounds", of(0)] == 2
-    assert (samples["fedcomp_client_rejected_total", of(0)], samples["fedcomp_client_rejected_total", of(2)]) == (0, 1)
-    assert samples["fedcomp_client_downlink_bytes_total", of(2)] == 7 and samples["fedcomp_client_suspicion", of(0)] == 0.25
+    assert (
+        samples["fedcomp_client_latency_seconds", of(0)] == 0.5
+        and ("fedcomp_client_latency_seconds", of(2)) not in samples
+    )
+    assert (
+        samples["fedcomp_client_versions_behind", of(0)] == 1
+        and samples["fedcomp_client_staleness_rounds", of(0)] == 2
+    )
+    assert (
+        samples["fedcomp_client_rejected_total", of(0)],
+        samples["fedcomp_client_rejected_total", of(2)],
+    ) == (0, 1)
+    assert (
+        samples["fedcomp_client_downlink_bytes_total", of(2)] == 7
+        and samples["fedcomp_client_suspicion", of(0)] == 0.25
+    )
     assert samples["fedcomp_client_wire_received_bytes_total", of(2)] == 50
     assert samples["fedcomp_client_wire_sent_bytes_total", of(0)] == 200
-    assert samples["fedcomp_wire_received_bytes_total", ()] == 500 and samples["fedcomp_port_connections", ()] == 3
+    assert (
+        samples["fedcomp_wire_received_bytes_total", ()] == 500
+        and samples["fedcomp_port_connections", ()] == 3
+    )
     assert samples["fedcomp_port_refused_total", (("status", "404"),)] == 2
 
 
@@ -88,6 +165,10 @@ def test_the_page_of_the_docs_names_every_family():
     metrics = Metrics()
     metrics.serving(lambda: PORT)
     written = re.findall("^# TYPE (\\S+)", metrics.text(), re.MULTILINE)
-    docs = (Path(__file__).resolve().parents[2] / "docs" / "watching.md").read_text(encoding="utf-8")
-    named = re.findall(r"`(fedcomp_\w+)(?:\{\w+\})?`", docs.partition("| family |")[2].partition("The families")[0])
+    docs = (Path(__file__).resolve().parents[2] / "docs" / "watching.md").read_text(
+        encoding="utf-8"
+    )
+    named = re.findall(
+        r"`(fedcomp_\w+)(?:\{\w+\})?`", docs.partition("| family |")[2].partition("The families")[0]
+    )
     assert named and sorted(named) == sorted(written)

@@ -33,7 +33,9 @@ def test_it_is_on_loopback_alone(port):
     assert port.address == f"http://127.0.0.1:{port.server_port}/metrics"
 
 
-@pytest.mark.parametrize("path", ["/", "/metrics/", "/metrics/x", "/v1/fleet/get-run", "/%6detrics", "/../metrics", "x"])
+@pytest.mark.parametrize(
+    "path", ["/", "/metrics/", "/metrics/x", "/v1/fleet/get-run", "/%6detrics", "/../metrics", "x"]
+)
 def test_other_paths_are_not_there(port, path):
     assert status(ask(port.server_port, head("GET", path)).replace(b"HTTP/1.0", b"HTTP/1.1")) == 404
 
@@ -44,9 +46,16 @@ def test_other_methods_are_not_there(port, method):
     assert status(answer.replace(b"HTTP/1.0", b"HTTP/1.1")) == 501 and b"page" not in answer
 
 
-@pytest.mark.parametrize("data", [
-    b"\r\n\r\n", b"\x00\xff\r\n\r\n", b"GET /metrics\r\n", b"x" * 70_000 + b"\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
-])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\r\n\r\n",
+        b"\x00\xff\r\n\r\n",
+        b"GET /metrics\r\n",
+        b"x" * 70_000 + b"\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+    ],
+)
 def test_bytes_that_are_no_request_leave_it_open(port, data):
     with connect(port.server_port) as connection:
         connection.sendall(data)
@@ -61,7 +70,10 @@ def test_bytes_that_are_no_request_leave_it_open(port, data):
 def test_a_port_that_is_taken_is_one_sentence():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"^--metrics-port {number}: .*Address already in use.*; give another port, or 0 for a"):
+        with pytest.raises(
+            ConfigError,
+            match=f"^--metrics-port {number}: .*Address already in use.*; give another port, or 0 for a",
+        ):
             MetricsPort(number, str)
 
 

@@ -15,8 +15,17 @@ from fedcomp.sim import simulate
 
 pytestmark = pytest.mark.timeout(300)
 TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
-CONFIG = RunConfig(task=TINY, clients=3, participation=1.0, partition="dirichlet:1", batch_size=10, seed=5, rounds=3, engine="serial",
-                   device="cpu")
+CONFIG = RunConfig(
+    task=TINY,
+    clients=3,
+    participation=1.0,
+    partition="dirichlet:1",
+    batch_size=10,
+    seed=5,
+    rounds=3,
+    engine="serial",
+    device="cpu",
+)
 STRATEGIES = {
     "fetchsgd": {"uplink": "sketch:rows=3,columns=12", "downlink": "topk:density=10%"},
     "gtopk": {"uplink": "topk:density=10%"},
@@ -37,17 +46,23 @@ def test_a_strategy_makes_the_model_that_it_makes_in_a_simulation(net, tmp_path,
     config = replace(CONFIG, strategy=strategy, **STRATEGIES[strategy])
     simulate(replace(config, out=str(tmp_path / "run")))
     expected = load_file(tmp_path / "run" / "model.safetensors")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     with net.federation(config) as run:
         outcomes = run.rounds()
         run.dismiss()
-        assert {name: view.tolist() for name, view in run.layout.views(run.strategy.broadcasts.weights).items()} == {
-            name: value.tolist() for name, value in expected.items()
-        }
-        assert all(torch.equal(run.weights_of(client), run.strategy.broadcasts.weights) for client in range(3))
-    assert [(sum(o.traffic.uplink.values()), sum(o.traffic.downlink.values())) for o in outcomes] == [
-        (line["uplink_bytes"], line["downlink_bytes"]) for line in lines
-    ]
+        assert {
+            name: view.tolist()
+            for name, view in run.layout.views(run.strategy.broadcasts.weights).items()
+        } == {name: value.tolist() for name, value in expected.items()}
+        assert all(
+            torch.equal(run.weights_of(client), run.strategy.broadcasts.weights)
+            for client in range(3)
+        )
+    assert [
+        (sum(o.traffic.uplink.values()), sum(o.traffic.downlink.values())) for o in outcomes
+    ] == [(line["uplink_bytes"], line["downlink_bytes"]) for line in lines]
     assert all(not o.rejections for o in outcomes)
 
 
@@ -56,11 +71,16 @@ def test_an_asynchronous_run_comes_to_its_end(net):
         outcomes = run.rounds()
         run.dismiss()
         assert len(outcomes) == 8 and all(not o.rejections and o.broadcast for o in outcomes)
-        assert all(torch.equal(run.weights_of(client), run.strategy.broadcasts.weights) for client in range(3))
+        assert all(
+            torch.equal(run.weights_of(client), run.strategy.broadcasts.weights)
+            for client in range(3)
+        )
 
 
 def test_a_client_that_was_away_downloads_what_it_missed_and_one_without_a_state_the_model(net):
-    config = replace(CONFIG, deadline=60.0, rounds=9, cache=0.016)  # of five broadcasts, so that the way from the start is longer
+    config = replace(
+        CONFIG, deadline=60.0, rounds=9, cache=0.016
+    )  # of five broadcasts, so that the way from the start is longer
     with net.federation(config, tiny_task.wide) as run:
         dense = 4 * run.layout.numel
         run.rounds(1, 2)
@@ -90,7 +110,15 @@ def test_a_client_that_was_away_downloads_what_it_missed_and_one_without_a_state
         carried = run.clients.lines[1].bytes_down
         (anew,) = run.rounds(8, 8)
         assert [a.client for a in anew.accepted] == [0, 1, 2]
-        assert dense < anew.traffic.downlink[1] < 1.01 * dense < run.clients.lines[1].bytes_down - carried
+        assert (
+            dense
+            < anew.traffic.downlink[1]
+            < 1.01 * dense
+            < run.clients.lines[1].bytes_down - carried
+        )
         run.rounds(9, 9)
         run.dismiss()
-        assert all(torch.equal(run.weights_of(client), run.strategy.broadcasts.weights) for client in range(3))
+        assert all(
+            torch.equal(run.weights_of(client), run.strategy.broadcasts.weights)
+            for client in range(3)
+        )

@@ -19,7 +19,9 @@ from starlette.routing import Route
 from fedcomp.server import own_user
 from fedcomp.server.superlink import LOOPBACK, SuperLink
 
-told = pytest.mark.skipif(not own_user.told_here(), reason="this system does not tell whose a connection is")
+told = pytest.mark.skipif(
+    not own_user.told_here(), reason="this system does not tell whose a connection is"
+)
 STRANGER = """
 import encodings.idna, os, socket, sys  # all before its rights are gone
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
@@ -67,7 +69,11 @@ def test_the_own_user_is_heard(superlink):
 @pytest.mark.parametrize("how", ["patient", "hasty"])
 def test_another_user_is_closed_unheard(superlink, how):
     """`hasty`: it lets go of its end at once, which is then nobody's: the system shows 0 for that, as for root."""
-    subprocess.run([sys.executable, "-c", STRANGER, str(superlink.port), ASKED.decode(), how], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", STRANGER, str(superlink.port), ASKED.decode(), how],
+        check=True,
+        timeout=60,
+    )
     assert status(ask(superlink.port, head("GET", "/health", "Connection: close"))) == 200
     assert "list-runs" not in superlink.log.read_text()
 
@@ -101,7 +107,12 @@ def test_a_system_that_does_not_tell_lets_everybody_in_and_says_so(monkeypatch, 
 def test_no_module_beside_it_is_taken_for_one_of_the_library():
     """It is run as a file: without -P its folder, in which there are modules of common names, would come first."""
     assert Path(own_user.__file__).with_name("keys.py").exists()
-    said = subprocess.run([sys.executable, "-P", own_user.__file__, "--version"], capture_output=True, text=True, timeout=60)
+    said = subprocess.run(
+        [sys.executable, "-P", own_user.__file__, "--version"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert said.returncode == 0 and "1.41" in said.stdout, said.stderr
 
 
@@ -130,7 +141,9 @@ class Errors(BaseHTTPMiddleware):
 async def endpoint(request):
     if request.url.path.startswith("/broken"):
         raise ValueError("broken below")
-    return PlainTextResponse(request.state.seen + b"|" + await request.body(), 201, headers={"own": "1"})
+    return PlainTextResponse(
+        request.state.seen + b"|" + await request.body(), 201, headers={"own": "1"}
+    )
 
 
 async def streamed(request):
@@ -139,26 +152,51 @@ async def streamed(request):
 
 @pytest.fixture
 def layers():
-    routes = [Route(f"/{name}/push-messages", endpoint, methods=["POST"]) for name in ("whole", "broken")]
+    routes = [
+        Route(f"/{name}/push-messages", endpoint, methods=["POST"]) for name in ("whole", "broken")
+    ]
     routes += [Route(f"/{name}/other", endpoint, methods=["POST"]) for name in ("whole", "broken")]
-    routes += [Route("/flow/pull-object", streamed, methods=["POST"]), Route("/flow/other", streamed, methods=["POST"])]
-    app = Starlette(routes=routes, middleware=[Middleware(Errors), Middleware(Upper), Middleware(Errors)])
+    routes += [
+        Route("/flow/pull-object", streamed, methods=["POST"]),
+        Route("/flow/other", streamed, methods=["POST"]),
+    ]
+    app = Starlette(
+        routes=routes, middleware=[Middleware(Errors), Middleware(Upper), Middleware(Errors)]
+    )
 
     async def answers(requests):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://superlink") as client:
-            return [await client.post(path, content=body, headers=headers) for path, body, headers in requests]
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://superlink"
+        ) as client:
+            return [
+                await client.post(path, content=body, headers=headers)
+                for path, body, headers in requests
+            ]
 
     return lambda *requests: asyncio.run(answers(requests))
 
 
-@pytest.mark.parametrize(("name", "short", "other"), [("whole", "push-messages", "other"), ("broken", "push-messages", "other"),
-                                                      ("flow", "pull-object", "other"), ("whole", "missing", "gone")])
+@pytest.mark.parametrize(
+    ("name", "short", "other"),
+    [
+        ("whole", "push-messages", "other"),
+        ("broken", "push-messages", "other"),
+        ("flow", "pull-object", "other"),
+        ("whole", "missing", "gone"),
+    ],
+)
 @pytest.mark.parametrize("headers", [{}, {"forbidden": "1"}])
 @pytest.mark.parametrize("body", [b"", b"text", bytes(300_000)])
-def test_short_requests_go_through_the_same_layers_with_the_same_answers(layers, monkeypatch, name, short, other, headers, body):
+def test_short_requests_go_through_the_same_layers_with_the_same_answers(
+    layers, monkeypatch, name, short, other, headers, body
+):
     requests = [(f"/{name}/{path}", body, headers) for path in (short, other)]
     usual = layers(*requests)
     monkeypatch.setattr(BaseHTTPMiddleware, "__call__", BaseHTTPMiddleware.__call__)
     own_user.shorten_layers()
     for one, two in zip(usual, layers(*requests), strict=True):
-        assert (one.status_code, one.content, dict(one.headers)) == (two.status_code, two.content, dict(two.headers))
+        assert (one.status_code, one.content, dict(one.headers)) == (
+            two.status_code,
+            two.content,
+            dict(two.headers),
+        )

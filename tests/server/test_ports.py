@@ -21,20 +21,29 @@ from fedcomp.server import ports
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 4096, 4096),
     ],
 )
-def test_connections_are_no_more_than_there_are_files_for(monkeypatch, soft, hard, asked_for, good_for):
+def test_connections_are_no_more_than_there_are_files_for(
+    monkeypatch, soft, hard, asked_for, good_for
+):
     now = [soft, hard]
     monkeypatch.setattr(resource, "getrlimit", lambda which: tuple(now))
-    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: now.__setitem__(slice(None), limits))
+    monkeypatch.setattr(
+        resource, "setrlimit", lambda which, limits: now.__setitem__(slice(None), limits)
+    )
     assert min(asked_for, ports.files_for(asked_for)) == good_for
     assert now[1] == hard and (now[0] >= soft or now[0] == resource.RLIM_INFINITY)
 
 
 def test_a_name_is_its_ipv4_address_when_it_has_one():
-    with ports.listen("localhost", 0) as listener, socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5):
+    with (
+        ports.listen("localhost", 0) as listener,
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5),
+    ):
         pass
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6 beside its IPv4")
+@pytest.mark.skipif(
+    not socket.has_dualstack_ipv6(), reason="this machine has no IPv6 beside its IPv4"
+)
 def test_two_colons_are_every_address():
     with ports.listen("::", 0) as listener:
         for host in ("127.0.0.1", "::1"):

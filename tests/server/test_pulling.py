@@ -21,7 +21,9 @@ def net(tmp_path_factory):
 @pytest.fixture
 def client(net):
     """A client that is there, and its node."""
-    fleet = Fleet(f"127.0.0.1:{net.guard.port}", ec.generate_private_key(ec.SECP384R1()), None, enrolled=False)
+    fleet = Fleet(
+        f"127.0.0.1:{net.guard.port}", ec.generate_private_key(ec.SECP384R1()), None, enrolled=False
+    )
     node = fleet.enter()
     yield fleet, node
     fleet.leave()
@@ -29,12 +31,17 @@ def client(net):
 
 
 def asked(net, node, rounds):
-    return [Message(to_records(Farewell("a run", round)), node, "query.leave", group_id="") for round in rounds]
+    return [
+        Message(to_records(Farewell("a run", round)), node, "query.leave", group_id="")
+        for round in rounds
+    ]
 
 
 def received(fleet):
     found = []
-    wait_until(lambda: (message := fleet.receive()) is not None and (found.append(message) or True), 60.0)
+    wait_until(
+        lambda: (message := fleet.receive()) is not None and (found.append(message) or True), 60.0
+    )
     return found[0]
 
 
@@ -47,10 +54,15 @@ def announce(net, fleet, message):
     with no_object_id_recompute():
         going = Going(Message(to_records(Presence("a run", 3, "", "")), reply_to=message))
         request = PushMessagesRequest(
-            node=fleet._node, messages_list=[going.head], message_object_trees=[going.tree], clientapp_runtime_list=[0.0]
+            node=fleet._node,
+            messages_list=[going.head],
+            message_object_trees=[going.tree],
+            clientapp_runtime_list=[0.0],
         )
         answer = fleet._client.PushMessages(request)
-    push = make_push_object_fn_protobuf(fleet._client.PushObject, fleet._node, message.metadata.run_id, answer.session_id)
+    push = make_push_object_fn_protobuf(
+        fleet._client.PushObject, fleet._node, message.metadata.run_id, answer.session_id
+    )
 
     def rest():
         with no_object_id_recompute():
@@ -72,12 +84,16 @@ def test_a_reply_that_was_announced_before_its_parts_came_is_waited_for(net, cli
 def test_one_that_is_not_whole_holds_up_no_other(net, client):
     fleet, node = client
     late, whole = net.task.push(asked(net, node, [1, 2]))
-    messages = {from_records(m.content, Farewell).round: m for m in (received(fleet), received(fleet))}
+    messages = {
+        from_records(m.content, Farewell).round: m for m in (received(fleet), received(fleet))
+    }
     rest = announce(net, fleet, messages[1])
     fleet.reply(to_records(Presence("a run", 4, "", "")), messages[2], 0.0)
     replies = []
     wait_until(lambda: replies.extend(net.task.pull({late, whole})) or replies, 60.0)
-    assert [from_records(reply.content, Presence).client for reply in replies] == [4] and net.task.pull({late}) == []
+    assert [from_records(reply.content, Presence).client for reply in replies] == [
+        4
+    ] and net.task.pull({late}) == []
     rest()
     assert [from_records(reply.content, Presence).client for reply in net.task.pull({late})] == [3]
 
@@ -98,8 +114,12 @@ def test_one_that_is_announced_is_remembered_while_others_are_asked_for(net, cli
     """As the late answer of a client that was given up is looked for now and then."""
     fleet, node = client
     late, other = net.task.push(asked(net, node, [1, 2]))
-    messages = {from_records(m.content, Farewell).round: m for m in (received(fleet), received(fleet))}
+    messages = {
+        from_records(m.content, Farewell).round: m for m in (received(fleet), received(fleet))
+    }
     rest = announce(net, fleet, messages[1])
     assert net.task.pull({late}) == [] and net.task.pull({other}) == []
     rest()
-    assert [from_records(reply.content, Presence).client for reply in net.task.pull({late, other})] == [3]
+    assert [
+        from_records(reply.content, Presence).client for reply in net.task.pull({late, other})
+    ] == [3]

@@ -26,10 +26,14 @@ def killed(store: Checkpoint, beside: Path) -> Checkpoint:
     return Checkpoint(beside, NUMEL)
 
 
-def check(store: Checkpoint, vectors: dict[str, torch.Tensor], values: dict[str, bytes | None]) -> None:
+def check(
+    store: Checkpoint, vectors: dict[str, torch.Tensor], values: dict[str, bytes | None]
+) -> None:
     assert all(torch.equal(store.vector(name), vector) for name, vector in vectors.items())
     assert all(store.value(name) == data for name, data in values.items())
-    assert store.values("client/") == {name.removeprefix("client/"): data for name, data in values.items() if data is not None}
+    assert store.values("client/") == {
+        name.removeprefix("client/"): data for name, data in values.items() if data is not None
+    }
 
 
 @pytest.mark.parametrize("room", [0, 400, 1 << 20])
@@ -40,7 +44,10 @@ def test_what_was_saved_last_is_read_back_whatever_came_before(tmp_path, monkeyp
     rng, store, vectors, values = random.Random(seed), Checkpoint(tmp_path / "store", NUMEL), {}, {}
 
     def some(forget: bool) -> tuple[dict[str, torch.Tensor], dict[str, bytes | None]]:
-        data = {name: rng.randbytes(rng.choice([0, 5, module.SMALL, module.SMALL + 1])) for name in rng.sample(NAMES, 4)}
+        data = {
+            name: rng.randbytes(rng.choice([0, 5, module.SMALL, module.SMALL + 1]))
+            for name in rng.sample(NAMES, 4)
+        }
         if forget:
             data |= dict.fromkeys(rng.sample(NAMES, 2))
         return {name: torch.rand(NUMEL) for name in rng.sample(NAMES, 3)}, data
@@ -73,12 +80,21 @@ def test_what_is_all_over_the_tables_is_written_side_by_side(tmp_path):
 
     def written(clients: int) -> int:
         store = Checkpoint(tmp_path / str(clients), NUMEL)
-        store.save({f"client/{i}": torch.zeros(NUMEL) for i in range(clients)}, {f"client/{i}": bytes(200) for i in range(clients)})
+        store.save(
+            {f"client/{i}": torch.zeros(NUMEL) for i in range(clients)},
+            {f"client/{i}": bytes(200) for i in range(clients)},
+        )
         store.close()
-        store, log = Checkpoint(tmp_path / str(clients), NUMEL), tmp_path / str(clients) / f"{STATE}-wal"
+        store, log = (
+            Checkpoint(tmp_path / str(clients), NUMEL),
+            tmp_path / str(clients) / f"{STATE}-wal",
+        )
         before = log.stat().st_size
         chosen = random.Random(0).sample(range(clients), 200)
-        store.save({f"client/{i}": torch.ones(NUMEL) for i in chosen}, {f"client/{i}": bytes(200) for i in chosen})
+        store.save(
+            {f"client/{i}": torch.ones(NUMEL) for i in chosen},
+            {f"client/{i}": bytes(200) for i in chosen},
+        )
         after = log.stat().st_size
         store.close()
         return after - before
@@ -92,7 +108,9 @@ def test_rows_are_put_away_when_they_are_many(tmp_path, monkeypatch):
     for _ in range(30):
         store.save({}, {"client/1": bytes(200)})
         assert store.recent.bytes <= 1000
-    assert store.state.execute("SELECT sum(length(data)) FROM recent").fetchone() == (store.recent.bytes,)
+    assert store.state.execute("SELECT sum(length(data)) FROM recent").fetchone() == (
+        store.recent.bytes,
+    )
     store.close()
 
 
@@ -107,7 +125,9 @@ def test_rows_that_name_the_same_are_put_away_sooner(tmp_path, monkeypatch):
         store.close()
 
 
-def test_a_full_disk_while_rows_are_put_away_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch):
+def test_a_full_disk_while_rows_are_put_away_leaves_the_last_checkpoint_whole(
+    tmp_path, monkeypatch
+):
     store = Checkpoint(tmp_path / "store", NUMEL)
     store.save({"a": torch.ones(NUMEL)}, {"client/1": b"1"})
 
@@ -127,11 +147,26 @@ def test_a_full_disk_while_rows_are_put_away_leaves_the_last_checkpoint_whole(tm
     found.close()
 
 
-@pytest.mark.parametrize("data", [b"", b"[]\n", b"[1,2,3,4,5,6]\n", b'[["a"],[],[],[],[],[]]\n', b"\xff\n", b"null\n", 7, "text"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]\n",
+        b"[1,2,3,4,5,6]\n",
+        b'[["a"],[],[],[],[],[]]\n',
+        b"\xff\n",
+        b"null\n",
+        7,
+        "text",
+    ],
+)
 def test_a_row_that_nobody_wrote_is_one_sentence(tmp_path, data):
     Checkpoint(tmp_path / "store", NUMEL).close()
     with contextlib.closing(sqlite3.connect(tmp_path / "store" / STATE)) as state, state:
-        state.execute("INSERT INTO recent (crc, data) VALUES (?, ?)", (zlib.crc32(data) if isinstance(data, bytes) else 0, data))
+        state.execute(
+            "INSERT INTO recent (crc, data) VALUES (?, ?)",
+            (zlib.crc32(data) if isinstance(data, bytes) else 0, data),
+        )
     with pytest.raises(CheckpointError, match="damaged"):
         Checkpoint(tmp_path / "store", NUMEL)
 

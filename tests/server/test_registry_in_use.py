@@ -31,8 +31,13 @@ def test_what_becomes_of_the_registry_is_said_once(tmp_path):
     assert look() == []
     path.write_text(whole + "???\n")
     (sentence,) = look()
-    assert re.fullmatch(rf"{path} is not TOML: .* line 1[0-9],.*; mend it, .*; until then no client is let in, .*", sentence)
-    path.write_text(whole.replace("id = 1", "id = 0"))  # mended in one place, and now wrong in another
+    assert re.fullmatch(
+        rf"{path} is not TOML: .* line 1[0-9],.*; mend it, .*; until then no client is let in, .*",
+        sentence,
+    )
+    path.write_text(
+        whole.replace("id = 1", "id = 0")
+    )  # mended in one place, and now wrong in another
     (sentence,) = look()
     assert sentence.startswith(f"{path}: client 0 has two keys; take out one")
     with_one = whole.replace('"enrolled"', '"revoked"', 1)
@@ -49,12 +54,16 @@ def test_a_registry_that_breaks_holds_clients_off_and_a_revoked_client_leaves(tm
     path = folder / "registry.toml"
     with stage(tmp_path) as on:
         server = on.server("--keys", str(folder), "--host", "127.0.0.1", *FLAGS)
-        clients = [on.client(i, "--enrolment", str(folder / "clients" / f"{i}.toml")) for i in range(3)]
+        clients = [
+            on.client(i, "--enrolment", str(folder / "clients" / f"{i}.toml")) for i in range(3)
+        ]
         server.wait_for(r"^ +2 ")
 
         whole = path.read_text()
         path.write_text(whole + "???\n")
-        server.wait_for(r"^warning: .*registry.toml is not TOML: .*; mend it, or restore the file from a copy; until then no client")
+        server.wait_for(
+            r"^warning: .*registry.toml is not TOML: .*; mend it, or restore the file from a copy; until then no client"
+        )
         for client in clients:
             client.wait_for("answered 503 .*; trying again")
         path.write_text(whole)
@@ -63,7 +72,11 @@ def test_a_registry_that_breaks_holds_clients_off_and_a_revoked_client_leaves(tm
 
         keys.revoke(folder, 2)
         assert clients[2].end() == 2
-        assert re.search(r"^fedcomp: .* does not let this client's key in; ask for a new enrolment file", clients[2].said, re.MULTILINE)
+        assert re.search(
+            r"^fedcomp: .* does not let this client's key in; ask for a new enrolment file",
+            clients[2].said,
+            re.MULTILINE,
+        )
         server.wait_for(rf"^ +{rounds(server) + 3} ")
         assert [client.status for client in clients[:2]] == [None, None]
         assert server.interrupt(signal.SIGTERM) == 128 + signal.SIGTERM

@@ -10,12 +10,23 @@ from fedcomp import RunConfig
 from fedcomp.sim import simulate
 
 pytestmark = pytest.mark.timeout(300)
-STEERED = OPTIONS | {"strategy": "scaffold", "local_steps": 4, "proximal": 0.1, "uplink": "stc:density=10%@layer"}
-FLAGS = [word for name, value in STEERED.items() for word in ("--" + name.replace("_", "-"), str(value))]
+STEERED = OPTIONS | {
+    "strategy": "scaffold",
+    "local_steps": 4,
+    "proximal": 0.1,
+    "uplink": "stc:density=10%@layer",
+}
+FLAGS = [
+    word for name, value in STEERED.items() for word in ("--" + name.replace("_", "-"), str(value))
+]
 
 
 def test_a_killed_client_loses_nothing(tmp_path):
-    simulate(RunConfig(task=TASK, engine="serial", device="cpu", out=str(tmp_path / "simulated"), **STEERED))
+    simulate(
+        RunConfig(
+            task=TASK, engine="serial", device="cpu", out=str(tmp_path / "simulated"), **STEERED
+        )
+    )
     with stage(tmp_path) as on:
         server = on.server("--insecure", *FLAGS)
         clients = [on.client(i, "--insecure", kill_at=13 * (i == 1)) for i in range(3)]

@@ -9,11 +9,17 @@ from fedcomp.sim import simulate
 
 pytestmark = pytest.mark.timeout(300)
 STEERED = OPTIONS | {"server_optimizer": "adam:beta1=0.5", "server_lr": 0.02}
-FLAGS = [word for name, value in STEERED.items() for word in ("--" + name.replace("_", "-"), str(value))]
+FLAGS = [
+    word for name, value in STEERED.items() for word in ("--" + name.replace("_", "-"), str(value))
+]
 
 
 def test_a_killed_server_goes_on_with_the_moments_of_its_optimizer(tmp_path):
-    simulate(RunConfig(task=TASK, engine="serial", device="cpu", out=str(tmp_path / "simulated"), **STEERED))
+    simulate(
+        RunConfig(
+            task=TASK, engine="serial", device="cpu", out=str(tmp_path / "simulated"), **STEERED
+        )
+    )
     with stage(tmp_path) as on:
         server = on.server("--insecure", *FLAGS)
         clients = [on.client(i, "--insecure") for i in range(3)]

@@ -9,8 +9,20 @@ from fedcomp.observe import Header, RoundRecord
 from fedcomp.server.tensorboard import HOURS, RATIO, SCALARS, TensorBoard
 
 HEADER = Header(
-    task="digits", clients=3, cohort=2, parameters=10, strategy="average", uplink="stc", downlink="identity", memory="residual",
-    partition="iid", device="cpu", engine="serial", first_round=1, rounds=9, out="runs/x",
+    task="digits",
+    clients=3,
+    cohort=2,
+    parameters=10,
+    strategy="average",
+    uplink="stc",
+    downlink="identity",
+    memory="residual",
+    partition="iid",
+    device="cpu",
+    engine="serial",
+    first_round=1,
+    rounds=9,
+    out="runs/x",
 )
 
 
@@ -18,8 +30,17 @@ def record(number):
     """Every third round was not evaluated."""
     evaluated = number % 3 != 0
     return RoundRecord(
-        round=number, accuracy=number / 10 if evaluated else None, loss=1 / number if evaluated else None, train_loss=float("nan"),
-        cohort=3, accepted=2, rejected=1, uplink_bytes=10 * number, downlink_bytes=0, dense_uplink_bytes=80, dense_downlink_bytes=80,
+        round=number,
+        accuracy=number / 10 if evaluated else None,
+        loss=1 / number if evaluated else None,
+        train_loss=float("nan"),
+        cohort=3,
+        accepted=2,
+        rejected=1,
+        uplink_bytes=10 * number,
+        downlink_bytes=0,
+        dense_uplink_bytes=80,
+        dense_downlink_bytes=80,
         seconds=0.5,
     )
 
@@ -29,7 +50,9 @@ def scalars(folder):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     read = accumulator.EventAccumulator(str(folder))
     read.Reload()
-    return {name: [(e.step, e.value) for e in read.Scalars(name)] for name in read.Tags()["scalars"]}
+    return {
+        name: [(e.step, e.value) for e in read.Scalars(name)] for name in read.Tags()["scalars"]
+    }
 
 
 def tell(folder, rounds):
@@ -47,9 +70,13 @@ def test_each_round_is_a_point_and_what_was_not_measured_none(tmp_path):
     assert [step for step, _ in read["accuracy"]] == [1, 2, 4, 5]
     assert dict(read["accuracy"])[5] == pytest.approx(0.5) and dict(read["loss"])[4] == 0.25
     assert read["uplink_bytes"] == [(number, 10.0 * number) for number in range(1, 6)]
-    assert read["accepted"] == [(number, 2.0) for number in range(1, 6)] and dict(read["rejected"])[3] == 1
+    assert (
+        read["accepted"] == [(number, 2.0) for number in range(1, 6)]
+        and dict(read["rejected"])[3] == 1
+    )
     assert read[RATIO] == [(number, 16.0 / number) for number in (1, 2)] + [
-        (number, pytest.approx(16.0 / number)) for number in (3, 4, 5)]
+        (number, pytest.approx(16.0 / number)) for number in (3, 4, 5)
+    ]
 
 
 def test_a_resumed_run_takes_back_what_was_after_its_checkpoint(tmp_path):
@@ -67,7 +94,10 @@ def test_nothing_is_written_before_the_run_begins(tmp_path):
 
 def test_without_the_package_it_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match="^--tensorboard needs the package tensorboard; install it with: pip install tensorboard$"):
+    with pytest.raises(
+        ConfigError,
+        match="^--tensorboard needs the package tensorboard; install it with: pip install tensorboard$",
+    ):
         TensorBoard(tmp_path)
 
 

@@ -16,7 +16,15 @@ from fedcomp.server.start import Door, serve
 from fedcomp.server.watching import watched
 from fedcomp.sim import simulate
 
-OPTIONS = {"task": TASK, "clients": 4, "rounds": 5, "participation": 0.5, "batch_size": 10, "engine": "serial", "device": "cpu"}
+OPTIONS = {
+    "task": TASK,
+    "clients": 4,
+    "rounds": 5,
+    "participation": 0.5,
+    "batch_size": 10,
+    "engine": "serial",
+    "device": "cpu",
+}
 
 
 class Reader(Observer):
@@ -51,15 +59,33 @@ def test_a_simulation_is_logged_counted_and_drawn(tmp_path):
     from test_tensorboard import scalars
 
     reader = Reader()
-    summary = run(tmp_path / "run", reader, log_json=str(tmp_path / "log"), metrics_port=0, tensorboard=True)
+    summary = run(
+        tmp_path / "run", reader, log_json=str(tmp_path / "log"), metrics_port=0, tensorboard=True
+    )
     stored, log = lines(tmp_path / "run" / "metrics.jsonl"), lines(tmp_path / "log")
-    assert [page["fedcomp_round", ()] for page in reader.pages] == [0, 1, 2, 3, 4] and not reader.warnings
-    assert reader.pages[-1]["fedcomp_uplink_bytes_total", ()] == sum(line["uplink_bytes"] for line in stored[:4])
-    assert [{k: v for k, v in line.items() if k not in ("time", "event")} for line in log if line["event"] == "round"] == stored
+    assert [page["fedcomp_round", ()] for page in reader.pages] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ] and not reader.warnings
+    assert reader.pages[-1]["fedcomp_uplink_bytes_total", ()] == sum(
+        line["uplink_bytes"] for line in stored[:4]
+    )
+    assert [
+        {k: v for k, v in line.items() if k not in ("time", "event")}
+        for line in log
+        if line["event"] == "round"
+    ] == stored
     assert log[-1]["event"] == "finished" and log[-1]["client_updates"] == summary.client_updates
-    assert all(line["by_client"] == [] for line in stored), "thousands of clients a round must not fill the disk"
+    assert all(line["by_client"] == [] for line in stored), (
+        "thousands of clients a round must not fill the disk"
+    )
     points = scalars(tmp_path / "run" / "tensorboard")
-    assert points["accuracy"] == [(line["round"], pytest.approx(line["accuracy"])) for line in stored]
+    assert points["accuracy"] == [
+        (line["round"], pytest.approx(line["accuracy"])) for line in stored
+    ]
     with pytest.raises(OSError):
         urllib.request.urlopen(reader.address, timeout=20)
 
@@ -87,16 +113,26 @@ def test_a_resumed_run_is_watched_anew_and_not_unasked(tmp_path):
 def test_a_mistake_is_told_before_anything_is_written(tmp_path, monkeypatch, option, start):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        wrong = {"metrics_port": taken.getsockname()[1], "log_json": str(tmp_path / "absent" / "log"), "tensorboard": True}[option]
+        wrong = {
+            "metrics_port": taken.getsockname()[1],
+            "log_json": str(tmp_path / "absent" / "log"),
+            "tensorboard": True,
+        }[option]
         with pytest.raises(ConfigError, match="^--" + option.replace("_", "-")):
-            start(RunConfig(**OPTIONS | {"engine": "auto", "out": str(tmp_path / "run"), option: wrong}))
+            start(
+                RunConfig(
+                    **OPTIONS | {"engine": "auto", "out": str(tmp_path / "run"), option: wrong}
+                )
+            )
     assert not [*tmp_path.iterdir()]
 
 
 def test_a_log_on_a_full_disk_is_a_warning_and_the_run_goes_on(tmp_path):
     reader = Reader()
     assert run(tmp_path / "run", reader, log_json="/dev/full").rounds == 5
-    assert reader.warnings == ["--log-json /dev/full has failed (No space left on device); the run goes on without it"]
+    assert reader.warnings == [
+        "--log-json /dev/full has failed (No space left on device); the run goes on without it"
+    ]
 
 
 def test_without_options_there_is_nobody_else(tmp_path):
@@ -113,4 +149,8 @@ def test_a_run_that_fails_says_so_in_its_log(tmp_path):
     with pytest.raises(torch.OutOfMemoryError):
         run(tmp_path / "run", Fails(), log_json=str(tmp_path / "log"))
     last = lines(tmp_path / "log")[-1]
-    assert (last["event"], last["error"], last["reason"]) == ("failed", "OutOfMemoryError", "not enough")
+    assert (last["event"], last["error"], last["reason"]) == (
+        "failed",
+        "OutOfMemoryError",
+        "not enough",
+    )

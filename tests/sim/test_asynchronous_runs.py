@@ -4,7 +4,15 @@ import sqlite3
 from dataclasses import replace
 
 import pytest
-from small_runs import TINY, Records, StopsAt, assert_the_same_when_stopped, model_bytes, out, rounds_of
+from small_runs import (
+    TINY,
+    Records,
+    StopsAt,
+    assert_the_same_when_stopped,
+    model_bytes,
+    out,
+    rounds_of,
+)
 
 from fedcomp.errors import CheckpointError
 from fedcomp.server.checkpoint import Checkpoint
@@ -15,28 +23,46 @@ RUN = replace(TINY, strategy="asynchronous:wait=0.5,staleness=3", rounds=12)
 
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("stop", [(1, 1), (3, None), (5, 2)])
-@pytest.mark.parametrize(("memory", "uplink"), [("residual", "stc:density=10%"), ("ef21", "stc:density=10%")])
+@pytest.mark.parametrize(
+    ("memory", "uplink"), [("residual", "stc:density=10%"), ("ef21", "stc:density=10%")]
+)
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, memory, uplink, every, stop):
     config = replace(RUN, memory=memory, uplink=uplink, checkpoint_every=every)
     assert_the_same_when_stopped(tmp_path, config, StopsAt(*stop), StopsAt(10))
 
 
 @pytest.mark.parametrize("engine", ["serial", "batched"])
-def test_a_refused_client_that_is_at_work_when_a_run_stops_is_refused_when_it_goes_on(tmp_path, engine):
-    config = replace(RUN, task=TINY.task.replace(":task", ":one_is_nan"), partition="iid", local_epochs=1, engine=engine)
+def test_a_refused_client_that_is_at_work_when_a_run_stops_is_refused_when_it_goes_on(
+    tmp_path, engine
+):
+    config = replace(
+        RUN,
+        task=TINY.task.replace(":task", ":one_is_nan"),
+        partition="iid",
+        local_epochs=1,
+        engine=engine,
+    )
     simulate(replace(config, out=out(tmp_path, "whole")))
     lines = rounds_of(out(tmp_path, "whole"))
-    (first, *_) = [line["round"] for line in lines if any(r["stage"] == "encode" for r in line["rejections"])]
+    (first, *_) = [
+        line["round"] for line in lines if any(r["stage"] == "encode" for r in line["rejections"])
+    ]
     simulate(replace(config, rounds=first - 1, out=out(tmp_path, "parts")))
     simulate(replace(config, out=out(tmp_path, "parts"), resume=True))
-    assert rounds_of(out(tmp_path, "parts"))[first:] == lines[first:]  # the last round of a part is evaluated
+    assert (
+        rounds_of(out(tmp_path, "parts"))[first:] == lines[first:]
+    )  # the last round of a part is evaluated
     assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "parts"))
 
 
 def test_one_seed_gives_one_run_and_another_seed_another(tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         simulate(replace(RUN, seed=seed, out=out(tmp_path, name)))
-    assert model_bytes(out(tmp_path, "a")) == model_bytes(out(tmp_path, "b")) != model_bytes(out(tmp_path, "c"))
+    assert (
+        model_bytes(out(tmp_path, "a"))
+        == model_bytes(out(tmp_path, "b"))
+        != model_bytes(out(tmp_path, "c"))
+    )
     assert rounds_of(out(tmp_path, "a")) == rounds_of(out(tmp_path, "b"))
 
 
@@ -54,12 +80,21 @@ def test_only_answers_that_came_or_were_taken_are_written(tmp_path, monkeypatch)
 
 
 def test_the_tiny_task_is_learned_from_low_precision_both_ways(tmp_path):
-    config = replace(RUN, strategy="asynchronous", rounds=80, uplink="qsgd:levels=4@layer", memory="none",
-                     downlink="qsgd:levels=4,damped=true@layer", eval_every=80)
+    config = replace(
+        RUN,
+        strategy="asynchronous",
+        rounds=80,
+        uplink="qsgd:levels=4@layer",
+        memory="none",
+        downlink="qsgd:levels=4,damped=true@layer",
+        eval_every=80,
+    )
     watched = Records()
     summary = simulate(replace(config, out=out(tmp_path, "run")), watched)
     assert summary.accuracy > 0.85
-    assert summary.dense_uplink_bytes > 3 * summary.uplink_bytes and {r.cohort for r in watched.records} == {1}
+    assert summary.dense_uplink_bytes > 3 * summary.uplink_bytes and {
+        r.cohort for r in watched.records
+    } == {1}
 
 
 @pytest.mark.parametrize("data", [b"[1", b"[0.0, [99]]", b"{}"])

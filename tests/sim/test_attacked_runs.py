@@ -17,9 +17,24 @@ from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import Average
 
 EVERY = [
-    "inverted:2,scale=10", "rescaled:2", "random-sign:2", "constant:2", "gaussian:2", "label-flip:2", "alie:2,z=1.5", "ipm:2", "mimic:2",
-    "low-margin:2", "code-aware:clients=2/5", "infinity:2", "infinity:2,value=inf", "infinity:2,value=largest", "malformed:2",
-    "malformed:2,how=body", "abstention:2", "equivocation:2",
+    "inverted:2,scale=10",
+    "rescaled:2",
+    "random-sign:2",
+    "constant:2",
+    "gaussian:2",
+    "label-flip:2",
+    "alie:2,z=1.5",
+    "ipm:2",
+    "mimic:2",
+    "low-margin:2",
+    "code-aware:clients=2/5",
+    "infinity:2",
+    "infinity:2,value=inf",
+    "infinity:2,value=largest",
+    "malformed:2",
+    "malformed:2,how=body",
+    "abstention:2",
+    "equivocation:2",
 ]
 WAYS = {
     "identity": {"uplink": "identity", "downlink": "identity"},
@@ -28,11 +43,24 @@ WAYS = {
     "qsgd": {"uplink": "qsgd:levels=4", "memory": "none"},
     "ef21": {"memory": "ef21"},
     "fetchsgd": {"strategy": "fetchsgd", "uplink": "sketch:rows=3,columns=40", "memory": "none"},
-    "powersgd": {"strategy": "powersgd:rank=1", "uplink": RunConfig.uplink, "memory": RunConfig.memory, "downlink": "identity"},
-    "shared-scale": {"strategy": "shared-scale", "uplink": RunConfig.uplink, "memory": RunConfig.memory},
+    "powersgd": {
+        "strategy": "powersgd:rank=1",
+        "uplink": RunConfig.uplink,
+        "memory": RunConfig.memory,
+        "downlink": "identity",
+    },
+    "shared-scale": {
+        "strategy": "shared-scale",
+        "uplink": RunConfig.uplink,
+        "memory": RunConfig.memory,
+    },
     "efsign": {"uplink": "efsign@layer", "engine": "serial"},
     "sketch": {"uplink": "sketch:rows=3,columns=40", "memory": "none"},
-    "sketched-sgd": {"strategy": "sketched-sgd", "uplink": "sketch:rows=3,columns=40", "downlink": RunConfig.downlink},
+    "sketched-sgd": {
+        "strategy": "sketched-sgd",
+        "uplink": "sketch:rows=3,columns=40",
+        "downlink": RunConfig.downlink,
+    },
     "gtopk": {"strategy": "gtopk", "uplink": "topk:density=10%"},
     "asynchronous": {"strategy": "asynchronous"},
 }
@@ -40,7 +68,10 @@ LIARS = RunConfig(**{**TINY.__dict__, "partition": "iid", "participation": 1.0, 
 
 
 def finite(folder: str) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in load_file(Path(folder, "model.safetensors")).values())
+    return all(
+        bool(tensor.isfinite().all())
+        for tensor in load_file(Path(folder, "model.safetensors")).values()
+    )
 
 
 def test_every_attack_is_tried():
@@ -51,12 +82,14 @@ def test_every_attack_is_tried():
 @pytest.mark.parametrize("attack", EVERY)
 def test_no_attack_ends_a_run_or_makes_a_model_that_is_not_finite(tmp_path, way, attack):
     folder = out(tmp_path, "run")
-    assert simulate(replace(LIARS, **WAYS[way], attack=attack, out=folder)).rounds == 3 and finite(folder)
+    assert simulate(replace(LIARS, **WAYS[way], attack=attack, out=folder)).rounds == 3 and finite(
+        folder
+    )
 
 
 GROUPS = {
     "updates": "inverted:1+rescaled:1+random-sign:1+constant:1+gaussian:1+label-flip:1+alie:1+ipm:1+mimic:1+low-margin:1+"
-               "code-aware:clients=0",
+    "code-aware:clients=0",
     "frames": "infinity:1+infinity:1,value=inf+malformed:1+malformed:1,how=body+abstention:1",
     "largest": "infinity:1,value=largest",
 }
@@ -67,43 +100,67 @@ GROUPS = {
 def test_whatever_the_codec_and_the_strategy(tmp_path, way, group):
     config = replace(LIARS, **WAYS[way], clients=16, attack=GROUPS[group], out=out(tmp_path, "run"))
     assert simulate(config).rounds == 3 and finite(config.out)
-    lines = rounds_of(config.out) if way != "asynchronous" else []  # where a round takes only the first answers
+    lines = (
+        rounds_of(config.out) if way != "asynchronous" else []
+    )  # where a round takes only the first answers
     if group == "frames":
         unread = 2 if way == "sign" else 4  # votes hold no number that could be NaN
-        assert all(line["rejected"] >= unread and line["accepted"] >= 11 for line in lines), "what cannot be read is turned down alone"
+        assert all(line["rejected"] >= unread and line["accepted"] >= 11 for line in lines), (
+            "what cannot be read is turned down alone"
+        )
     if group == "updates" and lines:
         assert lines[0]["accepted"] == 16, "a liar's frame is a whole one"
 
 
-@pytest.mark.parametrize("attack", ["malformed:1,how=garbage", "infinity:1", "infinity:1,value=inf", "abstention:1"])
+@pytest.mark.parametrize(
+    "attack", ["malformed:1,how=garbage", "infinity:1", "infinity:1,value=inf", "abstention:1"]
+)
 def test_one_of_200_clients_costs_its_own_update_alone(tmp_path, attack):
     config = replace(LIARS, clients=200, attack=attack, out=out(tmp_path, "run"))
     simulate(config)
     (liar,) = {r["client"] for line in rounds_of(config.out) for r in line["rejections"]}
-    assert [(line["accepted"], [r["client"] for r in line["rejections"]]) for line in rounds_of(config.out)] == [(199, [liar])] * 3
-    assert all(r["stage"] == "reply" and r["reason"] for line in rounds_of(config.out) for r in line["rejections"])
+    assert [
+        (line["accepted"], [r["client"] for r in line["rejections"]])
+        for line in rounds_of(config.out)
+    ] == [(199, [liar])] * 3
+    assert all(
+        r["stage"] == "reply" and r["reason"]
+        for line in rounds_of(config.out)
+        for r in line["rejections"]
+    )
 
 
 def test_what_is_rejected_stands_in_summary_and_metrics(tmp_path):
-    config = replace(LIARS, attack="abstention:clients=1/6+infinity:clients=3,value=inf", uplink="identity", out=out(tmp_path, "run"))
+    config = replace(
+        LIARS,
+        attack="abstention:clients=1/6+infinity:clients=3,value=inf",
+        uplink="identity",
+        out=out(tmp_path, "run"),
+    )
     watched = Records()
     summary = simulate(config, watched)
     stored = json.loads(Path(config.out, "summary.json").read_text())
-    assert [(r["stage"], r["updates"], r["clients"], r["more_clients"]) for r in stored["rejections"]] == [
-        ("reply", 6, [1, 6], 0), ("reply", 3, [3], 0)
-    ]
-    assert "abstains" in stored["rejections"][0]["reason"] and "NaN or infinity" in stored["rejections"][1]["reason"]
+    assert [
+        (r["stage"], r["updates"], r["clients"], r["more_clients"]) for r in stored["rejections"]
+    ] == [("reply", 6, [1, 6], 0), ("reply", 3, [3], 0)]
+    assert (
+        "abstains" in stored["rejections"][0]["reason"]
+        and "NaN or infinity" in stored["rejections"][1]["reason"]
+    )
     assert [list(r.clients) for r in summary.rejections] == [[1, 6], [3]]
     assert watched.header.attack == "abstention 1/6, infinity 3" and watched.header.liars == 3
 
 
-@pytest.mark.parametrize(("attack", "change"), [
-    ("random-sign:2+alie:1,z=1+malformed:2", {}),
-    ("gaussian:1,sigma=0.1+label-flip:1+mimic:1+infinity:1", {"memory": "ef21"}),
-    ("low-margin:2+abstention:2,share=0.5", {"uplink": "efsign", "engine": "serial"}),
-    ("ipm:2+rescaled:1", {"strategy": "asynchronous", "engine": "serial"}),
-    ("inverted:1+malformed:1", WAYS["powersgd"]),
-])
+@pytest.mark.parametrize(
+    ("attack", "change"),
+    [
+        ("random-sign:2+alie:1,z=1+malformed:2", {}),
+        ("gaussian:1,sigma=0.1+label-flip:1+mimic:1+infinity:1", {"memory": "ef21"}),
+        ("low-margin:2+abstention:2,share=0.5", {"uplink": "efsign", "engine": "serial"}),
+        ("ipm:2+rescaled:1", {"strategy": "asynchronous", "engine": "serial"}),
+        ("inverted:1+malformed:1", WAYS["powersgd"]),
+    ],
+)
 def test_an_attacked_run_stopped_at_any_moment_ends_the_same(tmp_path, attack, change):
     config = replace(TINY, attack=attack, clients=10, rounds=9, checkpoint_every=4, **change)
     assert_the_same_when_stopped(tmp_path, config, StopsAt(3), StopsAt(7))
@@ -135,7 +192,9 @@ def test_engines_agree_on_an_attacked_run_to_rounding(tmp_path):
         attack, dense = "alie:2,z=1+label-flip:1", {"uplink": "identity", "downlink": "identity"}
         config = replace(LIARS, **dense, attack=attack, engine=engine, out=out(tmp_path, engine))
         simulate(config)
-        models[engine] = torch.cat([t.flatten() for t in load_file(Path(config.out, "model.safetensors")).values()])
+        models[engine] = torch.cat(
+            [t.flatten() for t in load_file(Path(config.out, "model.safetensors")).values()]
+        )
     torch.testing.assert_close(models["serial"], models["batched"], rtol=1e-4, atol=1e-5)
 
 
@@ -153,7 +212,9 @@ class Coded(Average):
     """Hands out partitions by a matrix whose rows 1 and 4 hold all."""
 
     name = "coded"
-    allocation = np.array([[1, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 1, 0, 1, 1], [1, 1, 1, 1, 1]])
+    allocation = np.array(
+        [[1, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 1, 0, 1, 1], [1, 1, 1, 1, 1]]
+    )
 
 
 def test_code_aware_liars_turn_the_updates_of_the_heaviest_rows(tmp_path, monkeypatch):
@@ -162,6 +223,7 @@ def test_code_aware_liars_turn_the_updates_of_the_heaviest_rows(tmp_path, monkey
     frames: dict[str, dict[int, bytes]] = {}
     handle = VirtualClients.handle
     for name, attack in (("honest", None), ("lying", "code-aware:2")):
+
         def heard(self, assignments, name=name):
             reports = handle(self, assignments)
             frames[name] = {report.client: report.frame for report in reports}
@@ -169,7 +231,10 @@ def test_code_aware_liars_turn_the_updates_of_the_heaviest_rows(tmp_path, monkey
 
         monkeypatch.setattr(VirtualClients, "handle", heard)
         simulate(replace(config, attack=attack, engine="serial", out=out(tmp_path, name)))
-    values = {name: {c: np.frombuffer(f[10:], "<f4") for c, f in found.items()} for name, found in frames.items()}
+    values = {
+        name: {c: np.frombuffer(f[10:], "<f4") for c, f in found.items()}
+        for name, found in frames.items()
+    }
     for client in range(5):
         sign = -1 if client in (1, 4) else 1
         np.testing.assert_array_equal(values["lying"][client], sign * values["honest"][client])
@@ -186,7 +251,9 @@ def test_what_votes_are_suspected_stands_in_the_metrics(tmp_path, monkeypatch):
     assert [line["suspicion"] for line in rounds_of(config.out)] == [{"3": 0.75, "0": 0.1}] * 3
 
 
-@pytest.mark.parametrize("attack", ["infinity:1", "malformed:1", "inverted:1", "abstention:1", "alie:1,z=1"])
+@pytest.mark.parametrize(
+    "attack", ["infinity:1", "malformed:1", "inverted:1", "abstention:1", "alie:1,z=1"]
+)
 def test_relays_pass_on_what_others_sent(tmp_path, attack):
     config = replace(LIARS, uplink="identity", relays=2, attack=attack, out=out(tmp_path, "run"))
     summary = simulate(config)

@@ -35,7 +35,9 @@ SCENE = Scene(9, 2, (0, 2, 3, 5, 6, 7, 8), HONEST)
 
 def changed(text: str, x: torch.Tensor = MINE, scene: Scene = SCENE, seed: int = 0) -> torch.Tensor:
     (attack,) = attacks(text)
-    return attack.updates(x.clone(), scene, [seeds.generator(seed, "attack", 1, client) for client in range(len(x))])
+    return attack.updates(
+        x.clone(), scene, [seeds.generator(seed, "attack", 1, client) for client in range(len(x))]
+    )
 
 
 def assigned(*clients: int, round: int = 1, phase: str = TRAIN) -> list[Assignment]:
@@ -53,26 +55,39 @@ def test_blind_attacks_work_on_their_own_update():
     assert torch.equal(signs.abs(), MINE.abs()) and 0.4 < (signs == MINE).double().mean() < 0.6
     assert not torch.equal(signs[0] / MINE[0], signs[1] / MINE[1])
     factors = changed("rescaled:2,decades=2") / MINE
-    assert (factors.std(1) < 1e-4 * factors.mean(1)).all() and (1e-2 <= factors).all() and (factors <= 1e2).all()
+    assert (
+        (factors.std(1) < 1e-4 * factors.mean(1)).all()
+        and (1e-2 <= factors).all()
+        and (factors <= 1e2).all()
+    )
     noise = changed("gaussian:2,sigma=5", normal(2, 100_000))
-    assert abs(noise.mean()) < 0.05 and abs(noise.std() - 5) < 0.05 and not torch.equal(noise[0], noise[1])
+    assert (
+        abs(noise.mean()) < 0.05
+        and abs(noise.std() - 5) < 0.05
+        and not torch.equal(noise[0], noise[1])
+    )
 
 
 @pytest.mark.parametrize("text", ["random-sign:2", "rescaled:2", "gaussian:2"])
 def test_what_is_drawn_depends_on_seed_round_and_client_alone(text):
-    assert torch.equal(changed(text), changed(text)) and not torch.equal(changed(text), changed(text, seed=1))
+    assert torch.equal(changed(text), changed(text)) and not torch.equal(
+        changed(text), changed(text, seed=1)
+    )
     assert torch.equal(changed(text)[:1], changed(text, MINE[:1]))
 
 
-@pytest.mark.parametrize(("text", "name", "options"), [
-    ("alie:2,z=1.5,shift=up", "ALittleIsEnough", {"tau": 1.5}),
-    ("alie:2,z=-0.7", "ALittleIsEnough", {"tau": 0.7}),
-    ("ipm:2", "InnerProductManipulation", {"tau": 2.0}),
-    ("ipm:2,epsilon=0.1", "InnerProductManipulation", {"tau": 0.1}),
-    ("ipm:2,epsilon=1", "SignFlipping", {}),
-    ("mimic:2,of=0", "Mimic", {"epsilon": 0}),
-    ("mimic:2,of=5", "Mimic", {"epsilon": 3}),
-])
+@pytest.mark.parametrize(
+    ("text", "name", "options"),
+    [
+        ("alie:2,z=1.5,shift=up", "ALittleIsEnough", {"tau": 1.5}),
+        ("alie:2,z=-0.7", "ALittleIsEnough", {"tau": 0.7}),
+        ("ipm:2", "InnerProductManipulation", {"tau": 2.0}),
+        ("ipm:2,epsilon=0.1", "InnerProductManipulation", {"tau": 0.1}),
+        ("ipm:2,epsilon=1", "SignFlipping", {}),
+        ("mimic:2,of=0", "Mimic", {"epsilon": 0}),
+        ("mimic:2,of=5", "Mimic", {"epsilon": 3}),
+    ],
+)
 def test_colluding_attacks_do_what_byzfl_does(text, name, options):
     expected = getattr(byzfl_part("attacks"), name)(**options)(HONEST.double().numpy())
     for row in changed(text):
@@ -105,13 +120,19 @@ def test_mimic_copies_who_stands_out_along_the_direction_in_which_clients_differ
     deviation = honest - honest.mean(0)
     direction = torch.linalg.svd(deviation.double(), full_matrices=False).Vh[0]
     assert int((honest.double() @ direction).abs().argmax()) == 4
-    assert torch.equal(changed("mimic:2", scene=Scene(9, 2, SCENE.clients, honest)), honest[4].expand(2, N))
-    assert torch.equal(changed("mimic:2,of=1", scene=Scene(9, 2, SCENE.clients, honest)), honest[4].expand(2, N))  # 1 is not there
+    assert torch.equal(
+        changed("mimic:2", scene=Scene(9, 2, SCENE.clients, honest)), honest[4].expand(2, N)
+    )
+    assert torch.equal(
+        changed("mimic:2,of=1", scene=Scene(9, 2, SCENE.clients, honest)), honest[4].expand(2, N)
+    )  # 1 is not there
 
 
 def test_mimic_chooses_the_client_of_the_formula_on_random_updates():
     for seed in range(10):
-        honest = normal(6, 40, seed=seed) + torch.linspace(-1, 1, 6)[:, None] * normal(40, seed=100 + seed)
+        honest = normal(6, 40, seed=seed) + torch.linspace(-1, 1, 6)[:, None] * normal(
+            40, seed=100 + seed
+        )
         direction = torch.linalg.svd((honest - honest.mean(0)).double(), full_matrices=False).Vh[0]
         assert most_apart(honest) == int((honest.double() @ direction).abs().argmax())
 
@@ -119,17 +140,27 @@ def test_mimic_chooses_the_client_of_the_formula_on_random_updates():
 def test_mimic_looks_at_updates_of_any_size():
     honest = normal(6, 40)
     honest[3] *= 1e38
-    assert most_apart(honest) == 3 and most_apart(torch.zeros(4, 10)) == 0 and most_apart(honest[:1]) == 0
+    assert (
+        most_apart(honest) == 3
+        and most_apart(torch.zeros(4, 10)) == 0
+        and most_apart(honest[:1]) == 0
+    )
 
 
 def test_low_margin_votes_against_thin_majorities_alone():
     tally = HONEST.sign().sum(0)
-    for text, margin in (("low-margin:2", 2), ("low-margin:2,margin=1", 1), ("low-margin:2,margin=3", 3)):
+    for text, margin in (
+        ("low-margin:2", 2),
+        ("low-margin:2,margin=1", 1),
+        ("low-margin:2,margin=3", 3),
+    ):
         rows, thin = changed(text), tally.abs() <= margin
         assert 0 < thin.sum() < N
         for row, mine in zip(rows, MINE, strict=True):
             assert torch.equal(row[~thin], mine[~thin])
-            assert torch.equal(row[thin].sign(), -tally[thin].sign()) and torch.equal(row[thin].abs(), mine[thin].abs())
+            assert torch.equal(row[thin].sign(), -tally[thin].sign()) and torch.equal(
+                row[thin].abs(), mine[thin].abs()
+            )
     turned = changed("low-margin:2", torch.zeros(2, N) + MINE.where(MINE > 0, torch.zeros(())))
     assert (turned[:, tally.abs() <= 2] != 0).all()  # a zero votes too
 
@@ -138,7 +169,14 @@ def test_label_flip_trains_on_the_other_labels():
     (attack,) = attacks("label-flip:1")
     data = Data(torch.zeros(6, 1), torch.tensor([0, 1, 2, 9, 5, -100]))
     assert attack.data(data).targets.tolist() == [9, 8, 7, 0, 4, -100]
-    assert attack.data(data).inputs is data.inputs and data.targets.tolist() == [0, 1, 2, 9, 5, -100]
+    assert attack.data(data).inputs is data.inputs and data.targets.tolist() == [
+        0,
+        1,
+        2,
+        9,
+        5,
+        -100,
+    ]
     with pytest.raises(ConfigError, match="no whole numbers"):
         attack.data(Data(torch.zeros(2, 1), torch.zeros(2)))
 
@@ -149,7 +187,9 @@ def test_without_honest_clients_liars_take_their_own_updates():
     liars.follow(SimpleNamespace(allocation=None), two_clouds(4, 0))
     liars.meet(asked)
     ((attack, mine),) = liars.groups(asked)
-    torch.testing.assert_close(liars.changed(attack, mine, MINE.clone()), -MINE.mean(0).expand(2, N))
+    torch.testing.assert_close(
+        liars.changed(attack, mine, MINE.clone()), -MINE.mean(0).expand(2, N)
+    )
 
 
 def test_an_honest_client_that_diverged_is_not_looked_at():
@@ -159,16 +199,24 @@ def test_an_honest_client_that_diverged_is_not_looked_at():
     x[1, 7] = float("nan")
     liars.meet(asked)
     (nobody, honest), (attack, mine) = liars.groups(asked)
-    assert nobody is None and [a.client for a in honest] == [0, 1, 2] and [a.client for a in mine] == [3]
+    assert (
+        nobody is None
+        and [a.client for a in honest] == [0, 1, 2]
+        and [a.client for a in mine] == [3]
+    )
     assert torch.equal(liars.changed(None, honest, x)[0], x[0])
-    torch.testing.assert_close(liars.changed(attack, mine, MINE[:1].clone()), -x[[0, 2]].mean(0)[None])
+    torch.testing.assert_close(
+        liars.changed(attack, mine, MINE[:1].clone()), -x[[0, 2]].mean(0)[None]
+    )
 
 
 # Frames.
 
 
 def sender(spec: str, numel: int, seed: int = 0) -> Sender:
-    return Sender(codec(spec), 5, Context(layout=layout_of(numel)), seeds.generator(seed, "attack", 1, 3))
+    return Sender(
+        codec(spec), 5, Context(layout=layout_of(numel)), seeds.generator(seed, "attack", 1, 3)
+    )
 
 
 def sent(text: str, spec: str, numel: int, seed: int = 0) -> bytes:
@@ -192,13 +240,33 @@ def test_no_poisoned_frame_of_any_codec_makes_a_vector_that_is_not_finite(spec):
             assert value != "largest"
 
 
-@pytest.mark.parametrize("spec", ["identity", "topk", "stc", "sbc", "efsign", "onebit", "qsgd", "terngrad", "drive", "eden", "sketch",
-                                  "stc@layer", "topk:density=10%+fp16", "fp16", "bf16"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "identity",
+        "topk",
+        "stc",
+        "sbc",
+        "efsign",
+        "onebit",
+        "qsgd",
+        "terngrad",
+        "drive",
+        "eden",
+        "sketch",
+        "stc@layer",
+        "topk:density=10%+fp16",
+        "fp16",
+        "bf16",
+    ],
+)
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_codecs_that_write_floats_get_frames_that_are_whole_but_for_a_number(spec, value):
     numel = 401
     with pytest.raises(FrameError) as error:
-        codec(spec).decode(sent(f"infinity:1,value={value}", spec, numel), numel=numel, layout=layout_of(numel))
+        codec(spec).decode(
+            sent(f"infinity:1,value={value}", spec, numel), numel=numel, layout=layout_of(numel)
+        )
     assert "checksum" not in str(error.value) and "cut short" not in str(error.value)
 
 
@@ -218,13 +286,20 @@ def test_the_numbers_in_a_frame_are_those_that_double():
 def test_malformed_frames_are_refused(how, spec):
     for seed in range(20):
         with pytest.raises(FrameError):
-            codec(spec).decode(sent(f"malformed:1,how={how}", spec, 401, seed), numel=401, layout=layout_of(401))
+            codec(spec).decode(
+                sent(f"malformed:1,how={how}", spec, 401, seed), numel=401, layout=layout_of(401)
+            )
 
 
 def test_noise_under_a_checksum_that_fits_is_finite_or_refused():
     for seed in range(50):
         try:
-            assert codec("qsgd").decode(sent("malformed:1,how=body", "qsgd", 401, seed), numel=401).isfinite().all()
+            assert (
+                codec("qsgd")
+                .decode(sent("malformed:1,how=body", "qsgd", 401, seed), numel=401)
+                .isfinite()
+                .all()
+            )
         except FrameError as error:
             assert "checksum" not in str(error)
 
@@ -232,7 +307,10 @@ def test_noise_under_a_checksum_that_fits_is_finite_or_refused():
 def test_frames_of_a_phase_that_is_not_the_codecs_are_poisoned_as_floats():
     (attack,) = attacks("infinity:1,value=inf")
     factors = codec("identity").encode(normal(12))
-    told = attack.reply(Report(1, "left", 3, UPDATE, "v", "f", factors, "t", 10, 0.5, "", ""), sender("powersgd", 401))
+    told = attack.reply(
+        Report(1, "left", 3, UPDATE, "v", "f", factors, "t", 10, 0.5, "", ""),
+        sender("powersgd", 401),
+    )
     assert told.frame[3] == CodecId.IDENTITY and len(told.frame) == len(factors)
     with pytest.raises(FrameError, match="NaN or infinity"):
         codec("identity").decode(told.frame, numel=12)
@@ -245,9 +323,15 @@ def test_liars_are_named_or_drawn_and_nobody_lies_twice():
     liars = Liars(attacks("inverted:3+alie:clients=3/7-9+mimic:2"), 20, seed=4)
     names = {client: attack.name for client, attack in liars.lies.items()}
     assert [client for client in sorted(names) if names[client] == "alie"] == [3, 7, 8, 9]
-    assert sorted(names.values()) == ["alie"] * 4 + ["inverted"] * 3 + ["mimic"] * 2 and liars.size == 9
+    assert (
+        sorted(names.values()) == ["alie"] * 4 + ["inverted"] * 3 + ["mimic"] * 2
+        and liars.size == 9
+    )
     assert liars.lies == Liars(attacks("inverted:3+alie:clients=3/7-9+mimic:2"), 20, seed=4).lies
-    assert liars.lies.keys() != Liars(attacks("inverted:3+alie:clients=3/7-9+mimic:2"), 20, seed=5).lies.keys()
+    assert (
+        liars.lies.keys()
+        != Liars(attacks("inverted:3+alie:clients=3/7-9+mimic:2"), 20, seed=5).lies.keys()
+    )
     assert "alie 3/7/8/9" in str(liars) and str(Liars()) == ""
 
 
@@ -256,7 +340,9 @@ def test_every_client_may_lie():
     assert str(Liars(attacks("inverted:12"), 12)) == "inverted 0/1/2/3/4/5/6/7 and 4 more"
 
 
-CODE = np.array([[1, 0, 0, 0, 0], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 1, 0, 1, 1], [1, 1, 1, 1, 1]])
+CODE = np.array(
+    [[1, 0, 0, 0, 0], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 1, 0, 1, 1], [1, 1, 1, 1, 1]]
+)
 
 
 def test_code_aware_liars_sit_on_the_heaviest_rows_of_every_cohort():
@@ -265,13 +351,19 @@ def test_code_aware_liars_sit_on_the_heaviest_rows_of_every_cohort():
     strategy = SimpleNamespace(allocation=CODE)
     liars = Liars(attacks("code-aware:2,scale=3+constant:clients=24"), 30)
     liars.follow(strategy, two_clouds(4, 0))
-    for cohort, expected in (((10, 11, 12, 13, 14), {12, 14}), ((20, 21, 22, 23, 24), {21, 22}), ((1, 2, 3), {2, 3})):
+    for cohort, expected in (
+        ((10, 11, 12, 13, 14), {12, 14}),
+        ((20, 21, 22, 23, 24), {21, 22}),
+        ((1, 2, 3), {2, 3}),
+    ):
         asked = assigned(*cohort, round=cohort[0])
         liars.meet(asked)
         lies = {a.client: attack.name for a in asked if (attack := liars.lie(a))}
         assert {client for client, name in lies.items() if name == "code-aware"} == expected
         liars.meet([])  # a later phase
-        again = assigned(cohort[0], round=cohort[0])  # one that needs the dense model is asked again
+        again = assigned(
+            cohort[0], round=cohort[0]
+        )  # one that needs the dense model is asked again
         liars.meet(again)
         assert {a.client for a in asked if liars.lie(a)} == lies.keys()
     groups = liars.groups(asked)
@@ -283,31 +375,34 @@ def test_code_aware_needs_a_matrix():
         Liars(attacks("code-aware:2"), 9).follow(SimpleNamespace(allocation=None), two_clouds(4, 0))
 
 
-@pytest.mark.parametrize(("text", "says"), [
-    ("inverse:2", "did you mean 'inverted'"),
-    ("inverted", "write inverted:2"),
-    ("inverted:0", "write inverted:2"),
-    ("inverted:-1", "at least 1"),
-    ("inverted:two", "a whole number"),
-    ("inverted:2@layer", "scope"),
-    ("inverted:2+inverted:2", "twice"),
-    ("inverted:2,clients=3", "leave the count out"),
-    ("inverted:clients=3/3", "twice"),
-    ("inverted:clients=3/x", "name them as in"),
-    ("inverted:clients=9-3", "name them as in"),
-    ("inverted:clients=3/12", "0 to 9"),
-    ("inverted:clients=3+mimic:clients=3", "two attacks"),
-    ("inverted:6+alie:5", "11 liars"),
-    ("mimic:clients=3,of=3", "no honest one"),
-    ("mimic:3,of=10", "name another"),
-    ("constant:1,value=1e39", "float32"),
-    ("gaussian:1,sigma=-1", "0 or more"),
-    ("rescaled:1,decades=99", "0 to 30"),
-    ("low-margin:1,margin=0", "at least 1"),
-    ("infinity:1,value=none", "known: inf"),
-    ("equivocation:1,share=0", "at most 1"),
-    ("perjury:1", "unknown attack"),
-])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("inverse:2", "did you mean 'inverted'"),
+        ("inverted", "write inverted:2"),
+        ("inverted:0", "write inverted:2"),
+        ("inverted:-1", "at least 1"),
+        ("inverted:two", "a whole number"),
+        ("inverted:2@layer", "scope"),
+        ("inverted:2+inverted:2", "twice"),
+        ("inverted:2,clients=3", "leave the count out"),
+        ("inverted:clients=3/3", "twice"),
+        ("inverted:clients=3/x", "name them as in"),
+        ("inverted:clients=9-3", "name them as in"),
+        ("inverted:clients=3/12", "0 to 9"),
+        ("inverted:clients=3+mimic:clients=3", "two attacks"),
+        ("inverted:6+alie:5", "11 liars"),
+        ("mimic:clients=3,of=3", "no honest one"),
+        ("mimic:3,of=10", "name another"),
+        ("constant:1,value=1e39", "float32"),
+        ("gaussian:1,sigma=-1", "0 or more"),
+        ("rescaled:1,decades=99", "0 to 30"),
+        ("low-margin:1,margin=0", "at least 1"),
+        ("infinity:1,value=none", "known: inf"),
+        ("equivocation:1,share=0", "at most 1"),
+        ("perjury:1", "unknown attack"),
+    ],
+)
 def test_a_mistake_is_one_sentence(text, says):
     with pytest.raises(UserError) as error:
         Liars(attacks(text), 10)
@@ -315,6 +410,9 @@ def test_a_mistake_is_one_sentence(text, says):
 
 
 def test_every_attack_has_its_name_and_its_count_first():
-    assert all(attacks(f"{name}:2")[0].count == 2 and type(attacks(f"{name}:2")[0]) is cls for name, cls in available_attacks().items())
+    assert all(
+        attacks(f"{name}:2")[0].count == 2 and type(attacks(f"{name}:2")[0]) is cls
+        for name, cls in available_attacks().items()
+    )
     with pytest.raises(SpecError, match="known: abstention, alie"):
         attacks("nonsense")

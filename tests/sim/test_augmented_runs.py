@@ -36,13 +36,28 @@ def pictures(folder: Path) -> Path:
 
 
 def weights(folder: Path) -> torch.Tensor:
-    return torch.cat([tensor.flatten() for _, tensor in sorted(load_file(folder / "model.safetensors").items())])
+    return torch.cat(
+        [tensor.flatten() for _, tensor in sorted(load_file(folder / "model.safetensors").items())]
+    )
 
 
 def test_runs_of_every_engine_train_on_the_same_changed_examples(tmp_path):
-    config = RunConfig(task=f"{pictures(tmp_path)}:task", clients=4, participation=1.0, rounds=2, batch_size=5, device="cpu", augment=True,
-                       uplink="identity", downlink="identity", memory="none", downlink_memory="none")
-    ways = {"unchanged": {"engine": "serial", "augment": False}} | {name: {"engine": name} for name in ("serial", "batched", "processes")}
+    config = RunConfig(
+        task=f"{pictures(tmp_path)}:task",
+        clients=4,
+        participation=1.0,
+        rounds=2,
+        batch_size=5,
+        device="cpu",
+        augment=True,
+        uplink="identity",
+        downlink="identity",
+        memory="none",
+        downlink_memory="none",
+    )
+    ways = {"unchanged": {"engine": "serial", "augment": False}} | {
+        name: {"engine": name} for name in ("serial", "batched", "processes")
+    }
     for name, way in ways.items():
         simulate(replace(config, out=str(tmp_path / name), **way))
     unchanged, serial, batched, processes = (weights(tmp_path / name) for name in ways)
@@ -52,19 +67,36 @@ def test_runs_of_every_engine_train_on_the_same_changed_examples(tmp_path):
 
 
 def test_an_election_draws_by_the_part_that_is_trained_on(tmp_path):
-    config = RunConfig(task=f"{pictures(tmp_path)}:task", clients=6, participation=1.0, rounds=2, batch_size=5, lr=0.01, device="cpu",
-                       augment=True, strategy="election:byzantine=1")
-    ways = {name: {"engine": name} for name in ("serial", "batched")} | {"unchanged": {"engine": "serial", "augment": False}}
+    config = RunConfig(
+        task=f"{pictures(tmp_path)}:task",
+        clients=6,
+        participation=1.0,
+        rounds=2,
+        batch_size=5,
+        lr=0.01,
+        device="cpu",
+        augment=True,
+        strategy="election:byzantine=1",
+    )
+    ways = {name: {"engine": name} for name in ("serial", "batched")} | {
+        "unchanged": {"engine": "serial", "augment": False}
+    }
     for name, way in ways.items():
         simulate(replace(config, out=str(tmp_path / name), **way))
     serial, batched, unchanged = (weights(tmp_path / name) for name in ways)
-    assert (batched != serial).float().mean() < 0.01 < (unchanged != serial).float().mean()  # a vote that is nearly a tie may turn
+    assert (
+        (batched != serial).float().mean() < 0.01 < (unchanged != serial).float().mean()
+    )  # a vote that is nearly a tie may turn
 
 
 def test_a_task_without_augmentation_refuses_the_flag(tmp_path):
     task, run = f"{pictures(tmp_path)}:plain", tmp_path / "run"
-    result = CliRunner().invoke(app, ["sim", "--augment", "--task", task, "--plain", "--out", str(run)])
-    assert result.exit_code == 2 and "task 'plain pictures' has none; leave it out" in " ".join(result.output.split())
+    result = CliRunner().invoke(
+        app, ["sim", "--augment", "--task", task, "--plain", "--out", str(run)]
+    )
+    assert result.exit_code == 2 and "task 'plain pictures' has none; leave it out" in " ".join(
+        result.output.split()
+    )
     assert not run.exists()
 
 

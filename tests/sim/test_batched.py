@@ -16,8 +16,12 @@ from fedcomp.tasks.base import Data, Task
 
 SGD = LocalSGD(steps=4, batch_size=8, lr=0.1)
 VARIANTS = {
-    "plain": {}, "momentum": {"momentum": 0.9}, "weight decay": {"weight_decay": 0.1}, "clip": {"clip": 0.05},
-    "all": {"momentum": 0.9, "weight_decay": 0.1, "clip": 0.3}, "proximal": {"proximal": 0.7, "momentum": 0.5, "clip": 0.5},
+    "plain": {},
+    "momentum": {"momentum": 0.9},
+    "weight decay": {"weight_decay": 0.1},
+    "clip": {"clip": 0.05},
+    "all": {"momentum": 0.9, "weight_decay": 0.1, "clip": 0.3},
+    "proximal": {"proximal": 0.7, "momentum": 0.5, "clip": 0.5},
     "epochs": {"epochs": 2, "momentum": 0.5},
 }
 
@@ -34,7 +38,9 @@ class Scaled(nn.Linear):
 
 
 def chain_with_shared_and_frozen() -> nn.Module:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12, bias=False), nn.Linear(12, 4))
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12, bias=False), nn.Linear(12, 4)
+    )
     model[3].weight = model[1].weight
     model[4].bias.requires_grad_(False)
     return model
@@ -55,14 +61,24 @@ def doubled() -> nn.Module:
 
 
 def convolution() -> nn.Module:
-    return nn.Sequential(nn.Unflatten(1, (1, 3, 4)), nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                         nn.Conv2d(4, 4, 1), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(8, 4))
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 3, 4)),
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 4, 1),
+        nn.GroupNorm(2, 4),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    )
 
 
 MODELS = {
     "linear": lambda: nn.Linear(12, 4),
     "mlp": lambda: nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4)),
-    "activations in place": lambda: nn.Sequential(nn.Linear(12, 8), nn.ELU(inplace=True), nn.Linear(8, 8), nn.SiLU(True), nn.Linear(8, 4)),
+    "activations in place": lambda: nn.Sequential(
+        nn.Linear(12, 8), nn.ELU(inplace=True), nn.Linear(8, 8), nn.SiLU(True), nn.Linear(8, 4)
+    ),
     "frozen below": frozen_below,
     "chain, tied, frozen": chain_with_shared_and_frozen,
     "convolution": convolution,
@@ -95,7 +111,9 @@ def one_by_one(task, model, layout, start, data, plans, sgd) -> tuple[torch.Tens
 def assert_same_as_one_by_one(make, data, plans, sgd, at_once=0, **options):
     task, model, layout, start = parts(make, **options)
     given = start.clone()
-    updates, losses = BatchedEngine(task, model, layout, "cpu", at_once).train(start, data, plans, sgd)
+    updates, losses = BatchedEngine(task, model, layout, "cpu", at_once).train(
+        start, data, plans, sgd
+    )
     assert torch.equal(start, given) and updates.dtype == losses.dtype == torch.float32
     expected, expected_losses = one_by_one(*parts(make, **options), data, plans, sgd)
     tolerance = 0.03 if make is Coarse else 1e-4
@@ -107,7 +125,13 @@ def assert_same_as_one_by_one(make, data, plans, sgd, at_once=0, **options):
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_same_as_one_client_after_the_other(make, variant):
     sgd = dataclasses.replace(SGD, **VARIANTS[variant])
-    shards = [np.arange(20), np.arange(5) + 20, np.arange(20) + 25, np.arange(5) + 45, np.arange(37) + 50]  # three kinds of plan, mingled
+    shards = [
+        np.arange(20),
+        np.arange(5) + 20,
+        np.arange(20) + 25,
+        np.arange(5) + 45,
+        np.arange(37) + 50,
+    ]  # three kinds of plan, mingled
     plans = [plan_batches(sgd, shard, 0, 1, who) for who, shard in enumerate(shards)]
     assert_same_as_one_by_one(make, examples(), plans, sgd)
 
@@ -121,7 +145,9 @@ def test_any_batch_of_clients(make, at_once):
 
 def test_embeddings_and_sequences():
     drawn = torch.Generator().manual_seed(1)
-    texts = Data(torch.randint(0, 9, (40, 5), generator=drawn), torch.randint(0, 4, (40,), generator=drawn))
+    texts = Data(
+        torch.randint(0, 9, (40, 5), generator=drawn), torch.randint(0, 4, (40,), generator=drawn)
+    )
     bag = lambda: nn.Sequential(nn.Embedding(9, 6), nn.Flatten(), nn.Linear(30, 4))  # noqa: E731
     plans = [plan_batches(SGD, np.arange(20) + 10 * who, 0, 1, who) for who in range(3)]
     assert_same_as_one_by_one(bag, texts, plans, SGD)
@@ -142,12 +168,22 @@ def test_targets_that_cross_entropy_leaves_out():
     assert_same_as_one_by_one(MODELS["linear"], data, plans, SGD)
 
 
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "weight_decay": 0.1}, {"clip": 0.1}], ids=["plain", "momentum", "clip"])
-@pytest.mark.parametrize(("model", "way"), [("linear", "chain"), ("convolution", "grouped"), ("tied, frozen, unused", "mapped")])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"momentum": 0.9, "weight_decay": 0.1}, {"clip": 0.1}],
+    ids=["plain", "momentum", "clip"],
+)
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [("linear", "chain"), ("convolution", "grouped"), ("tied, frozen, unused", "mapped")],
+)
 def test_a_batch_whose_targets_are_all_left_out_has_no_gradient(model, way, options):
     make, data, sgd = MODELS[model], examples(), dataclasses.replace(SGD, **options)
     data.targets[80:88] = -100
-    plans = [[np.arange(20, 28), np.arange(80, 88), np.arange(30, 38)], [np.arange(40, 48), np.arange(50, 58), np.arange(60, 68)]]
+    plans = [
+        [np.arange(20, 28), np.arange(80, 88), np.arange(30, 38)],
+        [np.arange(40, 48), np.arange(50, 58), np.arange(60, 68)],
+    ]
     engine = BatchedEngine(*parts(make)[:3], "cpu", way=way)
     updates, losses = engine.train(parts(make)[3], data, plans, sgd)
     assert engine.way == way
@@ -168,7 +204,9 @@ def test_a_default_precision_that_a_task_sets_changes_no_vector():
     try:
         task, model, layout, start = parts(MODELS["mlp"])
         data = Data(examples().inputs.double(), examples().targets)
-        updates, losses = BatchedEngine(task, model, layout, "cpu").train(start, data, [[np.arange(8)], [np.arange(8) + 8]], SGD)
+        updates, losses = BatchedEngine(task, model, layout, "cpu").train(
+            start, data, [[np.arange(8)], [np.arange(8) + 8]], SGD
+        )
         assert model[0].weight.dtype == torch.float64 and updates.any()
         assert updates.dtype == losses.dtype == torch.float32
     finally:
@@ -181,19 +219,35 @@ def test_a_client_that_diverges_does_not_touch_the_others():
     task, model, layout, start = parts(MODELS["mlp"])
     plans = [plan_batches(SGD, np.arange(30) + 30 * who, 0, 1, who) for who in range(3)]
     updates, losses = BatchedEngine(task, model, layout, "cpu").train(start, data, plans, SGD)
-    assert not updates[0].isfinite().all() and updates[1:].isfinite().all() and losses[1:].isfinite().all()
+    assert (
+        not updates[0].isfinite().all()
+        and updates[1:].isfinite().all()
+        and losses[1:].isfinite().all()
+    )
 
 
 MINDED = {  # model, asked on the CPU → engine
     "linear": (lambda: nn.Linear(784, 10), "auto", "batched"),
-    "mlp": (lambda: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), "auto", "batched"),
+    "mlp": (
+        lambda: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)),
+        "auto",
+        "batched",
+    ),
     "asked for serial": (lambda: nn.Linear(784, 10), "serial", "serial"),
     "convolution": (convolution, "auto", "serial"),
     "convolution, asked for": (convolution, "batched", "batched"),
     "larger than the caches": (lambda: nn.Linear(2000, 1000), "auto", "batched"),
-    "embedding": (lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 4)), "auto", "batched"),
+    "embedding": (
+        lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 4)),
+        "auto",
+        "batched",
+    ),
     "dropout": (lambda: nn.Sequential(nn.Linear(12, 4), nn.Dropout()), "auto", "serial"),
-    "batch statistics": (lambda: nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4, affine=False)), "auto", "serial"),
+    "batch statistics": (
+        lambda: nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4, affine=False)),
+        "auto",
+        "serial",
+    ),
     "recurrent": (lambda: nn.LSTM(12, 4), "auto", "serial"),
     "recurrent, asked for": (lambda: nn.LSTM(12, 4, batch_first=True), "batched", "batched"),
 }
@@ -207,20 +261,37 @@ def test_the_engine_follows_from_the_model(make, asked, engine):
 
 def test_larger_models_and_batches_are_trained_fewer_at_once():
     assert choose_engine(nn.Linear(100, 10), "cpu")[1] > choose_engine(nn.Linear(784, 10), "cpu")[1]
-    assert choose_engine(nn.Linear(784, 10), "cpu", batch_size=5)[1] > choose_engine(nn.Linear(784, 10), "cpu", batch_size=50)[1]
+    assert (
+        choose_engine(nn.Linear(784, 10), "cpu", batch_size=5)[1]
+        > choose_engine(nn.Linear(784, 10), "cpu", batch_size=50)[1]
+    )
 
 
-@pytest.mark.parametrize("layer", [
-    nn.Dropout(), nn.GRU(12, 4), nn.BatchNorm1d(12), nn.MultiheadAttention(12, 2, dropout=0.1), nn.Embedding(9, 4, max_norm=1.0),
-], ids=lambda layer: type(layer).__name__)
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Dropout(),
+        nn.GRU(12, 4),
+        nn.BatchNorm1d(12),
+        nn.MultiheadAttention(12, 2, dropout=0.1),
+        nn.Embedding(9, 4, max_norm=1.0),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
 def test_asking_for_what_cannot_be_names_the_flag(layer):
     with pytest.raises(ConfigError, match=f"{type(layer).__name__}.*--engine serial"):
         choose_engine(nn.Sequential(nn.Linear(12, 12), layer), "cpu", "batched")
 
 
-@pytest.mark.parametrize("forward", [
-    lambda x: x if x.sum() > 0 else -x, lambda x: x * x.max().item(), lambda x: F.dropout(x, 0.5),
-], ids=["branch", "item", "random"])
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x: x if x.sum() > 0 else -x,
+        lambda x: x * x.max().item(),
+        lambda x: F.dropout(x, 0.5),
+    ],
+    ids=["branch", "item", "random"],
+)
 def test_a_forward_pass_that_cannot_be_mapped_names_the_flag(forward):
     class Own(nn.Linear):
         def forward(self, x):
@@ -228,10 +299,14 @@ def test_a_forward_pass_that_cannot_be_mapped_names_the_flag(forward):
 
     task, model, layout, start = parts(lambda: Own(12, 4))
     with pytest.raises(ConfigError, match="'small' cannot be trained batched.*--engine serial"):
-        BatchedEngine(task, model, layout, "cpu").train(start, examples(), [[np.arange(5)]] * 2, SGD)
+        BatchedEngine(task, model, layout, "cpu").train(
+            start, examples(), [[np.arange(5)]] * 2, SGD
+        )
 
 
 def test_other_errors_of_the_model_stay_what_they_are():
     task, model, layout, start = parts(lambda: nn.Sequential(nn.Linear(13, 4), nn.LayerNorm(4)))
     with pytest.raises(RuntimeError, match="size"):
-        BatchedEngine(task, model, layout, "cpu").train(start, examples(), [[np.arange(5)]] * 2, SGD)
+        BatchedEngine(task, model, layout, "cpu").train(
+            start, examples(), [[np.arange(5)]] * 2, SGD
+        )

@@ -27,25 +27,41 @@ SGD = LocalSGD(steps=3, batch_size=4, lr=0.05)
 
 def images() -> Data:
     drawn = torch.Generator().manual_seed(1)
-    return Data(torch.randn(60, 3, 8, 8, generator=drawn), torch.randint(0, 4, (60,), generator=drawn))
+    return Data(
+        torch.randn(60, 3, 8, 8, generator=drawn), torch.randint(0, 4, (60,), generator=drawn)
+    )
 
 
 def texts() -> Data:
     drawn = torch.Generator().manual_seed(1)
-    return Data(torch.randint(0, 97, (60, 7), generator=drawn), torch.randint(0, 97, (60, 7), generator=drawn))
+    return Data(
+        torch.randint(0, 97, (60, 7), generator=drawn),
+        torch.randint(0, 97, (60, 7), generator=drawn),
+    )
 
 
 def network() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(3, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
         nn.Sequential(nn.Conv2d(6, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.Tanh()),
-        nn.Flatten(), nn.Linear(128, 16), nn.ReLU(), nn.Linear(16, 4),
+        nn.Flatten(),
+        nn.Linear(128, 16),
+        nn.ReLU(),
+        nn.Linear(16, 4),
     )
 
 
 def tied_and_frozen() -> nn.Module:
-    model = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.SiLU(), nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 5, 3), nn.Flatten(),
-                          nn.Linear(180, 4))
+    model = nn.Sequential(
+        nn.Conv2d(3, 3, 3, padding=1),
+        nn.SiLU(),
+        nn.Conv2d(3, 3, 3, padding=1),
+        nn.Conv2d(3, 5, 3),
+        nn.Flatten(),
+        nn.Linear(180, 4),
+    )
     model[2].weight = model[0].weight
     model[3].requires_grad_(False)
     return model
@@ -88,8 +104,11 @@ class Counting:
 
 
 MODELS = {
-    "network": (network, images), "tied, frozen": (tied_and_frozen, images), "resnet": (lambda: ResNet18(2, 4), images),
-    "lstm": (lambda: CharacterLSTM(4, 8, 2), texts), "own": (lambda: Own(flattened), images),
+    "network": (network, images),
+    "tied, frozen": (tied_and_frozen, images),
+    "resnet": (lambda: ResNet18(2, 4), images),
+    "lstm": (lambda: CharacterLSTM(4, 8, 2), texts),
+    "own": (lambda: Own(flattened), images),
 }
 
 
@@ -98,7 +117,12 @@ def parts(make, data, **options) -> tuple[Task, nn.Module, Layout, torch.Tensor]
     model = make()
     layout = Layout.of(model)
     loss = {"loss": of_characters} if data.targets.dim() > 1 else {}
-    return Task("small", make, lambda: data, lambda: data, **loss | options), model, layout, layout.gather(model)
+    return (
+        Task("small", make, lambda: data, lambda: data, **loss | options),
+        model,
+        layout,
+        layout.gather(model),
+    )
 
 
 def planned(sgd: LocalSGD, clients: int) -> list[list[np.ndarray]]:
@@ -110,12 +134,16 @@ def planned(sgd: LocalSGD, clients: int) -> list[list[np.ndarray]]:
 def one_by_one(make, data, plans, sgd, **options) -> tuple[torch.Tensor, torch.Tensor]:
     task, model, layout, start = parts(make, data, **options)
     engine = SerialEngine(task, model, layout, "cpu")
-    trained = [engine.train(start, data, plan, sgd, round=1, who=who) for who, plan in enumerate(plans)]
+    trained = [
+        engine.train(start, data, plan, sgd, round=1, who=who) for who, plan in enumerate(plans)
+    ]
     return torch.stack([t.update for t in trained]), torch.tensor([t.loss for t in trained])
 
 
 def assert_close(found, expected, tolerance=1e-4):
-    assert ((found[0] - expected[0]).norm(dim=1) <= tolerance * expected[0].norm(dim=1)).all() and expected[0].any(1).all()
+    assert (
+        (found[0] - expected[0]).norm(dim=1) <= tolerance * expected[0].norm(dim=1)
+    ).all() and expected[0].any(1).all()
     torch.testing.assert_close(found[1], expected[1], rtol=tolerance, atol=0)
 
 
@@ -140,10 +168,15 @@ def test_any_batch_of_clients(at_once):
     assert_close(engine.train(start, data, plans, SGD), one_by_one(network, data, plans, SGD))
 
 
-@pytest.mark.parametrize(("forward", "way"), [(flattened, "products"), (partly_fixed, "mapped"), (centred, "mapped")])
+@pytest.mark.parametrize(
+    ("forward", "way"), [(flattened, "products"), (partly_fixed, "mapped"), (centred, "mapped")]
+)
 def test_a_traced_pass_is_believed_where_it_agrees_with_the_model(forward, way):
     data, plans = images(), planned(SGD, 3)
-    make = lambda: Own(forward)  # noqa: E731
+
+    def make():
+        return Own(forward)
+
     task, model, layout, start = parts(make, data)
     engine = BatchedEngine(task, model, layout, "cpu", way="products")
     assert_close(engine.train(start, data, plans, SGD), one_by_one(make, data, plans, SGD))
@@ -160,25 +193,38 @@ def test_a_pass_that_is_another_one_each_time_is_not_believed():
 
 def test_a_loss_of_the_tasks_own_and_probabilities_as_targets():
     data = Data(images().inputs, torch.rand(60, 4).softmax(1))
-    plans, squared = planned(SGD, 3), {"loss": lambda outputs, targets: (outputs.softmax(-1) - targets).square().sum(-1).mean()}
+    plans, squared = (
+        planned(SGD, 3),
+        {"loss": lambda outputs, targets: (outputs.softmax(-1) - targets).square().sum(-1).mean()},
+    )
     for options in (squared, {"loss": F.cross_entropy}):
         task, model, layout, start = parts(network, data, **options)
         engine = BatchedEngine(task, model, layout, "cpu", way="products")
-        assert_close(engine.train(start, data, plans, SGD), one_by_one(network, data, plans, SGD, **options))
+        assert_close(
+            engine.train(start, data, plans, SGD), one_by_one(network, data, plans, SGD, **options)
+        )
 
 
 CHAIN = (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), images)
 
 
 @pytest.mark.parametrize("way", ["auto", "products", "mapped"])
-@pytest.mark.parametrize(("make", "examples"), [MODELS["network"], MODELS["lstm"], CHAIN], ids=["network", "lstm", "chain"])
+@pytest.mark.parametrize(
+    ("make", "examples"),
+    [MODELS["network"], MODELS["lstm"], CHAIN],
+    ids=["network", "lstm", "chain"],
+)
 def test_bfloat16_is_for_the_passes_alone(make, examples, way):
     if way == "mapped" and examples is texts:
         pytest.skip("torch.func maps no LSTM quickly")
     data, plans = examples(), planned(SGD, 3)
     task, model, layout, start = parts(make, data)
-    updates, losses = BatchedEngine(task, model, layout, "cpu", way=way).train(start, data, plans, replace(SGD, precision="bfloat16"))
-    exact, exact_losses = BatchedEngine(*parts(make, data)[:3], "cpu", way="products").train(start, data, plans, SGD)
+    updates, losses = BatchedEngine(task, model, layout, "cpu", way=way).train(
+        start, data, plans, replace(SGD, precision="bfloat16")
+    )
+    exact, exact_losses = BatchedEngine(*parts(make, data)[:3], "cpu", way="products").train(
+        start, data, plans, SGD
+    )
     assert updates.dtype == losses.dtype == torch.float32
     apart = (updates - exact).norm(dim=1) / exact.norm(dim=1)
     assert (apart > 1e-5).all() and (apart < 0.1).all()
@@ -190,7 +236,9 @@ def test_bfloat16_is_for_the_passes_alone(make, examples, way):
 
 def played(make, data, plans, sgd, record, rounds=3, at_once=0, **also):
     task, model, layout, start = parts(make, data)
-    engine = BatchedEngine(replace(task, augment=CROP_AND_FLIP), model, layout, "cpu", at_once, record=record)
+    engine = BatchedEngine(
+        replace(task, augment=CROP_AND_FLIP), model, layout, "cpu", at_once, record=record
+    )
     return engine, [engine.train(start, data, plans, sgd, **also) for _ in range(rounds)]
 
 
@@ -199,15 +247,32 @@ def test_the_model_itself_is_not_trained():
     task, model, layout, start = parts(network, data)
     engine, given = BatchedEngine(task, model, layout, "cpu"), start.clone()
     first, second = (engine.train(start, data, planned(SGD, 3), SGD) for _ in range(2))
-    assert torch.equal(start, given) and torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
+    assert (
+        torch.equal(start, given)
+        and torch.equal(first[0], second[0])
+        and torch.equal(first[1], second[1])
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.5, "clip": 0.3, "weight_decay": 0.1, "proximal": 0.7}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"momentum": 0.9}, {"momentum": 0.5, "clip": 0.3, "weight_decay": 0.1, "proximal": 0.7}],
+    ids=str,
+)
 @pytest.mark.parametrize("augment", [False, True])
 def test_recorded_steps_give_what_plain_ones_give(options, augment):
-    data, plans, sgd, steps = images(), planned(SGD, 5), replace(SGD, **options, augment=augment), []
+    data, plans, sgd, steps = (
+        images(),
+        planned(SGD, 5),
+        replace(SGD, **options, augment=augment),
+        [],
+    )
     task = replace(parts(network, data)[0], augment=CROP_AND_FLIP)
-    also = {"changes": [plan_changes(task, sgd, plan, 0, 1, who) for who, plan in enumerate(plans)]} if augment else {}
+    also = (
+        {"changes": [plan_changes(task, sgd, plan, 0, 1, who) for who, plan in enumerate(plans)]}
+        if augment
+        else {}
+    )
 
     def record(step):
         steps.append(step)
@@ -225,12 +290,17 @@ def test_recorded_steps_give_what_plain_ones_give(options, augment):
 def test_a_recorded_step_serves_however_many_steps_a_round_has():
     data, steps = images(), []
     task, model, layout, start = parts(network, data)
-    engine = BatchedEngine(task, model, layout, "cpu", record=lambda step: steps.append(step) or step)
+    engine = BatchedEngine(
+        task, model, layout, "cpu", record=lambda step: steps.append(step) or step
+    )
     for count in (1, 2, 4):
         sgd = SGD.as_told(steps=count)
         plans = planned(sgd, 3)[:2]
         updates, _ = engine.train(start, data, plans, sgd)
-        torch.testing.assert_close(updates, BatchedEngine(*parts(network, data)[:3], "cpu").train(start, data, plans, sgd)[0])
+        torch.testing.assert_close(
+            updates,
+            BatchedEngine(*parts(network, data)[:3], "cpu").train(start, data, plans, sgd)[0],
+        )
     assert len(steps) == 1
 
 
@@ -241,7 +311,14 @@ def test_batches_of_several_sizes_and_traces_are_not_recorded():
     data, sgd = images(), replace(SGD, epochs=1, batch_size=5)
     played(network, data, planned(sgd, 3)[:2], sgd, record)
     zeros = torch.zeros(2, Layout.of(network()).numel)
-    played(network, data, planned(SGD, 3)[:2], SGD, record, traces=Traces(moments=(zeros, zeros.clone())))
+    played(
+        network,
+        data,
+        planned(SGD, 3)[:2],
+        SGD,
+        record,
+        traces=Traces(moments=(zeros, zeros.clone())),
+    )
 
 
 def test_a_step_that_cannot_be_recorded_is_taken_plainly_from_then_on():
@@ -258,22 +335,43 @@ def test_a_step_that_cannot_be_recorded_is_taken_plainly_from_then_on():
     assert len(tried) == 1
 
 
-def step_without_values(make, examples, precision: str, apply=lambda inputs, drawn: inputs) -> torch.Tensor:
+def step_without_values(
+    make, examples, precision: str, apply=lambda inputs, drawn: inputs
+) -> torch.Tensor:
     """One step on tensors that have shapes and no values, so that nothing can be asked of them: what a CUDA graph can record."""
-    data, sgd = examples(), replace(SGD, momentum=0.9, weight_decay=0.1, clip=1.0, proximal=0.5, precision=precision)
-    task, model, layout, _ = parts(make, data, augment=Augmentation(lambda generator, count: np.zeros(count), apply))
-    engine = BatchedEngine(task, model, layout, "cpu", way="products" if make is not CHAIN[0] else "chain")
+    data, sgd = (
+        examples(),
+        replace(SGD, momentum=0.9, weight_decay=0.1, clip=1.0, proximal=0.5, precision=precision),
+    )
+    task, model, layout, _ = parts(
+        make, data, augment=Augmentation(lambda generator, count: np.zeros(count), apply)
+    )
+    engine = BatchedEngine(
+        task, model, layout, "cpu", way="products" if make is not CHAIN[0] else "chain"
+    )
     engine._doubted = False
     with FakeTensorMode(allow_non_fake_inputs=True):
-        there = Data(*(torch.empty(part.shape, dtype=part.dtype) for part in (data.inputs, data.targets)))
+        there = Data(
+            *(torch.empty(part.shape, dtype=part.dtype) for part in (data.inputs, data.targets))
+        )
         stack, momentum = torch.empty(2, 3, layout.numel)
         near = list(layout.views(torch.empty(layout.numel)).values())
         batch = torch.empty(3, 4, dtype=torch.int64), torch.empty(3, 4)
-        return engine._step(*(list(layout.views(each).values()) for each in (stack, momentum)), near, there, batch, sgd)
+        return engine._step(
+            *(list(layout.views(each).values()) for each in (stack, momentum)),
+            near,
+            there,
+            batch,
+            sgd,
+        )
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("make", "examples"), [MODELS["network"], MODELS["lstm"], CHAIN], ids=["network", "lstm", "chain"])
+@pytest.mark.parametrize(
+    ("make", "examples"),
+    [MODELS["network"], MODELS["lstm"], CHAIN],
+    ids=["network", "lstm", "chain"],
+)
 def test_a_step_waits_for_no_value(make, examples, precision):
     losses = step_without_values(make, examples, precision)
     assert losses.shape == (3,) and losses.dtype == torch.float32
@@ -301,8 +399,15 @@ def limited(monkeypatch, most: int, tell: Exception) -> list[int]:
     return sizes
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"), MemoryError()],
-                         ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"),
+        MemoryError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
 def test_memory_that_is_not_enough_halves_the_batch_and_is_remembered(monkeypatch, error):
     sizes, said = limited(monkeypatch, 3, error), []
     sgd, data = replace(SGD, momentum=0.9, keep_momentum=True), images()
@@ -314,17 +419,26 @@ def test_memory_that_is_not_enough_halves_the_batch_and_is_remembered(monkeypatc
     assert len(said) == 1 and "15 clients" in said[0] and engine.at_once == max(sizes) == 2
     monkeypatch.undo()
     whole = Traces(momentum=torch.ones(15, layout.numel))
-    expected = BatchedEngine(*parts(network, data)[:3], "cpu").train(start, data, plans, sgd, traces=whole)
+    expected = BatchedEngine(*parts(network, data)[:3], "cpu").train(
+        start, data, plans, sgd, traces=whole
+    )
     assert_close(found, expected)
     torch.testing.assert_close(kept.momentum, whole.momentum)
-    assert_close(engine.train(start, data, plans, sgd, traces=Traces(momentum=torch.ones(15, layout.numel))), expected)
+    assert_close(
+        engine.train(start, data, plans, sgd, traces=Traces(momentum=torch.ones(15, layout.numel))),
+        expected,
+    )
     assert len(said) == 1
 
 
 def test_memory_that_runs_out_in_a_later_batch(monkeypatch):
     data, plans = images(), planned(SGD, 6)
     task, model, layout, start = parts(network, data)
-    engine, passed, gradients = BatchedEngine(task, model, layout, "cpu", at_once=3), [], BatchedEngine._gradients
+    engine, passed, gradients = (
+        BatchedEngine(task, model, layout, "cpu", at_once=3),
+        [],
+        BatchedEngine._gradients,
+    )
 
     def later(self, parameters, data, batch, sgd):
         passed.append(len(batch[0]))
@@ -341,7 +455,9 @@ def test_memory_that_runs_out_in_a_later_batch(monkeypatch):
 def test_one_client_that_does_not_fit_is_a_sentence(monkeypatch):
     limited(monkeypatch, 0, torch.OutOfMemoryError())
     task, model, layout, start = parts(network, images())
-    with pytest.raises(UserError, match="does not hold the training of one client; give a smaller --batch-size"):
+    with pytest.raises(
+        UserError, match="does not hold the training of one client; give a smaller --batch-size"
+    ):
         BatchedEngine(task, model, layout, "cpu").train(start, images(), planned(SGD, 4), SGD)
 
 
@@ -357,14 +473,25 @@ def test_other_errors_are_not_taken_for_memory(monkeypatch):
 
 def test_a_model_that_nothing_batches_names_the_flag():
     data = images()
-    task, model, layout, start = parts(lambda: Own(lambda layer, x: flattened(layer, x) * x.max().item()), data)
+    task, model, layout, start = parts(
+        lambda: Own(lambda layer, x: flattened(layer, x) * x.max().item()), data
+    )
     with pytest.raises(ConfigError, match="'small' cannot be trained batched.*--engine serial"):
         BatchedEngine(task, model, layout, "cpu").train(start, data, planned(SGD, 3), SGD)
 
 
 def test_a_chain_of_bfloat16_layers():
     data = Data(images().inputs.bfloat16(), images().targets)
-    make = lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.ReLU(), nn.Linear(16, 4)).bfloat16()  # noqa: E731
+
+    def make():
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(192, 16), nn.ReLU(), nn.Linear(16, 4)
+        ).bfloat16()
+
     plans = planned(SGD, 3)
     task, model, layout, start = parts(make, data)
-    assert_close(BatchedEngine(task, model, layout, "cpu").train(start, data, plans, SGD), one_by_one(make, data, plans, SGD), 0.1)
+    assert_close(
+        BatchedEngine(task, model, layout, "cpu").train(start, data, plans, SGD),
+        one_by_one(make, data, plans, SGD),
+        0.1,
+    )

@@ -3,7 +3,15 @@
 from dataclasses import replace
 
 import pytest
-from small_runs import TINY, Records, StopsAt, assert_the_same_when_stopped, model_bytes, out, rounds_of
+from small_runs import (
+    TINY,
+    Records,
+    StopsAt,
+    assert_the_same_when_stopped,
+    model_bytes,
+    out,
+    rounds_of,
+)
 
 from fedcomp import RunConfig, UserError
 from fedcomp.cli.watch import suspects
@@ -11,10 +19,33 @@ from fedcomp.server.results import NOTHING_ACCEPTED
 from fedcomp.sim import simulate
 from fedcomp.strategies import correctness
 
-VOTING = replace(TINY, uplink="sign", downlink="efsign", memory="none", lr=0.02, participation=1.0, clients=9, rounds=3,
-                 local_steps=1, batch_size=1)  # one example of one class: partitions that disagree
-ATTACKS = ["inverted:{b}", "random-sign:{b}", "constant:{b}", "gaussian:{b}", "alie:{b},z=1.5", "mimic:{b}", "label-flip:{b}",
-           "low-margin:{b}", "code-aware:{b}", "ipm:{b}", "rescaled:{b}", "infinity:{b}", "malformed:{b}"]
+VOTING = replace(
+    TINY,
+    uplink="sign",
+    downlink="efsign",
+    memory="none",
+    lr=0.02,
+    participation=1.0,
+    clients=9,
+    rounds=3,
+    local_steps=1,
+    batch_size=1,
+)  # one example of one class: partitions that disagree
+ATTACKS = [
+    "inverted:{b}",
+    "random-sign:{b}",
+    "constant:{b}",
+    "gaussian:{b}",
+    "alie:{b},z=1.5",
+    "mimic:{b}",
+    "label-flip:{b}",
+    "low-margin:{b}",
+    "code-aware:{b}",
+    "ipm:{b}",
+    "rescaled:{b}",
+    "infinity:{b}",
+    "malformed:{b}",
+]
 
 
 def model(tmp_path, name: str, config: RunConfig, **changes) -> bytes:
@@ -26,33 +57,60 @@ def model(tmp_path, name: str, config: RunConfig, **changes) -> bytes:
 def test_liars_change_not_a_bit_of_the_model(tmp_path, n, b):
     config = replace(VOTING, clients=n, strategy=f"election:byzantine={b}")
     honest = model(tmp_path, "honest", config)
-    for attack in ATTACKS if (n, b) in ((5, 2), (9, 2)) else ("inverted:{b}", "code-aware:{b}", "malformed:{b}"):
-        assert model(tmp_path, attack.partition(":")[0], config, attack=attack.format(b=b)) == honest, attack
+    for attack in (
+        ATTACKS
+        if (n, b) in ((5, 2), (9, 2))
+        else ("inverted:{b}", "code-aware:{b}", "malformed:{b}")
+    ):
+        assert (
+            model(tmp_path, attack.partition(":")[0], config, attack=attack.format(b=b)) == honest
+        ), attack
 
 
 def test_nor_where_there_is_something_to_learn(tmp_path):
-    config = replace(VOTING, task="digits", strategy="election:byzantine=4", partition="iid", rounds=8, local_steps=5, batch_size=20,
-                     lr=0.01)
+    config = replace(
+        VOTING,
+        task="digits",
+        strategy="election:byzantine=4",
+        partition="iid",
+        rounds=8,
+        local_steps=5,
+        batch_size=20,
+        lr=0.01,
+    )
     honest = simulate(replace(config, out=out(tmp_path, "honest")))
     assert honest.accuracy > 0.79
     for attack in ("inverted:4", "low-margin:4", "label-flip:2+alie:1,z=1+malformed:1"):
-        assert model(tmp_path, attack[:5], config, attack=attack) == model_bytes(out(tmp_path, "honest"))
+        assert model(tmp_path, attack[:5], config, attack=attack) == model_bytes(
+            out(tmp_path, "honest")
+        )
     liars = replace(config, attack="inverted:4", out=out(tmp_path, "plain"), strategy="vote")
     assert simulate(liars).accuracy < honest.accuracy
 
 
 def test_liars_would_win_the_plain_vote(tmp_path):
     """What the code is for: the same liars, the same partitions."""
-    for strategy in ("election:code=uncoded,byzantine=2", "election:form=ballots,byzantine=2", "vote"):
+    for strategy in (
+        "election:code=uncoded,byzantine=2",
+        "election:form=ballots,byzantine=2",
+        "vote",
+    ):
         config = replace(VOTING, strategy=strategy)
-        assert model(tmp_path, f"{strategy} honest", config) != model(tmp_path, strategy, config, attack="inverted:2")
+        assert model(tmp_path, f"{strategy} honest", config) != model(
+            tmp_path, strategy, config, attack="inverted:2"
+        )
 
 
 def test_without_liars_every_form_is_the_vote_of_all_ballots(tmp_path):
     """One example of its own a client: with the deterministic code, ballot passing ends as the plain vote does."""
     plain = model(tmp_path, "vote", VOTING, strategy="vote")
     assert model(tmp_path, "passed", VOTING, strategy="election:byzantine=2,form=ballots") == plain
-    assert model(tmp_path, "uncoded", VOTING, strategy="election:code=uncoded,byzantine=0,form=ballots") == plain
+    assert (
+        model(
+            tmp_path, "uncoded", VOTING, strategy="election:code=uncoded,byzantine=0,form=ballots"
+        )
+        == plain
+    )
 
 
 @pytest.mark.parametrize("seats", [3, 5])
@@ -70,69 +128,139 @@ def test_absent_voters_are_borne_as_far_as_the_rule_goes(tmp_path):
 
 
 def test_a_round_with_too_many_absent_fails_and_says_so_once(tmp_path):
-    config = replace(VOTING, strategy="election:byzantine=2,liars=1", attack="abstention:3", out=out(tmp_path, "run"))
+    config = replace(
+        VOTING,
+        strategy="election:byzantine=2,liars=1",
+        attack="abstention:3",
+        out=out(tmp_path, "run"),
+    )
     summary = simulate(config)
     warned, nothing = summary.warnings
-    assert nothing == NOTHING_ACCEPTED and "round 1 failed" in warned and "3 are absent" in warned and "'byzantine'" in warned
+    assert (
+        nothing == NOTHING_ACCEPTED
+        and "round 1 failed" in warned
+        and "3 are absent" in warned
+        and "'byzantine'" in warned
+    )
     for line in rounds_of(config.out):
         assert line["accepted"] == 0 and line["rejected"] == 9
         assert {r["stage"] for r in line["rejections"]} == {"reply", "aggregate"}
-    assert summary.client_updates == 0 and summary.downlink_bytes < 3 * 9 * 100, "nothing but rows went down"
+    assert summary.client_updates == 0 and summary.downlink_bytes < 3 * 9 * 100, (
+        "nothing but rows went down"
+    )
 
 
 def test_rounds_fail_one_by_one_and_the_others_go_on(tmp_path):
-    config = replace(VOTING, rounds=8, strategy="election:byzantine=1,liars=0", attack="abstention:6,share=0.4", out=out(tmp_path, "run"))
+    config = replace(
+        VOTING,
+        rounds=8,
+        strategy="election:byzantine=1,liars=0",
+        attack="abstention:6,share=0.4",
+        out=out(tmp_path, "run"),
+    )
     simulate(config)
     accepted = [line["accepted"] for line in rounds_of(config.out)]
-    assert 0 in accepted and any(n >= 7 for n in accepted) and all(n == 0 or n >= 7 for n in accepted)
+    assert (
+        0 in accepted and any(n >= 7 for n in accepted) and all(n == 0 or n >= 7 for n in accepted)
+    )
 
 
 def test_frames_that_are_none_count_as_one_liar_each(tmp_path):
     """Four of nine: as absent ones they would end every round, being among the four that the code bears they do not."""
-    config = replace(VOTING, strategy="election:byzantine=4", attack="malformed:3+inverted:1", out=out(tmp_path, "run"))
+    config = replace(
+        VOTING,
+        strategy="election:byzantine=4",
+        attack="malformed:3+inverted:1",
+        out=out(tmp_path, "run"),
+    )
     assert simulate(config).client_updates == 3 * 6
     assert model_bytes(config.out) == model(tmp_path, "honest", replace(config, attack=None))
 
 
 def test_more_proven_liars_than_were_reckoned_with_are_told(tmp_path):
-    config = replace(VOTING, strategy="election:byzantine=3,liars=1", attack="malformed:2", out=out(tmp_path, "run"))
+    config = replace(
+        VOTING,
+        strategy="election:byzantine=3,liars=1",
+        attack="malformed:2",
+        out=out(tmp_path, "run"),
+    )
     (warned,) = simulate(config).warnings
     assert "2 clients were proven to lie" in warned and "give liars=2" in warned
 
 
 def test_the_run_says_what_it_promises_and_what_not(tmp_path):
-    for form, said in (("data", "liars in a round change nothing, up to 2"), ("ballots", "a liar's own counts as one of all")):
+    for form, said in (
+        ("data", "liars in a round change nothing, up to 2"),
+        ("ballots", "a liar's own counts as one of all"),
+    ):
         watched = Records()
-        simulate(replace(VOTING, rounds=1, strategy=f"election:byzantine=2,form={form}", out=out(tmp_path, form)), watched)
+        simulate(
+            replace(
+                VOTING,
+                rounds=1,
+                strategy=f"election:byzantine=2,form={form}",
+                out=out(tmp_path, form),
+            ),
+            watched,
+        )
         assert said in watched.header.notice
 
 
 def test_a_code_that_hurts_is_told_once_with_the_redundancy_that_does_not(tmp_path):
-    config = replace(VOTING, clients=15, rounds=5, strategy="election:code=bernoulli,redundancy=1.5,byzantine=4", lr=0.001)
+    config = replace(
+        VOTING,
+        clients=15,
+        rounds=5,
+        strategy="election:code=bernoulli,redundancy=1.5,byzantine=4",
+        lr=0.001,
+    )
     summary = simulate(replace(config, out=out(tmp_path, "bernoulli")))
     (warned,) = summary.warnings
-    assert "give redundancy=" in warned and [len(line["warnings"]) for line in rounds_of(out(tmp_path, "bernoulli"))] == [0, 0, 1, 0, 0]
+    assert "give redundancy=" in warned and [
+        len(line["warnings"]) for line in rounds_of(out(tmp_path, "bernoulli"))
+    ] == [0, 0, 1, 0, 0]
     for strategy in ("election:byzantine=4", "election:code=uncoded,byzantine=4"):
-        assert not simulate(replace(config, strategy=strategy, out=out(tmp_path, strategy))).warnings
+        assert not simulate(
+            replace(config, strategy=strategy, out=out(tmp_path, strategy))
+        ).warnings
 
 
 def test_it_is_told_while_nobody_lies_in_rounds_that_are_all_but_unanimous(tmp_path):
     """Read as if four of 15 had lied, honest margins tell of votes that are always right, with which no code does harm."""
-    config = replace(VOTING, clients=15, rounds=3, strategy="election:code=bernoulli,redundancy=1.5,byzantine=4", batch_size=20,
-                     partition="iid", lr=0.001)
+    config = replace(
+        VOTING,
+        clients=15,
+        rounds=3,
+        strategy="election:code=bernoulli,redundancy=1.5,byzantine=4",
+        batch_size=20,
+        partition="iid",
+        lr=0.001,
+    )
     (warned,) = simulate(replace(config, out=out(tmp_path, "run"))).warnings
-    assert "give redundancy=" in warned and correctness.warning("bernoulli", 15, 4, 1.0, 1.5, config.seed) is None
+    assert (
+        "give redundancy=" in warned
+        and correctness.warning("bernoulli", 15, 4, 1.0, 1.5, config.seed) is None
+    )
 
 
 @pytest.mark.parametrize("form", ["data", "ballots"])
 def test_low_margin_liars_turn_what_is_thin_unless_the_code_stands(tmp_path, form):
     config = replace(VOTING, clients=5, strategy=f"election:byzantine=2,form={form}")
-    same = model(tmp_path, "honest", config) == model(tmp_path, "lied", config, attack="low-margin:2")
+    same = model(tmp_path, "honest", config) == model(
+        tmp_path, "lied", config, attack="low-margin:2"
+    )
     assert same == (form == "data")
 
 
 def test_liars_are_suspected(tmp_path):
-    config = replace(VOTING, rounds=20, batch_size=20, partition="iid", strategy="election:byzantine=2", attack="constant:clients=2/5")
+    config = replace(
+        VOTING,
+        rounds=20,
+        batch_size=20,
+        partition="iid",
+        strategy="election:byzantine=2",
+        attack="constant:clients=2/5",
+    )
     simulate(replace(config, out=out(tmp_path, "run")))
     last = rounds_of(out(tmp_path, "run"))[-1]["suspicion"]
     assert set(sorted(last, key=last.get)[-2:]) == {"2", "5"}
@@ -141,18 +269,23 @@ def test_liars_are_suspected(tmp_path):
 @pytest.mark.parametrize("strategy", ["election:byzantine=1", "election:byzantine=3,form=ballots"])
 def test_who_is_honest_is_not_suspected_for_a_seat_of_few_partitions(tmp_path, strategy):
     seen = Records()
-    simulate(replace(VOTING, clients=15, strategy=strategy, rounds=6, out=out(tmp_path, "run")), seen)
+    simulate(
+        replace(VOTING, clients=15, strategy=strategy, rounds=6, out=out(tmp_path, "run")), seen
+    )
     judged = [record.suspicion for record in seen.records]
     assert [suspects(record) for record in seen.records] == [""] * 6
     assert 7 < len(judged[0]) < 15 and len(judged[-1]) == 15  # seats change hands
 
 
-@pytest.mark.parametrize(("strategy", "attack", "at"), [
-    ("election:byzantine=2,momentum=0.9", "inverted:2", (2, 4)),
-    ("election:byzantine=1,form=ballots", "random-sign:1", (2, 4)),
-    ("election:code=bernoulli,redundancy=1.5,byzantine=4", None, (3, None)),
-    ("election:byzantine=2,liars=0", "abstention:6,share=0.4", (2, None)),
-])
+@pytest.mark.parametrize(
+    ("strategy", "attack", "at"),
+    [
+        ("election:byzantine=2,momentum=0.9", "inverted:2", (2, 4)),
+        ("election:byzantine=1,form=ballots", "random-sign:1", (2, 4)),
+        ("election:code=bernoulli,redundancy=1.5,byzantine=4", None, (3, None)),
+        ("election:byzantine=2,liars=0", "abstention:6,share=0.4", (2, None)),
+    ],
+)
 def test_a_run_stopped_in_a_round_ends_the_same(tmp_path, strategy, attack, at):
     config = replace(VOTING, rounds=5, strategy=strategy, attack=attack)
     assert_the_same_when_stopped(tmp_path, config, StopsAt(*at))
@@ -160,7 +293,15 @@ def test_a_run_stopped_in_a_round_ends_the_same(tmp_path, strategy, attack, at):
 
 def test_an_example_that_is_no_number_makes_coins_of_one_partition_and_no_more(tmp_path):
     task = VOTING.task.replace(":task", ":one_is_nan")
-    config = replace(VOTING, task=task, rounds=6, partition="iid", batch_size=100, strategy="election:byzantine=2", lr=0.05)
+    config = replace(
+        VOTING,
+        task=task,
+        rounds=6,
+        partition="iid",
+        batch_size=100,
+        strategy="election:byzantine=2",
+        lr=0.05,
+    )
     summary = simulate(replace(config, out=out(tmp_path, "run")))
     assert summary.client_updates == 6 * 9 and summary.accuracy > 0.8 and not summary.rejections
 
@@ -168,7 +309,14 @@ def test_an_example_that_is_no_number_makes_coins_of_one_partition_and_no_more(t
 def test_who_fails_on_an_example_is_absent(tmp_path):
     """One of nine partitions cannot be trained on, and who counts it cannot vote: the run goes on and says why nothing moves."""
     task = VOTING.task.replace(":task", ":one_raises")
-    config = replace(VOTING, task=task, partition="iid", batch_size=100, engine="serial", strategy="election:byzantine=2,liars=0")
+    config = replace(
+        VOTING,
+        task=task,
+        partition="iid",
+        batch_size=100,
+        engine="serial",
+        strategy="election:byzantine=2,liars=0",
+    )
     summary = simulate(replace(config, out=out(tmp_path, "run")))
     assert summary.client_updates == 0 and "failed" in summary.warnings[0]
     assert any("a sensor reports nonsense" in r.reason for r in summary.rejections)
@@ -176,7 +324,15 @@ def test_who_fails_on_an_example_is_absent(tmp_path):
 
 def test_momentum_that_is_kept_is_refused(tmp_path):
     with pytest.raises(UserError, match="leave --keep-momentum out"):
-        simulate(replace(VOTING, strategy="election", momentum=0.9, keep_momentum=True, out=out(tmp_path, "run")))
+        simulate(
+            replace(
+                VOTING,
+                strategy="election",
+                momentum=0.9,
+                keep_momentum=True,
+                out=out(tmp_path, "run"),
+            )
+        )
 
 
 def test_training_that_fails_everywhere_moves_nothing_and_is_told(tmp_path):
@@ -184,4 +340,7 @@ def test_training_that_fails_everywhere_moves_nothing_and_is_told(tmp_path):
     config = replace(VOTING, rounds=2, strategy="election:byzantine=2", lr=1e30, local_steps=4)
     summary = simulate(replace(config, out=out(tmp_path, "run")))
     assert summary.client_updates == 0
-    assert any("lower --lr or set --clip" in r.reason and "of partition" in r.reason for r in summary.rejections)
+    assert any(
+        "lower --lr or set --clip" in r.reason and "of partition" in r.reason
+        for r in summary.rejections
+    )

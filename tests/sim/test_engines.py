@@ -29,15 +29,29 @@ def examples() -> Data:
 def engines(loss=nn.functional.cross_entropy) -> tuple[OneByOne, Together, torch.Tensor]:
     torch.manual_seed(0)
     model = nn.Linear(12, 4)
-    layout, task = Layout.of(model), Task("small", lambda: nn.Linear(12, 4), examples, examples, loss)
+    layout, task = (
+        Layout.of(model),
+        Task("small", lambda: nn.Linear(12, 4), examples, examples, loss),
+    )
     start = layout.gather(model)
-    return (OneByOne(SerialEngine(task, model, layout, "cpu")),
-            Together(BatchedEngine(task, nn.Linear(12, 4), layout, "cpu", 2)), start)
+    return (
+        OneByOne(SerialEngine(task, model, layout, "cpu")),
+        Together(BatchedEngine(task, nn.Linear(12, 4), layout, "cpu", 2)),
+        start,
+    )
 
 
 def jobs(start: torch.Tensor) -> list[Job]:
-    return [Job(1, who, plan_batches(SGD, np.arange(20) + 20 * who, 0, 1, who), None, Traces.begin(SGD, True, start, start))
-            for who in range(3)]
+    return [
+        Job(
+            1,
+            who,
+            plan_batches(SGD, np.arange(20) + 20 * who, 0, 1, who),
+            None,
+            Traces.begin(SGD, True, start, start),
+        )
+        for who in range(3)
+    ]
 
 
 def test_both_give_updates_losses_and_traces():
@@ -47,8 +61,14 @@ def test_both_give_updates_losses_and_traces():
         mine = jobs(start)
         updates, results = engine.train(start, engine.resident(examples()), mine, SGD, seed=0)
         assert updates.shape == (3, 52) and all(isinstance(result, Done) for result in results)
-        found.append((updates, torch.tensor([r.loss for r in results]), torch.stack([j.traces.momentum for j in mine]),
-                      torch.stack([j.traces.moments[1] for j in mine])))
+        found.append(
+            (
+                updates,
+                torch.tensor([r.loss for r in results]),
+                torch.stack([j.traces.momentum for j in mine]),
+                torch.stack([j.traces.moments[1] for j in mine]),
+            )
+        )
         empty, nothing = engine.train(start, examples(), [], SGD, seed=0)
         assert empty.shape == (0, 52) and nothing == []
     for a, b in zip(*found, strict=True):
@@ -62,8 +82,14 @@ def test_a_client_that_fails_fails_alone():
         mine = jobs(start)
         mine[1] = mine[1]._replace(batches=[np.array([60])])  # there is no such example
         updates, results = engine.train(start, examples(), mine, SGD, seed=0)
-        expected, _ = engine.train(start, examples(), [job for job in jobs(start) if job.who != 1], SGD, seed=0)
-        assert [isinstance(result, Done) for result in results] == [True, False, True] and isinstance(results[1], Exception)
+        expected, _ = engine.train(
+            start, examples(), [job for job in jobs(start) if job.who != 1], SGD, seed=0
+        )
+        assert [isinstance(result, Done) for result in results] == [
+            True,
+            False,
+            True,
+        ] and isinstance(results[1], Exception)
         torch.testing.assert_close(updates, expected)
 
 
@@ -72,7 +98,9 @@ def test_bfloat16_is_close_to_float32_and_not_it(engine):
     one_by_one, together, start = engines()
     mine = one_by_one if engine == "serial" else together
     fine, _ = mine.train(start, examples(), jobs(start), SGD, seed=0)
-    coarse, results = mine.train(start, examples(), jobs(start), dataclasses.replace(SGD, precision="bfloat16"), seed=0)
+    coarse, results = mine.train(
+        start, examples(), jobs(start), dataclasses.replace(SGD, precision="bfloat16"), seed=0
+    )
     assert coarse.dtype == torch.float32 and all(isinstance(result, Done) for result in results)
     assert 0 < (coarse - fine).norm() < 0.02 * fine.norm()
 
@@ -82,7 +110,12 @@ CHOICES = {  # model, asked for, threads → engine, clients at once (None: by a
     "convolution on one core": (lambda: nn.Conv2d(3, 4, 3), "auto", 1, ("serial", 1)),
     "linear": (lambda: nn.Linear(784, 10), "auto", 2, ("batched", None)),
     "serial, asked for": (lambda: nn.Conv2d(3, 4, 3), "serial", 2, ("serial", 1)),
-    "processes, asked for on one core": (lambda: nn.Linear(784, 10), "processes", 1, ("processes", 1)),
+    "processes, asked for on one core": (
+        lambda: nn.Linear(784, 10),
+        "processes",
+        1,
+        ("processes", 1),
+    ),
 }
 
 

@@ -18,10 +18,18 @@ from fedcomp.strategies import Rules
 from fedcomp.strategies.fetchsgd import FetchSGD
 from fedcomp.tasks.partition import partition
 
-SKETCHED = replace(TINY, strategy="fetchsgd:momentum=0.5,density=10%", uplink="sketch:rows=3,columns=24", downlink=RunConfig.downlink,
-                   seed=5)
+SKETCHED = replace(
+    TINY,
+    strategy="fetchsgd:momentum=0.5,density=10%",
+    uplink="sketch:rows=3,columns=24",
+    downlink=RunConfig.downlink,
+    seed=5,
+)
 VARIANTS = {
-    "subtract": {"strategy": "fetchsgd:momentum=0.5,density=10%,error=subtract", "uplink": "sketch:rows=3,columns=48"},
+    "subtract": {
+        "strategy": "fetchsgd:momentum=0.5,density=10%,error=subtract",
+        "uplink": "sketch:rows=3,columns=48",
+    },
     "zero": {"strategy": "fetchsgd:momentum=0.5,density=10%,error=zero"},
     "bf16": {"uplink": "sketch:rows=3,columns=24,cells=bf16"},
     "int8": {"uplink": "sketch:rows=3,columns=24,cells=int8"},
@@ -43,17 +51,36 @@ def test_a_run_stopped_in_a_round_ends_the_same(tmp_path, variant):
 @pytest.mark.parametrize("error", ["subtract", "zero"])
 @pytest.mark.parametrize(("stop", "every"), [((1, 1), 1), ((4, None), 4), ((5, 4), 3)])
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, error, stop, every):
-    config = replace(SKETCHED, strategy=f"fetchsgd:density=10%,error={error}", rounds=8, checkpoint_every=every)
+    config = replace(
+        SKETCHED, strategy=f"fetchsgd:density=10%,error={error}", rounds=8, checkpoint_every=every
+    )
     assert_the_same_when_stopped(tmp_path, config, StopsAt(*stop), StopsAt(7))
 
 
 @pytest.mark.parametrize("engine", ["serial", "batched"])
 def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
-    config = replace(SKETCHED, partition="iid", engine=engine, downlink="topk:density=10%", out=out(tmp_path, "run"))
+    config = replace(
+        SKETCHED,
+        partition="iid",
+        engine=engine,
+        downlink="topk:density=10%",
+        out=out(tmp_path, "run"),
+    )
     simulate(config)
-    rules = Rules(participation=0.5, uplink=config.uplink, downlink=config.downlink, memory="none", downlink_memory="none", seed=5)
-    federation = Federation(rules, clients=8, strategy=partial(FetchSGD, options=FetchSGD.Options(0.5, density=0.1)))
-    for member, shard in zip(federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True):
+    rules = Rules(
+        participation=0.5,
+        uplink=config.uplink,
+        downlink=config.downlink,
+        memory="none",
+        downlink_memory="none",
+        seed=5,
+    )
+    federation = Federation(
+        rules, clients=8, strategy=partial(FetchSGD, options=FetchSGD.Options(0.5, density=0.1))
+    )
+    for member, shard in zip(
+        federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True
+    ):
         member.shard, member.sgd = shard, LocalSGD.from_config(config)
     list(federation.strategy.rounds(federation.grid, range(1, 7)))
     virtual = load_file(tmp_path / "run" / "model.safetensors")
@@ -64,7 +91,9 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
 @every_variant
 def test_it_is_learned_without_a_warning(tmp_path, variant):
     watched = Sentences()
-    summary = simulate(replace(SKETCHED, **variant, rounds=60, eval_every=60, out=out(tmp_path, "run")), watched)
+    summary = simulate(
+        replace(SKETCHED, **variant, rounds=60, eval_every=60, out=out(tmp_path, "run")), watched
+    )
     assert summary.accuracy > 0.85 and not watched.warnings
     assert summary.downlink_bytes < summary.dense_downlink_bytes
 
@@ -73,16 +102,24 @@ def test_links_and_memories_are_the_strategys_where_they_are_not_given(tmp_path)
     simulate(replace(SKETCHED, uplink=RunConfig.uplink, rounds=1, out=out(tmp_path, "run")))
     stored = read_run(tmp_path / "run")
     assert (stored["uplink"], stored["memory"]) == ("sketch", "none")
-    assert (stored["downlink"], stored["downlink_memory"]) == ("topk:density=0.1,values=fp32", "none")
+    assert (stored["downlink"], stored["downlink_memory"]) == (
+        "topk:density=0.1,values=fp32",
+        "none",
+    )
 
 
 def test_clients_keep_no_vector_and_the_server_its_two_sketches(tmp_path):
     simulate(replace(SKETCHED, rounds=3, out=out(tmp_path, "run")))
     with sqlite3.connect(tmp_path / "run" / "checkpoint" / "state.sqlite") as state:
         vectors = {name for (name,) in state.execute("SELECT name FROM vector")}
-        kept = dict(state.execute("SELECT name, length(data) FROM value WHERE name LIKE 'strategy/%'"))
+        kept = dict(
+            state.execute("SELECT name, length(data) FROM value WHERE name LIKE 'strategy/%'")
+        )
     state.close()
-    assert vectors == {"weights"} and kept == {"strategy/momentum": 4 * 72, "strategy/error": 4 * 72}
+    assert vectors == {"weights"} and kept == {
+        "strategy/momentum": 4 * 72,
+        "strategy/error": 4 * 72,
+    }
 
 
 def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path):

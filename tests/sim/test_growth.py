@@ -18,4 +18,6 @@ def test_the_first_clients_are_watched(client, seen):
     assert not said and sorted(growth.put_in) == [*range(WATCHED)]
     memories[client].residual = torch.full((4,), 100.0)
     growth.look(range(len(update)), memories, update)
-    assert [f"the residual of client {client} grows without bound" in sentence for sentence in said] == [True] * seen
+    assert [
+        f"the residual of client {client} grows without bound" in sentence for sentence in said
+    ] == [True] * seen

@@ -24,7 +24,12 @@ VARIANTS = {
     "dgc": {"memory": "dgc:clip=1,nodes=4", "uplink": "topk:density=10%"},
     "adacomp": {"memory": "adacomp:bin=10", "uplink": "stc@layer"},
     "variance": {"memory": "variance:alpha=1.5", "uplink": "topk"},
-    "momentum masking": {"momentum": 0.9, "keep_momentum": True, "uplink": "sbc:density=10%", "lr": 0.02},
+    "momentum masking": {
+        "momentum": 0.9,
+        "keep_momentum": True,
+        "uplink": "sbc:density=10%",
+        "lr": 0.02,
+    },
     "gtopk": {"strategy": "gtopk", "uplink": "topk:density=10%"},
     "gtopk, dgc": {"strategy": "gtopk", "memory": "dgc", "keep_momentum": True, "momentum": 0.5},
 }
@@ -50,12 +55,24 @@ def assert_stopped_is_whole(tmp_path, config, stop: StopsAt) -> None:
 
 @every_variant
 def test_a_run_is_the_same_stopped_in_a_round_or_with_real_clients(tmp_path, variant):
-    config = replace(TINY, partition="iid", seed=5, engine="serial", **variant, out=out(tmp_path, "run"))
+    config = replace(
+        TINY, partition="iid", seed=5, engine="serial", **variant, out=out(tmp_path, "run")
+    )
     simulate(config)
     assert_stopped_is_whole(tmp_path, config, StopsAt(3, 2))
-    rules = Rules(participation=0.5, uplink=config.uplink, downlink=config.downlink, memory=config.memory, seed=5)
-    federation = Federation(rules, clients=8, **({"strategy": GTopK} if config.strategy == "gtopk" else {}))
-    for member, shard in zip(federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True):
+    rules = Rules(
+        participation=0.5,
+        uplink=config.uplink,
+        downlink=config.downlink,
+        memory=config.memory,
+        seed=5,
+    )
+    federation = Federation(
+        rules, clients=8, **({"strategy": GTopK} if config.strategy == "gtopk" else {})
+    )
+    for member, shard in zip(
+        federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True
+    ):
         member.shard, member.sgd = shard, LocalSGD.from_config(config)
     list(federation.strategy.rounds(federation.grid, range(1, 7)))
     virtual = load_file(tmp_path / "run" / "model.safetensors")
@@ -65,7 +82,9 @@ def test_a_run_is_the_same_stopped_in_a_round_or_with_real_clients(tmp_path, var
 
 @pytest.mark.parametrize("variant", ["variance", "momentum masking"])
 def test_what_is_traced_in_a_stack_survives_between_checkpoints(tmp_path, variant):
-    config = replace(TINY, **VARIANTS[variant], engine="batched", checkpoint_every=2, out=out(tmp_path, "run"))
+    config = replace(
+        TINY, **VARIANTS[variant], engine="batched", checkpoint_every=2, out=out(tmp_path, "run")
+    )
     simulate(config)
     assert_stopped_is_whole(tmp_path, config, StopsAt(5))
 
@@ -73,26 +92,45 @@ def test_what_is_traced_in_a_stack_survives_between_checkpoints(tmp_path, varian
 @every_variant
 def test_it_is_learned(tmp_path, variant):
     watched = Sentences()
-    summary = simulate(replace(TINY, **variant, rounds=40, eval_every=40, out=out(tmp_path, "run")), watched)
+    summary = simulate(
+        replace(TINY, **variant, rounds=40, eval_every=40, out=out(tmp_path, "run")), watched
+    )
     assert summary.accuracy > 0.85 and not watched.warnings
     assert summary.uplink_bytes < summary.dense_uplink_bytes
 
 
 def test_what_returns_is_part_of_the_downlink(tmp_path):
     for strategy in ("average", "gtopk"):
-        simulate(replace(TINY, strategy=strategy, participation=1.0, downlink="identity", rounds=4, out=out(tmp_path, strategy)))
-    average, gtopk = ([line["downlink_bytes"] for line in rounds_of(out(tmp_path, name))] for name in ("average", "gtopk"))
-    assert average[0] == gtopk[0] and all(more > fewer for more, fewer in zip(gtopk[1:], average[1:], strict=True))
+        simulate(
+            replace(
+                TINY,
+                strategy=strategy,
+                participation=1.0,
+                downlink="identity",
+                rounds=4,
+                out=out(tmp_path, strategy),
+            )
+        )
+    average, gtopk = (
+        [line["downlink_bytes"] for line in rounds_of(out(tmp_path, name))]
+        for name in ("average", "gtopk")
+    )
+    assert average[0] == gtopk[0] and all(
+        more > fewer for more, fewer in zip(gtopk[1:], average[1:], strict=True)
+    )
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"memory": "adacomp", "uplink": "identity"}, "use --uplink topk or stc"),
-    ({"memory": "ecq:alpha=1,beta=-1"}, "use --memory ecq:alpha=0.9,beta=0.9"),
-    ({"memory": "dgc:momentum=1"}, "from 0 to below 1"),
-    ({"strategy": "gtopk", "uplink": "identity"}, "use --uplink topk"),
-    ({"strategy": "gtopk", "memory": "none"}, "use --memory residual"),
-    ({"keep_momentum": True}, "give --momentum 0.9 as well"),
-])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"memory": "adacomp", "uplink": "identity"}, "use --uplink topk or stc"),
+        ({"memory": "ecq:alpha=1,beta=-1"}, "use --memory ecq:alpha=0.9,beta=0.9"),
+        ({"memory": "dgc:momentum=1"}, "from 0 to below 1"),
+        ({"strategy": "gtopk", "uplink": "identity"}, "use --uplink topk"),
+        ({"strategy": "gtopk", "memory": "none"}, "use --memory residual"),
+        ({"keep_momentum": True}, "give --momentum 0.9 as well"),
+    ],
+)
 def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path, change, says):
     with pytest.raises(UserError) as error:
         simulate(replace(TINY, **change, out=out(tmp_path, "run")))
@@ -114,15 +152,39 @@ class Overshooting(TopK):
 def test_a_residual_that_grows_without_bound_is_reported_once(tmp_path, monkeypatch):
     monkeypatch.setitem(codecs._CODECS, "overshooting", Overshooting)
     watched = Sentences()
-    simulate(replace(TINY, uplink="overshooting:density=50%", participation=1.0, lr=1e-4, rounds=30, out=out(tmp_path, "run")), watched)
+    simulate(
+        replace(
+            TINY,
+            uplink="overshooting:density=50%",
+            participation=1.0,
+            lr=1e-4,
+            rounds=30,
+            out=out(tmp_path, "run"),
+        ),
+        watched,
+    )
     (sentence,) = watched.warnings
-    assert "grows without bound" in sentence and "overshooting" in sentence and "use --uplink stc" in sentence and "\n" not in sentence
+    assert (
+        "grows without bound" in sentence
+        and "overshooting" in sentence
+        and "use --uplink stc" in sentence
+        and "\n" not in sentence
+    )
 
 
 @pytest.mark.parametrize("density", ["1/400", "10%"])
 def test_a_residual_that_only_waits_is_not_reported(tmp_path, density):
     watched = Sentences()
-    simulate(replace(TINY, uplink=f"stc:density={density}", rounds=60, eval_every=60, out=out(tmp_path, "run")), watched)
+    simulate(
+        replace(
+            TINY,
+            uplink=f"stc:density={density}",
+            rounds=60,
+            eval_every=60,
+            out=out(tmp_path, "run"),
+        ),
+        watched,
+    )
     assert not watched.warnings
 
 

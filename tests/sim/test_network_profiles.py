@@ -21,20 +21,44 @@ from fedcomp.sim.network import COLUMNS, KINDS, LIMITS, Network, Profiles, Unifo
 from fedcomp.sim.network_file import is_file, read_file
 from fedcomp.sim.pace import steps_by
 
-ALIKE = {"up": 1000.0, "down": 4000.0, "latency": 0.5, "step": 0.25, "absent": 0.0, "stretch": 600.0, "stall": 0.0, "factor": 4.0,
-         "swing": 0.0}
+ALIKE = {
+    "up": 1000.0,
+    "down": 4000.0,
+    "latency": 0.5,
+    "step": 0.25,
+    "absent": 0.0,
+    "stretch": 600.0,
+    "stall": 0.0,
+    "factor": 4.0,
+    "swing": 0.0,
+}
 
 
 def profiles(clients: int = 4, **changes) -> Profiles:
-    return Profiles(**{name: np.broadcast_to(np.asarray(value, float), clients).copy() for name, value in (ALIKE | changes).items()})
+    return Profiles(
+        **{
+            name: np.broadcast_to(np.asarray(value, float), clients).copy()
+            for name, value in (ALIKE | changes).items()
+        }
+    )
 
 
 # Specs.
 
 
-@pytest.mark.parametrize(("text", "seconds"), [
-    ("50ms", 0.05), ("20s", 20.0), ("1.5min", 90.0), ("2 h", 7200.0), ("1d", 86400.0), ("0.5", 0.5), ("0", 0.0), ("1/4s", 0.25),
-])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("50ms", 0.05),
+        ("20s", 20.0),
+        ("1.5min", 90.0),
+        ("2 h", 7200.0),
+        ("1d", 86400.0),
+        ("0.5", 0.5),
+        ("0", 0.0),
+        ("1/4s", 0.25),
+    ],
+)
 def test_times_that_are_read(text, seconds):
     assert spec.duration(text) == pytest.approx(seconds, rel=1e-15)
 
@@ -46,22 +70,39 @@ def test_what_is_no_time(text):
 
 
 def test_a_spec_says_what_it_says():
-    kind = read_spec("uniform:up=100kB,down=1MB,latency=50ms,step=20ms,absent=5%,stretch=10min,slow=1/10")
+    kind = read_spec(
+        "uniform:up=100kB,down=1MB,latency=50ms,step=20ms,absent=5%,stretch=10min,slow=1/10"
+    )
     assert kind == Uniform(100e3, 1e6, 0.05, 0.02, 0.0, 0.05, 600.0, 0.1)
-    assert all(read_spec(name) == cls() for name, cls in KINDS.items()) and {f.name for f in dataclasses.fields(Uniform)} == set(LIMITS)
+    assert all(read_spec(name) == cls() for name, cls in KINDS.items()) and {
+        f.name for f in dataclasses.fields(Uniform)
+    } == set(LIMITS)
 
 
-@pytest.mark.parametrize(("text", "sentence"), [
-    ("mobil", "unknown network 'mobil'; did you mean 'mobile'"),
-    ("mobile:upp=3", "network 'mobile' has no option 'upp'; did you mean 'up'"),
-    ("uniform:up=1MB/s", "option 'up' of network 'uniform' cannot be '1MB/s'; give bytes a second, such as 100kB or 1MB, without /s"),
-    ("uniform:up=fast", "option 'up' of network 'uniform' cannot be 'fast'; give bytes a second, such as 100kB"),
-    ("uniform:latency=5kB", "option 'latency' of network 'uniform' cannot be '5kB'; give a time, such as 50ms or 10min"),
-    ("uniform:absent=95%", "option 'absent' of --network is 0.95; give 0 to 0.9"),
-    ("uniform:stretch=1s", "option 'stretch' of --network is 1; give 5 to 1e"),
-    ("uniform:factor=0.5", "option 'factor' of --network is 0.5; give 1 to"),
-    ("mobile+fixed", "several networks"), ("mobile@layer", "has a scope"),
-])
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("mobil", "unknown network 'mobil'; did you mean 'mobile'"),
+        ("mobile:upp=3", "network 'mobile' has no option 'upp'; did you mean 'up'"),
+        (
+            "uniform:up=1MB/s",
+            "option 'up' of network 'uniform' cannot be '1MB/s'; give bytes a second, such as 100kB or 1MB, without /s",
+        ),
+        (
+            "uniform:up=fast",
+            "option 'up' of network 'uniform' cannot be 'fast'; give bytes a second, such as 100kB",
+        ),
+        (
+            "uniform:latency=5kB",
+            "option 'latency' of network 'uniform' cannot be '5kB'; give a time, such as 50ms or 10min",
+        ),
+        ("uniform:absent=95%", "option 'absent' of --network is 0.95; give 0 to 0.9"),
+        ("uniform:stretch=1s", "option 'stretch' of --network is 1; give 5 to 1e"),
+        ("uniform:factor=0.5", "option 'factor' of --network is 0.5; give 1 to"),
+        ("mobile+fixed", "several networks"),
+        ("mobile@layer", "has a scope"),
+    ],
+)
 def test_a_spec_that_is_wrong_is_one_sentence(text, sentence):
     with pytest.raises(SpecError, match=sentence):
         read_spec(text)
@@ -69,12 +110,18 @@ def test_a_spec_that_is_wrong_is_one_sentence(text, sentence):
 
 def test_who_has_which_line_depends_on_the_seed_alone():
     kind = read_spec("lognormal:slow=20%")
-    assert drawn(kind, 50, 1).fingerprint == drawn(kind, 50, 1).fingerprint != drawn(kind, 50, 2).fingerprint
+    assert (
+        drawn(kind, 50, 1).fingerprint
+        == drawn(kind, 50, 1).fingerprint
+        != drawn(kind, 50, 2).fingerprint
+    )
     assert drawn(kind, 50, 1).fingerprint != drawn(read_spec("lognormal"), 50, 1).fingerprint
 
 
 def test_values_of_a_spec_are_medians_and_spread_is_that_of_the_logarithms():
-    found = drawn(read_spec("lognormal:up=250kB,down=2MB,latency=40ms,step=10ms,spread=0.5"), 40_000, 3)
+    found = drawn(
+        read_spec("lognormal:up=250kB,down=2MB,latency=40ms,step=10ms,spread=0.5"), 40_000, 3
+    )
     for name, median in (("up", 250e3), ("down", 2e6), ("latency", 0.04), ("step", 0.01)):
         values = getattr(found, name)
         assert statistics.median(values) == pytest.approx(median, rel=0.03)
@@ -86,7 +133,9 @@ def test_values_of_a_spec_are_medians_and_spread_is_that_of_the_logarithms():
 
 def test_a_share_of_the_clients_is_slow_for_good():
     found = drawn(read_spec("uniform:step=1s,slow=25%,factor=6"), 4000, 0)
-    assert set(found.step) == {1.0, 6.0} and np.mean(found.step == 6.0) == pytest.approx(0.25, abs=0.03)
+    assert set(found.step) == {1.0, 6.0} and np.mean(found.step == 6.0) == pytest.approx(
+        0.25, abs=0.03
+    )
 
 
 # Durations.
@@ -100,14 +149,25 @@ def test_an_exchange_takes_what_the_formula_says():
 
 def test_a_client_swings_and_stalls_from_round_to_round():
     network = Network(profiles(swing=0.5, stall=0.25, factor=10.0, step=1.0), seed=0)
-    took = np.array([network.work_s(client, round, 2) for round in range(200) for client in range(4)])
+    took = np.array(
+        [network.work_s(client, round, 2) for round in range(200) for client in range(4)]
+    )
     assert took.min() >= 1.0 and ((took <= 3.0) | (took >= 10.0)).all()
     assert np.mean(took >= 10.0) == pytest.approx(0.25, abs=0.06)
-    assert network.work_s(2, 5, 2) == Network(profiles(swing=0.5, stall=0.25, factor=10.0, step=1.0), seed=0).work_s(2, 5, 2)
+    assert network.work_s(2, 5, 2) == Network(
+        profiles(swing=0.5, stall=0.25, factor=10.0, step=1.0), seed=0
+    ).work_s(2, 5, 2)
     assert network.work_s(2, 5, 0) == 0.0
 
 
-@pytest.mark.parametrize("sgd", [LocalSGD(steps=7, batch_size=3), LocalSGD(epochs=2, batch_size=3), LocalSGD(epochs=3, batch_size=50)])
+@pytest.mark.parametrize(
+    "sgd",
+    [
+        LocalSGD(steps=7, batch_size=3),
+        LocalSGD(epochs=2, batch_size=3),
+        LocalSGD(epochs=3, batch_size=50),
+    ],
+)
 def test_the_steps_that_are_timed_are_those_that_are_made(sgd):
     shards = [np.arange(n) for n in (5, 12, 1)]
     steps = steps_by(Work(), sgd, shards)
@@ -122,7 +182,10 @@ def test_who_trains_on_several_parts_takes_the_steps_of_all():
         def parts(self, assignment):
             return Part(0, (0, 1)), Part(1, (2,))
 
-    shards, asked = [np.arange(n) for n in (5, 12, 4)], Assignment(1, "train", 0, "up-to-date", "", "", "", [], "")
+    shards, asked = (
+        [np.arange(n) for n in (5, 12, 4)],
+        Assignment(1, "train", 0, "up-to-date", "", "", "", [], ""),
+    )
     assert steps_by(Parts(), LocalSGD(epochs=1, batch_size=4), shards)(asked) == 5 + 1
     assert steps_by(Parts(), LocalSGD(steps=3), shards)(asked) == 6
 
@@ -156,13 +219,22 @@ def test_clients_are_away_for_their_share_of_the_time_in_whole_stretches():
     for client, stretch in ((0, 20), (2, 50)):
         edges = np.flatnonzero(np.diff(away[:, client].astype(int))) + 1
         lengths = np.diff(edges) * 5
-        assert len(lengths) > 50 and all(abs(n / stretch - round(n / stretch)) * stretch <= 5 for n in lengths)
+        assert len(lengths) > 50 and all(
+            abs(n / stretch - round(n / stretch)) * stretch <= 5 for n in lengths
+        )
     assert [absences.is_away(client, 123.4) for client in range(3)] == list(absences.away(123.4))
 
 
 @settings(max_examples=40)
-@given(client=st.integers(0, 2), since=st.floats(0, 5000), length=st.floats(0, 300), grace=st.floats(5, 40))
-def test_when_a_client_leaves_is_found_as_if_one_had_looked_all_the_time(client, since, length, grace):
+@given(
+    client=st.integers(0, 2),
+    since=st.floats(0, 5000),
+    length=st.floats(0, 300),
+    grace=st.floats(5, 40),
+)
+def test_when_a_client_leaves_is_found_as_if_one_had_looked_all_the_time(
+    client, since, length, grace
+):
     absences = Absences(np.array([0.4, 0.0, 0.8]), np.array([20.0, 5.0, 7.0]), seed=1)
     left = absences.leaves(client, since, since + length)
     seen = [t for t in np.linspace(since, since + length, 80) if absences.is_away(client, t)]
@@ -188,7 +260,11 @@ def test_nothing_changes_before_the_next_change(time_s):
 
 def test_where_nobody_is_ever_away_nothing_changes():
     absences = Absences(np.zeros(3), np.full(3, 600.0), seed=0)
-    assert not absences.any and absences.next_change_s(5.0) == math.inf and absences.leaves(1, 0.0, 1e9) is None
+    assert (
+        not absences.any
+        and absences.next_change_s(5.0) == math.inf
+        and absences.leaves(1, 0.0, 1e9) is None
+    )
 
 
 # Files.
@@ -201,48 +277,101 @@ def written(tmp_path, text: str) -> str:
 
 
 def test_a_file_says_what_each_client_has(tmp_path):
-    lines = "down,client, up,step,absent,stretch", "1MB,1,30kB,20ms,5%,1min", "", "500,0,1/2kB,0.5,0,5", "9,7,9,9,0,9"
+    lines = (
+        "down,client, up,step,absent,stretch",
+        "1MB,1,30kB,20ms,5%,1min",
+        "",
+        "500,0,1/2kB,0.5,0,5",
+        "9,7,9,9,0,9",
+    )
     found = read_file(written(tmp_path, "\n".join(lines)), 2)
-    assert found.up.tolist() == [500.0, 30e3] and found.down.tolist() == [500.0, 1e6] and found.step.tolist() == [0.5, 0.02]
-    assert found.latency.tolist() == [0.0, 0.0] and found.absent.tolist() == [0.0, 0.05] and found.stretch.tolist() == [5.0, 60.0]
-    assert found.factor.tolist() == [4.0, 4.0] and found.swing.tolist() == found.stall.tolist() == [0.0, 0.0]
+    assert (
+        found.up.tolist() == [500.0, 30e3]
+        and found.down.tolist() == [500.0, 1e6]
+        and found.step.tolist() == [0.5, 0.02]
+    )
+    assert (
+        found.latency.tolist() == [0.0, 0.0]
+        and found.absent.tolist() == [0.0, 0.05]
+        and found.stretch.tolist() == [5.0, 60.0]
+    )
+    assert found.factor.tolist() == [4.0, 4.0] and found.swing.tolist() == found.stall.tolist() == [
+        0.0,
+        0.0,
+    ]
 
 
-@pytest.mark.parametrize(("text", "sentence"), [
-    ("", "clients.csv is empty; name the columns in its first line, such as client,up,down"),
-    ("\ufeff\n , \n", "clients.csv is empty"),
-    ("\nclient,up\n", "line 2: there is no column 'down'"),
-    ("client;up;down\n0;1;1\n", "line 1 has semicolons between its cells; write commas there"),
-    ("client,up\n", "line 1: there is no column 'down'"),
-    ("client,up,down,latenzy\n", "line 1: unknown column 'latenzy'; did you mean 'latency'"),
-    ("client,up,down,up\n", "line 1: there are 2 columns 'up'; keep one"),
-    ("client,up,down\n0,1\n", "line 2 has 2 cells; give 3, one for each of client, up, down"),
-    ("client,up,down\n0,1,1\none,1,1\n", "line 3, column client: 'one' is no client; give a whole number from 0 up"),
-    ("client,up,down\n-1,1,1\n", "line 2, column client: '-1' is no client"),
-    ("client,up,down\n0,1,1\n0,1,1\n", "line 3, column client: client 0 stands in line 2 already; keep one"),
-    ("client,up,down\n0,1,1\n1,fast,1\n", "line 3, column up: cannot be 'fast'; give bytes a second, such as 100kB"),
-    ("client,up,down,latency\n0,1,1,soon\n", "line 2, column latency: cannot be 'soon'; give a time"),
-    ("client,up,down,absent\n0,1,1,95%\n", "line 2, column absent: it is 0.95; give 0 to 0.9"),
-    ("client,up,down\n0,1,1\n2,1,1\n", "no line for client 1 of 2, 0 to 1; add it, or give fewer --clients"),
-    ('client,up,down\n0,"1,1\n', "is no CSV file in UTF-8"),
-])
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "clients.csv is empty; name the columns in its first line, such as client,up,down"),
+        ("\ufeff\n , \n", "clients.csv is empty"),
+        ("\nclient,up\n", "line 2: there is no column 'down'"),
+        ("client;up;down\n0;1;1\n", "line 1 has semicolons between its cells; write commas there"),
+        ("client,up\n", "line 1: there is no column 'down'"),
+        ("client,up,down,latenzy\n", "line 1: unknown column 'latenzy'; did you mean 'latency'"),
+        ("client,up,down,up\n", "line 1: there are 2 columns 'up'; keep one"),
+        ("client,up,down\n0,1\n", "line 2 has 2 cells; give 3, one for each of client, up, down"),
+        (
+            "client,up,down\n0,1,1\none,1,1\n",
+            "line 3, column client: 'one' is no client; give a whole number from 0 up",
+        ),
+        ("client,up,down\n-1,1,1\n", "line 2, column client: '-1' is no client"),
+        (
+            "client,up,down\n0,1,1\n0,1,1\n",
+            "line 3, column client: client 0 stands in line 2 already; keep one",
+        ),
+        (
+            "client,up,down\n0,1,1\n1,fast,1\n",
+            "line 3, column up: cannot be 'fast'; give bytes a second, such as 100kB",
+        ),
+        (
+            "client,up,down,latency\n0,1,1,soon\n",
+            "line 2, column latency: cannot be 'soon'; give a time",
+        ),
+        ("client,up,down,absent\n0,1,1,95%\n", "line 2, column absent: it is 0.95; give 0 to 0.9"),
+        (
+            "client,up,down\n0,1,1\n2,1,1\n",
+            "no line for client 1 of 2, 0 to 1; add it, or give fewer --clients",
+        ),
+        ('client,up,down\n0,"1,1\n', "is no CSV file in UTF-8"),
+    ],
+)
 def test_a_mistake_in_a_file_is_one_sentence_with_line_and_column(tmp_path, text, sentence):
     with pytest.raises(ConfigError, match=sentence):
         read_file(written(tmp_path, text), 2)
 
 
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read .No such file or directory.; give a CSV file that can"):
+    with pytest.raises(
+        ConfigError, match="cannot be read .No such file or directory.; give a CSV file that can"
+    ):
         read_file(str(tmp_path / "none.csv"), 2)
     (tmp_path / "bytes.csv").write_bytes(b"client,up,down\n\xff")
     with pytest.raises(ConfigError, match="is no CSV file in UTF-8"):
         read_file(str(tmp_path / "bytes.csv"), 2)
-    with pytest.raises(ConfigError, match="/dev/zero is no CSV file: it has a line of 65536 characters; write it as comma-separated lines"):
+    with pytest.raises(
+        ConfigError,
+        match="/dev/zero is no CSV file: it has a line of 65536 characters; write it as comma-separated lines",
+    ):
         read_file("/dev/zero", 2)
-    assert is_file("clients.csv") and is_file("nets/clients") and not is_file("mobile") and not is_file("uniform:up=1kB")
-    assert not is_file("uniform:up=1MB/s") and not is_file("lognormal:spread=1/2") and is_file("uniform/clients") and is_file("c:/net.csv")
+    assert (
+        is_file("clients.csv")
+        and is_file("nets/clients")
+        and not is_file("mobile")
+        and not is_file("uniform:up=1kB")
+    )
+    assert (
+        not is_file("uniform:up=1MB/s")
+        and not is_file("lognormal:spread=1/2")
+        and is_file("uniform/clients")
+        and is_file("c:/net.csv")
+    )
 
 
 def test_a_byte_order_mark_is_no_part_of_a_column(tmp_path):
     lines = "client,up,down\r\n0,1kB,2kB\r\n"
-    assert read_file(written(tmp_path, "\ufeff" + lines), 1).fingerprint == read_file(written(tmp_path, lines), 1).fingerprint
+    assert (
+        read_file(written(tmp_path, "\ufeff" + lines), 1).fingerprint
+        == read_file(written(tmp_path, lines), 1).fingerprint
+    )

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from federation import Federation
-from small_runs import TINY, Records, StopsAt, assert_the_same_when_stopped, model_bytes, out, rounds_of
+from small_runs import (
+    TINY,
+    Records,
+    StopsAt,
+    assert_the_same_when_stopped,
+    model_bytes,
+    out,
+    rounds_of,
+)
 
 from fedcomp import RunConfig
 from fedcomp.config import read_run
@@ -36,14 +44,18 @@ def network(tmp_path: Path, *lines: str, names: str = LINES) -> str:
 
 def slower(tmp_path: Path, *steps: str) -> str:
     """Clients alike but for the time of their steps."""
-    return network(tmp_path, *(f"{client},10kB,100kB,5ms,{step}" for client, step in enumerate(steps)))
+    return network(
+        tmp_path, *(f"{client},10kB,100kB,5ms,{step}" for client, step in enumerate(steps))
+    )
 
 
 @pytest.fixture
 def outcomes(monkeypatch) -> list[Outcome]:
     """Of the rounds of every run in the test."""
     kept, closed = [], Timing.closed
-    monkeypatch.setattr(Timing, "closed", lambda self, outcome: kept.append(outcome) or closed(self, outcome))
+    monkeypatch.setattr(
+        Timing, "closed", lambda self, outcome: kept.append(outcome) or closed(self, outcome)
+    )
     return kept
 
 
@@ -55,24 +67,47 @@ def left_out(outcome: Outcome, stage: str) -> list[int]:
 
 
 def test_a_round_takes_what_its_slowest_client_needs_for_its_real_frames(tmp_path, outcomes):
-    where = network(tmp_path, *(f"{i},{70 * (i + 1)},{90 * (i + 2)},{i}ms,{3 * i}ms" for i in range(8)))
+    where = network(
+        tmp_path, *(f"{i},{70 * (i + 1)},{90 * (i + 2)},{i}ms,{3 * i}ms" for i in range(8))
+    )
     watched, net = Records(), Network(read_file(where, 8), 0)
     simulate(replace(TINY, network=where, out=out(tmp_path, "run")), watched)
     for outcome, record in zip(outcomes, watched.records, strict=True):
         cost = outcome.traffic
         assert any(cost.uplink.values()) and (outcome.round == 1 or any(cost.downlink.values()))
-        expected = {c: net.seconds(c, outcome.round, cost.downlink[c], 2, cost.uplink[c]) for c in outcome.cohort}
-        assert cost.seconds == expected and outcome.simulated_s == max(expected.values()) == record.simulated_s
-        assert sum(cost.uplink.values()) == record.uplink_bytes and sum(cost.downlink.values()) == record.downlink_bytes
+        expected = {
+            c: net.seconds(c, outcome.round, cost.downlink[c], 2, cost.uplink[c])
+            for c in outcome.cohort
+        }
+        assert (
+            cost.seconds == expected
+            and outcome.simulated_s == max(expected.values()) == record.simulated_s
+        )
+        assert (
+            sum(cost.uplink.values()) == record.uplink_bytes
+            and sum(cost.downlink.values()) == record.downlink_bytes
+        )
     hours = [record.simulated_hours for record in watched.records]
-    assert hours == pytest.approx([sum(r.simulated_s for r in watched.records[: i + 1]) / 3600 for i in range(len(hours))], rel=1e-12)
+    assert hours == pytest.approx(
+        [sum(r.simulated_s for r in watched.records[: i + 1]) / 3600 for i in range(len(hours))],
+        rel=1e-12,
+    )
     assert watched.summary.simulated_hours == hours[-1] and watched.header.network == where
-    assert [line["simulated_s"] for line in rounds_of(out(tmp_path, "run"))] == [o.simulated_s for o in outcomes]
+    assert [line["simulated_s"] for line in rounds_of(out(tmp_path, "run"))] == [
+        o.simulated_s for o in outcomes
+    ]
 
 
 def test_phases_of_a_round_add_up_and_only_the_one_that_trains_takes_steps(tmp_path, outcomes):
     where = network(tmp_path, *(f"{i},1e15,1e15,{i + 1}s,{10 * i}s" for i in range(8)))
-    config = replace(TINY, network=where, strategy="powersgd:rank=1", uplink="powersgd:rank=1", memory="lowrank", out=out(tmp_path, "run"))
+    config = replace(
+        TINY,
+        network=where,
+        strategy="powersgd:rank=1",
+        uplink="powersgd:rank=1",
+        memory="lowrank",
+        out=out(tmp_path, "run"),
+    )
     simulate(config)
     for outcome in outcomes:
         slowest = max(outcome.cohort)
@@ -96,16 +131,44 @@ def test_a_deadline_leaves_out_exactly_those_who_are_later(tmp_path, outcomes):
     where = slower(tmp_path, "10ms", "900ms", "20ms", "10s", "30ms", "40ms")
     simulate(replace(ALL, network=where, deadline=1.0, rounds=1, out=out(tmp_path, "run")))
     (first,) = outcomes
-    assert left_out(first, "deadline") == [1, 3] and {a.client for a in first.accepted} == {0, 2, 4, 5}
-    assert first.simulated_s == 1.0 and {r.reason for r in first.rejections} == {"no reply within 1 s (--deadline)"}
+    assert left_out(first, "deadline") == [1, 3] and {a.client for a in first.accepted} == {
+        0,
+        2,
+        4,
+        5,
+    }
+    assert first.simulated_s == 1.0 and {r.reason for r in first.rejections} == {
+        "no reply within 1 s (--deadline)"
+    }
 
 
 def test_an_answer_that_comes_with_the_deadline_counts(tmp_path, outcomes):
-    where = network(tmp_path, *(f"{i},1e15,1e15,{latency},0" for i, latency in enumerate(["0.25", "0.5", "0.5001", "0", "0", "0"])))
-    simulate(replace(ALL, network=where, deadline=1.0, rounds=1, uplink="stc:density=10%", out=out(tmp_path, "run")))
+    where = network(
+        tmp_path,
+        *(
+            f"{i},1e15,1e15,{latency},0"
+            for i, latency in enumerate(["0.25", "0.5", "0.5001", "0", "0", "0"])
+        ),
+    )
+    simulate(
+        replace(
+            ALL,
+            network=where,
+            deadline=1.0,
+            rounds=1,
+            uplink="stc:density=10%",
+            out=out(tmp_path, "run"),
+        )
+    )
     assert left_out(outcomes[0], "deadline") == [1, 2]  # a frame takes time even on that line
     outcomes.clear()
-    where = network(tmp_path, *(f"{i},8e14,1e15,{latency},0" for i, latency in enumerate(["0.25", "0.5", "0.5001", "0", "0", "0"])))
+    where = network(
+        tmp_path,
+        *(
+            f"{i},8e14,1e15,{latency},0"
+            for i, latency in enumerate(["0.25", "0.5", "0.5001", "0", "0", "0"])
+        ),
+    )
     config = replace(ALL, network=where, rounds=1, uplink="stc:density=10%")
     simulate(replace(config, out=out(tmp_path, "free")))
     exact = outcomes[0].traffic.seconds[1]
@@ -114,7 +177,9 @@ def test_an_answer_that_comes_with_the_deadline_counts(tmp_path, outcomes):
 
 
 def test_who_let_a_deadline_pass_is_drawn_again_when_its_late_answer_has_come(tmp_path, outcomes):
-    where = slower(tmp_path, "0.3s", "0.3s", "0.3s", "1.2s", "0.3s", "0.3s")  # two steps: its answers take 2.4 s
+    where = slower(
+        tmp_path, "0.3s", "0.3s", "0.3s", "1.2s", "0.3s", "0.3s"
+    )  # two steps: its answers take 2.4 s
     simulate(replace(ALL, network=where, deadline=1.0, rounds=12, out=out(tmp_path, "run")))
     assert left_out(outcomes[0], "deadline") == [3] and outcomes[0].simulated_s == 1.0
     began, now, drawn = 0.0, 0.0, []
@@ -133,26 +198,52 @@ def test_a_quorum_takes_the_first_and_ends_with_the_last_of_them(tmp_path, outco
     where = slower(tmp_path, "60ms", "10ms", "50ms", "20ms", "40ms", "30ms")
     simulate(replace(ALL, network=where, quorum=0.5, rounds=1, out=out(tmp_path, "run")))
     (first,) = outcomes
-    assert [a.client for a in first.accepted] == [1, 3, 5] and left_out(first, "quorum") == [0, 2, 4]
+    assert [a.client for a in first.accepted] == [1, 3, 5] and left_out(first, "quorum") == [
+        0,
+        2,
+        4,
+    ]
     assert first.simulated_s == max(first.traffic.seconds.values()) == first.traffic.seconds[5]
 
 
-def test_who_is_at_work_on_an_older_question_begins_the_newest_one_when_that_is_done(tmp_path, outcomes):
-    where = network(tmp_path, *(f"{i},1e15,1e15,0,{step}" for i, step in enumerate(["1s", "1s", "1s", "1s", "1s", "2.1s"])))
-    simulate(replace(ALL, network=where, quorum=5 / 6, rounds=5, local_steps=1, out=out(tmp_path, "run")))
+def test_who_is_at_work_on_an_older_question_begins_the_newest_one_when_that_is_done(
+    tmp_path, outcomes
+):
+    where = network(
+        tmp_path,
+        *(
+            f"{i},1e15,1e15,0,{step}"
+            for i, step in enumerate(["1s", "1s", "1s", "1s", "1s", "2.1s"])
+        ),
+    )
+    simulate(
+        replace(ALL, network=where, quorum=5 / 6, rounds=5, local_steps=1, out=out(tmp_path, "run"))
+    )
     # Client 5 is late for the rounds that end at 1 and 2, is done at 2.1 with the first question and begins the one of round 3 then.
     assert [left_out(o, "quorum") for o in outcomes] == [[5]] * 5
     assert [o.simulated_s for o in outcomes] == pytest.approx([1.0] * 5)
     outcomes.clear()
-    where = network(tmp_path, *(f"{i},1e15,1e15,0,{step}" for i, step in enumerate(["1s", "1s", "1s", "1s", "1.3s", "1.2s"])))
-    simulate(replace(ALL, network=where, quorum=5 / 6, rounds=4, local_steps=1, out=out(tmp_path, "late")))
+    where = network(
+        tmp_path,
+        *(
+            f"{i},1e15,1e15,0,{step}"
+            for i, step in enumerate(["1s", "1s", "1s", "1s", "1.3s", "1.2s"])
+        ),
+    )
+    simulate(
+        replace(
+            ALL, network=where, quorum=5 / 6, rounds=4, local_steps=1, out=out(tmp_path, "late")
+        )
+    )
     # Rounds end with client 5 at 1.2; client 4, done at 1.3 with the first one, is later from round to round.
     assert [left_out(o, "quorum") for o in outcomes] == [[4]] * 4
 
 
 @pytest.mark.parametrize("uplink", ["stc:density=10%", "qsgd:levels=4,damped=true"])
 @pytest.mark.parametrize("limits", [{"deadline": 1.0}, {"quorum": 0.5}])
-def test_what_is_left_out_of_a_round_stays_in_its_senders_memory(tmp_path, monkeypatch, outcomes, limits, uplink):
+def test_what_is_left_out_of_a_round_stays_in_its_senders_memory(
+    tmp_path, monkeypatch, outcomes, limits, uplink
+):
     inputs: dict[int, torch.Tensor] = defaultdict(lambda: 0.0)
     propose, kept = VirtualClients._propose, []
 
@@ -164,29 +255,50 @@ def test_what_is_left_out_of_a_round_stays_in_its_senders_memory(tmp_path, monke
 
     monkeypatch.setattr(VirtualClients, "_propose", listening)
     where = slower(tmp_path, "10ms", "450ms", "20ms", "0.6s", "30ms", "40ms")
-    simulate(replace(ALL, network=where, uplink=uplink, rounds=8, out=out(tmp_path, "run"), **limits))
+    simulate(
+        replace(ALL, network=where, uplink=uplink, rounds=8, out=out(tmp_path, "run"), **limits)
+    )
     assert sum(len(o.rejections) for o in outcomes) > 2
     (clients,) = kept
     for client in range(6):
         state = clients.at_rest(client)
         taken = [a for o in outcomes for a in o.accepted if a.client == client]
-        state.memory.commit() if taken and state.ticket == taken[-1].ticket else state.memory.rollback()
+        state.memory.commit() if taken and state.ticket == taken[
+            -1
+        ].ticket else state.memory.rollback()
         sent = torch.zeros(clients.replica.weights.numel())
         for answer in taken:
             if answer.update is not None:
                 answer.update.add_to(sent)
-        torch.testing.assert_close(sent + state.memory.state_dict()["residual"], inputs[client], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            sent + state.memory.state_dict()["residual"], inputs[client], rtol=1e-4, atol=1e-5
+        )
 
 
-@pytest.mark.parametrize(("steps", "counts"), [(("1ms", "1ms", "1ms", "1ms", "9s"), True), (("9s", "1ms", "1ms", "9s", "9s"), False)])
+@pytest.mark.parametrize(
+    ("steps", "counts"),
+    [(("1ms", "1ms", "1ms", "1ms", "9s"), True), (("9s", "1ms", "1ms", "9s", "9s"), False)],
+)
 def test_the_rule_of_a_code_decides_on_voters_who_are_late(tmp_path, outcomes, steps, counts):
-    config = replace(ALL, clients=5, rounds=1, batch_size=1, strategy="election:byzantine=1,liars=0", uplink="sign", downlink="efsign",
-                     memory="none", network=slower(tmp_path, *steps), deadline=5.0)
+    config = replace(
+        ALL,
+        clients=5,
+        rounds=1,
+        batch_size=1,
+        strategy="election:byzantine=1,liars=0",
+        uplink="sign",
+        downlink="efsign",
+        memory="none",
+        network=slower(tmp_path, *steps),
+        deadline=5.0,
+    )
     simulate(replace(config, out=out(tmp_path, "run")))
     (outcome,) = outcomes
     late = [client for client, step in enumerate(steps) if step == "9s"]
     assert left_out(outcome, "deadline") == late and outcome.simulated_s == 5.0
-    assert (outcome.broadcast is not None) == counts and bool(left_out(outcome, "aggregate")) != counts
+    assert (outcome.broadcast is not None) == counts and bool(
+        left_out(outcome, "aggregate")
+    ) != counts
 
 
 # Who is away, and who says nothing.
@@ -197,54 +309,122 @@ AWAY = "uniform:up=1kB,down=10kB,latency=100ms,step=100ms,absent=40%,stretch=5s"
 def test_who_is_away_is_not_drawn_or_gone_and_comes_back_to_the_same_model(outcomes):
     rules = Rules(participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%", seed=3)
     federation = Federation(rules, clients=8)
-    flat = {"up": 1e3, "down": 1e4, "latency": 0.1, "step": 0.1, "absent": 0.4, "stretch": 5.0, "stall": 0.0, "factor": 1.0, "swing": 0.0}
-    profiles = Profiles(**{name: torch.full((8,), value, dtype=torch.float64).numpy() for name, value in flat.items()})
-    timing = Timing(Network(profiles, 3), RunConfig(clients=8, participation=0.25), federation.strategy, federation.grid, lambda a: 2)
+    flat = {
+        "up": 1e3,
+        "down": 1e4,
+        "latency": 0.1,
+        "step": 0.1,
+        "absent": 0.4,
+        "stretch": 5.0,
+        "stall": 0.0,
+        "factor": 1.0,
+        "swing": 0.0,
+    }
+    profiles = Profiles(
+        **{
+            name: torch.full((8,), value, dtype=torch.float64).numpy()
+            for name, value in flat.items()
+        }
+    )
+    timing = Timing(
+        Network(profiles, 3),
+        RunConfig(clients=8, participation=0.25),
+        federation.strategy,
+        federation.grid,
+        lambda a: 2,
+    )
     gone, caught_up = 0, 0
     for outcome in federation.strategy.rounds(timing.grid, range(1, 60)):
         timing.closed(outcome)
         assert 2 <= len(outcome.cohort) <= 8
         for client in outcome.cohort:
             replica = federation.members[client].replica
-            assert replica.version == federation.strategy.broadcasts.version or outcome.broadcast is not None
+            assert (
+                replica.version == federation.strategy.broadcasts.version
+                or outcome.broadcast is not None
+            )
         gone += sum("cut off" in r.reason and r.stage == "reply" for r in outcome.rejections)
         caught_up += outcome.traffic.catch_up
         versions = {member.replica.version: member.replica.weights for member in federation.members}
-        assert all(torch.equal(versions[m.replica.version], m.replica.weights) for m in federation.members)
+        assert all(
+            torch.equal(versions[m.replica.version], m.replica.weights) for m in federation.members
+        )
     assert gone and caught_up and len({len(o.cohort) for o in outcomes}) > 2
     assert {r.stage for o in outcomes for r in o.rejections} == {"reply"}
 
 
 def test_absent_clients_of_a_run_catch_up_with_what_they_missed(tmp_path, outcomes):
     watched = Records()
-    simulate(replace(TINY, network=AWAY.replace("step=100ms", "step=1s"), rounds=20, out=out(tmp_path, "run")), watched)
-    assert sum(r.catch_up_bytes for r in watched.records) > 0 and any(r.rejected for r in watched.records)
+    simulate(
+        replace(
+            TINY, network=AWAY.replace("step=100ms", "step=1s"), rounds=20, out=out(tmp_path, "run")
+        ),
+        watched,
+    )
+    assert sum(r.catch_up_bytes for r in watched.records) > 0 and any(
+        r.rejected for r in watched.records
+    )
     assert all("cut off" in r.reason for record in watched.records for r in record.rejections)
     assert watched.summary.client_updates == sum(len(o.accepted) for o in outcomes) > 40
 
 
 def test_a_round_waits_in_virtual_time_while_too_few_are_here(tmp_path, outcomes):
-    simulate(replace(TINY, clients=3, participation=1.0, network=AWAY.replace("40%", "70%"), rounds=6, out=out(tmp_path, "run")))
+    simulate(
+        replace(
+            TINY,
+            clients=3,
+            participation=1.0,
+            network=AWAY.replace("40%", "70%"),
+            rounds=6,
+            out=out(tmp_path, "run"),
+        )
+    )
     assert all(len(o.cohort) >= 2 for o in outcomes)
     assert any(o.simulated_s > max(o.traffic.seconds.values(), default=0.0) + 1.0 for o in outcomes)
 
 
-@pytest.mark.parametrize(("limits", "stage"), [({}, "reply"), ({"deadline": 2.0}, "deadline"), ({"deadline": 2.0, "quorum": 0.5}, None)])
-def test_a_liar_that_says_nothing_holds_a_round_up_until_its_deadline(tmp_path, outcomes, limits, stage):
+@pytest.mark.parametrize(
+    ("limits", "stage"),
+    [({}, "reply"), ({"deadline": 2.0}, "deadline"), ({"deadline": 2.0, "quorum": 0.5}, None)],
+)
+def test_a_liar_that_says_nothing_holds_a_round_up_until_its_deadline(
+    tmp_path, outcomes, limits, stage
+):
     where = slower(tmp_path, *["10ms"] * 6)
-    simulate(replace(ALL, network=where, attack="abstention:clients=4", rounds=1, out=out(tmp_path, "run"), **limits))
+    simulate(
+        replace(
+            ALL,
+            network=where,
+            attack="abstention:clients=4",
+            rounds=1,
+            out=out(tmp_path, "run"),
+            **limits,
+        )
+    )
     (first,) = outcomes
-    assert first.simulated_s == (2.0 if stage == "deadline" else max(first.traffic.seconds[c] for c in first.traffic.seconds if c != 4))
+    assert first.simulated_s == (
+        2.0
+        if stage == "deadline"
+        else max(first.traffic.seconds[c] for c in first.traffic.seconds if c != 4)
+    )
     assert left_out(first, stage) == [4] if stage else 4 in left_out(first, "quorum")
 
 
 def test_a_client_that_fails_says_so_in_virtual_time(tmp_path, outcomes):
     where = slower(tmp_path, *["10ms"] * 8)
-    config = replace(TINY, task=TINY.task.replace(":task", ":one_raises"), partition="iid", local_epochs=1, participation=1.0)
+    config = replace(
+        TINY,
+        task=TINY.task.replace(":task", ":one_raises"),
+        partition="iid",
+        local_epochs=1,
+        participation=1.0,
+    )
     simulate(replace(config, network=where, rounds=1, out=out(tmp_path, "run")))
     (first,) = outcomes
     (failed,) = left_out(first, "train")
-    assert first.traffic.uplink[failed] == 0 and 0 < first.traffic.seconds[failed] < first.simulated_s
+    assert (
+        first.traffic.uplink[failed] == 0 and 0 < first.traffic.seconds[failed] < first.simulated_s
+    )
 
 
 # Determinism.
@@ -252,9 +432,15 @@ def test_a_client_that_fails_says_so_in_virtual_time(tmp_path, outcomes):
 RUNS = {
     "all": {"network": "mobile"},
     "deadline": {"network": "lognormal:up=200,down=1kB,latency=100ms,step=100ms", "deadline": 1.0},
-    "quorum": {"network": "lognormal:up=200,down=1kB,latency=100ms,step=100ms,swing=0.5", "quorum": 0.5},
+    "quorum": {
+        "network": "lognormal:up=200,down=1kB,latency=100ms,step=100ms,swing=0.5",
+        "quorum": 0.5,
+    },
     "absent": {"network": AWAY, "deadline": 3.0},
-    "asynchronous": {"network": "lognormal:up=200,down=1kB,step=1s,absent=20%,stretch=5s", "strategy": "asynchronous:wait=0.5,staleness=3"},
+    "asynchronous": {
+        "network": "lognormal:up=200,down=1kB,step=1s,absent=20%,stretch=5s",
+        "strategy": "asynchronous:wait=0.5,staleness=3",
+    },
 }
 
 
@@ -268,7 +454,11 @@ def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, name, stop, every):
 def test_one_seed_gives_one_run_and_another_seed_another(tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         simulate(replace(TINY, seed=seed, out=out(tmp_path, name), **RUNS["deadline"]))
-    assert rounds_of(out(tmp_path, "a")) == rounds_of(out(tmp_path, "b")) != rounds_of(out(tmp_path, "c"))
+    assert (
+        rounds_of(out(tmp_path, "a"))
+        == rounds_of(out(tmp_path, "b"))
+        != rounds_of(out(tmp_path, "c"))
+    )
 
 
 # A server that waits for nobody.
@@ -280,48 +470,101 @@ def test_who_is_asynchronous_answers_when_the_network_brings_it(tmp_path, outcom
     simulate(replace(config, out=out(tmp_path, "run")))
     assert all(o.simulated_s >= 0 for o in outcomes) and all(len(o.cohort) == 1 for o in outcomes)
     counts = [sum(o.cohort == [client] for o in outcomes) for client in range(6)]
-    assert min(counts[:4]) > 10 * max(counts[4:]) and all(o.traffic.seconds[o.cohort[0]] > 0 for o in outcomes)
+    assert min(counts[:4]) > 10 * max(counts[4:]) and all(
+        o.traffic.seconds[o.cohort[0]] > 0 for o in outcomes
+    )
     total = sum(o.simulated_s for o in outcomes)
-    assert counts[4] == pytest.approx(total / 2.05, abs=1.5) and counts[5] == pytest.approx(total / 4.05, abs=1.5)
+    assert counts[4] == pytest.approx(total / 2.05, abs=1.5) and counts[5] == pytest.approx(
+        total / 4.05, abs=1.5
+    )
 
 
 def test_a_deadline_closes_rounds_of_a_server_that_waits_for_nobody(tmp_path, outcomes):
     where = slower(tmp_path, *["5s"] * 6)
-    config = replace(ALL, network=where, strategy="asynchronous:wait=1,staleness=1000", deadline=4.0, rounds=3)
+    config = replace(
+        ALL, network=where, strategy="asynchronous:wait=1,staleness=1000", deadline=4.0, rounds=3
+    )
     simulate(replace(config, out=out(tmp_path, "run")))
     assert [len(o.accepted) for o in outcomes] == [0, 0, 6]
-    assert [o.simulated_s for o in outcomes[:2]] == [4.0, 4.0] and 10.0 < sum(o.simulated_s for o in outcomes) < 11.0
+    assert [o.simulated_s for o in outcomes[:2]] == [4.0, 4.0] and 10.0 < sum(
+        o.simulated_s for o in outcomes
+    ) < 11.0
 
 
 # Budgets, and what does not go together.
 
 
 def test_shares_of_a_budget_go_by_the_networks_uplinks(tmp_path, outcomes):
-    where = network(tmp_path, *(f"{i},{up},1MB,0,0" for i, up in enumerate(["100", "200", "400", "800", "800", "1600"])))
-    simulate(replace(ALL, uplink="topk:density=100%", network=where, budget="600", rounds=3, out=out(tmp_path, "run")))
+    where = network(
+        tmp_path,
+        *(f"{i},{up},1MB,0,0" for i, up in enumerate(["100", "200", "400", "800", "800", "1600"])),
+    )
+    simulate(
+        replace(
+            ALL,
+            uplink="topk:density=100%",
+            network=where,
+            budget="600",
+            rounds=3,
+            out=out(tmp_path, "run"),
+        )
+    )
     for outcome in outcomes:
         sent = [outcome.traffic.uplink[client] for client in range(6)]
         assert sum(sent) <= 600 and sent[0] < sent[2] < sent[5]
 
 
 def test_a_budget_of_time_is_what_each_uplink_sends_in_it(tmp_path, outcomes):
-    where = network(tmp_path, *(f"{i},{up},1MB,0,0" for i, up in enumerate(["20", "30", "40", "50", "60", "1MB"])))
-    simulate(replace(ALL, uplink="topk:density=100%", network=where, budget="2s", rounds=3, out=out(tmp_path, "run")))
+    where = network(
+        tmp_path,
+        *(f"{i},{up},1MB,0,0" for i, up in enumerate(["20", "30", "40", "50", "60", "1MB"])),
+    )
+    simulate(
+        replace(
+            ALL,
+            uplink="topk:density=100%",
+            network=where,
+            budget="2s",
+            rounds=3,
+            out=out(tmp_path, "run"),
+        )
+    )
     for outcome in outcomes:
         sent = [outcome.traffic.uplink[client] for client in range(6)]
         assert sent == sorted(sent) and sent[0] < sent[4] < sent[5] and outcome.simulated_s < 2.1
-        assert all(b <= 2 * up for b, up in zip(sent, (20, 30, 40, 50, 60), strict=False)) and sent[4] > 90
+        assert (
+            all(b <= 2 * up for b, up in zip(sent, (20, 30, 40, 50, 60), strict=False))
+            and sent[4] > 90
+        )
 
 
-@pytest.mark.parametrize(("options", "sentence"), [
-    ({"budget": "30s"}, "--budget 30s is a time, in which uplinks send what they can; give --bandwidths, or a --network"),
-    ({"budget": "1s", "network": "uniform:up=5"}, "--budget of 1 s is too short for client 0, which sends 5 bytes .* give at least [4-9]s"),
-    ({"budget": "1ms", "network": "uniform:up=5kB"}, "--budget of 0.001 s is too short for client 0, .* give at least [1-9]ms"),
-    ({"network": "mobile", "relays": 2}, "--network times what each client sends, and --relays add it up"),
-    ({"network": "mobile", "budget": "9kB", "bandwidths": "1kB"}, "--bandwidths and --network both say"),
-    ({"network": "moblie"}, "unknown network 'moblie'; did you mean 'mobile'"),
-    ({"network": "nowhere/clients.csv"}, "--network nowhere/clients.csv cannot be read"),
-])
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"budget": "30s"},
+            "--budget 30s is a time, in which uplinks send what they can; give --bandwidths, or a --network",
+        ),
+        (
+            {"budget": "1s", "network": "uniform:up=5"},
+            "--budget of 1 s is too short for client 0, which sends 5 bytes .* give at least [4-9]s",
+        ),
+        (
+            {"budget": "1ms", "network": "uniform:up=5kB"},
+            "--budget of 0.001 s is too short for client 0, .* give at least [1-9]ms",
+        ),
+        (
+            {"network": "mobile", "relays": 2},
+            "--network times what each client sends, and --relays add it up",
+        ),
+        (
+            {"network": "mobile", "budget": "9kB", "bandwidths": "1kB"},
+            "--bandwidths and --network both say",
+        ),
+        ({"network": "moblie"}, "unknown network 'moblie'; did you mean 'mobile'"),
+        ({"network": "nowhere/clients.csv"}, "--network nowhere/clients.csv cannot be read"),
+    ],
+)
 def test_what_cannot_work_is_said_before_anything_is_written(tmp_path, options, sentence):
     with pytest.raises(Exception, match=sentence) as caught:
         simulate(replace(TINY, uplink="stc:density=10%", out=out(tmp_path, "run"), **options))
@@ -332,37 +575,67 @@ def test_a_deadline_that_nobody_meets_is_told_at_the_end(tmp_path):
     said = []
     watching = Observer()
     watching.warning = said.append
-    config = replace(ALL, network=slower(tmp_path, *["5s"] * 6), deadline=1.0, rounds=2, out=out(tmp_path, "run"))
+    config = replace(
+        ALL, network=slower(tmp_path, *["5s"] * 6), deadline=1.0, rounds=2, out=out(tmp_path, "run")
+    )
     summary = simulate(config, watching)
-    assert summary.client_updates == 0 and said[-1:] == [NOTHING_ACCEPTED] and summary.warnings[-1:] == (NOTHING_ACCEPTED,)
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"][-1:] == [NOTHING_ACCEPTED]
+    assert (
+        summary.client_updates == 0
+        and said[-1:] == [NOTHING_ACCEPTED]
+        and summary.warnings[-1:] == (NOTHING_ACCEPTED,)
+    )
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"][-1:] == [
+        NOTHING_ACCEPTED
+    ]
     simulate(replace(config, deadline=0.0, rounds=3, resume=True), watching)
-    assert NOTHING_ACCEPTED not in json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"]
+    assert (
+        NOTHING_ACCEPTED
+        not in json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"]
+    )
 
 
 def test_an_election_that_waits_for_more_than_the_quorum_says_so_once(tmp_path, outcomes):
     said = []
     watching = Observer()
     watching.warning = said.append
-    config = replace(ALL, clients=5, network="mobile:absent=0", strategy="election:byzantine=1", uplink="sign", downlink="efsign",
-                     memory="none", quorum=0.2, rounds=3, out=out(tmp_path, "run"))
+    config = replace(
+        ALL,
+        clients=5,
+        network="mobile:absent=0",
+        strategy="election:byzantine=1",
+        uplink="sign",
+        downlink="efsign",
+        memory="none",
+        quorum=0.2,
+        rounds=3,
+        out=out(tmp_path, "run"),
+    )
     simulate(config, watching)
     (sentence,) = (sentence for sentence in said if "--quorum" in sentence)
-    assert sentence == ("--quorum 0.2 is 1 of 5 answers, and a vote with liars=1 waits for 5, so that fast liars do not fill it")
+    assert sentence == (
+        "--quorum 0.2 is 1 of 5 answers, and a vote with liars=1 waits for 5, so that fast liars do not fill it"
+    )
     simulate(replace(config, quorum=1.0, out=out(tmp_path, "all")), watching)
     assert sum("--quorum" in sentence for sentence in said) == 1
 
 
 def test_a_server_has_no_virtual_network(tmp_path):
-    with pytest.raises(ConfigError, match="--network makes time for virtual clients; leave --network out, or use fedcomp sim"):
+    with pytest.raises(
+        ConfigError,
+        match="--network makes time for virtual clients; leave --network out, or use fedcomp sim",
+    ):
         serve(RunConfig(network="mobile", out=out(tmp_path, "run")), Door(0))
 
 
 def test_a_run_goes_on_with_the_figures_that_it_began_with(tmp_path):
-    config = replace(ALL, network=slower(tmp_path, *["10ms"] * 6), rounds=2, out=out(tmp_path, "run"))
+    config = replace(
+        ALL, network=slower(tmp_path, *["10ms"] * 6), rounds=2, out=out(tmp_path, "run")
+    )
     simulate(config)
     slower(tmp_path, *["20ms"] * 6)
-    with pytest.raises(RunFolderError, match="the run had other figures in --network .*; put them back"):
+    with pytest.raises(
+        RunFolderError, match="the run had other figures in --network .*; put them back"
+    ):
         simulate(replace(config, rounds=3, resume=True))
     slower(tmp_path, *["10ms"] * 6)
     simulate(replace(config, rounds=3, resume=True))
@@ -370,6 +643,8 @@ def test_a_run_goes_on_with_the_figures_that_it_began_with(tmp_path):
 
 def test_a_column_of_csv_is_what_a_spreadsheet_writes(tmp_path, outcomes):
     with open(tmp_path / "sheet.csv", "w", newline="", encoding="utf-8") as file:
-        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([["client", "down", "up"], *([i, "1MB", "10kB"] for i in range(8))])
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows(
+            [["client", "down", "up"], *([i, "1MB", "10kB"] for i in range(8))]
+        )
     simulate(replace(TINY, network=str(tmp_path / "sheet.csv"), rounds=1, out=out(tmp_path, "run")))
     assert outcomes[0].simulated_s == max(outcomes[0].traffic.uplink.values()) / 10e3

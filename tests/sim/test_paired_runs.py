@@ -27,16 +27,28 @@ def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, memory, uplink, sto
 
 @every_memory
 @pytest.mark.parametrize("engine", ["serial", "batched"])
-def test_of_the_counterpart_only_what_changed_is_written(tmp_path, memory, uplink, engine, monkeypatch):
+def test_of_the_counterpart_only_what_changed_is_written(
+    tmp_path, memory, uplink, engine, monkeypatch
+):
     written: list[set[str]] = []
     save = Checkpoint.save
 
     def listening(self, vectors, values, broadcasts=(), oldest=0):
-        written.append({name.partition("/")[2] for name in [*vectors, *values] if name.startswith("counterpart/")})
+        written.append(
+            {
+                name.partition("/")[2]
+                for name in [*vectors, *values]
+                if name.startswith("counterpart/")
+            }
+        )
         return save(self, vectors, values, broadcasts, oldest)
 
     monkeypatch.setattr(Checkpoint, "save", listening)
-    simulate(replace(TINY, memory=memory, uplink=uplink, engine=engine, rounds=12, out=out(tmp_path, "run")))
+    simulate(
+        replace(
+            TINY, memory=memory, uplink=uplink, engine=engine, rounds=12, out=out(tmp_path, "run")
+        )
+    )
     lines, members = rounds_of(out(tmp_path, "run")), set()
     assert len(written) == 13
     for line, names in zip(lines, written[1:], strict=True):
@@ -47,20 +59,32 @@ def test_of_the_counterpart_only_what_changed_is_written(tmp_path, memory, uplin
 
 
 def test_what_was_skipped_stands_in_the_metrics(tmp_path):
-    simulate(replace(TINY, memory="laq:weight=1e6", uplink="identity", participation=1.0, rounds=8, out=out(tmp_path, "run")))
+    simulate(
+        replace(
+            TINY,
+            memory="laq:weight=1e6",
+            uplink="identity",
+            participation=1.0,
+            rounds=8,
+            out=out(tmp_path, "run"),
+        )
+    )
     lines = rounds_of(out(tmp_path, "run"))
     assert lines[0]["skipped"] == 0 and lines[-1]["skipped"] == lines[-1]["accepted"] == 8
     for line in lines:
         assert line["uplink_bytes"] == (8 - line["skipped"]) * (4 * 42 + 10)
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"memory": "ef21", "uplink": "sign"}, "use --uplink stc"),
-    ({"memory": "diana"}, "use --uplink qsgd"),
-    ({"memory": "laq"}, "laq:errors=0"),
-    ({"memory": "diana:alpha=2", "uplink": "natural"}, "at most 0.888889"),
-    ({"downlink_memory": "ef21"}, "use residual"),
-])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"memory": "ef21", "uplink": "sign"}, "use --uplink stc"),
+        ({"memory": "diana"}, "use --uplink qsgd"),
+        ({"memory": "laq"}, "laq:errors=0"),
+        ({"memory": "diana:alpha=2", "uplink": "natural"}, "at most 0.888889"),
+        ({"downlink_memory": "ef21"}, "use residual"),
+    ],
+)
 def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path, change, says):
     with pytest.raises(UserError) as error:
         simulate(replace(TINY, **change, out=out(tmp_path, "run")))

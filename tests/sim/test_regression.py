@@ -29,13 +29,17 @@ def however_small(monkeypatch):
 def descents(monkeypatch) -> list[int]:
     """How many clients each call of the kernel was for."""
     seen, descend = [], regression.descend
-    monkeypatch.setattr(regression, "descend", lambda stack, *rest: seen.append(len(stack)) or descend(stack, *rest))
+    monkeypatch.setattr(
+        regression, "descend", lambda stack, *rest: seen.append(len(stack)) or descend(stack, *rest)
+    )
     return seen
 
 
 def examples(shape: tuple[int, ...] = (WIDTH,)) -> Data:
     drawn = torch.Generator().manual_seed(1)
-    return Data(torch.randn(90, *shape, generator=drawn), torch.randint(0, CLASSES, (90,), generator=drawn))
+    return Data(
+        torch.randn(90, *shape, generator=drawn), torch.randint(0, CLASSES, (90,), generator=drawn)
+    )
 
 
 def linear() -> nn.Module:
@@ -52,7 +56,11 @@ def engines(make, data, at_once=0, **options) -> tuple[BatchedEngine, SerialEngi
     other.load_state_dict(model.state_dict())
     task, layout = Task("small", make, lambda: data, lambda: data, **options), Layout.of(model)
     start = layout.gather(model)
-    return BatchedEngine(task, model, layout, "cpu", at_once), SerialEngine(task, other, layout, "cpu"), start
+    return (
+        BatchedEngine(task, model, layout, "cpu", at_once),
+        SerialEngine(task, other, layout, "cpu"),
+        start,
+    )
 
 
 def planned(sgd: LocalSGD, clients: int) -> list[list[np.ndarray]]:
@@ -70,7 +78,10 @@ def assert_as_one_by_one(batched, serial, start, data, plans, sgd):
     return updates
 
 
-@pytest.mark.parametrize("sgd", [SGD, replace(SGD, epochs=2), replace(SGD, batch_size=1), replace(SGD, steps=1, batch_size=20)])
+@pytest.mark.parametrize(
+    "sgd",
+    [SGD, replace(SGD, epochs=2), replace(SGD, batch_size=1), replace(SGD, steps=1, batch_size=20)],
+)
 @pytest.mark.parametrize(("make", "shape"), [(linear, (WIDTH,)), (without_bias, (3, 5, 3))])
 def test_same_as_one_client_after_the_other(make, shape, sgd, descents):
     data = examples(shape)
@@ -112,7 +123,9 @@ def test_a_default_precision_that_a_task_sets_changes_nothing():
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("option", [{"momentum": 0.5}, {"weight_decay": 0.1}, {"clip": 0.1}, {"proximal": 0.5}])
+@pytest.mark.parametrize(
+    "option", [{"momentum": 0.5}, {"weight_decay": 0.1}, {"clip": 0.1}, {"proximal": 0.5}]
+)
 def test_options_that_the_loops_do_not_know(option, descents):
     data, sgd = examples(), replace(SGD, **option)
     assert_as_one_by_one(*engines(linear, data), data, planned(sgd, 4), sgd)
@@ -123,8 +136,13 @@ def test_a_pull_on_every_step_is_not_left_out(descents):
     data, plans = examples(), planned(SGD, 4)
     batched, _, start = engines(linear, data)
     pull = torch.full((4, len(start)), 0.5)
-    pulled, free = (batched.train(start, data, plans, SGD, traces=traces)[0] for traces in (Traces(pull=pull), Traces()))
-    torch.testing.assert_close(pulled - free, torch.full_like(free, -4 * SGD.lr * 0.5), rtol=0.1, atol=0.05)
+    pulled, free = (
+        batched.train(start, data, plans, SGD, traces=traces)[0]
+        for traces in (Traces(pull=pull), Traces())
+    )
+    torch.testing.assert_close(
+        pulled - free, torch.full_like(free, -4 * SGD.lr * 0.5), rtol=0.1, atol=0.05
+    )
     assert sum(descents) == 4
 
 
@@ -132,7 +150,9 @@ def test_targets_that_are_no_classes_are_left_to_torch(descents):
     data = examples()
     data.targets[3] = -100  # left out by cross_entropy
     assert_as_one_by_one(*engines(linear, data), data, planned(SGD, 4), SGD)
-    data = replace(data, targets=data.targets.clamp(min=0).index_fill(0, torch.tensor([3]), CLASSES))
+    data = replace(
+        data, targets=data.targets.clamp(min=0).index_fill(0, torch.tensor([3]), CLASSES)
+    )
     with pytest.raises(RuntimeError, match="out of bounds"):
         engines(linear, data)[0].train(engines(linear, data)[2], data, planned(SGD, 4), SGD)
     assert not descents
@@ -151,14 +171,21 @@ def test_targets_may_change_from_one_round_to_the_next(descents):
 def test_losses_of_large_scores_are_not_rounded_away():
     data, plans = examples(), [[np.arange(7)]]
     batched, _, start = engines(linear, data)
-    _, losses = batched.train(torch.cat([torch.zeros(WIDTH * CLASSES), torch.full((CLASSES,), 1e9)]), data, plans, SGD)
+    _, losses = batched.train(
+        torch.cat([torch.zeros(WIDTH * CLASSES), torch.full((CLASSES,), 1e9)]), data, plans, SGD
+    )
     assert losses.item() == pytest.approx(np.log(CLASSES), rel=1e-6)
 
 
-@pytest.mark.parametrize("change", [
-    lambda data: replace(data, inputs=torch._neg_view(data.inputs)), lambda data: replace(data, inputs=data.inputs.double()),
-    lambda data: replace(data, targets=data.targets.int()),
-], ids=["negative view", "float64", "int32"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: replace(data, inputs=torch._neg_view(data.inputs)),
+        lambda data: replace(data, inputs=data.inputs.double()),
+        lambda data: replace(data, targets=data.targets.int()),
+    ],
+    ids=["negative view", "float64", "int32"],
+)
 def test_data_that_the_loops_do_not_read(change, descents):
     data, plans = change(examples()), planned(SGD, 4)
     batched, _, start = engines(linear, data)
@@ -183,7 +210,10 @@ def grown() -> nn.Module:
 
 def cut() -> nn.Module:
     model = nn.Linear(WIDTH, 11)
-    model.weight, model.bias = nn.Parameter(torch.randn(CLASSES, WIDTH)), nn.Parameter(torch.zeros(CLASSES))
+    model.weight, model.bias = (
+        nn.Parameter(torch.randn(CLASSES, WIDTH)),
+        nn.Parameter(torch.zeros(CLASSES)),
+    )
     return model
 
 
@@ -230,7 +260,9 @@ def another_loss(outputs, targets):
 
 
 @pytest.mark.parametrize(
-    ("make", "options"), [(hidden, {}), (frozen, {}), (linear, {"loss": another_loss})], ids=["hidden", "frozen", "loss"]
+    ("make", "options"),
+    [(hidden, {}), (frozen, {}), (linear, {"loss": another_loss})],
+    ids=["hidden", "frozen", "loss"],
 )
 def test_other_models_and_losses_are_something_else(make, options, descents):
     data = examples()

@@ -23,39 +23,66 @@ from fedcomp.strategies import Rules
 
 TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
 S2 = "topk:density=1/4+s2:union=4"
-CONFIG = RunConfig(task=TINY, clients=12, participation=1.0, rounds=4, lr=0.1, batch_size=10, relays=3, uplink=S2, downlink="identity")
+CONFIG = RunConfig(
+    task=TINY,
+    clients=12,
+    participation=1.0,
+    rounds=4,
+    lr=0.1,
+    batch_size=10,
+    relays=3,
+    uplink=S2,
+    downlink="identity",
+)
 
 
-def run(tmp_path: Path, name: str, observer: Observer | None = None, **changes) -> tuple[dict, list[dict]]:
+def run(
+    tmp_path: Path, name: str, observer: Observer | None = None, **changes
+) -> tuple[dict, list[dict]]:
     """The model and the rounds."""
     out = tmp_path / name
     simulate(replace(CONFIG, out=str(out), **changes), observer)
-    return load_file(out / "model.safetensors"), [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return load_file(out / "model.safetensors"), [
+        json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def close(one: dict, other: dict) -> bool:
-    return one.keys() == other.keys() and all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
+    return one.keys() == other.keys() and all(
+        torch.allclose(one[name], other[name], atol=1e-6) for name in one
+    )
 
 
-@pytest.mark.parametrize("uplink", [S2, "identity", "identity@layer", "topk:density=1/4+s2:columns=40,values=int24"])
+@pytest.mark.parametrize(
+    "uplink", [S2, "identity", "identity@layer", "topk:density=1/4+s2:columns=40,values=int24"]
+)
 @pytest.mark.parametrize("relays", [1, 3, 50])
 def test_the_model_is_the_one_without_relays(tmp_path, uplink, relays):
     model, rounds = run(tmp_path, "relays", uplink=uplink, relays=relays)
     star, others = run(tmp_path, "star", uplink=uplink, relays=0)
     assert close(model, star) and [r["accepted"] for r in rounds] == [12] * 4
-    assert [r["uplink_bytes"] for r in rounds] == pytest.approx([r["uplink_bytes"] for r in others], rel=0.02)  # models differ by rounding
+    assert [r["uplink_bytes"] for r in rounds] == pytest.approx(
+        [r["uplink_bytes"] for r in others], rel=0.02
+    )  # models differ by rounding
     assert all(r["relayed_bytes"] for r in rounds) and not any(r["relayed_bytes"] for r in others)
 
 
 def test_what_rounding_loses_comes_later_with_relays_too(tmp_path):
     uplink = "s2:columns=40,values=int16"
-    assert close(*(run(tmp_path, f"{relays}", rounds=12, uplink=uplink, relays=relays)[0] for relays in (3, 0)))
+    assert close(
+        *(
+            run(tmp_path, f"{relays}", rounds=12, uplink=uplink, relays=relays)[0]
+            for relays in (3, 0)
+        )
+    )
 
 
 def test_both_links_are_counted(tmp_path):
     _, rounds = run(tmp_path, "run", uplink="identity")
     frame = 4 * 42 + 10
-    assert [(r["uplink_bytes"], r["relayed_bytes"], r["skipped"]) for r in rounds] == [(12 * frame, 3 * frame, 0)] * 4
+    assert [(r["uplink_bytes"], r["relayed_bytes"], r["skipped"]) for r in rounds] == [
+        (12 * frame, 3 * frame, 0)
+    ] * 4
 
 
 def test_a_run_behind_relays_can_be_resumed(tmp_path):
@@ -66,17 +93,29 @@ def test_a_run_behind_relays_can_be_resumed(tmp_path):
     assert [r["relayed_bytes"] for r in whole[1]] == [r["relayed_bytes"] for r in halves[1]]
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"uplink": "stc"}, "those of stc.* do not add; use --uplink topk:density=1%.s2:union=[0-9]+, or identity"),
-    ({"uplink": "randomk"}, "with its own; use --uplink topk:density=1%.s2:union="),
-    ({"uplink": "topk", "strategy": "gtopk"}, "--strategy gtopk needs each frame; use average or fetchsgd"),
-    ({"uplink": "s2"}, "goes by an update's nonzeros; use --uplink topk:density=1%.s2:union=[0-9]+, or s2:columns=N"),
-    ({"uplink": "s2@layer"}, "goes by an update's nonzeros"),
-    ({"weights": "examples"}, "use --weights uniform"),
-    ({"strategy": "asynchronous"}, "needs each frame; use average or fetchsgd"),
-    ({"memory": "ef21"}, "use --memory residual"),
-    ({"relays": -1}, "give at least 0"),
-])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"uplink": "stc"},
+            "those of stc.* do not add; use --uplink topk:density=1%.s2:union=[0-9]+, or identity",
+        ),
+        ({"uplink": "randomk"}, "with its own; use --uplink topk:density=1%.s2:union="),
+        (
+            {"uplink": "topk", "strategy": "gtopk"},
+            "--strategy gtopk needs each frame; use average or fetchsgd",
+        ),
+        (
+            {"uplink": "s2"},
+            "goes by an update's nonzeros; use --uplink topk:density=1%.s2:union=[0-9]+, or s2:columns=N",
+        ),
+        ({"uplink": "s2@layer"}, "goes by an update's nonzeros"),
+        ({"weights": "examples"}, "use --weights uniform"),
+        ({"strategy": "asynchronous"}, "needs each frame; use average or fetchsgd"),
+        ({"memory": "ef21"}, "use --memory residual"),
+        ({"relays": -1}, "give at least 0"),
+    ],
+)
 def test_what_cannot_be_added_is_refused_before_anything_is_written(tmp_path, change, says):
     with pytest.raises(ConfigError, match=says):
         run(tmp_path, "run", **change)
@@ -91,7 +130,9 @@ class Warnings(Observer):
         self.heard.append(sentence)
 
 
-@pytest.mark.parametrize("uplink", ["topk:density=1/4+s2:columns=4", "topk:density=1/4+s2:columns=2@layer"])
+@pytest.mark.parametrize(
+    "uplink", ["topk:density=1/4+s2:columns=4", "topk:density=1/4+s2:columns=2@layer"]
+)
 def test_tables_that_are_too_small_for_the_sum_are_told_once(tmp_path, uplink):
     watching = Warnings()
     run(tmp_path, "run", watching, uplink=uplink, memory="none")
@@ -112,7 +153,11 @@ class Behind:
     """A federation of real clients behind relays; every second client's frame of round 2 is damaged on its way to the relay."""
 
     def __init__(self, uplink: str = S2, relays: int = 2):
-        self.federation = Federation(Rules(participation=1.0, uplink=uplink, downlink="identity"), clients=6, memory_name="residual")
+        self.federation = Federation(
+            Rules(participation=1.0, uplink=uplink, downlink="identity"),
+            clients=6,
+            memory_name="residual",
+        )
         self.relays = Relays(self.federation, relays, codec(uplink), self.federation.layout)
         self.grid = LocalGrid(self.relays)
 
@@ -128,11 +173,19 @@ def test_a_frame_that_cannot_be_added_fails_alone_and_comes_again():
     behind = Behind()
     behind.federation.faults = {(2, 1): damaged, (5, 1): damaged}
     first = behind.round(1)
-    assert [(r.client, r.stage) for r in first.rejections] == [(2, "relay"), (5, "relay")] and "checksum" in first.rejections[0].reason
+    assert [(r.client, r.stage) for r in first.rejections] == [
+        (2, "relay"),
+        (5, "relay"),
+    ] and "checksum" in first.rejections[0].reason
     assert [a.client for a in first.accepted] == [0, 1, 3, 4]
-    before = {i: member.memory.residual.clone() for i, member in enumerate(behind.federation.members)}
+    before = {
+        i: member.memory.residual.clone() for i, member in enumerate(behind.federation.members)
+    }
     assert not behind.round(2).rejections
-    for client in (2, 5):  # rolled back: the whole of the update of round 1 was still there to be sent
+    for client in (
+        2,
+        5,
+    ):  # rolled back: the whole of the update of round 1 was still there to be sent
         member = behind.federation.members[client]
         assert member.memory.pending and float((member.memory.residual - before[client]).norm()) > 0
 
@@ -148,13 +201,20 @@ def test_the_sum_is_that_of_the_frames_that_were_taken():
     behind.federation.handle = listening
     outcome = behind.round(1)
     sent = sum(codec(S2).decode(report.frame, numel=42) for report in heard)
-    assert [report.kind for report in heard] == [UPDATE] * 6 and len({a.ticket for a in outcome.accepted}) == 6
+    assert [report.kind for report in heard] == [UPDATE] * 6 and len(
+        {a.ticket for a in outcome.accepted}
+    ) == 6
     (merged,) = [a for a in outcome.accepted if a.update is not None]
-    assert torch.allclose(merged.update.dense(), sent, atol=1e-6) and missed(merged.update) == 0 == missed(None)
+    assert torch.allclose(merged.update.dense(), sent, atol=1e-6) and missed(
+        merged.update
+    ) == 0 == missed(None)
     moved = behind.federation.strategy.broadcasts.weights - behind.federation.initial
     assert torch.allclose(moved, sent / 6, atol=1e-6)
     passed = behind.relays.take()
-    assert passed.client_bytes == sum(len(report.frame) for report in heard) and behind.relays.take().client_bytes == 0
+    assert (
+        passed.client_bytes == sum(len(report.frame) for report in heard)
+        and behind.relays.take().client_bytes == 0
+    )
     for member in behind.federation.members:
         assert member.memory.pending is not None  # until the news comes with the next round
     behind.round(2)
@@ -164,11 +224,19 @@ def test_clients_that_fail_or_have_nothing_to_send_are_left_out():
     behind = Behind(relays=1)
     behind.federation.faults = {
         (0, 1): lambda a, report: replace(report, frame=b"", ticket=""),
-        (1, 1): lambda a, report: replace(report, kind=FAILED, frame=b"", stage="train", reason="no"),
+        (1, 1): lambda a, report: replace(
+            report, kind=FAILED, frame=b"", stage="train", reason="no"
+        ),
     }
     outcome = behind.round(1)
     assert [(r.client, r.stage) for r in outcome.rejections] == [(1, "train")]
-    assert [(a.client, a.update is None) for a in outcome.accepted] == [(0, True), (2, False), (3, True), (4, True), (5, True)]
+    assert [(a.client, a.update is None) for a in outcome.accepted] == [
+        (0, True),
+        (2, False),
+        (3, True),
+        (4, True),
+        (5, True),
+    ]
     assert behind.relays.take().empty == 1
 
 
@@ -176,13 +244,18 @@ def test_what_relays_passed_on_is_shown_at_the_end(tmp_path, capsys):
     with Plain() as watching:
         run(tmp_path, "run", watching, uplink="identity")
     shown = capsys.readouterr().out
-    assert "3, each adds the frames of its clients" in shown and "relayed     2.14 kB, ×3.78 against 8.06 kB dense" in shown
+    assert (
+        "3, each adds the frames of its clients" in shown
+        and "relayed     2.14 kB, ×3.78 against 8.06 kB dense" in shown
+    )
 
 
 def merged(spec: str, frames: list[bytes], layout: Layout) -> tuple[bytes, list[int]]:
     """What a relay makes of frames, and whom it refuses."""
     relay = Relays(None, 1, codec(spec), layout)
-    told = relay._merge([asked(i) for i in range(len(frames))], [report(i, frame) for i, frame in enumerate(frames)])
+    told = relay._merge(
+        [asked(i) for i in range(len(frames))], [report(i, frame) for i, frame in enumerate(frames)]
+    )
     (passed,) = {r.frame for r in told} - {b""}
     return passed, [i for i, r in enumerate(told) if r.kind == FAILED]
 
@@ -198,16 +271,33 @@ def report(client: int, frame: bytes) -> Report:
 @pytest.mark.parametrize("odd", [0, 2, 4])
 def test_one_odd_frame_costs_no_other_client_its_own(odd):
     layout, c = Layout.flat(400), codec("topk:density=5%+s2:union=5")
-    x = [torch.from_numpy(np.random.default_rng(i).standard_normal(400).astype(np.float32)) for i in range(5)]
-    frames = [(codec("topk:density=5%+s2:columns=300") if i == odd else c).encode(v, seed=3) for i, v in enumerate(x)]
+    x = [
+        torch.from_numpy(np.random.default_rng(i).standard_normal(400).astype(np.float32))
+        for i in range(5)
+    ]
+    frames = [
+        (codec("topk:density=5%+s2:columns=300") if i == odd else c).encode(v, seed=3)
+        for i, v in enumerate(x)
+    ]
     passed, refused = merged(str(c), frames, layout)
-    assert refused == [odd] and passed == c.merge([frame for i, frame in enumerate(frames) if i != odd])
+    assert refused == [odd] and passed == c.merge(
+        [frame for i, frame in enumerate(frames) if i != odd]
+    )
 
 
-@pytest.mark.parametrize("spec", ["sketch@layer", "identity@layer", "topk:density=5%+s2:union=5@layer"])
+@pytest.mark.parametrize(
+    "spec", ["sketch@layer", "identity@layer", "topk:density=5%+s2:union=5@layer"]
+)
 def test_a_frame_of_other_tensors_is_refused_where_it_is_added(spec):
-    layout, other = Layout.from_shapes({"a": (60,), "b": (40,)}), Layout.from_shapes({"a": (40,), "b": (60,)})
+    layout, other = (
+        Layout.from_shapes({"a": (60,), "b": (40,)}),
+        Layout.from_shapes({"a": (40,), "b": (60,)}),
+    )
     c, x = codec(spec), torch.ones(100)
-    frames = [c.encode(x, seed=3, layout=other), c.encode(x, seed=3, layout=layout), c.encode(2 * x, seed=3, layout=layout)]
+    frames = [
+        c.encode(x, seed=3, layout=other),
+        c.encode(x, seed=3, layout=layout),
+        c.encode(2 * x, seed=3, layout=layout),
+    ]
     passed, refused = merged(spec, frames, layout)
     assert refused == [0] and c.open(passed, 100, layout)

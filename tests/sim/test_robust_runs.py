@@ -10,7 +10,11 @@ from fedcomp import RunConfig, UserError
 from fedcomp.sim import simulate
 
 RUN = replace(TINY, clients=10, rounds=7)
-FRONTED = ["trimmed-mean:1,mix=true,buckets=2", "multi-krum:0,keep=2,buckets=2", "centered-clipping:1,buckets=2,iterations=2"]
+FRONTED = [
+    "trimmed-mean:1,mix=true,buckets=2",
+    "multi-krum:0,keep=2,buckets=2",
+    "centered-clipping:1,buckets=2,iterations=2",
+]
 
 
 @pytest.mark.parametrize("strategy", [*NAMES, *FRONTED])
@@ -19,45 +23,102 @@ def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, strategy):
     assert_the_same_when_stopped(tmp_path, config, StopsAt(3, 2), StopsAt(5))
 
 
-@pytest.mark.parametrize(("strategy", "uplink", "least"), [
-    ("median", "eden:bits=1,damped=true", 0.85), ("trimmed-mean:2,mix=true", "stc:density=10%", 0.85), ("krum", "stc:density=10%", 0.8),
-    ("multi-krum:2", "stc:density=10%", 0.85), ("geometric-median:2", "stc:density=10%", 0.85),
-    ("centered-clipping:2", "stc:density=10%", 0.85),
-])
+@pytest.mark.parametrize(
+    ("strategy", "uplink", "least"),
+    [
+        ("median", "eden:bits=1,damped=true", 0.85),
+        ("trimmed-mean:2,mix=true", "stc:density=10%", 0.85),
+        ("krum", "stc:density=10%", 0.8),
+        ("multi-krum:2", "stc:density=10%", 0.85),
+        ("geometric-median:2", "stc:density=10%", 0.85),
+        ("centered-clipping:2", "stc:density=10%", 0.85),
+    ],
+)
 def test_digits_are_learned(tmp_path, strategy, uplink, least):
-    config = RunConfig(clients=10, participation=1.0, rounds=12, strategy=strategy, uplink=uplink, eval_every=12, lr=0.2,
-                       downlink="stc:density=10%", checkpoint_every=12, out=out(tmp_path, "run"))
+    config = RunConfig(
+        clients=10,
+        participation=1.0,
+        rounds=12,
+        strategy=strategy,
+        uplink=uplink,
+        eval_every=12,
+        lr=0.2,
+        downlink="stc:density=10%",
+        checkpoint_every=12,
+        out=out(tmp_path, "run"),
+    )
     summary = simulate(config)
     assert summary.accuracy > least and summary.client_updates == 120
     assert summary.dense_uplink_bytes > 5 * summary.uplink_bytes
 
 
-@pytest.mark.parametrize(("strategy", "needs"), [
-    ("median:3", 7), ("trimmed-mean:3", 7), ("krum:2", 7), ("multi-krum:2", 7), ("geometric-median:3", 7), ("centered-clipping:3", 7),
-    ("median:1,buckets=3", 7), ("median:3,mix=true", 7),
-])
-def test_a_cohort_that_no_rule_could_use_is_one_sentence_before_anything_is_written(tmp_path, strategy, needs):
+@pytest.mark.parametrize(
+    ("strategy", "needs"),
+    [
+        ("median:3", 7),
+        ("trimmed-mean:3", 7),
+        ("krum:2", 7),
+        ("multi-krum:2", 7),
+        ("geometric-median:3", 7),
+        ("centered-clipping:3", 7),
+        ("median:1,buckets=3", 7),
+        ("median:3,mix=true", 7),
+    ],
+)
+def test_a_cohort_that_no_rule_could_use_is_one_sentence_before_anything_is_written(
+    tmp_path, strategy, needs
+):
     with pytest.raises(UserError, match=f"needs {needs} clients .* a cohort has 5; give") as error:
         simulate(replace(RUN, strategy=strategy, out=out(tmp_path, "run")))
     assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
 
 
 def test_rounds_that_fail_stand_in_the_metrics_with_the_reason(tmp_path):
-    config = replace(RUN, task=TINY.task.replace(":task", ":one_is_nan"), partition="iid", local_epochs=1, participation=1.0, clients=5,
-                     strategy="krum", uplink="identity", memory="none")
+    config = replace(
+        RUN,
+        task=TINY.task.replace(":task", ":one_is_nan"),
+        partition="iid",
+        local_epochs=1,
+        participation=1.0,
+        clients=5,
+        strategy="krum",
+        uplink="identity",
+        memory="none",
+    )
     watched = Records()
     summary = simulate(replace(config, out=out(tmp_path, "run")), watched)
     assert summary.client_updates == 0  # one of five has no update, and four are too few
     for record in rounds_of(out(tmp_path, "run")):
         assert sorted(r["stage"] for r in record["rejections"]) == ["aggregate"] * 4 + ["encode"]
-        assert record["rejections"][-1]["reason"].endswith("needs 5 clients in a round for liars=1; 4 could be used")
+        assert record["rejections"][-1]["reason"].endswith(
+            "needs 5 clients in a round for liars=1; 4 could be used"
+        )
 
 
-@pytest.mark.parametrize("strategy", ["median:3", "trimmed-mean:3", "krum:3", "multi-krum:3", "geometric-median:3", "centered-clipping:3",
-                                      "median:3,mix=true"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "median:3",
+        "trimmed-mean:3",
+        "krum:3",
+        "multi-krum:3",
+        "geometric-median:3",
+        "centered-clipping:3",
+        "median:3,mix=true",
+    ],
+)
 @pytest.mark.parametrize("attack", ["infinity:3", "malformed:3"])
 def test_liars_that_are_found_out_are_among_those_reckoned_with(tmp_path, strategy, attack):
     """Six of nine are left, too few for three more liars, and enough for none."""
-    summary = simulate(replace(RUN, clients=9, participation=1.0, strategy=strategy, attack=attack, out=out(tmp_path, "run")))
+    summary = simulate(
+        replace(
+            RUN,
+            clients=9,
+            participation=1.0,
+            strategy=strategy,
+            attack=attack,
+            out=out(tmp_path, "run"),
+        )
+    )
     assert summary.client_updates == 6 * RUN.rounds
     assert all(record["rejected"] == 3 for record in rounds_of(out(tmp_path, "run")))

@@ -36,10 +36,19 @@ class Bytes:
         self.tried.append(clients)
 
 
-@pytest.mark.parametrize(("size", "fixed", "each", "at_once"), [
-    (4000, 100, 10, 64), (4000, 100, 9, 64), (4000, 0, 100, 8), (4000, 0, 801, 1), (4000, 0, 400, 2), (4000, 0, 250, 4), (4000, 3990, 1, 1),
-    (10**9, 5, 1, MOST),
-])
+@pytest.mark.parametrize(
+    ("size", "fixed", "each", "at_once"),
+    [
+        (4000, 100, 10, 64),
+        (4000, 100, 9, 64),
+        (4000, 0, 100, 8),
+        (4000, 0, 801, 1),
+        (4000, 0, 400, 2),
+        (4000, 0, 250, 4),
+        (4000, 3990, 1, 1),
+        (10**9, 5, 1, MOST),
+    ],
+)
 def test_a_quarter_of_what_is_free_is_filled(size, fixed, each, at_once):
     assert clients_at_once((device := Bytes(size, fixed, each)).train, device) == at_once
 
@@ -65,7 +74,17 @@ def test_an_engine_is_measured_in_the_training_that_it_is_for(monkeypatch, augme
     sizes = limited(monkeypatch, 1000, RuntimeError())
     task, model, layout, start = parts(network, images())
     engine = BatchedEngine(replace(task, augment=CROP_AND_FLIP), model, layout, "cpu")
-    assert fitting(engine, start, images(), replace(SGD, batch_size=7, augment=augment), Metered(4000, 100, 50)) == engine.at_once == 16
+    assert (
+        fitting(
+            engine,
+            start,
+            images(),
+            replace(SGD, batch_size=7, augment=augment),
+            Metered(4000, 100, 50),
+        )
+        == engine.at_once
+        == 16
+    )
     assert sizes == [1, 1, 5, 5]
 
 
@@ -73,13 +92,21 @@ def test_a_client_that_fits_nowhere_is_told_at_once(monkeypatch):
     limited(monkeypatch, 0, torch.OutOfMemoryError())
     task, model, layout, start = parts(network, images())
     with pytest.raises(ConfigError, match="does not hold the training of one client"):
-        fitting(BatchedEngine(task, model, layout, "cpu"), start, images(), SGD, Metered(4000, 0, 1))
+        fitting(
+            BatchedEngine(task, model, layout, "cpu"), start, images(), SGD, Metered(4000, 0, 1)
+        )
 
 
 def test_a_number_that_was_given_stays():
     task, model, layout, start = parts(network, images())
-    engine, machine = Together(BatchedEngine(task, model, layout, "cpu", 3)), Machine("cpu", "batched", 3)
-    assert measured(machine, RunConfig(cohort_batch=3), engine, start, images(), Metered(4000, 0, 50)) == machine
+    engine, machine = (
+        Together(BatchedEngine(task, model, layout, "cpu", 3)),
+        Machine("cpu", "batched", 3),
+    )
+    assert (
+        measured(machine, RunConfig(cohort_batch=3), engine, start, images(), Metered(4000, 0, 50))
+        == machine
+    )
     found = measured(machine, RunConfig(), engine, start, images(), Metered(4000, 0, 50))
     assert found == Machine("cpu", "batched", 16) and engine.engine.at_once == 16
     assert measured(machine, RunConfig(), engine, start, images()) == machine  # a CPU has a rule
@@ -98,4 +125,8 @@ def test_a_run_begins_with_what_was_measured_and_is_resumed_with_it(tmp_path, mo
     assert asked == [1] and read_run(config.out)["resolved"]["at_once"] == 2
     limited(monkeypatch, 1, torch.OutOfMemoryError())  # on this machine now there is less
     summary = simulate(replace(config, rounds=4, resume=True))
-    assert asked == [1] and read_run(config.out)["resolved"]["at_once"] == 2 and summary.client_updates == 16
+    assert (
+        asked == [1]
+        and read_run(config.out)["resolved"]["at_once"] == 2
+        and summary.client_updates == 16
+    )

@@ -14,7 +14,17 @@ import torch
 from federation import Federation
 from forks import FORKS
 from safetensors.torch import load_file
-from small_runs import TASKS, TINY, Records, StopsAt, assert_the_same_when_stopped, lines_in, model_bytes, out, rounds_of
+from small_runs import (
+    TASKS,
+    TINY,
+    Records,
+    StopsAt,
+    assert_the_same_when_stopped,
+    lines_in,
+    model_bytes,
+    out,
+    rounds_of,
+)
 
 from fedcomp import RunConfig, UserError
 from fedcomp.clients.local_sgd import SerialEngine
@@ -43,14 +53,17 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     keys = """accuracy loss uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes rounds clients client_updates seconds
               client_updates_per_s device seed version warnings rejections"""
     assert set(stored) == set(keys.split())
-    assert stored | {"simulated_hours": None, "metrics": {}} == summary.__dict__ | {"warnings": list(summary.warnings), "rejections": []}
+    assert stored | {"simulated_hours": None, "metrics": {}} == summary.__dict__ | {
+        "warnings": list(summary.warnings),
+        "rejections": [],
+    }
     assert stored["uplink_bytes"] == sum(line["uplink_bytes"] for line in lines)
     assert stored["client_updates"] == 24 and stored["accuracy"] == lines[-1]["accuracy"]
     config = read_run(folder)
     assert config["clients"] == 8 and config["resolved"]["engine"] == "batched"
-    assert {name: tuple(t.shape) for name, t in load_file(folder / "model.safetensors").items()} == {
-        "0.weight": (8, 2), "0.bias": (8,), "2.weight": (2, 8), "2.bias": (2,)
-    }
+    assert {
+        name: tuple(t.shape) for name, t in load_file(folder / "model.safetensors").items()
+    } == {"0.weight": (8, 2), "0.bias": (8,), "2.weight": (2, 8), "2.bias": (2,)}
     assert watched.summary == summary
 
 
@@ -63,12 +76,18 @@ def test_the_tiny_task_is_learned_through_two_compressed_links(tmp_path):
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         simulate(replace(TINY, seed=seed, out=out(tmp_path, name)))
-    assert model_bytes(out(tmp_path, "a")) == model_bytes(out(tmp_path, "b")) != model_bytes(out(tmp_path, "c"))
+    assert (
+        model_bytes(out(tmp_path, "a"))
+        == model_bytes(out(tmp_path, "b"))
+        != model_bytes(out(tmp_path, "c"))
+    )
     assert rounds_of(out(tmp_path, "a")) == rounds_of(out(tmp_path, "b"))
 
 
 @pytest.mark.parametrize("every", [1, 4])
-@pytest.mark.parametrize("stop", [StopsAt(1, 1), StopsAt(3, 2), StopsAt(3, 4), StopsAt(4), StopsAt(5)])
+@pytest.mark.parametrize(
+    "stop", [StopsAt(1, 1), StopsAt(3, 2), StopsAt(3, 4), StopsAt(4), StopsAt(5)]
+)
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every):
     config = replace(TINY, checkpoint_every=every)
     assert_the_same_when_stopped(tmp_path, config, stop)
@@ -76,7 +95,9 @@ def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every):
 
 @pytest.mark.parametrize("memory", ["residual", "none"])
 @pytest.mark.parametrize("call", [5, 8, 11])
-def test_a_failure_while_a_checkpoint_is_written_costs_a_round_at_most(tmp_path, monkeypatch, call, memory):
+def test_a_failure_while_a_checkpoint_is_written_costs_a_round_at_most(
+    tmp_path, monkeypatch, call, memory
+):
     config = replace(TINY, memory=memory)
     simulate(replace(config, out=out(tmp_path, "whole")))
     calls = []
@@ -109,7 +130,9 @@ def test_a_process_killed_again_and_again_ends_the_same(tmp_path):
 
     kills = 0
     for after in (40, 150, 290):
-        process = FORKS.Process(target=simulate, args=(go_on() if kills else replace(config, out=str(folder)),))
+        process = FORKS.Process(
+            target=simulate, args=(go_on() if kills else replace(config, out=str(folder)),)
+        )
         process.start()
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and process.exitcode is None and lines_in(folder) < after:
@@ -143,17 +166,27 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
     rules = Rules(participation=0.5, uplink="stc:density=10%", downlink="stc:density=10%", seed=5)
     federation = partitioned(rules, clients=8)
     list(federation.strategy.rounds(federation.grid, range(1, 7)))
-    simulate(replace(TINY, engine=engine, partition="iid", batch_size=10, seed=5, out=out(tmp_path, "run")))
+    simulate(
+        replace(
+            TINY, engine=engine, partition="iid", batch_size=10, seed=5, out=out(tmp_path, "run")
+        )
+    )
     virtual = load_file(tmp_path / "run" / "model.safetensors")
     real = federation.layout.views(federation.strategy.broadcasts.weights)
     for name, view in real.items():
-        torch.testing.assert_close(virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-6)
+        torch.testing.assert_close(
+            virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-6
+        )
 
 
 def partitioned(rules: Rules, clients: int) -> Federation:
     """Real clients with the partition that a simulation draws."""
     federation = Federation(rules, clients=clients)
-    for member, shard in zip(federation.members, partition("iid", federation.members[0].data, clients, rules.seed), strict=True):
+    for member, shard in zip(
+        federation.members,
+        partition("iid", federation.members[0].data, clients, rules.seed),
+        strict=True,
+    ):
         member.shard = shard
     return federation
 
@@ -163,17 +196,42 @@ def test_virtual_clients_that_were_away_download_what_real_ones_do(tmp_path):
     rules = Rules(participation=0.15, uplink="stc:density=10%", downlink="stc:density=10%", seed=5)
     federation = partitioned(rules, clients=40)
     outcomes = list(federation.strategy.rounds(federation.grid, range(1, 61)))
-    simulate(replace(TINY, clients=40, participation=0.15, rounds=60, engine="serial", partition="iid", batch_size=10, seed=5,
-                     out=out(tmp_path, "run")))
+    simulate(
+        replace(
+            TINY,
+            clients=40,
+            participation=0.15,
+            rounds=60,
+            engine="serial",
+            partition="iid",
+            batch_size=10,
+            seed=5,
+            out=out(tmp_path, "run"),
+        )
+    )
     records = rounds_of(out(tmp_path, "run"))
-    assert [record["downlink_bytes"] for record in records] == [sum(outcome.traffic.downlink.values()) for outcome in outcomes]
-    assert [record["uplink_bytes"] for record in records] == [sum(outcome.traffic.uplink.values()) for outcome in outcomes]
+    assert [record["downlink_bytes"] for record in records] == [
+        sum(outcome.traffic.downlink.values()) for outcome in outcomes
+    ]
+    assert [record["uplink_bytes"] for record in records] == [
+        sum(outcome.traffic.uplink.values()) for outcome in outcomes
+    ]
 
 
 def test_both_engines_learn_the_same(tmp_path):
     for engine in ("serial", "batched"):
-        simulate(replace(TINY, engine=engine, uplink="identity", downlink="identity", out=out(tmp_path, engine)))
-    serial, batched = (load_file(tmp_path / engine / "model.safetensors") for engine in ("serial", "batched"))
+        simulate(
+            replace(
+                TINY,
+                engine=engine,
+                uplink="identity",
+                downlink="identity",
+                out=out(tmp_path, engine),
+            )
+        )
+    serial, batched = (
+        load_file(tmp_path / engine / "model.safetensors") for engine in ("serial", "batched")
+    )
     for name in serial:
         torch.testing.assert_close(serial[name], batched[name], rtol=1e-5, atol=1e-6)
 
@@ -181,7 +239,14 @@ def test_both_engines_learn_the_same(tmp_path):
 @pytest.mark.parametrize("engine", ["serial", "batched"])
 def test_a_client_whose_update_is_nan_is_turned_down_and_the_run_goes_on(tmp_path, engine):
     watched = Records()
-    config = replace(TINY, task=f"{TASKS}:one_is_nan", participation=1.0, partition="iid", engine=engine, local_epochs=1)
+    config = replace(
+        TINY,
+        task=f"{TASKS}:one_is_nan",
+        participation=1.0,
+        partition="iid",
+        engine=engine,
+        local_epochs=1,
+    )
     simulate(replace(config, out=out(tmp_path, "run")), watched)
     assert all(r.rejected == 1 and r.accepted == 7 for r in watched.records)
     (rejection,) = watched.records[-1].rejections
@@ -192,10 +257,19 @@ def test_a_client_whose_update_is_nan_is_turned_down_and_the_run_goes_on(tmp_pat
 @pytest.mark.parametrize("task", ["one_raises", "one_asserts"])
 def test_a_client_whose_training_raises_is_turned_down_alone(tmp_path, task):
     watched = Records()
-    config = replace(TINY, task=f"{TASKS}:{task}", participation=1.0, partition="iid", engine="serial", local_epochs=1)
+    config = replace(
+        TINY,
+        task=f"{TASKS}:{task}",
+        participation=1.0,
+        partition="iid",
+        engine="serial",
+        local_epochs=1,
+    )
     simulate(replace(config, out=out(tmp_path, "run")), watched)
     assert all(r.rejected == 1 and r.accepted == 7 for r in watched.records)
-    assert {r.rejections[0].stage for r in watched.records} == {"train"} and watched.records[0].rejections[0].reason
+    assert {r.rejections[0].stage for r in watched.records} == {"train"} and watched.records[
+        0
+    ].rejections[0].reason
 
 
 def test_where_a_stack_fails_each_client_is_trained_by_itself(tmp_path, monkeypatch):
@@ -213,7 +287,15 @@ def test_where_a_stack_fails_each_client_is_trained_by_itself(tmp_path, monkeypa
 
 
 def test_bytes_of_a_dense_run_are_the_dense_bytes_and_a_header(tmp_path):
-    summary = simulate(replace(TINY, uplink="identity", downlink="identity", participation=1.0, out=out(tmp_path, "run")))
+    summary = simulate(
+        replace(
+            TINY,
+            uplink="identity",
+            downlink="identity",
+            participation=1.0,
+            out=out(tmp_path, "run"),
+        )
+    )
     frames = 6 * 8
     assert summary.uplink_bytes == summary.dense_uplink_bytes + frames * 10
     assert summary.downlink_bytes == 5 * 8 * (4 * 42 + 10)
@@ -272,7 +354,11 @@ def test_a_checkpoint_of_another_model(tmp_path):
     task.write_text(source)
     config = replace(TINY, task=f"{task}:task", rounds=1, out=out(tmp_path, "run"))
     simulate(config)
-    task.write_text(source.replace("nn.Linear(2, 8)", "nn.Linear(2, 9)").replace("nn.Linear(8, 2)", "nn.Linear(9, 2)"))
+    task.write_text(
+        source.replace("nn.Linear(2, 8)", "nn.Linear(2, 9)").replace(
+            "nn.Linear(8, 2)", "nn.Linear(9, 2)"
+        )
+    )
     with pytest.raises(UserError, match="another model"):
         simulate(replace(config, rounds=2, resume=True))
 
@@ -303,7 +389,9 @@ def test_a_checkpoint_that_is_gone_is_not_begun_anew(tmp_path):
     assert len(rounds_of(out(tmp_path, "run"))) == 2
 
 
-@pytest.mark.parametrize("damage", [lambda text: "", lambda text: text[:-50], lambda text: "{}\n" + text])
+@pytest.mark.parametrize(
+    "damage", [lambda text: "", lambda text: text[:-50], lambda text: "{}\n" + text]
+)
 def test_metrics_that_are_damaged_are_told_before_a_round_runs(tmp_path, damage):
     simulate(replace(TINY, rounds=3, out=out(tmp_path, "run")))
     path = tmp_path / "run" / "metrics.jsonl"
@@ -312,7 +400,9 @@ def test_metrics_that_are_damaged_are_told_before_a_round_runs(tmp_path, damage)
         simulate(replace(TINY, rounds=6, out=out(tmp_path, "run"), resume=True))
 
 
-@pytest.mark.parametrize("values", ["", 'engine = "serial"\n', 'device = "cpu"\nengine = "foo"\nat_once = 1\n'])
+@pytest.mark.parametrize(
+    "values", ["", 'engine = "serial"\n', 'device = "cpu"\nengine = "foo"\nat_once = 1\n']
+)
 def test_what_was_decided_for_the_machine_must_be_whole(tmp_path, values):
     simulate(replace(TINY, rounds=1, out=out(tmp_path, "run")))
     path = tmp_path / "run" / "config.toml"
@@ -325,7 +415,10 @@ def test_a_run_is_not_continued_on_another_kind_of_device(tmp_path):
     simulate(replace(TINY, rounds=1, device="cpu", out=out(tmp_path, "run")))
     path = tmp_path / "run" / "config.toml"
     text = path.read_text()
-    path.write_text(text.split("[resolved]")[0] + '[resolved]\ndevice = "cuda:0 (a GPU)"\nengine = "batched"\nat_once = 9\n')
+    path.write_text(
+        text.split("[resolved]")[0]
+        + '[resolved]\ndevice = "cuda:0 (a GPU)"\nengine = "batched"\nat_once = 9\n'
+    )
     with pytest.raises(UserError, match="give a --device like it"):
         simulate(replace(TINY, rounds=2, device="cpu", out=out(tmp_path, "run"), resume=True))
 
@@ -401,22 +494,38 @@ def test_a_model_that_cannot_be_mapped_is_trained_serially_by_itself(tmp_path):
     simulate(config, watched)
     assert read_run(tmp_path / "run")["resolved"]["engine"] == "serial"
     said = [sentence for record in watched.records for sentence in record.warnings]
-    assert len(said) == 1 and "'unmappable' cannot be trained batched" in said[0] and said[0].endswith("the engine is serial in its place")
+    assert (
+        len(said) == 1
+        and "'unmappable' cannot be trained batched" in said[0]
+        and said[0].endswith("the engine is serial in its place")
+    )
     with pytest.raises(UserError, match="--engine serial"):
         simulate(replace(config, engine="batched", out=out(tmp_path, "other")))
     assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(("partition", "began"), [("iid", "serial"), ("natural", "batched")])
-def test_a_loss_that_branches_on_some_batches_alone_is_trained_serially_from_then_on(tmp_path, partition, began):
+def test_a_loss_that_branches_on_some_batches_alone_is_trained_serially_from_then_on(
+    tmp_path, partition, began
+):
     """The first client of the parts has too few examples to show it, so it is found in the first round."""
     config = replace(TINY, task=f"{TASKS}:mined", partition=partition, participation=1.0, rounds=4)
     watched = Records()
     simulate(replace(config, out=out(tmp_path, "whole")), watched)
-    assert watched.header.engine.startswith(began) and read_run(tmp_path / "whole")["resolved"]["engine"] == "serial"
-    said = [sentence for record in watched.records for sentence in record.warnings if "cannot be trained batched" in sentence]
-    assert said == ["the model of task 'mined' cannot be trained batched: its forward pass or loss decides by the data (.item() or if on a "
-                    "tensor); the engine is serial in its place"]
+    assert (
+        watched.header.engine.startswith(began)
+        and read_run(tmp_path / "whole")["resolved"]["engine"] == "serial"
+    )
+    said = [
+        sentence
+        for record in watched.records
+        for sentence in record.warnings
+        if "cannot be trained batched" in sentence
+    ]
+    assert said == [
+        "the model of task 'mined' cannot be trained batched: its forward pass or loss decides by the data (.item() or if on a "
+        "tensor); the engine is serial in its place"
+    ]
     assert all(record.accepted == 8 for record in watched.records)
 
 
@@ -448,7 +557,11 @@ def test_what_a_run_held_is_let_go_of_without_the_collector(tmp_path):
     gc.disable()
     try:
         simulate(replace(TINY, out=out(tmp_path, "second")))
-        left = [type(each).__name__ for each in gc.get_objects() if type(each) in kinds and id(each) not in before]
+        left = [
+            type(each).__name__
+            for each in gc.get_objects()
+            if type(each) in kinds and id(each) not in before
+        ]
     finally:
         gc.enable()
     assert not left

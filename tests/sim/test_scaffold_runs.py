@@ -28,7 +28,10 @@ RUN = replace(TINY, strategy="scaffold", local_steps=4)
 def test_each_tensor_has_its_own_share_unless_codecs_are_given():
     own = resolved(RunConfig(strategy="scaffold", rounds=3))
     assert (own.uplink, own.downlink) == ("stc:density=1/100@layer",) * 2
-    assert resolved(RunConfig(strategy="scaffold", uplink="stc:density=1/100")).uplink == "stc:density=1/100"
+    assert (
+        resolved(RunConfig(strategy="scaffold", uplink="stc:density=1/100")).uplink
+        == "stc:density=1/100"
+    )
 
 
 class Oracle:
@@ -38,18 +41,26 @@ class Oracle:
         self.rules, self.model, self.data = rules, initial_model(task, rules.seed), task.train()
         self.shards = np.array_split(np.arange(len(self.data)), clients)
         self.x = torch.nn.utils.parameters_to_vector(self.model.parameters()).detach().double()
-        self.c, self.own = torch.zeros_like(self.x), torch.zeros(clients, self.x.numel(), dtype=torch.float64)
+        self.c, self.own = (
+            torch.zeros_like(self.x),
+            torch.zeros(clients, self.x.numel(), dtype=torch.float64),
+        )
 
     def gradient(self, y: torch.Tensor, batch: np.ndarray) -> torch.Tensor:
         torch.nn.utils.vector_to_parameters(y.float(), self.model.parameters())
         loss = task.loss(self.model(self.data.inputs[batch]), self.data.targets[batch])
-        return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(self.model.parameters()))]).double()
+        return torch.cat(
+            [g.reshape(-1) for g in torch.autograd.grad(loss, list(self.model.parameters()))]
+        ).double()
 
     def round(self, round: int) -> list[int]:
         cohort = sample(range(len(self.shards)), self.rules.participation, self.rules.seed, round)
         moves, changes = [], []
         for client in cohort:
-            y, batches = self.x.clone(), plan_batches(SGD, self.shards[client], self.rules.seed, round, client)
+            y, batches = (
+                self.x.clone(),
+                plan_batches(SGD, self.shards[client], self.rules.seed, round, client),
+            )
             for batch in batches:
                 y -= SGD.lr * (self.gradient(y, batch) - self.own[client] + self.c)
             changes.append(-self.c + (self.x - y) / (len(batches) * SGD.lr))
@@ -68,8 +79,15 @@ def test_without_compression_it_is_the_papers_algorithm(server_lr):
         (outcome,) = federation.strategy.rounds(federation.grid, [round])
         assert outcome.cohort == oracle.round(round)
         n, unit = oracle.x.numel(), SGD.lr * SGD.steps
-        torch.testing.assert_close(federation.strategy.model, oracle.x.float(), rtol=1e-3, atol=1e-5)
-        torch.testing.assert_close(federation.strategy.broadcasts.weights[n:] / unit, oracle.c.float(), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            federation.strategy.model, oracle.x.float(), rtol=1e-3, atol=1e-5
+        )
+        torch.testing.assert_close(
+            federation.strategy.broadcasts.weights[n:] / unit,
+            oracle.c.float(),
+            rtol=1e-3,
+            atol=1e-4,
+        )
 
 
 def test_the_servers_control_variate_is_the_mean_of_the_clients_but_for_what_waits():
@@ -78,14 +96,21 @@ def test_the_servers_control_variate_is_the_mean_of_the_clients_but_for_what_wai
     list(federation.strategy.rounds(federation.grid, range(1, 8)))
     n, members = federation.layout.numel, federation.members
     for client, member in enumerate(members):
-        if member.memory.pending is not None and member.ticket == federation.strategy.tickets[client]:
+        if (
+            member.memory.pending is not None
+            and member.ticket == federation.strategy.tickets[client]
+        ):
             member.memory.commit()
     told = [m.buffers["scaffold/control"] - m.memory.state_dict()["residual"][n:] for m in members]
-    torch.testing.assert_close(federation.strategy.broadcasts.weights[n:], torch.stack(told).mean(0), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(
+        federation.strategy.broadcasts.weights[n:], torch.stack(told).mean(0), rtol=1e-3, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("layer", ["", "@layer"])
-@pytest.mark.parametrize(("stop", "every"), [(StopsAt(1, 1), 1), (StopsAt(3, 2), 1), (StopsAt(5), 4)])
+@pytest.mark.parametrize(
+    ("stop", "every"), [(StopsAt(1, 1), 1), (StopsAt(3, 2), 1), (StopsAt(5), 4)]
+)
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every, layer):
     config = replace(RUN, checkpoint_every=every, uplink=f"stc:density=10%{layer}")
     assert_the_same_when_stopped(tmp_path, config, stop)
@@ -102,26 +127,45 @@ def test_engines_agree(tmp_path, engine):
 
 
 def test_a_frame_is_as_long_as_one_of_a_model_twice_as_large(tmp_path):
-    twice, once = (simulate(replace(RUN, strategy=name, uplink="identity", out=out(tmp_path, name))) for name in ("scaffold", "average"))
+    twice, once = (
+        simulate(replace(RUN, strategy=name, uplink="identity", out=out(tmp_path, name)))
+        for name in ("scaffold", "average")
+    )
     payload = 4 * 42 * once.client_updates
     assert twice.uplink_bytes - once.uplink_bytes == payload
 
 
 def test_many_local_steps_on_one_class_each_drift_less(tmp_path):
-    config = RunConfig(task="digits", participation=1.0, partition="classes:1", rounds=8, local_steps=100, lr=0.1, uplink="identity",
-                       downlink="identity", eval_every=8, checkpoint_every=8)
-    loss = {name: simulate(replace(config, strategy=name, out=out(tmp_path, name))).loss for name in ("average", "scaffold")}
+    config = RunConfig(
+        task="digits",
+        participation=1.0,
+        partition="classes:1",
+        rounds=8,
+        local_steps=100,
+        lr=0.1,
+        uplink="identity",
+        downlink="identity",
+        eval_every=8,
+        checkpoint_every=8,
+    )
+    loss = {
+        name: simulate(replace(config, strategy=name, out=out(tmp_path, name))).loss
+        for name in ("average", "scaffold")
+    }
     assert loss["scaffold"] < 0.7 * loss["average"]
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"memory": "none"}, "memory 'none' may lose or change it; leave --memory out"),
-    ({"weights": "examples"}, "the plain mean of all control variates; leave --weights out"),
-    ({"momentum": 0.9}, "which momentum makes longer; leave --momentum out"),
-    ({"server_optimizer": "sgd:momentum=0.9"}, "would make something else; leave it out"),
-    ({"clip_update": 1.0}, "leave --clip-update out"),
-    ({"relays": 2, "uplink": "identity"}, "needs each frame"),
-])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"memory": "none"}, "memory 'none' may lose or change it; leave --memory out"),
+        ({"weights": "examples"}, "the plain mean of all control variates; leave --weights out"),
+        ({"momentum": 0.9}, "which momentum makes longer; leave --momentum out"),
+        ({"server_optimizer": "sgd:momentum=0.9"}, "would make something else; leave it out"),
+        ({"clip_update": 1.0}, "leave --clip-update out"),
+        ({"relays": 2, "uplink": "identity"}, "needs each frame"),
+    ],
+)
 def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path, change, says):
     with pytest.raises(UserError, match=says):
         simulate(replace(RUN, out=out(tmp_path, "run"), **change))

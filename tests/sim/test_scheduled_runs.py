@@ -19,10 +19,27 @@ from fedcomp.strategies import Rules
 from fedcomp.tasks import load
 
 TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
-CONFIG = RunConfig(task=TINY, clients=6, participation=0.5, uplink="topk:density=1/10", downlink="identity", batch_size=10, lr=0.1,
-                   rounds=4, seed=3, engine="serial", device="cpu")
-ALL = {"lr_schedule": "cosine:to=0.01", "local_steps_schedule": "1,4@3", "batch_size_schedule": "step:every=2,factor=2",
-       "density_schedule": "geometric:to=1/40", "lr_warmup": 1, "density_warmup": 1}
+CONFIG = RunConfig(
+    task=TINY,
+    clients=6,
+    participation=0.5,
+    uplink="topk:density=1/10",
+    downlink="identity",
+    batch_size=10,
+    lr=0.1,
+    rounds=4,
+    seed=3,
+    engine="serial",
+    device="cpu",
+)
+ALL = {
+    "lr_schedule": "cosine:to=0.01",
+    "local_steps_schedule": "1,4@3",
+    "batch_size_schedule": "step:every=2,factor=2",
+    "density_schedule": "geometric:to=1/40",
+    "lr_warmup": 1,
+    "density_warmup": 1,
+}
 
 
 def ran(config: RunConfig, out: Path, **also) -> tuple[bytes, list[int]]:
@@ -40,9 +57,16 @@ def test_a_run_that_was_interrupted_is_the_same_run(tmp_path, engine):
     assert ran(config, tmp_path / "parts", resume=True) == whole
 
 
-@pytest.mark.parametrize("name", ["lr_schedule", "local_steps_schedule", "batch_size_schedule", "density_schedule"])
+@pytest.mark.parametrize(
+    "name", ["lr_schedule", "local_steps_schedule", "batch_size_schedule", "density_schedule"]
+)
 def test_each_schedule_makes_another_run_and_one_that_says_nothing_new_does_not(tmp_path, name):
-    own = {"lr_schedule": "0.1", "local_steps_schedule": "5", "batch_size_schedule": "10", "density_schedule": "1/10"}
+    own = {
+        "lr_schedule": "0.1",
+        "local_steps_schedule": "5",
+        "batch_size_schedule": "10",
+        "density_schedule": "1/10",
+    }
     plain = ran(CONFIG, tmp_path / "plain")
     assert ran(CONFIG, tmp_path / "scheduled", **{name: ALL[name]}) != plain
     assert ran(CONFIG, tmp_path / "same", **{name: own[name]}) == plain
@@ -72,7 +96,10 @@ def test_a_curve_ends_where_it_was_to_end_when_the_run_was_begun(tmp_path):
 def test_a_run_that_goes_on_with_nothing_left_of_its_rate_says_what_to_give(tmp_path):
     config = replace(CONFIG, lr_schedule="cosine", out=str(tmp_path / "run"))
     simulate(config)
-    with pytest.raises(ConfigError, match="^--lr-schedule 'cosine' comes to 0 in round 6; give more than 0, by --horizon 6, or "):
+    with pytest.raises(
+        ConfigError,
+        match="^--lr-schedule 'cosine' comes to 0 in round 6; give more than 0, by --horizon 6, or ",
+    ):
         simulate(replace(config, rounds=6, resume=True))
     simulate(replace(config, rounds=6, resume=True, horizon=6))
     assert read_run(tmp_path / "run")["horizon"] == 6
@@ -83,15 +110,41 @@ def test_a_run_without_curves_has_no_horizon(tmp_path):
     assert read_run(tmp_path / "run")["horizon"] == 0
 
 
-@pytest.mark.parametrize(("options", "sentence"), [
-    ({"local_steps_schedule": "1,4@3", "local_epochs": 1}, "--local-steps-schedule and --local-epochs both say how long clients train"),
-    ({"density_schedule": "1%", "budget": "5kB"}, "--density-schedule and --budget both decide the density"),
-    ({"density_schedule": "1%", "uplink": "fp16"}, "--density-schedule changes the density of the uplink, and fp16 has none"),
-    ({"density_schedule": "1%", "uplink": "topk", "memory": "variance"}, "--density-schedule has no meaning for memory 'variance'"),
-    ({"density_schedule": "step:every=1,factor=3"}, "--density-schedule 'step:every=1,factor=3' comes to 2.7 in round 4; give at most 1"),
-    ({"density_schedule": "1%", "strategy": "fetchsgd", "uplink": "sketch", "memory": "none", "downlink_memory": "none"},
-     "sends sketches of one size; leave --density-warmup, --density-schedule and --budget out"),
-])
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"local_steps_schedule": "1,4@3", "local_epochs": 1},
+            "--local-steps-schedule and --local-epochs both say how long clients train",
+        ),
+        (
+            {"density_schedule": "1%", "budget": "5kB"},
+            "--density-schedule and --budget both decide the density",
+        ),
+        (
+            {"density_schedule": "1%", "uplink": "fp16"},
+            "--density-schedule changes the density of the uplink, and fp16 has none",
+        ),
+        (
+            {"density_schedule": "1%", "uplink": "topk", "memory": "variance"},
+            "--density-schedule has no meaning for memory 'variance'",
+        ),
+        (
+            {"density_schedule": "step:every=1,factor=3"},
+            "--density-schedule 'step:every=1,factor=3' comes to 2.7 in round 4; give at most 1",
+        ),
+        (
+            {
+                "density_schedule": "1%",
+                "strategy": "fetchsgd",
+                "uplink": "sketch",
+                "memory": "none",
+                "downlink_memory": "none",
+            },
+            "sends sketches of one size; leave --density-warmup, --density-schedule and --budget out",
+        ),
+    ],
+)
 def test_options_that_do_not_go_together(tmp_path, options, sentence):
     with pytest.raises(UserError) as raised:
         simulate(replace(CONFIG, out=str(tmp_path / "run"), **options))
@@ -100,24 +153,46 @@ def test_options_that_do_not_go_together(tmp_path, options, sentence):
 
 
 def test_a_simulation_tells_time_by_the_steps_of_the_round(tmp_path):
-    config = replace(CONFIG, network="uniform:up=1GB,down=1GB,latency=0s,step=1s", local_steps_schedule="1,4@3", out=str(tmp_path / "run"))
+    config = replace(
+        CONFIG,
+        network="uniform:up=1GB,down=1GB,latency=0s,step=1s",
+        local_steps_schedule="1,4@3",
+        out=str(tmp_path / "run"),
+    )
     simulate(config)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [round(line["simulated_s"], 3) for line in lines] == [1, 1, 4, 4]
 
 
 def test_the_batched_engine_makes_room_for_the_largest_batches():
     task = load("mnist-logreg", None)
     at_once = [
-        Machine.chosen(replace(CONFIG, engine="batched", **also), task.model(), torch.device("cpu")).at_once
-        for also in ({"batch_size": 500}, {"batch_size_schedule": "500@4"}, {"batch_size": 1}, {"batch_size_schedule": "1"})
+        Machine.chosen(
+            replace(CONFIG, engine="batched", **also), task.model(), torch.device("cpu")
+        ).at_once
+        for also in (
+            {"batch_size": 500},
+            {"batch_size_schedule": "500@4"},
+            {"batch_size": 1},
+            {"batch_size_schedule": "1"},
+        )
     ]
     assert at_once[0] == at_once[1] < at_once[2] == at_once[3]
 
 
 def test_clients_do_as_they_are_told():
-    rules = Rules(participation=1.0, uplink="topk:density=1/10", lr=0.1, local_steps_schedule="1,3@2", batch_size_schedule="10,20@3",
-                  density_schedule="1/2,1/5@2", lr_schedule="0.2,0.05@2", rounds=3)
+    rules = Rules(
+        participation=1.0,
+        uplink="topk:density=1/10",
+        lr=0.1,
+        local_steps_schedule="1,3@2",
+        batch_size_schedule="10,20@3",
+        density_schedule="1/2,1/5@2",
+        lr_schedule="0.2,0.05@2",
+        rounds=3,
+    )
     federation, told, trained = Federation(rules), [], []
     engine = federation.members[0].engine
     train = engine.train
@@ -134,7 +209,9 @@ def test_clients_do_as_they_are_told():
     assert trained[::6] == [([10], 0.2), ([10] * 3, 0.05), ([20] * 3, 0.05)]
 
 
-@pytest.mark.parametrize("asked", [{"steps": -1}, {"steps": 10**6 + 1}, {"batch_size": -5}, {"batch_size": 10**9}])
+@pytest.mark.parametrize(
+    "asked", [{"steps": -1}, {"steps": 10**6 + 1}, {"batch_size": -5}, {"batch_size": 10**9}]
+)
 def test_a_client_refuses_what_no_run_may_ask(asked):
     with pytest.raises(ProtocolError, match="^the server asks for -?[0-9]+ .*; give 1 to 1000000$"):
         LocalSGD().as_told(**asked)
@@ -146,9 +223,15 @@ def test_steps_that_are_told_stand_in_for_epochs():
 
 
 def test_flowers_own_loop_knows_the_last_round():
-    federation = Federation(Rules(participation=1.0, uplink="topk:density=1/10", local_steps_schedule="1,2@2"))
-    with pytest.raises(ConfigError, match="ends with the last round, which is not known; give --horizon"):
+    federation = Federation(
+        Rules(participation=1.0, uplink="topk:density=1/10", local_steps_schedule="1,2@2")
+    )
+    with pytest.raises(
+        ConfigError, match="ends with the last round, which is not known; give --horizon"
+    ):
         Federation(Rules(lr_schedule="cosine"))
-    strategy = type(federation.strategy)(Rules(lr_schedule="cosine"), roster=federation.strategy.roster)
+    strategy = type(federation.strategy)(
+        Rules(lr_schedule="cosine"), roster=federation.strategy.roster
+    )
     strategy.start(federation.grid, federation.strategy.arrays(), num_rounds=2)
     assert strategy.schedule.rate(2) == 0.5

@@ -23,16 +23,35 @@ def with_optimizer(config, text: str):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize(("stop", "every"), [(StopsAt(1, 1), 1), (StopsAt(3, 2), 1), (StopsAt(5), 4)])
+@pytest.mark.parametrize(
+    ("stop", "every"), [(StopsAt(1, 1), 1), (StopsAt(3, 2), 1), (StopsAt(5), 4)]
+)
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, text, stop, every):
     config = with_optimizer(replace(TINY, checkpoint_every=every), text)
     assert_the_same_when_stopped(tmp_path, config, stop)
 
 
-@pytest.mark.parametrize("name", ["asynchronous", "gtopk", "median", "centered-clipping", "powersgd:rank=1", "sketched-sgd:density=20%"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "asynchronous",
+        "gtopk",
+        "median",
+        "centered-clipping",
+        "powersgd:rank=1",
+        "sketched-sgd:density=20%",
+    ],
+)
 def test_it_goes_with_every_strategy_whose_aggregate_is_an_update(tmp_path, name):
-    config = replace(TINY, strategy=name, participation=1.0, server_optimizer="sgd:momentum=0.9", server_lr=0.5)
-    config = replace(config, **{field: getattr(RunConfig(), field) for field in ("uplink", "downlink")} if name[:2] in ("po", "sk") else {})
+    config = replace(
+        TINY, strategy=name, participation=1.0, server_optimizer="sgd:momentum=0.9", server_lr=0.5
+    )
+    config = replace(
+        config,
+        **{field: getattr(RunConfig(), field) for field in ("uplink", "downlink")}
+        if name[:2] in ("po", "sk")
+        else {},
+    )
     simulate(replace(config, out=out(tmp_path, "whole")))
     stopped = replace(config, out=out(tmp_path, "stopped"))
     with pytest.raises(Stop):
@@ -40,11 +59,15 @@ def test_it_goes_with_every_strategy_whose_aggregate_is_an_update(tmp_path, name
     simulate(replace(stopped, resume=True))
     plain = simulate(replace(config, server_optimizer="sgd", out=out(tmp_path, "plain")))
     assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
-    assert plain.accuracy is not None and model_bytes(out(tmp_path, "plain")) != model_bytes(out(tmp_path, "whole"))
+    assert plain.accuracy is not None and model_bytes(out(tmp_path, "plain")) != model_bytes(
+        out(tmp_path, "whole")
+    )
 
 
 def test_a_robust_run_that_was_stopped_in_its_first_round_goes_on(tmp_path):
-    config = replace(TINY, strategy="centered-clipping", participation=1.0, out=out(tmp_path, "run"))
+    config = replace(
+        TINY, strategy="centered-clipping", participation=1.0, out=out(tmp_path, "run")
+    )
     with pytest.raises(Stop):
         simulate(config, StopsAt(1, 1))
     assert simulate(replace(config, resume=True)).rounds == 6
@@ -59,7 +82,9 @@ def test_the_model_moves_by_the_optimizers_step_of_the_mean(text):
         mean = torch.stack([a.update.dense() for a in outcome.accepted]).mean(0)
         step = own.step(mean) * federation.strategy.rules.server_lr
         own.commit()
-        torch.testing.assert_close(federation.strategy.broadcasts.weights, before + step, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            federation.strategy.broadcasts.weights, before + step, rtol=1e-4, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -76,7 +101,10 @@ def test_a_round_without_updates_leaves_the_momentum():
     federation = Federation(with_optimizer(DENSE, "sgd:momentum=0.5"))
     list(federation.strategy.rounds(federation.grid, [1]))
     before = {name: kept.clone() for name, kept in federation.strategy.optimizer.kept.items()}
-    federation.faults = {(client, 2): lambda a, r: replace(r, frame=b"no frame") for client in range(federation.clients)}
+    federation.faults = {
+        (client, 2): lambda a, r: replace(r, frame=b"no frame")
+        for client in range(federation.clients)
+    }
     (outcome,) = federation.strategy.rounds(federation.grid, [2])
     assert outcome.broadcast is None
     assert torch.equal(before[FIRST], federation.strategy.optimizer.kept[FIRST])
@@ -85,33 +113,66 @@ def test_a_round_without_updates_leaves_the_momentum():
 def test_updates_whose_squares_are_infinite_are_rejected_and_the_next_round_moves():
     federation = Federation(with_optimizer(DENSE, "yogi"))
     shout = federation.strategy.uplink.encode(torch.full((federation.layout.numel,), 1e30))
-    federation.faults = {(client, 1): lambda a, r: replace(r, frame=shout) for client in range(federation.clients)}
+    federation.faults = {
+        (client, 1): lambda a, r: replace(r, frame=shout) for client in range(federation.clients)
+    }
     first, second = federation.strategy.rounds(federation.grid, [1, 2])
     assert first.broadcast is None and {r.stage for r in first.rejections} == {"aggregate"}
-    assert second.broadcast is not None and second.broadcast.base == federation.strategy.broadcasts.first
+    assert (
+        second.broadcast is not None
+        and second.broadcast.base == federation.strategy.broadcasts.first
+    )
 
 
 def test_what_gtopk_returns_is_what_it_dropped_before_the_momentum():
     rules = Rules(participation=1.0, uplink="topk:density=20%", downlink="identity", seed=3)
-    federation, plain = (Federation(replace(rules, server_optimizer=o), strategy=GTopK) for o in ("sgd:momentum=0.9", "sgd"))
+    federation, plain = (
+        Federation(replace(rules, server_optimizer=o), strategy=GTopK)
+        for o in ("sgd:momentum=0.9", "sgd")
+    )
     for each in (federation, plain):
         list(each.strategy.rounds(each.grid, [1]))
     assert federation.strategy.dropped and federation.strategy.dropped == plain.strategy.dropped
 
 
-@pytest.mark.parametrize("name", [name for name, cls in available_strategies().items() if cls.own_step])
+@pytest.mark.parametrize(
+    "name", [name for name, cls in available_strategies().items() if cls.own_step]
+)
 def test_strategies_with_a_step_of_their_own_refuse(tmp_path, name):
-    with pytest.raises(ConfigError, match=f"strategy '{name}' has a step of its own; .* --strategy {name}:momentum=0.9"):
-        simulate(RunConfig(strategy=name, server_optimizer="adam", server_lr=0.01, out=out(tmp_path, "run")))
-    assert strategy(f"{name}:momentum=0.9", Rules(uplink="sketch" if name == "fetchsgd" else "sign", memory="none", downlink="efsign",
-                                                  downlink_memory="none"))
+    with pytest.raises(
+        ConfigError,
+        match=f"strategy '{name}' has a step of its own; .* --strategy {name}:momentum=0.9",
+    ):
+        simulate(
+            RunConfig(
+                strategy=name, server_optimizer="adam", server_lr=0.01, out=out(tmp_path, "run")
+            )
+        )
+    assert strategy(
+        f"{name}:momentum=0.9",
+        Rules(
+            uplink="sketch" if name == "fetchsgd" else "sign",
+            memory="none",
+            downlink="efsign",
+            downlink_memory="none",
+        ),
+    )
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"server_optimizer": "adam"}, "moves every coordinate by about --server-lr, and that is 1; give a smaller one"),
-    ({"server_optimizer": "sdg"}, "unknown optimizer 'sdg'; did you mean 'sgd'"),
-    ({"server_optimizer": "yogi", "server_lr": 0.1, "memory": "laq", "uplink": "fp16"}, "have another unit under --server-optimizer yogi"),
-])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"server_optimizer": "adam"},
+            "moves every coordinate by about --server-lr, and that is 1; give a smaller one",
+        ),
+        ({"server_optimizer": "sdg"}, "unknown optimizer 'sdg'; did you mean 'sgd'"),
+        (
+            {"server_optimizer": "yogi", "server_lr": 0.1, "memory": "laq", "uplink": "fp16"},
+            "have another unit under --server-optimizer yogi",
+        ),
+    ],
+)
 def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path, change, says):
     with pytest.raises(UserError, match=says):
         simulate(replace(TINY, out=out(tmp_path, "run"), **change))

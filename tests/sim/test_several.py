@@ -22,16 +22,27 @@ from fedcomp.sim.several import Later, Several
 CPU = torch.device("cpu")
 
 
-def several(count: int, hear=lambda: None, warn=lambda sentence: None, at_once: int = 0) -> tuple[Several, torch.Tensor]:
+def several(
+    count: int, hear=lambda: None, warn=lambda sentence: None, at_once: int = 0
+) -> tuple[Several, torch.Tensor]:
     made = [parts(network, images()) for _ in range(count)]
-    engines = [Together(BatchedEngine(task, model, layout, "cpu", at_once, warn=warn)) for task, model, layout, _ in made]
+    engines = [
+        Together(BatchedEngine(task, model, layout, "cpu", at_once, warn=warn))
+        for task, model, layout, _ in made
+    ]
     return Several(engines, hear), made[0][3]
 
 
 def jobs(clients: int, momentum: bool = False) -> list[Job]:
     n = parts(network, images())[2].numel
-    kept = [Traces(momentum=torch.full((n,), 0.1 * who)) if momentum else Traces() for who in range(clients)]
-    return [Job(1, who, plan, None, traces) for (who, plan), traces in zip(enumerate(planned(SGD, clients)), kept, strict=True)]
+    kept = [
+        Traces(momentum=torch.full((n,), 0.1 * who)) if momentum else Traces()
+        for who in range(clients)
+    ]
+    return [
+        Job(1, who, plan, None, traces)
+        for (who, plan), traces in zip(enumerate(planned(SGD, clients)), kept, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("clients", [1, 2, 5])
@@ -44,7 +55,9 @@ def test_as_on_one_device(count, clients):
     one, _ = several(1)
     expected, losses = one.train(start, data, alone, sgd, seed=0)
     torch.testing.assert_close(updates, expected, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(torch.tensor([r.loss for r in results]), torch.tensor([r.loss for r in losses]))
+    torch.testing.assert_close(
+        torch.tensor([r.loss for r in results]), torch.tensor([r.loss for r in losses])
+    )
     for a, b in zip(there, alone, strict=True):
         torch.testing.assert_close(a.traces.momentum, b.traces.momentum, rtol=1e-4, atol=1e-6)
     engine.close()
@@ -54,9 +67,13 @@ def test_runs_of_clients_stay_where_they_were_trained():
     engine, start = several(2)
     shares = engine.apart(start, images(), jobs(5), SGD, 0)
     assert [[job.who for job in share.jobs] for share in shares] == [[0, 1], [2, 3, 4]]
-    assert [len(share.updates) for share in shares] == [2, 3] and all(type(r) is Done for share in shares for r in share.results)
+    assert [len(share.updates) for share in shares] == [2, 3] and all(
+        type(r) is Done for share in shares for r in share.results
+    )
     expected, _ = one_by_one(network, images(), planned(SGD, 5), SGD)
-    torch.testing.assert_close(torch.cat([share.updates for share in shares]), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        torch.cat([share.updates for share in shares]), expected, rtol=1e-4, atol=1e-6
+    )
     engine.close()
 
 
@@ -70,9 +87,16 @@ def test_no_clients_no_updates():
 def test_a_client_that_fails_is_left_out_of_its_share():
     engine, start = several(2)
     asked = jobs(4)
-    asked[1] = asked[1]._replace(batches=[batch + 1000 for batch in asked[1].batches])  # no such examples
+    asked[1] = asked[1]._replace(
+        batches=[batch + 1000 for batch in asked[1].batches]
+    )  # no such examples
     updates, results = engine.train(start, images(), asked, SGD, seed=0)
-    assert [isinstance(result, Exception) for result in results] == [False, True, False, False] and len(updates) == 3
+    assert [isinstance(result, Exception) for result in results] == [
+        False,
+        True,
+        False,
+        False,
+    ] and len(updates) == 3
     engine.close()
 
 
@@ -83,7 +107,10 @@ def test_what_is_said_in_threads_is_heard_afterwards(monkeypatch):
     engine, start = several(2, later.hear, later.say)
     engine.train(start, images(), jobs(8), SGD, seed=0)
     assert len(said) == 2 and all("too small to train" in sentence for sentence in said)
-    assert [each.engine.at_once for each in engine.engines] == [2, 1]  # 4 with batches of 4; 3 with those, and one with batches of 3
+    assert [each.engine.at_once for each in engine.engines] == [
+        2,
+        1,
+    ]  # 4 with batches of 4; 3 with those, and one with batches of 3
     engine.close()
 
 
@@ -97,9 +124,19 @@ def test_a_mistake_of_the_user_is_raised_here(monkeypatch):
 
 DENSE = {"uplink": "identity", "memory": "none"}
 VARIANTS = {
-    "plain": DENSE, "attacked": DENSE | {"attack": "inverted:2+alie:1", "clients": 12},
-    "moments, kept momentum": {"memory": "variance:alpha=1.5", "uplink": "topk", "momentum": 0.5, "keep_momentum": True},
-    "two phases": {"strategy": "sketched-sgd:density=10%,candidates=2", "uplink": "sketch:columns=12", "memory": "sketched:momentum=0.5"},
+    "plain": DENSE,
+    "attacked": DENSE | {"attack": "inverted:2+alie:1", "clients": 12},
+    "moments, kept momentum": {
+        "memory": "variance:alpha=1.5",
+        "uplink": "topk",
+        "momentum": 0.5,
+        "keep_momentum": True,
+    },
+    "two phases": {
+        "strategy": "sketched-sgd:density=10%,candidates=2",
+        "uplink": "sketch:columns=12",
+        "memory": "sketched:momentum=0.5",
+    },
 }
 
 
@@ -130,7 +167,9 @@ def test_a_run_on_several_devices_learns_what_it_learns_on_one(tmp_path, monkeyp
     for name in models[0]:
         torch.testing.assert_close(models[0][name], models[1][name], rtol=1e-4, atol=1e-5)
     for a, b in zip(rounds_of(one.out), rounds_of(two.out), strict=True):
-        assert a["uplink_bytes"] == b["uplink_bytes"] and a["accepted"] == b["accepted"] == a["cohort"]
+        assert (
+            a["uplink_bytes"] == b["uplink_bytes"] and a["accepted"] == b["accepted"] == a["cohort"]
+        )
 
 
 def test_each_device_compresses_what_it_trained(tmp_path, monkeypatch):
@@ -141,7 +180,11 @@ def test_each_device_compresses_what_it_trained(tmp_path, monkeypatch):
         answer(self, trained, updates, reports)
 
     monkeypatch.setattr(virtual.VirtualClients, "_propose", noted)
-    run_on(monkeypatch, 2, replace(TINY, participation=1.0, rounds=2, engine="batched", out=out(tmp_path, "run")))
+    run_on(
+        monkeypatch,
+        2,
+        replace(TINY, participation=1.0, rounds=2, engine="batched", out=out(tmp_path, "run")),
+    )
     assert stacks == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
 
 
@@ -153,13 +196,20 @@ def test_a_run_on_several_devices_goes_on_where_it_was_stopped(tmp_path, monkeyp
         run_on(monkeypatch, 2, stopped, StopsAt(3))
     run_on(monkeypatch, 2, replace(stopped, resume=True))
     assert rounds_of(config.out) == rounds_of(stopped.out)
-    assert (tmp_path / "whole/model.safetensors").read_bytes() == (tmp_path / "stopped/model.safetensors").read_bytes()
+    assert (tmp_path / "whole/model.safetensors").read_bytes() == (
+        tmp_path / "stopped/model.safetensors"
+    ).read_bytes()
     assert read_run(config.out)["resolved"]["device"].count("cpu") == 2
 
 
 def test_several_devices_are_for_the_batched_engine(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match="several devices are for the batched engine, and this run has serial; give --device cpu"):
-        run_on(monkeypatch, 2, replace(TINY, engine="serial", device="cpu", out=out(tmp_path, "run")))
+    with pytest.raises(
+        ConfigError,
+        match="several devices are for the batched engine, and this run has serial; give --device cpu",
+    ):
+        run_on(
+            monkeypatch, 2, replace(TINY, engine="serial", device="cpu", out=out(tmp_path, "run"))
+        )
 
 
 def test_what_device_may_say(monkeypatch):
@@ -168,7 +218,9 @@ def test_what_device_may_say(monkeypatch):
     assert devices.several("cuda:0,cuda:1") == [torch.device("cuda:0"), torch.device("cuda:1")]
     assert devices.several("cuda") == [torch.device("cuda")] == devices.several("auto")
     for asked in ("cuda:0,cuda:0", "cuda,cuda:1", "cpu,cuda:0", "cpu,cpu", "auto,cuda:1"):
-        with pytest.raises(ConfigError, match="different GPUs, each with its number; give them like cuda:0,cuda:1"):
+        with pytest.raises(
+            ConfigError, match="different GPUs, each with its number; give them like cuda:0,cuda:1"
+        ):
             devices.several(asked)
     for asked in ("cuda:0,", ",", "cuda:0;cuda:1", "cuda:0,cuda:2"):
         with pytest.raises(ConfigError, match="--device"):

@@ -11,11 +11,16 @@ from fedcomp.sim.shared_memory import Pool, Region, opened, ref
 
 
 def descriptors() -> int:
-    return sum("memfd:fedcomp" in os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")
-               if os.path.lexists(f"/proc/self/fd/{name}"))
+    return sum(
+        "memfd:fedcomp" in os.readlink(f"/proc/self/fd/{name}")
+        for name in os.listdir("/proc/self/fd")
+        if os.path.lexists(f"/proc/self/fd/{name}")
+    )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+)
 def test_who_maps_the_bytes_sees_what_is_written(dtype):
     pool = Pool()
     region = pool.new(8 + 6 * dtype.itemsize)
@@ -54,12 +59,25 @@ def test_nothing_stays_open():
 
 
 def test_buffers_lie_side_by_side():
-    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2), nn.BatchNorm1d(2, track_running_stats=False), nn.BatchNorm1d(5))
+    model = nn.Sequential(
+        nn.BatchNorm1d(3),
+        nn.Linear(3, 2),
+        nn.BatchNorm1d(2, track_running_stats=False),
+        nn.BatchNorm1d(5),
+    )
     model.register_buffer("mask", torch.tensor([True, False, True]))
-    buffers, values = Buffers.of(model), {name: buffer + 1 for name, buffer in model.named_buffers() if "3." in name}
+    buffers, values = (
+        Buffers.of(model),
+        {name: buffer + 1 for name, buffer in model.named_buffers() if "3." in name},
+    )
     row = torch.zeros(buffers.places[-1], dtype=torch.uint8)
     which = buffers.write(row, values)
     found = buffers.read(row, which)
-    assert found.keys() == values.keys() and all(torch.equal(found[name], values[name]) for name in values)
-    assert all(place % 64 == 0 for place in buffers.places) and not buffers.read(row, [0])["mask"].any()
+    assert found.keys() == values.keys() and all(
+        torch.equal(found[name], values[name]) for name in values
+    )
+    assert (
+        all(place % 64 == 0 for place in buffers.places)
+        and not buffers.read(row, [0])["mask"].any()
+    )
     assert Buffers.of(nn.Linear(2, 2)).places == [0]

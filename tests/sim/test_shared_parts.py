@@ -9,11 +9,24 @@ from fedcomp.clients.local_sgd import SerialEngine
 from fedcomp.sim import simulate
 from fedcomp.sim.batched import BatchedEngine
 
-CODED = replace(TINY, uplink="sign", downlink="efsign", memory="none", lr=0.02, participation=1.0, clients=9, rounds=2, batch_size=1,
-                strategy="election:byzantine=2")
+CODED = replace(
+    TINY,
+    uplink="sign",
+    downlink="efsign",
+    memory="none",
+    lr=0.02,
+    participation=1.0,
+    clients=9,
+    rounds=2,
+    batch_size=1,
+    strategy="election:byzantine=2",
+)
 
 
-@pytest.mark.parametrize(("attack", "trainings"), [(None, 9), ("inverted:2", 9), ("code-aware:2", 9), ("label-flip:1", 18)])
+@pytest.mark.parametrize(
+    ("attack", "trainings"),
+    [(None, 9), ("inverted:2", 9), ("code-aware:2", 9), ("label-flip:1", 18)],
+)
 def test_each_partition_is_trained_once_a_round(tmp_path, monkeypatch, attack, trainings):
     """Liars who train on data of their own train besides; there every row of a liar has all partitions or fewer."""
     count, train = [], SerialEngine.train
@@ -26,10 +39,16 @@ def test_each_partition_is_trained_once_a_round(tmp_path, monkeypatch, attack, t
     simulate(replace(CODED, engine="serial", attack=attack, out=out(tmp_path, "run")))
     for round in (1, 2):
         trained = [who for r, who in count if r == round]
-        assert set(trained) == set(range(9)) and 9 <= len(trained) <= trainings and (trainings > 9 or len(trained) == 9)
+        assert (
+            set(trained) == set(range(9))
+            and 9 <= len(trained) <= trainings
+            and (trainings > 9 or len(trained) == 9)
+        )
 
 
-def test_the_batched_engine_trains_them_together_and_one_by_one_where_that_fails(tmp_path, monkeypatch):
+def test_the_batched_engine_trains_them_together_and_one_by_one_where_that_fails(
+    tmp_path, monkeypatch
+):
     sizes, train = [], BatchedEngine.train
 
     def counted(self, start, data, plans, *given, **told):
@@ -47,4 +66,6 @@ def test_the_batched_engine_trains_them_together_and_one_by_one_where_that_fails
 
     monkeypatch.setattr(BatchedEngine, "train", fails_together)
     summary = simulate(replace(CODED, out=out(tmp_path, "alone")))
-    assert summary.client_updates == 2 * 9 and model_bytes(out(tmp_path, "alone")) == model_bytes(out(tmp_path, "run"))
+    assert summary.client_updates == 2 * 9 and model_bytes(out(tmp_path, "alone")) == model_bytes(
+        out(tmp_path, "run")
+    )

@@ -15,33 +15,70 @@ from fedcomp.strategies import Rules
 from fedcomp.strategies.sketched_sgd import SketchedSGD
 from fedcomp.tasks.partition import partition
 
-RUN = replace(TINY, strategy="sketched-sgd:density=10%,candidates=2", uplink="sketch:columns=12", memory="sketched:momentum=0.5",
-              downlink="topk:density=10%")
-UPLINKS = ["sketch:columns=12", "sketch:columns=12,cells=bf16", "sketch:rows=3,columns=5,cells=int8@layer"]
+RUN = replace(
+    TINY,
+    strategy="sketched-sgd:density=10%,candidates=2",
+    uplink="sketch:columns=12",
+    memory="sketched:momentum=0.5",
+    downlink="topk:density=10%",
+)
+UPLINKS = [
+    "sketch:columns=12",
+    "sketch:columns=12,cells=bf16",
+    "sketch:rows=3,columns=5,cells=int8@layer",
+]
 
 
-@pytest.mark.parametrize(("stop", "every", "uplink"), [
-    ((1, 2), 1, 0), ((3, 4), 1, 1), ((4, 6), 1, 2), ((5, 8), 4, 0), ((4, None), 1, 1), ((6, None), 4, 2),
-])
+@pytest.mark.parametrize(
+    ("stop", "every", "uplink"),
+    [
+        ((1, 2), 1, 0),
+        ((3, 4), 1, 1),
+        ((4, 6), 1, 2),
+        ((5, 8), 4, 0),
+        ((4, None), 1, 1),
+        ((6, None), 4, 2),
+    ],
+)
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every, uplink):
     config = replace(RUN, uplink=UPLINKS[uplink], rounds=9, checkpoint_every=every)
     assert_the_same_when_stopped(tmp_path, config, StopsAfter(*stop), StopsAt(7))
 
 
-@pytest.mark.parametrize(("engine", "candidates"), [("serial", 2), ("serial", 1), ("batched", 2)])  # of 1, none comes back
+@pytest.mark.parametrize(
+    ("engine", "candidates"), [("serial", 2), ("serial", 1), ("batched", 2)]
+)  # of 1, none comes back
 def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine, candidates):
-    rules = Rules(participation=0.5, uplink=RUN.uplink, downlink=RUN.downlink, memory=RUN.memory, seed=5)
+    rules = Rules(
+        participation=0.5, uplink=RUN.uplink, downlink=RUN.downlink, memory=RUN.memory, seed=5
+    )
     options = SketchedSGD.Options(density=0.1, candidates=candidates)
-    federation = Federation(rules, clients=8, strategy=lambda rules, **told: SketchedSGD(rules, options=options, **told))
-    for member, shard in zip(federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True):
+    federation = Federation(
+        rules, clients=8, strategy=lambda rules, **told: SketchedSGD(rules, options=options, **told)
+    )
+    for member, shard in zip(
+        federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True
+    ):
         member.shard = shard
     traffic = [o.traffic for o in federation.strategy.rounds(federation.grid, range(1, 7))]
     assert bool(federation.strategy.dropped) == (candidates > 1)
     spec = f"sketched-sgd:density=10%,candidates={candidates}"
-    simulate(replace(RUN, strategy=spec, engine=engine, partition="iid", batch_size=10, seed=5, out=out(tmp_path, "run")))
+    simulate(
+        replace(
+            RUN,
+            strategy=spec,
+            engine=engine,
+            partition="iid",
+            batch_size=10,
+            seed=5,
+            out=out(tmp_path, "run"),
+        )
+    )
     virtual = load_file(tmp_path / "run" / "model.safetensors")
     for name, view in federation.layout.views(federation.strategy.broadcasts.weights).items():
-        torch.testing.assert_close(virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-6)
+        torch.testing.assert_close(
+            virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-6
+        )
     lines = rounds_of(out(tmp_path, "run"))
     assert [line["uplink_bytes"] for line in lines] == [sum(t.uplink.values()) for t in traffic]
     assert [line["downlink_bytes"] for line in lines] == [sum(t.downlink.values()) for t in traffic]
@@ -53,24 +90,56 @@ def test_the_tiny_task_is_learned(tmp_path):
 
 
 def test_uplink_memory_and_downlink_are_the_strategys_where_they_are_not_given(tmp_path):
-    config = replace(TINY, strategy="sketched-sgd:density=10%", uplink=RunConfig.uplink, downlink=RunConfig.downlink, rounds=1)
+    config = replace(
+        TINY,
+        strategy="sketched-sgd:density=10%",
+        uplink=RunConfig.uplink,
+        downlink=RunConfig.downlink,
+        rounds=1,
+    )
     simulate(replace(config, out=out(tmp_path, "run")))
     stored = read_run(tmp_path / "run")
-    assert (stored["uplink"], stored["memory"], stored["downlink"]) == ("sketch", "sketched", "topk:density=0.1,values=fp32")
+    assert (stored["uplink"], stored["memory"], stored["downlink"]) == (
+        "sketch",
+        "sketched",
+        "topk:density=0.1,values=fp32",
+    )
 
 
-@pytest.mark.parametrize(("options", "sentence"), [
-    ({"strategy": "average"}, "'sketched:momentum=0.5' has no frames for strategy 'average'; give --strategy sketched-sgd"),
-    ({"strategy": "gtopk", "uplink": "topk"}, "memory 'sketched' goes with --strategy sketched-sgd and --uplink sketch"),
-    ({"uplink": "stc:density=5%"}, "leave --uplink out, or give sketch"),
-    ({"memory": "none"}, "leave --memory out, or give sketched"),
-    ({"strategy": "sketched-sgd:candidates=0"}, "option 'candidates' of strategy 'sketched-sgd' is 0; give at least 1, such as 4"),
-    ({"strategy": "sketched-sgd:candidate=2"}, "strategy 'sketched-sgd' has no option 'candidate'; did you mean 'candidates'"),
-    ({"strategy": "sketched-sgd@layer"}, "cannot have a scope"),
-    ({"density_warmup": 3}, "leave --density-warmup, --density-schedule and --budget out"),
-    ({"memory": "sketched:momentum=1"}, "option 'momentum' of memory 'sketched' is 1; give a number from 0 to below 1, such as 0.9"),
-])
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"strategy": "average"},
+            "'sketched:momentum=0.5' has no frames for strategy 'average'; give --strategy sketched-sgd",
+        ),
+        (
+            {"strategy": "gtopk", "uplink": "topk"},
+            "memory 'sketched' goes with --strategy sketched-sgd and --uplink sketch",
+        ),
+        ({"uplink": "stc:density=5%"}, "leave --uplink out, or give sketch"),
+        ({"memory": "none"}, "leave --memory out, or give sketched"),
+        (
+            {"strategy": "sketched-sgd:candidates=0"},
+            "option 'candidates' of strategy 'sketched-sgd' is 0; give at least 1, such as 4",
+        ),
+        (
+            {"strategy": "sketched-sgd:candidate=2"},
+            "strategy 'sketched-sgd' has no option 'candidate'; did you mean 'candidates'",
+        ),
+        ({"strategy": "sketched-sgd@layer"}, "cannot have a scope"),
+        ({"density_warmup": 3}, "leave --density-warmup, --density-schedule and --budget out"),
+        (
+            {"memory": "sketched:momentum=1"},
+            "option 'momentum' of memory 'sketched' is 1; give a number from 0 to below 1, such as 0.9",
+        ),
+    ],
+)
 def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path, options, sentence):
     with pytest.raises(UserError) as caught:
         simulate(replace(RUN, **options, out=out(tmp_path, "run")))
-    assert sentence in str(caught.value) and "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+    assert (
+        sentence in str(caught.value)
+        and "\n" not in str(caught.value)
+        and not (tmp_path / "run").exists()
+    )

@@ -27,15 +27,39 @@ from fedcomp.memories.sketched import CANDIDATES, MARKS, SKETCH, VALUES
 from fedcomp.server import checkpoint
 from fedcomp.server.checkpoint import ROWS, Checkpoint
 from fedcomp.sim import homes, simulate
-from fedcomp.sim.homes import DEVICE, FILE, HERE, HOST, Home, Need, choose_home, crowding, free_memory, shortage
+from fedcomp.sim.homes import (
+    DEVICE,
+    FILE,
+    HERE,
+    HOST,
+    Home,
+    Need,
+    choose_home,
+    crowding,
+    free_memory,
+    shortage,
+)
 from fedcomp.sim.store import Store
 
 NUMEL = 401
-CODECS = ("stc:density=1/10", "fp16", "qsgd:levels=16@layer", "powersgd:rank=1", "sketch", "topk:density=1/10")
+CODECS = (
+    "stc:density=1/10",
+    "fp16",
+    "qsgd:levels=16@layer",
+    "powersgd:rank=1",
+    "sketch",
+    "topk:density=1/10",
+)
 NOWHERE = Home(FILE, 0.0)  # only those who are at work are in memory
-PHASES = {"sketched": [
-    Context(phase=SKETCH), Context(phase=VALUES, announced={CANDIDATES: MARKS.encode((torch.arange(NUMEL) % 10 == 0).float())}),
-]}
+PHASES = {
+    "sketched": [
+        Context(phase=SKETCH),
+        Context(
+            phase=VALUES,
+            announced={CANDIDATES: MARKS.encode((torch.arange(NUMEL) % 10 == 0).float())},
+        ),
+    ]
+}
 
 
 def made(name: str) -> Memory:
@@ -65,26 +89,43 @@ def worked(store: Store, client: int, round: int) -> list[bytes | None]:
     generator = torch.Generator().manual_seed(own)
     x, moments = torch.randn(NUMEL, generator=generator), torch.rand(2, NUMEL, generator=generator)
     first, *more = PHASES.get(state.memory.name, [Context()])
-    frames = [state.memory.propose(x, seed=own, context=replace(first, round=round, moments=(moments[0], moments[1])))]
+    frames = [
+        state.memory.propose(
+            x, seed=own, context=replace(first, round=round, moments=(moments[0], moments[1]))
+        )
+    ]
     frames += [state.memory.proceed(seed=own, context=context) for context in more]
-    state.version, state.ticket, state.momentum = f"v{round}", f"{own}", moments[0] if client % 2 else None
+    state.version, state.ticket, state.momentum = (
+        f"v{round}",
+        f"{own}",
+        moments[0] if client % 2 else None,
+    )
     return frames
 
 
 def kept(store: Store, client: int) -> dict:
     state = store.at(client)
-    return state.memory.state_dict() | {name: getattr(state, name) for name in ("version", "ticket", "after", "momentum")}
+    return state.memory.state_dict() | {
+        name: getattr(state, name) for name in ("version", "ticket", "after", "momentum")
+    }
 
 
 def same(a: dict, b: dict) -> bool:
-    return a.keys() == b.keys() and all(same_bits(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a)
+    return a.keys() == b.keys() and all(
+        same_bits(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a
+    )
 
 
 @pytest.mark.parametrize("moves_to", [None, torch.device("cpu")])
 @pytest.mark.parametrize("name", available_memories())
 def test_every_memory_is_the_same_to_the_bit_wherever_it_was(tmp_path, name, moves_to):
-    here, away = Store(lambda: made(name), "v0"), bounded(tmp_path, Home(FILE, 4 * 4 * NUMEL, moves_to), name)
-    cohorts = [np.random.default_rng(round).choice(9, 3, replace=False).tolist() for round in range(16)]
+    here, away = (
+        Store(lambda: made(name), "v0"),
+        bounded(tmp_path, Home(FILE, 4 * 4 * NUMEL, moves_to), name),
+    )
+    cohorts = [
+        np.random.default_rng(round).choice(9, 3, replace=False).tolist() for round in range(16)
+    ]
     for round, cohort in enumerate(cohorts):
         away.expect([client for later in cohorts[round : round + 2] for client in later])
         for client in cohort:  # each in a piece of its own
@@ -101,9 +142,15 @@ def test_every_memory_is_the_same_to_the_bit_wherever_it_was(tmp_path, name, mov
     away.shelf.close()
 
 
-def test_without_room_only_those_at_work_are_in_memory_and_nothing_is_written_twice(tmp_path, monkeypatch):
+def test_without_room_only_those_at_work_are_in_memory_and_nothing_is_written_twice(
+    tmp_path, monkeypatch
+):
     written, pwrite = [], os.pwrite
-    monkeypatch.setattr(checkpoint.os, "pwrite", lambda file, data, offset: written.append(len(data)) or pwrite(file, data, offset))
+    monkeypatch.setattr(
+        checkpoint.os,
+        "pwrite",
+        lambda file, data, offset: written.append(len(data)) or pwrite(file, data, offset),
+    )
     store = bounded(tmp_path)
     for round in range(3):
         for piece in ([0, 1], [2, 3], [4, 5]):
@@ -156,7 +203,9 @@ def test_those_who_are_expected_are_read_by_another_thread_up_to_the_budget(tmp_
         future.result(60)
     store.bring([*coming])
     assert readers and threading.get_ident() not in readers
-    assert [store.at(client).ticket for client in coming] == [f"{1000 * client}" for client in coming]
+    assert [store.at(client).ticket for client in coming] == [
+        f"{1000 * client}" for client in coming
+    ]
     store.expect([11])
     assert set(store._ahead) == {11}
     store.close()
@@ -181,7 +230,9 @@ def test_damage_found_while_reading_ahead_ends_the_run_that_needs_it(tmp_path):
 
 # Whole runs.
 
-PIECES = replace(TINY, clients=12, engine="batched", cohort_batch=2, rounds=8)  # a cohort is three pieces
+PIECES = replace(
+    TINY, clients=12, engine="batched", cohort_batch=2, rounds=8
+)  # a cohort is three pieces
 VARIANTS = {
     "residual": {},
     "momentum": {"momentum": 0.9, "keep_momentum": True, "uplink": "sbc:density=10%", "lr": 0.02},
@@ -231,7 +282,9 @@ def test_a_run_that_is_stopped_may_go_on_with_another_home(tmp_path, no_room, st
 
 
 @pytest.mark.parametrize("call", [6, 9, 14])
-def test_a_disk_that_is_full_between_checkpoints_ends_the_run_and_it_goes_on(tmp_path, no_room, monkeypatch, call):
+def test_a_disk_that_is_full_between_checkpoints_ends_the_run_and_it_goes_on(
+    tmp_path, no_room, monkeypatch, call
+):
     config = replace(PIECES, checkpoint_every=4, residuals="file")
     simulate(replace(config, out=out(tmp_path, "whole")))
     calls, pwrite = [], os.pwrite
@@ -252,7 +305,9 @@ def test_a_disk_that_is_full_between_checkpoints_ends_the_run_and_it_goes_on(tmp
     assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "full"))
 
 
-def test_what_a_kill_leaves_at_any_moment_of_writing_is_enough_to_go_on(tmp_path, no_room, monkeypatch):
+def test_what_a_kill_leaves_at_any_moment_of_writing_is_enough_to_go_on(
+    tmp_path, no_room, monkeypatch
+):
     config = replace(PIECES, checkpoint_every=3, residuals="file", out=out(tmp_path, "whole"))
     left, calls, pwrite = [], [], os.pwrite
 
@@ -290,7 +345,9 @@ def test_a_process_whose_clients_are_on_the_disk_is_killed_and_its_run_goes_on(t
     config = replace(PIECES, rounds=60, eval_every=50, checkpoint_every=3, residuals="file")
     simulate(replace(config, out=out(tmp_path, "whole")))
     folder = tmp_path / "killed"
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM.format(task=TINY.task, folder=str(folder))])
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(task=TINY.task, folder=str(folder))]
+    )
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline and process.poll() is None and lines_in(folder) < 31:
         time.sleep(0.001)
@@ -303,9 +360,37 @@ def test_a_process_whose_clients_are_on_the_disk_is_killed_and_its_run_goes_on(t
 
 @pytest.mark.timeout(300)
 def test_a_file_that_may_not_grow_is_a_sentence_and_an_exit_status(tmp_path):
-    config = replace(TINY, task=f"{TASKS}:wide", clients=12, rounds=4, local_steps=1, residuals="file", out=out(tmp_path, "run"))
-    options = ["--task", config.task, "--clients", "12", "--participation", "0.5", "--rounds", "4", "--local-steps", "1", "--lr", "0.1",
-               "--uplink", config.uplink, "--downlink", config.downlink, "--partition", config.partition, "--residuals", "file"]
+    config = replace(
+        TINY,
+        task=f"{TASKS}:wide",
+        clients=12,
+        rounds=4,
+        local_steps=1,
+        residuals="file",
+        out=out(tmp_path, "run"),
+    )
+    options = [
+        "--task",
+        config.task,
+        "--clients",
+        "12",
+        "--participation",
+        "0.5",
+        "--rounds",
+        "4",
+        "--local-steps",
+        "1",
+        "--lr",
+        "0.1",
+        "--uplink",
+        config.uplink,
+        "--downlink",
+        config.downlink,
+        "--partition",
+        config.partition,
+        "--residuals",
+        "file",
+    ]
 
     def small_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
@@ -346,7 +431,10 @@ simulate(RunConfig(clients=600, participation=1.0, rounds=1, local_steps=1, batc
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_a_cohort_is_not_in_memory_as_a_whole(tmp_path):
     """What 500 clients keep would be 222 MB. It is on the disk, and the holes that it leaves are given back: they grew to 44 MB."""
-    command, one_thread = [sys.executable, "-c", COHORT.format(folder=str(tmp_path / "run"))], {**os.environ, "OMP_NUM_THREADS": "1"}
+    command, one_thread = (
+        [sys.executable, "-c", COHORT.format(folder=str(tmp_path / "run"))],
+        {**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     told = subprocess.run(command, capture_output=True, text=True, env=one_thread)
     early, late = map(int, told.stdout.split())
     assert 1024 * (late - early) < 25e6, told.stderr
@@ -361,18 +449,26 @@ def test_the_home_is_chosen_from_what_is_free(monkeypatch):
     monkeypatch.setattr(homes, "free_memory", lambda: 20 * 10**9)
     assert choose_home("auto", CPU, Need(1000, 1, 10**6)) == replace(HERE, client_bytes=4 * 10**6)
     large = choose_home("auto", CPU, Need(10_000, 1, 10**6))
-    assert large == Home(FILE, 2.5e9, None, 4 * 10**6) and large.reads_ahead and "2.5 GB" in str(large)
+    assert (
+        large == Home(FILE, 2.5e9, None, 4 * 10**6) and large.reads_ahead and "2.5 GB" in str(large)
+    )
     assert choose_home("device", CPU, Need(10, 1, 10)).name == HOST and str(HERE) == ""
-    with pytest.raises(ConfigError, match=r"40 GB, and 20 GB of memory are free; .*--residuals file"):
+    with pytest.raises(
+        ConfigError, match=r"40 GB, and 20 GB of memory are free; .*--residuals file"
+    ):
         choose_home("host", CPU, Need(10_000, 1, 10**6))
 
 
-def test_on_a_device_clients_rest_there_while_they_fit_and_else_come_when_they_are_at_work(monkeypatch):
+def test_on_a_device_clients_rest_there_while_they_fit_and_else_come_when_they_are_at_work(
+    monkeypatch,
+):
     cuda = torch.device("cuda:0")
     monkeypatch.setattr(homes, "free_memory", lambda: 100 * 10**9)
     monkeypatch.setattr(homes.torch.cuda, "mem_get_info", lambda device: (20 * 10**9, 24 * 10**9))
     assert choose_home("auto", cuda, Need(1000, 1, 10**6)) == Home(DEVICE, client_bytes=4 * 10**6)
-    assert choose_home("auto", cuda, Need(10_000, 1, 10**6)) == Home(HOST, moves_to=cuda, client_bytes=4 * 10**6)
+    assert choose_home("auto", cuda, Need(10_000, 1, 10**6)) == Home(
+        HOST, moves_to=cuda, client_bytes=4 * 10**6
+    )
     assert choose_home("auto", cuda, Need(100_000, 1, 10**6)) == Home(FILE, 12.5e9, cuda, 4 * 10**6)
     with pytest.raises(ConfigError, match=r"20 GB of the device are free"):
         choose_home("device", cuda, Need(10_000, 1, 10**6))
@@ -398,7 +494,15 @@ def test_a_disk_that_is_too_small_is_told_before_the_first_round(tmp_path, monke
     watched.warnings = []
     watched.warning = watched.warnings.append
     simulate(replace(TINY, rounds=1, out=out(tmp_path, "run")), watched)
-    assert crowding(made("residual"), Need(10**9, 1, 10**6)) == crowding(made("ef21"), Need(10, 1, 10)) == ""
-    assert "the server keep a vector of every client" in crowding(made("ef21"), Need(10**9, 1, 10**6))
+    assert (
+        crowding(made("residual"), Need(10**9, 1, 10**6))
+        == crowding(made("ef21"), Need(10, 1, 10))
+        == ""
+    )
+    assert "the server keep a vector of every client" in crowding(
+        made("ef21"), Need(10**9, 1, 10**6)
+    )
     assert len(watched.warnings) == 1 and "make room" in watched.warnings[0]
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"] == watched.warnings
+    assert (
+        json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"] == watched.warnings
+    )

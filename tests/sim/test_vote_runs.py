@@ -7,7 +7,15 @@ from small_runs import TINY, StopsAt, assert_the_same_when_stopped, out, rounds_
 
 from fedcomp.sim import simulate
 
-VOTING = replace(TINY, strategy="vote", uplink="sign", downlink="efsign", memory="none", lr=0.02, participation=1.0)
+VOTING = replace(
+    TINY,
+    strategy="vote",
+    uplink="sign",
+    downlink="efsign",
+    memory="none",
+    lr=0.02,
+    participation=1.0,
+)
 
 
 def test_liars_are_suspected_and_outvoted(tmp_path):
@@ -19,15 +27,22 @@ def test_liars_are_suspected_and_outvoted(tmp_path):
     assert last["suspicion"][ordered[-2]] > 2 * last["suspicion"][ordered[-3]]
 
 
-@pytest.mark.parametrize("changes", [{}, {"strategy": "vote:momentum=0.9"}, {"memory": "signum"},
-                                     {"uplink": "efsign", "memory": "residual"},
-                                     {"attack": "inverted:2"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"strategy": "vote:momentum=0.9"},
+        {"memory": "signum"},
+        {"uplink": "efsign", "memory": "residual"},
+        {"attack": "inverted:2"},
+    ],
+)
 def test_a_run_stopped_in_a_round_ends_the_same(tmp_path, changes):
     config = replace(VOTING, **changes)
     assert_the_same_when_stopped(tmp_path, config, StopsAt(3, 2))
 
 
-WIDE = '''
+WIDE = """
 import torch
 from fedcomp.tasks import Data, Task
 
@@ -35,15 +50,25 @@ def data() -> Data:
     return Data(torch.eye(40).repeat(1, 500), torch.arange(40) % 10)
 
 task = Task("wide", lambda: torch.nn.Linear(20_000, 10), data, data)
-'''
+"""
 
 
-@pytest.mark.parametrize("strategy", ["vote", "election:byzantine=2", "election:byzantine=2,form=ballots"])
+@pytest.mark.parametrize(
+    "strategy", ["vote", "election:byzantine=2", "election:byzantine=2,form=ballots"]
+)
 def test_a_vote_costs_a_bit_a_parameter(tmp_path, strategy):
     """Within a hundredth, header and all: of 200,010 parameters."""
     (tmp_path / "wide.py").write_text(WIDE)
-    config = replace(VOTING, task=f"{tmp_path}/wide.py:task", clients=5, partition="iid", rounds=2, local_steps=1, strategy=strategy,
-                     out=out(tmp_path, "run"))
+    config = replace(
+        VOTING,
+        task=f"{tmp_path}/wide.py:task",
+        clients=5,
+        partition="iid",
+        rounds=2,
+        local_steps=1,
+        strategy=strategy,
+        out=out(tmp_path, "run"),
+    )
     simulate(config)
     bits = 200_010 / 8 * 5 * (2 if "ballots" in strategy else 1)  # ballots, then votes on them
     for record in rounds_of(out(tmp_path, "run")):

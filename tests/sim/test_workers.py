@@ -29,8 +29,23 @@ from fedcomp.tasks import initial_model, load
 from fedcomp.tasks.base import Data
 
 TASKS = Path(worker_tasks.__file__)
-SGD = LocalSGD(steps=3, batch_size=8, lr=0.1, momentum=0.9, weight_decay=0.01, clip=1.0, keep_momentum=True, proximal=0.3)
-SHARDS = [np.arange(20), np.arange(5) + 20, np.arange(40) + 25, np.arange(20) + 65, np.arange(35) + 85]  # the second has smaller batches
+SGD = LocalSGD(
+    steps=3,
+    batch_size=8,
+    lr=0.1,
+    momentum=0.9,
+    weight_decay=0.01,
+    clip=1.0,
+    keep_momentum=True,
+    proximal=0.3,
+)
+SHARDS = [
+    np.arange(20),
+    np.arange(5) + 20,
+    np.arange(40) + 25,
+    np.arange(20) + 65,
+    np.arange(35) + 85,
+]  # the second has smaller batches
 
 
 @pytest.fixture(autouse=True)
@@ -59,10 +74,18 @@ def serial(name: str = "task") -> OneByOne:
     return OneByOne(SerialEngine(task, model, Layout.of(model), "cpu"))
 
 
-def jobs(start: torch.Tensor, sgd: LocalSGD = SGD, round: int = 1, buffers: dict[int, dict] | None = None) -> list[Job]:
+def jobs(
+    start: torch.Tensor, sgd: LocalSGD = SGD, round: int = 1, buffers: dict[int, dict] | None = None
+) -> list[Job]:
     momentum = torch.linspace(-1e-3, 1e-3, len(start))
     return [
-        Job(round, who, plan_batches(sgd, shard, 0, round, who), (buffers or {}).get(who), Traces.begin(sgd, True, start, momentum))
+        Job(
+            round,
+            who,
+            plan_batches(sgd, shard, 0, round, who),
+            (buffers or {}).get(who),
+            Traces.begin(sgd, True, start, momentum),
+        )
         for who, shard in enumerate(SHARDS)
     ]
 
@@ -83,15 +106,26 @@ def two_rounds(engine, start: torch.Tensor, data: Data, sgd: LocalSGD = SGD) -> 
 
 
 def assert_same(found: list[tuple], expected: list[tuple]) -> None:
-    for (updates, results, mine), (expected_updates, expected_results, theirs) in zip(found, expected, strict=True):
+    for (updates, results, mine), (expected_updates, expected_results, theirs) in zip(
+        found, expected, strict=True
+    ):
         assert torch.equal(updates, expected_updates) and updates.any()
         assert [r.loss for r in results] == [r.loss for r in expected_results]
         for result, other in zip(results, expected_results, strict=True):
-            assert result.buffers.keys() == other.buffers.keys() == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
-            assert all(torch.equal(result.buffers[name], other.buffers[name]) for name in other.buffers)
+            assert (
+                result.buffers.keys()
+                == other.buffers.keys()
+                == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+            )
+            assert all(
+                torch.equal(result.buffers[name], other.buffers[name]) for name in other.buffers
+            )
         for job, other in zip(mine, theirs, strict=True):
             assert torch.equal(job.traces.momentum, other.traces.momentum)
-            assert all(torch.equal(a, b) for a, b in zip(job.traces.moments, other.traces.moments, strict=True))
+            assert all(
+                torch.equal(a, b)
+                for a, b in zip(job.traces.moments, other.traces.moments, strict=True)
+            )
 
 
 @pytest.fixture(scope="module")
@@ -164,17 +198,30 @@ def test_workers_killed_while_they_wait_are_replaced(three):
         process.wait()
     after, results = three.train(start, data, jobs(start), SGD, seed=5)
     assert torch.equal(before, after) and len(results) == 5
-    assert len(three.workers) == 3 and not {process.pid for process in killed} & {worker.process.pid for worker in three.workers}
+    assert len(three.workers) == 3 and not {process.pid for process in killed} & {
+        worker.process.pid for worker in three.workers
+    }
 
 
 def test_clients_fail_alone_when_their_model_raises_or_kills_its_worker_twice(minded):
-    (engine, said), one_by_one, bad, deadly = minded, serial("minded"), worker_tasks.BAD, worker_tasks.DEADLY
+    (engine, said), one_by_one, bad, deadly = (
+        minded,
+        serial("minded"),
+        worker_tasks.BAD,
+        worker_tasks.DEADLY,
+    )
     sgd, start = LocalSGD(epochs=1, batch_size=8), start_of(one_by_one)
-    honest, expected = one_by_one.train(start, worker_tasks.marked(_7=bad), jobs(start, sgd), sgd, seed=5)
-    updates, results = engine.train(start, worker_tasks.marked(_7=bad, _30=deadly), jobs(start, sgd), sgd, seed=5)
+    honest, expected = one_by_one.train(
+        start, worker_tasks.marked(_7=bad), jobs(start, sgd), sgd, seed=5
+    )
+    updates, results = engine.train(
+        start, worker_tasks.marked(_7=bad, _30=deadly), jobs(start, sgd), sgd, seed=5
+    )
     assert [type(result) is Done for result in results] == [False, True, False, True, True]
     assert reason(results[0]) == reason(expected[0]) == "ValueError: a sensor reports nonsense"
-    assert reason(results[2]).startswith("the worker process that trained this client was killed by SIGSEGV, twice")
+    assert reason(results[2]).startswith(
+        "the worker process that trained this client was killed by SIGSEGV, twice"
+    )
     assert torch.equal(updates, honest[[0, 2, 3]])
     assert len(said) == 1 and "SIGSEGV while it trained client 2" in said[0] and "\n" not in said[0]
 
@@ -182,13 +229,19 @@ def test_clients_fail_alone_when_their_model_raises_or_kills_its_worker_twice(mi
 def test_a_client_whose_worker_dies_once_is_trained_by_another(minded, tmp_path, monkeypatch):
     once = tmp_path / "died"
     monkeypatch.setenv(worker_tasks.FIRST_DEATH, str(once))
-    (engine, said), sgd, start = minded, LocalSGD(epochs=1, batch_size=8), start_of(serial("minded"))
+    (engine, said), sgd, start = (
+        minded,
+        LocalSGD(epochs=1, batch_size=8),
+        start_of(serial("minded")),
+    )
     engine.close()  # workers with this environment
     said.clear()
     data = worker_tasks.marked(_7=worker_tasks.DEADLY)
     updates, results = engine.train(start, data, jobs(start, sgd), sgd, seed=5)
     assert once.exists() and len(said) == 1 and all(type(result) is Done for result in results)
-    assert torch.equal(updates, serial("minded").train(start, data, jobs(start, sgd), sgd, seed=5)[0])
+    assert torch.equal(
+        updates, serial("minded").train(start, data, jobs(start, sgd), sgd, seed=5)[0]
+    )
 
 
 def test_a_task_that_workers_do_not_find_is_a_sentence(tmp_path, monkeypatch):
@@ -196,7 +249,9 @@ def test_a_task_that_workers_do_not_find_is_a_sentence(tmp_path, monkeypatch):
     data, start = worker_tasks.examples(), start_of(serial())
     with workers("gone", count=1) as engine:
         (tmp_path / "gone").touch()
-        with pytest.raises(TaskError, match="cannot load --task .*the file is gone.*--engine serial") as error:
+        with pytest.raises(
+            TaskError, match="cannot load --task .*the file is gone.*--engine serial"
+        ) as error:
             engine.train(start, data, jobs(start), SGD, seed=5)
         assert "\n" not in str(error.value) and not engine.workers
 
@@ -212,7 +267,10 @@ def test_workers_that_cannot_start_are_a_sentence(monkeypatch):
 def test_what_a_task_file_draws_as_it_is_imported_is_the_same_everywhere():
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
     one_by_one, data = serial("drawn"), worker_tasks.examples()
-    assert torch.equal(before[0], torch.get_rng_state()) and (before[1] == np.random.get_state()[1]).all()
+    assert (
+        torch.equal(before[0], torch.get_rng_state())
+        and (before[1] == np.random.get_state()[1]).all()
+    )
     assert before[2] == random.getstate()
     start, found = start_of(one_by_one), []
     with workers("drawn", count=1) as engine:
@@ -224,17 +282,28 @@ def test_what_a_task_file_draws_as_it_is_imported_is_the_same_everywhere():
 def test_a_model_that_is_another_one_in_each_process_is_a_sentence():
     one_by_one, data = serial("wandering"), worker_tasks.examples()
     start = start_of(one_by_one)
-    with workers("wandering", count=1) as engine, pytest.raises(TaskError, match="gives a worker process another model"):
+    with (
+        workers("wandering", count=1) as engine,
+        pytest.raises(TaskError, match="gives a worker process another model"),
+    ):
         engine.train(start, data, jobs(start), SGD, seed=5)
 
 
 def test_a_run_of_which_every_client_kills_its_worker_ends_in_a_sentence():
     said, start = [], start_of(serial("minded"))
-    data, sgd = worker_tasks.marked(**{f"_{i}": worker_tasks.DEADLY for i in range(2, 120)}), LocalSGD(epochs=1, batch_size=8)
+    data, sgd = (
+        worker_tasks.marked(**{f"_{i}": worker_tasks.DEADLY for i in range(2, 120)}),
+        LocalSGD(epochs=1, batch_size=8),
+    )
     ended = pytest.raises(UserError, match="^6 worker.*SIGSEGV.*--engine serial")
     with workers("minded", count=2, warn=said.append) as engine, ended as error:
         engine.train(start, data, jobs(start, sgd)[1:], sgd, seed=5)
-    assert "\n" not in str(error.value) and said and not any("memory" in sentence for sentence in said) and not engine.workers
+    assert (
+        "\n" not in str(error.value)
+        and said
+        and not any("memory" in sentence for sentence in said)
+        and not engine.workers
+    )
 
 
 def test_a_model_that_ends_its_process_fails_its_client_alone(minded):
@@ -243,36 +312,59 @@ def test_a_model_that_ends_its_process_fails_its_client_alone(minded):
     leaving = worker_tasks.marked(_7=worker_tasks.EXIT)
     for each in (engine, one_by_one):
         _, results = each.train(start, leaving, jobs(start, sgd), sgd, seed=5)
-        assert reason(results[0]) == "the task's own code raised SystemExit (7)" and all(type(result) is Done for result in results[1:])
+        assert reason(results[0]) == "the task's own code raised SystemExit (7)" and all(
+            type(result) is Done for result in results[1:]
+        )
     stopping = worker_tasks.marked(_7=worker_tasks.STOP)
     _, results = engine.train(start, stopping, jobs(start, sgd), sgd, seed=5)
-    assert reason(results[0]) == "the task's own code raised KeyboardInterrupt" and all(type(result) is Done for result in results[1:])
+    assert reason(results[0]) == "the task's own code raised KeyboardInterrupt" and all(
+        type(result) is Done for result in results[1:]
+    )
     with pytest.raises(KeyboardInterrupt):
         one_by_one.train(start, stopping, jobs(start, sgd), sgd, seed=5)
 
 
 def test_a_worker_imports_no_flower():
-    program = "import sys, fedcomp.sim.worker; sys.exit('flwr' in sys.modules or 'numba' in sys.modules)"
+    program = (
+        "import sys, fedcomp.sim.worker; sys.exit('flwr' in sys.modules or 'numba' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
 
 
-RUN = RunConfig(task=f"{TASKS}:task", clients=6, participation=0.5, rounds=3, local_steps=2, lr=0.1, momentum=0.5, keep_momentum=True,
-                uplink="stc:density=10%", downlink="stc:density=10%")
+RUN = RunConfig(
+    task=f"{TASKS}:task",
+    clients=6,
+    participation=0.5,
+    rounds=3,
+    local_steps=2,
+    lr=0.1,
+    momentum=0.5,
+    keep_momentum=True,
+    uplink="stc:density=10%",
+    downlink="stc:density=10%",
+)
 
 
 def test_a_run_is_that_of_the_serial_engine(tmp_path):
     for engine in ("serial", "processes"):
         simulate(RunConfig(**vars(RUN) | {"engine": engine, "out": str(tmp_path / engine)}))
-    assert (tmp_path / "serial" / "model.safetensors").read_bytes() == (tmp_path / "processes" / "model.safetensors").read_bytes()
+    assert (tmp_path / "serial" / "model.safetensors").read_bytes() == (
+        tmp_path / "processes" / "model.safetensors"
+    ).read_bytes()
     assert read_run(tmp_path / "processes")["resolved"]["engine"] == "processes"
     assert RunConfig(**vars(RUN) | {"engine": "processes"}).precision == "float32"
 
 
-def test_models_that_gain_nothing_from_batches_go_to_processes_where_there_are_several_cores(tmp_path):
+def test_models_that_gain_nothing_from_batches_go_to_processes_where_there_are_several_cores(
+    tmp_path,
+):
     torch.set_num_threads(2)
     simulate(RunConfig(**vars(RUN) | {"rounds": 1, "out": str(tmp_path / "run")}))
     assert read_run(tmp_path / "run")["resolved"] | {"device": "", "residuals": ""} == {
-        "device": "", "engine": "processes", "at_once": 2, "residuals": ""
+        "device": "",
+        "engine": "processes",
+        "at_once": 2,
+        "residuals": "",
     }
 
 
@@ -286,7 +378,10 @@ def test_a_model_that_views_its_activations_is_trained_all_the_same():
     engine = SerialEngine(task, model, layout, "cpu")
     assert engine.channels_last
     expected = plain.train(start, data, batches, LocalSGD())
-    assert torch.equal(engine.train(start, data, batches, LocalSGD()).update, expected.update) and not engine.channels_last
+    assert (
+        torch.equal(engine.train(start, data, batches, LocalSGD()).update, expected.update)
+        and not engine.channels_last
+    )
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
@@ -300,10 +395,22 @@ simulate(RunConfig(task="{TASKS}:slow", clients=4, participation=1.0, rounds=1, 
 """
     log = tmp_path / "log"
     with log.open("w") as output:
-        process = subprocess.Popen([sys.executable, "-c", program], stdout=output, stderr=output, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdout=output,
+            stderr=output,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
     try:
-        assert within(110, lambda: "trains" in log.read_text() or process.poll() is not None) and process.poll() is None, log.read_text()
-        pids = [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("trains")]
+        assert (
+            within(110, lambda: "trains" in log.read_text() or process.poll() is not None)
+            and process.poll() is None
+        ), log.read_text()
+        pids = [
+            int(line.split()[1])
+            for line in log.read_text().splitlines()
+            if line.startswith("trains")
+        ]
         assert pids and all(alive(pid) for pid in pids)
         process.send_signal(sent)
         process.wait(60)

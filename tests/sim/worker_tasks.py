@@ -19,7 +19,9 @@ FIRST_DEATH = "FEDCOMP_TEST_FIRST_DEATH"  # names a file that is there once a wo
 
 def examples() -> Data:
     drawn = torch.Generator().manual_seed(1)
-    return Data(torch.randn(120, 3, 8, 8, generator=drawn), torch.randint(0, 4, (120,), generator=drawn))
+    return Data(
+        torch.randn(120, 3, 8, 8, generator=drawn), torch.randint(0, 4, (120,), generator=drawn)
+    )
 
 
 def marked(**values: float) -> Data:
@@ -32,8 +34,15 @@ def marked(**values: float) -> Data:
 
 def model() -> nn.Module:
     """What the batched engine cannot: convolutions, running statistics and dropout."""
-    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.3),
-                         nn.Linear(128, 4))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(128, 4),
+    )
 
 
 class Minded(nn.Module):
@@ -103,7 +112,9 @@ minded = Task("minded", Minded, examples, examples)
 slow = Task("slow", Slow, examples, examples)
 viewed = Task("viewed", Viewed, examples, examples)
 drawn = Task("drawn", lambda: Projected(DRAWN), examples, examples)
-wandering = Task("wandering", lambda: Projected(torch.tensor(1.0 + os.getpid() % 1000)), examples, examples)
+wandering = Task(
+    "wandering", lambda: Projected(torch.tensor(1.0 + os.getpid() % 1000)), examples, examples
+)
 
 
 def gone() -> Task:

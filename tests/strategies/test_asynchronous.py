@@ -26,7 +26,9 @@ def told(**options) -> partial:
     return partial(Asynchronous, options=Asynchronous.Options(**options))
 
 
-def virtual(rules: Rules = HALF, kind: type = Federation, at_once: int = 4, **options) -> Federation:
+def virtual(
+    rules: Rules = HALF, kind: type = Federation, at_once: int = 4, **options
+) -> Federation:
     """A federation in virtual time."""
     federation = kind(rules, clients=CLIENTS, strategy=told(**options), at_once=at_once)
     federation.strategy.pace = pace(rules.seed)
@@ -49,7 +51,11 @@ class Slow:
         for reply in self.pull(ids):
             takes = self.takes.get(reply.metadata.src_node_id - FIRST_NODE, 0)
             self.kept += [] if takes is None else [(self.looks + takes, reply)]
-        due = [reply for when, reply in self.kept if when <= self.looks and reply.metadata.reply_to_message_id in ids]
+        due = [
+            reply
+            for when, reply in self.kept
+            if when <= self.looks and reply.metadata.reply_to_message_id in ids
+        ]
         self.kept = [(when, reply) for when, reply in self.kept if reply not in due]
         return due
 
@@ -67,7 +73,11 @@ def test_a_round_is_made_by_those_who_answer_first(wait):
     federation = virtual(wait=wait)
     seconds, ready, now = pace(HALF.seed), {}, 0.0
     for outcome in federation.strategy.rounds(federation.grid, range(1, 15)):
-        ready |= {c: now + seconds(outcome.round, c) for c in range(CLIENTS) if federation.strategy.began.get(c) == outcome.round}
+        ready |= {
+            c: now + seconds(outcome.round, c)
+            for c in range(CLIENTS)
+            if federation.strategy.began.get(c) == outcome.round
+        }
         ready |= {c: now + seconds(outcome.round, c) for c in outcome.cohort if c not in ready}
         first = sorted(ready, key=ready.get)[: 2 if wait else 1]
         assert outcome.cohort == sorted(first) and len(ready) == 5
@@ -93,14 +103,21 @@ def test_nobody_is_asked_who_is_at_work():
 
 
 def test_what_is_late_counts_less_by_its_lateness_and_the_rest_is_not_shared_out():
-    rules = replace(HALF, uplink="identity", downlink="identity", memory="none", downlink_memory="none")
+    rules = replace(
+        HALF, uplink="identity", downlink="identity", memory="none", downlink_memory="none"
+    )
     federation = virtual(rules, wait=0.4, decay=1.0)
     late = set()
     for round in range(1, 9):
-        before, began = federation.strategy.broadcasts.weights.clone(), dict(federation.strategy.began)
+        before, began = (
+            federation.strategy.broadcasts.weights.clone(),
+            dict(federation.strategy.began),
+        )
         (outcome,) = run(federation, 1, round)
         lateness = {client: round - began.get(client, round) for client in outcome.cohort}
-        moved = sum(a.update.dense() / (1 + lateness[a.client]) for a in outcome.accepted) / len(outcome.accepted)
+        moved = sum(a.update.dense() / (1 + lateness[a.client]) for a in outcome.accepted) / len(
+            outcome.accepted
+        )
         torch.testing.assert_close(federation.strategy.broadcasts.weights - before, moved)
         late |= set(lateness.values())
     assert len(late) > 1
@@ -109,7 +126,10 @@ def test_what_is_late_counts_less_by_its_lateness_and_the_rest_is_not_shared_out
 def test_without_decay_all_count_alike():
     federation = virtual(decay=0.0)
     run(federation, 6)
-    assert federation.strategy._lateness and federation.strategy.discount(Accepted(0, None, 1, 0.0, "")) == 1.0
+    assert (
+        federation.strategy._lateness
+        and federation.strategy.discount(Accepted(0, None, 1, 0.0, "")) == 1.0
+    )
 
 
 def test_who_is_too_late_is_given_up_and_nothing_is_lost():
@@ -122,7 +142,10 @@ def test_who_is_too_late_is_given_up_and_nothing_is_lost():
         accounts.take(outcome)
         assert all(round - began.get(a.client, round) <= 3 for a in outcome.accepted)
         for refused in outcome.rejections:
-            assert refused.reason == "no answer in the 4 rounds since it began" and refused.client in outcome.cohort
+            assert (
+                refused.reason == "no answer in the 4 rounds since it began"
+                and refused.client in outcome.cohort
+            )
             assert refused.client not in federation.strategy.began
         given_up += len(outcome.rejections)
         assert len(federation.strategy.began) < 5
@@ -143,7 +166,9 @@ def test_every_byte_of_a_round_is_a_byte_of_a_frame(staleness):
 
     federation.handle = listening
     for outcome in federation.strategy.rounds(federation.grid, range(1, 12)):
-        assert outcome.traffic.downlink == down and outcome.traffic.uplink == {client: up[client] for client in outcome.cohort}
+        assert outcome.traffic.downlink == down and outcome.traffic.uplink == {
+            client: up[client] for client in outcome.cohort
+        }
         down.clear()
         given_up += len(outcome.rejections)
     assert bool(given_up) == (staleness == 1)
@@ -159,10 +184,15 @@ def test_the_order_in_which_the_simulation_works_does_not_matter():
 
 def test_some_are_slow_for_good_and_everybody_now_and_then():
     seconds = pace(1)
-    times = torch.tensor([[seconds(round, client) for round in range(200)] for client in range(20)], dtype=torch.float64)
+    times = torch.tensor(
+        [[seconds(round, client) for round in range(200)] for client in range(20)],
+        dtype=torch.float64,
+    )
     lasting = times.mean(1)
     assert 0.5 <= float(times.min()) and float(times.max()) <= 6.0
-    assert float(lasting.max()) > 2 * float(lasting.min()) and bool((times.std(1) > 0.2 * lasting).all())
+    assert float(lasting.max()) > 2 * float(lasting.min()) and bool(
+        (times.std(1) > 0.2 * lasting).all()
+    )
     assert seconds(7, 3) == pace(1)(7, 3) != pace(2)(7, 3)
 
 
@@ -172,19 +202,28 @@ def test_some_are_slow_for_good_and_everybody_now_and_then():
 @pytest.mark.parametrize("slow", [30, None])
 def test_a_slow_client_keeps_nobody_waiting_and_is_given_up_in_the_end(slow, monkeypatch):
     monkeypatch.setattr(exchange, "POLL_S", 0)
-    federation = Federation(replace(HALF, participation=1.0), clients=4, strategy=told(wait=0.5, staleness=5))
+    federation = Federation(
+        replace(HALF, participation=1.0), clients=4, strategy=told(wait=0.5, staleness=5)
+    )
     accounts = Accounts(federation)
     grid = Slow(federation, {1: slow})
     outcomes = []
     for outcome in federation.strategy.rounds(federation.grid, range(1, 15)):
         accounts.take(outcome)
         outcomes.append(outcome)
-    assert all(outcome.broadcast for outcome in outcomes) and all(a.client != 1 for o in outcomes for a in o.accepted)
+    assert all(outcome.broadcast for outcome in outcomes) and all(
+        a.client != 1 for o in outcomes for a in o.accepted
+    )
     refused = [(o.round, r.client, r.reason) for o in outcomes for r in o.rejections]
-    assert refused == [(7, 1, "no answer in the 6 rounds since it began"), (14, 1, "no answer in the 6 rounds since it began")]
+    assert refused == [
+        (7, 1, "no answer in the 6 rounds since it began"),
+        (14, 1, "no answer in the 6 rounds since it began"),
+    ]
     accounts.settle_and_check()
     if slow is None:
-        grid.takes[1] = 0  # it is there again, and is asked with the news that nothing of it was taken
+        grid.takes[1] = (
+            0  # it is there again, and is asked with the news that nothing of it was taken
+        )
         more = run(federation, 8, 15)
         assert any(a.client == 1 for outcome in more for a in outcome.accepted)
 
@@ -193,7 +232,9 @@ def test_answers_count_in_the_order_in_which_they_come(monkeypatch):
     monkeypatch.setattr(exchange, "POLL_S", 0)
     federation = Federation(replace(HALF, participation=1.0), clients=4, strategy=told(wait=0.25))
     Slow(federation, {0: 9, 1: 6, 2: 3})
-    assert [o.cohort for o in run(federation, 3)][0] == [3] and federation.strategy.began.keys() >= {0, 1}
+    assert [o.cohort for o in run(federation, 3)][0] == [
+        3
+    ] and federation.strategy.began.keys() >= {0, 1}
     assert all(bool(o.accepted) for o in run(federation, 12, 4))
 
 
@@ -221,7 +262,9 @@ def test_a_client_that_lost_its_disk_gets_the_model_as_it_is_when_that_is_heard(
 
 def test_a_phase_that_takes_too_long_closes_with_those_who_have_answered(monkeypatch):
     monkeypatch.setattr(exchange, "POLL_S", 0)
-    federation = Federation(replace(HALF, participation=1.0, timeout_s=0.01), clients=4, strategy=told(wait=1.0))
+    federation = Federation(
+        replace(HALF, participation=1.0, timeout_s=0.01), clients=4, strategy=told(wait=1.0)
+    )
     Slow(federation, {0: None, 1: None})
     (outcome,) = run(federation, 1)
     assert outcome.cohort == [2, 3] and federation.strategy.began.keys() == {0, 1}
@@ -235,11 +278,19 @@ def test_a_phase_that_takes_too_long_closes_with_those_who_have_answered(monkeyp
 def test_both_sides_stay_in_step(kind, name, uplink):
     federation = made(kind, name, uplink, strategy=told(wait=0.0, staleness=4))
     federation.strategy.pace = pace(3)
-    federation.faults = {(client, round): lose for client in range(6) for round in range(1, 20) if (client + round) % 5 == 0}
+    federation.faults = {
+        (client, round): lose
+        for client in range(6)
+        for round in range(1, 20)
+        if (client + round) % 5 == 0
+    }
     for round in range(1, 20):
         federation.run(round, round)
         resting = federation.strategy.tickets.keys() - federation.strategy.began.keys()
-        assert all(same_bits(federation.settled(c), federation.strategy.counterpart.row(c)) for c in resting)
+        assert all(
+            same_bits(federation.settled(c), federation.strategy.counterpart.row(c))
+            for c in resting
+        )
     assert federation.answers > 15 and not federation.began
 
 
@@ -248,7 +299,10 @@ def test_both_sides_stay_in_step(kind, name, uplink):
 
 @pytest.mark.parametrize("text", ["wait=2", "wait=-1", "staleness=-1", "decay=-0.5"])
 def test_options_out_of_range(text):
-    with pytest.raises(SpecError, match=f"option '{text.split('=')[0]}' of strategy 'asynchronous' is .*; give 0 to "):
+    with pytest.raises(
+        SpecError,
+        match=f"option '{text.split('=')[0]}' of strategy 'asynchronous' is .*; give 0 to ",
+    ):
         strategy(f"asynchronous:{text}")
 
 

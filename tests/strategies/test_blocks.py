@@ -32,9 +32,13 @@ def test_blocks_of_every_codec_are_the_vectors(spec, monkeypatch):
     assert np.array_equal(read, whole)
     into, weights = torch.zeros(NUMEL), np.array([0.5, 0, -2, 1.25])
     Rows(updates, NUMEL).combine(weights, into)
-    np.testing.assert_allclose(into.numpy(), weights @ whole.astype(np.float64), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        into.numpy(), weights @ whole.astype(np.float64), rtol=1e-6, atol=1e-6
+    )
     products = Rows(updates, NUMEL).products()
-    np.testing.assert_allclose(products, whole.astype(np.float64) @ whole.T.astype(np.float64), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        products, whole.astype(np.float64) @ whole.T.astype(np.float64), rtol=1e-12, atol=1e-12
+    )
     assert np.array_equal(products, products.T)
 
 
@@ -57,14 +61,18 @@ def test_distances_are_those_of_the_vectors():
     exact = ((x[:, None].astype(np.float64) - x[None]) ** 2).sum(-1)
     np.testing.assert_allclose(squared_distances(products), exact, rtol=1e-12, atol=1e-11)
     weights = np.array([0.2, 0.3, 0, 0, 0.4, 0.1])
-    np.testing.assert_allclose(lengths_from(products, weights), np.linalg.norm(x - weights @ x, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(
+        lengths_from(products, weights), np.linalg.norm(x - weights @ x, axis=1), rtol=1e-6
+    )
 
 
 def test_vectors_that_lie_far_away_leave_the_distances_of_others_as_they_are():
     x = np.random.default_rng(0).standard_normal((5, 900)).astype(np.float32)
     alone = squared_distances(Rows([Dense(row) for row in x], 900).products())
     far = np.full(900, np.finfo(np.float32).max, np.float32)
-    beside = squared_distances(Rows([*(Dense(row) for row in x), Dense(far), Dense(-far)], 900).products())
+    beside = squared_distances(
+        Rows([*(Dense(row) for row in x), Dense(far), Dense(-far)], 900).products()
+    )
     assert np.array_equal(alone, beside[:5, :5]) and np.isfinite(beside).all()
 
 
@@ -95,7 +103,9 @@ def test_an_update_without_weight_is_not_read():
             raise AssertionError("read")
 
     into = torch.zeros(3)
-    Rows([Closed(np.ones(3, np.float32)), Dense(np.ones(3, np.float32))], 3).combine(np.array([0, 1]), into)
+    Rows([Closed(np.ones(3, np.float32)), Dense(np.ones(3, np.float32))], 3).combine(
+        np.array([0, 1]), into
+    )
     assert into.tolist() == [1, 1, 1]
 
 
@@ -103,7 +113,12 @@ def test_no_more_than_a_few_blocks_are_held():
     """20 sparse updates of n = 4M: dense they would be 320 MB."""
     m, n, k = 20, 4_000_000, 4000
     rng = np.random.default_rng(0)
-    updates = [Sparse(n, np.sort(rng.choice(n, k, replace=False)), rng.standard_normal(k).astype(np.float32)) for _ in range(m)]
+    updates = [
+        Sparse(
+            n, np.sort(rng.choice(n, k, replace=False)), rng.standard_normal(k).astype(np.float32)
+        )
+        for _ in range(m)
+    ]
     into = torch.zeros(n)
     tracemalloc.start()
     try:
@@ -115,4 +130,6 @@ def test_no_more_than_a_few_blocks_are_held():
         tracemalloc.stop()
     block, chunk = 4 * m * blocks.BLOCK, 8 * m * blocks.CHUNK
     assert block <= peak < 2 * block + 2 * chunk < 4 * m * n / 12
-    assert np.isclose(products.trace(), sum(float((u.values.astype(np.float64) ** 2).sum()) for u in updates))
+    assert np.isclose(
+        products.trace(), sum(float((u.values.astype(np.float64) ** 2).sum()) for u in updates)
+    )

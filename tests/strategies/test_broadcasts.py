@@ -15,7 +15,13 @@ LAYOUT = Layout.from_shapes({"w": (40, 49), "b": (40,)})
 
 def broadcasts(spec: str, cache_bytes: int = 4 * NUMEL) -> Broadcasts:
     downlink = codec(spec)
-    return Broadcasts(torch.linspace(-1, 1, NUMEL), LAYOUT, downlink, memory("residual", downlink, NUMEL, LAYOUT), cache_bytes)
+    return Broadcasts(
+        torch.linspace(-1, 1, NUMEL),
+        LAYOUT,
+        downlink,
+        memory("residual", downlink, NUMEL, LAYOUT),
+        cache_bytes,
+    )
 
 
 def advance(b: Broadcasts, rounds: int, spread: int = NUMEL) -> list[torch.Tensor]:
@@ -38,7 +44,10 @@ def replica(b: Broadcasts) -> Replica:
     return Replica(torch.linspace(-1, 1, NUMEL), LAYOUT, b.codec)
 
 
-@pytest.mark.parametrize("spec", ["stc:density=1%", "topk:density=2%,values=fp16@layer", "sbc:density=1%", "fp16", "identity"])
+@pytest.mark.parametrize(
+    "spec",
+    ["stc:density=1%", "topk:density=2%,values=fp16@layer", "sbc:density=1%", "fp16", "identity"],
+)
 @pytest.mark.parametrize("missed", [1, 2, 7])
 def test_weights_are_bit_identical_after_any_absence(spec, missed):
     b = broadcasts(spec, cache_bytes=10**6)
@@ -72,7 +81,11 @@ def test_the_dense_model_is_sent_when_it_is_cheapest():
 
 
 def test_the_cheapest_of_the_three_forms_is_chosen():
-    for spec, spread, rounds in [("topk:density=1%", 25, 6), ("stc:density=5%", NUMEL, 40), ("stc:density=1%", NUMEL, 4)]:
+    for spec, spread, rounds in [
+        ("topk:density=1%", 25, 6),
+        ("stc:density=5%", NUMEL, 40),
+        ("stc:density=1%", NUMEL, 4),
+    ]:
         b = broadcasts(spec, cache_bytes=10**6)
         advance(b, rounds, spread)
         frames = sum(len(entry.frame) for entry in b.cache)
@@ -87,7 +100,10 @@ def test_past_the_cache_the_dense_model_is_sent():
     assert b.download("no such version").form == DENSE
 
 
-@pytest.mark.parametrize(("spec", "spread"), [("topk:density=1%", 20), ("stc:density=5%", 150), ("stc:density=1%", NUMEL), ("fp16", 20)])
+@pytest.mark.parametrize(
+    ("spec", "spread"),
+    [("topk:density=1%", 20), ("stc:density=5%", 150), ("stc:density=1%", NUMEL), ("fp16", 20)],
+)
 def test_each_client_is_told_the_same_whoever_asked_before(spec, spread):
     asked, alone = broadcasts(spec, cache_bytes=10**6), broadcasts(spec, cache_bytes=10**6)
     advance(asked, 9, spread)
@@ -109,13 +125,24 @@ def test_a_broadcast_is_opened_once_however_many_clients_missed_it(monkeypatch, 
     b = broadcasts("topk:density=1%", cache_bytes=1000)
     advance(b, 12, spread=20)
     opened, open = [], type(b.codec).open
-    monkeypatch.setattr(type(b.codec), "open", lambda codec, frame, *given: (opened.append(frame), open(codec, frame, *given))[1])
+    monkeypatch.setattr(
+        type(b.codec),
+        "open",
+        lambda codec, frame, *given: (opened.append(frame), open(codec, frame, *given))[1],
+    )
     for entry in [*b.cache][::-1]:
         b.download(entry.base)
     assert sorted(opened) == sorted(entry.frame for entry in b.cache)
     opened.clear()
     for round in range(12, 40):
-        b.publish(b.prepare(round, torch.randn(NUMEL, generator=torch.Generator().manual_seed(round)) * (torch.arange(NUMEL) < 20), 0))
+        b.publish(
+            b.prepare(
+                round,
+                torch.randn(NUMEL, generator=torch.Generator().manual_seed(round))
+                * (torch.arange(NUMEL) < 20),
+                0,
+            )
+        )
         for entry in [*b.cache][::-1]:
             b.download(entry.base)
     applied = 2 * 28  # to the model, and to the server's memory

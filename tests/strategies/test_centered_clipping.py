@@ -16,7 +16,10 @@ MOVED, STAYED = SimpleNamespace(broadcast=object()), SimpleNamespace(broadcast=N
 @pytest.mark.parametrize(("m", "liars"), [(3, 1), (7, 3), (20, 4)])
 @pytest.mark.parametrize(("steps", "radius"), [(1, 3.0), (4, 0.5), (2, 1000.0)])
 def test_its_rounds_are_those_of_byzfl(kind, m, liars, steps, radius):
-    other, made = oracle().CenteredClipping(L=steps, tau=radius), rule(f"centered-clipping:{liars},iterations={steps},radius={radius}", 200)
+    other, made = (
+        oracle().CenteredClipping(L=steps, tau=radius),
+        rule(f"centered-clipping:{liars},iterations={steps},radius={radius}", 200),
+    )
     for round in range(1, 5):
         x = clouds(kind, m, 200, liars, seed=round)
         with np.errstate(divide="ignore"):
@@ -28,7 +31,9 @@ def test_its_rounds_are_those_of_byzfl(kind, m, liars, steps, radius):
 
 def test_a_radius_beyond_all_is_the_mean():
     x = clouds("honest", 6, 50, 0)
-    np.testing.assert_allclose(aggregated(rule("centered-clipping:0,radius=1e30", 50), x), x.mean(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        aggregated(rule("centered-clipping:0,radius=1e30", 50), x), x.mean(0), rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(("m", "liars"), [(3, 1), (9, 4), (20, 4)])

@@ -46,9 +46,13 @@ def test_the_mean_is_that_of_clipped_updates_and_they_are_counted():
     updates = torch.stack([a.update.dense() for a in outcome.accepted])
     lengths = updates.norm(dim=1, keepdim=True)
     clipped = updates * (DENSE.clip_update / lengths).clamp(max=1)
-    torch.testing.assert_close(federation.strategy.broadcasts.weights, start + clipped.mean(0), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        federation.strategy.broadcasts.weights, start + clipped.mean(0), rtol=1e-4, atol=1e-6
+    )
     assert outcome.clipped == int((lengths > DENSE.clip_update).sum()) >= 1
-    assert float((federation.strategy.broadcasts.weights - start).norm()) <= DENSE.clip_update * 1.001
+    assert (
+        float((federation.strategy.broadcasts.weights - start).norm()) <= DENSE.clip_update * 1.001
+    )
 
 
 def test_weights_by_examples_and_lateness_stay_beside_it():
@@ -60,8 +64,13 @@ def test_weights_by_examples_and_lateness_stay_beside_it():
     strategy._lateness = {0: 3}
     strategy.aggregate({"train": accepted}, into)
     weights = [a.examples * (0.5 if a.client == 0 else 1.0) for a in accepted]  # (1 + 3)^-0.5
-    parts = [w * a.update.dense() * min(1.0, 0.05 / float(a.update.dense().norm())) for w, a in zip(weights, accepted, strict=True)]
-    torch.testing.assert_close(into, torch.stack(parts).sum(0) / sum(a.examples for a in accepted), rtol=1e-4, atol=1e-6)
+    parts = [
+        w * a.update.dense() * min(1.0, 0.05 / float(a.update.dense().norm()))
+        for w, a in zip(weights, accepted, strict=True)
+    ]
+    torch.testing.assert_close(
+        into, torch.stack(parts).sum(0) / sum(a.examples for a in accepted), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_estimates_of_a_counterpart_are_clipped_as_a_whole():
@@ -70,20 +79,32 @@ def test_estimates_of_a_counterpart_are_clipped_as_a_whole():
         pass
     before = federation.strategy.broadcasts.weights.clone()
     (outcome,) = federation.strategy.rounds(federation.grid, [6])
-    assert outcome.clipped and float((federation.strategy.broadcasts.weights - before).norm()) <= DENSE.clip_update * 1.001
+    assert (
+        outcome.clipped
+        and float((federation.strategy.broadcasts.weights - before).norm())
+        <= DENSE.clip_update * 1.001
+    )
 
 
 def test_gtopk_clips_too_and_a_run_without_a_bound_counts_nothing():
     rules = replace(DENSE, uplink="topk:density=20%", clip_update=1e-3)
-    federation, free = Federation(rules, strategy=GTopK), Federation(replace(rules, clip_update=0.0), strategy=GTopK)
+    federation, free = (
+        Federation(rules, strategy=GTopK),
+        Federation(replace(rules, clip_update=0.0), strategy=GTopK),
+    )
     (outcome,) = federation.strategy.rounds(federation.grid, [1])
     assert outcome.clipped == len(outcome.accepted)
     assert next(free.strategy.rounds(free.grid, [1])).clipped == 0
 
 
-@pytest.mark.parametrize("name", [name for name, cls in available_strategies().items() if not cls.clips])
+@pytest.mark.parametrize(
+    "name", [name for name, cls in available_strategies().items() if not cls.clips]
+)
 def test_strategies_that_add_no_updates_one_by_one_refuse(name):
     cls = available_strategies()[name]
     assert name not in (Average.name, GTopK.name, Asynchronous.name)
-    with pytest.raises(ConfigError, match=f"strategy '{name}' adds no updates one by one, .* leave --clip-update out"):
+    with pytest.raises(
+        ConfigError,
+        match=f"strategy '{name}' adds no updates one by one, .* leave --clip-update out",
+    ):
         cls(DENSE, roster=by_index)

@@ -23,20 +23,35 @@ ALL = Rules(participation=1.0, uplink="stc:density=10%", downlink="stc:density=1
 counts = st.integers(0, 50)
 
 
-@given(asked=counts, answered=counts, accepted=counts, quorum=st.floats(0.01, 1), over=st.booleans())
+@given(
+    asked=counts, answered=counts, accepted=counts, quorum=st.floats(0.01, 1), over=st.booleans()
+)
 def test_a_phase_closes_exactly_when_it_may(asked, answered, accepted, quorum, over):
     answered = min(answered, asked)
     accepted = min(accepted, answered)
-    closed = QuorumOrDeadline(quorum, 10.0).closed(Progress(asked, answered, accepted, 11.0 if over else 9.0))
+    closed = QuorumOrDeadline(quorum, 10.0).closed(
+        Progress(asked, answered, accepted, 11.0 if over else 9.0)
+    )
     assert (closed is not None) == (answered == asked or accepted >= least(quorum, asked) or over)
     late = over and answered < asked and accepted < least(quorum, asked)
     assert (closed is not None and closed.stage == DEADLINE) == late
-    assert (AllAnswered().closed(Progress(asked, answered, accepted, 1e9)) is not None) == (answered == asked)
+    assert (AllAnswered().closed(Progress(asked, answered, accepted, 1e9)) is not None) == (
+        answered == asked
+    )
 
 
-@pytest.mark.parametrize(("quorum", "clients", "enough"), [
-    (1.0, 10, 10), (0.7, 10, 7), (0.1, 30, 3), (2 / 3, 3, 2), (0.5, 5, 3), (0.01, 10, 1), (1.0, 0, 1),
-])
+@pytest.mark.parametrize(
+    ("quorum", "clients", "enough"),
+    [
+        (1.0, 10, 10),
+        (0.7, 10, 7),
+        (0.1, 30, 3),
+        (2 / 3, 3, 2),
+        (0.5, 5, 3),
+        (0.01, 10, 1),
+        (1.0, 0, 1),
+    ],
+)
 def test_a_quorum_is_a_whole_number_of_clients(quorum, clients, enough):
     assert least(quorum, clients) == enough
 
@@ -45,19 +60,28 @@ def test_without_a_deadline_nobody_is_too_late():
     assert QuorumOrDeadline().closed(Progress(3, 2, 2, 1e12)) is None
 
 
-@pytest.mark.parametrize(("strategy", "rules"), [
-    (Average, ALL),
-    (Average, replace(ALL, memory="ef21")),
-    (partial(PowerSGD, options=PowerSGD.Options(rank=1)), replace(ALL, uplink="powersgd:rank=1", memory="lowrank")),
-    (SketchedSGD, replace(ALL, uplink="sketch:rows=3,columns=12", memory="sketched")),
-], ids=["average", "ef21", "powersgd", "sketched-sgd"])
+@pytest.mark.parametrize(
+    ("strategy", "rules"),
+    [
+        (Average, ALL),
+        (Average, replace(ALL, memory="ef21")),
+        (
+            partial(PowerSGD, options=PowerSGD.Options(rank=1)),
+            replace(ALL, uplink="powersgd:rank=1", memory="lowrank"),
+        ),
+        (SketchedSGD, replace(ALL, uplink="sketch:rows=3,columns=12", memory="sketched")),
+    ],
+    ids=["average", "ef21", "powersgd", "sketched-sgd"],
+)
 def test_a_quorum_closes_a_round_and_the_others_are_named(strategy, rules):
     federation = Federation(replace(rules, quorum=0.5), at_once=1, strategy=strategy)
     before = federation.strategy.broadcasts.version
     for outcome in federation.strategy.rounds(federation.grid, range(1, 6)):
         assert {a.client for a in outcome.accepted}.isdisjoint(r.client for r in outcome.rejections)
         assert len(outcome.accepted) + len(outcome.rejections) == len(outcome.cohort) == 6
-        assert len(outcome.accepted) == (2 if len(list(federation.strategy.phases(1))) > 1 else 3)  # of 6, and of the 3 asked again
+        assert len(outcome.accepted) == (
+            2 if len(list(federation.strategy.phases(1))) > 1 else 3
+        )  # of 6, and of the 3 asked again
         assert all(r.stage == "quorum" and "(--quorum 0.5)" in r.reason for r in outcome.rejections)
         assert outcome.broadcast is not None and federation.strategy.broadcasts.version != before
 
@@ -71,7 +95,11 @@ def late(federation):
         kept[:] = [reply for reply in kept if reply not in ready]
         for reply in pull(ids):
             odd = int(reply.metadata.group_id) % 2
-            (kept if odd and federation.grid.get_node_ids()[0] == reply.metadata.src_node_id else ready).append(reply)
+            (
+                kept
+                if odd and federation.grid.get_node_ids()[0] == reply.metadata.src_node_id
+                else ready
+            ).append(reply)
         return ready
 
     federation.grid.pull_messages = pulled
@@ -91,7 +119,9 @@ class Resting(Clock):
 
 @pytest.mark.parametrize("quorum", [5 / 6, 1.0])
 def test_what_came_late_goes_back_into_its_senders_residual(quorum):
-    federation = Federation(replace(ALL, quorum=quorum, timeout_s=1.0 if quorum == 1 else None), at_once=6)
+    federation = Federation(
+        replace(ALL, quorum=quorum, timeout_s=1.0 if quorum == 1 else None), at_once=6
+    )
     federation.strategy.clock = Resting()
     late(federation)
     inputs, accepted = torch.zeros(2, federation.layout.numel)
@@ -104,8 +134,12 @@ def test_what_came_late_goes_back_into_its_senders_residual(quorum):
         for answer in outcome.accepted:
             if answer.client == 0:
                 answer.update.add_to(accepted)
-    own.memory.commit() if own.ticket == federation.strategy.tickets.get(0) else own.memory.rollback()
-    torch.testing.assert_close(accepted + own.memory.state_dict()["residual"], inputs, rtol=1e-4, atol=1e-5)
+    own.memory.commit() if own.ticket == federation.strategy.tickets.get(
+        0
+    ) else own.memory.rollback()
+    torch.testing.assert_close(
+        accepted + own.memory.state_dict()["residual"], inputs, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_deadline_that_passes_with_nobody_leaves_the_model_and_says_why():
@@ -119,19 +153,26 @@ def test_a_deadline_that_passes_with_nobody_leaves_the_model_and_says_why():
     ]
     federation.grid.pull_messages, federation.strategy.rules = pull, ALL
     second = next(federation.strategy.rounds(federation.grid, [2]))
-    assert len(second.accepted) == 6 and second.broadcast.base == federation.strategy.broadcasts.first
+    assert (
+        len(second.accepted) == 6 and second.broadcast.base == federation.strategy.broadcasts.first
+    )
 
 
 @pytest.mark.parametrize("options", [{"deadline": 5.0}, {"quorum": 0.5}])
 def test_a_simulation_has_no_clock_and_says_so(tmp_path, options):
-    with pytest.raises(ConfigError, match="--deadline and --quorum are for real clients.* or use fedcomp server start"):
+    with pytest.raises(
+        ConfigError,
+        match="--deadline and --quorum are for real clients.* or use fedcomp server start",
+    ):
         simulate(RunConfig(out=str(tmp_path / "run"), **options))
     assert not (tmp_path / "run").exists()
 
 
 def test_a_strategy_that_waits_for_nobody_has_no_quorum():
     config = resolved(RunConfig(strategy="asynchronous", quorum=0.5))
-    with pytest.raises(ConfigError, match="leave --quorum out, or give --strategy asynchronous:wait=0.5"):
+    with pytest.raises(
+        ConfigError, match="leave --quorum out, or give --strategy asynchronous:wait=0.5"
+    ):
         strategy_of(config)
     assert strategy_of(resolved(RunConfig(deadline=7.0, quorum=0.5))).rules.timeout_s == 7.0
     assert strategy_of(resolved(RunConfig())).rules.timeout_s is None

@@ -31,13 +31,19 @@ def truth(signs: np.ndarray) -> np.ndarray:
 def test_every_pattern_every_set_of_liars_and_of_absent_seats(n, b):
     signs = patterns(n)
     votes = local(allocation_matrix("deterministic", n, b), signs)
-    roles = np.array(list(product((1, -1, 0), repeat=n)), np.float32)  # honest, against what an honest seat would say, absent
+    roles = np.array(
+        list(product((1, -1, 0), repeat=n)), np.float32
+    )  # honest, against what an honest seat would say, absent
     liars, absent = (roles < 0).sum(1), (roles == 0).sum(1)
     borne = 2 * liars + absent <= 2 * b
-    assert np.array_equal(borne, [may_close(f, a, b) for f, a in zip(liars.tolist(), absent.tolist())])
+    assert np.array_equal(
+        borne, [may_close(f, a, b) for f, a in zip(liars.tolist(), absent.tolist())]
+    )
     assert (votes @ roles[borne].T * truth(signs)[:, None] > 0).all()
     beyond = 2 * liars + absent == 2 * b + 1
-    assert (votes @ roles[beyond].T * truth(signs)[:, None] <= 0).any()  # one more is not always borne
+    assert (
+        votes @ roles[beyond].T * truth(signs)[:, None] <= 0
+    ).any()  # one more is not always borne
 
 
 @pytest.mark.parametrize("n, b", CLAIMS)
@@ -49,7 +55,11 @@ def test_the_honest_win_by_2b_and_one_in_every_pattern_and_by_no_more_in_the_wor
 
 @pytest.mark.parametrize("n, b", [(11, 2), (11, 5), (13, 3), (15, 1), (15, 3), (15, 6), (15, 7)])
 def test_the_vote_itself_with_liars_and_absent_seats_drawn_and_where_it_is_won_by_least(n, b):
-    rng, G, signs = np.random.default_rng(n + b), allocation_matrix("deterministic", n, b), patterns(n)
+    rng, G, signs = (
+        np.random.default_rng(n + b),
+        allocation_matrix("deterministic", n, b),
+        patterns(n),
+    )
     votes = np.stack([majority(signs.T[row.astype(bool)], 1) for row in G])  # [n, patterns]
     expected = majority(signs.T, 2)
     assert np.array_equal(votes.T, local(G, signs))  # and so without a tie
@@ -57,21 +67,41 @@ def test_the_vote_itself_with_liars_and_absent_seats_drawn_and_where_it_is_won_b
     with_truth = np.flatnonzero(votes[:, worst] == expected[worst])
     for f in range(b + 1):
         a = 2 * (b - f)
-        for seats in (*(rng.permutation(n)[: f + a] for _ in range(10)), rng.permutation(with_truth)[: f + a]):
+        for seats in (
+            *(rng.permutation(n)[: f + a] for _ in range(10)),
+            rng.permutation(with_truth)[: f + a],
+        ):
             cast = votes.copy()
             cast[seats[:f]] *= -1 if f % 2 else rng.choice([-1, 1], (f, 1 << n)).astype(np.int8)
             assert np.array_equal(majority(np.delete(cast, seats[f:], axis=0), 3), expected)
 
 
 def test_the_rows_and_the_redundancy_of_the_deterministic_code():
-    assert allocation_matrix("deterministic", 5, 1).tolist() == [[1, 0, 0, 0, 0], [0, 1, 1, 1, 0], *[[1] * 5] * 3]
-    alone, without_two = np.eye(7)[:3], [[0, 0, 1, 1, 1, 1, 1], [1, 0, 0, 1, 1, 1, 1], [0, 1, 0, 1, 1, 1, 1]]
-    assert np.array_equal(allocation_matrix("deterministic", 7, 0), [*alone, *without_two, np.ones(7)])
+    assert allocation_matrix("deterministic", 5, 1).tolist() == [
+        [1, 0, 0, 0, 0],
+        [0, 1, 1, 1, 0],
+        *[[1] * 5] * 3,
+    ]
+    alone, without_two = (
+        np.eye(7)[:3],
+        [[0, 0, 1, 1, 1, 1, 1], [1, 0, 0, 1, 1, 1, 1], [0, 1, 0, 1, 1, 1, 1]],
+    )
+    assert np.array_equal(
+        allocation_matrix("deterministic", 7, 0), [*alone, *without_two, np.ones(7)]
+    )
     for n, b in CLAIMS:
         G, s = allocation_matrix("deterministic", n, b), (n - 1) // 2 - b
-        assert G.dtype == np.uint8 and G.shape == (n, n) and (G.sum(1) % 2 == 1).all() and G.any(0).all()
+        assert (
+            G.dtype == np.uint8
+            and G.shape == (n, n)
+            and (G.sum(1) % 2 == 1).all()
+            and G.any(0).all()
+        )
         assert G.sum() / n == pytest.approx((n + 2 * b + 1) / 2 - s / n)
-    assert [round(allocation_matrix("deterministic", n, b).sum() / n, 3) for n, b in [(5, 1), (9, 2), (15, 3)]] == [3.8, 6.778, 10.733]
+    assert [
+        round(allocation_matrix("deterministic", n, b).sum() / n, 3)
+        for n, b in [(5, 1), (9, 2), (15, 3)]
+    ] == [3.8, 6.778, 10.733]
 
 
 def test_no_code_is_the_identity():
@@ -82,10 +112,16 @@ def test_no_code_is_the_identity():
 @pytest.mark.parametrize("n, redundancy", [(5, 2), (9, 2.5), (15, 3), (16, None), (100, 12)])
 def test_the_bernoulli_code_has_no_empty_line_and_the_redundancy_that_is_asked_for(n, redundancy):
     drawn = np.stack([allocation_matrix("bernoulli", n, 1, redundancy, seed) for seed in range(40)])
-    assert drawn.dtype == np.uint8 and drawn.max() == 1 and drawn.any(1).all() and drawn.any(2).all()
+    assert (
+        drawn.dtype == np.uint8 and drawn.max() == 1 and drawn.any(1).all() and drawn.any(2).all()
+    )
     asked = default_redundancy(n) if redundancy is None else redundancy
-    assert asked - 0.1 < drawn.sum((1, 2)).mean() / n < asked + 0.5  # matrices with an empty line were left out
-    assert np.array_equal(drawn[7], allocation_matrix("bernoulli", n, 1, redundancy, 7)) and not np.array_equal(drawn[7], drawn[8])
+    assert (
+        asked - 0.1 < drawn.sum((1, 2)).mean() / n < asked + 0.5
+    )  # matrices with an empty line were left out
+    assert np.array_equal(
+        drawn[7], allocation_matrix("bernoulli", n, 1, redundancy, 7)
+    ) and not np.array_equal(drawn[7], drawn[8])
 
 
 def test_lines_that_stay_empty_get_one_entry_each():
@@ -94,20 +130,23 @@ def test_lines_that_stay_empty_get_one_entry_each():
         assert (G.sum(1) >= 1).all() and G.any(0).all() and G.sum() <= 24
 
 
-@pytest.mark.parametrize("given, names", [
-    (("deterministc", 5), "did you mean 'deterministic'"),
-    (("deterministic", 4, 1), "choose 3 or 5"),
-    (("deterministic", 5, 3), "0 to 2"),
-    (("deterministic", 5, -1), "0 to 2"),
-    (("uncoded", 0), "at least 1"),
-    (("deterministic", 5, 1, 2.0), "code=bernoulli"),
-    (("deterministic", 5.0, 1), "give whole numbers"),
-    (("deterministic", 5, 1.5), "give whole numbers"),
-    (("bernoulli", 5, True), "give whole numbers"),
-    (("bernoulli", 5, 1, 0.0), "at most 5"),
-    (("bernoulli", 5, 1, 5.5), "at most 5"),
-    (("bernoulli", 5, 1, float("nan")), "at most 5"),
-])
+@pytest.mark.parametrize(
+    "given, names",
+    [
+        (("deterministc", 5), "did you mean 'deterministic'"),
+        (("deterministic", 4, 1), "choose 3 or 5"),
+        (("deterministic", 5, 3), "0 to 2"),
+        (("deterministic", 5, -1), "0 to 2"),
+        (("uncoded", 0), "at least 1"),
+        (("deterministic", 5, 1, 2.0), "code=bernoulli"),
+        (("deterministic", 5.0, 1), "give whole numbers"),
+        (("deterministic", 5, 1.5), "give whole numbers"),
+        (("bernoulli", 5, True), "give whole numbers"),
+        (("bernoulli", 5, 1, 0.0), "at most 5"),
+        (("bernoulli", 5, 1, 5.5), "at most 5"),
+        (("bernoulli", 5, 1, float("nan")), "at most 5"),
+    ],
+)
 def test_what_is_no_code_is_refused_with_what_would_be_one(given, names):
     with pytest.raises((ConfigError, SpecError), match=names):
         allocation_matrix(*given)
@@ -116,7 +155,9 @@ def test_what_is_no_code_is_refused_with_what_would_be_one(given, names):
 # Cohorts.
 
 
-@pytest.mark.parametrize("n, b", [(1, 0), (3, 0), (3, 1), (5, 0), (5, 1), (5, 2), (7, 1), (9, 0), (9, 2), (9, 4)])
+@pytest.mark.parametrize(
+    "n, b", [(1, 0), (3, 0), (3, 1), (5, 0), (5, 1), (5, 2), (7, 1), (9, 0), (9, 2), (9, 4)]
+)
 def test_a_cohort_bears_liars_anywhere_up_to_its_margin(n, b):
     signs = patterns(n)
     votes = local(allocation_matrix("deterministic", n, b), signs) * truth(signs)[:, None]
@@ -127,7 +168,9 @@ def test_a_cohort_bears_liars_anywhere_up_to_its_margin(n, b):
         if m % n == 0:
             assert (votes @ sizes).min() == seats.margin == m // n * (2 * b + 1)
         assert seats.may_close(0, seats.margin - 1) and not seats.may_close(0, seats.margin)
-        assert seats.may_close((seats.margin - 1) // 2, 0) and not seats.may_close((seats.margin + 1) // 2, 0)
+        assert seats.may_close((seats.margin - 1) // 2, 0) and not seats.may_close(
+            (seats.margin + 1) // 2, 0
+        )
 
 
 @pytest.mark.parametrize("m", [9, 10, 17, 31])
@@ -146,9 +189,13 @@ def test_a_deal_depends_on_seed_and_round_and_not_on_the_order_of_ids():
     ids = list(range(20))
     assert deal(ids, 5, 1, 3, 8) == deal(ids[::-1], 5, 1, 3, 8)
     assert len({deal(ids, 5, 1, seed, round).members for seed in (3, 4) for round in (8, 9)}) == 4
-    assert len({deal(ids, 5, 1, 3, round).of(0) for round in range(40)}) == 5  # everybody gets around
+    assert (
+        len({deal(ids, 5, 1, 3, round).of(0) for round in range(40)}) == 5
+    )  # everybody gets around
     own = deal(ids, 5, 1, 3, 8, data_sets=range(50, 57))
-    assert own.members == deal(ids, 5, 1, 3, 8).members and sorted(sum(own.groups, ())) == list(range(50, 57))
+    assert own.members == deal(ids, 5, 1, 3, 8).members and sorted(sum(own.groups, ())) == list(
+        range(50, 57)
+    )
 
 
 def test_too_few_for_a_code_are_told_so():
@@ -159,6 +206,9 @@ def test_too_few_for_a_code_are_told_so():
 
 
 def test_partitions_of_several_data_sets_have_one_sign_each_since_sums_would_break_the_code():
-    G, sums = allocation_matrix("deterministic", 7, 0), np.array([[5, -1, -1, -1, -1, -1, 1]])  # of five data sets each
+    G, sums = (
+        allocation_matrix("deterministic", 7, 0),
+        np.array([[5, -1, -1, -1, -1, -1, 1]]),
+    )  # of five data sets each
     assert sums.sum() > 0 and local(G, sums).sum() < 0
     assert np.sign(local(G, np.sign(sums)).sum()) == np.sign(np.sign(sums).sum())

@@ -8,7 +8,13 @@ import torch
 from flower_grid import AppGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg, FedMedian, FedProx
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdam,
+    FedAvg,
+    FedMedian,
+    FedProx,
+)
 
 from fedcomp.clients import compression_mod
 from fedcomp.clients.compression import MEMORY
@@ -26,12 +32,14 @@ QUIET = {"fraction_evaluate": 0.0}  # no messages for evaluation
 
 def initial() -> ArrayRecord:
     generator = np.random.default_rng(0)
-    return ArrayRecord({
-        "layer.weight": Array(generator.standard_normal((60, 50)).astype(np.float32)),
-        "norm.running_var": Array(np.ones(50, np.float32)),
-        "norm.num_batches_tracked": Array(np.array(0)),
-        "layer.bias": Array(np.zeros(50, np.float32)),
-    })
+    return ArrayRecord(
+        {
+            "layer.weight": Array(generator.standard_normal((60, 50)).astype(np.float32)),
+            "norm.running_var": Array(np.ones(50, np.float32)),
+            "norm.num_batches_tracked": Array(np.array(0)),
+            "layer.bias": Array(np.zeros(50, np.float32)),
+        }
+    )
 
 
 def target(partition: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -65,11 +73,14 @@ def plain_app(seen: Seen, mods: list) -> ClientApp:
         given = seen.note("train", partition, message.content["arrays"])
         trained = {
             name: values + np.float32(0.5) * (target(partition, name, values.shape) - values)
-            for name, values in given.items() if name.startswith("layer")
+            for name, values in given.items()
+            if name.startswith("layer")
         }
         trained["norm.running_var"] = given["norm.running_var"] + np.float32(partition)
         trained["norm.num_batches_tracked"] = given["norm.num_batches_tracked"] + 5
-        seen.updates.setdefault(partition, []).append(flat(trained).astype(np.float64) - flat(given))
+        seen.updates.setdefault(partition, []).append(
+            flat(trained).astype(np.float64) - flat(given)
+        )
         metrics = MetricRecord({"num-examples": 10 + partition, "loss": 1.0})
         arrays = ArrayRecord({name: Array(np.asarray(trained[name])) for name in given})
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
@@ -77,7 +88,10 @@ def plain_app(seen: Seen, mods: list) -> ClientApp:
     @app.evaluate()
     def evaluate(message: Message, context) -> Message:
         seen.note("evaluate", context.node_config["partition-id"], message.content["arrays"])
-        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1, "accuracy": 0.5})}), reply_to=message)
+        return Message(
+            RecordDict({"metrics": MetricRecord({"num-examples": 1, "accuracy": 0.5})}),
+            reply_to=message,
+        )
 
     return app
 
@@ -87,7 +101,9 @@ class Federation:
 
     def __init__(self, folder, nodes: int = 3, **options):
         self.seen, self.folder = Seen(), folder
-        self.grid = AppGrid(lambda: plain_app(self.seen, [compression_mod(state_dir=folder, **options)]), nodes)
+        self.grid = AppGrid(
+            lambda: plain_app(self.seen, [compression_mod(state_dir=folder, **options)]), nodes
+        )
 
     def residual(self, partition: int) -> np.ndarray:
         """What a client keeps of its updates, with the proposal that waits still in it."""
@@ -115,10 +131,14 @@ def run(strategy, grid, rounds=3, **options):
 
 
 def private(**options):
-    return DifferentialPrivacyServerSideFixedClipping(FedAvg(**options), noise_multiplier=0.0, clipping_norm=1e6, num_sampled_clients=3)
+    return DifferentialPrivacyServerSideFixedClipping(
+        FedAvg(**options), noise_multiplier=0.0, clipping_norm=1e6, num_sampled_clients=3
+    )
 
 
-@pytest.mark.parametrize("make", [FedAvg, FedAdam, FedMedian, private, lambda **o: FedProx(proximal_mu=0.1, **o)])
+@pytest.mark.parametrize(
+    "make", [FedAvg, FedAdam, FedMedian, private, lambda **o: FedProx(proximal_mu=0.1, **o)]
+)
 def test_codecs_that_lose_nothing_leave_a_strategy_as_it_was(make, federation, tmp_path):
     plain = AppGrid(lambda: plain_app(Seen(), []), 3)
     expected = run(make(), plain)
@@ -126,7 +146,9 @@ def test_codecs_that_lose_nothing_leave_a_strategy_as_it_was(make, federation, t
     assert list(found.arrays) == list(expected.arrays)
     for name, values in values_of(expected.arrays).items():
         np.testing.assert_allclose(found.arrays[name].numpy(), values, rtol=1e-4, atol=1e-5)
-    assert found.train_metrics_clientapp.keys() == expected.train_metrics_clientapp.keys() == {1, 2, 3}
+    assert (
+        found.train_metrics_clientapp.keys() == expected.train_metrics_clientapp.keys() == {1, 2, 3}
+    )
     assert found.evaluate_metrics_clientapp == expected.evaluate_metrics_clientapp
 
 
@@ -136,15 +158,21 @@ def test_clients_have_the_servers_model_bit_for_bit(federation):
     for partition in range(3):
         last = federation.seen.given["evaluate", partition][-1]
         assert list(last) == list(result.arrays)
-        assert all(np.array_equal(last[name], array.numpy()) for name, array in result.arrays.items())
+        assert all(
+            np.array_equal(last[name], array.numpy()) for name, array in result.arrays.items()
+        )
     first = federation.seen.given["train", 0][0]
     assert all(np.array_equal(first[name], array.numpy()) for name, array in initial().items())
 
 
 def test_buffers_and_integers_pass_as_they_are(federation):
-    result = run(Compressed(FedAvg(**QUIET), uplink="stc:density=1/1000"), federation.grid, rounds=1)
+    result = run(
+        Compressed(FedAvg(**QUIET), uplink="stc:density=1/1000"), federation.grid, rounds=1
+    )
     weights = np.array([10, 11, 12]) / 33
-    np.testing.assert_allclose(result.arrays["norm.running_var"].numpy(), np.full(50, 1 + weights @ [0, 1, 2]), rtol=1e-6)
+    np.testing.assert_allclose(
+        result.arrays["norm.running_var"].numpy(), np.full(50, 1 + weights @ [0, 1, 2]), rtol=1e-6
+    )
     assert result.arrays["norm.num_batches_tracked"].numpy() == pytest.approx(5)
     assert federation.seen.given["train", 1][-1]["norm.num_batches_tracked"] == 0
 
@@ -155,14 +183,18 @@ def test_the_wire_carries_frames_alone_after_the_first_download(federation):
     strategy = Compressed(FedAvg(**QUIET))
     run(strategy, federation.grid)
     assert min(plain.bytes_up()) > 4 * NUMEL and min(plain.bytes_down()) > 4 * NUMEL
-    assert max(federation.grid.bytes_up()) < min(plain.bytes_up()) / 8  # most of it are heads and buffers in a model so small
+    assert (
+        max(federation.grid.bytes_up()) < min(plain.bytes_up()) / 8
+    )  # most of it are heads and buffers in a model so small
     assert max(federation.grid.bytes_down()[3:]) < min(plain.bytes_down()) / 8
     for round in (1, 2, 3):
         traffic = strategy.traffic[round, "train"]
         up = federation.grid.bytes_up()[3 * round - 3 : 3 * round]
         assert sum(traffic.uplink.values()) < sum(up) < sum(traffic.uplink.values()) + 3 * 1000
         down = federation.grid.bytes_down()[3 * round - 3 : 3 * round]
-        assert sum(traffic.downlink.values()) < sum(down) < sum(traffic.downlink.values()) + 3 * 1000
+        assert (
+            sum(traffic.downlink.values()) < sum(down) < sum(traffic.downlink.values()) + 3 * 1000
+        )
 
 
 def test_what_is_not_sent_is_kept_and_nothing_is_counted_twice(tmp_path):
@@ -170,21 +202,29 @@ def test_what_is_not_sent_is_kept_and_nothing_is_counted_twice(tmp_path):
     federation = Federation(tmp_path, nodes=2)
     federation.grid.here = {0}
     strategy = Compressed(
-        FedAvg(min_train_nodes=1, min_available_nodes=1, fraction_evaluate=0.0), uplink="stc:density=1/20", downlink="identity"
+        FedAvg(min_train_nodes=1, min_available_nodes=1, fraction_evaluate=0.0),
+        uplink="stc:density=1/20",
+        downlink="identity",
     )
     accepted = np.zeros(NUMEL)
     arrays, config = initial(), ConfigRecord()
     for round in range(1, 9):
         if round in (3, 6):
-            federation.grid.restart(0)  # its last proposal was accepted (3), was lost (6), and it has not heard of that
+            federation.grid.restart(
+                0
+            )  # its last proposal was accepted (3), was lost (6), and it has not heard of that
         if round in (4, 5):
             federation.grid.faults["train", 0] = lambda reply: None
         before = strategy.model and flat(values_of(strategy.model.arrays)).astype(np.float64)
-        replies = federation.grid.send_and_receive(strategy.configure_train(round, arrays, config, federation.grid))
+        replies = federation.grid.send_and_receive(
+            strategy.configure_train(round, arrays, config, federation.grid)
+        )
         new, _ = strategy.aggregate_train(round, replies)
         assert (new is None) == (round in (4, 5))
         if new is not None:
-            moved = flat(values_of(new)).astype(np.float64) - (flat(values_of(initial())) if before is None else before)
+            moved = flat(values_of(new)).astype(np.float64) - (
+                flat(values_of(initial())) if before is None else before
+            )
             accepted, arrays = accepted + moved, new
     waits = federation.state(0)["head"], federation.state(0)[MEMORY + "pending"]
     last = codec("stc").decode(waits[1], numel=NUMEL).double().numpy()
@@ -196,7 +236,9 @@ def test_what_is_not_sent_is_kept_and_nothing_is_counted_twice(tmp_path):
 def downloads(strategy, round, grid, arrays):
     messages = strategy.configure_train(round, arrays, ConfigRecord(), grid)
     asked = [Assignment.unpack(Parcel.take(message.content).message) for message in messages]
-    return messages, {message.metadata.dst_node_id: a for message, a in zip(messages, asked, strict=True)}
+    return messages, {
+        message.metadata.dst_node_id: a for message, a in zip(messages, asked, strict=True)
+    }
 
 
 def test_a_client_that_was_away_gets_what_it_missed_and_one_without_state_the_model(tmp_path):
@@ -208,7 +250,9 @@ def test_a_client_that_was_away_gets_what_it_missed_and_one_without_state_the_mo
     def step(round):
         messages, asked = downloads(strategy, round, grid, arrays)
         new, _ = strategy.aggregate_train(round, grid.send_and_receive(messages))
-        return new, {partition: asked[node].form for partition, node in grid.nodes.items() if node in asked}
+        return new, {
+            partition: asked[node].form for partition, node in grid.nodes.items() if node in asked
+        }
 
     arrays, forms = step(1)
     assert forms == {0: DENSE, 1: DENSE, 2: DENSE}
@@ -217,7 +261,9 @@ def test_a_client_that_was_away_gets_what_it_missed_and_one_without_state_the_mo
         arrays, forms = step(round)
         assert forms == {0: FRAMES, 1: FRAMES}
     grid.here = {0, 1, 2}
-    (tmp_path / "partition-1" / "run-1.bin").unlink()  # its disk is lost, and the server cannot know
+    (
+        tmp_path / "partition-1" / "run-1.bin"
+    ).unlink()  # its disk is lost, and the server cannot know
     arrays, forms = step(4)
     assert forms[2] in (FRAMES, OVERWRITE) and forms[0] == FRAMES
     assert strategy.traffic[4, "train"].catch_up > 0
@@ -231,7 +277,9 @@ def test_a_client_that_was_away_gets_what_it_missed_and_one_without_state_the_mo
 def test_evaluation_carries_the_model_and_settles(federation):
     strategy = Compressed(FedAvg())
     run(strategy, federation.grid, rounds=2)
-    assert max(federation.grid.bytes_down("evaluate")) < 2000  # the newest broadcast, for each has heard of those before
+    assert (
+        max(federation.grid.bytes_down("evaluate")) < 2000
+    )  # the newest broadcast, for each has heard of those before
     assert all(MEMORY + "pending" not in federation.state(p) for p in range(3))
     assert strategy.traffic[2, "train"].downlink.keys() == {0, 1, 2}
     messages, asked = downloads(strategy, 3, federation.grid, strategy.model.arrays)
@@ -266,7 +314,9 @@ def with_parcel(**changed):
 
 def without(key):
     def fault(reply):
-        reply.content = RecordDict({name: record for name, record in reply.content.items() if name != key})
+        reply.content = RecordDict(
+            {name: record for name, record in reply.content.items() if name != key}
+        )
         return reply
 
     return fault
@@ -311,13 +361,19 @@ def test_a_malformed_reply_is_dropped_with_a_reason_and_the_run_goes_on(fault, f
     assert not strategy.rejections[2, "train"]
     frame = federation.state(1)[MEMORY + "pending"]
     total = federation.residual(1) - codec("stc").decode(frame, numel=NUMEL).double().numpy()
-    sent = sum(federation.seen.updates[1]) - total  # of two rounds, in one frame: the first was put back
-    np.testing.assert_allclose(sent, codec("stc").decode(frame, numel=NUMEL).double().numpy(), atol=1e-5)
+    sent = (
+        sum(federation.seen.updates[1]) - total
+    )  # of two rounds, in one frame: the first was put back
+    np.testing.assert_allclose(
+        sent, codec("stc").decode(frame, numel=NUMEL).double().numpy(), atol=1e-5
+    )
 
 
 def test_a_node_that_answers_twice_counts_once(federation):
     strategy = Compressed(FedAvg(**QUIET), **IDENTITY)
-    replies = federation.grid.send_and_receive(strategy.configure_train(1, initial(), ConfigRecord(), federation.grid))
+    replies = federation.grid.send_and_receive(
+        strategy.configure_train(1, initial(), ConfigRecord(), federation.grid)
+    )
     twice = Message(RecordDict(dict(replies[0].content)), replies[0].metadata.dst_node_id, "train")
     twice.metadata.__dict__["_src_node_id"] = replies[0].metadata.src_node_id
     strategy.aggregate_train(1, [*replies, twice])
@@ -348,7 +404,10 @@ def test_a_round_in_which_nobody_answers_well_leaves_the_model(federation):
     federation.grid.faults = {("train", partition): FAULTS["no frame"] for partition in range(3)}
     result = run(strategy, federation.grid, rounds=1)
     assert len(strategy.rejections[1, "train"]) == 3
-    assert all(np.array_equal(strategy.model.arrays[name].numpy(), array.numpy()) for name, array in initial().items())
+    assert all(
+        np.array_equal(strategy.model.arrays[name].numpy(), array.numpy())
+        for name, array in initial().items()
+    )
     assert not result.train_metrics_clientapp
 
 
@@ -362,7 +421,9 @@ def test_a_result_that_is_not_finite_leaves_the_model_and_is_given_back(federati
     strategy = Compressed(Infinite(**QUIET))
     run(strategy, federation.grid, rounds=1)
     assert len(strategy.rejections[1, "train"]) == 3 and not strategy.model.tickets
-    assert np.array_equal(strategy.model.arrays["layer.bias"].numpy(), initial()["layer.bias"].numpy())
+    assert np.array_equal(
+        strategy.model.arrays["layer.bias"].numpy(), initial()["layer.bias"].numpy()
+    )
 
 
 def test_a_strategy_with_a_loop_of_its_own_runs_it(federation):
@@ -383,7 +444,9 @@ def test_a_strategy_with_a_loop_of_its_own_runs_it(federation):
 def test_a_model_that_somebody_puts_in_its_place_is_a_new_beginning(federation):
     strategy = Compressed(FedAvg(**QUIET))
     run(strategy, federation.grid, rounds=2)
-    other = ArrayRecord({name: Array(np.asarray(array.numpy() + 1)) for name, array in initial().items()})
+    other = ArrayRecord(
+        {name: Array(np.asarray(array.numpy() + 1)) for name, array in initial().items()}
+    )
     messages, asked = downloads(strategy, 3, federation.grid, other)
     assert {a.form for a in asked.values()} == {DENSE}
     strategy.aggregate_train(3, federation.grid.send_and_receive(messages))
@@ -393,9 +456,15 @@ def test_a_model_that_somebody_puts_in_its_place_is_a_new_beginning(federation):
 
 
 def test_what_clients_keep_of_another_training_is_forgotten(tmp_path):
-    strategy, federation = Compressed(FedAvg(**QUIET)), Federation(tmp_path, nodes=2)  # a sum of two, in whatever order they are drawn
+    strategy, federation = (
+        Compressed(FedAvg(**QUIET)),
+        Federation(tmp_path, nodes=2),
+    )  # a sum of two, in whatever order they are drawn
     first, second = run(strategy, federation.grid), run(strategy, federation.grid)
-    assert all(np.array_equal(second.arrays[name].numpy(), array.numpy()) for name, array in first.arrays.items())
+    assert all(
+        np.array_equal(second.arrays[name].numpy(), array.numpy())
+        for name, array in first.arrays.items()
+    )
 
 
 def test_half_precision_comes_back_as_half_precision(tmp_path):
@@ -406,9 +475,14 @@ def test_half_precision_comes_back_as_half_precision(tmp_path):
 
         @app.train()
         def train(message, context):
-            given = seen.note("train", context.node_config["partition-id"], message.content["arrays"])
+            given = seen.note(
+                "train", context.node_config["partition-id"], message.content["arrays"]
+            )
             trained = ArrayRecord({"w": Array(given["w"] + np.float16(0.25))})
-            return Message(RecordDict({"arrays": trained, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
+            return Message(
+                RecordDict({"arrays": trained, "metrics": MetricRecord({"num-examples": 1})}),
+                reply_to=message,
+            )
 
         return app
 
@@ -425,7 +499,9 @@ def test_what_does_not_go_together_is_refused(federation):
     with pytest.raises(ConfigError, match="downlink_memory"):
         Compressed(FedAvg(**QUIET), downlink_memory="ef21")
     with pytest.raises(ConfigError, match="no array of floats"):
-        Compressed(FedAvg(**QUIET)).configure_train(1, ArrayRecord({"n": Array(np.arange(3))}), ConfigRecord(), federation.grid)
+        Compressed(FedAvg(**QUIET)).configure_train(
+            1, ArrayRecord({"n": Array(np.arange(3))}), ConfigRecord(), federation.grid
+        )
 
 
 def test_a_strategy_that_asks_a_node_twice_is_refused(federation):

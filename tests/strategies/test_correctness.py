@@ -37,7 +37,11 @@ def by_hand(G: np.ndarray, q: Fraction, liars: tuple[int, ...], attack: str) -> 
                 votes[i] = coin
             for i in liars:
                 votes[i] = -votes[i] if attack == "inverted" else -1
-            total += chance / 2 ** len(tied) * (Fraction(1, 2) if sum(votes) == 0 else int(sum(votes) > 0))
+            total += (
+                chance
+                / 2 ** len(tied)
+                * (Fraction(1, 2) if sum(votes) == 0 else int(sum(votes) > 0))
+            )
     return total
 
 
@@ -50,43 +54,74 @@ def test_small_codes_are_as_counted_by_hand(which, attack):
         chances = {seats: by_hand(G, q, seats, attack) for seats in combinations(range(n), liars)}
         for seats, chance in chances.items():
             found = correctness(G, 0.7, liars, seats, attack)
-            assert found.probability == pytest.approx(float(chance)) and found.error == 0 and found.liars == seats
+            assert (
+                found.probability == pytest.approx(float(chance))
+                and found.error == 0
+                and found.liars == seats
+            )
         mean = float(sum(chances.values()) / len(chances))
         assert correctness(G, 0.7, liars, "random", attack).probability == pytest.approx(mean)
         worst = correctness(G, 0.7, liars, "worst", attack)
-        assert worst.probability == pytest.approx(float(min(chances.values()))) == pytest.approx(float(chances[worst.liars]))
+        assert (
+            worst.probability
+            == pytest.approx(float(min(chances.values())))
+            == pytest.approx(float(chances[worst.liars]))
+        )
 
 
 def test_the_heaviest_seats():
     G = np.array([[1, 1, 1], [1, 0, 0], [0, 1, 1]])
-    assert correctness(G, 0.6, 1, "heaviest").liars == (0,) and correctness(G, 0.6, 2, "heaviest").liars == (0, 2)
+    assert correctness(G, 0.6, 1, "heaviest").liars == (0,) and correctness(
+        G, 0.6, 2, "heaviest"
+    ).liars == (0, 2)
 
 
-@pytest.mark.parametrize("q, none, anywhere, heaviest, deterministic, wrong", [
-    (0.55, 0.53, 0.55, 0.51, 0.65, 0.04),
-    (0.70, 0.64, 0.72, 0.59, 0.95, 0.20),
-    (0.85, 0.79, 0.89, 0.79, 1.00, 0.60),
-])
+@pytest.mark.parametrize(
+    "q, none, anywhere, heaviest, deterministic, wrong",
+    [
+        (0.55, 0.53, 0.55, 0.51, 0.65, 0.04),
+        (0.70, 0.64, 0.72, 0.59, 0.95, 0.20),
+        (0.85, 0.79, 0.89, 0.79, 1.00, 0.60),
+    ],
+)
 def test_the_table_of_15_voters_and_6_liars(q, none, anywhere, heaviest, deterministic, wrong):
     assert uncoded(15, q, 6) == pytest.approx(none, abs=0.006)
-    assert uncoded(15, q, 6, "wrong") == pytest.approx(wrong, abs=0.006)  # of the ballots, liars' included, which are passed on
+    assert uncoded(15, q, 6, "wrong") == pytest.approx(
+        wrong, abs=0.006
+    )  # of the ballots, liars' included, which are passed on
     G = allocation_matrix("deterministic", 15, 6)
     for placement, attack in product(("heaviest", "random"), ("inverted", "wrong")):
-        assert correctness(G, q, 6, placement, attack).probability == pytest.approx(deterministic, abs=0.006)
+        assert correctness(G, q, 6, placement, attack).probability == pytest.approx(
+            deterministic, abs=0.006
+        )
     drawn = [allocation_matrix("bernoulli", 15, 6, 3, seed) for seed in range(6)]
-    found = [[correctness(H, q, 6, placement).probability for placement in ("random", "heaviest")] for H in drawn]
-    assert np.mean(found, axis=0) == pytest.approx([anywhere, heaviest], abs=0.03)  # matrices of one redundancy differ
+    found = [
+        [correctness(H, q, 6, placement).probability for placement in ("random", "heaviest")]
+        for H in drawn
+    ]
+    assert np.mean(found, axis=0) == pytest.approx(
+        [anywhere, heaviest], abs=0.03
+    )  # matrices of one redundancy differ
 
 
 @pytest.mark.parametrize("n, liars", [(1, 0), (4, 1), (15, 6), (201, 30)])
 def test_no_code_for_any_number_of_voters(n, liars):
     for attack, q_liar in (("inverted", 0.4), ("wrong", 0.0)):
         expected = sum(
-            comb(n - liars, r) * 0.6**r * 0.4 ** (n - liars - r) * comb(liars, k) * q_liar**k * (1 - q_liar) ** (liars - k)
+            comb(n - liars, r)
+            * 0.6**r
+            * 0.4 ** (n - liars - r)
+            * comb(liars, k)
+            * q_liar**k
+            * (1 - q_liar) ** (liars - k)
             * (1 if 2 * (r + k) > n else 0.5 if 2 * (r + k) == n else 0)
-            for r in range(n - liars + 1) for k in range(liars + 1))
+            for r in range(n - liars + 1)
+            for k in range(liars + 1)
+        )
         assert uncoded(n, 0.6, liars, attack) == pytest.approx(expected)
-        assert correctness(np.eye(n), 0.6, liars, "random", attack).probability == pytest.approx(expected)
+        assert correctness(np.eye(n), 0.6, liars, "random", attack).probability == pytest.approx(
+            expected
+        )
 
 
 def test_beyond_what_can_be_gone_through_patterns_are_drawn_and_the_error_is_stated():
@@ -104,11 +139,26 @@ def test_a_search_for_the_worst_seats_ends_at_least_at_the_heaviest(seed, monkey
     exact = correctness(G, 0.7, 3).probability
     monkeypatch.setattr(module, "TRIED", 0)
     found = correctness(G, 0.7, 3)
-    assert exact - 1e-12 <= found.probability <= min(exact + 0.01, correctness(G, 0.7, 3, "heaviest").probability + 1e-12)
+    assert (
+        exact - 1e-12
+        <= found.probability
+        <= min(exact + 0.01, correctness(G, 0.7, 3, "heaviest").probability + 1e-12)
+    )
     assert len(found.liars) == 3
 
 
-@pytest.mark.parametrize("matrix", [np.full((3, 3), 2), -np.eye(3), 0.5 * np.eye(3), np.eye(3)[None], np.empty((0, 0)), "x", [[1, 0], [1]]])
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        np.full((3, 3), 2),
+        -np.eye(3),
+        0.5 * np.eye(3),
+        np.eye(3)[None],
+        np.empty((0, 0)),
+        "x",
+        [[1, 0], [1]],
+    ],
+)
 def test_what_is_no_code_is_refused(matrix):
     with pytest.raises(ConfigError, match="no code; give"):
         correctness(matrix, 0.6)
@@ -116,16 +166,28 @@ def test_what_is_no_code_is_refused(matrix):
         estimate_correctness([0, 3, 0, 5], matrix)
 
 
-@pytest.mark.parametrize("margins", [[float("nan"), 1, 2], [1, float("inf"), 2], [1, -1, 2], [[1, 2], [3, 4]], []])
+@pytest.mark.parametrize(
+    "margins", [[float("nan"), 1, 2], [1, float("inf"), 2], [1, -1, 2], [[1, 2], [3, 4]], []]
+)
 def test_what_are_no_margins_is_refused(margins):
     with pytest.raises(ConfigError, match="margins are how often"):
         estimate_correctness(margins)
 
 
-@pytest.mark.parametrize("given", [
-    ([[1, 0]], 0.5), (np.eye(3), 1.1), (np.eye(3), 0.7, 4), (np.eye(3), 0.7, 1, "anywhere"), (np.eye(3), 0.7, 1, "worst", "lazy"),
-    (np.eye(3), 0.7, 1, (3,)), (np.eye(3), 0.7, 2, (1, 1)), (np.eye(3), float("nan")), (np.eye(3), 0.7, 1.5),
-])
+@pytest.mark.parametrize(
+    "given",
+    [
+        ([[1, 0]], 0.5),
+        (np.eye(3), 1.1),
+        (np.eye(3), 0.7, 4),
+        (np.eye(3), 0.7, 1, "anywhere"),
+        (np.eye(3), 0.7, 1, "worst", "lazy"),
+        (np.eye(3), 0.7, 1, (3,)),
+        (np.eye(3), 0.7, 2, (1, 1)),
+        (np.eye(3), float("nan")),
+        (np.eye(3), 0.7, 1.5),
+    ],
+)
 def test_what_has_no_correctness_is_refused(given):
     with pytest.raises(ConfigError):
         correctness(*given)
@@ -134,7 +196,9 @@ def test_what_has_no_correctness_is_refused(given):
 # What margins tell.
 
 
-def cast(G: np.ndarray, q: float | np.ndarray, liars: int, numel: int, members: list[int] | None = None) -> np.ndarray:
+def cast(
+    G: np.ndarray, q: float | np.ndarray, liars: int, numel: int, members: list[int] | None = None
+) -> np.ndarray:
     """How often each margin occurs in simulated votes, with liars drawn among the members for each coordinate."""
     rng, n = np.random.default_rng(11), len(G)
     seats = np.repeat(np.arange(n), 1 if members is None else members)
@@ -154,15 +218,20 @@ def test_plain_votes_tell_how_often_single_ones_are_right(voters, liars, q):
 
 def test_where_coordinates_differ_it_is_the_mean_square_that_is_told():
     q = np.random.default_rng(1).uniform(0.5, 1, 50_000)
-    assert estimate_correctness(cast(np.eye(9), q, 0, 50_000)) == pytest.approx(0.5 + np.sqrt(((2 * q - 1) ** 2).mean()) / 2, abs=0.01)
+    assert estimate_correctness(cast(np.eye(9), q, 0, 50_000)) == pytest.approx(
+        0.5 + np.sqrt(((2 * q - 1) ** 2).mean()) / 2, abs=0.01
+    )
 
 
-@pytest.mark.parametrize("code, n, members, liars, levels", [
-    ("deterministic", 9, None, 0, (0.55, 0.7, 0.9)),
-    ("deterministic", 9, [1, 1, 1, 1, 2, 2, 2, 2, 2], 2, (0.55, 0.7, 0.9)),
-    ("bernoulli", 13, None, 2, (0.55, 0.7, 0.9)),
-    ("bernoulli", 17, None, 0, (0.7,)),
-])
+@pytest.mark.parametrize(
+    "code, n, members, liars, levels",
+    [
+        ("deterministic", 9, None, 0, (0.55, 0.7, 0.9)),
+        ("deterministic", 9, [1, 1, 1, 1, 2, 2, 2, 2, 2], 2, (0.55, 0.7, 0.9)),
+        ("bernoulli", 13, None, 2, (0.55, 0.7, 0.9)),
+        ("bernoulli", 17, None, 0, (0.7,)),
+    ],
+)
 def test_coded_votes_tell_how_often_partitions_are_right(code, n, members, liars, levels):
     G = allocation_matrix(code, n, 2)
     for q in levels:
@@ -173,7 +242,9 @@ def test_coded_votes_tell_how_often_partitions_are_right(code, n, members, liars
 def test_margins_that_tell_nothing():
     assert estimate_correctness([0, 0, 0, 0]) is None  # no coordinates
     assert estimate_correctness([0, 10]) is None  # one voter
-    assert estimate_correctness([5, 0, 0, 0, 5], liars=1) is None  # 4 voters, of whom one turns: (4 − 2)² = 4
+    assert (
+        estimate_correctness([5, 0, 0, 0, 5], liars=1) is None
+    )  # 4 voters, of whom one turns: (4 − 2)² = 4
     with pytest.raises(ConfigError, match="0 to 3"):
         estimate_correctness([0, 3, 0, 5], liars=4)
     with pytest.raises(ConfigError, match="3 votes, the seats have 5 members"):
@@ -185,10 +256,17 @@ def test_margins_that_tell_nothing():
 
 def test_a_warning_names_a_redundancy_that_is_not_worse():
     said = warning("bernoulli", 9, 2, 0.7, 2)
-    assert "with 2 liars in the worst of 9 seats" in said and "redundancy=2 is right in 77.0% of the coordinates, no code in 77.2%" in said
+    assert (
+        "with 2 liars in the worst of 9 seats" in said
+        and "redundancy=2 is right in 77.0% of the coordinates, no code in 77.2%" in said
+    )
     assert "give redundancy=3," in said and "code=deterministic is right in 90.1%" in said
     worst = correctness(allocation_matrix("bernoulli", 9, 2, 2), 0.7, 2)
-    assert worst.probability < uncoded(9, 0.7, 2) <= correctness(allocation_matrix("bernoulli", 9, 2, 3), 0.7, 2).probability
+    assert (
+        worst.probability
+        < uncoded(9, 0.7, 2)
+        <= correctness(allocation_matrix("bernoulli", 9, 2, 3), 0.7, 2).probability
+    )
     assert warning("bernoulli", 9, 2, 0.7, 3) is None
 
 

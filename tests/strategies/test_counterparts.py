@@ -40,7 +40,9 @@ class Paired(Federation):
 
     def __init__(self, rules: Rules, **strategy):
         super().__init__(rules, clients=CLIENTS, **strategy)
-        self.deaf: set[tuple[int, int]] = set()  # (client, round): the message to the client is lost
+        self.deaf: set[tuple[int, int]] = (
+            set()
+        )  # (client, round): the message to the client is lost
         self.twice: set[tuple[int, int]] = set()  # the message comes twice
         self.told: list[Assignment] = []
         self.began: list[tuple[int, int]] = []  # who began anew, and in which round
@@ -53,9 +55,15 @@ class Paired(Federation):
         reports = {report.client: report for report in self.answer(heard)}
         for report in reports.values():
             self.watch(report)
-        sent = [reports.get(a.client) or failure(a, "link", "the message was lost") for a in assignments]
-        faults = [self.faults.get((r.client, r.round), keep) if r.kind == UPDATE else keep for r in sent]
-        return [fault(a, report) for fault, a, report in zip(faults, assignments, sent, strict=True)]
+        sent = [
+            reports.get(a.client) or failure(a, "link", "the message was lost") for a in assignments
+        ]
+        faults = [
+            self.faults.get((r.client, r.round), keep) if r.kind == UPDATE else keep for r in sent
+        ]
+        return [
+            fault(a, report) for fault, a, report in zip(faults, assignments, sent, strict=True)
+        ]
 
     def watch(self, report: Report) -> None:
         if report.kind == UPDATE:
@@ -73,11 +81,16 @@ class Paired(Federation):
         """What a client's vector will be when it has heard of its last answer."""
         own = copy.deepcopy(self.memory(client))
         if own.pending is not None:
-            own.commit() if self.ticket(client) == self.strategy.tickets.get(client) else own.rollback()
+            own.commit() if self.ticket(client) == self.strategy.tickets.get(
+                client
+            ) else own.rollback()
         return dense(own.shift, self)
 
     def in_step(self) -> bool:
-        return all(same_bits(self.settled(c), dense(self.strategy.counterpart.row(c), self)) for c in self.strategy.tickets)
+        return all(
+            same_bits(self.settled(c), dense(self.strategy.counterpart.row(c), self))
+            for c in self.strategy.tickets
+        )
 
 
 class Real(Paired):
@@ -94,7 +107,9 @@ class Real(Paired):
         member, rules = self.members[client], self.strategy.rules
         empty = memory(rules.memory, self.strategy.uplink, self.layout.numel, self.layout)
         copy_of_model = Replica(self.initial.clone(), self.layout, self.strategy.downlink)
-        self.members[client] = replace(member, replica=copy_of_model, memory=empty, ticket="", after="", held=None)
+        self.members[client] = replace(
+            member, replica=copy_of_model, memory=empty, ticket="", after="", held=None
+        )
 
 
 class Virtual(Paired):
@@ -102,9 +117,14 @@ class Virtual(Paired):
         super().__init__(rules, **strategy)
         first = self.members[0]
         self.virtual = VirtualClients(
-            Replica(self.initial.clone(), self.layout, self.strategy.downlink), OneByOne(first.engine), self.at_once, first.data,
-            [member.shard for member in self.members], first.sgd,
-            lambda: memory(rules.memory, self.strategy.uplink, self.layout.numel, self.layout), rules.seed,
+            Replica(self.initial.clone(), self.layout, self.strategy.downlink),
+            OneByOne(first.engine),
+            self.at_once,
+            first.data,
+            [member.shard for member in self.members],
+            first.sgd,
+            lambda: memory(rules.memory, self.strategy.uplink, self.layout.numel, self.layout),
+            rules.seed,
         )
 
     def answer(self, assignments: Sequence[Assignment]) -> list[Report]:
@@ -146,7 +166,13 @@ def lose(a: Assignment, r: Report) -> Report:
 
 
 def damage(a: Assignment, r: Report) -> Report:
-    return replace(r, frame=r.frame[:-1] + bytes([r.frame[-1] ^ 1]), ticket=ticket(r.round, r.client, b"x")) if r.frame else lose(a, r)
+    return (
+        replace(
+            r, frame=r.frame[:-1] + bytes([r.frame[-1] ^ 1]), ticket=ticket(r.round, r.client, b"x")
+        )
+        if r.frame
+        else lose(a, r)
+    )
 
 
 def another_version(a: Assignment, r: Report) -> Report:
@@ -170,7 +196,10 @@ def test_where_nothing_is_lost_both_sides_hold_the_same(kind, name, uplink):
         assert len(outcome.accepted) == 3 and not outcome.rejections
         assert federation.in_step()
     assert federation.answers == 33 and not federation.began
-    assert all(bool(federation.strategy.counterpart.row(client).any()) for client in federation.strategy.tickets)
+    assert all(
+        bool(federation.strategy.counterpart.row(client).any())
+        for client in federation.strategy.tickets
+    )
 
 
 @pytest.mark.parametrize(("name", "uplink"), PAIRED)
@@ -178,7 +207,9 @@ def test_virtual_clients_and_real_ones_make_the_same_model(name, uplink):
     real, virtual = made(Real, name, uplink), made(Virtual, name, uplink)
     for round in range(1, 9):
         (mine,), (other,) = real.run(round, round), virtual.run(round, round)
-        assert [a.frame for a in mine.accepted] == [a.frame for a in other.accepted] and mine.traffic == other.traffic
+        assert [a.frame for a in mine.accepted] == [
+            a.frame for a in other.accepted
+        ] and mine.traffic == other.traffic
     assert same_bits(real.strategy.broadcasts.weights, virtual.strategy.broadcasts.weights)
 
 
@@ -189,13 +220,21 @@ FAULTS = [lose, damage, another_version, another_base, another_ticket]
 @every_memory
 def test_a_reply_that_is_lost_or_refused_is_rolled_back_on_both_sides(kind, name, uplink):
     federation = made(kind, name, uplink)
-    federation.faults = {(client, round): FAULTS[round % 5] for client, round in EVERYBODY if (client + round) % 2}
+    federation.faults = {
+        (client, round): FAULTS[round % 5] for client, round in EVERYBODY if (client + round) % 2
+    }
     rejected = set()
     for round in range(1, 13):
-        before = {client: dense(federation.strategy.counterpart.row(client), federation).clone() for client in range(CLIENTS)}
+        before = {
+            client: dense(federation.strategy.counterpart.row(client), federation).clone()
+            for client in range(CLIENTS)
+        }
         (outcome,) = federation.run(round, round)
         for refused in outcome.rejections:
-            assert same_bits(dense(federation.strategy.counterpart.row(refused.client), federation), before[refused.client])
+            assert same_bits(
+                dense(federation.strategy.counterpart.row(refused.client), federation),
+                before[refused.client],
+            )
             rejected.add(round % 5)
         assert federation.in_step()
     assert rejected == {0, 1, 2, 3, 4} and not federation.began
@@ -203,7 +242,9 @@ def test_a_reply_that_is_lost_or_refused_is_rolled_back_on_both_sides(kind, name
 
 @every_kind
 @every_memory
-def test_a_reply_that_comes_late_or_never_is_rolled_back_on_both_sides(kind, name, uplink, monkeypatch):
+def test_a_reply_that_comes_late_or_never_is_rolled_back_on_both_sides(
+    kind, name, uplink, monkeypatch
+):
     monkeypatch.setattr(exchange, "POLL_S", 0)
     federation = made(kind, name, uplink, timeout_s=0.001)
     pull, kept, pulls = federation.grid.pull_messages, [], 0
@@ -219,7 +260,9 @@ def test_a_reply_that_comes_late_or_never_is_rolled_back_on_both_sides(kind, nam
     for round in range(1, 9):
         (outcome,) = federation.run(round, round)
         rejected += len(outcome.rejections)
-        assert {(r.stage, r.reason) for r in outcome.rejections} <= {("deadline", "no reply within 0.001 s (--deadline)")}
+        assert {(r.stage, r.reason) for r in outcome.rejections} <= {
+            ("deadline", "no reply within 0.001 s (--deadline)")
+        }
         assert federation.in_step()
     assert rejected and not federation.began
 
@@ -232,15 +275,22 @@ def test_updates_whose_sum_is_not_finite_leave_both_sides_where_they_were(kind, 
     federation.run(1, 6)
 
     def huge(a, r):
-        frame = federation.strategy.uplink.encode(torch.full((federation.layout.numel,), 3e38), layout=federation.layout)
+        frame = federation.strategy.uplink.encode(
+            torch.full((federation.layout.numel,), 3e38), layout=federation.layout
+        )
         return replace(r, frame=frame, ticket=ticket(r.round, r.client, frame))
 
     federation.faults = {(client, 7): huge for client in range(CLIENTS)}
-    tickets, rows = dict(federation.strategy.tickets), copy.deepcopy(federation.strategy.counterpart.rows)
+    tickets, rows = (
+        dict(federation.strategy.tickets),
+        copy.deepcopy(federation.strategy.counterpart.rows),
+    )
     (outcome,) = federation.run(7, 7)
     assert {r.stage for r in outcome.rejections} == {"aggregate"} and len(outcome.rejections) == 3
     assert federation.strategy.tickets == tickets
-    assert all(same_bits(row, federation.strategy.counterpart.row(client)) for client, row in rows.items())
+    assert all(
+        same_bits(row, federation.strategy.counterpart.row(client)) for client, row in rows.items()
+    )
     federation.run(8, 12)
     assert federation.in_step() and not federation.began
 
@@ -264,12 +314,17 @@ def test_a_reply_twice_is_taken_once(kind, name, uplink):
     pull = again.grid.pull_messages
     again.grid.pull_messages = lambda ids: [reply for reply in pull(ids) for _ in range(2)]
     once.run(1, 6), again.run(1, 6)
-    assert same_bits(once.strategy.broadcasts.weights, again.strategy.broadcasts.weights) and again.in_step()
+    assert (
+        same_bits(once.strategy.broadcasts.weights, again.strategy.broadcasts.weights)
+        and again.in_step()
+    )
 
 
 @every_kind
 @every_memory
-def test_a_server_that_goes_back_before_the_news_was_heard_needs_nobody_to_begin_anew(kind, name, uplink):
+def test_a_server_that_goes_back_before_the_news_was_heard_needs_nobody_to_begin_anew(
+    kind, name, uplink
+):
     federation = made(kind, name, uplink)
     federation.run(1, 5)
     kept = copy.deepcopy(federation.strategy)
@@ -290,7 +345,11 @@ def test_a_server_that_goes_back_further_begins_anew_with_those_who_went_on(kind
     kept = copy.deepcopy(federation.strategy)
     before = {client: federation.settled(client) for client in range(CLIENTS)}
     federation.run(6, 8)
-    ahead = {client for client in range(CLIENTS) if not same_bits(before[client], federation.settled(client))}
+    ahead = {
+        client
+        for client in range(CLIENTS)
+        if not same_bits(before[client], federation.settled(client))
+    }
     federation.strategy = kept
     (outcome,) = federation.run(9, 9)
     begun = {client for client, round in federation.began if round == 9}
@@ -299,7 +358,9 @@ def test_a_server_that_goes_back_further_begins_anew_with_those_who_went_on(kind
     assert {a.client for a in outcome.accepted if a.fresh} == begun
     for client in begun:
         alone = torch.zeros(federation.layout.numel)
-        next(a.update for a in outcome.accepted if a.client == client).add_to(alone, federation.strategy.counterpart.step)
+        next(a.update for a in outcome.accepted if a.client == client).add_to(
+            alone, federation.strategy.counterpart.step
+        )
         assert same_bits(federation.strategy.counterpart.row(client), alone)
     federation.run(10, 13)
     assert federation.in_step() and {round for _, round in federation.began} == {9}
@@ -310,13 +371,18 @@ def test_a_server_that_goes_back_further_begins_anew_with_those_who_went_on(kind
 def test_a_client_that_lost_its_disk_begins_anew_and_the_others_do_not(kind, name, uplink):
     federation = made(kind, name, uplink, participation=1.0)
     federation.run(1, 5)
-    others = {client: dense(federation.strategy.counterpart.row(client), federation).clone() for client in range(CLIENTS)}
+    others = {
+        client: dense(federation.strategy.counterpart.row(client), federation).clone()
+        for client in range(CLIENTS)
+    }
     federation.lose_disk(2)
     federation.faults[2, 6] = lose  # its first answer is lost as well
     federation.run(6, 6)
     assert same_bits(federation.strategy.counterpart.row(2), others[2])
     (outcome,) = federation.run(7, 7)
-    assert federation.began == [(2, 6), (2, 7)] and [a.client for a in outcome.accepted if a.fresh] == [2]
+    assert federation.began == [(2, 6), (2, 7)] and [
+        a.client for a in outcome.accepted if a.fresh
+    ] == [2]
     alone = torch.zeros(federation.layout.numel)
     outcome.accepted[2].update.add_to(alone, federation.strategy.counterpart.step)
     assert same_bits(federation.strategy.counterpart.row(2), alone)
@@ -363,11 +429,20 @@ def test_a_client_without_a_counterpart_goes_on_with_what_it_has():
 def test_who_counts_that_was_not_asked_is_the_algorithms_decision(name, counts):
     federation = made(Real, name, "identity", downlink="identity")
     federation.run(1, 6)
-    before, asked = federation.strategy.broadcasts.weights.clone(), federation.strategy.choose(range(CLIENTS), 7)
+    before, asked = (
+        federation.strategy.broadcasts.weights.clone(),
+        federation.strategy.choose(range(CLIENTS), 7),
+    )
     federation.run(7, 7)
-    rows = [federation.strategy.counterpart.row(client) for client in federation.strategy.tickets if counts or client in asked]
+    rows = [
+        federation.strategy.counterpart.row(client)
+        for client in federation.strategy.tickets
+        if counts or client in asked
+    ]
     assert (len(rows) > 3) == counts
-    torch.testing.assert_close(federation.strategy.broadcasts.weights - before, torch.stack(rows).mean(0))
+    torch.testing.assert_close(
+        federation.strategy.broadcasts.weights - before, torch.stack(rows).mean(0)
+    )
 
 
 def test_stale_terms_weigh_by_the_examples_of_their_clients():
@@ -381,16 +456,23 @@ def test_stale_terms_weigh_by_the_examples_of_their_clients():
     weights = torch.tensor([10.0 + 5 * client for client in taken])
     rows = torch.stack([federation.strategy.counterpart.row(client) for client in taken])
     assert len(taken) > 3
-    torch.testing.assert_close(federation.strategy.broadcasts.weights - before, (weights[:, None] * rows).sum(0) / weights.sum())
+    torch.testing.assert_close(
+        federation.strategy.broadcasts.weights - before,
+        (weights[:, None] * rows).sum(0) / weights.sum(),
+    )
 
 
 @pytest.mark.parametrize("name", ["ef21", "diana", "laq"])
 def test_with_a_codec_that_loses_nothing_all_of_them_are_the_plain_mean(name):
     options = ":weight=0,errors=0" if name == "laq" else ""
     paired = made(Real, name + options, "identity", participation=1.0)
-    plain = Federation(replace(HALF, uplink="identity", participation=1.0, memory="none"), clients=CLIENTS)
+    plain = Federation(
+        replace(HALF, uplink="identity", participation=1.0, memory="none"), clients=CLIENTS
+    )
     paired.run(1, 5), list(plain.strategy.rounds(plain.grid, range(1, 6)))
-    torch.testing.assert_close(paired.strategy.broadcasts.weights, plain.strategy.broadcasts.weights, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        paired.strategy.broadcasts.weights, plain.strategy.broadcasts.weights, rtol=1e-4, atol=1e-6
+    )
 
 
 @every_kind
@@ -400,13 +482,27 @@ def test_a_skipped_round_sends_no_byte_and_its_stale_term_counts(kind):
     rows = copy.deepcopy(federation.strategy.counterpart.rows)
     before = federation.strategy.broadcasts.weights.clone()
     (outcome,) = federation.run(2, 2)
-    assert [a.update for a in outcome.accepted] == [None] * CLIENTS and outcome.traffic.uplink == dict.fromkeys(range(CLIENTS), 0)
-    torch.testing.assert_close(federation.strategy.broadcasts.weights - before, torch.stack([rows[c] for c in range(CLIENTS)]).mean(0))
-    assert all(same_bits(row, federation.strategy.counterpart.row(client)) for client, row in rows.items())
+    assert [a.update for a in outcome.accepted] == [
+        None
+    ] * CLIENTS and outcome.traffic.uplink == dict.fromkeys(range(CLIENTS), 0)
+    torch.testing.assert_close(
+        federation.strategy.broadcasts.weights - before,
+        torch.stack([rows[c] for c in range(CLIENTS)]).mean(0),
+    )
+    assert all(
+        same_bits(row, federation.strategy.counterpart.row(client)) for client, row in rows.items()
+    )
 
 
 def test_how_far_the_model_moved_is_announced_and_counted():
-    federation = made(Real, "laq:window=2,weight=0.5", "fp16", downlink="identity", participation=1.0, server_lr=0.5)
+    federation = made(
+        Real,
+        "laq:window=2,weight=0.5",
+        "fp16",
+        downlink="identity",
+        participation=1.0,
+        server_lr=0.5,
+    )
     moved = [0.0, 0.0]
     for round in range(1, 6):
         before = federation.strategy.broadcasts.weights.clone()
@@ -417,7 +513,9 @@ def test_how_far_the_model_moved_is_announced_and_counted():
         assert announced[0] == THRESHOLD.encode()
         (threshold,) = NUMBER.unpack(announced[1])
         assert threshold == pytest.approx(0.25 * sum(moved[-2:]) / 0.5**2, rel=1e-4)
-        assert outcome.traffic.downlink == dict.fromkeys(range(CLIENTS), newest + len(b"".join(announced)))
+        assert outcome.traffic.downlink == dict.fromkeys(
+            range(CLIENTS), newest + len(b"".join(announced))
+        )
         moved.append(float((federation.strategy.broadcasts.weights - before).square().sum()))
 
 
@@ -431,5 +529,8 @@ def test_a_round_that_accepts_nobody_leaves_the_model_alone():
 
 @pytest.mark.parametrize("name", ["ef21", "laq"])
 def test_the_server_needs_a_memory_that_keeps_nothing_elsewhere(name):
-    with pytest.raises(ConfigError, match=f"--downlink-memory {name} keeps something on both sides, .* use residual"):
+    with pytest.raises(
+        ConfigError,
+        match=f"--downlink-memory {name} keeps something on both sides, .* use residual",
+    ):
         Federation(replace(HALF, downlink="identity", downlink_memory=name))

@@ -17,7 +17,15 @@ from fedcomp.strategies.base import Phase
 from fedcomp.strategies.closing import Progress
 from fedcomp.strategies.codes import allocation_matrix, deal
 
-RULES = Rules(participation=1.0, uplink="sign", downlink="efsign", memory="none", downlink_memory="none", seed=3, lr=0.02)
+RULES = Rules(
+    participation=1.0,
+    uplink="sign",
+    downlink="efsign",
+    memory="none",
+    downlink_memory="none",
+    seed=3,
+    lr=0.02,
+)
 
 
 def made(text: str, clients: int, rules: Rules = RULES) -> RoundStrategy:
@@ -48,9 +56,15 @@ def test_a_round_that_may_close_is_right_and_one_more_could_be_wrong(n, b):
         lying = max(0, f - m)
         if lying + m + a > n:
             continue
-        fates = set(itertools.permutations([-1] * lying + [0] * (m + a) + [1] * (n - lying - m - a)))
+        fates = set(
+            itertools.permutations([-1] * lying + [0] * (m + a) + [1] * (n - lying - m - a))
+        )
         least = min(int((votes * np.array(fate) * truth[:, None]).sum(1).min()) for fate in fates)
-        assert deal(range(n), n, b, 0, 1).may_close(lying, m + a) == (2 * lying + m + a <= 2 * b) == (least > 0), (f, m, a)
+        assert (
+            deal(range(n), n, b, 0, 1).may_close(lying, m + a)
+            == (2 * lying + m + a <= 2 * b)
+            == (least > 0)
+        ), (f, m, a)
 
 
 @pytest.mark.parametrize(("options", "bad", "lost", "closes"), [
@@ -71,7 +85,9 @@ def test_absent_voters_and_frames_that_are_none_count_by_the_rule(options, bad, 
     for client in range(bad):
         f.faults[(client, 1)] = lambda a, r: replace(r, frame=r.frame[:-1])
     for client in range(bad, bad + lost):
-        f.faults[(client, 1)] = lambda a, r: replace(r, kind="failed", frame=b"", stage="train", reason="no memory left")
+        f.faults[(client, 1)] = lambda a, r: replace(
+            r, kind="failed", frame=b"", stage="train", reason="no memory left"
+        )
     said = []
     f.strategy.warn = said.append
     (outcome,), (whole,) = f.strategy.rounds(f.grid, [1]), honest.strategy.rounds(honest.grid, [1])
@@ -81,13 +97,17 @@ def test_absent_voters_and_frames_that_are_none_count_by_the_rule(options, bad, 
         assert outcome.broadcast.frame == whole.broadcast.frame
         assert len(said) == (bad > f.strategy.liars)
     else:
-        assert {r.stage for r in outcome.rejections if r.client >= bad + lost} == {"aggregate"} and len(said) == 1
+        assert {r.stage for r in outcome.rejections if r.client >= bad + lost} == {
+            "aggregate"
+        } and len(said) == 1
         assert torch.equal(f.strategy.broadcasts.weights, f.initial)
 
 
 def test_a_failed_round_is_skipped_and_the_next_one_goes_on():
     f = federation("election:byzantine=1")
-    f.faults[(2, 2)] = lambda a, r: replace(r, kind="failed", frame=b"", stage="train", reason="no memory left")
+    f.faults[(2, 2)] = lambda a, r: replace(
+        r, kind="failed", frame=b"", stage="train", reason="no memory left"
+    )
     outcomes = list(f.strategy.rounds(f.grid, range(1, 5)))
     assert [outcome.broadcast is not None for outcome in outcomes] == [True, False, True, True]
     assert "1 are absent and 0 proven to lie" in outcomes[1].rejections[0].reason
@@ -97,11 +117,17 @@ def test_a_failed_round_is_skipped_and_the_next_one_goes_on():
 def test_a_round_in_which_nobody_votes_is_told():
     f = federation("election:byzantine=1")
     for client in range(5):
-        f.faults[(client, 1)] = lambda a, r: replace(r, kind="failed", frame=b"", stage="train", reason="no memory left")
+        f.faults[(client, 1)] = lambda a, r: replace(
+            r, kind="failed", frame=b"", stage="train", reason="no memory left"
+        )
     said = []
     f.strategy.warn = said.append
     first, second = f.strategy.rounds(f.grid, [1, 2])
-    assert first.broadcast is None and second.broadcast is not None and said == ["round 1 failed: none of 5 clients has voted"]
+    assert (
+        first.broadcast is None
+        and second.broadcast is not None
+        and said == ["round 1 failed: none of 5 clients has voted"]
+    )
 
 
 def test_a_quorum_does_not_close_a_round_that_liars_could_have_filled():
@@ -110,7 +136,9 @@ def test_a_quorum_does_not_close_a_round_that_liars_could_have_filled():
     one.known, one.said, one.warn = set(), set(), said.append
     assert len(one.choose(range(9), 1)) == 9
     (phase,) = one.phases(1)
-    assert said == ["--quorum 0.3 is 3 of 9 answers, and a vote with liars=1 waits for 7, so that fast liars do not fill it"]
+    assert said == [
+        "--quorum 0.3 is 3 of 9 answers, and a vote with liars=1 waits for 7, so that fast liars do not fill it"
+    ]
     assert phase.closing.closed(Progress(9, 6, 6, 0.0)) is None
     assert phase.closing.closed(Progress(9, 7, 7, 0.0)) is not None
 
@@ -136,7 +164,9 @@ def test_each_client_is_told_the_row_of_its_seat_and_the_matrix_says_so():
         owner = {part.number: part.data_sets for row in rows.values() for part in row.parts}
         assert sorted(sets for (sets,) in owner.values()) == list(range(9))
         for place, client in enumerate(cohort):
-            assert [part.number for part in rows[client].parts] == np.flatnonzero(one.allocation[place]).tolist()
+            assert [part.number for part in rows[client].parts] == np.flatnonzero(
+                one.allocation[place]
+            ).tolist()
 
 
 def test_more_clients_than_seats_share_them_and_the_partitions():
@@ -146,13 +176,18 @@ def test_more_clients_than_seats_share_them_and_the_partitions():
     by_seat: dict[int, set] = {}
     for row in rows.values():
         by_seat.setdefault(row.seat, set()).add(row.parts)
-    assert len(by_seat) == 5 and all(len(parts) == 1 for parts in by_seat.values()), "who shares a seat counts the same"
+    assert len(by_seat) == 5 and all(len(parts) == 1 for parts in by_seat.values()), (
+        "who shares a seat counts the same"
+    )
     assert sorted({client for row in rows.values() for client in row.senders}) == list(range(13))
     assert len(one.allocation) == 13
 
 
 def test_a_code_has_as_many_seats_as_the_cohort_has_clients_up_to_15():
-    sizes = {clients: len(made("election:byzantine=1", clients).code) for clients in (3, 4, 9, 10, 15, 16, 200)}
+    sizes = {
+        clients: len(made("election:byzantine=1", clients).code)
+        for clients in (3, 4, 9, 10, 15, 16, 200)
+    }
     assert sizes == {3: 3, 4: 3, 9: 9, 10: 9, 15: 15, 16: 15, 200: 15}
     assert len(made("election:code=uncoded,byzantine=1", 10).code) == 10
 
@@ -165,10 +200,16 @@ def test_seats_without_clients_count_as_absent_ones(form):
     assert cohort == [0, 1, 2, 4, 5, 7, 8] and len(one.allocation) == 7
     rows = rows_of(one, cohort, TALLY)
     if form == "data":
-        assert {3, 6} & {client for row in rows.values() for client in row.senders}, "their data are there"
+        assert {3, 6} & {client for row in rows.values() for client in row.senders}, (
+            "their data are there"
+        )
     said = []
     one.warn = said.append
-    assert one.choose([0, 1, 2, 4, 5, 7], 3) == one.choose([1], 4) == [] and len(said) == 1 and "left out" in said[0]
+    assert (
+        one.choose([0, 1, 2, 4, 5, 7], 3) == one.choose([1], 4) == []
+        and len(said) == 1
+        and "left out" in said[0]
+    )
 
 
 @pytest.mark.parametrize("options", ["form=data", "form=ballots", "form=ballots,sealed=true"])
@@ -179,7 +220,9 @@ def test_a_round_is_left_out_while_too_few_can_be_reached(options):
     (first,) = f.strategy.rounds(f.grid, [1])
     f.clients = 5
     (second,) = f.strategy.rounds(f.grid, [2])
-    assert (first.cohort, first.broadcast) == ([], None) and "left out" in said[0] and len(said) == 1
+    assert (
+        (first.cohort, first.broadcast) == ([], None) and "left out" in said[0] and len(said) == 1
+    )
     assert second.broadcast is not None and len(second.accepted) == 5
 
 
@@ -203,11 +246,18 @@ def test_ballots_are_passed_to_those_who_count_them_alone():
     assert outcome.broadcast is not None
     for client in range(5):
         row = f.strategy.row(client)
-        assert told[BALLOTS, client] == set() and told[TALLY, client] == {ROW, *map(str, row.senders)}
+        assert told[BALLOTS, client] == set() and told[TALLY, client] == {
+            ROW,
+            *map(str, row.senders),
+        }
     assert {len(f.strategy.row(client).senders) for client in range(5)} == {1, 3, 5}
-    passed = sum(len(f.strategy.row(client).senders) for client in range(5)) * len(outcome.accepted[0].frame)
+    passed = sum(len(f.strategy.row(client).senders) for client in range(5)) * len(
+        outcome.accepted[0].frame
+    )
     assert sum(outcome.traffic.downlink.values()) > passed
-    assert set(outcome.traffic.uplink.values()) == {2 * len(outcome.accepted[0].frame)}, "one ballot, one vote"
+    assert set(outcome.traffic.uplink.values()) == {2 * len(outcome.accepted[0].frame)}, (
+        "one ballot, one vote"
+    )
 
 
 def test_an_empty_ballot_is_a_missing_one_and_turns_its_sender_down():
@@ -256,7 +306,10 @@ def test_bounds_are_those_of_the_cohort():
 
 
 def test_many_cards_are_told():
-    few, many = (made("election:byzantine=1,seats=3,form=ballots,sealed=true", clients).notice for clients in (1000, 1001))
+    few, many = (
+        made("election:byzantine=1,seats=3,form=ballots,sealed=true", clients).notice
+        for clients in (1000, 1001)
+    )
     assert "cards" not in few and "1001 signed cards a round" in many
 
 

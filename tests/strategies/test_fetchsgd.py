@@ -14,8 +14,14 @@ from fedcomp.kernels import count_sketch
 from fedcomp.strategies import Rules, strategy
 from fedcomp.strategies.fetchsgd import ERROR, MOMENTUM, FetchSGD
 
-RULES = Rules(participation=1.0, uplink="sketch:rows=3,columns=24", downlink="topk:density=10%", memory="none", downlink_memory="none",
-              seed=3)
+RULES = Rules(
+    participation=1.0,
+    uplink="sketch:rows=3,columns=24",
+    downlink="topk:density=10%",
+    memory="none",
+    downlink_memory="none",
+    seed=3,
+)
 both_rules = pytest.mark.parametrize("error", ["subtract", "zero"])
 
 
@@ -24,7 +30,9 @@ class Recorded(Federation):
 
     def __init__(self, rules: Rules = RULES, clients: int = 6, **options):
         options = {"density": 0.1, "momentum": 0.5, "error": "subtract"} | options
-        super().__init__(rules, clients, strategy=partial(FetchSGD, options=FetchSGD.Options(**options)))
+        super().__init__(
+            rules, clients, strategy=partial(FetchSGD, options=FetchSGD.Options(**options))
+        )
         self.inputs: dict[int, dict[int, np.ndarray]] = {}
         self.said: list[tuple] = []
         for client, member in enumerate(self.members):
@@ -58,7 +66,9 @@ class Recorded(Federation):
         """S x in float64, by the matrix of S."""
         rows, columns = self.strategy.shape
         matrix = np.zeros((rows, columns, x.size))
-        for r, (buckets, negative) in enumerate(count_sketch.places(np.arange(x.size), rows, columns, self.strategy.seed)):
+        for r, (buckets, negative) in enumerate(
+            count_sketch.places(np.arange(x.size), rows, columns, self.strategy.seed)
+        ):
             matrix[r, buckets, np.arange(x.size)] = np.where(negative, -1.0, 1.0)
         return matrix @ x
 
@@ -74,42 +84,75 @@ class Recorded(Federation):
 @both_rules
 @pytest.mark.parametrize("step", [1.0, 0.5])
 def test_rounds_are_those_of_the_paper(error, step):
-    federation = Recorded(replace(RULES, server_lr=step, uplink="sketch:rows=3,columns=60"), error=error)  # few ties among estimates
+    federation = Recorded(
+        replace(RULES, server_lr=step, uplink="sketch:rows=3,columns=60"), error=error
+    )  # few ties among estimates
     outcomes = federation.run(6)
     numel, moved = federation.layout.numel, np.zeros(federation.layout.numel)
     momentum = accumulated = np.zeros((3, 60))
     for round, outcome in enumerate(outcomes, 1):
         assert len(outcome.accepted) == 6
-        momentum = 0.5 * momentum + federation.sketch(np.mean([*federation.inputs[round].values()], axis=0))
+        momentum = 0.5 * momentum + federation.sketch(
+            np.mean([*federation.inputs[round].values()], axis=0)
+        )
         accumulated = accumulated + momentum
         estimates = federation.query(accumulated)
-        at = np.argsort(-np.abs(estimates).round(6), kind="stable")[:4]  # the two classes' biases move alike
+        at = np.argsort(-np.abs(estimates).round(6), kind="stable")[
+            :4
+        ]  # the two classes' biases move alike
         delta = np.where(np.isin(np.arange(numel), at), estimates, 0)
         moved += step * delta
         if error == "subtract":
             accumulated = accumulated - federation.sketch(delta)
-            momentum = momentum - federation.sketch(np.where(delta != 0, federation.query(momentum), 0))
+            momentum = momentum - federation.sketch(
+                np.where(delta != 0, federation.query(momentum), 0)
+            )
         else:
-            touched = federation.sketch((delta != 0) * np.random.default_rng(0).normal(size=numel)) != 0
-            momentum, accumulated = np.where(touched, 0, momentum), np.where(touched, 0, accumulated)
+            touched = (
+                federation.sketch((delta != 0) * np.random.default_rng(0).normal(size=numel)) != 0
+            )
+            momentum, accumulated = (
+                np.where(touched, 0, momentum),
+                np.where(touched, 0, accumulated),
+            )
     np.testing.assert_allclose(federation.moved, moved, atol=1e-5)
     np.testing.assert_allclose(federation.strategy.momentum, momentum, atol=1e-5)
     np.testing.assert_allclose(federation.strategy.error, accumulated, atol=1e-5)
 
 
-@pytest.mark.parametrize(("downlink", "step"), [("topk:density=10%", 1.0), ("topk:density=10%", 0.5), ("stc:density=10%", 1.0),
-                                                 ("topk:density=5%", 1.0), ("topk:density=10%+qsgd:levels=2", 2.0), ("identity", 1.0)])
+@pytest.mark.parametrize(
+    ("downlink", "step"),
+    [
+        ("topk:density=10%", 1.0),
+        ("topk:density=10%", 0.5),
+        ("stc:density=10%", 1.0),
+        ("topk:density=5%", 1.0),
+        ("topk:density=10%+qsgd:levels=2", 2.0),
+        ("identity", 1.0),
+    ],
+)
 def test_what_was_sent_has_moved_the_model_or_waits_in_the_sketch(downlink, step):
-    federation = Recorded(replace(RULES, downlink=downlink, server_lr=step, participation=0.5), momentum=0.0)
-    sent = sum(np.mean([a.update.cells for a in outcome.accepted], axis=0, dtype=np.float64) for outcome in federation.run(8))
+    federation = Recorded(
+        replace(RULES, downlink=downlink, server_lr=step, participation=0.5), momentum=0.0
+    )
+    sent = sum(
+        np.mean([a.update.cells for a in outcome.accepted], axis=0, dtype=np.float64)
+        for outcome in federation.run(8)
+    )
     assert np.count_nonzero(federation.moved) >= 4
-    np.testing.assert_allclose(federation.strategy.error + federation.sketch(federation.moved) / step, sent, atol=1e-5)
+    np.testing.assert_allclose(
+        federation.strategy.error + federation.sketch(federation.moved) / step, sent, atol=1e-5
+    )
 
 
 def test_momentum_forgets_where_the_model_was_moved():
     federation = Recorded(replace(RULES, uplink="sketch:rows=5,columns=2000"))
     federation.run(3)
-    last = np.flatnonzero(federation.strategy.downlink.decode(federation.strategy.broadcasts.cache[-1].frame, numel=42).numpy())
+    last = np.flatnonzero(
+        federation.strategy.downlink.decode(
+            federation.strategy.broadcasts.cache[-1].frame, numel=42
+        ).numpy()
+    )
     found = count_sketch.estimates(federation.strategy.momentum, federation.strategy.seed, 0, 42)
     assert last.size == 4 and np.abs(found[last]).max() < 1e-6 < np.abs(found).max()
 
@@ -125,7 +168,9 @@ def test_every_byte_is_counted():
     for round in range(1, 6):
         (outcome,) = federation.run(1, round)
         assert {r.client: len(r.frame) for _, r in federation.said} == outcome.traffic.uplink
-        assert {a.client: sum(map(len, a.frames)) for a, _ in federation.said} == outcome.traffic.downlink
+        assert {
+            a.client: sum(map(len, a.frames)) for a, _ in federation.said
+        } == outcome.traffic.downlink
         assert all(4 * 72 < len(r.frame) <= 4 * 72 + 24 for _, r in federation.said)
         assert not any(a.announced for a, _ in federation.said)
         federation.said.clear()
@@ -136,15 +181,26 @@ def test_weights_by_examples():
     federation.members[0].shard = federation.members[0].shard[:50]
     federation.run(1)
     mean = (50 * federation.inputs[1][0] + 200 * federation.inputs[1][1]) / 250
-    np.testing.assert_allclose(federation.strategy.momentum + federation.sketch(federation.moved), federation.sketch(mean), atol=1e-5)
+    np.testing.assert_allclose(
+        federation.strategy.momentum + federation.sketch(federation.moved),
+        federation.sketch(mean),
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize(("cells", "within"), [("bf16", 2**-8), ("int8", 1 / 100)])
 def test_short_cells_say_nearly_the_same(cells, within):
-    exact, short = Recorded(), Recorded(replace(RULES, uplink=f"sketch:rows=3,columns=24,cells={cells}"))
+    exact, short = (
+        Recorded(),
+        Recorded(replace(RULES, uplink=f"sketch:rows=3,columns=24,cells={cells}")),
+    )
     (a,), (b,) = exact.run(1), short.run(1)
     assert sum(b.traffic.uplink.values()) < 0.7 * sum(a.traffic.uplink.values())
-    np.testing.assert_allclose(short.strategy.momentum, exact.strategy.momentum, atol=2 * within * np.abs(exact.strategy.error).max())
+    np.testing.assert_allclose(
+        short.strategy.momentum,
+        exact.strategy.momentum,
+        atol=2 * within * np.abs(exact.strategy.error).max(),
+    )
 
 
 # Faults.
@@ -153,12 +209,17 @@ def test_short_cells_say_nearly_the_same(cells, within):
 @both_rules
 def test_a_round_without_an_answer_moves_nothing(error):
     federation = Recorded(error=error)
-    federation.faults = {(client, 2): lambda a, r: replace(r, kind="failed", frame=b"", stage="link", reason="lost") for client in range(6)}
+    federation.faults = {
+        (client, 2): lambda a, r: replace(r, kind="failed", frame=b"", stage="link", reason="lost")
+        for client in range(6)
+    }
     federation.run(1)
     weights, state = federation.strategy.broadcasts.weights.clone(), federation.state
     (outcome,) = federation.run(1, 2)
     assert outcome.broadcast is None and len(outcome.rejections) == 6
-    assert torch.equal(federation.strategy.broadcasts.weights, weights) and federation.state == state
+    assert (
+        torch.equal(federation.strategy.broadcasts.weights, weights) and federation.state == state
+    )
     (outcome,) = federation.run(1, 3)
     assert outcome.broadcast is not None and federation.state != state
 
@@ -169,12 +230,18 @@ def test_of_a_lost_reply_nothing_is_taken():
     (outcome,) = federation.run(1)
     assert [r.client for r in outcome.rejections] == [2]
     mean = np.mean([x for client, x in federation.inputs[1].items() if client != 2], axis=0)
-    np.testing.assert_allclose(federation.strategy.error + federation.sketch(federation.moved), federation.sketch(mean), atol=1e-5)
+    np.testing.assert_allclose(
+        federation.strategy.error + federation.sketch(federation.moved),
+        federation.sketch(mean),
+        atol=1e-5,
+    )
 
 
 def test_clients_with_nothing_to_say_count_as_zero():
     federation = Recorded(momentum=0.0)
-    federation.faults = {(client, 1): lambda a, r: replace(r, frame=b"", ticket="") for client in range(5)}
+    federation.faults = {
+        (client, 1): lambda a, r: replace(r, frame=b"", ticket="") for client in range(5)
+    }
     (outcome,) = federation.run(1)
     assert len(outcome.accepted) == 6
     taken = federation.strategy.error + federation.sketch(federation.moved)
@@ -185,33 +252,57 @@ def test_nobody_with_anything_to_say_leaves_the_model_to_momentum():
     federation = Recorded(replace(RULES, uplink="sketch:rows=3,columns=240"))
     federation.run(1)
     momentum = federation.strategy.momentum.copy()
-    federation.faults = {(client, 2): lambda a, r: replace(r, frame=b"", ticket="") for client in range(6)}
+    federation.faults = {
+        (client, 2): lambda a, r: replace(r, frame=b"", ticket="") for client in range(6)
+    }
     (outcome,) = federation.run(1, 2)
     assert outcome.broadcast is not None and momentum.any()
     assert np.abs(federation.strategy.momentum).sum() < 0.51 * np.abs(momentum).sum()
 
 
-@pytest.mark.parametrize("change", [
-    {"uplink": "sketch:rows=3,columns=25"}, {"uplink": "sketch:rows=5,columns=24"}, {"uplink": "identity"}, {"seed": 1},
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"uplink": "sketch:rows=3,columns=25"},
+        {"uplink": "sketch:rows=5,columns=24"},
+        {"uplink": "identity"},
+        {"seed": 1},
+    ],
+)
 def test_sketches_that_do_not_add_are_turned_down(change):
     federation = Recorded()
-    foreign, seed = codec(change.get("uplink", RULES.uplink)), change.get("seed", federation.strategy.seed)
-    federation.faults = {(1, 1): lambda a, r: replace(r, frame=foreign.encode(torch.ones(42), seed=seed))}
+    foreign, seed = (
+        codec(change.get("uplink", RULES.uplink)),
+        change.get("seed", federation.strategy.seed),
+    )
+    federation.faults = {
+        (1, 1): lambda a, r: replace(r, frame=foreign.encode(torch.ones(42), seed=seed))
+    }
     (outcome,) = federation.run(1)
     assert [r.client for r in outcome.rejections] == [1] and len(outcome.accepted) == 5
     if foreign.name == "sketch":
-        assert "the sketch has another size than 3 × 24, or another hash" in outcome.rejections[0].reason
+        assert (
+            "the sketch has another size than 3 × 24, or another hash"
+            in outcome.rejections[0].reason
+        )
 
 
 @both_rules
 @pytest.mark.parametrize("size", [1e38, 3.4e38])
 def test_sums_at_the_end_of_float32_leave_a_finite_model(error, size):
     federation = Recorded(error=error, momentum=0.9)
-    huge = federation.strategy.uplink.encode(torch.full((42,), size) * (1 - 2 * (torch.arange(42) % 2)), seed=federation.strategy.seed)
-    federation.faults = {(client, round): lambda a, r: replace(r, frame=huge) for client in range(6) for round in range(1, 9)}
+    huge = federation.strategy.uplink.encode(
+        torch.full((42,), size) * (1 - 2 * (torch.arange(42) % 2)), seed=federation.strategy.seed
+    )
+    federation.faults = {
+        (client, round): lambda a, r: replace(r, frame=huge)
+        for client in range(6)
+        for round in range(1, 9)
+    }
     outcomes = federation.run(8)
-    assert outcomes[0].broadcast is not None and any(outcome.broadcast is None for outcome in outcomes)
+    assert outcomes[0].broadcast is not None and any(
+        outcome.broadcast is None for outcome in outcomes
+    )
     assert federation.strategy.broadcasts.weights.isfinite().all()
     assert all(np.isfinite(np.frombuffer(data, "<f4")).all() for data in federation.state)
 
@@ -227,12 +318,23 @@ def test_a_step_that_is_not_finite_leaves_the_sketches_as_they_were():
 # The strategy and its options.
 
 
-@pytest.mark.parametrize("stored", [None, b"", bytes(71 * 4), np.full(72, np.nan, "<f4").tobytes(), np.full(72, np.inf, "<f4").tobytes()])
+@pytest.mark.parametrize(
+    "stored",
+    [
+        None,
+        b"",
+        bytes(71 * 4),
+        np.full(72, np.nan, "<f4").tobytes(),
+        np.full(72, np.inf, "<f4").tobytes(),
+    ],
+)
 def test_a_damaged_state_is_noticed(stored):
     good = bytes(4 * 72)
     for name in (MOMENTUM, ERROR):
         with pytest.raises((ValueError, TypeError)):
-            Recorded().strategy.restore(lambda name: None, {MOMENTUM: good, ERROR: good, name: stored}.get)
+            Recorded().strategy.restore(
+                lambda name: None, {MOMENTUM: good, ERROR: good, name: stored}.get
+            )
 
 
 def test_what_is_restored_is_what_was_kept():
@@ -244,24 +346,56 @@ def test_what_is_restored_is_what_was_kept():
     other.run(1)  # writable
 
 
-@pytest.mark.parametrize(("spec", "rules", "sentence"), [
-    ("fetchsgd", {"uplink": "topk"}, "adds sketches of the whole model, which topk:density=0.01,values=fp32 does not make; "
-                                     "leave --uplink out, or give sketch"),
-    ("fetchsgd", {"uplink": "sketch@layer"}, "leave --uplink out, or give sketch"),
-    ("fetchsgd", {"uplink": "sketch:density=5%"}, "reads a share of 0.01, the uplink 0.05; give --strategy fetchsgd:density=0.05"),
-    ("fetchsgd", {"memory": "residual"}, "which memory 'residual' would keep again; leave --memory out, or give none"),
-    ("fetchsgd", {"downlink_memory": "residual"}, "leave --downlink-memory out, or give none"),
-    ("fetchsgd", {"density_warmup": 3}, "leave --density-warmup, --density-schedule and --budget out"),
-    ("fetchsgd", {"budget_bytes": 10**6}, "leave --density-warmup, --density-schedule and --budget out"),
-])
+@pytest.mark.parametrize(
+    ("spec", "rules", "sentence"),
+    [
+        (
+            "fetchsgd",
+            {"uplink": "topk"},
+            "adds sketches of the whole model, which topk:density=0.01,values=fp32 does not make; "
+            "leave --uplink out, or give sketch",
+        ),
+        ("fetchsgd", {"uplink": "sketch@layer"}, "leave --uplink out, or give sketch"),
+        (
+            "fetchsgd",
+            {"uplink": "sketch:density=5%"},
+            "reads a share of 0.01, the uplink 0.05; give --strategy fetchsgd:density=0.05",
+        ),
+        (
+            "fetchsgd",
+            {"memory": "residual"},
+            "which memory 'residual' would keep again; leave --memory out, or give none",
+        ),
+        ("fetchsgd", {"downlink_memory": "residual"}, "leave --downlink-memory out, or give none"),
+        (
+            "fetchsgd",
+            {"density_warmup": 3},
+            "leave --density-warmup, --density-schedule and --budget out",
+        ),
+        (
+            "fetchsgd",
+            {"budget_bytes": 10**6},
+            "leave --density-warmup, --density-schedule and --budget out",
+        ),
+    ],
+)
 def test_rules_that_do_not_suit_are_refused(spec, rules, sentence):
     with pytest.raises(ConfigError) as caught:
         strategy(spec, replace(RULES, **rules))
     assert sentence in str(caught.value)
 
 
-@pytest.mark.parametrize("spec", ["fetchsgd:momentum=1", "fetchsgd:momentum=-0.1", "fetchsgd:density=0", "fetchsgd:density=2",
-                                  "fetchsgd:error=keep", "fetchsgd:k=3"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "fetchsgd:momentum=1",
+        "fetchsgd:momentum=-0.1",
+        "fetchsgd:density=0",
+        "fetchsgd:density=2",
+        "fetchsgd:error=keep",
+        "fetchsgd:k=3",
+    ],
+)
 def test_options_out_of_range_are_refused(spec):
     with pytest.raises(SpecError):
         strategy(spec, RULES)
@@ -276,4 +410,7 @@ def test_flowers_own_entry_and_its_hooks_run_it():
     federation, other = Recorded(), Recorded()
     federation.strategy.start(federation.grid, federation.strategy.arrays(), num_rounds=2)
     other.run(2)
-    assert torch.equal(federation.strategy.broadcasts.weights, other.strategy.broadcasts.weights) and other.moved.any()
+    assert (
+        torch.equal(federation.strategy.broadcasts.weights, other.strategy.broadcasts.weights)
+        and other.moved.any()
+    )

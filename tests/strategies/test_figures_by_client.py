@@ -48,15 +48,22 @@ def test_an_answer_takes_from_question_to_answer(clock):
         assert outcome.traffic.seconds == {0: 1.0, 1: 3.0, 2: 7.0}
 
 
-def test_who_needs_the_model_first_takes_for_both_answers_and_how_far_behind_it_was_is_not_known(clock):
+def test_who_needs_the_model_first_takes_for_both_answers_and_how_far_behind_it_was_is_not_known(
+    clock,
+):
     federation = Federation(replace(HALF, participation=1.0), clients=2)
     slowly(federation, clock, lambda client: 1.0)
     run(federation, 2)
     federation.members[0].replica.version = "lost"
     (outcome,) = run(federation, 1, 3)
-    assert [a.client for a in outcome.accepted] == [0, 1] and federation.strategy.versions[0] == federation.strategy.versions[1]
+    assert [a.client for a in outcome.accepted] == [0, 1] and federation.strategy.versions[
+        0
+    ] == federation.strategy.versions[1]
     assert outcome.traffic.behind == {0: None, 1: 1}
-    assert outcome.traffic.seconds == {0: 1.0 + 2.0, 1: 2.0}  # asked again at 1 s, answered after client 1
+    assert outcome.traffic.seconds == {
+        0: 1.0 + 2.0,
+        1: 2.0,
+    }  # asked again at 1 s, answered after client 1
 
 
 def test_a_client_is_behind_by_the_versions_that_it_has_missed():
@@ -65,7 +72,9 @@ def test_a_client_is_behind_by_the_versions_that_it_has_missed():
     for round in range(1, 13):
         held = [member.replica.version for member in federation.members]
         (outcome,) = run(federation, 1, round)
-        expected = {client: len(versions) - 1 - versions.index(held[client]) for client in outcome.cohort}
+        expected = {
+            client: len(versions) - 1 - versions.index(held[client]) for client in outcome.cohort
+        }
         assert outcome.traffic.behind == expected
         seen |= set(expected.values())
         versions.append(federation.strategy.broadcasts.version)
@@ -79,7 +88,9 @@ def test_how_old_a_version_is_is_known_for_those_in_the_cache_after_a_restart():
     names = [b.first, *(entry.version for entry in b.cache)]
     assert [b.behind(name) for name in names] == [8, 6, 5, 4, 3, 2, 1, 0]
     b.restore(b.weights.clone(), b.memory.state_dict(), list(b.cache), b.version, b.newest_bytes)
-    assert [b.behind(name) for name in names] == [None, 6, 5, 4, 3, 2, 1, 0] and b.behind(b.cache[0].base) == 7
+    assert [b.behind(name) for name in names] == [None, 6, 5, 4, 3, 2, 1, 0] and b.behind(
+        b.cache[0].base
+    ) == 7
     advance(b, 1)
     assert b.behind(names[-1]) == 1
     b.restore(b.weights.clone(), b.memory.state_dict(), [], b.version, b.newest_bytes)
@@ -101,7 +112,9 @@ def test_what_comes_in_a_later_round_is_that_late():
         (outcome,) = run(federation, 1, round)
         expected = {client: round - began[client] for client in outcome.cohort if client in began}
         assert outcome.traffic.lateness == expected
-        assert outcome.traffic.seconds.keys() == set(outcome.cohort), "also of answers that came before they were taken"
+        assert outcome.traffic.seconds.keys() == set(outcome.cohort), (
+            "also of answers that came before they were taken"
+        )
         late |= set(expected.values())
     assert len(late) > 1
 

@@ -15,7 +15,9 @@ SIZES = [(3, 1), (7, 3), (20, 4)]
 def test_its_steps_are_those_of_byzfl(kind, m, liars, steps):
     x = clouds(kind, m, 200, liars)
     expected = oracle().GeometricMedian(nu=0.1, T=steps)(x.astype(np.float64))
-    y = aggregated(rule(f"geometric-median:{liars},iterations={steps},tolerance=0,smoothing=0.1", 200), x)
+    y = aggregated(
+        rule(f"geometric-median:{liars},iterations={steps},tolerance=0,smoothing=0.1", 200), x
+    )
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -26,18 +28,25 @@ def cost(x: np.ndarray, y: np.ndarray) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_point_near_it_has_a_smaller_sum_of_distances(kind):
     x = clouds(kind, 11, 50, 3)
-    y, rng = aggregated(rule("geometric-median:3,tolerance=0", 50), x).astype(np.float64), np.random.default_rng(2)
+    y, rng = (
+        aggregated(rule("geometric-median:3,tolerance=0", 50), x).astype(np.float64),
+        np.random.default_rng(2),
+    )
     for length in (1e-3, 1e-2, 0.1, 1):
         for _ in range(50):
             step = rng.standard_normal(50)
             assert cost(x, y) <= cost(x, y + length * step / np.linalg.norm(step)) * (1 + 1e-7)
-    assert cost(x, y) <= min(cost(x, other) for other in (*x, x.mean(0), np.median(x, axis=0))) * (1 + 1e-7)
+    assert cost(x, y) <= min(cost(x, other) for other in (*x, x.mean(0), np.median(x, axis=0))) * (
+        1 + 1e-7
+    )
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "largest"])
 def test_a_tolerance_ends_the_steps_near_the_end_and_liars_do_not_end_them_sooner(kind):
     x = clouds(kind, 11, 50, 3)
-    coarse, fine = (aggregated(rule(f"geometric-median:3,tolerance={t}", 50), x) for t in ("1e-3", "0"))
+    coarse, fine = (
+        aggregated(rule(f"geometric-median:3,tolerance={t}", 50), x) for t in ("1e-3", "0")
+    )
     spread = np.median(np.linalg.norm(x[:8] - fine, axis=1))
     assert 0 < np.linalg.norm(coarse - fine) < 0.02 * spread
 
@@ -49,7 +58,12 @@ def test_however_far_liars_lie_the_median_stays_with_the_others(m, liars):
         x = clouds(kind, m, 80, liars)
         center = x[: m - liars].astype(np.float64).mean(0)
         y = aggregated(rule(f"geometric-median:{liars}", 80), x)
-        bound = 2 * (m - liars) / (m - 2 * liars) * np.linalg.norm(x[: m - liars] - center, axis=1).max()
+        bound = (
+            2
+            * (m - liars)
+            / (m - 2 * liars)
+            * np.linalg.norm(x[: m - liars] - center, axis=1).max()
+        )
         assert np.linalg.norm(y - center) <= bound
 
 
@@ -58,7 +72,9 @@ def test_all_alike_is_that_vector():
     np.testing.assert_allclose(aggregated(rule("geometric-median:2", 30), x), x[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("option", ["iterations=0", "tolerance=-1", "smoothing=0", "liars=-1", "buckets=0"])
+@pytest.mark.parametrize(
+    "option", ["iterations=0", "tolerance=-1", "smoothing=0", "liars=-1", "buckets=0"]
+)
 def test_options_out_of_range_are_refused(option):
     with pytest.raises(SpecError, match=f"'{option.partition('=')[0]}'.*give"):
         rule(f"geometric-median:{option}", 3)

@@ -13,7 +13,13 @@ from fedcomp.strategies import Rules
 from fedcomp.strategies.gtopk import GTopK
 
 RULES = Rules(participation=1.0, uplink="topk:density=10%", downlink="identity", seed=3)
-UPLINKS = ["topk:density=10%", "topk:density=10%,values=fp16", "stc:density=10%", "sbc:density=10%", "stc:density=10%@layer"]
+UPLINKS = [
+    "topk:density=10%",
+    "topk:density=10%,values=fp16",
+    "stc:density=10%",
+    "sbc:density=10%",
+    "stc:density=10%@layer",
+]
 
 
 def federation(**changes) -> Federation:
@@ -36,7 +42,9 @@ def test_the_model_moves_by_the_k_largest_of_the_mean(uplink):
             kept = step[span].nonzero().flatten()
             assert kept.numel() == k
             torch.testing.assert_close(step[span][kept], mean[span][kept])
-            assert mean[span].abs().sort(descending=True).values[:k].sum() == pytest.approx(mean[span][kept].abs().sum().item())
+            assert mean[span].abs().sort(descending=True).values[:k].sum() == pytest.approx(
+                mean[span][kept].abs().sum().item()
+            )
 
 
 @pytest.mark.parametrize("uplink", UPLINKS)
@@ -49,7 +57,9 @@ def test_what_was_dropped_comes_back_to_the_last_bit(uplink):
             expected = sent.where(~kept, 0)
             assert (back is None) == (not expected.any())
             if back:
-                assert torch.equal(f.strategy.uplink.decode(back, numel=f.layout.numel, layout=f.layout), expected)
+                assert torch.equal(
+                    f.strategy.uplink.decode(back, numel=f.layout.numel, layout=f.layout), expected
+                )
 
 
 @pytest.mark.parametrize("uplink", UPLINKS)
@@ -57,7 +67,10 @@ def test_what_was_dropped_comes_back_to_the_last_bit(uplink):
 def test_over_the_whole_federation_nothing_is_lost(uplink, downlink):
     """Σ applied + Σ residuals + the server's memory = Σ inputs, with replies that get lost and cohorts that change."""
     f = federation(uplink=uplink, downlink=downlink, participation=0.5)
-    inputs, applied = torch.zeros(f.layout.numel, dtype=torch.float64), torch.zeros(f.layout.numel, dtype=torch.float64)
+    inputs, applied = (
+        torch.zeros(f.layout.numel, dtype=torch.float64),
+        torch.zeros(f.layout.numel, dtype=torch.float64),
+    )
     for member in f.members:
         member.memory.propose = counting(member.memory.propose, inputs)
     for client in range(6):
@@ -70,7 +83,9 @@ def test_over_the_whole_federation_nothing_is_lost(uplink, downlink):
     for client, member in enumerate(f.members):
         if member.memory.pending is not None:
             taken = member.ticket == f.strategy.tickets.get(client, "")
-            member.memory.commit(returned=f.strategy.dropped.get(client)) if taken else member.memory.rollback()
+            member.memory.commit(
+                returned=f.strategy.dropped.get(client)
+            ) if taken else member.memory.rollback()
     residuals = sum(member.memory.state_dict()["residual"].double() for member in f.members)
     torch.testing.assert_close(applied + residuals, inputs, rtol=1e-5, atol=1e-5)
 
@@ -85,7 +100,9 @@ def counting(propose, inputs):
 
 def state(f: Federation) -> torch.Tensor:
     """Where the model is, and what the server still keeps of the way."""
-    return (f.strategy.broadcasts.weights + f.strategy.broadcasts.memory.state_dict()["residual"]).double()
+    return (
+        f.strategy.broadcasts.weights + f.strategy.broadcasts.memory.state_dict()["residual"]
+    ).double()
 
 
 def test_bytes_that_return_are_counted_once_and_sent_until_they_were_heard():
@@ -104,7 +121,9 @@ def test_bytes_that_return_are_counted_once_and_sent_until_they_were_heard():
             a = sent[outcome.round, client]
             assert size == sum(map(len, a.frames)) + len(a.returned)
     assert any(sent[2, client].returned for client in range(6))
-    assert sent[4, 2].accepted == sent[3, 2].accepted and sent[4, 2].returned == sent[3, 2].returned  # the reply said nothing of it
+    assert (
+        sent[4, 2].accepted == sent[3, 2].accepted and sent[4, 2].returned == sent[3, 2].returned
+    )  # the reply said nothing of it
 
 
 def test_a_client_that_lost_its_model_is_not_sent_twice_what_returns():
@@ -114,10 +133,14 @@ def test_a_client_that_lost_its_model_is_not_sent_twice_what_returns():
     lost = f.members[client].replica
     lost.version, lost.passed = "", set()
     handle = f.handle
-    f.handle = lambda assignments: sent.extend(a for a in assignments if a.client == client) or handle(assignments)
+    f.handle = lambda assignments: (
+        sent.extend(a for a in assignments if a.client == client) or handle(assignments)
+    )
     (outcome,) = f.strategy.rounds(f.grid, (2,))
     assert not outcome.rejections and [bool(a.returned) for a in sent] == [True, False]
-    assert outcome.traffic.downlink[client] == sum(sum(map(len, a.frames)) + len(a.returned) for a in sent)
+    assert outcome.traffic.downlink[client] == sum(
+        sum(map(len, a.frames)) + len(a.returned) for a in sent
+    )
 
 
 def test_a_frame_that_returns_damaged_fails_the_client_and_loses_nothing():
@@ -136,12 +159,20 @@ def test_a_frame_that_returns_damaged_fails_the_client_and_loses_nothing():
 
 def test_a_schedule_that_makes_frames_denser_makes_the_step_denser():
     f = federation(uplink="topk:density=1/42", density_warmup=2)
-    steps = [np.count_nonzero(codec("identity").decode(o.broadcast.frame, numel=42)) for o in f.strategy.rounds(f.grid, (1, 2, 3))]
+    steps = [
+        np.count_nonzero(codec("identity").decode(o.broadcast.frame, numel=42))
+        for o in f.strategy.rounds(f.grid, (1, 2, 3))
+    ]
     assert steps[0] == 11 and steps[0] > steps[1] > steps[2] == 1
 
 
-@pytest.mark.parametrize("changes", [{"uplink": "identity"}, {"uplink": "fp16@layer"}, {"memory": "none"}, {"memory": "ef21"}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"uplink": "identity"}, {"uplink": "fp16@layer"}, {"memory": "none"}, {"memory": "ef21"}],
+)
 def test_what_does_not_suit_is_refused_with_what_does(changes):
-    with pytest.raises(UserError, match="strategy 'gtopk' .*use --(uplink topk|memory residual)") as refused:
+    with pytest.raises(
+        UserError, match="strategy 'gtopk' .*use --(uplink topk|memory residual)"
+    ) as refused:
         federation(**changes)
     assert "\n" not in str(refused.value)

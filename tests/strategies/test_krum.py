@@ -15,7 +15,10 @@ SIZES = [(5, 1), (7, 2), (12, 4), (20, 8)]
 def test_the_choice_is_that_of_byzfl(kind, m, liars):
     """The paper sums over n − f − 2 neighbours, byzfl averages over n − f − 1: what is f here is f + 1 there."""
     x = clouds(kind, m, 200, liars)
-    assert np.array_equal(aggregated(rule(f"krum:{liars}", 200), x), oracle().Krum(liars + 1)(x.astype(np.float64)).astype(np.float32))
+    assert np.array_equal(
+        aggregated(rule(f"krum:{liars}", 200), x),
+        oracle().Krum(liars + 1)(x.astype(np.float64)).astype(np.float32),
+    )
     expected = oracle().MultiKrum(liars + 1)(x.astype(np.float64))  # the mean of n − (f + 1)
     made = rule(f"multi-krum:{liars},keep={m - liars - 1}", 200)
     np.testing.assert_allclose(aggregated(made, x), expected, rtol=1e-5, atol=1e-6)
@@ -25,9 +28,13 @@ def test_the_choice_is_that_of_byzfl(kind, m, liars):
 @pytest.mark.parametrize("kind", ["far", "inverted", "largest"])
 def test_liars_that_lie_far_away_are_left_out(kind, m, liars):
     x = clouds(kind, m, 200, liars)
-    assert any(np.array_equal(aggregated(rule(f"krum:{liars}", 200), x), row) for row in x[: m - liars])
+    assert any(
+        np.array_equal(aggregated(rule(f"krum:{liars}", 200), x), row) for row in x[: m - liars]
+    )
     mean = x[: m - liars].astype(np.float64).mean(0)
-    np.testing.assert_allclose(aggregated(rule(f"multi-krum:{liars}", 200), x), mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        aggregated(rule(f"multi-krum:{liars}", 200), x), mean, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_scores_are_those_of_the_paper():
@@ -42,8 +49,12 @@ def test_of_equal_scores_the_first_is_chosen():
 
 def test_keeping_one_is_krum_and_keeping_all_but_the_liars_is_the_default():
     x = clouds("honest", 9, 60, 0)
-    assert np.array_equal(aggregated(rule("multi-krum:2,keep=1", 60), x), aggregated(rule("krum:2", 60), x))
-    assert np.array_equal(aggregated(rule("multi-krum:2,keep=7", 60), x), aggregated(rule("multi-krum:2", 60), x))
+    assert np.array_equal(
+        aggregated(rule("multi-krum:2,keep=1", 60), x), aggregated(rule("krum:2", 60), x)
+    )
+    assert np.array_equal(
+        aggregated(rule("multi-krum:2,keep=7", 60), x), aggregated(rule("multi-krum:2", 60), x)
+    )
 
 
 def test_a_negative_number_to_keep_is_refused():

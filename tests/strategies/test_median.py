@@ -17,7 +17,9 @@ def test_the_results_are_those_of_byzfl(kind, m, liars):
     # Of an even number byzfl's median is the mean of the middle two for arrays, as here, and the lower one for tensors.
     for name, other in (("median", oracle().Median()), ("trimmed-mean", oracle().TrMean(liars))):
         expected = other(x.astype(np.float64))
-        np.testing.assert_allclose(aggregated(rule(f"{name}:{liars}", 500), x), expected, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(
+            aggregated(rule(f"{name}:{liars}", 500), x), expected, rtol=1e-6, atol=1e-9
+        )
 
 
 @pytest.mark.parametrize("name", ["median", "trimmed-mean"])
@@ -40,10 +42,15 @@ def test_without_liars_the_trimmed_mean_is_the_mean():
     np.testing.assert_allclose(aggregated(rule("trimmed-mean:0", 90), x), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("text", "uplink"), [
-    ("median", "eden:bits=1,damped=true"), ("trimmed-mean:2", "eden:bits=1,damped=true"), ("median:2,mix=true", RunConfig.uplink),
-    ("krum", RunConfig.uplink),
-])
+@pytest.mark.parametrize(
+    ("text", "uplink"),
+    [
+        ("median", "eden:bits=1,damped=true"),
+        ("trimmed-mean:2", "eden:bits=1,damped=true"),
+        ("median:2,mix=true", RunConfig.uplink),
+        ("krum", RunConfig.uplink),
+    ],
+)
 def test_these_two_choose_an_uplink_that_tells_every_coordinate(text, uplink):
     assert resolved(RunConfig(strategy=text)).uplink == uplink
     assert resolved(RunConfig(strategy=text, uplink="stc:density=10%")).uplink == "stc:density=10%"

@@ -17,9 +17,13 @@ def distances(x: np.ndarray) -> np.ndarray:
 def test_neighbours_are_those_of_byzfl(kind, m, liars):
     x = clouds(kind, m, 40, liars).astype(np.float64)
     if kind in ("mimic", "zero", "colluding"):
-        x += 1e-6 * np.random.default_rng(1).standard_normal(x.shape)  # among equally distant ones byzfl takes any
+        x += 1e-6 * np.random.default_rng(1).standard_normal(
+            x.shape
+        )  # among equally distant ones byzfl takes any
     mixed = mixing.nearest(distances(x), liars) @ x
-    np.testing.assert_allclose(mixed, oracle().NNM(liars)(x), rtol=1e-9, atol=1e-9 * np.abs(x).max())
+    np.testing.assert_allclose(
+        mixed, oracle().NNM(liars)(x), rtol=1e-9, atol=1e-9 * np.abs(x).max()
+    )
 
 
 def test_of_equally_distant_neighbours_the_first_is_nearer_and_nobody_is_nearer_than_itself():
@@ -34,7 +38,9 @@ def test_buckets_are_those_of_byzfl_in_the_same_order(m, size, monkeypatch):
     x = np.random.default_rng(0).standard_normal((m, 13))
     monkeypatch.setattr(seeds, "generator", lambda *which: np.random.RandomState(5))
     np.random.seed(5)  # what byzfl draws from
-    np.testing.assert_allclose(mixing.buckets(m, size, 0, 1) @ x, oracle().Bucketing(size)(x), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        mixing.buckets(m, size, 0, 1) @ x, oracle().Bucketing(size)(x), rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize(("m", "size"), [(6, 2), (7, 3), (20, 4)])

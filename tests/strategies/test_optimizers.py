@@ -30,8 +30,13 @@ def test_plain_sgd_steps_along_the_update_and_keeps_nothing():
 def test_momentum_is_that_of_torch(nesterov):
     """torch.optim.SGD on gradients −Δ, learning rate 1."""
     x = torch.zeros(50, requires_grad=True)
-    torchs, before = torch.optim.SGD([x], lr=1.0, momentum=0.9, nesterov=nesterov), np.zeros(50, np.float32)
-    for update, step in zip(UPDATES, run(f"sgd:momentum=0.9,nesterov={str(nesterov).lower()}"), strict=True):
+    torchs, before = (
+        torch.optim.SGD([x], lr=1.0, momentum=0.9, nesterov=nesterov),
+        np.zeros(50, np.float32),
+    )
+    for update, step in zip(
+        UPDATES, run(f"sgd:momentum=0.9,nesterov={str(nesterov).lower()}"), strict=True
+    ):
         x.grad = -update.clone()
         torchs.step()
         now = x.detach().numpy().copy()
@@ -43,13 +48,21 @@ def test_momentum_is_that_of_torch(nesterov):
 def test_adaptive_steps_are_those_of_the_paper(name):
     beta1, beta2, tau = 0.8, 0.95, 2e-3
     m, v = np.zeros(50), np.full(50, tau**2)
-    for update, step in zip(UPDATES.double().numpy(), run(f"{name}:beta1={beta1},beta2={beta2},tau={tau}"), strict=True):
+    for update, step in zip(
+        UPDATES.double().numpy(), run(f"{name}:beta1={beta1},beta2={beta2},tau={tau}"), strict=True
+    ):
         m, square = beta1 * m + (1 - beta1) * update, update**2
-        v = beta2 * v + (1 - beta2) * square if name == "adam" else v - (1 - beta2) * square * np.sign(v - square)
+        v = (
+            beta2 * v + (1 - beta2) * square
+            if name == "adam"
+            else v - (1 - beta2) * square * np.sign(v - square)
+        )
         np.testing.assert_allclose(step, m / (np.sqrt(v) + tau), rtol=2e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("text", ["sgd:momentum=0.9", "sgd:momentum=0.9,nesterov=true", "adam", "yogi"])
+@pytest.mark.parametrize(
+    "text", ["sgd:momentum=0.9", "sgd:momentum=0.9,nesterov=true", "adam", "yogi"]
+)
 def test_a_round_that_moves_nothing_leaves_no_trace(text):
     made, other = optimizer(text), optimizer(text)
     for i, update in enumerate(UPDATES):
@@ -75,10 +88,19 @@ def test_a_checkpoint_holds_all_of_it(text):
         again.commit()
 
 
-@pytest.mark.parametrize(("text", "fix"), [
-    ("sgd:momentum=1", "less than 1"), ("sgd:nesterov=true", "give momentum=0.9"), ("adam:beta1=-0.1", "less than 1"),
-    ("yogi:beta2=1", "less than 1"), ("adam:tau=0", "above 0"), ("adma", "adam"), ("sgd+adam", "name one"), ("sgd@layer", "name one"),
-])
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("sgd:momentum=1", "less than 1"),
+        ("sgd:nesterov=true", "give momentum=0.9"),
+        ("adam:beta1=-0.1", "less than 1"),
+        ("yogi:beta2=1", "less than 1"),
+        ("adam:tau=0", "above 0"),
+        ("adma", "adam"),
+        ("sgd+adam", "name one"),
+        ("sgd@layer", "name one"),
+    ],
+)
 def test_what_cannot_be_is_refused(text, fix):
     with pytest.raises(UserError, match=fix):
         optimizer(text)

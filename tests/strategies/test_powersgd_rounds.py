@@ -21,9 +21,20 @@ from fedcomp.sim import simulate
 from fedcomp.strategies import PowerSGD, Rules, strategy
 from fedcomp.tasks.partition import partition
 
-TINY = RunConfig(task=f"{Path(__file__).parents[1] / 'tiny_task.py'}:task", clients=8, participation=0.5, rounds=6, local_steps=2, lr=0.1,
-                 strategy="powersgd:rank=1", downlink="stc:density=20%", partition="classes:1")
-RULES = Rules(participation=1.0, uplink="powersgd:rank=1", downlink="identity", memory="lowrank", seed=3)
+TINY = RunConfig(
+    task=f"{Path(__file__).parents[1] / 'tiny_task.py'}:task",
+    clients=8,
+    participation=0.5,
+    rounds=6,
+    local_steps=2,
+    lr=0.1,
+    strategy="powersgd:rank=1",
+    downlink="stc:density=20%",
+    partition="classes:1",
+)
+RULES = Rules(
+    participation=1.0, uplink="powersgd:rank=1", downlink="identity", memory="lowrank", seed=3
+)
 MATRICES = {"0.weight": (8, 2), "2.weight": (2, 8)}
 RANK_1 = partial(PowerSGD, options=PowerSGD.Options(rank=1))
 
@@ -35,7 +46,9 @@ class Recorded(Federation):
         super().__init__(rules, strategy=RANK_1, **options)
         self.inputs = [torch.zeros(self.layout.numel) for _ in self.members]
         self.said: list[tuple] = []
-        self.lost: set[tuple[int, int, str]] = set()  # client, round and phase of replies that do not arrive
+        self.lost: set[tuple[int, int, str]] = (
+            set()
+        )  # client, round and phase of replies that do not arrive
         for client, member in enumerate(self.members):
             member.memory.propose = self._counted(member.memory.propose, self.inputs[client])
 
@@ -50,7 +63,9 @@ class Recorded(Federation):
         reports = super().handle(assignments)
         self.said += zip(assignments, reports, strict=True)
         return [
-            replace(r, kind="failed", frame=b"", stage="link", reason="lost") if (a.client, a.round, a.phase) in self.lost else r
+            replace(r, kind="failed", frame=b"", stage="link", reason="lost")
+            if (a.client, a.round, a.phase) in self.lost
+            else r
             for a, r in zip(assignments, reports, strict=True)
         ]
 
@@ -69,7 +84,9 @@ def test_a_round_is_a_step_of_power_iteration_on_the_mean():
     first = np.frombuffer(federation.strategy.right, "<f4").astype(np.float64)
     (outcome,) = federation.run(1)
     mean = federation.layout.views(torch.stack(federation.inputs).double().mean(0))
-    moved = federation.layout.views(federation.strategy.broadcasts.weights.double() - federation.initial.double())
+    moved = federation.layout.views(
+        federation.strategy.broadcasts.weights.double() - federation.initial.double()
+    )
     for q, name in zip(np.split(first, [2]), MATRICES, strict=True):
         m = mean[name].numpy()
         basis = np.linalg.qr(m @ q[:, None]).Q
@@ -83,7 +100,9 @@ def test_the_next_round_starts_from_where_this_one_ended():
     federation = Recorded()
     before = federation.strategy.right
     (outcome,) = federation.run(1)
-    numbers = torch.stack([torch.from_numpy(a.update.values.copy()) for a in outcome.accepted]).mean(0)
+    numbers = torch.stack(
+        [torch.from_numpy(a.update.values.copy()) for a in outcome.accepted]
+    ).mean(0)
     after = torch.frombuffer(bytearray(federation.strategy.right), dtype=torch.float32)
     torch.testing.assert_close(after, numbers[:10])
     assert federation.strategy.right != before
@@ -109,11 +128,15 @@ def test_what_is_announced_a_second_time_is_counted_a_second_time():
     federation = Recorded(replace(RULES, downlink="stc:density=20%"))
     federation.run(1)
     federation.said.clear()
-    federation.members[2].replica.restore(federation.initial + 1, "elsewhere")  # it has other weights than the server believes
+    federation.members[2].replica.restore(
+        federation.initial + 1, "elsewhere"
+    )  # it has other weights than the server believes
     (outcome,) = federation.run(1, 2)
     sent = [a for a, _ in federation.said if a.client == 2]
     assert [a.form for a in sent][1] == DENSE and sent[1].announced
-    assert outcome.traffic.downlink[2] == sum(len(part) for a in sent for part in [*a.frames, *a.announced])
+    assert outcome.traffic.downlink[2] == sum(
+        len(part) for a in sent for part in [*a.frames, *a.announced]
+    )
 
 
 def test_the_model_is_downloaded_and_trained_on_once_a_round():
@@ -122,7 +145,10 @@ def test_the_model_is_downloaded_and_trained_on_once_a_round():
     for a, r in federation.said:
         assert a.form == "up-to-date" or a.phase == LEFT
         assert (r.version, r.fingerprint) == (a.version, a.fingerprint)
-    by_phase = {phase: [(r.client, r.loss) for a, r in federation.said if a.phase == phase] for phase in (LEFT, RIGHT)}
+    by_phase = {
+        phase: [(r.client, r.loss) for a, r in federation.said if a.phase == phase]
+        for phase in (LEFT, RIGHT)
+    }
     assert by_phase[LEFT] == by_phase[RIGHT] and len(by_phase[LEFT]) == 18
 
 
@@ -130,8 +156,16 @@ def test_weights_by_examples_count_in_both_phases():
     federation = Recorded(replace(RULES, weights="examples"), clients=2)
     federation.members[0].shard = federation.members[0].shard[:50]
     federation.run(1)
-    mean = federation.layout.views((50 * federation.inputs[0] + 200 * federation.inputs[1]) / 250)["0.weight"].double().numpy()
-    moved = federation.layout.views(federation.strategy.broadcasts.weights - federation.initial)["0.weight"]
+    mean = (
+        federation.layout.views((50 * federation.inputs[0] + 200 * federation.inputs[1]) / 250)[
+            "0.weight"
+        ]
+        .double()
+        .numpy()
+    )
+    moved = federation.layout.views(federation.strategy.broadcasts.weights - federation.initial)[
+        "0.weight"
+    ]
     q = np.frombuffer(RANK_1_START, "<f4")[:2].astype(np.float64)
     basis = np.linalg.qr(mean @ q[:, None]).Q
     np.testing.assert_allclose(moved, basis @ (basis.T @ mean), atol=1e-6)
@@ -156,7 +190,12 @@ def settle_and_check(federation: Recorded, accepted: list[torch.Tensor]) -> None
 @pytest.mark.parametrize("phase", [LEFT, RIGHT])
 def test_nothing_is_lost_when_a_reply_is_lost_in_either_phase(phase):
     federation = Recorded(replace(RULES, participation=0.5))
-    federation.lost = {(client, round, phase) for client in range(6) for round in range(1, 12) if (client + round) % 3 == 0}
+    federation.lost = {
+        (client, round, phase)
+        for client in range(6)
+        for round in range(1, 12)
+        if (client + round) % 3 == 0
+    }
     accepted = [torch.zeros(federation.layout.numel) for _ in federation.members]
     lost = 0
     for outcome in federation.strategy.rounds(federation.grid, range(1, 12)):
@@ -171,7 +210,9 @@ def test_a_client_lost_between_the_phases_does_not_move_the_model():
     federation = Recorded()
     federation.lost = {(2, 1, RIGHT)}
     (outcome,) = federation.run(1)
-    assert [a.client for a in outcome.accepted] == [0, 1, 3, 4, 5] and [r.client for r in outcome.rejections] == [2]
+    assert [a.client for a in outcome.accepted] == [0, 1, 3, 4, 5] and [
+        r.client for r in outcome.rejections
+    ] == [2]
     mean = torch.stack([federation.own_part(a) for a in outcome.accepted]).mean(0)
     torch.testing.assert_close(federation.strategy.broadcasts.weights, federation.initial + mean)
     member = federation.members[2]
@@ -192,9 +233,16 @@ def test_a_phase_that_nobody_answers_moves_nothing(phase):
         weights, right = federation.strategy.broadcasts.weights.clone(), federation.strategy.right
         (outcome,) = federation.run(1, round)
         assert outcome.broadcast is None and outcome.accepted == [] and len(outcome.rejections) == 6
-        assert torch.equal(federation.strategy.broadcasts.weights, weights) and federation.strategy.right == right
+        assert (
+            torch.equal(federation.strategy.broadcasts.weights, weights)
+            and federation.strategy.right == right
+        )
         (outcome,) = federation.run(1, round + 1)
-        assert len(outcome.accepted) == 6 and outcome.broadcast is not None and federation.strategy.right != right
+        assert (
+            len(outcome.accepted) == 6
+            and outcome.broadcast is not None
+            and federation.strategy.right != right
+        )
 
 
 def test_a_round_whose_sum_is_not_finite_moves_nothing():
@@ -202,7 +250,9 @@ def test_a_round_whose_sum_is_not_finite_moves_nothing():
     right = federation.strategy.right
     (outcome,) = federation.run(1)
     assert outcome.broadcast is None and {r.stage for r in outcome.rejections} == {"aggregate"}
-    assert federation.strategy.right == right and torch.equal(federation.strategy.broadcasts.weights, federation.initial)
+    assert federation.strategy.right == right and torch.equal(
+        federation.strategy.broadcasts.weights, federation.initial
+    )
 
 
 def test_a_client_that_lost_its_state_between_the_phases_fails_the_round():
@@ -219,16 +269,25 @@ def test_a_client_that_lost_its_state_between_the_phases_fails_the_round():
     outcomes = federation.run(3)
     (rejection,) = outcomes[1].rejections
     assert (rejection.client, rejection.stage) == (4, "phase")
-    assert rejection.reason == "this client holds nothing of phase 'left' of round 2; ask it again in the next round"
+    assert (
+        rejection.reason
+        == "this client holds nothing of phase 'left' of round 2; ask it again in the next round"
+    )
     assert len(outcomes[2].accepted) == 6
 
 
 def test_frames_of_another_size_are_turned_down():
     federation = Recorded()
-    federation.faults[1, 1] = lambda a, r: replace(r, frame=federation.strategy.downlink.encode(torch.ones(11))) if a.phase == LEFT else r
+    federation.faults[1, 1] = lambda a, r: (
+        replace(r, frame=federation.strategy.downlink.encode(torch.ones(11)))
+        if a.phase == LEFT
+        else r
+    )
     federation.faults[2, 1] = lambda a, r: replace(r, frame=r.frame[:-1]) if a.phase == RIGHT else r
     (outcome,) = federation.run(1)
-    assert [r.client for r in outcome.rejections] == [1, 2] and [a.client for a in outcome.accepted] == [0, 3, 4, 5]
+    assert [r.client for r in outcome.rejections] == [1, 2] and [
+        a.client for a in outcome.accepted
+    ] == [0, 3, 4, 5]
 
 
 def test_clients_with_nothing_to_say_count_as_zero():
@@ -237,14 +296,19 @@ def test_clients_with_nothing_to_say_count_as_zero():
         federation.faults[client, 1] = lambda a, r: replace(r, frame=b"", ticket="")
     (outcome,) = federation.run(1)
     assert len(outcome.accepted) == 6
-    torch.testing.assert_close(federation.strategy.broadcasts.weights, federation.initial + federation.own_part(outcome.accepted[5]) / 6)
+    torch.testing.assert_close(
+        federation.strategy.broadcasts.weights,
+        federation.initial + federation.own_part(outcome.accepted[5]) / 6,
+    )
 
 
 def test_updates_at_the_end_of_float32_leave_a_finite_model():
     federation = Recorded()
     huge = {LEFT: torch.full((10,), 3.4e38), RIGHT: torch.full((20,), 3.4e38)}
     for client in range(6):
-        federation.faults[client, 1] = lambda a, r: replace(r, frame=federation.strategy.downlink.encode(huge[a.phase]))
+        federation.faults[client, 1] = lambda a, r: replace(
+            r, frame=federation.strategy.downlink.encode(huge[a.phase])
+        )
     federation.run(1)
     assert federation.strategy.broadcasts.weights.isfinite().all()
 
@@ -256,18 +320,33 @@ def test_updates_at_the_end_of_float32_leave_a_finite_model():
 def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
     rules = replace(RULES, participation=0.5, downlink="stc:density=20%", seed=5)
     federation = Recorded(rules, clients=8)
-    for member, shard in zip(federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True):
+    for member, shard in zip(
+        federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True
+    ):
         member.shard = shard
     federation.run(6)
-    simulate(replace(TINY, engine=engine, partition="iid", batch_size=10, seed=5, out=str(tmp_path / "run")))
+    simulate(
+        replace(
+            TINY, engine=engine, partition="iid", batch_size=10, seed=5, out=str(tmp_path / "run")
+        )
+    )
     virtual = load_file(tmp_path / "run" / "model.safetensors")
     for name, view in federation.layout.views(federation.strategy.broadcasts.weights).items():
-        torch.testing.assert_close(virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-6)
+        torch.testing.assert_close(
+            virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-6
+        )
 
 
-@pytest.mark.parametrize(("stop", "every"), [
-    (StopsAfter(1, 5), 1), (StopsAfter(3, 2), 1), (StopsAfter(3, 6), 1), (StopsAfter(4), 1), (StopsAfter(5, 7), 4),
-])
+@pytest.mark.parametrize(
+    ("stop", "every"),
+    [
+        (StopsAfter(1, 5), 1),
+        (StopsAfter(3, 2), 1),
+        (StopsAfter(3, 6), 1),
+        (StopsAfter(4), 1),
+        (StopsAfter(5, 7), 4),
+    ],
+)
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every):
     config = replace(TINY, checkpoint_every=every)
     assert_the_same_when_stopped(tmp_path, config, stop)
@@ -284,19 +363,34 @@ def test_uplink_and_memory_are_the_strategys_where_they_are_not_given(tmp_path):
     assert (stored["uplink"], stored["memory"]) == ("powersgd:rank=1", "lowrank")
 
 
-@pytest.mark.parametrize(("options", "sentence"), [
-    ({"uplink": "topk"}, "strategy 'powersgd' sends factors of rank 1, not topk:density=0.01,values=fp32; leave --uplink out, or give "
-                         "powersgd:rank=1"),
-    ({"uplink": "powersgd:rank=2"}, "sends factors of rank 1, not powersgd:rank=2"),
-    ({"memory": "none"}, "has two phases, for which memory 'none' has no frames; leave --memory out, or give lowrank"),
-    ({"strategy": "powersgd:rank=2"}, "no tensor of the model is larger than its factors of rank 2; give --strategy powersgd a lower rank"),
-    ({"strategy": "powersgd:rank=0"}, "option 'rank' of codec 'powersgd' is 0; give 1 to 254"),
-    ({"strategy": "powersgd:rnk=1"}, "strategy 'powersgd' has no option 'rnk'; did you mean 'rank'"),
-    ({"strategy": "powersdg"}, "unknown strategy 'powersdg'; did you mean 'powersgd'"),
-    ({"strategy": "powersgd@layer"}, "cannot have a scope"),
-    ({"strategy": "average:rank=1"}, "strategy 'average' has no option 'rank'; it takes none"),
-    ({"density_warmup": 3}, "leave --density-warmup out"),
-])
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"uplink": "topk"},
+            "strategy 'powersgd' sends factors of rank 1, not topk:density=0.01,values=fp32; leave --uplink out, or give "
+            "powersgd:rank=1",
+        ),
+        ({"uplink": "powersgd:rank=2"}, "sends factors of rank 1, not powersgd:rank=2"),
+        (
+            {"memory": "none"},
+            "has two phases, for which memory 'none' has no frames; leave --memory out, or give lowrank",
+        ),
+        (
+            {"strategy": "powersgd:rank=2"},
+            "no tensor of the model is larger than its factors of rank 2; give --strategy powersgd a lower rank",
+        ),
+        ({"strategy": "powersgd:rank=0"}, "option 'rank' of codec 'powersgd' is 0; give 1 to 254"),
+        (
+            {"strategy": "powersgd:rnk=1"},
+            "strategy 'powersgd' has no option 'rnk'; did you mean 'rank'",
+        ),
+        ({"strategy": "powersdg"}, "unknown strategy 'powersdg'; did you mean 'powersgd'"),
+        ({"strategy": "powersgd@layer"}, "cannot have a scope"),
+        ({"strategy": "average:rank=1"}, "strategy 'average' has no option 'rank'; it takes none"),
+        ({"density_warmup": 3}, "leave --density-warmup out"),
+    ],
+)
 def test_a_mistake_is_one_sentence_with_the_fix(tmp_path, options, sentence):
     with pytest.raises(UserError) as caught:
         simulate(replace(TINY, **options, out=str(tmp_path / "run")))
@@ -305,7 +399,9 @@ def test_a_mistake_is_one_sentence_with_the_fix(tmp_path, options, sentence):
 
 def test_flowers_own_entry_runs_it_and_its_hooks_say_that_they_cannot():
     federation = Recorded()
-    with pytest.raises(ConfigError, match="a round of 'powersgd' has 2 phases, too many for this hook; call start"):
+    with pytest.raises(
+        ConfigError, match="a round of 'powersgd' has 2 phases, too many for this hook; call start"
+    ):
         federation.strategy.configure_train(1, ArrayRecord(), None, federation.grid)
     other = Recorded()
     federation.strategy.start(federation.grid, federation.strategy.arrays(), num_rounds=2)

@@ -16,14 +16,23 @@ from fedcomp.strategies import Rules, available_strategies, blocks, strategy
 from fedcomp.strategies.blocks import Rows
 
 RULES = Rules(participation=1.0, uplink="stc:density=1/2", downlink="identity", seed=3)
-LEAST = {"median": 2, "trimmed-mean": 2, "krum": 4, "multi-krum": 4, "geometric-median": 2, "centered-clipping": 2}  # beside 2f − 1
+LEAST = {
+    "median": 2,
+    "trimmed-mean": 2,
+    "krum": 4,
+    "multi-krum": 4,
+    "geometric-median": 2,
+    "centered-clipping": 2,
+}  # beside 2f − 1
 
 every_rule = pytest.mark.parametrize("name", NAMES)
 
 
 def federation(name: str, clients: int = 6, **changes) -> Federation:
     made = available_strategies()[name]
-    return Federation(replace(RULES, **changes), clients, strategy=partial(made, options=made.Options(liars=1)))
+    return Federation(
+        replace(RULES, **changes), clients, strategy=partial(made, options=made.Options(liars=1))
+    )
 
 
 def scaled(factor: float):
@@ -49,7 +58,10 @@ def test_a_cohort_that_is_too_small_is_refused_in_one_sentence(name, liars):
     least = 2 * liars + LEAST[name] - 1
     made = rule(f"{name}:{liars}", 3)
     made.check_cohort(least)
-    with pytest.raises(ConfigError, match=f"'{name}' needs {least} clients .* has {least - 1}; give a larger --participation") as error:
+    with pytest.raises(
+        ConfigError,
+        match=f"'{name}' needs {least} clients .* has {least - 1}; give a larger --participation",
+    ) as error:
         made.check_cohort(least - 1)
     assert "\n" not in str(error.value)
 
@@ -58,7 +70,10 @@ def test_a_cohort_that_is_too_small_is_refused_in_one_sentence(name, liars):
 def test_a_quorum_that_closes_rounds_too_soon_is_refused(name):
     least = 2 + LEAST[name] - 1
     rule(f"{name}:1", 3, quorum=0.5).check_cohort(2 * least)
-    with pytest.raises(ConfigError, match=f"needs {least} clients .* with --quorum 0.5 a round closes at {least - 1}; give a larger"):
+    with pytest.raises(
+        ConfigError,
+        match=f"needs {least} clients .* with --quorum 0.5 a round closes at {least - 1}; give a larger",
+    ):
         rule(f"{name}:1", 3, quorum=0.5).check_cohort(2 * least - 2)
 
 
@@ -69,7 +84,9 @@ def test_behind_buckets_it_takes_as_many_clients_as_fill_enough_of_them(name, si
     least = next(n for n in range(1, 100) if math.ceil(n / size) >= vectors)
     assert made.least == least
     made.check_cohort(least)
-    with pytest.raises(ConfigError, match=f"{least} clients in a round for liars=2 and buckets={size}"):
+    with pytest.raises(
+        ConfigError, match=f"{least} clients in a round for liars=2 and buckets={size}"
+    ):
         made.check_cohort(least - 1)
 
 
@@ -87,11 +104,18 @@ def test_a_round_in_which_too_few_were_accepted_moves_nothing_and_loses_nothing(
     f.faults[0, 2] = lose
     version, tickets = f.strategy.broadcasts.version, dict(f.strategy.tickets)
     (second,) = f.strategy.rounds(f.grid, (2,))
-    assert second.broadcast is None and not second.accepted and f.strategy.broadcasts.version == version
+    assert (
+        second.broadcast is None
+        and not second.accepted
+        and f.strategy.broadcasts.version == version
+    )
     assert f.strategy.tickets == tickets
     assert [r.stage for r in second.rejections] == ["link"] + ["aggregate"] * (least - 1)
     for rejection in second.rejections[1:]:
-        assert rejection.reason == f"strategy '{name}' needs {least} clients in a round for liars=1; {least - 1} could be used"
+        assert (
+            rejection.reason
+            == f"strategy '{name}' needs {least} clients in a round for liars=1; {least - 1} could be used"
+        )
     waiting = {i: member.memory.pending for i, member in enumerate(f.members)}
     (third,) = f.strategy.rounds(f.grid, (3,))
     assert third.broadcast is not None and len(third.accepted) == least
@@ -103,7 +127,10 @@ def test_a_round_in_which_too_few_were_accepted_moves_nothing_and_loses_nothing(
 def test_over_rounds_that_fail_residuals_keep_what_was_not_taken(name):
     """Σ of what was accepted and Σ residuals = Σ inputs, by client."""
     f = federation(name, clients=5 if LEAST[name] == 4 else 3)
-    inputs, taken = torch.zeros(len(f.members), 42, dtype=torch.float64), torch.zeros(len(f.members), 42, dtype=torch.float64)
+    inputs, taken = (
+        torch.zeros(len(f.members), 42, dtype=torch.float64),
+        torch.zeros(len(f.members), 42, dtype=torch.float64),
+    )
     for client, member in enumerate(f.members):
         member.memory.propose = counting(member.memory.propose, inputs[client])
     f.faults[0, 2] = f.faults[1, 4] = f.faults[1, 5] = lose
@@ -137,7 +164,10 @@ def test_the_largest_lies_make_no_number_that_is_not_finite(name, front):
         x = clouds(kind, 13, 80, 2)
         y = aggregated(rule(f"{name}:2{front}", 80), x)
         center = x[:11].astype(np.float64).mean(0)
-        assert np.isfinite(y).all() and np.linalg.norm(y - center) < 30 * np.linalg.norm(x[:11] - center, axis=1).max()
+        assert (
+            np.isfinite(y).all()
+            and np.linalg.norm(y - center) < 30 * np.linalg.norm(x[:11] - center, axis=1).max()
+        )
 
 
 @every_rule
@@ -168,13 +198,18 @@ def test_the_order_of_clients_changes_nothing(name, front, kind):
 def byzfl_rule(name: str, liars: int):
     a = oracle()
     return {
-        "median": a.Median(), "trimmed-mean": a.TrMean(liars), "krum": a.Krum(liars + 1), "multi-krum": a.MultiKrum(liars + 1),
-        "geometric-median": a.GeometricMedian(nu=0.1, T=10), "centered-clipping": a.CenteredClipping(L=2, tau=1.5),
+        "median": a.Median(),
+        "trimmed-mean": a.TrMean(liars),
+        "krum": a.Krum(liars + 1),
+        "multi-krum": a.MultiKrum(liars + 1),
+        "geometric-median": a.GeometricMedian(nu=0.1, T=10),
+        "centered-clipping": a.CenteredClipping(L=2, tau=1.5),
     }[name]
 
 
 SAME = {
-    "multi-krum": ",keep={keep}", "geometric-median": ",iterations=10,tolerance=0,smoothing=0.1",
+    "multi-krum": ",keep={keep}",
+    "geometric-median": ",iterations=10,tolerance=0,smoothing=0.1",
     "centered-clipping": ",iterations=2,radius=1.5",
 }
 
@@ -184,14 +219,22 @@ SAME = {
 def test_behind_mixing_and_buckets_it_is_what_byzfl_makes(name, kind, monkeypatch):
     monkeypatch.setattr(seeds, "generator", lambda *which: np.random.RandomState(5))
     x = clouds(kind, 14, 120, 2)
-    for front, steps in ((",mix=true", ["mix"]), (",buckets=2", ["buckets"]), (",buckets=2,mix=true", ["buckets", "mix"])):
+    for front, steps in (
+        (",mix=true", ["mix"]),
+        (",buckets=2", ["buckets"]),
+        (",buckets=2,mix=true", ["buckets", "mix"]),
+    ):
         vectors = x.astype(np.float64)
         np.random.seed(5)
         for step in steps:
             vectors = oracle().NNM(2)(vectors) if step == "mix" else oracle().Bucketing(2)(vectors)
         expected = byzfl_rule(name, 2)(vectors)
-        y = aggregated(rule(f"{name}:2{front}{SAME.get(name, '').format(keep=len(vectors) - 3)}", 120), x)
-        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5 * max(1, np.abs(expected).max()))
+        y = aggregated(
+            rule(f"{name}:2{front}{SAME.get(name, '').format(keep=len(vectors) - 3)}", 120), x
+        )
+        np.testing.assert_allclose(
+            y, expected, rtol=1e-4, atol=1e-5 * max(1, np.abs(expected).max())
+        )
 
 
 # In rounds.
@@ -200,17 +243,29 @@ def test_behind_mixing_and_buckets_it_is_what_byzfl_makes(name, kind, monkeypatc
 @pytest.mark.parametrize("name", ["average", *NAMES])
 def test_a_liar_moves_the_mean_where_it_likes_and_a_rule_hardly(name):
     dense = {"uplink": "identity", "memory": "none"}
-    lied, honest = (federation(name, **dense) if name in NAMES else Federation(replace(RULES, **dense)) for _ in range(2))
+    lied, honest = (
+        federation(name, **dense) if name in NAMES else Federation(replace(RULES, **dense))
+        for _ in range(2)
+    )
     for round in range(1, 11):
         lied.faults[5, round] = scaled(-1e3)
     for f in (lied, honest):
-        assert all(not o.rejections and len(o.accepted) == 6 for o in f.strategy.rounds(f.grid, range(1, 11)))
-    way, off = (honest.strategy.broadcasts.weights - w for w in (honest.initial, lied.strategy.broadcasts.weights))
+        assert all(
+            not o.rejections and len(o.accepted) == 6
+            for o in f.strategy.rounds(f.grid, range(1, 11))
+        )
+    way, off = (
+        honest.strategy.broadcasts.weights - w
+        for w in (honest.initial, lied.strategy.broadcasts.weights)
+    )
     assert off.norm() < way.norm() if name in NAMES else off.norm() > 100 * way.norm()
 
 
 @every_rule
-@pytest.mark.parametrize(("memory", "uplink"), [("ef21", "stc:density=1/2"), ("diana", "natural"), ("laq:weight=8", "fp16")])
+@pytest.mark.parametrize(
+    ("memory", "uplink"),
+    [("ef21", "stc:density=1/2"), ("diana", "natural"), ("laq:weight=8", "fp16")],
+)
 def test_estimates_of_memories_with_a_counterpart_are_read_like_updates(name, memory, uplink):
     f = federation(name, memory=memory, uplink=uplink)
     outcomes = list(f.strategy.rounds(f.grid, range(1, 7)))
@@ -219,18 +274,25 @@ def test_estimates_of_memories_with_a_counterpart_are_read_like_updates(name, me
 
 
 @every_rule
-@pytest.mark.parametrize("uplink", ["qsgd@layer", "eden", "sketch:columns=20,density=1", "topk:density=1/2+s2", "sign", "atomo"])
+@pytest.mark.parametrize(
+    "uplink",
+    ["qsgd@layer", "eden", "sketch:columns=20,density=1", "topk:density=1/2+s2", "sign", "atomo"],
+)
 def test_frames_of_any_codec_are_read(name, uplink):
     f = federation(name, memory="none", uplink=uplink)
     (outcome,) = f.strategy.rounds(f.grid, (1,))
     assert outcome.broadcast is not None and not outcome.rejections
     x = np.stack([a.update.dense().numpy() for a in outcome.accepted])
     step = f.strategy.broadcasts.weights - f.initial
-    np.testing.assert_allclose(step.numpy(), aggregated(rule(f"{name}:1", 42), x), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        step.numpy(), aggregated(rule(f"{name}:1", 42), x), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_weights_by_examples_are_refused():
-    with pytest.raises(UserError, match="'krum' counts every client once.*leave --weights out") as error:
+    with pytest.raises(
+        UserError, match="'krum' counts every client once.*leave --weights out"
+    ) as error:
         strategy("krum", Rules(weights="examples"))
     assert "\n" not in str(error.value)
 

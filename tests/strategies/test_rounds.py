@@ -52,7 +52,9 @@ def test_every_byte_of_a_round_is_a_byte_of_a_frame():
 def test_first_downloads_and_catching_up_are_parts_of_the_downlink():
     federation = Federation(HALF)
     outcomes = run(federation, 10)
-    assert outcomes[0].traffic.first_download == outcomes[0].traffic.catch_up == 0  # both sides make the initial weights
+    assert (
+        outcomes[0].traffic.first_download == outcomes[0].traffic.catch_up == 0
+    )  # both sides make the initial weights
     later = outcomes[1:]
     assert any(o.traffic.first_download for o in later) and any(o.traffic.catch_up for o in later)
     for before, o in zip(outcomes, later, strict=False):
@@ -66,7 +68,9 @@ def test_an_identity_run_is_the_plain_mean_of_the_updates():
     start = federation.initial
     (outcome,) = run(federation, 1)
     updates = [a.update.dense() for a in outcome.accepted]
-    torch.testing.assert_close(federation.strategy.broadcasts.weights, start + torch.stack(updates).mean(0))
+    torch.testing.assert_close(
+        federation.strategy.broadcasts.weights, start + torch.stack(updates).mean(0)
+    )
 
 
 def test_weights_by_examples_are_capped():
@@ -177,7 +181,9 @@ def test_a_reply_that_is_no_message_of_ours_is_rejected():
 
     federation.grid.pull_messages = garbled
     (outcome,) = run(federation, 1)
-    assert [r.client for r in outcome.rejections] == [0] and "claims" in outcome.rejections[0].reason
+    assert [r.client for r in outcome.rejections] == [0] and "claims" in outcome.rejections[
+        0
+    ].reason
 
 
 def test_a_round_that_accepts_nobody_leaves_the_model_alone():
@@ -193,10 +199,14 @@ def test_updates_whose_sum_is_not_finite_are_turned_down_together():
     federation = Federation(replace(ALL, uplink="identity"))
     huge = torch.full((federation.layout.numel,), 3e38)
     for client in (0, 1):
-        federation.faults[client, 1] = lambda a, r: replace(r, frame=federation.strategy.uplink.encode(huge))
+        federation.faults[client, 1] = lambda a, r: replace(
+            r, frame=federation.strategy.uplink.encode(huge)
+        )
     first, second = run(federation, 2)
     assert first.broadcast is None and {r.stage for r in first.rejections} == {"aggregate"}
-    assert second.broadcast is not None and bool(federation.strategy.broadcasts.weights.isfinite().all())
+    assert second.broadcast is not None and bool(
+        federation.strategy.broadcasts.weights.isfinite().all()
+    )
 
 
 def test_a_client_that_lost_its_disk_gets_the_dense_model_in_the_same_round():
@@ -225,7 +235,9 @@ def test_a_reply_twice_counts_once():
     federation.grid.pull_messages = lambda ids: [reply for reply in pull(ids) for _ in range(2)]
     (outcome,) = run(federation, 1)
     assert len(outcome.accepted) == 6
-    assert outcome.traffic.uplink == {a.client: outcome.traffic.uplink[a.client] for a in outcome.accepted}
+    assert outcome.traffic.uplink == {
+        a.client: outcome.traffic.uplink[a.client] for a in outcome.accepted
+    }
 
 
 def test_cohorts_depend_on_seed_and_round_alone():
@@ -256,7 +268,8 @@ def test_a_round_may_have_several_phases():
     def in_phases(assignments: Sequence):
         heard.extend((a.phase, a.announced) for a in assignments)
         return [
-            handle([a])[0] if a.phase == "train" else replace(handle_again(a), phase=a.phase) for a in assignments
+            handle([a])[0] if a.phase == "train" else replace(handle_again(a), phase=a.phase)
+            for a in assignments
         ]
 
     def handle_again(a):
@@ -270,7 +283,9 @@ def test_a_round_may_have_several_phases():
     federation.handle = in_phases
     (outcome,) = run(federation, 1)
     assert heard.count(("train", [])) == 6 and heard.count(("look again", [b"accepted", b"5"])) == 5
-    assert outcome.traffic.downlink == {client: len(b"accepted5") if client < 5 else 0 for client in range(6)}
+    assert outcome.traffic.downlink == {
+        client: len(b"accepted5") if client < 5 else 0 for client in range(6)
+    }
     assert [a.client for a in outcome.accepted] == [0, 1, 2, 3, 4]
     assert [r.client for r in outcome.rejections] == [5]
 
@@ -279,19 +294,28 @@ def test_a_round_may_have_several_phases():
 def test_a_count_of_examples_that_cannot_be_is_a_rejection(examples):
     federation = Federation(replace(ALL, weights="examples"))
     handle = federation.handle
-    federation.handle = lambda assignments: [replace(r, examples=examples) if r.client == 1 else r for r in handle(assignments)]
+    federation.handle = lambda assignments: [
+        replace(r, examples=examples) if r.client == 1 else r for r in handle(assignments)
+    ]
     (outcome,) = run(federation, 1)
-    assert [(r.client, r.reason[:16]) for r in outcome.rejections] == [(1, "the reply counts")] and len(outcome.accepted) == 5
+    assert [(r.client, r.reason[:16]) for r in outcome.rejections] == [
+        (1, "the reply counts")
+    ] and len(outcome.accepted) == 5
 
 
 def test_a_phase_of_flowers_own_entry_ends_after_its_timeout():
     federation = Federation(ALL)
     pull = federation.grid.pull_messages
-    federation.grid.pull_messages = lambda ids: [reply for reply in pull(ids) if reply.metadata.src_node_id != FIRST_NODE]
+    federation.grid.pull_messages = lambda ids: [
+        reply for reply in pull(ids) if reply.metadata.src_node_id != FIRST_NODE
+    ]
     views = federation.layout.views(federation.initial)
     arrays = ArrayRecord({name: Array(view.numpy().copy()) for name, view in views.items()})
     result = federation.strategy.start(federation.grid, arrays, num_rounds=1, timeout=0.2)
-    assert (result.train_metrics_clientapp[1]["accepted"], result.train_metrics_clientapp[1]["rejected"]) == (5, 1)
+    assert (
+        result.train_metrics_clientapp[1]["accepted"],
+        result.train_metrics_clientapp[1]["rejected"],
+    ) == (5, 1)
 
 
 def test_flowers_own_entry_runs_the_same_loop():
@@ -300,10 +324,16 @@ def test_flowers_own_entry_runs_the_same_loop():
     views = flowers.layout.views(flowers.initial)
     arrays = ArrayRecord({name: Array(view.numpy().copy()) for name, view in views.items()})
     result = flowers.strategy.start(
-        flowers.grid, arrays, num_rounds=3, evaluate_fn=lambda round, arrays: MetricRecord({"round": round})
+        flowers.grid,
+        arrays,
+        num_rounds=3,
+        evaluate_fn=lambda round, arrays: MetricRecord({"round": round}),
     )
     expected = mine.layout.views(mine.strategy.broadcasts.weights)
-    assert all(torch.equal(torch.from_numpy(result.arrays[name].numpy()), view) for name, view in expected.items())
+    assert all(
+        torch.equal(torch.from_numpy(result.arrays[name].numpy()), view)
+        for name, view in expected.items()
+    )
     assert [r["round"] for r in result.evaluate_metrics_serverapp.values()] == [1, 2, 3]
     assert result.train_metrics_clientapp[2]["accepted"] == 6
 
@@ -316,5 +346,7 @@ def test_flowers_hooks_run_a_round_too():
         flowers.strategy.aggregate_train(round, flowers.grid.send_and_receive(messages))
     assert torch.equal(mine.strategy.broadcasts.weights, flowers.strategy.broadcasts.weights)
     messages = flowers.strategy.configure_train(3, ArrayRecord(), None, flowers.grid)
-    _, metrics = flowers.strategy.aggregate_train(3, list(flowers.grid.send_and_receive(messages))[1:])
+    _, metrics = flowers.strategy.aggregate_train(
+        3, list(flowers.grid.send_and_receive(messages))[1:]
+    )
     assert (metrics["accepted"], metrics["rejected"]) == (5, 1)

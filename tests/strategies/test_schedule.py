@@ -22,12 +22,25 @@ from fedcomp.strategies import Rules
 from fedcomp.strategies.schedule import Schedule, Terms
 
 TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
-BOUNDED = ["topk", "topk:values=fp16", "stc", "sbc", "topk@layer", "stc@layer", "sbc@layer", "topk+fp16", "topk+identity"]
+BOUNDED = [
+    "topk",
+    "topk:values=fp16",
+    "stc",
+    "sbc",
+    "topk@layer",
+    "stc@layer",
+    "sbc@layer",
+    "topk+fp16",
+    "topk+identity",
+]
 ROTATED = ["topk+eden", "topk+srq:levels=5@layer"]  # of tiny values they send more
 
 
 def test_nothing_is_told_without_a_schedule():
-    assert Schedule(codec("identity"), layout_of(10)).terms(1, [3, 5], {}) == {3: Terms(0.0, 1.0), 5: Terms(0.0, 1.0)}
+    assert Schedule(codec("identity"), layout_of(10)).terms(1, [3, 5], {}) == {
+        3: Terms(0.0, 1.0),
+        5: Terms(0.0, 1.0),
+    }
 
 
 def test_the_warm_up_of_the_paper():
@@ -37,12 +50,24 @@ def test_the_warm_up_of_the_paper():
 
 
 def test_a_codec_that_is_dense_enough_needs_no_warm_up():
-    assert Schedule(codec("topk:density=1/2"), layout_of(10), density_warmup=4).terms(1, [0], {})[0].density == 0
+    assert (
+        Schedule(codec("topk:density=1/2"), layout_of(10), density_warmup=4)
+        .terms(1, [0], {})[0]
+        .density
+        == 0
+    )
 
 
 def test_the_learning_rate_grows_to_its_own():
     schedule = Schedule(codec("identity"), layout_of(10), lr_warmup=4)
-    assert [schedule.terms(round, [0], {})[0].lr for round in range(1, 7)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert [schedule.terms(round, [0], {})[0].lr for round in range(1, 7)] == [
+        0.25,
+        0.5,
+        0.75,
+        1,
+        1,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("spec", BOUNDED + ROTATED)
@@ -58,18 +83,32 @@ def test_no_frame_is_longer_than_the_longest(spec):
 
 @pytest.mark.parametrize("spec", BOUNDED)
 def test_spread_positions_come_near_the_longest(spec):
-    c, x = codec(spec).at_density(1 / 100), torch.randn(100_000, generator=torch.Generator().manual_seed(0))
+    c, x = (
+        codec(spec).at_density(1 / 100),
+        torch.randn(100_000, generator=torch.Generator().manual_seed(0)),
+    )
     layout = Layout.from_shapes({"w": (60_000,), "b": (40_000,)})
     assert len(c.encode(x, layout=layout)) > 0.9 * c.longest_frame(layout)
 
 
-@given(st.sampled_from(BOUNDED), st.integers(0, 10**6), st.lists(st.none() | st.floats(1.0, 1e9), min_size=1, max_size=8))
+@given(
+    st.sampled_from(BOUNDED),
+    st.integers(0, 10**6),
+    st.lists(st.none() | st.floats(1.0, 1e9), min_size=1, max_size=8),
+)
 def test_a_budget_is_kept_whatever_the_updates_hold(spec, budget, declared):
     layout, cohort = layout_of(1001), list(range(len(declared)))
     least = codec(spec).at_density(1e-9).longest_frame(layout)
-    schedule = dataclasses.replace(Schedule(codec(spec), layout), budget_bytes=least * len(cohort) + budget)
-    terms = schedule.terms(1, cohort, {client: rate for client, rate in enumerate(declared) if rate is not None})
-    assert sum(codec(spec).at_density(terms[c].density).longest_frame(layout) for c in cohort) <= schedule.budget_bytes
+    schedule = dataclasses.replace(
+        Schedule(codec(spec), layout), budget_bytes=least * len(cohort) + budget
+    )
+    terms = schedule.terms(
+        1, cohort, {client: rate for client, rate in enumerate(declared) if rate is not None}
+    )
+    assert (
+        sum(codec(spec).at_density(terms[c].density).longest_frame(layout) for c in cohort)
+        <= schedule.budget_bytes
+    )
 
 
 def test_shares_follow_the_bandwidths_and_the_unknown_get_their_mean():
@@ -80,18 +119,35 @@ def test_shares_follow_the_bandwidths_and_the_unknown_get_their_mean():
     assert bytes_ == pytest.approx([10_000, 20_000, 30_000], rel=0.01)
 
 
-@pytest.mark.parametrize(("spec", "options", "sentence"), [
-    ("identity", {"budget_bytes": 100}, "--budget changes the density of the uplink, and identity has none; leave --budget out"),
-    ("fp16", {"density_warmup": 2}, "--density-warmup changes the density of the uplink, and fp16 has none"),
-    ("stc", {"density_warmup": 2, "budget_bytes": 100}, "--density-warmup and --budget both decide the density; give one of them"),
-])
+@pytest.mark.parametrize(
+    ("spec", "options", "sentence"),
+    [
+        (
+            "identity",
+            {"budget_bytes": 100},
+            "--budget changes the density of the uplink, and identity has none; leave --budget out",
+        ),
+        (
+            "fp16",
+            {"density_warmup": 2},
+            "--density-warmup changes the density of the uplink, and fp16 has none",
+        ),
+        (
+            "stc",
+            {"density_warmup": 2, "budget_bytes": 100},
+            "--density-warmup and --budget both decide the density; give one of them",
+        ),
+    ],
+)
 def test_a_schedule_that_cannot_be(spec, options, sentence):
     with pytest.raises(ConfigError, match=sentence):
         Schedule(codec(spec), layout_of(10), **options)
 
 
 def test_a_budget_that_is_too_small_says_what_is_enough():
-    with pytest.raises(ConfigError, match="--budget of 50 bytes is too small for 3 clients; give at least") as caught:
+    with pytest.raises(
+        ConfigError, match="--budget of 50 bytes is too small for 3 clients; give at least"
+    ) as caught:
         Schedule(codec("stc"), layout_of(1001), budget_bytes=50).terms(1, [0, 1, 2], {})
     enough = int(str(caught.value).partition("at least ")[2].partition(",")[0])
     assert Schedule(codec("stc"), layout_of(1001), budget_bytes=enough).terms(1, [0, 1, 2], {})
@@ -119,16 +175,23 @@ def test_a_rate_that_is_none_is_refused(multiple):
 
 
 def test_a_rate_that_no_float32_holds_is_refused():
-    with pytest.raises(ProtocolError, match=r"^the server asks for a learning rate of 5e\+298; give at most 3e\+38$"):
+    with pytest.raises(
+        ProtocolError,
+        match=r"^the server asks for a learning rate of 5e\+298; give at most 3e\+38$",
+    ):
         LocalSGD(lr=0.05).as_told(lr=1e300)
 
 
 def test_clients_do_as_they_are_told():
-    federation = Federation(Rules(participation=1.0, uplink="topk:density=1/50", density_warmup=2, lr_warmup=2))
+    federation = Federation(
+        Rules(participation=1.0, uplink="topk:density=1/50", density_warmup=2, lr_warmup=2)
+    )
     n, sent = federation.layout.numel, []
     for outcome in federation.strategy.rounds(federation.grid, (1, 2, 3)):
         sent.append({a.update.nonzeros for a in outcome.accepted})
-    assert sent == [{codec("topk").at_density(d).count(n)} for d in (0.25, (0.25 / 50) ** 0.5, 1 / 50)]
+    assert sent == [
+        {codec("topk").at_density(d).count(n)} for d in (0.25, (0.25 / 50) ** 0.5, 1 / 50)
+    ]
 
 
 class Rounds(Observer):
@@ -141,12 +204,26 @@ class Rounds(Observer):
 
 @pytest.mark.parametrize("engine", ["serial", "batched"])
 def test_a_simulation_keeps_its_budget_and_resumes(tmp_path, engine):
-    options = dict(task=TINY, clients=6, participation=0.5, budget="72B", bandwidths="1kB,9kB", lr_warmup=3, engine=engine)
+    options = dict(
+        task=TINY,
+        clients=6,
+        participation=0.5,
+        budget="72B",
+        bandwidths="1kB,9kB",
+        lr_warmup=3,
+        engine=engine,
+    )
     seen = Rounds()
     simulate(RunConfig(**options, rounds=4, out=str(tmp_path / "whole")), seen)
     assert all(50 < record.uplink_bytes <= 72 for record in seen.records)
     simulate(RunConfig(**options, rounds=2, out=str(tmp_path / "parts")))
     simulate(RunConfig(**options, rounds=4, out=str(tmp_path / "parts"), resume=True))
-    assert (tmp_path / "parts/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
-    lines = [json.loads(line) for line in (tmp_path / "parts/metrics.jsonl").read_text().splitlines()]
-    assert [line["uplink_bytes"] for line in lines] == [record.uplink_bytes for record in seen.records]
+    assert (tmp_path / "parts/model.safetensors").read_bytes() == (
+        tmp_path / "whole/model.safetensors"
+    ).read_bytes()
+    lines = [
+        json.loads(line) for line in (tmp_path / "parts/metrics.jsonl").read_text().splitlines()
+    ]
+    assert [line["uplink_bytes"] for line in lines] == [
+        record.uplink_bytes for record in seen.records
+    ]

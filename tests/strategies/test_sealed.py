@@ -11,7 +11,18 @@ from fedcomp import RunConfig, UserError
 from fedcomp.clients import ballots
 from fedcomp.clients.election import BALLOTS, TALLY
 from fedcomp.clients.keyring import DerivedKeys, point_of
-from fedcomp.clients.sealed_election import BITS, CARDS, COMPLAINT, COUNT, KEY_OF, PROOF, PROOF_OF, RECOUNT, SealedElection, slot_of
+from fedcomp.clients.sealed_election import (
+    BITS,
+    CARDS,
+    COMPLAINT,
+    COUNT,
+    KEY_OF,
+    PROOF,
+    PROOF_OF,
+    RECOUNT,
+    SealedElection,
+    slot_of,
+)
 from fedcomp.codecs import Context
 from fedcomp.errors import ProtocolError
 from fedcomp.messages import Report
@@ -22,8 +33,17 @@ from fedcomp.strategies import Rules, strategy
 from fedcomp.strategies.sealed_election import Sealing
 
 TASK = Path(__file__).parents[1] / "tiny_task.py"
-OPEN = RunConfig(task=f"{TASK}:task", clients=5, participation=1.0, rounds=3, local_steps=1, batch_size=1, lr=0.02, partition="classes:1",
-                 strategy="election:byzantine=2,form=ballots")
+OPEN = RunConfig(
+    task=f"{TASK}:task",
+    clients=5,
+    participation=1.0,
+    rounds=3,
+    local_steps=1,
+    batch_size=1,
+    lr=0.02,
+    partition="classes:1",
+    strategy="election:byzantine=2,form=ballots",
+)
 SEALED = replace(OPEN, strategy="election:byzantine=2,form=ballots,sealed=true")
 
 
@@ -40,13 +60,17 @@ class Heard:
         return [report for report in self.reports if report.phase == phase]
 
 
-def run(monkeypatch, tmp_path, config: RunConfig, name: str = "run", observer: Observer | None = None) -> Heard:
+def run(
+    monkeypatch, tmp_path, config: RunConfig, name: str = "run", observer: Observer | None = None
+) -> Heard:
     heard, handle = Heard([], {}), VirtualClients.handle
 
     def listened(self, assignments):
         reports = handle(self, assignments)
         heard.reports += reports
-        heard.ballots |= {(h.round, client): h.kept[BITS] for client, h in self.held.items() if BITS in h.kept}
+        heard.ballots |= {
+            (h.round, client): h.kept[BITS] for client, h in self.held.items() if BITS in h.kept
+        }
         return reports
 
     with monkeypatch.context() as patch:
@@ -62,8 +86,12 @@ def complement(packed: bytes) -> bytes:
 
 def test_the_model_is_that_of_open_ballots(monkeypatch, tmp_path):
     for attack in (None, "inverted:2", "random-sign:1"):
-        models = {run(monkeypatch, tmp_path, replace(config, attack=attack), f"{config.strategy} {attack}").model
-                  for config in (OPEN, SEALED)}
+        models = {
+            run(
+                monkeypatch, tmp_path, replace(config, attack=attack), f"{config.strategy} {attack}"
+            ).model
+            for config in (OPEN, SEALED)
+        }
         assert len(models) == 1
 
 
@@ -72,18 +100,32 @@ def test_the_server_never_holds_a_ballot(monkeypatch, tmp_path):
     wide = f"{TASK}:wide"
     sealed = run(monkeypatch, tmp_path, replace(SEALED, task=wide, rounds=2))
     received = b"\x00".join(report.pack() for report in sealed.reports)
-    assert len(sealed.ballots) == 2 * 5 and len(set(sealed.ballots.values())) == 10 and len(received) > 2 * 5 * 1251
+    assert (
+        len(sealed.ballots) == 2 * 5
+        and len(set(sealed.ballots.values())) == 10
+        and len(received) > 2 * 5 * 1251
+    )
     for packed in sealed.ballots.values():
-        for piece in (packed[:-1], complement(packed[:-1]), packed[100:140], complement(packed[100:140])):
+        for piece in (
+            packed[:-1],
+            complement(packed[:-1]),
+            packed[100:140],
+            complement(packed[100:140]),
+        ):
             assert len(set(piece)) > 4 and (piece not in received or is_voted(sealed, piece))
         assert packed[:-1] not in received and complement(packed[:-1]) not in received
-    opened = b"\x00".join(report.pack() for report in run(monkeypatch, tmp_path, replace(OPEN, task=wide, rounds=2), "open").reports)
+    opened = b"\x00".join(
+        report.pack()
+        for report in run(monkeypatch, tmp_path, replace(OPEN, task=wide, rounds=2), "open").reports
+    )
     assert all(packed[:-1] in opened for packed in sealed.ballots.values())
 
 
 def is_voted(heard: Heard, piece: bytes) -> bool:
     """A piece of a ballot that all voters agree with is in their votes, and there alone."""
-    return all(piece not in report.pack() for phase in (CARDS, BALLOTS) for report in heard.of(phase))
+    return all(
+        piece not in report.pack() for phase in (CARDS, BALLOTS) for report in heard.of(phase)
+    )
 
 
 def test_a_ballot_costs_its_bits_once_and_a_fixed_amount_for_each_voter(monkeypatch, tmp_path):
@@ -93,9 +135,14 @@ def test_a_ballot_costs_its_bits_once_and_a_fixed_amount_for_each_voter(monkeypa
 
 
 def test_who_equivocates_is_named_and_left_out_of_ballots_and_votes(monkeypatch, tmp_path):
-    lied = run(monkeypatch, tmp_path, replace(SEALED, attack="equivocation:clients=1,share=0.4"), "lied")
+    lied = run(
+        monkeypatch, tmp_path, replace(SEALED, attack="equivocation:clients=1,share=0.4"), "lied"
+    )
     (rejections,) = lied.summary.rejections
-    assert (list(rejections.clients), rejections.updates) == ([1], 3) and "does not open for voter" in rejections.reason
+    assert (list(rejections.clients), rejections.updates) == (
+        [1],
+        3,
+    ) and "does not open for voter" in rejections.reason
     assert len(lied.of(RECOUNT)) == 3 * 5
     silent = run(monkeypatch, tmp_path, replace(SEALED, attack="malformed:clients=1"), "silent")
     assert lied.model == silent.model, "as if it had sent nothing"
@@ -104,7 +151,9 @@ def test_who_equivocates_is_named_and_left_out_of_ballots_and_votes(monkeypatch,
 
 def test_two_who_equivocate_are_both_borne(monkeypatch, tmp_path):
     heard = run(monkeypatch, tmp_path, replace(SEALED, attack="equivocation:2"))
-    assert heard.summary.client_updates == 3 * 3 and {c for r in heard.summary.rejections for c in r.clients} == set(attacked(2))
+    assert heard.summary.client_updates == 3 * 3 and {
+        c for r in heard.summary.rejections for c in r.clients
+    } == set(attacked(2))
 
 
 def attacked(count: int) -> list[int]:
@@ -121,8 +170,13 @@ class FalseComplaint(attacks.Attack):
     def reply(self, report, sender):
         if report.phase != TALLY:
             return report
-        complaints = b"".join(COMPLAINT.pack(client, sender.generator.bytes(32)) for client in range(5)) * self.times
-        return replace(report, frame=COUNT.pack(5 * self.times) + complaints + report.frame[COUNT.size :])
+        complaints = (
+            b"".join(COMPLAINT.pack(client, sender.generator.bytes(32)) for client in range(5))
+            * self.times
+        )
+        return replace(
+            report, frame=COUNT.pack(5 * self.times) + complaints + report.frame[COUNT.size :]
+        )
 
 
 @dataclass(frozen=True)
@@ -133,7 +187,11 @@ class Replay(attacks.Attack):
     name = "replay"
 
     def reply(self, report, sender):
-        return replace(report, frame=SENT.setdefault((report.client, report.phase), report.frame)) if report.phase == self.phase else report
+        return (
+            replace(report, frame=SENT.setdefault((report.client, report.phase), report.frame))
+            if report.phase == self.phase
+            else report
+        )
 
 
 @dataclass(frozen=True)
@@ -158,7 +216,9 @@ class LowOrder(attacks.Attack):
         key, frames = sender.work.ring.signer(report.client), []
         for to in range(5):
             slot = sender.work.slot(sender.context, to)
-            frames.append(bytes(32) + ballots.sign(key, slot.bytes("card", report.client, bytes(32))))
+            frames.append(
+                bytes(32) + ballots.sign(key, slot.bytes("card", report.client, bytes(32)))
+            )
         return replace(report, frame=b"".join(frames))
 
 
@@ -173,7 +233,12 @@ class Bad(attacks.Attack):
     def reply(self, report, sender):
         if report.phase != self.phase:
             return report
-        frames = {"empty": b"", "one": report.frame[:1], "short": report.frame[:-1], "noise": sender.generator.bytes(len(report.frame))}
+        frames = {
+            "empty": b"",
+            "one": report.frame[:1],
+            "short": report.frame[:-1],
+            "noise": sender.generator.bytes(len(report.frame)),
+        }
         return replace(report, frame=frames[self.how])
 
 
@@ -192,14 +257,22 @@ def own_attacks(monkeypatch):
 def test_a_complaint_that_does_not_hold_names_the_voter(monkeypatch, tmp_path):
     heard = run(monkeypatch, tmp_path, replace(SEALED, attack="false-complaint:clients=3"))
     (rejections,) = heard.summary.rejections
-    assert list(rejections.clients) == [3] and "which it could open" in rejections.reason and not heard.of(RECOUNT)
+    assert (
+        list(rejections.clients) == [3]
+        and "which it could open" in rejections.reason
+        and not heard.of(RECOUNT)
+    )
     assert heard.model == run(monkeypatch, tmp_path, SEALED, "honest").model
 
 
 def test_nobody_is_asked_for_votes_on_so_few_ballots_that_they_tell_them(monkeypatch, tmp_path):
     few = replace(SEALED, rounds=1, strategy=f"{SEALED.strategy},liars=0", attack="abstention:3")
     heard = run(monkeypatch, tmp_path, few)
-    assert len(heard.of(BALLOTS)) == 5 - 3 and not heard.of(TALLY) and heard.summary.client_updates == 0
+    assert (
+        len(heard.of(BALLOTS)) == 5 - 3
+        and not heard.of(TALLY)
+        and heard.summary.client_updates == 0
+    )
     assert any("2 ballots are whole" in r.reason for r in heard.summary.rejections)
 
 
@@ -208,14 +281,31 @@ def test_nobody_is_asked_for_votes_on_so_few_ballots_that_they_tell_them(monkeyp
     (3, "election:byzantine=1,form=ballots,sealed=true,liars=0", "equivocation:clients=1,share=0.4"),
     (5, "election:byzantine=2,form=ballots,sealed=true,liars=1", "equivocation:clients=1,share=1+abstention:clients=3/4"),
 ])  # fmt: skip
-def test_who_equivocates_is_named_where_too_few_ballots_are_left_to_vote_on(monkeypatch, tmp_path, clients, strategy, attack):
+def test_who_equivocates_is_named_where_too_few_ballots_are_left_to_vote_on(
+    monkeypatch, tmp_path, clients, strategy, attack
+):
     """Complaints come without votes; the round is left out, and nobody votes again."""
-    before = run(monkeypatch, tmp_path, replace(SEALED, clients=clients, strategy=strategy, rounds=1), "honest")
-    heard = run(monkeypatch, tmp_path, replace(SEALED, clients=clients, strategy=strategy, rounds=2, attack=attack))
+    before = run(
+        monkeypatch,
+        tmp_path,
+        replace(SEALED, clients=clients, strategy=strategy, rounds=1),
+        "honest",
+    )
+    heard = run(
+        monkeypatch,
+        tmp_path,
+        replace(SEALED, clients=clients, strategy=strategy, rounds=2, attack=attack),
+    )
     named = [r for r in heard.summary.rejections if "does not open for voter" in r.reason]
     assert [(list(r.clients), r.updates) for r in named] == [([1], 2)]
-    assert before.summary.client_updates == clients and heard.summary.client_updates == 0 and not heard.of(RECOUNT)
-    assert any("2 ballots are whole" in r.reason and 1 not in r.clients for r in heard.summary.rejections)
+    assert (
+        before.summary.client_updates == clients
+        and heard.summary.client_updates == 0
+        and not heard.of(RECOUNT)
+    )
+    assert any(
+        "2 ballots are whole" in r.reason and 1 not in r.clients for r in heard.summary.rejections
+    )
     assert sum("2 ballots are whole" in warning for warning in heard.summary.warnings) == 1
 
 
@@ -225,29 +315,48 @@ def test_a_round_in_which_one_liar_would_always_stop_the_vote_is_refused():
         with pytest.raises(UserError, match=fix):
             made("election:byzantine=1,seats=3,form=ballots,sealed=true", clients)
     assert made("election:byzantine=1,seats=3,form=ballots,sealed=true,liars=0", 3).code.all()
-    assert made("election:byzantine=1,seats=3,form=ballots,sealed=true", 6).code.all(), "two clients a partition"
+    assert made("election:byzantine=1,seats=3,form=ballots,sealed=true", 6).code.all(), (
+        "two clients a partition"
+    )
     with pytest.raises(UserError, match="leave fewer; give code=deterministic,seats=5,byzantine=2"):
         made("election:byzantine=1,seats=3,form=ballots,sealed=true,liars=2", 6)
 
 
 def test_the_promise_tells_what_the_server_sees_and_how_many_may_be_absent():
-    sealed, one = (made(f"election:byzantine={b},liars=1,form=ballots,sealed=true", 2 * b + 1).notice for b in (2, 3))
-    assert "against 1 liar of a round, " in sealed and "the server sees votes, sizes and times" in sealed
+    sealed, one = (
+        made(f"election:byzantine={b},liars=1,form=ballots,sealed=true", 2 * b + 1).notice
+        for b in (2, 3)
+    )
+    assert (
+        "against 1 liar of a round, " in sealed
+        and "the server sees votes, sizes and times" in sealed
+    )
     assert "more than 2 absent" in sealed and "more than 4 absent" in one
-    assert "anybody absent" in made("election:byzantine=2", 5).notice and "sealed" not in made("election:byzantine=2", 5).notice
+    assert (
+        "anybody absent" in made("election:byzantine=2", 5).notice
+        and "sealed" not in made("election:byzantine=2", 5).notice
+    )
     assert "more than 2 absent a round" in made("election:byzantine=2,liars=1", 5).notice
 
 
 def test_where_a_round_cannot_close_any_more_no_ballot_is_asked_for(monkeypatch, tmp_path):
     heard = run(monkeypatch, tmp_path, replace(SEALED, rounds=2, attack="abstention:1"))
     assert len(heard.of(CARDS)) == 2 * 5 and not heard.of(BALLOTS) and not heard.of(TALLY)
-    assert "failed" in heard.summary.warnings[0] and {r.stage for r in heard.summary.rejections} == {"reply", "aggregate"}
+    assert "failed" in heard.summary.warnings[0] and {
+        r.stage for r in heard.summary.rejections
+    } == {"reply", "aggregate"}
 
 
 def test_a_flood_of_complaints_is_not_gone_through(monkeypatch, tmp_path):
     judged, proven_bad = [], ballots.Sealed.proven_bad
-    monkeypatch.setattr(ballots.Sealed, "proven_bad", lambda *given: judged.append(1) or proven_bad(*given))
-    heard = run(monkeypatch, tmp_path, replace(SEALED, rounds=1, attack="false-complaint:clients=3,times=10000"))
+    monkeypatch.setattr(
+        ballots.Sealed, "proven_bad", lambda *given: judged.append(1) or proven_bad(*given)
+    )
+    heard = run(
+        monkeypatch,
+        tmp_path,
+        replace(SEALED, rounds=1, attack="false-complaint:clients=3,times=10000"),
+    )
     assert not judged and [list(r.clients) for r in heard.summary.rejections] == [[3]]
     assert "complained 50000 times of 5" in heard.summary.rejections[0].reason
 
@@ -263,24 +372,43 @@ def test_a_replay_of_another_round_fails(monkeypatch, tmp_path, phase):
 @pytest.mark.parametrize("phase", [CARDS, BALLOTS, TALLY, RECOUNT])
 def test_no_answer_ends_a_run_whatever_it_is(monkeypatch, tmp_path, phase, how):
     """Its sender is turned down, beside one who equivocates so that there is a recount, and the others go on."""
-    heard = run(monkeypatch, tmp_path, replace(SEALED, rounds=1, attack=f"bad:clients=3,phase={phase},how={how}+equivocation:clients=1"))
-    assert {c for r in heard.summary.rejections for c in r.clients} == {1, 3} and heard.summary.client_updates == 3
+    heard = run(
+        monkeypatch,
+        tmp_path,
+        replace(
+            SEALED, rounds=1, attack=f"bad:clients=3,phase={phase},how={how}+equivocation:clients=1"
+        ),
+    )
+    assert {c for r in heard.summary.rejections for c in r.clients} == {
+        1,
+        3,
+    } and heard.summary.client_updates == 3
     assert not any("Error" in r.reason for r in heard.summary.rejections)
 
 
 @pytest.mark.parametrize("strategy", [OPEN.strategy, "election:byzantine=2"])
 def test_nor_does_an_empty_answer_where_ballots_are_open(monkeypatch, tmp_path, strategy):
     for phase in (BALLOTS, TALLY, "train"):
-        heard = run(monkeypatch, tmp_path, replace(OPEN, rounds=1, strategy=strategy, attack=f"bad:clients=3,phase={phase}"), phase)
+        heard = run(
+            monkeypatch,
+            tmp_path,
+            replace(OPEN, rounds=1, strategy=strategy, attack=f"bad:clients=3,phase={phase}"),
+            phase,
+        )
         asked = phase in {report.phase for report in heard.reports}
-        assert heard.summary.client_updates == 5 - asked and [list(r.clients) for r in heard.summary.rejections] == [[3]] * asked
+        assert (
+            heard.summary.client_updates == 5 - asked
+            and [list(r.clients) for r in heard.summary.rejections] == [[3]] * asked
+        )
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "largest"])
 def test_poisonous_numbers_have_no_place_in_what_is_sealed(monkeypatch, tmp_path, value):
     """Frames that hold none become noise, no longer than they were."""
     honest = run(monkeypatch, tmp_path, replace(SEALED, rounds=2), "honest")
-    heard = run(monkeypatch, tmp_path, replace(SEALED, rounds=2, attack=f"infinity:clients=3,value={value}"))
+    heard = run(
+        monkeypatch, tmp_path, replace(SEALED, rounds=2, attack=f"infinity:clients=3,value={value}")
+    )
     assert [(list(r.clients), r.updates) for r in heard.summary.rejections] == [([3], 2)]
     assert max(len(r.frame) for r in heard.reports) == max(len(r.frame) for r in honest.reports)
 
@@ -290,7 +418,9 @@ def test_a_ballot_of_somebody_else_fails(monkeypatch, tmp_path):
 
     def watched(self, asked, updates, traces, reports):
         handle(self, asked, updates, traces, reports)
-        COPIED.extend(reports[a.client].frame for a in asked if a.client == 0 and a.phase == BALLOTS)
+        COPIED.extend(
+            reports[a.client].frame for a in asked if a.client == 0 and a.phase == BALLOTS
+        )
 
     monkeypatch.setattr(VirtualClients, "_answer_alike", watched)
     heard = run(monkeypatch, tmp_path, replace(SEALED, rounds=1, attack="copycat:clients=4"))
@@ -300,7 +430,9 @@ def test_a_ballot_of_somebody_else_fails(monkeypatch, tmp_path):
 
 def test_a_card_that_would_keep_others_from_sealing_is_refused(monkeypatch, tmp_path):
     heard = run(monkeypatch, tmp_path, replace(SEALED, rounds=1, attack="low-order:clients=2"))
-    assert [list(r.clients) for r in heard.summary.rejections] == [[2]] and "low order" in heard.summary.rejections[0].reason
+    assert [list(r.clients) for r in heard.summary.rejections] == [
+        [2]
+    ] and "low order" in heard.summary.rejections[0].reason
     assert heard.summary.client_updates == 4
 
 
@@ -321,7 +453,9 @@ class StopsIn(Observer):
 
 
 @pytest.mark.parametrize("answers", [3, 7, 12])  # in cards, ballots, tally
-def test_a_round_that_is_repeated_uses_no_key_twice_and_ends_the_same(monkeypatch, tmp_path, answers):
+def test_a_round_that_is_repeated_uses_no_key_twice_and_ends_the_same(
+    monkeypatch, tmp_path, answers
+):
     whole = run(monkeypatch, tmp_path, SEALED, "whole")
     first, handle = Heard([], {}), VirtualClients.handle
 
@@ -349,7 +483,12 @@ def keys_of(report: Report) -> list[bytes]:
         return []
     point, held, _, count = ballots.HEAD.unpack_from(data)
     end = ballots.HEAD.size + count * ballots.WRAP.size
-    return [point, held, *(wrap for _, _, wrap in ballots.WRAP.iter_unpack(data[ballots.HEAD.size : end])), data[end:]]
+    return [
+        point,
+        held,
+        *(wrap for _, _, wrap in ballots.WRAP.iter_unpack(data[ballots.HEAD.size : end])),
+        data[end:],
+    ]
 
 
 @pytest.mark.parametrize(("options", "clients", "fix"), [
@@ -368,7 +507,15 @@ def test_codes_whose_votes_tell_ballots_are_refused(options, clients, fix):
 
 
 def made(text: str, clients: int):
-    rules = Rules(participation=1.0, uplink="sign", downlink="efsign", memory="none", downlink_memory="none", seed=3, lr=0.02)
+    rules = Rules(
+        participation=1.0,
+        uplink="sign",
+        downlink="efsign",
+        memory="none",
+        downlink_memory="none",
+        seed=3,
+        lr=0.02,
+    )
     found = strategy(text, rules)
     found.check_cohort(clients)
     return found
@@ -376,12 +523,18 @@ def made(text: str, clients: int):
 
 def test_the_code_that_is_named_in_place_of_one_that_is_refused_is_not():
     named = 0
-    for clients, seats, b, liars in itertools.product((3, 5, 6, 9, 12), (0, 1, 3, 5), (0, 1, 2), ("", ",liars=0", ",liars=2")):
+    for clients, seats, b, liars in itertools.product(
+        (3, 5, 6, 9, 12), (0, 1, 3, 5), (0, 1, 2), ("", ",liars=0", ",liars=2")
+    ):
         try:
             made(f"election:byzantine={b},seats={seats},form=ballots,sealed=true{liars}", clients)
         except UserError as error:
-            if fix := re.search(r"give (code=deterministic,seats=[0-9]+,byzantine=[0-9]+)$", str(error)):
-                assert made(f"election:{fix[1]},form=ballots,sealed=true{liars}", clients).code.all()
+            if fix := re.search(
+                r"give (code=deterministic,seats=[0-9]+,byzantine=[0-9]+)$", str(error)
+            ):
+                assert made(
+                    f"election:{fix[1]},form=ballots,sealed=true{liars}", clients
+                ).code.all()
                 named += 1
     assert named > 50
 
@@ -421,5 +574,7 @@ def test_a_key_that_is_renewed_within_a_round_changes_with_the_next():
 
 def test_keys_of_virtual_clients_are_their_own():
     ring = DerivedKeys(7)
-    assert len({ring.key(client) for client in range(50)}) == 50 and ring.key(3) == point_of(ring.signer(3).public_key())
+    assert len({ring.key(client) for client in range(50)}) == 50 and ring.key(3) == point_of(
+        ring.signer(3).public_key()
+    )
     assert ring.key(0) != DerivedKeys(8).key(0)

@@ -19,9 +19,20 @@ from fedcomp.sim import simulate
 from fedcomp.strategies import Rules, SharedScale
 from fedcomp.tasks.partition import partition
 
-TINY = RunConfig(task=f"{Path(__file__).parents[1] / 'tiny_task.py'}:task", clients=8, participation=0.5, rounds=6, local_steps=2, lr=0.1,
-                 strategy="shared-scale", downlink="stc:density=20%", partition="classes:1")
-LAYER = Rules(participation=1.0, uplink="terngrad@layer", downlink="identity", memory="none", seed=3)
+TINY = RunConfig(
+    task=f"{Path(__file__).parents[1] / 'tiny_task.py'}:task",
+    clients=8,
+    participation=0.5,
+    rounds=6,
+    local_steps=2,
+    lr=0.1,
+    strategy="shared-scale",
+    downlink="stc:density=20%",
+    partition="classes:1",
+)
+LAYER = Rules(
+    participation=1.0, uplink="terngrad@layer", downlink="identity", memory="none", seed=3
+)
 MODEL = replace(LAYER, uplink="terngrad")
 both = pytest.mark.parametrize("rules", [LAYER, MODEL])
 
@@ -47,9 +58,15 @@ def test_the_scale_of_a_round_is_the_largest_of_all(rules):
     federation = Recorded(rules)
     federation.run(1)
     sections = 4 if rules is LAYER else 1
-    claimed = [NUMBERS.decode(r.frame, numel=sections).numpy() for a, r in federation.said if a.phase == "scale"]
+    claimed = [
+        NUMBERS.decode(r.frame, numel=sections).numpy()
+        for a, r in federation.said
+        if a.phase == "scale"
+    ]
     told = {(a.announced[0], a.announced[1]) for a, _ in federation.said if a.phase == "train"}
-    assert len(claimed) == 6 and told == {(b"scale", np.max(claimed, axis=0).astype("<f4").tobytes())}
+    assert len(claimed) == 6 and told == {
+        (b"scale", np.max(claimed, axis=0).astype("<f4").tobytes())
+    }
     assert all(a.announced == [] for a, _ in federation.said if a.phase == "scale")
 
 
@@ -58,12 +75,16 @@ def test_frames_of_a_round_add_exactly(rules):
     federation = Recorded(rules)
     (outcome,) = federation.run(1)
     frames = [a.frame for a in outcome.accepted]
-    total = federation.strategy.uplink.decode(federation.strategy.uplink.merge(frames), numel=42, layout=federation.layout).double()
+    total = federation.strategy.uplink.decode(
+        federation.strategy.uplink.merge(frames), numel=42, layout=federation.layout
+    ).double()
     moved = torch.zeros(42)
     federation.strategy.aggregate({"train": outcome.accepted}, moved)
     torch.testing.assert_close(moved, (total / 6).float(), rtol=1e-6, atol=0)
     votes = torch.zeros(42, dtype=torch.float64)
-    for span, scale in zip(federation.strategy.spans, federation.strategy.scales.tolist(), strict=True):
+    for span, scale in zip(
+        federation.strategy.spans, federation.strategy.scales.tolist(), strict=True
+    ):
         votes[span] = 6 * moved[span].double() / scale
         for answer in outcome.accepted:
             assert set(answer.update.dense()[span].abs().tolist()) <= {0.0, scale}
@@ -108,20 +129,30 @@ def test_every_byte_of_both_phases_is_counted():
 def test_a_frame_in_another_scale_is_turned_down():
     federation = Recorded(LAYER)
     other = Context(announced={"scale": np.full(4, 0.5, "<f4").tobytes()})
-    frame = federation.strategy.uplink.encode(0.3 * torch.ones(42), layout=federation.layout, context=other)
+    frame = federation.strategy.uplink.encode(
+        0.3 * torch.ones(42), layout=federation.layout, context=other
+    )
     federation.faults[2, 1] = lambda a, r: replace(r, frame=frame) if a.phase == "train" else r
     (outcome,) = federation.run(1)
     (rejection,) = outcome.rejections
-    assert rejection.client == 2 and "is not in the scale" in rejection.reason and len(outcome.accepted) == 5
+    assert (
+        rejection.client == 2
+        and "is not in the scale" in rejection.reason
+        and len(outcome.accepted) == 5
+    )
 
 
-@pytest.mark.parametrize(("claim", "sentence"), [([1, 1, -1, 1], "a scale is negative"), ([1, 1, 1], "checksum")])
+@pytest.mark.parametrize(
+    ("claim", "sentence"), [([1, 1, -1, 1], "a scale is negative"), ([1, 1, 1], "checksum")]
+)
 def test_what_is_no_scale_is_turned_down(claim, sentence):
     federation = Recorded(LAYER)
     frame = NUMBERS.encode(torch.tensor(claim, dtype=torch.float32))
     federation.faults[2, 1] = lambda a, r: replace(r, frame=frame) if a.phase == "scale" else r
     (outcome,) = federation.run(1)
-    assert [r.client for r in outcome.rejections] == [2] and sentence in outcome.rejections[0].reason
+    assert [r.client for r in outcome.rejections] == [2] and sentence in outcome.rejections[
+        0
+    ].reason
     assert (federation.strategy.scales < 1).all() and len(outcome.accepted) == 5
 
 
@@ -130,7 +161,10 @@ def test_clients_with_nothing_to_say_count_as_zero():
     for client in range(5):
         federation.faults[client, 1] = lambda a, r: replace(r, frame=b"", ticket="")
     (outcome,) = federation.run(1)
-    torch.testing.assert_close(federation.strategy.broadcasts.weights, federation.initial + outcome.accepted[5].update.dense() / 6)
+    torch.testing.assert_close(
+        federation.strategy.broadcasts.weights,
+        federation.initial + outcome.accepted[5].update.dense() / 6,
+    )
 
 
 def test_updates_of_zeros_have_no_scale_and_move_nothing():
@@ -161,7 +195,11 @@ def test_scales_are_those_of_the_codec_section_by_section():
     assert scales(codec("terngrad:clip=0@layer"), x, LAYOUT) == [7.0, 0.0, 9.0]
     assert scales(codec("terngrad:clip=0"), x, LAYOUT) == [9.0]
     spiked = torch.where(torch.arange(100) == 50, 1000.0, 0.1 * torch.ones(100))
-    assert scales(codec("terngrad"), spiked, None)[0] == pytest.approx(250, rel=1e-3) == codec("terngrad").scale(spiked)
+    assert (
+        scales(codec("terngrad"), spiked, None)[0]
+        == pytest.approx(250, rel=1e-3)
+        == codec("terngrad").scale(spiked)
+    )
 
 
 def test_the_update_is_held_from_phase_to_phase_and_no_longer():
@@ -170,7 +208,11 @@ def test_the_update_is_held_from_phase_to_phase_and_no_longer():
     work.answer(m, x[None], held, 3, Context(phase="scale"))
     assert torch.equal(held["update"], x)
     context = Context(announced={"scale": np.full(3, 2, "<f4").tobytes()})
-    assert work.answer(m, None, held, 3, context) == m.codec.encode(x, seed=3, layout=LAYOUT, context=context) and not held
+    assert (
+        work.answer(m, None, held, 3, context)
+        == m.codec.encode(x, seed=3, layout=LAYOUT, context=context)
+        and not held
+    )
 
 
 def test_a_cohort_answers_as_each_of_it_does():
@@ -181,14 +223,20 @@ def test_a_cohort_answers_as_each_of_it_does():
     frames = work.answer_stack(memories[:3], x.clone(), stacked, [5, 6, 7], Context(phase="scale"))
     assert isinstance(frames[1], NonFiniteError) and "tensor 'b', element 1" in str(frames[1])
     context = Context(announced={"scale": np.full(3, 2, "<f4").tobytes()})
-    then = work.answer_stack([memories[i] for i in (0, 2)], None, [stacked[i] for i in (0, 2)], [5, 7], context)
+    then = work.answer_stack(
+        [memories[i] for i in (0, 2)], None, [stacked[i] for i in (0, 2)], [5, 7], context
+    )
     for i, frame in zip((0, 2), then, strict=True):
-        assert frames[i] == work.answer(memories[3 + i], x[i], each[i], 5 + i, Context(phase="scale"))
+        assert frames[i] == work.answer(
+            memories[3 + i], x[i], each[i], 5 + i, Context(phase="scale")
+        )
         assert frame == work.answer(memories[3 + i], None, each[i], 5 + i, context)
     assert stacked[0] == stacked[2] == {}
     memories[2].rollback()
     again = work.answer_stack(memories[:3], None, stacked, [5, 6, 7], context)
-    assert [type(answer) for answer in again] == [ProtocolError] * 3 and "this client holds no update for a phase 'train'" in str(again[0])
+    assert [type(answer) for answer in again] == [
+        ProtocolError
+    ] * 3 and "this client holds no update for a phase 'train'" in str(again[0])
 
 
 # In a simulation.
@@ -199,13 +247,28 @@ def test_a_cohort_answers_as_each_of_it_does():
 def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine, rules):
     rules = replace(rules, participation=0.5, downlink="stc:density=20%", seed=5)
     federation = Recorded(rules, clients=8)
-    for member, shard in zip(federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True):
+    for member, shard in zip(
+        federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True
+    ):
         member.shard = shard
     federation.run(5)
-    simulate(replace(TINY, rounds=5, engine=engine, uplink=rules.uplink, partition="iid", batch_size=10, seed=5, out=str(tmp_path / "run")))
+    simulate(
+        replace(
+            TINY,
+            rounds=5,
+            engine=engine,
+            uplink=rules.uplink,
+            partition="iid",
+            batch_size=10,
+            seed=5,
+            out=str(tmp_path / "run"),
+        )
+    )
     virtual = load_file(tmp_path / "run" / "model.safetensors")
     for name, view in federation.layout.views(federation.strategy.broadcasts.weights).items():
-        torch.testing.assert_close(virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-4)
+        torch.testing.assert_close(
+            virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-4
+        )
 
 
 @pytest.mark.parametrize("stop", [StopsAfter(3, 2), StopsAfter(4, 7)])
@@ -220,12 +283,21 @@ def test_the_tiny_task_is_learned_and_options_are_the_strategys(tmp_path):
     assert (stored["uplink"], stored["memory"]) == ("terngrad@layer", "none")
 
 
-@pytest.mark.parametrize(("options", "sentence"), [
-    ({"uplink": "qsgd"}, "shares the scale of ternary updates, which qsgd"),
-    ({"uplink": "qsgd"}, "does not make; leave --uplink out, or give terngrad or terngrad@layer"),
-    ({"memory": "ecq"}, "memory 'ecq' adds; leave --memory out, or give none"),
-    ({"strategy": "shared-scale:x=1"}, "strategy 'shared-scale' has no option 'x'; it takes none"),
-])
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"uplink": "qsgd"}, "shares the scale of ternary updates, which qsgd"),
+        (
+            {"uplink": "qsgd"},
+            "does not make; leave --uplink out, or give terngrad or terngrad@layer",
+        ),
+        ({"memory": "ecq"}, "memory 'ecq' adds; leave --memory out, or give none"),
+        (
+            {"strategy": "shared-scale:x=1"},
+            "strategy 'shared-scale' has no option 'x'; it takes none",
+        ),
+    ],
+)
 def test_a_mistake_is_one_sentence_with_the_fix(tmp_path, options, sentence):
     with pytest.raises(UserError) as caught:
         simulate(replace(TINY, **options, out=str(tmp_path / "run")))

@@ -22,8 +22,19 @@ from fedcomp.strategies.sketched_sgd import SketchedSGD
 
 K, MOST = 4, 8  # of 42 coordinates, at a density of 10 % with two candidates each
 WIDE = "sketch:columns=400"
-RULES = Rules(participation=1.0, uplink="sketch:columns=12", downlink="identity", memory="sketched:momentum=0", seed=3)
-UPLINKS = ["sketch:columns=12", "sketch:columns=12,cells=bf16", "sketch:columns=12,cells=int8", "sketch:rows=3,columns=6@layer"]
+RULES = Rules(
+    participation=1.0,
+    uplink="sketch:columns=12",
+    downlink="identity",
+    memory="sketched:momentum=0",
+    seed=3,
+)
+UPLINKS = [
+    "sketch:columns=12",
+    "sketch:columns=12,cells=bf16",
+    "sketch:columns=12,cells=int8",
+    "sketch:rows=3,columns=6@layer",
+]
 SMALL = partial(SketchedSGD, options=SketchedSGD.Options(density=0.1, candidates=2))
 
 
@@ -33,7 +44,10 @@ class Drawn:
     device = "cpu"
 
     def train(self, start, data, batches, sgd, *, round, who, **_):
-        shared, own = (torch.randn(start.numel(), generator=torch.Generator().manual_seed(seed)) for seed in (round, 100 * round + who + 1))
+        shared, own = (
+            torch.randn(start.numel(), generator=torch.Generator().manual_seed(seed))
+            for seed in (round, 100 * round + who + 1)
+        )
         return Trained(sgd.lr * (shared**3 + own), 1 / round, None)
 
 
@@ -42,9 +56,13 @@ class Recorded(Federation):
 
     def __init__(self, rules: Rules = RULES, strategy=SMALL, **options):
         super().__init__(rules, strategy=strategy, **options)
-        self.inputs, self.accepted = (torch.zeros(len(self.members), self.layout.numel, dtype=torch.float64) for _ in range(2))
+        self.inputs, self.accepted = (
+            torch.zeros(len(self.members), self.layout.numel, dtype=torch.float64) for _ in range(2)
+        )
         self.said: list[tuple[Assignment, Report]] = []
-        self.lost: set[tuple[int, int, str]] = set()  # client, round and phase of replies that do not arrive
+        self.lost: set[tuple[int, int, str]] = (
+            set()
+        )  # client, round and phase of replies that do not arrive
         self.deaf: set[tuple[int, int, str]] = set()  # likewise of messages to the client
         self.twice: set[tuple[int, int, str]] = set()  # of messages that come twice
         self.refused = 0
@@ -68,9 +86,15 @@ class Recorded(Federation):
         heard = [a for a in assignments if (a.client, a.round, a.phase) not in self.deaf]
         reports = {report.client: report for report in super().handle(heard)}
         self.said += [(a, reports[a.client]) for a in heard]
-        sent = [None if (a.client, a.round, a.phase) in self.lost else reports.get(a.client) for a in assignments]
-        return [r or Report(a.round, a.phase, a.client, "failed", "", "", b"", "", 0, 0.0, "link", "lost")
-                for a, r in zip(assignments, sent, strict=True)]
+        sent = [
+            None if (a.client, a.round, a.phase) in self.lost else reports.get(a.client)
+            for a in assignments
+        ]
+        return [
+            r
+            or Report(a.round, a.phase, a.client, "failed", "", "", b"", "", 0, 0.0, "link", "lost")
+            for a, r in zip(assignments, sent, strict=True)
+        ]
 
     def run(self, rounds: int, first: int = 1) -> list:
         outcomes = []
@@ -89,14 +113,18 @@ class Recorded(Federation):
         if back:
             kept[MARKS.open(back, candidates.size).positions] = False
         part = torch.zeros(self.layout.numel)
-        part[torch.from_numpy(candidates[kept])] = torch.from_numpy(answer.update.values[kept].copy())
+        part[torch.from_numpy(candidates[kept])] = torch.from_numpy(
+            answer.update.values[kept].copy()
+        )
         return part
 
     def settle(self) -> None:
         for client, member in enumerate(self.members):
             if member.memory.pending is not None:
                 taken = member.ticket == self.strategy.tickets.get(client, "")
-                member.memory.commit(returned=self.strategy.dropped.get(client)) if taken else member.memory.rollback()
+                member.memory.commit(
+                    returned=self.strategy.dropped.get(client)
+                ) if taken else member.memory.rollback()
 
     def check(self) -> None:
         """Σ kept + v = Σ inputs, for every client."""
@@ -137,7 +165,9 @@ def test_tensor_by_tensor_each_has_candidates_by_its_size():
     federation.run(1)
     mean, step, found = federation.mean(), federation.moved(), []
     for entry in federation.layout:
-        found += [entry.offset + i for i in largest(mean[entry.span], max(1, round(0.2 * entry.numel)))]
+        found += [
+            entry.offset + i for i in largest(mean[entry.span], max(1, round(0.2 * entry.numel)))
+        ]
     assert federation.strategy.candidates.tolist() == found
     assert step.nonzero().flatten().tolist() == [found[i] for i in largest(mean[found], K)]
     torch.testing.assert_close(step[step != 0], mean[step != 0], rtol=1e-4, atol=1e-7)
@@ -146,8 +176,16 @@ def test_tensor_by_tensor_each_has_candidates_by_its_size():
 def test_estimates_are_of_the_sum_and_values_are_those_of_the_clients():
     federation = Recorded()
     federation.run(1)
-    cells = sum(federation.strategy.uplink.open(r.frame, 42).cells for a, r in federation.said if a.phase == SKETCH)
-    (seed,) = {federation.strategy.uplink.open(r.frame, 42).seed for a, r in federation.said if a.phase == SKETCH}
+    cells = sum(
+        federation.strategy.uplink.open(r.frame, 42).cells
+        for a, r in federation.said
+        if a.phase == SKETCH
+    )
+    (seed,) = {
+        federation.strategy.uplink.open(r.frame, 42).seed
+        for a, r in federation.said
+        if a.phase == SKETCH
+    }
     wide = Sketch(columns=12, density=8 / 42)
     merged = wide.open(wide.encode(torch.zeros(42), seed=seed), 42)
     merged.cells = cells
@@ -155,7 +193,9 @@ def test_estimates_are_of_the_sum_and_values_are_those_of_the_clients():
     for a, r in federation.said:
         if a.phase == VALUES:
             at = torch.from_numpy(federation.strategy.candidates)
-            assert torch.equal(NUMBERS.decode(r.frame, numel=MOST).double(), federation.inputs[a.client][at])
+            assert torch.equal(
+                NUMBERS.decode(r.frame, numel=MOST).double(), federation.inputs[a.client][at]
+            )
 
 
 def test_weights_by_examples_count_in_both_phases():
@@ -169,7 +209,9 @@ def test_weights_by_examples_count_in_both_phases():
 
 @pytest.mark.parametrize("uplink", UPLINKS)
 def test_every_byte_of_both_phases_is_counted(uplink):
-    federation = Recorded(replace(RULES, participation=0.5, uplink=uplink, downlink="topk:density=10%"))
+    federation = Recorded(
+        replace(RULES, participation=0.5, uplink=uplink, downlink="topk:density=10%")
+    )
     back = 0
     for round in range(1, 6):
         (outcome,) = federation.run(1, round)
@@ -186,12 +228,18 @@ def test_every_byte_of_both_phases_is_counted(uplink):
 def test_what_returns_is_no_longer_than_marks_among_the_candidates():
     federation = Recorded()
     federation.run(1)
-    assert {len(back) for back in federation.strategy.dropped.values()} == {len(MARKS.encode(torch.tensor([1.0] * K + [0.0] * K)))}
+    assert {len(back) for back in federation.strategy.dropped.values()} == {
+        len(MARKS.encode(torch.tensor([1.0] * K + [0.0] * K)))
+    }
 
 
 def test_the_usual_downlink_loses_nothing_of_the_update():
     own = SketchedSGD.defaults(SketchedSGD.Options(density=0.1))
-    assert own == {"uplink": "sketch", "memory": "sketched", "downlink": "topk:density=0.1,values=fp32"}
+    assert own == {
+        "uplink": "sketch",
+        "memory": "sketched",
+        "downlink": "topk:density=0.1,values=fp32",
+    }
     federation = Recorded(replace(RULES, downlink=own["downlink"]))
     for outcome in federation.run(4):
         assert federation.strategy.downlink.open(outcome.broadcast.frame, 42).positions.size == K
@@ -203,7 +251,11 @@ def test_the_usual_downlink_loses_nothing_of_the_update():
 def test_over_the_whole_federation_nothing_is_lost(uplink, downlink):
     """Σ applied + Σ v + the server's memory = Σ inputs, with replies that get lost and cohorts that change."""
     federation = Recorded(replace(RULES, uplink=uplink, downlink=downlink, participation=0.5))
-    federation.lost = {(client, round, phase) for client in range(6) for round, phase in [(3, SKETCH), (5 + client, VALUES)]}
+    federation.lost = {
+        (client, round, phase)
+        for client in range(6)
+        for round, phase in [(3, SKETCH), (5 + client, VALUES)]
+    }
     applied, where = torch.zeros(42, dtype=torch.float64), state(federation)
     for round in range(1, 13):
         (outcome,) = federation.run(1, round)
@@ -211,7 +263,9 @@ def test_over_the_whole_federation_nothing_is_lost(uplink, downlink):
         where = state(federation)
     assert federation.refused > 3 and federation.strategy.dropped
     federation.check()
-    residuals = sum(member.memory.state_dict()["residual"].double() for member in federation.members)
+    residuals = sum(
+        member.memory.state_dict()["residual"].double() for member in federation.members
+    )
     torch.testing.assert_close(applied + residuals, federation.inputs.sum(0), rtol=1e-5, atol=1e-5)
 
 
@@ -229,7 +283,11 @@ def test_with_momentum_what_waits_gathers_it_and_what_was_kept_starts_from_zero(
         federation.run(1, round)
         u = 0.5 * u + (federation.inputs[0] - before).float()
         v = v + u
-        kept = federation.accepted[0].float().nonzero().flatten().tolist() if round == 1 else largest(v, K)
+        kept = (
+            federation.accepted[0].float().nonzero().flatten().tolist()
+            if round == 1
+            else largest(v, K)
+        )
         u[kept] = v[kept] = 0
     federation.settle()
     torch.testing.assert_close(federation.members[0].memory.residual, v, rtol=1e-4, atol=1e-6)
@@ -243,7 +301,12 @@ def test_with_momentum_what_waits_gathers_it_and_what_was_kept_starts_from_zero(
 @pytest.mark.parametrize("uplink", UPLINKS)
 def test_nothing_is_lost_when_a_reply_is_lost_in_either_phase(phase, uplink):
     federation = Recorded(replace(RULES, uplink=uplink, participation=0.5))
-    federation.lost = {(client, round, phase) for client in range(6) for round in range(1, 12) if (client + round) % 3 == 0}
+    federation.lost = {
+        (client, round, phase)
+        for client in range(6)
+        for round in range(1, 12)
+        if (client + round) % 3 == 0
+    }
     federation.run(11)
     assert federation.refused >= 5
     federation.check()
@@ -253,7 +316,9 @@ def test_a_client_lost_between_the_phases_does_not_move_the_model_and_sends_all_
     federation = Recorded(replace(RULES, uplink=WIDE))
     federation.lost = {(2, 1, VALUES)}
     (outcome,) = federation.run(1)
-    assert [a.client for a in outcome.accepted] == [0, 1, 3, 4, 5] and [r.client for r in outcome.rejections] == [2]
+    assert [a.client for a in outcome.accepted] == [0, 1, 3, 4, 5] and [
+        r.client for r in outcome.rejections
+    ] == [2]
     step = federation.moved()
     mean = (federation.mean() * 6 - federation.inputs[2].float()) / 5
     torch.testing.assert_close(step[step != 0], mean[step != 0], rtol=1e-4, atol=1e-7)
@@ -270,8 +335,12 @@ def test_a_client_lost_between_the_phases_does_not_move_the_model_and_sends_all_
 def test_news_that_is_lost_or_comes_twice_is_heard_once(phase):
     federation = Recorded(replace(RULES, participation=0.5))
     everybody = [(client, round) for client in range(6) for round in range(1, 16)]
-    federation.deaf = {(client, round, phase) for client, round in everybody if (client + round) % 4 == 0}
-    federation.twice = {(client, round, phase) for client, round in everybody if (client + round) % 4 == 1}
+    federation.deaf = {
+        (client, round, phase) for client, round in everybody if (client + round) % 4 == 0
+    }
+    federation.twice = {
+        (client, round, phase) for client, round in everybody if (client + round) % 4 == 1
+    }
     federation.run(15)
     assert federation.refused >= 5
     federation.check()
@@ -281,8 +350,14 @@ def test_news_is_told_again_until_it_was_heard():
     federation = Recorded()
     federation.deaf, federation.lost = {(1, 2, SKETCH)}, {(2, 2, SKETCH), (2, 3, SKETCH)}
     federation.run(4)
-    told = {(a.client, a.round): (a.accepted, a.returned) for a, _ in federation.said if a.phase == SKETCH}
-    assert told[1, 3] != told[1, 4] and all(told[2, 2] == told[2, round] and told[2, round][1] for round in (3, 4))
+    told = {
+        (a.client, a.round): (a.accepted, a.returned)
+        for a, _ in federation.said
+        if a.phase == SKETCH
+    }
+    assert told[1, 3] != told[1, 4] and all(
+        told[2, 2] == told[2, round] and told[2, round][1] for round in (3, 4)
+    )
     federation.check()
 
 
@@ -309,11 +384,17 @@ def test_a_server_that_goes_back_further_goes_on_with_clients_as_they_are():
 
 
 def test_a_client_that_restarts_between_rounds_goes_on_from_its_disk():
-    stayed, restarted = Recorded(replace(RULES, memory="sketched")), Recorded(replace(RULES, memory="sketched"))
+    stayed, restarted = (
+        Recorded(replace(RULES, memory="sketched")),
+        Recorded(replace(RULES, memory="sketched")),
+    )
     for round in range(1, 5):
         stayed.run(1, round), restarted.run(1, round)
         for client, member in enumerate(restarted.members):
-            state = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in member.memory.state_dict().items()}
+            state = {
+                k: v.clone() if isinstance(v, torch.Tensor) else v
+                for k, v in member.memory.state_dict().items()
+            }
             assert {"pending", "candidates"} <= state.keys()
             member.memory = memory("sketched", restarted.strategy.uplink, 42, restarted.layout)
             member.memory.load_state_dict(state)
@@ -336,7 +417,10 @@ def test_a_client_that_lost_its_state_between_the_phases_fails_the_round():
     outcomes = federation.run(3)
     (rejection,) = outcomes[1].rejections
     assert (rejection.client, rejection.stage) == (4, "phase")
-    assert rejection.reason == "this client holds nothing of phase 'sketch' of round 2; ask it again in the next round"
+    assert (
+        rejection.reason
+        == "this client holds nothing of phase 'sketch' of round 2; ask it again in the next round"
+    )
     assert len(outcomes[2].accepted) == 6
     federation.check()
 
@@ -357,10 +441,18 @@ def test_marks_that_return_damaged_fail_the_client_and_lose_nothing():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_happens_nothing_is_lost(seed):
-    drawn, federation = np.random.default_rng(seed), Recorded(replace(RULES, participation=0.5, uplink=UPLINKS[seed]))
+    drawn, federation = (
+        np.random.default_rng(seed),
+        Recorded(replace(RULES, participation=0.5, uplink=UPLINKS[seed])),
+    )
     for mishaps in (federation.lost, federation.deaf, federation.twice):
-        mishaps |= {(client, round, phase) for client in range(6) for round in range(1, 25) for phase in (SKETCH, VALUES)
-                    if drawn.random() < 0.1}
+        mishaps |= {
+            (client, round, phase)
+            for client in range(6)
+            for round in range(1, 25)
+            for phase in (SKETCH, VALUES)
+            if drawn.random() < 0.1
+        }
     kept, accepted = copy.deepcopy(federation.strategy), federation.accepted.clone()
     for round in range(1, 25):
         federation.run(1, round)
@@ -391,13 +483,19 @@ def test_a_phase_that_nobody_answers_moves_nothing(phase):
 def test_a_round_whose_sum_is_not_finite_moves_nothing_and_loses_nothing():
     federation = Recorded(replace(RULES, server_lr=1e39))
     (outcome,) = federation.run(1)
-    assert outcome.broadcast is None and {r.stage for r in outcome.rejections} == {"aggregate"} and not federation.strategy.dropped
+    assert (
+        outcome.broadcast is None
+        and {r.stage for r in outcome.rejections} == {"aggregate"}
+        and not federation.strategy.dropped
+    )
     assert torch.equal(federation.strategy.broadcasts.weights, federation.initial)
     federation.check()
 
 
 def answers(phase: str, frame: bytes):
-    return lambda a, r: replace(r, frame=frame, ticket=ticket(a.round, a.client, frame)) if a.phase == phase else r
+    return lambda a, r: (
+        replace(r, frame=frame, ticket=ticket(a.round, a.client, frame)) if a.phase == phase else r
+    )
 
 
 def test_frames_of_another_size_or_codec_are_turned_down():
@@ -406,7 +504,9 @@ def test_frames_of_another_size_or_codec_are_turned_down():
     federation.faults[2, 1] = answers(VALUES, NUMBERS.encode(torch.ones(MOST + 1)))
     federation.faults[4, 1] = answers(SKETCH, codec("sketch").encode(torch.ones(41)))
     (outcome,) = federation.run(1)
-    assert [r.client for r in outcome.rejections] == [1, 2, 4] and [a.client for a in outcome.accepted] == [0, 3, 5]
+    assert [r.client for r in outcome.rejections] == [1, 2, 4] and [
+        a.client for a in outcome.accepted
+    ] == [0, 3, 5]
 
 
 def test_sketches_of_other_hashes_do_not_make_more_candidates():
@@ -414,7 +514,9 @@ def test_sketches_of_other_hashes_do_not_make_more_candidates():
     for client in range(5):
         x = torch.zeros(42)
         x[8 * client : 8 * client + 8] = 100.0
-        federation.faults[client, 1] = answers(SKETCH, codec("sketch:columns=500").encode(x, seed=client))
+        federation.faults[client, 1] = answers(
+            SKETCH, codec("sketch:columns=500").encode(x, seed=client)
+        )
     (outcome,) = federation.run(1)
     assert federation.strategy.candidates.size == MOST and len(outcome.accepted) == 6
 
@@ -425,7 +527,9 @@ def test_clients_with_nothing_to_say_count_as_zero():
         federation.faults[client, 1] = lambda a, r: replace(r, frame=b"", ticket="")
     (outcome,) = federation.run(1)
     assert len(outcome.accepted) == 6 and set(federation.strategy.dropped) == {5}
-    torch.testing.assert_close(federation.moved(), federation.own_part(outcome.accepted[5]) / 6, rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(
+        federation.moved(), federation.own_part(outcome.accepted[5]) / 6, rtol=1e-5, atol=1e-8
+    )
 
 
 def test_updates_of_zeros_have_no_candidates_and_move_nothing():
@@ -433,7 +537,11 @@ def test_updates_of_zeros_have_no_candidates_and_move_nothing():
     for member in federation.members:
         member.sgd = replace(member.sgd, lr=0.0)
     for outcome in federation.run(2):
-        assert len(outcome.accepted) == 6 and not outcome.rejections and federation.strategy.candidates.size == 0
+        assert (
+            len(outcome.accepted) == 6
+            and not outcome.rejections
+            and federation.strategy.candidates.size == 0
+        )
     assert not federation.moved().any()
 
 
@@ -441,29 +549,70 @@ def test_updates_of_zeros_have_no_candidates_and_move_nothing():
 @pytest.mark.parametrize("seeds", [(7,), range(10)])
 def test_updates_at_the_end_of_float32_leave_a_finite_model(seeds):
     federation = Recorded(clients=10)  # ten times a tenth of the largest number is infinite
-    huge = {SKETCH: [codec("sketch:columns=12").encode(torch.full((42,), 3.4e38), seed=seed) for seed in seeds],
-            VALUES: [NUMBERS.encode(torch.full((MOST,), 3.4e38))]}
+    huge = {
+        SKETCH: [
+            codec("sketch:columns=12").encode(torch.full((42,), 3.4e38), seed=seed)
+            for seed in seeds
+        ],
+        VALUES: [NUMBERS.encode(torch.full((MOST,), 3.4e38))],
+    }
     for client in range(10):
-        federation.faults[client, 1] = lambda a, r: answers(a.phase, huge[a.phase][r.client % len(huge[a.phase])])(a, r)
+        federation.faults[client, 1] = lambda a, r: answers(
+            a.phase, huge[a.phase][r.client % len(huge[a.phase])]
+        )(a, r)
     federation.run(1)
-    assert federation.strategy.candidates.size == MOST and federation.strategy.broadcasts.weights.isfinite().all()
+    assert (
+        federation.strategy.candidates.size == MOST
+        and federation.strategy.broadcasts.weights.isfinite().all()
+    )
 
 
 # What it is made of.
 
 
-@pytest.mark.parametrize(("changes", "options", "sentence"), [
-    ({"uplink": "topk"}, {}, "strategy 'sketched-sgd' adds sketches, which topk:density=0.01,values=fp32 does not make; "
-                             "leave --uplink out, or give sketch"),
-    ({"uplink": "fp16@layer"}, {}, "adds sketches, which fp16@layer does not make"),
-    ({"uplink": "sketch:density=1/10"}, {}, "moves a share of 0.01, its uplink reads one of 0.1; give --strategy sketched-sgd:density=0.1"),
-    ({"memory": "none"}, {}, "has two phases, for which memory 'none' has no frames; leave --memory out, or give sketched"),
-    ({"memory": "dgc"}, {}, "has two phases, for which memory 'dgc' has no frames"),
-    ({"density_warmup": 3}, {}, "sends sketches of one size; leave --density-warmup, --density-schedule and --budget out"),
-    ({"budget_bytes": 10**6}, {}, "sends sketches of one size; leave --density-warmup, --density-schedule and --budget out"),
-    ({}, {"density": 0.0}, "option 'density' of strategy 'sketched-sgd' is 0; give a share above 0 and at most 1, such as 1%"),
-    ({}, {"candidates": 0}, "option 'candidates' of strategy 'sketched-sgd' is 0; give at least 1, such as 4"),
-])
+@pytest.mark.parametrize(
+    ("changes", "options", "sentence"),
+    [
+        (
+            {"uplink": "topk"},
+            {},
+            "strategy 'sketched-sgd' adds sketches, which topk:density=0.01,values=fp32 does not make; "
+            "leave --uplink out, or give sketch",
+        ),
+        ({"uplink": "fp16@layer"}, {}, "adds sketches, which fp16@layer does not make"),
+        (
+            {"uplink": "sketch:density=1/10"},
+            {},
+            "moves a share of 0.01, its uplink reads one of 0.1; give --strategy sketched-sgd:density=0.1",
+        ),
+        (
+            {"memory": "none"},
+            {},
+            "has two phases, for which memory 'none' has no frames; leave --memory out, or give sketched",
+        ),
+        ({"memory": "dgc"}, {}, "has two phases, for which memory 'dgc' has no frames"),
+        (
+            {"density_warmup": 3},
+            {},
+            "sends sketches of one size; leave --density-warmup, --density-schedule and --budget out",
+        ),
+        (
+            {"budget_bytes": 10**6},
+            {},
+            "sends sketches of one size; leave --density-warmup, --density-schedule and --budget out",
+        ),
+        (
+            {},
+            {"density": 0.0},
+            "option 'density' of strategy 'sketched-sgd' is 0; give a share above 0 and at most 1, such as 1%",
+        ),
+        (
+            {},
+            {"candidates": 0},
+            "option 'candidates' of strategy 'sketched-sgd' is 0; give at least 1, such as 4",
+        ),
+    ],
+)
 def test_a_mistake_is_one_sentence_with_the_fix(changes, options, sentence):
     with pytest.raises((ConfigError, SpecError)) as caught:
         SketchedSGD(replace(RULES, **changes), options=SketchedSGD.Options(**options))
@@ -471,15 +620,24 @@ def test_a_mistake_is_one_sentence_with_the_fix(changes, options, sentence):
 
 
 def test_its_memory_is_refused_where_nobody_asks_for_values():
-    with pytest.raises(ConfigError, match="'sketched:momentum=0' has no frames for strategy 'average'; give --strategy sketched-sgd, or"):
+    with pytest.raises(
+        ConfigError,
+        match="'sketched:momentum=0' has no frames for strategy 'average'; give --strategy sketched-sgd, or",
+    ):
         Federation(RULES, strategy=Average)
-    with pytest.raises(ConfigError, match="--downlink-memory sketched makes frames of several phases, .* has one; use residual"):
+    with pytest.raises(
+        ConfigError,
+        match="--downlink-memory sketched makes frames of several phases, .* has one; use residual",
+    ):
         Federation(replace(RULES, downlink="sketch", downlink_memory="sketched"), strategy=SMALL)
 
 
 def test_flowers_own_entry_runs_it_and_its_hooks_say_that_they_cannot():
     federation, other = Recorded(), Recorded()
-    with pytest.raises(ConfigError, match="a round of 'sketched-sgd' has 2 phases, too many for this hook; call start"):
+    with pytest.raises(
+        ConfigError,
+        match="a round of 'sketched-sgd' has 2 phases, too many for this hook; call start",
+    ):
         federation.strategy.configure_train(1, ArrayRecord(), None, federation.grid)
     federation.strategy.start(federation.grid, federation.strategy.arrays(), num_rounds=2)
     other.run(2)
@@ -487,5 +645,11 @@ def test_flowers_own_entry_runs_it_and_its_hooks_say_that_they_cannot():
 
 
 def test_a_strategy_is_made_of_its_spec():
-    made = strategy("sketched-sgd:density=5%,candidates=3", replace(RULES, uplink="sketch:density=5%"))
-    assert isinstance(made, SketchedSGD) and made.options == SketchedSGD.Options(0.05, 3) and CANDIDATES == "candidates"
+    made = strategy(
+        "sketched-sgd:density=5%,candidates=3", replace(RULES, uplink="sketch:density=5%")
+    )
+    assert (
+        isinstance(made, SketchedSGD)
+        and made.options == SketchedSGD.Options(0.05, 3)
+        and CANDIDATES == "candidates"
+    )

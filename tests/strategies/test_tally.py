@@ -22,7 +22,9 @@ def test_what_most_say_and_the_seeds_coin_where_as_many_say_the_opposite(voters,
     coins = 2 * np.unpackbits(kernel.coins(7, 1003), count=1003).astype(np.int64) - 1
     assert np.array_equal(won, np.where(total == 0, coins, np.sign(total)))
     of_tensor = majority(torch.from_numpy(votes), 7)
-    assert of_tensor.dtype is torch.from_numpy(votes).dtype and np.array_equal(of_tensor.numpy(), won)
+    assert of_tensor.dtype is torch.from_numpy(votes).dtype and np.array_equal(
+        of_tensor.numpy(), won
+    )
     packed = kernel.majority([np.packbits(vote > 0).tobytes() for vote in votes], 1003, 7)
     assert np.array_equal(np.unpackbits(packed, count=1003), won > 0)
 
@@ -34,7 +36,10 @@ def test_the_order_of_voters_does_not_matter_the_seed_does_at_ties_alone():
     assert differ.any() and not votes.sum(0)[differ].any()
 
 
-@pytest.mark.parametrize("votes", [np.zeros((2, 3)), np.array([[1.0, np.nan]]), np.full((1, 2), 2), np.ones(3), np.ones((0, 3))])
+@pytest.mark.parametrize(
+    "votes",
+    [np.zeros((2, 3)), np.array([[1.0, np.nan]]), np.full((1, 2), 2), np.ones(3), np.ones((0, 3))],
+)
 def test_what_is_no_vote_is_refused(votes):
     for given in (votes, torch.from_numpy(votes)):
         with pytest.raises(ConfigError, match="vote"):

@@ -13,7 +13,15 @@ from fedcomp.kernels import votes
 from fedcomp.strategies import RoundStrategy, Rules, resolved, strategy
 from fedcomp.strategies.vote import Vote
 
-RULES = Rules(participation=1.0, uplink="sign", downlink="efsign", memory="none", downlink_memory="none", seed=3, lr=0.02)
+RULES = Rules(
+    participation=1.0,
+    uplink="sign",
+    downlink="efsign",
+    memory="none",
+    downlink_memory="none",
+    seed=3,
+    lr=0.02,
+)
 
 
 def federation(clients: int = 5, momentum: float = 0.0, **changes) -> Federation:
@@ -59,7 +67,10 @@ def test_momentum_of_the_server_is_that_of_the_majority(momentum):
 
 def test_the_step_warms_up_with_the_learning_rate():
     f = federation(lr_warmup=4)
-    steps = [f.strategy.downlink.decode(o.broadcast.frame, numel=42).abs().mean().item() for o in f.strategy.rounds(f.grid, range(1, 6))]
+    steps = [
+        f.strategy.downlink.decode(o.broadcast.frame, numel=42).abs().mean().item()
+        for o in f.strategy.rounds(f.grid, range(1, 6))
+    ]
     assert steps == pytest.approx([0.005, 0.01, 0.015, 0.02, 0.02])
 
 
@@ -88,7 +99,9 @@ def test_error_feedback_votes_with_what_was_not_heard():
 
 def test_an_update_of_zeros_votes_by_coins_of_its_own():
     f = federation(uplink="efsign")
-    f.members[0].engine.train = lambda start, *rest, **told: Trained(torch.zeros_like(start), 0.0, None)
+    f.members[0].engine.train = lambda start, *rest, **told: Trained(
+        torch.zeros_like(start), 0.0, None
+    )
     (outcome,) = f.strategy.rounds(f.grid, [1])
     step = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel)
     assert len(outcome.accepted) == 5 and 0 < (step > 0).sum() < f.layout.numel
@@ -131,4 +144,8 @@ def test_options_that_are_given_are_not_replaced_by_the_strategys_own():
     assert memory() == memory(memory="none") == "none"
     assert memory(memory="residual") == RunConfig().memory == "residual"
     given = replace(RunConfig(strategy="vote"), memory="residual", uplink="efsign")
-    assert (resolved(given).memory, resolved(given).uplink, resolved(given).downlink) == ("residual", "efsign", "efsign")
+    assert (resolved(given).memory, resolved(given).uplink, resolved(given).downlink) == (
+        "residual",
+        "efsign",
+        "efsign",
+    )

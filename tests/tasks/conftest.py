@@ -26,10 +26,12 @@ def one_thread():
 @pytest.fixture
 def write_task(tmp_path):
     """Writes a user's task file, and gives what --task is then called with."""
+
     def write(text: str, name: str = "task", file: str = "mine.py") -> str:
         path = tmp_path / file
         path.write_text(text)
         return f"{path}:{name}"
+
     return write
 
 

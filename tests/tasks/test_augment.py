@@ -32,7 +32,7 @@ def by_hand(image: np.ndarray, row: int, column: int, flip: int) -> np.ndarray:
     """Crop and flip, one image."""
     height, width = image.shape[1:]
     margined = np.pad(image, ((0, 0), (PADDING, PADDING), (PADDING, PADDING)))
-    cut = margined[:, row:row + height, column:column + width]
+    cut = margined[:, row : row + height, column : column + width]
     return cut[:, :, ::-1] if flip else cut
 
 
@@ -41,14 +41,18 @@ def test_images_are_cropped_and_flipped_each_by_its_own_numbers():
     before, drawn = given.clone(), CROP_AND_FLIP.drawn([np.arange(30), np.arange(20)], 0, 1, 2)
     changed = CROP_AND_FLIP.apply(given, torch.from_numpy(drawn))
     assert changed.dtype == given.dtype and torch.equal(given, before)
-    expected = np.stack([by_hand(image, *numbers) for image, numbers in zip(given.numpy(), drawn, strict=True)])
+    expected = np.stack(
+        [by_hand(image, *numbers) for image, numbers in zip(given.numpy(), drawn, strict=True)]
+    )
     assert np.array_equal(changed.numpy(), expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_a_gpu_makes_the_same_images():
     given, drawn = images(50), torch.from_numpy(CROP_AND_FLIP.drawn([np.arange(50)], 0, 1, 2))
-    assert torch.equal(CROP_AND_FLIP.apply(given.cuda(), drawn.cuda()).cpu(), CROP_AND_FLIP.apply(given, drawn))
+    assert torch.equal(
+        CROP_AND_FLIP.apply(given.cuda(), drawn.cuda()).cpu(), CROP_AND_FLIP.apply(given, drawn)
+    )
 
 
 def test_every_place_and_both_sides_are_drawn_about_as_often():
@@ -62,13 +66,18 @@ def test_what_is_drawn_depends_on_seed_round_and_client_alone():
     plan = [np.arange(5), np.arange(3)]
     first = CROP_AND_FLIP.drawn(plan, 3, 4, 5)
     assert first.shape == (8, 3) and np.array_equal(first, CROP_AND_FLIP.drawn(plan, 3, 4, 5))
-    assert not any(np.array_equal(first, CROP_AND_FLIP.drawn(plan, *other)) for other in ((0, 4, 5), (3, 0, 5), (3, 4, 0)))
+    assert not any(
+        np.array_equal(first, CROP_AND_FLIP.drawn(plan, *other))
+        for other in ((0, 4, 5), (3, 0, 5), (3, 4, 0))
+    )
 
 
 def test_nothing_is_drawn_unless_asked_for():
     plan = [np.arange(5)]
     assert plan_changes(TASK, LocalSGD(), plan, 0, 1, 2) is None
-    assert np.array_equal(plan_changes(TASK, SGD, plan, 0, 1, 2), CROP_AND_FLIP.drawn(plan, 0, 1, 2))
+    assert np.array_equal(
+        plan_changes(TASK, SGD, plan, 0, 1, 2), CROP_AND_FLIP.drawn(plan, 0, 1, 2)
+    )
 
 
 def parts(task: Task) -> tuple[Task, nn.Module, Layout]:
@@ -79,12 +88,18 @@ def parts(task: Task) -> tuple[Task, nn.Module, Layout]:
 def test_a_client_trains_on_the_changed_examples(one_thread):
     task, made, layout = parts(TASK)
     start, plan = layout.gather(made), plan_batches(SGD, np.arange(20), 0, 1, 2)
-    trained = SerialEngine(task, made, layout, "cpu").train(start, data(), plan, SGD, seed=0, round=1, who=2)
+    trained = SerialEngine(task, made, layout, "cpu").train(
+        start, data(), plan, SGD, seed=0, round=1, who=2
+    )
     whole = np.concatenate(plan)
-    changed = CROP_AND_FLIP.apply(data().inputs[whole], torch.from_numpy(CROP_AND_FLIP.drawn(plan, 0, 1, 2)))
+    changed = CROP_AND_FLIP.apply(
+        data().inputs[whole], torch.from_numpy(CROP_AND_FLIP.drawn(plan, 0, 1, 2))
+    )
     in_order = np.split(np.arange(len(whole)), np.cumsum([len(batch) for batch in plan])[:-1])
     plain = LocalSGD(steps=3, batch_size=4, lr=0.05)
-    expected = SerialEngine(*parts(TASK), "cpu").train(start, Data(changed, data().targets[whole]), in_order, plain)
+    expected = SerialEngine(*parts(TASK), "cpu").train(
+        start, Data(changed, data().targets[whole]), in_order, plain
+    )
     assert torch.equal(trained.update, expected.update) and trained.loss == expected.loss
     unchanged = SerialEngine(*parts(TASK), "cpu").train(start, data(), plan, plain)
     assert not torch.allclose(trained.update, unchanged.update)
@@ -92,12 +107,18 @@ def test_a_client_trains_on_the_changed_examples(one_thread):
 
 @pytest.mark.parametrize("at_once", [0, 1, 2])
 def test_clients_trained_together_see_what_each_alone_would_see(at_once, one_thread):
-    shards = [np.arange(20), np.arange(3) + 20, np.arange(17) + 23]  # the second has fewer examples than a batch
+    shards = [
+        np.arange(20),
+        np.arange(3) + 20,
+        np.arange(17) + 23,
+    ]  # the second has fewer examples than a batch
     plans = [plan_batches(SGD, shard, 0, 7, who) for who, shard in enumerate(shards)]
     changes = [plan_changes(TASK, SGD, plan, 0, 7, who) for who, plan in enumerate(plans)]
     task, made, layout = parts(TASK)
     start, serial = layout.gather(made), SerialEngine(*parts(TASK), "cpu")
-    updates, losses = BatchedEngine(task, made, layout, "cpu", at_once).train(start, data(), plans, SGD, changes=changes)
+    updates, losses = BatchedEngine(task, made, layout, "cpu", at_once).train(
+        start, data(), plans, SGD, changes=changes
+    )
     for who, plan in enumerate(plans):
         alone = serial.train(start, data(), plan, SGD, seed=0, round=7, who=who)
         assert (updates[who] - alone.update).norm() < 1e-4 * alone.update.norm()
@@ -105,8 +126,19 @@ def test_clients_trained_together_see_what_each_alone_would_see(at_once, one_thr
 
 
 def test_a_task_may_change_its_examples_in_its_own_way(one_thread):
-    noisy = Augmentation(lambda generator, count: generator.standard_normal((count, 5), np.float32), lambda inputs, drawn: inputs + drawn)
+    noisy = Augmentation(
+        lambda generator, count: generator.standard_normal((count, 5), np.float32),
+        lambda inputs, drawn: inputs + drawn,
+    )
     points = Data(torch.zeros(8, 5), torch.arange(8) % 2)
-    task, made, layout = parts(Task("points", lambda: nn.Linear(5, 2), lambda: points, lambda: points, augment=noisy))
-    update = SerialEngine(task, made, layout, "cpu").train(layout.gather(made), points, [np.arange(8)], SGD).update
-    assert layout.views(update)["weight"].any()  # of inputs that are zero, the weights would learn nothing
+    task, made, layout = parts(
+        Task("points", lambda: nn.Linear(5, 2), lambda: points, lambda: points, augment=noisy)
+    )
+    update = (
+        SerialEngine(task, made, layout, "cpu")
+        .train(layout.gather(made), points, [np.arange(8)], SGD)
+        .update
+    )
+    assert layout.views(update)[
+        "weight"
+    ].any()  # of inputs that are zero, the weights would learn nothing

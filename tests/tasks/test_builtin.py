@@ -11,10 +11,21 @@ from fedcomp.tasks import Task, available_tasks, cifar10, initial_model, load
 from fedcomp.tasks.check import changing_buffers, check
 from fedcomp.tasks.resnet import ResNet18
 
-PARAMETERS = {"digits": 9_610, "mnist-logreg": 7_850, "mnist-cnn": 1_663_370, "cifar10-vgg11s": 865_482, "cifar10-resnet18": 11_173_962,
-              "shakespeare-lstm": 824_425}
-SHAPES = {"mnist-logreg": (784,), "mnist-cnn": (1, 28, 28), "cifar10-vgg11s": (3, 32, 32), "cifar10-resnet18": (3, 32, 32),
-          "shakespeare-lstm": (80,)}
+PARAMETERS = {
+    "digits": 9_610,
+    "mnist-logreg": 7_850,
+    "mnist-cnn": 1_663_370,
+    "cifar10-vgg11s": 865_482,
+    "cifar10-resnet18": 11_173_962,
+    "shakespeare-lstm": 824_425,
+}
+SHAPES = {
+    "mnist-logreg": (784,),
+    "mnist-cnn": (1, 28, 28),
+    "cifar10-vgg11s": (3, 32, 32),
+    "cifar10-resnet18": (3, 32, 32),
+    "shakespeare-lstm": (80,),
+}
 
 
 def test_the_registry_holds_the_built_in_tasks():
@@ -31,7 +42,9 @@ def test_models_have_the_published_number_of_parameters_and_need_no_data(name):
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_seed_gives_the_same_initial_weights(name):
     task = load(name)
-    weights = [Layout.of(model).gather(model) for model in (initial_model(task, 7), initial_model(task, 7))]
+    weights = [
+        Layout.of(model).gather(model) for model in (initial_model(task, 7), initial_model(task, 7))
+    ]
     assert torch.equal(*weights) and weights[0].isfinite().all()
 
 
@@ -48,12 +61,20 @@ def test_data_is_missed_when_it_is_asked_for(name):
 
 def test_importing_tasks_imports_no_optional_package():
     code = "import sys, fedcomp.tasks; print([m for m in ('sklearn', 'pyarrow', 'PIL', 'flwr') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(MissingExtraError, match=r"the task digits needs the package scikit-learn; .* 'fedcomp\[sim\]'"):
+    with pytest.raises(
+        MissingExtraError,
+        match=r"the task digits needs the package scikit-learn; .* 'fedcomp\[sim\]'",
+    ):
         load("digits").train()
 
 
@@ -62,9 +83,16 @@ def test_digits_are_split_once_and_for_all():
     task = load("digits")
     train, test = task.train(), task.test()
     assert (len(train), len(test)) == (1437, 360)
-    assert train.inputs.shape == (1437, 64) and train.inputs.dtype == torch.float32 and train.targets.dtype == torch.int64
+    assert (
+        train.inputs.shape == (1437, 64)
+        and train.inputs.dtype == torch.float32
+        and train.targets.dtype == torch.int64
+    )
     assert abs(train.inputs.mean()) < 1e-5 and abs(train.inputs.std() - 1) < 1e-3
-    assert torch.bincount(test.targets).tolist() == torch.bincount(load("digits").test().targets).tolist()
+    assert (
+        torch.bincount(test.targets).tolist()
+        == torch.bincount(load("digits").test().targets).tolist()
+    )
     assert torch.bincount(test.targets, minlength=10).min() >= 25
     seen = {row.numpy().tobytes() for row in train.inputs}
     assert not seen & {row.numpy().tobytes() for row in test.inputs}
@@ -96,7 +124,18 @@ def test_the_real_data_has_the_known_size_and_passes_the_check(name, data_folder
     train, test = task.train(), task.test()
     assert len(train) == 60_000 and len(test) == 10_000
     assert train.inputs.shape[1:] == test.inputs.shape[1:] == SHAPES[name]
-    assert torch.bincount(test.targets).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert torch.bincount(test.targets).tolist() == [
+        980,
+        1135,
+        1032,
+        1010,
+        982,
+        892,
+        958,
+        1028,
+        974,
+        1009,
+    ]
     assert check(task, 20, train, test).numel == PARAMETERS[name]
     assert changing_buffers(task, train) == []
 
@@ -104,7 +143,9 @@ def test_the_real_data_has_the_known_size_and_passes_the_check(name, data_folder
 def test_the_real_photographs_fit_the_network(data_folder):
     pytest.importorskip("pyarrow")
     pytest.importorskip("PIL")
-    images, labels = cifar10.images(data_folder).read("test")  # decoding the training set would take longer than all other tests here
+    images, labels = cifar10.images(data_folder).read(
+        "test"
+    )  # decoding the training set would take longer than all other tests here
     assert images.shape == (10_000, 3, 32, 32) and np.bincount(labels).tolist() == [1000] * 10
     for make in (cifar10.network, ResNet18):
         assert make()(torch.tensor(images[:2]) / 255).shape == (2, 10)

@@ -58,7 +58,9 @@ def test_a_good_task_gives_its_layout_and_leaves_the_generator():
     torch.manual_seed(5)
     before = torch.get_rng_state()
     layout = check(GOOD, 20)
-    assert layout.numel == 4 * 5 + 5 + 5 * 3 + 3 and [entry.name for entry in layout][0] == "0.weight"
+    assert (
+        layout.numel == 4 * 5 + 5 + 5 * 3 + 3 and [entry.name for entry in layout][0] == "0.weight"
+    )
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -69,9 +71,21 @@ class Buffered(nn.Linear):
 
 
 def test_buffers_are_the_same_every_time_from_the_generators_that_are_seeded():
-    check(dataclasses.replace(GOOD, model=lambda: Buffered(torch.tensor([float("nan"), np.random.rand(), random.random()]))), 20)
-    for draw in (lambda: Buffered(torch.tensor(np.random.default_rng().random())), lambda: frozen_at(np.random.default_rng().random())):
-        with pytest.raises(TaskError, match="another model when called again; expected the same parameters and buffers every time"):
+    check(
+        dataclasses.replace(
+            GOOD,
+            model=lambda: Buffered(torch.tensor([float("nan"), np.random.rand(), random.random()])),
+        ),
+        20,
+    )
+    for draw in (
+        lambda: Buffered(torch.tensor(np.random.default_rng().random())),
+        lambda: frozen_at(np.random.default_rng().random()),
+    ):
+        with pytest.raises(
+            TaskError,
+            match="another model when called again; expected the same parameters and buffers every time",
+        ):
             check(dataclasses.replace(GOOD, model=draw), 20)
 
 
@@ -87,40 +101,69 @@ def test_data_handed_in_is_not_made_again():
 
 
 def test_one_example_is_tried_where_batches_are_no_larger():
-    task = dataclasses.replace(GOOD, model=lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
+    task = dataclasses.replace(
+        GOOD, model=lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    )
     check(task, 2)
     with pytest.raises(TaskError, match="Expected more than 1 value per channel"):
         check(task, 1)
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"model": lambda: "a model"}, r"model\(\) gave str; expected a torch.nn.Module"),
-    ({"model": raising}, r"model\(\) raised RuntimeError \(no\); correct the task"),
-    ({"model": frozen}, "without a trainable parameter; expected at least one"),
-    ({"model": nn.Identity}, "without a trainable parameter"),
-    ({"model": spoiled}, "a parameter bias with NaN or infinity; expected finite"),
-    ({"model": lambda: nn.Linear(7, 3)}, r"model\(\)\(inputs float32 \[2, 4\]\) raised RuntimeError \(mat1 and mat2"),
-    ({"model": lambda: Wrapped(lambda x: (x, x))}, r"model\(\)\(inputs\) gave tuple; expected a tensor"),
-    ({"model": lambda: Wrapped(lambda x: x[:, :0])}, r"gave float32 \[2, 0\]; expected a tensor of outputs"),
-    ({"model": lambda: Wrapped(lambda x: x[:, :2])}, "targets gave labels from 0 to 2; expected 0 to 1, as the model has 2 outputs"),
-    ({"train": lambda: (1, 2, 3)}, r"train\(\) gave tuple; expected a fedcomp Data, a pair"),
-    ({"train": raising}, r"train\(\) raised RuntimeError"),
-    ({"train": lambda: Data(torch.zeros(0, 4), torch.zeros(0))}, r"train\(\) gave no examples; expected at least one"),
-    ({"test": lambda: Data(torch.zeros(0, 4), torch.zeros(0))}, r"test\(\) gave no examples"),
-    ({"test": lambda: Data(torch.zeros(3, 4), torch.zeros(2))}, r"test\(\) gave 3 inputs and 2 targets; expected as many"),
-    ({"test": lambda: Data(torch.zeros(2, 4), torch.tensor([0, 3]))}, r"test\(\).targets gave labels from 0 to 3"),
-    ({"train": lambda: Data([[1.0]], [1])}, r"train\(\).inputs gave list; expected a tensor"),
-    ({"loss": lambda o, t: 0.5}, r"loss\(outputs, targets\) gave float; expected a scalar tensor"),
-    ({"loss": lambda o, t: o.sum(1)}, r"gave float32 \[2\]; expected a scalar tensor"),
-    ({"loss": lambda o, t: o.sum() * float("nan")}, "gave nan; expected a finite number"),
-    ({"loss": lambda o, t: o.detach().sum()}, "gave a tensor without gradient"),
-    ({"loss": raising}, r"loss\(outputs, targets\) raised RuntimeError"),
-    ({"accuracy": lambda o, t: 93.5}, "gave 93.5; expected a share from 0 to 1"),
-    ({"accuracy": lambda o, t: float("nan")}, "gave nan; expected a share"),
-    ({"accuracy": lambda o, t: o.argmax(1) == t}, r"gave bool \[2\]; expected one number"),
-    ({"accuracy": lambda o, t: None}, "gave NoneType; expected one number"),
-    ({"accuracy": raising}, r"accuracy\(outputs, targets\) raised RuntimeError"),
-])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model": lambda: "a model"}, r"model\(\) gave str; expected a torch.nn.Module"),
+        ({"model": raising}, r"model\(\) raised RuntimeError \(no\); correct the task"),
+        ({"model": frozen}, "without a trainable parameter; expected at least one"),
+        ({"model": nn.Identity}, "without a trainable parameter"),
+        ({"model": spoiled}, "a parameter bias with NaN or infinity; expected finite"),
+        (
+            {"model": lambda: nn.Linear(7, 3)},
+            r"model\(\)\(inputs float32 \[2, 4\]\) raised RuntimeError \(mat1 and mat2",
+        ),
+        (
+            {"model": lambda: Wrapped(lambda x: (x, x))},
+            r"model\(\)\(inputs\) gave tuple; expected a tensor",
+        ),
+        (
+            {"model": lambda: Wrapped(lambda x: x[:, :0])},
+            r"gave float32 \[2, 0\]; expected a tensor of outputs",
+        ),
+        (
+            {"model": lambda: Wrapped(lambda x: x[:, :2])},
+            "targets gave labels from 0 to 2; expected 0 to 1, as the model has 2 outputs",
+        ),
+        ({"train": lambda: (1, 2, 3)}, r"train\(\) gave tuple; expected a fedcomp Data, a pair"),
+        ({"train": raising}, r"train\(\) raised RuntimeError"),
+        (
+            {"train": lambda: Data(torch.zeros(0, 4), torch.zeros(0))},
+            r"train\(\) gave no examples; expected at least one",
+        ),
+        ({"test": lambda: Data(torch.zeros(0, 4), torch.zeros(0))}, r"test\(\) gave no examples"),
+        (
+            {"test": lambda: Data(torch.zeros(3, 4), torch.zeros(2))},
+            r"test\(\) gave 3 inputs and 2 targets; expected as many",
+        ),
+        (
+            {"test": lambda: Data(torch.zeros(2, 4), torch.tensor([0, 3]))},
+            r"test\(\).targets gave labels from 0 to 3",
+        ),
+        ({"train": lambda: Data([[1.0]], [1])}, r"train\(\).inputs gave list; expected a tensor"),
+        (
+            {"loss": lambda o, t: 0.5},
+            r"loss\(outputs, targets\) gave float; expected a scalar tensor",
+        ),
+        ({"loss": lambda o, t: o.sum(1)}, r"gave float32 \[2\]; expected a scalar tensor"),
+        ({"loss": lambda o, t: o.sum() * float("nan")}, "gave nan; expected a finite number"),
+        ({"loss": lambda o, t: o.detach().sum()}, "gave a tensor without gradient"),
+        ({"loss": raising}, r"loss\(outputs, targets\) raised RuntimeError"),
+        ({"accuracy": lambda o, t: 93.5}, "gave 93.5; expected a share from 0 to 1"),
+        ({"accuracy": lambda o, t: float("nan")}, "gave nan; expected a share"),
+        ({"accuracy": lambda o, t: o.argmax(1) == t}, r"gave bool \[2\]; expected one number"),
+        ({"accuracy": lambda o, t: None}, "gave NoneType; expected one number"),
+        ({"accuracy": raising}, r"accuracy\(outputs, targets\) raised RuntimeError"),
+    ],
+)
 def test_a_broken_task_is_told_what_it_returned_and_what_was_expected(change, says):
     with pytest.raises(TaskError, match=f"^task 'toy': .*{says}") as caught:
         check(dataclasses.replace(GOOD, **change), 20)
@@ -133,7 +176,10 @@ def shift(generator: np.random.Generator, count: int) -> np.ndarray:
 
 def test_augmentation_is_tried_where_it_is_asked_for():
     check(GOOD, 20)
-    with pytest.raises(ConfigError, match="^--augment changes examples in the task's own way, and task 'toy' has none; leave it out"):
+    with pytest.raises(
+        ConfigError,
+        match="^--augment changes examples in the task's own way, and task 'toy' has none; leave it out",
+    ):
         check(GOOD, 20, augment=True)
     shifted = dataclasses.replace(GOOD, augment=Augmentation(shift, torch.add))
     assert check(shifted, 20, augment=True).numel == 43
@@ -141,15 +187,34 @@ def test_augmentation_is_tried_where_it_is_asked_for():
     assert check(broken, 20).numel == 43
 
 
-@pytest.mark.parametrize(("draw", "apply", "says"), [
-    (raising, torch.add, r"augment.draw\(generator, count\) raised RuntimeError"),
-    (lambda generator, count: [0.0] * count, torch.add, r"draw\(generator, count\) gave list; expected a numpy array with a row for each"),
-    (lambda generator, count: generator.random((1, 4)), torch.add, r"gave an array \[1, 4\]; expected .* a row for each of 2 examples"),
-    (lambda generator, count: np.array(0.0), torch.add, r"gave an array \[\]; expected"),
-    (shift, raising, r"augment.apply\(inputs, drawn\) raised RuntimeError"),
-    (shift, lambda inputs, drawn: inputs[:, :2], r"apply\(inputs, drawn\) gave float32 \[2, 2\]; expected float32 \[2, 4\]"),
-    (shift, lambda inputs, drawn: inputs.double(), r"gave float64 \[2, 4\]; expected float32 \[2, 4\]"),
-])
+@pytest.mark.parametrize(
+    ("draw", "apply", "says"),
+    [
+        (raising, torch.add, r"augment.draw\(generator, count\) raised RuntimeError"),
+        (
+            lambda generator, count: [0.0] * count,
+            torch.add,
+            r"draw\(generator, count\) gave list; expected a numpy array with a row for each",
+        ),
+        (
+            lambda generator, count: generator.random((1, 4)),
+            torch.add,
+            r"gave an array \[1, 4\]; expected .* a row for each of 2 examples",
+        ),
+        (lambda generator, count: np.array(0.0), torch.add, r"gave an array \[\]; expected"),
+        (shift, raising, r"augment.apply\(inputs, drawn\) raised RuntimeError"),
+        (
+            shift,
+            lambda inputs, drawn: inputs[:, :2],
+            r"apply\(inputs, drawn\) gave float32 \[2, 2\]; expected float32 \[2, 4\]",
+        ),
+        (
+            shift,
+            lambda inputs, drawn: inputs.double(),
+            r"gave float64 \[2, 4\]; expected float32 \[2, 4\]",
+        ),
+    ],
+)
 def test_broken_augmentation_is_told_what_it_returned(draw, apply, says):
     with pytest.raises(TaskError, match=f"^task 'toy': .*{says}"):
         check(dataclasses.replace(GOOD, augment=Augmentation(draw, apply)), 20, augment=True)
@@ -174,14 +239,27 @@ def test_regression_is_a_task_too():
     def pairs() -> Data:
         return Data(torch.randn(6, 4), torch.randn(6, 1))
 
-    task = Task("line", lambda: nn.Linear(4, 1), pairs, pairs, nn.functional.mse_loss, lambda o, t: ((o - t).abs() < 1).float().mean())
+    task = Task(
+        "line",
+        lambda: nn.Linear(4, 1),
+        pairs,
+        pairs,
+        nn.functional.mse_loss,
+        lambda o, t: ((o - t).abs() < 1).float().mean(),
+    )
     assert check(task, 20).numel == 5
 
 
 def test_buffers_that_training_changes_are_named():
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-    assert changing_buffers(dataclasses.replace(GOOD, model=lambda: model)) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
-    still = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 3))
+    assert changing_buffers(dataclasses.replace(GOOD, model=lambda: model)) == [
+        "1.running_mean",
+        "1.running_var",
+        "1.num_batches_tracked",
+    ]
+    still = nn.Sequential(
+        nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 3)
+    )
     still.register_buffer("constant", torch.ones(2))
     assert changing_buffers(dataclasses.replace(GOOD, model=lambda: still)) == []
 
@@ -204,7 +282,14 @@ class Counting:
         ({"model": lambda: nn.LazyLinear(3)}, "a lazy layer"),
         ({"model": lambda: nn.Linear(4, 3, device="meta")}, "on the meta device"),
         ({"model": Counting()}, "another model when called again"),
-        ({"train": lambda: Data(torch.ones(6, 4).to_sparse(), torch.zeros(6, dtype=torch.int64))}, "inputs gave sparse float32 [6, 4]"),
+        (
+            {
+                "train": lambda: Data(
+                    torch.ones(6, 4).to_sparse(), torch.zeros(6, dtype=torch.int64)
+                )
+            },
+            "inputs gave sparse float32 [6, 4]",
+        ),
         ({"model": lambda: OnlyTrains(4, 3)}, "raised RuntimeError (no evaluation)"),
         ({"model": leaving}, "model() raised SystemExit (3)"),
         ({"train": leaving}, "train() raised SystemExit (3)"),
@@ -218,10 +303,16 @@ def test_what_could_only_fail_later_is_told_before(change, says):
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"metrics": [lambda outputs, targets: 0.0]}, "task 'toy': metrics is of type list; give a dict"),
-    ({"name": 5}, "a task's name is of type int; give a text"),
-])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"metrics": [lambda outputs, targets: 0.0]},
+            "task 'toy': metrics is of type list; give a dict",
+        ),
+        ({"name": 5}, "a task's name is of type int; give a text"),
+    ],
+)
 def test_name_and_metrics_are_looked_at_when_a_task_is_made(change, says):
     with pytest.raises(TaskError, match=says):
         dataclasses.replace(GOOD, **change)
@@ -232,10 +323,17 @@ def test_an_accuracy_of_one_element_is_a_number():
 
 
 def test_one_example_to_test_on_is_not_enough_for_batch_statistics():
-    task = dataclasses.replace(GOOD, model=lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
+    task = dataclasses.replace(
+        GOOD, model=lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    )
     check(task, 20)
-    with pytest.raises(TaskError, match=r"inputs float32 \[1, 4\]\) raised ValueError \(Expected more than 1 value per channel"):
-        check(dataclasses.replace(task, test=lambda: Data(torch.randn(1, 4), torch.tensor([0]))), 20)
+    with pytest.raises(
+        TaskError,
+        match=r"inputs float32 \[1, 4\]\) raised ValueError \(Expected more than 1 value per channel",
+    ):
+        check(
+            dataclasses.replace(task, test=lambda: Data(torch.randn(1, 4), torch.tensor([0]))), 20
+        )
 
 
 def test_eight_bit_parameters_are_refused():
@@ -244,5 +342,7 @@ def test_eight_bit_parameters_are_refused():
             super().__init__(4, 3)
             self.scale = nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn))
 
-    with pytest.raises(TaskError, match="a parameter scale of torch.float8_e4m3fn; expected one of float16"):
+    with pytest.raises(
+        TaskError, match="a parameter scale of torch.float8_e4m3fn; expected one of float16"
+    ):
         check(dataclasses.replace(GOOD, model=lambda: Eight()), 20)

@@ -41,9 +41,16 @@ def linear() -> nn.Module:
 
 
 FORMS = {
-    "Data": Data(*TENSORS), "tensors": TENSORS, "arrays": (X, Y), "lists": [X.tolist(), Y.tolist()],
-    "TensorDataset": TensorDataset(*TENSORS), "Dataset": Pairs(), "Subset": Subset(Pairs(), range(6)),
-    "function of Data": lambda: Data(*TENSORS), "function of arrays": lambda: (X, Y), "function of a Dataset": Pairs,
+    "Data": Data(*TENSORS),
+    "tensors": TENSORS,
+    "arrays": (X, Y),
+    "lists": [X.tolist(), Y.tolist()],
+    "TensorDataset": TensorDataset(*TENSORS),
+    "Dataset": Pairs(),
+    "Subset": Subset(Pairs(), range(6)),
+    "function of Data": lambda: Data(*TENSORS),
+    "function of arrays": lambda: (X, Y),
+    "function of a Dataset": Pairs,
 }
 
 
@@ -56,14 +63,26 @@ def test_each_form_is_the_same_data(given):
     assert (found.inputs.dtype, found.targets.dtype) == (torch.float32, torch.int64)
 
 
-@pytest.mark.parametrize(("given", "says"), [
-    ((X, Y, X), r"train\(\) gave tuple; expected a fedcomp Data, a pair \(inputs, targets\) of tensors or arrays, or a torch Dataset"),
-    ((X, Y[:3]), r"train\(\) gave 6 inputs and 3 targets"),
-    ((X, ["a"] * 6), r"train\(\) raised TypeError"),
-    (Pairs(lambda x, y: {"x": x}), r"train\(\) raised ValueError \(an item is a dict; let the Dataset give pairs"),
-    (Pairs(lambda x, y: (x[: y + 1], y)), r"train\(\) raised ValueError \(inputs of the Dataset differ in shape or type; pad, crop"),
-    (Subset(Pairs(), []), r"train\(\).inputs gave|no examples"),
-])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            (X, Y, X),
+            r"train\(\) gave tuple; expected a fedcomp Data, a pair \(inputs, targets\) of tensors or arrays, or a torch Dataset",
+        ),
+        ((X, Y[:3]), r"train\(\) gave 6 inputs and 3 targets"),
+        ((X, ["a"] * 6), r"train\(\) raised TypeError"),
+        (
+            Pairs(lambda x, y: {"x": x}),
+            r"train\(\) raised ValueError \(an item is a dict; let the Dataset give pairs",
+        ),
+        (
+            Pairs(lambda x, y: (x[: y + 1], y)),
+            r"train\(\) raised ValueError \(inputs of the Dataset differ in shape or type; pad, crop",
+        ),
+        (Subset(Pairs(), []), r"train\(\).inputs gave|no examples"),
+    ],
+)
 def test_what_is_no_data_is_a_sentence(given, says):
     with pytest.raises(TaskError, match=f"^task 'toy': .*({says})"):
         check(Task("toy", linear, given, (X, Y)), 20)
@@ -77,7 +96,9 @@ def test_a_module_is_copied_and_begins_with_its_weights():
         module.weight.zero_()
     for seed in (0, 1):
         made = initial_model(task, seed)
-        assert made is not module and all(torch.equal(before[name], value) for name, value in made.state_dict().items())
+        assert made is not module and all(
+            torch.equal(before[name], value) for name, value in made.state_dict().items()
+        )
     with torch.no_grad():
         made.weight.zero_()
     assert torch.equal(initial_model(task, 0).weight, before["weight"])
@@ -87,23 +108,48 @@ def absolute(outputs, targets):
     return (outputs - targets).abs().mean()
 
 
-REGRESSION = Task("line", lambda: nn.Linear(4, 1), (X, X[:, :1]), (X, X[:, :1]), F.mse_loss, None, metrics={"absolute": absolute})
+REGRESSION = Task(
+    "line",
+    lambda: nn.Linear(4, 1),
+    (X, X[:, :1]),
+    (X, X[:, :1]),
+    F.mse_loss,
+    None,
+    metrics={"absolute": absolute},
+)
 
 
 def test_a_run_without_accuracy_has_its_loss_and_its_metrics(tmp_path):
-    config = RunConfig(task=OBJECT + "line", clients=2, rounds=4, participation=1.0, eval_every=2, out=str(tmp_path / "run"))
+    config = RunConfig(
+        task=OBJECT + "line",
+        clients=2,
+        rounds=4,
+        participation=1.0,
+        eval_every=2,
+        out=str(tmp_path / "run"),
+    )
     metrics = Metrics()
     summary = simulate(config, metrics, REGRESSION)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [line["accuracy"] for line in lines] == [None] * 4
-    assert [line["loss"] is None for line in lines] == ["metrics" not in line for line in lines] == [True, False, True, False]
+    assert (
+        [line["loss"] is None for line in lines]
+        == ["metrics" not in line for line in lines]
+        == [True, False, True, False]
+    )
     run = load(tmp_path / "run")
     model = run.model(REGRESSION)
     with torch.no_grad():
         outputs, targets = model(REGRESSION.test().inputs), REGRESSION.test().targets
     assert run.metrics["absolute"][3] == pytest.approx(absolute(outputs, targets).item(), rel=1e-5)
     assert np.isnan(run.metrics["absolute"][[0, 2]]).all()
-    assert run.summary == summary and summary.accuracy is None and summary.metrics == {"absolute": run.metrics["absolute"][3]}
+    assert (
+        run.summary == summary
+        and summary.accuracy is None
+        and summary.metrics == {"absolute": run.metrics["absolute"][3]}
+    )
     assert summary.loss == pytest.approx(F.mse_loss(outputs, targets).item(), rel=1e-5)
     text = metrics.text()
     assert f"fedcomp_loss {summary.loss}" in text
@@ -111,18 +157,38 @@ def test_a_run_without_accuracy_has_its_loss_and_its_metrics(tmp_path):
 
 def test_a_task_without_metrics_writes_no_word_of_them(tmp_path):
     task = Task("toy", linear, (X, Y), (X, Y))
-    simulate(RunConfig(task=OBJECT + "toy", clients=2, rounds=1, participation=1.0, out=str(tmp_path / "run")), task=task)
+    simulate(
+        RunConfig(
+            task=OBJECT + "toy", clients=2, rounds=1, participation=1.0, out=str(tmp_path / "run")
+        ),
+        task=task,
+    )
     assert "metrics" not in json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
     assert "metrics" not in json.loads((tmp_path / "run" / "summary.json").read_text())
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"accuracy": Task.accuracy}, r"test\(\).targets gave float32 \[2, 1\]; expected labels, .* give the task accuracy=None"),
-    ({"metrics": {"loss": absolute}}, "metrics gave the name 'loss'; expected a word that metrics.jsonl does not use yet"),
-    ({"metrics": {"mean error": absolute}}, "metrics gave the name 'mean error'"),
-    ({"metrics": {"each": lambda o, t: o - t}}, r"metrics\['each'\]\(outputs, targets\) gave float32 \[2, 1\]; expected one number"),
-    ({"metrics": {"broken": lambda o, t: 1 / 0}}, r"metrics\['broken'\]\(outputs, targets\) raised ZeroDivisionError"),
-])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"accuracy": Task.accuracy},
+            r"test\(\).targets gave float32 \[2, 1\]; expected labels, .* give the task accuracy=None",
+        ),
+        (
+            {"metrics": {"loss": absolute}},
+            "metrics gave the name 'loss'; expected a word that metrics.jsonl does not use yet",
+        ),
+        ({"metrics": {"mean error": absolute}}, "metrics gave the name 'mean error'"),
+        (
+            {"metrics": {"each": lambda o, t: o - t}},
+            r"metrics\['each'\]\(outputs, targets\) gave float32 \[2, 1\]; expected one number",
+        ),
+        (
+            {"metrics": {"broken": lambda o, t: 1 / 0}},
+            r"metrics\['broken'\]\(outputs, targets\) raised ZeroDivisionError",
+        ),
+    ],
+)
 def test_metrics_are_tried_before_the_first_round(change, says):
     check(REGRESSION, 20)
     with pytest.raises(TaskError, match=says):

@@ -24,21 +24,34 @@ def encoded(pixels: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def write(path: Path, images: list[bytes | None], labels: list[int | None], column: str = "image", label: str = "label") -> None:
+def write(
+    path: Path,
+    images: list[bytes | None],
+    labels: list[int | None],
+    column: str = "image",
+    label: str = "label",
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    structs = pa.array([{"bytes": data, "path": ""} for data in images], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    structs = pa.array(
+        [{"bytes": data, "path": ""} for data in images],
+        pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
+    )
     pq.write_table(pa.table({column: structs, label: pa.array(labels, pa.int64())}), path)
 
 
 def pictures(count: int, seed: int = 0, colour: bool = False) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (count, 4, 5, 3) if colour else (count, 4, 5), dtype=np.uint8)
+    return np.random.default_rng(seed).integers(
+        0, 256, (count, 4, 5, 3) if colour else (count, 4, 5), dtype=np.uint8
+    )
 
 
 @pytest.fixture
 def hub(tmp_path):
     """DIR with toy/train.parquet and toy/test.parquet, and the pixels that went in."""
     train, test = pictures(12), pictures(5, seed=1)
-    write(tmp_path / "toy" / "train.parquet", [encoded(p) for p in train], [i % 10 for i in range(12)])
+    write(
+        tmp_path / "toy" / "train.parquet", [encoded(p) for p in train], [i % 10 for i in range(12)]
+    )
     write(tmp_path / "toy" / "test.parquet", [encoded(p) for p in test], [9, 8, 7, 6, 5])
     return tmp_path, train, test
 
@@ -68,7 +81,11 @@ def test_a_split_in_several_files_is_read_in_the_order_of_their_names(tmp_path):
     pixels = pictures(6)
     for part in (1, 0):
         rows = slice(3 * part, 3 * part + 3)
-        write(tmp_path / f"train-0000{part}-of-00002.parquet", [encoded(p) for p in pixels[rows]], [part] * 3)
+        write(
+            tmp_path / f"train-0000{part}-of-00002.parquet",
+            [encoded(p) for p in pixels[rows]],
+            [part] * 3,
+        )
     images, labels = toy(tmp_path).read("train")
     assert np.array_equal(images[:, 0], pixels) and labels.tolist() == [0, 0, 0, 1, 1, 1]
 
@@ -80,14 +97,30 @@ def test_each_pixel_is_standardised_by_the_training_set_with_a_floor(hub):
     scaled = train.reshape(12, -1) / 255
     mean, deviation = scaled.mean(0), np.maximum(scaled.std(0), 0.01)
     data = toy(folder)
-    assert torch.allclose(data.per_pixel("train").inputs.double(), torch.tensor((scaled - mean) / deviation), atol=1e-5)
-    assert torch.allclose(data.per_pixel("test").inputs.double(), torch.tensor((test.reshape(5, -1) / 255 - mean) / deviation), atol=1e-4)
+    assert torch.allclose(
+        data.per_pixel("train").inputs.double(),
+        torch.tensor((scaled - mean) / deviation),
+        atol=1e-5,
+    )
+    assert torch.allclose(
+        data.per_pixel("test").inputs.double(),
+        torch.tensor((test.reshape(5, -1) / 255 - mean) / deviation),
+        atol=1e-4,
+    )
 
 
 def test_each_channel_is_standardised_by_the_training_set(tmp_path):
-    pixels = {"train": pictures(8, colour=True) // [1, 2, 4], "test": pictures(3, seed=1, colour=True)}
+    pixels = {
+        "train": pictures(8, colour=True) // [1, 2, 4],
+        "test": pictures(3, seed=1, colour=True),
+    }
     for split, values in pixels.items():
-        write(tmp_path / f"{split}.parquet", [encoded(p.astype(np.uint8)) for p in values], [0] * len(values), column="img")
+        write(
+            tmp_path / f"{split}.parquet",
+            [encoded(p.astype(np.uint8)) for p in values],
+            [0] * len(values),
+            column="img",
+        )
     data = Images(tmp_path, "toy", "img", COLOUR)
     inputs = data.per_channel("train").inputs
     assert inputs.shape == (8, *COLOUR) and inputs.dtype == torch.float32
@@ -95,30 +128,54 @@ def test_each_channel_is_standardised_by_the_training_set(tmp_path):
     assert torch.allclose(inputs.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5)
     mean, deviation = pixels["train"].mean((0, 1, 2)) / 255, pixels["train"].std((0, 1, 2)) / 255
     expected = (pixels["test"] / 255 - mean) / deviation
-    assert torch.allclose(data.per_channel("test").inputs.double(), torch.tensor(expected.transpose(0, 3, 1, 2)), atol=1e-5)
+    assert torch.allclose(
+        data.per_channel("test").inputs.double(),
+        torch.tensor(expected.transpose(0, 3, 1, 2)),
+        atol=1e-5,
+    )
 
 
 def test_moments_over_several_blocks_are_those_of_the_whole():
     images = np.random.default_rng(3).integers(0, 256, (1500, 2, 3, 3), dtype=np.uint8)
     mean, deviation = room._moments(images, (0, 2, 3))
-    assert np.allclose(mean.ravel(), (images / 255).mean((0, 2, 3))) and np.allclose(deviation.ravel(), (images / 255).std((0, 2, 3)))
+    assert np.allclose(mean.ravel(), (images / 255).mean((0, 2, 3))) and np.allclose(
+        deviation.ravel(), (images / 255).std((0, 2, 3))
+    )
 
 
 GOOD = encoded(pictures(1)[0])
 
 
-@pytest.mark.parametrize(("images", "labels", "columns", "says"), [
-    ([GOOD], [0], {"column": "img"}, r"needs a column image \(struct<bytes: binary, path: string>\), found img .*label \(int64\)"),
-    ([GOOD], [0], {"label": "fine_label"}, r"needs a column label \(int64\), found image .*fine_label"),
-    ([], [], {}, "has no rows"),
-    ([GOOD, GOOD], [0, 10], {}, "labels from 0 to 10 .* needs 0 to 9"),
-    ([GOOD, GOOD], [-1, 3], {}, "labels from -1 to 3"),
-    ([GOOD, GOOD], [0, None], {}, "1 without a value"),
-    ([GOOD, b"no picture"], [0, 0], {}, "image 1 cannot be decoded"),
-    ([GOOD, GOOD[:60]], [0, 0], {}, "image 1 cannot be decoded"),
-    ([GOOD, None], [0, 0], {}, "image 1 cannot be decoded"),
-    ([GOOD, encoded(np.zeros((4, 4), np.uint8))], [0, 0], {}, "image 1 is 4 x 4 pixels, and toy needs 5 x 4"),
-])
+@pytest.mark.parametrize(
+    ("images", "labels", "columns", "says"),
+    [
+        (
+            [GOOD],
+            [0],
+            {"column": "img"},
+            r"needs a column image \(struct<bytes: binary, path: string>\), found img .*label \(int64\)",
+        ),
+        (
+            [GOOD],
+            [0],
+            {"label": "fine_label"},
+            r"needs a column label \(int64\), found image .*fine_label",
+        ),
+        ([], [], {}, "has no rows"),
+        ([GOOD, GOOD], [0, 10], {}, "labels from 0 to 10 .* needs 0 to 9"),
+        ([GOOD, GOOD], [-1, 3], {}, "labels from -1 to 3"),
+        ([GOOD, GOOD], [0, None], {}, "1 without a value"),
+        ([GOOD, b"no picture"], [0, 0], {}, "image 1 cannot be decoded"),
+        ([GOOD, GOOD[:60]], [0, 0], {}, "image 1 cannot be decoded"),
+        ([GOOD, None], [0, 0], {}, "image 1 cannot be decoded"),
+        (
+            [GOOD, encoded(np.zeros((4, 4), np.uint8))],
+            [0, 0],
+            {},
+            "image 1 is 4 x 4 pixels, and toy needs 5 x 4",
+        ),
+    ],
+)
 def test_a_malformed_file_is_named_with_what_is_wrong(tmp_path, images, labels, columns, says):
     write(tmp_path / "train.parquet", images, labels, **columns)
     with pytest.raises(DataError, match=f"--data .*train.parquet.*{says}"):
@@ -131,26 +188,46 @@ def test_a_plain_binary_column_is_not_the_hub_schema(tmp_path):
         toy(tmp_path).read("train")
 
 
-@pytest.mark.parametrize(("kind", "value"), [
-    (pa.string(), "picture"), (pa.int64(), 3), (pa.list_(pa.uint8()), [1, 2]),
-    (pa.struct([("bytes", pa.string())]), {"bytes": "picture"}), (pa.struct([("bytes", pa.int64())]), {"bytes": 3}),
-    (pa.struct([("bytes", pa.list_(pa.uint8()))]), {"bytes": [1, 2]}),
-], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.string(), "picture"),
+        (pa.int64(), 3),
+        (pa.list_(pa.uint8()), [1, 2]),
+        (pa.struct([("bytes", pa.string())]), {"bytes": "picture"}),
+        (pa.struct([("bytes", pa.int64())]), {"bytes": 3}),
+        (pa.struct([("bytes", pa.list_(pa.uint8()))]), {"bytes": [1, 2]}),
+    ],
+    ids=str,
+)
 def test_images_of_another_kind_are_named_with_what_was_expected(tmp_path, kind, value):
-    pq.write_table(pa.table({"image": pa.array([value], kind), "label": [0]}), tmp_path / "train.parquet")
+    pq.write_table(
+        pa.table({"image": pa.array([value], kind), "label": [0]}), tmp_path / "train.parquet"
+    )
     with pytest.raises(DataError) as caught:
         toy(tmp_path).read("train")
     assert "needs a column image (struct<bytes: binary, path: string>)" in str(caught.value)
-    assert f"found image ({pq.read_schema(tmp_path / 'train.parquet').field('image').type})" in str(caught.value)
+    assert f"found image ({pq.read_schema(tmp_path / 'train.parquet').field('image').type})" in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize(
-    "parts", [["00000-of-00002"], ["00001-of-00002"], ["00000-of-00002", "00000-of-00001"], ["00000-of-00001", "more"]]
+    "parts",
+    [
+        ["00000-of-00002"],
+        ["00001-of-00002"],
+        ["00000-of-00002", "00000-of-00001"],
+        ["00000-of-00001", "more"],
+    ],
 )
 def test_parts_that_are_no_whole_set(tmp_path, parts):
     for part in parts:
         write(tmp_path / f"train-{part}.parquet", [GOOD], [0])
-    with pytest.raises(DataError, match=rf"--data .* holds {len(parts)} files train-\*.parquet, which are not the [12] parts of one set"):
+    with pytest.raises(
+        DataError,
+        match=rf"--data .* holds {len(parts)} files train-\*.parquet, which are not the [12] parts of one set",
+    ):
         toy(tmp_path).read("train")
 
 
@@ -159,14 +236,19 @@ def test_what_may_not_be_read_is_named(unprivileged, closed):
     write(unprivileged / "toy" / "train.parquet", [GOOD], [0])
     (unprivileged / closed).chmod(0)
     try:
-        with pytest.raises(DataError, match="--data .* no permission to read .*; change its permissions"):
+        with pytest.raises(
+            DataError, match="--data .* no permission to read .*; change its permissions"
+        ):
             toy(unprivileged).read("train")
     finally:
         (unprivileged / closed).chmod(0o700)
 
 
 def test_labels_must_be_whole_numbers(tmp_path):
-    pq.write_table(pa.table({"image": [{"bytes": GOOD, "path": ""}], "label": [0.5]}), tmp_path / "train.parquet")
+    pq.write_table(
+        pa.table({"image": [{"bytes": GOOD, "path": ""}], "label": [0.5]}),
+        tmp_path / "train.parquet",
+    )
     with pytest.raises(DataError, match=r"needs a column label .* label \(double\)"):
         toy(tmp_path).read("train")
 
@@ -179,7 +261,10 @@ def test_a_file_that_is_not_parquet(tmp_path, content):
 
 
 def test_folders_that_hold_no_data(tmp_path):
-    with pytest.raises(DataError, match="toy needs its data; give --data DIR, .*toy/train.parquet.* or set FEDCOMP_DATA"):
+    with pytest.raises(
+        DataError,
+        match="toy needs its data; give --data DIR, .*toy/train.parquet.* or set FEDCOMP_DATA",
+    ):
         toy(None).read("train")
     with pytest.raises(DataError, match="--data .*absent is not a folder"):
         toy(tmp_path / "absent").read("train")
@@ -194,7 +279,10 @@ def test_folders_that_hold_no_data(tmp_path):
 def test_a_missing_package_names_the_extra(hub, tmp_path, monkeypatch, module, package):
     monkeypatch.setenv("FEDCOMP_CACHE", str(tmp_path / "kept"))
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtraError, match=rf"the data set toy needs the package {package}; .* 'fedcomp\[sim\]'"):
+    with pytest.raises(
+        MissingExtraError,
+        match=rf"the data set toy needs the package {package}; .* 'fedcomp\[sim\]'",
+    ):
         toy(hub[0]).read("train")
 
 
@@ -223,10 +311,19 @@ def test_a_broken_cache_file_is_made_anew(hub, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["images", "labels"])
-@pytest.mark.parametrize("damage", [
-    lambda array: array[:-1], lambda array: array[:0], lambda array: array.astype(np.float32), lambda array: array[None],
-    lambda array: b"garbage", lambda array: b"PK\x03\x04garbage", lambda array: b"\x93NUMPY\x01\x00\x06\x00{'a': (",
-], ids=["shorter", "empty", "dtype", "shape", "garbage", "zip", "header"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda array: array[:-1],
+        lambda array: array[:0],
+        lambda array: array.astype(np.float32),
+        lambda array: array[None],
+        lambda array: b"garbage",
+        lambda array: b"PK\x03\x04garbage",
+        lambda array: b"\x93NUMPY\x01\x00\x06\x00{'a': (",
+    ],
+    ids=["shorter", "empty", "dtype", "shape", "garbage", "zip", "header"],
+)
 def test_a_cache_file_of_something_else_is_made_anew(hub, tmp_path, monkeypatch, name, damage):
     folder, train, _ = hub
     monkeypatch.setenv("FEDCOMP_CACHE", str(tmp_path / "kept"))

@@ -19,7 +19,12 @@ def unequal(n: int, classes: int = 10, seed: int = 0) -> np.ndarray:
     """n labels, class sizes differing about as MNIST's, in random order."""
     rng = np.random.default_rng(seed)
     share = 1 + 0.2 * np.sin(np.arange(classes))
-    return rng.permutation(np.repeat(np.arange(classes), np.diff(np.round(np.cumsum([0, *share]) * n / share.sum()).astype(int))))
+    return rng.permutation(
+        np.repeat(
+            np.arange(classes),
+            np.diff(np.round(np.cumsum([0, *share]) * n / share.sum()).astype(int)),
+        )
+    )
 
 
 LABELS = unequal(1437)
@@ -46,8 +51,22 @@ def assert_cover(parts, clients: int, n: int) -> None:
     assert min(len(part) for part in parts) >= 1
 
 
-EVERY = ["iid", "classes:1", "classes:2", "classes:10", "shards:1", "shards:2", "shards:7", "dirichlet:0.001", "dirichlet:1e-300",
-         "dirichlet:0.1", "dirichlet:1", "dirichlet:100", "dirichlet:1e300", "natural"]
+EVERY = [
+    "iid",
+    "classes:1",
+    "classes:2",
+    "classes:10",
+    "shards:1",
+    "shards:2",
+    "shards:7",
+    "dirichlet:0.001",
+    "dirichlet:1e-300",
+    "dirichlet:0.1",
+    "dirichlet:1",
+    "dirichlet:100",
+    "dirichlet:1e300",
+    "natural",
+]
 
 
 @pytest.mark.parametrize("clients", [10, 37, 200])
@@ -60,15 +79,32 @@ def test_every_example_has_one_owner_and_every_client_an_example(spec, clients):
     assert all((np.diff(part) > 0).all() for part in parts)
 
 
-@pytest.mark.parametrize("spec", ["iid", "classes:1", "classes:10", "shards:1", "dirichlet:0.001", "dirichlet:1"])
+@pytest.mark.parametrize(
+    "spec", ["iid", "classes:1", "classes:10", "shards:1", "dirichlet:0.001", "dirichlet:1"]
+)
 def test_as_many_clients_as_examples(spec):
     assert (sizes_of(partition(spec, DATA, 1437, seed=0)) == 1).all()
 
 
 @settings(max_examples=150, deadline=None)
-@given(labels=st.lists(st.integers(-3, 4), min_size=1, max_size=40), clients=st.integers(1, 12), seed=st.integers(0, 5),
-       spec=st.sampled_from(["iid", "classes:1", "classes:2", "classes:3", "shards:1", "shards:3", "dirichlet:0.01", "dirichlet:5",
-                             "natural"]))
+@given(
+    labels=st.lists(st.integers(-3, 4), min_size=1, max_size=40),
+    clients=st.integers(1, 12),
+    seed=st.integers(0, 5),
+    spec=st.sampled_from(
+        [
+            "iid",
+            "classes:1",
+            "classes:2",
+            "classes:3",
+            "shards:1",
+            "shards:3",
+            "dirichlet:0.01",
+            "dirichlet:5",
+            "natural",
+        ]
+    ),
+)
 def test_small_cases_are_covered_or_refused_in_a_sentence(labels, clients, seed, spec):
     data = labelled(labels, groups=np.array(labels))
     try:
@@ -97,7 +133,10 @@ def test_clients_hold_exactly_so_many_classes_and_near_equal_sizes(number, clien
     parts = partition(f"classes:{number}", DATA, clients, seed=1)
     assert (classes_of(parts) == number).all()
     sizes = sizes_of(parts)
-    assert sizes.max() <= 1.35 * 1437 / clients + number and sizes.min() >= 0.65 * 1437 / clients - number
+    assert (
+        sizes.max() <= 1.35 * 1437 / clients + number
+        and sizes.min() >= 0.65 * 1437 / clients - number
+    )
 
 
 def test_classes_are_held_in_proportion_to_their_sizes():
@@ -125,12 +164,17 @@ def test_shards_are_runs_of_the_labels_in_order():
 
 
 def test_a_small_alpha_makes_clients_unlike_and_a_large_one_alike():
-    entropies = [entropy_of(partition(f"dirichlet:{alpha}", DATA, 10, seed=0)) for alpha in (0.01, 0.1, 1, 100)]
+    entropies = [
+        entropy_of(partition(f"dirichlet:{alpha}", DATA, 10, seed=0))
+        for alpha in (0.01, 0.1, 1, 100)
+    ]
     assert entropies == sorted(entropies) and entropies[0] < 0.4 and entropies[-1] > 2.2
 
 
 def test_no_client_is_favoured_by_rounding():
-    sizes = np.mean([sizes_of(partition("dirichlet:1e300", DATA, 200, seed)) for seed in range(40)], axis=0)
+    sizes = np.mean(
+        [sizes_of(partition("dirichlet:1e300", DATA, 200, seed)) for seed in range(40)], axis=0
+    )
     assert abs(sizes - 1437 / 200).max() < 2
 
 
@@ -139,7 +183,10 @@ def test_natural_groups_stay_whole():
     one_each = partition("natural", DATA, 37, seed=0)
     assert [set(groups[part]) for part in one_each] == [{name} for name in sorted(set(groups))]
     some_each = [set(groups[part]) for part in partition("natural", DATA, 10, seed=0)]
-    assert sum(len(names) for names in some_each) == 37 and {len(names) for names in some_each} == {3, 4}
+    assert sum(len(names) for names in some_each) == 37 and {len(names) for names in some_each} == {
+        3,
+        4,
+    }
 
 
 @pytest.mark.parametrize("spec", RULES)
@@ -152,29 +199,74 @@ FLOATS = Data(torch.zeros(30, 1), torch.zeros(30))
 SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
 
 
-@pytest.mark.parametrize(("spec", "data", "clients", "kind", "says"), [
-    ("class:2", DATA, 10, SpecError, "unknown partition 'class'; did you mean 'classes'"),
-    ("classes", DATA, 10, SpecError, "needs per_client"),
-    ("classes:two", DATA, 10, SpecError, "give a whole number"),
-    ("iid:3", DATA, 10, SpecError, "has no option"),
-    ("iid+natural", DATA, 10, SpecError, "is not one rule"),
-    ("classes:2@layer", DATA, 10, SpecError, "is not one rule"),
-    ("classes:0", DATA, 10, ConfigError, "give classes:1 or more"),
-    ("shards:-1", DATA, 10, ConfigError, "give shards:1 or more"),
-    ("dirichlet:0", DATA, 10, ConfigError, "give more than 0"),
-    ("iid", DATA, 0, ConfigError, "--clients is 0; give at least 1"),
-    ("iid", DATA, 2000, ConfigError, "^--clients 2000 is more than the 1437 examples of digits; give at most 1437$"),
-    ("dirichlet:0.1", DATA, 1438, ConfigError, "give at most 1437"),
-    ("classes:11", DATA, 10, ConfigError, "classes:11 asks for more than the 10 classes there are; give at most classes:10"),
-    ("classes:2", DATA, 4, ConfigError, "would leave out some of the 10 classes; give at least classes:3 or --clients 5"),
-    ("shards:700", DATA, 10, ConfigError, "more shards than the 1437 examples; give at most shards:143"),
-    ("natural", labelled(LABELS), 10, ConfigError, "natural needs data with groups"),
-    ("natural", labelled(LABELS, np.zeros(3)), 10, ConfigError, "each of the 1437 examples, and the task's data has 3"),
-    ("natural", DATA, 38, ConfigError, "--clients 38 is more than the 37 groups .* give at most 37"),
-    ("classes:2", FLOATS, 10, ConfigError, r"one whole number per example as its class, and the targets are float32 \[30\]; give iid"),
-    ("dirichlet:0.1", FLOATS, 10, ConfigError, r"--partition dirichlet:0.1 needs .* float32"),
-    ("shards:2", SEQUENCES, 10, ConfigError, r"--partition shards:2 needs .* int64 \[30, 5\]"),
-])
+@pytest.mark.parametrize(
+    ("spec", "data", "clients", "kind", "says"),
+    [
+        ("class:2", DATA, 10, SpecError, "unknown partition 'class'; did you mean 'classes'"),
+        ("classes", DATA, 10, SpecError, "needs per_client"),
+        ("classes:two", DATA, 10, SpecError, "give a whole number"),
+        ("iid:3", DATA, 10, SpecError, "has no option"),
+        ("iid+natural", DATA, 10, SpecError, "is not one rule"),
+        ("classes:2@layer", DATA, 10, SpecError, "is not one rule"),
+        ("classes:0", DATA, 10, ConfigError, "give classes:1 or more"),
+        ("shards:-1", DATA, 10, ConfigError, "give shards:1 or more"),
+        ("dirichlet:0", DATA, 10, ConfigError, "give more than 0"),
+        ("iid", DATA, 0, ConfigError, "--clients is 0; give at least 1"),
+        (
+            "iid",
+            DATA,
+            2000,
+            ConfigError,
+            "^--clients 2000 is more than the 1437 examples of digits; give at most 1437$",
+        ),
+        ("dirichlet:0.1", DATA, 1438, ConfigError, "give at most 1437"),
+        (
+            "classes:11",
+            DATA,
+            10,
+            ConfigError,
+            "classes:11 asks for more than the 10 classes there are; give at most classes:10",
+        ),
+        (
+            "classes:2",
+            DATA,
+            4,
+            ConfigError,
+            "would leave out some of the 10 classes; give at least classes:3 or --clients 5",
+        ),
+        (
+            "shards:700",
+            DATA,
+            10,
+            ConfigError,
+            "more shards than the 1437 examples; give at most shards:143",
+        ),
+        ("natural", labelled(LABELS), 10, ConfigError, "natural needs data with groups"),
+        (
+            "natural",
+            labelled(LABELS, np.zeros(3)),
+            10,
+            ConfigError,
+            "each of the 1437 examples, and the task's data has 3",
+        ),
+        (
+            "natural",
+            DATA,
+            38,
+            ConfigError,
+            "--clients 38 is more than the 37 groups .* give at most 37",
+        ),
+        (
+            "classes:2",
+            FLOATS,
+            10,
+            ConfigError,
+            r"one whole number per example as its class, and the targets are float32 \[30\]; give iid",
+        ),
+        ("dirichlet:0.1", FLOATS, 10, ConfigError, r"--partition dirichlet:0.1 needs .* float32"),
+        ("shards:2", SEQUENCES, 10, ConfigError, r"--partition shards:2 needs .* int64 \[30, 5\]"),
+    ],
+)
 def test_what_does_not_go_together_is_said_with_the_fix(spec, data, clients, kind, says):
     with pytest.raises(kind, match=says):
         partition(spec, data, clients, seed=0, name="digits")
@@ -190,12 +282,16 @@ def flower_parts():
     """Partitions of flwr-datasets, as indices: (name of the partitioner, its options) → list of arrays."""
     partitioners = pytest.importorskip("flwr_datasets.partitioner")
     datasets = pytest.importorskip("datasets")
-    table = datasets.Dataset.from_dict({"label": LABELS, "group": DATA.groups, "row": np.arange(len(LABELS))})
+    table = datasets.Dataset.from_dict(
+        {"label": LABELS, "group": DATA.groups, "row": np.arange(len(LABELS))}
+    )
 
     def parts(name: str, **options):
         made = getattr(partitioners, name)(**options)
         made.dataset = table
-        return [np.asarray(made.load_partition(i)["row"], np.int64) for i in range(made.num_partitions)]
+        return [
+            np.asarray(made.load_partition(i)["row"], np.int64) for i in range(made.num_partitions)
+        ]
 
     return parts
 
@@ -209,12 +305,19 @@ def test_iid_as_flower(flower_parts):
 
 def test_natural_as_flower(flower_parts):
     theirs = flower_parts("NaturalIdPartitioner", partition_by="group")
-    assert all(np.array_equal(a, np.sort(b)) for a, b in zip(partition("natural", DATA, 37, seed=0), theirs, strict=True))
+    assert all(
+        np.array_equal(a, np.sort(b))
+        for a, b in zip(partition("natural", DATA, 37, seed=0), theirs, strict=True)
+    )
 
 
-@pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")  # datasets 4.8 under pyarrow 25 and later
+@pytest.mark.filterwarnings(
+    "ignore:Specifying null_placement:FutureWarning"
+)  # datasets 4.8 under pyarrow 25 and later
 def test_shards_as_flower(flower_parts):
-    theirs = flower_parts("ShardPartitioner", num_partitions=20, partition_by="label", num_shards_per_partition=2)
+    theirs = flower_parts(
+        "ShardPartitioner", num_partitions=20, partition_by="label", num_shards_per_partition=2
+    )
     ours = partition("shards:2", DATA, 20, seed=0)
     assert abs(sizes_of(ours).mean() - sizes_of(theirs).mean()) < 3
     assert abs(classes_of(ours).mean() - classes_of(theirs).mean()) < 0.6
@@ -222,21 +325,44 @@ def test_shards_as_flower(flower_parts):
 
 
 def test_classes_as_flower(flower_parts):
-    theirs = flower_parts("PathologicalPartitioner", num_partitions=20, partition_by="label", num_classes_per_partition=2,
-                          class_assignment_mode="deterministic")
+    theirs = flower_parts(
+        "PathologicalPartitioner",
+        num_partitions=20,
+        partition_by="label",
+        num_classes_per_partition=2,
+        class_assignment_mode="deterministic",
+    )
     ours = partition("classes:2", DATA, 20, seed=0)
     assert (classes_of(ours) == 2).all() and (classes_of(theirs) == 2).all()
-    assert sizes_of(ours).sum() == sizes_of(theirs).sum() and sizes_of(ours).std() <= sizes_of(theirs).std()
+    assert (
+        sizes_of(ours).sum() == sizes_of(theirs).sum()
+        and sizes_of(ours).std() <= sizes_of(theirs).std()
+    )
     assert abs(entropy_of(ours) - entropy_of(theirs)) < 0.05
 
 
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
 def test_dirichlet_as_flower(flower_parts, alpha):
-    theirs = [flower_parts("DirichletPartitioner", num_partitions=20, partition_by="label", alpha=alpha, min_partition_size=0, seed=seed)
-              for seed in range(8)]
+    theirs = [
+        flower_parts(
+            "DirichletPartitioner",
+            num_partitions=20,
+            partition_by="label",
+            alpha=alpha,
+            min_partition_size=0,
+            seed=seed,
+        )
+        for seed in range(8)
+    ]
     ours = [partition(f"dirichlet:{alpha}", DATA, 20, seed) for seed in range(8)]
-    for measure, tolerance in ((lambda p: sizes_of(p).std(), 0.25), (lambda p: classes_of(p).mean(), 0.1)):
+    for measure, tolerance in (
+        (lambda p: sizes_of(p).std(), 0.25),
+        (lambda p: classes_of(p).mean(), 0.1),
+    ):
         a, b = (np.mean([measure(parts) for parts in many]) for many in (ours, theirs))
         assert abs(a - b) < tolerance * b
     filled = [[part for part in parts if len(part)] for parts in theirs]
-    assert abs(np.mean([entropy_of(p) for p in ours]) - np.mean([entropy_of(p) for p in filled])) < 0.12
+    assert (
+        abs(np.mean([entropy_of(p) for p in ours]) - np.mean([entropy_of(p) for p in filled]))
+        < 0.12
+    )

@@ -12,7 +12,10 @@ from fedcomp.tasks.resnet import ResNet18
 
 
 def photographs(count: int, size: int = 8) -> Data:
-    return Data(torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0)), torch.arange(count) % 10)
+    return Data(
+        torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0)),
+        torch.arange(count) % 10,
+    )
 
 
 SMALL = Task("small", lambda: ResNet18(4), lambda: photographs(40), lambda: photographs(20))
@@ -23,9 +26,14 @@ def test_eighteen_layers_halve_the_image_three_times():
     for block in model.blocks:
         block.register_forward_hook(lambda block, given, made: reached.append(tuple(made.shape)))
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
-    assert reached == [(2, 4, 32, 32)] * 2 + [(2, 8, 16, 16)] * 2 + [(2, 16, 8, 8)] * 2 + [(2, 32, 4, 4)] * 2
+    assert (
+        reached
+        == [(2, 4, 32, 32)] * 2 + [(2, 8, 16, 16)] * 2 + [(2, 16, 8, 8)] * 2 + [(2, 32, 4, 4)] * 2
+    )
     layers = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
-    assert sum(m.kernel_size == (3, 3) for m in layers[:-1]) + 1 == 18 and len(layers) == 21  # three more where the shape changes
+    assert (
+        sum(m.kernel_size == (3, 3) for m in layers[:-1]) + 1 == 18 and len(layers) == 21
+    )  # three more where the shape changes
 
 
 def test_an_examples_outputs_do_not_depend_on_the_others():
@@ -41,9 +49,18 @@ def test_it_is_a_task_without_statistics():
 
 def test_clients_trained_together_end_where_each_alone_would(one_thread):
     model = initial_model(SMALL, 0)
-    layout, data, sgd = Layout.of(model), photographs(40), LocalSGD(steps=3, batch_size=4, lr=0.05, momentum=0.9, clip=5.0)
-    start, plans = layout.gather(model), [plan_batches(sgd, np.arange(10) + 10 * who, 0, 1, who) for who in range(4)]
-    updates, losses = BatchedEngine(SMALL, initial_model(SMALL, 0), layout, "cpu", 3).train(start, data, plans, sgd)
+    layout, data, sgd = (
+        Layout.of(model),
+        photographs(40),
+        LocalSGD(steps=3, batch_size=4, lr=0.05, momentum=0.9, clip=5.0),
+    )
+    start, plans = (
+        layout.gather(model),
+        [plan_batches(sgd, np.arange(10) + 10 * who, 0, 1, who) for who in range(4)],
+    )
+    updates, losses = BatchedEngine(SMALL, initial_model(SMALL, 0), layout, "cpu", 3).train(
+        start, data, plans, sgd
+    )
     engine = SerialEngine(SMALL, model, layout, "cpu")
     for who, plan in enumerate(plans):
         alone = engine.train(start, data, plan, sgd)

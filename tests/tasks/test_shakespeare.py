@@ -14,7 +14,16 @@ from fedcomp.sim.batched import BatchedEngine
 from fedcomp.tasks import Data, Task, initial_model, load
 from fedcomp.tasks.check import check
 from fedcomp.tasks.partition import partition
-from fedcomp.tasks.shakespeare import ALPHABET, UNKNOWN, WINDOW, CharacterLSTM, Text, encoded, loss, speeches
+from fedcomp.tasks.shakespeare import (
+    ALPHABET,
+    UNKNOWN,
+    WINDOW,
+    CharacterLSTM,
+    Text,
+    encoded,
+    loss,
+    speeches,
+)
 
 PLAY = """First  Citizen:
 Before we proceed any further,
@@ -42,10 +51,16 @@ def long(words: str, characters: int) -> str:
 @pytest.fixture
 def folder(tmp_path):
     """DIR/shakespeare/input.txt, where ROMEO says 25 windows and a bit, JULIET 2, and NURSE too little."""
-    said = [("ROMEO", long("But, soft! what light?", 1000)), ("JULIET", long("O Romeo, Romeo!", 2 * WINDOW + 1)), ("NURSE", "Madam!"),
-            ("ROMEO", long("It is the east.", 1000))]
+    said = [
+        ("ROMEO", long("But, soft! what light?", 1000)),
+        ("JULIET", long("O Romeo, Romeo!", 2 * WINDOW + 1)),
+        ("NURSE", "Madam!"),
+        ("ROMEO", long("It is the east.", 1000)),
+    ]
     (tmp_path / "shakespeare").mkdir()
-    (tmp_path / "shakespeare" / "input.txt").write_text("\n\n".join(f"{role}:\n{words}" for role, words in said) + "\n")
+    (tmp_path / "shakespeare" / "input.txt").write_text(
+        "\n\n".join(f"{role}:\n{words}" for role, words in said) + "\n"
+    )
     return tmp_path
 
 
@@ -62,19 +77,30 @@ def test_roles_say_what_stands_under_their_names():
 def test_every_character_has_its_number_whatever_the_text():
     assert len(set(ALPHABET)) == UNKNOWN == 96
     assert encoded(ALPHABET).tolist() == list(range(96))
-    assert encoded("a\u00e9\t\U0001f600b").tolist() == [*encoded("a"), UNKNOWN, UNKNOWN, UNKNOWN, *encoded("b")]
+    assert encoded("a\u00e9\t\U0001f600b").tolist() == [
+        *encoded("a"),
+        UNKNOWN,
+        UNKNOWN,
+        UNKNOWN,
+        *encoded("b"),
+    ]
 
 
 @pytest.mark.parametrize("inside", ["", "shakespeare"])
 def test_a_role_is_cut_into_windows_whose_targets_are_the_next_characters(folder, inside):
     train, test = Text(folder / inside).read("train"), Text(folder / inside).read("test")
-    assert train.inputs.dtype == train.targets.dtype == torch.int64 and train.inputs.shape == train.targets.shape == (len(train), WINDOW)
+    assert (
+        train.inputs.dtype == train.targets.dtype == torch.int64
+        and train.inputs.shape == train.targets.shape == (len(train), WINDOW)
+    )
     assert torch.equal(train.inputs[:, 1:], train.targets[:, :-1])
     whole = speeches((folder / "shakespeare" / "input.txt").read_text())
     for role, learned, asked in (("ROMEO", 23, 2), ("JULIET", 1, 1)):
         mine = [data.targets[torch.from_numpy(data.groups == role)] for data in (train, test)]
         assert [len(part) for part in mine] == [learned, asked]
-        assert whole[role][1:].startswith(decoded(torch.cat(mine).flatten()))  # the last tenth is for testing, and nothing comes twice
+        assert whole[role][1:].startswith(
+            decoded(torch.cat(mine).flatten())
+        )  # the last tenth is for testing, and nothing comes twice
     assert set(train.groups) == set(test.groups) == {"ROMEO", "JULIET"}
 
 
@@ -83,9 +109,15 @@ def test_clients_are_roles_or_share_them(folder):
     shards = partition("natural", train, 2, 0)
     assert [set(train.groups[shard]) for shard in shards] == [{"JULIET"}, {"ROMEO"}]
     assert len(partition("natural", train, 1, 0)[0]) == len(train)
-    with pytest.raises(ConfigError, match="--clients 3 is more than the 2 groups of --partition natural; give at most 2"):
+    with pytest.raises(
+        ConfigError,
+        match="--clients 3 is more than the 2 groups of --partition natural; give at most 2",
+    ):
         partition("natural", train, 3, 0)
-    with pytest.raises(ConfigError, match="classes:2 needs one whole number per example as its class.*give iid or natural"):
+    with pytest.raises(
+        ConfigError,
+        match="classes:2 needs one whole number per example as its class.*give iid or natural",
+    ):
         partition("classes:2", train, 2, 0)
 
 
@@ -101,15 +133,36 @@ def test_ends_of_lines_and_a_mark_of_byte_order_make_no_difference(folder):
     assert torch.equal(before.inputs, after.inputs) and np.array_equal(before.groups, after.groups)
 
 
-@pytest.mark.parametrize(("make", "says"), [
-    (lambda path: None, "shakespeare needs its data; give --data DIR, a folder that holds shakespeare/input.txt, or set FEDCOMP_DATA"),
-    (lambda path: path / "absent", "is not a folder; give one that holds shakespeare/input.txt"),
-    (lambda path: path, "is empty; give a folder that holds shakespeare/input.txt"),
-    (lambda path: (path / "other").mkdir() or path, "holds no shakespeare/input.txt; give a folder that holds"),
-    (lambda path: (path / "input.txt").write_bytes(b"ROMEO:\n\xff\xfe") and path, "cannot be read as text in UTF-8; replace it"),
-    (lambda path: (path / "input.txt").write_text("No plays here.") and path, "has no role that says more than 160 characters; give"),
-    (lambda path: (path / "input.txt").write_text("ROMEO:\nO!") and path, "has no role that says more than 160 characters; give"),
-])
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (
+            lambda path: None,
+            "shakespeare needs its data; give --data DIR, a folder that holds shakespeare/input.txt, or set FEDCOMP_DATA",
+        ),
+        (
+            lambda path: path / "absent",
+            "is not a folder; give one that holds shakespeare/input.txt",
+        ),
+        (lambda path: path, "is empty; give a folder that holds shakespeare/input.txt"),
+        (
+            lambda path: (path / "other").mkdir() or path,
+            "holds no shakespeare/input.txt; give a folder that holds",
+        ),
+        (
+            lambda path: (path / "input.txt").write_bytes(b"ROMEO:\n\xff\xfe") and path,
+            "cannot be read as text in UTF-8; replace it",
+        ),
+        (
+            lambda path: (path / "input.txt").write_text("No plays here.") and path,
+            "has no role that says more than 160 characters; give",
+        ),
+        (
+            lambda path: (path / "input.txt").write_text("ROMEO:\nO!") and path,
+            "has no role that says more than 160 characters; give",
+        ),
+    ],
+)
 def test_what_is_no_text_is_refused_with_the_fix(tmp_path, make, says):
     with pytest.raises(DataError, match=says) as caught:
         load("shakespeare-lstm", make(tmp_path)).train()
@@ -129,7 +182,13 @@ def test_a_text_that_may_not_be_read(unprivileged, closed):
 
 def small(folder: Path) -> Task:
     text = Text(folder)
-    return Task("small", lambda: CharacterLSTM(8, 32), lambda: text.read("train"), lambda: text.read("test"), loss)
+    return Task(
+        "small",
+        lambda: CharacterLSTM(8, 32),
+        lambda: text.read("train"),
+        lambda: text.read("test"),
+        loss,
+    )
 
 
 def test_the_loss_is_the_mean_over_all_positions():
@@ -142,7 +201,9 @@ def test_a_position_sees_what_came_before_and_nothing_else():
     model, inputs = CharacterLSTM(8, 16), torch.randint(0, 97, (2, 12))
     changed = inputs.clone()
     changed[:, 7:] = 0
-    assert torch.equal(model(inputs)[:, :7], model(changed)[:, :7]) and not torch.equal(model(inputs)[:, 7:], model(changed)[:, 7:])
+    assert torch.equal(model(inputs)[:, :7], model(changed)[:, :7]) and not torch.equal(
+        model(inputs)[:, 7:], model(changed)[:, 7:]
+    )
 
 
 def test_a_role_is_learned(folder, one_thread):
@@ -160,8 +221,13 @@ def test_clients_trained_together_end_where_each_alone_would(folder, one_thread)
     task = small(folder)
     model, train = initial_model(task, 0), task.train()
     layout, sgd = Layout.of(model), LocalSGD(steps=3, batch_size=4, lr=2.0, momentum=0.9, clip=1.0)
-    start, plans = layout.gather(model), [plan_batches(sgd, np.arange(8) + 8 * who, 0, 1, who) for who in range(3)]
-    updates, losses = BatchedEngine(task, initial_model(task, 0), layout, "cpu", 2).train(start, train, plans, sgd)
+    start, plans = (
+        layout.gather(model),
+        [plan_batches(sgd, np.arange(8) + 8 * who, 0, 1, who) for who in range(3)],
+    )
+    updates, losses = BatchedEngine(task, initial_model(task, 0), layout, "cpu", 2).train(
+        start, train, plans, sgd
+    )
     engine = SerialEngine(task, model, layout, "cpu")
     for who, plan in enumerate(plans):
         alone = engine.train(start, train, plan, sgd)
@@ -171,9 +237,11 @@ def test_clients_trained_together_end_where_each_alone_would(folder, one_thread)
 
 def test_liars_may_flip_characters(folder):
     train = Text(folder).read("train")
-    attack, = attacks("label-flip:1")
+    (attack,) = attacks("label-flip:1")
     flipped = attack.data(Data(train.inputs, train.targets, train.groups))
-    assert flipped.targets.shape == train.targets.shape and not torch.equal(flipped.targets, train.targets)
+    assert flipped.targets.shape == train.targets.shape and not torch.equal(
+        flipped.targets, train.targets
+    )
 
 
 def test_tiny_shakespeare(data_folder):
@@ -182,4 +250,6 @@ def test_tiny_shakespeare(data_folder):
     assert (len(train), len(test), len(set(train.groups))) == (11_422, 1_247, 232)
     assert UNKNOWN not in train.inputs and UNKNOWN not in test.targets
     assert check(task, 10, train, test).numel == Layout.of(initial_model(task, 0)).numel == 824_425
-    assert all(len(set(train.groups[shard])) in (4, 5) for shard in partition("natural", train, 50, 0))
+    assert all(
+        len(set(train.groups[shard])) in (4, 5) for shard in partition("natural", train, 50, 0)
+    )

@@ -24,12 +24,15 @@ def test_a_task_is_taken_as_it_stands(write_task):
     assert task.name == "mine" and len(task.train()) == 4
 
 
-@pytest.mark.parametrize("make", [
-    "def make(): return task",
-    "def make(folder):\n    assert folder.name == 'here'\n    return task",
-    "def make(folder=None):\n    assert folder.name == 'here'\n    return task",
-    "class make:\n    def __new__(cls): return task",
-])
+@pytest.mark.parametrize(
+    "make",
+    [
+        "def make(): return task",
+        "def make(folder):\n    assert folder.name == 'here'\n    return task",
+        "def make(folder=None):\n    assert folder.name == 'here'\n    return task",
+        "class make:\n    def __new__(cls): return task",
+    ],
+)
 def test_a_callable_makes_the_task_with_the_data_folder_if_it_takes_one(write_task, tmp_path, make):
     assert load(write_task(f"{TASK}\n{make}", "make"), tmp_path / "here").name == "mine"
 
@@ -50,37 +53,55 @@ def test_a_relative_path_and_a_home_are_understood(write_task, tmp_path, monkeyp
     assert load("~/mine.py:task").name == "mine"
 
 
-@pytest.mark.parametrize(("text", "says"), [
-    ("mine.py", "names no task in the file; write path/file.py:name"),
-    ("mine.py:", "names no task in the file"),
-    (":task", "names no task in the file"),
-    ("mine.py:not a name", "names no task in the file"),
-    ("absent.py:task", "there is no file .*absent.py"),
-])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("mine.py", "names no task in the file; write path/file.py:name"),
+        ("mine.py:", "names no task in the file"),
+        (":task", "names no task in the file"),
+        ("mine.py:not a name", "names no task in the file"),
+        ("absent.py:task", "there is no file .*absent.py"),
+    ],
+)
 def test_what_names_no_task(text, says):
     with pytest.raises(TaskError, match=f"--task {text}.*{says}"):
         load(text)
 
 
-@pytest.mark.parametrize(("content", "says"), [
-    ("x = 1\ny = 1 / 0\n", r"line 2 raised ZeroDivisionError \(division by zero\) while it was imported"),
-    ("def f():\n    return missing\nf()\n", "line 2 raised NameError"),
-    ("x = 1\ntask = (\n", "line 2 raised SyntaxError"),
-    ("import no_such_package\n", r"line 1 raised ModuleNotFoundError \(No module named 'no_such_package'\)"),
-    ("import json\njson.loads('{')\n", "line 2 raised JSONDecodeError"),
-    ("raise ValueError('first\\nsecond')\n", r"line 1 raised ValueError \(first\) while"),
-    ("import sys\nsys.exit(3)\n", "line 2 raised SystemExit"),
-    ("def task(): raise SystemExit\n", "line 1 raised SystemExit while it was called"),
-    ("class Own(BaseException): pass\nraise Own\n", "line 2 raised Own while it was imported"),
-    ("class Own(BaseException): pass\ndef task(): raise Own\n", "line 2 raised Own while it was called"),
-    ("tsak = 1\ndef make_task(): pass\n", "the file has no 'task'; did you mean 'make_task'"),
-    ("x = 1\n", "the file has no 'task'; define it there"),
-    ("task = 5\n", "gives an int; it must be a fedcomp Task or a function that returns one"),
-    ("def task(): pass\n", "gives a NoneType; it must be"),
-    ("def task(a, b): pass\n", "let it take no argument or one"),
-    ("def task(*, a): pass\n", "let it take no argument or one"),
-    ("def task():\n    x = 1\n    return {}['key']\n", r"line 3 raised KeyError \('key'\) while it was called"),
-])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (
+            "x = 1\ny = 1 / 0\n",
+            r"line 2 raised ZeroDivisionError \(division by zero\) while it was imported",
+        ),
+        ("def f():\n    return missing\nf()\n", "line 2 raised NameError"),
+        ("x = 1\ntask = (\n", "line 2 raised SyntaxError"),
+        (
+            "import no_such_package\n",
+            r"line 1 raised ModuleNotFoundError \(No module named 'no_such_package'\)",
+        ),
+        ("import json\njson.loads('{')\n", "line 2 raised JSONDecodeError"),
+        ("raise ValueError('first\\nsecond')\n", r"line 1 raised ValueError \(first\) while"),
+        ("import sys\nsys.exit(3)\n", "line 2 raised SystemExit"),
+        ("def task(): raise SystemExit\n", "line 1 raised SystemExit while it was called"),
+        ("class Own(BaseException): pass\nraise Own\n", "line 2 raised Own while it was imported"),
+        (
+            "class Own(BaseException): pass\ndef task(): raise Own\n",
+            "line 2 raised Own while it was called",
+        ),
+        ("tsak = 1\ndef make_task(): pass\n", "the file has no 'task'; did you mean 'make_task'"),
+        ("x = 1\n", "the file has no 'task'; define it there"),
+        ("task = 5\n", "gives an int; it must be a fedcomp Task or a function that returns one"),
+        ("def task(): pass\n", "gives a NoneType; it must be"),
+        ("def task(a, b): pass\n", "let it take no argument or one"),
+        ("def task(*, a): pass\n", "let it take no argument or one"),
+        (
+            "def task():\n    x = 1\n    return {}['key']\n",
+            r"line 3 raised KeyError \('key'\) while it was called",
+        ),
+    ],
+)
 def test_a_broken_file_is_named_with_the_line(write_task, content, says):
     text = write_task(content)
     with pytest.raises(TaskError, match=f"--task .*mine.py:task.*{says}") as caught:
@@ -93,13 +114,17 @@ def test_a_file_that_is_not_python(write_task):
         load(write_task("", file="mine.txt"))
 
 
-@pytest.mark.parametrize("content", ["raise ConfigError('own')", "def task(): raise ConfigError('own')"])
+@pytest.mark.parametrize(
+    "content", ["raise ConfigError('own')", "def task(): raise ConfigError('own')"]
+)
 def test_errors_of_fedcomp_pass_through(write_task, content):
     with pytest.raises(ConfigError, match="^own$"):
         load(write_task(f"from fedcomp.errors import ConfigError\n{content}\n"))
 
 
-@pytest.mark.parametrize("content", ["raise KeyboardInterrupt", "def task(): raise KeyboardInterrupt"])
+@pytest.mark.parametrize(
+    "content", ["raise KeyboardInterrupt", "def task(): raise KeyboardInterrupt"]
+)
 def test_an_interruption_is_not_the_files_mistake(write_task, content):
     with pytest.raises(KeyboardInterrupt):
         load(write_task(f"{content}\n"))
@@ -111,7 +136,9 @@ def test_a_file_that_may_not_be_read(unprivileged, closed):
     (unprivileged / "inner" / "mine.py").write_text(TASK)
     (unprivileged / closed).chmod(0)
     try:
-        with pytest.raises(TaskError, match="--task .*mine.py.*(PermissionError|change its permissions)") as caught:
+        with pytest.raises(
+            TaskError, match="--task .*mine.py.*(PermissionError|change its permissions)"
+        ) as caught:
             load(f"{unprivileged}/inner/mine.py:task")
         assert "\n" not in str(caught.value)
     finally:

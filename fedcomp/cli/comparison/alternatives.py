@@ -33,12 +33,23 @@ def is_span(values: Mapping[str, Any]) -> bool:
 
 def alternatives(values: Mapping[str, Any]) -> list[Alternative]:
     """The product of all lists among `values`, the last option's values changing first, seeds last of all. Raises ConfigError."""
-    spanning = sorted((name for name, value in values.items() if isinstance(value, list)), key=lambda name: name == "seed")
-    choices = [dict(zip(spanning, choice, strict=True)) for choice in itertools.product(*(values[name] for name in spanning))]
+    spanning = sorted(
+        (name for name, value in values.items() if isinstance(value, list)),
+        key=lambda name: name == "seed",
+    )
+    choices = [
+        dict(zip(spanning, choice, strict=True))
+        for choice in itertools.product(*(values[name] for name in spanning))
+    ]
     if len(choices) > MOST:
         counts = " × ".join(str(len(values[name])) for name in spanning)
-        raise ConfigError(f"{counts} values are {len(choices):,} alternatives; give options that span at most {MOST:,}")
-    found = [Alternative(name, {**values, **choice}) for name, choice in zip(_names(choices), choices, strict=True)]
+        raise ConfigError(
+            f"{counts} values are {len(choices):,} alternatives; give options that span at most {MOST:,}"
+        )
+    found = [
+        Alternative(name, {**values, **choice})
+        for name, choice in zip(_names(choices), choices, strict=True)
+    ]
     for each in found:
         each.config  # noqa: B018 — a choice that cannot be is refused
     return found
@@ -54,7 +65,9 @@ def refused(name: str, sentence: str, exit_status: int) -> FedcompError:
 def _names(choices: Sequence[Mapping[str, Any]]) -> list[str]:
     names: list[str] = []
     for choice in choices:
-        name = plain = "_".join(_word(option, value) for option, value in choice.items())[:LONGEST].rstrip("-_.")
+        name = plain = "_".join(_word(option, value) for option, value in choice.items())[
+            :LONGEST
+        ].rstrip("-_.")
         for number in itertools.count(2):
             if name.lower() not in (taken.lower() for taken in names):
                 break

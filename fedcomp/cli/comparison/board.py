@@ -27,7 +27,14 @@ SIGNS = {WAITS: "·", RUNS: "▸", DONE: "✓", FAILED: "×"}
 COLOURS = {WAITS: LABEL, RUNS: "bold", DONE: GOOD, FAILED: REJECTED}
 STEPS = "▁▂▃▄▅▆▇█"
 NARROWEST, LOWEST = 40, 8
-NAME, ROUND, REACHED, BYTES, RATIO, CURVE = 12, 9, 9, 8, 7, 12  # characters, the least of a name's and a curve's
+NAME, ROUND, REACHED, BYTES, RATIO, CURVE = (
+    12,
+    9,
+    9,
+    8,
+    7,
+    12,
+)  # characters, the least of a name's and a curve's
 NOTES = 3
 
 
@@ -44,13 +51,22 @@ class Board(Watch):
 
     def __enter__(self) -> Self:
         self._screen = ExitStack()
-        self._status = self._screen.enter_context(self.console.status("preparing the alternatives", spinner="line"))
+        self._status = self._screen.enter_context(
+            self.console.status("preparing the alternatives", spinner="line")
+        )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._screen.close()
         if self.all and error is not None:
-            self.console.print(self.picture(self.console.width, max(self.console.height - 4, LOWEST)))
+            self.console.print(
+                self.picture(self.console.width, max(self.console.height - 4, LOWEST))
+            )
         for note in self._notes:
             self.console.print(note)
 
@@ -60,8 +76,16 @@ class Board(Watch):
     def started(self, out: str, facts: Sequence[tuple[str, str]], all: list[Progress]) -> None:
         super().started(out, facts, all)
         self._screen.close()
-        self._screen.enter_context(Live(console=self.console, screen=True, refresh_per_second=REFRESHES_A_SECOND, redirect_stdout=False,
-                                        redirect_stderr=False, get_renderable=lambda: self.picture(*self.console.size)))
+        self._screen.enter_context(
+            Live(
+                console=self.console,
+                screen=True,
+                refresh_per_second=REFRESHES_A_SECOND,
+                redirect_stdout=False,
+                redirect_stderr=False,
+                get_renderable=lambda: self.picture(*self.console.size),
+            )
+        )
 
     def hear(self, number: int, answer: dict) -> None:
         with self._lock:
@@ -104,8 +128,16 @@ class Board(Watch):
         lines = [*lines, line][:4]
         for each in lines:
             each.truncate(width - 4, overflow="ellipsis")
-        return Panel(Group(*lines), title=f"[bold]fedcomp[/bold] {len(self.all)} alternatives", title_align="left", border_style=FRAME,
-                     subtitle=Text(self.out[-(width - 6):]), subtitle_align="left", width=width, height=len(lines) + 2)
+        return Panel(
+            Group(*lines),
+            title=f"[bold]fedcomp[/bold] {len(self.all)} alternatives",
+            title_align="left",
+            border_style=FRAME,
+            subtitle=Text(self.out[-(width - 6) :]),
+            subtitle_align="left",
+            width=width,
+            height=len(lines) + 2,
+        )
 
     def _bar(self, width: int) -> Text:
         share = sum(1.0 if p.state == FAILED else p.share for p in self.all) / max(len(self.all), 1)
@@ -114,14 +146,22 @@ class Board(Watch):
             after += f", {duration(left)} left"
         room = max(width - len(before) - len(after), 0)
         filled = int(room * share)
-        return Text.assemble((before, "bold"), ("━" * filled, GOOD if share == 1 else BAR), ("─" * (room - filled), LABEL), after)
+        return Text.assemble(
+            (before, "bold"),
+            ("━" * filled, GOOD if share == 1 else BAR),
+            ("─" * (room - filled), LABEL),
+            after,
+        )
 
     def _table(self, width: int, height: int) -> list[Text]:
         """The alternatives in their order; where there is no room for all, those that run first, and a line that counts the others."""
         shown, hidden = self.all, ""
         if len(self.all) > height - 1:
             order = {RUNS: 0, FAILED: 1, DONE: 2, WAITS: 3}
-            kept = sorted(range(len(self.all)), key=lambda i: (order[self.all[i].state], -i if self.all[i].state == DONE else i))
+            kept = sorted(
+                range(len(self.all)),
+                key=lambda i: (order[self.all[i].state], -i if self.all[i].state == DONE else i),
+            )
             kept = sorted(kept[: max(height - 2, 1)])
             shown, hidden = [self.all[i] for i in kept], f"  and {len(self.all) - len(kept)} more"
         longest = max((cell_len(p.name) for p in self.all), default=NAME)
@@ -139,10 +179,19 @@ class Board(Watch):
             told.truncate(name, overflow="ellipsis", pad=True)
             t = p.totals
             line = Text.assemble((f"{SIGNS[p.state]} ", COLOURS[p.state]), told)
-            sent = [human_bytes(t.uplink_bytes), human_bytes(t.downlink_bytes)] if p.round else [NOTHING, NOTHING]
-            line.append(f"{f'{p.round}/{p.rounds}':>{ROUND}}{p.reached:>{REACHED}}" + "".join(f"{text:>{BYTES}}" for text in sent))
+            sent = (
+                [human_bytes(t.uplink_bytes), human_bytes(t.downlink_bytes)]
+                if p.round
+                else [NOTHING, NOTHING]
+            )
+            line.append(
+                f"{f'{p.round}/{p.rounds}':>{ROUND}}{p.reached:>{REACHED}}"
+                + "".join(f"{text:>{BYTES}}" for text in sent)
+            )
             if with_ratio:
-                both = ratio(t.dense_uplink_bytes + t.dense_downlink_bytes, t.uplink_bytes + t.downlink_bytes)
+                both = ratio(
+                    t.dense_uplink_bytes + t.dense_downlink_bytes, t.uplink_bytes + t.downlink_bytes
+                )
                 line.append(f"{both:>{RATIO}}")
             if curve >= CURVE:
                 line.append("  ").append(_curve(p, curve, bounds), BAR)
@@ -161,7 +210,9 @@ def _curve(progress: Progress, width: int, bounds: tuple[float, float]) -> str:
     heights: dict[int, int] = {}
     for round, accuracy in progress.accuracies:
         share = (accuracy - low) / (high - low) if high > low else 1.0
-        heights[min((round - 1) * width // progress.rounds, width - 1)] = min(int(share * len(STEPS)), len(STEPS) - 1)
+        heights[min((round - 1) * width // progress.rounds, width - 1)] = min(
+            int(share * len(STEPS)), len(STEPS) - 1
+        )
     last, drawn = None, []
     for column in range(max(heights, default=-1) + 1):
         last = heights.get(column, last)

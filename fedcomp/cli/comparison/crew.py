@@ -14,8 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-PROGRAM = ("import sys; channel, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
-           "from fedcomp.cli.comparison.worker import main; main(int(channel))")
+PROGRAM = (
+    "import sys; channel, *path = sys.argv[1:]; sys.path[:], sys.argv[1:] = path, []; "
+    "from fedcomp.cli.comparison.worker import main; main(int(channel))"
+)
 STOP_S = 30.0  # in which a process that is interrupted ends the round that it may be in
 CHUNK = 1 << 16
 Answer = dict[str, Any]
@@ -29,8 +31,14 @@ class Process:
         self.log = tempfile.TemporaryFile()  # what it prints, for the case that it dies
         path = [place for place in sys.path if isinstance(place, str)]
         with other:  # a process group of its own: Ctrl-C is for the parent
-            self.process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(other.fileno()), *path], stdin=subprocess.DEVNULL,
-                                            stdout=self.log, stderr=self.log, pass_fds=[other.fileno()], process_group=0)
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, str(other.fileno()), *path],
+                stdin=subprocess.DEVNULL,
+                stdout=self.log,
+                stderr=self.log,
+                pass_fds=[other.fileno()],
+                process_group=0,
+            )
         self.job: int | None = None
         self._unfinished = b""
 
@@ -52,7 +60,11 @@ class Process:
 
     def why_ended(self) -> str:
         status = self.process.wait()
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+        how = (
+            f"was killed by {signal.Signals(-status).name}"
+            if status < 0
+            else f"ended with exit status {status}"
+        )
         self.log.seek(0)
         said = self.log.read()[-CHUNK:].decode(errors="replace").strip()
         return f"its process {how}" + (f": {said.rpartition(chr(10))[2]}" if said else "")
@@ -81,7 +93,12 @@ class Crew:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         interrupted = isinstance(error, KeyboardInterrupt)
         for process in self.busy if interrupted else ():
             process.interrupt()
@@ -110,7 +127,9 @@ class Crew:
                 for key, _ in ears.select():
                     yield from self._heard(key.data, ears)
 
-    def _heard(self, process: Process, ears: selectors.BaseSelector) -> Iterator[tuple[int, Answer]]:
+    def _heard(
+        self, process: Process, ears: selectors.BaseSelector
+    ) -> Iterator[tuple[int, Answer]]:
         job, answers = process.job, process.answers()
         if answers is None:
             ears.unregister(process.link)

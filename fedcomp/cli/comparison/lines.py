@@ -20,8 +20,10 @@ class Lines(Watch):
     def round_done(self, progress: Progress, record: RoundRecord) -> None:
         reached = f", accuracy {percent(record.accuracy)}" if record.accuracy is not None else ""
         reached += f", loss {decimal(record.loss)}" if record.loss is not None else ""
-        _say(f"{progress.name}: round {record.round} of {progress.rounds}{reached}, up {human_bytes(record.uplink_bytes)}, "
-             f"down {human_bytes(record.downlink_bytes)}, {duration(record.seconds)}")
+        _say(
+            f"{progress.name}: round {record.round} of {progress.rounds}{reached}, up {human_bytes(record.uplink_bytes)}, "
+            f"down {human_bytes(record.downlink_bytes)}, {duration(record.seconds)}"
+        )
 
     def warning(self, sentence: str) -> None:
         print(f"warning: {one_line(sentence)}", file=sys.stderr, flush=True)

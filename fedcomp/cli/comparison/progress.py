@@ -10,8 +10,20 @@ from ...observe import RoundRecord
 from ..figures import NOTHING, decimal, percent
 from ..watch import Totals
 
-FIGURES = ("round", "accuracy", "loss", "train_loss", "cohort", "accepted", "rejected", "uplink_bytes", "downlink_bytes",
-           "dense_uplink_bytes", "dense_downlink_bytes", "seconds")  # of a record, that are told
+FIGURES = (
+    "round",
+    "accuracy",
+    "loss",
+    "train_loss",
+    "cohort",
+    "accepted",
+    "rejected",
+    "uplink_bytes",
+    "downlink_bytes",
+    "dense_uplink_bytes",
+    "dense_downlink_bytes",
+    "seconds",
+)  # of a record, that are told
 WAITS, RUNS, DONE, FAILED = "waits", "runs", "done", "failed"
 
 
@@ -38,7 +50,11 @@ class Progress:
         """The accuracy, or where the task has none the loss."""
         if self.last is None:
             return NOTHING
-        return percent(self.last.accuracy) if self.last.accuracy is not None else decimal(self.last.loss)
+        return (
+            percent(self.last.accuracy)
+            if self.last.accuracy is not None
+            else decimal(self.last.loss)
+        )
 
     def add(self, record: RoundRecord) -> None:
         self.round, self.seconds = record.round, self.seconds + record.seconds
@@ -63,7 +79,12 @@ class Watch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
 
     @property
     def ended(self) -> int:
@@ -72,7 +93,10 @@ class Watch:
     @property
     def left_s(self) -> float | None:
         """Seconds until all are over, as it goes; None where nothing can be told."""
-        done, all = sum(p.rounds if p.state == FAILED else p.round for p in self.all), sum(p.rounds for p in self.all)
+        done, all = (
+            sum(p.rounds if p.state == FAILED else p.round for p in self.all),
+            sum(p.rounds for p in self.all),
+        )
         took = done - self.before
         return (self.clock() - self.began) * (all - done) / took if took > 0 else None
 

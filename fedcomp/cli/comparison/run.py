@@ -16,16 +16,39 @@ from .progress import FAILED, Progress, Watch
 
 ONE_CORE = {"batched", "serial"}  # engines that gain little from a second core
 REPORT = "report.html"
-FACTS = ("task", "partition", "clients", "participation", "rounds", "strategy", "uplink", "downlink", "memory", "attack", "network")
+FACTS = (
+    "task",
+    "partition",
+    "clients",
+    "participation",
+    "rounds",
+    "strategy",
+    "uplink",
+    "downlink",
+    "memory",
+    "attack",
+    "network",
+)
 
 
 class Comparison:
     """Alternatives of one command. Raises UserError, before anything is written, for what cannot work."""
 
-    def __init__(self, values: Mapping[str, Any], watch: Watch, side_by_side: str = "auto", target: float | None = None):
-        for name, what in (("log_json", "metrics.jsonl of each run folder has all rounds"), ("metrics_port", "give it to a single run")):
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        watch: Watch,
+        side_by_side: str = "auto",
+        target: float | None = None,
+    ):
+        for name, what in (
+            ("log_json", "metrics.jsonl of each run folder has all rounds"),
+            ("metrics_port", "give it to a single run"),
+        ):
             if values.get(name) not in (None, -1):
-                raise ConfigError(f"{flag(name)} is for one run, and these are several; leave it out: {what}")
+                raise ConfigError(
+                    f"{flag(name)} is for one run, and these are several; leave it out: {what}"
+                )
         self.values, self.watch, self.asked = values, watch, _asked(side_by_side)
         self.all = alternatives(values)
         self.folder = ComparisonFolder(values)
@@ -42,10 +65,20 @@ class Comparison:
             threads = 0 if side == 1 else max(1, cores() // side)
             crew.shrink(side)
             ends.callback(self.folder.close)
-            self.folder.open({"side_by_side": side, "threads": threads or cores()} | ({TARGET: self.target} if self.target else {}))
-            self.watch.started(str(self.folder.path), _facts(self.values, checked), [self._progress(each) for each in self.all])
+            self.folder.open(
+                {"side_by_side": side, "threads": threads or cores()}
+                | ({TARGET: self.target} if self.target else {})
+            )
+            self.watch.started(
+                str(self.folder.path),
+                _facts(self.values, checked),
+                [self._progress(each) for each in self.all],
+            )
             number = {each.name: i for i, each in enumerate(self.all)}
-            orders = [{"order": "run", "values": self.folder.values_of(each), "threads": threads} for each in waiting]
+            orders = [
+                {"order": "run", "values": self.folder.values_of(each), "threads": threads}
+                for each in waiting
+            ]
             for job, answer in crew.do(orders):
                 self.watch.hear(number[waiting[job].name], answer)
             return self._compare(crew, side)
@@ -53,7 +86,9 @@ class Comparison:
     def _check(self, crew: Crew, waiting: Sequence[Alternative]) -> list[dict[str, Any]]:
         """What is known of each before it trains. Raises what refuses one of them."""
         found: dict[int, dict[str, Any]] = {}
-        for job, answer in crew.do([{"order": "check", "values": self.folder.values_of(each)} for each in waiting]):
+        for job, answer in crew.do(
+            [{"order": "check", "values": self.folder.values_of(each)} for each in waiting]
+        ):
             if "end" not in answer:
                 continue
             if "failed" in answer["end"]:
@@ -62,9 +97,17 @@ class Comparison:
             self.watch.checked(len(found), len(waiting))
         alike: dict[str, str] = {}
         for job, each in enumerate(waiting):
-            key = str(sorted((name, value) for name, value in found[job]["settings"].items() if name not in ("out", "resume")))
+            key = str(
+                sorted(
+                    (name, value)
+                    for name, value in found[job]["settings"].items()
+                    if name not in ("out", "resume")
+                )
+            )
             if (other := alike.setdefault(key, each.name)) != each.name:
-                raise ConfigError(f"{other} and {each.name} are one run, of the same options; leave one of them out")
+                raise ConfigError(
+                    f"{other} and {each.name} are one run, of the same options; leave one of them out"
+                )
         return [found[job] for job in range(len(waiting))]
 
     def _side_by_side(self, checked: Sequence[Mapping[str, Any]]) -> int:
@@ -76,20 +119,35 @@ class Comparison:
 
     def _progress(self, each: Alternative) -> Progress:
         rounds = each.values.get("rounds", RunConfig.rounds)
-        return self.folder.ended(each, rounds) if each.name in self.over else Progress(each.name, rounds)
+        return (
+            self.folder.ended(each, rounds)
+            if each.name in self.over
+            else Progress(each.name, rounds)
+        )
 
     def _compare(self, crew: Crew, side: int) -> list[Result]:
-        failed = {str(self.folder.path / p.name): p.why for p in self.watch.all if p.state == FAILED}
-        order = {"order": "compare", "folders": [str(self.folder.of(each)) for each in self.all], "failed": failed, "target": self.target,
-                 "page": str(self.folder.path / REPORT)}
+        failed = {
+            str(self.folder.path / p.name): p.why for p in self.watch.all if p.state == FAILED
+        }
+        order = {
+            "order": "compare",
+            "folders": [str(self.folder.of(each)) for each in self.all],
+            "failed": failed,
+            "target": self.target,
+            "page": str(self.folder.path / REPORT),
+        }
         lines: list[dict[str, Any]] = []
         for _, answer in crew.do([order]):
             if "warning" in answer:
                 self.watch.warning(answer["warning"])
             if "failed" in answer.get("end", {}):
-                raise FedcompError(f"the alternatives in {self.folder.path} cannot be compared: {answer['end']['failed']}")
+                raise FedcompError(
+                    f"the alternatives in {self.folder.path} cannot be compared: {answer['end']['failed']}"
+                )
             lines = answer.get("end", {}).get("results", lines)
-        self.folder.write_comparison({"version": __version__, TARGET: self.target, "side_by_side": side, "results": lines})
+        self.folder.write_comparison(
+            {"version": __version__, TARGET: self.target, "side_by_side": side, "results": lines}
+        )
         return [Result(**line | {"folders": tuple(line["folders"])}) for line in lines]
 
     def show(self, lines: Sequence[Result]) -> None:
@@ -111,16 +169,28 @@ def _asked(text: str) -> int:
     try:
         found = spec.count(text)
     except (ValueError, KeyError, ZeroDivisionError, OverflowError):
-        raise ConfigError(f"--side-by-side is '{text}'; give a number of processes such as 2, or auto") from None
+        raise ConfigError(
+            f"--side-by-side is '{text}'; give a number of processes such as 2, or auto"
+        ) from None
     return found
 
 
-def _facts(values: Mapping[str, Any], checked: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _facts(
+    values: Mapping[str, Any], checked: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, str]]:
     """What all have in common, as label and value."""
     own = {name: values.get(name, getattr(RunConfig, name)) for name in FACTS}
-    found = [(name, str(value)) for name, value in own.items() if value is not None and not isinstance(value, list)]
+    found = [
+        (name, str(value))
+        for name, value in own.items()
+        if value is not None and not isinstance(value, list)
+    ]
     for label, key in (("parameters", "parameters"), ("device", "on"), ("engine", "engine")):
-        told = list(dict.fromkeys(f"{one[key]:,}" if isinstance(one[key], int) else one[key] for one in checked))
+        told = list(
+            dict.fromkeys(
+                f"{one[key]:,}" if isinstance(one[key], int) else one[key] for one in checked
+            )
+        )
         found += [(label, ", ".join(told))] if told else []
     return found
 
@@ -129,4 +199,6 @@ def continued(why: str, command: str, watch: Watch) -> str:
     """How far alternatives were when they were stopped, and what goes on with them."""
     if not watch.out:
         return f"{why} before the first alternative began"
-    return f"{why} with {watch.ended} of {len(watch.all)} alternatives done; continue with: {command}"
+    return (
+        f"{why} with {watch.ended} of {len(watch.all)} alternatives done; continue with: {command}"
+    )

@@ -56,7 +56,12 @@ def _obey(order: dict[str, Any], tell: Tell) -> None:
         tell(end={"failed": str(error), "status": error.exit_status})
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        tell(end={"failed": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}", "status": 1})
+        tell(
+            end={
+                "failed": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+                "status": 1,
+            }
+        )
 
 
 def check(tell: Tell, values: dict[str, Any]) -> dict[str, Any]:
@@ -64,8 +69,13 @@ def check(tell: Tell, values: dict[str, Any]) -> dict[str, Any]:
     from ...sim.run import Preparation
 
     made = Preparation(RunConfig(**values), Observer())
-    return {"settings": settings(made.config), "engine": made.machine.engine, "device": made.device.type, "on": made.machine.device,
-            "parameters": made.layout.numel}
+    return {
+        "settings": settings(made.config),
+        "engine": made.machine.engine,
+        "device": made.device.type,
+        "on": made.machine.device,
+        "parameters": made.layout.numel,
+    }
 
 
 def run(tell: Tell, values: dict[str, Any], threads: int) -> dict[str, Any]:
@@ -94,7 +104,14 @@ class Teller(Observer):
 
         self.out = header.out
         earlier = [_figures(record) for record in records_in(Path(header.out) / METRICS)]
-        self.tell(started={"first_round": header.first_round, "rounds": header.rounds, "cohort": header.cohort}, earlier=earlier)
+        self.tell(
+            started={
+                "first_round": header.first_round,
+                "rounds": header.rounds,
+                "cohort": header.cohort,
+            },
+            earlier=earlier,
+        )
 
     def round_done(self, record: RoundRecord) -> None:
         self.tell(round=_figures(record))
@@ -109,7 +126,9 @@ def _figures(record: RoundRecord) -> dict[str, Any]:
     return {name: getattr(record, name) for name in FIGURES}
 
 
-def compare(tell: Tell, folders: list[str], failed: dict[str, str], target: float | None, page: str) -> dict[str, Any]:
+def compare(
+    tell: Tell, folders: list[str], failed: dict[str, str], target: float | None, page: str
+) -> dict[str, Any]:
     """The results of what was run in `folders`, and a report on them. `failed`: by folder, why it did not end."""
     from ...config import RUN_FILE
     from ...runs import groups, load
@@ -119,7 +138,9 @@ def compare(tell: Tell, folders: list[str], failed: dict[str, str], target: floa
     runs = [load(folder) for folder in folders if (Path(folder) / RUN_FILE).is_file()]
     there = {str(run.folder) for run in runs}
     found = results(groups(runs), target, failed) if runs else []
-    found += [Result.nothing(folder, failed.get(folder, "")) for folder in folders if folder not in there]
+    found += [
+        Result.nothing(folder, failed.get(folder, "")) for folder in folders if folder not in there
+    ]
     if runs:
         reports.draw(runs, Path(page), lambda sentence: tell(warning=sentence), target, failed)
     return {"results": [dataclasses.asdict(result) for result in found]}

@@ -23,17 +23,39 @@ WIDTH = 12  # of what is checked
 
 
 def doctor(
-    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="A server to reach; that of --client when not given.")] = None,
-    client: Annotated[Path | None, typer.Option("--client", "--enrolment", metavar="FILE", help="An enrolment file.")] = None,
-    keys: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder that fedcomp keys init made.")] = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of data; each task reads its own from it.")] = None,
-    port: Annotated[int | None, typer.Option(metavar="N", min=1, max=65_535, help="A port that a server is to listen on.")] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="A server to reach; that of --client when not given."
+        ),
+    ] = None,
+    client: Annotated[
+        Path | None,
+        typer.Option("--client", "--enrolment", metavar="FILE", help="An enrolment file."),
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A folder that fedcomp keys init made.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A folder of data; each task reads its own from it."),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, max=65_535, help="A port that a server is to listen on."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of lines.")] = False,
 ) -> None:
     """Check this machine and whatever is named, and say what to do. Exit status 2 where something is not as it should be."""
     from ..watch import one_line
 
-    asked = Asked(server, client and at_home(client, "--client"), keys and at_home(keys, "--keys"), data and at_home(data, "--data"), port)
+    asked = Asked(
+        server,
+        client and at_home(client, "--client"),
+        keys and at_home(keys, "--keys"),
+        data and at_home(data, "--data"),
+        port,
+    )
     done = []
     for check in checks(asked):
         done.append(check)

@@ -36,7 +36,16 @@ def ending(what: str, ends: datetime, now: datetime, remedy: str, before: str = 
     from ...clients.enrolment import iso
 
     if now >= ends:
-        return Check(what, FAILED, f"{before}ended on {iso(ends)}, and it is {iso(now)} by this machine's clock",
-                     f"correct the clock if it is wrong, else {remedy}")
+        return Check(
+            what,
+            FAILED,
+            f"{before}ended on {iso(ends)}, and it is {iso(now)} by this machine's clock",
+            f"correct the clock if it is wrong, else {remedy}",
+        )
     days = days_left(ends, now)
-    return Check(what, OK, f"{before}good until {iso(ends)}, {days} days", f"renew it soon, {remedy}" if ends - now < SOON else "")
+    return Check(
+        what,
+        OK,
+        f"{before}good until {iso(ends)}, {days} days",
+        f"renew it soon, {remedy}" if ends - now < SOON else "",
+    )

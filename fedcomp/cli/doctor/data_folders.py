@@ -17,11 +17,19 @@ def data_folder(folder: Path) -> Iterator[Check]:
     """A set that is not in the folder at all is no fault while another is."""
     from ...tasks import available_tasks, load
 
-    found = {name: _read(lambda name=name: load(name, folder)) for name in available_tasks() if name != "digits"}
+    found = {
+        name: _read(lambda name=name: load(name, folder))
+        for name in available_tasks()
+        if name != "digits"
+    }
     any_there = any(not isinstance(result, FedcompError) for result in found.values())
     for name, result in found.items():
         if not isinstance(result, FedcompError):
-            yield Check("data", OK, f"{name}: {result[0]:,} examples to learn from, {result[1]:,} to test on")
+            yield Check(
+                "data",
+                OK,
+                f"{name}: {result[0]:,} examples to learn from, {result[1]:,} to test on",
+            )
         elif (folder / name.partition("-")[0]).exists() or not any_there:
             yield refused("data", result, f"{name}: ")
         else:

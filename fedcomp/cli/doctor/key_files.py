@@ -52,9 +52,19 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
         yield refused("keys", error)
         return
     now = utc_now()
-    yield ending("ca", ca.not_valid_after_utc, now, "make new keys in another folder: fedcomp keys init --out DIR --clients N")
-    yield ending("certificate", certificate.not_valid_after_utc, now, keys_command(folder, "renew", "server"),
-                 f"for {', '.join(keys.hosts_of(certificate))}, ")
+    yield ending(
+        "ca",
+        ca.not_valid_after_utc,
+        now,
+        "make new keys in another folder: fedcomp keys init --out DIR --clients N",
+    )
+    yield ending(
+        "certificate",
+        certificate.not_valid_after_utc,
+        now,
+        keys_command(folder, "renew", "server"),
+        f"for {', '.join(keys.hosts_of(certificate))}, ",
+    )
     for name in (keys.CA_KEY, keys.SERVER_KEY):
         if (folder / name).exists():
             yield private(folder / name, name)
@@ -64,10 +74,19 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
     said = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "none"
     expired = counts["expired"] > 0
     if not registry.entries and any((folder / keys.CLIENTS).glob("*.toml")):
-        yield Check("registry", FAILED, f"{registry.path} holds no client, and there are enrolment files: it was emptied",
-                    "bring back a copy of it; without one, make new keys in another folder")
+        yield Check(
+            "registry",
+            FAILED,
+            f"{registry.path} holds no client, and there are enrolment files: it was emptied",
+            "bring back a copy of it; without one, make new keys in another folder",
+        )
         return
-    yield Check("registry", FAILED if expired else OK, f"clients: {said}", keys_command(folder, "renew") if expired else "")
+    yield Check(
+        "registry",
+        FAILED if expired else OK,
+        f"clients: {said}",
+        keys_command(folder, "renew") if expired else "",
+    )
     yield files_of(folder, registry.entries)
     if enrolment is not None:
         why = registry.reason(enrolment.public_key)
@@ -76,7 +95,11 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
             why = f"its key is that of client {here} here and its file says {enrolment.id}; copy {keys.CLIENTS}/{here}.toml anew"
         if not why and x509.load_pem_x509_certificate(enrolment.ca.encode()) != ca:
             why = f"client {enrolment.id} is let in and trusts another CA; copy {keys.CLIENTS}/{here}.toml anew"
-        yield Check("enrolled", FAILED if why else OK, *(parted(why) if why else [f"client {enrolment.id} is let in"]))
+        yield Check(
+            "enrolled",
+            FAILED if why else OK,
+            *(parted(why) if why else [f"client {enrolment.id} is let in"]),
+        )
 
 
 def files_of(folder: Path, entries: tuple) -> Check:
@@ -95,19 +118,34 @@ def files_of(folder: Path, entries: tuple) -> Check:
         except KeysError as error:
             return Check("files", FAILED, *parted(str(error).rpartition(";")[0] + f"; {renew}"))
         if (enrolment.id, enrolment.public_key) != (entry.id, entry.public_key):
-            return Check("files", FAILED, f"{path} is not what the registry has for client {entry.id}", renew)
+            return Check(
+                "files", FAILED, f"{path} is not what the registry has for client {entry.id}", renew
+            )
         if (found := private(path, "files")).state == FAILED:
             return found
-    unknown = [path for path in sorted(clients.glob("*.toml")) if path.stem not in {str(entry.id) for entry in entries}]
+    unknown = [
+        path
+        for path in sorted(clients.glob("*.toml"))
+        if path.stem not in {str(entry.id) for entry in entries}
+    ]
     if unknown:
         more = keys_command(folder, "add")
-        return Check("files", FAILED, f"{unknown[0]} is of no client in the registry", f"delete it; {more} makes new ones")
+        return Check(
+            "files",
+            FAILED,
+            f"{unknown[0]} is of no client in the registry",
+            f"delete it; {more} makes new ones",
+        )
     there = sum((clients / f"{entry.id}.toml").is_file() for entry in entries)
-    return Check("files", OK, f"{there} of {len(entries)} enrolment files are here, as the registry says")
+    return Check(
+        "files", OK, f"{there} of {len(entries)} enrolment files are here, as the registry says"
+    )
 
 
 def private(path: Path, what: str) -> Check:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
-        return Check(what, FAILED, f"{path} may be read by others (mode {mode:03o})", f"chmod 600 {path}")
+        return Check(
+            what, FAILED, f"{path} may be read by others (mode {mode:03o})", f"chmod 600 {path}"
+        )
     return Check(what, OK, f"{path} is readable by its owner alone")

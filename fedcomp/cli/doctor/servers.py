@@ -12,7 +12,10 @@ from .check import FAILED, OK, SKIPPED, Check, ending, refused
 if TYPE_CHECKING:
     from ...clients.connection import Contact
 
-AHEAD_S, BEHIND_S = 4, 240  # of a client's clock; Flower refuses what is signed 5 s ahead or 305 s behind the server's
+AHEAD_S, BEHIND_S = (
+    4,
+    240,
+)  # of a client's clock; Flower refuses what is signed 5 s ahead or 305 s behind the server's
 TIMEOUT_S = 5.0
 
 
@@ -31,7 +34,12 @@ def reaching(where: tuple[str, int], ca: str | None, keys: str | Path) -> Iterat
         met = contact(host, port, ca, TIMEOUT_S)
     except UnreachableError as error:
         if ca is None and error.cause == "tls":
-            yield Check("server", SKIPPED, f"{name} has a certificate that was not checked", "give --client FILE, or --keys DIR")
+            yield Check(
+                "server",
+                SKIPPED,
+                f"{name} has a certificate that was not checked",
+                "give --client FILE, or --keys DIR",
+            )
         else:
             yield refused("server", error)
         yield own_clock()
@@ -40,9 +48,18 @@ def reaching(where: tuple[str, int], ca: str | None, keys: str | Path) -> Iterat
         yield refused("server", error)
         yield own_clock()
         return
-    yield Check("server", OK, f"{name} is there{'' if met.certificate else ', without TLS'}, {1000 * met.seconds:.0f} ms")
+    yield Check(
+        "server",
+        OK,
+        f"{name} is there{'' if met.certificate else ', without TLS'}, {1000 * met.seconds:.0f} ms",
+    )
     if met.certificate:
-        yield ending("server's", met.certificate.not_valid_after_utc, met.asked, f"on the server: {keys_command(keys, 'renew', 'server')}")
+        yield ending(
+            "server's",
+            met.certificate.not_valid_after_utc,
+            met.asked,
+            f"on the server: {keys_command(keys, 'renew', 'server')}",
+        )
     yield clock(met)
 
 
@@ -55,12 +72,18 @@ def clock(met: "Contact") -> Check:
     ahead = (met.asked - met.date).total_seconds() - 0.5
     apart = f"{iso(met.asked)} here, {iso(met.date)} on the server"
     if not -BEHIND_S <= ahead <= AHEAD_S:
-        return Check("clock", FAILED, f"{apart}, which refuses clients whose clock is more than 5 s ahead or 5 min behind",
-                     "set both clocks by NTP: timedatectl set-ntp true")
+        return Check(
+            "clock",
+            FAILED,
+            f"{apart}, which refuses clients whose clock is more than 5 s ahead or 5 min behind",
+            "set both clocks by NTP: timedatectl set-ntp true",
+        )
     return Check("clock", OK, f"{apart}")
 
 
 def own_clock() -> Check:
     from ...clients.enrolment import iso, utc_now
 
-    return Check("clock", SKIPPED, f"{iso(utc_now())} here; compared with a server's where one is reached")
+    return Check(
+        "clock", SKIPPED, f"{iso(utc_now())} here; compared with a server's where one is reached"
+    )

@@ -15,14 +15,29 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from ...runs import Group, Run
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7f7f7f")  # Okabe and Ito 2008, for all eyes
+COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#e69f00",
+    "#000000",
+    "#7f7f7f",
+)  # Okabe and Ito 2008, for all eyes
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 1)))
 MARKERS = "os^DvPX*<"  # as many as have no common divisor: hundreds of lines differ
 MARKS = 8  # on a line
 WIDTH, HEIGHT = 6.4, 3.9  # inches
 ACROSS_LEGEND = 70  # characters of a line of the legend
-SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "fedcomp", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False,
-            "text.parse_math": False}
+SETTINGS = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedcomp",
+    "font.size": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.parse_math": False,
+}
 
 
 @dataclass(frozen=True)
@@ -66,14 +81,19 @@ class Chart:
     def svg(self) -> str:
         """The picture as an <svg> element, its text as text."""
         text = self._saved(format="svg", metadata={"Date": None, "Creator": None}).decode()
-        return text[text.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{self.title}" ', 1)
+        return text[text.index("<svg") :].replace(
+            "<svg ", f'<svg role="img" aria-label="{self.title}" ', 1
+        )
 
     def png(self) -> bytes:
         return self._saved(format="png", dpi=200)
 
     def _saved(self, **how: Any) -> bytes:
         out = io.BytesIO()
-        with matplotlib.rc_context(SETTINGS), warnings.catch_warnings(action="ignore", category=UserWarning):  # glyphs that a font lacks
+        with (
+            matplotlib.rc_context(SETTINGS),
+            warnings.catch_warnings(action="ignore", category=UserWarning),
+        ):  # glyphs that a font lacks
             self.figure.savefig(out, **how)
         return out.getvalue()
 
@@ -108,7 +128,11 @@ def _line(group: Group, across: Axis, up: Axis) -> Line | None:
     if across.unit and not x[kept].any():
         return None  # nothing was sent
     y = y[:, kept]
-    return Line(group.label, x[kept], y.mean(0), y.min(0), y.max(0), len(group.runs)) if kept.any() else None
+    return (
+        Line(group.label, x[kept], y.mean(0), y.min(0), y.max(0), len(group.runs))
+        if kept.any()
+        else None
+    )
 
 
 def _figure(lines: Sequence[Line], across: Axis, up: Axis) -> Figure:
@@ -117,12 +141,27 @@ def _figure(lines: Sequence[Line], across: Axis, up: Axis) -> Figure:
         FigureCanvasAgg(figure)
         axes = figure.subplots()
         for i, line in enumerate(lines):
-            style = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i % len(DASHES)], "marker": MARKERS[i % len(MARKERS)]}
-            first = i * len(line.x) // (MARKS * len(lines))  # so that markers of different lines do not stand upon each other
-            axes.plot(line.x, line.middle, linewidth=1.6, markersize=5, markevery=(first, max(1, len(line.x) // MARKS)), label=_named(line),
-                      **style)
+            style = {
+                "color": COLOURS[i % len(COLOURS)],
+                "linestyle": DASHES[i % len(DASHES)],
+                "marker": MARKERS[i % len(MARKERS)],
+            }
+            first = (
+                i * len(line.x) // (MARKS * len(lines))
+            )  # so that markers of different lines do not stand upon each other
+            axes.plot(
+                line.x,
+                line.middle,
+                linewidth=1.6,
+                markersize=5,
+                markevery=(first, max(1, len(line.x) // MARKS)),
+                label=_named(line),
+                **style,
+            )
             if line.seeds > 1:
-                axes.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.15, linewidth=0)
+                axes.fill_between(
+                    line.x, line.low, line.high, color=style["color"], alpha=0.15, linewidth=0
+                )
         axes.set_xlabel(across.label)
         axes.set_ylabel(up.label)
         axes.grid(color="0.88", linewidth=0.8)
@@ -148,4 +187,6 @@ def _apart(lines: Sequence[Line]) -> bool:
 
 def _named(line: Line) -> str:
     label = f"{line.label} ({line.seeds} seeds)" if line.seeds > 1 else line.label
-    return "\n".join(textwrap.wrap(f" {label}" if label.startswith("_") else label, ACROSS_LEGEND))  # what begins with _ is not shown
+    return "\n".join(
+        textwrap.wrap(f" {label}" if label.startswith("_") else label, ACROSS_LEGEND)
+    )  # what begins with _ is not shown

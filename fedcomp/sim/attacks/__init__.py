@@ -19,9 +19,21 @@ __all__ = ["Attack", "Liars", "Scene", "Sender", "attacks", "available_attacks"]
 _ATTACKS: dict[str, type[Attack]] = {
     cls.name: cls
     for cls in (
-        Inverted, Rescaled, RandomSign, Constant, Gaussian, LabelFlip,
-        ALIE, InnerProduct, Mimic, LowMargin, CodeAware,
-        Infinity, Malformed, Abstention, Equivocation,
+        Inverted,
+        Rescaled,
+        RandomSign,
+        Constant,
+        Gaussian,
+        LabelFlip,
+        ALIE,
+        InnerProduct,
+        Mimic,
+        LowMargin,
+        CodeAware,
+        Infinity,
+        Malformed,
+        Abstention,
+        Equivocation,
     )
 }
 

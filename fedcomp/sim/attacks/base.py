@@ -60,15 +60,21 @@ class Attack:
     name: ClassVar[str]
     source: ClassVar[str] = "–"
     looks: ClassVar[bool] = False  # at what the cohort's honest clients have trained
-    follows: ClassVar[bool] = False  # the rows of an allocation matrix: who lies is chosen anew in every round
+    follows: ClassVar[bool] = (
+        False  # the rows of an allocation matrix: who lies is chosen anew in every round
+    )
 
     def __post_init__(self) -> None:
         if self.count < 0:
             raise SpecError(f"attack '{self.name}' has a count of {self.count}; give at least 1")
         if not self.count and not self.named:
-            raise SpecError(f"attack '{self.name}' needs to know how many lie; write {self.name}:2 or {self.name}:clients=3/7")
+            raise SpecError(
+                f"attack '{self.name}' needs to know how many lie; write {self.name}:2 or {self.name}:clients=3/7"
+            )
         if self.named and self.count not in (0, len(self.named)):
-            raise SpecError(f"attack '{self.name}' has a count of {self.count} and names {len(self.named)} clients; leave the count out")
+            raise SpecError(
+                f"attack '{self.name}' has a count of {self.count} and names {len(self.named)} clients; leave the count out"
+            )
 
     @property
     def named(self) -> list[int]:
@@ -78,10 +84,14 @@ class Attack:
             match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", piece)
             first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
             if not first <= last < first + LONGEST:
-                raise SpecError(f"option 'clients' of attack '{self.name}' cannot be '{self.clients}'; name them as in 3/7/10-14")
+                raise SpecError(
+                    f"option 'clients' of attack '{self.name}' cannot be '{self.clients}'; name them as in 3/7/10-14"
+                )
             found += range(first, last + 1)
         if len(found) != len(set(found)):
-            raise SpecError(f"option 'clients' of attack '{self.name}' names a client twice; keep one")
+            raise SpecError(
+                f"option 'clients' of attack '{self.name}' names a client twice; keep one"
+            )
         return sorted(found)
 
     @property

@@ -19,7 +19,9 @@ from .blind import Inverted
 class Allocated(Protocol):
     """A strategy that hands out partitions or ballots by a matrix."""
 
-    allocation: np.ndarray | None  # 0/1 [n, n]: row i is what voter i holds; None for strategies that hand out nothing
+    allocation: (
+        np.ndarray | None
+    )  # 0/1 [n, n]: row i is what voter i holds; None for strategies that hand out nothing
 
 
 @dataclass(frozen=True)

@@ -28,19 +28,30 @@ class Equivocation(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.share <= 1:
-            raise SpecError(f"option 'share' of attack 'equivocation' is {self.share:g}; give more than 0, at most 1")
+            raise SpecError(
+                f"option 'share' of attack 'equivocation' is {self.share:g}; give more than 0, at most 1"
+            )
 
     def reply(self, report: Report, sender: Sender) -> Report:
         if report.phase != BALLOTS or not isinstance(sender.work, SealedElection):
             return report
         count = HEAD.unpack_from(report.frame)[3]
         deceived = sender.generator.permutation(count)[: max(1, round(self.share * count))].tolist()
-        slot, key = sender.work.slot(sender.context, report.client), sender.work.ring.signer(report.client)
+        slot, key = (
+            sender.work.slot(sender.context, report.client),
+            sender.work.ring.signer(report.client),
+        )
         frame = crooked(report.frame, deceived, slot, key, sender.generator.bytes)
         return replace(report, frame=frame, ticket=ticket(report.round, report.client, frame))
 
 
-def crooked(data: bytes, deceived: Sequence[int], slot: Slot, key: ec.EllipticCurvePrivateKey, noise: Callable[[int], bytes]) -> bytes:
+def crooked(
+    data: bytes,
+    deceived: Sequence[int],
+    slot: Slot,
+    key: ec.EllipticCurvePrivateKey,
+    noise: Callable[[int], bytes],
+) -> bytes:
     """A sealed ballot whose wraps at these places are noise, under a good signature."""
     point, held, _, count = HEAD.unpack_from(data)
     end = HEAD.size + count * WRAP.size

@@ -6,7 +6,19 @@ import zlib
 import numpy as np
 
 from ...codecs import Codec
-from ...codecs.frame import CRC, HEAD, MAGIC, SECTIONS, VERSION, CodecId, Section, claimed_size, header_bytes, seal, unseal
+from ...codecs.frame import (
+    CRC,
+    HEAD,
+    MAGIC,
+    SECTIONS,
+    VERSION,
+    CodecId,
+    Section,
+    claimed_size,
+    header_bytes,
+    seal,
+    unseal,
+)
 from ...errors import FrameError
 from ...layout import Layout
 
@@ -14,7 +26,11 @@ from ...layout import Layout
 def resealed(frame: bytes, numel: int) -> bytes:
     """A frame with the checksum that it needs for a vector [numel]."""
     head, rest = frame[: HEAD.size], frame[SECTIONS:]
-    return head + CRC.pack(zlib.crc32(rest, zlib.crc32(struct.pack("<Q", numel), zlib.crc32(head)))) + rest
+    return (
+        head
+        + CRC.pack(zlib.crc32(rest, zlib.crc32(struct.pack("<Q", numel), zlib.crc32(head))))
+        + rest
+    )
 
 
 def of_floats(frame: bytes, number: float, most: int) -> bytes:
@@ -47,7 +63,10 @@ def doubled(frame: bytes, twin: bytes, start: int) -> list[int]:
     if len(frame) != len(twin) or len(frame) - start < 4:
         return []
     values, others = (
-        np.lib.stride_tricks.sliding_window_view(np.frombuffer(f, np.uint8)[start:], 4).copy().view("<f4")[:, 0] for f in (frame, twin)
+        np.lib.stride_tricks.sliding_window_view(np.frombuffer(f, np.uint8)[start:], 4)
+        .copy()
+        .view("<f4")[:, 0]
+        for f in (frame, twin)
     )
     with np.errstate(over="ignore", invalid="ignore"):
         found = np.flatnonzero((values != 0) & np.isfinite(values) & (others == 2 * values))

@@ -21,7 +21,13 @@ class LabelFlip(Attack):
     source: ClassVar[str] = "Fang 2020"
 
     def data(self, data: Data) -> Data:
-        if data.targets.is_floating_point() or data.targets.is_complex() or not data.targets.numel():
-            raise ConfigError("attack 'label-flip' flips classes, and the targets of this task are no whole numbers; use inverted")
+        if (
+            data.targets.is_floating_point()
+            or data.targets.is_complex()
+            or not data.targets.numel()
+        ):
+            raise ConfigError(
+                "attack 'label-flip' flips classes, and the targets of this task are no whole numbers; use inverted"
+            )
         last = data.targets.max()
         return replace(data, targets=(last - data.targets).where(data.targets >= 0, data.targets))

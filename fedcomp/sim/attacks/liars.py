@@ -26,7 +26,9 @@ class Seen:
     cohort: frozenset[int]
     liars: dict[int, Attack]
     honest: dict[int, Tensor] = field(default_factory=dict)  # updates [n], finite, by client
-    stacked: tuple[tuple[int, ...], Tensor] | None = None  # the same, as one stack [h, n] in the order of the ids
+    stacked: tuple[tuple[int, ...], Tensor] | None = (
+        None  # the same, as one stack [h, n] in the order of the ids
+    )
 
     def look(self, client: int, update: Tensor) -> None:
         self.honest[client], self.stacked = update.clone(), None
@@ -49,7 +51,9 @@ class Liars:
         self.attacks, self.clients, self.seed = attacks, clients, seed
         self.lies = _dealt(attacks, clients, seed)
         self.look = any(attack.looks for attack in attacks)
-        self.whole = self.look or any(attack.follows for attack in attacks)  # a cohort is wanted in one piece
+        self.whole = self.look or any(
+            attack.follows for attack in attacks
+        )  # a cohort is wanted in one piece
         self.strategy: Allocated | None = None
         self._rounds: dict[int, Seen] = {}
         self._data: dict[Attack, Data] = {}
@@ -58,7 +62,9 @@ class Liars:
         found = []
         for attack in self.attacks:
             mine = [client for client, other in sorted(self.lies.items()) if other is attack]
-            named = "/".join(map(str, mine[:NAMED])) + (f" and {len(mine) - NAMED} more" if len(mine) > NAMED else "")
+            named = "/".join(map(str, mine[:NAMED])) + (
+                f" and {len(mine) - NAMED} more" if len(mine) > NAMED else ""
+            )
             found.append(f"{attack.name} {named or f'{attack.size} on the heaviest rows'}")
         return ", ".join(found)
 
@@ -73,8 +79,10 @@ class Liars:
         for attack in self.attacks:
             self._data[attack] = attack.data(data)
             if attack.follows and not attack.named and strategy.allocation is None:
-                raise ConfigError(f"attack '{attack.name}' goes by an allocation matrix, and the strategy has none; use inverted, or a "
-                                  "strategy that hands out partitions")
+                raise ConfigError(
+                    f"attack '{attack.name}' goes by an allocation matrix, and the strategy has none; use inverted, or a "
+                    "strategy that hands out partitions"
+                )
 
     def meet(self, assignments: Sequence[Assignment]) -> None:
         """A cohort was asked, in the phase that opens a round; whoever of it is asked again belongs to it already."""
@@ -97,7 +105,9 @@ class Liars:
         attack = self.lie(a)
         return attack.silent(self.generator(a)) if attack else ""
 
-    def groups(self, assignments: Sequence[Assignment]) -> list[tuple[Attack | None, list[Assignment]]]:
+    def groups(
+        self, assignments: Sequence[Assignment]
+    ) -> list[tuple[Attack | None, list[Assignment]]]:
         """Assignments by what is done with them: first the honest, under None, since others may look at what these have trained."""
         groups: dict[Attack | None, list[Assignment]] = {None: []}
         for a in assignments:
@@ -119,7 +129,9 @@ class Liars:
         seen = self._rounds[asked[0].round]
         clients, honest = seen.stack() if seen.honest else ((), x)
         liars = sum(other is attack for other in seen.liars.values())
-        return attack.updates(x, Scene(len(seen.cohort), liars, clients, honest), [self.generator(a) for a in asked])
+        return attack.updates(
+            x, Scene(len(seen.cohort), liars, clients, honest), [self.generator(a) for a in asked]
+        )
 
     def generator(self, a: Assignment) -> np.random.Generator:
         """What a liar draws from."""
@@ -136,7 +148,9 @@ class Liars:
         for attack in self.attacks:
             if attack.follows and not attack.named:
                 ranked = heaviest(cohort, self.strategy.allocation)
-                found |= dict.fromkeys([client for client in ranked if client not in found][: attack.size], attack)
+                found |= dict.fromkeys(
+                    [client for client in ranked if client not in found][: attack.size], attack
+                )
         return found
 
 
@@ -146,17 +160,31 @@ def _dealt(attacks: Sequence[Attack], clients: int, seed: int) -> dict[int, Atta
     for attack in attacks:
         for client in attack.named:
             if client >= clients:
-                raise ConfigError(f"attack '{attack.name}' names client {client}, and the clients are 0 to {clients - 1}; name one of them")
+                raise ConfigError(
+                    f"attack '{attack.name}' names client {client}, and the clients are 0 to {clients - 1}; name one of them"
+                )
             if client in lies:
                 raise ConfigError(f"client {client} is named by two attacks; keep one")
             lies[client] = attack
     if (wanted := sum(attack.size for attack in attacks)) > clients:
-        raise ConfigError(f"--attack has {wanted} liars, and there are {clients} clients; give fewer liars or more --clients")
-    free = iter([int(c) for c in seeds.generator(seed, PURPOSE).permutation(clients) if int(c) not in lies] if attacks else ())
+        raise ConfigError(
+            f"--attack has {wanted} liars, and there are {clients} clients; give fewer liars or more --clients"
+        )
+    free = iter(
+        [int(c) for c in seeds.generator(seed, PURPOSE).permutation(clients) if int(c) not in lies]
+        if attacks
+        else ()
+    )
     for attack in attacks:
         if not attack.named and not attack.follows:
             lies |= {next(free): attack for _ in range(attack.count)}
     for attack in attacks:
-        if isinstance(attack, Mimic) and attack.of is not None and (attack.of not in range(clients) or attack.of in lies):
-            raise ConfigError(f"attack '{attack.name}' is to copy client {attack.of}, who is no honest one here; name another in 'of'")
+        if (
+            isinstance(attack, Mimic)
+            and attack.of is not None
+            and (attack.of not in range(clients) or attack.of in lies)
+        ):
+            raise ConfigError(
+                f"attack '{attack.name}' is to copy client {attack.of}, who is no honest one here; name another in 'of'"
+            )
     return lies

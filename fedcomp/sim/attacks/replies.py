@@ -31,16 +31,22 @@ class Infinity(Attack):
 
     def reply(self, report: Report, sender: Sender) -> Report:
         number = NUMBERS[self.value]
-        if report.frame and report.frame[:4] != MAGIC + bytes([VERSION, sender.codec.id]):  # of another codec, or of none
+        if report.frame and report.frame[:4] != MAGIC + bytes(
+            [VERSION, sender.codec.id]
+        ):  # of another codec, or of none
             return _bringing(report, self._floats(report.frame, number, sender))
         x = torch.from_numpy(sender.generator.standard_normal(sender.numel, np.float32))
         try:
             if self.value == "largest":
                 return _bringing(report, self._encoded(x.sign().mul_(number), sender))
             frame, twin = self._encoded(x, sender), self._encoded(2 * x, sender)
-            return _bringing(report, with_numbers(frame, twin, sender.codec, sender.context.layout, number))
+            return _bringing(
+                report, with_numbers(frame, twin, sender.codec, sender.context.layout, number)
+            )
         except FedcompError:  # the codec does not work without its memory
-            return _bringing(report, resealed(report.frame[:9] + b"\xff" * (len(report.frame) - 9), sender.numel))
+            return _bringing(
+                report, resealed(report.frame[:9] + b"\xff" * (len(report.frame) - 9), sender.numel)
+            )
 
     @staticmethod
     def _floats(frame: bytes, number: float, sender: Sender) -> bytes:
@@ -52,14 +58,18 @@ class Infinity(Attack):
 
     @staticmethod
     def _encoded(x: torch.Tensor, sender: Sender) -> bytes:
-        return sender.codec.encode(x, seed=sender.seed, layout=sender.context.layout, context=sender.context)
+        return sender.codec.encode(
+            x, seed=sender.seed, layout=sender.context.layout, context=sender.context
+        )
 
 
 @dataclass(frozen=True)
 class Malformed(Attack):
     """Bytes that are no frame: noise; a frame cut short, for a model of another size, or damaged; noise under a checksum that fits."""
 
-    how: Literal["any", "garbage", "truncated", "size", "checksum", "body"] = "any"  # any = drawn in each round
+    how: Literal["any", "garbage", "truncated", "size", "checksum", "body"] = (
+        "any"  # any = drawn in each round
+    )
 
     name: ClassVar[str] = "malformed"
 
@@ -71,7 +81,9 @@ class Malformed(Attack):
         if how == "size":
             return _bringing(report, resealed(frame, sender.numel + 1))
         if how == "checksum":
-            return _bringing(report, frame[:5] + bytes(255 - byte for byte in frame[5:9]) + frame[9:])
+            return _bringing(
+                report, frame[:5] + bytes(255 - byte for byte in frame[5:9]) + frame[9:]
+            )
         if how == "body":
             return _bringing(report, resealed(frame[:9] + g.bytes(len(frame) - 9), sender.numel))
         return _bringing(report, g.bytes(len(frame)))

@@ -12,7 +12,9 @@ from .losses import Gradients
 from .mapped import mapped_gradients
 from .traced import program, traced_gradients
 
-CPU_BYTES = 8 << 20  # what the clients trained at once may fill: they should stay in the processor's caches
+CPU_BYTES = (
+    8 << 20
+)  # what the clients trained at once may fill: they should stay in the processor's caches
 CUDA_SHARE = 1 / 4  # of the device's memory, for the same
 MAP_POSITIONS = 256  # a convolution's outputs are reckoned as maps of 16x16
 
@@ -25,7 +27,9 @@ def form(device: torch.device) -> str:
     return "products" if device.type == "cuda" else "grouped"
 
 
-def gradients_of(task: Task, model: nn.Module, device: torch.device, asked: str = AUTO) -> tuple[Gradients, str]:
+def gradients_of(
+    task: Task, model: nn.Module, device: torch.device, asked: str = AUTO
+) -> tuple[Gradients, str]:
     """How the gradients of a stack are found, and which of WAYS that is: the one that is asked for, where the model allows it."""
     if asked in (AUTO, CHAIN) and (layers := chain(model)):
         return chain_gradients(task, model, layers), CHAIN
@@ -35,7 +39,9 @@ def gradients_of(task: Task, model: nn.Module, device: torch.device, asked: str 
     return mapped_gradients(task, model), MAPPED
 
 
-def choose_engine(model: nn.Module, device: torch.device | str, asked: str = "auto", batch_size: int = 20) -> tuple[str, int]:
+def choose_engine(
+    model: nn.Module, device: torch.device | str, asked: str = "auto", batch_size: int = 20
+) -> tuple[str, int]:
     """("serial" or "batched", clients at once), by what the model is made of and the device's memory.
 
     Serial where a layer draws, keeps statistics, or recurs in a form of its own. Else batched: on CUDA where two clients fit, on a CPU
@@ -45,26 +51,44 @@ def choose_engine(model: nn.Module, device: torch.device | str, asked: str = "au
     if obstacle and program(model, form(device)) is not None:
         obstacle = ""
     if asked == "batched" and obstacle:
-        raise ConfigError(f"--engine batched cannot train a model with {obstacle}; give --engine {unbatched(device)}")
-    dense = all(isinstance(m, nn.Linear | nn.Embedding) for m in model.modules() if list(m.parameters(recurse=False)))
+        raise ConfigError(
+            f"--engine batched cannot train a model with {obstacle}; give --engine {unbatched(device)}"
+        )
+    dense = all(
+        isinstance(m, nn.Linear | nn.Embedding)
+        for m in model.modules()
+        if list(m.parameters(recurse=False))
+    )
     at_once = _at_once(model, device, batch_size)
     if device.type != "cuda" and dense:
-        at_once = max(at_once, 4 if chain(model) else 16)  # fewer are no faster than serial, even where they fill more than the caches
+        at_once = max(
+            at_once, 4 if chain(model) else 16
+        )  # fewer are no faster than serial, even where they fill more than the caches
     suits = not obstacle and (at_once > 1 if device.type == "cuda" else dense)
-    return ("batched", max(at_once, 2)) if asked == "batched" or (asked == "auto" and suits) else ("serial", 1)
+    return (
+        ("batched", max(at_once, 2))
+        if asked == "batched" or (asked == "auto" and suits)
+        else ("serial", 1)
+    )
 
 
 def unbatched(device: torch.device) -> str:
     """What trains a model that is not batched: worker processes where they can share several cores."""
-    return "processes" if device.type == "cpu" and torch.get_num_threads() > 1 and not possible() else "serial"
+    return (
+        "processes"
+        if device.type == "cpu" and torch.get_num_threads() > 1 and not possible()
+        else "serial"
+    )
 
 
 class NotMapped(ConfigError):
     """The forward pass or the loss of a task cannot be trained batched."""
 
     def __init__(self, task: Task, device: torch.device, why: str):
-        super().__init__(f"the model of task '{task.name}' cannot be trained batched: {_in_a_clause(why)}; "
-                         f"give --engine {unbatched(device)}")
+        super().__init__(
+            f"the model of task '{task.name}' cannot be trained batched: {_in_a_clause(why)}; "
+            f"give --engine {unbatched(device)}"
+        )
 
 
 def _in_a_clause(why: str) -> str:
@@ -78,8 +102,10 @@ def _obstacle(module: nn.Module) -> str:
     name = type(module).__name__
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return f"{name}, which recurs"
-    if isinstance(module, nn.modules.dropout._DropoutNd | nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d) \
-            or (isinstance(rate := getattr(module, "dropout", 0.0), float) and rate > 0):
+    if isinstance(
+        module,
+        nn.modules.dropout._DropoutNd | nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d,
+    ) or (isinstance(rate := getattr(module, "dropout", 0.0), float) and rate > 0):
         return f"{name}, which draws at random"
     if getattr(module, "running_mean", None) is not None:
         return f"{name}, which keeps statistics"
@@ -93,5 +119,9 @@ def _at_once(model: nn.Module, device: torch.device, batch_size: int) -> int:
     weights = [p for p in model.parameters() if p.dim() > 1]
     widths = sum(sum(p.shape[:2]) * (MAP_POSITIONS if p.dim() > 2 else 1) for p in weights)
     client = 4 * (4 * sum(p.numel() for p in model.parameters()) + batch_size * widths)
-    budget = torch.cuda.get_device_properties(device).total_memory * CUDA_SHARE if device.type == "cuda" else CPU_BYTES
+    budget = (
+        torch.cuda.get_device_properties(device).total_memory * CUDA_SHARE
+        if device.type == "cuda"
+        else CPU_BYTES
+    )
     return max(1, int(budget / client))

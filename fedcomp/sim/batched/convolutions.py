@@ -17,15 +17,35 @@ from torch.nn import functional as F
 from ...clients.channels import may_be_last
 
 Pair = tuple[int, int]
-Form = Callable[[nn.Conv2d, Tensor, Tensor, Tensor | None], Tensor]  # x [m·b, c, h, w], w [m, o, c, k, k], biases [m, o] → [m·b, o, h', w']
+Form = Callable[
+    [nn.Conv2d, Tensor, Tensor, Tensor | None], Tensor
+]  # x [m·b, c, h, w], w [m, o, c, k, k], biases [m, o] → [m·b, o, h', w']
 
 
 def grouped(
-    layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None, order: torch.memory_format = torch.contiguous_format
+    layer: nn.Conv2d,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    order: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
-    m, side_by_side = len(weight), x.unflatten(0, (len(weight), -1)).transpose(0, 1).flatten(1, 2).contiguous(memory_format=order)
+    m, side_by_side = (
+        len(weight),
+        x.unflatten(0, (len(weight), -1))
+        .transpose(0, 1)
+        .flatten(1, 2)
+        .contiguous(memory_format=order),
+    )
     flat = None if bias is None else bias.flatten()
-    out = F.conv2d(side_by_side, weight.flatten(0, 1), flat, layer.stride, layer.padding, layer.dilation, m * layer.groups)
+    out = F.conv2d(
+        side_by_side,
+        weight.flatten(0, 1),
+        flat,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        m * layer.groups,
+    )
     return out.unflatten(1, (m, -1)).transpose(0, 1).flatten(0, 1)
 
 
@@ -33,31 +53,59 @@ def products(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -
     """Returns a tensor whose channels are last in memory. For layers of one group."""
     if torch.is_autocast_enabled(x.device.type):
         precision = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = x.to(precision), weight.to(precision), None if bias is None else bias.to(precision)
-    geometry, x = (_pair(layer.stride), _padding(layer), _pair(layer.dilation)), x.permute(0, 2, 3, 1)
+        x, weight, bias = (
+            x.to(precision),
+            weight.to(precision),
+            None if bias is None else bias.to(precision),
+        )
+    geometry, x = (
+        (_pair(layer.stride), _padding(layer), _pair(layer.dilation)),
+        x.permute(0, 2, 3, 1),
+    )
     out = _Products.apply(x, weight, bias, *geometry)
     return out.view(len(x), *_size(x, weight, *geometry), -1).permute(0, 3, 1, 2)
 
 
-FORMS: dict[str, Form] = {"grouped": grouped, "grouped-last": partial(grouped, order=torch.channels_last), "products": products}
+FORMS: dict[str, Form] = {
+    "grouped": grouped,
+    "grouped-last": partial(grouped, order=torch.channels_last),
+    "products": products,
+}
 
 
 def fits(layer: nn.Conv2d, form: str) -> bool:
     """Whether a layer has this form."""
-    even = layer.padding != "same" or all(d * (k - 1) % 2 == 0 for d, k in zip(_pair(layer.dilation), layer.kernel_size, strict=True))
-    return layer.padding_mode == "zeros" and (form != "products" or (layer.groups == 1 and even)) \
+    even = layer.padding != "same" or all(
+        d * (k - 1) % 2 == 0 for d, k in zip(_pair(layer.dilation), layer.kernel_size, strict=True)
+    )
+    return (
+        layer.padding_mode == "zeros"
+        and (form != "products" or (layer.groups == 1 and even))
         and (form != "grouped-last" or may_be_last(layer))
+    )
 
 
 class _Products(torch.autograd.Function):
     """x [m·b, h, w, c], weights [m, o, c, k, k], biases [m, o] → [m, b·h'·w', o]."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+    def forward(
+        ctx,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: Pair,
+        padding: Pair,
+        dilation: Pair,
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.geometry, ctx.biased = (stride, padding, dilation), bias is not None
         rows = _rows(x, len(weight), weight.shape[-2:], *ctx.geometry)
-        return torch.bmm(rows, _flat(weight)) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, _flat(weight))
+        return (
+            torch.bmm(rows, _flat(weight))
+            if bias is None
+            else torch.baddbmm(bias.unsqueeze(1), rows, _flat(weight))
+        )
 
     @staticmethod
     def backward(ctx, slopes: Tensor):
@@ -70,11 +118,18 @@ class _Products(torch.autograd.Function):
         if ctx.biased and ctx.needs_input_grad[2]:
             for_bias = slopes.sum(1)
         if ctx.needs_input_grad[0]:
-            for_x = _back(slopes.view(len(x), *_size(x, weight, *ctx.geometry), o), weight, x.shape, *ctx.geometry)
+            for_x = _back(
+                slopes.view(len(x), *_size(x, weight, *ctx.geometry), o),
+                weight,
+                x.shape,
+                *ctx.geometry,
+            )
         return for_x, for_weight, for_bias, None, None, None
 
 
-def _back(slope: Tensor, weight: Tensor, shape: torch.Size, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+def _back(
+    slope: Tensor, weight: Tensor, shape: torch.Size, stride: Pair, padding: Pair, dilation: Pair
+) -> Tensor:
     """The gradient for x, of the gradient [m·b, h', w', o] for what came of it."""
     m, o, c, kh, kw = weight.shape
     outer = (dilation[0] * (kh - 1) - padding[0], dilation[1] * (kw - 1) - padding[1])
@@ -85,21 +140,29 @@ def _back(slope: Tensor, weight: Tensor, shape: torch.Size, stride: Pair, paddin
     x = slope.new_zeros(shape[0], shape[1] + 2 * padding[0], shape[2] + 2 * padding[1], c)
     for i in range(kh):
         for j in range(kw):
-            rows, columns = _along(i, slope.shape[1], stride[0], dilation[0]), _along(j, slope.shape[2], stride[1], dilation[1])
+            rows, columns = (
+                _along(i, slope.shape[1], stride[0], dilation[0]),
+                _along(j, slope.shape[2], stride[1], dilation[1]),
+            )
             x[:, rows, columns] += windows[..., i, j, :]
     return x[:, padding[0] : padding[0] + shape[1], padding[1] : padding[1] + shape[2]]
 
 
 def _rows(x: Tensor, m: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
     """The windows of x [m·b, h, w, c] as rows, [m, b·h'·w', k·k·c]."""
-    x, c = F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0])) if any(padding) else x, x.shape[-1]
+    x, c = (
+        F.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0])) if any(padding) else x,
+        x.shape[-1],
+    )
     if kernel == (1, 1) and stride == (1, 1):
         return x.reshape(m, -1, c)
     x = x.contiguous()
     n, down, right, _ = x.stride()
     height, width = (_out(x.shape[i + 1], kernel[i], stride[i], dilation[i]) for i in range(2))
     strides = (n, down * stride[0], right * stride[1], down * dilation[0], right * dilation[1], 1)
-    return x.as_strided((len(x), height, width, *kernel, c), strides).reshape(m, -1, kernel[0] * kernel[1] * c)
+    return x.as_strided((len(x), height, width, *kernel, c), strides).reshape(
+        m, -1, kernel[0] * kernel[1] * c
+    )
 
 
 def _flat(weight: Tensor) -> Tensor:
@@ -108,7 +171,10 @@ def _flat(weight: Tensor) -> Tensor:
 
 
 def _size(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Pair:
-    return tuple(_out(x.shape[i + 1] + 2 * padding[i], weight.shape[i + 3], stride[i], dilation[i]) for i in range(2))
+    return tuple(
+        _out(x.shape[i + 1] + 2 * padding[i], weight.shape[i + 3], stride[i], dilation[i])
+        for i in range(2)
+    )
 
 
 def _out(size: int, kernel: int, stride: int, dilation: int) -> int:
@@ -127,5 +193,7 @@ def _padding(layer: nn.Conv2d) -> Pair:
     if layer.padding == "valid":
         return 0, 0
     if layer.padding == "same":
-        return tuple(d * (k - 1) // 2 for d, k in zip(_pair(layer.dilation), layer.kernel_size, strict=True))
+        return tuple(
+            d * (k - 1) // 2 for d, k in zip(_pair(layer.dilation), layer.kernel_size, strict=True)
+        )
     return _pair(layer.padding)

@@ -41,17 +41,33 @@ class BatchedEngine:
         warn: Callable[[str], None] = lambda sentence: None,
         record: Recorder | None = None,
     ):
-        self.task, self.model, self.layout, self.device, self.at_once = task, model.to(device), layout, torch.device(device), at_once
+        self.task, self.model, self.layout, self.device, self.at_once = (
+            task,
+            model.to(device),
+            layout,
+            torch.device(device),
+            at_once,
+        )
         self.warn, self._said = warn, False
         parameters = dict(model.named_parameters())
-        self.coarse = {e.name: parameters[e.name].dtype for e in layout if parameters[e.name].dtype != torch.float32}
+        self.coarse = {
+            e.name: parameters[e.name].dtype
+            for e in layout
+            if parameters[e.name].dtype != torch.float32
+        }
         self.gradients, self.way = gradients_of(task, model, self.device, way)
         self.regression = Regression.of(task, model, layout) if way == "auto" else None
         self._doubted = self.way in FORMS  # until it has been compared with the model itself
         self.recordings = Recordings(layout, record or recorder(self.device))
 
     def train(
-        self, start: Tensor, data: Data, plans: Sequence[Sequence[np.ndarray]], sgd: LocalSGD, *, traces: Traces = NO_TRACES,
+        self,
+        start: Tensor,
+        data: Data,
+        plans: Sequence[Sequence[np.ndarray]],
+        sgd: LocalSGD,
+        *,
+        traces: Traces = NO_TRACES,
         changes: Sequence[np.ndarray] = (),
     ) -> tuple[Tensor, Tensor]:
         """Local SGD from `start` (float32 [n]) for every client of `plans`, its batches of `data`; all on the engine's device.
@@ -61,7 +77,9 @@ class BatchedEngine:
         together. Raises NotMapped for a model that cannot be batched, and ConfigError where the device's memory does not hold one client.
         """
         self.model.train()
-        updates = torch.empty(len(plans), self.layout.numel, dtype=torch.float32, device=self.device)
+        updates = torch.empty(
+            len(plans), self.layout.numel, dtype=torch.float32, device=self.device
+        )
         losses = torch.empty(len(plans), dtype=torch.float32, device=self.device)
         sizes = [tuple(len(batch) for batch in plan) for plan in plans]
         order = sorted(range(len(plans)), key=sizes.__getitem__)
@@ -88,18 +106,32 @@ class BatchedEngine:
         return updates[place], losses[place]
 
     def _batches(
-        self, plans: Sequence[Sequence[np.ndarray]], changes: Sequence[np.ndarray], some: np.ndarray, size: Sequence[int]
+        self,
+        plans: Sequence[Sequence[np.ndarray]],
+        changes: Sequence[np.ndarray],
+        some: np.ndarray,
+        size: Sequence[int],
     ) -> list[Batch]:
         """Of some clients, step by step."""
-        positions = torch.from_numpy(np.stack([np.concatenate(plans[client]) for client in some])).to(self.device).split(size, dim=1)
+        positions = (
+            torch.from_numpy(np.stack([np.concatenate(plans[client]) for client in some]))
+            .to(self.device)
+            .split(size, dim=1)
+        )
         if not changes:
             return [(each, None) for each in positions]
-        drawn = torch.from_numpy(np.stack([changes[client] for client in some])).to(self.device).split(size, dim=1)
+        drawn = (
+            torch.from_numpy(np.stack([changes[client] for client in some]))
+            .to(self.device)
+            .split(size, dim=1)
+        )
         return list(zip(positions, drawn, strict=True))
 
     def _pieces(self, members: Sequence[int]) -> list[np.ndarray]:
         """The clients that are trained together, the first ones last."""
-        return np.array_split(np.asarray(members), math.ceil(len(members) / (self.at_once or len(members))))[::-1]
+        return np.array_split(
+            np.asarray(members), math.ceil(len(members) / (self.at_once or len(members)))
+        )[::-1]
 
     def _within_memory(self, start: Tensor, stack: Tensor, *rest: object) -> Tensor | None:
         """`_train`, or None where the memory was not enough, and fewer are trained together from now on."""
@@ -115,24 +147,45 @@ class BatchedEngine:
         self.at_once = len(stack) // 2
         if not self._said:
             self._said = True
-            self.warn(f"the memory of {self.device} is too small to train {len(stack)} clients at once; fewer are from now on")
+            self.warn(
+                f"the memory of {self.device} is too small to train {len(stack)} clients at once; fewer are from now on"
+            )
         return None
 
-    def _train(self, start: Tensor, stack: Tensor, data: Data, batches: Sequence[Batch], sgd: LocalSGD, traces: Traces) -> Tensor:
+    def _train(
+        self,
+        start: Tensor,
+        stack: Tensor,
+        data: Data,
+        batches: Sequence[Batch],
+        sgd: LocalSGD,
+        traces: Traces,
+    ) -> Tensor:
         """Leaves the updates in `stack` [m, n]; returns the losses [m]."""
-        recorded = self.recordings.find(self._step, data, batches, sgd) if not (traces or self.coarse or self._doubted) else None
+        recorded = (
+            self.recordings.find(self._step, data, batches, sgd)
+            if not (traces or self.coarse or self._doubted)
+            else None
+        )
         if recorded:
             return recorded.run(start, batches, stack)
         base = self._rounded(start)
         stack.copy_(base.expand_as(stack))
         if self._regresses(data, [positions.shape[1] for positions, _ in batches], sgd, traces):
-            losses = self.regression.descend(stack, data, [positions for positions, _ in batches], sgd.lr)
+            losses = self.regression.descend(
+                stack, data, [positions for positions, _ in batches], sgd.lr
+            )
             stack -= base
             return losses
         views = self.layout.views(stack)
-        parameters = {name: view.to(self.coarse.get(name, torch.float32)) for name, view in views.items()}
+        parameters = {
+            name: view.to(self.coarse.get(name, torch.float32)) for name, view in views.items()
+        }
         weights, losses = list(parameters.values()), []
-        momenta, near = traces.momenta(self.layout, weights), anchors(self.layout, base, weights, sgd)
+        momenta, near = (
+            traces.momenta(self.layout, weights),
+            anchors(self.layout, base, weights, sgd),
+        )
         for batch in batches:
             gradients, loss = self._gradients(parameters, data, batch, sgd)
             traces.step(self.layout, gradients)
@@ -146,10 +199,18 @@ class BatchedEngine:
 
     def _regresses(self, data: Data, sizes: Sequence[int], sgd: LocalSGD, traces: Traces) -> bool:
         """Whether the model and what is asked of it are the regression's, which needs no memory but the updates'."""
-        return self.regression is not None and not traces and self.regression.suits(data, sizes, sgd)
+        return (
+            self.regression is not None and not traces and self.regression.suits(data, sizes, sgd)
+        )
 
     def _step(
-        self, weights: list[Tensor], momenta: list[Tensor] | None, near: list[Tensor], data: Data, batch: Batch, sgd: LocalSGD
+        self,
+        weights: list[Tensor],
+        momenta: list[Tensor] | None,
+        near: list[Tensor],
+        data: Data,
+        batch: Batch,
+        sgd: LocalSGD,
     ) -> Tensor:
         """One step in place, momenta included. Returns the losses [m]."""
         names = [e.name for e in self.layout]
@@ -159,18 +220,24 @@ class BatchedEngine:
             torch._foreach_copy_(momenta, after)
         return loss
 
-    def _gradients(self, parameters: Parameters, data: Data, batch: Batch, sgd: LocalSGD) -> tuple[Sequence[Tensor], Tensor]:
+    def _gradients(
+        self, parameters: Parameters, data: Data, batch: Batch, sgd: LocalSGD
+    ) -> tuple[Sequence[Tensor], Tensor]:
         """The gradients of a batch [m, *shape], clipped, and the losses [m]."""
         (positions, changes), lower = batch, sgd.precision != "float32"
         inputs, targets = _gathered(data.inputs, positions), _gathered(data.targets, positions)
         if changes is not None:
-            inputs = self.task.augment.apply(inputs.flatten(0, 1), changes.flatten(0, 1)).view(inputs.shape)
+            inputs = self.task.augment.apply(inputs.flatten(0, 1), changes.flatten(0, 1)).view(
+                inputs.shape
+            )
         if self._doubted:
             self._doubted = False
             if not agrees(self.gradients, self.task, self.model, parameters, data):
                 self.gradients, self.way = mapped_gradients(self.task, self.model), MAPPED
         try:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=lower, cache_enabled=False):
+            with torch.autocast(
+                self.device.type, torch.bfloat16, enabled=lower, cache_enabled=False
+            ):
                 gradients, losses = self.gradients(parameters, inputs, targets)
         except RuntimeError as error:
             if "vmap" not in str(error) and "atching rule" not in str(error):
@@ -195,6 +262,11 @@ def _gathered(examples: Tensor, positions: Tensor) -> Tensor:
 
 def _clipped(gradients: Sequence[Tensor], limit: float) -> list[Tensor]:
     """Gradients [m, ...] with the norm of each row over all tensors at most `limit`."""
-    norms = torch.stack([gradient.reshape(len(gradient), -1).float().norm(dim=1) for gradient in gradients]).norm(dim=0)
+    norms = torch.stack(
+        [gradient.reshape(len(gradient), -1).float().norm(dim=1) for gradient in gradients]
+    ).norm(dim=0)
     factor = (limit / (norms + 1e-6)).clamp(max=1.0)
-    return [gradient * factor.to(gradient.dtype).view(-1, *[1] * (gradient.dim() - 1)) for gradient in gradients]
+    return [
+        gradient * factor.to(gradient.dtype).view(-1, *[1] * (gradient.dim() - 1))
+        for gradient in gradients
+    ]

@@ -16,8 +16,12 @@ from ...clients.local_sgd import LocalSGD, anchors
 from ...layout import Layout
 from ...tasks.base import Data
 
-Recorder = Callable[[Callable[[], None]], Callable[[], Any]]  # a step that may be run → what runs it again
-Batch = tuple[Tensor, Tensor | None]  # positions in the data [m, b], and what augmentation drew for each [m, b, ...]
+Recorder = Callable[
+    [Callable[[], None]], Callable[[], Any]
+]  # a step that may be run → what runs it again
+Batch = tuple[
+    Tensor, Tensor | None
+]  # positions in the data [m, b], and what augmentation drew for each [m, b, ...]
 # Weights and momenta, both changed in place, and where the weights began → losses [m].
 Step = Callable[[list[Tensor], list[Tensor] | None, list[Tensor], Data, Batch, LocalSGD], Tensor]
 
@@ -28,17 +32,24 @@ WARM_UP = 3  # runs before a recording, in which libraries choose and allocate
 class Recorded:
     """One step for m clients with batches like this one."""
 
-    def __init__(self, step: Step, layout: Layout, data: Data, like: Batch, sgd: LocalSGD, record: Recorder):
+    def __init__(
+        self, step: Step, layout: Layout, data: Data, like: Batch, sgd: LocalSGD, record: Recorder
+    ):
         m, device = len(like[0]), data.inputs.device
         self.stack = torch.zeros(m, layout.numel, device=device)
         self.momentum = torch.zeros_like(self.stack) if sgd.momentum else None
         self.base = torch.zeros_like(self.stack[0]) if sgd.proximal else None
-        self.batch, self.losses = (like[0].clone(), None if like[1] is None else like[1].clone()), torch.zeros(m, device=device)
+        self.batch, self.losses = (
+            (like[0].clone(), None if like[1] is None else like[1].clone()),
+            torch.zeros(m, device=device),
+        )
         weights = list(layout.views(self.stack).values())
         momenta = None if self.momentum is None else list(layout.views(self.momentum).values())
         near = [] if self.base is None else anchors(layout, self.base, weights, sgd)
         self.data = data  # stays where the recording reads it
-        self._again = record(lambda: self.losses.add_(step(weights, momenta, near, data, self.batch, sgd)))
+        self._again = record(
+            lambda: self.losses.add_(step(weights, momenta, near, data, self.batch, sgd))
+        )
 
     def run(self, base: Tensor, batches: Sequence[Batch], stack: Tensor) -> Tensor:
         """Local SGD from `base` [n]; leaves the updates in `stack` [m, n], returns the mean losses [m]."""
@@ -64,9 +75,14 @@ class Recordings:
         self.layout, self.record = layout, record
         self._kept: OrderedDict[tuple, Recorded | None] = OrderedDict()
 
-    def find(self, step: Step, data: Data, batches: Sequence[Batch], sgd: LocalSGD) -> Recorded | None:
+    def find(
+        self, step: Step, data: Data, batches: Sequence[Batch], sgd: LocalSGD
+    ) -> Recorded | None:
         """What plays these steps, if there is something. Where a step cannot be recorded, nothing is any more."""
-        shapes = {(positions.shape, None if drawn is None else drawn.shape) for positions, drawn in batches}
+        shapes = {
+            (positions.shape, None if drawn is None else drawn.shape)
+            for positions, drawn in batches
+        }
         if self.record is None or len(shapes) > 1:
             return None
         alike = replace(sgd, steps=1, epochs=0, batch_size=1)  # these stand in the batches

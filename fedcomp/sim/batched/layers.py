@@ -11,13 +11,29 @@ from . import convolutions, recurrent
 from .chains import ACTIVATIONS
 
 Own = dict[str, Tensor]  # a layer's parameters by name, [m, *shape]
-Rule = Callable[..., object]  # (parameters, clients m, x [m·b, ...], ...) → what the layer gives for x
+Rule = Callable[
+    ..., object
+]  # (parameters, clients m, x [m·b, ...], ...) → what the layer gives for x
 
-WIDEST_PRODUCT = 4096  # tokens; more are looked up, which on CUDA adds their gradients in no fixed order
+WIDEST_PRODUCT = (
+    4096  # tokens; more are looked up, which on CUDA adds their gradients in no fixed order
+)
 
 PLAIN = (
-    *ACTIVATIONS, nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.Mish, nn.SELU, nn.CELU, nn.Softsign,
-    nn.Flatten, nn.Unflatten, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.ZeroPad2d,
+    *ACTIVATIONS,
+    nn.ReLU6,
+    nn.Hardtanh,
+    nn.Hardswish,
+    nn.Mish,
+    nn.SELU,
+    nn.CELU,
+    nn.Softsign,
+    nn.Flatten,
+    nn.Unflatten,
+    nn.MaxPool2d,
+    nn.AvgPool2d,
+    nn.AdaptiveAvgPool2d,
+    nn.ZeroPad2d,
 )  # treat each example by itself, and have no parameters
 
 
@@ -28,13 +44,19 @@ def rule(layer: nn.Module, form: str) -> Rule | None:
     if type(layer) is nn.Linear:
         return linear
     if type(layer) is nn.GroupNorm:
-        return lambda own, m, x: _scaled(F.group_norm(x, layer.num_groups, eps=layer.eps), own, m, 1)
+        return lambda own, m, x: _scaled(
+            F.group_norm(x, layer.num_groups, eps=layer.eps), own, m, 1
+        )
     if type(layer) is nn.LayerNorm:
         shape = layer.normalized_shape
-        return lambda own, m, x: _scaled(F.layer_norm(x, shape, eps=layer.eps), own, m, x.dim() - len(shape))
+        return lambda own, m, x: _scaled(
+            F.layer_norm(x, shape, eps=layer.eps), own, m, x.dim() - len(shape)
+        )
     if type(layer) is nn.Conv2d:
         return _convolution(layer, form)
-    if type(layer) is nn.Embedding and not (layer.sparse or layer.scale_grad_by_freq or layer.max_norm is not None):
+    if type(layer) is nn.Embedding and not (
+        layer.sparse or layer.scale_grad_by_freq or layer.max_norm is not None
+    ):
         return lambda own, m, x: _embedded(layer, own["weight"], x)
     if type(layer) is nn.LSTM and recurrent.fits(layer):
         return lambda own, m, x, state=None: recurrent.lstm(layer, own, m, x, state)
@@ -43,7 +65,11 @@ def rule(layer: nn.Module, form: str) -> Rule | None:
 
 def linear(own: Own, m: int, x: Tensor) -> Tensor:
     rows, weight = x.reshape(m, -1, x.shape[-1]), own["weight"].mT
-    out = torch.baddbmm(own["bias"].unsqueeze(1), rows, weight) if "bias" in own else torch.bmm(rows, weight)
+    out = (
+        torch.baddbmm(own["bias"].unsqueeze(1), rows, weight)
+        if "bias" in own
+        else torch.bmm(rows, weight)
+    )
     return out.view(*x.shape[:-1], -1)
 
 
@@ -64,7 +90,10 @@ def _scaled(x: Tensor, own: Own, m: int, first: int) -> Tensor:
     if not own:
         return x
     rest = [1] * (x.dim() - first - own["weight"].dim() + 1)
-    weight, bias = (own[name].reshape(m, *[1] * first, *own[name].shape[1:], *rest) if name in own else None for name in ("weight", "bias"))
+    weight, bias = (
+        own[name].reshape(m, *[1] * first, *own[name].shape[1:], *rest) if name in own else None
+        for name in ("weight", "bias")
+    )
     stack = x.unflatten(0, (m, -1))
     return (stack * weight if bias is None else torch.addcmul(bias, stack, weight)).flatten(0, 1)
 
@@ -80,16 +109,26 @@ def _embedded(layer: nn.Embedding, weight: Tensor, tokens: Tensor) -> Tensor:
     """The rows of weights [m, v, d] that tokens [m·b, ...] name."""
     m, v, d = weight.shape
     if layer.padding_idx is not None:  # its row is used and does not learn
-        weight = torch.where(torch.arange(v, device=weight.device).view(-1, 1) == layer.padding_idx, weight.detach(), weight)
+        weight = torch.where(
+            torch.arange(v, device=weight.device).view(-1, 1) == layer.padding_idx,
+            weight.detach(),
+            weight,
+        )
     named = tokens.reshape(m, -1)
-    rows = multiplied(weight, named) if weight.is_cuda and v <= WIDEST_PRODUCT else looked_up(weight, named)
+    rows = (
+        multiplied(weight, named)
+        if weight.is_cuda and v <= WIDEST_PRODUCT
+        else looked_up(weight, named)
+    )
     return rows.view(*tokens.shape, d)
 
 
 def looked_up(weight: Tensor, tokens: Tensor) -> Tensor:
     """The rows of weights [m, v, d] that tokens [m, t] name, [m, t, d]."""
     m, v, _ = weight.shape
-    return F.embedding(tokens + v * torch.arange(m, device=weight.device).unsqueeze(1), weight.flatten(0, 1))
+    return F.embedding(
+        tokens + v * torch.arange(m, device=weight.device).unsqueeze(1), weight.flatten(0, 1)
+    )
 
 
 def multiplied(weight: Tensor, tokens: Tensor) -> Tensor:

@@ -10,7 +10,9 @@ from torch.nn import functional as F
 from ...tasks.base import Task
 
 Parameters = dict[str, Tensor]  # name → [m, *shape]
-Gradients = Callable[[Parameters, Tensor, Tensor], tuple[Sequence[Tensor], Tensor]]  # parameters, inputs, targets → gradients, losses [m]
+Gradients = Callable[
+    [Parameters, Tensor, Tensor], tuple[Sequence[Tensor], Tensor]
+]  # parameters, inputs, targets → gradients, losses [m]
 
 IGNORED = -100  # the target that cross_entropy leaves out
 
@@ -29,7 +31,10 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
             losses = vmap(task.loss)(leaf, targets)
         return losses.detach(), torch.autograd.grad(losses, leaf, torch.ones_like(losses))[0]
     counted = targets != IGNORED
-    target, share = targets.where(counted, 0).unsqueeze(-1), counted / counted.sum(1, keepdim=True).clamp(min=1)
+    target, share = (
+        targets.where(counted, 0).unsqueeze(-1),
+        counted / counted.sum(1, keepdim=True).clamp(min=1),
+    )
     share = share.to(outputs.dtype).unsqueeze(-1)
     logs = outputs.log_softmax(-1)
     losses = -(logs.gather(-1, target) * share).sum((1, 2)) / counted.any(1)

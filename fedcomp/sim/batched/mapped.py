@@ -15,7 +15,9 @@ def mapped_gradients(task: Task, model: nn.Module) -> Gradients:
 
     mapped = vmap(grad_and_value(loss))
 
-    def gradients(parameters: Parameters, inputs: Tensor, targets: Tensor) -> tuple[Sequence[Tensor], Tensor]:
+    def gradients(
+        parameters: Parameters, inputs: Tensor, targets: Tensor
+    ) -> tuple[Sequence[Tensor], Tensor]:
         gradient, losses = mapped(parameters, inputs, targets)
         return [gradient[name] for name in parameters], losses
 

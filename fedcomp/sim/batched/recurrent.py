@@ -18,28 +18,47 @@ def fits(layer: nn.LSTM) -> bool:
     return not (layer.bidirectional or layer.proj_size or layer.dropout)
 
 
-def lstm(layer: nn.LSTM, own: dict[str, Tensor], m: int, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+def lstm(
+    layer: nn.LSTM, own: dict[str, Tensor], m: int, x: Tensor, state: State | None = None
+) -> tuple[Tensor, State]:
     """As nn.LSTM on x [m·b, t, i], or [t, m·b, i] unless batch_first, with weights [m, 4h, i]; states are [layers, m·b, h]."""
     x = (x.transpose(0, 1) if layer.batch_first else x).unflatten(1, (m, -1))  # [t, m, b, i]
     ends: list[State] = []
     for i in range(layer.num_layers):
         weight, recurrent = own[f"weight_ih_l{i}"], own[f"weight_hh_l{i}"]
         first = x.new_zeros(*x.shape[1:3], layer.hidden_size)
-        bias = own[f"bias_ih_l{i}"] + own[f"bias_hh_l{i}"] if layer.bias else weight.new_zeros(m, weight.shape[1])
-        hidden, cell = (part[i].unflatten(0, (m, -1)) for part in state) if state else (first, first)
+        bias = (
+            own[f"bias_ih_l{i}"] + own[f"bias_hh_l{i}"]
+            if layer.bias
+            else weight.new_zeros(m, weight.shape[1])
+        )
+        hidden, cell = (
+            (part[i].unflatten(0, (m, -1)) for part in state) if state else (first, first)
+        )
         x, last = _layer(x, weight, recurrent, bias, hidden, cell)
         ends.append((x[-1].flatten(0, 1), last.flatten(0, 1)))
     out = x.flatten(1, 2)
-    return out.transpose(0, 1) if layer.batch_first else out, tuple(torch.stack(parts) for parts in zip(*ends, strict=True))
+    return out.transpose(0, 1) if layer.batch_first else out, tuple(
+        torch.stack(parts) for parts in zip(*ends, strict=True)
+    )
 
 
-def _layer(x: Tensor, weight: Tensor, recurrent: Tensor, bias: Tensor, hidden: Tensor, cell: Tensor) -> State:
+def _layer(
+    x: Tensor, weight: Tensor, recurrent: Tensor, bias: Tensor, hidden: Tensor, cell: Tensor
+) -> State:
     """x [t, m, b, i] → outputs [t, m, b, h], the last cell state [m, b, h]."""
     t, m, b, _ = x.shape
     rows = x.permute(1, 0, 2, 3).flatten(1, 2)  # [m, t·b, i]
-    given = torch.baddbmm(bias.unsqueeze(1), rows, weight.mT).view(m, t, b, -1).transpose(0, 1).contiguous()
+    given = (
+        torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+        .view(m, t, b, -1)
+        .transpose(0, 1)
+        .contiguous()
+    )
     exact = torch.promote_types(given.dtype, torch.float32)
-    return _Recurrence.apply(given, recurrent.to(given.dtype), hidden.to(given.dtype), cell.to(exact))
+    return _Recurrence.apply(
+        given, recurrent.to(given.dtype), hidden.to(given.dtype), cell.to(exact)
+    )
 
 
 class _Recurrence(torch.autograd.Function):
@@ -47,7 +66,10 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, given: Tensor, recurrent: Tensor, hidden: Tensor, cell: Tensor) -> State:
-        gates, outputs = torch.empty_like(given), given.new_empty(*given.shape[:3], hidden.shape[-1])
+        gates, outputs = (
+            torch.empty_like(given),
+            given.new_empty(*given.shape[:3], hidden.shape[-1]),
+        )
         cells, before, turned = [cell], hidden, recurrent.mT
         for step in range(len(given)):
             i, f, g, o = (given[step] + torch.bmm(before, turned)).chunk(4, -1)

@@ -28,21 +28,31 @@ class Regression:
     def of(cls, task: Task, model: nn.Module, layout: Layout) -> "Regression | None":
         """None for other models and losses, and where something of the layer is frozen."""
         layers = [layer for layer in chain(model) if type(layer) is not nn.Identity]
-        if task.loss is not F.cross_entropy or [type(layer) for layer in layers[-1:]] != [nn.Linear]:
+        if task.loss is not F.cross_entropy or [type(layer) for layer in layers[-1:]] != [
+            nn.Linear
+        ]:
             return None
         before, layer = [type(layer) for layer in layers[:-1]], layers[-1]
         shape = layer.weight.shape  # of a layer whose weight was replaced, out_features is another
-        if before not in ([], [nn.Flatten]) or any(p.dtype != torch.float32 or not p.requires_grad for p in layer.parameters()):
+        if before not in ([], [nn.Flatten]) or any(
+            p.dtype != torch.float32 or not p.requires_grad for p in layer.parameters()
+        ):
             return None
         if layer.bias is not None and layer.bias.shape != shape[:1]:
             return None
-        names, offsets = {parameter: name for name, parameter in model.named_parameters()}, {entry.name: entry.offset for entry in layout}
+        names, offsets = (
+            {parameter: name for name, parameter in model.named_parameters()},
+            {entry.name: entry.offset for entry in layout},
+        )
         biases = None if layer.bias is None else offsets[names[layer.bias]]
         return cls(*shape, offsets[names[layer.weight]], biases, bool(before))
 
     def suits(self, data: Data, sizes: Sequence[int], sgd: LocalSGD) -> bool:
         """Whether `descend` does what is asked, with batches of these sizes."""
-        plain = not (sgd.momentum or sgd.weight_decay or sgd.clip or sgd.proximal or sgd.augment) and sgd.precision == "float32"
+        plain = (
+            not (sgd.momentum or sgd.weight_decay or sgd.clip or sgd.proximal or sgd.augment)
+            and sgd.precision == "float32"
+        )
         if not plain or not min(sizes) or not (self.flat or data.inputs.dim() == 2):
             return False
         return regression.suits(data.inputs, data.targets, self.outputs, self.width, max(sizes))
@@ -51,4 +61,6 @@ class Regression:
         """A step on each of the batches, positions [m, b], in place for stack [m, n]. Returns the mean of the losses before them [m]."""
         sizes, together = [batch.shape[1] for batch in positions], torch.cat(list(positions), 1)
         where = self.weights, self.biases, self.outputs
-        return regression.descend(stack, *where, data.inputs, data.targets, together, sizes, lr).mean(1)
+        return regression.descend(
+            stack, *where, data.inputs, data.targets, together, sizes, lr
+        ).mean(1)

@@ -14,12 +14,19 @@ from ...tasks.base import Data
 if TYPE_CHECKING:
     from .engine import BatchedEngine
 
-SHARE = 1 / 4  # of what is free, for the clients that are trained at once; the rest is for recorded steps, residuals and stacks of updates
+SHARE = (
+    1 / 4
+)  # of what is free, for the clients that are trained at once; the rest is for recorded steps, residuals and stacks of updates
 STEPS = 2  # from the second one on there is momentum
 TRIED = (1, 5)  # clients; the first costs what all cost together
 MOST = 1024  # clients: products of so many are large enough, and more only fill the memory
 
-SIGNS = ("out of memory", "DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+SIGNS = (
+    "out of memory",
+    "DefaultCPUAllocator",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 
 
 class Meter(Protocol):
@@ -70,7 +77,11 @@ def fitting(engine: "BatchedEngine", start: Tensor, data: Data, sgd: LocalSGD, m
 
     def train(clients: int) -> None:
         engine.at_once, plan = clients, [batch] * STEPS
-        changes = [plan_changes(engine.task, sgd, plan, 0, 0, who) for who in range(clients)] if sgd.augment else ()
+        changes = (
+            [plan_changes(engine.task, sgd, plan, 0, 0, who) for who in range(clients)]
+            if sgd.augment
+            else ()
+        )
         engine.train(start, data, [plan] * clients, sgd, changes=changes)
 
     try:
@@ -91,7 +102,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 def does_not_fit(device: torch.device) -> ConfigError:
     other = "" if device.type == "cpu" else ", or --device cpu"
-    return ConfigError(f"the memory of {device} does not hold the training of one client; give a smaller --batch-size{other}")
+    return ConfigError(
+        f"the memory of {device} does not hold the training of one client; give a smaller --batch-size{other}"
+    )
 
 
 def release(device: torch.device) -> None:

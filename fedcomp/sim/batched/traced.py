@@ -21,12 +21,50 @@ from .losses import Gradients, Parameters, losses_of
 COMPARED = 8  # examples
 TOLERANCE = 0.02  # of the gradient's norm; convolutions on CUDA multiply with 10 bits
 FUNCTIONS = {
-    operator.add, operator.mul, operator.sub, operator.iadd, operator.getitem, getattr, torch.add, torch.mul, torch.sub,
-    torch.relu, torch.tanh, torch.sigmoid, torch.flatten, torch.transpose, torch.permute, torch.mean, F.relu, F.leaky_relu, F.elu, F.gelu,
-    F.silu, F.tanh, F.sigmoid, F.softplus, F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.pad,
+    operator.add,
+    operator.mul,
+    operator.sub,
+    operator.iadd,
+    operator.getitem,
+    getattr,
+    torch.add,
+    torch.mul,
+    torch.sub,
+    torch.relu,
+    torch.tanh,
+    torch.sigmoid,
+    torch.flatten,
+    torch.transpose,
+    torch.permute,
+    torch.mean,
+    F.relu,
+    F.leaky_relu,
+    F.elu,
+    F.gelu,
+    F.silu,
+    F.tanh,
+    F.sigmoid,
+    F.softplus,
+    F.max_pool2d,
+    F.avg_pool2d,
+    F.adaptive_avg_pool2d,
+    F.pad,
 }
 METHODS = {
-    "relu", "tanh", "sigmoid", "add", "mul", "flatten", "view", "reshape", "size", "mean", "transpose", "permute", "contiguous", "squeeze",
+    "relu",
+    "tanh",
+    "sigmoid",
+    "add",
+    "mul",
+    "flatten",
+    "view",
+    "reshape",
+    "size",
+    "mean",
+    "transpose",
+    "permute",
+    "contiguous",
+    "squeeze",
     "unsqueeze",
 }
 
@@ -36,8 +74,16 @@ class Program:
 
     def __init__(self, model: nn.Module, nodes: Sequence[fx.Node], rules: dict[str, Rule]):
         self.nodes, self.rules = nodes, rules
-        layers, names = dict(model.named_modules()), {p: name for name, p in model.named_parameters()}
-        self.owned = {target: {key: (names[p], p) for key, p in layers[target].named_parameters(recurse=False)} for target in rules}
+        layers, names = (
+            dict(model.named_modules()),
+            {p: name for name, p in model.named_parameters()},
+        )
+        self.owned = {
+            target: {
+                key: (names[p], p) for key, p in layers[target].named_parameters(recurse=False)
+            }
+            for target in rules
+        }
 
     def run(self, parameters: Parameters, m: int, x: Tensor) -> Tensor:
         """x [m·b, ...] → the model's outputs [m·b, ...], with the weights [m, *shape] of m clients; frozen ones are the model's."""
@@ -49,7 +95,9 @@ class Program:
             elif node.op == "output":
                 return args[0]
             elif node.op == "call_module":
-                values[node] = self.rules[node.target](self._own(node.target, parameters, m), m, *args, **options)
+                values[node] = self.rules[node.target](
+                    self._own(node.target, parameters, m), m, *args, **options
+                )
             elif node.op == "call_method":
                 values[node] = getattr(args[0], node.target)(*args[1:], **options)
             else:
@@ -71,8 +119,14 @@ def program(model: nn.Module, form: str) -> Program | None:
     if graph is None or not all(map(_known, graph.nodes)):
         return None
     layers = dict(model.named_modules())
-    rules = {node.target: rule(layers[node.target], form) for node in graph.nodes if node.op == "call_module"}
-    return Program(model, list(graph.nodes), rules) if rules and None not in rules.values() else None
+    rules = {
+        node.target: rule(layers[node.target], form)
+        for node in graph.nodes
+        if node.op == "call_module"
+    }
+    return (
+        Program(model, list(graph.nodes), rules) if rules and None not in rules.values() else None
+    )
 
 
 def traced_gradients(task: Task, model: nn.Module, form: str) -> Gradients | None:
@@ -81,24 +135,35 @@ def traced_gradients(task: Task, model: nn.Module, form: str) -> Gradients | Non
     if passes is None:
         return None
 
-    def gradients(parameters: Parameters, inputs: Tensor, targets: Tensor) -> tuple[Sequence[Tensor], Tensor]:
+    def gradients(
+        parameters: Parameters, inputs: Tensor, targets: Tensor
+    ) -> tuple[Sequence[Tensor], Tensor]:
         leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
         with torch.enable_grad():
-            outputs = passes.run(leaves, len(inputs), inputs.flatten(0, 1)).unflatten(0, (len(inputs), -1))
+            outputs = passes.run(leaves, len(inputs), inputs.flatten(0, 1)).unflatten(
+                0, (len(inputs), -1)
+            )
         losses, slope = losses_of(task, outputs.detach(), targets)
-        found = torch.autograd.grad(outputs, list(leaves.values()), slope, allow_unused=True, materialize_grads=True)
+        found = torch.autograd.grad(
+            outputs, list(leaves.values()), slope, allow_unused=True, materialize_grads=True
+        )
         return found, losses
 
     return gradients
 
 
-def agrees(gradients: Gradients, task: Task, model: nn.Module, parameters: Parameters, data: Data) -> bool:
+def agrees(
+    gradients: Gradients, task: Task, model: nn.Module, parameters: Parameters, data: Data
+) -> bool:
     """Whether `gradients` are the model's own on the first examples of the data, for the first client's weights and for some near them.
 
     Leaves the latter in the model.
     """
     inputs, targets = data.inputs[:COMPARED], data.targets[:COMPARED]
-    pair = {name: torch.stack([p[0], p[0] + _near(p[0], seed)]) for seed, (name, p) in enumerate(parameters.items())}
+    pair = {
+        name: torch.stack([p[0], p[0] + _near(p[0], seed)])
+        for seed, (name, p) in enumerate(parameters.items())
+    }
     try:
         found, losses = gradients(pair, torch.stack([inputs] * 2), torch.stack([targets] * 2))
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
@@ -112,15 +177,25 @@ def agrees(gradients: Gradients, task: Task, model: nn.Module, parameters: Param
                 own[name].copy_(p[row])
         with torch.enable_grad():
             loss = task.loss(model(inputs.clone()), targets)
-        expected = torch.autograd.grad(loss, [own[name] for name in pair], allow_unused=True, materialize_grads=True)
-        apart, length = (_norm([a[row] - b for a, b in zip(found, expected, strict=True)]), _norm(expected))
-        if not (apart <= TOLERANCE * length and abs(losses[row] - loss.detach()) <= TOLERANCE * loss.detach().abs()):
+        expected = torch.autograd.grad(
+            loss, [own[name] for name in pair], allow_unused=True, materialize_grads=True
+        )
+        apart, length = (
+            _norm([a[row] - b for a, b in zip(found, expected, strict=True)]),
+            _norm(expected),
+        )
+        if not (
+            apart <= TOLERANCE * length
+            and abs(losses[row] - loss.detach()) <= TOLERANCE * loss.detach().abs()
+        ):
             return False
     return True
 
 
 def _near(weight: Tensor, seed: int) -> Tensor:
-    drawn = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed), dtype=weight.dtype).to(weight.device)
+    drawn = torch.randn(
+        weight.shape, generator=torch.Generator().manual_seed(seed), dtype=weight.dtype
+    ).to(weight.device)
     return 0.1 * drawn * weight.std(correction=0) + 0.01 * drawn
 
 
@@ -147,4 +222,6 @@ def _traced(model: nn.Module) -> fx.Graph | None:
 def _known(node: fx.Node) -> bool:
     if node.op == "call_function":
         return node.target in FUNCTIONS and (node.target is not getattr or node.args[1] == "shape")
-    return node.op in ("placeholder", "output", "call_module") or (node.op == "call_method" and node.target in METHODS)
+    return node.op in ("placeholder", "output", "call_module") or (
+        node.op == "call_method" and node.target in METHODS
+    )

@@ -17,9 +17,15 @@ app = ClientApp(mods=[compression_mod(state_dir=os.environ.get("CLOUDS_STATE"))]
 def train(message: Message, context: Context) -> Message:
     net = model()
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    loss, examples = train_model(net, int(context.node_config["partition-id"]), int(message.content["config"]["server-round"]))
+    loss, examples = train_model(
+        net,
+        int(context.node_config["partition-id"]),
+        int(message.content["config"]["server-round"]),
+    )
     metrics = MetricRecord({"train_loss": loss, "num-examples": examples})
-    return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message
+    )
 
 
 @app.evaluate()

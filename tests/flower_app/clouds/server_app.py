@@ -19,7 +19,11 @@ app = ServerApp()
 def strategy_of(config: dict) -> Strategy:
     strategy = FedAvg(fraction_evaluate=float(config["fraction-evaluate"]))
     if config["compressed"]:
-        strategy = Compressed(strategy, uplink=f"stc:density={config['density']}", downlink=f"stc:density={config['density']}")
+        strategy = Compressed(
+            strategy,
+            uplink=f"stc:density={config['density']}",
+            downlink=f"stc:density={config['density']}",
+        )
     return strategy
 
 
@@ -46,4 +50,9 @@ def main(grid: Grid, context: Context) -> None:
             time.sleep(0.1)
         return metrics
 
-    strategy_of(config).start(grid, ArrayRecord(model().state_dict()), num_rounds=int(config["num-server-rounds"]), evaluate_fn=after)
+    strategy_of(config).start(
+        grid,
+        ArrayRecord(model().state_dict()),
+        num_rounds=int(config["num-server-rounds"]),
+        evaluate_fn=after,
+    )

@@ -7,7 +7,9 @@ CLASSES, INPUTS = 10, 64
 CENTRES = torch.randn(CLASSES, INPUTS, generator=torch.Generator().manual_seed(1)) / 2
 
 
-def points(examples: int, seed: int, favoured: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def points(
+    examples: int, seed: int, favoured: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     likely = torch.ones(CLASSES)
     if favoured is not None:
@@ -18,13 +20,17 @@ def points(examples: int, seed: int, favoured: int | None = None) -> tuple[torch
 
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.BatchNorm1d(INPUTS), nn.Linear(INPUTS, 4000), nn.ReLU(), nn.Linear(4000, CLASSES))
+    return nn.Sequential(
+        nn.BatchNorm1d(INPUTS), nn.Linear(INPUTS, 4000), nn.ReLU(), nn.Linear(4000, CLASSES)
+    )
 
 
 def train(net: nn.Module, partition: int, round: int) -> tuple[float, int]:
     """One pass over a client's points. Returns the mean loss, and how many points there are."""
     inputs, targets = points(256, 100 + partition, favoured=3 * partition)
-    order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(1000 * partition + round))
+    order = torch.randperm(
+        len(targets), generator=torch.Generator().manual_seed(1000 * partition + round)
+    )
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     net.train()
     total = 0.0
@@ -43,4 +49,6 @@ def test(net: nn.Module) -> tuple[float, float]:
     net.eval()
     with torch.no_grad():
         scores = net(inputs)
-    return nn.functional.cross_entropy(scores, targets).item(), (scores.argmax(1) == targets).float().mean().item()
+    return nn.functional.cross_entropy(scores, targets).item(), (
+        scores.argmax(1) == targets
+    ).float().mean().item()
