@@ -4,19 +4,33 @@ PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
-.PHONY: demo test docs clean
+.PHONY: demo check test record docs clean
 
 demo: .venv/.sim
 	.venv/bin/fedcomp sim --clients 200
 
-test: export HF_HUB_OFFLINE := 1
-test: export RAY_USAGE_STATS_ENABLED := 0
-# one worker for each core
-test: export OMP_NUM_THREADS := 1
+# Tests run on one worker more than there are cores, and each worker computes on one thread.
+check test record: export HF_HUB_OFFLINE := 1
+check test record: export OMP_NUM_THREADS := 1
+check test record: export RAY_USAGE_STATS_ENABLED := 0
+check test: export FEDCOMP_DATA ?= $(realpath ../shared/data)
+PYTEST := .venv/bin/python -m pytest -n auto --maxprocesses 8
+
+# Style and the quick tests.
+check: .venv/.dev
+	.venv/bin/ruff format --check --quiet
+	.venv/bin/ruff check --quiet
+	$(PYTEST) -m 'not slow and not deploy'
+
+# Everything.
 test: .venv/.dev
 	.venv/bin/ruff format --check --quiet
 	.venv/bin/ruff check --quiet
-	FEDCOMP_DATA="$${FEDCOMP_DATA-$$(cd ../shared/data 2>/dev/null && pwd)}" .venv/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+# Write tests/golden/runs.json anew: the frames and models that tests/test_recorded_runs.py compares with.
+record: .venv/.dev
+	PYTHONPATH=tests .venv/bin/python tests/recorded_runs.py
 
 # The site, in site/: nothing is fetched, neither to build it nor to read it.
 docs: export NO_MKDOCS_2_WARNING := 1
