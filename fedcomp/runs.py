@@ -1,4 +1,4 @@
-"""What a run left behind, read back: its options, its metrics as arrays, its model in the user's own module."""
+"""Finished and unfinished runs read back: options, metrics as arrays, the model in the user's own module."""
 
 import dataclasses
 import json
@@ -12,6 +12,7 @@ import numpy as np
 
 from .config import RUN_FILE, RunConfig, at_home, flag, options_of_run, read_run
 from .errors import RunFolderError, UserError
+from .formatting import NOTHING, decimal, human_bytes, percent, ratio
 from .observe import RoundRecord, Summary
 from .server.run_folder import METRICS, MODEL, SUMMARY, records_in, summary_in
 
@@ -55,6 +56,38 @@ class Run:
         default=None, repr=False, compare=False
     )  # known to who simulated it; else the options name it
 
+    def __repr__(self) -> str:
+        sent = []
+        for name, way in (("up", "uplink"), ("down", "downlink")):
+            bytes_, dense = self._total(f"{way}_bytes"), self._total(f"dense_{way}_bytes")
+            times = ratio(dense, bytes_)
+            sent.append(f"{human_bytes(bytes_)} {name}" + f" ({times})" * (times != NOTHING))
+        if (times := ratio(self.dense_bytes, self.sent_bytes)) != NOTHING:
+            sent.append(f"{times} smaller than float32 both ways")
+        cohort = f", {self.records[-1].cohort:,} a round" if self.records else ""
+        clients = self.options.get("clients", RunConfig.clients)
+        lines = (
+            f"Run {self.folder.name}, task {self.options.get('task', RunConfig.task)}",
+            self._quality(),
+            f"bytes     {', '.join(sent)}",
+            f"rounds    {len(self.records)}{'' if self.summary else ', not finished'}; {clients:,} clients{cohort}",
+            f"folder    {self.folder}",
+        )
+        return "\n".join(lines)
+
+    def _quality(self) -> str:
+        """The last and the best accuracy, or the loss where no accuracy was measured, as a line."""
+        name, show, best, word = "accuracy", percent, max, "best"
+        measured = [(r.accuracy, r.round) for r in self.records if r.accuracy is not None]
+        if not measured:
+            losses = [(r.loss, r.round) for r in self.records if r.loss is not None]
+            if losses:
+                name, show, best, word, measured = "loss", decimal, min, "lowest", losses
+        if not measured:
+            return f"accuracy  {NOTHING}"
+        value, at = best(measured, key=lambda point: point[0])
+        return f"{name:<10}{show(measured[-1][0])} ({word} {show(value)} in round {at})"
+
     @cached_property
     def metrics(self) -> dict[str, np.ndarray]:
         """The numbers of metrics.jsonl, those of the task's own metrics too, float64 [rounds] each, NaN where a round has none."""
@@ -93,12 +126,15 @@ class Run:
     @property
     def sent_bytes(self) -> int:
         """Both ways."""
-        return sum(r.uplink_bytes + r.downlink_bytes for r in self.records)
+        return self._total("uplink_bytes") + self._total("downlink_bytes")
 
     @property
     def dense_bytes(self) -> int:
         """What float32 models both ways would have cost."""
-        return sum(r.dense_uplink_bytes + r.dense_downlink_bytes for r in self.records)
+        return self._total("dense_uplink_bytes") + self._total("dense_downlink_bytes")
+
+    def _total(self, name: str) -> int:
+        return sum(getattr(record, name) for record in self.records)
 
     def cost_to(self, accuracy: float) -> tuple[int, int] | None:
         """(round, bytes both ways up to it) at which this accuracy, 0..1, was first measured; None where it never was."""

@@ -18,6 +18,7 @@ MODULES = {
 FOUNDATION = {
     "by_round",
     "compact_json",
+    "formatting",
     "errors",
     "spec",
     "layout",

@@ -11,6 +11,7 @@ import torch
 
 from fedcomp import RunConfig
 from fedcomp.errors import RunFolderError, UserError
+from fedcomp.formatting import human_bytes
 from fedcomp.runs import groups, load
 from fedcomp.sim import simulate
 from fedcomp.tasks import load as load_task
@@ -47,6 +48,24 @@ def test_options_and_metrics_are_those_of_the_run(folder):
     assert run.accuracy == run.summary.accuracy == accuracy[-1]
     assert run.parameters == 42 and run.resolved["engine"]
     assert run.sent_bytes == run.summary.uplink_bytes + run.summary.downlink_bytes
+
+
+def test_the_repr_tells_the_run_in_five_lines(folder, tmp_path):
+    run = load(folder)
+    last, best = run.records[-1], max(run.records, key=lambda r: r.accuracy or 0)
+    up = sum(r.uplink_bytes for r in run.records)
+    told, quality, sent, rounds, place = repr(run).splitlines()
+    assert told == f"Run tiny, task {TINY.task}" and place == f"folder    {folder}"
+    assert f"{100 * last.accuracy:.2f} % (best {100 * best.accuracy:.2f} % in round" in quality
+    times = f"×{sum(r.dense_uplink_bytes for r in run.records) / up:.2f}"
+    assert f" {human_bytes(up)} up ({times}), " in sent and "float32 both ways" in sent
+    assert rounds == "rounds    4; 6 clients, 3 a round"
+
+    regression = [replace(r, accuracy=None, loss=r.round * 0.5) for r in run.records]
+    lines = repr(replace(run, records=tuple(regression), summary=None)).splitlines()
+    assert lines[1] == "loss      2.0000 (lowest 0.5000 in round 1)"
+    assert lines[3].startswith("rounds    4, not finished; ")
+    assert "accuracy  –" in repr(replace(run, records=())).splitlines()
 
 
 def test_what_an_accuracy_cost(folder):

@@ -15,7 +15,7 @@ from rich.table import Table
 from .. import __version__
 from ..codecs import available_codecs, codec
 from ..errors import UserError
-from .figures import NOTHING, human_bytes
+from ..formatting import NOTHING, human_bytes
 from .measure import Measured, Vector, measure
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = (

@@ -12,8 +12,8 @@ from rich.table import Table
 from .. import __version__
 from ..config import RunConfig
 from ..errors import UserError
+from ..formatting import NOTHING
 from ..profiling import trace
-from .figures import NOTHING
 from .measure_sim import USUAL, Measured, measure
 
 WAYS = ("", "client updates/s", "a cohort", "usual loop", "GFLOP/s", "of the device")

@@ -17,9 +17,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from ..formatting import decimal, duration, human_bytes, percent, ratio
 from ..observe import Header, RoundRecord, Summary
 from .curve import Curve
-from .figures import decimal, duration, human_bytes, percent, ratio
 from .watch import (
     GAP,
     Column,

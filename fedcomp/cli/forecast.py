@@ -24,13 +24,13 @@ from ..clients.batches import plan_batches
 from ..clients.local_sgd import LocalSGD, SerialEngine
 from ..config import RunConfig
 from ..errors import FedcompError
+from ..formatting import NOTHING, human_bytes, ratio
 from ..observe import Observer
 from ..sim.engines import Done, Job
 from ..sim.run import Simulation
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Data, initial_model
 from .comparison.alternatives import Alternative, refused
-from .figures import NOTHING, human_bytes, ratio
 
 COORDINATES = (
     100_000_000  # of updates that are made up; the rounds beyond are reckoned from those before

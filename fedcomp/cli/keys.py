@@ -16,7 +16,7 @@ import typer
 
 from ..config import KEYS, at_home, keys_command
 from ..errors import KeysError, UserError
-from .figures import NOTHING
+from ..formatting import NOTHING
 from .signals import Signals
 
 if TYPE_CHECKING:

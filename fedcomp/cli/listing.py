@@ -8,7 +8,7 @@ from rich.table import Table
 
 from .. import spec
 from ..codecs import available_codecs
-from .figures import NOTHING
+from ..formatting import NOTHING
 from .measure import normal
 
 NUMEL = 1 << 16  # of the vector of normal values that sizes are measured on

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from .. import spec
 from ..config import RunConfig
 from ..errors import UserError
-from .figures import NOTHING, decimal, duration, human_bytes, percent, ratio
+from ..formatting import NOTHING, decimal, duration, human_bytes, percent, ratio
 
 if TYPE_CHECKING:
     from ..runs import Group, Run

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import FedcompError
+from ..formatting import NOTHING
 from ..layout import Layout
 from ..tasks import available_tasks, cifar10, initial_model, mnist, shakespeare
 from ..tasks.parquet import Images
 from ..tasks.shakespeare import WINDOW, Text
-from .figures import NOTHING
 from .watch import one_line
 
 COLUMNS = ("task", "parameters", "examples", "to test on", "an input", "data")

@@ -10,8 +10,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Self
 
+from ..formatting import NOTHING, decimal, duration, human_bytes, percent, rate, ratio
 from ..observe import Header, Observer, RoundRecord, Summary
-from .figures import NOTHING, decimal, duration, human_bytes, percent, rate, ratio
 
 
 @dataclass(frozen=True)

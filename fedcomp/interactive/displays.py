@@ -12,9 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..cli.figures import decimal, duration, human_bytes, percent, ratio
 from ..cli.watch import Watch, one_line
 from ..errors import ConfigError
+from ..formatting import decimal, duration, human_bytes, percent, ratio
 from ..observe import Header, Observer, Observers, RoundRecord
 
 TENTHS = 10  # lines of a run in a log

@@ -7,8 +7,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from ..cli.figures import decimal, percent
 from ..cli.watch import one_line, verdict
+from ..formatting import decimal, percent
 from ..observe import Header, RoundRecord, Summary
 from .displays import Display
 

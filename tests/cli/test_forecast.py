@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcomp.cli.comparison.alternatives import Alternative
-from fedcomp.cli.figures import human_bytes
 from fedcomp.cli.forecast import forecast
 from fedcomp.cli.main import app
 from fedcomp.config import RunConfig
+from fedcomp.formatting import human_bytes
 from fedcomp.runs import load
 from fedcomp.sim import simulate
 

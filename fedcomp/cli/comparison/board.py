@@ -16,10 +16,10 @@ from rich.panel import Panel
 from rich.status import Status
 from rich.text import Text
 
+from ...formatting import NOTHING, duration, human_bytes, ratio
 from ...observe import RoundRecord
 from ..dashboard import BAR, FRAME, LABEL, REFRESHES_A_SECOND, REJECTED, WARNING
 from ..dashboard import DONE as GOOD
-from ..figures import NOTHING, duration, human_bytes, ratio
 from ..watch import one_line
 from .progress import DONE, FAILED, RUNS, WAITS, Progress, Watch
 

@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 
+from ...formatting import decimal, duration, human_bytes, percent
 from ...observe import RoundRecord
-from ..figures import decimal, duration, human_bytes, percent
 from ..watch import one_line
 from .progress import DONE, FAILED, Progress, Watch
 

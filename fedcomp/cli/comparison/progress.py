@@ -6,8 +6,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
+from ...formatting import NOTHING, decimal, percent
 from ...observe import RoundRecord
-from ..figures import NOTHING, decimal, percent
 from ..watch import Totals
 
 FIGURES = (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ..figures import human_bytes
+from ...formatting import human_bytes
 from .asked import Asked
 from .check import FAILED, OK, SKIPPED, Check
 

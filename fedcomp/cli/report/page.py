@@ -11,8 +11,8 @@ import numpy as np
 from ... import __version__
 from ...config import flag
 from ...errors import RunFolderError
+from ...formatting import NOTHING, decimal, duration, percent
 from ...runs import ALIKE, Group, Run, groups
-from ..figures import NOTHING, decimal, duration, percent
 from ..results import FRONT, LEGEND, SPREAD, cells, results
 from ..results import head as titles
 from .charts import NAMES, charts, hours

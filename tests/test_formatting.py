@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcomp.cli.figures import UNITS, decimal, duration, human_bytes, percent, ratio
+from fedcomp.formatting import UNITS, decimal, duration, human_bytes, percent, ratio
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How numbers are written for people: bytes, ratios, shares, durations."""
+"""Format numbers for people: bytes, ratios, shares, durations."""
 
 import math
 
@@ -7,7 +7,7 @@ NOTHING = "–"  # not measured, or not defined
 
 
 def human_bytes(count: int) -> str:
-    """Three digits and a decimal unit, 1 kB = 1000 B: `999 B`, `1.23 kB`, `45.6 MB`, `1000 EB`."""
+    """Return three digits and a decimal unit, 1 kB = 1000 B: `999 B`, `1.23 kB`, `45.6 MB`, `1000 EB`."""
     value, unit = float(count), 0
     while value >= (1000 if unit == 0 else 999.5) and unit < len(UNITS) - 1:
         value, unit = value / 1000, unit + 1
@@ -15,7 +15,7 @@ def human_bytes(count: int) -> str:
 
 
 def ratio(dense: int, sent: int) -> str:
-    """How many times smaller than dense the bytes are, `×398`; a dash where nothing was sent."""
+    """Return how many times smaller than dense the sent bytes are, such as `×398`; a dash if nothing was sent."""
     return f"×{_three_digits(dense / sent)}" if sent and dense else NOTHING
 
 
@@ -24,14 +24,14 @@ def percent(share: float | None) -> str:
 
 
 def decimal(value: float | None) -> str:
-    """A loss: four decimals, or a power of ten where it runs away."""
+    """Format a loss: four decimals, or a power of ten from 1000 on."""
     if value is None:
         return NOTHING
     return f"{value:.4f}" if abs(value) < 1000 or not math.isfinite(value) else f"{value:.2e}"
 
 
 def duration(seconds: float) -> str:
-    """`0.84 s`, `12.3 s`, `4 min 05 s`, `2 h 07 min`, `3 d 04 h`."""
+    """Format a duration: `0.84 s`, `12.3 s`, `4 min 05 s`, `2 h 07 min`, `3 d 04 h`."""
     if seconds < 59.95:
         return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
     whole = round(seconds)
