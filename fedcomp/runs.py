@@ -40,6 +40,7 @@ TELLING = {
     "partition",
     "attack",
 }  # whose values say what they are
+PROBLEM = ("task", "partition", "clients", "attack")  # what a run learns, and from whom
 LONGEST = 60  # characters of a label
 
 
@@ -105,6 +106,11 @@ class Run:
     def config(self) -> RunConfig:
         """The options, as `fedcomp.sim.simulate` takes them."""
         return RunConfig(**self.options)
+
+    @property
+    def problem(self) -> dict[str, Any]:
+        """The options that say what is learned and from whom; the others are ways to learn it."""
+        return {name: self.options.get(name, getattr(RunConfig, name)) for name in PROBLEM}
 
     @property
     def accuracy(self) -> float | None:
@@ -216,12 +222,14 @@ class Group:
         str  # the options in which it differs from the others, or its folder where these are many
     )
     runs: tuple[Run, ...]
+    method: str = ""  # the label without the options of the problem
+    problem: str = ""  # the options of the problem that differ between the groups
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """Runs that are alike but for their seeds, put together, in the order in which they come; each labelled by what sets it apart.
+    """Put together runs that differ in their seeds alone, in the order given, each group labelled by what sets it apart.
 
-    Raises UserError for two of one seed that are alike.
+    Raises UserError for two runs with the same options and seed.
     """
     found: dict[str, dict[int, Run]] = {}
     for run in runs:
@@ -240,6 +248,7 @@ def groups(runs: Sequence[Run]) -> list[Group]:
         for f in dataclasses.fields(RunConfig)
         if f.name not in ALIKE and len({str(runs[0].options.get(f.name)) for runs in members}) > 1
     ]
+    ways = [f for f in different if f.name not in PROBLEM]
     labels = [_label(runs[0], different) for runs in members]
     if max(map(len, labels), default=0) > LONGEST or len(members) == 1:
         labels = [runs[0].folder.name for runs in members]
@@ -247,6 +256,12 @@ def groups(runs: Sequence[Run]) -> list[Group]:
         Group(
             label if labels.count(label) == 1 else f"{label} ({runs[0].folder.name})".strip(),
             tuple(runs),
+            _label(runs[0], ways),
+            ", ".join(
+                f"{flag(name)[2:]} {'none' if value is None else value}"
+                for name, value in runs[0].problem.items()
+                if any(name == f.name for f in different)
+            ),
         )
         for label, runs in zip(labels, members, strict=True)
     ]

@@ -145,6 +145,12 @@ def test_seeds_are_put_together_and_labels_say_what_differs(folder):
     assert [g.label for g in groups(long)] == ["tiny (tiny)"] * 2, (
         "the folder where a label would be long"
     )
+    spread = groups([like(lr=1.0), like(partition="classes:2"), like(clients=9, lr=1.0)])
+    assert [(g.method, g.problem) for g in spread] == [
+        ("lr 1.0", "partition iid, clients 6"),
+        ("lr 0.1", "partition classes:2, clients 6"),
+        ("lr 1.0", "partition iid, clients 9"),
+    ]
     with pytest.raises(UserError, match="are one run"):
         groups([like(), like(out="elsewhere")])
 

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import mean
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from .. import spec
-from ..config import RunConfig
 from ..errors import UserError
 from ..formatting import NOTHING, decimal, duration, human_bytes, percent, ratio
 
@@ -15,7 +14,10 @@ if TYPE_CHECKING:
     from ..runs import Group, Run
 
 FRONT = "*"
-LEGEND = "* on the Pareto front: no other line is as good for fewer bytes both ways, or better for as many"
+LEGEND = (
+    "* on the Pareto front: no other line with the same task, partition, clients and attack is as good "
+    "for fewer bytes both ways, or better for as many"
+)
 SPREAD = "±: half of what lies between the best and the worst seed"
 
 
@@ -39,7 +41,7 @@ class Result:
     bytes_to_target: float | None = None  # both ways
     on_front: bool = False
     note: str = ""  # what went wrong
-    task: str = ""  # lines of different tasks are on fronts of their own
+    problem: Mapping[str, Any] = field(default_factory=dict)  # each has a Pareto front of its own
 
     @classmethod
     def nothing(cls, folder: str, why: str) -> Self:
@@ -73,13 +75,16 @@ def results(
 
 
 def front(lines: Sequence[Result]) -> list[bool]:
-    """Of each line whether no other is at least as good for no more bytes, and better in one of both. What went wrong is on no front."""
+    """Tell for each line whether no other line of its problem is at least as good for no more bytes, and better in one of the two.
+
+    Failed, diverged and unfinished lines are on no front.
+    """
     points = [None if line.note else line.rank for line in lines]
 
     def beaten(mine: Result, rank: float) -> bool:
         return any(
             other is not None
-            and line.task == mine.task
+            and line.problem == mine.problem
             and other >= rank
             and line.sent_bytes <= mine.sent_bytes
             and (other > rank or line.sent_bytes < mine.sent_bytes)
@@ -99,7 +104,7 @@ def _result(group: "Group", target: float | None, failed: Mapping[str, str]) -> 
     sent, dense = sum(run.sent_bytes for run in runs), sum(run.dense_bytes for run in runs)
     costs = [run.cost_to(target) for run in runs] if target is not None else [None]
     return Result(
-        task=str(runs[0].options.get("task", RunConfig.task)),
+        problem=runs[0].problem,
         label=group.label + (f" ({len(runs)} seeds)" if len(runs) > 1 else ""),
         folders=tuple(str(run.folder) for run in runs),
         accuracy=mean(measured) if measured else None,

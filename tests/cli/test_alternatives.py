@@ -157,14 +157,20 @@ def test_the_front_is_what_no_other_line_beats():
     assert front(lines) == [False, True, False, True, True, True, False, False]
 
 
-def test_tasks_have_fronts_of_their_own():
+def test_problems_have_fronts_of_their_own():
+    iid, skewed, other = (
+        {"task": "digits", "partition": "iid"},
+        {"task": "digits", "partition": "classes:2"},
+        {"task": "mine.py:task", "partition": "iid"},
+    )
     assert front(
         [
-            line(0.9, 50, task="digits"),
-            line(0.8, 60, task="digits"),
-            line(None, 70, loss=0.3, task="mine.py:task"),
+            line(0.9, 50, problem=iid),
+            line(0.8, 60, problem=iid),
+            line(0.7, 60, problem=skewed),
+            line(None, 70, loss=0.3, problem=other),
         ]
-    ) == [True, False, True]
+    ) == [True, False, True, True]
 
 
 def test_the_front_of_random_lines_by_its_definition():
