@@ -262,7 +262,7 @@ class Kept:
             "passed": list(held.passed),
             "ticket": held.ticket,
         }
-        state = {MEMORY + name: value for name, value in held.memory.state_dict().items()}
+        state = {MEMORY + name: value for name, value in held.memory.state_dict(copy=False).items()}
         self.folder.save(
             state | {WEIGHTS: held.replica.weights, HEAD: json.dumps(head).encode()}, self.file
         )
@@ -286,7 +286,8 @@ class Kept:
                     name[len(MEMORY) :]: value
                     for name, value in state.items()
                     if name.startswith(MEMORY)
-                }
+                },
+                copy=False,
             )
             held.ticket = head["ticket"]
             held.passed.extend(head["passed"])

@@ -121,7 +121,7 @@ class Member:
         if self.folder is None:
             return
         client, kept = self.client, {}
-        state = client.memory.state_dict()
+        state = client.memory.state_dict(copy=False)
         for name, value in state.items():
             kept[MEMORY + name] = value
         kept[WEIGHTS] = client.replica.weights
@@ -201,7 +201,8 @@ class Member:
             head["accepted"],
         )
         client.memory.load_state_dict(
-            {name[len(MEMORY) :]: value for name, value in kept.items() if name.startswith(MEMORY)}
+            {name[len(MEMORY) :]: value for name, value in kept.items() if name.startswith(MEMORY)},
+            copy=False,
         )
         client.held = held
         client.momentum = kept.get(MOMENTUM)

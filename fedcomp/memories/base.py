@@ -155,12 +155,19 @@ class Memory(ABC):
             return np.empty(0, np.int64)
         return self.codec.open(self.pending, self.numel, self.layout).positions
 
-    def state_dict(self) -> State:
-        """Everything that has to survive, as float32 vectors [numel] and bytes; not copied."""
-        return {"pending": self.pending} if self.pending is not None else {}
+    def state_dict(self, *, copy: bool = True) -> State:
+        """Return everything that has to survive, as float32 vectors [numel] and bytes.
 
-    def load_state_dict(self, state: State) -> None:
-        """Take over a state of `state_dict`. Tensors are taken as they are, not copied. Raises ConfigError for vectors of another kind."""
+        With `copy=False` the vectors are the memory's own: read them before the memory is used again, and change nothing.
+        """
+        state = self._state()
+        return _copied(state) if copy else state
+
+    def load_state_dict(self, state: Mapping[str, Tensor | bytes], *, copy: bool = True) -> None:
+        """Replace the state by one that `state_dict` returned. Raises ConfigError for vectors of another size or type.
+
+        With `copy=False` the memory keeps the given vectors and will change them: give ones that nothing else uses.
+        """
         for name, value in state.items():
             if isinstance(value, Tensor) and (
                 value.dtype != torch.float32 or value.shape != (self.numel,)
@@ -169,6 +176,14 @@ class Memory(ABC):
                 raise ConfigError(
                     f"'{name}' of the state is {given}; this memory needs float32 of {self.numel} elements"
                 )
+        self._load_state(_copied(state) if copy else dict(state))
+
+    def _state(self) -> State:
+        """Return the state without copying it. Subclasses add theirs to that of `super()`."""
+        return {"pending": self.pending} if self.pending is not None else {}
+
+    def _load_state(self, state: State) -> None:
+        """Keep a state of `_state`, whose vectors have been checked. Subclasses read theirs after calling `super()`."""
         self.pending = state.get("pending")
 
     @abstractmethod
@@ -254,6 +269,12 @@ class Counterpart(ABC):
         self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
     ) -> None:
         """Stand where a checkpoint stood, whose vectors and values are read by these. Raises ValueError or TypeError for others."""
+
+
+def _copied(state: Mapping[str, Tensor | bytes]) -> State:
+    return {
+        name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()
+    }
 
 
 def of_row(context: Context, row: int) -> Context:

@@ -131,13 +131,13 @@ class LAQ(Shift):
     def _rollback(self, frame: bytes) -> None:
         self.age += 1
 
-    def state_dict(self) -> State:
-        return super().state_dict() | {
+    def _state(self) -> State:
+        return super()._state() | {
             "clock": json.dumps([self.age, self.error, self.waiting]).encode()
         }
 
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
+    def _load_state(self, state: State) -> None:
+        super()._load_state(state)
         self.age, self.error, self.waiting = (
             json.loads(state["clock"]) if "clock" in state else (NEVER, 0.0, 0.0)
         )

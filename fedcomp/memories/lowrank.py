@@ -96,19 +96,19 @@ class LowRank(Memory):
     def sent(self) -> np.ndarray | None:
         return None if self.pending is not None and self.phase else super().sent
 
-    def state_dict(self) -> State:
+    def _state(self) -> State:
         residual = (
             torch.zeros(self.numel, dtype=torch.float32) if self.residual is None else self.residual
         )
         waiting = {PHASE: self.phase.encode(), BASIS: self.basis} if self.phase else {}
-        return super().state_dict() | {"residual": residual} | waiting | self.starts
+        return super()._state() | {"residual": residual} | waiting | self.starts
 
-    def load_state_dict(self, state: State) -> None:
+    def _load_state(self, state: State) -> None:
         if "pending" in state and "residual" not in state:
             raise ConfigError(
                 "the state holds a waiting proposal without its residual; give the whole state_dict()"
             )
-        super().load_state_dict(state)
+        super()._load_state(state)
         self.residual = state.get("residual")
         self.phase, self.basis = state.get(PHASE, b"").decode(), state.get(BASIS, b"")
         self.starts = {

@@ -112,18 +112,18 @@ class Residual(Memory):
         if self.residual is not None:
             self.residual = self.residual.to(x.device)
 
-    def state_dict(self) -> State:
+    def _state(self) -> State:
         residual = (
             torch.zeros(self.numel, dtype=torch.float32) if self.residual is None else self.residual
         )
-        return super().state_dict() | {"residual": residual}
+        return super()._state() | {"residual": residual}
 
-    def load_state_dict(self, state: State) -> None:
+    def _load_state(self, state: State) -> None:
         if "pending" in state and "residual" not in state:
             raise ConfigError(
                 "the state holds a waiting proposal without its residual; give the whole state_dict()"
             )
-        super().load_state_dict(state)
+        super()._load_state(state)
         self.residual = state.get("residual")
 
 

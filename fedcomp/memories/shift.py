@@ -103,11 +103,11 @@ class Shift(Memory):
         if self.shift is not None:
             self.shift = self.shift.to(x.device)
 
-    def state_dict(self) -> State:
-        return super().state_dict() | ({} if self.shift is None else {"shift": self.shift})
+    def _state(self) -> State:
+        return super()._state() | ({} if self.shift is None else {"shift": self.shift})
 
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
+    def _load_state(self, state: State) -> None:
+        super()._load_state(state)
         self.shift = state.get("shift")
 
 

@@ -80,11 +80,11 @@ class Sketched(Vectors):
     def commit_stack(cls, memories: Sequence["Sketched"]) -> None:
         Memory.commit_stack.__func__(cls, memories)
 
-    def state_dict(self) -> State:
-        return super().state_dict() | ({CANDIDATES: self.candidates} if self.candidates else {})
+    def _state(self) -> State:
+        return super()._state() | ({CANDIDATES: self.candidates} if self.candidates else {})
 
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
+    def _load_state(self, state: State) -> None:
+        super()._load_state(state)
         self.candidates = state.get(CANDIDATES, b"")
 
     def _move(self, kept: Stacks, x: Tensor, context: Context) -> tuple[Stacks, Tensor]:

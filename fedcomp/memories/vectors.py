@@ -77,20 +77,20 @@ class Vectors(Memory):
             for memory, update in zip(memories, taken, strict=True):
                 memory._taken(update, None)
 
-    def state_dict(self) -> State:
+    def _state(self) -> State:
         kept = {name: getattr(self, name) for name in self.vectors}
-        return super().state_dict() | {
+        return super()._state() | {
             name: torch.zeros(self.numel, dtype=torch.float32) if vector is None else vector
             for name, vector in kept.items()
         }
 
-    def load_state_dict(self, state: State) -> None:
+    def _load_state(self, state: State) -> None:
         missing = [name for name in self.vectors if name not in state]
         if "pending" in state and missing:
             raise ConfigError(
                 f"the state holds a waiting proposal without its {missing[0]}; give the whole state_dict()"
             )
-        super().load_state_dict(state)
+        super()._load_state(state)
         for name in self.vectors:
             setattr(self, name, state.get(name))
 

@@ -138,7 +138,7 @@ class Recovery:
         server, cache = self.strategy, self.strategy.broadcasts.cache
         vectors, values = self.clients.take_changes()
         vectors[WEIGHTS] = server.broadcasts.weights
-        kept = server.broadcasts.memory.state_dict()
+        kept = server.broadcasts.memory.state_dict(copy=False)
         vectors |= {
             KEEPER + name: value for name, value in kept.items() if isinstance(value, Tensor)
         }

@@ -32,12 +32,13 @@ class Resting:
 
     def move(self, moved: Callable[[Tensor], Tensor]) -> None:
         """Keep every vector as what `moved` gives for it: the same values, elsewhere."""
-        kept = self.memory.state_dict()
+        kept = self.memory.state_dict(copy=False)
         self.memory.load_state_dict(
             {
                 name: moved(value) if isinstance(value, Tensor) else value
                 for name, value in kept.items()
-            }
+            },
+            copy=False,
         )
         if self.momentum is not None:
             self.momentum = moved(self.momentum)
@@ -50,7 +51,7 @@ def name_of(client: int) -> str:
 
 def packed(name: str, state: Resting) -> tuple[dict[str, Tensor], bytes]:
     """A client's vectors [numel] by name, as they are, not copied; and the value `name` that says what belongs to it."""
-    kept = state.memory.state_dict()
+    kept = state.memory.state_dict(copy=False)
     if state.momentum is not None:
         kept = kept | {MOMENTUM: state.momentum}
     mine: list[str] = []
@@ -90,7 +91,7 @@ def unpacked(
         memory, buffers = make_memory(), small.pop(BUFFERS, None)
         vectors = {key: vector(f"{name}.{key}") for key in fields["vectors"]}
         momentum = vectors.pop(MOMENTUM, None)
-        memory.load_state_dict(vectors | small)
+        memory.load_state_dict(vectors | small, copy=False)
         running = load_tensors(buffers) if buffers else None
         return Resting(
             memory, fields["version"], fields["ticket"], running, momentum, fields["after"]

@@ -144,7 +144,9 @@ class Preparation:
         """What the memories may come to of the clients that are ever asked."""
         c, vectors = (
             self.config,
-            sum(isinstance(value, torch.Tensor) for value in waiting.state_dict().values()),
+            sum(
+                isinstance(value, torch.Tensor) for value in waiting.state_dict(copy=False).values()
+            ),
         )
         vectors = (vectors or waiting.counterpart is not None) + c.keep_momentum
         return Need(

@@ -232,6 +232,20 @@ def test_no_memory_refuses_most_codecs(name):
 
 
 @every_memory
+def test_memories_loaded_from_one_state_share_nothing(name):
+    spec = next(spec for paired, spec in PAIRS[::-1] if paired == name)  # loses something
+    first, second, third = warm(name, spec), make(name, spec), make(name, spec)
+    state = first.state_dict()
+    before = copied(state)
+    second.load_state_dict(state)
+    third.load_state_dict(state)
+    for m in (first, second):
+        propose(m, update(8))
+        m.commit()
+    assert same_state(state, before) and same_state(third.state_dict(), before)
+
+
+@every_memory
 def test_a_stack_of_none(name):
     assert available_memories()[name].propose_stack([], torch.empty(0, NUMEL), []) == []
 
