@@ -31,7 +31,7 @@ if not torch.cuda.is_available():
         with suppress(ImportError):
             import triton.language  # noqa: F401
 
-settings.register_profile("fedcomp", deadline=None, derandomize="CI" in os.environ)
+settings.register_profile("fedcomp", deadline=None, max_examples=40, derandomize="CI" in os.environ)
 settings.load_profile("fedcomp")
 
 # Files that start processes or wait for clocks: first, so that no core is left alone with one of them in the end.

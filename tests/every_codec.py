@@ -57,7 +57,10 @@ def variants(name: str) -> list[str]:
 
 
 WHOLE = [text for name in available_codecs() for text in variants(name)] + PRODUCTS
-SPECS = WHOLE + [f"{text}@layer" for text in WHOLE]
+LAYERED = [f"{name}@layer" for name in (*available_codecs(), PRODUCTS[0])]
+SPECS = WHOLE + LAYERED
+# One of each codec: for properties that options of a codec do not change.
+ONE_EACH = [*available_codecs(), *PRODUCTS, "stc@layer", "drive@layer", "powersgd@layer"]
 
 
 @cache

@@ -190,7 +190,7 @@ def refused_or_positions(data, count, form, numel):
 
 
 @ways
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.binary(max_size=80), st.integers(0, 401), st.integers(0, 63), st.integers(1, 400))
 def test_any_bytes_are_refused_or_positions(way, data, count, form, numel):
     with path(way):
@@ -198,7 +198,7 @@ def test_any_bytes_are_refused_or_positions(way, data, count, form, numel):
 
 
 @ways
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(vectors(), st.data())
 def test_damaged_codes_are_refused_or_positions(way, case, data):
     numel, rows = case

@@ -165,7 +165,7 @@ def test_any_bytes_are_refused_or_canonical(way, data, count, size):
 
 
 @ways
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(cases, sizes, st.integers(0, 400), st.data())
 def test_damaged_codes_are_refused_or_canonical(way, case, other, count, data):
     size, symbols = case

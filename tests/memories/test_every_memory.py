@@ -11,24 +11,8 @@ from fedcomp.memories import Memory
 from fedcomp.memories.sketched import CANDIDATES, MARKS, SKETCH, VALUES
 
 NUMEL = 401
-DENSE = (
-    "identity",
-    "fp16",
-    "natural",
-    "qsgd:levels=16@layer",
-    "powersgd",
-    "powersgd:rank=1",
-)  # touch every coordinate
-CODECS = (
-    *DENSE,
-    "topk:density=1/10",
-    "topk:density=1/10,values=fp16@layer",
-    "stc:density=1/10",
-    "stc@layer",
-    "sbc",
-    "sketch",
-    "sketch:cells=int8",
-)
+DENSE = ("identity", "qsgd:levels=16@layer", "powersgd:rank=1")  # touch every coordinate
+CODECS = (*DENSE, "topk:density=1/10", "stc:density=1/10@layer", "sketch:cells=int8")
 IN_PHASES = {
     "sketched": {  # memories whose proposals have more frames than one, and what they know in each phase
         SKETCH: Context(phase=SKETCH),
@@ -202,8 +186,8 @@ def test_the_state_of_a_settled_memory_has_no_proposal(name, spec):
 
 
 @every_pair
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_stack_of_proposals_is_each_of_them(name, spec, dtype):
+def test_a_stack_of_proposals_is_each_of_them(name, spec):
+    dtype = torch.bfloat16 if "@layer" in spec else torch.float32
     each, stacked = (
         [make(name, spec), warm(name, spec), make(name, spec), warm(name, spec)] for _ in range(2)
     )
@@ -227,8 +211,8 @@ def test_a_stack_of_proposals_is_each_of_them(name, spec, dtype):
 
 
 @every_memory
-def test_no_memory_refuses_most_codecs(name):
-    assert sum(name == paired for paired, _ in PAIRS) >= 2
+def test_every_memory_is_tested_with_some_codec(name):
+    assert any(name == paired for paired, _ in PAIRS)
 
 
 @every_memory

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from byzfl_parts import byzfl_part
-from every_codec import SPECS, layout_of
+from every_codec import ONE_EACH, layout_of
 from tiny_task import two_clouds
 
 from fedcomp import FrameError, UserError, codec, seeds
@@ -229,7 +229,7 @@ def sent(text: str, spec: str, numel: int, seed: int = 0) -> bytes:
     return told.frame
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", ONE_EACH)
 def test_no_poisoned_frame_of_any_codec_makes_a_vector_that_is_not_finite(spec):
     numel, c = 401, codec(spec)
     for value in ("nan", "inf", "largest"):

@@ -86,7 +86,7 @@ def test_as_many_clients_as_examples(spec):
     assert (sizes_of(partition(spec, DATA, 1437, seed=0)) == 1).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     labels=st.lists(st.integers(-3, 4), min_size=1, max_size=40),
     clients=st.integers(1, 12),
