@@ -26,7 +26,7 @@ from .frame import CodecId
 class STC(selection.Largest):
     """The k largest coordinates as one mean magnitude and a sign each."""
 
-    density: float = 1 / 400  # share of coordinates sent
+    density: float = 1 / 100  # share of coordinates sent
     name: ClassVar[str] = "stc"
     id: ClassVar[CodecId] = CodecId.STC
     source: ClassVar[str] = "Sattler et al. 2019"

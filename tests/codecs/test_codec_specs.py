@@ -12,6 +12,7 @@ from fedcomp.codecs.randomk import RandomK
 from fedcomp.codecs.stc import STC
 from fedcomp.codecs.threshold import Threshold
 from fedcomp.codecs.topk import TopK
+from fedcomp.config import RunConfig
 from fedcomp.errors import ConfigError, SpecError
 
 
@@ -27,7 +28,7 @@ def test_a_codec_writes_itself_as_a_spec_string(spec):
 @pytest.mark.parametrize(
     ("spec", "built"),
     [
-        ("stc", STC(1 / 400)),
+        ("stc", STC(1 / 100)),
         ("stc:1%", STC(0.01)),
         ("stc:density=1/400@model", STC(1 / 400)),
         ("topk", TopK(0.01, "fp32")),
@@ -44,6 +45,12 @@ def test_a_codec_writes_itself_as_a_spec_string(spec):
 )
 def test_spec(spec, built):
     assert codec(spec) == built
+
+
+@pytest.mark.parametrize("option", ["uplink", "downlink"])
+def test_a_bare_name_means_the_same_as_the_default_of_a_run(option):
+    text = getattr(RunConfig(), option)
+    assert codec(text.partition(":")[0]) == codec(text)
 
 
 @pytest.mark.parametrize(
