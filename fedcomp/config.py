@@ -101,7 +101,12 @@ class RunConfig:
     keep_momentum: bool = option(
         False, "clients keep their momentum between rounds, but for where their update was sent"
     )
-    weight_decay: float = option(0.0, "weight decay of local SGD", low=0.0, high=by_round.LARGEST)
+    weight_decay: float = option(
+        0.0,
+        "weight decay of local SGD; under vote and election, of the server's step after the vote",
+        low=0.0,
+        high=by_round.LARGEST,
+    )
     augment: bool = option(
         False,
         "clients train on examples changed at random in the task's own way: of CIFAR-10, cropped and flipped",

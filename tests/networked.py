@@ -78,7 +78,9 @@ class Networked:
         self.watch: Callable[[Outcome], None] = lambda outcome: None
         self.strategy = strategy_of(config, roster=lambda grid: grid.gather(self.quota))
         self.strategy.begin(self.layout.gather(model), self.layout)
-        options = dataclasses.replace(config, uplink=str(self.strategy.uplink))
+        options = dataclasses.replace(
+            self.strategy.for_clients(config), uplink=str(self.strategy.uplink)
+        )
         first = self.strategy.broadcasts.first
         name = secrets.token_hex(16)
         invitation = Invitation(

@@ -16,7 +16,7 @@ from every_codec import vectors
 
 import fedcomp
 from fedcomp import FrameError, Layout, codec
-from fedcomp.codecs import CodecId, frame, overwrite
+from fedcomp.codecs import CodecId, decay, frame, overwrite
 from fedcomp.codecs.base import Codec
 from fedcomp.errors import TaskError
 from fedcomp.messages import Assignment, Report
@@ -176,6 +176,9 @@ def test_a_frame_in_the_page_is_what_the_code_makes(spec):
     if spec == "overwrite":
         assert FRAMES[spec] == overwrite.encode(X, np.array([1, 4, 7]))
         return
+    if spec == "decay":
+        assert FRAMES[spec] == decay.wrap(0.75, codec("efsign").encode(X), 8)
+        return
     c = codec(spec)
     made = c.encode(X, seed=7, layout=LAYOUT)
     if c.portable:
@@ -185,7 +188,8 @@ def test_a_frame_in_the_page_is_what_the_code_makes(spec):
 
 
 def test_every_codec_has_a_frame_and_its_number_in_the_page():
-    shown = {codec(spec).id for spec in FRAMES if spec != "overwrite"} | {CodecId.OVERWRITE}
+    special = {"overwrite": CodecId.OVERWRITE, "decay": CodecId.DECAY}
+    shown = {special.get(spec) or codec(spec).id for spec in FRAMES}
     assert shown | {CodecId.S2} == set(CodecId)
     cells = dict((name, int(number)) for number, name in re.findall(r"\| (\d+) \| `(\w+)`", FORMAT))
     assert cells == {name: int(cls.id) for name, cls in fedcomp.available_codecs().items()}

@@ -109,7 +109,7 @@ class Rehearsal(Simulation):
     def _engine(
         self, model: torch.nn.Module, weights: Tensor, data: Data, shard: np.ndarray
     ) -> Any:
-        sgd = dataclasses.replace(LocalSGD.from_config(self.config), augment=False)
+        sgd = dataclasses.replace(self.sgd, augment=False)
         trained = SerialEngine(
             self.task, initial_model(self.task, self.config.seed), self.layout, self.device
         ).train(

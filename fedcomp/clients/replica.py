@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from ..codecs import Codec, codec, overwrite
+from ..codecs import Codec, codec, decay, overwrite
 from ..errors import FrameError, ProtocolError
 from ..layout import Layout
 from ..messages import (
@@ -72,11 +72,13 @@ class Replica:
         elif assignment.form == OVERWRITE and assignment.base in self.passed:
             overwrite.apply(self._only(assignment), self.weights)
         elif assignment.form == FRAMES:
-            updates = [
-                self.downlink.open(frame, self.weights.numel(), self.layout)
-                for frame in self._missing(assignment)
-            ]
-            for update in updates:
+            numel, steps = self.weights.numel(), []
+            for frame in self._missing(assignment):
+                factor, step = decay.unwrap(frame, numel)
+                steps.append((factor, self.downlink.open(step, numel, self.layout)))
+            for factor, update in steps:
+                if factor != 1:
+                    self.weights.mul_(factor)
                 update.add_to(self.weights)
         else:
             raise NeedDense(

@@ -63,6 +63,7 @@ class CodecId(IntEnum):
     S2 = 23
     PRODUCT = 100
     OVERWRITE = 250
+    DECAY = 251
 
 
 class ProductId(int):

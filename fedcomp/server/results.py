@@ -67,6 +67,7 @@ def strategy_of(config: RunConfig, **told: Any) -> RoundStrategy:
         clip_update=c.clip_update,
         clients=c.clients,
         momentum=c.momentum,
+        weight_decay=c.weight_decay,
         **{name: getattr(c, name) for name in SCHEDULED},
     )
     made = strategy(c.strategy, rules, **told)

@@ -226,7 +226,9 @@ class Deployment:
         )
 
     def _invitation(self) -> Invitation:
-        config = dataclasses.replace(self.config, uplink=str(self.strategy.uplink))
+        config = dataclasses.replace(
+            self.strategy.for_clients(self.config), uplink=str(self.strategy.uplink)
+        )
         first = self.strategy.broadcasts.first
         return Invitation(
             self.name,

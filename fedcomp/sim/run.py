@@ -98,6 +98,7 @@ class Preparation:
         self.network = _network(config)
         self.strategy = self._strategy()
         self.strategy.warn = self._warn
+        self.sgd = LocalSGD.from_config(self.strategy.for_clients(config))
         self.liars = Liars(
             attacks(config.attack) if config.attack else (), config.clients, config.seed
         )
@@ -200,7 +201,7 @@ class Simulation(Preparation):
             max(self.machine.at_once, STACK_BYTES // (4 * self.travels.numel)) * len(self.devices),
             train,
             shards,
-            LocalSGD.from_config(config),
+            self.sgd,
             self._memory,
             config.seed,
             self.strategy.work,
@@ -303,7 +304,7 @@ class Simulation(Preparation):
     # Preparation.
 
     def _timing(self) -> Timing:
-        steps = steps_by(self.strategy.work, LocalSGD.from_config(self.config), self.clients.shards)
+        steps = steps_by(self.strategy.work, self.sgd, self.clients.shards)
         return Timing(self.network, self.config, self.strategy, self.grid, steps)
 
     def _write_config(self) -> None:
@@ -326,9 +327,7 @@ class Simulation(Preparation):
             self._warn,
             instead,
         )
-        error = cannot_map(
-            engine, weights.to(self.device), data, LocalSGD.from_config(self.config), shard
-        )
+        error = cannot_map(engine, weights.to(self.device), data, self.sgd, shard)
         if error is None:
             if not self.folder.resumed:
                 self.machine = measured(self.machine, self.config, engine, weights, data)

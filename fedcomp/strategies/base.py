@@ -20,7 +20,8 @@ from torch import Tensor
 
 from .. import seeds
 from ..clients.work import Work
-from ..codecs import Update, codec
+from ..codecs import Update, codec, decay
+from ..config import RunConfig
 from ..errors import ConfigError, FrameError, NonFiniteError
 from ..kernels.sums import sum_squares
 from ..layout import Layout
@@ -74,6 +75,7 @@ class Rules:
     clip_update: float = 0.0
     clients: int = 0  # of the run; 0 = nobody has said
     momentum: float = 0.0  # of local SGD
+    weight_decay: float = 0.0  # of local SGD, or of the server's step where the strategy decays
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class RoundStrategy(Strategy):
     own_step: ClassVar[bool] = (
         False  # decides the step itself, with an option `momentum`, and leaves none to a server optimizer
     )
+    decays: ClassVar[bool] = False  # weight decay is part of the server's step, not of local SGD
     allocation: np.ndarray | None = (
         None  # 0/1 [n, n], of strategies that hand out partitions: row i is what the cohort's i-th member holds
     )
@@ -216,6 +219,14 @@ class RoundStrategy(Strategy):
     def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
         """What frames of a phase say; a FrameError in the place of one that is bad."""
         return self.uplink.open_batch(frames, self.layout.numel, self.layout)
+
+    def for_clients(self, config: RunConfig) -> RunConfig:
+        """Return the options of a run as its clients get them."""
+        return replace(config, weight_decay=0.0) if self.decays else config
+
+    def decay(self, round: int) -> float:
+        """Return the factor, a float32, that a round multiplies the weights by before it adds its step."""
+        return 1.0
 
     def look_over(self, phase: Phase, exchange: Exchange) -> None:
         """A phase is over: answers that were accepted one by one, and do not go together, may be rejected here."""
@@ -451,6 +462,7 @@ class RoundStrategy(Strategy):
                 round,
                 update.mul_(self.rules.server_lr),
                 seeds.key(self.rules.seed, "downlink", round),
+                self.decay(round),
             )
             if broadcast is not None:
                 self.broadcasts.publish(broadcast)
@@ -476,7 +488,8 @@ class RoundStrategy(Strategy):
         """‖step of the model‖² of a round, in units of the clients' updates."""
         if broadcast is None:
             return 0.0
-        step = self.downlink.decode(broadcast.frame, numel=self.layout.numel, layout=self.layout)
+        _, frame = decay.unwrap(broadcast.frame, self.layout.numel)
+        step = self.downlink.decode(frame, numel=self.layout.numel, layout=self.layout)
         return sum_squares(step) / self.rules.server_lr / self.rules.server_lr
 
     # Flower's own door: the same loop, driven through the methods of its Strategy.

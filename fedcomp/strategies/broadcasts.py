@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from ..clients.replica import DENSE_CODEC
-from ..codecs import Codec, overwrite
+from ..codecs import Codec, decay, overwrite
 from ..layout import Layout
 from ..memories import Memory
 from ..messages import (
@@ -116,17 +116,26 @@ class Broadcasts:
             self.version: 0
         }  # versions in the order in which they were made
 
-    def prepare(self, round: int, update: Tensor, seed: int) -> Broadcast | None:
-        """The broadcast that moves the model by what the codec keeps of `update` [numel]; nothing changes yet but the memory's proposal.
+    def prepare(
+        self, round: int, update: Tensor, seed: int, factor: float = 1.0
+    ) -> Broadcast | None:
+        """Return the broadcast that moves the model by what the codec keeps of `update` [numel], or None if there is nothing to send.
 
-        None when the memory has nothing to send. Raises NonFiniteError with nothing changed.
+        It multiplies the model by `factor`, a float32 from 0 to 1, before that. Only the memory's proposal changes. Raises
+        NonFiniteError with nothing changed.
         """
-        frame = self.memory.propose(update, seed=seed)
-        return frame and Broadcast(round, self.version, next_version(self.version, frame), frame)
+        step = self.memory.propose(update, seed=seed)
+        if step is None:
+            return None
+        frame = decay.wrap(factor, step, update.numel())
+        return Broadcast(round, self.version, next_version(self.version, frame), frame)
 
     def publish(self, broadcast: Broadcast) -> None:
         """Move the model by a prepared broadcast, and remember it for those who miss it."""
-        self.codec.accumulate(broadcast.frame, self.weights, layout=self.layout)
+        factor, step = decay.unwrap(broadcast.frame, self.weights.numel())
+        if factor != 1:
+            self.weights.mul_(factor)
+        self.codec.accumulate(step, self.weights, layout=self.layout)
         self.memory.commit()
         self.newest_bytes = len(broadcast.frame)
         self.version, self.fingerprint = broadcast.version, fingerprint(self.weights)
@@ -209,7 +218,10 @@ class Broadcasts:
     def _positions(self, broadcast: Broadcast) -> np.ndarray | None:
         if broadcast.version in self._few:
             return self._few[broadcast.version]
-        positions = self.codec.open(broadcast.frame, self.weights.numel(), self.layout).positions
+        factor, step = decay.unwrap(broadcast.frame, self.weights.numel())
+        if factor != 1:
+            return None
+        positions = self.codec.open(step, self.weights.numel(), self.layout).positions
         if positions is not None and positions.size <= FEW and len(self._few) < FEW:
             self._few[broadcast.version] = positions
         return positions

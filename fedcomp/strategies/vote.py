@@ -6,6 +6,7 @@ Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication e
     v_i = sign(x_i);   V = the sign that more of the v_i have, in each coordinate;   θ ← θ + η V
     momentum on the server   m ← β m + (1 − β) V;   θ ← θ + η sign(m)
     momentum on the client   x_i is replaced by the memory `signum`'s (the papers' Signum)
+    weight decay             θ ← (1 − ηλ) θ before the step is added; clients train without it (ICLR 2019, algorithm 1)
 
 η is `lr`, which is also the step of local SGD: a vote has no length. A zero of x_i is a coin of the client's own, so that those of many
 cancel; a tie of the tally is a coin of (seed, round, coordinate), which all sides can toss. Error feedback is optional: `efsign` with
@@ -65,6 +66,7 @@ class Vote(RoundStrategy):
     name: ClassVar[str] = "vote"
     Options: ClassVar[type] = Options
     own_step: ClassVar[bool] = True
+    decays: ClassVar[bool] = True
 
     def __init__(self, rules: Rules | None = None, **told: Any):
         super().__init__(rules, **told)
@@ -154,6 +156,10 @@ class Vote(RoundStrategy):
             tie = seeds.key(self.rules.seed, "tie", self.round)
             result = np.frombuffer(kernels.bits.signs(self._next, tie), np.uint8)
         into.copy_(torch.from_numpy(kernels.Signs(result, numel, lr).values()))
+
+    def decay(self, round: int) -> float:
+        step = self.rules.lr * self.schedule.rate(round) * self.rules.server_lr
+        return float(np.float32(max(0.0, 1.0 - step * self.rules.weight_decay)))
 
     def closed(self, outcome: Outcome) -> None:
         if outcome.broadcast is not None:

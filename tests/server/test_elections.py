@@ -26,6 +26,7 @@ CONFIG = RunConfig(
     seed=5,
     rounds=3,
     lr=0.02,
+    weight_decay=0.5,
     engine="serial",
     device="cpu",
 )

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from small_runs import TINY, StopsAt, assert_the_same_when_stopped, out, rounds_of
 
 from fedcomp.sim import simulate
@@ -32,7 +34,7 @@ def test_liars_are_suspected_and_outvoted(tmp_path):
     [
         {},
         {"strategy": "vote:momentum=0.9"},
-        {"memory": "signum"},
+        {"memory": "signum", "weight_decay": 0.1},
         {"uplink": "efsign", "memory": "residual"},
         {"attack": "inverted:2"},
     ],
@@ -40,6 +42,22 @@ def test_liars_are_suspected_and_outvoted(tmp_path):
 def test_a_run_stopped_in_a_round_ends_the_same(tmp_path, changes):
     config = replace(VOTING, **changes)
     assert_the_same_when_stopped(tmp_path, config, StopsAt(3, 2))
+
+
+@pytest.mark.parametrize("strategy", ["vote", "election:byzantine=1"])
+def test_weight_decay_changes_the_step_and_not_the_votes(tmp_path, strategy):
+    models = {}
+    for rounds, decay in ((1, 0.0), (1, 5.0), (2, 5.0)):
+        config = replace(VOTING, strategy=strategy, clients=5, weight_decay=decay, rounds=rounds)
+        folder = out(tmp_path, f"{rounds} {decay}")
+        simulate(replace(config, out=folder))
+        tensors = load_file(f"{folder}/model.safetensors")
+        models[rounds, decay] = torch.cat([tensors[name].flatten() for name in sorted(tensors)])
+    initial = (models[1, 0.0] - models[1, 5.0]) / (0.02 * 5)
+    step = models[1, 0.0] - initial
+    torch.testing.assert_close(step.abs(), torch.full_like(step, 0.02), rtol=1e-3, atol=0)
+    step = models[2, 5.0] - models[1, 5.0] * (1 - 0.02 * 5)
+    torch.testing.assert_close(step.abs(), torch.full_like(step, 0.02), rtol=1e-3, atol=0)
 
 
 WIDE = """

@@ -10,7 +10,7 @@ from federation import Federation
 from fedcomp import RunConfig, UserError, seeds
 from fedcomp.clients.local_sgd import Trained
 from fedcomp.kernels import votes
-from fedcomp.strategies import RoundStrategy, Rules, resolved, strategy
+from fedcomp.strategies import Average, RoundStrategy, Rules, resolved, strategy
 from fedcomp.strategies.vote import Vote
 
 RULES = Rules(
@@ -72,6 +72,29 @@ def test_the_step_warms_up_with_the_learning_rate():
         for o in f.strategy.rounds(f.grid, range(1, 6))
     ]
     assert steps == pytest.approx([0.005, 0.01, 0.015, 0.02, 0.02])
+
+
+def test_weight_decay_is_part_of_the_step_after_the_vote():
+    """Algorithm 1 of Bernstein et al. 2019, on the server and, bit for bit, on clients that were away."""
+    f = federation(weight_decay=0.5, participation=0.4)
+    weights, factor = f.initial.clone(), decay_of(1 - 0.02 * 0.5)
+    for outcome in f.strategy.rounds(f.grid, range(1, 9)):
+        voted = signs(outcome).sum(0)
+        before, weights = weights, f.strategy.broadcasts.weights.clone()
+        step = weights - before * factor
+        torch.testing.assert_close(step.abs(), torch.full_like(step, 0.02), rtol=1e-4, atol=0)
+        assert torch.equal(step[voted != 0].sign(), voted[voted != 0].sign())
+        assert not outcome.rejections  # the copies of the clients have the model's fingerprint
+
+
+def test_clients_of_a_vote_train_without_weight_decay():
+    config = RunConfig(strategy="vote", weight_decay=0.1)
+    assert federation().strategy.for_clients(config).weight_decay == 0
+    assert Average().for_clients(config) == config
+
+
+def decay_of(factor: float) -> float:
+    return torch.tensor(factor, dtype=torch.float32).item()
 
 
 def test_up_and_down_one_bit_a_parameter():
