@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import baseline
 from .config import RUN_FILE, RunConfig, at_home, flag, options_of_run, read_run
 from .errors import RunFolderError, UserError
 from .formatting import NOTHING, decimal, human_bytes, percent, ratio
@@ -243,46 +244,70 @@ def groups(runs: Sequence[Run]) -> list[Group]:
                 f"{other.folder} and {run.folder} are one run, of the same options and seed; leave one of them out"
             )
     members = [[*alike.values()] for alike in found.values()]
-    different = [
-        f
-        for f in dataclasses.fields(RunConfig)
-        if f.name not in ALIKE and len({str(runs[0].options.get(f.name)) for runs in members}) > 1
-    ]
+    compressed = [runs for runs in members if not baseline.is_dense(runs[0].options)]
+
+    def differ(f: dataclasses.Field) -> bool:
+        # A dense line is labelled "dense"; the others are labelled by what sets them apart from each other.
+        compares = f.name in baseline.COMPRESSION | {"strategy"} and len(compressed) > 1
+        among = compressed if compares else members
+        return len({str(runs[0].options.get(f.name)) for runs in among}) > 1
+
+    different = [f for f in dataclasses.fields(RunConfig) if f.name not in ALIKE and differ(f)]
     ways = [f for f in different if f.name not in PROBLEM]
-    labels = [_label(runs[0], different) for runs in members]
+    dense = [bool(compressed) and baseline.is_dense(runs[0].options) for runs in members]
+    labels = [
+        _label(runs[0], different, is_dense) for runs, is_dense in zip(members, dense, strict=True)
+    ]
     if max(map(len, labels), default=0) > LONGEST or len(members) == 1:
         labels = [runs[0].folder.name for runs in members]
     return [
         Group(
             label if labels.count(label) == 1 else f"{label} ({runs[0].folder.name})".strip(),
             tuple(runs),
-            _label(runs[0], ways),
+            _label(runs[0], ways, is_dense),
             ", ".join(
                 f"{flag(name)[2:]} {'none' if value is None else value}"
                 for name, value in runs[0].problem.items()
                 if any(name == f.name for f in different)
             ),
         )
-        for label, runs in zip(labels, members, strict=True)
+        for label, runs, is_dense in zip(labels, members, dense, strict=True)
     ]
 
 
-def _label(run: Run, different: Sequence[dataclasses.Field]) -> str:
-    """What sets a run apart; options that are as usual go without saying, but for a single one."""
+def baseline_of(group: Group, found: Sequence[Group]) -> Group | None:
+    """Return the dense group of `found` whose options are otherwise those of `group`, or None. A single group has none."""
+    if len(found) < 2:
+        return None
+
+    def key(one: Group) -> dict[str, Any]:
+        options = {f.name: f.default for f in dataclasses.fields(RunConfig)} | one.runs[0].options
+        # The horizon of a density schedule is stored with it, and the baseline has none.
+        kept = baseline.dense(options).items()
+        return {name: value for name, value in kept if name not in ALIKE | {"horizon"}}
+
+    wanted = key(group)
+    return next(
+        (one for one in found if baseline.is_dense(one.runs[0].options) and key(one) == wanted),
+        None,
+    )
+
+
+def _label(run: Run, different: Sequence[dataclasses.Field], dense: bool) -> str:
+    """Return what sets a run apart. Options at their default are left out, unless only one option differs."""
     given = {
         f.name: run.options.get(f.name)
         for f in different
-        if len(different) == 1 or run.options.get(f.name) != f.default
+        if not (dense and f.name in baseline.COMPRESSION)
+        and (len(different) == 1 or run.options.get(f.name) != f.default)
     }
-    return (
-        ", ".join(
-            str(value)
-            if name in TELLING and value is not None
-            else f"{flag(name)[2:]} {'–' if value is None else value}"
-            for name, value in given.items()
-        )
-        or "defaults"
-    )
+    words = [
+        str(value)
+        if name in TELLING and value is not None
+        else f"{flag(name)[2:]} {'–' if value is None else value}"
+        for name, value in given.items()
+    ]
+    return ", ".join([baseline.NAME] * dense + words) or "defaults"
 
 
 def _column(values: Sequence[float | None]) -> np.ndarray:

@@ -16,6 +16,7 @@ MODULES = {
 }
 
 FOUNDATION = {
+    "baseline",
     "by_round",
     "compact_json",
     "formatting",

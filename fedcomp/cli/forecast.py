@@ -20,6 +20,7 @@ from rich.table import Table
 from torch import Tensor
 
 from .. import seeds
+from ..baseline import dense, is_dense
 from ..clients.batches import plan_batches
 from ..clients.local_sgd import LocalSGD, SerialEngine
 from ..config import RunConfig
@@ -31,6 +32,7 @@ from ..sim.run import Simulation
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Data, initial_model
 from .comparison.alternatives import Alternative, refused
+from .results import OF_DENSE, OF_FLOATS
 
 COORDINATES = (
     100_000_000  # of updates that are made up; the rounds beyond are reckoned from those before
@@ -64,7 +66,12 @@ class Forecast:
     longest_down: int | None
     uplink_bytes: int  # of the run
     downlink_bytes: int
-    dense_bytes: int  # both ways
+    dense_bytes: int  # of the same exchanges in 32-bit floats, both ways
+
+    @property
+    def sent_bytes(self) -> int:
+        """Both ways."""
+        return self.uplink_bytes + self.downlink_bytes
 
     @property
     def exact(self) -> bool:
@@ -178,12 +185,13 @@ def _of_run(bytes_: Sequence[int], rounds: int) -> int:
 def show(alternatives: Sequence[Alternative]) -> None:
     """Print a table: fitted to a terminal, in columns elsewhere."""
     found = [_named(alternative) for alternative in alternatives]
+    baselines = [_baseline(alternative, alternatives, found) for alternative in alternatives]
     for model in dict.fromkeys(
         f"{f.parameters:,} parameters in {f.tensors} tensors, {human_bytes(4 * f.parameters)} as float32"
         for f in found
     ):
         print(model)
-    rows = [_cells(f) for f in found]
+    rows = [_cells(f, baseline) for f, baseline in zip(found, baselines, strict=True)]
     if sys.stdout.isatty():
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
         for i, title in enumerate(HEAD):
@@ -200,6 +208,7 @@ def show(alternatives: Sequence[Alternative]) -> None:
                     for i, (cell, w) in enumerate(zip(row, widths, strict=True))
                 ).rstrip()
             )
+    print(OF_DENSE if any(baselines) else OF_FLOATS)
     if not all(f.exact for f in found):
         print(
             "~: depends on what is in the updates; made-up updates, like that of a client that trained, were encoded"
@@ -217,8 +226,20 @@ def _named(alternative: Alternative) -> Forecast:
         raise refused(alternative.name, str(error), error.exit_status) from error
 
 
-def _cells(f: Forecast) -> tuple[str, ...]:
-    about = "" if f.exact else "~"
+def _baseline(
+    alternative: Alternative, alternatives: Sequence[Alternative], found: Sequence[Forecast]
+) -> Forecast | None:
+    """Return the forecast of the dense alternative with otherwise the same options, or None."""
+    wanted = dense(alternative.values)
+    for other, told in zip(alternatives, found, strict=True):
+        if is_dense(other.values) and dense(other.values) == wanted and len(alternatives) > 1:
+            return told
+    return None
+
+
+def _cells(f: Forecast, baseline: Forecast | None) -> tuple[str, ...]:
+    about = "" if f.exact and (baseline is None or baseline.exact) else "~"
+    whole = f.dense_bytes if baseline is None else baseline.sent_bytes
     return (
         f.name,
         _between(f.frame_up),
@@ -233,7 +254,7 @@ def _cells(f: Forecast) -> tuple[str, ...]:
                 f.downlink_bytes,
             )
         ),
-        about + ratio(f.dense_bytes, f.uplink_bytes + f.downlink_bytes),
+        about + ratio(whole, f.sent_bytes),
     )
 
 

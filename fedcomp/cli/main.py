@@ -19,7 +19,12 @@ from .. import __version__, spec
 from ..config import SPANNING, RunConfig, data_folder
 from ..errors import INTERRUPTED, FedcompError, UserError
 from . import deployed, doctor, flags, keys, reproduce, results
-from .comparison.alternatives import Alternative, alternatives, is_span
+from .comparison.alternatives import (
+    Alternative,
+    alternatives,
+    compares_compression,
+    is_span,
+)
 from .signals import Signals
 from .watch import one_line
 
@@ -124,13 +129,18 @@ def fedcomp(
 
 
 def simulation(
-    dry_run: bool | None, target_accuracy: str | None, side_by_side: str | None, **given: Any
+    dry_run: bool | None,
+    target_accuracy: str | None,
+    side_by_side: str | None,
+    baseline: bool | None,
+    **given: Any,
 ) -> None:
     """Simulate a federation of virtual clients on this machine.
 
     Numbers may be written 0.01, 1% or 1/100. An option is taken from its flag, else from the --config file, else from the run that
     --resume continues, else it has its default. An option of an experiment that is given again, such as a second --uplink or --seed,
-    makes alternatives: all are run, beside each other where there is room, and compared.
+    makes alternatives: all are run, beside each other where there is room, and compared. Alternatives that differ in their
+    compression are compared with a line that compresses nothing, named dense.
     """
     values, target = flags.run_values(given, SPANNING), results.share(target_accuracy)
     several = is_span(values)
@@ -138,14 +148,24 @@ def simulation(
         raise UserError(
             "--side-by-side is for several alternatives; give an option such as --uplink more than once, or leave it out"
         )
+    if baseline is not None and not several:
+        raise UserError(
+            f"--{'' if baseline else 'no-'}baseline is for several alternatives; give an option such as --uplink more than once, or "
+            "leave it out"
+        )
     if dry_run:
         from .forecast import show
 
-        show(alternatives(values) if several else [Alternative("", values)])
+        dense = compares_compression(values) if baseline is None else baseline
+        show(alternatives(values, dense) if several else [Alternative("", values)])
         return
-    own = {"target_accuracy": target_accuracy, "side_by_side": side_by_side} | given
+    own = {
+        "target_accuracy": target_accuracy,
+        "side_by_side": side_by_side,
+        "baseline": baseline,
+    } | given
     if several:
-        _compared(values, own, side_by_side or "auto", target)
+        _compared(values, own, side_by_side or "auto", target, baseline)
         return
     config = RunConfig(**values)
 
@@ -182,6 +202,16 @@ app.command("sim")(
             ),
         ),
         flags.parameter(
+            "baseline",
+            bool,
+            typer.Option(
+                "--baseline/--no-baseline",
+                rich_help_panel="Comparison",
+                help="Add a line named dense, which compresses nothing in either direction; ratios refer to its bytes. "
+                "Default: where alternatives differ in their compression.",
+            ),
+        ),
+        flags.parameter(
             "dry_run",
             bool,
             typer.Option(
@@ -214,7 +244,11 @@ def _watched(
 
 
 def _compared(
-    values: dict[str, Any], given: dict[str, Any], side_by_side: str, target: float | None
+    values: dict[str, Any],
+    given: dict[str, Any],
+    side_by_side: str,
+    target: float | None,
+    baseline: bool | None,
 ) -> None:
     """Alternatives on the screen, their table, and how to continue them when they are ended from outside."""
     from .comparison import run
@@ -224,7 +258,7 @@ def _compared(
     else:
         from .comparison.board import Board as Screen
     watch, found = Screen(), []
-    comparison = run.Comparison(values, watch, side_by_side, target)
+    comparison = run.Comparison(values, watch, side_by_side, target, baseline)
     command = ("fedcomp", "sim")
     _to_its_end(
         lambda: found.extend(comparison.run()),

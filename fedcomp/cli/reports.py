@@ -45,7 +45,7 @@ def _runs_in(folder: Path) -> list[Path]:
     if not file.is_file():
         return [folder]
     try:
-        names = [each.name for each in alternatives(read_toml(file, SPANNING))]
+        names = [each.name for each in alternatives(read_toml(file, SPANNING), baseline=True)]
     except UserError as error:
         raise RunFolderError(
             f"{file} cannot be read ({error}); name the run folders in {folder} in its place"

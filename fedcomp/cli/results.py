@@ -19,6 +19,8 @@ LEGEND = (
     "for fewer bytes both ways, or better for as many"
 )
 SPREAD = "±: half of what lies between the best and the worst seed"
+OF_DENSE = "ratio: bytes both ways of the dense line over those of this line, in the same rounds"
+OF_FLOATS = "ratio: bytes of the same exchanges in 32-bit floats over the bytes sent, both ways"
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,14 @@ class Result:
     rounds: float = 0.0
     uplink_bytes: float = 0.0
     downlink_bytes: float = 0.0
-    ratio: float | None = None  # of what dense float32 models would have cost, both ways
+    ratio: float | None = None  # bytes both ways of the baseline over those of this line
     seconds: float = 0.0
     rounds_to_target: float | None = None  # None where a seed never reached it
     bytes_to_target: float | None = None  # both ways
     on_front: bool = False
     note: str = ""  # what went wrong
     problem: Mapping[str, Any] = field(default_factory=dict)  # each has a Pareto front of its own
+    baseline: str | None = None  # label of the dense line; None: 32-bit floats stand in for it
 
     @classmethod
     def nothing(cls, folder: str, why: str) -> Self:
@@ -69,8 +72,13 @@ class Result:
 def results(
     found: Sequence["Group"], target: float | None = None, failed: Mapping[str, str] | None = None
 ) -> list[Result]:
-    """A line for each group, with the Pareto front marked. `target`: an accuracy, 0..1; `failed`: by folder, why a run did not end."""
-    lines = [_result(group, target, failed or {}) for group in found]
+    """Return a line for each group, with its ratio to the dense group of the same options, if there is one, and the Pareto front marked.
+
+    `target`: an accuracy, 0..1; `failed`: by folder, why a run did not end.
+    """
+    from ..runs import baseline_of
+
+    lines = [_result(group, baseline_of(group, found), target, failed or {}) for group in found]
     return [replace(line, on_front=on) for line, on in zip(lines, front(lines), strict=True)]
 
 
@@ -97,11 +105,46 @@ def front(lines: Sequence[Result]) -> list[bool]:
     ]
 
 
-def _result(group: "Group", target: float | None, failed: Mapping[str, str]) -> Result:
+def legend(lines: Sequence[Result]) -> list[str]:
+    """Return sentences that explain the columns of `lines`, to print under their table."""
+    ratios = [line for line in lines if line.ratio is not None]
+    against_dense = [line for line in ratios if line.baseline is not None]
+    said = [LEGEND] if len(lines) > 1 else []
+    if against_dense:
+        others = (
+            "; without a dense line of the same options, to 32-bit floats in the same exchanges"
+        )
+        said.append(OF_DENSE + others * (len(against_dense) < len(ratios)))
+    elif ratios:
+        said.append(OF_FLOATS)
+    return said + [SPREAD] * any(line.accuracy_spread is not None for line in lines)
+
+
+def _ratio(runs: Sequence["Run"], baseline: "Group | None") -> tuple[float | None, bool]:
+    """Return the ratio of the baseline's bytes to those of `runs`, and whether `baseline` was long enough to give it."""
+    sent = sum(run.sent_bytes for run in runs)
+    if not sent:
+        return None, False
+    rounds = [len(run.records) for run in runs]
+    if baseline and max(rounds) <= min(len(run.records) for run in baseline.runs):
+        dense = sum(mean(_sent(run, count) for run in baseline.runs) for count in rounds)
+        return dense / sent, True
+    dense = sum(run.dense_bytes for run in runs)
+    return (dense / sent if dense else None), False
+
+
+def _sent(run: "Run", rounds: int) -> int:
+    """Return the bytes both ways of the first `rounds` rounds."""
+    return sum(r.uplink_bytes + r.downlink_bytes for r in run.records[:rounds])
+
+
+def _result(
+    group: "Group", baseline: "Group | None", target: float | None, failed: Mapping[str, str]
+) -> Result:
     runs = group.runs
     measured = [run.accuracy for run in runs if run.accuracy is not None]
     losses = [loss for run in runs if (loss := _last_loss(run)) is not None]
-    sent, dense = sum(run.sent_bytes for run in runs), sum(run.dense_bytes for run in runs)
+    ratio, against_dense = _ratio(runs, baseline)
     costs = [run.cost_to(target) for run in runs] if target is not None else [None]
     return Result(
         problem=runs[0].problem,
@@ -113,7 +156,8 @@ def _result(group: "Group", target: float | None, failed: Mapping[str, str]) -> 
         rounds=mean(len(run.records) for run in runs),
         uplink_bytes=mean(sum(r.uplink_bytes for r in run.records) for run in runs),
         downlink_bytes=mean(sum(r.downlink_bytes for r in run.records) for run in runs),
-        ratio=dense / sent if sent and dense else None,
+        ratio=ratio,
+        baseline=baseline.label if against_dense else None,
         seconds=mean(sum(r.seconds for r in run.records) for run in runs),
         rounds_to_target=None if None in costs else mean(rounds for rounds, _ in costs),
         bytes_to_target=None if None in costs else mean(bytes_ for _, bytes_ in costs),

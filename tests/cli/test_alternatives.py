@@ -10,13 +10,16 @@ import tomli_w
 from rich.console import Console
 from typer.testing import CliRunner
 
+from fedcomp.baseline import CODECS, COMPRESSING, dense
 from fedcomp.cli import flags
 from fedcomp.cli.comparison import table
-from fedcomp.cli.comparison.alternatives import alternatives, is_span
+from fedcomp.cli.comparison.alternatives import alternatives, compares_compression, is_span
 from fedcomp.cli.main import app
 from fedcomp.cli.results import FRONT, Result, cells, front, head, share
 from fedcomp.config import ALTERNATIVES_FILE, SPANNING, RunConfig
 from fedcomp.errors import ConfigError, UserError
+from fedcomp.server.results import strategy_of
+from fedcomp.strategies import available_strategies, resolved
 
 GIVEN = {
     "uplink": ["stc:density=1/400", "topk:density=1%,values=fp16@layer"],
@@ -134,6 +137,54 @@ def test_the_command_that_continues_names_every_value():
     command = "fedcomp sim --uplink stc --uplink identity --target-accuracy 90% --plain --out 'x y' --resume"
     assert flags.resume_command(given, "x y") == command
     assert ALTERNATIVES_FILE != "config.toml"
+
+
+# The dense baseline.
+
+
+def added(values) -> list[str]:
+    plain = [each.name for each in alternatives(values)]
+    found = [each.name for each in alternatives(values, baseline=True)]
+    assert found[: len(plain)] == plain
+    return found[len(plain) :]
+
+
+def test_the_baseline_has_the_same_options_without_compression():
+    values = {
+        "uplink": ["stc", "topk"],
+        "memory": ["dgc", "residual"],
+        "density_warmup": 5,
+        "partition": ["iid", "classes:2"],
+        "seed": [0, 1],
+        "lr": 0.1,
+        "strategy": "median",
+    }
+    assert added(values) == [
+        "dense_iid_seed-0",
+        "dense_iid_seed-1",
+        "dense_classes-2_seed-0",
+        "dense_classes-2_seed-1",
+    ]
+    kept = {"partition": "classes:2", "seed": 1, "lr": 0.1, "strategy": "median"}
+    assert alternatives(values, baseline=True)[-1].config == RunConfig(**CODECS, **kept)
+
+
+def test_an_alternative_that_is_dense_both_ways_is_the_baseline():
+    assert added({"uplink": ["stc", "identity"]}) == ["dense"]
+    assert added({"uplink": ["stc", "identity"], "downlink": "identity"}) == []
+
+
+def test_comparisons_of_compression_have_a_baseline():
+    assert compares_compression({"downlink": ["stc", "identity"]})
+    assert compares_compression({"strategy": ["average", "powersgd:rank=4"]})
+    assert not compares_compression({"strategy": ["average", "median"], "lr": [0.1, 0.2]})
+
+
+def test_every_strategy_has_a_baseline_that_can_run():
+    for name in available_strategies():
+        config = RunConfig(**dense({"strategy": name, "clients": 10, "participation": 1.0}))
+        assert (config.strategy == name) == (name not in COMPRESSING)
+        strategy_of(resolved(config))
 
 
 # Results.

@@ -22,8 +22,9 @@ from fedcomp.cli.comparison import table
 from fedcomp.cli.comparison.alternatives import alternatives
 from fedcomp.cli.comparison.crew import Crew
 from fedcomp.cli.comparison.folder import ComparisonFolder
+from fedcomp.cli.comparison.progress import Watch
 from fedcomp.cli.main import app
-from fedcomp.cli.results import Result
+from fedcomp.cli.results import OF_DENSE, Result
 from fedcomp.config import settings
 from fedcomp.runs import load
 from fedcomp.sim import simulate
@@ -45,6 +46,7 @@ FOUR = [
     "1",
 ]
 NAMES = ["stc-10pct_seed-0", "stc-10pct_seed-1", "identity_seed-0", "identity_seed-1"]
+DENSE = ["dense_seed-0", "dense_seed-1"]
 
 
 def fedcomp(*words):
@@ -80,11 +82,12 @@ def test_every_alternative_has_a_run_folder_with_a_report(compared):
     out, said = compared
     assert {path.name for path in out.iterdir()} == {
         *NAMES,
+        *DENSE,
         "alternatives.toml",
         "comparison.json",
         "report.html",
     }
-    for name in NAMES:
+    for name in NAMES + DENSE:
         run = load(out / name)
         assert len(run.records) == 3 and run.summary is not None
         assert "<svg" in (out / name / "report.html").read_text(encoding="utf-8")
@@ -94,8 +97,8 @@ def test_every_alternative_has_a_run_folder_with_a_report(compared):
 
 def test_seeds_become_a_spread_in_the_table_in_json_and_in_the_report(compared):
     out, said = compared
-    stc, identity = stored(out)
-    for line, of in ((stc, NAMES[:2]), (identity, NAMES[2:])):
+    stc, identity, dense = stored(out)
+    for line, of in ((stc, NAMES[:2]), (identity, NAMES[2:]), (dense, DENSE)):
         reached = [load(out / name).accuracy for name in of]
         assert (
             line.label.endswith("(2 seeds)")
@@ -109,12 +112,40 @@ def test_seeds_become_a_spread_in_the_table_in_json_and_in_the_report(compared):
         assert (line.bytes_to_target is None) == (None in costs)
         page = (out / "report.html").read_text(encoding="utf-8")
         assert f"{100 * line.accuracy:.2f} % ± {100 * line.accuracy_spread:.2f}" in page
-    assert "\n".join(table.plain([stc, identity], 0.6)) in said
+    assert "\n".join(table.plain([stc, identity, dense], 0.6)) in said
     assert (
-        any(line.on_front for line in (stc, identity))
+        any(line.on_front for line in (stc, identity, dense))
         and "on the Pareto front" in said
         and "on the Pareto front" in page
     )
+
+
+def test_ratios_are_those_of_measured_bytes_to_the_dense_line(compared):
+    out, said = compared
+    lines = stored(out)
+    dense = lines[-1]
+    assert dense.label == "dense (2 seeds)"
+    assert load(out / DENSE[0]).options["downlink"] == "identity"
+    for line in lines:
+        assert line.baseline == "dense"
+        assert line.ratio == pytest.approx(dense.sent_bytes / line.sent_bytes)
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert OF_DENSE in said and OF_DENSE in page and "×1.00" in page
+
+
+def test_resume_keeps_the_lines_that_the_comparison_was_begun_with(tmp_path):
+    values = {"task": TASK, "uplink": ["stc", "topk"]}
+
+    def names(**more) -> list[str]:
+        resumed = values | {"out": str(tmp_path), "resume": True}
+        return [each.name for each in comparison.Comparison(resumed, Watch(), **more).all]
+
+    file = tmp_path / "alternatives.toml"
+    file.write_text(tomli_w.dumps(values | {"resolved": {"side_by_side": 1}}))
+    assert names() == ["stc", "topk"], "begun by a version without baselines"
+    assert names(baseline=True) == ["stc", "topk", "dense"]
+    file.write_text(tomli_w.dumps(values | {"resolved": {"baseline": True}}))
+    assert names() == ["stc", "topk", "dense"] and names(baseline=False) == ["stc", "topk"]
 
 
 def test_an_alternative_is_the_run_alone(compared, tmp_path):
@@ -143,7 +174,7 @@ def test_resume_goes_on_with_what_is_not_over(compared, tmp_path):
     shutil.rmtree(out / NAMES[2])
     times = {
         name: (out / name / "metrics.jsonl").stat().st_mtime_ns
-        for name in NAMES
+        for name in NAMES + DENSE
         if name != NAMES[2]
     }
     done = fedcomp("sim", "--out", out, "--resume")
@@ -231,7 +262,7 @@ def test_a_report_on_alternatives_is_on_all_that_were_begun(compared, tmp_path):
     assert page.index(NAMES[0]) < page.index(NAMES[2])  # as they were given
     twice = fedcomp("report", out, out / NAMES[0], "--out", tmp_path)
     assert twice.exit_code == 2 and "is named twice" in twice.stderr
-    for name in NAMES[:3]:
+    for name in NAMES[:3] + DENSE:
         shutil.rmtree(out / name)
     none = fedcomp("report", out)
     assert none.exit_code == 2 and f"no alternative in {out} was begun" in none.stderr
@@ -287,6 +318,10 @@ def test_a_report_on_alternatives_is_on_all_that_were_begun(compared, tmp_path):
         (
             [*COMMON, "--side-by-side", "2"],
             "--side-by-side is for several alternatives; give an option such as --uplink more than once, or leave it out",
+        ),
+        (
+            [*COMMON, "--no-baseline"],
+            "--no-baseline is for several alternatives; give an option such as --uplink more than once, or leave it out",
         ),
     ],
 )

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from fedcomp.cli.comparison.alternatives import Alternative
 from fedcomp.cli.forecast import forecast
 from fedcomp.cli.main import app
+from fedcomp.cli.results import OF_DENSE
 from fedcomp.config import RunConfig
 from fedcomp.formatting import human_bytes
 from fedcomp.runs import load
@@ -83,22 +84,22 @@ def test_the_command_prints_a_line_for_each_and_makes_nothing(tmp_path, monkeypa
         "identity",
         "--uplink",
         "stc:density=25%",
-        "--downlink",
-        "identity",
         "--dry-run",
     )
     assert done.exit_code == 0 and [*tmp_path.iterdir()] == []
-    model, head, identity, stc, note = done.stdout.splitlines()
+    model, head, identity, stc, dense, ratio, note = done.stdout.splitlines()
     assert model == "42 parameters in 4 tensors, 168 B as float32" and head.split()[:2] == [
         "frame",
         "up",
     ]
     told = forecast(Alternative("", COMMON | {"uplink": "identity", "downlink": "identity"}))
-    assert re.split(r"\s{2,}", identity)[-3:-1] == [
+    assert re.split(r"\s{2,}", dense)[-3:] == [
         human_bytes(told.uplink_bytes),
         human_bytes(told.downlink_bytes),
+        "×1.00",
     ]
-    assert "~" in stc and note.startswith("~: ")
+    assert dense.startswith("dense ") and ratio == OF_DENSE
+    assert "~" in identity and "~" in stc and note.startswith("~: ")
 
 
 def test_what_cannot_be_is_refused_as_in_a_run():

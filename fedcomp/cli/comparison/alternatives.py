@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...baseline import COMPRESSING, COMPRESSION, NAME, dense, is_dense, strategy_name
 from ...config import RunConfig, flag
 from ...errors import ConfigError, FedcompError
 
@@ -31,8 +32,20 @@ def is_span(values: Mapping[str, Any]) -> bool:
     return any(isinstance(value, list) for value in values.values())
 
 
-def alternatives(values: Mapping[str, Any]) -> list[Alternative]:
-    """The product of all lists among `values`, the last option's values changing first, seeds last of all. Raises ConfigError."""
+def compares_compression(values: Mapping[str, Any]) -> bool:
+    """Whether the alternatives differ in their codecs, memories or densities, or in strategies that compress."""
+    strategies = values.get("strategy")
+    return any(isinstance(values.get(name), list) for name in COMPRESSION) or (
+        isinstance(strategies, list)
+        and any(strategy_name(each) in COMPRESSING for each in strategies)
+    )
+
+
+def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alternative]:
+    """Return the product of all lists among `values`: the last option varies fastest, and the seed fastest of all.
+
+    `baseline`: append the dense counterpart of every alternative that has none among them. Raises ConfigError.
+    """
     spanning = sorted(
         (name for name, value in values.items() if isinstance(value, list)),
         key=lambda name: name == "seed",
@@ -46,9 +59,14 @@ def alternatives(values: Mapping[str, Any]) -> list[Alternative]:
         raise ConfigError(
             f"{counts} values are {len(choices):,} alternatives; give options that span at most {MOST:,}"
         )
+    texts = ["_".join(_word(*item) for item in choice.items()) for choice in choices]
+    options = [{**values, **choice} for choice in choices]
+    for added in _missing_baselines(options) if baseline else ():
+        kept = [_word(name, added[name]) for name in spanning if name not in COMPRESSION]
+        texts.append("_".join([NAME, *kept]))
+        options.append(added)
     found = [
-        Alternative(name, {**values, **choice})
-        for name, choice in zip(_names(choices), choices, strict=True)
+        Alternative(name, each) for name, each in zip(_unique_names(texts), options, strict=True)
     ]
     for each in found:
         each.config  # noqa: B018 — a choice that cannot be is refused
@@ -62,12 +80,21 @@ def refused(name: str, sentence: str, exit_status: int) -> FedcompError:
     return error
 
 
-def _names(choices: Sequence[Mapping[str, Any]]) -> list[str]:
+def _missing_baselines(options: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the dense counterparts of `options`, each once, without those that are among `options` already."""
+    known = [dense(each) for each in options if is_dense(each)]
+    missing: list[dict[str, Any]] = []
+    for counterpart in map(dense, options):
+        if counterpart not in known and counterpart not in missing:
+            missing.append(counterpart)
+    return missing
+
+
+def _unique_names(texts: Sequence[str]) -> list[str]:
+    """Return names of at most about LONGEST characters that differ in more than their case."""
     names: list[str] = []
-    for choice in choices:
-        name = plain = "_".join(_word(option, value) for option, value in choice.items())[
-            :LONGEST
-        ].rstrip("-_.")
+    for text in texts:
+        name = plain = text[:LONGEST].rstrip("-_.")
         for number in itertools.count(2):
             if name.lower() not in (taken.lower() for taken in names):
                 break

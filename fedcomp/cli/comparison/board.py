@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.status import Status
 from rich.text import Text
 
-from ...formatting import NOTHING, duration, human_bytes, ratio
+from ...formatting import NOTHING, duration, human_bytes
 from ...observe import RoundRecord
 from ..dashboard import BAR, FRAME, LABEL, REFRESHES_A_SECOND, REJECTED, WARNING
 from ..dashboard import DONE as GOOD
@@ -27,14 +27,13 @@ SIGNS = {WAITS: "·", RUNS: "▸", DONE: "✓", FAILED: "×"}
 COLOURS = {WAITS: LABEL, RUNS: "bold", DONE: GOOD, FAILED: REJECTED}
 STEPS = "▁▂▃▄▅▆▇█"
 NARROWEST, LOWEST = 40, 8
-NAME, ROUND, REACHED, BYTES, RATIO, CURVE = (
+NAME, ROUND, REACHED, BYTES, CURVE = (
     12,
     9,
     9,
     8,
-    7,
     12,
-)  # characters, the least of a name's and a curve's
+)  # widths of columns; of NAME and CURVE the smallest
 NOTES = 3
 
 
@@ -166,12 +165,10 @@ class Board(Watch):
             shown, hidden = [self.all[i] for i in kept], f"  and {len(self.all) - len(kept)} more"
         longest = max((cell_len(p.name) for p in self.all), default=NAME)
         rest = width - 2 - ROUND - REACHED - 2 * BYTES
-        name = min(longest, max(NAME, rest - CURVE - RATIO))
-        with_ratio = rest - name >= RATIO
-        curve = rest - name - RATIO * with_ratio - 2
+        name = min(longest, max(NAME, rest - CURVE))
+        curve = rest - name - 2
         bounds = self._bounds()
         head = f"  {'':<{name}}{'round':>{ROUND}}{'accuracy':>{REACHED}}{'up':>{BYTES}}{'down':>{BYTES}}"
-        head += f"{'ratio':>{RATIO}}" * with_ratio
         title = "accuracy over rounds" if curve >= 20 else "curve"
         lines = [Text(head + f"  {title}" * (curve >= CURVE), LABEL)]
         for p in shown:
@@ -188,11 +185,6 @@ class Board(Watch):
                 f"{f'{p.round}/{p.rounds}':>{ROUND}}{p.reached:>{REACHED}}"
                 + "".join(f"{text:>{BYTES}}" for text in sent)
             )
-            if with_ratio:
-                both = ratio(
-                    t.dense_uplink_bytes + t.dense_downlink_bytes, t.uplink_bytes + t.downlink_bytes
-                )
-                line.append(f"{both:>{RATIO}}")
             if curve >= CURVE:
                 line.append("  ").append(_curve(p, curve, bounds), BAR)
             lines.append(line)

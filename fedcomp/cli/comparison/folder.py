@@ -1,6 +1,6 @@
 """The folder of several alternatives: what was asked for, a run folder for each, and what they came to.
 
-alternatives.toml   the options, lists of those that span; `fedcomp sim --config` reads it; [resolved]: side by side, threads, target
+alternatives.toml   the options, lists of those that span; `fedcomp sim --config` reads it; [resolved]: what was decided here
 NAME/               the run folder of each alternative
 comparison.json     the lines of the table
 report.html         all of them on one page
@@ -36,7 +36,7 @@ from .alternatives import Alternative
 from .progress import DONE, FIGURES, Progress
 
 COMPARISON, SUMMARY, METRICS = "comparison.json", "summary.json", "metrics.jsonl"
-TARGET = "target_accuracy"
+TARGET, BASELINE = "target_accuracy", "baseline"
 USUAL = {
     name for name, f in RunConfig.__dataclass_fields__.items() if isinstance(f.default, Usual)
 }  # what strategies may choose
@@ -118,15 +118,23 @@ class ComparisonFolder:
         )
         return chosen | kept | {"out": str(folder), "resume": begun}
 
+    def _resolved(self) -> Mapping[str, Any]:
+        """Return what an earlier command decided for the alternatives here; empty where there was none."""
+        file = self.path / ALTERNATIVES_FILE
+        if not file.is_file():
+            return {}
+        resolved = tomllib.loads(file.read_text(encoding="utf-8")).get("resolved")
+        return resolved if isinstance(resolved, dict) else {}
+
+    def stored_baseline(self) -> bool | None:
+        """Return whether the alternatives here have a dense baseline; None where none was begun."""
+        if not (self.path / ALTERNATIVES_FILE).is_file():
+            return None
+        return self._resolved().get(BASELINE) is True
+
     def stored_target(self) -> float | None:
         """The share that the alternatives here were last compared by, if they were. Raises RunFolderError for what is none."""
-        file = self.path / ALTERNATIVES_FILE
-        resolved = (
-            tomllib.loads(file.read_text(encoding="utf-8")).get("resolved")
-            if file.is_file()
-            else None
-        )
-        stored = resolved.get(TARGET) if isinstance(resolved, dict) else None
+        file, stored = self.path / ALTERNATIVES_FILE, self._resolved().get(TARGET)
         try:
             return share(None if stored is None else str(stored))
         except UserError as error:

@@ -9,9 +9,9 @@ from ...config import RunConfig, flag
 from ...errors import ConfigError, FedcompError
 from ..results import Result
 from . import table
-from .alternatives import Alternative, alternatives, refused
+from .alternatives import Alternative, alternatives, compares_compression, refused
 from .crew import Crew, cores
-from .folder import TARGET, ComparisonFolder
+from .folder import BASELINE, TARGET, ComparisonFolder
 from .progress import FAILED, Progress, Watch
 
 ONE_CORE = {"batched", "serial"}  # engines that gain little from a second core
@@ -40,6 +40,7 @@ class Comparison:
         watch: Watch,
         side_by_side: str = "auto",
         target: float | None = None,
+        baseline: bool | None = None,
     ):
         for name, what in (
             ("log_json", "metrics.jsonl of each run folder has all rounds"),
@@ -50,8 +51,11 @@ class Comparison:
                     f"{flag(name)} is for one run, and these are several; leave it out: {what}"
                 )
         self.values, self.watch, self.asked = values, watch, _asked(side_by_side)
-        self.all = alternatives(values)
         self.folder = ComparisonFolder(values)
+        if baseline is None:
+            baseline = self.folder.stored_baseline()
+        self.baseline = compares_compression(values) if baseline is None else baseline
+        self.all = alternatives(values, self.baseline)
         self.target = target if target is not None else self.folder.stored_target()
         self.over = {each.name for each in self.all if self.folder.is_over(each)}
 
@@ -66,7 +70,11 @@ class Comparison:
             crew.shrink(side)
             ends.callback(self.folder.close)
             self.folder.open(
-                {"side_by_side": side, "threads": threads or cores()}
+                {
+                    "side_by_side": side,
+                    "threads": threads or cores(),
+                    BASELINE: self.baseline,
+                }
                 | ({TARGET: self.target} if self.target else {})
             )
             self.watch.started(

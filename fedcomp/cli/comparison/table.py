@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from ..results import FRONT, LEGEND, SPREAD, Result, cells, head
+from ..results import FRONT, Result, cells, head, legend
 from ..watch import one_line
 
 SPARE = ("time", "ratio", "rounds")  # what a narrow terminal does without, the first one first
@@ -16,7 +16,7 @@ NARROWEST = 11  # characters of a name before it is folded
 def show(lines: Sequence[Result], target: float | None) -> None:
     """On a terminal fitted to its width; elsewhere in columns as wide as they need."""
     said = [one_line(f"{line.label} {line.note}") for line in lines if line.note]
-    said += [LEGEND] + [SPREAD] * any(line.accuracy_spread is not None for line in lines)
+    said += legend(lines)
     if sys.stdout.isatty():
         console = Console(highlight=False, markup=False)
         console.print(fitted(lines, target, console.width), *said, sep="\n")

@@ -13,7 +13,7 @@ from ...config import flag
 from ...errors import RunFolderError
 from ...formatting import NOTHING, decimal, duration, percent
 from ...runs import ALIKE, Group, Run, groups
-from ..results import FRONT, LEGEND, SPREAD, cells, results
+from ..results import FRONT, cells, legend, results
 from ..results import head as titles
 from .charts import NAMES, charts, hours
 
@@ -156,8 +156,9 @@ def _results(found: Sequence[Group], target: float | None, failed: Mapping[str, 
         ]
         for group, line in zip(found, lines, strict=True)
     ]
-    legend = [LEGEND] * several + [SPREAD] * any(line.accuracy_spread is not None for line in lines)
-    return _table(head, rows) + "".join(f'<p class="quiet">{escape(line)}</p>' for line in legend)
+    return _table(head, rows) + "".join(
+        f'<p class="quiet">{escape(sentence)}</p>' for sentence in legend(lines)
+    )
 
 
 def _own_metrics(run: Run) -> Mapping[str, float | None]:

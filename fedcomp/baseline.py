@@ -1,0 +1,35 @@
+"""The dense baseline of a comparison: a run with the same options that compresses nothing in either direction."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .config import RunConfig
+
+NAME = "dense"
+CODECS = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
+COMPRESSION = frozenset({*CODECS, "density_warmup", "density_schedule", "budget", "bandwidths"})
+COMPRESSING = frozenset(  # strategies that refuse uplink 'identity'; plain averaging replaces them in the baseline
+    {"election", "fetchsgd", "gtopk", "powersgd", "shared-scale", "sketched-sgd", "vote"}
+)
+
+
+def strategy_name(text: str) -> str:
+    """The name in a strategy's spec: `powersgd` for `powersgd:rank=2`."""
+    return text.partition(":")[0].strip()
+
+
+def is_dense(options: Mapping[str, Any]) -> bool:
+    """Whether a run with these options sends every update and every model uncompressed."""
+    return all(
+        options.get(name, getattr(RunConfig, name)) == "identity" for name in ("uplink", "downlink")
+    )
+
+
+def dense(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the baseline of a run: `options` with dense codecs, no memories and no density schedules."""
+    kept = {name: value for name, value in options.items() if name not in COMPRESSION}
+    name = strategy_name(kept.get("strategy", RunConfig.strategy))
+    if name in COMPRESSING:
+        kept["strategy"] = RunConfig.strategy
+    # SCAFFOLD accepts no memory but `residual`, which stays zero around dense updates.
+    return kept | CODECS | ({"memory": "residual"} if name == "scaffold" else {})
