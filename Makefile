@@ -14,7 +14,7 @@ check test record: export HF_HUB_OFFLINE := 1
 check test record: export OMP_NUM_THREADS := 1
 check test record: export RAY_USAGE_STATS_ENABLED := 0
 check test: export FEDCOMP_DATA ?= $(realpath ../shared/data)
-PYTEST := .venv/bin/python -m pytest -n auto --maxprocesses 8
+PYTEST := .venv/bin/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 # Style and the quick tests.
 check: .venv/.dev

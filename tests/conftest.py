@@ -34,34 +34,6 @@ if not torch.cuda.is_available():
 settings.register_profile("fedcomp", deadline=None, max_examples=40, derandomize="CI" in os.environ)
 settings.load_profile("fedcomp")
 
-# Files that start processes or wait for clocks: first, so that no core is left alone with one of them in the end.
-LONG = (
-    "test_ray",
-    "test_outages",
-    "test_start",
-    "test_every_codec",
-    "test_flower_app",
-    "test_stock",
-    "test_interruption",
-    "test_many",
-    "test_comparison",
-    "test_registry_in_use",
-    "test_server_optimizer",
-    "test_scaffold_deployed",
-    "test_watched_run",
-    "test_schedules_on_the_network",
-    "test_faults",
-    "test_network",
-    "test_elections",
-    "test_package",
-    "test_run",
-    "test_process",
-    "test_examples",
-    "test_hostile_frames",
-    "test_workers",
-    "test_store",
-)
-
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
@@ -74,7 +46,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+    """Begin with the tests that wait for processes, so that no worker is left alone with one of them in the end."""
+    items.sort(key=lambda item: item.get_closest_marker("deploy") is None)
 
 
 @pytest.fixture(scope="session")

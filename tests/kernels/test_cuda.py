@@ -67,8 +67,7 @@ def rows_of(
     return np.split(positions.cpu().numpy(), counts.cumsum(0).cpu().numpy()[:-1])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("k", [1, 175, 1000])
+@pytest.mark.parametrize(("k", "dtype"), [(1, torch.bfloat16), (1000, torch.float32)])
 def test_the_largest_magnitudes_of_every_row(k, dtype):
     x = stack().to(dtype)
     assert cuda.suits(x, k)
@@ -76,9 +75,8 @@ def test_the_largest_magnitudes_of_every_row(k, dtype):
     assert all(map(np.array_equal, found, by_numpy(x, k, abs)))
 
 
-@pytest.mark.parametrize("k", [1, 175])
-def test_the_side_with_the_larger_mean_of_every_row(k):
-    x = stack()
+def test_the_side_with_the_larger_mean_of_every_row():
+    x, k = stack(), 175
     *found, positive = kernels.top_side_rows(x, k)
     up, down = by_numpy(x, k, lambda row: row.clip(0)), by_numpy(x, k, lambda row: (-row).clip(0))
     for row, got, won, a, b in zip(
@@ -164,7 +162,7 @@ def test_words_are_those_of_the_other_devices(count):
     )
 
 
-@pytest.mark.parametrize("n", [0, 1, 5, 8193])
+@pytest.mark.parametrize("n", [0, 5, 4097])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_multiples_are_those_of_the_other_devices(n, dtype):
     x = torch.from_numpy(np.random.default_rng(n).standard_normal((3, n)).astype(np.float32)).to(
@@ -178,7 +176,7 @@ def test_multiples_are_those_of_the_other_devices(n, dtype):
         assert np.array_equal(rounding.to_multiples(row, *given), levels)
 
 
-@pytest.mark.parametrize("n", [1, 5, 8193])
+@pytest.mark.parametrize("n", [1, 5, 4097])
 def test_powers_are_those_of_the_other_devices(n):
     draw = np.random.default_rng(n)
     x = draw.standard_normal((3, n)) * 10.0 ** draw.integers(-44, 30, (3, n))
@@ -199,25 +197,23 @@ def test_powers_are_those_of_the_other_devices(n):
     ("spec", "n"),
     [
         ("topk:density=1/400", N),
-        ("stc:density=1/400", N),
         ("sbc:density=1/400", N),
         ("sign", 20_001),
-        ("efsign", 20_001),
-        ("qsgd:levels=4", 20_001),
-        ("terngrad", 20_001),
-        ("natural", 20_001),
+        ("qsgd:levels=4", 4097),
+        ("terngrad", 4097),
+        ("natural", 4097),
     ],
 )
 def test_frames_are_those_of_the_other_devices(spec, n):
-    c, x = codec(spec), stack()[:3, :n].contiguous()
-    frames = c.encode_batch(x, [4, 5, 6])
-    assert [c.encode(row, seed=seed) for row, seed in zip(x, (4, 5, 6), strict=True)] == frames
+    c, x = codec(spec), stack()[:2, :n].contiguous()
+    frames = c.encode_batch(x, [4, 5])
+    assert c.encode(x[0], seed=4) == frames[0]
     with elsewhere():
-        assert c.encode_batch(x.cpu(), [4, 5, 6]) == frames
+        assert c.encode_batch(x.cpu(), [4, 5]) == frames
 
 
 @pytest.mark.parametrize(
-    ("n", "rows", "columns"), [(0, 1, 1), (1, 1, 1), (5, 15, 64), (4097, 3, 7), (4097, 5, 1000)]
+    ("n", "rows", "columns"), [(0, 1, 1), (1, 1, 1), (5, 15, 64), (4097, 5, 1000)]
 )
 def test_a_sketch_of_whole_numbers_is_that_of_the_other_devices(n, rows, columns):
     x, seed = (
@@ -234,7 +230,7 @@ def test_a_sketch_of_whole_numbers_is_that_of_the_other_devices(n, rows, columns
 
 def test_a_sketch_is_that_of_the_other_devices_to_rounding_and_always_the_same():
     n, placed = 4097, count_sketch.places(np.arange(4097), 3, 500, 17)
-    for x in stack()[:, -n:]:
+    for x in stack()[[0, 1, 5], -n:]:
         cells, exact = count_sketch.sketch(x, 3, 500, 17), np.zeros((3, 500))
         assert np.array_equal(cells, count_sketch.sketch(x, 3, 500, 17))
         v = x.cpu().double().numpy()

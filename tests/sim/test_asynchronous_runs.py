@@ -21,13 +21,12 @@ from fedcomp.sim import simulate
 RUN = replace(TINY, strategy="asynchronous:wait=0.5,staleness=3", rounds=12)
 
 
-@pytest.mark.parametrize("every", [1, 4])
-@pytest.mark.parametrize("stop", [(1, 1), (3, None), (5, 2)])
 @pytest.mark.parametrize(
-    ("memory", "uplink"), [("residual", "stc:density=10%"), ("ef21", "stc:density=10%")]
+    ("memory", "every", "stop"),
+    [("residual", 1, (1, 1)), ("residual", 4, (3, None)), ("ef21", 1, (5, 2))],
 )
-def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, memory, uplink, every, stop):
-    config = replace(RUN, memory=memory, uplink=uplink, checkpoint_every=every)
+def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, memory, every, stop):
+    config = replace(RUN, memory=memory, checkpoint_every=every)
     assert_the_same_when_stopped(tmp_path, config, StopsAt(*stop), StopsAt(10))
 
 

@@ -78,13 +78,10 @@ def test_every_attack_is_tried():
     assert {text.partition(":")[0] for text in EVERY} == set(available_attacks())
 
 
-@pytest.mark.parametrize("way", ["identity", "stc"])
 @pytest.mark.parametrize("attack", EVERY)
-def test_no_attack_ends_a_run_or_makes_a_model_that_is_not_finite(tmp_path, way, attack):
+def test_no_attack_ends_a_run_or_makes_a_model_that_is_not_finite(tmp_path, attack):
     folder = out(tmp_path, "run")
-    assert simulate(replace(LIARS, **WAYS[way], attack=attack, out=folder)).rounds == 3 and finite(
-        folder
-    )
+    assert simulate(replace(LIARS, attack=attack, out=folder)).rounds == 3 and finite(folder)
 
 
 GROUPS = {
@@ -95,8 +92,12 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(
+    ("way", "group"),
+    [(way, "frames") for way in WAYS]
+    + [(way, "updates") for way in ("identity", "sign", "sketch", "powersgd", "asynchronous")]
+    + [(way, "largest") for way in ("identity", "qsgd", "gtopk", "fetchsgd")],
+)
 def test_whatever_the_codec_and_the_strategy(tmp_path, way, group):
     config = replace(LIARS, **WAYS[way], clients=16, attack=GROUPS[group], out=out(tmp_path, "run"))
     assert simulate(config).rounds == 3 and finite(config.out)
@@ -113,7 +114,7 @@ def test_whatever_the_codec_and_the_strategy(tmp_path, way, group):
 
 
 @pytest.mark.parametrize(
-    "attack", ["malformed:1,how=garbage", "infinity:1", "infinity:1,value=inf", "abstention:1"]
+    "attack", ["malformed:1,how=garbage", "infinity:1,value=inf", "abstention:1"]
 )
 def test_one_of_200_clients_costs_its_own_update_alone(tmp_path, attack):
     config = replace(LIARS, clients=200, attack=attack, out=out(tmp_path, "run"))

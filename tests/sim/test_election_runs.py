@@ -53,14 +53,12 @@ def model(tmp_path, name: str, config: RunConfig, **changes) -> bytes:
     return model_bytes(out(tmp_path, name))
 
 
-@pytest.mark.parametrize(("n", "b"), [(5, 1), (5, 2), (9, 1), (9, 2), (9, 3), (9, 4)])
+@pytest.mark.parametrize(("n", "b"), [(5, 1), (5, 2), (9, 3)])
 def test_liars_change_not_a_bit_of_the_model(tmp_path, n, b):
     config = replace(VOTING, clients=n, strategy=f"election:byzantine={b}")
     honest = model(tmp_path, "honest", config)
     for attack in (
-        ATTACKS
-        if (n, b) in ((5, 2), (9, 2))
-        else ("inverted:{b}", "code-aware:{b}", "malformed:{b}")
+        ATTACKS if (n, b) == (5, 2) else ("inverted:{b}", "code-aware:{b}", "malformed:{b}")
     ):
         assert (
             model(tmp_path, attack.partition(":")[0], config, attack=attack.format(b=b)) == honest

@@ -40,16 +40,18 @@ VARIANTS = {
     "kept momentum": {"momentum": 0.9, "keep_momentum": True, "lr": 0.02},
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+STATEFUL = ("subtract", "zero", "int8", "lossy downlink", "kept momentum")
 
 
-@every_variant
+@pytest.mark.parametrize("variant", STATEFUL)
 def test_a_run_stopped_in_a_round_ends_the_same(tmp_path, variant):
-    config = replace(SKETCHED, **variant)
+    config = replace(SKETCHED, **VARIANTS[variant])
     assert_the_same_when_stopped(tmp_path, config, StopsAt(3, 2))
 
 
-@pytest.mark.parametrize("error", ["subtract", "zero"])
-@pytest.mark.parametrize(("stop", "every"), [((1, 1), 1), ((4, None), 4), ((5, 4), 3)])
+@pytest.mark.parametrize(
+    ("error", "stop", "every"), [("subtract", (1, 1), 1), ("zero", (4, None), 4)]
+)
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, error, stop, every):
     config = replace(
         SKETCHED, strategy=f"fetchsgd:density=10%,error={error}", rounds=8, checkpoint_every=every

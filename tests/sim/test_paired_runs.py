@@ -18,8 +18,15 @@ PAIRED = [
 every_memory = pytest.mark.parametrize(("memory", "uplink"), PAIRED)
 
 
-@every_memory
-@pytest.mark.parametrize(("stop", "every"), [((1, 1), 1), ((4, None), 4), ((5, 4), 1)])
+@pytest.mark.parametrize(
+    ("memory", "uplink", "stop", "every"),
+    [
+        (*PAIRED[0], (1, 1), 1),
+        (*PAIRED[1], (4, None), 4),
+        (*PAIRED[2], (5, 4), 1),
+        (*PAIRED[3], (4, 2), 4),
+    ],
+)
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, memory, uplink, stop, every):
     config = replace(TINY, memory=memory, uplink=uplink, rounds=9, checkpoint_every=every)
     assert_the_same_when_stopped(tmp_path, config, StopsAt(*stop), StopsAt(7))

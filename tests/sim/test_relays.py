@@ -54,9 +54,14 @@ def close(one: dict, other: dict) -> bool:
 
 
 @pytest.mark.parametrize(
-    "uplink", [S2, "identity", "identity@layer", "topk:density=1/4+s2:columns=40,values=int24"]
+    ("uplink", "relays"),
+    [
+        (S2, 1),
+        ("identity", 3),
+        ("identity@layer", 50),
+        ("topk:density=1/4+s2:columns=40,values=int24", 3),
+    ],
 )
-@pytest.mark.parametrize("relays", [1, 3, 50])
 def test_the_model_is_the_one_without_relays(tmp_path, uplink, relays):
     model, rounds = run(tmp_path, "relays", uplink=uplink, relays=relays)
     star, others = run(tmp_path, "star", uplink=uplink, relays=0)

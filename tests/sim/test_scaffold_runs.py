@@ -107,9 +107,8 @@ def test_the_servers_control_variate_is_the_mean_of_the_clients_but_for_what_wai
     )
 
 
-@pytest.mark.parametrize("layer", ["", "@layer"])
 @pytest.mark.parametrize(
-    ("stop", "every"), [(StopsAt(1, 1), 1), (StopsAt(3, 2), 1), (StopsAt(5), 4)]
+    ("stop", "every", "layer"), [(StopsAt(3, 2), 1, ""), (StopsAt(5), 4, "@layer")]
 )
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every, layer):
     config = replace(RUN, checkpoint_every=every, uplink=f"stc:density=10%{layer}")

@@ -22,9 +22,9 @@ def with_optimizer(config, text: str):
     return replace(config, server_optimizer=text, server_lr=1.0 if text.startswith("sgd") else 0.02)
 
 
-@pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize(
-    ("stop", "every"), [(StopsAt(1, 1), 1), (StopsAt(3, 2), 1), (StopsAt(5), 4)]
+    ("text", "stop", "every"),
+    [(TEXTS[0], StopsAt(1, 1), 1), (TEXTS[1], StopsAt(5), 4), (TEXTS[2], StopsAt(3, 2), 1)],
 )
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, text, stop, every):
     config = with_optimizer(replace(TINY, checkpoint_every=every), text)
