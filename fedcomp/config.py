@@ -122,7 +122,7 @@ class RunConfig:
     )
     strategy: str = option(
         "average",
-        "how updates become a model; may choose --uplink and --memory where these have their defaults",
+        "how updates become a model; may choose --uplink, --memory and --downlink where these have their defaults",
     )
     weights: str = option("uniform", "weight of a client's update", choices=("uniform", "examples"))
     weight_cap: float = option(

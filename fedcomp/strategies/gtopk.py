@@ -5,12 +5,14 @@ networks. ICDCS 2019.
 
     y = Σ w_i C(a_i) / Σ w_i at its k largest coordinates, else 0;  what client i sent elsewhere returns to its memory
 
+The default downlink, `topk:density=1`, is one frame of the coordinates that were kept, with their float32 values, and loses nothing.
+
 k is what the uplink's density makes it, or what the fullest frame of the round holds where a schedule makes frames denser. The paper cuts
 pair by pair in a tree of workers, none of which sees the whole sum; a server does, and cuts once. What returns is a frame, and counted.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor
 from .. import kernels
 from ..codecs import LayerWise, Update
 from ..codecs.selection import Largest
+from ..codecs.topk import TopK
 from ..errors import ConfigError
 from ..layout import Layout
 from ..memories.none import Nothing
@@ -40,6 +43,10 @@ class GTopK(Average):
             raise ConfigError(
                 f"strategy 'gtopk' takes k from the uplink's density; {self.uplink} sends no k largest, use --uplink topk"
             )
+
+    @classmethod
+    def defaults(cls, options: Any) -> Mapping[str, str]:
+        return {"downlink": str(TopK(density=1.0))}
 
     def begin(self, weights: Tensor, layout: Layout) -> None:
         super().begin(weights, layout)

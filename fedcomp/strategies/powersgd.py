@@ -9,6 +9,8 @@ Both exchanges are linear, so that the update is what one step of power iteratio
 Mᵢ − P̂ Qᵢᵀ, stays in its memory `lowrank`. Tensors that are no matrices, and those for which factors would be no shorter, are averaged as
 they are, in the second phase: what moves the model is what was accepted there.
 
+The default downlink sends the update as floats: another codec would compress it a second time.
+
 Unlike the paper, where all workers reduce alike, Q and P̂ are a download, counted for every client; a client that is lost between the
 phases has still turned P̂, and is put back as a whole.
 """
@@ -24,6 +26,7 @@ from torch import Tensor
 from .. import seeds, spec
 from ..clients.work import Work
 from ..codecs import Update
+from ..codecs.identity import Identity
 from ..codecs.matrices import FLOAT, shaped, size
 from ..codecs.powersgd import PowerSGD as Factors
 from ..codecs.powersgd import Split, normal, orthonormal
@@ -68,7 +71,11 @@ class PowerSGD(Average):
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        return {"uplink": f"{Factors.name}:rank={options.rank}", "memory": LowRank.name}
+        return {
+            "uplink": f"{Factors.name}:rank={options.rank}",
+            "memory": LowRank.name,
+            "downlink": Identity.name,
+        }
 
     def begin(self, weights: Tensor, layout: Layout) -> None:
         super().begin(weights, layout)

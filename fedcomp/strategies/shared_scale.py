@@ -8,7 +8,7 @@ scaler sharing.
 
 Votes of one scale add as integers do: the sum is exact in any order, and a relay could add up frames before they are read. It costs a round
 trip and variance, since s is the largest of all; a client that claims a huge scale makes everybody's votes rare and large. With the codec's
-scope @layer, as in the paper, each tensor has a scale.
+scope @layer, as in the paper, each tensor has a scale. The default downlink sends the update as floats and compresses nothing again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +22,7 @@ from .. import spec
 from ..clients.shared_scale import NUMBERS, SCALE, ScaleThenTrain
 from ..clients.work import Work
 from ..codecs import LayerWise, Update
+from ..codecs.identity import Identity
 from ..codecs.terngrad import SCALE as FLOAT
 from ..codecs.terngrad import TernGrad
 from ..errors import ConfigError, FrameError
@@ -57,7 +58,11 @@ class SharedScale(Average):
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        return {"uplink": "terngrad@layer", "memory": Nothing.name}
+        return {
+            "uplink": "terngrad@layer",
+            "memory": Nothing.name,
+            "downlink": Identity.name,
+        }
 
     def begin(self, weights: Tensor, layout: Layout) -> None:
         super().begin(weights, layout)

@@ -1,0 +1,23 @@
+"""The options that a strategy chooses where they are left at their defaults."""
+
+import pytest
+from federation import Federation
+
+from fedcomp import RunConfig
+from fedcomp.strategies import Rules, resolved, strategy
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("gtopk", {"uplink": "topk:density=10%"}), ("powersgd:rank=1", {}), ("shared-scale", {})],
+)
+def test_an_update_that_is_compressed_already_is_broadcast_without_loss(name, given):
+    c = resolved(RunConfig(strategy=name, **given))
+    rules = Rules(1.0, c.uplink, c.downlink, c.downlink_memory, memory=c.memory)
+    f = Federation(rules, strategy=lambda rules, **told: strategy(name, rules, **told))
+    sizes = [len(o.broadcast.frame) for o in f.strategy.rounds(f.grid, range(1, 4))]
+    assert not f.strategy.broadcasts.memory.residual.any()
+    if name == "gtopk":
+        assert max(sizes) <= 10 + 5 * 4  # of 42 coordinates four, a value and a position each
+    given = RunConfig(strategy=name, downlink="stc:density=1%")
+    assert resolved(given).downlink == "stc:density=1%"
