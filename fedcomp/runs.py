@@ -153,7 +153,7 @@ class Run:
         return None
 
     def model(self, task: "Task | None" = None) -> "nn.Module":
-        """The task's own module with the trained weights, on the CPU, in eval mode.
+        """The task's own module with the trained weights and, if it has any, the exported buffers, on the CPU, in eval mode.
 
         `task`: in place of the one that the options name, such as an object that another process was given. Raises RunFolderError while
         there are no weights, or where they are not those of the module, and what loading the task raises.
@@ -178,12 +178,12 @@ class Run:
             missing = model.load_state_dict(load_file(path), strict=False).unexpected_keys
         except RuntimeError as error:
             raise RunFolderError(
-                f"{path} has parameters of other shapes than the model of {config.task}; give back the task as it was "
+                f"{path} has tensors of other shapes than the model of {config.task}; give back the task as it was "
                 "when it was trained"
             ) from error
         if missing:
             raise RunFolderError(
-                f"{path} has a parameter '{missing[0]}' that the model of {config.task} lacks; give back the task as it "
+                f"{path} has a tensor '{missing[0]}' that the model of {config.task} lacks; give back the task as it "
                 "was when it was trained"
             )
         return model.eval()

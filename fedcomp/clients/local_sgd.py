@@ -29,7 +29,7 @@ from ..by_round import LARGEST, MOST
 from ..config import RunConfig
 from ..errors import ConfigError, ProtocolError
 from ..layout import Layout
-from ..tasks.base import Data, Task, batch_statistics
+from ..tasks.base import Data, Task
 from .chains import Chain, Product
 from .channels import may_be_last
 
@@ -464,10 +464,10 @@ def _drawing_from(seed: int, device: torch.device) -> Iterator[None]:
 
 
 class Evaluation(NamedTuple):
-    """What the test data says of a model, means over its examples."""
+    """Loss, accuracy and metrics of a model on the test data."""
 
-    loss: float | None
-    accuracy: float | None  # None: the task has none
+    loss: float | None  # mean over the examples
+    accuracy: float | None  # likewise; None: the task has none
     metrics: Mapping[str, float]  # the task's own
 
 
@@ -480,29 +480,30 @@ def evaluate(
     device: torch.device | str,
     batch: int = 0,
 ) -> Evaluation:
-    """What `data`, which is on `device`, says of `weights` [n].
+    """Evaluate `weights` [n] on `data`, which is on `device`.
 
-    Writes the weights into `model`, moved to `device` and left in eval mode. Layers with running statistics normalise by the
-    batch's own, of 1,000 examples: the statistics stay with the clients, the server has none. Other models are shown so many on a GPU
-    and a quarter on a CPU, whose caches then hold what passes between layers; or `batch`.
+    Writes the weights into `model`, moved to `device` and left in eval mode; its buffers are used as they are. A forward pass takes
+    `batch` examples, by default 1,000 on a GPU and 250 on a CPU, whose caches then hold the activations. The task's metrics are called
+    once, with the outputs and targets of all examples on the CPU.
     """
     model = model.to(device).eval()
     layout.scatter(weights, model)
-    measures = [task.loss, *([task.accuracy] if task.accuracy else []), *task.metrics.values()]
-    sums = [0.0] * len(measures)
-    alone = torch.device(device).type == "cpu" and all(
-        getattr(m, "running_mean", None) is None for m in model.modules()
-    )
-    batch = batch or (250 if alone else 1000)
-    with torch.inference_mode(), batch_statistics(model):
-        pieces = -(-len(data) // batch)
+    means = [task.loss, *([task.accuracy] if task.accuracy else [])]
+    sums, kept = [0.0] * len(means), []
+    pieces = -(-len(data) // (batch or (250 if torch.device(device).type == "cpu" else 1000)))
+    with torch.inference_mode():
         for inputs, targets in zip(
             data.inputs.tensor_split(pieces), data.targets.tensor_split(pieces), strict=True
         ):
             outputs, share = model(inputs), len(inputs) / len(data)
             sums = [
                 so_far + share * float(measure(outputs, targets))
-                for so_far, measure in zip(sums, measures, strict=True)
+                for so_far, measure in zip(sums, means, strict=True)
             ]
-    loss, accuracy, *others = sums if task.accuracy else [sums[0], None, *sums[1:]]
-    return Evaluation(loss, accuracy, dict(zip(task.metrics, others, strict=True)))
+            if task.metrics:
+                kept.append(outputs.cpu())
+        if task.metrics:
+            whole = torch.cat(kept), data.targets.cpu()
+        metrics = {name: float(measure(*whole)) for name, measure in task.metrics.items()}
+    loss, accuracy = sums if task.accuracy else (sums[0], None)
+    return Evaluation(loss, accuracy, metrics)

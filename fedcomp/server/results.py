@@ -2,27 +2,20 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from math import isnan
 from typing import Any
 
 import torch
-from torch import nn
 
 from .. import __version__, spec
-from ..clients.local_sgd import Evaluation, evaluate
 from ..config import RunConfig
-from ..errors import ConfigError, TaskError
+from ..errors import ConfigError
 from ..layout import Layout
 from ..observe import RoundRecord, Summary
-from ..profiling import timed
 from ..strategies import Outcome, RoundStrategy, Rules, strategy
 from ..strategies.cohort import size as cohort_size
-from ..tasks import Data, Task
-from ..tasks.user import in_short
+from ..tasks import Data
 from .rejected import rejections_of
 
-NOT_EVALUATED = Evaluation(None, None, {})
-ROUNDING = 1e-6  # of a share that is a sum over batches
 SCHEDULED = (
     "lr_schedule",
     "local_steps_schedule",
@@ -111,38 +104,6 @@ def declare_bandwidths(
 def on(data: Data, device: torch.device) -> Data:
     """The data on a device."""
     return dataclasses.replace(data, inputs=data.inputs.to(device), targets=data.targets.to(device))
-
-
-def evaluated(
-    config: RunConfig,
-    outcome: Outcome,
-    task: Task,
-    model: nn.Module,
-    layout: Layout,
-    weights: torch.Tensor,
-    test: Data,
-    device: torch.device,
-) -> Evaluation:
-    """What the test data says of the model after a round, NOT_EVALUATED where it is not due. Writes into `model`. Raises TaskError."""
-    if outcome.round % config.eval_every and outcome.round != config.rounds:
-        return NOT_EVALUATED
-    try:
-        with timed("evaluation"):
-            found = evaluate(task, model, layout, weights.to(device), test, device)
-    except Exception as error:
-        raise TaskError(
-            f"the evaluation of task '{task.name}' failed: {in_short(error)}; correct it, then --resume"
-        ) from error
-    if (
-        found.accuracy is not None
-        and not isnan(found.accuracy)
-        and not -ROUNDING <= found.accuracy <= 1 + ROUNDING
-    ):
-        raise TaskError(
-            f"task '{task.name}': accuracy(outputs, targets) gave {found.accuracy:g} on the test data; expected a share from "
-            "0 to 1, the mean over the batch; correct it, then --resume"
-        )
-    return found
 
 
 def record_of(

@@ -3,7 +3,7 @@
 config.toml        every option resolved, with the engine and its batch of clients
 metrics.jsonl      a line a round (observe.RoundRecord)
 summary.json       totals (observe.Summary)
-model.safetensors  the trained parameters under the names of the user's module
+model.safetensors  the trained parameters under the names of the user's module; its whole state_dict() if that has buffers
 checkpoint/        what --resume needs (server/checkpoint.py)
 """
 
@@ -25,7 +25,6 @@ from torch import Tensor
 
 from ..config import RUN_FILE, RunConfig, at_home, first_difference, flag, read_run, settings
 from ..errors import RunFolderError
-from ..layout import Layout
 from ..observe import ClientRecord, Rejection, Rejections, RoundRecord, Summary, values_of
 from ..tasks import OBJECT
 
@@ -122,13 +121,10 @@ class RunFolder:
                 os.truncate(path, length)
         self.records()
 
-    def write_model(self, weights: Tensor, layout: Layout) -> None:
-        """The parameters as safetensors."""
+    def write_model(self, tensors: dict[str, Tensor]) -> None:
+        """Write model.safetensors; the tensors share no memory and are on the CPU."""
         with self._writing():
-            _replace(
-                self.path / MODEL,
-                save({name: view.clone() for name, view in layout.views(weights.cpu()).items()}),
-            )
+            _replace(self.path / MODEL, save(tensors))
 
     def write_summary(self, summary: Summary) -> None:
         with self._writing():

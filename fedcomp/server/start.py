@@ -15,17 +15,18 @@ from ..clients.flower import Task as FlowerTask
 from ..clients.joining import Invitation, Presence, told, told_work
 from ..clients.many import named
 from ..config import RunConfig, data_folder, keys_command
-from ..errors import ConfigError, DataError, RunFolderError
+from ..errors import ConfigError, DataError, RunFolderError, TaskError
 from ..memories import memory
 from ..observe import Header, Observer, RoundRecord, Summary
 from ..strategies import Outcome, resolved
 from ..strategies.closing import DEADLINE
 from ..strategies.cohort import size as cohort_size
-from ..tasks import Task, initial_model, load
+from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of
 from ..tasks.partition import partition
 from .attendance import Quota
 from .by_client import ByClient
+from .evaluation import Evaluator
 from .finite_loss import FiniteLoss
 from .gathering import Gathering
 from .guard import Guard
@@ -38,7 +39,6 @@ from .registry import News, Registry
 from .results import (
     NOTHING_ACCEPTED,
     declare_bandwidths,
-    evaluated,
     on,
     record_of,
     strategy_of,
@@ -107,7 +107,9 @@ class Deployment:
                 f"--data {config.data} is no folder; give the one that holds the task's data"
             )
         self.task: Task = load(config.task, folder)
-        self.train, test = data_of(self.task, "train"), data_of(self.task, "test")
+        test = data_of(self.task, "test")
+        train = self._training_data()
+        self.train = test if train is None else train
         self.layout = check(self.task, config.batch_size, self.train, test, config.augment)
         travels = self.strategy.work.travels(self.layout)
         memory(config.memory, self.strategy.uplink, travels.numel, travels)
@@ -118,7 +120,7 @@ class Deployment:
         self.guard = self._guard()
         self.by_client = ByClient(self.guard)
         self.test = on(test, self.device)
-        self.evaluated = initial_model(self.task, config.seed).to(self.device)
+        self.evaluator = Evaluator(config, self.task, self.layout, train, self.test, self.device)
         self._cohort = cohort_size(config.participation, config.clients)
         self._quota = Quota.first(config, self.folder.resumed).at_least(
             self.strategy.fewest
@@ -157,6 +159,10 @@ class Deployment:
                 self.observer.warning(GIVEN_UP.format(where=self.door.address))
             self.observer.started(self._header(done + 1))
             self._tell_of_places_without_keys()
+            said = {sentence for record in self.folder.records() for sentence in record.warnings}
+            for sentence in self.evaluator.warnings:
+                if sentence not in said:
+                    self._warn(sentence)
             invitation = self._invitation()
             grid = self.grid = Gathering(
                 task,
@@ -189,6 +195,15 @@ class Deployment:
             began, waited_s = time.perf_counter(), grid.waited_s
 
     # Preparation.
+
+    def _training_data(self) -> Data | None:
+        """The server's copy of the training examples; None where their file is not on this machine. Raises TaskError and DataError."""
+        try:
+            return data_of(self.task, "train")
+        except TaskError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
 
     def _name(self) -> str:
         """The name of the run, by which clients know it again."""
@@ -319,17 +334,7 @@ class Deployment:
     # A round.
 
     def _record(self, outcome: Outcome, began: float) -> RoundRecord:
-        weights = self.strategy.model
-        measured = evaluated(
-            self.config,
-            outcome,
-            self.task,
-            self.evaluated,
-            self.layout,
-            weights,
-            self.test,
-            self.device,
-        )
+        measured = self.evaluator.evaluate(outcome.round, self.strategy.model)
         self.finite_loss.look(outcome.round, measured.loss, self.test)
         record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
         before, self._wire = self._wire, self._traffic()
@@ -358,7 +363,7 @@ class Deployment:
         return sum(received for received, _ in counted), sum(sent for _, sent in counted)
 
     def _finish(self) -> Summary:
-        self.folder.write_model(self.strategy.model, self.layout)
+        self.folder.write_model(self.evaluator.exported(self.strategy.model))
         summary = summary_of(self.folder.records(), self.config, devices.name(self.device))
         self.folder.write_summary(summary)
         if not summary.client_updates:

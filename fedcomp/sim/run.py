@@ -19,13 +19,13 @@ from ..errors import ConfigError, DataError, RunFolderError
 from ..memories import Memory, memory
 from ..observe import Header, Observer, RoundRecord, Summary
 from ..profiling import timed, timed_each
+from ..server.evaluation import Evaluator
 from ..server.finite_loss import FiniteLoss
 from ..server.logs import STDOUT
 from ..server.recovery import Recovery
 from ..server.results import (
     NOTHING_ACCEPTED,
     declare_bandwidths,
-    evaluated,
     on,
     record_of,
     strategy_of,
@@ -218,7 +218,7 @@ class Simulation(Preparation):
         self.grid = LocalGrid(self.relays or self.clients)
         self.timing = self._timing() if self.network else None
         self.test = on(self.test, self.device)
-        self.evaluated = initial_model(self.task, config.seed).to(self.device)
+        self.evaluator = Evaluator(config, self.task, self.layout, train, self.test, self.device)
 
     def run(self) -> Summary:
         with ExitStack() as ends:
@@ -247,6 +247,7 @@ class Simulation(Preparation):
                 shortage(recovery.checkpoint.folder, self.need, cohort),
                 crowding(self._memory(), self.need),
                 devices.without(self.config.precision, self.device),
+                *self.evaluator.warnings,
             )
             for sentence in filter(None, doubts):
                 self._warn(sentence)
@@ -382,17 +383,7 @@ class Simulation(Preparation):
     # A round.
 
     def _record(self, outcome: Outcome, began: float) -> RoundRecord:
-        weights = self.strategy.model
-        measured = evaluated(
-            self.config,
-            outcome,
-            self.task,
-            self.evaluated,
-            self.layout,
-            weights,
-            self.test,
-            self.device,
-        )
+        measured = self.evaluator.evaluate(outcome.round, self.strategy.model)
         self.finite_loss.look(outcome.round, measured.loss, self.test)
         record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
         if self.relays is not None:
@@ -430,7 +421,7 @@ class Simulation(Preparation):
     # The end.
 
     def _finish(self) -> Summary:
-        self.folder.write_model(self.strategy.model, self.layout)
+        self.folder.write_model(self.evaluator.exported(self.strategy.model))
         summary = summary_of(self.folder.records(), self.config, self.machine.device)
         self.folder.write_summary(summary)
         if not summary.client_updates:

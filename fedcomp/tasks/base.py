@@ -17,7 +17,7 @@ from ..errors import TaskError
 from .augment import Augmentation
 from .data import Data, Examples
 
-Measure = Callable[[Tensor, Tensor], Tensor]  # outputs, targets → a scalar, the mean over the batch
+Measure = Callable[[Tensor, Tensor], Tensor]  # outputs, targets → a scalar
 
 
 def share_correct(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -31,8 +31,10 @@ class Task:
 
     `model()` may draw from the global generators of torch, numpy and random: fedcomp seeds them. In place of a function, a module starts
     from the weights that it has now, and is itself left as it is. `loss(outputs, targets)` is the mean over the batch, a scalar: the lower,
-    the better. `accuracy(outputs, targets)` is a share, 0..1; None where there is none, as in a regression. `metrics` are measured beside
-    it on the test data, each a mean over the batch, by the name that it has in metrics.jsonl and in `run.metrics`.
+    the better. `accuracy(outputs, targets)` is a share, 0..1; None where there is none, as in a regression. `metrics` are further
+    measures of the test data, by the name that each has in metrics.jsonl and in `run.metrics`. Each function is called once per
+    evaluation with the outputs and targets of the whole test set, on the CPU, and returns one number. It need not be a mean: F1, AUC and
+    perplexity are exact.
     """
 
     name: str
@@ -89,17 +91,3 @@ def fixed_draws(seed: int) -> Iterator[None]:
         finally:
             np.random.set_state(of_numpy)
             random.setstate(of_python)
-
-
-@contextmanager
-def batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Hides the running statistics of normalisation layers, which then neither use nor update them."""
-    layers = [m for m in model.modules() if getattr(m, "running_mean", None) is not None]
-    hidden = [(m, m.running_mean, m.running_var) for m in layers]
-    for layer in layers:
-        layer.running_mean, layer.running_var, layer.track_running_stats = None, None, False
-    try:
-        yield
-    finally:
-        for layer, mean, variance in hidden:
-            layer.running_mean, layer.running_var, layer.track_running_stats = mean, variance, True

@@ -1,6 +1,7 @@
 """What a task must keep to, tried on two examples before the first round."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,8 +14,9 @@ from torch.nn.parameter import UninitializedParameter
 from ..errors import ConfigError, FedcompError, TaskError
 from ..layout import Layout
 from ..observe import RoundRecord
-from .base import Data, Measure, Task, batch_statistics, initial_model, share_correct
+from .base import Data, Measure, Task, initial_model, share_correct
 from .data import FORMS
+from .running_statistics import recalibrated
 from .user import in_short
 
 T = TypeVar("T")
@@ -29,11 +31,12 @@ def check(
     test: Data | None = None,
     augment: bool = False,
 ) -> Layout:
-    """The layout of the task's model, once model, data, loss and accuracy have been tried on two examples, or one if batches are no larger.
+    """Try model, data, loss, accuracy and metrics on two examples, or one if batches are no larger. Return the layout of the model.
 
-    Data that is loaded already may be handed in, so that it is not made twice. Raises TaskError, in a sentence that names the task, what
-    it returned and what was expected; ConfigError where examples are to be changed and the task does not say how; errors of fedcomp's own,
-    such as DataError, pass through. Leaves torch's global generator as it was.
+    A metric that fails on two examples is tried on the whole test set. Data that is loaded already may be handed in, so that it is not
+    made twice. Raises TaskError, in a sentence that names the task, what it returned and what was expected; ConfigError where examples
+    are to be changed and the task does not say how; errors of fedcomp's own, such as DataError, pass through. Leaves torch's global
+    generator as it was.
     """
     if augment and task.augment is None:
         raise ConfigError(
@@ -60,17 +63,22 @@ def check(
     return layout
 
 
-def changing_buffers(task: Task, train: Data | None = None) -> list[str]:
-    """Names of the buffers that a forward pass in training changes, such as the running statistics of BatchNorm."""
-    with torch.random.fork_rng(devices=[]):
-        model = _model(task)
-        train = data_of(task, "train") if train is None else _valid(task, "train", train)
-        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        with torch.no_grad():
-            _tried(task, "model()(inputs)", lambda: model.train()(train.inputs[:2]))
-        return [
-            name for name, buffer in model.named_buffers() if not torch.equal(before[name], buffer)
-        ]
+def changing_buffers(task: Task, model: nn.Module, train: Data) -> list[str]:
+    """Return the names of buffers that training changes and the server does not recalibrate, such as those of spectral normalization.
+
+    Buffers are not sent: the server keeps the initial values of these. `model` is one of the task's; it is left in eval mode.
+    """
+    layers = recalibrated(model)
+    names = [name for name, _ in model.named_buffers() if name.rpartition(".")[0] not in layers]
+    if not names:
+        return []
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        trained = _model(task).train()
+        buffers = dict(trained.named_buffers())
+        before = {name: buffers[name].clone() for name in names}
+        _tried(task, "model()(inputs)", lambda: trained(train.inputs[:2].cpu()))
+        buffers = dict(trained.named_buffers())
+        return [name for name in names if not _same(before[name], buffers[name])]
 
 
 def data_of(task: Task, split: str) -> Data:
@@ -194,8 +202,8 @@ def _step(task: Task, model: nn.Module, data: Data, count: int) -> None:
 
 
 def _evaluation(task: Task, model: nn.Module, data: Data) -> None:
-    """Loss and accuracy in the way in which the server comes to them."""
-    with torch.inference_mode(), batch_statistics(model):
+    """Loss, accuracy and metrics as the server computes them, on two examples."""
+    with torch.inference_mode():
         outputs = _outputs(task, model.eval(), data.inputs[:2])
         _labels(task, "test", data.targets, outputs)
         targets = data.targets[:2]
@@ -221,7 +229,7 @@ def _evaluation(task: Task, model: nn.Module, data: Data) -> None:
                     task, "accuracy(outputs, targets)", f"{share:g}", "a share from 0 to 1"
                 )
         _tried(task, "loss(outputs, targets) on test()", lambda: float(task.loss(outputs, targets)))
-        for name, measure in task.metrics.items():
+        for name in task.metrics:
             if not isinstance(name, str) or not name.isidentifier() or name in TAKEN:
                 raise _broken(
                     task,
@@ -229,14 +237,23 @@ def _evaluation(task: Task, model: nn.Module, data: Data) -> None:
                     f"the name {name!r}",
                     "a word that metrics.jsonl does not use yet, such as mean_error",
                 )
-            _number(
-                task,
-                f"metrics[{name!r}](outputs, targets)",
-                measure,
-                outputs,
-                targets,
-                "one number, the mean over the batch",
-            )
+            try:
+                _metric(task, name, outputs, targets)
+            except TaskError:  # a metric such as AUC needs examples of every class
+                _metric(task, name, *_whole(task, model, data))
+
+
+def _metric(task: Task, name: str, outputs: Tensor, targets: Tensor) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about classes that two examples cannot have
+        what = f"metrics[{name!r}](outputs, targets)"
+        _number(task, what, task.metrics[name], outputs, targets, "one number")
+
+
+def _whole(task: Task, model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
+    """Outputs and targets of the whole test set."""
+    parts = data.inputs.tensor_split(-(-len(data) // 250))
+    return torch.cat([_outputs(task, model, part) for part in parts]), data.targets
 
 
 def _number(

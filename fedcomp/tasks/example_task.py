@@ -39,7 +39,7 @@ task = Task(
     test=lambda: spirals(1000, seed=2),
     # loss=   mean over a batch, cross-entropy if not given
     # accuracy=   a share from 0 to 1, of the largest outputs that are the targets if not given; None if there is none
-    # metrics=   what else is measured on the test data, {name: function of outputs and targets}
+    # metrics=   further measures, {name: function of the outputs and targets of the whole test set}
     # augment=   how --augment changes the examples that clients train on; a fedcomp.tasks.Augmentation
 )
 

@@ -231,31 +231,6 @@ def test_a_default_precision_that_a_task_sets_changes_no_vector():
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize(
-    "normalise",
-    [nn.BatchNorm1d(12), nn.InstanceNorm1d(12, track_running_stats=True)],
-    ids=["batch", "instance"],
-)
-def test_evaluation_normalises_by_the_batch_and_leaves_statistics_alone(normalise):
-    task, model, layout, start = parts(
-        lambda: nn.Sequential(
-            nn.Unflatten(1, (12, 1)),
-            nn.Upsample(scale_factor=2),
-            normalise,
-            nn.Flatten(),
-            nn.Linear(24, 4),
-        )
-    )
-    data, before = examples(), copy.deepcopy(model.state_dict())
-    expected = copy.deepcopy(model).train()(data.inputs)
-    loss = evaluate(task, model, layout, start, data, "cpu").loss
-    assert loss == pytest.approx(F.cross_entropy(expected, data.targets).item(), rel=1e-5)
-    assert (
-        all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-        and normalise.track_running_stats
-    )
-
-
 def test_evaluating_the_resident_model_does_not_disturb_training():
     task, model, layout, start = parts(MODELS["mlp"])
     engine, data = SerialEngine(task, model, layout, "cpu"), examples()

@@ -64,7 +64,7 @@ def test_another_process_hands_the_object_over(tmp_path):
         for a, b in zip(run.model(MINE).parameters(), trained.parameters(), strict=True)
     )
     for model, says in (
-        (lambda: nn.Linear(5, 2), "parameters of other shapes"),
+        (lambda: nn.Linear(5, 2), "tensors of other shapes"),
         (lambda: nn.Sequential(nn.Linear(4, 2)), "lacks"),
     ):
         with pytest.raises(RunFolderError, match=says):

@@ -4,13 +4,17 @@ import json
 import re
 import signal
 
+import normalized_task
 import pytest
+import torch
 from deployment import TASK, WIDE, children, free_port, gone, running, stage
 
+import fedcomp
 from fedcomp import RunConfig
 from fedcomp.cli import deployed
 from fedcomp.cli.watch import Watch
 from fedcomp.errors import ConfigError, RunFolderError, UserError
+from fedcomp.server.evaluation import NO_TRAINING_DATA
 from fedcomp.server.keys import make, revoke
 from fedcomp.server.start import Door, serve
 from fedcomp.sim import simulate
@@ -152,6 +156,25 @@ def test_a_killed_client_and_a_killed_server_lose_nothing(tmp_path, simulated):
         assert [client.end() for client in (clients[0], again, clients[2])] == [0, 0, 0]
     assert outcome(tmp_path / "run") == outcome(simulated)
     assert "trying again" in clients[0].said  # with the cause
+
+
+def test_a_server_without_training_data_exports_the_model_that_it_evaluated(tmp_path):
+    normalized_task.write(tmp_path / "devices" / "train.npy", 200, seed=1)
+    normalized_task.write(tmp_path / "here" / "test.npy", 100, seed=2)
+    shared = ["--insecure", "--task", f"{normalized_task.__file__}:task", "--data"]
+    rounds = ["--clients", "1", "--participation", "1", "--rounds", "1"]
+    with stage(tmp_path) as on:
+        server = on.server(*shared, "here", *rounds)
+        client = on.client(0, *shared, "devices")
+        assert server.end() == 0 == client.end(), server.said
+    assert server.said.count("the server has no training data") == 1
+    run = fedcomp.load(tmp_path / "run")
+    assert NO_TRAINING_DATA in run.summary.warnings
+    task = normalized_task.task(tmp_path / "here")
+    model, test = run.model(task), task.test()
+    with torch.no_grad():
+        right = (model(test.inputs).argmax(1) == test.targets).float().mean().item()
+    assert right == pytest.approx(run.accuracy, abs=1e-6) and model[1].num_batches_tracked == 1
 
 
 def test_a_client_with_another_model_stays_outside_and_both_sides_say_why(tmp_path):

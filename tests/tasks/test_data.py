@@ -181,7 +181,7 @@ def test_a_task_without_metrics_writes_no_word_of_them(tmp_path):
         ({"metrics": {"mean error": absolute}}, "metrics gave the name 'mean error'"),
         (
             {"metrics": {"each": lambda o, t: o - t}},
-            r"metrics\['each'\]\(outputs, targets\) gave float32 \[2, 1\]; expected one number",
+            r"metrics\['each'\]\(outputs, targets\) gave float32 \[6, 1\]; expected one number",
         ),
         (
             {"metrics": {"broken": lambda o, t: 1 / 0}},

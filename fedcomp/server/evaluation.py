@@ -1,0 +1,133 @@
+"""The server's copy of the model: evaluated after a round, exported after the last one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isnan
+
+import torch
+from torch import Tensor
+
+from .. import seeds
+from ..clients.local_sgd import Evaluation, evaluate
+from ..config import RunConfig
+from ..errors import TaskError
+from ..layout import Layout
+from ..profiling import timed
+from ..tasks import Data, Task, initial_model
+from ..tasks.check import changing_buffers
+from ..tasks.running_statistics import recalibrate, recalibrated
+from ..tasks.user import in_short
+
+NOT_EVALUATED = Evaluation(None, None, {})
+ROUNDING = 1e-6  # of a share that is a sum over batches
+CALIBRATION, BATCH = 2000, 250  # examples: in all, at most, and in a forward pass
+NO_TRAINING_DATA = (
+    "the server has no training data, so the running statistics of the model (BatchNorm) are computed from the inputs of the test "
+    "set; give the server's task a 'train' to compute them from training examples"
+)
+STAY = (
+    "training changes buffers of the model ({}) that are not sent; the server evaluates and saves the model with their initial "
+    "values"
+)
+
+
+class Evaluator:
+    """Evaluates and exports the weights of a run.
+
+    Running statistics, such as those of BatchNorm, are recalibrated for the weights first (tasks/running_statistics.py), on up to
+    2,000 training examples, always the same. Evaluation and export then see the same model. All other buffers are as
+    `task.model()` made them. A model without running statistics costs nothing more.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task,
+        layout: Layout,
+        train: Data | None,
+        test: Data,
+        device: torch.device,
+    ):
+        """`train`: None where the server has no training data. `test` is on `device`."""
+        self.config, self.task, self.layout, self.test, self.device = (
+            config,
+            task,
+            layout,
+            test,
+            device,
+        )
+        self.model = initial_model(task, config.seed).to(device)
+        self.warnings: list[str] = []  # about the buffers of the model
+        self.calibrates = bool(recalibrated(self.model))
+        if self.calibrates:
+            self.inputs = (test if train is None else train).inputs
+            drawn = seeds.generator(config.seed, "recalibration")
+            self.sample = torch.from_numpy(drawn.permutation(len(self.inputs))[:CALIBRATION])
+            self.warnings += [NO_TRAINING_DATA] * (train is None)
+        if left := changing_buffers(task, self.model, test if train is None else train):
+            self.warnings.append(
+                STAY.format(f"{left[0]} and {len(left) - 1} more" if left[1:] else left[0])
+            )
+
+    def evaluate(self, round: int, weights: Tensor) -> Evaluation:
+        """Evaluate `weights` [n] after a round; NOT_EVALUATED where --eval-every leaves the round out. Raises TaskError."""
+        if round % self.config.eval_every and round != self.config.rounds:
+            return NOT_EVALUATED
+        with timed("evaluation"), self._told():
+            if self.calibrates:
+                self._load(weights)
+            found = evaluate(
+                self.task,
+                self.model,
+                self.layout,
+                weights.to(self.device),
+                self.test,
+                self.device,
+            )
+        if (
+            found.accuracy is not None
+            and not isnan(found.accuracy)
+            and not -ROUNDING <= found.accuracy <= 1 + ROUNDING
+        ):
+            raise TaskError(
+                f"task '{self.task.name}': accuracy(outputs, targets) gave {found.accuracy:g} on the test data; expected a share "
+                "from 0 to 1, the mean over the batch; correct it, then --resume"
+            )
+        return found
+
+    def exported(self, weights: Tensor) -> dict[str, Tensor]:
+        """The tensors of model.safetensors: the trained parameters; the whole `state_dict()` of a model that has buffers in it.
+
+        Complex buffers are left out: safetensors cannot hold them in every version.
+        """
+        trained = {name: view.clone() for name, view in self.layout.views(weights.cpu()).items()}
+        buffers = {name for name, _ in self.model.named_buffers()}
+        if not buffers or buffers.isdisjoint(self.model.state_dict()):
+            return trained
+        with self._told():
+            self._load(weights)
+        state = {
+            name: value.cpu().contiguous().clone()
+            for name, value in self.model.state_dict().items()
+            if isinstance(value, Tensor) and not value.is_complex()
+        }
+        return state | trained
+
+    def _load(self, weights: Tensor) -> None:
+        """Put the weights into the model, with the running statistics that belong to them."""
+        self.layout.scatter(weights.to(self.device), self.model)
+        if self.calibrates:
+            rows = self.sample.to(self.inputs.device)
+            pieces = rows.tensor_split(-(-len(rows) // BATCH))
+            with torch.inference_mode():
+                recalibrate(self.model, (self.inputs[piece].to(self.device) for piece in pieces))
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Errors of the task as a TaskError."""
+        try:
+            yield
+        except Exception as error:
+            raise TaskError(
+                f"the evaluation of task '{self.task.name}' failed: {in_short(error)}; correct it, then --resume"
+            ) from error
