@@ -11,12 +11,12 @@ def human_bytes(count: int) -> str:
     value, unit = float(count), 0
     while value >= (1000 if unit == 0 else 999.5) and unit < len(UNITS) - 1:
         value, unit = value / 1000, unit + 1
-    return f"{count} B" if unit == 0 else f"{_three_digits(value)} {UNITS[unit]}"
+    return f"{count} B" if unit == 0 else f"{three_digits(value)} {UNITS[unit]}"
 
 
 def ratio(dense: int, sent: int) -> str:
     """Return how many times smaller than dense the sent bytes are, such as `×398`; a dash if nothing was sent."""
-    return f"×{_three_digits(dense / sent)}" if sent and dense else NOTHING
+    return f"×{three_digits(dense / sent)}" if sent and dense else NOTHING
 
 
 def percent(share: float | None) -> str:
@@ -42,8 +42,8 @@ def duration(seconds: float) -> str:
 
 
 def rate(per_second: float) -> str:
-    return f"{_three_digits(per_second)} client updates per second"
+    return f"{three_digits(per_second)} client updates per second"
 
 
-def _three_digits(value: float) -> str:
+def three_digits(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"

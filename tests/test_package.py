@@ -164,9 +164,6 @@ def test_every_module_imports_without_extras(edge, tmp_path):
         name.removesuffix(".__init__") for name in names if not name.endswith("__main__")
     )
     modules.remove("fedcomp.kernels.triton_loops")  # Triton comes with the CUDA builds of torch
-    modules = [
-        name for name in modules if not name.startswith("fedcomp.cli.report.")
-    ]  # and matplotlib with the extra of that name
     command(
         edge / "python",
         "-c",

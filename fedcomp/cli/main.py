@@ -384,19 +384,20 @@ def report(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of report.html and of report/, its pictures; RUN when there "
-            "is one, else the current folder.",
+            help="Folder of report.html; RUN when there is one, else the current folder.",
         ),
     ] = None,
     target_accuracy: Annotated[
-        str | None, typer.Option(metavar="SHARE", help="Tell rounds and bytes to it, such as 90%.")
+        str | None,
+        typer.Option(
+            metavar="SHARE", help="Report rounds and bytes to this accuracy, such as 90%."
+        ),
     ] = None,
-    pictures: Annotated[bool, typer.Option(help="Write the curves as PNG, too.")] = True,
 ) -> None:
-    """Show runs as a page that needs no network: curves over rounds, bytes and simulated hours, tables of results and settings."""
+    """Write runs as one HTML page that needs no network: verdict, charts, tables of results and settings."""
     from . import reports
 
-    reports.show(folders, out, target_accuracy, pictures)
+    reports.show(folders, out, target_accuracy)
 
 
 bench = typer.Typer(cls=OneSentence, add_completion=False, rich_markup_mode="rich")

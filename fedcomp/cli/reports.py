@@ -1,4 +1,4 @@
-"""`fedcomp report`: what is asked for, checked, and where its files are."""
+"""`fedcomp report`, and the report that a run writes when it ends."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -7,18 +7,16 @@ from ..config import ALTERNATIVES_FILE, RUN_FILE, SPANNING, read_toml
 from ..errors import FedcompError, RunFolderError, UserError
 from ..runs import Run, load
 from .comparison.alternatives import alternatives
+from .report.page import write
 from .results import share
 
 REPORT = "report.html"
-NEEDS = (
-    "a report is drawn by matplotlib, which cannot be imported ({}); pip install 'fedcomp[report]'"
-)
 
 
-def show(folders: Sequence[Path], out: Path | None, target: str | None, pictures: bool) -> None:
-    """Write the report on the runs in `folders`, of which any may hold alternatives, and print where it is.
+def show(folders: Sequence[Path], out: Path | None, target: str | None) -> None:
+    """Write the report on the runs in `folders`, each a run folder or a folder of alternatives, and print its path.
 
-    Raises UserError for what cannot be read or written.
+    Raises UserError for runs that cannot be read and files that cannot be written.
     """
     wanted, only = share(target), folders[0] if len(folders) == 1 else Path()
     folders = [run for folder in folders for run in _runs_in(folder)]
@@ -28,19 +26,13 @@ def show(folders: Sequence[Path], out: Path | None, target: str | None, pictures
         if folder.resolve() in [other.resolve() for other in folders[:i]]
     ]:
         raise UserError(f"{twice[0]} is named twice; name each run once")
-    runs = [load(folder) for folder in folders]
-    try:
-        from .report.page import write
-    except ImportError as error:
-        raise UserError(NEEDS.format(str(error).split("\n")[0])) from None
-    page, *drawn = write(runs, (out or only) / REPORT, pictures=pictures, target=wanted)
+    page = (out or only) / REPORT
+    write([load(folder) for folder in folders], page, target=wanted)
     print(page)
-    for picture in drawn:
-        print(picture)
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Itself, or where it holds alternatives the folders of those that were begun, in their order."""
+    """Return the folder itself or, of a folder of alternatives, the folders of those that were begun, in their order."""
     file = folder / ALTERNATIVES_FILE
     if not file.is_file():
         return [folder]
@@ -58,14 +50,11 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def after_run(folder: Path, warn: Callable[[str], None], target: float | None = None) -> None:
-    """Write report.html, without pictures beside it, into the folder of a run that is over; nothing where there is no run or no matplotlib.
-
-    `warn` hears why it could not be written: the run is done, and stays so.
-    """
+    """Write report.html into the folder of a run that has ended, if it was begun; pass an error to `warn`."""
     if not (folder / RUN_FILE).is_file():
         return
     try:
-        draw([load(folder)], folder / REPORT, warn, target)
+        write([load(folder)], folder / REPORT, target=target)
     except FedcompError as error:
         warn(f"{REPORT} is not written: {error}")
 
@@ -77,17 +66,8 @@ def draw(
     target: float | None = None,
     failed: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a page on runs that are over. `failed`: by folder, why one did not end. What fails is told to `warn`."""
+    """Write a page on runs that have ended; pass an error to `warn`. `failed`: by folder, why a run did not end."""
     try:
-        from .report.page import write
-    except ImportError:
-        return
-    try:
-        write(runs, page, pictures=False, target=target, failed=failed)
-    except Exception as error:  # whatever matplotlib makes of this machine: the runs are done
-        said = (
-            str(error).strip().partition("\n")[0]
-            if isinstance(error, FedcompError)
-            else f"{type(error).__name__}: {error}"
-        )
-        warn(f"{REPORT} is not written: {said}")
+        write(runs, page, target=target, failed=failed)
+    except FedcompError as error:
+        warn(f"{REPORT} is not written: {error}")

@@ -184,7 +184,7 @@ def _wrong(run: "Run", why: str) -> str:
     if why:
         return f"failed: {why}"
     if run.summary is None:
-        return "not over"
+        return "not finished"
     if run.summary.loss is None:
         return "diverged: the loss is no finite number"
     if run.records and not run.records[-1].accepted:

@@ -255,7 +255,7 @@ def test_a_finished_alternative_that_is_damaged_is_told_and_can_be_run_anew(
 def test_a_report_on_alternatives_is_on_all_that_were_begun(compared, tmp_path):
     out = copy_of(compared, tmp_path)
     shutil.rmtree(out / NAMES[3])
-    done = fedcomp("report", out, "--no-pictures")
+    done = fedcomp("report", out)
     assert (done.exit_code, done.stdout) == (0, f"{out / 'report.html'}\n")
     page = (out / "report.html").read_text(encoding="utf-8")
     assert all(str(out / name) in page for name in NAMES[:3]) and str(out / NAMES[3]) not in page

@@ -1,57 +1,80 @@
-"""Curves of runs, one line for each group, as figures of matplotlib. Lines differ in dashes and markers too: no colour is needed."""
+"""The charts of a report: final points of accuracy against bytes, and curves over rounds, bytes and simulated hours."""
 
-import io
-import textwrap
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
 
-import matplotlib
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
+from ...formatting import decimal, duration, human_bytes, percent
 from ...runs import Group, Run
+from ..results import Result
+from . import svg
 
-COLOURS = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#56b4e9",
-    "#e69f00",
-    "#000000",
-    "#7f7f7f",
-)  # Okabe and Ito 2008, for all eyes
-DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 1)))
-MARKERS = "os^DvPX*<"  # as many as have no common divisor: hundreds of lines differ
-MARKS = 8  # on a line
-WIDTH, HEIGHT = 6.4, 3.9  # inches
-ACROSS_LEGEND = 70  # characters of a line of the legend
-SETTINGS = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fedcomp",
-    "font.size": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "text.parse_math": False,
-}
+WIDE = 8  # ratio of the largest to the smallest byte count from which their axis is logarithmic
+STEEP = 50  # likewise for losses
+LARGEST = 1e30  # values beyond are not drawn
+SEGMENTS = 300  # of a line at most: about one a pixel
+POINTS, FEWEST = 400, 8  # points of a chart that tell their values, and of a line at least
+MARKS = 6  # markers on a line
 
 
 @dataclass(frozen=True)
-class Axis:
-    """What is shown along one side: a value for each round of a run; NaN where there is none."""
+class Entry:
+    """A line of the report: runs that differ in their seeds alone, with their name in the charts and the number of their style."""
+
+    group: Group
+    result: Result
+    name: str
+    style: int
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines that are drawn together. Only lines of one problem share a Pareto front."""
+
+    title: str
+    entries: Sequence[Entry]
+
+    @property
+    def comparable(self) -> bool:
+        return len(self.entries) > 1 and len({str(e.result.problem) for e in self.entries}) == 1
+
+    @property
+    def by_loss(self) -> bool:
+        """Whether the loss says how good these models are, for want of an accuracy."""
+        return all(entry.result.accuracy is None for entry in self.entries)
+
+
+def panels(found: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
+    """A panel for each problem; one panel of all lines where no problem has several."""
+    problems = dict.fromkeys(group.problem for group in found)
+    apart = 1 < len(problems) < len(found)
+    names = [group.method if apart else group.label for group in found]
+    styles = {name: style for style, name in enumerate(dict.fromkeys(names))}
+    entries = [
+        Entry(group, line, name, styles[name])
+        for group, line, name in zip(found, lines, names, strict=True)
+    ]
+    if not apart:
+        return [Panel("", entries)]
+    return [Panel(title, [e for e in entries if e.group.problem == title]) for title in problems]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A value for each round of a run, NaN where there is none, and how it is written on an axis and at a point."""
 
     label: str
     values: Callable[[Run], np.ndarray]
-    share: bool = False  # 0..1, shown in percent
-    unit: str = ""  # with a prefix: 3.2 MB
-    whole: bool = False  # numbers
+    tick: Callable[[float], str]
+    show: Callable[[float], str]
+    whole: bool = False
+    log_from: float = math.inf  # ratio of largest to smallest value
 
 
-def spent(run: Run) -> np.ndarray:
+def sent(run: Run) -> np.ndarray:
     """Bytes both ways up to each round."""
     return np.cumsum(run.metrics["uplink_bytes"] + run.metrics["downlink_bytes"])
 
@@ -61,132 +84,184 @@ def hours(run: Run) -> np.ndarray:
     return run.metrics.get("simulated_hours", np.full(len(run.records), np.nan))
 
 
-ACCURACY = Axis("accuracy", lambda run: run.metrics["accuracy"], share=True)
-LOSS = Axis("test loss", lambda run: run.metrics["loss"])
-ACROSS = (
-    ("rounds", Axis("round", lambda run: run.metrics["round"], whole=True)),
-    ("bytes", Axis("bytes sent, up and down", spent, unit="B")),
-    ("hours", Axis("simulated hours", hours)),
+def _bytes_tick(count: float) -> str:
+    number, unit = human_bytes(round(count)).split()
+    return f"{float(number):g} {unit}"
+
+
+ACCURACY = Quantity(
+    "accuracy",
+    lambda run: run.metrics["accuracy"],
+    lambda share: f"{round(100 * share, 6):g} %",
+    percent,
 )
-UPWARDS = (("accuracy", ACCURACY), ("loss", LOSS))
-NAMES = tuple(f"{what}-{against}" for what, _ in UPWARDS for against, _ in ACROSS)
+LOSS = Quantity(
+    "test loss", lambda run: run.metrics["loss"], lambda v: f"{v:.4g}", decimal, log_from=STEEP
+)
+ROUNDS = Quantity(
+    "round",
+    lambda run: run.metrics["round"],
+    lambda v: f"{v:,.0f}",
+    lambda v: f"round {v:,.0f}",
+    whole=True,
+)
+BYTES = Quantity(
+    "bytes up and down", sent, _bytes_tick, lambda v: human_bytes(round(v)), log_from=WIDE
+)
+HOURS = Quantity("simulated hours", hours, lambda v: f"{v:.6g}", lambda v: duration(3600 * v))
 
 
-@dataclass(frozen=True)
-class Chart:
-    name: str  # of its file: accuracy-bytes
-    title: str
-    figure: Figure
-
-    def svg(self) -> str:
-        """The picture as an <svg> element, its text as text."""
-        text = self._saved(format="svg", metadata={"Date": None, "Creator": None}).decode()
-        return text[text.index("<svg") :].replace(
-            "<svg ", f'<svg role="img" aria-label="{self.title}" ', 1
+def finals(found: Sequence[Panel]) -> list[tuple[str, str]]:
+    """(title, <svg>) for each panel: what its lines reached against the bytes that they sent. Empty for a single line."""
+    if sum(len(panel.entries) for panel in found) < 2:
+        return []
+    points = [[p for entry in panel.entries if (p := _final(entry, panel))] for panel in found]
+    drawn = []
+    for panel, mine in zip(found, points, strict=True):
+        up = LOSS if panel.by_loss else ACCURACY
+        alike = [
+            one
+            for other, theirs in zip(found, points, strict=True)
+            if other.by_loss == panel.by_loss
+            for one in theirs
+        ]  # of all panels: so that they can be compared
+        if not mine:
+            continue
+        title = f"{up.label.capitalize()} against bytes" + (
+            f", {panel.title}" if panel.title else ""
         )
-
-    def png(self) -> bytes:
-        return self._saved(format="png", dpi=200)
-
-    def _saved(self, **how: Any) -> bytes:
-        out = io.BytesIO()
-        with (
-            matplotlib.rc_context(SETTINGS),
-            warnings.catch_warnings(action="ignore", category=UserWarning),
-        ):  # glyphs that a font lacks
-            self.figure.savefig(out, **how)
-        return out.getvalue()
+        front = _staircase(panel, mine) if panel.comparable else []
+        across, upwards = _axis(BYTES, alike, across=True), _axis(up, alike)
+        drawn.append((title, svg.chart(title, across, upwards, mine, front)))
+    return drawn
 
 
-def charts(groups: Sequence[Group]) -> Iterator[Chart]:
-    """Accuracy and loss against everything that was measured."""
-    for what, up in UPWARDS:
-        for against, across in ACROSS:
-            lines = [line for group in groups if (line := _line(group, across, up))]
-            if lines:
-                title = f"{up.label.capitalize()} against {across.label.replace('round', 'rounds')}"
-                yield Chart(f"{what}-{against}", title, _figure(lines, across, up))
-
-
-@dataclass(frozen=True)
-class Line:
-    label: str
-    x: np.ndarray
-    middle: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    seeds: int
-
-
-def _line(group: Group, across: Axis, up: Axis) -> Line | None:
-    """The mean over the seeds, and how far they lie apart, in the rounds that all have; None where nothing was measured."""
-    rounds = min(len(run.records) for run in group.runs)
-    if not rounds:
+def _final(entry: Entry, panel: Panel) -> svg.Series | None:
+    """The point that a line ended at; None where nothing was measured or sent."""
+    line, by_loss = entry.result, panel.by_loss
+    up = LOSS if by_loss else ACCURACY
+    value = line.loss if by_loss else line.accuracy
+    if value is None or not line.sent_bytes or abs(value) > LARGEST:
         return None
-    x, y = (np.stack([axis.values(run)[:rounds] for run in group.runs]) for axis in (across, up))
-    x, kept = x.mean(0), np.isfinite(x).all(0) & np.isfinite(y).all(0)
-    if across.unit and not x[kept].any():
-        return None  # nothing was sent
-    y = y[:, kept]
-    return (
-        Line(group.label, x[kept], y.mean(0), y.min(0), y.max(0), len(group.runs))
-        if kept.any()
-        else None
+    seeds = [] if by_loss else [r.accuracy for r in entry.group.runs if r.accuracy is not None]
+    spread = (
+        f" ({up.show(min(seeds))} to {up.show(max(seeds))} over {len(seeds)} seeds)"
+        if len(seeds) > 1
+        else ""
+    )
+    text = f"{up.show(value)}{spread}, {BYTES.show(line.sent_bytes)}"
+    text += f", {line.note.partition(':')[0]}" if line.note else ""
+    name = "loss" if by_loss else "accuracy"
+    data = f' data-bytes="{line.sent_bytes!r}" data-{name}="{value!r}"'
+    return svg.Series(
+        entry.name,
+        entry.style,
+        [svg.Point(line.sent_bytes, value, text, data=data)],
+        band=[(line.sent_bytes, min(seeds), max(seeds))] if spread else (),
+        ring=line.on_front and panel.comparable,
+        faint=bool(line.note),
+        size=1.25,
     )
 
 
-def _figure(lines: Sequence[Line], across: Axis, up: Axis) -> Figure:
-    with matplotlib.rc_context(SETTINGS):
-        figure = Figure((WIDTH, HEIGHT + 0.2 * len(lines)), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots()
-        for i, line in enumerate(lines):
-            style = {
-                "color": COLOURS[i % len(COLOURS)],
-                "linestyle": DASHES[i % len(DASHES)],
-                "marker": MARKERS[i % len(MARKERS)],
-            }
-            first = (
-                i * len(line.x) // (MARKS * len(lines))
-            )  # so that markers of different lines do not stand upon each other
-            axes.plot(
-                line.x,
-                line.middle,
-                linewidth=1.6,
-                markersize=5,
-                markevery=(first, max(1, len(line.x) // MARKS)),
-                label=_named(line),
-                **style,
-            )
-            if line.seeds > 1:
-                axes.fill_between(
-                    line.x, line.low, line.high, color=style["color"], alpha=0.15, linewidth=0
-                )
-        axes.set_xlabel(across.label)
-        axes.set_ylabel(up.label)
-        axes.grid(color="0.88", linewidth=0.8)
-        axes.set_axisbelow(True)
-        if up.share:
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
-        if across.whole:
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if across.unit:
-            if _apart(lines):
-                axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(EngFormatter(across.unit))
-        columns = 1 if max(len(_named(line)) for line in lines) > 28 else 2
-        figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
-        return figure
+def _staircase(panel: Panel, drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
+    """The corners of the front, from the fewest bytes to the most."""
+    points = sorted({(p.x, p.y) for one in drawn if one.ring for p in one.points})
+    steps = points[:1]
+    for (_, before), (x, y) in pairwise(points):
+        steps += [(x, before), (x, y)]
+    return steps
 
 
-def _apart(lines: Sequence[Line]) -> bool:
-    """Whether one line ends far to the left of another, so that it would be lost on a plain scale."""
-    ends = [float(line.x[-1]) for line in lines if line.x[-1] > 0]
-    return len(ends) > 1 and max(ends) > 8 * min(ends)
+def curves(panel: Panel, found: Sequence[Panel]) -> list[list[tuple[str, str]]]:
+    """Rows of (title, <svg>): accuracy, and loss, against all that was measured, on the scales of all panels."""
+    return [
+        row
+        for up in (ACCURACY, LOSS)
+        if (
+            row := [
+                made
+                for across in (ROUNDS, BYTES, HOURS)
+                if (made := _curve(panel, found, across, up))
+            ]
+        )
+    ]
 
 
-def _named(line: Line) -> str:
-    label = f"{line.label} ({line.seeds} seeds)" if line.seeds > 1 else line.label
-    return "\n".join(
-        textwrap.wrap(f" {label}" if label.startswith("_") else label, ACROSS_LEGEND)
-    )  # what begins with _ is not shown
+def _curve(
+    panel: Panel, found: Sequence[Panel], across: Quantity, up: Quantity
+) -> tuple[str, str] | None:
+    if not (mine := _lines(panel, across, up)):
+        return None
+    alike = [line for other in found for line in _lines(other, across, up)]
+    title = f"{up.label.capitalize()} over {across.label.replace('round', 'rounds')}"
+    return title, svg.chart(title, _axis(across, alike, across=True), _axis(up, alike), mine)
+
+
+def _lines(panel: Panel, across: Quantity, up: Quantity) -> list[svg.Series]:
+    wanted = max(FEWEST, POINTS // len(panel.entries))
+    lines = [_line(entry, across, up, wanted, len(panel.entries)) for entry in panel.entries]
+    return [line for line in lines if line is not None]
+
+
+def _line(
+    entry: Entry, across: Quantity, up: Quantity, wanted: int, lines: int
+) -> svg.Series | None:
+    """The mean over the seeds, and how far they lie apart, in the rounds that all have; None where nothing was measured."""
+    runs = entry.group.runs
+    rounds = min(len(run.records) for run in runs)
+    if not rounds:
+        return None
+    x = np.stack([across.values(run)[:rounds] for run in runs]).mean(0)
+    y = np.stack([up.values(run)[:rounds] for run in runs])
+    kept = np.isfinite(x) & (np.abs(y) < LARGEST).all(0)
+    if across is BYTES:
+        kept &= x > 0  # before anything was sent
+    if not kept.any():
+        return None
+    x, y = x[kept], y[:, kept]
+    middle, low, high = y.mean(0).tolist(), y.min(0).tolist(), y.max(0).tolist()
+    x = x.tolist()
+    thin = _every(len(x), SEGMENTS)
+    told = _every(len(x), wanted)
+    first = entry.style * max(len(told) // MARKS, 1) // max(lines, 1)
+    marked = set(told[first :: max(len(told) // MARKS, 1)])  # markers of different lines lie apart
+    points = []
+    for i in told:
+        spread = f" ({up.show(low[i])} to {up.show(high[i])})" if len(runs) > 1 else ""
+        text = f"{across.show(x[i])}, {up.show(middle[i])}{spread}"
+        points.append(svg.Point(x[i], middle[i], text, i in marked))
+    return svg.Series(
+        entry.name,
+        entry.style,
+        points,
+        [(x[i], middle[i]) for i in thin],
+        [(x[i], low[i], high[i]) for i in thin] if len(runs) > 1 and len(thin) > 1 else (),
+    )
+
+
+def _every(count: int, most: int) -> list[int]:
+    """At most `most` + 1 of `count` positions, evenly spread, the last one among them."""
+    step = -(-count // most)
+    return [*range(0, count - 1, step), count - 1]
+
+
+def _axis(quantity: Quantity, drawn: Sequence[svg.Series], across: bool = False) -> svg.Axis:
+    """An axis with room for all series; logarithmic where they end far apart, or upwards where their values lie far apart."""
+    if across:
+        values = [p.x for one in drawn for p in one.points] + [
+            x for one in drawn for x, _ in one.line
+        ]
+        apart = [max(p.x for p in one.points) for one in drawn]
+    else:
+        values = [p.y for one in drawn for p in one.points] + [
+            y for one in drawn for _, y in one.line
+        ]
+        values += [y for one in drawn for _, *ends in one.band for y in ends]
+        apart = values
+    low, high = min(apart), max(apart)
+    log = min(values) > 0 and math.log10(high) - math.log10(low) > math.log10(quantity.log_from)
+    ends = (svg.LEFT, svg.WIDTH - svg.RIGHT) if across else (svg.HEIGHT - svg.BOTTOM, svg.TOP)
+    return svg.Axis(
+        quantity.label, svg.Scale.around(values, *ends, log), quantity.tick, quantity.whole
+    )

@@ -1,8 +1,10 @@
-"""The report: one HTML file that needs nothing else, and the pictures beside it as PNG."""
+"""The report: one HTML file that needs nothing else, neither scripts nor a network."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from importlib import resources
 from pathlib import Path
 from statistics import mean
 
@@ -15,88 +17,63 @@ from ...formatting import NOTHING, decimal, duration, percent
 from ...runs import ALIKE, Group, Run, groups
 from ..results import FRONT, cells, legend, results
 from ..results import head as titles
-from .charts import NAMES, charts, hours
+from . import svg
+from .charts import Entry, Panel, curves, finals, hours, panels
+from .verdict import verdict
 
 MOST_NAMED = 12  # clients in a cell
-STYLE = """
-:root { color-scheme: light; font-family: system-ui, sans-serif; line-height: 1.45; color: #111; background: #fff }
-body { max-width: 78rem; margin: 0 auto; padding: 1rem }
-h1 { font-size: 1.5rem; margin: .2rem 0 } h2 { font-size: 1.15rem; margin: 1.8rem 0 .5rem }
-p { margin: .3rem 0 } .quiet { color: #555; font-size: .9rem }
-.wide { overflow-x: auto }
-table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums }
-th, td { padding: .28rem .7rem .28rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid #ddd }
-th { border-bottom: 1.5px solid #444; vertical-align: bottom } td.n, th.n { text-align: right; white-space: nowrap }
-@media screen { td.n ~ td:not(.n) { min-width: 16rem } }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1rem }
-figure { margin: 0; break-inside: avoid } figcaption { font-weight: 600; font-size: .95rem } svg { width: 100%; height: auto }
-li { margin: .2rem 0 } code { font-size: .92em; overflow-wrap: anywhere }
-@media print {
-  body { max-width: none; padding: 0 } .charts { grid-template-columns: 1fr 1fr } .wide { overflow: visible } table { font-size: 8pt }
-  h2 { break-after: avoid } tr { break-inside: avoid } details::details-content { content-visibility: visible; block-size: auto }
-}
-"""
+MOST_IN_COLUMN = 8  # entries of the legend
 
 
 def write(
     runs: Sequence[Run],
     page: Path,
     *,
-    pictures: bool = True,
     target: float | None = None,
     failed: Mapping[str, str] | None = None,
-) -> list[Path]:
-    """Write the report on `runs`, and its pictures into the folder of its name; returns the files.
+) -> None:
+    """Write the report on `runs`.
 
-    `target`: an accuracy, 0..1, to which rounds and bytes are told; `failed`: by folder, why a run did not end. Raises RunFolderError
-    when a file cannot be written.
+    `target`: an accuracy, 0..1, for which rounds and bytes are reported; `failed`: by folder, why a run did not end. Raises
+    RunFolderError when the file cannot be written.
     """
-    found = groups(runs)
-    drawn = list(charts(found))
+    text = html(groups(runs), target, failed)
+    new = page.with_name(f".{page.name}.new")
     try:
-        folder = page.with_suffix("")
-        (folder if pictures and drawn else page.parent).mkdir(parents=True, exist_ok=True)
-        for name in NAMES:  # of a report that was here before
-            (folder / f"{name}.png").unlink(missing_ok=True)
-        files = [
-            _written(
-                page,
-                html(
-                    found, [(chart.title, chart.svg()) for chart in drawn], target, failed
-                ).encode(),
-            )
-        ]
-        if pictures:
-            files += [_written(folder / f"{chart.name}.png", chart.png()) for chart in drawn]
+        page.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, page)
     except OSError as error:
         raise RunFolderError(
             f"{page} cannot be written ({error.strerror}); give another --out"
         ) from error
-    return files
 
 
 def html(
-    found: Sequence[Group],
-    pictures: Iterable[tuple[str, str]],
-    target: float | None,
-    failed: Mapping[str, str] | None = None,
+    found: Sequence[Group], target: float | None, failed: Mapping[str, str] | None = None
 ) -> str:
-    tasks = ", ".join(dict.fromkeys(str(group.runs[0].options["task"]) for group in found))
-    figures = "".join(
-        f"<figure><figcaption>{escape(title)}</figcaption>{svg}</figure>" for title, svg in pictures
-    )
+    """Return the report as an HTML document."""
+    lines = results(found, target, failed)
+    drawn = panels(found, lines)
+    entries = {id(entry.group): entry for panel in drawn for entry in panel.entries}
+    rows = [entries[id(group)] for group in found]
+    tasks = ", ".join(dict.fromkeys(str(group.runs[0].problem["task"]) for group in found))
     runs = [run for group in found for run in group.runs]
+    styles = len({entry.style for entry in rows})
+    plots = [
+        (panel.title, "".join(_charts(row) for row in curves(panel, drawn))) for panel in drawn
+    ]
     parts = [
+        svg.markers(),
         f"<h1>{escape(tasks)}</h1>",
         f'<p class="quiet">{len(runs)} run{"s" * (len(runs) > 1)}; bytes are lengths of frames that were sent. fedcomp {__version__}</p>',
-        _section("Results", _results(found, target, failed)),
-        _section("Curves", f'<div class="charts">{figures}</div>')
-        if figures
-        else "<p>No round is done yet.</p>",
-        "" if not figures or "Test loss" in figures else "<p>No loss was a finite number.</p>",
+        f'<div class="verdict">{"".join(f"<p>{said}</p>" for said in verdict(drawn, target))}</div>',
+        _section("Accuracy and bytes", _front(drawn, rows) if len(rows) > 1 else ""),
+        _section("Curves", _curves(plots)),
+        _section("Results", _results(rows, target)),
         _section("Settings", _settings(found)),
-        _section("Turned down", _rejections(found)),
-        _section("Suspected", _suspicion(found)),
+        _section("Rejected updates", _rejections(found)),
+        _section("Suspected clients", _suspicion(found)),
         _section("Warnings", _warnings(runs)),
         _section(
             "Folders",
@@ -105,10 +82,20 @@ def html(
             + "</ul>",
         ),
     ]
+    style = resources.files(__package__).joinpath("style.css").read_text(encoding="utf-8")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(tasks)}: report</title><style>{STYLE}</style></head>\n<body>{''.join(parts)}</body></html>\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(tasks)}: report</title><style>{style}{_highlight(styles)}</style></head>\n"
+        f"<body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _highlight(styles: int) -> str:
+    """Rules that fade all other lines while the pointer is on a line or its name."""
+    return "".join(
+        f"body:has(.s{i}:hover) .s:not(.s{i}) {{ opacity: .15 }}\n"
+        for i in range(styles if styles > 1 else 0)
     )
 
 
@@ -116,58 +103,106 @@ def _section(title: str, content: str) -> str:
     return f"<h2>{title}</h2>\n{content}\n" if content else ""
 
 
-Cell = str | tuple[str]  # a figure, to the right, is a tuple of one
+def _charts(drawn: Iterable[tuple[str, str]], more: str = "") -> str:
+    figures = "".join(
+        f"<figure><figcaption>{escape(title)}</figcaption>{picture}</figure>"
+        for title, picture in drawn
+    )
+    return f'<div class="charts">{figures}{more}</div>' if figures or more else ""
 
 
-def _table(head: Sequence[Cell], rows: Iterable[Sequence[Cell]]) -> str:
-    def shown(cell: Cell, tag: str) -> str:
-        return (
-            f'<{tag} class="n">{escape(cell[0])}</{tag}>'
-            if isinstance(cell, tuple)
-            else f"<{tag}>{escape(cell)}</{tag}>"
+def _front(drawn: Sequence[Panel], rows: Sequence[Entry]) -> str:
+    """The final points of all lines, and the legend of all charts."""
+    names = {entry.style: entry.name for entry in rows}
+    items = "".join(
+        f'<li class="{svg.classes(style)}">{svg.swatch(style)}<span>{_breakable(name)}</span></li>'
+        for style, name in sorted(names.items())
+    )
+    if any(panel.comparable for panel in drawn):
+        items += (
+            '<li><svg class="swatch" viewBox="0 0 34 14" width="34" height="14" aria-hidden="true">'
+            '<path class="front" d="M1 7H33"/><circle class="ring" cx="17" cy="7" r="6"/></svg>'
+            "<span>Pareto front</span></li>"
         )
+    many = " many" if len(names) > MOST_IN_COLUMN else ""
+    return _charts(finals(drawn), f'<ul class="legend{many}">{items}</ul>')
 
-    def line(cells: Sequence[Cell], tag: str) -> str:
-        return f"<tr>{''.join(shown(cell, tag) for cell in cells)}</tr>"
+
+def _breakable(name: str) -> str:
+    """Escape a name; it may be broken after its commas."""
+    return escape(name).replace(",", ",<wbr>")
+
+
+def _curves(plots: Sequence[tuple[str, str]]) -> str:
+    return "".join(
+        (f"<h3>{escape(title)}</h3>" if title else "") + charts for title, charts in plots if charts
+    )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table; `kind` is its class: n for a number, name, note. `sign` is HTML in front of the text."""
+
+    text: str
+    kind: str = ""
+    sign: str = ""
+
+    def html(self, tag: str) -> str:
+        kind = f' class="{self.kind}"' if self.kind else ""
+        text = _breakable(self.text) if self.kind == "name" else escape(self.text)
+        if self.sign:
+            text = f'<div class="named">{self.sign}<span>{text}</span></div>'
+        return f"<{tag}{kind}>{text}</{tag}>"
+
+
+def _numbers(texts: Iterable[str]) -> list[Cell]:
+    return [Cell(text, "n") for text in texts]
+
+
+def _table(head: Sequence[Cell | str], rows: Iterable[Sequence[Cell | str]]) -> str:
+    def line(cells: Sequence[Cell | str], tag: str) -> str:
+        made = (cell if isinstance(cell, Cell) else Cell(cell) for cell in cells)
+        return f"<tr>{''.join(cell.html(tag) for cell in made)}</tr>"
 
     body = "".join(line(row, "td") for row in rows)
-    return f'<div class="wide"><table><thead>{line(head, "th")}</thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="wide" tabindex="0"><table><thead>{line(head, "th")}</thead><tbody>{body}</tbody></table></div>'
 
 
-def _results(found: Sequence[Group], target: float | None, failed: Mapping[str, str] | None) -> str:
-    lines, timed = (
-        results(found, target, failed),
-        any(_simulated(run) is not None for group in found for run in group.runs),
-    )
-    several, notes = len(lines) > 1, any(line.note for line in lines)
-    head: list[Cell] = [*([""] if several else []), "run", *((title,) for title in titles(target))]
-    own = list(
-        dict.fromkeys(name for group in found for run in group.runs for name in _own_metrics(run))
-    )
-    head += [(name,) for name in own] + [("simulated",)] * timed + [""] * notes
-    rows: list[list[Cell]] = [
-        [
-            *([FRONT if line.on_front else ""] if several else []),
-            line.label,
-            *((cell,) for cell in cells(line, target)),
-            *((_mean(group, name),) for name in own),
-            *([(_hours(group),)] if timed else []),
-            *([line.note] if notes else []),
-        ]
-        for group, line in zip(found, lines, strict=True)
+def _results(rows: Sequence[Entry], target: float | None) -> str:
+    lines, runs = [row.result for row in rows], [run for row in rows for run in row.group.runs]
+    several, notes = len(rows) > 1, any(line.note for line in lines)
+    timed = any(_simulated(run) is not None for run in runs)
+    own = list(dict.fromkeys(name for run in runs for name in _own_metrics(run)))
+    head = [
+        *([""] * several),
+        "run",
+        *_numbers([*titles(target), *own, *(["simulated"] * timed)]),
+        *([""] * notes),
     ]
-    return _table(head, rows) + "".join(
-        f'<p class="quiet">{escape(sentence)}</p>' for sentence in legend(lines)
+    table = _table(
+        head,
+        (
+            [
+                *([FRONT if row.result.on_front else ""] * several),
+                Cell(row.result.label, "name", svg.swatch(row.style) if several else ""),
+                *_numbers(cells(row.result, target)),
+                *_numbers(_mean(row.group, name) for name in own),
+                *_numbers([_hours(row.group)] * timed),
+                *([Cell(row.result.note, "note")] * notes),
+            ]
+            for row in rows
+        ),
     )
+    return table + "".join(f'<p class="quiet">{escape(said)}</p>' for said in legend(lines))
 
 
 def _own_metrics(run: Run) -> Mapping[str, float | None]:
-    """The task's own, as measured last."""
+    """Return the task's own metrics, as measured last."""
     return next((record.metrics for record in reversed(run.records) if record.metrics), {})
 
 
 def _mean(group: Group, name: str) -> str:
-    """Of one of these, over the seeds."""
+    """Format the mean of one of them over the seeds."""
     values = [_own_metrics(run).get(name) for run in group.runs]
     return NOTHING if None in values else decimal(mean(values))
 
@@ -178,7 +213,7 @@ def _hours(group: Group) -> str:
 
 
 def _simulated(run: Run) -> float | None:
-    """Hours that the run took its clients; None without a network."""
+    """Return the simulated hours of the whole run; None without a network."""
     end = hours(run)[-1:]
     return float(end[0]) if np.isfinite(end).all() and end.size else None
 
@@ -193,8 +228,11 @@ def _settings(found: Sequence[Group]) -> str:
     different = [name for name in names if len(set(values[name])) > 1]
     own = (
         _table(
-            ["option", *(group.label for group in found)],
-            ([flag(name), *values[name]] for name in different),
+            ["run", *map(flag, different)],
+            (
+                [Cell(group.label, "name"), *(values[name][i] for name in different)]
+                for i, group in enumerate(found)
+            ),
         )
         if different
         else ""
@@ -249,8 +287,17 @@ def _rejections(found: Sequence[Group]) -> str:
             for r in run.summary.rejections if run.summary else ():
                 more = f" and {r.more_clients} more" if r.more_clients else ""
                 named = ", ".join(map(str, r.clients[:MOST_NAMED]))
-                rows.append([_of(group, run), (f"{r.updates:,}",), r.stage, r.reason, named + more])
-    return _table(["run", ("updates",), "at", "reason", "clients"], rows) if rows else ""
+                rows.append(
+                    [
+                        Cell(_of(group, run), "name"),
+                        Cell(f"{r.updates:,}", "n"),
+                        r.stage,
+                        Cell(r.reason, "note"),
+                        named + more,
+                    ]
+                )
+    head = ["run", Cell("updates", "n"), "at", "reason", "clients"]
+    return _table(head, rows) if rows else ""
 
 
 def _suspicion(found: Sequence[Group]) -> str:
@@ -260,13 +307,13 @@ def _suspicion(found: Sequence[Group]) -> str:
             last = next((r.suspicion for r in reversed(run.records) if r.suspicion), {})
             worst = sorted(last.items(), key=lambda item: (-item[1], item[0]))[:MOST_NAMED]
             rows += [
-                [_of(group, run), (str(client),), (percent(share),)]
+                [Cell(_of(group, run), "name"), *_numbers([str(client), percent(share)])]
                 for client, share in worst
                 if share > 0
             ]
     return (
         '<p class="quiet">Share of a client\'s votes that lost by a wide margin.</p>'
-        + _table(["run", ("client",), ("suspicion",)], rows)
+        + _table(["run", *_numbers(["client", "suspicion"])], rows)
         if rows
         else ""
     )
@@ -301,10 +348,3 @@ def _shown(value: object) -> str:
         if isinstance(value, bool)
         else str(value)
     )
-
-
-def _written(path: Path, data: bytes) -> Path:
-    new = path.with_name(f".{path.name}.new")
-    new.write_bytes(data)
-    os.replace(new, path)
-    return path

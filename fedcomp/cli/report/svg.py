@@ -1,0 +1,224 @@
+"""Scales, markers and one chart as an <svg> element.
+
+A unit of the drawing is a pixel on a phone, so that text keeps its size there. Colours are CSS variables of the page. A value appears above
+the chart while the pointer is on its point; style.css does that, without a script.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 360, 270
+LEFT, RIGHT, TOP, BOTTOM = 50, 14, 36, 42  # margins around the plot
+LETTER = 7.2  # width of a character of 12 px in a wide font
+MARGIN = 0.05  # of a scale, beyond its values
+
+COLOURS = 8  # --c0 to --c7 in style.css
+DASHES = ("", "7 3", "7 3 2 3", "2 3", "10 4", "10 3 2 3 2 3", "4 2")
+MARKERS = (
+    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0Z",  # circle
+    "M-3.6-3.6h7.2v7.2h-7.2Z",  # square
+    "M0-4.8L4.6 3.4h-9.2Z",  # triangle
+    "M0-5.2L4.6 0L0 5.2L-4.6 0Z",  # diamond
+    "M0 4.8L4.6-3.4h-9.2Z",  # triangle downwards
+    "M-1.5-4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3Z",  # plus
+    "M-4.3-2.2L-2.2-4.3L0-2.1L2.2-4.3L4.3-2.2L2.1 0L4.3 2.2L2.2 4.3L0 2.1L-2.2 4.3L-4.3 2.2L-2.1 0Z",  # cross
+    "M0-5.4L1.4-1.8L5.2-1.7L2.2.6L3.3 4.3L0 2.1L-3.3 4.3L-2.2.6L-5.2-1.7L-1.4-1.8Z",  # star
+    "M-4.8 0L3.4-4.6v9.2Z",  # triangle to the left
+)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A linear or logarithmic map from values to pixels. Values are finite, and positive where `log` is set."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    @classmethod
+    def around(
+        cls, values: Sequence[float], start: float, end: float, log: bool = False
+    ) -> "Scale":
+        """A scale on which all values have room."""
+        low, high = min(values), max(values)
+        if log:
+            low, high = math.log10(low), math.log10(high)
+        beyond = MARGIN * (high - low) or abs(low) * MARGIN or 1.0
+        low, high = low - beyond, high + beyond
+        return cls(10**low, 10**high, start, end, True) if log else cls(low, high, start, end)
+
+    def __call__(self, value: float) -> float:
+        low, high = self.low, self.high
+        if self.log:
+            value, low, high = math.log10(value), math.log10(low), math.log10(high)
+        return self.start + (value - low) / (high - low) * (self.end - self.start)
+
+    def ticks(self, count: int, whole: bool = False) -> list[float]:
+        """About `count` round numbers on the scale, whole ones on request."""
+        if self.log:
+            low, high = math.log10(self.low), math.log10(self.high)
+            decades = range(math.ceil(low), math.floor(high) + 1)
+            if len(decades) >= 3:
+                return [10.0**power for power in decades[:: math.ceil(len(decades) / count)]]
+            found = [
+                m * 10.0**power
+                for power in range(math.floor(low), math.floor(high) + 1)
+                for m in (1, 2, 5)
+                if self.low <= m * 10.0**power <= self.high
+            ]
+            if len(found) >= 2:
+                return found
+        raw = (self.high - self.low) / count
+        power = 10.0 ** math.floor(math.log10(raw))
+        step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+        step = max(step, 1.0) if whole else step
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [i * step for i in range(first, last + 1)]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A side of a chart: its label and how ticks are written."""
+
+    label: str
+    scale: Scale
+    tick: Callable[[float], str]
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value that is read by pointing at it; `data` are attributes that tell the exact numbers."""
+
+    x: float
+    y: float
+    text: str
+    marked: bool = True
+    data: str = ""
+
+
+@dataclass(frozen=True)
+class Series:
+    """What one style shows in a chart. `band`: (x, lowest, highest), of a single x a whisker; `ring`: circle the points."""
+
+    name: str
+    style: int
+    points: Sequence[Point]
+    line: Sequence[tuple[float, float]] = ()
+    band: Sequence[tuple[float, float, float]] = ()
+    ring: bool = False
+    faint: bool = False
+    size: float = 1.0
+
+
+def dashes(style: int) -> str:
+    pattern = DASHES[style % len(DASHES)]
+    return f' stroke-dasharray="{pattern}"' if pattern else ""
+
+
+def classes(style: int) -> str:
+    """`s` and a number for what is highlighted together, `c` and a number for its colour."""
+    return f"s s{style} c{style % COLOURS}"
+
+
+def marker(style: int, x: float, y: float, size: float = 1.0) -> str:
+    place = f"translate({x:.1f} {y:.1f})" + (f" scale({size:g})" if size != 1 else "")
+    return f'<use href="#m{style % len(MARKERS)}" transform="{place}"/>'
+
+
+def markers() -> str:
+    """The shapes that all charts refer to."""
+    shapes = "".join(f'<path id="m{i}" d="{path}"/>' for i, path in enumerate(MARKERS))
+    return (
+        f'<svg width="0" height="0" class="shapes" aria-hidden="true"><defs>{shapes}</defs></svg>'
+    )
+
+
+def swatch(style: int) -> str:
+    """The line and the marker of a style, for legends and tables."""
+    return (
+        f'<svg class="swatch c{style % COLOURS}" viewBox="0 0 34 14" width="34" height="14" aria-hidden="true">'
+        f'<path class="line" d="M1 7H33"{dashes(style)}/>{marker(style, 17, 7)}</svg>'
+    )
+
+
+def chart(
+    title: str,
+    across: Axis,
+    up: Axis,
+    series: Sequence[Series],
+    front: Sequence[tuple[float, float]] = (),
+) -> str:
+    """The chart as an <svg> element. `front`: corners of the Pareto front."""
+    x, y = across.scale, up.scale
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>{escape(title)}</title>'
+    ]
+    for value in y.ticks(6):
+        at = y(value)
+        parts.append(
+            f'<path class="grid" d="M{LEFT} {at:.1f}H{right}"/>'
+            f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{escape(up.tick(value))}</text>'
+        )
+    end = 0.0  # of the label before
+    for value in x.ticks(5, across.whole):
+        text = across.tick(value)
+        half = len(text) * LETTER / 2
+        at = min(x(value), WIDTH - half)
+        if at - half < end + LETTER:
+            continue
+        end = at + half
+        parts.append(
+            f'<path class="grid" d="M{x(value):.1f} {TOP}V{bottom + 4}"/>'
+            f'<text x="{at:.1f}" y="{bottom + 17}" text-anchor="middle">{escape(text)}</text>'
+        )
+    parts.append(
+        f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>'
+        f'<text class="up" x="4" y="{TOP - 12}">{escape(up.label)}</text>'
+        f'<text x="{right}" y="{HEIGHT - 6}" text-anchor="end">{escape(across.label)}</text>'
+    )
+    if front:
+        path = "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in front)
+        parts.append(f'<path class="front" d="M{path}"/>')
+    parts += [_series(one, x, y) for one in series]
+    return "".join([*parts, "</svg>"])
+
+
+def _series(one: Series, x: Scale, y: Scale) -> str:
+    faint = " faint" if one.faint else ""
+    parts = [f'<g class="{classes(one.style)}{faint}">']
+    if len(one.band) == 1:
+        ((at, low, high),) = one.band
+        parts.append(f'<path class="whisker" d="M{x(at):.1f} {y(low):.1f}V{y(high):.1f}"/>')
+    elif one.band:
+        there = "L".join(f"{x(a):.1f} {y(high):.1f}" for a, _, high in one.band)
+        back = "L".join(f"{x(a):.1f} {y(low):.1f}" for a, low, _ in reversed(one.band))
+        parts.append(f'<path class="band" d="M{there}L{back}Z"/>')
+    if len(one.line) > 1:
+        path = "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in one.line)
+        parts.append(f'<path class="line" d="M{path}"{dashes(one.style)}/>')
+    for point in one.points:
+        a, b = x(point.x), y(point.y)
+        ring = f'<circle class="ring" cx="{a:.1f}" cy="{b:.1f}" r="9"/>' if one.ring else ""
+        parts.append(
+            f'<g class="p"{point.data}>{ring}<circle class="hit" cx="{a:.1f}" cy="{b:.1f}" r="8"/>'
+            + (marker(one.style, a, b, one.size) if point.marked else "")
+            + _tip(one.name, point.text)
+            + "</g>"
+        )
+    return "".join([*parts, "</g>"])
+
+
+def _tip(name: str, text: str) -> str:
+    """What is shown above the chart while the pointer is on a point: the name, and below it the values."""
+    longest = int((WIDTH - 8) / LETTER)
+    name = name if len(name) <= longest else name[: longest - 1] + "…"
+    return (
+        f'<text class="tip"><tspan x="{WIDTH - 4}" y="12">{escape(name)}</tspan>'
+        f'<tspan x="{WIDTH - 4}" y="27">{escape(text)}</tspan></text>'
+    )

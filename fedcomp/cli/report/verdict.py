@@ -1,0 +1,130 @@
+"""The first sentences of a report: which line to choose, as HTML."""
+
+from collections.abc import Sequence
+from html import escape
+
+from ...formatting import decimal, human_bytes, three_digits
+from .charts import Entry, Panel
+
+CLOSE = 0.05  # a line this far below the best accuracy is as good for the verdict; of a loss, relative to it
+MOST_NAMED = 3
+
+
+def verdict(found: Sequence[Panel], target: float | None) -> list[str]:
+    """A sentence or two for each problem."""
+    told = []
+    for panel in found:
+        if panel.comparable:
+            said = _comparison(panel.entries, target)
+        elif len(panel.entries) > 1:
+            said = _range(panel.entries)
+        else:
+            said = _alone(panel.entries[0], target)
+        told.append(f"<b>{escape(panel.title)}:</b> {said}" if panel.title else said)
+    return told
+
+
+def _alone(entry: Entry, target: float | None) -> str:
+    line, runs = entry.result, entry.group.runs
+    who = "The run" if len(runs) == 1 else f"The mean of {len(runs)} seeds"
+    said = f"{who} reaches {_quality(entry)} in {line.rounds:g} rounds with {_cost(entry)}."
+    if not line.rounds:
+        said = "No round is done yet."
+    elif line.rank is None:
+        said = f"{who} sends {_cost(entry)} in {line.rounds:g} rounds; nothing was evaluated."
+    if target is not None and line.rounds:
+        said += (
+            f" It does not reach {100 * target:g} %."
+            if line.bytes_to_target is None
+            else f" It reaches {100 * target:g} % in {line.rounds_to_target:g} rounds with {_bytes(line.bytes_to_target)}."
+        )
+    return said + _wrong([entry])
+
+
+def _comparison(entries: Sequence[Entry], target: float | None) -> str:
+    good = [e for e in entries if not e.result.note and e.result.rank is not None]
+    if not good:
+        unfinished = all(e.result.note.endswith("not finished") for e in entries)
+        return "No run is over yet." if unfinished else "No run succeeded." + _wrong(entries)
+    best = max(good, key=lambda e: (e.result.rank, -e.result.sent_bytes))
+    most = "most accurate" if best.result.accuracy is not None else "best"
+    if target is None:
+        close = [e for e in good if e.result.rank >= _enough(best)]
+        cheap = min(close, key=lambda e: e.result.sent_bytes)
+        least = min(good, key=lambda e: e.result.sent_bytes)
+        if cheap is best:
+            said = f"{_name(best)} is the {most} at {_quality(best)} with {_cost(best)}"
+            if least is not best:
+                said += f"; {_name(least)} sends the fewest bytes, {_bytes(least.result.sent_bytes)}, for {_quality(least)}."
+            else:
+                said += ", the fewest bytes of all." if len(good) > 1 else "."
+        else:
+            said = f"{_name(cheap)} reaches {_quality(cheap)} with {_cost(cheap)}; "
+            said += f"{_name(best)} is the {most} at {_quality(best)} with {_bytes(best.result.sent_bytes)}."
+        return said + _wrong(entries)
+    there = [e for e in good if e.result.bytes_to_target is not None]
+    said = f"No line reaches {100 * target:g} %"
+    if there:
+        first = min(there, key=lambda e: e.result.bytes_to_target)
+        said = f"{_name(first)} reaches {100 * target:g} % with the fewest bytes, {_bytes(first.result.bytes_to_target)}"
+        said += f" in {first.result.rounds_to_target:g} rounds"
+        if missed := len(good) - len(there):
+            said += f", and {missed} of {len(good)} lines never reach it"
+    return f"{said}; {_name(best)} is the {most} at {_quality(best)} with {_cost(best)}." + _wrong(
+        entries
+    )
+
+
+def _range(entries: Sequence[Entry]) -> str:
+    """For lines of which each has a problem of its own, so that none can be preferred."""
+    good = [e for e in entries if not e.result.note and e.result.rank is not None]
+    if not good:
+        return "No run is over yet." + _wrong(entries)
+    worst, best = (pick(good, key=lambda e: e.result.rank) for pick in (min, max))
+    if worst is best:
+        return f"{_name(best)} reaches {_quality(best)} with {_cost(best)}." + _wrong(entries)
+    return (
+        f"The runs learn different problems: {_name(best)} reaches {_quality(best)} with {_cost(best)}, "
+        f"{_name(worst)} {_quality(worst)} with {_cost(worst)}." + _wrong(entries)
+    )
+
+
+def _enough(best: Entry) -> float:
+    """The rank from which a line is close to the best one."""
+    relative = best.result.accuracy is None
+    return best.result.rank - CLOSE * (abs(best.result.rank) if relative else 1)
+
+
+def _wrong(entries: Sequence[Entry]) -> str:
+    wrong = [e for e in entries if e.result.note]
+    if len(entries) == 1 and wrong:
+        note = wrong[0].result.note.rstrip(".")
+        return f" {escape(note[0].upper() + note[1:])}."
+    said = [f" {_name(e)}: {escape(e.result.note.partition(':')[0])}." for e in wrong[:MOST_NAMED]]
+    more = len(wrong) - MOST_NAMED
+    return "".join(said) + (f" {more} more went wrong." if more > 0 else "")
+
+
+def _name(entry: Entry) -> str:
+    return f"<code>{escape(entry.name)}</code>"
+
+
+def _quality(entry: Entry) -> str:
+    line = entry.result
+    if line.accuracy is None:
+        return f"a loss of {decimal(line.loss)}"
+    spread = "" if line.accuracy_spread is None else f" ± {100 * line.accuracy_spread:.1f}"
+    return f"{100 * line.accuracy:.1f}{spread}\u00a0%"
+
+
+def _cost(entry: Entry) -> str:
+    line, said = entry.result, _bytes(entry.result.sent_bytes)
+    dense = "float32 both ways" if line.baseline is None else "the dense line"
+    if line.ratio is None or 0.95 < line.ratio < 1.05:
+        return said
+    factor, word = (line.ratio, "less") if line.ratio > 1 else (1 / line.ratio, "more")
+    return f"{said}, {three_digits(factor)} times {word} than {dense}"
+
+
+def _bytes(count: float) -> str:
+    return human_bytes(round(count)).replace(" ", "\u00a0")
