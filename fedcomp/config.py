@@ -130,7 +130,10 @@ class RunConfig:
     )
     uplink: str = option(Usual("stc:density=1/100"), "codec from client to server")
     downlink: str = option(Usual("stc:density=1/100"), "codec from server to client")
-    memory: str = option(Usual("residual"), "what clients keep around the uplink codec")
+    memory: str = option(
+        Usual("residual"),
+        "what clients keep around the uplink codec; dgc chooses topk where --uplink has its default",
+    )
     downlink_memory: str = option(
         Usual("residual"), "what the server keeps around the downlink codec"
     )

@@ -28,7 +28,9 @@ __all__ = [
     "chooses",
     "counterpart",
     "memory",
+    "momentum",
     "only_under",
+    "uplink",
 ]
 
 _MEMORIES: dict[str, type[Memory]] = {
@@ -87,6 +89,16 @@ def only_under(text: str) -> str:
     """The strategy without which a memory has no frames, "" for a memory that works under any."""
     name = spec.parse(text).parts[0].name
     return _MEMORIES[name].only_under if name in _MEMORIES else ""
+
+
+def uplink(text: str) -> str:
+    """The codec of a run with a memory where --uplink is left out; "" = the usual one. Raises SpecError."""
+    return _named(text)[0].uplink
+
+
+def momentum(text: str) -> float:
+    """The momentum that a memory applies to updates; 0 = none. Raises SpecError."""
+    return getattr(_named(text)[1], "momentum", 0.0)
 
 
 def counterpart(

@@ -51,6 +51,9 @@ class Memory(ABC):
         ""  # the strategy that alone asks for its frames, where they are of several phases; "" = any
     )
     chooses: ClassVar[bool] = False  # which coordinates are sent, whatever the codec's density
+    uplink: ClassVar[str] = (
+        ""  # codec of a run with this memory where --uplink is left out; "" = the usual one
+    )
     needs_moments: ClassVar[bool] = False  # local SGD fills context.moments
     residual: Tensor | None = (
         None  # what is kept of the updates because it was not sent, by a memory that keeps that; None = zero
@@ -78,6 +81,10 @@ class Memory(ABC):
 
     def check_codec(self) -> None:
         """Raise ConfigError when this memory would diverge with its codec, naming a codec with which it would not."""
+
+    def warning(self) -> str:
+        """Return a sentence for the start of a run whose codec serves this memory badly, else ""."""
+        return ""
 
     def propose(self, x: Tensor, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
         """A frame for the update x [numel], or None when there is nothing to send. x is not touched.

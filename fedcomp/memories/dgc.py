@@ -5,9 +5,9 @@ Lin, Han, Mao, Wang, Dally: Deep gradient compression: reducing the communicatio
     x ← x · min(1, clip / (√N ‖x‖));  u ← m·u + x;  v ← v + u;  send C(v);  u and v are zero where it arrived
 
 Momentum correction: a coordinate that waits gathers the momentum that it would have had. Momentum factor masking: once it was sent, its
-momentum is stale. As in the paper, v is zero where it was sent, whatever the codec lost of the value: `topk` suits it best, and a codec
-that sends every coordinate leaves no memory. Updates grow up to 1/(1 − m) times, as the steps of momentum SGD do. The paper's warm-up of
-the density is the option `density_warmup` of a run.
+momentum is stale. As in the paper, v is zero where it was sent, whatever the codec lost of the value. The default uplink is therefore
+`topk`, and a run warns of codecs that change values; a codec that sends every coordinate leaves no memory. Updates grow up to 1/(1 − m)
+times, as the steps of momentum SGD do. The paper's warm-up of the density is the option `density_warmup` of a run.
 """
 
 import math
@@ -17,7 +17,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..codecs import Context, Update
+from ..codecs import Codec, Context, LayerWise, Update
+from ..codecs.identity import BFloat16, Half, Identity
+from ..codecs.product import Product
+from ..codecs.randomk import RandomK
+from ..codecs.threshold import Threshold
+from ..codecs.topk import TopK
 from ..errors import SpecError
 from ..kernels.sums import norm2_rows
 from .base import mask
@@ -41,18 +46,39 @@ class Options:
             )
 
 
+def _keeps_values(codec: Codec) -> bool:
+    """Return whether a codec sends values as they are, to the precision of bfloat16 or better."""
+    inner = codec.inner if isinstance(codec, LayerWise) else codec
+    if isinstance(inner, Product):
+        return not getattr(inner.first, "scaled", False) and _keeps_values(inner.second)
+    if isinstance(inner, RandomK):
+        return not inner.scaled
+    if isinstance(inner, Threshold):
+        return inner.values != "tau"
+    return isinstance(inner, TopK | Identity | Half | BFloat16)
+
+
 class DGC(Vectors):
     """`residual` is v."""
 
     name: ClassVar[str] = "dgc"
     source: ClassVar[str] = "Lin et al. 2018"
     Options: ClassVar[type] = Options
+    uplink: ClassVar[str] = "topk:density=1/100"
     vectors: ClassVar[tuple[str, ...]] = ("residual", "velocity")
     velocity: Tensor | None = None  # u
 
     @property
     def gain(self) -> float:
         return 1 / (1 - self.options.momentum)
+
+    def warning(self) -> str:
+        if _keeps_values(self.codec):
+            return ""
+        return (
+            f"memory 'dgc' forgets a coordinate once it was sent, and {self.codec} changes the values that it sends: their error is "
+            "lost for good; use --uplink topk, or --memory residual"
+        )
 
     def _move(self, kept: Stacks, x: Tensor, context: Context) -> tuple[Stacks, Tensor]:
         u = (kept["velocity"] * self.options.momentum).add_(self._clipped(x))

@@ -6,6 +6,7 @@ from typing import Any
 from .. import spec
 from ..config import RunConfig, Usual, with_horizon
 from ..errors import SpecError
+from ..memories import uplink
 from .asynchronous import Asynchronous
 from .average import Average
 from .base import Outcome, Phase, RoundStrategy, Rules
@@ -78,14 +79,20 @@ def strategy(text: str, rules: Rules | None = None, **told: Any) -> RoundStrateg
 
 
 def resolved(config: RunConfig) -> RunConfig:
-    """The options of a run, with the strategy's own choice, and the horizon of schedules, where they were not given. Raises UserError."""
+    """Return the options of a run, with the choices of its strategy and memory where they were left out. Raises UserError.
+
+    The horizon of schedules is filled in as well.
+    """
     cls, options = _chosen(config.strategy)
     own = {
         name: value
         for name, value in cls.defaults(options).items()
         if isinstance(getattr(config, name), Usual)
     }
-    return with_horizon(dataclasses.replace(config, **own))
+    chosen = dataclasses.replace(config, **own)
+    if isinstance(chosen.uplink, Usual) and (suited := uplink(chosen.memory)):
+        chosen = dataclasses.replace(chosen, uplink=suited)
+    return with_horizon(chosen)
 
 
 def _chosen(text: str) -> tuple[type[RoundStrategy], Any]:

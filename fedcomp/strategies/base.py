@@ -25,7 +25,7 @@ from ..config import RunConfig
 from ..errors import ConfigError, FrameError, NonFiniteError
 from ..kernels.sums import sum_squares
 from ..layout import Layout
-from ..memories import Counterpart, chooses, counterpart, memory, only_under
+from ..memories import Counterpart, chooses, memory, momentum, only_under
 from ..memories.base import Changes, NoOptions
 from ..messages import FAILED, Assignment, Report
 from ..observe import Rejection
@@ -149,6 +149,12 @@ class RoundStrategy(Strategy):
             raise ConfigError(
                 f"strategy '{self.name}' adds no updates one by one, whose norms it could bound; leave --clip-update out, or "
                 "use --strategy average"
+            )
+        if self.rules.momentum and (applied := momentum(self.rules.memory)):
+            name = self.rules.memory.partition(":")[0]
+            raise ConfigError(
+                f"--momentum {self.rules.momentum:g} and --memory {name} with momentum={applied:g} both apply momentum to an update; "
+                f"leave --momentum out, or give --memory {name}:momentum=0"
             )
         self.optimizer = optimizer(self.rules.server_optimizer)
         if self.own_step and not self.optimizer.plain:
@@ -282,7 +288,10 @@ class RoundStrategy(Strategy):
             raise ConfigError(
                 f"--downlink-memory {keeper.name} keeps something on both sides, clients keep the model alone; use residual"
             )
-        self.counterpart = counterpart(self.rules.memory, self.uplink, layout.numel, layout)
+        clients_memory = memory(self.rules.memory, self.uplink, layout.numel, layout)
+        self.counterpart = clients_memory.counterpart and clients_memory.counterpart(clients_memory)
+        if sentence := clients_memory.warning():
+            self.warn(sentence)
         if keeper.only_under:
             raise ConfigError(
                 f"--downlink-memory {keeper.name} makes frames of several phases, and a broadcast has one; use residual"

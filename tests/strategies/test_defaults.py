@@ -4,7 +4,7 @@ import pytest
 from federation import Federation
 
 from fedcomp import RunConfig
-from fedcomp.strategies import Rules, resolved, strategy
+from fedcomp.strategies import Average, Rules, resolved, strategy
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,30 @@ def test_an_update_that_is_compressed_already_is_broadcast_without_loss(name, gi
         assert max(sizes) <= 10 + 5 * 4  # of 42 coordinates four, a value and a position each
     given = RunConfig(strategy=name, downlink="stc:density=1%")
     assert resolved(given).downlink == "stc:density=1%"
+
+
+def test_dgc_sends_the_largest_coordinates_with_their_values():
+    assert resolved(RunConfig(memory="dgc:clip=1")).uplink == "topk:density=1/100"
+    assert resolved(RunConfig(memory="dgc", uplink="sbc")).uplink == "sbc"
+    assert resolved(RunConfig(memory="dgc", strategy="vote")).uplink == "sign"
+
+
+@pytest.mark.parametrize(
+    ("uplink", "loses"),
+    [
+        ("stc:density=10%", True),
+        ("sign", True),
+        ("qsgd@layer", True),
+        ("topk+eden:bits=2", True),
+        ("topk@layer", False),
+        ("topk+fp16", False),
+        ("identity", False),
+    ],
+)
+def test_a_run_warns_of_a_codec_whose_error_dgc_would_lose(uplink, loses):
+    heard = []
+    f = Federation(Rules(uplink=uplink, memory="dgc"))
+    fresh = Average(f.strategy.rules)
+    fresh.warn = heard.append
+    fresh.begin(f.initial, f.layout)
+    assert ["lost for good; use --uplink topk" in sentence for sentence in heard] == [True] * loses
