@@ -112,7 +112,7 @@ HOURS = Quantity("simulated hours", hours, lambda v: f"{v:.6g}", lambda v: durat
 
 
 def finals(found: Sequence[Panel]) -> list[tuple[str, str]]:
-    """(title, <svg>) for each panel: what its lines reached against the bytes that they sent. Empty for a single line."""
+    """(title of the panel, <svg>) for each panel: what its lines reached against the bytes that they sent. Empty for a single line."""
     if sum(len(panel.entries) for panel in found) < 2:
         return []
     points = [[p for entry in panel.entries if (p := _final(entry, panel))] for panel in found]
@@ -132,7 +132,7 @@ def finals(found: Sequence[Panel]) -> list[tuple[str, str]]:
         )
         front = _staircase(panel, mine) if panel.comparable else []
         across, upwards = _axis(BYTES, alike, across=True), _axis(up, alike)
-        drawn.append((title, svg.chart(title, across, upwards, mine, front)))
+        drawn.append((panel.title, svg.chart(title, across, upwards, mine, front)))
     return drawn
 
 

@@ -63,12 +63,13 @@ def html(
     plots = [
         (panel.title, "".join(_charts(row) for row in curves(panel, drawn))) for panel in drawn
     ]
+    judged = "Test loss" if all(panel.by_loss for panel in drawn) else "Accuracy"
     parts = [
         svg.markers(),
         f"<h1>{escape(tasks)}</h1>",
         f'<p class="quiet">{len(runs)} run{"s" * (len(runs) > 1)}; bytes are lengths of frames that were sent. fedcomp {__version__}</p>',
         f'<div class="verdict">{"".join(f"<p>{said}</p>" for said in verdict(drawn, target))}</div>',
-        _section("Accuracy and bytes", _front(drawn, rows) if len(rows) > 1 else ""),
+        _section(f"{judged} against bytes", _front(drawn, rows) if len(rows) > 1 else ""),
         _section("Curves", _curves(plots)),
         _section("Results", _results(rows, target)),
         _section("Settings", _settings(found)),
@@ -104,8 +105,11 @@ def _section(title: str, content: str) -> str:
 
 
 def _charts(drawn: Iterable[tuple[str, str]], more: str = "") -> str:
+    """Charts beside each other, each with a caption unless it is empty; `more` follows them."""
     figures = "".join(
-        f"<figure><figcaption>{escape(title)}</figcaption>{picture}</figure>"
+        "<figure>"
+        + (f"<figcaption>{escape(title)}</figcaption>" if title else "")
+        + f"{picture}</figure>"
         for title, picture in drawn
     )
     return f'<div class="charts">{figures}{more}</div>' if figures or more else ""

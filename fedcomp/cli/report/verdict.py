@@ -49,17 +49,17 @@ def _comparison(entries: Sequence[Entry], target: float | None) -> str:
     best = max(good, key=lambda e: (e.result.rank, -e.result.sent_bytes))
     most = "most accurate" if best.result.accuracy is not None else "best"
     if target is None:
-        close = [e for e in good if e.result.rank >= _enough(best)]
-        cheap = min(close, key=lambda e: e.result.sent_bytes)
-        least = min(good, key=lambda e: e.result.sent_bytes)
-        if cheap is best:
-            said = f"{_name(best)} is the {most} at {_quality(best)} with {_cost(best)}"
-            if least is not best:
-                said += f"; {_name(least)} sends the fewest bytes, {_bytes(least.result.sent_bytes)}, for {_quality(least)}."
-            else:
-                said += ", the fewest bytes of all." if len(good) > 1 else "."
+        cheaper = [e for e in good if e.result.sent_bytes < best.result.sent_bytes]
+        close = [e for e in cheaper if e.result.rank >= _enough(best)]
+        if close:
+            other = min(close, key=lambda e: e.result.sent_bytes)
         else:
-            said = f"{_name(cheap)} reaches {_quality(cheap)} with {_cost(cheap)}; "
+            other = max(cheaper, key=lambda e: e.result.rank, default=None)
+        if other is None:
+            said = f"{_name(best)} is the {most} at {_quality(best)} with {_cost(best)}"
+            said += ", the fewest bytes of all." if len(good) > 1 else "."
+        else:
+            said = f"{_name(other)} reaches {_quality(other)} with {_cost(other)}; "
             said += f"{_name(best)} is the {most} at {_quality(best)} with {_bytes(best.result.sent_bytes)}."
         return said + _wrong(entries)
     there = [e for e in good if e.result.bytes_to_target is not None]
