@@ -297,7 +297,7 @@ def _rejections(found: Sequence[Group]) -> str:
                         Cell(f"{r.updates:,}", "n"),
                         r.stage,
                         Cell(r.reason, "note"),
-                        named + more,
+                        Cell(named + more, "note"),
                     ]
                 )
     head = ["run", Cell("updates", "n"), "at", "reason", "clients"]
