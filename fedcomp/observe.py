@@ -26,9 +26,7 @@ class Header:
     relays: int = 0  # between clients and server
     attack: str = ""  # who of the virtual clients lies, and how; "" = nobody
     liars: int = 0  # how many
-    notice: str = (
-        ""  # what the strategy promises, and what it does not; "" where that goes without saying
-    )
+    notice: str = ""  # what the strategy guarantees or advises; "" for nothing
     metrics: str = ""  # where /metrics is read, "" = nowhere
     network: str = ""  # that gives rounds a virtual time; "" = none
     residuals: str = ""  # where virtual clients rest between rounds; "" where they stay in the memory in which they compute

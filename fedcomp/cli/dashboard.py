@@ -195,7 +195,7 @@ class Dashboard(Watch):
                 h.notice, max(width - 13, 20), max_lines=1 if height < 24 else 2, placeholder="…"
             )
         ):
-            lines.append(Text.assemble((f"{'' if i else 'promise':<9}", LABEL), line))
+            lines.append(Text.assemble((f"{'' if i else 'note':<9}", LABEL), line))
         for line in lines:
             line.truncate(width - 4, overflow="ellipsis")
         return Panel(

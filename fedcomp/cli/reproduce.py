@@ -61,7 +61,7 @@ def reproduce(
 
     The small form takes minutes on two cores. Where it is interrupted, the same command goes on.
     """
-    from ..reproductions import available_reproductions, reproduction
+    from ..reproductions import CAVEAT, available_reproductions, reproduction
 
     if name is None:
         for r in available_reproductions().values():
@@ -69,6 +69,7 @@ def reproduce(
                 f"{r.name:<14}{r.minutes:>4g} min  {r.title}\n"
                 + "\n".join(f"{'':24}{claim.text}" for claim in r.claims)
             )
+        print(CAVEAT)
         return
     chosen = reproduction(name)
     form = (
@@ -108,7 +109,7 @@ def reproduce(
             name + "-full" * full, table.section(chosen, form, full, results, found, spent), page
         )
         print(f"{page} is written")
-    print(table.verdict(found))
+    print(f"{table.verdict(found)}\n{_wrapped(CAVEAT)}")
 
 
 def _page() -> Path:

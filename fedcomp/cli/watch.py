@@ -169,7 +169,7 @@ def facts(header: Header) -> list[tuple[str, str]]:
         ("uplink", header.uplink),
         ("downlink", header.downlink),
         ("memory", header.memory),
-        *([("promise", header.notice)] if header.notice else []),
+        *([("note", header.notice)] if header.notice else []),
         *([("network", header.network)] if header.network else []),
         ("device", header.device),
         ("engine", header.engine),

@@ -2,9 +2,10 @@
 
 from ..errors import UserError, nearest
 from . import dgc_warmup, ef_signsgd, election, fetchsgd, sbc, stc_cifar10, stc_mnist
-from .base import Claim, Form, Judgement, Measured, Method, Reproduction, Results
+from .base import CAVEAT, Claim, Form, Judgement, Measured, Method, Reproduction, Results
 
 __all__ = [
+    "CAVEAT",
     "Claim",
     "Form",
     "Judgement",

@@ -55,10 +55,10 @@ from ..observe import Rejection
 from . import correctness
 from .base import Outcome, Phase, Rules
 from .closing import QuorumOrDeadline, least
-from .codes import Seats, allocation_matrix, deal
+from .codes import Seats, allocation_matrix, deal, default_redundancy, mean_redundancy
 from .cohort import draw
 from .exchange import Accepted, Exchange, Traffic
-from .promises import larger, promise
+from .promises import AS_DRAWN, larger, promise, ties
 from .sealed_election import LETTER, Sealing
 from .vote import Vote, inner
 
@@ -186,6 +186,11 @@ class Election(Vote):
             margin - 1 - 2 * self.liars, clients // n * (n - FEWEST + 1) - 1 if o.sealed else margin
         )
         self.notice = promise(o.code, o.form, o.sealed, self.liars, spare, clients)
+        if o.code == "bernoulli":
+            asked = default_redundancy(n) if o.redundancy is None else o.redundancy
+            self.notice += AS_DRAWN.format(drawn=mean_redundancy(self.code), asked=asked)
+        if o.code != "deterministic" and ties(clients):
+            self.notice += f"; {ties(clients)}"
 
     def _bears(self, clients: int, n: int) -> bool:
         """Whether a round of so many clients could close, if seats of a code of n are empty where they are fewer."""

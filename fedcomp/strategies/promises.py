@@ -8,6 +8,11 @@ GUARDED = {  # with the deterministic code
     "ballots": "the tally is guarded against {liars} of a round, the ballots are not: a liar's own counts as one of all",
 }
 SEALED = "; sealed: the server sees votes, sizes and times, and ballots only if a voter tells it"
+AS_DRAWN = "; a voter trains on {drawn:.3g} partitions on average, not {asked:.3g}: draws with an empty row or column are repeated"
+TIES = (
+    "a cohort of {clients} clients is even: a coin decides each tie of the vote, which costs accuracy; an odd cohort of all voters has "
+    "no ties, change --clients or --participation"
+)
 UNGUARDED = "code={code} promises nothing against liars, it makes a wrong vote less or more likely; code=deterministic does"
 
 
@@ -25,6 +30,11 @@ def promise(
     if sealed and clients > CROWD:
         return f"{said}{SEALED}; each client makes, and checks, {clients} signed cards a round, fewer with a smaller --participation"
     return said + SEALED * sealed
+
+
+def ties(clients: int) -> str:
+    """Return the advice against an even cohort of a majority vote, "" for an odd cohort."""
+    return "" if clients % 2 else TIES.format(clients=clients)
 
 
 def larger(n: int, clients: int, liars: int | None) -> str:

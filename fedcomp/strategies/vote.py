@@ -9,8 +9,9 @@ Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication e
     weight decay             θ ← (1 − ηλ) θ before the step is added; clients train without it (ICLR 2019, algorithm 1)
 
 η is `lr`, which is also the step of local SGD: a vote has no length. A zero of x_i is a coin of the client's own, so that those of many
-cancel; a tie of the tally is a coin of (seed, round, coordinate), which all sides can toss. Error feedback is optional: `efsign` with
-memory `residual`, whose scale the vote ignores. The usual downlink, `efsign`, loses nothing of ±η.
+cancel; a tie of the tally is a coin of (seed, round, coordinate), which all sides can toss. In even cohorts these coins cost 2 to 3 points
+against abstention, so cohorts should be odd. Error feedback is optional: `efsign` with memory `residual`, whose scale the vote ignores.
+The usual downlink, `efsign`, loses nothing of ±η.
 
 A client is suspected by the share of all its votes so far that lost where the rest was nearly of one mind: by half the voters or more.
 """
@@ -37,6 +38,7 @@ from ..memories.base import Changes
 from ..memories.none import Nothing
 from .base import Outcome, RoundStrategy, Rules
 from .exchange import Accepted
+from .promises import ties
 
 MOMENTUM, SUSPICION = "momentum", "suspicion"  # in a checkpoint
 LARGEST = float(np.finfo(np.float32).max)
@@ -100,6 +102,9 @@ class Vote(RoundStrategy):
             "downlink": EFSign.name,
             "downlink_memory": Nothing.name,
         }
+
+    def check_cohort(self, clients: int) -> None:
+        self.notice = ties(clients)
 
     def begin(self, weights: Tensor, layout: Layout) -> None:
         super().begin(weights, layout)

@@ -8,7 +8,7 @@ import pytest
 
 from fedcomp.cli import reproduce as command
 from fedcomp.errors import UserError
-from fedcomp.reproductions import available_reproductions
+from fedcomp.reproductions import CAVEAT, available_reproductions
 
 
 def fedcomp(*words, cwd: Path, status: int = 0) -> str:
@@ -27,6 +27,12 @@ def test_all_are_listed_with_their_claims_and_minutes(tmp_path):
     for name, chosen in available_reproductions().items():
         assert f"\n{name}" in f"\n{said}" and f"{chosen.minutes:g} min" in said
         assert all(claim.text in said for claim in chosen.claims)
+    assert said.endswith(f"{CAVEAT}\n")
+
+
+def test_the_page_says_that_verdicts_may_turn_with_the_processor():
+    top = command._page().read_text(encoding="utf-8").partition("<!--")[0]
+    assert CAVEAT in " ".join(top.split())
 
 
 def test_help_and_list_import_nothing_heavy():

@@ -317,3 +317,17 @@ def test_what_each_form_promises_is_said():
     assert "change nothing, up to 2" in made("election:byzantine=2", 9).notice
     assert "a liar's own counts" in made("election:byzantine=2,form=ballots", 9).notice
     assert "promises nothing" in made("election:code=bernoulli,byzantine=2", 9).notice
+
+
+def test_a_bernoulli_code_tells_its_redundancy_as_drawn():
+    run = made("election:code=bernoulli,byzantine=2,redundancy=2", 15)
+    drawn = run.allocation.sum() / 15
+    assert drawn > 2 and f"trains on {drawn:.3g} partitions on average, not 2:" in run.notice
+    assert "partitions on average" not in made("election:byzantine=2", 15).notice
+
+
+def test_even_cohorts_of_a_vote_are_advised_against():
+    advice = "a cohort of 10 clients is even"
+    assert advice in made("vote", 10).notice and not made("vote", 9).notice
+    assert advice in made("election:code=uncoded,byzantine=2", 10).notice
+    assert "is even" not in made("election:byzantine=2", 10).notice, "its margin leaves no ties"
