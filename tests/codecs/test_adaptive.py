@@ -54,8 +54,7 @@ def even_loss(v: np.ndarray, size: int, stochastic: bool) -> float:
 
 
 @pytest.mark.parametrize("name", distributions())
-@pytest.mark.parametrize("size", [4, 16, 100])
-@pytest.mark.parametrize("placement", ["lloyd", "quantiles"])
+@pytest.mark.parametrize(("size", "placement"), [(4, "lloyd"), (16, "quantiles"), (100, "lloyd")])
 def test_less_squared_error_than_even_levels(name, size, placement):
     x = torch.from_numpy(distributions()[name].astype(np.float32))
     v = x.double().numpy()

@@ -12,6 +12,7 @@ from every_codec import (
     LAYERED,
     ONE_EACH,
     ORACLES,
+    PRODUCTS,
     SPECS,
     WHOLE,
     expected,
@@ -160,7 +161,7 @@ def test_a_frame_decodes_with_any_options_of_its_codec():
 # What encoding takes and leaves.
 
 
-@every_spec
+@each_codec
 def test_encoding_is_pure(spec):
     c = codec(spec)
     for numel, name, x in troubles(1, 401):
@@ -311,7 +312,7 @@ def test_a_batch_has_a_seed_for_each_row():
             codec("stc").encode_batch(x, seeds)
 
 
-@every_spec
+@each_codec
 def test_encode_added_is_encode_of_the_sum(spec):
     c = codec(spec)
     for numel, name, x in troubles(0, 401):
@@ -367,7 +368,7 @@ def test_portable_codecs_make_the_same_bytes_on_every_device():
 # What decoding does with a frame.
 
 
-@every_spec
+@each_codec
 def test_accumulate_adds_the_weighted_vector(spec):
     c = codec(spec)
     for numel in (0, 401, 200_000):
@@ -391,7 +392,7 @@ def test_decoding_makes_a_vector_of_its_own(spec):
     assert same_bits(c.decode(bytearray(frame), numel=401, device="cpu", layout=layout), y)
 
 
-@every_spec
+@each_codec
 def test_blocks_and_positions_of_an_update(spec):
     c, layout = codec(spec), layout_of(401)
     for x in (normal(401), torch.zeros(401)):
@@ -412,7 +413,7 @@ def test_blocks_and_positions_of_an_update(spec):
             assert set(np.flatnonzero(y)) <= set(update.positions)
 
 
-@pytest.mark.parametrize("spec", WHOLE)
+@pytest.mark.parametrize("spec", [*available_codecs(), PRODUCTS[0]])
 def test_a_layerwise_frame_holds_a_whole_one_for_each_tensor(spec):
     c, layout, x = codec(spec), layout_of(401), normal(401)
     layerwise = LayerWise(c)

@@ -41,7 +41,7 @@ def test_a_frame_decodes_to_what_the_paper_says(s):
 
 @pytest.mark.parametrize("s", [1, 16, 200])
 def test_unbiased_with_the_variance_of_the_fractions(s):
-    x, seeds = normal(401), 500
+    x, seeds = normal(401), 200
     v, unit = x.double().numpy(), _unit(math.sqrt(x.double().square().sum()), s)
     drawn = np.stack([decoded(f"qsgd:levels={s}", x, seed) for seed in range(seeds)])
     share = np.abs(v) / unit % 1

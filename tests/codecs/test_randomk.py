@@ -94,8 +94,8 @@ def test_the_longest_frame_is_every_frame(spec):
 
 def test_other_seeds_draw_others_and_every_coordinate_gets_its_turn():
     c, x = codec("randomk:density=1/10"), torch.ones(200)
-    seen = sum(c.decode(c.encode(x, seed=seed), numel=200) for seed in range(1000))
-    assert abs(seen - 100).max() < 5 * 90**0.5
+    seen = sum(c.decode(c.encode(x, seed=seed), numel=200) for seed in range(400))
+    assert abs(seen - 40).max() < 5 * 36**0.5
     assert c.encode(x, seed=3) == c.encode(x, seed=3 + 2**64)
 
 
@@ -104,11 +104,11 @@ def test_other_seeds_draw_others_and_every_coordinate_gets_its_turn():
 )
 def test_scaled_the_mean_over_seeds_is_the_update(spec):
     x = torch.tensor([3.0, -2.0, 0.0, 1.0, -0.5, 0.25, 1e-3, 0.0, 40.0, -1.0])
-    sent = torch.stack([decoded(spec, x, seed) for seed in range(1500)]).double()
-    error = sent.std(0) / 1500**0.5
+    sent = torch.stack([decoded(spec, x, seed) for seed in range(500)]).double()
+    error = sent.std(0) / 500**0.5
     assert ((sent.mean(0) - x).abs() <= 5 * error + 0.01).all()
     omega = codec(spec).variance(10)
-    assert omega == 4 and float((sent - x).square().sum(1).mean()) <= 1.1 * omega * float(
+    assert omega == 4 and float((sent - x).square().sum(1).mean()) <= 1.2 * omega * float(
         x.square().sum()
     )
 

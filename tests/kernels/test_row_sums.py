@@ -12,7 +12,7 @@ def added(sums, source, starts, factors, count):
     add_rows(sums, source, starts, factors, count)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 7, 40])
+@pytest.mark.parametrize("count", [0, 2, 40])
 @pytest.mark.parametrize(
     "row",
     [
