@@ -76,7 +76,7 @@ class Command:
             assert self.status is None and time.monotonic() < deadline, (
                 f"no {pattern!r} in:\n{self.said}"
             )
-            time.sleep(0.05)
+            time.sleep(0.02)
         return match
 
     def end(self, seconds: float = 100.0) -> int:
@@ -177,5 +177,5 @@ def running(processes: set[int]) -> set[int]:
 def gone(processes: set[int], seconds: float = 30.0) -> bool:
     deadline = time.monotonic() + seconds
     while running(processes) and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(0.02)
     return not running(processes)

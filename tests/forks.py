@@ -8,6 +8,7 @@ FORKS.set_forkserver_preload(
         "fedcomp.cli.deployed",
         "fedcomp.cli.main",
         "fedcomp.clients.many",
+        "fedcomp.server.keys",
         "fedcomp.server.start",
         "fedcomp.sim",
     ]

@@ -2,6 +2,8 @@
 
 import os
 import re
+import shutil
+import signal
 import socket
 import ssl
 import stat
@@ -15,6 +17,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from dying import die_at_call
+from forks import FORKS
 from tls_servers import HEALTHY, serving
 
 from fedcomp.clients.enrolment import iso, utc_now
@@ -259,37 +263,20 @@ def test_what_fails_in_the_middle_leaves_nothing(error, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-KILLED = """
-import os, signal, sys
-from fedcomp.server import keys
-left = int(sys.argv[1])
-def counted(real):
-    def call(*args, **kwargs):
-        global left
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args, **kwargs)
-    return call
-for name in ("replace", "rename", "open", "unlink"):
-    setattr(os, name, counted(getattr(os, name)))
-"""
-
-
 def killed(act: str, after: int) -> bool:
     """Run `act` in a process that is killed at its call number `after` that changes files. Whether it was."""
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED + act, str(after)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode in (0, -9), done.stderr
-    return done.returncode == -9
+    process = FORKS.Process(target=die_at_call, args=(act, after))
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
 
 
 def test_killed_anywhere_there_is_nothing_or_what_says_what_is_missing(tmp_path):
     for after in range(100):
         place = tmp_path / str(after)
         place.mkdir()
-        if not killed(f"keys.make({str(place / 'keys')!r}, 1)", after):
+        if not killed(f"make({str(place / 'keys')!r}, 1)", after):
             break
         if (place / "keys").exists():
             assert read_registry(place / "keys").enrolled()
@@ -319,9 +306,8 @@ def test_killed_anywhere_a_change_is_made_or_not_and_can_be_made_again(act, tmp_
     before = read_entries(tmp_path / "first" / "registry.toml")
     for after in range(100):
         folder = tmp_path / str(after)
-        subprocess.run(["cp", "-a", tmp_path / "first", folder], check=True)
-        command = f"keys.{act.replace('F', repr(str(folder)))}"
-        stopped = killed(command, after)
+        shutil.copytree(tmp_path / "first", folder)
+        stopped = killed(act.replace("F", repr(str(folder))), after)
         now = read_entries(folder / "registry.toml")
         assert [entry.public_key for entry in now[:1]] == [entry.public_key for entry in before[:1]]
         assert (

@@ -17,6 +17,7 @@ from fedcomp.errors import UnreachableError
 from fedcomp.server import keys
 from fedcomp.server.keys import Enrolment, pem, read_registry
 
+pytestmark = pytest.mark.deploy
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 
 
@@ -124,7 +125,3 @@ def test_only_what_was_registered_comes_in(folder, superlink, tmp_path):
         assert (
             status or "2004" in raised.value.response.text
         )  # Flower's code for a node that may not come in
-
-    # What keys.renew is made for: there is no way back for a key that was unregistered.
-    assert flwr(variables, "unregister", answer["node-id"])["success"]
-    assert not flwr(variables, "register", files[0])["success"]

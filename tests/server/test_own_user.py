@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import httpx
 import pytest
@@ -104,18 +103,6 @@ def test_a_system_that_does_not_tell_lets_everybody_in_and_says_so(monkeypatch, 
     assert "every user of this machine can stop the run" in capsys.readouterr().err
 
 
-def test_no_module_beside_it_is_taken_for_one_of_the_library():
-    """It is run as a file: without -P its folder, in which there are modules of common names, would come first."""
-    assert Path(own_user.__file__).with_name("keys.py").exists()
-    said = subprocess.run(
-        [sys.executable, "-P", own_user.__file__, "--version"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert said.returncode == 0 and "1.41" in said.stdout, said.stderr
-
-
 class Upper(BaseHTTPMiddleware):
     """Reads the body before the others do, and marks the answer."""
 
@@ -185,12 +172,16 @@ def layers():
         ("whole", "missing", "gone"),
     ],
 )
-@pytest.mark.parametrize("headers", [{}, {"forbidden": "1"}])
-@pytest.mark.parametrize("body", [b"", b"text", bytes(300_000)])
 def test_short_requests_go_through_the_same_layers_with_the_same_answers(
-    layers, monkeypatch, name, short, other, headers, body
+    layers, monkeypatch, name, short, other
 ):
-    requests = [(f"/{name}/{path}", body, headers) for path in (short, other)]
+    bodies, heads = (b"", b"text", bytes(300_000)), ({}, {"forbidden": "1"})
+    requests = [
+        (f"/{name}/{path}", body, headers)
+        for path in (short, other)
+        for body in bodies
+        for headers in heads
+    ]
     usual = layers(*requests)
     monkeypatch.setattr(BaseHTTPMiddleware, "__call__", BaseHTTPMiddleware.__call__)
     own_user.shorten_layers()

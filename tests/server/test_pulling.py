@@ -4,25 +4,21 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 from loopback import wait_until
-from networked import network
 
 from fedcomp.clients.flower import Fleet, Going, from_records, send_parts, to_records
 from fedcomp.clients.joining import Farewell, Presence
 
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def net(tmp_path_factory):
-    with network(tmp_path_factory.mktemp("pulling")) as made:
-        yield made
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def client(net):
+def client(network):
     """A client that is there, and its node."""
     fleet = Fleet(
-        f"127.0.0.1:{net.guard.port}", ec.generate_private_key(ec.SECP384R1()), None, enrolled=False
+        f"127.0.0.1:{network.guard.port}",
+        ec.generate_private_key(ec.SECP384R1()),
+        None,
+        enrolled=False,
     )
     node = fleet.enter()
     yield fleet, node
@@ -30,7 +26,7 @@ def client(net):
     fleet.close()
 
 
-def asked(net, node, rounds):
+def asked(network, node, rounds):
     return [
         Message(to_records(Farewell("a run", round)), node, "query.leave", group_id="")
         for round in rounds
@@ -45,7 +41,7 @@ def received(fleet):
     return found[0]
 
 
-def announce(net, fleet, message):
+def announce(network, fleet, message):
     """The head of a reply and no part of it yet; what is left to do."""
     from flwr.proto.fleet_pb2 import PushMessagesRequest
     from flwr.supercore.inflatable.inflatable_object import no_object_id_recompute
@@ -71,37 +67,39 @@ def announce(net, fleet, message):
     return rest
 
 
-def test_a_reply_that_was_announced_before_its_parts_came_is_waited_for(net, client):
+def test_a_reply_that_was_announced_before_its_parts_came_is_waited_for(network, client):
     fleet, node = client
-    (name,) = net.task.push(asked(net, node, [1]))
-    rest = announce(net, fleet, received(fleet))
-    assert [net.task.pull({name}) for _ in range(3)] == [[], [], []]
+    (name,) = network.task.push(asked(network, node, [1]))
+    rest = announce(network, fleet, received(fleet))
+    assert [network.task.pull({name}) for _ in range(3)] == [[], [], []]
     rest()
-    (reply,) = net.task.pull({name})
+    (reply,) = network.task.pull({name})
     assert not reply.has_error() and from_records(reply.content, Presence).client == 3
 
 
-def test_one_that_is_not_whole_holds_up_no_other(net, client):
+def test_one_that_is_not_whole_holds_up_no_other(network, client):
     fleet, node = client
-    late, whole = net.task.push(asked(net, node, [1, 2]))
+    late, whole = network.task.push(asked(network, node, [1, 2]))
     messages = {
         from_records(m.content, Farewell).round: m for m in (received(fleet), received(fleet))
     }
-    rest = announce(net, fleet, messages[1])
+    rest = announce(network, fleet, messages[1])
     fleet.reply(to_records(Presence("a run", 4, "", "")), messages[2], 0.0)
     replies = []
-    wait_until(lambda: replies.extend(net.task.pull({late, whole})) or replies, 60.0)
+    wait_until(lambda: replies.extend(network.task.pull({late, whole})) or replies, 60.0)
     assert [from_records(reply.content, Presence).client for reply in replies] == [
         4
-    ] and net.task.pull({late}) == []
+    ] and network.task.pull({late}) == []
     rest()
-    assert [from_records(reply.content, Presence).client for reply in net.task.pull({late})] == [3]
+    assert [
+        from_records(reply.content, Presence).client for reply in network.task.pull({late})
+    ] == [3]
 
 
-def test_more_messages_than_go_in_a_batch_all_arrive_and_keep_their_names(net, client):
+def test_more_messages_than_go_in_a_batch_all_arrive_and_keep_their_names(network, client):
     fleet, node = client
     rounds = range(1, 41)
-    names = net.task.push(asked(net, node, rounds))
+    names = network.task.push(asked(network, node, rounds))
     assert len(set(names)) == 40 and all(names)
     heard = {}
     for _ in rounds:
@@ -110,16 +108,16 @@ def test_more_messages_than_go_in_a_batch_all_arrive_and_keep_their_names(net, c
     assert [heard[name] for name in names] == list(rounds)
 
 
-def test_one_that_is_announced_is_remembered_while_others_are_asked_for(net, client):
+def test_one_that_is_announced_is_remembered_while_others_are_asked_for(network, client):
     """As the late answer of a client that was given up is looked for now and then."""
     fleet, node = client
-    late, other = net.task.push(asked(net, node, [1, 2]))
+    late, other = network.task.push(asked(network, node, [1, 2]))
     messages = {
         from_records(m.content, Farewell).round: m for m in (received(fleet), received(fleet))
     }
-    rest = announce(net, fleet, messages[1])
-    assert net.task.pull({late}) == [] and net.task.pull({other}) == []
+    rest = announce(network, fleet, messages[1])
+    assert network.task.pull({late}) == [] and network.task.pull({other}) == []
     rest()
     assert [
-        from_records(reply.content, Presence).client for reply in net.task.pull({late, other})
+        from_records(reply.content, Presence).client for reply in network.task.pull({late, other})
     ] == [3]

@@ -47,6 +47,7 @@ def test_what_becomes_of_the_registry_is_said_once(tmp_path):
     assert look() == [], "what is no problem is no news"
 
 
+@pytest.mark.deploy
 @pytest.mark.timeout(300)
 def test_a_registry_that_breaks_holds_clients_off_and_a_revoked_client_leaves(tmp_path):
     folder = tmp_path / "keys"

@@ -12,9 +12,7 @@ from prometheus_text import parsed
 
 from fedcomp.server.keys import make
 
-pytestmark = pytest.mark.timeout(
-    300
-)  # processes that import torch start slowly where others compute as well
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(300)]
 CLIENTS, ROUNDS = 2, 5
 
 
