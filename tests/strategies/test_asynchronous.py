@@ -8,7 +8,7 @@ import torch
 from every_codec import same_bits
 from federation import Federation
 from flwr.app import ArrayRecord
-from test_counterparts import PAIRED, Real, Virtual, lose, made
+from test_counterparts import lose, made, one_each
 from test_rounds import Accounts
 
 from fedcomp.errors import ConfigError, SpecError
@@ -273,25 +273,24 @@ def test_a_phase_that_takes_too_long_closes_with_those_who_have_answered(monkeyp
 # With memories that have a counterpart.
 
 
-@pytest.mark.parametrize("kind", [Real, Virtual])
-@pytest.mark.parametrize(("name", "uplink"), PAIRED)
+@one_each
 def test_both_sides_stay_in_step(kind, name, uplink):
     federation = made(kind, name, uplink, strategy=told(wait=0.0, staleness=4))
     federation.strategy.pace = pace(3)
     federation.faults = {
         (client, round): lose
         for client in range(6)
-        for round in range(1, 20)
+        for round in range(1, 12)
         if (client + round) % 5 == 0
     }
-    for round in range(1, 20):
+    for round in range(1, 12):
         federation.run(round, round)
         resting = federation.strategy.tickets.keys() - federation.strategy.began.keys()
         assert all(
             same_bits(federation.settled(c), federation.strategy.counterpart.row(c))
             for c in resting
         )
-    assert federation.answers > 15 and not federation.began
+    assert federation.answers >= 10 and not federation.began
 
 
 # Mistakes.

@@ -207,7 +207,7 @@ def test_weights_by_examples_count_in_both_phases():
     torch.testing.assert_close(step[step != 0], mean[step != 0], rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("uplink", UPLINKS)
+@pytest.mark.parametrize("uplink", UPLINKS[::3])
 def test_every_byte_of_both_phases_is_counted(uplink):
     federation = Recorded(
         replace(RULES, participation=0.5, uplink=uplink, downlink="topk:density=10%")
@@ -246,8 +246,10 @@ def test_the_usual_downlink_loses_nothing_of_the_update():
         assert not federation.strategy.broadcasts.memory.state_dict()["residual"].any()
 
 
-@pytest.mark.parametrize("uplink", UPLINKS)
-@pytest.mark.parametrize("downlink", ["identity", "stc:density=10%"])
+@pytest.mark.parametrize(
+    ("uplink", "downlink"),
+    [(UPLINKS[0], "identity"), (UPLINKS[2], "stc:density=10%"), (UPLINKS[3], "stc:density=10%")],
+)
 def test_over_the_whole_federation_nothing_is_lost(uplink, downlink):
     """Σ applied + Σ v + the server's memory = Σ inputs, with replies that get lost and cohorts that change."""
     federation = Recorded(replace(RULES, uplink=uplink, downlink=downlink, participation=0.5))
@@ -297,17 +299,16 @@ def test_with_momentum_what_waits_gathers_it_and_what_was_kept_starts_from_zero(
 # How both sides stay in step: a row of the table in docs/interfaces.md is a test or a few.
 
 
-@pytest.mark.parametrize("phase", [SKETCH, VALUES])
-@pytest.mark.parametrize("uplink", UPLINKS)
+@pytest.mark.parametrize(("phase", "uplink"), [(SKETCH, UPLINKS[1]), (VALUES, UPLINKS[3])])
 def test_nothing_is_lost_when_a_reply_is_lost_in_either_phase(phase, uplink):
     federation = Recorded(replace(RULES, uplink=uplink, participation=0.5))
     federation.lost = {
         (client, round, phase)
         for client in range(6)
-        for round in range(1, 12)
+        for round in range(1, 9)
         if (client + round) % 3 == 0
     }
-    federation.run(11)
+    federation.run(8)
     assert federation.refused >= 5
     federation.check()
 
@@ -334,14 +335,14 @@ def test_a_client_lost_between_the_phases_does_not_move_the_model_and_sends_all_
 @pytest.mark.parametrize("phase", [SKETCH, VALUES])
 def test_news_that_is_lost_or_comes_twice_is_heard_once(phase):
     federation = Recorded(replace(RULES, participation=0.5))
-    everybody = [(client, round) for client in range(6) for round in range(1, 16)]
+    everybody = [(client, round) for client in range(6) for round in range(1, 11)]
     federation.deaf = {
         (client, round, phase) for client, round in everybody if (client + round) % 4 == 0
     }
     federation.twice = {
         (client, round, phase) for client, round in everybody if (client + round) % 4 == 1
     }
-    federation.run(15)
+    federation.run(10)
     assert federation.refused >= 5
     federation.check()
 
@@ -449,12 +450,12 @@ def test_whatever_happens_nothing_is_lost(seed):
         mishaps |= {
             (client, round, phase)
             for client in range(6)
-            for round in range(1, 25)
+            for round in range(1, 13)
             for phase in (SKETCH, VALUES)
             if drawn.random() < 0.1
         }
     kept, accepted = copy.deepcopy(federation.strategy), federation.accepted.clone()
-    for round in range(1, 25):
+    for round in range(1, 13):
         federation.run(1, round)
         if drawn.random() < 0.2:  # to where it was a round ago, which no client has heard of
             federation.strategy, federation.accepted = kept, accepted
