@@ -74,7 +74,6 @@ def test_an_empty_shard_is_the_users_mistake():
         LocalSGD(1, 0, 1),
         LocalSGD(2, 0, 100),
         LocalSGD(50, 0, 3),
-        LocalSGD(15, 0, 10),
         LocalSGD(epochs=2),
     ],
 )

@@ -130,7 +130,7 @@ def trained(folder, config, killed=lambda round, client: ""):
 )
 def test_a_kill_before_or_after_any_answer_changes_nothing(tmp_path, options):
     config = resolved(
-        RunConfig(**{"clients": 4, "rounds": 6, "participation": 1.0, "batch_size": 10} | options)
+        RunConfig(**{"clients": 4, "rounds": 3, "participation": 1.0, "batch_size": 10} | options)
     )
     undisturbed, expected = trained(tmp_path / "a", config)
     moments = ("before", "after", "", "after", "before")

@@ -69,7 +69,7 @@ def test_the_rule_is_that_of_the_paper(spec, errors, patience):
     )
     drawn, sent = np.random.default_rng(1), []
     x = update(0)
-    for round in range(60):
+    for round in range(30):
         x = x + float(drawn.choice([0.01, 0.3])) * update(round + 1)
         threshold = float(drawn.choice([0.0, 5.0, 30.0]))
         frame = m.propose(x, context=told(threshold))

@@ -12,7 +12,6 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
     FedAdam,
     FedAvg,
-    FedMedian,
     FedProx,
 )
 
@@ -136,9 +135,7 @@ def private(**options):
     )
 
 
-@pytest.mark.parametrize(
-    "make", [FedAvg, FedAdam, FedMedian, private, lambda **o: FedProx(proximal_mu=0.1, **o)]
-)
+@pytest.mark.parametrize("make", [FedAdam, private, lambda **o: FedProx(proximal_mu=0.1, **o)])
 def test_codecs_that_lose_nothing_leave_a_strategy_as_it_was(make, federation, tmp_path):
     plain = AppGrid(lambda: plain_app(Seen(), []), 3)
     expected = run(make(), plain)

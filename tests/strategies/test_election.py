@@ -68,13 +68,10 @@ def test_a_round_that_may_close_is_right_and_one_more_could_be_wrong(n, b):
 
 
 @pytest.mark.parametrize(("options", "bad", "lost", "closes"), [
-    ("byzantine=1", 0, 0, True),
     ("byzantine=1", 1, 0, True),
     ("byzantine=1", 0, 1, False),
-    ("byzantine=2", 2, 0, True),
     ("byzantine=2", 1, 1, True),
     ("byzantine=2", 1, 2, False),
-    ("byzantine=2,liars=1", 0, 2, True),
     ("byzantine=2,liars=1", 1, 2, True),
     ("byzantine=2,liars=1", 0, 3, False),
     ("byzantine=2,liars=0", 0, 4, True),

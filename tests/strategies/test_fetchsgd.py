@@ -81,13 +81,12 @@ class Recorded(Federation):
 # A round.
 
 
-@both_rules
-@pytest.mark.parametrize("step", [1.0, 0.5])
+@pytest.mark.parametrize(("error", "step"), [("subtract", 0.5), ("zero", 1.0)])
 def test_rounds_are_those_of_the_paper(error, step):
     federation = Recorded(
         replace(RULES, server_lr=step, uplink="sketch:rows=3,columns=60"), error=error
     )  # few ties among estimates
-    outcomes = federation.run(6)
+    outcomes = federation.run(4)
     numel, moved = federation.layout.numel, np.zeros(federation.layout.numel)
     momentum = accumulated = np.zeros((3, 60))
     for round, outcome in enumerate(outcomes, 1):
@@ -123,7 +122,6 @@ def test_rounds_are_those_of_the_paper(error, step):
 @pytest.mark.parametrize(
     ("downlink", "step"),
     [
-        ("topk:density=10%", 1.0),
         ("topk:density=10%", 0.5),
         ("stc:density=10%", 1.0),
         ("topk:density=5%", 1.0),
@@ -137,7 +135,7 @@ def test_what_was_sent_has_moved_the_model_or_waits_in_the_sketch(downlink, step
     )
     sent = sum(
         np.mean([a.update.cells for a in outcome.accepted], axis=0, dtype=np.float64)
-        for outcome in federation.run(8)
+        for outcome in federation.run(5)
     )
     assert np.count_nonzero(federation.moved) >= 4
     np.testing.assert_allclose(
@@ -287,8 +285,7 @@ def test_sketches_that_do_not_add_are_turned_down(change):
         )
 
 
-@both_rules
-@pytest.mark.parametrize("size", [1e38, 3.4e38])
+@pytest.mark.parametrize(("error", "size"), [("subtract", 3.4e38), ("zero", 1e38)])
 def test_sums_at_the_end_of_float32_leave_a_finite_model(error, size):
     federation = Recorded(error=error, momentum=0.9)
     huge = federation.strategy.uplink.encode(

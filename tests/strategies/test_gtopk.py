@@ -33,7 +33,7 @@ def lose(a, r):
 @pytest.mark.parametrize("uplink", UPLINKS)
 def test_the_model_moves_by_the_k_largest_of_the_mean(uplink):
     f = federation(uplink=uplink)
-    for outcome in f.strategy.rounds(f.grid, range(1, 6)):
+    for outcome in f.strategy.rounds(f.grid, (1, 2)):
         mean = torch.stack([a.update.dense() for a in outcome.accepted]).mean(0)
         step = f.strategy.downlink.decode(outcome.broadcast.frame, numel=mean.numel())
         spans = [e.span for e in f.layout] if "@" in uplink else [slice(0, mean.numel())]
@@ -50,7 +50,7 @@ def test_the_model_moves_by_the_k_largest_of_the_mean(uplink):
 @pytest.mark.parametrize("uplink", UPLINKS)
 def test_what_was_dropped_comes_back_to_the_last_bit(uplink):
     f = federation(uplink=uplink)
-    for outcome in f.strategy.rounds(f.grid, range(1, 4)):
+    for outcome in f.strategy.rounds(f.grid, (1, 2)):
         kept = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel) != 0
         for a in outcome.accepted:
             sent, back = a.update.dense(), f.strategy.dropped.get(a.client)
@@ -62,8 +62,15 @@ def test_what_was_dropped_comes_back_to_the_last_bit(uplink):
                 )
 
 
-@pytest.mark.parametrize("uplink", UPLINKS)
-@pytest.mark.parametrize("downlink", ["identity", "stc:density=10%"])
+@pytest.mark.parametrize(
+    ("uplink", "downlink"),
+    [
+        ("topk:density=10%,values=fp16", "identity"),
+        ("stc:density=10%", "stc:density=10%"),
+        ("sbc:density=10%", "identity"),
+        ("stc:density=10%@layer", "stc:density=10%"),
+    ],
+)
 def test_over_the_whole_federation_nothing_is_lost(uplink, downlink):
     """Σ applied + Σ residuals + the server's memory = Σ inputs, with replies that get lost and cohorts that change."""
     f = federation(uplink=uplink, downlink=downlink, participation=0.5)
@@ -76,7 +83,7 @@ def test_over_the_whole_federation_nothing_is_lost(uplink, downlink):
     for client in range(6):
         f.faults[client, 3] = f.faults[client, 5 + client] = lose
     where, lost = state(f), 0
-    for outcome in f.strategy.rounds(f.grid, range(1, 13)):
+    for outcome in f.strategy.rounds(f.grid, range(1, 11)):
         applied += len(outcome.accepted) * (state(f) - where)  # a mean of so many
         where, lost = state(f), lost + len(outcome.rejections)
     assert lost > 3 and f.strategy.dropped
