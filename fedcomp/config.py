@@ -9,10 +9,12 @@ import dataclasses
 import math
 import os
 import shlex
+import time
 import tomllib
 import types
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -273,7 +275,7 @@ class RunConfig:
         1, "rounds between checkpoints", unit="rounds", low=1, local=True
     )
     out: str | None = option(
-        None, "run folder; runs/TASK-YYYYMMDD-HHMMSS when not given", local=True
+        None, "run folder; a new folder runs/TASK-YYYYMMDD-HHMMSS when not given", local=True
     )
     resume: bool = option(False, "continue the run in --out", local=True)
     plain: bool = option(False, "one line a round instead of the dashboard", local=True)
@@ -489,6 +491,27 @@ def at_home(folder: str | Path, name: str) -> Path:
         raise ConfigError(
             f"{name} {folder}: there is no such user; give a path without ~"
         ) from error
+
+
+def default_folder(label: str) -> Path:
+    """The run folder of a run that names none: runs/LABEL-YYYYMMDD-HHMMSS."""
+    return Path(f"runs/{label}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def claim_folder(wanted: Path) -> Path:
+    """Create a folder that no other run has: `wanted`, or where that exists `wanted`-2, -3, ….
+
+    mkdir either creates a folder or fails, so runs that start at the same moment get different folders. Raises OSError.
+    """
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            continue
+    raise AssertionError("unreachable")
 
 
 KEYS = "keys"  # the folder of keys where --keys names no other

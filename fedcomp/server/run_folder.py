@@ -12,10 +12,8 @@ import json
 import math
 import os
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,17 @@ import tomli_w
 from safetensors.torch import save
 from torch import Tensor
 
-from ..config import RUN_FILE, RunConfig, at_home, first_difference, flag, read_run, settings
+from ..config import (
+    RUN_FILE,
+    RunConfig,
+    at_home,
+    claim_folder,
+    default_folder,
+    first_difference,
+    flag,
+    read_run,
+    settings,
+)
 from ..errors import RunFolderError
 from ..observe import ClientRecord, Rejection, Rejections, RoundRecord, Summary, values_of
 from ..tasks import OBJECT
@@ -37,23 +45,29 @@ METRICS, SUMMARY, MODEL, CHECKPOINT = (
 
 
 class RunFolder:
-    """A folder that belongs to one run. Raises RunFolderError, with nothing written, when it is in the way, absent or of another run."""
+    """A folder that belongs to one run. Raises RunFolderError, with nothing written, when it is in the way, absent or of another run.
+
+    Without --out, `path` is final only after `open()`, which chooses a name that no other run has.
+    """
 
     def __init__(self, config: RunConfig):
-        self.path = at_home(config.out or _free(_default_name(config.task)), "--out")
+        self.path = at_home(config.out or default_folder(_label(config.task)), "--out")
+        self._unnamed = config.out is None
         self.resumed = config.resume
         self.stored = self._stored(config) if config.resume else {}
         self._lock: int | None = None
         with self._writing():
             taken = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
-        if taken and not config.resume:
+        if taken and not (config.resume or self._unnamed):
             raise RunFolderError(
                 f"--out {self.path} exists; give another name, or --resume to continue the run in it"
             )
 
     def open(self) -> None:
-        """Make the folder, or go on in it, for this process alone. Raises RunFolderError when that is not allowed."""
+        """Create the folder, or continue in it, for this process alone. Raises RunFolderError when that is not allowed."""
         with self._writing():
+            if self._unnamed:
+                self.path, self._unnamed = claim_folder(self.path), False
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path, os.O_RDONLY)
             try:
@@ -185,20 +199,14 @@ def record_of(values: dict[str, Any]) -> RoundRecord:
     return RoundRecord(**values | lists)
 
 
-def _default_name(task: str) -> str:
+def _label(task: str) -> str:
+    """The task's part of a default folder's name."""
     stem = (
         re.sub(r"\W+", "-", task.removeprefix(OBJECT))
         if task.startswith(OBJECT)
         else Path(task.partition(":")[0]).stem
     )
-    return f"runs/{stem.strip('-') or 'task'}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _free(name: str) -> str:
-    """A name that no run of the same second has."""
-    return next(
-        n for n in chain([name], (f"{name}-{i}" for i in count(2))) if not os.path.lexists(n)
-    )
+    return stem.strip("-") or "task"
 
 
 def _plain(record: RoundRecord | Summary) -> dict[str, Any]:

@@ -132,9 +132,7 @@ class Deployment:
 
     def run(self, opened: Callable[[int], None]) -> Summary:
         with ExitStack() as ends:
-            self.observer = ends.enter_context(
-                watched(self.config, self.observer, self.folder.path)
-            )
+            self.observer = ends.enter_context(watched(self.config, self.observer))
             self.folder.open()
             ends.callback(self.folder.close)
             if not self.folder.resumed:

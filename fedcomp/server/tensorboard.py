@@ -24,16 +24,16 @@ RATIO = "ratio"  # what float32 models would have cost, by what frames did
 
 
 class TensorBoard(Observer):
-    """Writes into `folder`, from the first round on, while it is entered. Raises ConfigError, when it is made, without the package."""
+    """Writes into the run folder, from the first round on, while it is entered. Raises ConfigError without the package."""
 
-    def __init__(self, folder: Path):
+    def __init__(self) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigError(
                 "--tensorboard needs the package tensorboard; install it with: pip install tensorboard"
             ) from error
-        self.folder, self._open = folder, SummaryWriter
+        self._open = SummaryWriter
         self._writer: Any = None
 
     def __enter__(self) -> Self:
@@ -51,7 +51,8 @@ class TensorBoard(Observer):
     def started(self, header: Header) -> None:
         """A resumed run takes back what came after its checkpoint."""
         self._writer = self._open(
-            str(self.folder), purge_step=header.first_round if header.first_round > 1 else None
+            str(Path(header.out) / FOLDER),
+            purge_step=header.first_round if header.first_round > 1 else None,
         )
 
     def round_done(self, record: RoundRecord) -> None:

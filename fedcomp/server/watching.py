@@ -2,19 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 from ..config import RunConfig
 from ..observe import Observer, Observers
 from .logs import STDOUT, JsonLog
 from .metrics import Metrics
 from .metrics_port import MetricsPort
-from .tensorboard import FOLDER, TensorBoard
+from .tensorboard import TensorBoard
 
 
 @contextmanager
-def watched(config: RunConfig, observer: Observer, out: Path) -> Iterator[Observers]:
-    """`observer` and those that the options ask for, as one, until this is left. `out`: the run folder, which need not be there yet.
+def watched(config: RunConfig, observer: Observer) -> Iterator[Observers]:
+    """`observer` and those that the options ask for, as one, until this is left.
 
     Raises ConfigError, with nothing written, for a port that is taken, a file that cannot be written, a package that is not there.
     """
@@ -22,7 +21,7 @@ def watched(config: RunConfig, observer: Observer, out: Path) -> Iterator[Observ
         beside: dict[str, Observer] = {}
         address = ""
         if config.tensorboard:
-            beside["--tensorboard"] = ends.enter_context(TensorBoard(out / FOLDER))
+            beside["--tensorboard"] = ends.enter_context(TensorBoard())
         if config.metrics_port >= 0:
             beside["--metrics-port"] = metrics = Metrics()
             address = ends.enter_context(MetricsPort(config.metrics_port, metrics.text)).address

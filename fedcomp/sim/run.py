@@ -222,9 +222,7 @@ class Simulation(Preparation):
 
     def run(self) -> Summary:
         with ExitStack() as ends:
-            self.observer = ends.enter_context(
-                watched(self.config, self.observer, self.folder.path)
-            )
+            self.observer = ends.enter_context(watched(self.config, self.observer))
             ends.callback(self.engine.close)
             if isinstance(self.engine, RayEngine):
                 self._begin(self.engine)

@@ -6,7 +6,7 @@ import pytest
 
 from fedcomp.errors import ConfigError
 from fedcomp.observe import Header, RoundRecord
-from fedcomp.server.tensorboard import HOURS, RATIO, SCALARS, TensorBoard
+from fedcomp.server.tensorboard import FOLDER, HOURS, RATIO, SCALARS, TensorBoard
 
 HEADER = Header(
     task="digits",
@@ -57,15 +57,15 @@ def scalars(folder):
 
 def tell(folder, rounds):
     pytest.importorskip("tensorboard")
-    with TensorBoard(folder) as board:
-        board.started(replace(HEADER, first_round=rounds[0]))
+    with TensorBoard() as board:
+        board.started(replace(HEADER, out=str(folder), first_round=rounds[0]))
         for number in rounds:
             board.round_done(record(number))
 
 
 def test_each_round_is_a_point_and_what_was_not_measured_none(tmp_path):
-    tell(tmp_path / "board", range(1, 6))
-    read = scalars(tmp_path / "board")
+    tell(tmp_path, range(1, 6))
+    read = scalars(tmp_path / FOLDER)
     assert set(read) == {*SCALARS, RATIO} - {"train_loss"}
     assert [step for step, _ in read["accuracy"]] == [1, 2, 4, 5]
     assert dict(read["accuracy"])[5] == pytest.approx(0.5) and dict(read["loss"])[4] == 0.25
@@ -82,29 +82,22 @@ def test_each_round_is_a_point_and_what_was_not_measured_none(tmp_path):
 def test_a_resumed_run_takes_back_what_was_after_its_checkpoint(tmp_path):
     tell(tmp_path, range(1, 6))
     tell(tmp_path, range(4, 8))
-    assert [step for step, _ in scalars(tmp_path)["uplink_bytes"]] == [1, 2, 3, 4, 5, 6, 7]
+    assert [step for step, _ in scalars(tmp_path / FOLDER)["uplink_bytes"]] == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_nothing_is_written_before_the_run_begins(tmp_path):
-    pytest.importorskip("tensorboard")
-    with TensorBoard(tmp_path / "board"):
-        pass
-    assert not (tmp_path / "board").exists()
-
-
-def test_without_the_package_it_is_one_sentence(tmp_path, monkeypatch):
+def test_without_the_package_it_is_one_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     with pytest.raises(
         ConfigError,
         match="^--tensorboard needs the package tensorboard; install it with: pip install tensorboard$",
     ):
-        TensorBoard(tmp_path)
+        TensorBoard()
 
 
 def test_virtual_hours_are_drawn_where_a_network_makes_them(tmp_path):
     pytest.importorskip("tensorboard")
-    with TensorBoard(tmp_path) as board:
-        board.started(HEADER)
+    with TensorBoard() as board:
+        board.started(replace(HEADER, out=str(tmp_path)))
         for number in (1, 2):
             board.round_done(replace(record(number), simulated_s=900.0, simulated_hours=number / 4))
-    assert scalars(tmp_path)[HOURS] == [(1, 0.25), (2, 0.5)]
+    assert scalars(tmp_path / FOLDER)[HOURS] == [(1, 0.25), (2, 0.5)]

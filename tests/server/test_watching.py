@@ -135,9 +135,9 @@ def test_a_log_on_a_full_disk_is_a_warning_and_the_run_goes_on(tmp_path):
     ]
 
 
-def test_without_options_there_is_nobody_else(tmp_path):
+def test_without_options_there_is_nobody_else():
     observer = Observer()
-    with watched(RunConfig(), observer, tmp_path) as alone:
+    with watched(RunConfig(), observer) as alone:
         assert alone.first is observer and not alone.beside and not alone.metrics
 
 

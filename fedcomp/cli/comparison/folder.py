@@ -9,7 +9,6 @@ report.html         all of them on one page
 import fcntl
 import json
 import os
-import time
 import tomllib
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -24,6 +23,8 @@ from ...config import (
     RunConfig,
     Usual,
     at_home,
+    claim_folder,
+    default_folder,
     flag,
     may_span,
     options_of_run,
@@ -47,9 +48,9 @@ class ComparisonFolder:
     """Belongs to one command. Raises RunFolderError, with nothing written, when it is in the way, absent or of other alternatives."""
 
     def __init__(self, values: Mapping[str, Any]):
-        self.path = at_home(
-            values.get("out") or _usual(values.get("task", RunConfig.task)), "--out"
-        )
+        task = Path(values.get("task", RunConfig.task).partition(":")[0]).stem
+        self.path = at_home(values.get("out") or default_folder(task), "--out")
+        self._unnamed = not values.get("out")
         self.values = {
             name: value
             for name, value in values.items()
@@ -67,7 +68,9 @@ class ComparisonFolder:
             )
         if resumed:
             self._compare(read_toml(file, RunConfig.__dataclass_fields__))
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        elif not self._unnamed and (
+            self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        ):
             raise RunFolderError(
                 f"--out {self.path} exists; give another name, or --resume to continue the alternatives in it"
             )
@@ -82,8 +85,13 @@ class ComparisonFolder:
                 )
 
     def open(self, resolved: Mapping[str, Any]) -> None:
-        """Make the folder, or go on in it, for this process alone, and put down what was asked for and decided."""
+        """Create the folder, or continue in it, for this process alone, and write the options and decisions.
+
+        Without --out, the folder gets a name that no other run has.
+        """
         try:
+            if self._unnamed:
+                self.path, self._unnamed = claim_folder(self.path), False
             self.path.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.path, os.O_RDONLY)
             self._ends.callback(os.close, lock)
@@ -107,28 +115,32 @@ class ComparisonFolder:
         return self.path / alternative.name
 
     def values_of(self, alternative: Alternative) -> dict[str, Any]:
-        """The options with which it is run, or goes on where it was begun: then with what its strategy chose at that time."""
+        """The options with which it is run, or goes on where it was begun: then with what its strategy chose at that time.
+
+        Before `open()` has named a default folder, "out" is None.
+        """
         folder = self.of(alternative)
         kept = {name: value for name, value in alternative.values.items() if value is not None}
-        begun = (folder / RUN_FILE).is_file()
+        begun = not self._unnamed and (folder / RUN_FILE).is_file()
         chosen = (
             {name: value for name, value in options_of_run(folder).items() if name in USUAL}
             if begun
             else {}
         )
-        return chosen | kept | {"out": str(folder), "resume": begun}
+        out = None if self._unnamed else str(folder)
+        return chosen | kept | {"out": out, "resume": begun}
 
     def _resolved(self) -> Mapping[str, Any]:
         """Return what an earlier command decided for the alternatives here; empty where there was none."""
         file = self.path / ALTERNATIVES_FILE
-        if not file.is_file():
+        if self._unnamed or not file.is_file():
             return {}
         resolved = tomllib.loads(file.read_text(encoding="utf-8")).get("resolved")
         return resolved if isinstance(resolved, dict) else {}
 
     def stored_baseline(self) -> bool | None:
         """Return whether the alternatives here have a dense baseline; None where none was begun."""
-        if not (self.path / ALTERNATIVES_FILE).is_file():
+        if self._unnamed or not (self.path / ALTERNATIVES_FILE).is_file():
             return None
         return self._resolved().get(BASELINE) is True
 
@@ -189,10 +201,6 @@ class ComparisonFolder:
         new = self.path / f".{name}.new"
         new.write_text(text, encoding="utf-8")
         os.replace(new, self.path / name)
-
-
-def _usual(task: str) -> str:
-    return f"runs/{Path(task.partition(':')[0]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _shown(value: Any) -> str:

@@ -1,0 +1,32 @@
+"""Run folders that no option names: each run gets its own."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from fedcomp.cli.comparison.folder import ComparisonFolder
+from fedcomp.config import RunConfig
+from fedcomp.server.run_folder import RunFolder
+
+
+def opened_together(folders, *given):
+    """Open all at the same moment. Returns their paths."""
+    with ThreadPoolExecutor(len(folders)) as threads:
+        list(threads.map(lambda folder: folder.open(*given), folders))
+    return {folder.path for folder in folders}
+
+
+def test_runs_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [RunFolder(RunConfig(task="mine.py:task")) for _ in range(8)]
+    paths = opened_together(folders)
+    assert len(paths) == 8 and paths == set((tmp_path / "runs").relative_to(tmp_path).iterdir())
+    assert all(path.name.startswith("mine-") for path in paths)
+    for folder in folders:
+        folder.close()
+
+
+def test_comparisons_that_start_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [ComparisonFolder({"seed": [0, 1]}) for _ in range(4)]
+    assert len(opened_together(folders, {})) == 4
+    for folder in folders:
+        folder.close()
