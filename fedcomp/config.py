@@ -12,14 +12,14 @@ import shlex
 import time
 import tomllib
 import types
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from . import by_round, spec
-from .errors import ConfigError, RunFolderError, SpecError, nearest
+from .errors import ConfigError, RunFolderError, SpecError, closest, nearest
 
 RUN_FILE = "config.toml"  # in a run folder
 ALTERNATIVES_FILE = "alternatives.toml"  # in the folder of several
@@ -303,6 +303,20 @@ class RunConfig:
             schedule.check(self.rounds)
 
 
+def suggestion(
+    name: str,
+    known: Collection[str],
+    spelled: Callable[[str], str] = "'{}'".format,
+    otherwise: str = "see fedcomp sim --help",
+) -> str:
+    """Return the end of a sentence about an unknown option of a run: the option that is meant, or where all are listed."""
+    if name == "optimizer" and name not in known and "lr" in known:
+        local = ", ".join(map(spelled, ("lr", "momentum", "weight_decay")))
+        return f"clients train with SGD ({local}), and {spelled('server_optimizer')} sets the server's optimizer"
+    close = closest(name, known)
+    return f"did you mean {spelled(close)}?" if close else otherwise
+
+
 def flag(name: str) -> str:
     """The command-line flag of a field."""
     return "--" + name.replace("_", "-")
@@ -370,7 +384,7 @@ def from_values(
         if name in result:
             raise ConfigError(f"{source}: '{key}' is given twice; keep one")
         if name not in hints:
-            raise ConfigError(f"{source}: unknown option '{key}'; {nearest(name, hints)}")
+            raise ConfigError(f"{source}: unknown option '{key}'; {suggestion(name, hints)}")
         many = (
             isinstance(value, list)
             and name in several

@@ -8,6 +8,7 @@
     │   ├── TaskError                   a task file that does not import or breaks its contract
     │   ├── RunFolderError              a folder in the way, not writable, or of another configuration
     │   ├── KeysError                   a key, certificate or registry that is missing, malformed, expired or in the way
+    │   ├── OutOfMemoryError            memory of the device ran out; names flags that need less
     │   └── UnreachableError            a server that does not answer, or is not the one that its certificate should be for
     ├── MissingExtraError           2   an optional dependency is absent; names the extra to install
     ├── FrameError                  3   bytes that are not a whole valid frame of this codec and size
@@ -54,6 +55,10 @@ class KeysError(UserError):
     pass
 
 
+class OutOfMemoryError(UserError):
+    pass
+
+
 class UnreachableError(UserError):
     """`cause` is a word for programs; those of `passing` may mend themselves, so that trying again makes sense."""
 
@@ -92,9 +97,60 @@ class CheckpointError(FedcompError):
 INTERRUPTED = 130
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: its nearest known one, and all of them."""
+SIMILAR, SIMILAR_SHORT = (
+    0.7,
+    0.6,
+)  # difflib's ratio from which a name is suggested; for names of up to 4 characters
+PREFIX = 3  # characters from which the beginning of a name is completed
+SYNONYMS = {  # names that other libraries use
+    "learning_rate": "lr",
+    "eta": "lr",
+    "epochs": "local_epochs",
+    "num_epochs": "local_epochs",
+    "steps": "local_steps",
+    "num_clients": "clients",
+    "n_clients": "clients",
+    "nodes": "clients",
+    "num_rounds": "rounds",
+    "n_rounds": "rounds",
+    "batchsize": "batch_size",
+    "batch": "batch_size",
+    "compression": "uplink",
+    "compressor": "uplink",
+    "codec": "uplink",
+    "fraction_fit": "participation",
+    "algorithm": "strategy",
+    "aggregation": "strategy",
+    "output": "out",
+    "dataset": "task",
+    "model": "task",
+    "random_seed": "seed",
+    "wd": "weight_decay",
+    "fedavg": "average",
+    "mean": "average",
+    "error_feedback": "residual",
+    "ef": "residual",
+    "none": "identity",
+    "dense": "identity",
+}
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is meant by an unknown one: that of a synonym, a similar one, or one that begins so."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"{hint}known: {', '.join(known)}"
+    synonym = SYNONYMS.get(name.lower().replace("-", "_"))
+    if synonym in known:
+        return synonym
+    cutoff = SIMILAR if len(name) > 4 else SIMILAR_SHORT
+    similar = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    swapped = [one for one in known if sorted(one) == sorted(name)]
+    begun = [one for one in known if len(name) >= PREFIX and one.startswith(name)]
+    return next(iter([*similar, *swapped, *begun]), None)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence about an unknown name: the closest known name, if any, and all known names."""
+    known = list(known)
+    close = closest(name, known)
+    hint = f"did you mean '{close}'? " if close else ""
+    return f"{hint}known: {', '.join(sorted(known))}"

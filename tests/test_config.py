@@ -181,7 +181,7 @@ def test_numbers_in_toml_may_be_written_as_shares(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("clinets = 3", "unknown option 'clinets'; did you mean 'clients'? "),
+        ("clinets = 3", "unknown option 'clinets'; did you mean 'clients'?"),
         ("[sim]\nclients = 3", "unknown option 'sim'; "),
         ("clients = 2.5", "'clients' cannot be '2.5'; give a whole number"),
         ("resume = 3", "'resume' cannot be '3'; give true or false"),

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from fedcomp import errors
-from fedcomp.errors import FedcompError, nearest
+from fedcomp.config import RunConfig
+from fedcomp.errors import FedcompError, closest, nearest
 
 DRAWN = [
     m.groups()
@@ -40,10 +41,31 @@ def test_a_missing_extra_names_the_command_that_installs_it():
     )
 
 
-@pytest.mark.parametrize(("name", "hint"), [("stcc", "did you mean 'stc'? "), ("dense", "")])
+@pytest.mark.parametrize(("name", "hint"), [("stcc", "did you mean 'stc'? "), ("plain", "")])
 def test_nearest_suggests_only_what_is_close_and_lists_all(name, hint):
     assert nearest(name, ["topk", "stc"]) == f"{hint}known: stc, topk"
 
 
 def test_nearest_of_nothing():
     assert nearest("stc", []) == "known: "
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("learning_rate", "lr"),
+        ("epochs", "local_epochs"),
+        ("num_clients", "clients"),
+        ("n_clients", "clients"),
+        ("num_rounds", "rounds"),
+        ("batchsize", "batch_size"),
+        ("batch", "batch_size"),
+        ("compression", "uplink"),
+        ("codec", "uplink"),
+        ("clinets", "clients"),
+        ("num_workers", None),
+        ("xyzzy", None),
+    ],
+)
+def test_names_of_other_libraries_are_understood_and_nothing_far_is_suggested(name, meant):
+    assert closest(name, RunConfig.__dataclass_fields__) == meant

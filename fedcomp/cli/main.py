@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from .. import __version__, spec
-from ..config import SPANNING, RunConfig, data_folder
+from ..config import SPANNING, RunConfig, data_folder, suggestion
 from ..errors import INTERRUPTED, FedcompError, UserError
 from . import deployed, doctor, flags, keys, reproduce, results
 from .comparison.alternatives import (
@@ -99,6 +99,16 @@ def _usage(error: click.UsageError) -> str:
         .rstrip(".")
     )
     said = said[:1].lower() + said[1:]
+    if isinstance(error, click.NoSuchOption) and error.ctx:
+        known = {
+            flag.removeprefix("--").replace("-", "_"): flag
+            for parameter in error.ctx.command.params
+            for flag in (*parameter.opts, *parameter.secondary_opts)
+            if flag.startswith("--")
+        }
+        name = error.option_name.lstrip("-").replace("-", "_")
+        help = f"see {error.ctx.command_path} --help"
+        return f"{said}; {suggestion(name, known, lambda one: known[one], help)}"
     if near := getattr(error, "possibilities", None):
         return f"{said}; did you mean {' or '.join(near)}?"
     if isinstance(error, click.BadOptionUsage):

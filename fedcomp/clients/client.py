@@ -10,11 +10,13 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from ..codecs import Context
-from ..errors import FedcompError, ProtocolError
+from ..errors import FedcompError, NonFiniteError, ProtocolError
 from ..memories import Memory
 from ..memories.base import mask
 from ..messages import FAILED, NEED_DENSE, UPDATE, Assignment, Report, failure, ticket
 from ..tasks.base import Data
+from ..tasks.data import non_finite
+from ..tasks.user_errors import client_error
 from .batches import plan_batches
 from .flower import from_records, to_records
 from .local_sgd import LocalSGD, SerialEngine, Traces, Trained
@@ -117,6 +119,9 @@ class Client:
             )
         except NeedDense as error:
             return self._failure(assignment, stage, str(error), NEED_DENSE)
+        except NonFiniteError as error:
+            found = encoding_error(error, self.data, self.shard)
+            return self._failure(assignment, stage, reason(found))
         except Exception as error:
             return self._failure(assignment, stage, reason(error))
         if opens:
@@ -214,10 +219,18 @@ def shard_of(part: Part, data_sets: Sequence[np.ndarray] | None) -> np.ndarray:
     return np.concatenate([data_sets[client] for client in part.data_sets])
 
 
+def encoding_error(error: FedcompError, data: Data, shard: np.ndarray) -> FedcompError:
+    """Return the error of an update that cannot be encoded; where the client's data is not finite, one that says so."""
+    if isinstance(error, NonFiniteError) and (found := non_finite(data, shard)):
+        return NonFiniteError(
+            f"the update is not finite, as this client's training data holds {found}; correct train()"
+        )
+    return error
+
+
 def reason(error: Exception) -> str:
-    """One line for a report: our own sentence, or the kind of a foreign error and its first line."""
-    text = str(error).strip().split("\n")[0]
-    return text if isinstance(error, FedcompError) else f"{type(error).__name__}: {text}"
+    """One line for a report: the first line of an error of fedcomp, or file, line and message of an error in the user's code."""
+    return str(client_error(error)).strip().split("\n")[0]
 
 
 def client_app(client: Client) -> ClientApp:

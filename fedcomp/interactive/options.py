@@ -12,8 +12,8 @@ import torch
 
 from .. import spec
 from ..codecs import Codec
-from ..config import RunConfig, options_of_run
-from ..errors import ConfigError, nearest
+from ..config import RunConfig, options_of_run, suggestion
+from ..errors import ConfigError
 from ..tasks import OBJECT, Task
 
 JOINED = {"device", "bandwidths"}  # of which several belong to one run
@@ -26,7 +26,10 @@ def run_config(task: str | Task | None, given: Mapping[str, Any]) -> RunConfig:
     """
     known = {f.name for f in dataclasses.fields(RunConfig)} - {"task"}
     if unknown := [name for name in given if name not in known]:
-        raise ConfigError(f"simulate has no option '{unknown[0]}'; {nearest(unknown[0], known)}")
+        raise ConfigError(
+            f"simulate has no option '{unknown[0]}'; "
+            + suggestion(unknown[0], known, otherwise="see help(fedcomp.simulate)")
+        )
     values = {name: _plain(name, value) for name, value in given.items() if value is not None}
     if isinstance(task, Task):
         values["task"] = OBJECT + task.name

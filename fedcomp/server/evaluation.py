@@ -16,7 +16,7 @@ from ..profiling import timed
 from ..tasks import Data, Task, initial_model
 from ..tasks.check import changing_buffers
 from ..tasks.running_statistics import recalibrate, recalibrated
-from ..tasks.user import in_short
+from ..tasks.user_errors import SEE_TRACEBACK, describe, out_of_memory
 
 NOT_EVALUATED = Evaluation(None, None, {})
 ROUNDING = 1e-6  # of a share that is a sum over batches
@@ -128,6 +128,7 @@ class Evaluator:
         try:
             yield
         except Exception as error:
-            raise TaskError(
-                f"the evaluation of task '{self.task.name}' failed: {in_short(error)}; correct it, then --resume"
+            raise out_of_memory(error) or TaskError(
+                f"the evaluation of task '{self.task.name}' failed: {describe(error)}; correct the task, then --resume, or "
+                f"{SEE_TRACEBACK}"
             ) from error

@@ -5,6 +5,7 @@ from math import isfinite
 
 from ..observe import RoundRecord
 from ..tasks import Data
+from ..tasks.data import non_finite
 
 NOT_FINITE = "null in the files of the run"
 
@@ -26,10 +27,10 @@ class FiniteLoss:
         if self.warned or loss is None or isfinite(loss):
             return
         self.warned = True
-        spoilt = not (test.inputs.isfinite().all() and test.targets.isfinite().all())
+        found = non_finite(test)
         why = (
-            "the test data holds NaN or infinity, correct it"
-            if spoilt
+            f"the test data holds {found}, correct test()"
+            if found
             else "the model may have diverged, try a smaller --lr"
         )
         self.warn(f"round {round}: the test loss is {loss}, {NOT_FINITE}, which goes on; {why}")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..clients.batches import plan_each
-from ..clients.client import context_of, follow, reason, settle
+from ..clients.client import context_of, encoding_error, follow, reason, settle
 from ..clients.local_sgd import LocalSGD, Traces
 from ..clients.replica import NeedDense, Replica
 from ..clients.work import Held, Work
@@ -389,7 +389,8 @@ class VirtualClients:
         )
         for a, state, own, frame in zip(asked, states, held, frames, strict=True):
             if isinstance(frame, FedcompError):
-                reports[a.client] = self._failure(a, "encode", frame)
+                error = encoding_error(frame, self.data, self.shards[a.client])
+                reports[a.client] = self._failure(a, "encode", error)
                 continue
             state.ticket = ticket(a.round, a.client, frame or b"")
             reports[a.client] = Report(

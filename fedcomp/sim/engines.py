@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..clients.local_sgd import NO_TRACES, LocalSGD, SerialEngine, Traces, plan_changes
-from ..errors import ConfigError, FedcompError
+from ..errors import ConfigError
 from ..tasks.base import Data, Task, fixed_draws
-from ..tasks.user import in_short
+from ..tasks.user_errors import client_error
 from .batched import NotMapped
 
 
@@ -108,16 +108,7 @@ def trained(
     except (Exception, SystemExit) as error:
         if os.getpid() != process:
             raise
-        return blamed(error)
-
-
-def blamed(error: BaseException) -> Exception:
-    """What a client failed with; an end of the process, which the task's own code asked for, is only this client's."""
-    return (
-        error
-        if isinstance(error, Exception)
-        else FedcompError(f"the task's own code raised {in_short(error)}")
-    )
+        return client_error(error)
 
 
 def likeness(engine: SerialEngine, start: Tensor, data: Data) -> str:
@@ -183,7 +174,7 @@ class Together:
             raise
         except (Exception, SystemExit) as error:
             if len(jobs) == 1:
-                return start.new_empty(0, len(start)), [blamed(error)]
+                return start.new_empty(0, len(start)), [client_error(error)]
         alone = [self.train(start, data, [job], sgd, seed=seed) for job in jobs]
         return torch.cat([updates for updates, _ in alone]), [
             result for _, results in alone for result in results

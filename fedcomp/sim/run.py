@@ -38,6 +38,7 @@ from ..strategies.cohort import size as cohort_size
 from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of
 from ..tasks.partition import partition
+from ..tasks.user_errors import out_of_memory
 from .attacks import Liars, attacks
 from .batched import NotMapped
 from .clients import VirtualClients
@@ -67,18 +68,24 @@ def simulate(
 
     `task`: in place of loading the one that `config.task` names, which then says OBJECT and its name.
 
-    Raises UserError, before anything is written, for options that cannot work. A run that is interrupted at any moment can be resumed.
+    Raises UserError, before anything is written, for options that cannot work, and OutOfMemoryError. A run that is interrupted at any
+    moment can be resumed.
     """
-    with (
-        redirect_stdout(sys.stderr) if config.log_json == STDOUT else nullcontext()
-    ):  # the log's alone, whatever a task prints
-        simulation = Simulation(config, observer or Observer(), task)
+    simulation = None
     try:
+        with (
+            redirect_stdout(sys.stderr) if config.log_json == STDOUT else nullcontext()
+        ):  # the log's alone, whatever a task prints
+            simulation = Simulation(config, observer or Observer(), task)
         return simulation.run()
+    except (MemoryError, RuntimeError) as error:
+        if memory_error := out_of_memory(error):
+            raise memory_error from error
+        raise
     finally:
-        vars(
-            simulation
-        ).clear()  # its parts refer to it: data and model would stay until the collector comes by
+        if simulation is not None:
+            # its parts refer to it: data and model would stay until the collector comes by
+            vars(simulation).clear()
 
 
 class Preparation:

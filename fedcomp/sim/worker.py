@@ -21,8 +21,9 @@ from ..errors import FedcompError
 from ..layout import Layout
 from ..tasks import initial_model, load
 from ..tasks.base import Data
+from ..tasks.user_errors import client_error
 from .buffers import Buffers
-from .engines import Done, Job, blamed, likeness, trained
+from .engines import Done, Job, likeness, trained
 from .shared_memory import Region, opened
 
 LARGEST = (
@@ -120,7 +121,7 @@ class Worker:
                 update,
             )
         except KeyboardInterrupt as error:  # Ctrl-C is not heard here: it is the task's own
-            result = blamed(error)
+            result = client_error(error)
         if not isinstance(result, Done):
             return {"failed": _said(result)}
         return {

@@ -15,9 +15,9 @@ from ..errors import ConfigError, FedcompError, TaskError
 from ..layout import Layout
 from ..observe import RoundRecord
 from .base import Data, Measure, Task, initial_model, share_correct
-from .data import FORMS
+from .data import FORMS, non_finite
 from .running_statistics import recalibrated
-from .user import in_short
+from .user_errors import SEE_TRACEBACK, describe, out_of_memory
 
 T = TypeVar("T")
 TAKEN = {f.name for f in dataclasses.fields(RoundRecord)}  # names of numbers of a round
@@ -189,6 +189,8 @@ def _step(task: Task, model: nn.Module, data: Data, count: int) -> None:
         raise _broken(
             task, "loss(outputs, targets)", _kind(loss), "a scalar tensor, the mean over the batch"
         )
+    if not loss.isfinite() and (found := non_finite(data)):
+        raise TaskError(f"task '{task.name}': the training data holds {found}; correct train()")
     if not loss.isfinite():
         raise _broken(task, "loss(outputs, targets)", f"{loss.item()}", "a finite number")
     if not loss.requires_grad:
@@ -302,8 +304,8 @@ def _tried(task: Task, what: str, run: Callable[[], T]) -> T:
     except (FedcompError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise TaskError(
-            f"task '{task.name}': {what} raised {in_short(error)}; correct the task"
+        raise out_of_memory(error) or TaskError(
+            f"task '{task.name}': {what} failed: {describe(error)}; correct the task, or {SEE_TRACEBACK}"
         ) from error
 
 

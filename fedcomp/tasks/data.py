@@ -24,6 +24,17 @@ class Data:
         return len(self.inputs)
 
 
+def non_finite(data: Data, rows: np.ndarray | None = None) -> str:
+    """Return such as "NaN or infinity in 7 of 400 examples" for the data, or the examples `rows` of it; "" if all are finite."""
+    parts = [part for part in (data.inputs, data.targets) if part.is_floating_point()]
+    count = len(data) if rows is None else len(rows)
+    bad = torch.zeros(count, dtype=torch.bool)
+    for part in parts:
+        part = part if rows is None else part[torch.from_numpy(rows).to(part.device)]
+        bad |= ~part.isfinite().reshape(count, -1).all(1).cpu()
+    return f"NaN or infinity in {int(bad.sum())} of {count} examples" if bad.any() else ""
+
+
 class Examples:
     """What a Task was given as its data, one of FORMS or a function that returns one; called, it is the Data.
 

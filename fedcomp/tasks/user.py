@@ -1,20 +1,27 @@
-"""A user's own task, named as path/file.py:name."""
+"""A user's own task, named as path/file.py:name.
+
+The folder of the file is first on `sys.path`, as for a script, so that the task can import its neighbours. Python imports a module
+once in a process: a task file is run again whenever it is loaded, its neighbours are not. Of two task files in one process whose folders
+hold different modules of one name, the second cannot import its own, and `load` refuses it.
+"""
 
 import hashlib
 import importlib.util
 import inspect
 import sys
-import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..errors import FedcompError, TaskError, nearest
 from .base import Task, fixed_draws
+from .user_errors import SEE_TRACEBACK, describe, out_of_memory
 
 DRAWN_WITH = (
     0  # seed of what a file draws as it is imported, so that every process of a run has the same
 )
+
+_FOLDERS: set[str] = set()  # of the task files that this process has loaded
 
 
 def load(text: str, data: Path | None) -> Task:
@@ -37,7 +44,7 @@ def load(text: str, data: Path | None) -> Task:
         raise TaskError(f"--task {text}: there is no file {path}; write path/file.py:name")
     with fixed_draws(DRAWN_WITH):
         found = _named(_module(path, text), name, text)
-        task = found if isinstance(found, Task) else _call(found, data, path, text)
+        task = found if isinstance(found, Task) else _call(found, data, text)
     if not isinstance(task, Task):
         raise TaskError(
             f"--task {text} gives {_a(task)}; it must be a fedcomp Task or a function that returns one"
@@ -53,6 +60,7 @@ def _module(path: Path, text: str) -> ModuleType:
         raise TaskError(
             f"--task {text}: {path} is not a Python file; give one whose name ends in .py"
         )
+    _import_neighbours_of(path.resolve(), text)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -60,10 +68,32 @@ def _module(path: Path, text: str) -> ModuleType:
     except (FedcompError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise TaskError(
-            f"--task {text}: {_blame(error, path)} while it was imported; correct the file"
-        ) from error
+        raise _failed(text, "the import", error) from error
     return module
+
+
+def _import_neighbours_of(path: Path, text: str) -> None:
+    """Put the folder of a task file first on `sys.path`. Raises TaskError where another task's module hides one of its modules."""
+    folder = str(path.parent)
+    for name, module in list(sys.modules.items()):
+        loaded = getattr(module, "__file__", None)
+        if loaded is None or "." in name or module.__name__ != name:
+            continue
+        home = Path(loaded).parent.parent if hasattr(module, "__path__") else Path(loaded).parent
+        hides = str(home) in _FOLDERS and str(home) != folder
+        if hides and (Path(folder, f"{name}.py").is_file() or Path(folder, name).is_dir()):
+            raise TaskError(
+                f"--task {text}: another task of this process has imported '{name}' from {loaded}, which hides the module of this "
+                "name beside the task file; rename one of them, or use another process"
+            )
+    _FOLDERS.add(folder)
+    sys.path[:] = [folder, *(place for place in sys.path if place != folder)]
+
+
+def _failed(text: str, what: str, error: BaseException) -> FedcompError:
+    return out_of_memory(error) or TaskError(
+        f"--task {text}: {what} failed: {describe(error)}; correct the file, or {SEE_TRACEBACK}"
+    )
 
 
 def _named(module: ModuleType, name: str, text: str) -> Any:
@@ -84,7 +114,7 @@ def _defined_in(value: Any, module: ModuleType) -> bool:
     return inspect.isfunction(value) and value.__module__ == module.__name__
 
 
-def _call(make: Any, data: Path | None, path: Path, text: str) -> Any:
+def _call(make: Any, data: Path | None, text: str) -> Any:
     if not callable(make):
         return make
     try:
@@ -100,9 +130,7 @@ def _call(make: Any, data: Path | None, path: Path, text: str) -> Any:
     except (FedcompError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise TaskError(
-            f"--task {text}: {_blame(error, path)} while it was called; correct the file"
-        ) from error
+        raise _failed(text, "the call", error) from error
 
 
 def _takes(signature: inspect.Signature, arguments: tuple[Any, ...]) -> bool:
@@ -111,28 +139,6 @@ def _takes(signature: inspect.Signature, arguments: tuple[Any, ...]) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _blame(error: BaseException, path: Path) -> str:
-    """What went wrong in a user's file, and in which of its lines if one is known: "line 3 raised NameError (…)"."""
-    if isinstance(error, SyntaxError) and error.filename == str(path):
-        line = error.lineno
-    else:
-        line = next(
-            (
-                f.lineno
-                for f in reversed(traceback.extract_tb(error.__traceback__))
-                if f.filename == str(path)
-            ),
-            None,
-        )
-    return f"{f'line {line}' if line else 'it'} raised {in_short(error)}"
-
-
-def in_short(error: BaseException) -> str:
-    """An exception's type and the first line of its message: "NameError (name 'x' is not defined)"."""
-    message = next(iter(str(error).splitlines()), "")
-    return f"{type(error).__name__} ({message})" if message else type(error).__name__
 
 
 def _a(value: Any) -> str:

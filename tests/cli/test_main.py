@@ -211,6 +211,13 @@ def test_a_resumed_run_takes_over_what_it_is_not_told(by_file, tmp_path, runs):
     ("given", "said"),
     [
         (["sim", "--rouds", "3"], "no such option '--rouds'; did you mean --rounds"),
+        (["sim", "--learning-rate", "1"], "no such option '--learning-rate'; did you mean --lr?"),
+        (["server", "start", "--codec", "stc"], "no such option '--codec'; did you mean --uplink?"),
+        (["client", "--lr", "1"], "no such option '--lr'; see fedcomp client --help"),
+        (
+            ["sim", "--optimizer", "adam"],
+            "no such option '--optimizer'; clients train with SGD (--lr, --momentum, --weight-decay), and --server-optimizer",
+        ),
         (["sim", "--zzz"], "no such option '--zzz'; see fedcomp sim --help"),
         (["smi"], "no such command 'smi'; did you mean sim?"),
         (["sim", "extra"], "got unexpected extra argument (extra); see fedcomp sim --help"),

@@ -264,6 +264,8 @@ def test_every_option_is_an_argument():
     ("given", "says"),
     [
         ({"client": 3}, "simulate has no option 'client'; did you mean 'clients'?"),
+        ({"learning_rate": 3}, "simulate has no option 'learning_rate'; did you mean 'lr'?"),
+        ({"num_workers": 3}, "simulate has no option 'num_workers'; see help(fedcomp.simulate)"),
         (
             {"uplink": ["stc", "topk"]},
             "uplink is given 2 values, and a run has one; call simulate once for each",

@@ -13,7 +13,10 @@ from fedcomp.strategies import Outcome
 from fedcomp.strategies.exchange import Traffic
 from fedcomp.tasks import Data
 
-SPOILT = "round 1: the test loss is nan, null in the files of the run, which goes on; the test data holds NaN or infinity, correct it"
+SPOILT = (
+    "round 1: the test loss is nan, null in the files of the run, which goes on; the test data holds NaN or infinity in 1 of 400 "
+    "examples, correct test()"
+)
 DATA = Data(torch.ones(3, 2), torch.zeros(3, dtype=torch.int64))
 
 
@@ -30,10 +33,13 @@ class Sentences(Records):
     ("test", "way_out"),
     [
         (DATA, "the model may have diverged, try a smaller --lr"),
-        (replace(DATA, inputs=DATA.inputs / 0), "the test data holds NaN or infinity, correct it"),
+        (
+            replace(DATA, inputs=DATA.inputs / 0),
+            "the test data holds NaN or infinity in 3 of 3 examples, correct test()",
+        ),
         (
             replace(DATA, targets=DATA.targets / 0),
-            "the test data holds NaN or infinity, correct it",
+            "the test data holds NaN or infinity in 3 of 3 examples, correct test()",
         ),
     ],
 )

@@ -218,7 +218,8 @@ def test_clients_fail_alone_when_their_model_raises_or_kills_its_worker_twice(mi
         start, worker_tasks.marked(_7=bad, _30=deadly), jobs(start, sgd), sgd, seed=5
     )
     assert [type(result) is Done for result in results] == [False, True, False, True, True]
-    assert reason(results[0]) == reason(expected[0]) == "ValueError: a sensor reports nonsense"
+    assert reason(results[0]) == reason(expected[0])
+    assert reason(results[0]).endswith("in forward: ValueError: a sensor reports nonsense")
     assert reason(results[2]).startswith(
         "the worker process that trained this client was killed by SIGSEGV, twice"
     )
@@ -312,14 +313,14 @@ def test_a_model_that_ends_its_process_fails_its_client_alone(minded):
     leaving = worker_tasks.marked(_7=worker_tasks.EXIT)
     for each in (engine, one_by_one):
         _, results = each.train(start, leaving, jobs(start, sgd), sgd, seed=5)
-        assert reason(results[0]) == "the task's own code raised SystemExit (7)" and all(
-            type(result) is Done for result in results[1:]
+        assert "worker_tasks.py, line " in reason(results[0]) and "SystemExit: 7" in reason(
+            results[0]
         )
+        assert all(type(result) is Done for result in results[1:])
     stopping = worker_tasks.marked(_7=worker_tasks.STOP)
     _, results = engine.train(start, stopping, jobs(start, sgd), sgd, seed=5)
-    assert reason(results[0]) == "the task's own code raised KeyboardInterrupt" and all(
-        type(result) is Done for result in results[1:]
-    )
+    assert "KeyboardInterrupt" in reason(results[0])
+    assert all(type(result) is Done for result in results[1:])
     with pytest.raises(KeyboardInterrupt):
         one_by_one.train(start, stopping, jobs(start, sgd), sgd, seed=5)
 

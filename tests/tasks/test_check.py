@@ -113,13 +113,13 @@ def test_one_example_is_tried_where_batches_are_no_larger():
     ("change", "says"),
     [
         ({"model": lambda: "a model"}, r"model\(\) gave str; expected a torch.nn.Module"),
-        ({"model": raising}, r"model\(\) raised RuntimeError \(no\); correct the task"),
+        ({"model": raising}, r"model\(\) failed: .*RuntimeError: no; correct the task"),
         ({"model": frozen}, "without a trainable parameter; expected at least one"),
         ({"model": nn.Identity}, "without a trainable parameter"),
         ({"model": spoiled}, "a parameter bias with NaN or infinity; expected finite"),
         (
             {"model": lambda: nn.Linear(7, 3)},
-            r"model\(\)\(inputs float32 \[2, 4\]\) raised RuntimeError \(mat1 and mat2",
+            r"model\(\)\(inputs float32 \[2, 4\]\) failed: .*RuntimeError: mat1 and mat2",
         ),
         (
             {"model": lambda: Wrapped(lambda x: (x, x))},
@@ -134,7 +134,7 @@ def test_one_example_is_tried_where_batches_are_no_larger():
             "targets gave labels from 0 to 2; expected 0 to 1, as the model has 2 outputs",
         ),
         ({"train": lambda: (1, 2, 3)}, r"train\(\) gave tuple; expected a fedcomp Data, a pair"),
-        ({"train": raising}, r"train\(\) raised RuntimeError"),
+        ({"train": raising}, r"train\(\) failed: .*RuntimeError"),
         (
             {"train": lambda: Data(torch.zeros(0, 4), torch.zeros(0))},
             r"train\(\) gave no examples; expected at least one",
@@ -156,12 +156,12 @@ def test_one_example_is_tried_where_batches_are_no_larger():
         ({"loss": lambda o, t: o.sum(1)}, r"gave float32 \[2\]; expected a scalar tensor"),
         ({"loss": lambda o, t: o.sum() * float("nan")}, "gave nan; expected a finite number"),
         ({"loss": lambda o, t: o.detach().sum()}, "gave a tensor without gradient"),
-        ({"loss": raising}, r"loss\(outputs, targets\) raised RuntimeError"),
+        ({"loss": raising}, r"loss\(outputs, targets\) failed: .*RuntimeError"),
         ({"accuracy": lambda o, t: 93.5}, "gave 93.5; expected a share from 0 to 1"),
         ({"accuracy": lambda o, t: float("nan")}, "gave nan; expected a share"),
         ({"accuracy": lambda o, t: o.argmax(1) == t}, r"gave bool \[2\]; expected one number"),
         ({"accuracy": lambda o, t: None}, "gave NoneType; expected one number"),
-        ({"accuracy": raising}, r"accuracy\(outputs, targets\) raised RuntimeError"),
+        ({"accuracy": raising}, r"accuracy\(outputs, targets\) failed: .*RuntimeError"),
     ],
 )
 def test_a_broken_task_is_told_what_it_returned_and_what_was_expected(change, says):
@@ -190,7 +190,7 @@ def test_augmentation_is_tried_where_it_is_asked_for():
 @pytest.mark.parametrize(
     ("draw", "apply", "says"),
     [
-        (raising, torch.add, r"augment.draw\(generator, count\) raised RuntimeError"),
+        (raising, torch.add, r"augment.draw\(generator, count\) failed: .*RuntimeError"),
         (
             lambda generator, count: [0.0] * count,
             torch.add,
@@ -202,7 +202,7 @@ def test_augmentation_is_tried_where_it_is_asked_for():
             r"gave an array \[1, 4\]; expected .* a row for each of 2 examples",
         ),
         (lambda generator, count: np.array(0.0), torch.add, r"gave an array \[\]; expected"),
-        (shift, raising, r"augment.apply\(inputs, drawn\) raised RuntimeError"),
+        (shift, raising, r"augment.apply\(inputs, drawn\) failed: .*RuntimeError"),
         (
             shift,
             lambda inputs, drawn: inputs[:, :2],
@@ -231,7 +231,7 @@ def test_errors_of_fedcomp_pass_through():
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_data_is_made_and_looked_at(split):
     assert len(data_of(GOOD, split)) == 6
-    with pytest.raises(TaskError, match=rf"^task 'toy': {split}\(\) raised RuntimeError"):
+    with pytest.raises(TaskError, match=rf"^task 'toy': {split}\(\) failed: .*RuntimeError"):
         data_of(dataclasses.replace(GOOD, **{split: raising}), split)
 
 
@@ -289,9 +289,9 @@ class Counting:
             },
             "inputs gave sparse float32 [6, 4]",
         ),
-        ({"model": lambda: OnlyTrains(4, 3)}, "raised RuntimeError (no evaluation)"),
-        ({"model": leaving}, "model() raised SystemExit (3)"),
-        ({"train": leaving}, "train() raised SystemExit (3)"),
+        ({"model": lambda: OnlyTrains(4, 3)}, "in forward: RuntimeError: no evaluation; correct"),
+        ({"model": leaving}, "model() failed: test_check.py, line "),
+        ({"train": leaving}, "in leaving: SystemExit: 3; correct the task"),
         ({"accuracy": lambda outputs, targets: 1j}, "a complex number"),
         ({"accuracy": lambda outputs, targets: torch.tensor(1j)}, "a complex number"),
     ],

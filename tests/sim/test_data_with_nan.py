@@ -1,0 +1,40 @@
+"""NaN in the training data is reported as such, not as a learning rate that is too large."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedcomp.config import RunConfig
+from fedcomp.errors import TaskError
+from fedcomp.sim import simulate
+from fedcomp.tasks import Task
+
+
+def task(bad: slice) -> Task:
+    """400 examples, those of the slice with NaN in one of four inputs, and clean test data."""
+    inputs = torch.randn(400, 4, generator=torch.Generator().manual_seed(1))
+    targets = (inputs[:, 1] > 0).long()
+    spoiled = inputs.clone()
+    spoiled[bad, 0] = torch.nan
+    return Task("sensors", nn.Linear(4, 2), (spoiled, targets), (inputs, targets))
+
+
+def test_a_client_names_its_data_and_how_many_examples(tmp_path):
+    config = RunConfig(
+        "object:sensors", clients=2, rounds=1, local_epochs=1, out=str(tmp_path / "run")
+    )
+    (found,) = simulate(config, task=task(slice(100, 400))).rejections
+    assert (
+        found.stage == "encode"
+        and "this client's training data holds NaN or infinity in 1" in found.reason
+    )
+    assert "of 200 examples; correct train()" in found.reason and "--lr" not in found.reason
+
+
+def test_the_check_before_the_first_round_counts_the_examples(tmp_path):
+    config = RunConfig("object:sensors", rounds=1, out=str(tmp_path / "run"))
+    with pytest.raises(
+        TaskError,
+        match=r"the training data holds NaN or infinity in 7 of 400 examples; correct train\(\)",
+    ):
+        simulate(config, task=task(slice(0, 7)))
