@@ -87,7 +87,7 @@ def test_what_names_no_task(text, says):
         ("def task(): raise SystemExit\n", "the call failed: mine.py, line 1, in task: SystemExit"),
         ("class Own(BaseException): pass\nraise Own\n", "line 2: Own"),
         ("class Own(BaseException): pass\ndef task(): raise Own\n", "line 2, in task: Own"),
-        ("tsak = 1\ndef make_task(): pass\n", "the file has no 'task'; known: make_task"),
+        ("tsak = 1\ndef make_task(): pass\n", "the file has no 'task'; did you mean 'make_task'"),
         ("x = 1\n", "the file has no 'task'; define it there"),
         ("task = 5\n", "gives an int; it must be a fedcomp Task or a function that returns one"),
         ("def task(): pass\n", "gives a NoneType; it must be"),
