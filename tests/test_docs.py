@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 from every_codec import vectors
+from typer.testing import CliRunner
 
 import fedcomp
 from fedcomp import FrameError, Layout, codec
+from fedcomp.cli.main import app
 from fedcomp.codecs import CodecId, decay, frame, overwrite
 from fedcomp.codecs.base import Codec
 from fedcomp.errors import TaskError
@@ -338,3 +341,27 @@ def test_the_tasks_of_the_page_are_tasks(tmp_path):
     for split in ("train", "test"):
         (tmp_path / f"{split}.csv").write_text("".join(f"{i},1,2,3,{i % 3}\n" for i in range(9)))
     assert check(load(f"{tmp_path}/table.py:task", tmp_path), 4).numel == 15
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_run_in_the_order_printed(tmp_path, monkeypatch):
+    """With fewer clients and rounds. Of `reproduce` only the list, of alternatives only the forecast."""
+    monkeypatch.chdir(tmp_path)
+    first_hour = (ROOT / "README.md").read_text(encoding="utf-8").partition("## A first hour\n")[2]
+    lines = re.findall(
+        r"^    (fedcomp .*)$", first_hour.partition("On real devices")[0], re.MULTILINE
+    )
+    commands = [part for line in lines for part in line.partition("#")[0].split("&&")]
+    assert len(commands) > 6
+    for command in commands:
+        short = command.replace("--clients 200", "").replace("--rounds 100", "--rounds 3")
+        _, name, *words = shlex.split(short)
+        if name == "sim":
+            words += (
+                ["--plain"] if "--resume" in words else ["--plain", "--rounds=2", "--clients=5"]
+            )
+            words += ["--dry-run"] if words.count("--uplink") > 1 else []
+        elif name == "reproduce":
+            words = []
+        result = CliRunner().invoke(app, [name, *words])
+        assert result.exit_code == 0, (command, result.output)
