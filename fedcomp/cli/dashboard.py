@@ -147,6 +147,7 @@ class Dashboard(Watch):
                 self._notes.append(note)
 
     def finished(self, summary: Summary, out: str) -> None:
+        super().finished(summary, out)
         self._ending = (summary, out)
 
     def picture(self, width: int, height: int, notes: int | None = None) -> RenderableType:

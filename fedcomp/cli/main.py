@@ -241,7 +241,10 @@ def _watched(
     command: Sequence[str],
     target: float | None = None,
 ) -> None:
-    """A run on the screen, how to continue it when it is ended from outside, and its report."""
+    """Show a run and write its report. When it is ended from outside, say how to continue it.
+
+    Exit with status 1 where no client's update was accepted in any round.
+    """
     _to_its_end(lambda: run(watch), watch, lambda why: _stopped(why, watch, given, command))
     if watch.header:
         from .reports import after_run
@@ -251,6 +254,8 @@ def _watched(
             lambda sentence: print(f"warning: {one_line(sentence)}", file=sys.stderr),
             target,
         )
+    if watch.summary is not None and not watch.summary.client_updates:
+        raise typer.Exit(1)
 
 
 def _compared(

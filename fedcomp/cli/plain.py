@@ -48,6 +48,7 @@ class Plain(Watch):
         print(f"warning: {one_line(sentence)}", file=sys.stderr, flush=True)
 
     def finished(self, summary: Summary, out: str) -> None:
+        super().finished(summary, out)
         for label, value in [*verdict(summary, self.totals), ("model", model_file(out))]:
             _say(f"{label:<12}{value}")
         for line in how_to_load(out):

@@ -101,6 +101,7 @@ class Watch(Observer):
     clock: Callable[[], float] = monotonic
     header: Header | None = None
     last: RoundRecord | None = None
+    summary: Summary | None = None  # of the run that is over
     best: RoundRecord | None = (
         None  # of the highest accuracy, or the lowest loss where there is none
     )
@@ -142,6 +143,9 @@ class Watch(Observer):
             self.best is None or merit > self.merit(self.best)
         ):
             self.best = record
+
+    def finished(self, summary: Summary, out: str) -> None:
+        self.summary = summary
 
     def merit(self, record: RoundRecord) -> float | None:
         """The higher, the better: the accuracy, or of a task that has none the loss, negative; None where there is none."""

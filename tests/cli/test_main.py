@@ -554,3 +554,20 @@ def test_codecs_lists_every_codec_ready_to_be_used():
             c.variance(NUMEL) is None,
             c.contraction(NUMEL) is None,
         )
+
+
+def test_a_run_without_an_accepted_update_exits_with_status_1(tmp_path):
+    task = f"{ROOT / 'tests' / 'tiny_task.py'}:task"
+    words = [
+        "sim",
+        "--task",
+        task,
+        "--clients=4",
+        "--rounds=1",
+        "--plain",
+        "--out",
+        tmp_path / "run",
+    ]
+    result = fedcomp(*words, "--attack", "malformed:4")
+    assert result.exit_code == 1 and "no client's update was accepted in any round" in result.output
+    assert (tmp_path / "run" / "summary.json").is_file()
