@@ -14,6 +14,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 
@@ -21,6 +22,8 @@ import pytest
 from packaging.requirements import Requirement
 
 import fedcomp
+from fedcomp.clients.flower import check_version
+from fedcomp.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).resolve().parents[1]
@@ -153,6 +156,7 @@ def test_installed_wheel_runs_a_simulation(install, tmp_path):
         fedcomp.__version__,
     )
     assert 0 < summary["uplink_bytes"] < summary["dense_uplink_bytes"]
+    assert (tmp_path / "run" / "report.html").is_file()
 
 
 def test_every_module_imports_without_extras(edge, tmp_path):
@@ -186,6 +190,24 @@ def test_a_missing_extra_is_one_sentence_that_names_it(edge, tmp_path):
     )
     assert "pip install 'fedcomp[sim]'" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_only_flower_is_bounded_above():
+    """Flower's own examples pin torch 2.8.0 and 2.9.1."""
+    ranges = {r.name: r.specifier for r in map(Requirement, PROJECT["dependencies"])}
+    flower = ranges.pop("flwr")
+    assert {s.operator for specifier in ranges.values() for s in specifier} == {">="}
+    assert PROJECT["requires-python"] == ">=3.11"
+    assert all(version in ranges["torch"] for version in ("2.4.0", "2.8.0", "2.9.1", "2.15.0"))
+    for version in ("1.39.0", "1.40.0", "1.42.3", "1.43.0"):
+        works = version in flower
+        with (
+            nullcontext()
+            if works
+            else pytest.raises(ConfigError, match="pip install 'flwr>=1.40,<1.43'")
+        ):
+            check_version(version)
+    assert "1.40.0" in flower and "1.42.3" in flower
 
 
 def test_constraints_pin_every_package_once():

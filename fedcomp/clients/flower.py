@@ -1,7 +1,7 @@
 """Everything that touches the inside of Flower: records of our messages, and the private symbols that a Grid in this process, a client
 that is one process, and a server that drives its own run need.
 
-Checked against flwr 1.41. A message travels as one value: bytes in a ConfigRecord up to 1 MiB, and above that an
+Tested with flwr 1.40 to 1.42. A message travels as one value: bytes in a ConfigRecord up to 1 MiB, and above that an
 Array, which Flower sends in chunks; the Array's `stype` keeps everyone from averaging it by accident.
 """
 
@@ -28,8 +28,12 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
+
+try:
+    from flwr.supercore.run import Run
+    from flwr.supercore.task_identity import TaskIdentity
+except ImportError:  # an older Flower, which `check_version` refuses below
+    Run = TaskIdentity = None
 
 from ..errors import ConfigError, ProtocolError, UnreachableError, UserError
 from ..messages import Values
@@ -47,15 +51,23 @@ AT_ONCE = 8  # objects that a server sends or fetches at a time: a SuperLink tha
 _NUMBERS = itertools.count(1)
 RECORDS, RECORD = RecordDict(), ConfigRecord()  # empty ones
 
-CHECKED = "1.41."
+TESTED = (1, 40), (1, 42)  # the oldest and the newest minor version
 
 M = TypeVar("M", bound=Values)
 T = TypeVar("T")
 
-if not (found := metadata.version("flwr")).startswith(CHECKED):
-    raise ConfigError(
-        f"flwr {found} is installed, fedcomp is checked against {CHECKED}*; install it with: pip install 'flwr=={CHECKED}*'"
-    )
+
+def check_version(installed: str) -> None:
+    """Raise ConfigError unless this version of flwr is one that the private symbols above were tested with."""
+    (major, oldest), (_, newest) = TESTED
+    if not TESTED[0] <= tuple(int(part) for part in installed.split(".")[:2]) <= TESTED[1]:
+        raise ConfigError(
+            f"flwr {installed} is installed, fedcomp works with {major}.{oldest} to {major}.{newest}; "
+            f"run: pip install 'flwr>={major}.{oldest},<{major}.{newest + 1}'"
+        )
+
+
+check_version(metadata.version("flwr"))
 
 
 def to_records(message: Values, metrics: dict[str, int | float] | None = None) -> RecordDict:

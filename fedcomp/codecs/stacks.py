@@ -40,5 +40,5 @@ def _unless_full(
 ) -> Sequence[T] | None:
     try:
         return work(x, rows)
-    except torch.OutOfMemoryError:
+    except torch.cuda.OutOfMemoryError:
         return None

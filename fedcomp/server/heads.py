@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import h11
 
-# Every route of the Fleet API of flwr 1.41, all of which its SuperNode uses, and the health check. Not /v1/control, which
+# Every route of the Fleet API of flwr 1.40 to 1.42, all of which its SuperNode uses, and the health check. Not /v1/control, which
 # submits code, nor /v1/runtime, which hands out tasks, nor /docs.
 FLEET = {
     (b"POST", b"/v1/fleet/activate-node"),

@@ -95,7 +95,7 @@ def fitting(engine: "BatchedEngine", start: Tensor, data: Data, sgd: LocalSGD, m
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that a device's memory was not enough."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+    return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
     )
 

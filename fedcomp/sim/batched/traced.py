@@ -167,7 +167,7 @@ def agrees(
     try:
         found, losses = gradients(pair, torch.stack([inputs] * 2), torch.stack([targets] * 2))
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
+        if isinstance(error, torch.cuda.OutOfMemoryError):
             raise
         return False
     own = dict(model.named_parameters())
