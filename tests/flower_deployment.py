@@ -17,6 +17,7 @@ from fedcomp.server.guard import Guard
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = Path(sysconfig.get_path("scripts"))
+NO_INSTALLATION = "--disable-runtime-dependency-installation"
 CONNECTION = (
     '[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{}"\ninsecure = true\n'
 )
@@ -35,7 +36,7 @@ class FlowerStage:
             "OMP_NUM_THREADS": "1",
             "NO_COLOR": "1",
             "FLWR_HOME": str(folder / "home"),
-            "CLOUDS_STATE": str(folder / "state"),
+            "XDG_STATE_HOME": str(folder / "user-state"),
             "PATH": os.pathsep.join([str(SCRIPTS), os.environ.get("PATH", "")]),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -58,21 +59,13 @@ class FlowerStage:
     def said(self, name: str) -> str:
         return (self.folder / f"{name}.txt").read_text()
 
-    def link(self) -> None:
-        """The SuperLink, and the guard before it."""
-        quiet = "--disable-runtime-dependency-installation"
-        link = self.start(
-            "superlink",
-            "flower-superlink",
-            "--insecure",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-            quiet,
-        )
+    def link(self, *options: str) -> subprocess.Popen:
+        """Start the SuperLink with these options, and the guard in front of it."""
+        address = ["--host", "127.0.0.1", "--port", str(self.port)]
+        link = self.start("superlink", "flower-superlink", "--insecure", *address, *options)
         until(lambda: self._healthy(), link, lambda: self.said("superlink"))
         self.guard.start()
+        return link
 
     def node(self, partition: int, name: str = "") -> subprocess.Popen:
         config = f"partition-id={partition} num-partitions=2"
@@ -93,11 +86,12 @@ class FlowerStage:
             config,
         )
 
-    def submit(self, app: Path, **config: object) -> None:
+    def submit(self, app: Path, **config: object) -> str:
+        """Start a run of an App. Returns the run's id."""
         values = " ".join(
             f"{name.replace('_', '-')}={json.dumps(value)}" for name, value in config.items()
         )
-        self.flwr("run", str(app), "here", "--run-config", values)
+        return str(self.flwr("run", str(app), "here", "--run-config", values)["run-id"])
 
     def id_of(self, node: str) -> str:
         """The id that the SuperLink gave a SuperNode, "" while it has none."""
@@ -105,19 +99,31 @@ class FlowerStage:
         return found[1] if found else ""
 
     def flwr(self, *words: str) -> dict:
-        """What a `flwr …` answers."""
-        command = [SCRIPTS / "flwr", *words, "--format", "json"]
+        """Return the JSON answer of a `flwr …` command."""
+        answer = json.loads(self.answer("flwr", *words, "--format", "json"))
+        assert answer["success"], answer
+        return answer
+
+    def log(self, run: str) -> str:
+        """Return the log of a run."""
+        return self.answer("flwr", "log", run, "here", "--show")
+
+    def answer(self, name: str, *words: str) -> str:
         done = subprocess.run(
-            command,
+            [SCRIPTS / name, *words],
             env=self.environment,
             cwd=self.folder,
             capture_output=True,
             text=True,
             timeout=120,
         )
-        answer = json.loads(done.stdout)
-        assert answer["success"], done.stdout + done.stderr
-        return answer
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def status(self) -> str:
+        """Return the status of the only run, such as "finished:completed"."""
+        (run,) = self.flwr("ls", "here")["runs"]
+        return run["status"]
 
     def carried(self) -> int:
         """Bytes at the port, both ways."""

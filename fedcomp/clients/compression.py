@@ -2,26 +2,26 @@
 
     app = ClientApp(mods=[compression_mod()])
 
-The server's end is `fedcomp.strategies.Compressed`. What the server sends is opened to the ArrayRecord that the app expects; of the one
-that the app returns, the difference to what it was given goes back as a frame, with error feedback. Messages of other strategies pass
-as they are. The codecs come with each message: both ends have to read the same one, and who starts a run chooses it. The memory is
-the client's alone, and is chosen here.
+`fedcomp.strategies.Compressed` is the server's side. The mod turns the server's message into the ArrayRecord that the app expects, and
+sends the difference between the app's result and that record as a frame, with error feedback. Messages of other strategies pass
+unchanged. The server chooses the codecs and names them in each message; the client chooses the memory.
 
-A SuperNode starts a process for each message, and the app's Context does not outlive the SuperNode, so what a client keeps is in a file,
-one a run, replaced as a whole before a reply leaves.
+A SuperNode starts a process for each message, and the app's Context does not outlive the SuperNode. The state of a client is therefore one
+file per run, replaced as a whole before a reply leaves. A client of Flower's simulation engine keeps it in its Context.
 """
 
 import json
 import os
+import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 import torch
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from ..codecs import codec
 from ..errors import CheckpointError, ConfigError, FedcompError, ProtocolError
@@ -32,7 +32,7 @@ from .client import context_of, settle
 from .flower import MESSAGE
 from .parcels import Form, Parcel
 from .replica import NeedDense, Replica
-from .state import StateFolder
+from .state import StateFolder, packed, unpacked
 from .work import Work
 
 ClientAppCallable = Callable[[Message, Context], Message]
@@ -51,24 +51,24 @@ WEIGHTS, MEMORY, HEAD = "weights", "memory.", "head"
 
 
 def compression_mod(memory: str = "residual", state_dir: str | Path | None = None) -> Mod:
-    """A Flower mod that compresses what a ClientApp returns. List it first, so that the other mods see whole arrays.
+    """Return a Flower mod that compresses what a ClientApp returns. List it first, so that the other mods see whole arrays.
 
-    `memory`: what is kept of the updates that were not sent, a spec string. `state_dir`: where, ~/.local/state/fedcomp by default; each
-    client has a folder of its own in it, named by the `partition-id` of its node config, or else by its node id, which
-    outlives a restart only of a SuperNode with a key of its own. Raises ConfigError for a memory that needs more than a mod can see.
+    `memory`: spec string of the memory that keeps what was not sent. `state_dir`: folder of the clients' state. By default it is
+    ~/.local/state/fedcomp on a SuperNode, and none in Flower's simulation engine, where a client's state stays in its Context and ends
+    with the run. Each client has a folder of its own in it, named by the `partition-id` of its node config, or else by its node id,
+    which outlives a restart only of a SuperNode with a key of its own. Raises ConfigError for a memory that a mod cannot support.
     """
     check_memory(memory)
-    states = Path(state_dir) if state_dir is not None else default_state_dir()
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if not message.has_content() or MESSAGE not in message.content:
             return call_next(message, context)
         parcel = Parcel.take(message.content)
         assignment = Assignment.unpack(parcel.message)
-        folder = StateFolder(states / place_of(context))
+        place = place_of(context, state_dir)
         try:
             return _attend(
-                Kept(folder, str(context.run_id), memory),
+                Kept(place, str(context.run_id), memory),
                 assignment,
                 parcel,
                 message,
@@ -76,7 +76,7 @@ def compression_mod(memory: str = "residual", state_dir: str | Path | None = Non
                 call_next,
             )
         finally:
-            folder.close()
+            place.close()
 
     return mod
 
@@ -97,7 +97,25 @@ def default_state_dir() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedcomp"
 
 
-def place_of(context: Context) -> str:
+def in_simulation() -> bool:
+    """Whether the app runs in an actor of Ray, as all clients of Flower's simulation engine do and none of a SuperNode does."""
+    ray = sys.modules.get("ray")
+    return (
+        ray is not None
+        and ray.is_initialized()
+        and ray.get_runtime_context().get_actor_id() is not None
+    )
+
+
+def place_of(context: Context, state_dir: str | Path | None) -> "RunStates | ContextState":
+    """Where a client keeps its state."""
+    if state_dir is None and in_simulation():
+        return ContextState(context)
+    states = default_state_dir() if state_dir is None else Path(state_dir)
+    return RunStates(states / folder_name(context))
+
+
+def folder_name(context: Context) -> str:
     """The name of a client's folder. Two clients on one machine need different ones."""
     partition = context.node_config.get("partition-id")
     return (
@@ -199,7 +217,7 @@ class Held:
 
     @classmethod
     def new(cls, run: dict[str, str], form: Form, seed: int) -> Self:
-        """A client that has nothing yet."""
+        """Return the state of a client that has nothing yet."""
         layout = form.layout
         replica = Replica(torch.zeros(layout.numel), layout, codec(run["downlink"]))
         replica.restore(replica.weights, "")
@@ -219,14 +237,49 @@ class Held:
         return frame
 
 
-class Kept:
-    """What a client has of a run, on its disk."""
+class RunStates(StateFolder):
+    """A client's folder of states, one file per run. The files of the newest runs stay."""
 
-    def __init__(self, folder: StateFolder, run: str, memory: str):
-        self.folder, self.file, self.memory = folder, f"run-{run}.bin", memory
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def save(self, kept: Mapping[str, torch.Tensor | bytes], name: str) -> None:
+        super().save(kept, name)
+        runs = sorted(self.path.glob("run-*.bin"), key=lambda path: path.stat().st_mtime_ns)
+        for old in runs[:-RUNS]:
+            old.unlink()
+
+
+class ContextState:
+    """A client's state in its Flower Context, which outlives a message and ends with the run."""
+
+    KEY = "fedcomp"
+
+    def __init__(self, context: Context):
+        self.context = context
+
+    def __str__(self) -> str:
+        return "the client's Context"
+
+    def save(self, kept: Mapping[str, torch.Tensor | bytes], name: str) -> None:
+        self.context.state[self.KEY] = ConfigRecord({name: b"".join(packed(kept))})
+
+    def load(self, name: str) -> dict[str, torch.Tensor | bytes]:
+        record = self.context.state.get(self.KEY, {})
+        return unpacked(bytearray(record[name])) if name in record else {}
+
+    def close(self) -> None:
+        pass
+
+
+class Kept:
+    """What a client has of a run, in its place."""
+
+    def __init__(self, place: RunStates | ContextState, run: str, memory: str):
+        self.place, self.file, self.memory = place, f"run-{run}.bin", memory
 
     def arrive(self, assignment: Assignment) -> Held:
-        """Settle the proposal that waits, and stand at the assignment's version. Raises NeedDense, with nothing changed on the disk."""
+        """Settle the pending proposal and move to the assignment's version. Raise NeedDense with the saved state unchanged."""
         told = context_of(assignment).announced
         try:
             run, seed = (
@@ -240,7 +293,7 @@ class Kept:
         held = self._load(run, seed)
         if held is None:
             if "form" not in told:
-                raise NeedDense(f"nothing is kept of this run in {self.folder.path}")
+                raise NeedDense(f"nothing is kept of this run in {self.place}")
             held = Held.new(run, Form.unpack(told["form"]), seed)
         taken = _tickets(told.get("taken", b""))
         settle(
@@ -255,7 +308,7 @@ class Kept:
         return held
 
     def save(self, held: Held) -> None:
-        """On the disk when this returns. Raises CheckpointError when it is full."""
+        """Raise CheckpointError when the disk is full. A file is on the disk when this returns."""
         head = held.run | {
             "form": held.form.pack().decode(),
             "version": held.replica.version,
@@ -263,16 +316,13 @@ class Kept:
             "ticket": held.ticket,
         }
         state = {MEMORY + name: value for name, value in held.memory.state_dict(copy=False).items()}
-        self.folder.save(
+        self.place.save(
             state | {WEIGHTS: held.replica.weights, HEAD: json.dumps(head).encode()}, self.file
         )
-        runs = sorted(self.folder.path.glob("run-*.bin"), key=lambda path: path.stat().st_mtime_ns)
-        for old in runs[:-RUNS]:
-            old.unlink()
 
     def _load(self, run: dict[str, str], seed: int) -> Held | None:
         """What is kept of a run, None if that is nothing."""
-        state = self.folder.load(self.file)
+        state = self.place.load(self.file)
         if not state:
             return None
         try:
@@ -300,7 +350,7 @@ class Kept:
             FedcompError,
         ) as error:
             raise CheckpointError(
-                f"{self.folder.path / self.file} is damaged ({error}); remove it, and the client takes part like one "
+                f"{self.place}: {self.file} is damaged ({error}); remove it, and the client takes part like one "
                 "that is new"
             ) from error
         return held

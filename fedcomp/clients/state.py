@@ -50,16 +50,8 @@ class StateFolder:
 
     def save(self, kept: Kept, name: str = FILE) -> None:
         """Replace what is kept; on the disk when this returns. Raises CheckpointError, with the last state whole, when it is full."""
-        bodies = {
-            key: value if isinstance(value, bytes) else _raw(value) for key, value in kept.items()
-        }
-        crc, table = 0, []
-        for key, body in bodies.items():
-            crc = zlib.crc32(body, crc)
-            table.append([key, "bytes" if isinstance(kept[key], bytes) else "vector", len(body)])
-        header = json.dumps({"crc": crc, "bodies": table}).encode()
         try:
-            self._replace(name, [LENGTH.pack(len(header)), header, *bodies.values()])
+            self._replace(name, packed(kept))
         except OSError as error:
             raise CheckpointError(
                 f"--state-dir {self.path} cannot be written ({error.strerror}); the state before is whole, make room "
@@ -95,20 +87,41 @@ class StateFolder:
                 f"{path} cannot be read ({error.strerror}); make it readable, or give another --state-dir"
             ) from error
         try:
-            start = LENGTH.size + LENGTH.unpack_from(data)[0]
-            header = json.loads(data[LENGTH.size : start])
-            kept: dict[str, Tensor | bytes] = {}
-            if zlib.crc32(memoryview(data)[start:]) != header["crc"]:
-                raise ValueError("its checksum differs")
-            for key, kind, length in header["bodies"]:
-                body = memoryview(data)[start : start + length]
-                kept[key] = bytes(body) if kind == "bytes" else _vector(body)
-                start += length
-            return kept
-        except (struct.error, ValueError, KeyError, TypeError) as error:
+            return unpacked(data)
+        except ValueError as error:
             raise CheckpointError(
                 f"{path} is damaged; remove it, and the client takes part like one that is new"
             ) from error
+
+
+def packed(kept: Kept) -> list[bytes | memoryview]:
+    """The parts of the format above. Vectors are views of their own memory."""
+    bodies = {
+        key: value if isinstance(value, bytes) else _raw(value) for key, value in kept.items()
+    }
+    crc, table = 0, []
+    for key, body in bodies.items():
+        crc = zlib.crc32(body, crc)
+        table.append([key, "bytes" if isinstance(kept[key], bytes) else "vector", len(body)])
+    header = json.dumps({"crc": crc, "bodies": table}).encode()
+    return [LENGTH.pack(len(header)), header, *bodies.values()]
+
+
+def unpacked(data: bytearray) -> dict[str, Tensor | bytes]:
+    """Read what `packed` wrote. Raise ValueError for damaged data."""
+    try:
+        start = LENGTH.size + LENGTH.unpack_from(data)[0]
+        header = json.loads(data[LENGTH.size : start])
+        kept: dict[str, Tensor | bytes] = {}
+        if zlib.crc32(memoryview(data)[start:]) != header["crc"]:
+            raise ValueError("its checksum differs")
+        for key, kind, length in header["bodies"]:
+            body = memoryview(data)[start : start + length]
+            kept[key] = bytes(body) if kind == "bytes" else _vector(body)
+            start += length
+        return kept
+    except (struct.error, KeyError, TypeError) as error:
+        raise ValueError(f"the header cannot be read ({error})") from error
 
 
 def _raw(vector: Tensor) -> memoryview:

@@ -4,7 +4,7 @@
 
 The clients' end is `fedcomp.clients.compression_mod`. The wrapped strategy sends and aggregates whole ArrayRecords, as ever; on the wire
 are frames: down, the broadcasts that a client misses; up, the difference that its training made, with error feedback (Sattler et al.
-2019, algorithm 2, with the strategy's own rule in the place of the mean). A reply that nothing can be made of is dropped with a reason.
+2019, algorithm 2, with the strategy's own rule in the place of the mean). A reply that cannot be used is rejected with a reason.
 """
 
 import logging
@@ -23,7 +23,7 @@ from ..memories import Memory, memory
 from ..messages import TRAIN
 from ..observe import Rejection
 from .exchange import Traffic
-from .whole_models import IDS, Asked, Model, alike
+from .whole_models import ADD_MOD, IDS, Asked, Model, alike
 
 EVALUATE = "evaluate"
 HOOKS = (
@@ -44,8 +44,8 @@ class Compressed(Strategy):
     bytes of old broadcasts for clients that were away, as a multiple of the model's. `whole`: patterns of names of arrays that travel
     as they are, beside those that are no floats. `seed`: of what codecs draw.
 
-    What a run cost stands in `traffic`, bytes of frames by client for each (round, "train" or "evaluate"), and in `rejections` what was
-    dropped and why. Raises SpecError and ConfigError for what does not go together.
+    `traffic` has the bytes of frames by client for each (round, "train" or "evaluate"), `rejections` the rejected replies with reasons.
+    Raises SpecError and ConfigError for options that exclude each other.
     """
 
     def __init__(
@@ -71,6 +71,8 @@ class Compressed(Strategy):
         self.model: Model | None = None
         self._training = secrets.token_hex(8)
         self._asked: dict[str, Asked] = {}  # by phase
+        self._asked_to_train, self._accepted = 0, 0  # clients, over the rounds of a run
+        self._last_rejection = ""  # of an update
         self._own = {
             name: getattr(strategy, name) for name in HOOKS
         }  # the wrapped strategy's steps
@@ -88,12 +90,16 @@ class Compressed(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """The wrapped strategy's `start`, Flower's or one of its own: while it runs, the steps that it calls are those of this object."""
+        """Run the wrapped strategy's `start`, Flower's or one of its own, with the steps of this object in place of its own.
+
+        Raises FedcompError at the end of a run in which clients were asked to train and none of their updates was accepted.
+        """
         self.model, self._training, attributes = None, secrets.token_hex(8), vars(self.strategy)
+        self._asked_to_train, self._accepted, self._last_rejection = 0, 0, ""
         before = {name: attributes[name] for name in HOOKS if name in attributes}
         attributes.update({name: getattr(self, name) for name in HOOKS})
         try:
-            return self.strategy.start(
+            result = self.strategy.start(
                 grid,
                 initial_arrays,
                 num_rounds,
@@ -106,14 +112,27 @@ class Compressed(Strategy):
             for name in HOOKS:
                 del attributes[name]
             attributes.update(before)
+        if self._asked_to_train and not self._accepted:
+            raise FedcompError(f"no client's update was accepted in any round: {self._why()}")
+        return result
+
+    def _why(self) -> str:
+        """Return why no update was accepted."""
+        if self._last_rejection:
+            return self._last_rejection
+        if not self.model.versions:
+            return f"no client answered with a compressed record; {ADD_MOD}"
+        return "every reply was an error; the log has the reasons"
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The wrapped strategy's messages, with what each node misses in the place of the model."""
-        return self._packed(
+        messages = self._packed(
             server_round, TRAIN, self._current(arrays), self._own["configure_train"], config, grid
         )
+        self._asked_to_train += len(self._asked[TRAIN].assignments)
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -130,6 +149,7 @@ class Compressed(Strategy):
                 self._reject(asked, nodes, f"the strategy's result is of no use: {error}")
                 return None, None
             self.model.accept(asked, [node % IDS for node in nodes])
+            self._accepted += len(nodes)
             arrays = self.model.arrays
         self._tell(asked)
         return arrays, metrics
@@ -227,16 +247,20 @@ class Compressed(Strategy):
         return messages
 
     def _opened(self, asked: Asked, replies: Iterable[Message]) -> list[Message]:
-        """Replies as the wrapped strategy expects them. Errors, and replies to what was not compressed, are passed on as they are."""
+        """Return replies as the wrapped strategy expects them. Errors, and replies to uncompressed messages, are passed on unchanged."""
         opened, others = [], []
         for reply in replies:
             node = reply.metadata.src_node_id
-            if reply.has_error() or node not in asked.assignments:
+            if node not in asked.assignments:
                 others.append(reply)
                 continue
             try:
-                self.model.open(reply, asked)
-                opened.append(reply)
+                if reply.has_error():
+                    self.model.check_error(reply, asked)
+                    others.append(reply)
+                else:
+                    self.model.open(reply, asked)
+                    opened.append(reply)
             except FedcompError as error:
                 self._reject(asked, [node], str(error))
         weight = weighted_by(self.strategy)
@@ -250,7 +274,9 @@ class Compressed(Strategy):
             self.rejections.setdefault((asked.round, asked.phase), []).append(
                 Rejection(node % IDS, "reply", reason)
             )
-            log.warning("%s: the reply of node %d is dropped: %s", asked.phase, node, reason)
+            log.warning("%s: the reply of client %d was rejected: %s", asked.phase, node, reason)
+            if asked.phase == TRAIN:
+                self._last_rejection = f"client {node}: {reason}"
 
     def _tell(self, asked: Asked) -> None:
         """What a phase cost, and what its models would have, in the log."""

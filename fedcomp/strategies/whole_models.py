@@ -11,6 +11,7 @@ import torch
 from flwr.app import ArrayRecord, Message
 
 from .. import seeds
+from ..clients.flower import MESSAGE
 from ..clients.parcels import Form, Parcel
 from ..codecs import Codec
 from ..errors import ConfigError, NonFiniteError, ProtocolError
@@ -19,6 +20,7 @@ from ..messages import DENSE, NEED_DENSE, UPDATE, Assignment, Report
 from .broadcasts import Broadcasts
 from .exchange import Traffic
 
+ADD_MOD = "add compression_mod to the ClientApp's mods"
 IDS = 1 << 63  # a client's id is its node id modulo this: seeds are made of signed numbers
 
 
@@ -30,6 +32,7 @@ class Asked:
     phase: str
     traffic: Traffic = field(default_factory=Traffic)
     assignments: dict[int, Assignment] = field(default_factory=dict)  # by node
+    keys: dict[int, str] = field(default_factory=dict)  # of the model's record, by node
     answered: set[int] = field(default_factory=set)
     tickets: dict[int, str] = field(
         default_factory=dict
@@ -111,7 +114,7 @@ class Model:
             self.tickets.get(client, ""),
             announced,
         )
-        asked.assignments[node] = assignment
+        asked.assignments[node], asked.keys[node] = assignment, key
         parcel = Parcel.of(assignment, key, self.whole)
         asked.traffic.sent(
             client, download, [*announced, *parcel.bodies], first=not known, newest=b.newest_bytes
@@ -125,6 +128,8 @@ class Model:
         if node in asked.answered:
             raise ProtocolError("the node has answered already")
         asked.answered.add(node)
+        if MESSAGE not in reply.content:
+            raise ProtocolError(f"it sent an uncompressed record; {ADD_MOD}")
         parcel = Parcel.take(reply.content)
         report = Report.unpack(parcel.message)
         if (report.client, report.round, report.phase) != (
@@ -150,6 +155,14 @@ class Model:
         reply.content = parcel.replaced(reply.content, arrays)
         if arrays is not None:
             asked.tickets[report.client] = report.ticket
+
+    def check_error(self, reply: Message, asked: Asked) -> None:
+        """Raise ProtocolError for the error of a client without the mod: its app did not find the record that the mod restores."""
+        node = reply.metadata.src_node_id
+        if node % IDS not in self.versions and repr(asked.keys[node]) in reply.error.reason:
+            raise ProtocolError(
+                f"its app found no record '{asked.keys[node]}', which was sent compressed; {ADD_MOD}"
+            )
 
     def _trained(self, report: Report, parcel: Parcel) -> ArrayRecord:
         """The client's model: the one that it was given, and its update. A reply without a frame says that there is none."""

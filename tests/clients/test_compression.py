@@ -8,8 +8,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from fedcomp.clients import compression_mod
-from fedcomp.clients.compression import default_state_dir, place_of
-from fedcomp.errors import ConfigError, SpecError
+from fedcomp.clients.compression import default_state_dir, folder_name
+from fedcomp.errors import ConfigError, FedcompError, SpecError
 from fedcomp.strategies import Compressed
 
 STRATEGY = {"fraction_evaluate": 0.0}
@@ -105,7 +105,7 @@ PLACES = [
 @pytest.mark.parametrize("config, name", PLACES)
 def test_a_folder_is_named_by_the_partition_or_else_the_node(config, name):
     assert (
-        place_of(
+        folder_name(
             Context(run_id=1, node_id=17, node_config=config, state=RecordDict(), run_config={})
         )
         == name
@@ -130,7 +130,8 @@ def test_a_memory_that_is_not_known_is_refused_at_once():
 
 def refused(make, strategy=None):
     strategy = strategy or Compressed(FedAvg(**STRATEGY))
-    run(strategy, make)
+    with pytest.raises(FedcompError, match="no client's update was accepted"):
+        run(strategy, make)
     (first, second) = strategy.rejections[1, "train"]
     assert first.reason.replace("partition-0", "partition-1") == second.reason.replace(
         "partition-0", "partition-1"

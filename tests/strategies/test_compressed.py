@@ -20,7 +20,7 @@ from fedcomp.clients.compression import MEMORY
 from fedcomp.clients.parcels import Parcel
 from fedcomp.clients.state import StateFolder
 from fedcomp.codecs import codec
-from fedcomp.errors import ConfigError, SpecError
+from fedcomp.errors import ConfigError, FedcompError, SpecError
 from fedcomp.messages import DENSE, FRAMES, OVERWRITE, UP_TO_DATE, Assignment, Report
 from fedcomp.strategies import Compressed
 
@@ -396,16 +396,50 @@ def test_a_client_that_raises_is_an_error_for_the_strategy_as_ever(federation):
     assert set(federation.seen.updates) == {0, 2}
 
 
+def test_a_client_without_the_mod_is_rejected_with_a_reason_that_says_so(federation):
+    """One looks for the record of arrays, as apps do; one returns arrays without looking."""
+
+    def unread(message: Message, context) -> Message:
+        metrics = MetricRecord({"num-examples": 1})
+        return Message(RecordDict({"arrays": initial(), "metrics": metrics}), reply_to=message)
+
+    def client(message: Message, context) -> Message:
+        if context.node_config["partition-id"] == 0:
+            return app_with_the_mod(message, context)
+        app = plain_app(federation.seen, [])
+        if context.node_config["partition-id"] == 2:
+            app = ClientApp()
+            app.train()(unread)
+        return app(message, context)
+
+    app_with_the_mod = federation.grid.make()
+    federation.grid.make = lambda: client
+    strategy = Compressed(FedAvg(**QUIET))
+    run(strategy, federation.grid, rounds=1)
+    reasons = {r.client: r.reason for r in strategy.rejections[1, "train"]}
+    assert reasons == {
+        1: "its app found no record 'arrays', which was sent compressed; add compression_mod to the ClientApp's mods",
+        2: "it sent an uncompressed record; add compression_mod to the ClientApp's mods",
+    }
+
+
+def test_a_run_of_clients_without_the_mod_ends_in_an_error_that_names_it(federation):
+    federation.grid.make = lambda: plain_app(federation.seen, [])
+    with pytest.raises(FedcompError, match="no client's update was accepted.* add compression_mod"):
+        run(Compressed(FedAvg(**QUIET)), federation.grid, rounds=2)
+    run(Compressed(FedAvg(fraction_train=0.0)), federation.grid, rounds=1)  # evaluation alone
+
+
 def test_a_round_in_which_nobody_answers_well_leaves_the_model(federation):
     strategy = Compressed(FedAvg(**QUIET))
     federation.grid.faults = {("train", partition): FAULTS["no frame"] for partition in range(3)}
-    result = run(strategy, federation.grid, rounds=1)
+    with pytest.raises(FedcompError, match="no client's update was accepted in any round: client "):
+        run(strategy, federation.grid, rounds=1)
     assert len(strategy.rejections[1, "train"]) == 3
     assert all(
         np.array_equal(strategy.model.arrays[name].numpy(), array.numpy())
         for name, array in initial().items()
     )
-    assert not result.train_metrics_clientapp
 
 
 def test_a_result_that_is_not_finite_leaves_the_model_and_is_given_back(federation):
@@ -416,7 +450,8 @@ def test_a_result_that_is_not_finite_leaves_the_model_and_is_given_back(federati
             return arrays, metrics
 
     strategy = Compressed(Infinite(**QUIET))
-    run(strategy, federation.grid, rounds=1)
+    with pytest.raises(FedcompError, match="is inf in tensor"):
+        run(strategy, federation.grid, rounds=1)
     assert len(strategy.rejections[1, "train"]) == 3 and not strategy.model.tickets
     assert np.array_equal(
         strategy.model.arrays["layer.bias"].numpy(), initial()["layer.bias"].numpy()
