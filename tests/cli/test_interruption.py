@@ -11,51 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from deployment import TASK
+from deployment import TASK, Command
 
+pytestmark = pytest.mark.deploy
 COMMAND = [sys.executable, "-m", "fedcomp"]
 # One thread: small steps are quick on one, and slow on several while others use the machine.
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
     "OMP_NUM_THREADS": "1",
 }
-
-
-def test_control_c_in_a_real_run_and_the_command_that_continues_it(tmp_path):
-    start = [*COMMAND, "sim", "--clients", "20", "--rounds", "100000", "--plain", "--out", "run"]
-    with subprocess.Popen(
-        start,
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as run:
-        try:
-            while not re.match(r" +3 ", line := run.stdout.readline()):
-                assert line, run.stderr.read()
-            run.send_signal(signal.SIGINT)
-            _, said = run.communicate(timeout=60)
-        finally:
-            run.kill()
-    assert run.returncode == 130
-    done, command = re.fullmatch(
-        r"fedcomp: interrupted after round (\d+) of 100000; continue with: (fedcomp .*)\n", said
-    ).groups()
-
-    words = shlex.split(command.replace("--rounds 100000", f"--rounds {int(done) + 2}"))
-    assert words[0] == "fedcomp"
-    assert (
-        subprocess.run(
-            [*COMMAND, *words[1:]], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.DEVNULL
-        ).returncode
-        == 0
-    )
-    rounds = [
-        json.loads(line)["round"]
-        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert rounds == list(range(1, int(done) + 3))
 
 
 @contextmanager
@@ -76,40 +40,67 @@ def running(*words: str, cwd: Path, **variables: str):
             run.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_other_signals_are_like_control_c(number, tmp_path):
+def test_control_c_in_a_real_run_and_the_command_that_continues_it(tmp_path):
     with running(cwd=tmp_path) as run:
-        run.send_signal(number)
+        run.send_signal(signal.SIGINT)
         _, said = run.communicate(timeout=60)
-    assert run.returncode == 128 + number
-    assert re.fullmatch(
-        r"fedcomp: interrupted after round \d+ of 100000; continue with: fedcomp sim .* --out run --resume\n",
-        said,
-    )
+    assert run.returncode == 130
+    done, command = re.fullmatch(
+        r"fedcomp: interrupted after round (\d+) of 100000; continue with: (fedcomp .*)\n", said
+    ).groups()
+
+    words = shlex.split(command.replace("--rounds 100000", f"--rounds {int(done) + 2}"))
+    assert words[0] == "fedcomp"
+    assert Command(tmp_path, "continued", *words[1:]).end() == 0
+    rounds = [
+        json.loads(line)["round"]
+        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert rounds == list(range(1, int(done) + 3))
+
+
+INTERRUPTED = r"fedcomp: interrupted after round \d+ of 100000; continue with: fedcomp sim .* --out run --resume\n"
+
+
+@contextmanager
+def forked(folder: Path):
+    """The same run in a process that need not import torch anew."""
+    words = ("sim", "--task", TASK, "--rounds", "100000", "--plain", "--out", "run")
+    run = Command(folder, "run", *words)
+    try:
+        run.wait_for("^ +3 ")
+        yield run
+    finally:
+        run.kill()
+
+
+def test_a_terminal_that_goes_away_is_like_control_c(tmp_path):
+    with forked(tmp_path) as run:
+        assert run.interrupt(signal.SIGHUP) == 128 + signal.SIGHUP
+    assert re.search(INTERRUPTED, run.said)
 
 
 def test_a_second_control_c_while_the_run_ends_leaves_no_traceback(tmp_path):
-    with running(cwd=tmp_path) as run:
+    with forked(tmp_path) as run:
         for _ in range(20):
-            run.send_signal(signal.SIGINT)
-        _, said = run.communicate(timeout=60)
-    assert run.returncode in (130, -signal.SIGINT)  # the latter where one came when all was said
-    assert "Traceback" not in said and "interrupted after round" in said
+            run.send(signal.SIGINT)
+        assert run.end() in (130, -signal.SIGINT)  # the latter where one came when all was said
+    assert "Traceback" not in run.said and "interrupted after round" in run.said
 
 
-def test_a_run_under_nohup_outlives_its_terminal(tmp_path):
+def test_a_run_under_nohup_outlives_its_terminal_and_ends_when_it_is_asked_to(tmp_path):
     with running("nohup", cwd=tmp_path) as run:
         run.send_signal(signal.SIGHUP)
         for _ in range(3):
             assert run.stdout.readline()
         run.send_signal(signal.SIGTERM)
-        run.communicate(timeout=60)
+        _, said = run.communicate(timeout=60)
     assert run.returncode == 128 + signal.SIGTERM
+    assert re.search(INTERRUPTED, said)
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_goes_away_is_told_how_to_continue(tmp_path, unbuffered):
-    with running(cwd=tmp_path, PYTHONUNBUFFERED=unbuffered) as run:
+def test_a_reader_that_goes_away_is_told_how_to_continue(tmp_path):
+    with running(cwd=tmp_path, PYTHONUNBUFFERED="") as run:
         run.stdout.close()
         run.stdout = None
         said = run.stderr.read()

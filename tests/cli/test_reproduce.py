@@ -2,28 +2,24 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from fedcomp.cli import reproduce as command
+from fedcomp.cli.main import app
 from fedcomp.errors import UserError
 from fedcomp.reproductions import CAVEAT, available_reproductions
 
 
-def fedcomp(*words, cwd: Path, status: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "fedcomp", "reproduce", *map(str, words)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
+def fedcomp(*words, status: int = 0) -> str:
+    done = CliRunner().invoke(app, ["reproduce", *map(str, words)], prog_name="fedcomp")
+    assert done.exit_code == status, done.output
     return done.stderr if status else done.stdout
 
 
-def test_all_are_listed_with_their_claims_and_minutes(tmp_path):
-    said = fedcomp(cwd=tmp_path)
+def test_all_are_listed_with_their_claims_and_minutes():
+    said = fedcomp()
     for name, chosen in available_reproductions().items():
         assert f"\n{name}" in f"\n{said}" and f"{chosen.minutes:g} min" in said
         assert all(claim.text in said for claim in chosen.claims)
@@ -52,8 +48,9 @@ def test_help_and_list_import_nothing_heavy():
                                    "holds it with --data"),
     (["election", "--device", "tpu"], "--device"),
 ])  # fmt: skip
-def test_mistakes_are_one_sentence(words, sentence, tmp_path):
-    said = fedcomp(*words, cwd=tmp_path, status=2)
+def test_mistakes_are_one_sentence(words, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = fedcomp(*words, status=2)
     assert said.startswith("fedcomp: ") and sentence in said and "Traceback" not in said
 
 

@@ -1,4 +1,3 @@
-import subprocess
 import sys
 
 import numpy as np
@@ -59,16 +58,6 @@ def test_data_is_missed_when_it_is_asked_for(name):
         load(name, None).train()
 
 
-def test_importing_tasks_imports_no_optional_package():
-    code = "import sys, fedcomp.tasks; print([m for m in ('sklearn', 'pyarrow', 'PIL', 'flwr') if m in sys.modules])"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        == "[]"
-    )
-
-
 def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(
@@ -116,27 +105,22 @@ def descend(task: Task, model, data, steps: int, lr: float) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("name", ["mnist-logreg", "mnist-cnn"])
-def test_the_real_data_has_the_known_size_and_passes_the_check(name, data_folder):
+@pytest.mark.slow
+def test_the_real_digits_fit_both_models_and_are_learned(data_folder, one_thread):
+    """One test, because decoding 70,000 images takes most of the time."""
     pytest.importorskip("pyarrow")
     pytest.importorskip("PIL")
-    task = load(name, data_folder)
-    train, test = task.train(), task.test()
-    assert len(train) == 60_000 and len(test) == 10_000
-    assert train.inputs.shape[1:] == test.inputs.shape[1:] == SHAPES[name]
-    assert torch.bincount(test.targets).tolist() == [
-        980,
-        1135,
-        1032,
-        1010,
-        982,
-        892,
-        958,
-        1028,
-        974,
-        1009,
-    ]
-    assert check(task, 20, train, test).numel == PARAMETERS[name]
+    cnn, logreg = load("mnist-cnn", data_folder), load("mnist-logreg", data_folder)
+    for task in (cnn, logreg):
+        train, test = task.train(), task.test()
+        assert len(train) == 60_000 and len(test) == 10_000
+        assert train.inputs.shape[1:] == test.inputs.shape[1:] == SHAPES[task.name]
+        counts = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+        assert torch.bincount(test.targets).tolist() == counts
+        assert check(task, 20, train, test).numel == PARAMETERS[task.name]
+    model = initial_model(logreg, 0)
+    descend(logreg, model, train, steps=1000, lr=0.01)
+    assert logreg.accuracy(model(test.inputs), test.targets) > 0.88
 
 
 def test_the_real_photographs_fit_the_network(data_folder):
@@ -148,12 +132,3 @@ def test_the_real_photographs_fit_the_network(data_folder):
     assert images.shape == (10_000, 3, 32, 32) and np.bincount(labels).tolist() == [1000] * 10
     for make in (cifar10.network, ResNet18):
         assert make()(torch.tensor(images[:2]) / 255).shape == (2, 10)
-
-
-def test_mnist_logreg_learns_real_digits(data_folder, one_thread):
-    pytest.importorskip("pyarrow")
-    pytest.importorskip("PIL")
-    task = load("mnist-logreg", data_folder)
-    model, test = initial_model(task, 0), task.test()
-    descend(task, model, task.train(), steps=1000, lr=0.01)
-    assert task.accuracy(model(test.inputs), test.targets) > 0.88

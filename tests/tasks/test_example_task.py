@@ -21,7 +21,7 @@ def test_a_copy_of_the_example_is_a_task_that_passes_the_check(tmp_path):
 def learned(task, model: nn.Module) -> float:
     train, test = task.train(), task.test()
     optimizer, rows = torch.optim.SGD(model.parameters(), 0.1), torch.Generator().manual_seed(0)
-    for _ in range(1500):
+    for _ in range(700):
         batch = torch.randint(len(train), (20,), generator=rows)
         optimizer.zero_grad()
         task.loss(model(train.inputs[batch]), train.targets[batch]).backward()
