@@ -11,6 +11,7 @@ from fedcomp.errors import DataError
 from fedcomp.kernels import samples
 
 SGD = LocalSGD(steps=4, batch_size=8, lr=0.1)
+STEPS = [(1, 0, 1), (2, 0, 100), (50, 0, 3), (15, 0, 10)]
 COHORTS = {
     "alike": [300] * 200,
     "of every size": range(1, 201),
@@ -67,17 +68,12 @@ def test_an_empty_shard_is_the_users_mistake():
         plan_batches(SGD, np.arange(0), 0, 1, 7)
 
 
+# Every cohort with steps and with epochs, and clients of every size with all kinds of steps.
 @pytest.mark.parametrize(
-    "sgd",
-    [
-        SGD,
-        LocalSGD(1, 0, 1),
-        LocalSGD(2, 0, 100),
-        LocalSGD(50, 0, 3),
-        LocalSGD(epochs=2),
-    ],
+    ("cohort", "sgd"),
+    [(cohort, sgd) for cohort in COHORTS.values() for sgd in (SGD, LocalSGD(epochs=2))]
+    + [(COHORTS["of every size"], LocalSGD(*given)) for given in STEPS],
 )
-@pytest.mark.parametrize("cohort", COHORTS.values(), ids=COHORTS)
 def test_a_cohort_draws_what_each_would_alone(cohort, sgd):
     shards = [np.arange(length) * 3 + who for who, length in enumerate(cohort)]
     asked = [(2 + who % 2, 7 * who) for who in range(len(shards))]

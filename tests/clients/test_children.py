@@ -12,6 +12,8 @@ from deployment import ENVIRONMENT, gone
 from fedcomp.clients import children
 from fedcomp.errors import FedcompError
 
+pytestmark = pytest.mark.deploy
+
 UP = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); print('up', flush=True); time.sleep(1000)"
 SLEEP = [sys.executable, "-c", UP, "sleep", "1000"]
 

@@ -145,11 +145,13 @@ def test_a_client_that_fails_is_told_of_and_the_others_go_on():
     )
 
 
+@pytest.mark.slow
+@pytest.mark.deploy
 @pytest.mark.timeout(300)
 def test_a_host_that_is_killed_goes_on_with_the_simulated_outcome_and_a_signal_ends_all(tmp_path):
     options = {
         "clients": 3,
-        "rounds": 16,
+        "rounds": 8,
         "participation": 1.0,
         "partition": "dirichlet:1",
         "batch_size": 10,

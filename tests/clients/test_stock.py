@@ -46,6 +46,8 @@ def outcome(folder):
     ).read_bytes()
 
 
+@pytest.mark.slow
+@pytest.mark.deploy
 def test_a_stock_client_with_a_key_and_one_of_ours_have_the_simulated_outcome(tmp_path):
     keys = tmp_path / "keys"
     make(keys, 2)

@@ -29,8 +29,7 @@ def suits(name: str, spec: str) -> bool:
 PAIRS = [
     (name, spec)
     for name in NAMES
-    for c in available_codecs()
-    for spec in (c, f"{c}@layer")
+    for spec in (*available_codecs(), "stc@layer", "natural@layer")
     if suits(name, spec)
 ]
 
