@@ -64,7 +64,9 @@ def context_of(assignment: Assignment) -> Context:
     """What codec and memory may know of the exchange."""
     names, values = assignment.announced[::2], assignment.announced[1::2]
     announced = {name.decode(): value for name, value in zip(names, values, strict=True)}
-    return Context(round=assignment.round, phase=assignment.phase, announced=announced)
+    return Context(
+        round=assignment.round, phase=assignment.phase, announced=announced, rate=assignment.lr
+    )
 
 
 @dataclass

@@ -37,6 +37,7 @@ class Context:
     announced: Mapping[str, bytes] = field(
         default_factory=dict
     )  # what the server said: a shared scale, a factor
+    rate: float = 1.0  # the round's learning rate as a multiple of the run's
 
     def of_tensor(self, section: int, entry: Entry) -> "Context":
         """The context of one tensor of the model."""

@@ -244,6 +244,10 @@ class Counterpart(ABC):
     from nothing (`fresh`), so does its part here.
     """
 
+    rate: float = (
+        1.0  # the round's learning rate as a multiple of the run's, set before a round is closed
+    )
+    rates: Mapping[int, float] = {}  # likewise, of clients whose updates may be of other rounds
     measures_steps: ClassVar[bool] = (
         False  # compares the steps of the model with the clients' updates
     )
@@ -262,6 +266,16 @@ class Counterpart(ABC):
     def absent(self, present: Collection[int]) -> Iterable[tuple[int, Update]]:
         """Clients that count although none of their updates was accepted in this round, ascending, with what is taken for it."""
         return ()
+
+    def correction(
+        self, weights: Mapping[int, float], present: Mapping[int, float]
+    ) -> Update | None:
+        """Return what is added to the mean of the estimates of a cohort, None for nothing.
+
+        `weights`: of all clients that were ever taken, as shares of all clients of the run; `present`: of the cohort's, as shares
+        of the cohort. Clients that start from nothing have no weight among all.
+        """
+        return None
 
     @abstractmethod
     def settle(self, taken: Sequence[tuple[int, Update | None, bool]], moved: float) -> None:

@@ -2,16 +2,22 @@
 
 Mishchenko, Gorbunov, Takáč, Richtárik: Distributed learning with compressed gradient differences. 2019, algorithm 1.
 
-    send C(x − h);  h ← h + α·C(x − h) on both sides, α ≤ 1/(1 + ω);  the server takes x to be h + C(x − h), which is unbiased
+    send C(x − h);  h ← h + α·C(x − h) on both sides, α ≤ 1/(1 + ω)
+    the update is the mean of h over all clients + the mean of C(x − h) over the cohort, which is unbiased
 
 Block by block is `@layer`: ω is then that of the worst tensor. The server keeps h of each client, not their mean, so that one client can
-start anew without the others; clients that are not asked do not count, so that the mean over the cohort stays unbiased.
+start anew without the others. A client that was never taken counts with h = 0. Robust strategies, and `--clip-update`, bound what one
+client says: to them an update is h + C(x − h) of its client, and clients that are not asked do not count.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..codecs import Codec, LayerWise
+import torch
+
+from ..codecs import Codec, LayerWise, Update
+from ..codecs.update import Dense
 from ..errors import ConfigError
 from .base import Counterpart
 from .shift import Shift, Shifts
@@ -24,13 +30,27 @@ class Options:
     )
 
 
+class Learned(Shifts):
+    """h of every client, all of which count in the mean that C(x − h) is added to."""
+
+    def correction(
+        self, weights: Mapping[int, float], present: Mapping[int, float]
+    ) -> Update | None:
+        total = torch.zeros(self.numel, dtype=torch.float64)
+        for client in sorted(self.members & (weights.keys() | present.keys())):
+            counted = present.get(client, 0.0) * self.rates.get(client, self.rate)
+            if share := weights.get(client, 0.0) * self.rate - counted:
+                total.add_(self.row(client), alpha=share)
+        return Dense(total.to(torch.float32).numpy())
+
+
 class Diana(Shift):
     """Sends the difference to a shift that follows the client's updates."""
 
     name: ClassVar[str] = "diana"
     source: ClassVar[str] = "Mishchenko et al. 2019"
     Options: ClassVar[type] = Options
-    counterpart: ClassVar[type[Counterpart]] = Shifts
+    counterpart: ClassVar[type[Counterpart]] = Learned
 
     def check_codec(self) -> None:
         bound = self._bound(self.codec)

@@ -95,8 +95,8 @@ class LAQ(Shift):
     Options: ClassVar[type] = Options
     counterpart: ClassVar[type[Counterpart]] = Terms
     age: int = NEVER  # rounds since a proposal was taken
-    error: float = 0.0  # ‖ε̂‖²
-    waiting: float = 0.0  # ‖ε‖² of the proposal that waits
+    error: float = 0.0  # ‖ε̂‖², in the unit of the shift
+    waiting: float = 0.0  # ‖ε‖² of the proposal that waits, likewise
 
     def check_codec(self) -> None:
         delta, errors = contraction(self.codec, self.numel), self.options.errors
@@ -117,11 +117,12 @@ class LAQ(Shift):
         lost = sum_squares(
             torch.nan_to_num(difference - sent)
         )  # finite at the ends of the range of float32, too
-        least = _threshold(context) + self.options.errors * (lost + self.error)
+        lost_before = self.error * context.rate * context.rate
+        least = _threshold(context) + self.options.errors * (lost + lost_before)
         if self.age < self.options.patience and sum_squares(sent) <= least:
             self.age += 1
             return None
-        self.waiting = lost
+        self.waiting = lost / context.rate / context.rate
         return frame
 
     def _take(self, update: Update) -> None:

@@ -1,11 +1,16 @@
 """What memories share that send differences: a vector that client and server both keep, moved on both sides by the same operations.
 
-    send C(x − shift);  shift ← shift + step·C(x − shift) where it was taken;  the server takes x to be shift + C(x − shift)
+    send C(x − η·shift);  shift ← shift + step·C(x − η·shift)/η where it was taken;  the server takes x to be η·shift + C(x − η·shift)
+
+η is the round's learning rate as a multiple of the run's. Updates grow with it and the methods estimate gradients, so shifts are kept in
+the unit of an update at the run's rate: a schedule or a warm-up changes no shift, and those of absent clients need no news of it. The
+length of local training (`--local-steps-schedule`, batch sizes) is not corrected: such a change is an error that later rounds send.
 
 Nothing moves before the news: while a proposal waits, and after it was rolled back, `shift` is what the server has.
 """
 
 import json
+import struct
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,6 +25,7 @@ from ..codecs.update import Dense
 from ..errors import NonFiniteError
 from .base import Changes, Counterpart, Memory, State, add_within
 
+RATE = struct.Struct("<d")
 MEMBERS = "clients"  # in a checkpoint: who has a shift
 
 
@@ -34,15 +40,16 @@ class Shift(Memory):
 
     step: float = 1.0
     shift: Tensor | None = None  # None = zero
+    rate: float = 1.0  # of the round in which the waiting proposal was made
 
     def _propose(self, x: Tensor, seed: int, context: Context) -> bytes | None:
         self._follow(x)
-        difference = x.to(torch.float32) if self.shift is None else x.to(torch.float32) - self.shift
-        return self._offer(
-            difference,
-            self.codec.encode(difference, seed=seed, layout=self.layout, context=context),
-            context,
-        )
+        difference = x.to(torch.float32)
+        if self.shift is not None:
+            difference = torch.sub(difference, self.shift, alpha=context.rate)
+        frame = self.codec.encode(difference, seed=seed, layout=self.layout, context=context)
+        self.rate = context.rate
+        return self._offer(difference, frame, context)
 
     @classmethod
     def propose_stack(
@@ -60,7 +67,7 @@ class Shift(Memory):
         for memory, row in zip(memories, x, strict=True):
             memory._follow(row)
             if memory.shift is not None:
-                row.sub_(memory.shift)
+                row.sub_(memory.shift, alpha=context.rate)
         proposals: list[bytes | None | NonFiniteError] = []
         for memory, row, frame in zip(
             memories,
@@ -69,6 +76,7 @@ class Shift(Memory):
             strict=True,
         ):
             if not isinstance(frame, NonFiniteError):
+                memory.rate = context.rate
                 frame = memory.pending = memory._offer(row, frame, context)
             proposals.append(frame)
         return proposals
@@ -91,7 +99,7 @@ class Shift(Memory):
         """Move the shift by an update that the server took."""
         if self.shift is None:
             self.shift = torch.zeros(self.numel, dtype=torch.float32)
-        add_within(self.shift, update, self.step)
+        add_within(self.shift, update, self.step / self.rate)
 
     def _commit(self, frame: bytes, dropped: Update | None) -> None:
         self._take(self.codec.open(frame, self.numel, self.layout))
@@ -104,19 +112,23 @@ class Shift(Memory):
             self.shift = self.shift.to(x.device)
 
     def _state(self) -> State:
-        return super()._state() | ({} if self.shift is None else {"shift": self.shift})
+        shift = {} if self.shift is None else {"shift": self.shift}
+        waiting = self.pending is not None and self.rate != 1
+        return super()._state() | shift | ({"rate": RATE.pack(self.rate)} if waiting else {})
 
     def _load_state(self, state: State) -> None:
         super()._load_state(state)
         self.shift = state.get("shift")
+        (self.rate,) = RATE.unpack(state["rate"]) if "rate" in state else (1.0,)
 
 
 @dataclass(frozen=True)
 class Estimate(Update):
-    """A shift and what was sent beside it, if anything. Good until the shift moves."""
+    """A multiple of a shift and what was sent beside it, if anything. Good until the shift moves."""
 
     shift: Tensor  # [numel], on the CPU
     update: Update | None
+    rate: float = 1.0
     positions: ClassVar[None] = None
 
     @property
@@ -124,13 +136,13 @@ class Estimate(Update):
         return self.shift.numel()
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
-        Dense(self.shift.numpy()).add_to(into, weight)
+        Dense(self.shift.numpy()).add_to(into, weight * self.rate)
         if self.update is not None:
             self.update.add_to(into, weight)
 
     def block(self, start: int, stop: int) -> np.ndarray:
-        kept = self.shift.numpy()[start:stop]
         with np.errstate(over="ignore"):
+            kept = self.shift.numpy()[start:stop] * np.float32(self.rate)
             return kept if self.update is None else kept + self.update.block(start, stop)
 
 
@@ -159,12 +171,12 @@ class Shifts(Counterpart):
 
     def estimate(self, client: int, update: Update | None, fresh: bool) -> Update | None:
         row = None if fresh else self.row(client)
-        return update if row is None else Estimate(row, update)
+        return update if row is None else Estimate(row, update, self.rates.get(client, self.rate))
 
     def absent(self, present: Collection[int]) -> Iterator[tuple[int, Update]]:
         if self.counts_absent:
             for client in sorted(self.members - set(present)):
-                yield client, Estimate(self.row(client), None)
+                yield client, Estimate(self.row(client), None, self.rate)
 
     def settle(self, taken: Sequence[tuple[int, Update | None, bool]], moved: float) -> None:
         for client, update, fresh in taken:
@@ -175,7 +187,8 @@ class Shifts(Counterpart):
                 self.rows[client] = (
                     torch.zeros(self.numel, dtype=torch.float32) if row is None else row
                 )
-                add_within(self.rows[client], update, self.step)
+                rate = self.rates.get(client, self.rate)
+                add_within(self.rows[client], update, self.step / rate)
                 self.members.add(client)
                 self.changed.add(client)
 

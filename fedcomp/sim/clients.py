@@ -362,7 +362,7 @@ class VirtualClients:
         """Answers of a phase; `updates` [m, n] are what was trained, None after the phase that opens."""
         alike: dict[tuple, list[int]] = {}
         for i, a in enumerate(asked):
-            alike.setdefault((a.density, *a.announced), []).append(i)
+            alike.setdefault((a.density, a.lr, *a.announced), []).append(i)
         for rows in alike.values():
             mine = updates if updates is None or len(rows) == len(asked) else updates[rows]
             self._answer_alike([asked[i] for i in rows], mine, [traces[i] for i in rows], reports)

@@ -8,6 +8,7 @@ data. AISTATS 2017; with the downlink compressed as well, Sattler et al. 2019, a
 With `clip_update`, of each C(a_i) as much as its norm allows (clipping.py).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -40,10 +41,39 @@ class Average(RoundStrategy):
             for update, weight in sent:
                 update.add_to(into, weight)
         into.div_(sum(weights))
+        if self.counterpart is not None and not self.rules.clip_update:
+            self._correct(accepted, weights, into)
 
     def discount(self, accepted: Accepted) -> float:
         """What is taken of an update beside its weight, 0..1: what is not is lost to the mean, not shared among the others."""
         return 1.0
+
+    def _correct(
+        self, accepted: Sequence[Accepted], weights: Sequence[float], into: Tensor
+    ) -> None:
+        """Add what the counterpart knows of clients that are not in the cohort."""
+        cohort = {a.client for a in accepted}
+        absent = [
+            Accepted(client, None, examples, math.nan, "", fresh=False)
+            for client, examples in self.examples.items()
+            if client not in cohort
+        ]
+        everybody = max(self.rules.clients, len(self.versions), len(cohort) + len(absent))
+        of_all = self.client_weights([*accepted, *absent])
+        total = sum(of_all) * everybody / len(of_all)
+        shares = {
+            a.client: weight / total
+            for a, weight in zip([*accepted, *absent], of_all, strict=True)
+            if not a.fresh
+        }
+        present = {
+            a.client: weight * self.discount(a) / sum(weights)
+            for a, weight in zip(accepted, weights, strict=True)
+            if not a.fresh
+        }
+        correction = self.counterpart.correction(shares, present)
+        if correction is not None:
+            correction.add_to(into)
 
     def _share(self, accepted: Accepted) -> float:
         """What is taken of an update, 0..1: the discount, and what the bound of the norm leaves."""

@@ -423,6 +423,9 @@ class RoundStrategy(Strategy):
         traffic: Traffic,
     ) -> Outcome:
         self.round, self.clipped, last = round, 0, list(results.values())[-1]
+        if self.counterpart is not None:
+            self.counterpart.rate = self.schedule.rate(round)
+            self.counterpart.rates = {a.client: a.rate for a in last}
         if last and (reason := self.refusal(last)):
             rejected |= {a.client: Rejection(a.client, "aggregate", reason) for a in last}
             last = []

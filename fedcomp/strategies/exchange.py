@@ -31,10 +31,11 @@ class Accepted:
     ticket: str
     frame: bytes = b""
     fresh: bool = True  # the client's memory has committed nothing before
+    rate: float = 1.0  # learning rate that the client was told, as a multiple of the run's
 
 
-def accepted_of(report: Report, update: Update | None) -> Accepted:
-    """What a report brings, whose frame says `update`."""
+def accepted_of(report: Report, update: Update | None, rate: float = 1.0) -> Accepted:
+    """What a report brings, whose frame says `update`, made at the learning rate `rate`."""
     return Accepted(
         report.client,
         update,
@@ -43,6 +44,7 @@ def accepted_of(report: Report, update: Update | None) -> Accepted:
         report.ticket,
         report.frame,
         not report.after,
+        rate,
     )
 
 
@@ -212,7 +214,9 @@ class Exchange:
                 if isinstance(update, FrameError):
                     raise update
                 self.vet(report.client, report.frame)
-                self.accepted[report.client] = accepted_of(report, update)
+                self.accepted[report.client] = accepted_of(
+                    report, update, self._asked[report.client][0].lr
+                )
             except FrameError as error:
                 self.proven.add(report.client)
                 self._reject(report.client, "reply", str(error))

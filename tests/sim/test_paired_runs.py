@@ -28,7 +28,9 @@ every_memory = pytest.mark.parametrize(("memory", "uplink"), PAIRED)
     ],
 )
 def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, memory, uplink, stop, every):
-    config = replace(TINY, memory=memory, uplink=uplink, rounds=9, checkpoint_every=every)
+    config = replace(
+        TINY, memory=memory, uplink=uplink, rounds=9, checkpoint_every=every, lr_warmup=6
+    )
     assert_the_same_when_stopped(tmp_path, config, StopsAt(*stop), StopsAt(7))
 
 

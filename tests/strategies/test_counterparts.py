@@ -194,7 +194,7 @@ def another_ticket(a: Assignment, r: Report) -> Report:
 
 @one_each
 def test_where_nothing_is_lost_both_sides_hold_the_same(kind, name, uplink):
-    federation = made(kind, name, uplink)
+    federation = made(kind, name, uplink, lr_warmup=8)
     for round in range(1, 8):
         (outcome,) = federation.run(round, round)
         assert len(outcome.accepted) == 3 and not outcome.rejections
@@ -208,7 +208,7 @@ def test_where_nothing_is_lost_both_sides_hold_the_same(kind, name, uplink):
 
 @pytest.mark.parametrize(("name", "uplink"), PAIRED)
 def test_virtual_clients_and_real_ones_make_the_same_model(name, uplink):
-    real, virtual = made(Real, name, uplink), made(Virtual, name, uplink)
+    real, virtual = (made(kind, name, uplink, lr_warmup=6) for kind in (Real, Virtual))
     for round in range(1, 6):
         (mine,), (other,) = real.run(round, round), virtual.run(round, round)
         assert [a.frame for a in mine.accepted] == [
@@ -222,7 +222,7 @@ FAULTS = [lose, damage, another_version, another_base, another_ticket]
 
 @one_each
 def test_a_reply_that_is_lost_or_refused_is_rolled_back_on_both_sides(kind, name, uplink):
-    federation = made(kind, name, uplink)
+    federation = made(kind, name, uplink, lr_warmup=8)
     federation.faults = {
         (client, round): FAULTS[round % 5] for client, round in EVERYBODY if (client + round) % 2
     }
@@ -420,23 +420,33 @@ def test_a_client_without_a_counterpart_goes_on_with_what_it_has():
     assert len(outcome.accepted) == CLIENTS and not any(a.fresh for a in outcome.accepted)
 
 
-@pytest.mark.parametrize(("name", "counts"), [("ef21", True), ("laq", True), ("diana", False)])
-def test_who_counts_that_was_not_asked_is_the_algorithms_decision(name, counts):
+@pytest.mark.parametrize("name", ["ef21", "laq"])
+def test_clients_that_were_not_asked_count_with_what_the_server_keeps_of_them(name):
     federation = made(Real, name, "identity", downlink="identity")
     federation.run(1, 6)
-    before, asked = (
-        federation.strategy.broadcasts.weights.clone(),
-        federation.strategy.choose(range(CLIENTS), 7),
-    )
+    before = federation.strategy.broadcasts.weights.clone()
     federation.run(7, 7)
-    rows = [
-        federation.strategy.counterpart.row(client)
-        for client in federation.strategy.tickets
-        if counts or client in asked
-    ]
-    assert (len(rows) > 3) == counts
+    rows = [federation.strategy.counterpart.row(client) for client in federation.strategy.tickets]
+    assert len(rows) > 3
     torch.testing.assert_close(
         federation.strategy.broadcasts.weights - before, torch.stack(rows).mean(0)
+    )
+
+
+def test_diana_adds_the_differences_of_the_cohort_to_the_mean_shift_of_all_clients():
+    federation = made(Real, "diana", "identity", downlink="identity", clients=CLIENTS)
+    federation.run(1, 2)
+    counterpart, before = (
+        federation.strategy.counterpart,
+        federation.strategy.broadcasts.weights.clone(),
+    )
+    shifts = torch.stack([counterpart.row(client).clone() for client in counterpart.members])
+    assert 3 < len(shifts) <= CLIENTS
+    (outcome,) = federation.run(3, 3)
+    differences = torch.stack([a.update.dense() for a in outcome.accepted])
+    torch.testing.assert_close(
+        federation.strategy.broadcasts.weights - before,
+        shifts.sum(0) / CLIENTS + differences.mean(0),
     )
 
 

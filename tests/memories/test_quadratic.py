@@ -1,0 +1,56 @@
+"""Memories with a counterpart under learning-rate schedules and partial participation, on a quadratic whose minimum is known.
+
+Client i has the loss ½ Σ_k a_ik (w_k − b_ik)², so that its gradient does not vanish at the common minimum. Clients, memories, counterparts
+and the server are those of a run; local SGD is one exact gradient step.
+"""
+
+from dataclasses import replace
+
+import torch
+from federation import Federation
+
+from fedcomp.clients.local_sgd import Trained
+from fedcomp.strategies import Rules
+
+CLIENTS, ROUNDS, RATE = 5, 60, 0.3  # after 600 rounds both are at 1e-15, the end of float32
+
+
+class Quadratic:
+    """The engine of one client."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, numel: int, client: int):
+        draws = torch.Generator().manual_seed(client)
+        self.a = 0.1 + 1.9 * torch.rand(numel, generator=draws, dtype=torch.float64)
+        self.b = torch.randn(numel, generator=draws, dtype=torch.float64)
+
+    def train(self, start, data, batches, sgd, **told) -> Trained:
+        step = -sgd.lr * self.a * (start.double() - self.b)
+        return Trained(step.to(torch.float32), 0.0, None)
+
+
+def gap(memory: str, uplink: str, rounds: int = ROUNDS, **changes) -> float:
+    """Return (f − f*) / (f₀ − f*) after a run."""
+    rules = Rules(1.0, uplink, "identity", "none", memory=memory, lr=RATE, clients=CLIENTS)
+    rules = replace(rules, rounds=rounds, horizon=rounds, seed=1, **changes)
+    f = Federation(rules, clients=CLIENTS)
+    parts = [Quadratic(f.layout.numel, client) for client in range(CLIENTS)]
+    for member, part in zip(f.members, parts, strict=True):
+        member.engine, member.sgd = part, replace(member.sgd, lr=RATE, steps=1)
+    a, b = torch.stack([part.a for part in parts]), torch.stack([part.b for part in parts])
+    best = (a * b).sum(0) / a.sum(0)
+    for _ in f.strategy.rounds(f.grid, range(1, rounds + 1)):
+        pass
+    reached, initial = (
+        (a.mean(0) * (w.double() - best) ** 2).sum().item() for w in (f.strategy.model, f.initial)
+    )
+    return reached / initial
+
+
+def test_ef21_converges_under_a_schedule_of_the_learning_rate():
+    assert gap("ef21", "topk:density=20%", lr_schedule="cosine") < 1e-6
+
+
+def test_diana_converges_under_a_schedule_with_a_part_of_the_clients():
+    assert gap("diana", "qsgd:levels=4", lr_schedule="cosine", participation=0.4) < 1e-3
