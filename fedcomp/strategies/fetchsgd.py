@@ -3,9 +3,12 @@
 Rothchild, Panda, Ullah, Ivkin, Stoica, Braverman, Gonzalez, Arora: FetchSGD: Communication-efficient federated learning with sketching.
 ICML 2020, algorithm 1.
 
-    S_u ← ρ S_u + Σ w_i S(x_i) / Σ w_i;   S_e ← S_e + S_u;   Δ = the k largest estimates of S_e;   W ← W + η C(Δ)
+    S_u ← ρ S_u + Σ w_i S(x_i)/λ / Σ w_i;   S_e ← S_e + S_u;   Δ = the k largest estimates of S_e;   W ← W + η C(λΔ)
     error=subtract   S_e ← S_e − S(C(Δ)), and S_u ← S_u − S(what it says of these coordinates)
     error=zero       the cells of S_e and S_u that C(Δ) touches become 0
+
+λ is the round's learning rate as a multiple of the run's. Updates contain it; the sketches hold gradients, up to the run's rate, and the
+final update is multiplied by the rate of its own round, as in the authors' code. So a schedule or a warm-up does not mix rates in a sketch.
 
 C is the downlink codec, without a memory of its own: `subtract` leaves in S_e what it loses as well. The paper subtracts gradients, here
 clients send what is to be added. η is the server's step (`server_lr`), which the loop takes once, of Δ: as in the authors' code, and the
@@ -128,7 +131,7 @@ class FetchSGD(Average):
         (accepted,) = phases.values()
         weights = np.array(self.client_weights(accepted))
         shares = [
-            (a.update, share)
+            (a.update, share / a.rate)
             for a, share in zip(accepted, weights / weights.sum(), strict=True)
             if a.update is not None
         ]
@@ -141,7 +144,8 @@ class FetchSGD(Average):
         if not kernels.all_finite(error):
             raise NonFiniteError("the sum of the sketches is not finite")
         self._next = momentum, error
-        Cells(into.numel(), error, self.seed, self.uplink.count(into.numel())).add_to(into)
+        estimates = Cells(into.numel(), error, self.seed, self.uplink.count(into.numel()))
+        estimates.add_to(into, self.schedule.rate(self.round))
 
     def closed(self, outcome: Outcome) -> None:
         if outcome.broadcast is None:
@@ -149,7 +153,7 @@ class FetchSGD(Average):
         self.momentum, self.error = self._next
         moved = self.downlink.decode(
             outcome.broadcast.frame, numel=self.layout.numel, layout=self.layout
-        ).div_(self.rules.server_lr)
+        ).div_(self.rules.server_lr * self.schedule.rate(outcome.round))
         at = torch.nonzero(moved).flatten()
         positions, values = at.numpy(), moved[at].numpy()
         if self.options.error == "zero":
