@@ -1,4 +1,4 @@
-"""Deep gradient compression: 0.1 % of the gradient after a warm-up of the density.
+"""Deep gradient compression: 0.1 % of the gradient after a warm-up of the density and the learning rate.
 
 Lin, Han, Mao, Wang, Dally: Deep gradient compression: reducing the communication bandwidth for distributed training. ICLR 2018.
 """
@@ -29,16 +29,20 @@ DGC = DENSE | {"uplink": "topk:density=0.1%", "memory": "dgc:momentum=0.9"}
 SAME = 0.01  # a share of accuracy
 
 
-def methods(warmup: int, *rates: float) -> dict[str, Method]:
+def methods(short: int, long: int, warmup: int, *rates: float) -> dict[str, Method]:
+    """Return DGC with and without warm-up in `short` rounds, and DGC with warm-up and momentum SGD in `long` rounds."""
+    warm = DGC | {"density_warmup": warmup, "lr_warmup": warmup}
+    dense = DENSE | {"server_optimizer": "sgd:momentum=0.9"}
     return {
-        "dense": Method(DENSE | {"server_optimizer": "sgd:momentum=0.9"}, lrs(*rates)),
-        "dgc": Method(DGC, lrs(*rates)),
-        "dgc-warm-up": Method(DGC | {"density_warmup": warmup}, lrs(*rates)),
+        "dgc-short": Method(DGC | {"rounds": short}, lrs(*rates)),
+        "dgc-warm-up-short": Method(warm | {"rounds": short}, lrs(*rates)),
+        "dgc-warm-up": Method(warm | {"rounds": long}, lrs(*rates)),
+        "dense": Method(dense | {"rounds": long}, lrs(*rates)),
     }
 
 
 def helps(results: Results) -> Judgement:
-    warm, cold = results["dgc-warm-up"], results["dgc"]
+    warm, cold = results["dgc-warm-up-short"], results["dgc-short"]
     said = f"with {warm}, without {cold}: {points(statistics.mean(differences(warm, cold)))} points"
     return Judgement(said, ahead(warm, cold))
 
@@ -54,33 +58,32 @@ def keeps(results: Results) -> Judgement:
 
 REPRODUCTION = Reproduction(
     name="dgc-warmup",
-    title="deep gradient compression with and without a warm-up of the density, and momentum SGD",
+    title="deep gradient compression with and without a warm-up, and momentum SGD",
     paper=PAPER,
-    setting="Digits, 4 clients with equal shares, all in each of 400 rounds of one step of 16 examples, momentum 0.9, 0.1 % of the "
-    "coordinates up, which are ten of so small a model; the density falls from 25 % in the first 20 rounds, about an epoch. The "
-    "paper warms up over four epochs of many more, on CIFAR-10, ImageNet and others. Each method gets the best of four learning "
-    "rates.",
-    full_setting="ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 4 clients with equal shares, all in each of 64,000 rounds of "
-    "one step of 32 examples, momentum 0.9, 0.1 % of the coordinates up; the density falls from 25 % in the first four "
-    "epochs. Each method gets the best of four learning rates.",
+    setting="Digits, 4 clients with equal shares, all in every round, one step of 16 examples a round, momentum 0.9, 0.1 % of the "
+    "coordinates up, which is ten coordinates of this small model. In the first 20 rounds, about an epoch, the density falls from "
+    "25 % and the learning rate grows. Claim 1 compares after 100 rounds and claim 2 after 2,000. The paper warms up over four of "
+    "many more epochs, on CIFAR-10, ImageNet and others. Each method gets the best of three learning rates.",
+    full_setting="ResNet-18 with GroupNorm on CIFAR-10, cropped and flipped, 4 clients with equal shares, all in every round, one step of "
+    "32 examples a round, momentum 0.9, 0.1 % of the coordinates up. In the first four epochs the density falls from 25 % and "
+    "the learning rate grows. Claim 1 compares after 8,000 rounds and claim 2 after 64,000. Each method gets the best of three "
+    "learning rates.",
     small=Form(
         {
             "task": "digits",
             "clients": 4,
             "participation": 1.0,
-            "rounds": 400,
             "local_steps": 1,
             "batch_size": 16,
             "partition": "iid",
         },
-        methods(20, 0.003, 0.01, 0.03, 0.1),
+        methods(100, 2000, 20, 0.01, 0.03, 0.1),
     ),
     full=Form(
         {
             "task": "cifar10-resnet18",
             "clients": 4,
             "participation": 1.0,
-            "rounds": 64_000,
             "local_steps": 1,
             "batch_size": 32,
             "partition": "iid",
@@ -89,12 +92,12 @@ REPRODUCTION = Reproduction(
             "eval_every": 2000,
             "checkpoint_every": 500,
         },
-        methods(1564, 0.003, 0.01, 0.03, 0.1),
+        methods(8000, 64_000, 1564, 0.01, 0.03, 0.1),
         seeds=1,
     ),
     claims=(
         Claim(
-            "The warm-up helps: DGC ends ahead of DGC that sends 0.1 % from the first round (at every seed).",
+            "The warm-up helps: early on, DGC is ahead of DGC without it (at every seed).",
             "section on warm-up",
             IN_WORDS,
             helps,
@@ -106,5 +109,5 @@ REPRODUCTION = Reproduction(
             keeps,
         ),
     ),
-    minutes=1.5,
+    minutes=4,
 )
