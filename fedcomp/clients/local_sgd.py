@@ -224,6 +224,7 @@ def plan_changes(
     return task.augment.drawn(batches, seed, round, who) if sgd.augment and task.augment else None
 
 
+@torch.no_grad()  # under vmap, torch 2.4 gives weights that require gradients
 def descend(
     weights: Sequence[Tensor],
     gradients: Sequence[Tensor],
