@@ -10,6 +10,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+pytestmark = [pytest.mark.slow, pytest.mark.deploy]
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 

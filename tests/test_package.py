@@ -25,7 +25,7 @@ import fedcomp
 from fedcomp.clients.flower import check_version
 from fedcomp.errors import ConfigError
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 NAME = f"fedcomp-{fedcomp.__version__}"

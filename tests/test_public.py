@@ -29,6 +29,7 @@ def test_importing_fedcomp_imports_nothing_heavy():
     )
 
 
+@pytest.mark.slow
 def test_kernels_codecs_memories_and_the_batched_engine_run_without_flower():
     program = """
 import sys

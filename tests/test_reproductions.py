@@ -105,6 +105,7 @@ def test_runs_have_folders_of_their_own(name):
         assert len(set(folders)) == len(folders)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_claims_are_judged_from_runs(name, tmp_path):
     """Those of the small form, on digits, a round each."""

@@ -1,19 +1,17 @@
 """Several alternatives in one command: real processes, one folder for all, what one run alone would have sent, and how it goes on."""
 
 import json
-import os
 import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tomli_w
+from deployment import Command
 from typer.testing import CliRunner
 
 from fedcomp import RunConfig
@@ -29,6 +27,7 @@ from fedcomp.config import settings
 from fedcomp.runs import load
 from fedcomp.sim import simulate
 
+pytestmark = pytest.mark.deploy  # every comparison starts processes
 TASKS = Path(__file__).resolve().parents[1]
 TASK = f"{TASKS / 'tiny_task.py'}:task"
 COMMON = ["sim", "--task", TASK, "--clients", "6", "--participation", "1", "--lr", "0.1"]
@@ -46,17 +45,12 @@ FOUR = [
     "1",
 ]
 NAMES = ["stc-10pct_seed-0", "stc-10pct_seed-1", "identity_seed-0", "identity_seed-1"]
+ALONE = ["--side-by-side", "1"]  # one process, which imports torch once
 DENSE = ["dense_seed-0", "dense_seed-1"]
 
 
 def fedcomp(*words):
     return CliRunner().invoke(app, [str(word) for word in words], prog_name="fedcomp")
-
-
-@pytest.fixture
-def one_process(monkeypatch):
-    """For what does not depend on how many there are: each imports torch."""
-    monkeypatch.setattr(comparison, "cores", lambda: 1)
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +171,7 @@ def test_resume_goes_on_with_what_is_not_over(compared, tmp_path):
         for name in NAMES + DENSE
         if name != NAMES[2]
     }
-    done = fedcomp("sim", "--out", out, "--resume")
+    done = fedcomp("sim", "--out", out, "--resume", *ALONE)
     assert done.exit_code == 0, done.output
     assert {name: (out / name / "metrics.jsonl").stat().st_mtime_ns for name in times} == times
     assert (
@@ -191,7 +185,9 @@ def test_resume_goes_on_with_what_is_not_over(compared, tmp_path):
 
 def test_resume_may_raise_the_rounds_of_all(compared, tmp_path):
     out = copy_of(compared, tmp_path)
-    done = fedcomp(*FOUR, "--rounds", "4", "--target-accuracy", "1/2", "--out", out, "--resume")
+    done = fedcomp(
+        *FOUR, "--rounds", "4", "--target-accuracy", "1/2", "--out", out, "--resume", *ALONE
+    )
     assert done.exit_code == 0, done.output
     assert [[r.round for r in load(out / name).records] for name in NAMES] == [[1, 2, 3, 4]] * 4
     assert (
@@ -337,9 +333,10 @@ def test_mistakes_are_told_before_anything_is_made(compared, words, said):
     assert sorted(out.parent.iterdir()) == before
 
 
-def test_an_alternative_that_cannot_be_is_found_before_the_first_one_trains(tmp_path, one_process):
+def test_an_alternative_that_cannot_be_is_found_before_the_first_one_trains(tmp_path):
     done = fedcomp(
         *COMMON,
+        *ALONE,
         "--uplink",
         "stc",
         "--uplink",
@@ -355,8 +352,8 @@ def test_an_alternative_that_cannot_be_is_found_before_the_first_one_trains(tmp_
     )
 
 
-def test_two_that_are_one(tmp_path, one_process):
-    done = fedcomp(*COMMON, "--lr", "10%", "--out", tmp_path / "x")
+def test_two_that_are_one(tmp_path):
+    done = fedcomp(*COMMON, *ALONE, "--lr", "10%", "--out", tmp_path / "x")
     assert done.exit_code == 2 and not (tmp_path / "x").exists()
     assert (
         done.stderr
@@ -364,10 +361,11 @@ def test_two_that_are_one(tmp_path, one_process):
     )
 
 
-def test_an_alternative_that_diverges_is_a_line_that_says_so(tmp_path, one_process):
+def test_an_alternative_that_diverges_is_a_line_that_says_so(tmp_path):
     out = tmp_path / "x"
     done = fedcomp(
         *COMMON,
+        *ALONE,
         "--rounds",
         "3",
         "--lr",
@@ -404,6 +402,7 @@ def test_one_whose_process_dies_takes_no_other_with_it(monkeypatch, tmp_path):
     ]
     done = fedcomp(
         *words,
+        *ALONE,
         "--rounds",
         "2",
         "--local-steps",
@@ -430,46 +429,22 @@ def test_processes_end_with_who_started_them():
 
 
 def test_control_c_and_the_command_that_continues_it(tmp_path):
-    command = [sys.executable, "-m", "fedcomp"]
-    env = os.environ | {"PYTHONPATH": str(TASKS.parent), "OMP_NUM_THREADS": "1"}
-    start = [
-        *command,
-        *COMMON,
-        "--rounds",
-        "100000",
-        "--seed",
-        "0",
-        "--seed",
-        "1",
-        "--seed",
-        "2",
-        "--side-by-side",
-        "1",
-        "--out",
-        "all",
-    ]
-    with subprocess.Popen(
-        start, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as run:
-        try:
-            while "round 3 of" not in (line := run.stdout.readline()):
-                assert line, run.stderr.read()
-            run.send_signal(signal.SIGINT)
-            _, said = run.communicate(timeout=60)
-        finally:
-            run.kill()
-    assert run.returncode == 130
-    (told,) = re.fullmatch(
-        r"fedcomp: interrupted with 0 of 3 alternatives done; continue with: (fedcomp .*)\n", said
-    ).groups()
+    seeds = ("--seed", "0", "--seed", "1", "--seed", "2")
+    words = (*COMMON, "--rounds", "100000", *seeds, *ALONE, "--out", "all")
+    run = Command(tmp_path, "run", *words)
+    try:
+        run.wait_for("round 3 of")
+        assert run.interrupt(signal.SIGINT) == 130
+    finally:
+        run.kill()
+    (told,) = re.findall(
+        r"^fedcomp: interrupted with 0 of 3 alternatives done; continue with: (fedcomp .*)$",
+        run.said,
+        re.MULTILINE,
+    )
     done = len((tmp_path / "all" / "seed-0" / "metrics.jsonl").read_text().splitlines())
     words = shlex.split(told.replace("--rounds 100000", f"--rounds {done + 2}"))
-    assert (
-        subprocess.run(
-            [*command, *words[1:]], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL
-        ).returncode
-        == 0
-    )
+    assert Command(tmp_path, "continued", *words[1:]).end() == 0
     assert [len(load(tmp_path / "all" / f"seed-{seed}").records) for seed in range(3)] == [
         done + 2
     ] * 3

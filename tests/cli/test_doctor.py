@@ -444,6 +444,7 @@ def test_the_certificate_of_the_ca_is_the_one_of_the_client(folder):
 # Data.
 
 
+@pytest.mark.slow
 def test_a_folder_of_data(data_folder, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "mnist").symlink_to(data_folder / "mnist")

@@ -326,6 +326,7 @@ def peak_bytes(process: subprocess.Popen) -> int:
     return 1024 * int(re.search(r"VmHWM:\s+(\d+)", text)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 def test_200_mb_pass_in_both_directions_and_are_never_held(upstream):
     count, piece = 200_000_000, os.urandom(1_000_000)
@@ -1044,6 +1045,7 @@ def answers(port: int) -> bool:
         return False
 
 
+@pytest.mark.deploy
 def test_a_supernode_lives_behind_the_guard_and_nobody_submits_code_through_it(superlink):
     from flwr.supernode.fleet_http_connection import http_request_response
 

@@ -58,11 +58,13 @@ def test_whose_an_end_is():
         assert own_user.owner((LOOPBACK, 1), (LOOPBACK, 2)) is None
 
 
+@pytest.mark.deploy
 @told
 def test_the_own_user_is_heard(superlink):
     assert status(ask(superlink.port, head("GET", "/health", "Connection: close"))) == 200
 
 
+@pytest.mark.deploy
 @told
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 @pytest.mark.parametrize("how", ["patient", "hasty"])
@@ -77,6 +79,7 @@ def test_another_user_is_closed_unheard(superlink, how):
     assert "list-runs" not in superlink.log.read_text()
 
 
+@pytest.mark.deploy
 @told
 def test_what_the_own_user_asks_is_in_the_log(superlink):
     """So that its absence, above, says something."""

@@ -123,6 +123,7 @@ def test_the_real_digits_fit_both_models_and_are_learned(data_folder, one_thread
     assert logreg.accuracy(model(test.inputs), test.targets) > 0.88
 
 
+@pytest.mark.slow
 def test_the_real_photographs_fit_the_network(data_folder):
     pytest.importorskip("pyarrow")
     pytest.importorskip("PIL")

@@ -296,6 +296,7 @@ def flower_parts():
     return parts
 
 
+@pytest.mark.slow
 def test_iid_as_flower(flower_parts):
     theirs = flower_parts("IidPartitioner", num_partitions=20)
     ours = partition("iid", DATA, 20, seed=0)
@@ -303,6 +304,7 @@ def test_iid_as_flower(flower_parts):
     assert abs(entropy_of(ours) - entropy_of(theirs)) < 0.05
 
 
+@pytest.mark.slow
 def test_natural_as_flower(flower_parts):
     theirs = flower_parts("NaturalIdPartitioner", partition_by="group")
     assert all(
@@ -311,6 +313,7 @@ def test_natural_as_flower(flower_parts):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:Specifying null_placement:FutureWarning"
 )  # datasets 4.8 under pyarrow 25 and later
@@ -324,6 +327,7 @@ def test_shards_as_flower(flower_parts):
     assert abs(entropy_of(ours) - entropy_of(theirs)) < 0.2
 
 
+@pytest.mark.slow
 def test_classes_as_flower(flower_parts):
     theirs = flower_parts(
         "PathologicalPartitioner",
@@ -341,6 +345,7 @@ def test_classes_as_flower(flower_parts):
     assert abs(entropy_of(ours) - entropy_of(theirs)) < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
 def test_dirichlet_as_flower(flower_parts, alpha):
     theirs = [
