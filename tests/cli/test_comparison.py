@@ -402,7 +402,6 @@ def test_one_whose_process_dies_takes_no_other_with_it(monkeypatch, tmp_path):
     ]
     done = fedcomp(
         *words,
-        *ALONE,
         "--rounds",
         "2",
         "--local-steps",
