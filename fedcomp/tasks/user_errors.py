@@ -16,12 +16,19 @@ LIBRARIES = (
     *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")},
 )
 INSTALLED = {"site-packages", "dist-packages"}
-ALLOCATION = ("out of memory", "not enough memory", "can't allocate memory")  # torch, on a CPU
+GPU_SIGNS = ("CUDA", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+SIGNS = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "DefaultCPUAllocator",
+    *GPU_SIGNS[1:],
+)
 LONGEST = 200  # characters of the allocator's message
 
 
 def describe(error: BaseException) -> str:
-    """Return such as "my_task.py, line 12, in forward: RuntimeError: mat1 and mat2 shapes cannot be multiplied".
+    """Return a sentence such as "my_task.py, line 12, in forward: RuntimeError: mat1 and mat2 shapes cannot be multiplied".
 
     The frame is the innermost one outside of fedcomp and installed packages; without one, the error alone is described. Only the first
     line of its message is kept. With FEDCOMP_TRACEBACK set, also print the traceback to standard error.
@@ -40,20 +47,26 @@ def describe(error: BaseException) -> str:
 
 
 def client_error(error: BaseException) -> FedcompError:
-    """Return what a client failed with as an error of fedcomp, without the frames and the tensors in them."""
+    """Return the error of a client as a FedcompError, without its traceback, whose frames hold tensors."""
     if isinstance(error, FedcompError):
         return error
     return out_of_memory(error) or TaskError(describe(error))
 
 
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that the memory of a device did not suffice."""
+    return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
+    )
+
+
 def out_of_memory(error: BaseException) -> OutOfMemoryError | None:
     """Return an error that names the device and the flags that need less memory, or None if memory did not run out."""
-    cuda = isinstance(error, torch.cuda.OutOfMemoryError)
-    on_cpu = isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(part in str(error) for part in ALLOCATION)
-    )
-    if not cuda and not on_cpu:
+    if not ran_out_of_memory(error):
         return None
+    cuda = isinstance(error, torch.cuda.OutOfMemoryError) or any(
+        sign in str(error) for sign in GPU_SIGNS
+    )
     said = next(iter(str(error).splitlines()), "")[:LONGEST].strip()
     return OutOfMemoryError(
         f"memory ran out on the {'GPU' if cuda else 'CPU'}{f' ({said})' if said else ''}; give a smaller --batch-size, "

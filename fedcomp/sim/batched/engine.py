@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from ...clients.local_sgd import NO_TRACES, LocalSGD, Traces, anchors, descend
 from ...layout import Layout
 from ...tasks.base import Data, Task
+from ...tasks.user_errors import ran_out_of_memory
 from .choice import MAPPED, NotMapped, gradients_of
 from .convolutions import FORMS
 from .graphs import Batch, Recorder, Recordings, recorder
 from .losses import Parameters
 from .mapped import mapped_gradients
 from .regression import Regression
-from .room import does_not_fit, out_of_memory, release
+from .room import does_not_fit, release
 from .traced import agrees
 
 
@@ -138,7 +139,7 @@ class BatchedEngine:
         try:
             return self._train(start, stack, *rest)
         except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
+            if not ran_out_of_memory(error):
                 raise
         self.recordings.clear()
         release(self.device)  # now that nothing holds what the step had made

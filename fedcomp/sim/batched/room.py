@@ -21,13 +21,6 @@ STEPS = 2  # from the second one on there is momentum
 TRIED = (1, 5)  # clients; the first costs what all cost together
 MOST = 1024  # clients: products of so many are large enough, and more only fill the memory
 
-SIGNS = (
-    "out of memory",
-    "DefaultCPUAllocator",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-
 
 class Meter(Protocol):
     """The memory of a device, in bytes."""
@@ -91,13 +84,6 @@ def fitting(engine: "BatchedEngine", start: Tensor, data: Data, sgd: LocalSGD, m
     except Exception:  # of the user's model on these examples: a client's failure, in its round
         engine.at_once = 1
     return engine.at_once
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device's memory was not enough."""
-    return isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
-    )
 
 
 def does_not_fit(device: torch.device) -> ConfigError:
