@@ -22,13 +22,13 @@ check: .venv/.dev
 	.venv/bin/ruff check --quiet
 	$(PYTEST) -m 'not slow and not deploy'
 
-# Everything.
+# Style and all tests.
 test: .venv/.dev
 	.venv/bin/ruff format --check --quiet
 	.venv/bin/ruff check --quiet
 	$(PYTEST)
 
-# Write tests/golden/runs.json anew: the frames and models that tests/test_recorded_runs.py compares with.
+# Rewrite tests/golden/runs.json, the frames and models that tests/test_recorded_runs.py expects.
 record: .venv/.dev
 	PYTHONPATH=tests .venv/bin/python tests/recorded_runs.py
 

@@ -7,29 +7,33 @@ from .config import RunConfig
 
 NAME = "dense"
 CODECS = {"uplink": "identity", "downlink": "identity", "memory": "none", "downlink_memory": "none"}
-COMPRESSION = frozenset({*CODECS, "density_warmup", "density_schedule", "budget", "bandwidths"})
-COMPRESSING = frozenset(  # strategies that refuse uplink 'identity'; plain averaging replaces them in the baseline
-    {"election", "fetchsgd", "gtopk", "powersgd", "shared-scale", "sketched-sgd", "vote"}
+COMPRESSION_OPTIONS = frozenset(
+    {*CODECS, "density_warmup", "density_schedule", "budget", "bandwidths"}
+)
+COMPRESSING_STRATEGIES = (
+    frozenset(  # that refuse uplink 'identity'; plain averaging replaces them in the baseline
+        {"election", "fetchsgd", "gtopk", "powersgd", "shared-scale", "sketched-sgd", "vote"}
+    )
 )
 
 
 def strategy_name(text: str) -> str:
-    """The name in a strategy's spec: `powersgd` for `powersgd:rank=2`."""
+    """Return the name in a strategy's spec: `powersgd` for `powersgd:rank=2`."""
     return text.partition(":")[0].strip()
 
 
 def is_dense(options: Mapping[str, Any]) -> bool:
-    """Whether a run with these options sends every update and every model uncompressed."""
+    """Return whether a run with these options sends every update and every model uncompressed."""
     return all(
         options.get(name, getattr(RunConfig, name)) == "identity" for name in ("uplink", "downlink")
     )
 
 
 def dense(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the baseline of a run: `options` with dense codecs, no memories and no density schedules."""
-    kept = {name: value for name, value in options.items() if name not in COMPRESSION}
+    """Return the options of the baseline of a run: `options` with dense codecs, no memories and no density schedules."""
+    kept = {name: value for name, value in options.items() if name not in COMPRESSION_OPTIONS}
     name = strategy_name(kept.get("strategy", RunConfig.strategy))
-    if name in COMPRESSING:
+    if name in COMPRESSING_STRATEGIES:
         kept["strategy"] = RunConfig.strategy
     # SCAFFOLD accepts no memory but `residual`, which stays zero around dense updates.
     return kept | CODECS | ({"memory": "residual"} if name == "scaffold" else {})

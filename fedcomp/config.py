@@ -124,7 +124,7 @@ class RunConfig:
     )
     strategy: str = option(
         "average",
-        "how updates become a model; may choose --uplink, --memory and --downlink where these have their defaults",
+        "how updates become a model; may choose --uplink, --memory and --downlink where these are left out",
     )
     weights: str = option("uniform", "weight of a client's update", choices=("uniform", "examples"))
     weight_cap: float = option(
@@ -134,7 +134,7 @@ class RunConfig:
     downlink: str = option(Usual("stc:density=1/100"), "codec from server to client")
     memory: str = option(
         Usual("residual"),
-        "what clients keep around the uplink codec; dgc chooses topk where --uplink has its default",
+        "what clients keep around the uplink codec; dgc chooses topk where --uplink is left out",
     )
     downlink_memory: str = option(
         Usual("residual"), "what the server keeps around the downlink codec"
@@ -309,7 +309,7 @@ def suggestion(
     spelled: Callable[[str], str] = "'{}'".format,
     otherwise: str = "see fedcomp sim --help",
 ) -> str:
-    """Return the end of a sentence about an unknown option of a run: the option that is meant, or where all are listed."""
+    """Return the end of a sentence about an unknown option of a run: the closest known option, or else `otherwise`."""
     if name == "optimizer" and name not in known and "lr" in known:
         local = ", ".join(map(spelled, ("lr", "momentum", "weight_decay")))
         return f"clients train with SGD ({local}), and {spelled('server_optimizer')} sets the server's optimizer"
@@ -508,12 +508,12 @@ def at_home(folder: str | Path, name: str) -> Path:
 
 
 def default_folder(label: str) -> Path:
-    """The run folder of a run that names none: runs/LABEL-YYYYMMDD-HHMMSS."""
+    """Return the folder of a run without --out: runs/LABEL-YYYYMMDD-HHMMSS."""
     return Path(f"runs/{label}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
 def claim_folder(wanted: Path) -> Path:
-    """Create a folder that no other run has: `wanted`, or where that exists `wanted`-2, -3, ….
+    """Create and return a new folder: `wanted`, or `wanted`-2, `wanted`-3, … if it exists.
 
     mkdir either creates a folder or fails, so runs that start at the same moment get different folders. Raises OSError.
     """

@@ -100,8 +100,8 @@ INTERRUPTED = 130
 SIMILAR, SIMILAR_SHORT = (
     0.7,
     0.6,
-)  # difflib's ratio from which a name is suggested; for names of up to 4 characters
-PREFIX = 3  # characters from which the beginning of a name is completed
+)  # lowest difflib ratio of a suggested name; the second for names of up to 4 characters
+PREFIX = 3  # shortest beginning of a name that is completed, in characters
 SYNONYMS = {  # names that other libraries use
     "learning_rate": "lr",
     "eta": "lr",
@@ -136,7 +136,7 @@ SYNONYMS = {  # names that other libraries use
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is meant by an unknown one: that of a synonym, a similar one, or one that begins so."""
+    """Return the known name closest to an unknown one: a synonym, a similar name or one that begins with it; None for none."""
     known = sorted(known)
     synonym = SYNONYMS.get(name.lower().replace("-", "_"))
     if synonym in known:

@@ -1,4 +1,4 @@
-"""Finished and unfinished runs read back: options, metrics as arrays, the model in the user's own module."""
+"""Runs read back from their folders, finished or not: options, metrics as arrays, the model in the user's own module."""
 
 import dataclasses
 import json
@@ -41,7 +41,12 @@ TELLING = {
     "partition",
     "attack",
 }  # whose values say what they are
-PROBLEM = ("task", "partition", "clients", "attack")  # what a run learns, and from whom
+PROBLEM = (
+    "task",
+    "partition",
+    "clients",
+    "attack",
+)  # options that define what is learned; runs of one problem are compared
 LONGEST = 60  # characters of a label
 
 
@@ -78,7 +83,7 @@ class Run:
         return "\n".join(lines)
 
     def _quality(self) -> str:
-        """The last and the best accuracy, or the loss where no accuracy was measured, as a line."""
+        """Return the last and the best accuracy as one line, or the loss if no accuracy was measured."""
         name, show, best, word = "accuracy", percent, max, "best"
         measured = [(r.accuracy, r.round) for r in self.records if r.accuracy is not None]
         if not measured:
@@ -110,7 +115,7 @@ class Run:
 
     @property
     def problem(self) -> dict[str, Any]:
-        """The options that say what is learned and from whom; the others are ways to learn it."""
+        """The options that define what is learned: task, partition, clients and attack. The others are ways to learn it."""
         return {name: self.options.get(name, getattr(RunConfig, name)) for name in PROBLEM}
 
     @property
@@ -223,8 +228,8 @@ class Group:
         str  # the options in which it differs from the others, or its folder where these are many
     )
     runs: tuple[Run, ...]
-    method: str = ""  # the label without the options of the problem
-    problem: str = ""  # the options of the problem that differ between the groups
+    method_label: str = ""  # the label without the options of the problem
+    problem_label: str = ""  # the options of the problem, as far as they differ between the groups
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
@@ -247,8 +252,8 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     compressed = [runs for runs in members if not baseline.is_dense(runs[0].options)]
 
     def differ(f: dataclasses.Field) -> bool:
-        # A dense line is labelled "dense"; the others are labelled by what sets them apart from each other.
-        compares = f.name in baseline.COMPRESSION | {"strategy"} and len(compressed) > 1
+        # A dense line is labelled "dense"; the others are labelled by the options in which they differ.
+        compares = f.name in baseline.COMPRESSION_OPTIONS | {"strategy"} and len(compressed) > 1
         among = compressed if compares else members
         return len({str(runs[0].options.get(f.name)) for runs in among}) > 1
 
@@ -294,11 +299,11 @@ def baseline_of(group: Group, found: Sequence[Group]) -> Group | None:
 
 
 def _label(run: Run, different: Sequence[dataclasses.Field], dense: bool) -> str:
-    """Return what sets a run apart. Options at their default are left out, unless only one option differs."""
+    """Return the options that set a run apart. Options at their default are left out, unless only one option differs."""
     given = {
         f.name: run.options.get(f.name)
         for f in different
-        if not (dense and f.name in baseline.COMPRESSION)
+        if not (dense and f.name in baseline.COMPRESSION_OPTIONS)
         and (len(different) == 1 or run.options.get(f.name) != f.default)
     }
     words = [

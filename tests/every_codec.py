@@ -59,7 +59,7 @@ def variants(name: str) -> list[str]:
 WHOLE = [text for name in available_codecs() for text in variants(name)] + PRODUCTS
 LAYERED = [f"{name}@layer" for name in (*available_codecs(), PRODUCTS[0])]
 SPECS = WHOLE + LAYERED
-# One of each codec: for properties that options of a codec do not change.
+# One of each codec, for properties that do not depend on its options.
 ONE_EACH = [*available_codecs(), *PRODUCTS, "stc@layer", "drive@layer", "powersgd@layer"]
 
 

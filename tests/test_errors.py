@@ -67,5 +67,5 @@ def test_nearest_of_nothing():
         ("xyzzy", None),
     ],
 )
-def test_names_of_other_libraries_are_understood_and_nothing_far_is_suggested(name, meant):
+def test_names_of_other_libraries_are_recognized_and_distant_names_are_not_suggested(name, meant):
     assert closest(name, RunConfig.__dataclass_fields__) == meant

@@ -50,7 +50,7 @@ def test_options_and_metrics_are_those_of_the_run(folder):
     assert run.sent_bytes == run.summary.uplink_bytes + run.summary.downlink_bytes
 
 
-def test_the_repr_tells_the_run_in_five_lines(folder, tmp_path):
+def test_the_repr_describes_the_run_in_five_lines(folder, tmp_path):
     run = load(folder)
     last, best = run.records[-1], max(run.records, key=lambda r: r.accuracy or 0)
     up = sum(r.uplink_bytes for r in run.records)
@@ -146,7 +146,7 @@ def test_seeds_are_put_together_and_labels_say_what_differs(folder):
         "the folder where a label would be long"
     )
     spread = groups([like(lr=1.0), like(partition="classes:2"), like(clients=9, lr=1.0)])
-    assert [(g.method, g.problem) for g in spread] == [
+    assert [(g.method_label, g.problem_label) for g in spread] == [
         ("lr 1.0", "partition iid, clients 6"),
         ("lr 0.1", "partition classes:2, clients 6"),
         ("lr 1.0", "partition iid, clients 9"),

@@ -70,7 +70,7 @@ class Forecast:
 
     @property
     def sent_bytes(self) -> int:
-        """Both ways."""
+        """Bytes of the run, both ways."""
         return self.uplink_bytes + self.downlink_bytes
 
     @property

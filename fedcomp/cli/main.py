@@ -218,7 +218,7 @@ app.command("sim")(
                 "--baseline/--no-baseline",
                 rich_help_panel="Comparison",
                 help="Add a line named dense, which compresses nothing in either direction; ratios refer to its bytes. "
-                "Default: where alternatives differ in their compression.",
+                "Default: added where alternatives differ in their compression.",
             ),
         ),
         flags.parameter(
@@ -243,7 +243,7 @@ def _watched(
 ) -> None:
     """Show a run and write its report. When it is ended from outside, say how to continue it.
 
-    Exit with status 1 where no client's update was accepted in any round.
+    Exit with status 1 if no client's update was accepted in any round.
     """
     _to_its_end(lambda: run(watch), watch, lambda why: _stopped(why, watch, given, command))
     if watch.header:

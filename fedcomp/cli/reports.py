@@ -66,7 +66,7 @@ def draw(
     target: float | None = None,
     failed: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a page on runs that have ended; pass an error to `warn`. `failed`: by folder, why a run did not end."""
+    """Write a page on runs that have ended; pass an error to `warn`. `failed`: the error of each failed run, by folder."""
     try:
         write(runs, page, target=target, failed=failed)
     except FedcompError as error:

@@ -43,8 +43,12 @@ class Result:
     bytes_to_target: float | None = None  # both ways
     on_front: bool = False
     note: str = ""  # what went wrong
-    problem: Mapping[str, Any] = field(default_factory=dict)  # each has a Pareto front of its own
-    baseline: str | None = None  # label of the dense line; None: 32-bit floats stand in for it
+    problem: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # lines of one problem share a Pareto front
+    baseline: str | None = (
+        None  # label of the dense line that the ratio refers to; None: the same exchanges in float32
+    )
 
     @classmethod
     def nothing(cls, folder: str, why: str) -> Self:
@@ -72,9 +76,10 @@ class Result:
 def results(
     found: Sequence["Group"], target: float | None = None, failed: Mapping[str, str] | None = None
 ) -> list[Result]:
-    """Return a line for each group, with its ratio to the dense group of the same options, if there is one, and the Pareto front marked.
+    """Return a line for each group, with the Pareto front marked.
 
-    `target`: an accuracy, 0..1; `failed`: by folder, why a run did not end.
+    Ratios refer to the dense group of the same options, if there is one. `target`: an accuracy, 0..1; `failed`: the error of each
+    failed run, by folder.
     """
     from ..runs import baseline_of
 
@@ -111,9 +116,7 @@ def legend(lines: Sequence[Result]) -> list[str]:
     against_dense = [line for line in ratios if line.baseline is not None]
     said = [LEGEND] if len(lines) > 1 else []
     if against_dense:
-        others = (
-            "; without a dense line of the same options, to 32-bit floats in the same exchanges"
-        )
+        others = "; for lines without a dense line, bytes of the same exchanges in 32-bit floats over the bytes sent"
         said.append(OF_DENSE + others * (len(against_dense) < len(ratios)))
     elif ratios:
         said.append(OF_FLOATS)
@@ -121,7 +124,10 @@ def legend(lines: Sequence[Result]) -> list[str]:
 
 
 def _ratio(runs: Sequence["Run"], baseline: "Group | None") -> tuple[float | None, bool]:
-    """Return the ratio of the baseline's bytes to those of `runs`, and whether `baseline` was long enough to give it."""
+    """Return the bytes of the baseline over those of `runs`, and whether the baseline is `baseline`.
+
+    If that is None or has fewer rounds, the same exchanges in float32 take its place.
+    """
     sent = sum(run.sent_bytes for run in runs)
     if not sent:
         return None, False

@@ -222,7 +222,7 @@ def shard_of(part: Part, data_sets: Sequence[np.ndarray] | None) -> np.ndarray:
 
 
 def encoding_error(error: FedcompError, data: Data, shard: np.ndarray) -> FedcompError:
-    """Return the error of an update that cannot be encoded; where the client's data is not finite, one that says so."""
+    """Return `error` or, for a non-finite update of a client whose data is not finite, an error that says so."""
     if isinstance(error, NonFiniteError) and (found := non_finite(data, shard)):
         return NonFiniteError(
             f"the update is not finite, as this client's training data holds {found}; correct train()"
@@ -231,7 +231,7 @@ def encoding_error(error: FedcompError, data: Data, shard: np.ndarray) -> Fedcom
 
 
 def reason(error: Exception) -> str:
-    """One line for a report: the first line of an error of fedcomp, or file, line and message of an error in the user's code."""
+    """Return one line for a report: the first line of an error of fedcomp, or file, line and message of an error in the user's code."""
     return str(client_error(error)).strip().split("\n")[0]
 
 

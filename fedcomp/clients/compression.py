@@ -98,7 +98,7 @@ def default_state_dir() -> Path:
 
 
 def in_simulation() -> bool:
-    """Whether the app runs in an actor of Ray, as all clients of Flower's simulation engine do and none of a SuperNode does."""
+    """Return whether the app runs in a Ray actor: all clients of Flower's simulation engine do, none of a SuperNode does."""
     ray = sys.modules.get("ray")
     return (
         ray is not None
@@ -108,7 +108,7 @@ def in_simulation() -> bool:
 
 
 def place_of(context: Context, state_dir: str | Path | None) -> "RunStates | ContextState":
-    """Where a client keeps its state."""
+    """Return where a client keeps its state: its Context in a simulation without `state_dir`, else a folder."""
     if state_dir is None and in_simulation():
         return ContextState(context)
     states = default_state_dir() if state_dir is None else Path(state_dir)
@@ -116,7 +116,7 @@ def place_of(context: Context, state_dir: str | Path | None) -> "RunStates | Con
 
 
 def folder_name(context: Context) -> str:
-    """The name of a client's folder. Two clients on one machine need different ones."""
+    """Return the name of a client's folder. Two clients on one machine need different ones."""
     partition = context.node_config.get("partition-id")
     return (
         f"node-{context.node_id}"
@@ -273,7 +273,7 @@ class ContextState:
 
 
 class Kept:
-    """What a client has of a run, in its place."""
+    """The state of one client in one run, stored in `place`."""
 
     def __init__(self, place: RunStates | ContextState, run: str, memory: str):
         self.place, self.file, self.memory = place, f"run-{run}.bin", memory
@@ -308,7 +308,7 @@ class Kept:
         return held
 
     def save(self, held: Held) -> None:
-        """Raise CheckpointError when the disk is full. A file is on the disk when this returns."""
+        """Store the state; a file is on the disk when this returns. Raises CheckpointError when the disk is full."""
         head = held.run | {
             "form": held.form.pack().decode(),
             "version": held.replica.version,

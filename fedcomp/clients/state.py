@@ -95,7 +95,7 @@ class StateFolder:
 
 
 def packed(kept: Kept) -> list[bytes | memoryview]:
-    """The parts of the format above. Vectors are views of their own memory."""
+    """Return the parts of a file in the format above. Vectors are views, not copies."""
     bodies = {
         key: value if isinstance(value, bytes) else _raw(value) for key, value in kept.items()
     }

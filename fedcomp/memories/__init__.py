@@ -27,10 +27,10 @@ __all__ = [
     "available_memories",
     "chooses",
     "counterpart",
+    "default_uplink",
     "memory",
     "momentum",
     "only_under",
-    "uplink",
 ]
 
 _MEMORIES: dict[str, type[Memory]] = {
@@ -91,13 +91,13 @@ def only_under(text: str) -> str:
     return _MEMORIES[name].only_under if name in _MEMORIES else ""
 
 
-def uplink(text: str) -> str:
-    """The codec of a run with a memory where --uplink is left out; "" = the usual one. Raises SpecError."""
-    return _named(text)[0].uplink
+def default_uplink(text: str) -> str:
+    """Return the codec of a run with this memory where --uplink is left out; "" for the general default. Raises SpecError."""
+    return _named(text)[0].default_uplink
 
 
 def momentum(text: str) -> float:
-    """The momentum that a memory applies to updates; 0 = none. Raises SpecError."""
+    """Return the momentum that a memory applies to updates, 0 for none. Raises SpecError."""
     return getattr(_named(text)[1], "momentum", 0.0)
 
 

@@ -51,8 +51,8 @@ class Memory(ABC):
         ""  # the strategy that alone asks for its frames, where they are of several phases; "" = any
     )
     chooses: ClassVar[bool] = False  # which coordinates are sent, whatever the codec's density
-    uplink: ClassVar[str] = (
-        ""  # codec of a run with this memory where --uplink is left out; "" = the usual one
+    default_uplink: ClassVar[str] = (
+        ""  # codec of a run with this memory where --uplink is left out; "" = the general default
     )
     needs_moments: ClassVar[bool] = False  # local SGD fills context.moments
     residual: Tensor | None = (
@@ -83,7 +83,7 @@ class Memory(ABC):
         """Raise ConfigError when this memory would diverge with its codec, naming a codec with which it would not."""
 
     def warning(self) -> str:
-        """Return a sentence for the start of a run whose codec serves this memory badly, else ""."""
+        """Return a warning for the start of a run whose codec does not suit this memory, else ""."""
         return ""
 
     def propose(self, x: Tensor, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
@@ -163,17 +163,17 @@ class Memory(ABC):
         return self.codec.open(self.pending, self.numel, self.layout).positions
 
     def state_dict(self, *, copy: bool = True) -> State:
-        """Return everything that has to survive, as float32 vectors [numel] and bytes.
+        """Return the whole state, as float32 vectors [numel] and bytes.
 
-        With `copy=False` the vectors are the memory's own: read them before the memory is used again, and change nothing.
+        With `copy=False` the vectors are the memory's own: read them before the memory is used again, and do not modify them.
         """
         state = self._state()
         return _copied(state) if copy else state
 
     def load_state_dict(self, state: Mapping[str, Tensor | bytes], *, copy: bool = True) -> None:
-        """Replace the state by one that `state_dict` returned. Raises ConfigError for vectors of another size or type.
+        """Restore a state that `state_dict` returned. Raises ConfigError for vectors of another size or type.
 
-        With `copy=False` the memory keeps the given vectors and will change them: give ones that nothing else uses.
+        With `copy=False` the memory keeps and modifies the given vectors; nothing else may use them.
         """
         for name, value in state.items():
             if isinstance(value, Tensor) and (
@@ -190,7 +190,7 @@ class Memory(ABC):
         return {"pending": self.pending} if self.pending is not None else {}
 
     def _load_state(self, state: State) -> None:
-        """Keep a state of `_state`, whose vectors have been checked. Subclasses read theirs after calling `super()`."""
+        """Restore a state that `_state` returned, with checked vectors. Subclasses read theirs after calling `super()`."""
         self.pending = state.get("pending")
 
     @abstractmethod
@@ -247,7 +247,7 @@ class Counterpart(ABC):
     rate: float = (
         1.0  # the round's learning rate as a multiple of the run's, set before a round is closed
     )
-    rates: Mapping[int, float] = {}  # likewise, of clients whose updates may be of other rounds
+    rates: Mapping[int, float] = {}  # by client: the rate of the round in which its update was made
     measures_steps: ClassVar[bool] = (
         False  # compares the steps of the model with the clients' updates
     )
@@ -270,10 +270,10 @@ class Counterpart(ABC):
     def correction(
         self, weights: Mapping[int, float], present: Mapping[int, float]
     ) -> Update | None:
-        """Return what is added to the mean of the estimates of a cohort, None for nothing.
+        """Return the update to add to the mean of the cohort's estimates, or None.
 
-        `weights`: of all clients that were ever taken, as shares of all clients of the run; `present`: of the cohort's, as shares
-        of the cohort. Clients that start from nothing have no weight among all.
+        `weights`: by client, its share of a mean over all clients of the run; `present`: by client of the cohort, its share of the
+        cohort's mean. Both leave out clients that start from nothing.
         """
         return None
 

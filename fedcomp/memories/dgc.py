@@ -64,7 +64,7 @@ class DGC(Vectors):
     name: ClassVar[str] = "dgc"
     source: ClassVar[str] = "Lin et al. 2018"
     Options: ClassVar[type] = Options
-    uplink: ClassVar[str] = "topk:density=1/100"
+    default_uplink: ClassVar[str] = "topk:density=1/100"
     vectors: ClassVar[tuple[str, ...]] = ("residual", "velocity")
     velocity: Tensor | None = None  # u
 
@@ -76,7 +76,7 @@ class DGC(Vectors):
         if _keeps_values(self.codec):
             return ""
         return (
-            f"memory 'dgc' forgets a coordinate once it was sent, and {self.codec} changes the values that it sends: their error is "
+            f"memory 'dgc' clears the coordinates that were sent, and {self.codec} changes their values: the error is "
             "lost for good; use --uplink topk, or --memory residual"
         )
 

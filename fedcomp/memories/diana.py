@@ -6,8 +6,8 @@ Mishchenko, Gorbunov, Takáč, Richtárik: Distributed learning with compressed 
     the update is the mean of h over all clients + the mean of C(x − h) over the cohort, which is unbiased
 
 Block by block is `@layer`: ω is then that of the worst tensor. The server keeps h of each client, not their mean, so that one client can
-start anew without the others. A client that was never taken counts with h = 0. Robust strategies, and `--clip-update`, bound what one
-client says: to them an update is h + C(x − h) of its client, and clients that are not asked do not count.
+start anew without the others. A client without an accepted update counts with h = 0. Robust strategies, and `--clip-update`, bound
+the influence of each client: for them an update is h + C(x − h) of its client, and clients outside of the cohort do not count.
 """
 
 from collections.abc import Mapping
@@ -30,8 +30,8 @@ class Options:
     )
 
 
-class Learned(Shifts):
-    """h of every client, all of which count in the mean that C(x − h) is added to."""
+class MeanShifts(Shifts):
+    """The shifts h of all clients, to whose mean that of C(x − h) over the cohort is added."""
 
     def correction(
         self, weights: Mapping[int, float], present: Mapping[int, float]
@@ -50,7 +50,7 @@ class Diana(Shift):
     name: ClassVar[str] = "diana"
     source: ClassVar[str] = "Mishchenko et al. 2019"
     Options: ClassVar[type] = Options
-    counterpart: ClassVar[type[Counterpart]] = Learned
+    counterpart: ClassVar[type[Counterpart]] = MeanShifts
 
     def check_codec(self) -> None:
         bound = self._bound(self.codec)

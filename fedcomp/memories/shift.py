@@ -2,9 +2,9 @@
 
     send C(x − η·shift);  shift ← shift + step·C(x − η·shift)/η where it was taken;  the server takes x to be η·shift + C(x − η·shift)
 
-η is the round's learning rate as a multiple of the run's. Updates grow with it and the methods estimate gradients, so shifts are kept in
-the unit of an update at the run's rate: a schedule or a warm-up changes no shift, and those of absent clients need no news of it. The
-length of local training (`--local-steps-schedule`, batch sizes) is not corrected: such a change is an error that later rounds send.
+η is the round's learning rate as a multiple of the run's. Updates grow with it, but the methods estimate gradients. Shifts
+are therefore kept in the unit of an update at the run's learning rate, and schedules and warm-ups leave them valid, also those of absent
+clients. A change of the local steps or the batch size is not corrected: later rounds send the difference.
 
 Nothing moves before the news: while a proposal waits, and after it was rolled back, `shift` is what the server has.
 """
@@ -124,7 +124,7 @@ class Shift(Memory):
 
 @dataclass(frozen=True)
 class Estimate(Update):
-    """A multiple of a shift and what was sent beside it, if anything. Good until the shift moves."""
+    """A multiple of a shift plus the update that was sent, if any. Valid until the shift moves."""
 
     shift: Tensor  # [numel], on the CPU
     update: Update | None

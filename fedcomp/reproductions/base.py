@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ..runs import Run
 
 IN_WORDS = "in words"  # of a claim without a number that is known here
-CAVEAT = "Verdicts may turn with the processor: sums are rounded differently on another one, and close results may change sides."
+CAVEAT = "Verdicts can differ between processors, because they round sums differently, which can decide a close result."
 Options = Mapping[str, Any]  # of a run, by the names of RunConfig's fields
 Choices = Sequence[Options]  # of which a method takes its best
 

@@ -72,11 +72,11 @@ def vote_suffers(results: Results) -> Judgement:
 
 
 def bernoulli_helps(results: Results) -> Judgement:
-    from ..strategies import allocation_matrix
+    from ..strategies.codes import allocation_matrix, mean_redundancy
 
     mine, vote = results["bernoulli-attacked"], results["vote-attacked"]
     drawn = [
-        allocation_matrix("bernoulli", 9, 3, 3, run.options.get("seed", 0)).sum() / 9
+        mean_redundancy(allocation_matrix("bernoulli", 9, 3, 3, run.options.get("seed", 0)))
         for run in mine.runs
     ]
     return Judgement(

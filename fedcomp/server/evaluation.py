@@ -20,12 +20,12 @@ from ..tasks.user_errors import SEE_TRACEBACK, describe, out_of_memory
 
 NOT_EVALUATED = Evaluation(None, None, {})
 ROUNDING = 1e-6  # of a share that is a sum over batches
-CALIBRATION, BATCH = 2000, 250  # examples: in all, at most, and in a forward pass
+CALIBRATION, BATCH = 2000, 250  # examples: the most in all, and those of a forward pass
 NO_TRAINING_DATA = (
     "the server has no training data, so the running statistics of the model (BatchNorm) are computed from the inputs of the test "
     "set; give the server's task a 'train' to compute them from training examples"
 )
-STAY = (
+INITIAL_BUFFERS = (
     "training changes buffers of the model ({}) that are not sent; the server evaluates and saves the model with their initial "
     "values"
 )
@@ -36,7 +36,7 @@ class Evaluator:
 
     Running statistics, such as those of BatchNorm, are recalibrated for the weights first (tasks/running_statistics.py), on up to
     2,000 training examples, always the same. Evaluation and export then see the same model. All other buffers are as
-    `task.model()` made them. A model without running statistics costs nothing more.
+    `task.model()` made them. Models without running statistics need no further pass.
     """
 
     def __init__(
@@ -66,14 +66,16 @@ class Evaluator:
             self.warnings += [NO_TRAINING_DATA] * (train is None)
         if left := changing_buffers(task, self.model, test if train is None else train):
             self.warnings.append(
-                STAY.format(f"{left[0]} and {len(left) - 1} more" if left[1:] else left[0])
+                INITIAL_BUFFERS.format(
+                    f"{left[0]} and {len(left) - 1} more" if left[1:] else left[0]
+                )
             )
 
     def evaluate(self, round: int, weights: Tensor) -> Evaluation:
-        """Evaluate `weights` [n] after a round; NOT_EVALUATED where --eval-every leaves the round out. Raises TaskError."""
+        """Evaluate `weights` [n] after a round; NOT_EVALUATED if --eval-every skips the round. Raises TaskError."""
         if round % self.config.eval_every and round != self.config.rounds:
             return NOT_EVALUATED
-        with timed("evaluation"), self._told():
+        with timed("evaluation"), self._task_errors():
             if self.calibrates:
                 self._load(weights)
             found = evaluate(
@@ -96,7 +98,7 @@ class Evaluator:
         return found
 
     def exported(self, weights: Tensor) -> dict[str, Tensor]:
-        """The tensors of model.safetensors: the trained parameters; the whole `state_dict()` of a model that has buffers in it.
+        """Return the tensors of model.safetensors: the trained parameters or, of a model with persistent buffers, its `state_dict()`.
 
         Complex buffers are left out: safetensors cannot hold them in every version.
         """
@@ -104,7 +106,7 @@ class Evaluator:
         buffers = {name for name, _ in self.model.named_buffers()}
         if not buffers or buffers.isdisjoint(self.model.state_dict()):
             return trained
-        with self._told():
+        with self._task_errors():
             self._load(weights)
         state = {
             name: value.cpu().contiguous().clone()
@@ -123,8 +125,8 @@ class Evaluator:
                 recalibrate(self.model, (self.inputs[piece].to(self.device) for piece in pieces))
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Errors of the task as a TaskError."""
+    def _task_errors(self) -> Iterator[None]:
+        """Raise errors of the task's code as TaskError, and OutOfMemoryError when memory ran out."""
         try:
             yield
         except Exception as error:

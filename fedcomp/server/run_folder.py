@@ -136,7 +136,7 @@ class RunFolder:
         self.records()
 
     def write_model(self, tensors: dict[str, Tensor]) -> None:
-        """Write model.safetensors; the tensors share no memory and are on the CPU."""
+        """Write model.safetensors from tensors on the CPU that share no memory."""
         with self._writing():
             _replace(self.path / MODEL, save(tensors))
 
@@ -200,7 +200,7 @@ def record_of(values: dict[str, Any]) -> RoundRecord:
 
 
 def _label(task: str) -> str:
-    """The task's part of a default folder's name."""
+    """Return the task's part of a default folder's name."""
     stem = (
         re.sub(r"\W+", "-", task.removeprefix(OBJECT))
         if task.startswith(OBJECT)

@@ -195,7 +195,7 @@ class Deployment:
     # Preparation.
 
     def _training_data(self) -> Data | None:
-        """The server's copy of the training examples; None where their file is not on this machine. Raises TaskError and DataError."""
+        """Return the server's copy of the training examples, None if their file is not on this machine. Raises TaskError and DataError."""
         try:
             return data_of(self.task, "train")
         except TaskError as error:

@@ -6,8 +6,8 @@ room for. An update depends on the client's message alone, so it is the serial e
 where an actor dies, Ray starts another and the client is trained once more. Flower's own loop is not used: it looks for messages ten
 times a second, works on 32 at most at a time, and cannot be interrupted.
 
-Every machine of a cluster needs fedcomp[ray], and the file of a user's own task under the same path, beside it the modules that it
-imports; the data they get from here.
+Every machine of a cluster needs fedcomp[ray] and, under the same path, the file of a user's own task with the modules beside it that it
+imports. The data is sent to them.
 """
 
 import importlib.util

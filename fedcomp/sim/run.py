@@ -68,8 +68,8 @@ def simulate(
 
     `task`: in place of loading the one that `config.task` names, which then says OBJECT and its name.
 
-    Raises UserError, before anything is written, for options that cannot work, and OutOfMemoryError. A run that is interrupted at any
-    moment can be resumed.
+    Raises UserError, before anything is written, for options that cannot work, and OutOfMemoryError when memory runs out. A run that
+    is interrupted at any moment can be resumed.
     """
     simulation = None
     try:

@@ -6,7 +6,7 @@ from typing import Any
 from .. import spec
 from ..config import RunConfig, Usual, with_horizon
 from ..errors import SpecError
-from ..memories import uplink
+from ..memories import default_uplink
 from .asynchronous import Asynchronous
 from .average import Average
 from .base import Outcome, Phase, RoundStrategy, Rules
@@ -90,7 +90,7 @@ def resolved(config: RunConfig) -> RunConfig:
         if isinstance(getattr(config, name), Usual)
     }
     chosen = dataclasses.replace(config, **own)
-    if isinstance(chosen.uplink, Usual) and (suited := uplink(chosen.memory)):
+    if isinstance(chosen.uplink, Usual) and (suited := default_uplink(chosen.memory)):
         chosen = dataclasses.replace(chosen, uplink=suited)
     return with_horizon(chosen)
 

@@ -51,7 +51,7 @@ class Average(RoundStrategy):
     def _correct(
         self, accepted: Sequence[Accepted], weights: Sequence[float], into: Tensor
     ) -> None:
-        """Add what the counterpart knows of clients that are not in the cohort."""
+        """Add the counterpart's correction for clients outside of the cohort."""
         cohort = {a.client for a in accepted}
         absent = [
             Accepted(client, None, examples, math.nan, "", fresh=False)

@@ -227,7 +227,7 @@ class RoundStrategy(Strategy):
         return self.uplink.open_batch(frames, self.layout.numel, self.layout)
 
     def for_clients(self, config: RunConfig) -> RunConfig:
-        """Return the options of a run as its clients get them."""
+        """Return the options that clients train with."""
         return replace(config, weight_decay=0.0) if self.decays else config
 
     def decay(self, round: int) -> float:

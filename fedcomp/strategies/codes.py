@@ -72,7 +72,7 @@ def allocation_matrix(
 
 
 def mean_redundancy(matrix: np.ndarray) -> float:
-    """Return the mean number of partitions that a seat of an allocation counts."""
+    """Return the mean number of partitions that a seat of an allocation computes."""
     return float(matrix.sum() / len(matrix))
 
 

@@ -5,7 +5,7 @@ networks. ICDCS 2019.
 
     y = Σ w_i C(a_i) / Σ w_i at its k largest coordinates, else 0;  what client i sent elsewhere returns to its memory
 
-The default downlink, `topk:density=1`, is one frame of the coordinates that were kept, with their float32 values, and loses nothing.
+The default downlink, `topk:density=1`, sends the kept coordinates with their float32 values and loses nothing.
 
 k is what the uplink's density makes it, or what the fullest frame of the round holds where a schedule makes frames denser. The paper cuts
 pair by pair in a tree of workers, none of which sees the whole sum; a server does, and cuts once. What returns is a frame, and counted.

@@ -9,7 +9,7 @@ Both exchanges are linear, so that the update is what one step of power iteratio
 Mᵢ − P̂ Qᵢᵀ, stays in its memory `lowrank`. Tensors that are no matrices, and those for which factors would be no shorter, are averaged as
 they are, in the second phase: what moves the model is what was accepted there.
 
-The default downlink sends the update as floats: another codec would compress it a second time.
+The default downlink, `identity`, does not compress the update a second time.
 
 Unlike the paper, where all workers reduce alike, Q and P̂ are a download, counted for every client; a client that is lost between the
 phases has still turned P̂, and is put back as a whole.

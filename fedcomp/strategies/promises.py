@@ -10,8 +10,8 @@ GUARDED = {  # with the deterministic code
 SEALED = "; sealed: the server sees votes, sizes and times, and ballots only if a voter tells it"
 AS_DRAWN = "; a voter trains on {drawn:.3g} partitions on average, not {asked:.3g}: draws with an empty row or column are repeated"
 TIES = (
-    "a cohort of {clients} clients is even: a coin decides each tie of the vote, which costs accuracy; an odd cohort of all voters has "
-    "no ties, change --clients or --participation"
+    "a cohort of {clients} clients is even: a coin decides each tie of the vote, which costs accuracy; make the cohort odd with "
+    "--clients or --participation"
 )
 UNGUARDED = "code={code} promises nothing against liars, it makes a wrong vote less or more likely; code=deterministic does"
 

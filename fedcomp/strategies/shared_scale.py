@@ -8,7 +8,8 @@ scaler sharing.
 
 Votes of one scale add as integers do: the sum is exact in any order, and a relay could add up frames before they are read. It costs a round
 trip and variance, since s is the largest of all; a client that claims a huge scale makes everybody's votes rare and large. With the codec's
-scope @layer, as in the paper, each tensor has a scale. The default downlink sends the update as floats and compresses nothing again.
+scope @layer, as in the paper, each tensor has a scale. The default downlink, `identity`, does not compress
+the update a second time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

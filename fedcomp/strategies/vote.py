@@ -10,8 +10,8 @@ Zhao, Azizzadenesheli, Anandkumar: signSGD with majority vote is communication e
 
 η is `lr`, which is also the step of local SGD: a vote has no length. A zero of x_i is a coin of the client's own, so that those of many
 cancel; a tie of the tally is a coin of (seed, round, coordinate), which all sides can toss. In even cohorts these coins cost 2 to 3 points
-against abstention, so cohorts should be odd. Error feedback is optional: `efsign` with memory `residual`, whose scale the vote ignores.
-The usual downlink, `efsign`, loses nothing of ±η.
+of accuracy compared with abstaining from ties, so cohorts should be odd. Error feedback is optional: `efsign` with memory `residual`,
+whose scale the vote ignores. The usual downlink, `efsign`, loses nothing of ±η.
 
 A client is suspected by the share of all its votes so far that lost where the rest was nearly of one mind: by half the voters or more.
 """

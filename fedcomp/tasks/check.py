@@ -253,7 +253,7 @@ def _metric(task: Task, name: str, outputs: Tensor, targets: Tensor) -> None:
 
 
 def _whole(task: Task, model: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
-    """Outputs and targets of the whole test set."""
+    """Return outputs and targets of the whole test set."""
     parts = data.inputs.tensor_split(-(-len(data) // 250))
     return torch.cat([_outputs(task, model, part) for part in parts]), data.targets
 

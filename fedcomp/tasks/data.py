@@ -25,7 +25,7 @@ class Data:
 
 
 def non_finite(data: Data, rows: np.ndarray | None = None) -> str:
-    """Return such as "NaN or infinity in 7 of 400 examples" for the data, or the examples `rows` of it; "" if all are finite."""
+    """Describe non-finite examples among all or `rows`, such as "NaN or infinity in 7 of 400 examples"; "" if all are finite."""
     parts = [part for part in (data.inputs, data.targets) if part.is_floating_point()]
     count = len(data) if rows is None else len(rows)
     bad = torch.zeros(count, dtype=torch.bool)

@@ -3,7 +3,7 @@
 Running mean and variance describe the activations under one set of weights. Clients keep theirs and do not send them, so the server
 computes its own by forward passes over a sample of examples, as in Izmailov, Podoprikhin, Garipov, Vetrov, Wilson: Averaging weights
 leads to wider optima and better generalization. UAI 2018, section 3.2. This costs no bytes, and a Byzantine client cannot falsify the
-statistics. The alternative, averaging the clients' statistics, would cost bytes and let one do so.
+statistics. The alternative, averaging the clients' statistics, would cost bytes and let it do so.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ NORMALIZATION = (
 
 
 def recalibrated(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers that `recalibrate` covers, by name; empty for a model without running statistics. Leaves the model in eval mode.
+    """Return the layers that `recalibrate` covers, by name; empty for a model without running statistics. Leaves the model in eval mode.
 
     A layer that the model keeps in eval mode during training (a frozen BatchNorm) is not among them: its statistics are constants.
     """

@@ -24,7 +24,7 @@ ENVIRONMENT = os.environ | {
 
 @contextmanager
 def running(*words: str, cwd: Path, **variables: str):
-    """A real run that goes on and on, from its third round."""
+    """Start a run of 100,000 rounds in a process of its own and yield it after its third round."""
     start, env = (
         [*words, *COMMAND, "sim", "--task", TASK, "--rounds", "100000", "--plain", "--out", "run"],
         ENVIRONMENT | variables,
@@ -64,7 +64,7 @@ INTERRUPTED = r"fedcomp: interrupted after round \d+ of 100000; continue with: f
 
 @contextmanager
 def forked(folder: Path):
-    """The same run in a process that need not import torch anew."""
+    """Yield the same run in a forked process, which does not import torch again."""
     words = ("sim", "--task", TASK, "--rounds", "100000", "--plain", "--out", "run")
     run = Command(folder, "run", *words)
     try:
@@ -74,7 +74,7 @@ def forked(folder: Path):
         run.kill()
 
 
-def test_a_terminal_that_goes_away_is_like_control_c(tmp_path):
+def test_a_closed_terminal_is_like_control_c(tmp_path):
     with forked(tmp_path) as run:
         assert run.interrupt(signal.SIGHUP) == 128 + signal.SIGHUP
     assert re.search(INTERRUPTED, run.said)
@@ -84,11 +84,14 @@ def test_a_second_control_c_while_the_run_ends_leaves_no_traceback(tmp_path):
     with forked(tmp_path) as run:
         for _ in range(20):
             run.send(signal.SIGINT)
-        assert run.end() in (130, -signal.SIGINT)  # the latter where one came when all was said
+        assert run.end() in (
+            130,
+            -signal.SIGINT,
+        )  # -SIGINT if a signal came after the last sentence
     assert "Traceback" not in run.said and "interrupted after round" in run.said
 
 
-def test_a_run_under_nohup_outlives_its_terminal_and_ends_when_it_is_asked_to(tmp_path):
+def test_a_run_under_nohup_outlives_its_terminal_and_ends_on_sigterm(tmp_path):
     with running("nohup", cwd=tmp_path) as run:
         run.send_signal(signal.SIGHUP)
         for _ in range(3):

@@ -258,7 +258,7 @@ def test_a_task_without_accuracy_is_judged_by_its_loss(run):
     assert not any("ccuracy" in title for title in charts(text))
 
 
-def test_unfinished_failed_and_diverged_runs_are_told(run):
+def test_unfinished_failed_and_diverged_runs_are_reported(run):
     unfinished = like(run, 0.8, 4000, over=False)
     assert verdict(page(unfinished)).endswith("than float32 both ways. Not finished.")
     nothing = page(replace(unfinished, records=()))
@@ -315,7 +315,7 @@ def test_a_target_that_is_no_share_is_refused(base, tmp_path):
     assert done.stderr.count("\n") == 1 and not any(tmp_path.iterdir())
 
 
-def test_what_cannot_be_reported_is_a_sentence(base, tmp_path):
+def test_runs_that_cannot_be_reported_give_one_sentence(base, tmp_path):
     done = fedcomp("report", base, base / ".." / base.name, "--out", tmp_path)
     assert done.exit_code == 2 and "is named twice" in done.stderr
     (tmp_path / "file").write_text("")
@@ -335,7 +335,7 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
-def test_a_phone_shows_it_without_scrolling_sideways(run, tmp_path):
+def test_the_page_fits_a_phone_without_horizontal_scrolling(run, tmp_path):
     """In a frame of 390 pixels: the page is no wider, and no text of a chart is smaller than 11 pixels."""
     runs = [like(run, 0.1 * i, 4000 * i, lr=1.0 * i, uplink="x" * 58) for i in range(1, 6)]
     measure = """<script>document.querySelector("iframe").onload = (event) => {

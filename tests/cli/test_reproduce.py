@@ -26,7 +26,7 @@ def test_all_are_listed_with_their_claims_and_minutes():
     assert said.endswith(f"{CAVEAT}\n")
 
 
-def test_the_page_says_that_verdicts_may_turn_with_the_processor():
+def test_the_page_says_that_verdicts_can_differ_between_processors():
     top = command._page().read_text(encoding="utf-8").partition("<!--")[0]
     assert CAVEAT in " ".join(top.split())
 

@@ -76,7 +76,7 @@ def by_torch_optim(
     return layout.gather(model) - start, sum(losses) / len(losses)
 
 
-# Every variant with one model, and every model with the variant that has all of them.
+# Every variant with one model, and every model with the variant that combines all options.
 @pytest.mark.parametrize(
     ("model_name", "variant"),
     [("mlp", variant) for variant in VARIANTS]

@@ -38,7 +38,7 @@ def suits(name: str, spec: str) -> bool:
 PAIRS = [(name, spec) for name in available_memories() for spec in CODECS if suits(name, spec)]
 every_memory = pytest.mark.parametrize("name", available_memories())
 every_pair = pytest.mark.parametrize(("name", "spec"), PAIRS)
-# Each memory with one codec, of those that lose something where it takes such: for properties that codecs do not change.
+# Each memory with one codec, a lossy one if it accepts such, for properties that do not depend on the codec.
 one_each = pytest.mark.parametrize(("name", "spec"), [*{pair[0]: pair for pair in PAIRS}.values()])
 
 

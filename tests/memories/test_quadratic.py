@@ -12,7 +12,7 @@ from federation import Federation
 from fedcomp.clients.local_sgd import Trained
 from fedcomp.strategies import Rules
 
-CLIENTS, ROUNDS, RATE = 5, 60, 0.3  # after 600 rounds both are at 1e-15, the end of float32
+CLIENTS, ROUNDS, RATE = 5, 60, 0.3  # after 600 rounds both are at 1e-15, the limit of float32
 
 
 class Quadratic:
@@ -52,5 +52,5 @@ def test_ef21_converges_under_a_schedule_of_the_learning_rate():
     assert gap("ef21", "topk:density=20%", lr_schedule="cosine") < 1e-6
 
 
-def test_diana_converges_under_a_schedule_with_a_part_of_the_clients():
+def test_diana_converges_under_a_schedule_and_partial_participation():
     assert gap("diana", "qsgd:levels=4", lr_schedule="cosine", participation=0.4) < 1e-3

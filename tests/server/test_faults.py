@@ -123,7 +123,7 @@ class Plan:
             assert client in {a.client for a in outcomes[self.last].accepted}, case
 
 
-# Of each kind one, where a round has several phases.
+# One fault of each kind, for strategies whose rounds have several phases.
 ONE_EACH = [
     "killed before its reply",
     "killed amid its reply",

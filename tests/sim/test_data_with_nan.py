@@ -19,7 +19,7 @@ def task(bad: slice) -> Task:
     return Task("sensors", nn.Linear(4, 2), (spoiled, targets), (inputs, targets))
 
 
-def test_a_client_names_its_data_and_how_many_examples(tmp_path):
+def test_a_client_reports_how_many_of_its_examples_are_not_finite(tmp_path):
     config = RunConfig(
         "object:sensors", clients=2, rounds=1, local_epochs=1, out=str(tmp_path / "run")
     )

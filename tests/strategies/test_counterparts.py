@@ -421,7 +421,7 @@ def test_a_client_without_a_counterpart_goes_on_with_what_it_has():
 
 
 @pytest.mark.parametrize("name", ["ef21", "laq"])
-def test_clients_that_were_not_asked_count_with_what_the_server_keeps_of_them(name):
+def test_absent_clients_count_with_their_shifts(name):
     federation = made(Real, name, "identity", downlink="identity")
     federation.run(1, 6)
     before = federation.strategy.broadcasts.weights.clone()

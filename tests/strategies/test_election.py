@@ -316,7 +316,7 @@ def test_what_each_form_promises_is_said():
     assert "promises nothing" in made("election:code=bernoulli,byzantine=2", 9).notice
 
 
-def test_a_bernoulli_code_tells_its_redundancy_as_drawn():
+def test_a_bernoulli_code_reports_its_redundancy_as_drawn():
     run = made("election:code=bernoulli,byzantine=2,redundancy=2", 15)
     drawn = run.allocation.sum() / 15
     assert drawn > 2 and f"trains on {drawn:.3g} partitions on average, not 2:" in run.notice

@@ -42,7 +42,7 @@ def test_an_examples_outputs_do_not_depend_on_the_others():
     assert not list(model.buffers())
 
 
-def test_it_is_a_task():
+def test_the_model_passes_the_check_of_tasks():
     assert check(SMALL, 4).numel == Layout.of(ResNet18(4)).numel
 
 

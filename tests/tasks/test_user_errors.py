@@ -74,7 +74,7 @@ def test_the_traceback_is_printed_on_request(capsys, monkeypatch):
         (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "GPU"),
     ],
 )
-def test_memory_that_ran_out_is_no_mistake_of_the_task(error, device):
+def test_running_out_of_memory_is_not_an_error_of_the_task(error, device):
     found = client_error(error)
     assert isinstance(found, OutOfMemoryError) and found.exit_status == 2
     assert f"ran out on the {device}" in str(found)

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...baseline import COMPRESSING, COMPRESSION, NAME, dense, is_dense, strategy_name
+from ...baseline import (
+    COMPRESSING_STRATEGIES,
+    COMPRESSION_OPTIONS,
+    NAME,
+    dense,
+    is_dense,
+    strategy_name,
+)
 from ...config import RunConfig, flag
 from ...errors import ConfigError, FedcompError
 
@@ -33,11 +40,11 @@ def is_span(values: Mapping[str, Any]) -> bool:
 
 
 def compares_compression(values: Mapping[str, Any]) -> bool:
-    """Whether the alternatives differ in their codecs, memories or densities, or in strategies that compress."""
+    """Return whether the alternatives differ in their codecs, memories or densities, or in strategies that compress."""
     strategies = values.get("strategy")
-    return any(isinstance(values.get(name), list) for name in COMPRESSION) or (
+    return any(isinstance(values.get(name), list) for name in COMPRESSION_OPTIONS) or (
         isinstance(strategies, list)
-        and any(strategy_name(each) in COMPRESSING for each in strategies)
+        and any(strategy_name(each) in COMPRESSING_STRATEGIES for each in strategies)
     )
 
 
@@ -62,7 +69,7 @@ def alternatives(values: Mapping[str, Any], baseline: bool = False) -> list[Alte
     texts = ["_".join(_word(*item) for item in choice.items()) for choice in choices]
     options = [{**values, **choice} for choice in choices]
     for added in _missing_baselines(options) if baseline else ():
-        kept = [_word(name, added[name]) for name in spanning if name not in COMPRESSION]
+        kept = [_word(name, added[name]) for name in spanning if name not in COMPRESSION_OPTIONS]
         texts.append("_".join([NAME, *kept]))
         options.append(added)
     found = [

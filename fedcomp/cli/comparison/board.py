@@ -33,7 +33,7 @@ NAME, ROUND, REACHED, BYTES, CURVE = (
     9,
     8,
     12,
-)  # widths of columns; of NAME and CURVE the smallest
+)  # column widths in characters; those of NAME and CURVE are minima
 NOTES = 3
 
 

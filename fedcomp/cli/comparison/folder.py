@@ -1,6 +1,6 @@
 """The folder of several alternatives: what was asked for, a run folder for each, and what they came to.
 
-alternatives.toml   the options, lists of those that span; `fedcomp sim --config` reads it; [resolved]: what was decided here
+alternatives.toml   the options, lists of those that span; `fedcomp sim --config` reads it; [resolved]: what the command decided
 NAME/               the run folder of each alternative
 comparison.json     the lines of the table
 report.html         all of them on one page
@@ -115,9 +115,10 @@ class ComparisonFolder:
         return self.path / alternative.name
 
     def values_of(self, alternative: Alternative) -> dict[str, Any]:
-        """The options with which it is run, or goes on where it was begun: then with what its strategy chose at that time.
+        """Return the options of an alternative's run, "out" and "resume" among them.
 
-        Before `open()` has named a default folder, "out" is None.
+        For a run that was begun, they include the defaults that its strategy set at that time. "out" is None until `open()` has chosen
+        the name of a default folder.
         """
         folder = self.of(alternative)
         kept = {name: value for name, value in alternative.values.items() if value is not None}
@@ -131,7 +132,7 @@ class ComparisonFolder:
         return chosen | kept | {"out": out, "resume": begun}
 
     def _resolved(self) -> Mapping[str, Any]:
-        """Return what an earlier command decided for the alternatives here; empty where there was none."""
+        """Return the table [resolved] of alternatives.toml; empty if there is no such file or table."""
         file = self.path / ALTERNATIVES_FILE
         if self._unnamed or not file.is_file():
             return {}
@@ -139,7 +140,7 @@ class ComparisonFolder:
         return resolved if isinstance(resolved, dict) else {}
 
     def stored_baseline(self) -> bool | None:
-        """Return whether the alternatives here have a dense baseline; None where none was begun."""
+        """Return whether the comparison in this folder has a dense baseline; None if the folder holds no comparison."""
         if self._unnamed or not (self.path / ALTERNATIVES_FILE).is_file():
             return None
         return self._resolved().get(BASELINE) is True

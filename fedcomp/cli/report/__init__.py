@@ -1,1 +1,1 @@
-"""Runs as a page to read and pictures to show: curves over rounds, bytes and simulated hours, tables of settings and totals."""
+"""The report on runs: one HTML page with a verdict, charts, and tables of results and settings."""

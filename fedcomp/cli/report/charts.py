@@ -12,11 +12,11 @@ from ...runs import Group, Run
 from ..results import Result
 from . import svg
 
-WIDE = 8  # ratio of the largest to the smallest byte count from which their axis is logarithmic
-STEEP = 50  # likewise for losses
-LARGEST = 1e30  # values beyond are not drawn
-SEGMENTS = 300  # of a line at most: about one a pixel
-POINTS, FEWEST = 400, 8  # points of a chart that tell their values, and of a line at least
+WIDE = 8  # an axis of bytes is logarithmic above this ratio of the largest to the smallest count
+STEEP = 50  # likewise an axis of losses
+LARGEST = 1e30  # larger values are not drawn
+SEGMENTS = 300  # most segments of a line, about one per pixel
+POINTS, FEWEST = 400, 8  # points of a chart that show their values, and the least of a line
 MARKS = 6  # markers on a line
 
 
@@ -43,15 +43,15 @@ class Panel:
 
     @property
     def by_loss(self) -> bool:
-        """Whether the loss says how good these models are, for want of an accuracy."""
+        """Whether these lines are compared by loss, because none has an accuracy."""
         return all(entry.result.accuracy is None for entry in self.entries)
 
 
 def panels(found: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
-    """A panel for each problem; one panel of all lines where no problem has several."""
-    problems = dict.fromkeys(group.problem for group in found)
+    """Return a panel for each problem, or one panel of all lines if no problem has several lines."""
+    problems = dict.fromkeys(group.problem_label for group in found)
     apart = 1 < len(problems) < len(found)
-    names = [group.method if apart else group.label for group in found]
+    names = [group.method_label if apart else group.label for group in found]
     styles = {name: style for style, name in enumerate(dict.fromkeys(names))}
     entries = [
         Entry(group, line, name, styles[name])
@@ -59,7 +59,9 @@ def panels(found: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
     ]
     if not apart:
         return [Panel("", entries)]
-    return [Panel(title, [e for e in entries if e.group.problem == title]) for title in problems]
+    return [
+        Panel(title, [e for e in entries if e.group.problem_label == title]) for title in problems
+    ]
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ HOURS = Quantity("simulated hours", hours, lambda v: f"{v:.6g}", lambda v: durat
 
 
 def finals(found: Sequence[Panel]) -> list[tuple[str, str]]:
-    """(title of the panel, <svg>) for each panel: what its lines reached against the bytes that they sent. Empty for a single line."""
+    """Return (title of the panel, <svg>) for each panel: final accuracy or loss of its lines against bytes. Empty for a single line."""
     if sum(len(panel.entries) for panel in found) < 2:
         return []
     points = [[p for entry in panel.entries if (p := _final(entry, panel))] for panel in found]
@@ -124,7 +126,7 @@ def finals(found: Sequence[Panel]) -> list[tuple[str, str]]:
             for other, theirs in zip(found, points, strict=True)
             if other.by_loss == panel.by_loss
             for one in theirs
-        ]  # of all panels: so that they can be compared
+        ]  # of all panels, which share their axes
         if not mine:
             continue
         title = f"{up.label.capitalize()} against bytes" + (
@@ -137,7 +139,7 @@ def finals(found: Sequence[Panel]) -> list[tuple[str, str]]:
 
 
 def _final(entry: Entry, panel: Panel) -> svg.Series | None:
-    """The point that a line ended at; None where nothing was measured or sent."""
+    """Return the final point of a line; None if nothing was measured or sent."""
     line, by_loss = entry.result, panel.by_loss
     up = LOSS if by_loss else ACCURACY
     value = line.loss if by_loss else line.accuracy
@@ -165,7 +167,7 @@ def _final(entry: Entry, panel: Panel) -> svg.Series | None:
 
 
 def _staircase(panel: Panel, drawn: Sequence[svg.Series]) -> list[tuple[float, float]]:
-    """The corners of the front, from the fewest bytes to the most."""
+    """Return the corners of the front, from the fewest bytes to the most."""
     points = sorted({(p.x, p.y) for one in drawn if one.ring for p in one.points})
     steps = points[:1]
     for (_, before), (x, y) in pairwise(points):
@@ -174,7 +176,7 @@ def _staircase(panel: Panel, drawn: Sequence[svg.Series]) -> list[tuple[float, f
 
 
 def curves(panel: Panel, found: Sequence[Panel]) -> list[list[tuple[str, str]]]:
-    """Rows of (title, <svg>): accuracy, and loss, against all that was measured, on the scales of all panels."""
+    """Return rows of (title, <svg>): accuracy and loss over rounds, bytes and simulated hours, with the axes that all panels share."""
     return [
         row
         for up in (ACCURACY, LOSS)
@@ -207,7 +209,7 @@ def _lines(panel: Panel, across: Quantity, up: Quantity) -> list[svg.Series]:
 def _line(
     entry: Entry, across: Quantity, up: Quantity, wanted: int, lines: int
 ) -> svg.Series | None:
-    """The mean over the seeds, and how far they lie apart, in the rounds that all have; None where nothing was measured."""
+    """Return the mean and the range over the seeds, in the rounds that all seeds have; None if nothing was measured."""
     runs = entry.group.runs
     rounds = min(len(run.records) for run in runs)
     if not rounds:
@@ -216,7 +218,7 @@ def _line(
     y = np.stack([up.values(run)[:rounds] for run in runs])
     kept = np.isfinite(x) & (np.abs(y) < LARGEST).all(0)
     if across is BYTES:
-        kept &= x > 0  # before anything was sent
+        kept &= x > 0  # leave out rounds before the first byte
     if not kept.any():
         return None
     x, y = x[kept], y[:, kept]
@@ -241,13 +243,16 @@ def _line(
 
 
 def _every(count: int, most: int) -> list[int]:
-    """At most `most` + 1 of `count` positions, evenly spread, the last one among them."""
+    """Return at most `most` + 1 of `count` positions, evenly spread, with the last one."""
     step = -(-count // most)
     return [*range(0, count - 1, step), count - 1]
 
 
 def _axis(quantity: Quantity, drawn: Sequence[svg.Series], across: bool = False) -> svg.Axis:
-    """An axis with room for all series; logarithmic where they end far apart, or upwards where their values lie far apart."""
+    """Return an axis that holds all series.
+
+    It is logarithmic if the values of the series lie far apart: across, only their last values count.
+    """
     if across:
         values = [p.x for one in drawn for p in one.points] + [
             x for one in drawn for x, _ in one.line

@@ -34,7 +34,7 @@ def write(
 ) -> None:
     """Write the report on `runs`.
 
-    `target`: an accuracy, 0..1, for which rounds and bytes are reported; `failed`: by folder, why a run did not end. Raises
+    `target`: an accuracy, 0..1, for which rounds and bytes are reported; `failed`: the error of each failed run, by folder. Raises
     RunFolderError when the file cannot be written.
     """
     text = html(groups(runs), target, failed)
@@ -93,7 +93,7 @@ def html(
 
 
 def _highlight(styles: int) -> str:
-    """Rules that fade all other lines while the pointer is on a line or its name."""
+    """Return CSS rules that fade all other lines while the pointer is on a line or its name."""
     return "".join(
         f"body:has(.s{i}:hover) .s:not(.s{i}) {{ opacity: .15 }}\n"
         for i in range(styles if styles > 1 else 0)
@@ -105,7 +105,7 @@ def _section(title: str, content: str) -> str:
 
 
 def _charts(drawn: Iterable[tuple[str, str]], more: str = "") -> str:
-    """Charts beside each other, each with a caption unless it is empty; `more` follows them."""
+    """Return charts side by side, each with its caption if it has one, followed by `more`."""
     figures = "".join(
         "<figure>"
         + (f"<figcaption>{escape(title)}</figcaption>" if title else "")
@@ -116,7 +116,7 @@ def _charts(drawn: Iterable[tuple[str, str]], more: str = "") -> str:
 
 
 def _front(drawn: Sequence[Panel], rows: Sequence[Entry]) -> str:
-    """The final points of all lines, and the legend of all charts."""
+    """Return the charts of final points and the legend of all charts."""
     names = {entry.style: entry.name for entry in rows}
     items = "".join(
         f'<li class="{svg.classes(style)}">{svg.swatch(style)}<span>{_breakable(name)}</span></li>'
@@ -133,7 +133,7 @@ def _front(drawn: Sequence[Panel], rows: Sequence[Entry]) -> str:
 
 
 def _breakable(name: str) -> str:
-    """Escape a name; it may be broken after its commas."""
+    """Escape a name and allow line breaks after its commas."""
     return escape(name).replace(",", ",<wbr>")
 
 
@@ -145,7 +145,7 @@ def _curves(plots: Sequence[tuple[str, str]]) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table; `kind` is its class: n for a number, name, note. `sign` is HTML in front of the text."""
+    """A cell of a table. `kind`: its CSS class, `n` (number), `name` or `note`; `sign`: HTML in front of the text."""
 
     text: str
     kind: str = ""
@@ -206,7 +206,7 @@ def _own_metrics(run: Run) -> Mapping[str, float | None]:
 
 
 def _mean(group: Group, name: str) -> str:
-    """Format the mean of one of them over the seeds."""
+    """Format the mean of one of the task's metrics over the seeds."""
     values = [_own_metrics(run).get(name) for run in group.runs]
     return NOTHING if None in values else decimal(mean(values))
 

@@ -12,7 +12,7 @@ from html import escape
 WIDTH, HEIGHT = 360, 270
 LEFT, RIGHT, TOP, BOTTOM = 50, 14, 36, 42  # margins around the plot
 LETTER = 7.2  # width of a character of 12 px in a wide font
-MARGIN = 0.05  # of a scale, beyond its values
+MARGIN = 0.05  # on either side of a scale, as a share of the range of its values
 
 COLOURS = 8  # --c0 to --c7 in style.css
 DASHES = ("", "7 3", "7 3 2 3", "2 3", "10 4", "10 3 2 3 2 3", "4 2")
@@ -43,7 +43,7 @@ class Scale:
     def around(
         cls, values: Sequence[float], start: float, end: float, log: bool = False
     ) -> "Scale":
-        """A scale on which all values have room."""
+        """Return a scale that holds all values, with a margin."""
         low, high = min(values), max(values)
         if log:
             low, high = math.log10(low), math.log10(high)
@@ -58,7 +58,7 @@ class Scale:
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
     def ticks(self, count: int, whole: bool = False) -> list[float]:
-        """About `count` round numbers on the scale, whole ones on request."""
+        """Return about `count` round numbers on the scale, only integers if `whole`."""
         if self.log:
             low, high = math.log10(self.low), math.log10(self.high)
             decades = range(math.ceil(low), math.floor(high) + 1)
@@ -92,7 +92,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
-    """A value that is read by pointing at it; `data` are attributes that tell the exact numbers."""
+    """A value that is shown while the pointer is on it. `data`: attributes with the exact numbers."""
 
     x: float
     y: float
@@ -103,7 +103,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """What one style shows in a chart. `band`: (x, lowest, highest), of a single x a whisker; `ring`: circle the points."""
+    """The points and the line of one style. `band`: (x, lowest, highest), a whisker if there is one x; `ring`: circle the points."""
 
     name: str
     style: int
@@ -121,7 +121,7 @@ def dashes(style: int) -> str:
 
 
 def classes(style: int) -> str:
-    """`s` and a number for what is highlighted together, `c` and a number for its colour."""
+    """Return the CSS classes of a style: `s` and its number, for highlighting; `c` and the number of its colour."""
     return f"s s{style} c{style % COLOURS}"
 
 
@@ -131,7 +131,7 @@ def marker(style: int, x: float, y: float, size: float = 1.0) -> str:
 
 
 def markers() -> str:
-    """The shapes that all charts refer to."""
+    """Return the definitions of the markers that all charts use."""
     shapes = "".join(f'<path id="m{i}" d="{path}"/>' for i, path in enumerate(MARKERS))
     return (
         f'<svg width="0" height="0" class="shapes" aria-hidden="true"><defs>{shapes}</defs></svg>'
@@ -139,7 +139,7 @@ def markers() -> str:
 
 
 def swatch(style: int) -> str:
-    """The line and the marker of a style, for legends and tables."""
+    """Return the line and the marker of a style as an <svg> element, for legends and tables."""
     return (
         f'<svg class="swatch c{style % COLOURS}" viewBox="0 0 34 14" width="34" height="14" aria-hidden="true">'
         f'<path class="line" d="M1 7H33"{dashes(style)}/>{marker(style, 17, 7)}</svg>'
@@ -153,7 +153,7 @@ def chart(
     series: Sequence[Series],
     front: Sequence[tuple[float, float]] = (),
 ) -> str:
-    """The chart as an <svg> element. `front`: corners of the Pareto front."""
+    """Return a chart as an <svg> element. `front`: corners of the Pareto front."""
     x, y = across.scale, up.scale
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     parts = [
@@ -165,7 +165,7 @@ def chart(
             f'<path class="grid" d="M{LEFT} {at:.1f}H{right}"/>'
             f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{escape(up.tick(value))}</text>'
         )
-    end = 0.0  # of the label before
+    end = 0.0  # right end of the previous label
     for value in x.ticks(5, across.whole):
         text = across.tick(value)
         half = len(text) * LETTER / 2
@@ -215,7 +215,7 @@ def _series(one: Series, x: Scale, y: Scale) -> str:
 
 
 def _tip(name: str, text: str) -> str:
-    """What is shown above the chart while the pointer is on a point: the name, and below it the values."""
+    """Return the text above the chart while the pointer is on a point: the name, and below it the values."""
     longest = int((WIDTH - 8) / LETTER)
     name = name if len(name) <= longest else name[: longest - 1] + "…"
     return (

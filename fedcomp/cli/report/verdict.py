@@ -6,12 +6,12 @@ from html import escape
 from ...formatting import decimal, human_bytes, three_digits
 from .charts import Entry, Panel
 
-CLOSE = 0.05  # a line this far below the best accuracy is as good for the verdict; of a loss, relative to it
+CLOSE = 0.05  # a line counts as close to the best within this difference of accuracy, or relative difference of loss
 MOST_NAMED = 3
 
 
 def verdict(found: Sequence[Panel], target: float | None) -> list[str]:
-    """A sentence or two for each problem."""
+    """Return a sentence or two for each problem, as HTML."""
     told = []
     for panel in found:
         if panel.comparable:
@@ -45,7 +45,7 @@ def _comparison(entries: Sequence[Entry], target: float | None) -> str:
     good = [e for e in entries if not e.result.note and e.result.rank is not None]
     if not good:
         unfinished = all(e.result.note.endswith("not finished") for e in entries)
-        return "No run is over yet." if unfinished else "No run succeeded." + _wrong(entries)
+        return "No run is finished yet." if unfinished else "No run succeeded." + _wrong(entries)
     best = max(good, key=lambda e: (e.result.rank, -e.result.sent_bytes))
     most = "most accurate" if best.result.accuracy is not None else "best"
     if target is None:
@@ -76,10 +76,10 @@ def _comparison(entries: Sequence[Entry], target: float | None) -> str:
 
 
 def _range(entries: Sequence[Entry]) -> str:
-    """For lines of which each has a problem of its own, so that none can be preferred."""
+    """Compare lines that each learn a problem of their own, so that none can be recommended."""
     good = [e for e in entries if not e.result.note and e.result.rank is not None]
     if not good:
-        return "No run is over yet." + _wrong(entries)
+        return "No run is finished yet." + _wrong(entries)
     worst, best = (pick(good, key=lambda e: e.result.rank) for pick in (min, max))
     if worst is best:
         return f"{_name(best)} reaches {_quality(best)} with {_cost(best)}." + _wrong(entries)
@@ -90,7 +90,7 @@ def _range(entries: Sequence[Entry]) -> str:
 
 
 def _enough(best: Entry) -> float:
-    """The rank from which a line is close to the best one."""
+    """Return the lowest rank that counts as close to the best line."""
     relative = best.result.accuracy is None
     return best.result.rank - CLOSE * (abs(best.result.rank) if relative else 1)
 
@@ -102,7 +102,9 @@ def _wrong(entries: Sequence[Entry]) -> str:
         return f" {escape(note[0].upper() + note[1:])}."
     said = [f" {_name(e)}: {escape(e.result.note.partition(':')[0])}." for e in wrong[:MOST_NAMED]]
     more = len(wrong) - MOST_NAMED
-    return "".join(said) + (f" {more} more went wrong." if more > 0 else "")
+    return "".join(said) + (
+        f" {more} more failed, diverged or are not finished." if more > 0 else ""
+    )
 
 
 def _name(entry: Entry) -> str:
