@@ -72,6 +72,7 @@ def test_the_traceback_is_printed_on_request(capsys, monkeypatch):
     [
         (MemoryError(), "CPU"),
         (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "GPU"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), "GPU"),
     ],
 )
 def test_running_out_of_memory_is_not_an_error_of_the_task(error, device):

@@ -21,7 +21,7 @@ MARKS = 6  # markers on a line
 
 
 @dataclass(frozen=True)
-class Entry:
+class ReportLine:
     """A line of the report: runs that differ in their seeds alone, with their name in the charts and the number of their style."""
 
     group: Group
@@ -35,7 +35,7 @@ class Panel:
     """Lines that are drawn together. Only lines of one problem share a Pareto front."""
 
     title: str
-    entries: Sequence[Entry]
+    entries: Sequence[ReportLine]
 
     @property
     def comparable(self) -> bool:
@@ -54,7 +54,7 @@ def panels(found: Sequence[Group], lines: Sequence[Result]) -> list[Panel]:
     names = [group.method_label if apart else group.label for group in found]
     styles = {name: style for style, name in enumerate(dict.fromkeys(names))}
     entries = [
-        Entry(group, line, name, styles[name])
+        ReportLine(group, line, name, styles[name])
         for group, line, name in zip(found, lines, names, strict=True)
     ]
     if not apart:
@@ -138,7 +138,7 @@ def finals(found: Sequence[Panel]) -> list[tuple[str, str]]:
     return drawn
 
 
-def _final(entry: Entry, panel: Panel) -> svg.Series | None:
+def _final(entry: ReportLine, panel: Panel) -> svg.Series | None:
     """Return the final point of a line; None if nothing was measured or sent."""
     line, by_loss = entry.result, panel.by_loss
     up = LOSS if by_loss else ACCURACY
@@ -207,7 +207,7 @@ def _lines(panel: Panel, across: Quantity, up: Quantity) -> list[svg.Series]:
 
 
 def _line(
-    entry: Entry, across: Quantity, up: Quantity, wanted: int, lines: int
+    entry: ReportLine, across: Quantity, up: Quantity, wanted: int, lines: int
 ) -> svg.Series | None:
     """Return the mean and the range over the seeds, in the rounds that all seeds have; None if nothing was measured."""
     runs = entry.group.runs

@@ -18,7 +18,7 @@ from ...runs import ALIKE, Group, Run, groups
 from ..results import FRONT, cells, legend, results
 from ..results import head as titles
 from . import svg
-from .charts import Entry, Panel, curves, finals, hours, panels
+from .charts import Panel, ReportLine, curves, finals, hours, panels
 from .verdict import verdict
 
 MOST_NAMED = 12  # clients in a cell
@@ -115,7 +115,7 @@ def _charts(drawn: Iterable[tuple[str, str]], more: str = "") -> str:
     return f'<div class="charts">{figures}{more}</div>' if figures or more else ""
 
 
-def _front(drawn: Sequence[Panel], rows: Sequence[Entry]) -> str:
+def _front(drawn: Sequence[Panel], rows: Sequence[ReportLine]) -> str:
     """Return the charts of final points and the legend of all charts."""
     names = {entry.style: entry.name for entry in rows}
     items = "".join(
@@ -172,7 +172,7 @@ def _table(head: Sequence[Cell | str], rows: Iterable[Sequence[Cell | str]]) -> 
     return f'<div class="wide" tabindex="0"><table><thead>{line(head, "th")}</thead><tbody>{body}</tbody></table></div>'
 
 
-def _results(rows: Sequence[Entry], target: float | None) -> str:
+def _results(rows: Sequence[ReportLine], target: float | None) -> str:
     lines, runs = [row.result for row in rows], [run for row in rows for run in row.group.runs]
     several, notes = len(rows) > 1, any(line.note for line in lines)
     timed = any(_simulated(run) is not None for run in runs)

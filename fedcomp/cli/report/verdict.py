@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from ...formatting import decimal, human_bytes, three_digits
-from .charts import Entry, Panel
+from .charts import Panel, ReportLine
 
 CLOSE = 0.05  # a line counts as close to the best within this difference of accuracy, or relative difference of loss
 MOST_NAMED = 3
@@ -24,7 +24,7 @@ def verdict(found: Sequence[Panel], target: float | None) -> list[str]:
     return told
 
 
-def _alone(entry: Entry, target: float | None) -> str:
+def _alone(entry: ReportLine, target: float | None) -> str:
     line, runs = entry.result, entry.group.runs
     who = "The run" if len(runs) == 1 else f"The mean of {len(runs)} seeds"
     said = f"{who} reaches {_quality(entry)} in {line.rounds:g} rounds with {_cost(entry)}."
@@ -41,7 +41,7 @@ def _alone(entry: Entry, target: float | None) -> str:
     return said + _wrong([entry])
 
 
-def _comparison(entries: Sequence[Entry], target: float | None) -> str:
+def _comparison(entries: Sequence[ReportLine], target: float | None) -> str:
     good = [e for e in entries if not e.result.note and e.result.rank is not None]
     if not good:
         unfinished = all(e.result.note.endswith("not finished") for e in entries)
@@ -75,7 +75,7 @@ def _comparison(entries: Sequence[Entry], target: float | None) -> str:
     )
 
 
-def _range(entries: Sequence[Entry]) -> str:
+def _range(entries: Sequence[ReportLine]) -> str:
     """Compare lines that each learn a problem of their own, so that none can be recommended."""
     good = [e for e in entries if not e.result.note and e.result.rank is not None]
     if not good:
@@ -89,13 +89,13 @@ def _range(entries: Sequence[Entry]) -> str:
     )
 
 
-def _enough(best: Entry) -> float:
+def _enough(best: ReportLine) -> float:
     """Return the lowest rank that counts as close to the best line."""
     relative = best.result.accuracy is None
     return best.result.rank - CLOSE * (abs(best.result.rank) if relative else 1)
 
 
-def _wrong(entries: Sequence[Entry]) -> str:
+def _wrong(entries: Sequence[ReportLine]) -> str:
     wrong = [e for e in entries if e.result.note]
     if len(entries) == 1 and wrong:
         note = wrong[0].result.note.rstrip(".")
@@ -107,11 +107,11 @@ def _wrong(entries: Sequence[Entry]) -> str:
     )
 
 
-def _name(entry: Entry) -> str:
+def _name(entry: ReportLine) -> str:
     return f"<code>{escape(entry.name)}</code>"
 
 
-def _quality(entry: Entry) -> str:
+def _quality(entry: ReportLine) -> str:
     line = entry.result
     if line.accuracy is None:
         return f"a loss of {decimal(line.loss)}"
@@ -119,7 +119,7 @@ def _quality(entry: Entry) -> str:
     return f"{100 * line.accuracy:.1f}{spread}\u00a0%"
 
 
-def _cost(entry: Entry) -> str:
+def _cost(entry: ReportLine) -> str:
     line, said = entry.result, _bytes(entry.result.sent_bytes)
     dense = "float32 both ways" if line.baseline is None else "the dense line"
     if line.ratio is None or 0.95 < line.ratio < 1.05:
