@@ -26,6 +26,7 @@ _BUILT_IN: dict[str, Callable[[Path | None], Task]] = {
     "digits": digits,
     "mnist-cnn": mnist.cnn,
     "mnist-logreg": mnist.logreg,
+    "mnist-logreg-global": mnist.logreg_global,
     "shakespeare-lstm": shakespeare.lstm,
 }
 

@@ -43,9 +43,15 @@ def network() -> nn.Module:
 
 
 def logreg(data: Path | None) -> Task:
-    """Logistic regression on pixels standardised one by one."""
+    """Logistic regression on pixels, each standardised by its own mean and deviation."""
     read = images(data).per_pixel
     return Task("mnist-logreg", linear, partial(read, "train"), partial(read, "test"))
+
+
+def logreg_global(data: Path | None) -> Task:
+    """Logistic regression on pixels standardised by one mean and deviation for all of them."""
+    read = images(data).per_dataset
+    return Task("mnist-logreg-global", linear, partial(read, "train"), partial(read, "test"))
 
 
 def cnn(data: Path | None) -> Task:

@@ -74,6 +74,11 @@ class Images:
         images, labels = self.read(split)
         return Data(_standardised(images, *self._channel_moments), torch.tensor(labels))
 
+    def per_dataset(self, split: str) -> Data:
+        """Inputs float32 [N, pixels]: scaled to 0..1, then standardised by one mean and deviation over the training set."""
+        images, labels = self.read(split)
+        return Data(_standardised(images, *self._dataset_moments).flatten(1), torch.tensor(labels))
+
     @cached_property
     def _pixel_moments(self) -> tuple[np.ndarray, np.ndarray]:
         return _moments(self.read("train")[0], (0,))
@@ -81,6 +86,10 @@ class Images:
     @cached_property
     def _channel_moments(self) -> tuple[np.ndarray, np.ndarray]:
         return _moments(self.read("train")[0], (0, 2, 3))
+
+    @cached_property
+    def _dataset_moments(self) -> tuple[np.ndarray, np.ndarray]:
+        return _moments(self.read("train")[0], (0, 1, 2, 3))
 
     def _files(self, split: str) -> list[Path]:
         try:

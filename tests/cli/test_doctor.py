@@ -458,7 +458,7 @@ def test_a_folder_of_data(data_folder, tmp_path):
         *[("skipped", f"{name}: not in mine") for name in ("cifar10-resnet18", "cifar10-vgg11s")],
         *[
             ("ok", f"{name}: 60,000 examples to learn from, 10,000 to test on")
-            for name in ("mnist-cnn", "mnist-logreg")
+            for name in ("mnist-cnn", "mnist-logreg", "mnist-logreg-global")
         ],
         ("skipped", "shakespeare-lstm: not in mine"),
     ]

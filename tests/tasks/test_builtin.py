@@ -13,6 +13,7 @@ from fedcomp.tasks.resnet import ResNet18
 PARAMETERS = {
     "digits": 9_610,
     "mnist-logreg": 7_850,
+    "mnist-logreg-global": 7_850,
     "mnist-cnn": 1_663_370,
     "cifar10-vgg11s": 865_482,
     "cifar10-resnet18": 11_173_962,
@@ -20,6 +21,7 @@ PARAMETERS = {
 }
 SHAPES = {
     "mnist-logreg": (784,),
+    "mnist-logreg-global": (784,),
     "mnist-cnn": (1, 28, 28),
     "cifar10-vgg11s": (3, 32, 32),
     "cifar10-resnet18": (3, 32, 32),

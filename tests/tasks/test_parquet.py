@@ -135,6 +135,14 @@ def test_each_channel_is_standardised_by_the_training_set(tmp_path):
     )
 
 
+def test_all_pixels_are_standardised_by_one_mean_and_deviation_of_the_training_set(hub):
+    folder, train, test = hub
+    data, mean, deviation = toy(folder), train.mean() / 255, train.std() / 255
+    for split, pixels in (("train", train), ("test", test)):
+        expected = torch.tensor((pixels.reshape(len(pixels), -1) / 255 - mean) / deviation)
+        assert torch.allclose(data.per_dataset(split).inputs.double(), expected, atol=1e-5)
+
+
 def test_moments_over_several_blocks_are_those_of_the_whole():
     images = np.random.default_rng(3).integers(0, 256, (1500, 2, 3, 3), dtype=np.uint8)
     mean, deviation = room._moments(images, (0, 2, 3))
