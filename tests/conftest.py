@@ -46,7 +46,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that wait for processes, so that no worker is left alone with one of them in the end."""
+    """Run tests that start processes first, so that no worker is left with one of them at the end."""
     items.sort(key=lambda item: item.get_closest_marker("deploy") is None)
 
 

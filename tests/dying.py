@@ -7,7 +7,7 @@ from fedcomp.server import keys
 
 
 def die_at_call(act: str, after: int) -> None:
-    """Run `act` and be killed at call number `after` that changes files."""
+    """Run `act` and kill this process at its call number `after` that changes files."""
     left = after
 
     def counted(real):

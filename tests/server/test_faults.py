@@ -80,7 +80,7 @@ class Others(AllAnswered):
 
 
 class Plan:
-    """Three faults a round, each of another client; a round without any in the end."""
+    """Three faults per round, each at another client, then a last round without faults."""
 
     def __init__(self, run: Networked, cases: list[tuple[str, str]]):
         self.run, self.happens = run, {}
