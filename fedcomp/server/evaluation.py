@@ -93,7 +93,7 @@ class Evaluator:
         ):
             raise TaskError(
                 f"task '{self.task.name}': accuracy(outputs, targets) gave {found.accuracy:g} on the test data; expected a share "
-                "from 0 to 1, the mean over the batch; correct it, then --resume"
+                "from 0 to 1 of all its examples; correct it, then --resume"
             )
         return found
 

@@ -1,6 +1,7 @@
 """What a task must keep to, tried on two examples before the first round."""
 
 import dataclasses
+import numbers
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -264,7 +265,7 @@ def _number(
     value = _tried(task, what, lambda: measure(outputs, targets))
     if isinstance(value, complex) or (isinstance(value, Tensor) and value.is_complex()):
         raise _broken(task, what, "a complex number", expected)
-    if not isinstance(value, (int, float)) and not (
+    if not isinstance(value, (numbers.Real, np.bool_)) and not (
         isinstance(value, Tensor) and value.numel() == 1
     ):
         raise _broken(task, what, _kind(value), expected)

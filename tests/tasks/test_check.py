@@ -317,6 +317,11 @@ def test_name_and_metrics_are_looked_at_when_a_task_is_made(change, says):
         dataclasses.replace(GOOD, **change)
 
 
+@pytest.mark.parametrize("number", [np.float32(2.5), np.int64(2), np.bool_(True), True])
+def test_a_metric_may_return_a_numpy_number(number):
+    check(dataclasses.replace(GOOD, metrics={"measured": lambda outputs, targets: number}), 20)
+
+
 def test_an_accuracy_of_one_element_is_a_number():
     check(dataclasses.replace(GOOD, accuracy=lambda outputs, targets: torch.tensor([0.5])), 20)
 
