@@ -163,6 +163,7 @@ class Run:
         `task`: in place of the one that the options name, such as an object that another process was given. Raises RunFolderError while
         there are no weights, or where they are not those of the module, and what loading the task raises.
         """
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         from .tasks import initial_model, load
@@ -180,15 +181,25 @@ class Run:
         )
         model = initial_model(task, config.seed)
         try:
-            missing = model.load_state_dict(load_file(path), strict=False).unexpected_keys
+            tensors = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise RunFolderError(f"{path} cannot be read ({error}); restore the file") from error
+        try:
+            keys = model.load_state_dict(tensors, strict=False)
         except RuntimeError as error:
             raise RunFolderError(
                 f"{path} has tensors of other shapes than the model of {config.task}; give back the task as it was "
                 "when it was trained"
             ) from error
-        if missing:
+        for name, parameter in model.named_parameters():
+            if name in keys.missing_keys and parameter.requires_grad and parameter.numel():
+                raise RunFolderError(
+                    f"{path} has no tensor '{name}', a parameter of the model of {config.task}; give back the task as it "
+                    "was when it was trained"
+                )
+        if keys.unexpected_keys:
             raise RunFolderError(
-                f"{path} has a tensor '{missing[0]}' that the model of {config.task} lacks; give back the task as it "
+                f"{path} has a tensor '{keys.unexpected_keys[0]}' that the model of {config.task} lacks; give back the task as it "
                 "was when it was trained"
             )
         return model.eval()

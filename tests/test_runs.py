@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from fedcomp import RunConfig
@@ -91,6 +92,22 @@ def test_a_run_that_is_not_over_is_read_as_far_as_it_is(folder, tmp_path):
     assert run.summary is None and len(run.records) == 4
     with pytest.raises(RunFolderError, match="no model.safetensors yet"):
         run.model()
+
+
+def test_a_damaged_or_incomplete_model_file_is_refused(folder, tmp_path):
+    for name in ("config.toml", "metrics.jsonl"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    whole = (folder / "model.safetensors").read_bytes()
+    tensors = safetensors.torch.load(whole)
+    name = next(iter(tensors))
+    del tensors[name]
+    for content, said in (
+        (whole[:-1], "model.safetensors cannot be read"),
+        (safetensors.torch.save(tensors), f"has no tensor '{name}'"),
+    ):
+        (tmp_path / "model.safetensors").write_bytes(content)
+        with pytest.raises(RunFolderError, match=said):
+            load(tmp_path).model()
 
 
 @pytest.mark.parametrize(
