@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+MARKED = {"slow", "deploy"}  # tests that --quick leaves out
 FLWR_HOME = tempfile.TemporaryDirectory(prefix="flwr-")
 
 os.environ |= {
@@ -45,8 +46,22 @@ def pytest_xdist_auto_num_workers() -> int:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="leave out slow and deploy tests, and run every parametrized test with its first parameters only",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run tests that start processes first, so that no worker is left with one of them at the end."""
+    if config.getoption("quick"):
+        items[:] = [
+            item for item in items if not MARKED & {mark.name for mark in item.iter_markers()}
+        ]
+        first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
+        items[:] = [item for item in items if item is first[item.nodeid.partition("[")[0]]]
     items.sort(key=lambda item: item.get_closest_marker("deploy") is None)
 
 

@@ -98,6 +98,7 @@ def reached(name: str) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_imports_point_one_way():
     allowed = {p: FOUNDATION | set(ORDER[: i + 1]) for i, p in enumerate(ORDER)} | NARROWER
     assert {place(name) for name in MODULES} <= set(allowed), "a new room needs its place in ORDER"

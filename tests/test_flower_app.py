@@ -67,6 +67,7 @@ def done(out: Path) -> dict[str, float]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
+@pytest.mark.slow
 def test_accuracy_is_that_without_compression_for_a_fraction_of_the_bytes(here):
     _, plain, plainly = here(10, False)
     _, compressed, briefly = here(10, True)
@@ -77,6 +78,8 @@ def test_accuracy_is_that_without_compression_for_a_fraction_of_the_bytes(here):
     )  # after the first download
 
 
+@pytest.mark.slow
+@pytest.mark.deploy
 def test_flwr_run_gives_the_same_model_though_a_supernode_was_killed(tmp_path, here):
     """Killed after its first update; the SuperNode that is started in its place has another id, and its residual."""
 

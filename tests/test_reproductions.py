@@ -233,6 +233,7 @@ def test_sections_are_written_between_marks(done, tmp_path):
         write("tiny", "text", tmp_path / "absent.md")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_signs_stay_where_error_feedback_arrives(name):
     assert best(PROBLEMS[name](), SIGN) >= 1.0

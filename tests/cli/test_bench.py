@@ -13,6 +13,7 @@ from fedcomp.cli import measure
 from fedcomp.cli.bench import drawn
 
 
+@pytest.mark.slow
 def test_a_line_for_every_codec():
     head, *lines = [
         line.split("\t")
@@ -52,6 +53,7 @@ def test_json_has_what_a_frame_has():
         assert 0 < row["encode_s"] == pytest.approx(3000 / row["encode_values_per_s"])
 
 
+@pytest.mark.slow
 def test_an_update_of_a_task_is_compressed():
     found = json.loads(
         fedcomp(

@@ -33,6 +33,7 @@ def measured(tmp_path_factory):
     return json.loads(done.stdout), json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_rounds_are_real_and_their_parts_are_the_whole(measured):
     found, _ = measured
     assert (found["clients"], found["cohort"], found["rounds"], found["accepted"]) == (8, 4, 2, 8)
@@ -66,6 +67,7 @@ def test_a_way_is_its_time_and_its_operations(measured):
     )  # products of both layers, and no gradient for the inputs
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_trace_that_cannot_be_written_takes_no_measurement_along():
     done = fedcomp("bench", "sim", *WORDS, "--json", "--trace", "/dev/full")

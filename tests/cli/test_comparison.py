@@ -408,6 +408,8 @@ def test_one_whose_process_dies_takes_no_other_with_it(monkeypatch, tmp_path):
         "1",
         "--local-steps",
         "40",
+        "--side-by-side",
+        "1",
         "--out",
         tmp_path / "x",
     )

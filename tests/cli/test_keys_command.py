@@ -268,6 +268,7 @@ def test_alone_it_shows_its_help():
     assert re.findall(r"│ (\w+)  ", done("keys")) == ["init", "add", "revoke", "renew", "list"]
 
 
+@pytest.mark.deploy
 @pytest.mark.parametrize(
     "given", [["--help"], ["init", "--help"], ["list"], ["init", "--clients", "1"]], ids=" ".join
 )
@@ -288,6 +289,7 @@ def test_nothing_heavy_is_imported(given, tmp_path):
     assert ran.returncode == (2 if given == ["list"] else 0)
 
 
+@pytest.mark.deploy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_it_leaves_nothing(number, tmp_path):
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from fedcomp.cli.main import main; main()"

@@ -301,6 +301,7 @@ def test_a_real_process_exits_with_2_and_does_not_fold_the_sentence():
     )
 
 
+@pytest.mark.deploy
 def test_an_ascii_terminal_gets_question_marks():
     assert sentence(
         process("sim", "--task", "ü:", "--weights", "ü", PYTHONIOENCODING="ascii")
@@ -337,6 +338,7 @@ def shell(line: str, **variables: str):
     )
 
 
+@pytest.mark.deploy
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
 def test_a_closed_stream_is_nowhere(closed):
     assert shell(f"$F --version {closed}").returncode == 0
@@ -480,6 +482,7 @@ def test_alone_it_shows_its_help():
     ]
 
 
+@pytest.mark.deploy
 @pytest.mark.parametrize(
     "given",
     [["--help"], ["sim", "--help"], ["--version"], ["sim", "--lr", "0"], ["init", "task.py"]],

@@ -207,6 +207,7 @@ def test_an_expired_key_is_told_with_the_clock(enrolment):
     )
 
 
+@pytest.mark.slow
 def test_files_for_flower_supernode(enrolment, tmp_path):
     from flwr.supernode.cli.flower_supernode import _try_setup_client_authentication
 

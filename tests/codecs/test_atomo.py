@@ -79,6 +79,7 @@ def test_each_atom_is_drawn_with_its_probability_and_so_many_in_all():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [

@@ -145,6 +145,7 @@ def test_the_side_with_the_larger_mean_is_sent():
     ]  # equal: the positive side
 
 
+@pytest.mark.slow
 def test_a_frame_decodes_with_any_options_of_its_codec():
     layout, x = layout_of(400), vectors(400)["normal"]
     for spec in SPECS:
@@ -557,6 +558,7 @@ def test_the_contraction_of_layers_bears_the_worst_rounding(name, density):
         assert_contracts(c, x, Layout.from_shapes({"w": (filled,), "b": (numel - filled,)}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [s for s in ONE_EACH if codec(s).variance(9) is not None])
 def test_the_declared_variance_holds(spec):
     c, layout = codec(spec), layout_of(40)

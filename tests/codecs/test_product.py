@@ -197,6 +197,7 @@ def test_the_declared_contraction_holds(first, second):
         assert np.mean(lost) - 5 * np.std(lost) <= bound, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [

@@ -72,6 +72,7 @@ def test_no_level_overflows_and_none_is_coarser_than_the_norm_allows(kind, s):
             )
 
 
+@pytest.mark.slow
 def test_levels_at_the_end_of_the_range_are_unbiased():
     """Where a level would be above the largest float32, they are laid so that one is on it."""
     x = torch.tensor([3.3e38, -3.3e38, 1e38, 2e38] * 10)

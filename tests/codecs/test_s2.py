@@ -138,6 +138,7 @@ def test_tables_of_other_shapes_are_not_added():
         codec("s2").merge([codec(f"s2:columns={columns}").encode(x) for columns in (100, 101)])
 
 
+@pytest.mark.slow
 def test_a_frame_that_its_encoder_could_not_read_takes_more_columns():
     """Coordinates 3 and 8 share all of their cells under this seed."""
     c = S2()

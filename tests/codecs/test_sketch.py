@@ -116,6 +116,7 @@ def test_heavy_hitters_come_back(cells):
     assert np.abs(update.block(0, 50_000)[heavy] - x.numpy()[heavy]).max() < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "columns"), [(1, 20), (3, 20), (5, 5)])
 def test_all_estimates_are_unbiased_with_the_variance_that_is_declared(rows, columns):
     n, seeds = 60, 500

@@ -55,6 +55,7 @@ def test_half_the_step_is_a_bit_more_and_a_quarter_of_the_error():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_the_error_is_below_what_is_promised_on_any_vector(step):
     c = codec(f"vlc:step={step}")

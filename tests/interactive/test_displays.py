@@ -112,6 +112,7 @@ def test_a_long_run_stays_small():
     assert len(points) <= POINTS + 1
 
 
+@pytest.mark.slow
 def test_a_regression_is_shown_by_its_loss(tmp_path):
     cells, stream = Cells(), io.StringIO()
     run = shown(Page(cells), REGRESSION, tmp_path, rounds=3)

@@ -3,12 +3,15 @@
 import re
 from pathlib import Path
 
+import pytest
+
 import fedcomp
 from fedcomp import runs
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
 
 
+@pytest.mark.slow
 def test_the_snippets_run_in_their_order(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     snippets = re.findall(

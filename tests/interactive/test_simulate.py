@@ -41,6 +41,7 @@ class Linear(nn.Linear):
 MINE = fedcomp.Task("mine", Linear, train=(X, Y), test=(X[:50], Y[:50]))
 
 
+@pytest.mark.slow
 def test_a_run_of_an_object_is_read_back_with_its_own_module(tmp_path):
     run = fedcomp.simulate(MINE, out=tmp_path / "run", **SMALL)
     assert isinstance(run, fedcomp.Run) and run.folder == tmp_path / "run"

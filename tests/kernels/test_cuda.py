@@ -12,6 +12,8 @@ import pytest
 import torch
 from every_codec import same_bits
 
+pytestmark = pytest.mark.slow  # kernels for GPUs are interpreted
+
 pytest.importorskip("triton.language")
 
 from fedcomp import NonFiniteError, codec, kernels  # noqa: E402

@@ -109,6 +109,7 @@ def patterns(n):
     yield "the sample sees all", torch.where(torch.arange(n) // 32 % 32 == 0, 1e3 * x, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [100_001, 1_000_000, 4_200_000])
 def test_large_vectors_are_selected_as_small_ones_are(n):
     for name, x in patterns(n):
@@ -311,6 +312,7 @@ def test_a_threshold_takes_a_quarter_of_the_vectors_memory_beside_its_result():
         assert peak < 1_000_000 + 8 * len(found), threshold
 
 
+@pytest.mark.deploy
 def test_numba_is_imported_with_the_first_large_vector():
     script = """if True:
         import sys, torch

@@ -104,6 +104,7 @@ def test_small_numbers_do_not_get_lost_beside_large_ones():
     assert sums.norm2(torch.tensor([3e38, 4e38 / 2, 0.0])) > 3.4028235e38  # outside of float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_large_vector_by_any_number_of_threads(threads):
     numel = 2**21 + 77

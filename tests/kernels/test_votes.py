@@ -102,6 +102,7 @@ def test_a_cuda_device_gives_the_same_bits():
         assert np.array_equal(here, of_cuda)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("m", [255, 256, 2**16])
 def test_many_voters(m):

@@ -114,6 +114,7 @@ def mean_estimate(c, x: Tensor, rounds: int, runs: int) -> tuple[Tensor, float]:
     return total, error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("c", [Coin(), codec("randomk:density=1/2,scaled=true@layer")], ids=str)
 def test_estimates_are_unbiased_and_their_error_dies_out(c):
     x = update(1)

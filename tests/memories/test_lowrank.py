@@ -78,6 +78,7 @@ moments = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(moments, st.sampled_from([1e-30, 1.0, 1.0, 1e6])), max_size=10))
 def test_what_was_accepted_and_what_is_left_is_what_was_put_in(rounds):
     m, inputs, accepted, moved = make(), np.zeros(NUMEL), np.zeros(NUMEL), np.zeros(NUMEL)

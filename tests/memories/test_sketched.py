@@ -79,6 +79,7 @@ def test_u_and_v_are_zero_where_a_candidate_was_kept_and_only_there():
     )
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

@@ -46,6 +46,7 @@ def evaluator(make, train: Data | None, test: Data, **parts) -> tuple[Evaluator,
     return Evaluator(RunConfig(), task, layout, train, test, CPU), layout.gather(model)
 
 
+@pytest.mark.slow
 def test_an_exported_model_with_batchnorm_scores_what_the_run_reported(tmp_path):
     train, test = digits()
     task = Task("digits with BatchNorm", normalized, train, test)

@@ -272,6 +272,7 @@ def killed(act: str, after: int) -> bool:
     return process.exitcode != 0
 
 
+@pytest.mark.deploy
 def test_killed_anywhere_there_is_nothing_or_what_says_what_is_missing(tmp_path):
     for after in range(100):
         place = tmp_path / str(after)
@@ -298,6 +299,7 @@ def test_killed_anywhere_there_is_nothing_or_what_says_what_is_missing(tmp_path)
     assert 8 < after < 60
 
 
+@pytest.mark.deploy
 @pytest.mark.parametrize(
     "act", ["add(F, 2)", "revoke(F, 0, 2)", "renew(F, 1)", "renew_server(F, ['new.example'])"]
 )

@@ -78,6 +78,7 @@ def test_only_answers_that_came_or_were_taken_are_written(tmp_path, monkeypatch)
     assert len(written[1]) == 20 and all(1 <= len(names) <= 3 for names in written[2:])
 
 
+@pytest.mark.slow
 def test_the_tiny_task_is_learned_from_low_precision_both_ways(tmp_path):
     config = replace(
         RUN,

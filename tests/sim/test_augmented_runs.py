@@ -1,6 +1,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -41,6 +42,7 @@ def weights(folder: Path) -> torch.Tensor:
     )
 
 
+@pytest.mark.deploy
 def test_runs_of_every_engine_train_on_the_same_changed_examples(tmp_path):
     config = RunConfig(
         task=f"{pictures(tmp_path)}:task",

@@ -195,6 +195,7 @@ def test_a_warning_of_before_an_interruption_is_in_the_summary(tmp_path):
     assert watched.warnings and list(summary.warnings) == watched.warnings
 
 
+@pytest.mark.slow
 def test_the_size_that_is_warned_of_diverges_and_the_advised_one_does_not(tmp_path):
     watched = Sentences()
     config = replace(

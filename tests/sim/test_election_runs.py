@@ -53,6 +53,7 @@ def model(tmp_path, name: str, config: RunConfig, **changes) -> bytes:
     return model_bytes(out(tmp_path, name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "b"), [(5, 1), (5, 2), (9, 3)])
 def test_liars_change_not_a_bit_of_the_model(tmp_path, n, b):
     config = replace(VOTING, clients=n, strategy=f"election:byzantine={b}")
@@ -65,6 +66,7 @@ def test_liars_change_not_a_bit_of_the_model(tmp_path, n, b):
         ), attack
 
 
+@pytest.mark.slow
 def test_nor_where_there_is_something_to_learn(tmp_path):
     config = replace(
         VOTING,

@@ -206,6 +206,7 @@ def test_a_quorum_takes_the_first_and_ends_with_the_last_of_them(tmp_path, outco
     assert first.simulated_s == max(first.traffic.seconds.values()) == first.traffic.seconds[5]
 
 
+@pytest.mark.slow
 def test_who_is_at_work_on_an_older_question_begins_the_newest_one_when_that_is_done(
     tmp_path, outcomes
 ):
@@ -306,6 +307,7 @@ def test_the_rule_of_a_code_decides_on_voters_who_are_late(tmp_path, outcomes, s
 AWAY = "uniform:up=1kB,down=10kB,latency=100ms,step=100ms,absent=40%,stretch=5s"
 
 
+@pytest.mark.slow
 def test_who_is_away_is_not_drawn_or_gone_and_comes_back_to_the_same_model(outcomes):
     rules = Rules(participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%", seed=3)
     federation = Federation(rules, clients=8)
@@ -466,6 +468,7 @@ def test_one_seed_gives_one_run_and_another_seed_another(tmp_path):
 # A server that waits for nobody.
 
 
+@pytest.mark.slow
 def test_who_is_asynchronous_answers_when_the_network_brings_it(tmp_path, outcomes):
     where = slower(tmp_path, "10ms", "10ms", "10ms", "10ms", "1s", "2s")
     config = replace(ALL, network=where, strategy="asynchronous:wait=0,staleness=1000", rounds=150)

@@ -20,6 +20,8 @@ from fedcomp import RunConfig
 from fedcomp.errors import ConfigError
 from fedcomp.sim import ray_engine, simulate
 
+pytestmark = [pytest.mark.slow, pytest.mark.deploy]
+
 TINY = Path(__file__).parents[1] / "tiny_task.py"
 DEADLY = Path(__file__).parents[1] / "deadly_task.py"
 ENVIRONMENT = os.environ | {

@@ -78,6 +78,7 @@ def assert_as_one_by_one(batched, serial, start, data, plans, sgd):
     return updates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sgd",
     [SGD, replace(SGD, epochs=2), replace(SGD, batch_size=1), replace(SGD, steps=1, batch_size=20)],

@@ -23,6 +23,7 @@ def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, strategy):
     assert_the_same_when_stopped(tmp_path, config, StopsAt(3, 2), StopsAt(5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "uplink", "least"),
     [

@@ -120,6 +120,7 @@ def test_a_failure_while_a_checkpoint_is_written_costs_a_round_at_most(
     assert rounds_of(out(tmp_path, "whole")) == rounds_of(out(tmp_path, "stopped"))
 
 
+@pytest.mark.deploy
 def test_a_process_killed_again_and_again_ends_the_same(tmp_path):
     config = replace(TINY, rounds=400, eval_every=100)
     simulate(replace(config, out=out(tmp_path, "whole")))
@@ -191,6 +192,7 @@ def partitioned(rules: Rules, clients: int) -> Federation:
     return federation
 
 
+@pytest.mark.slow
 def test_virtual_clients_that_were_away_download_what_real_ones_do(tmp_path):
     """They share one copy of the model, which the dense model of one of them moves past where others are."""
     rules = Rules(participation=0.15, uplink="stc:density=10%", downlink="stc:density=10%", seed=5)
@@ -250,7 +252,8 @@ def test_a_client_whose_update_is_nan_is_turned_down_and_the_run_goes_on(tmp_pat
     simulate(replace(config, out=out(tmp_path, "run")), watched)
     assert all(r.rejected == 1 and r.accepted == 7 for r in watched.records)
     (rejection,) = watched.records[-1].rejections
-    assert rejection.stage == "encode" and "'0.weight'" in rejection.reason
+    assert rejection.stage == "encode"
+    assert "this client's training data holds NaN" in rejection.reason
     assert rounds_of(out(tmp_path, "run"))[-1]["rejections"][0]["client"] == rejection.client
 
 
@@ -549,6 +552,7 @@ def test_a_run_folder_that_cannot_be_written(tmp_path):
         simulate(replace(TINY, out=out(tmp_path, "run")))
 
 
+@pytest.mark.slow
 def test_what_a_run_held_is_let_go_of_without_the_collector(tmp_path):
     simulate(replace(TINY, out=out(tmp_path, "first")))  # what is loaded once stays
     kinds = (VirtualClients, Data, SerialEngine, BatchedEngine)

@@ -115,6 +115,7 @@ def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every, layer)
     assert_the_same_when_stopped(tmp_path, config, stop)
 
 
+@pytest.mark.deploy
 @pytest.mark.parametrize("engine", ["serial", "processes"])
 def test_engines_agree(tmp_path, engine):
     config = replace(RUN, uplink="identity", downlink="identity")
@@ -134,6 +135,7 @@ def test_a_frame_is_as_long_as_one_of_a_model_twice_as_large(tmp_path):
     assert twice.uplink_bytes - once.uplink_bytes == payload
 
 
+@pytest.mark.slow
 def test_many_local_steps_on_one_class_each_drift_less(tmp_path):
     config = RunConfig(
         task="digits",

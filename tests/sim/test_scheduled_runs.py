@@ -72,6 +72,7 @@ def test_each_schedule_makes_another_run_and_one_that_says_nothing_new_does_not(
     assert ran(CONFIG, tmp_path / "same", **{name: own[name]}) == plain
 
 
+@pytest.mark.deploy
 def test_engines_agree(tmp_path):
     config = replace(CONFIG, **ALL)
     models = []

@@ -31,6 +31,7 @@ def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, text, stop, every):
     assert_the_same_when_stopped(tmp_path, config, stop)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -81,6 +81,7 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine, can
     assert [line["downlink_bytes"] for line in lines] == [sum(t.downlink.values()) for t in traffic]
 
 
+@pytest.mark.slow
 def test_the_tiny_task_is_learned(tmp_path):
     summary = simulate(replace(RUN, rounds=60, partition="iid", out=out(tmp_path, "run")))
     assert summary.accuracy > 0.85

@@ -305,6 +305,7 @@ def test_a_disk_that_is_full_between_checkpoints_ends_the_run_and_it_goes_on(
     assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "full"))
 
 
+@pytest.mark.slow
 def test_what_a_kill_leaves_at_any_moment_of_writing_is_enough_to_go_on(
     tmp_path, no_room, monkeypatch
 ):
@@ -340,6 +341,7 @@ simulate(RunConfig(task={task!r}, clients=12, participation=0.5, rounds=300, loc
 """
 
 
+@pytest.mark.deploy
 @pytest.mark.timeout(300)
 def test_a_process_whose_clients_are_on_the_disk_is_killed_and_its_run_goes_on(tmp_path, no_room):
     config = replace(PIECES, rounds=60, eval_every=50, checkpoint_every=3, residuals="file")
@@ -358,6 +360,7 @@ def test_a_process_whose_clients_are_on_the_disk_is_killed_and_its_run_goes_on(t
     assert rounds_of(str(folder)) == rounds_of(out(tmp_path, "whole"))
 
 
+@pytest.mark.deploy
 @pytest.mark.timeout(300)
 def test_a_file_that_may_not_grow_is_a_sentence_and_an_exit_status(tmp_path):
     config = replace(
@@ -428,6 +431,7 @@ simulate(RunConfig(clients=600, participation=1.0, rounds=1, local_steps=1, batc
 """
 
 
+@pytest.mark.deploy
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_a_cohort_is_not_in_memory_as_a_whole(tmp_path):
     """What 500 clients keep would be 222 MB. It is on the disk, and the holes that it leaves are given back: they grew to 44 MB."""

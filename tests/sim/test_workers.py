@@ -28,6 +28,8 @@ from fedcomp.sim.workers import WorkerEngine
 from fedcomp.tasks import initial_model, load
 from fedcomp.tasks.base import Data
 
+pytestmark = pytest.mark.deploy
+
 TASKS = Path(worker_tasks.__file__)
 SGD = LocalSGD(
     steps=3,

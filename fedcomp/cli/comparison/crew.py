@@ -87,6 +87,7 @@ class Crew:
     """`count` processes, ended when this is left: at once, or where an interruption is why, when each has put down what it was at."""
 
     def __init__(self, count: int):
+        self.count = count
         self.free = [Process() for _ in range(count)]
         self.busy: list[Process] = []
 
@@ -108,17 +109,18 @@ class Crew:
             process.end(0)
 
     def shrink(self, count: int) -> None:
-        """Keep so many of those that are free."""
+        """Use at most `count` processes from now on. Ends those that are free beyond it."""
+        self.count = min(self.count, count)
         while len(self.free) > count:
             self.free.pop().end(0)
 
     def do(self, orders: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Answer]]:
         """Have the orders obeyed; yields (which order, what is said of it) as it is said. The last that is said of each has `end`."""
-        waiting, count = deque(enumerate(orders)), len(self.free)
+        waiting = deque(enumerate(orders))
         with selectors.DefaultSelector() as ears:
             while waiting or self.busy:
-                while waiting and (self.free or len(self.busy) < count):
-                    process = self.free.pop() if self.free else Process()
+                while waiting and len(self.busy) < self.count:
+                    process = self.free.pop() if self.free else Process()  # one may have died
                     ears.register(process.link, selectors.EVENT_READ, process)
                     self.busy.append(process)
                     job, order = waiting.popleft()
