@@ -66,7 +66,7 @@ def test_another_process_hands_the_object_over(tmp_path):
     )
     for model, says in (
         (lambda: nn.Linear(5, 2), "tensors of other shapes"),
-        (lambda: nn.Sequential(nn.Linear(4, 2)), "lacks"),
+        (lambda: nn.Sequential(nn.Linear(4, 2)), "has no tensor '0.weight'"),
     ):
         with pytest.raises(RunFolderError, match=says):
             run.model(dataclasses.replace(MINE, model=model))
