@@ -219,3 +219,24 @@ def test_any_text_is_a_spec_or_a_spec_error(text):
             spec.build(part, KNOWN, "codec")
     except SpecError as error:
         assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4096", 4096),
+        ("200kB", 200_000),
+        ("1.5MB", 1_500_000),
+        ("64KiB", 65_536),
+        ("1/2MB", 500_000),
+    ],
+)
+def test_sizes_are_bytes_in_decimal_or_binary_units(text, value):
+    assert spec.size(text) == value and spec.budget(text) == (value, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("50ms", 0.05), ("20s", 20), ("1.5 min", 90), ("2h", 7200), ("0.5", 0.5)]
+)
+def test_durations_are_seconds(text, seconds):
+    assert spec.duration(text) == pytest.approx(seconds)
