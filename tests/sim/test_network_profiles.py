@@ -375,3 +375,16 @@ def test_a_byte_order_mark_is_no_part_of_a_column(tmp_path):
         read_file(written(tmp_path, "\ufeff" + lines), 1).fingerprint
         == read_file(written(tmp_path, lines), 1).fingerprint
     )
+
+
+def test_rates_and_latencies_of_the_named_networks():
+    """Bits a second up and down and seconds one way, as the module's sources give them."""
+    expected = {
+        "fixed": (45.74e6, 85.73e6, 0.0105),
+        "mobile": (11.22e6, 35.96e6, 0.02),
+        "lte-m": (1e6, 1e6, 0.05),
+        "lora": (5470, 5470, 1.0),
+    }
+    for name, (up, down, latency) in expected.items():
+        network = KINDS[name]()
+        assert (8 * network.up, 8 * network.down, network.latency) == (up, down, latency), name
