@@ -3,7 +3,7 @@
     python benchmarks/gpu_sim.py [--device cuda] [--models mnist-cnn,...] [--clients 100] [--json FILE]
 
 Needs neither Flower nor data: examples are random, of the shapes of MNIST, CIFAR-10 and 80 characters. Of each model, and in float32 and
-bfloat16: the serial engine, the batched engine in each of its ways with and without recorded steps (CUDA graphs), and one model on one big
+bfloat16: the serial engine, the batched engine in each of its ways, and one model on one big
 batch of the same examples, which is the limit. Printed are client updates per second, the share of the device's arithmetic (the floating
 point operations of one client's steps, as torch counts them, over time and over what a large product of matrices reaches in the same
 precision in the same run), the bytes that one more client needs at the peak, and the largest distance of an update from that of the serial
@@ -84,7 +84,6 @@ class Row:
     model: str
     way: str
     precision: str
-    recorded: bool
     at_once: int
     updates_per_s: float
     arithmetic: float  # share of the device's
@@ -180,7 +179,6 @@ class Bench:
         engine.train(
             self.start, self.data, self.plans[:1], self.case.sgd
         )  # which compares its passes with the model's
-        engine.recordings.forget()  # what is played again is not counted
         with FlopCounterMode(display=False) as counter:
             engine.train(self.start, self.data, self.plans[:1], self.case.sgd)
         return counter.get_total_flops()
@@ -189,7 +187,6 @@ class Bench:
         self,
         way: str,
         sgd: LocalSGD,
-        recorded: bool,
         exact: Tensor,
         share: Callable[[float], float],
     ) -> Row:
@@ -197,20 +194,16 @@ class Bench:
             self.task, self.fresh(), self.layout, self.device, len(self.plans), way=way, warn=print
         )
         each = self._room(engine, sgd)
-        if not recorded:
-            engine.recordings.forget()
 
         def train() -> Tensor:
             return engine.train(self.start, self.data, self.plans, sgd)[0]
 
         taken = seconds(train, self.device, self.repeats)
         apart = (train() - exact).norm(dim=1) / exact.norm(dim=1)
-        kept = recorded and engine.recordings.record is not None
         return Row(
             self.name,
             engine.way,
             sgd.precision,
-            kept,
             min(engine.at_once, len(self.plans)),
             len(self.plans) / taken,
             share(taken),
@@ -247,7 +240,6 @@ class Bench:
                     self.name,
                     "serial",
                     precision,
-                    False,
                     1,
                     len(self.plans) / taken,
                     share(taken),
@@ -262,7 +254,6 @@ class Bench:
                     self.name,
                     "one big batch",
                     precision,
-                    False,
                     0,
                     len(self.plans) / taken,
                     share(taken),
@@ -272,16 +263,14 @@ class Bench:
                 )
             )
             for way in self.case.ways:
-                for recorded in (False, True) if self.device.type == "cuda" else (False,):
-                    found.append(self.batched(way, sgd, recorded, exact, share))
+                found.append(self.batched(way, sgd, exact, share))
         return found
 
 
 def show(row: Row) -> None:
-    form = f"{row.way}{', recorded' if row.recorded else ''}"
     speed = f"{row.updates_per_s:11.1f} updates/s{100 * row.arithmetic:7.2f} %"
     print(
-        f"{row.model:18}{form:24}{row.precision:10}{row.at_once:6} at once{speed}"
+        f"{row.model:18}{row.way:24}{row.precision:10}{row.at_once:6} at once{speed}"
         f"{row.bytes_a_client / 1e6:10.2f} MB a client   apart {row.apart:.1e}, typically {row.typical:.1e}",
         flush=True,
     )
@@ -331,7 +320,6 @@ def memory_runs_out(device: torch.device) -> bool:
     bench, said = Bench("mnist-cnn", 64, device, 1), []
     engine = BatchedEngine(bench.task, bench.fresh(), bench.layout, device, warn=said.append)
     expected = engine.train(bench.start, bench.data, bench.plans, bench.case.sgd)[0]
-    engine.recordings.forget()
     each = (
         CudaMeter(device).peak(
             lambda: engine.train(bench.start, bench.data, bench.plans, bench.case.sgd)

@@ -2,11 +2,9 @@
 
 import os
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
 
 MARKED = {"slow", "deploy"}  # tests that --quick leaves out
@@ -23,14 +21,6 @@ if os.environ.get("FEDCOMP_DATA"):
     os.environ["FEDCOMP_DATA"] = os.path.abspath(
         os.environ["FEDCOMP_DATA"]
     )  # tests run commands in other folders
-
-if not torch.cuda.is_available():
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # Triton decides when it is imported; tests but tests/kernels/test_cuda.py must not find it
-        patch.setenv("TRITON_INTERPRET", "1")
-        with suppress(ImportError):
-            import triton.language  # noqa: F401
 
 settings.register_profile("fedcomp", deadline=None, max_examples=40, derandomize="CI" in os.environ)
 settings.load_profile("fedcomp")

@@ -203,7 +203,11 @@ class Cells(Update):
     @cached_property
     def read(self) -> Update:
         """The coordinates with the largest estimates, or all."""
-        return self._read_on("cpu")
+        found = count_sketch.estimates(self.cells, self.seed, 0, self.numel)
+        if self.count == self.numel:
+            return Dense(found)
+        at = kernels.top_k(torch.from_numpy(found), self.count).numpy()
+        return Sparse(self.numel, at, found[at])
 
     @property
     def positions(self) -> np.ndarray | None:
@@ -214,20 +218,10 @@ class Cells(Update):
         return self.count
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
-        if "read" not in vars(self):
-            self.read = self._read_on(into.device)
         self.read.add_to(into, weight)
 
     def block(self, start: int, stop: int) -> np.ndarray:
         return self.read.block(start, stop)
-
-    def _read_on(self, device: torch.device | str) -> Update:
-        """`read`, the same on every device."""
-        found = count_sketch.estimates_on(device, self.cells, self.seed, self.numel)
-        if self.count == self.numel:
-            return Dense(found.cpu().numpy())
-        at = kernels.top_k(found, self.count)
-        return Sparse(self.numel, at.cpu().numpy(), found[at].cpu().numpy())
 
 
 def reread(update: Update, codec: Sketch) -> Update:

@@ -1,4 +1,4 @@
-"""Hot loops on arrays: numba on large CPU vectors, Triton on CUDA, numpy and torch elsewhere, the same results from each."""
+"""Array loops: numba for large CPU vectors, numpy for small ones, torch operations on other devices; all give the same results."""
 
 from . import bits, rice
 from .bits import Signs, pack_signs, pack_signs_runs, read_signs, unpack_signs

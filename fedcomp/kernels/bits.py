@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import FrameError
-from . import backend, cuda, philox
+from . import backend, philox
 from .stretches import each, pieces
 
 WORD = np.dtype("<u4")
@@ -149,8 +149,6 @@ def _checked(data: bytes | memoryview, count: int) -> np.ndarray:
 
 def _pack_rows(X: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """The bits x >= 0 and x == 0 of the rows of X [m, n]: uint8 [m, ⌈n/8⌉]."""
-    if cuda.serves(X):
-        return cuda.pack_signs(X).cpu().numpy(), _pack_torch(X == 0).cpu().numpy()
     if X.device.type == "cpu":
         X = X.to(torch.float32).numpy()
         return np.packbits(X >= 0, axis=1), np.packbits(X == 0, axis=1)

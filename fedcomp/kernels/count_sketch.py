@@ -6,8 +6,8 @@ Charikar, Chen, Farach-Colton: Finding frequent items in data streams. ICALP 200
 
 h and s come from word i of the seed's stream r (kernels/philox.py), in integers: they are the same everywhere, and no table of them is
 kept. The bucket is the word's place among `columns` equal parts of 0..2³²−1, the sign its lowest bit. The number of rows is odd, so that
-the median is one of the cells. A vector is summed in float32 from its beginning, a long one in two halves that are added at the end; on
-CUDA in integers, which add to the same in any order (kernels/cuda.py). Positions are summed in float64.
+the median is one of the cells. A vector is copied to the CPU and summed in float32 from its beginning; a long one is summed in two
+halves, which are then added. Values at given positions are summed in float64.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import backend, cuda, philox
+from . import backend, philox
 from .stretches import each, parallel, pieces
 
 STREAM = 1 << 16  # of row 0; row r has the stream r behind it
@@ -29,8 +29,6 @@ LARGEST = np.finfo(np.float32).max
 def sketch(x: Tensor, rows: int, columns: int, seed: int) -> np.ndarray:
     """The cells of a finite x [n], of any float dtype, on any device: float32 [rows, columns]. What float32 cannot hold is cut."""
     x = x.detach()
-    if cuda.serves(x):
-        return cuda.sketch(x, rows, columns, seed).cpu().numpy()
     x = x.cpu()
     middle = x.numel() // 2 // UNIT * UNIT if x.numel() >= HALVED else 0
     spans = [(0, middle), (middle, x.numel())] if middle else [(0, x.numel())]
@@ -86,14 +84,6 @@ def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray
         b = min(a + BLOCK, stop)
         found[a - start : b - start] = _median(cells, _words(seed, len(cells), a, b))
     return found
-
-
-def estimates_on(device: torch.device | str, cells: np.ndarray, seed: int, numel: int) -> Tensor:
-    """All coordinates of a vector [numel] on a device, the same bits as `estimates`: float32."""
-    there = torch.empty(cells.shape, device=device)
-    if cuda.serves(there):
-        return cuda.estimates(there.copy_(torch.tensor(cells)), seed, numel)
-    return torch.from_numpy(estimates(cells, seed, 0, numel)).to(device)
 
 
 def estimates_at(cells: np.ndarray, positions: np.ndarray, seed: int) -> np.ndarray:

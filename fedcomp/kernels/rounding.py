@@ -10,10 +10,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from . import backend, cuda, philox
+from . import backend, philox
 from .stretches import PIECE, each, pieces
 
 ONE = 2.0**32  # in fixed point
@@ -29,11 +28,6 @@ def to_multiples(x: Tensor, unit: float, limit: float, seed: int) -> np.ndarray:
     unit > 0 and limit/unit ≤ 32767.
     """
     small = math.ceil(limit / unit) <= 127
-    if cuda.serves(x):
-        rounded = cuda.to_multiples(
-            x.detach()[None], [unit], [limit], [seed], torch.int8 if small else torch.int16
-        )
-        return rounded[0].cpu().numpy()
     levels = np.empty(x.numel(), np.int8 if small else np.int16)
     _fill(levels, x, "multiples", _multiples, ONE / unit, limit, seed=seed)
     return levels
@@ -44,8 +38,6 @@ def to_powers(x: Tensor, shift: int, seed: int) -> np.ndarray:
 
     `shift` is at most `shift_of` the largest magnitude. What is smaller than the smallest power turns to it or to 0.
     """
-    if cuda.serves(x):
-        return cuda.to_powers(x.detach()[None], [shift], [seed])[0].cpu().numpy()
     codes = np.empty(x.numel(), np.uint8)
     _fill(codes, x, "powers", _powers, np.float32(2.0**shift), seed=seed)
     return codes

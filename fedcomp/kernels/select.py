@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NonFiniteError
-from . import backend, cuda
+from . import backend
 
 INFINITE = 0x7F800000  # bit pattern of infinity; those of NaN are above
 MAGNITUDE = 0x7FFFFFFF  # bits without the sign
@@ -69,8 +69,6 @@ def top_k_rows(X: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """`top_k` of every row of X [m, n], which is finite: rows and positions of the selected, in this order, and counts [m]; int64."""
     if _is_large(X[:1]):
         return _join([top_k(x, k) for x in X], X.device)
-    if cuda.suits(X, k):
-        return _chosen_rows(X, k, *MAGNITUDES)
     return _split(keep_largest(_bits(X) & MAGNITUDE, k))
 
 
@@ -80,8 +78,6 @@ def top_side_rows(X: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         sides = [top_side(x, k) for x in X]
         positive = torch.tensor([up for _, up in sides], dtype=torch.bool, device=X.device)
         return *_join([positions for positions, _ in sides], X.device), positive
-    if cuda.suits(X, k):
-        return _chosen_side_rows(X, k)
     bits = _bits(X)
     keeps = _keep_sides(bits, k)
     up, down = (_mean_magnitudes(bits, keep) for keep in keeps)
@@ -156,10 +152,6 @@ def _top_k(e: Tensor | None, x: Tensor, k: int) -> Tensor:
         if e is not None:
             large.add(total)
         return positions
-    if (found := _chosen(e, x, k, *MAGNITUDES)) is not None:
-        if e is not None:
-            e += x
-        return found
     return _split(keep_largest(_add(e, x) & MAGNITUDE, k))[1]
 
 
@@ -192,47 +184,6 @@ def _at_least(e: Tensor | None, x: Tensor, threshold: float) -> Tensor:
 
 def _key(magnitude: float) -> int:
     return int(np.float32(magnitude).view(np.int32))
-
-
-def _chosen(e: Tensor | None, x: Tensor, k: int, flip: int, mask: int) -> Tensor | None:
-    """Positions by kernels/cuda.py; None where they have to be found otherwise. Raises NonFiniteError. Nothing is written."""
-    if not cuda.suits(x[None], k) or (e is not None and not e.is_contiguous()):
-        return None
-    found = cuda.select(None if e is None else e[None], x[None], k, flip, mask)
-    if not found.finite:
-        raise non_finite(e, x)
-    return None if found.missed else found.positions[0, : int(found.counts)]
-
-
-def _chosen_rows(X: Tensor, k: int, flip: int, mask: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What `top_k_rows` returns, of keys `(bits ^ flip) & mask`, by kernels/cuda.py."""
-    found, n = cuda.select(None, X.detach(), k, flip, mask), X.shape[1]
-    positions, counts = found.positions, found.counts
-    for row in found.missed.nonzero().flatten().tolist():
-        kept = keep_largest(((_bits(X[row, None]) ^ flip) & mask).clip(0), k)
-        one = _split(kept)[1].to(X.device)
-        positions[row], counts[row] = n, len(one)
-        positions[row, : len(one)] = one
-    rows, columns = (positions < n).nonzero(as_tuple=True)
-    return rows, positions[rows, columns], counts
-
-
-def _chosen_side_rows(X: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `top_side_rows` returns, by kernels/cuda.py."""
-    sides = [_chosen_rows(X, k, *side) for side in (POSITIVES, NEGATIVES)]
-    up, down = (
-        means(X[rows, columns].abs().to(torch.float32), counts) for rows, columns, counts in sides
-    )
-    positive = torch.from_numpy(up >= down).to(X.device)
-    both = [torch.cat(parts) for parts in zip(*(part[:2] for part in sides), strict=True)]
-    won = torch.cat([positive[sides[0][0]], ~positive[sides[1][0]]])
-    order = both[0][won].sort(stable=True).indices
-    return (
-        both[0][won][order],
-        both[1][won][order],
-        torch.where(positive, sides[0][2], sides[1][2]),
-        positive,
-    )
 
 
 def _check_pair(e: Tensor, x: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The batched engine beside the serial one: models in every batched form, lower precision, recorded steps, memory that is not enough."""
+"""The batched engine beside the serial one: models in every batched form, lower precision, memory that is not enough."""
 
 from dataclasses import replace
 
@@ -7,16 +7,14 @@ import pytest
 import torch
 from small_models import Tied
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn import functional as F
 
 from fedcomp.clients.batches import plan_batches
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, Traces, plan_changes
+from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, Traces
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.sim.batched.choice import WAYS
-from fedcomp.tasks.augment import CROP_AND_FLIP, Augmentation
 from fedcomp.tasks.base import Data, Task
 from fedcomp.tasks.resnet import ResNet18
 from fedcomp.tasks.shakespeare import CharacterLSTM
@@ -231,17 +229,6 @@ def test_bfloat16_is_for_the_passes_alone(make, examples, way):
     assert ((losses - exact_losses).abs() < 0.05 * exact_losses).all()
 
 
-# Recorded steps, played in Python where there is no graph.
-
-
-def played(make, data, plans, sgd, record, rounds=3, at_once=0, **also):
-    task, model, layout, start = parts(make, data)
-    engine = BatchedEngine(
-        replace(task, augment=CROP_AND_FLIP), model, layout, "cpu", at_once, record=record
-    )
-    return engine, [engine.train(start, data, plans, sgd, **also) for _ in range(rounds)]
-
-
 def test_the_model_itself_is_not_trained():
     data = images()
     task, model, layout, start = parts(network, data)
@@ -252,134 +239,6 @@ def test_the_model_itself_is_not_trained():
         and torch.equal(first[0], second[0])
         and torch.equal(first[1], second[1])
     )
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"momentum": 0.9}, {"momentum": 0.5, "clip": 0.3, "weight_decay": 0.1, "proximal": 0.7}],
-    ids=str,
-)
-@pytest.mark.parametrize("augment", [False, True])
-def test_recorded_steps_give_what_plain_ones_give(options, augment):
-    data, plans, sgd, steps = (
-        images(),
-        planned(SGD, 5),
-        replace(SGD, **options, augment=augment),
-        [],
-    )
-    task = replace(parts(network, data)[0], augment=CROP_AND_FLIP)
-    also = (
-        {"changes": [plan_changes(task, sgd, plan, 0, 1, who) for who, plan in enumerate(plans)]}
-        if augment
-        else {}
-    )
-
-    def record(step):
-        steps.append(step)
-        step()  # as libraries warm up
-        return step
-
-    engine, recorded = played(network, data, plans, sgd, record, at_once=2, **also)
-    plain = played(network, data, plans, sgd, None, rounds=1, at_once=2, **also)[1][0]
-    assert len(steps) == 2  # two clients with batches of 4, one with batches of 3
-    for updates, losses in recorded:
-        torch.testing.assert_close(updates, plain[0], rtol=1e-5, atol=1e-7)
-        torch.testing.assert_close(losses, plain[1])
-
-
-def test_a_recorded_step_serves_however_many_steps_a_round_has():
-    data, steps = images(), []
-    task, model, layout, start = parts(network, data)
-    engine = BatchedEngine(
-        task, model, layout, "cpu", record=lambda step: steps.append(step) or step
-    )
-    for count in (1, 2, 4):
-        sgd = SGD.as_told(steps=count)
-        plans = planned(sgd, 3)[:2]
-        updates, _ = engine.train(start, data, plans, sgd)
-        torch.testing.assert_close(
-            updates,
-            BatchedEngine(*parts(network, data)[:3], "cpu").train(start, data, plans, sgd)[0],
-        )
-    assert len(steps) == 1
-
-
-def test_batches_of_several_sizes_and_traces_are_not_recorded():
-    def record(step):
-        raise AssertionError("recorded")
-
-    data, sgd = images(), replace(SGD, epochs=1, batch_size=5)
-    played(network, data, planned(sgd, 3)[:2], sgd, record)
-    zeros = torch.zeros(2, Layout.of(network()).numel)
-    played(
-        network,
-        data,
-        planned(SGD, 3)[:2],
-        SGD,
-        record,
-        traces=Traces(moments=(zeros, zeros.clone())),
-    )
-
-
-def test_a_step_that_cannot_be_recorded_is_taken_plainly_from_then_on():
-    tried = []
-
-    def record(step):
-        tried.append(step)
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    data, plans = images(), planned(SGD, 3)
-    engine, found = played(network, data, plans, SGD, record, rounds=4)
-    for result in found:
-        assert_close(result, one_by_one(network, data, plans, SGD))
-    assert len(tried) == 1
-
-
-def step_without_values(
-    make, examples, precision: str, apply=lambda inputs, drawn: inputs
-) -> torch.Tensor:
-    """One step on tensors that have shapes and no values, so that nothing can be asked of them: what a CUDA graph can record."""
-    data, sgd = (
-        examples(),
-        replace(SGD, momentum=0.9, weight_decay=0.1, clip=1.0, proximal=0.5, precision=precision),
-    )
-    task, model, layout, _ = parts(
-        make, data, augment=Augmentation(lambda generator, count: np.zeros(count), apply)
-    )
-    engine = BatchedEngine(
-        task, model, layout, "cpu", way="products" if make is not CHAIN[0] else "chain"
-    )
-    engine._doubted = False
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        there = Data(
-            *(torch.empty(part.shape, dtype=part.dtype) for part in (data.inputs, data.targets))
-        )
-        stack, momentum = torch.empty(2, 3, layout.numel)
-        near = list(layout.views(torch.empty(layout.numel)).values())
-        batch = torch.empty(3, 4, dtype=torch.int64), torch.empty(3, 4)
-        return engine._step(
-            *(list(layout.views(each).values()) for each in (stack, momentum)),
-            near,
-            there,
-            batch,
-            sgd,
-        )
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    ("make", "examples"),
-    [MODELS["network"], MODELS["lstm"], CHAIN],
-    ids=["network", "lstm", "chain"],
-)
-def test_a_step_waits_for_no_value(make, examples, precision):
-    losses = step_without_values(make, examples, precision)
-    assert losses.shape == (3,) and losses.dtype == torch.float32
-
-
-def test_a_step_that_waits_for_a_value_is_found_out():
-    with pytest.raises(DataDependentOutputException):
-        step_without_values(*CHAIN, "float32", lambda inputs, drawn: inputs * drawn.max().item())
 
 
 # Memory: an allocator with a limit in the place of the step's first operation; all else is the engine's own.

@@ -14,12 +14,14 @@ from ...tasks.base import Data, Task
 from ...tasks.user_errors import ran_out_of_memory
 from .choice import MAPPED, NotMapped, gradients_of
 from .convolutions import FORMS
-from .graphs import Batch, Recorder, Recordings, recorder
 from .losses import Parameters
 from .mapped import mapped_gradients
 from .regression import Regression
 from .room import does_not_fit, release
 from .traced import agrees
+
+# Positions in the data [m, b], and what augmentation drew for each [m, b, ...].
+Batch = tuple[Tensor, Tensor | None]
 
 
 class BatchedEngine:
@@ -27,7 +29,6 @@ class BatchedEngine:
 
     Takes `model` over: moves it to `device`. Of its tensors only the frozen ones and the buffers are used. `way` is one of choice.WAYS.
     Where the memory of the device is not enough, half as many clients are trained together from then on, and `warn` hears of it once.
-    `record` is for steps that are played again; by default CUDA graphs, where there are some.
     """
 
     def __init__(
@@ -40,7 +41,6 @@ class BatchedEngine:
         *,
         way: str = "auto",
         warn: Callable[[str], None] = lambda sentence: None,
-        record: Recorder | None = None,
     ):
         self.task, self.model, self.layout, self.device, self.at_once = (
             task,
@@ -59,7 +59,6 @@ class BatchedEngine:
         self.gradients, self.way = gradients_of(task, model, self.device, way)
         self.regression = Regression.of(task, model, layout) if way == "auto" else None
         self._doubted = self.way in FORMS  # until it has been compared with the model itself
-        self.recordings = Recordings(layout, record or recorder(self.device))
 
     def train(
         self,
@@ -141,7 +140,6 @@ class BatchedEngine:
         except (RuntimeError, MemoryError) as error:
             if not ran_out_of_memory(error):
                 raise
-        self.recordings.clear()
         release(self.device)  # now that nothing holds what the step had made
         if len(stack) == 1:
             raise does_not_fit(self.device)
@@ -163,13 +161,6 @@ class BatchedEngine:
         traces: Traces,
     ) -> Tensor:
         """Leaves the updates in `stack` [m, n]; returns the losses [m]."""
-        recorded = (
-            self.recordings.find(self._step, data, batches, sgd)
-            if not (traces or self.coarse or self._doubted)
-            else None
-        )
-        if recorded:
-            return recorded.run(start, batches, stack)
         base = self._rounded(start)
         stack.copy_(base.expand_as(stack))
         if self._regresses(data, [positions.shape[1] for positions, _ in batches], sgd, traces):
@@ -203,23 +194,6 @@ class BatchedEngine:
         return (
             self.regression is not None and not traces and self.regression.suits(data, sizes, sgd)
         )
-
-    def _step(
-        self,
-        weights: list[Tensor],
-        momenta: list[Tensor] | None,
-        near: list[Tensor],
-        data: Data,
-        batch: Batch,
-        sgd: LocalSGD,
-    ) -> Tensor:
-        """One step in place, momenta included. Returns the losses [m]."""
-        names = [e.name for e in self.layout]
-        gradients, loss = self._gradients(dict(zip(names, weights, strict=True)), data, batch, sgd)
-        after = descend(weights, gradients, momenta, sgd, near)
-        if momenta is not None:
-            torch._foreach_copy_(momenta, after)
-        return loss
 
     def _gradients(
         self, parameters: Parameters, data: Data, batch: Batch, sgd: LocalSGD
