@@ -3,6 +3,8 @@ PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python
 
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
+# Tests start many interpreters, which would compile the package again and again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo check test record docs clean
 

@@ -54,12 +54,12 @@ STEP = """\
 import sys, torch
 from fedcomp import RunConfig
 from fedcomp.clients import devices
-from fedcomp.clients.batches import plan_batches
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine
+from fedcomp.training.batches import plan_batches
+from fedcomp.training.local_sgd import LocalSGD, SerialEngine
 from fedcomp.layout import Layout
 from fedcomp.tasks import initial_model, load
 from fedcomp.tasks.check import data_of
-import fedcomp.clients.process, numpy
+import fedcomp.deployment.client_process, numpy
 devices.keep_freed_memory()
 task = load(sys.argv[1], None)
 data, model = data_of(task, "train"), initial_model(task, 0)

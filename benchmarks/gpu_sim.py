@@ -28,8 +28,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedcomp import codec, memory
-from fedcomp.clients.batches import plan_batches
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.sim.batched.choice import AUTO, CHAIN, MAPPED
@@ -39,6 +37,8 @@ from fedcomp.sim.engines import Job, Together
 from fedcomp.sim.several import Several
 from fedcomp.tasks import cifar10, mnist, resnet, shakespeare
 from fedcomp.tasks.base import Data, Task, initial_model
+from fedcomp.training.batches import plan_batches
+from fedcomp.training.local_sgd import LocalSGD, SerialEngine
 
 IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 TOLERANCES = {

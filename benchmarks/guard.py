@@ -20,8 +20,8 @@ from pathlib import Path
 
 import uvicorn
 
-from fedcomp.server import keys
-from fedcomp.server.guard import Guard
+from fedcomp.deployment.guard import Guard
+from fedcomp.keys import key_folder as keys
 
 HERE = "127.0.0.1"
 UP, DOWN = "/v1/fleet/push-object", "/v1/fleet/pull-object"

@@ -62,8 +62,8 @@ def run_loop(name: str, w: Workload) -> dict[str, object]:
     import torch
 
     from fedcomp.cli import plain_loops
-    from fedcomp.clients.batches import plan_batches
-    from fedcomp.clients.local_sgd import LocalSGD
+    from fedcomp.training.batches import plan_batches
+    from fedcomp.training.local_sgd import LocalSGD
 
     task, data, shards = load(w)
     sgd, shards = LocalSGD(w.steps, batch_size=w.batch_size, lr=w.lr), shards[: w.cohort]

@@ -20,13 +20,13 @@ from local_sgd import examples, seconds  # noqa: E402
 
 from fedcomp import RunConfig  # noqa: E402
 from fedcomp.cli.plain_loops import lean_loop, usual_loop  # noqa: E402
-from fedcomp.clients.batches import plan_batches  # noqa: E402
-from fedcomp.clients.local_sgd import LocalSGD  # noqa: E402
 from fedcomp.config import data_folder  # noqa: E402
 from fedcomp.observe import Observer, RoundRecord  # noqa: E402
 from fedcomp.sim import simulate  # noqa: E402
 from fedcomp.tasks import load  # noqa: E402
 from fedcomp.tasks.partition import partition  # noqa: E402
+from fedcomp.training.batches import plan_batches  # noqa: E402
+from fedcomp.training.local_sgd import LocalSGD  # noqa: E402
 
 CLIENTS = 200
 

@@ -26,11 +26,11 @@ import numpy as np
 import torch
 
 from fedcomp import RunConfig, codec
-from fedcomp.clients.batches import plan_batches
-from fedcomp.clients.local_sgd import LocalSGD
 from fedcomp.kernels import peeling
 from fedcomp.observe import Observer
 from fedcomp.sim.run import Simulation
+from fedcomp.training.batches import plan_batches
+from fedcomp.training.local_sgd import LocalSGD
 
 DENSITY, CLIENTS, RELAYS = 0.01, (8, 32, 128), 8
 CLAIMED = 0.81

@@ -3,7 +3,7 @@
 import os
 import signal
 
-from fedcomp.server import keys
+from fedcomp.keys import key_folder as keys
 
 
 def die_at_call(act: str, after: int) -> None:

@@ -2,7 +2,7 @@
 
 They happen in clients that are threads of this process (`Clients`): real `Process`es, with their state on the disk and a line of their own
 to the server that can be cut in the middle of a request. A client that is killed is started again from its disk; one that is slow waits
-until its round is over. Those that real processes need, SIGSTOP, SIGKILL and a full disk, tests/server/test_faults.py makes itself.
+until its round is over. Those that real processes need, SIGSTOP, SIGKILL and a full disk, tests/deployment/test_faults.py makes itself.
 """
 
 import struct
@@ -17,15 +17,15 @@ import torch
 from every_codec import reseal
 from line import Line
 
-from fedcomp.clients import process
 from fedcomp.clients.flower import to_records
-from fedcomp.clients.joining import Own
-from fedcomp.clients.member import Member
-from fedcomp.clients.process import Process, Target
-from fedcomp.clients.state import FILE, StateFolder
 from fedcomp.codecs import Codec, codec
+from fedcomp.deployment import client_process as process
+from fedcomp.deployment.client_process import Process, Target
+from fedcomp.deployment.handshake import Own
+from fedcomp.deployment.member import Member
 from fedcomp.errors import FrameError, UnreachableError
 from fedcomp.messages import UPDATE, Report
+from fedcomp.state_folder import FILE, StateFolder
 
 PATIENCE_S = 60.0
 BEFORE, KEPT, AMID, AFTER, WIRE = (

@@ -7,13 +7,13 @@ from tiny_task import task
 
 from fedcomp import memory
 from fedcomp.clients.client import Client
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine
 from fedcomp.clients.replica import Replica
 from fedcomp.layout import Layout
 from fedcomp.messages import Assignment, Report
 from fedcomp.sim.grid import LocalGrid, by_index
 from fedcomp.strategies import Average, RoundStrategy, Rules
 from fedcomp.tasks import initial_model
+from fedcomp.training.local_sgd import LocalSGD, SerialEngine
 
 Fault = Callable[[Assignment, Report], Report | None]  # what becomes of a reply; None = it is lost
 

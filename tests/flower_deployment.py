@@ -13,7 +13,7 @@ from pathlib import Path
 
 from deployment import children, free_port
 
-from fedcomp.server.guard import Guard
+from fedcomp.deployment.guard import Guard
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = Path(sysconfig.get_path("scripts"))

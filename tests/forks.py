@@ -7,9 +7,9 @@ FORKS.set_forkserver_preload(
     [
         "fedcomp.cli.deployed",
         "fedcomp.cli.main",
-        "fedcomp.clients.many",
-        "fedcomp.server.keys",
-        "fedcomp.server.start",
+        "fedcomp.deployment.multi_client",
+        "fedcomp.keys.key_folder",
+        "fedcomp.deployment.start",
         "fedcomp.sim",
     ]
 )

@@ -18,15 +18,15 @@ from faults import Clients, Faults
 
 from fedcomp import RunConfig
 from fedcomp.clients.flower import Task as FlowerTask
-from fedcomp.clients.joining import Common, Invitation, Own, told, told_work
+from fedcomp.deployment.availability import Quota
+from fedcomp.deployment.guard import Guard
+from fedcomp.deployment.handshake import Common, Invitation, Own, told, told_work
+from fedcomp.deployment.superlink import LOOPBACK, SuperLink
+from fedcomp.deployment.superlink_grid import Gathering
 from fedcomp.layout import Layout
 from fedcomp.messages import Assignment
 from fedcomp.observe import Observer
-from fedcomp.server.attendance import Quota
-from fedcomp.server.gathering import Gathering
-from fedcomp.server.guard import Guard
 from fedcomp.server.results import strategy_of
-from fedcomp.server.superlink import LOOPBACK, SuperLink
 from fedcomp.strategies import Outcome, resolved
 from fedcomp.strategies.closing import DEADLINE
 from fedcomp.tasks import Task, initial_model

@@ -28,6 +28,7 @@ FOUNDATION = {
     "observe",
     "messages",
     "profiling",
+    "state_folder",
 }
 # Each imports from those before it; "__init__" is what users import.
 ORDER = (
@@ -35,9 +36,13 @@ ORDER = (
     "codecs",
     "memories",
     "tasks",
+    "training",
+    "keys",
+    "privacy",
     "clients",
     "strategies",
     "server",
+    "deployment",
     "runs",
     "sim",
     "reproductions",
@@ -50,7 +55,7 @@ NARROWER = {"tasks": {"errors", "spec", "layout", "seeds", "observe", "tasks"}} 
     place: FOUNDATION for place in FOUNDATION
 }
 
-FLOWER_ROOMS = {"clients", "strategies", "server", "sim"}
+FLOWER_ROOMS = {"clients", "strategies", "server", "deployment", "sim"}
 FLOWER_PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"}
 FLOWER_PRIVATE = "clients/flower.py"  # the one module that may reach further into flwr
 

@@ -22,9 +22,9 @@ from fedcomp.cli import deployed, flags
 from fedcomp.cli.comparison.alternatives import alternatives
 from fedcomp.cli.main import app
 from fedcomp.config import SPANNING
+from fedcomp.deployment.guard import Guard
 from fedcomp.errors import UserError
-from fedcomp.server import keys
-from fedcomp.server.guard import Guard
+from fedcomp.keys import key_folder as keys
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"

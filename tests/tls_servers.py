@@ -12,8 +12,8 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedcomp.clients.enrolment import CURVE, utc_now
-from fedcomp.server import certificates
+from fedcomp.keys import certificates
+from fedcomp.keys.enrolment import CURVE, utc_now
 
 HEALTHY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 

@@ -52,8 +52,8 @@ def door_flags() -> list[Any]:
 
 def serve(given: Mapping[str, Any], config: RunConfig, watch: Watch) -> None:
     """Run the server. Raises UserError."""
-    from ..server.start import Door
-    from ..server.start import serve as run
+    from ..deployment.start import Door
+    from ..deployment.start import serve as run
 
     insecure, keys = bool(given.get("insecure")), given.get("keys")
     if insecure and keys:
@@ -132,16 +132,16 @@ def take_part(
             "--partitions is the number of parts of the data; give --partition-id as well"
         )
 
-    from ..clients import devices
-    from ..clients.joining import Own
-    from ..clients.keyring import read_roster
-    from ..clients.many import Crowd
-    from ..clients.member import Member
-    from ..clients.process import Process
-    from ..clients.state import StateFolder
-    from ..clients.stock import Setup, Stock
+    from ..deployment.client_process import Process
+    from ..deployment.handshake import Own
+    from ..deployment.member import Member
+    from ..deployment.multi_client import Crowd
+    from ..deployment.supernode import Setup, Stock
+    from ..keys.keyring import read_roster
+    from ..state_folder import StateFolder
     from ..tasks import load
     from ..tasks.check import data_of
+    from ..training import devices
 
     where = devices.choose(device)
     devices.keep_freed_memory(threads=len(who) > 1)

@@ -21,8 +21,6 @@ from torch import Tensor
 
 from .. import seeds
 from ..baseline import dense, is_dense
-from ..clients.batches import plan_batches
-from ..clients.local_sgd import LocalSGD, SerialEngine
 from ..config import RunConfig
 from ..errors import FedcompError
 from ..formatting import NOTHING, human_bytes, ratio
@@ -31,6 +29,8 @@ from ..sim.engines import Done, Job
 from ..sim.run import Simulation
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Data, initial_model
+from ..training.batches import plan_batches
+from ..training.local_sgd import LocalSGD, SerialEngine
 from .comparison.alternatives import Alternative, refused
 from .results import OF_DENSE, OF_FLOATS
 

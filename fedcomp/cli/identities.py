@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigError, UserError
 
 if TYPE_CHECKING:
-    from ..clients.enrolment import Enrolment
-    from ..clients.process import Target
+    from ..deployment.client_process import Target
+    from ..keys.enrolment import Enrolment
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ def _secure(
     server: str | None, enrolment: Path | None, count: int | None
 ) -> list[tuple["Target", int, "Enrolment | None"]]:
     """Of clients with enrolments."""
-    from ..clients.connection import address
-    from ..clients.process import Target
+    from ..deployment.client_process import Target
+    from ..keys.connection import address
 
     if enrolment is None:
         raise UserError(
@@ -85,7 +85,7 @@ def _secure(
 
 def _enrolments(given: Path, count: int | None) -> Sequence[tuple[Path, "Enrolment"]]:
     """Those of a file, or of the files in a folder, by their ids; the first `count` of them."""
-    from ..clients.enrolment import Enrolment
+    from ..keys.enrolment import Enrolment
 
     if not given.is_dir():
         if count not in (None, 1):
@@ -110,8 +110,8 @@ def _enrolments(given: Path, count: int | None) -> Sequence[tuple[Path, "Enrolme
 def _trial(
     server: str | None, client_id: int | None, partition_id: int | None, count: int
 ) -> list[tuple["Target", int, None]]:
-    from ..clients.connection import address
-    from ..clients.process import Target
+    from ..deployment.client_process import Target
+    from ..keys.connection import address
 
     if server is None:
         raise UserError("where is the server? give --server host:port")

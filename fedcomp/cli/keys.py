@@ -20,7 +20,7 @@ from ..formatting import NOTHING
 from .signals import Signals
 
 if TYPE_CHECKING:
-    from ..server.registry import Entry
+    from ..keys.registry import Entry
 
 SOON = 30  # days
 COLUMNS = ("who", "state", "until", "days", "fingerprint", "file")
@@ -67,7 +67,7 @@ def init(
     ] = 8080,
 ) -> None:
     """Make a CA, a certificate for the server and an enrolment file for each client, in a new folder."""
-    from ..server import keys
+    from ..keys import key_folder as keys
 
     folder = at_home(out, "--out")
     with Signals() as signals:
@@ -103,7 +103,7 @@ def add(
     days: Days = 365,
 ) -> None:
     """Enrol new clients, whose ids follow the highest there is."""
-    from ..server import keys
+    from ..keys import key_folder as keys
 
     folder = at_home(folder, "--keys")
     ids = keys.add(folder, count, days)
@@ -121,7 +121,7 @@ def revoke(
     folder: Folder = DEFAULT,
 ) -> None:
     """Let the keys of clients in no more."""
-    from ..server import keys
+    from ..keys import key_folder as keys
 
     folder = at_home(folder, "--keys")
     keys.revoke(folder, *ids)
@@ -145,7 +145,7 @@ def renew(
     days: Days = 365,
 ) -> None:
     """Make a new key for a client, or a new certificate for the server."""
-    from ..server import keys
+    from ..keys import key_folder as keys
 
     folder = at_home(folder, "--keys")
     if who is not None and who != "server" and not (who.isascii() and who.isdigit()):
@@ -179,8 +179,8 @@ def renew(
 @app.command("list")
 def show(folder: Folder = DEFAULT) -> None:
     """Show whose keys there are and until when they are good: a table on a terminal, lines with tabs elsewhere."""
-    from ..clients.enrolment import utc_now
-    from ..server import keys
+    from ..keys import key_folder as keys
+    from ..keys.enrolment import utc_now
 
     folder, now = at_home(folder, "--keys"), utc_now()
     registry = keys.read_registry(folder)
@@ -229,7 +229,7 @@ def _row(entry: "Entry", file: Path, now: datetime) -> tuple[str, ...]:
 
 
 def _certificate_row(path: Path, who: str, now: datetime) -> tuple[str, ...]:
-    from ..server.certificates import read_certificate
+    from ..keys.certificates import read_certificate
 
     try:
         certificate = read_certificate(path)

@@ -456,7 +456,7 @@ def bench_codecs(
     ] = None,
 ) -> None:
     """Measure what codecs cost and keep, beside a plain copy of the vector."""
-    from ..clients import devices
+    from ..training import devices
     from . import bench, measure
 
     if task is not None and numel is not None:

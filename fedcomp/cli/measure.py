@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..clients.batches import plan_batches
-from ..clients.local_sgd import LocalSGD, SerialEngine
 from ..codecs import Codec
 from ..layout import Layout
 from ..tasks import initial_model, load
 from ..tasks.check import check, data_of
+from ..training.batches import plan_batches
+from ..training.local_sgd import LocalSGD, SerialEngine
 
 LEVELS, REPEATED = 1 << 12, 16  # so many values, each met so often in the mean, are levels
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")

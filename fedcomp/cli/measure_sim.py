@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 from .. import seeds
-from ..clients.batches import plan_batches
 from ..config import RunConfig
 from ..observe import Header, Observer, RoundRecord
 from ..profiling import Event, Recorder, recording, timed
 from ..sim.run import Simulation
 from ..strategies.cohort import size
+from ..training.batches import plan_batches
 from .plain_loops import big_batch, flops_of_an_example, lean_loop, product, seconds_of, usual_loop
 
 # Rows of the table: which stretches make it up.

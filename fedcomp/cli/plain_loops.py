@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..clients.local_sgd import LocalSGD
 from ..tasks import Data, Task, initial_model
+from ..training.local_sgd import LocalSGD
 
 Plans = Sequence[Sequence[np.ndarray]]  # for each client its batches, positions of examples
 

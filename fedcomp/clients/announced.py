@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from hashlib import sha256
 
 from ..errors import ProtocolError
-from .ballots import Slot
+from ..privacy.ballots import Slot
 from .election import Row, announced_row
 
 ATTEMPT, TERMS = (

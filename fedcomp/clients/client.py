@@ -17,9 +17,9 @@ from ..messages import FAILED, NEED_DENSE, UPDATE, Assignment, Report, failure, 
 from ..tasks.base import Data
 from ..tasks.data import non_finite
 from ..tasks.user_errors import client_error
-from .batches import plan_batches
+from ..training.batches import plan_batches
+from ..training.local_sgd import LocalSGD, SerialEngine, Traces, Trained
 from .flower import from_records, to_records
-from .local_sgd import LocalSGD, SerialEngine, Traces, Trained
 from .replica import NeedDense, Replica
 from .work import Held, Part, Work
 

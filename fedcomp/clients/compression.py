@@ -28,11 +28,11 @@ from ..errors import CheckpointError, ConfigError, FedcompError, ProtocolError
 from ..memories import Memory, available_memories
 from ..memories import memory as memory_of
 from ..messages import NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure, ticket
+from ..state_folder import StateFolder, packed, unpacked
 from .client import context_of, settle
 from .flower import MESSAGE
 from .parcels import Form, Parcel
 from .replica import NeedDense, Replica
-from .state import StateFolder, packed, unpacked
 from .work import Work
 
 ClientAppCallable = Callable[[Message, Context], Message]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..layout import Layout
-from .local_sgd import LocalSGD
+from ..training.local_sgd import LocalSGD
 from .work import Work
 
 OWN = "scaffold/control"  # v_i, among what a client keeps

@@ -28,8 +28,11 @@ from .. import kernels
 from ..codecs import Codec, Context
 from ..codecs.base import nonfinite_rows
 from ..errors import FrameError, ProtocolError, UserError
+from ..keys.keyring import DerivedKeys, PinnedKeys, Ring, UnknownKey, point_of, verifier
+from ..keys.signature_log import Past
 from ..memories import Memory
 from ..messages import Assignment
+from ..privacy.ballots import CARD, KEY, Card, Sealed, Slot, Unopenable, card_key, seal
 from .announced import (
     ATTEMPT,
     FEWEST,
@@ -42,10 +45,7 @@ from .announced import (
     too_few,
     with_ballots,
 )
-from .ballots import CARD, KEY, Card, Sealed, Slot, Unopenable, card_key, seal
 from .election import BALLOTS, TALLY, Row, elected, of_partitions, told
-from .keyring import DerivedKeys, PinnedKeys, Ring, UnknownKey, point_of, verifier
-from .past import Past
 from .work import Held, Work
 
 CARDS, RECOUNT = "cards", "recount"  # phases

@@ -14,7 +14,7 @@ from ..layout import Layout
 from ..memories import Memory
 from ..memories.base import of_row
 from ..messages import TRAIN, Assignment
-from .local_sgd import LocalSGD
+from ..training.local_sgd import LocalSGD
 
 
 @dataclass

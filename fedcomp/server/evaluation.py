@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from .. import seeds
-from ..clients.local_sgd import Evaluation, evaluate
 from ..config import RunConfig
 from ..errors import TaskError
 from ..layout import Layout
@@ -17,6 +16,7 @@ from ..tasks import Data, Task, initial_model
 from ..tasks.check import changing_buffers
 from ..tasks.running_statistics import recalibrate, recalibrated
 from ..tasks.user_errors import SEE_TRACEBACK, describe, out_of_memory
+from ..training.local_sgd import Evaluation, evaluate
 
 NOT_EVALUATED = Evaluation(None, None, {})
 ROUNDING = 1e-6  # of a share that is a sum over batches

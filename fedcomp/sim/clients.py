@@ -12,9 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..clients.batches import plan_each
 from ..clients.client import context_of, encoding_error, follow, reason, settle
-from ..clients.local_sgd import LocalSGD, Traces
 from ..clients.replica import NeedDense, Replica
 from ..clients.work import Held, Work
 from ..errors import FedcompError, ProtocolError
@@ -34,6 +32,8 @@ from ..messages import (
 )
 from ..profiling import timed
 from ..tasks.base import Data
+from ..training.batches import plan_each
+from ..training.local_sgd import LocalSGD, Traces
 from .attacks import Attack, Liars, Sender
 from .contraction import Contraction
 from .engines import Engine, Job

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..clients.local_sgd import NO_TRACES, LocalSGD, SerialEngine, Traces, plan_changes
 from ..errors import ConfigError
 from ..tasks.base import Data, Task, fixed_draws
 from ..tasks.user_errors import client_error
+from ..training.local_sgd import NO_TRACES, LocalSGD, SerialEngine, Traces, plan_changes
 from .batched import NotMapped
 
 

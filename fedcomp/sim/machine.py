@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..clients import devices
-from ..clients.batches import plan_batches
-from ..clients.local_sgd import LocalSGD, SerialEngine
 from ..config import RUN_FILE, RunConfig, data_folder, largest_batch
 from ..errors import ConfigError, RunFolderError
 from ..layout import Layout
 from ..tasks import OBJECT
 from ..tasks.base import Data, Task
+from ..training import devices
+from ..training.batches import plan_batches
+from ..training.local_sgd import LocalSGD, SerialEngine
 from .batched import BatchedEngine, NotMapped, choose_engine, unbatched
 from .batched.room import CudaMeter, Meter, fitting
 from .engines import Engine, OneByOne, Together

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from .. import seeds
-from ..clients.local_sgd import LocalSGD
 from ..clients.work import Work
 from ..messages import Assignment
+from ..training.local_sgd import LocalSGD
 
 SLOWEST = 4.0  # times as slow as the fastest, for good
 SWING = 0.5  # of a client's time, up or down, from round to round

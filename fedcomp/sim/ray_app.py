@@ -20,14 +20,14 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from ..clients import devices
 from ..clients.client import reason
 from ..clients.flower import STYPE
-from ..clients.local_sgd import LocalSGD, SerialEngine, Traces
 from ..config import RunConfig, data_folder
 from ..errors import FedcompError
 from ..layout import Layout
 from ..tasks import Data, initial_model, load
+from ..training import devices
+from ..training.local_sgd import LocalSGD, SerialEngine, Traces
 from .engines import Done, Job, trained
 
 JOB, DONE, VECTORS = "job", "done", "vectors"  # records of a message

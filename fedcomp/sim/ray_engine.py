@@ -33,10 +33,10 @@ from torch import Tensor
 
 from ..clients.client import reason
 from ..clients.flower import Actors, identify_process, name_messages
-from ..clients.local_sgd import LocalSGD
 from ..config import RunConfig, data_folder
 from ..errors import ConfigError, TaskError, UserError
 from ..tasks import Data
+from ..training.local_sgd import LocalSGD
 from .engines import Done, Job, moved
 from .grid import FIRST_NODE
 from .ray_app import DONE, PARTITION, REASON, Errand, Setup, Stored, Untrained, asked_of, done_of

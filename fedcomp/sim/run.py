@@ -10,8 +10,6 @@ from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 import numpy as np
 import torch
 
-from ..clients import devices
-from ..clients.local_sgd import LocalSGD
 from ..clients.replica import Replica
 from ..codecs import codec
 from ..config import RunConfig, data_folder
@@ -39,6 +37,8 @@ from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of
 from ..tasks.partition import partition
 from ..tasks.user_errors import out_of_memory
+from ..training import devices
+from ..training.local_sgd import LocalSGD
 from .attacks import Liars, attacks
 from .batched import NotMapped
 from .clients import VirtualClients

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..clients.local_sgd import LocalSGD, Traces
 from ..tasks.base import Data
+from ..training.local_sgd import LocalSGD, Traces
 from .engines import Done, Engine, Job
 
 

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..clients.batches import plan_batches
 from ..clients.client import shard_of
-from ..clients.local_sgd import LocalSGD
 from ..clients.work import Part, Work
 from ..errors import ConfigError, ProtocolError
 from ..messages import Assignment
 from ..tasks.base import Data
+from ..training.batches import plan_batches
+from ..training.local_sgd import LocalSGD
 from .engines import Engine, Job
 
 Kept = tuple[Any, float]  # what the client half keeps of a part's update, and the loss

@@ -18,8 +18,8 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from ..clients.flower import Run, from_records, readdress
+from ..deployment.superlink_grid import GONE, GRACE_S
 from ..messages import FAILED, NEED_DENSE, UPDATE, Assignment, Report
-from ..server.gathering import GONE, GRACE_S
 from .clock import VirtualClock
 from .network import Network
 

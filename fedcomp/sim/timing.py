@@ -1,7 +1,7 @@
 """Virtual time of a run: who can be drawn for a round, what it took, and what of it stands in the checkpoint.
 
 As in a deployment, rounds are drawn from the clients that are there, and who let a deadline pass is not drawn while enough others are,
-until it is heard of again (server/attendance.py). While too few are there, virtual time passes.
+until it is heard of again (deployment/availability.py). While too few are there, virtual time passes.
 """
 
 import json
@@ -12,10 +12,10 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from ..config import RunConfig
+from ..deployment.availability import Attendance, Quota
 from ..errors import RunFolderError
 from ..memories.base import Changes
 from ..messages import Assignment
-from ..server.attendance import Attendance, Quota
 from ..strategies import Outcome, RoundStrategy
 from ..strategies.closing import DEADLINE
 from ..strategies.cohort import size

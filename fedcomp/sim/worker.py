@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from ..clients import devices
-from ..clients.local_sgd import LocalSGD, SerialEngine, Traces
 from ..errors import FedcompError
 from ..layout import Layout
 from ..tasks import initial_model, load
 from ..tasks.base import Data
 from ..tasks.user_errors import client_error
+from ..training import devices
+from ..training.local_sgd import LocalSGD, SerialEngine, Traces
 from .buffers import Buffers
 from .engines import Done, Job, likeness, trained
 from .shared_memory import Region, opened

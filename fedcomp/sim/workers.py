@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..clients.local_sgd import LocalSGD, SerialEngine
 from ..errors import FedcompError, TaskError, UserError
 from ..layout import Layout
 from ..tasks import initial_model
 from ..tasks.base import Data, Task
+from ..training.local_sgd import LocalSGD, SerialEngine
 from .buffers import Buffers
 from .engines import Done, Job, likeness, trained
 from .processes import Worker, end_all, error_of

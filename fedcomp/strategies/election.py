@@ -40,13 +40,13 @@ from torch import Tensor
 from .. import spec
 from ..clients.announced import FEWEST, terms_of
 from ..clients.election import BALLOTS, ROW, TALLY, BallotElection, DataElection, Row
-from ..clients.keyring import DerivedKeys, KnownKeys
 from ..clients.sealed_election import CARDS, RECOUNT, SealedElection, with_complaints
 from ..clients.work import Part, Work
 from ..codecs import Update
 from ..codecs.sign import Sign
 from ..errors import ConfigError, FrameError, SpecError
 from ..kernels import votes
+from ..keys.keyring import DerivedKeys, KnownKeys
 from ..layout import Layout
 from ..memories.base import Changes
 from ..memories.none import Nothing

@@ -16,11 +16,11 @@ from torch import nn
 from fedcomp import Data, Layout, Task
 from fedcomp.cli.measure_sim import LOCAL, PARTS, REST, WHOLE, Enough, Turns
 from fedcomp.cli.plain_loops import big_batch, flops_of_an_example, lean_loop, usual_loop
-from fedcomp.clients.batches import plan_batches
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine
 from fedcomp.profiling import recording, timed
 from fedcomp.server.recovery import Recovery
 from fedcomp.tasks import initial_model
+from fedcomp.training.batches import plan_batches
+from fedcomp.training.local_sgd import LocalSGD, SerialEngine
 
 TASK = str(Path(__file__).parents[1] / "tiny_task.py") + ":task"
 WORDS = ["--task", TASK, "--clients", 8, "--participation", 1 / 2, "--device", "cpu", "--rounds", 2]

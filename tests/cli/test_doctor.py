@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 
 from fedcomp.cli.doctor import machine
 from fedcomp.cli.main import app
-from fedcomp.clients.enrolment import Enrolment, iso, utc_now
-from fedcomp.server import certificates, keys
+from fedcomp.keys import certificates
+from fedcomp.keys import key_folder as keys
+from fedcomp.keys.enrolment import Enrolment, iso, utc_now
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = ["python", "flwr", "packages", "torch", "cuda", "threads", "disk"]

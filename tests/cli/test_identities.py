@@ -6,7 +6,7 @@ import pytest
 
 from fedcomp.cli.identities import identities
 from fedcomp.errors import ConfigError, UserError
-from fedcomp.server.keys import make
+from fedcomp.keys.key_folder import make
 
 
 def of(

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from fedcomp.cli.keys import days_left
 from fedcomp.cli.main import app
-from fedcomp.clients.enrolment import Enrolment, utc_now
-from fedcomp.server import keys
-from fedcomp.server.keys import read_registry
+from fedcomp.keys import key_folder as keys
+from fedcomp.keys.enrolment import Enrolment, utc_now
+from fedcomp.keys.key_folder import read_registry
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,10 +5,10 @@ import torch
 from deployment import free_port
 from tiny_task import task
 
-from fedcomp.clients import process
-from fedcomp.clients.joining import Own
-from fedcomp.clients.member import Member
-from fedcomp.clients.process import Process, Target
+from fedcomp.deployment import client_process as process
+from fedcomp.deployment.client_process import Process, Target
+from fedcomp.deployment.handshake import Own
+from fedcomp.deployment.member import Member
 from fedcomp.errors import UnreachableError
 
 

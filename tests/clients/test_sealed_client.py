@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from fedcomp.clients import sealed_election
-from fedcomp.clients.ballots import CARD, KEY, Card, Sealed, Slot
 from fedcomp.clients.election import BALLOTS, TALLY, Row
-from fedcomp.clients.keyring import DerivedKeys, verifier
 from fedcomp.clients.sealed_election import (
     ATTEMPT,
     CARDS,
@@ -24,9 +22,11 @@ from fedcomp.clients.sealed_election import (
 from fedcomp.clients.work import Held, Part
 from fedcomp.codecs import Context, codec
 from fedcomp.errors import ProtocolError
+from fedcomp.keys.keyring import DerivedKeys, verifier
 from fedcomp.layout import Layout
 from fedcomp.memories import memory
 from fedcomp.messages import UP_TO_DATE, Assignment
+from fedcomp.privacy.ballots import CARD, KEY, Card, Sealed, Slot
 from fedcomp.sim.attacks.equivocation import crooked
 
 NUMEL, ALL = 10, (0, 1, 2, 3, 4)

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from federation import Federation
 
-from fedcomp.clients.local_sgd import Trained
 from fedcomp.strategies import Rules
+from fedcomp.training.local_sgd import Trained
 
 CLIENTS, ROUNDS, RATE = 5, 60, 0.3  # after 600 rounds both are at 1e-15, the limit of float32
 

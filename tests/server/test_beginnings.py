@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedcomp import RunConfig, UserError
+from fedcomp.deployment.start import Deployment, Door
+from fedcomp.keys import key_folder as keys
 from fedcomp.observe import Observer
-from fedcomp.server import keys
-from fedcomp.server.start import Deployment, Door
 
 TINY = Path(__file__).parents[1] / "tiny_task.py"
 CONFIG = RunConfig(task=f"{TINY}:task", clients=3, rounds=1)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from small_runs import TASKS, TINY, Records, StopsAt, assert_the_same_when_stopped, out, rounds_of
 
+from fedcomp.deployment.start import Deployment, Door
 from fedcomp.server.finite_loss import FiniteLoss
-from fedcomp.server.start import Deployment, Door
 from fedcomp.sim import simulate
 from fedcomp.strategies import Outcome
 from fedcomp.strategies.exchange import Traffic

@@ -9,9 +9,9 @@ from deployment import TASK
 from prometheus_text import parsed
 
 from fedcomp import RunConfig
+from fedcomp.deployment.start import Door, serve
 from fedcomp.errors import ConfigError
 from fedcomp.observe import Observer
-from fedcomp.server.start import Door, serve
 from fedcomp.server.watching import watched
 from fedcomp.sim import simulate
 

@@ -7,11 +7,11 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fedcomp.cli.main import app
-from fedcomp.clients.joining import Invitation, options_of, told, told_work
-from fedcomp.clients.local_sgd import LocalSGD
 from fedcomp.clients.work import Work
 from fedcomp.config import RunConfig
+from fedcomp.deployment.handshake import Invitation, options_of, told, told_work
 from fedcomp.sim import simulate
+from fedcomp.training.local_sgd import LocalSGD
 
 PICTURES = """
 import torch

@@ -7,12 +7,12 @@ from small_models import Coarse, Scalar, Tied
 from torch import nn
 from torch.nn import functional as F
 
-from fedcomp.clients.batches import plan_batches
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine, choose_engine
 from fedcomp.tasks.base import Data, Task
+from fedcomp.training.batches import plan_batches
+from fedcomp.training.local_sgd import LocalSGD, SerialEngine
 
 SGD = LocalSGD(steps=4, batch_size=8, lr=0.1)
 VARIANTS = {

@@ -9,8 +9,6 @@ from small_models import Tied
 from torch import nn
 from torch.nn import functional as F
 
-from fedcomp.clients.batches import plan_batches
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, Traces
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
@@ -19,6 +17,8 @@ from fedcomp.tasks.base import Data, Task
 from fedcomp.tasks.resnet import ResNet18
 from fedcomp.tasks.shakespeare import CharacterLSTM
 from fedcomp.tasks.shakespeare import loss as of_characters
+from fedcomp.training.batches import plan_batches
+from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces
 
 SGD = LocalSGD(steps=3, batch_size=4, lr=0.05)
 

@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedcomp.clients.batches import plan_batches
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, Traces
 from fedcomp.config import RunConfig
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
@@ -16,6 +14,8 @@ from fedcomp.sim.batched import BatchedEngine
 from fedcomp.sim.engines import Done, Job, OneByOne, Together
 from fedcomp.sim.machine import Machine
 from fedcomp.tasks.base import Data, Task
+from fedcomp.training.batches import plan_batches
+from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces
 
 SGD = LocalSGD(steps=2, batch_size=8, momentum=0.9, keep_momentum=True)
 CPU = torch.device("cpu")

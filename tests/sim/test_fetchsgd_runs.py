@@ -11,12 +11,12 @@ from small_runs import TINY, StopsAt, assert_the_same_when_stopped, out
 from test_memories import Sentences
 
 from fedcomp import RunConfig, UserError
-from fedcomp.clients.local_sgd import LocalSGD
 from fedcomp.config import read_run
 from fedcomp.sim import simulate
 from fedcomp.strategies import Rules
 from fedcomp.strategies.fetchsgd import FetchSGD
 from fedcomp.tasks.partition import partition
+from fedcomp.training.local_sgd import LocalSGD
 
 SKETCHED = replace(
     TINY,

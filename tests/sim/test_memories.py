@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 from small_runs import TINY, Stop, StopsAt, model_bytes, out, rounds_of
 
 from fedcomp import UserError, codecs
-from fedcomp.clients.local_sgd import LocalSGD
 from fedcomp.codecs.topk import TopK
 from fedcomp.memories import memory
 from fedcomp.observe import Observer
@@ -18,6 +17,7 @@ from fedcomp.sim.growth import Growth
 from fedcomp.strategies import Rules
 from fedcomp.strategies.gtopk import GTopK
 from fedcomp.tasks.partition import partition
+from fedcomp.training.local_sgd import LocalSGD
 
 VARIANTS = {
     "ecq": {"memory": "ecq"},

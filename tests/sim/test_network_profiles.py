@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcomp import spec
-from fedcomp.clients.batches import plan_batches
-from fedcomp.clients.local_sgd import LocalSGD
 from fedcomp.clients.work import Part, Work
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.messages import Assignment
@@ -20,6 +18,8 @@ from fedcomp.sim.clock import VirtualClock
 from fedcomp.sim.network import COLUMNS, KINDS, LIMITS, Network, Profiles, Uniform, drawn, read_spec
 from fedcomp.sim.network_file import is_file, read_file
 from fedcomp.sim.pace import steps_by
+from fedcomp.training.batches import plan_batches
+from fedcomp.training.local_sgd import LocalSGD
 
 ALIKE = {
     "up": 1000.0,

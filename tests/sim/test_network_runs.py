@@ -21,10 +21,10 @@ from small_runs import (
 
 from fedcomp import RunConfig
 from fedcomp.config import read_run
+from fedcomp.deployment.start import Door, serve
 from fedcomp.errors import ConfigError, RunFolderError
 from fedcomp.observe import Observer
 from fedcomp.server.results import NOTHING_ACCEPTED
-from fedcomp.server.start import Door, serve
 from fedcomp.sim import simulate
 from fedcomp.sim.clients import VirtualClients
 from fedcomp.sim.network import Network, Profiles

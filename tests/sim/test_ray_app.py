@@ -11,9 +11,7 @@ from flwr.app import Context, Message, RecordDict
 from torch import nn
 
 from fedcomp import Data, RunConfig, Task
-from fedcomp.clients.batches import plan_batches
 from fedcomp.clients.flower import identify_process, name_messages
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, Traces
 from fedcomp.layout import Layout
 from fedcomp.sim.engines import Done, Job, OneByOne
 from fedcomp.sim.ray_app import (
@@ -28,6 +26,8 @@ from fedcomp.sim.ray_app import (
     done_of,
 )
 from fedcomp.tasks import initial_model
+from fedcomp.training.batches import plan_batches
+from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces
 
 CPU = torch.device("cpu")
 

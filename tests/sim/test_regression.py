@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedcomp.clients.batches import plan_batches
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, Traces
 from fedcomp.kernels import regression
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.tasks.base import Data, Task
+from fedcomp.training.batches import plan_batches
+from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces
 
 SGD = LocalSGD(steps=4, batch_size=7, lr=0.1)
 WIDTH, CLASSES = 45, 5  # neither a multiple of what goes into a vector

@@ -27,7 +27,6 @@ from small_runs import (
 )
 
 from fedcomp import RunConfig, UserError
-from fedcomp.clients.local_sgd import SerialEngine
 from fedcomp.config import options_of_run, read_run
 from fedcomp.errors import CheckpointError
 from fedcomp.observe import Observer, RoundRecord
@@ -38,6 +37,7 @@ from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import Rules
 from fedcomp.tasks import Data
 from fedcomp.tasks.partition import partition
+from fedcomp.training.local_sgd import SerialEngine
 
 
 def test_a_run_leaves_what_it_promises(tmp_path):
@@ -358,8 +358,8 @@ def test_a_checkpoint_of_another_model(tmp_path):
     config = replace(TINY, task=f"{task}:task", rounds=1, out=out(tmp_path, "run"))
     simulate(config)
     task.write_text(
-        source.replace("nn.Linear(2, 8)", "nn.Linear(2, 9)").replace(
-            "nn.Linear(8, 2)", "nn.Linear(9, 2)"
+        source.replace("nn.Linear(2, 8)", "nn.Linear(2, 10)").replace(
+            "nn.Linear(8, 2)", "nn.Linear(10, 2)"
         )
     )
     with pytest.raises(UserError, match="another model"):

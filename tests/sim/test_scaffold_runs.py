@@ -10,15 +10,15 @@ from small_runs import TINY, StopsAt, assert_the_same_when_stopped, out, rounds_
 from tiny_task import task
 
 from fedcomp import RunConfig
-from fedcomp.clients.batches import plan_batches
-from fedcomp.clients.local_sgd import LocalSGD
+from fedcomp.deployment.start import Door, serve
 from fedcomp.errors import ConfigError, UserError
-from fedcomp.server.start import Door, serve
 from fedcomp.sim import simulate
 from fedcomp.strategies import Rules, resolved
 from fedcomp.strategies.cohort import sample
 from fedcomp.strategies.scaffold import Scaffold
 from fedcomp.tasks import initial_model
+from fedcomp.training.batches import plan_batches
+from fedcomp.training.local_sgd import LocalSGD
 
 DENSE = Rules(participation=0.5, uplink="identity", downlink="identity", seed=3, clients=6)
 SGD = LocalSGD(steps=2, batch_size=10, lr=0.1)  # of a Federation

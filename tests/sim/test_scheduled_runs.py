@@ -10,13 +10,13 @@ from federation import Federation
 from safetensors.torch import load_file
 
 from fedcomp import RunConfig, codec
-from fedcomp.clients.local_sgd import LocalSGD
 from fedcomp.config import read_run
 from fedcomp.errors import ConfigError, ProtocolError, UserError
 from fedcomp.sim import simulate
 from fedcomp.sim.machine import Machine
 from fedcomp.strategies import Rules
 from fedcomp.tasks import load
+from fedcomp.training.local_sgd import LocalSGD
 
 TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
 CONFIG = RunConfig(

@@ -9,8 +9,6 @@ from small_runs import TINY, Records, StopsAt, out, rounds_of
 from test_batched_engine import SGD, images, limited, network, one_by_one, parts, planned
 
 from fedcomp import RunConfig
-from fedcomp.clients import devices
-from fedcomp.clients.local_sgd import Traces
 from fedcomp.config import read_run
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.sim import clients as virtual
@@ -18,6 +16,8 @@ from fedcomp.sim import simulate
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.sim.engines import Done, Job, Together
 from fedcomp.sim.several import Later, Several
+from fedcomp.training import devices
+from fedcomp.training.local_sgd import Traces
 
 CPU = torch.device("cpu")
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from small_runs import TINY, model_bytes, out
 
-from fedcomp.clients.local_sgd import SerialEngine
 from fedcomp.sim import simulate
 from fedcomp.sim.batched import BatchedEngine
+from fedcomp.training.local_sgd import SerialEngine
 
 CODED = replace(
     TINY,

@@ -16,9 +16,7 @@ import torch
 import worker_tasks
 
 from fedcomp import RunConfig, UserError
-from fedcomp.clients.batches import plan_batches
 from fedcomp.clients.client import reason
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, Traces
 from fedcomp.config import read_run
 from fedcomp.errors import TaskError
 from fedcomp.layout import Layout
@@ -27,6 +25,8 @@ from fedcomp.sim.engines import Done, Job, OneByOne
 from fedcomp.sim.workers import WorkerEngine
 from fedcomp.tasks import initial_model, load
 from fedcomp.tasks.base import Data
+from fedcomp.training.batches import plan_batches
+from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces
 
 pytestmark = pytest.mark.deploy
 

@@ -18,10 +18,10 @@ from flwr.serverapp.strategy import (
 from fedcomp.clients import compression_mod
 from fedcomp.clients.compression import MEMORY
 from fedcomp.clients.parcels import Parcel
-from fedcomp.clients.state import StateFolder
 from fedcomp.codecs import codec
 from fedcomp.errors import ConfigError, FedcompError, SpecError
 from fedcomp.messages import DENSE, FRAMES, OVERWRITE, UP_TO_DATE, Assignment, Report
+from fedcomp.state_folder import StateFolder
 from fedcomp.strategies import Compressed
 
 NUMEL = 60 * 50 + 50

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp import RunConfig, codec
-from fedcomp.clients.local_sgd import LocalSGD
 from fedcomp.errors import ConfigError, ProtocolError
 from fedcomp.layout import Layout
 from fedcomp.observe import Observer
@@ -20,6 +19,7 @@ from fedcomp.sim import simulate
 from fedcomp.spec import duration
 from fedcomp.strategies import Rules
 from fedcomp.strategies.schedule import Schedule, Terms
+from fedcomp.training.local_sgd import LocalSGD
 
 TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
 BOUNDED = [

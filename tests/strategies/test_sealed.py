@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedcomp import RunConfig, UserError
-from fedcomp.clients import ballots
 from fedcomp.clients.election import BALLOTS, TALLY
-from fedcomp.clients.keyring import DerivedKeys, point_of
 from fedcomp.clients.sealed_election import (
     BITS,
     CARDS,
@@ -25,8 +23,10 @@ from fedcomp.clients.sealed_election import (
 )
 from fedcomp.codecs import Context
 from fedcomp.errors import ProtocolError
+from fedcomp.keys.keyring import DerivedKeys, point_of
 from fedcomp.messages import Report
 from fedcomp.observe import Observer
+from fedcomp.privacy import ballots
 from fedcomp.sim import attacks, simulate
 from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import Rules, strategy

@@ -12,13 +12,13 @@ from federation import Federation
 from flwr.app import ArrayRecord
 
 from fedcomp import codec, memory
-from fedcomp.clients.local_sgd import Trained
 from fedcomp.codecs.sketch import Sketch
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES
 from fedcomp.messages import Assignment, Report, ticket
 from fedcomp.strategies import Average, Rules, strategy
 from fedcomp.strategies.sketched_sgd import SketchedSGD
+from fedcomp.training.local_sgd import Trained
 
 K, MOST = 4, 8  # of 42 coordinates, at a density of 10 % with two candidates each
 WIDE = "sketch:columns=400"

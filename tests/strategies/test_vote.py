@@ -8,10 +8,10 @@ import torch
 from federation import Federation
 
 from fedcomp import RunConfig, UserError, seeds
-from fedcomp.clients.local_sgd import Trained
 from fedcomp.kernels import votes
 from fedcomp.strategies import Average, RoundStrategy, Rules, resolved, strategy
 from fedcomp.strategies.vote import Vote
+from fedcomp.training.local_sgd import Trained
 
 RULES = Rules(
     participation=1.0,

@@ -3,12 +3,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedcomp.clients.batches import plan_batches
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, plan_changes
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.tasks import Augmentation, Data, Task, initial_model
 from fedcomp.tasks.augment import CROP_AND_FLIP, PADDING
+from fedcomp.training.batches import plan_batches
+from fedcomp.training.local_sgd import LocalSGD, SerialEngine, plan_changes
 
 SGD = LocalSGD(steps=3, batch_size=4, lr=0.05, augment=True)
 

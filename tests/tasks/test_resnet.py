@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedcomp.clients.batches import plan_batches
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, evaluate
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine, choose_engine
 from fedcomp.tasks import Data, Task, initial_model
 from fedcomp.tasks.check import check
 from fedcomp.tasks.resnet import ResNet18
+from fedcomp.training.batches import plan_batches
+from fedcomp.training.local_sgd import LocalSGD, SerialEngine, evaluate
 
 
 def photographs(count: int, size: int = 8) -> Data:

@@ -5,8 +5,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedcomp.clients.batches import plan_batches
-from fedcomp.clients.local_sgd import LocalSGD, SerialEngine, evaluate
 from fedcomp.errors import ConfigError, DataError
 from fedcomp.layout import Layout
 from fedcomp.sim.attacks import attacks
@@ -24,6 +22,8 @@ from fedcomp.tasks.shakespeare import (
     loss,
     speeches,
 )
+from fedcomp.training.batches import plan_batches
+from fedcomp.training.local_sgd import LocalSGD, SerialEngine, evaluate
 
 PLAY = """First  Citizen:
 Before we proceed any further,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...errors import KeysError
 
 if TYPE_CHECKING:
-    from ...clients.enrolment import Enrolment
+    from ...keys.enrolment import Enrolment
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Asked:
 
     @cached_property
     def _read(self) -> "Enrolment | KeysError | None":
-        from ...clients.enrolment import Enrolment
+        from ...keys.enrolment import Enrolment
 
         try:
             return Enrolment.read(self.client) if self.client else None
@@ -42,7 +42,7 @@ class Asked:
 
     def address(self) -> tuple[str, int] | None:
         """Host and port of the server: the one that is named, or else the enrolment's. Raises ConfigError where that is no address."""
-        from ...clients.connection import address
+        from ...keys.connection import address
 
         if self.server:
             return address(self.server)

@@ -33,7 +33,7 @@ def parted(sentence: str) -> tuple[str, str]:
 
 
 def ending(what: str, ends: datetime, now: datetime, remedy: str, before: str = "") -> Check:
-    from ...clients.enrolment import iso
+    from ...keys.enrolment import iso
 
     if now >= ends:
         return Check(

@@ -11,7 +11,7 @@ from .asked import Asked
 from .check import FAILED, OK, Check, ending, parted, refused
 
 if TYPE_CHECKING:
-    from ...clients.enrolment import Enrolment
+    from ...keys.enrolment import Enrolment
 
 
 def checks(asked: Asked) -> Iterator[Check]:
@@ -22,7 +22,7 @@ def checks(asked: Asked) -> Iterator[Check]:
 
 
 def enrolment_file(asked: Asked) -> Iterator[Check]:
-    from ...clients.enrolment import utc_now
+    from ...keys.enrolment import utc_now
 
     if asked.unreadable:
         yield refused("client", asked.unreadable)
@@ -41,9 +41,9 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
     """The CA, the server's certificate, the registry and the files that belong to it; and whether a client is in it."""
     from cryptography import x509
 
-    from ...clients.enrolment import utc_now
-    from ...server import keys
-    from ...server.certificates import read_certificate
+    from ...keys import key_folder as keys
+    from ...keys.certificates import read_certificate
+    from ...keys.enrolment import utc_now
 
     try:
         registry = keys.read_registry(folder)
@@ -104,8 +104,8 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
 
 def files_of(folder: Path, entries: tuple) -> Check:
     """Whether the enrolment files that are still there go with the registry and are private."""
-    from ...clients.enrolment import Enrolment
-    from ...server import keys
+    from ...keys import key_folder as keys
+    from ...keys.enrolment import Enrolment
 
     clients = folder / keys.CLIENTS
     for entry in entries:

@@ -10,7 +10,7 @@ from .asked import Asked
 from .check import FAILED, OK, SKIPPED, Check, ending, refused
 
 if TYPE_CHECKING:
-    from ...clients.connection import Contact
+    from ...keys.connection import Contact
 
 AHEAD_S, BEHIND_S = (
     4,
@@ -26,7 +26,7 @@ def checks(asked: Asked) -> Iterator[Check]:
 
 def reaching(where: tuple[str, int], ca: str | None, keys: str | Path) -> Iterator[Check]:
     """The server's certificate and health, and both clocks."""
-    from ...clients.connection import contact
+    from ...keys.connection import contact
 
     host, port = where
     name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -65,7 +65,7 @@ def reaching(where: tuple[str, int], ca: str | None, keys: str | Path) -> Iterat
 
 def clock(met: "Contact") -> Check:
     """This machine's clock against the server's, which tells whole seconds."""
-    from ...clients.enrolment import iso
+    from ...keys.enrolment import iso
 
     if met.date is None:
         return Check("clock", SKIPPED, f"{iso(met.asked)} here; the server does not tell its own")
@@ -82,7 +82,7 @@ def clock(met: "Contact") -> Check:
 
 
 def own_clock() -> Check:
-    from ...clients.enrolment import iso, utc_now
+    from ...keys.enrolment import iso, utc_now
 
     return Check(
         "clock", SKIPPED, f"{iso(utc_now())} here; compared with a server's where one is reached"

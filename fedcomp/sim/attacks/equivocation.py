@@ -11,11 +11,11 @@ from typing import ClassVar
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ...clients.ballots import HEAD, KEY, TAG, WRAP, Slot, sign, signed_text
 from ...clients.election import BALLOTS
 from ...clients.sealed_election import SealedElection
 from ...errors import SpecError
 from ...messages import Report, ticket
+from ...privacy.ballots import HEAD, KEY, TAG, WRAP, Slot, sign, signed_text
 from .base import Attack, Sender
 
 

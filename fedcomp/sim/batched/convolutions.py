@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...clients.channels import may_be_last
+from ...training.channels import may_be_last
 
 Pair = tuple[int, int]
 Form = Callable[

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...clients.local_sgd import NO_TRACES, LocalSGD, Traces, anchors, descend
 from ...layout import Layout
 from ...tasks.base import Data, Task
 from ...tasks.user_errors import ran_out_of_memory
+from ...training.local_sgd import NO_TRACES, LocalSGD, Traces, anchors, descend
 from .choice import MAPPED, NotMapped, gradients_of
 from .convolutions import FORMS
 from .losses import Parameters

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...clients.local_sgd import LocalSGD
 from ...kernels import regression
 from ...layout import Layout
 from ...tasks.base import Data, Task
+from ...training.local_sgd import LocalSGD
 from .chains import chain
 
 

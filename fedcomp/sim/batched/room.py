@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...clients.local_sgd import LocalSGD, plan_changes
 from ...errors import ConfigError, FedcompError
 from ...tasks.base import Data
+from ...training.local_sgd import LocalSGD, plan_changes
 
 if TYPE_CHECKING:
     from .engine import BatchedEngine

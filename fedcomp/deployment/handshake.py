@@ -1,0 +1,245 @@
+"""How a client joins a run: what the server tells it, as names and numbers that are checked, and what it answers.
+
+Invitation   server → client   the run and its options; nothing in it is run, spec strings name what is installed here
+Presence     client → server   who is there, with which model and at which version, or why it cannot take part
+Farewell     server → client   the run is over
+"""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from ..clients.client import Client
+from ..clients.election import BallotElection, DataElection
+from ..clients.fetchsgd import OneHash
+from ..clients.replica import Replica
+from ..clients.scaffold import ControlVariates
+from ..clients.sealed_election import SealedElection
+from ..clients.shared_scale import ScaleThenTrain
+from ..clients.work import Work
+from ..codecs import codec
+from ..config import RunConfig, from_values
+from ..errors import ProtocolError, UserError
+from ..memories import memory
+from ..messages import Values
+from ..tasks import Data, Task, initial_model
+from ..tasks.check import check
+from ..tasks.partition import partition
+from ..training.local_sgd import LocalSGD, SerialEngine
+
+# Of a run's options, those that decide what a client does.
+TOLD = (
+    "partition",
+    "clients",
+    "local_steps",
+    "local_epochs",
+    "batch_size",
+    "lr",
+    "momentum",
+    "keep_momentum",
+    "weight_decay",
+    "clip",
+    "proximal",
+    "augment",
+    "precision",
+    "uplink",
+    "downlink",
+    "memory",
+    "strategy",
+    "seed",
+)
+WORKS: dict[str, type[Work]] = {
+    "phases": Work,
+    "one-hash": OneHash,
+    "scale-then-train": ScaleThenTrain,
+    "control-variates": ControlVariates,
+    "election-data": DataElection,
+    "election-ballots": BallotElection,
+    "election-sealed": SealedElection,
+}
+AT_THE_DOOR = 4  # clients of one process that connect at a time
+
+T = TypeVar("T")
+
+
+@dataclass
+class Invitation(Values):
+    run: str  # the name of the run, the same when it is resumed
+    client: int  # logical id that goes with the client's key, -1: the client says it
+    options: str  # JSON: TOLD of the RunConfig
+    work: str  # JSON: the strategy's client half, by its name in WORKS, and its phases
+    layout: str  # fingerprint
+    version: str  # that the run started from
+
+
+@dataclass
+class Presence(Values):
+    run: str
+    client: int  # logical id
+    version: str  # that its weights are at
+    reason: str  # why it cannot take part, "" if it can
+
+
+@dataclass
+class Farewell(Values):
+    run: str
+    round: int  # the last one
+
+
+def told(config: RunConfig) -> str:
+    """The options of a run for an invitation."""
+    return json.dumps({name: getattr(config, name) for name in TOLD})
+
+
+def told_work(work: Work) -> str:
+    """The client half of a strategy for an invitation."""
+    return json.dumps(
+        [next(name for name, cls in WORKS.items() if cls is type(work)), *work.phases]
+    )
+
+
+def options_of(invitation: Invitation) -> RunConfig:
+    """The options of an invitation, checked. Raises ProtocolError or ConfigError."""
+    try:
+        values = json.loads(invitation.options)
+        if not isinstance(values, dict) or set(values) != set(TOLD):
+            raise ProtocolError(
+                "the invitation has other options than are known here; install the same version of fedcomp on both sides"
+            )
+        return RunConfig(**from_values(values, "the invitation"))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(
+            "the options of the invitation cannot be read; install the same version of fedcomp on both sides"
+        ) from error
+
+
+def work_of(invitation: Invitation) -> Work:
+    """The strategy's client half. Raises ProtocolError for one that is not installed here."""
+    try:
+        name, *phases = json.loads(invitation.work)
+        if not phases or not all(type(phase) is str for phase in phases):
+            raise ValueError(phases)
+        cls = WORKS[name]
+        return Work(tuple(phases)) if cls is Work else cls()
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ProtocolError(
+            "the run's strategy has a client half that is not known here; install the same version of fedcomp"
+        ) from error
+
+
+class Common:
+    """What the clients of one process have in common, so that one more costs its weights and its memory. To be used in `turn`.
+
+    All train in one model, one after the other; of the data there is one copy where they are computed on, and one partition.
+    """
+
+    def __init__(self) -> None:
+        self.turn = threading.RLock()
+        self.door = threading.Semaphore(
+            AT_THE_DOOR
+        )  # for those who connect: a server answers hundreds, though not all at once
+        self._made: dict[str, tuple[tuple, Any]] = {}
+
+    def once(self, what: str, key: tuple, make: Callable[[], T]) -> T:
+        """The last one that was made, if it was for the same key."""
+        if what not in self._made or self._made[what][0] != key:
+            self._made[what] = key, make()
+        return self._made[what][1]
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a client brings along, whatever the run: its task with the data, its device, and which part of the data is its."""
+
+    task: Task
+    train: Data
+    device: torch.device
+    client_id: int = -1  # that it claims where the server does not know it by its key
+    partition_id: int | None = None  # of the data; None: all of it is this client's
+    partitions: int | None = None  # None: as many as the run has clients
+    roster: Mapping[int, bytes] | None = (
+        None  # the public keys of clients by logical id (keyring.py); None: as the server announces them
+    )
+    sealed: bool = False  # it takes part in elections with sealed ballots alone
+    common: Common = field(
+        default_factory=Common
+    )  # one for all clients of a process, which have the same task, data and device
+
+
+def client_for(invitation: Invitation, own: Own) -> tuple[int, Client]:
+    """The logical id, and a client that stands before round 1. Raises UserError or ProtocolError, naming what does not go together."""
+    config, work = options_of(invitation), work_of(invitation)
+    if own.sealed and not isinstance(work, SealedElection):
+        raise UserError(
+            f"this client takes part under sealed ballots alone (--sealed), and the server's strategy is '{config.strategy}'; "
+            "leave --sealed out, if the server may read what this client sends"
+        )
+    who = invitation.client if invitation.client >= 0 else own.client_id
+    if not 0 <= who < config.clients:
+        raise UserError(
+            f"this would be client {who} of a run that has {config.clients}, from 0 on; give another --partition-id, or the "
+            "server more --clients"
+        )
+    common = own.common
+    layout = common.once(
+        "layout",
+        (config.batch_size, config.augment),
+        lambda: check(own.task, config.batch_size, own.train, own.train, config.augment),
+    )
+    if layout.fingerprint != invitation.layout:
+        raise UserError(
+            f"the run has another model (layout {invitation.layout}) than --task {own.task.name} ({layout.fingerprint}); "
+            "give the task that the server was started with"
+        )
+    model = initial_model(own.task, config.seed)
+    weights, uplink = layout.gather(model), codec(config.uplink)
+    data = common.once(
+        "data", (), lambda: Data(own.train.inputs.to(own.device), own.train.targets.to(own.device))
+    )
+    travels = work.travels(layout)
+    replica = Replica(work.first(weights), travels, codec(config.downlink))
+    kept = memory(config.memory, uplink, travels.numel, travels)
+    engine = common.once(
+        "engine", (config.seed,), lambda: SerialEngine(own.task, model, layout, own.device)
+    )
+    shard, all_shards = _shard(config, own), _all_shards(config, own) if work.shares else None
+    sgd = LocalSGD.from_config(config)
+    return who, Client(
+        replica, kept, engine, data, shard, sgd, config.seed, work=work, data_sets=all_shards
+    )
+
+
+def _shard(config: RunConfig, own: Own) -> np.ndarray:
+    """Which of the examples are the client's."""
+    if own.partition_id is None:
+        return np.arange(len(own.train))
+    parts = own.partitions or config.clients
+    if not 0 <= own.partition_id < parts:
+        raise UserError(
+            f"--partition-id is {own.partition_id}; give 0 to {parts - 1}, for the data has {parts} parts"
+        )
+    return _dealt(config, own, parts)[own.partition_id]
+
+
+def _all_shards(config: RunConfig, own: Own) -> list[np.ndarray]:
+    """The examples of every client of the run, for those who train on the data of others."""
+    if own.partition_id is None or own.partitions not in (None, config.clients):
+        raise UserError(
+            f"strategy '{config.strategy}' has clients train on the data of others, and this one brings its own alone; give it "
+            "--partition-id K and the data of the whole task, or the server form=ballots"
+        )
+    return _dealt(config, own, config.clients)
+
+
+def _dealt(config: RunConfig, own: Own, parts: int) -> list[np.ndarray]:
+    how = (config.partition, parts, config.seed)
+    return own.common.once(
+        "partition",
+        how,
+        lambda: partition(config.partition, own.train, parts, config.seed, own.task.name),
+    )

@@ -1,0 +1,64 @@
+"""What a client says of what it did: sentences for a screen that a log can read."""
+
+from collections.abc import Sequence
+
+from ..clients.client import Client
+from ..messages import TRAIN, UPDATE, Assignment, Report
+from ..observe import Said
+from .handshake import Farewell, Presence
+
+
+def joined(presence: Presence, client: Client) -> Said:
+    kept, examples = client.memory, len(client.shard)
+    return Said(
+        f"takes part as client {presence.client}, with {examples} examples, uplink {kept.codec}, memory {kept.name}",
+        "joined",
+        client=presence.client,
+        run=presence.run,
+        version=presence.version,
+        examples=examples,
+        uplink=str(kept.codec),
+        memory=kept.name,
+    )
+
+
+def answered(assignment: Assignment, report: Report) -> Said:
+    trained = report.kind == UPDATE
+    sent = (
+        f"{len(report.frame)} bytes up, loss {report.loss:.4f}"
+        if trained
+        else f"{report.stage}: {report.reason}"
+    )
+    down = sum(map(len, assignment.frames))
+    return Said(
+        f"round {assignment.round}{f' {assignment.phase}' * (assignment.phase != TRAIN)}: {down} bytes down, {sent}",
+        "answered",
+        client=report.client,
+        round=report.round,
+        phase=report.phase,
+        downlink_bytes=down,
+        uplink_bytes=len(report.frame),
+        loss=report.loss if trained else None,
+        stage=report.stage,
+        reason=report.reason,
+    )
+
+
+def unknown(assignment: Assignment, clients: Sequence[int]) -> Said:
+    who = f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
+    return Said(
+        f"round {assignment.round}: the server announces another key of {who} than this client knows, from earlier in this run or "
+        "from --roster: nothing is sealed for such a key, and no ballot of it is counted here",
+        "unknown_key",
+        round=assignment.round,
+        clients=list(clients),
+    )
+
+
+def over(farewell: Farewell, stay: bool) -> Said:
+    return Said(
+        f"the run is over after round {farewell.round}{'; waiting for the next one' * stay}",
+        "over",
+        run=farewell.run,
+        round=farewell.round,
+    )

@@ -1,0 +1,405 @@
+"""A deployed run from its options to its summary: the SuperLink behind, the guard in front, the rounds in this process."""
+
+import dataclasses
+import re
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+from ..clients.flower import Task as FlowerTask
+from ..config import RunConfig, data_folder, keys_command
+from ..errors import ConfigError, DataError, RunFolderError, TaskError
+from ..keys.key_folder import REGISTRY, serving_files
+from ..keys.registry import News, Registry
+from ..memories import memory
+from ..observe import Header, Observer, RoundRecord, Summary
+from ..server.evaluation import Evaluator
+from ..server.finite_loss import FiniteLoss
+from ..server.recovery import Elsewhere, Recovery
+from ..server.results import (
+    NOTHING_ACCEPTED,
+    declare_bandwidths,
+    on,
+    record_of,
+    strategy_of,
+    summary_of,
+)
+from ..server.run_folder import RunFolder
+from ..server.watching import watched
+from ..strategies import Outcome, resolved
+from ..strategies.closing import DEADLINE
+from ..strategies.cohort import size as cohort_size
+from ..tasks import Data, Task, initial_model, load
+from ..tasks.check import check, data_of
+from ..tasks.partition import partition
+from ..training import devices
+from .availability import Quota
+from .by_client import ByClient
+from .guard import Guard
+from .handshake import Invitation, Presence, told, told_work
+from .http_request import Refused
+from .limits import Limits
+from .multi_client import named
+from .ports import listen
+from .superlink import LOOPBACK, SuperLink
+from .superlink_grid import Gathering
+
+ENGINE = "deployed"  # in [resolved] of a run folder
+GIVEN_UP = (
+    "--insecure: no TLS and no keys; whoever reaches {where} can take part as any client, and read and change what is sent; "
+    "for more than a trial: fedcomp keys init"
+)
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where clients come in, and which. `keys`: the folder of `fedcomp keys init`; None = anybody, without TLS."""
+
+    port: int = 8080  # 0 = a free one
+    host: str = ""  # "" = loopback without keys, else all addresses of this machine
+    keys: Path | None = None
+
+    @property
+    def address(self) -> str:
+        return self.host or ("0.0.0.0" if self.keys else LOOPBACK)
+
+
+def serve(
+    config: RunConfig,
+    door: Door,
+    observer: Observer | None = None,
+    opened: Callable[[int], None] = lambda port: None,
+) -> Summary:
+    """Run a federation of real clients, or continue the one in `config.out` with `config.resume`. Returns what summary.json holds.
+
+    `config.clients` are waited for before the first round. `opened(port)` is called when clients can come. Raises UserError, before
+    anything is written, for options that cannot work. A run that is interrupted at any moment can be resumed.
+    """
+    return Deployment(config, door, observer or Observer()).run(opened)
+
+
+class Deployment:
+    """The parts of a run, made in the order in which a mistake can be told soonest."""
+
+    def __init__(self, config: RunConfig, door: Door, observer: Observer):
+        self.config = config = resolved(config)
+        self.door, self.observer = door, observer
+        _refuse_what_is_simulated(config)
+        _refuse_ports_in_use(config, door)
+        self.strategy = strategy_of(
+            config, roster=lambda grid: grid.gather(self._quota), on_answer=self._on_answer
+        )
+        self.strategy.warn = self._warn
+        self._said: list[str] = []  # warnings of the strategy since the last round
+        self.finite_loss = FiniteLoss(self._warn)
+        self.device = devices.choose(config.device)
+        self.folder = RunFolder(config)
+        self.name = self._name()
+        self.registry = Registry(door.keys / REGISTRY) if door.keys else None
+        self.news = News(self.registry, observer.warning) if self.registry else None
+        folder = data_folder(config)
+        if folder is not None and config.data and not folder.is_dir():
+            raise DataError(
+                f"--data {config.data} is no folder; give the one that holds the task's data"
+            )
+        self.task: Task = load(config.task, folder)
+        test = data_of(self.task, "test")
+        train = self._training_data()
+        self.train = test if train is None else train
+        self.layout = check(self.task, config.batch_size, self.train, test, config.augment)
+        travels = self.strategy.work.travels(self.layout)
+        memory(config.memory, self.strategy.uplink, travels.numel, travels)
+        partition(config.partition, self.train, config.clients, config.seed, self.task.name)
+        weights = self.layout.gather(initial_model(self.task, config.seed))
+        self.strategy.begin(weights, self.layout)
+        declare_bandwidths(self.strategy, config)
+        self.guard = self._guard()
+        self.by_client = ByClient(self.guard)
+        self.test = on(test, self.device)
+        self.evaluator = Evaluator(config, self.task, self.layout, train, self.test, self.device)
+        self._cohort = cohort_size(config.participation, config.clients)
+        self._quota = Quota.first(config, self.folder.resumed).at_least(
+            self.strategy.fewest
+        )  # of clients that the next round waits for
+        self._wire = (0, 0)
+        self._ids: dict[
+            bytes, int | None
+        ] = {}  # that keys spoke for when the registry was last whole
+
+    def run(self, opened: Callable[[int], None]) -> Summary:
+        with ExitStack() as ends:
+            self.observer = ends.enter_context(watched(self.config, self.observer))
+            self.folder.open()
+            ends.callback(self.folder.close)
+            if not self.folder.resumed:
+                self._write_config()
+            recovery = Recovery(
+                self.folder, self.strategy, Elsewhere(self.train), self.config.rounds
+            )
+            ends.callback(recovery.close)
+            done = recovery.restore()
+            self.finite_loss.recall(self.folder.records())
+            if self.folder.resumed:
+                self._write_config()
+            link = ends.enter_context(SuperLink(self.folder.path))
+            link.submit()
+            task = FlowerTask(link.address, link.secret)
+            ends.callback(task.finish, whole=False)
+            self.guard.upstream_port = link.port
+            ends.enter_context(self.guard)
+            opened(self.guard.port)
+            self.observer.serving(self.by_client.port)
+            if not self.door.keys:
+                self.observer.warning(GIVEN_UP.format(where=self.door.address))
+            self.observer.started(self._header(done + 1))
+            self._tell_of_places_without_keys()
+            said = {sentence for record in self.folder.records() for sentence in record.warnings}
+            for sentence in self.evaluator.warnings:
+                if sentence not in said:
+                    self._warn(sentence)
+            invitation = self._invitation()
+            grid = self.grid = Gathering(
+                task,
+                invitation,
+                self.config.clients,
+                self.observer,
+                self._checks(link),
+                self._id_of,
+                self._hear,
+            )
+            self.strategy.know(
+                self.name, lambda client: grid.joined[client].key, invitation.options
+            )
+            self._rounds(grid, recovery, done)
+            summary = self._finish()
+            grid.dismiss(self.config.rounds)
+            return summary
+
+    def _rounds(self, grid: Gathering, recovery: Recovery, done: int) -> None:
+        began, waited_s = time.perf_counter(), 0.0
+        for outcome in self.strategy.rounds(grid, range(done + 1, self.config.rounds + 1)):
+            self._quota = Quota.later(self.config, self._cohort).at_least(self.strategy.fewest)
+            grid.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
+            record = self._record(outcome, began + grid.waited_s - waited_s)
+            length, saving = self.folder.append(record), time.perf_counter()
+            recovery.keep(outcome, length, whole=True)
+            took_s = time.perf_counter() - saving
+            self.observer.round_done(record)
+            self.observer.checkpoint(record.round, took_s)
+            began, waited_s = time.perf_counter(), grid.waited_s
+
+    # Preparation.
+
+    def _training_data(self) -> Data | None:
+        """Return the server's copy of the training examples, None if their file is not on this machine. Raises TaskError and DataError."""
+        try:
+            return data_of(self.task, "train")
+        except TaskError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
+
+    def _name(self) -> str:
+        """The name of the run, by which clients know it again."""
+        if not self.folder.resumed:
+            return secrets.token_hex(16)
+        stored = self.folder.stored.get("resolved")
+        name = (
+            stored.get("run")
+            if isinstance(stored, dict) and stored.get("engine") == ENGINE
+            else None
+        )
+        if not isinstance(name, str) or not re.fullmatch("[0-9a-f]{32}", name):
+            raise RunFolderError(
+                f"the run in {self.folder.path} was no server's; continue it with fedcomp sim, or give another --out"
+            )
+        return name
+
+    def _write_config(self) -> None:
+        self.folder.write_config(
+            self.config, {"device": devices.name(self.device), "engine": ENGINE, "run": self.name}
+        )
+
+    def _guard(self) -> Guard:
+        keys = self.door.keys
+        certificate, key = serving_files(keys) if keys else (None, None)
+        admits = None if self.registry is None else self._admits
+        return Guard(
+            self.door.address,
+            self.door.port,
+            0,
+            certificate=certificate,
+            key=key,
+            limits=Limits(),
+            admits=admits,
+        )
+
+    def _invitation(self) -> Invitation:
+        config = dataclasses.replace(
+            self.strategy.for_clients(self.config), uplink=str(self.strategy.uplink)
+        )
+        first = self.strategy.broadcasts.first
+        return Invitation(
+            self.name,
+            -1,
+            told(config),
+            told_work(self.strategy.work),
+            self.layout.fingerprint,
+            first,
+        )
+
+    def _header(self, first: int) -> Header:
+        c = self.config
+        how = "TLS, enrolled keys" if self.door.keys else "insecure: no TLS, no keys"
+        return Header(
+            task=self.task.name,
+            clients=c.clients,
+            cohort=self._cohort,
+            parameters=self.layout.numel,
+            strategy=c.strategy,
+            uplink=str(self.strategy.uplink),
+            downlink=str(self.strategy.downlink),
+            memory=c.memory,
+            partition=c.partition,
+            device=devices.name(self.device),
+            engine=f"clients on {self.door.address}:{self.guard.port}, {how}",
+            first_round=first,
+            rounds=c.rounds,
+            out=str(self.folder.path),
+            notice=self.strategy.notice,
+            judged="loss" if self.task.accuracy is None else "accuracy",
+            measures=tuple(self.task.metrics),
+        )
+
+    def _checks(self, link: SuperLink) -> Callable[[], None]:
+        """What is looked at all the time."""
+
+        def check() -> None:
+            link.check()
+            if self.news:
+                self.news.look()
+
+        return check
+
+    # Clients.
+
+    def _tell_of_places_without_keys(self) -> None:
+        """Of clients that will be waited for, though nobody can come as them."""
+        wanted = range(self.config.clients)
+        absent = (
+            [client for client in wanted if client not in self.registry.enrolled()]
+            if self.registry
+            else []
+        )
+        if absent:
+            new = keys_command(self.door.keys, "add", "--count", len(absent))
+            self.observer.warning(
+                f"the run waits for {self.config.clients} clients, and no key is let in for {named(absent)}: enrol them "
+                f"with {new}, renew those that were revoked, or start with fewer --clients"
+            )
+
+    def _admits(self, key: bytes) -> bool:
+        """Whether a key is let in. While the registry is malformed nobody knows, and a client is told to come again, not to go."""
+        if self.registry.problem:
+            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE)
+        return self.registry.id_of(key) is not None
+
+    def _id_of(self, key: bytes) -> int | None:
+        if self.registry is None:
+            return -1
+        if not self.registry.problem:  # else who was let in stays a part of the run
+            self._ids[key] = self.registry.id_of(key)
+        return self._ids.get(key)
+
+    def _hear(self, presence: Presence) -> None:
+        """A client joined, at a version that the strategy may not have heard of."""
+        strategy, client = self.strategy, presence.client
+        if client in strategy.versions or presence.version != strategy.broadcasts.first:
+            strategy.versions[client] = presence.version
+        self.by_client.know(client, self.grid.joined[client].key)
+
+    def _warn(self, sentence: str) -> None:
+        self._said.append(sentence)
+        self.observer.warning(sentence)
+
+    def _on_answer(self, round: int, answered: int, asked: int) -> None:
+        self.observer.progress(round, answered, asked)
+
+    # A round.
+
+    def _record(self, outcome: Outcome, began: float) -> RoundRecord:
+        measured = self.evaluator.evaluate(outcome.round, self.strategy.model)
+        self.finite_loss.look(outcome.round, measured.loss, self.test)
+        record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
+        before, self._wire = self._wire, self._traffic()
+        wire = {
+            "wire_bytes_in": self._wire[0] - before[0],
+            "wire_bytes_out": self._wire[1] - before[1],
+        }
+        said, self._said = self._said, []
+        clients = self.by_client.records(outcome)
+        down = sum(
+            client.downlink_bytes for client in clients
+        )  # what waits at the SuperLink for a client that is away was not sent
+        older = min(record.catch_up_bytes, down)
+        return dataclasses.replace(
+            record,
+            by_client=clients,
+            downlink_bytes=down,
+            catch_up_bytes=older,
+            warnings=tuple(said),
+            **wire,
+        )
+
+    def _traffic(self) -> tuple[int, int]:
+        """Bytes that came in and went out at the port."""
+        counted = [tuple(traffic) for traffic in self.guard.traffic.values()]
+        return sum(received for received, _ in counted), sum(sent for _, sent in counted)
+
+    def _finish(self) -> Summary:
+        self.folder.write_model(self.evaluator.exported(self.strategy.model))
+        summary = summary_of(self.folder.records(), self.config, devices.name(self.device))
+        self.folder.write_summary(summary)
+        if not summary.client_updates:
+            self.observer.warning(NOTHING_ACCEPTED)
+        self.observer.finished(summary, str(self.folder.path))
+        return summary
+
+
+def _refuse_ports_in_use(config: RunConfig, door: Door) -> None:
+    """Before anything is written."""
+    if door.port and config.metrics_port == door.port:
+        raise ConfigError(
+            f"--metrics-port and --port are both {door.port}; give --metrics-port another one, or 0 for any that is free"
+        )
+    listen(door.address, door.port).close()
+
+
+def _refuse_what_is_simulated(config: RunConfig) -> None:
+    """Options that have no meaning for real clients."""
+    if config.relays:
+        raise ConfigError("--relays are simulated; leave --relays out, or use fedcomp sim")
+    if config.network is not None:
+        raise ConfigError(
+            "--network makes time for virtual clients; leave --network out, or use fedcomp sim"
+        )
+    if config.attack is not None:
+        raise ConfigError(
+            "--attack makes liars of virtual clients; leave --attack out, or use fedcomp sim"
+        )
+    if config.engine == "batched" or config.cohort_batch:
+        raise ConfigError(
+            "--engine and --cohort-batch are for a simulation; leave them out: each client trains by itself"
+        )
+    if config.residuals != "auto":
+        raise ConfigError(
+            "--residuals is for virtual clients; leave it out: each client keeps its state on its own disk"
+        )
+    if config.checkpoint_every != 1:
+        raise ConfigError(
+            "--checkpoint-every would let a resumed server fall behind its clients; leave it out: it is every round here"
+        )

@@ -1,0 +1,191 @@
+"""Whose key is whose, for what clients sign for each other.
+
+A client holds the others' public keys fixed from when it first hears them in a run, on its disk (past.py), so that a server that is
+honest at the start cannot change them later, nor by another run in between; or it was given the list (`--roster`), and takes none from
+the server.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import shake_256
+from pathlib import Path
+from typing import Protocol
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from ..errors import ProtocolError
+from .enrolment import CURVE, logical_id, public_key, read_toml, take
+from .signature_log import Past
+
+POINT = 49  # bytes of a public key as it is announced: a P-384 point, compressed
+PIN = "key/"  # what is remembered of a run: by client its key
+
+
+class UnknownKey(ProtocolError):
+    """A key that this client does not take for that of another: the others may go on without that one."""
+
+
+class Ring(Protocol):
+    """The keys that one side holds. `run` is the name of the run, which is signed with everything."""
+
+    run: str
+
+    def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
+        """The key that a client signs with, of a client that is here. Raises ProtocolError for another."""
+
+    def key(self, client: int, told: bytes = b"") -> bytes:
+        """A client's public key as a point [49 bytes]. `told`: what the server says it is. Raises UnknownKey where that is another."""
+
+
+def point_of(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+
+
+@lru_cache(4096)
+def verifier(point: bytes) -> ec.EllipticCurvePublicKey:
+    """The public key of a point. Raises ProtocolError for bytes that are none."""
+    try:
+        return ec.EllipticCurvePublicKey.from_encoded_point(CURVE(), point)
+    except ValueError as error:
+        raise ProtocolError("a public key that was announced is no point of P-384") from error
+
+
+class DerivedKeys:
+    """Of virtual clients: keys that follow from a seed. Nothing is secret in a simulation."""
+
+    def __init__(self, seed: int):
+        self.seed, self.run = seed, f"simulation {seed}"
+        self._keys: dict[int, tuple[ec.EllipticCurvePrivateKey, bytes]] = {}
+
+    def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
+        return self._pair(client)[0]
+
+    def key(self, client: int, told: bytes = b"") -> bytes:
+        return self._pair(client)[1]
+
+    def _pair(self, client: int) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
+        if client not in self._keys:
+            number = (
+                int.from_bytes(
+                    shake_256(f"fedcomp client {self.seed} {client}".encode()).digest(47)
+                )
+                + 1
+            )  # below the group's order
+            private = ec.derive_private_key(number, CURVE())
+            self._keys[client] = private, point_of(private.public_key())
+        return self._keys[client]
+
+
+@dataclass
+class KnownKeys:
+    """Of a server: the keys that clients have proven to hold when they came. `pem` gives them by logical id."""
+
+    run: str
+    pem: Callable[[int], bytes]
+
+    def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
+        raise ProtocolError("a server signs nothing for its clients")
+
+    def key(self, client: int, told: bytes = b"") -> bytes:
+        return point_of(public_key(self.pem(client)))
+
+
+@dataclass
+class PinnedKeys:
+    """Of a client `who`: its own key, and the others' as they are held fixed."""
+
+    run: str
+    who: int
+    own: ec.EllipticCurvePrivateKey
+    roster: Mapping[int, bytes] | None = (
+        None  # points by logical id, of a list that the client was given
+    )
+    past: Past = field(default_factory=Past)
+    _pins: dict[int, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kept = self.past.of(self.run).items()
+        self._pins = {
+            int(name.removeprefix(PIN)): point for name, point in kept if name.startswith(PIN)
+        }
+        own = point_of(self.own.public_key())
+        for client, point in self._pins.items():
+            if point == own and client != self.who:
+                raise ProtocolError(
+                    f"the server takes this client for client {self.who}, and in this run it was client {client}"
+                )
+
+    def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
+        if client != self.who:
+            raise ProtocolError(
+                f"the server takes this client for client {client}, and it is client {self.who}"
+            )
+        return self.own
+
+    def key(self, client: int, told: bytes = b"") -> bytes:
+        if client == self.who:
+            known, where = self._mine(), "its own"
+        elif self.roster is not None:
+            known, where = self.roster.get(client), "in --roster"
+            if known is None:
+                raise UnknownKey(
+                    f"client {client} is not in --roster; give this client a newer list if that one is to take part"
+                )
+        else:
+            known, where = (
+                self._pins.get(client) or self._pin(client, told),
+                "that it had before in this run",
+            )
+        if told and told != known:
+            kind = ProtocolError if client == self.who else UnknownKey
+            raise kind(f"the server announces another key of client {client} than {where}")
+        return known
+
+    def _mine(self) -> bytes:
+        own = point_of(self.own.public_key())
+        return own if self._pins.get(self.who) == own else self._keep(self.who, own)
+
+    def _pin(self, client: int, told: bytes) -> bytes:
+        if not told:
+            raise ProtocolError(f"the key of client {client} was not announced")
+        verifier(told)
+        return self._keep(client, told)
+
+    def _keep(self, client: int, point: bytes) -> bytes:
+        self.past.add(self.run, {f"{PIN}{client}": point})
+        self._pins[client] = point
+        return point
+
+
+def read_roster(path: Path) -> dict[int, bytes]:
+    """The clients of a registry.toml, as points by logical id. Raises KeysError."""
+    remedy = "copy it anew from the folder of keys on the server"
+    clients = take(
+        {"client": []} | read_toml(path, remedy),
+        "client",
+        _tables,
+        "a list of [[client]] tables",
+        str(path),
+        remedy,
+    )
+    roster: dict[int, bytes] = {}
+    for number, entry in enumerate(clients, 1):
+        where = f"{path}: [[client]] number {number}"
+        client = take(entry, "id", logical_id, "a whole number", where, remedy)
+        roster[client] = take(
+            entry,
+            "public_key",
+            lambda text: point_of(public_key(text)),
+            "an EC P-384 public key",
+            where,
+            remedy,
+        )
+    return roster
+
+
+def _tables(value: object) -> list[dict]:
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise ValueError(value)
+    return value

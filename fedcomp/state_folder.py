@@ -1,0 +1,136 @@
+"""What a client keeps on its disk: one file of named vectors and bytes, replaced as a whole, so that a kill at any moment leaves the last.
+
+    8 bytes  length of the header, little-endian
+    header   JSON: for each name its kind and length in bytes, and the CRC-32 of all that follows
+    bodies   one after the other; a vector as float32
+
+No pickle. Vectors are written from where they lie: saving takes no copy of a model.
+"""
+
+import fcntl
+import json
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .errors import CheckpointError, UserError
+
+FILE, LOCK = "state.bin", "lock"
+LENGTH = struct.Struct("<Q")
+
+Kept = Mapping[str, Tensor | bytes]
+
+
+class StateFolder:
+    """A folder that belongs to one client process as long as it is open. Raises UserError where it cannot be used."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another client runs in --state-dir {path}; wait for it, or give another folder"
+            ) from None
+        except OSError as error:
+            raise UserError(
+                f"--state-dir {path} cannot be used ({error.strerror}); give a folder that can be written"
+            ) from error
+
+    def close(self) -> None:
+        """Let other processes in."""
+        os.close(self._lock)
+
+    def save(self, kept: Kept, name: str = FILE) -> None:
+        """Replace what is kept; on the disk when this returns. Raises CheckpointError, with the last state whole, when it is full."""
+        try:
+            self._replace(name, packed(kept))
+        except OSError as error:
+            raise CheckpointError(
+                f"--state-dir {self.path} cannot be written ({error.strerror}); the state before is whole, make room "
+                "and start again"
+            ) from error
+
+    def _replace(self, name: str, parts: list[bytes | memoryview]) -> None:
+        new = self.path / f".{name}.new"
+        with os.fdopen(
+            os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0
+        ) as file:
+            for part in parts:
+                view = memoryview(part)
+                while view:
+                    view = view[file.write(view) :]
+            os.fsync(file.fileno())
+        os.replace(new, self.path / name)
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def load(self, name: str = FILE) -> dict[str, Tensor | bytes]:
+        """What was kept, nothing before the first time. Raises CheckpointError when it is damaged."""
+        path = self.path / name
+        try:
+            data = bytearray(path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be read ({error.strerror}); make it readable, or give another --state-dir"
+            ) from error
+        try:
+            return unpacked(data)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{path} is damaged; remove it, and the client takes part like one that is new"
+            ) from error
+
+
+def packed(kept: Kept) -> list[bytes | memoryview]:
+    """Return the parts of a file in the format above. Vectors are views, not copies."""
+    bodies = {
+        key: value if isinstance(value, bytes) else _raw(value) for key, value in kept.items()
+    }
+    crc, table = 0, []
+    for key, body in bodies.items():
+        crc = zlib.crc32(body, crc)
+        table.append([key, "bytes" if isinstance(kept[key], bytes) else "vector", len(body)])
+    header = json.dumps({"crc": crc, "bodies": table}).encode()
+    return [LENGTH.pack(len(header)), header, *bodies.values()]
+
+
+def unpacked(data: bytearray) -> dict[str, Tensor | bytes]:
+    """Read what `packed` wrote. Raise ValueError for damaged data."""
+    try:
+        start = LENGTH.size + LENGTH.unpack_from(data)[0]
+        header = json.loads(data[LENGTH.size : start])
+        kept: dict[str, Tensor | bytes] = {}
+        if zlib.crc32(memoryview(data)[start:]) != header["crc"]:
+            raise ValueError("its checksum differs")
+        for key, kind, length in header["bodies"]:
+            body = memoryview(data)[start : start + length]
+            kept[key] = bytes(body) if kind == "bytes" else _vector(body)
+            start += length
+        return kept
+    except (struct.error, KeyError, TypeError) as error:
+        raise ValueError(f"the header cannot be read ({error})") from error
+
+
+def _raw(vector: Tensor) -> memoryview:
+    return (
+        memoryview(vector.detach().cpu().contiguous().numpy()).cast("B")
+        if vector.numel()
+        else memoryview(b"")
+    )
+
+
+def _vector(body: memoryview) -> Tensor:
+    return torch.frombuffer(body, dtype=torch.float32).clone() if body else torch.empty(0)

@@ -1,0 +1,98 @@
+"""Elections over a real SuperLink and guard: the model of a simulation, to the bit, whatever happens to clients between the phases."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from fedcomp import RunConfig
+from fedcomp.keys.keyring import PIN
+from fedcomp.keys.signature_log import Past
+from fedcomp.messages import Report
+from fedcomp.sim import simulate
+from fedcomp.strategies.exchange import Exchange
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(300)]
+TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
+CONFIG = RunConfig(
+    task=TINY,
+    clients=5,
+    participation=1.0,
+    partition="classes:1",
+    local_steps=1,
+    batch_size=1,
+    seed=5,
+    rounds=3,
+    lr=0.02,
+    weight_decay=0.5,
+    engine="serial",
+    device="cpu",
+)
+DATA, SEALED = (
+    "election:byzantine=2,liars=1",
+    "election:byzantine=2,form=ballots,sealed=true",
+)
+
+
+def simulated(tmp_path, config: RunConfig) -> dict[str, list]:
+    simulate(replace(config, out=str(tmp_path / "run")))
+    return {
+        name: value.tolist()
+        for name, value in load_file(tmp_path / "run" / "model.safetensors").items()
+    }
+
+
+def model_of(run) -> dict[str, list]:
+    return {
+        name: view.tolist()
+        for name, view in run.layout.views(run.strategy.broadcasts.weights).items()
+    }
+
+
+@pytest.mark.parametrize(("strategy", "faults"), [
+    (DATA, [(1, 2, "train", "killed before its reply"), (4, 3, "train", "garbage")]),
+    (SEALED, [(0, 1, "ballots", "killed before training"), (1, 2, "tally", "killed before its reply"), (2, 3, "cards", "replies twice"),
+              (3, 3, "ballots", "cut before its reply")]),
+])  # fmt: skip
+def test_an_election_makes_the_model_that_it_makes_in_a_simulation(
+    network, tmp_path, monkeypatch, strategy, faults
+):
+    config, received = replace(CONFIG, strategy=strategy), []
+    checked = Exchange._checked
+
+    def listened(self, client: int, report: Report):
+        received.append(report.pack())
+        return checked(self, client, report)
+
+    monkeypatch.setattr(Exchange, "_checked", listened)
+    with network.federation(config) as run:
+        for fault in faults:
+            run.faults.fail_at(*fault)
+        ballots: set[bytes] = set()
+        run.watch = lambda outcome: ballots.update(held_bits(run))
+        outcomes = run.rounds()
+        run.dismiss()
+        assert model_of(run) == simulated(tmp_path, config)
+        assert not run.faults.planned and all(outcome.broadcast for outcome in outcomes)
+        assert sum(len(outcome.rejections) for outcome in outcomes) == sum(
+            how == "garbage" for *_, how in faults
+        )
+        if strategy == SEALED:
+            assert all(keys_on_disk(run, client) == 5 for client in range(5)), (
+                "keys are held fixed on the disk"
+            )
+            everything = b"\x00".join(received)
+            assert len(ballots) > 5 and not any(packed in everything for packed in ballots), (
+                "and the server read no ballot"
+            )
+
+
+def keys_on_disk(run, client: int) -> int:
+    member = run.clients.member(client)
+    return sum(name.startswith(PIN) for name in Past(member.folder).of(member.run))
+
+
+def held_bits(run) -> list[bytes]:
+    kept = [run.clients.member(client).client.held.kept for client in range(5)]
+    return [mine["bits"] for mine in kept if "bits" in mine]

@@ -1,0 +1,291 @@
+"""Clients with keys of their own in sealed elections: what they signed is remembered over runs, and keys that change leave one out."""
+
+from dataclasses import replace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from test_process import a_strategy, invitation, own
+
+from fedcomp import RunConfig, UserError
+from fedcomp.clients.announced import terms_of
+from fedcomp.clients.election import BALLOTS, Row
+from fedcomp.clients.sealed_election import CARDS, KEY_OF, ROW
+from fedcomp.clients.work import Part
+from fedcomp.deployment.client_process import Process, Target
+from fedcomp.deployment.member import Member
+from fedcomp.errors import ProtocolError
+from fedcomp.keys import signature_log as past
+from fedcomp.keys.enrolment import pem
+from fedcomp.keys.keyring import point_of
+from fedcomp.keys.signature_log import Past
+from fedcomp.messages import UPDATE, Assignment
+from fedcomp.privacy.ballots import CARD, Card, Sealed, Slot
+from fedcomp.sim.grid import LocalGrid
+from fedcomp.state_folder import StateFolder
+from fedcomp.strategies import resolved
+
+CONFIG = resolved(
+    RunConfig(
+        clients=5,
+        participation=1.0,
+        batch_size=10,
+        strategy="election:byzantine=2,form=ballots,sealed=true,liars=1",
+    )
+)
+KEYS, FALSE = ([ec.generate_private_key(ec.SECP384R1()) for _ in range(5)] for _ in range(2))
+A, B = "a" * 32, "b" * 32  # attempts
+
+
+class Server:
+    """Asks client 0 what it likes. `member` has a state folder or none, and is started again by `restart`."""
+
+    def __init__(self, folder):
+        self.folder, self.strategy, self.state = folder, a_strategy(CONFIG), None
+        self.restart()
+
+    def restart(self, key: ec.EllipticCurvePrivateKey = KEYS[0]) -> None:
+        if self.state is not None:
+            self.state.close()
+        self.state = StateFolder(self.folder) if self.folder else None
+        self.member = Member(own(0), self.state)
+        self.member.key, self.answered = key, self.member.answer
+
+    def invite(self, run: str, client: int = -1) -> None:
+        self.member.join(replace(invitation(CONFIG, self.strategy, client), run=run))
+
+    def ask(self, phase: str, told: dict[str, bytes], attempt: str = A, round: int = 1):
+        b = self.strategy.broadcasts
+        told = {"attempt": attempt.encode(), "terms": self.terms.encode(), **told}
+        flat = [part for name, value in told.items() for part in (name.encode(), value)]
+        return self.answered(
+            Assignment(
+                round, phase, 0, "up-to-date", b.version, b.version, b.fingerprint, [], "", flat
+            )
+        )
+
+    @property
+    def terms(self) -> str:
+        return terms_of(self.member.client.work.options, self.strategy.broadcasts.fingerprint, 1.0)
+
+    def cards(self, attempt: str = A, round: int = 1, keys=KEYS):
+        points = {
+            f"{KEY_OF}{i}": point_of((KEYS[0] if i == 0 else key).public_key())
+            for i, key in enumerate(keys)
+        }
+        return self.ask(
+            CARDS,
+            {ROW: Row(0, 0, tuple(Part(j, (j,)) for j in range(5))).pack()} | points,
+            attempt,
+            round,
+        )
+
+    def ballot(self, run: str, cards: bytes, attempt: str = A, round: int = 1) -> Sealed:
+        slot = Slot(run, attempt, round, 0, self.terms)
+        told = {"0": cards[:CARD]} | {str(i): Card.make(slot, i, KEYS[i]).data for i in range(1, 5)}
+        report = self.ask(BALLOTS, told, attempt, round)
+        assert report.kind == UPDATE, report.reason
+        return Sealed.read(report.frame, slot, KEYS[0].public_key())
+
+
+@pytest.fixture(params=["with a state folder", "without", "started again"])
+def server(request, tmp_path):
+    made = Server(None if request.param == "without" else tmp_path)
+    if request.param == "started again":
+        invite = made.invite
+        made.invite = lambda run, client=-1: (made.restart(), invite(run, client))
+    return made
+
+
+def test_another_run_in_between_gets_no_second_ballot_for_a_slot(server):
+    server.invite("A")
+    server.ballot("A", server.cards().frame)
+    server.invite("B")
+    server.ballot("B", server.cards().frame)
+    for run in ("A", "B", "A"):
+        server.invite(run)
+        again = server.cards()
+        assert (again.kind, again.stage) == (
+            "failed",
+            "phase",
+        ) and "asks again for round 1" in again.reason
+
+
+def test_who_comes_back_takes_part_in_new_rounds_and_in_no_attempt_that_was_given_up(server):
+    server.invite("A")
+    server.cards()
+    server.cards(B)
+    server.invite("B")
+    server.cards()
+    server.invite("A")
+    assert "come" in server.cards(A, 2).reason and "given up" in server.cards(A, 2).reason
+    server.ballot("A", server.cards(B, 2).frame, B, 2)
+
+
+def test_keys_stay_those_that_were_heard_first_in_a_run(server):
+    server.invite("A")
+    server.cards()
+    server.invite("B")
+    assert server.cards(keys=[*KEYS[:2], *FALSE[2:]]).kind == UPDATE, "they are another run's"
+    server.invite("A")
+    refused = server.cards(B, keys=FALSE)
+    assert refused.kind == "failed" and "knows the keys of 1 alone" in refused.reason
+
+
+def test_a_client_says_whose_key_it_does_not_know(tmp_path):
+    server, said = Server(tmp_path), []
+    process = Process(Target("localhost", 1, None, KEYS[0]), server.member, said.append)
+    server.answered = lambda assignment: process._train(assignment, 0)
+    server.invite("A")
+    assert server.cards().kind == UPDATE and [sentence.event for sentence in said] == ["answered"]
+    assert server.cards(round=2, keys=[*KEYS[:3], FALSE[3], KEYS[4]]).kind == UPDATE
+    assert [sentence.event for sentence in said] == ["answered", "answered", "unknown_key"]
+    assert said[-1].values["clients"] == [3] and "another key of client 3 than" in said[-1]
+
+
+def test_one_who_was_opened_is_not_asked_to_seal_after_another_run(server):
+    server.invite("A")
+    cards = server.cards().frame
+    server.invite("B")
+    server.cards()
+    server.invite("A")
+    slot = Slot("A", A, 1, 0, server.terms)
+    report = server.ask(
+        BALLOTS,
+        {"0": cards[:CARD]} | {str(i): Card.make(slot, i, KEYS[i]).data for i in range(1, 5)},
+    )
+    assert report.kind == "failed"
+
+
+def test_a_run_that_is_no_sealed_election_meanwhile_makes_nobody_forget(tmp_path):
+    server, strategy = Server(tmp_path), "average"
+    server.invite("A")
+    server.cards()
+    server.restart()
+    config = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy=strategy))
+    plain = a_strategy(config)
+    server.member.join(replace(invitation(config, plain), run="A"))
+    b = plain.broadcasts
+    assert (
+        server.member.answer(
+            Assignment(1, "train", 0, "up-to-date", b.version, b.version, b.fingerprint, [], "")
+        ).kind
+        == UPDATE
+    )
+    server.restart()
+    server.invite("A")
+    assert "asks again for round 1" in server.cards().reason
+
+
+def test_a_client_has_one_place_in_a_run(server):
+    server.invite("A", 0)
+    server.cards()
+    server.invite("B", 0)
+    with pytest.raises(ProtocolError, match="in this run it was client 0"):
+        server.invite("A", 1)
+
+
+def test_a_key_that_changes_within_a_round_seals_nothing(tmp_path):
+    server = Server(tmp_path)
+    server.invite("A")
+    server.cards()
+    server.restart(FALSE[0])
+    server.invite("A")
+    report = server.ask(BALLOTS, {})
+    assert report.kind == "failed" and "another key than at the start of the round" in report.reason
+
+
+def test_runs_without_end_are_not_forgotten_but_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(past, "MOST_RUNS", 2)
+    for kept in (Past(StateFolder(tmp_path)), Past()):
+        kept.add("A", {"x": b"1"})
+        kept.add("B", {"x": b"2"})
+        with pytest.raises(UserError, match="--state-dir"):
+            kept.add("C", {"x": b"3"})
+        kept.add("A", {"y": b"4"})
+        assert (kept.of("A"), kept.of("B"), kept.of("C")) == (
+            {"x": b"1", "y": b"4"},
+            {"x": b"2"},
+            {},
+        )
+
+
+def test_who_seals_alone_takes_part_in_nothing_else():
+    """Or a server would read what it wants by asking for another strategy."""
+    for strategy in ("election:byzantine=2,form=ballots", "average"):
+        config = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy=strategy))
+        with pytest.raises(UserError, match=f"--sealed.*{strategy}.*leave --sealed out"):
+            Member(own(0, sealed=True), None).join(invitation(config, a_strategy(config)))
+    member = Member(own(0, sealed=True), None)
+    member.key = KEYS[0]
+    assert not member.join(invitation(CONFIG, a_strategy(CONFIG))).reason
+
+
+class Members:
+    """Clients 0..4 in the process, of whom any may get another key, or has a list of keys."""
+
+    at_once, clients = 1, 5
+
+    def __init__(self, rosters=None):
+        self.strategy, self.keys = a_strategy(CONFIG), dict(enumerate(KEYS))
+        self.invited = invitation(CONFIG, self.strategy)
+        self.strategy.know(
+            self.invited.run,
+            lambda client: pem(self.keys[client].public_key()),
+            self.invited.options,
+        )
+        self.members = {}
+        for client in range(5):
+            self.members[client] = Member(own(client, roster=(rosters or {}).get(client)), None)
+            self.members[client].key = KEYS[client]
+            self.members[client].join(self.invited)
+        self.rounds = self.strategy.rounds(LocalGrid(self), range(1, 100))
+
+    def renew(self, client: int) -> None:
+        """A new key, and what it kept: here its memory of the run."""
+        kept, self.keys[client] = self.members[client].past, FALSE[client]
+        self.members[client] = Member(own(client), None)
+        self.members[client].key, self.members[client].past = FALSE[client], kept
+        self.members[client].join(self.invited)
+
+    def handle(self, assignments):
+        return [self.members[a.client].answer(a) for a in assignments]
+
+
+def test_a_key_that_is_renewed_leaves_its_client_out_and_nobody_else():
+    members = Members()
+    assert len(next(members.rounds).accepted) == 5
+    members.renew(1)
+    for _ in range(2):
+        outcome = next(members.rounds)
+        (rejection,) = outcome.rejections
+        assert outcome.broadcast is not None and [a.client for a in outcome.accepted] == [
+            0,
+            2,
+            3,
+            4,
+        ]
+        assert (
+            rejection.client == 1
+            and "4 voters have another key of it" in rejection.reason
+            and "next run" in rejection.reason
+        )
+
+
+def test_so_does_a_list_that_lacks_somebody():
+    points = {client: point_of(key.public_key()) for client, key in enumerate(KEYS) if client != 3}
+    everybody = next(Members({client: points for client in (0, 1, 2, 4)}).rounds)
+    assert (
+        [r.client for r in everybody.rejections] == [3]
+        and len(everybody.accepted) == 4
+        and everybody.broadcast is not None
+    )
+    alone = next(Members({2: points}).rounds)
+    assert (
+        [r.client for r in alone.rejections] == [2]
+        and len(alone.accepted) == 4
+        and alone.broadcast is not None
+    )
+    assert (
+        "another key of client 3 than others" in alone.rejections[0].reason
+        and "newest list" in alone.rejections[0].reason
+    )

@@ -1,0 +1,315 @@
+"""A deployed run: real servers and real clients on loopback, killed at the worst moments, and the same bytes as in a simulation."""
+
+import json
+import re
+import signal
+from dataclasses import replace
+
+import normalized_task
+import pytest
+import torch
+from deployment import TASK, WIDE, children, free_port, gone, running, stage
+
+import fedcomp
+from fedcomp import RunConfig
+from fedcomp.cli import deployed
+from fedcomp.cli.watch import Watch
+from fedcomp.config import read_run
+from fedcomp.deployment.start import Door, serve
+from fedcomp.errors import ConfigError, RunFolderError, UserError
+from fedcomp.keys.key_folder import make, revoke
+from fedcomp.server.evaluation import NO_TRAINING_DATA
+from fedcomp.sim import simulate
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(300)]
+OPTIONS = {
+    "clients": 3,
+    "rounds": 6,
+    "participation": 1.0,
+    "partition": "dirichlet:1",
+    "batch_size": 10,
+    "seed": 5,
+}
+
+
+def flags(options):
+    return [
+        word
+        for name, value in options.items()
+        for word in ("--" + name.replace("_", "-"), str(value))
+    ]
+
+
+FLAGS = flags(OPTIONS)
+SAME = (
+    "round",
+    "accuracy",
+    "loss",
+    "train_loss",
+    "cohort",
+    "accepted",
+    "rejected",
+    "uplink_bytes",
+    "uplink_nonzeros",
+)
+ALSO = (
+    *SAME,
+    "downlink_bytes",
+    "catch_up_bytes",
+    "first_download_bytes",
+)  # where nobody was killed
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    """The run folder of a simulation with the same options."""
+    folder = tmp_path_factory.mktemp("simulated") / "run"
+    simulate(RunConfig(task=TASK, engine="serial", device="cpu", out=str(folder), **OPTIONS))
+    return folder
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def outcome(folder, names=SAME):
+    return [{name: line[name] for name in names} for line in lines(folder)], (
+        folder / "model.safetensors"
+    ).read_bytes()
+
+
+def test_with_tls_and_keys_a_run_is_the_simulated_one_and_strangers_stay_outside(
+    tmp_path, simulated
+):
+    keys = tmp_path / "keys"
+    make(keys, 4)
+    make(tmp_path / "others", 3)
+    revoke(keys, 3)
+    with stage(tmp_path) as on:
+        server = on.server("--keys", str(keys), "--host", "127.0.0.1", *FLAGS)
+        server.wait_for("^round  ")
+        below = children(server.process.pid)
+        revoked = on.client(
+            0,
+            "--enrolment",
+            str(keys / "clients" / "3.toml"),
+            "--state-dir",
+            "revoked",
+            name="revoked",
+        )
+        foreign = on.client(
+            0,
+            "--enrolment",
+            str(tmp_path / "others" / "clients" / "0.toml"),
+            "--state-dir",
+            "foreign",
+            name="foreign",
+        )
+        plain = on.client(0, "--insecure", "--state-dir", "plain", name="plain")
+        clients = [
+            on.client(i, "--enrolment", str(keys / "clients" / f"{i}.toml")) for i in range(3)
+        ]
+        assert [stranger.end() for stranger in (revoked, foreign, plain)] == [2, 2, 2]
+        assert server.end() == 0, server.said
+        assert [client.end() for client in clients] == [0, 0, 0]
+    assert "does not let this client's key in" in revoked.said
+    assert all(
+        stranger.said.count("fedcomp: ") == 1 and "Traceback" not in stranger.said
+        for stranger in (revoked, foreign, plain)
+    )
+    assert outcome(tmp_path / "run", ALSO) == outcome(simulated, ALSO)
+    assert below and gone(below)
+    assert "at the port " in server.said
+    wire = lines(tmp_path / "run")[-1]
+    assert (
+        wire["wire_bytes_in"] > wire["uplink_bytes"]
+        and wire["wire_bytes_out"] > wire["downlink_bytes"]
+    )
+    left = {file.name for file in (tmp_path / "run").iterdir()}
+    assert left == {
+        "config.toml",
+        "metrics.jsonl",
+        "summary.json",
+        "model.safetensors",
+        "checkpoint",
+        "superlink.log",
+        "report.html",
+    }
+
+
+def test_a_certificate_that_clients_would_turn_away_is_refused_before_anything_is_written(tmp_path):
+    make(tmp_path / "keys", 1)
+    (tmp_path / "keys" / "server.key").write_bytes((tmp_path / "keys" / "ca.key").read_bytes())
+    with pytest.raises(UserError, match="server.key is not the key of"):
+        serve(
+            RunConfig(task=TASK, device="cpu", out=str(tmp_path / "run"), **OPTIONS),
+            Door(port=0, keys=tmp_path / "keys"),
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_killed_client_and_a_killed_server_lose_nothing(tmp_path):
+    """Residual and optimizer moments survive, and the schedule of the first server holds for the second."""
+    steered = OPTIONS | {
+        "rounds": 7,
+        "server_optimizer": "adam:beta1=0.5",
+        "server_lr": 0.02,
+        "lr_schedule": "cosine:to=0.01",
+        "local_steps_schedule": "1,4@3",
+    }
+    simulated = replace(
+        RunConfig(task=TASK, engine="serial", device="cpu", out=str(tmp_path / "simulated")),
+        **steered,
+        horizon=6,
+    )
+    simulate(simulated)
+    with stage(tmp_path) as on:
+        server = on.server("--insecure", *flags(steered | {"rounds": 6}))
+        clients = [on.client(i, "--insecure", kill_at=5 * (i == 1)) for i in range(3)]
+        assert clients[1].end() == -signal.SIGKILL
+        assert "round 2: " in clients[1].said and "round 3: " not in clients[1].said
+        again = on.client(1, "--insecure", name="again")
+        server.wait_for(r"^ +3 ")
+        below = children(server.process.pid)
+        server.kill()
+        assert below and gone(below), "the SuperLink outlived the process that started it"
+        server = on.server("--insecure", *flags(steered), "--resume")
+        assert server.end() == 0, server.said
+        assert [client.end() for client in (clients[0], again, clients[2])] == [0, 0, 0]
+    assert read_run(tmp_path / "run")["horizon"] == 6
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "simulated")
+    assert "trying again" in clients[0].said  # with the cause
+
+
+def test_a_server_without_training_data_exports_the_model_that_it_evaluated(tmp_path):
+    normalized_task.write(tmp_path / "devices" / "train.npy", 200, seed=1)
+    normalized_task.write(tmp_path / "here" / "test.npy", 100, seed=2)
+    shared = ["--insecure", "--task", f"{normalized_task.__file__}:task", "--data"]
+    rounds = ["--clients", "1", "--participation", "1", "--rounds", "1"]
+    with stage(tmp_path) as on:
+        server = on.server(*shared, "here", *rounds)
+        client = on.client(0, *shared, "devices")
+        assert server.end() == 0 == client.end(), server.said
+    assert server.said.count("the server has no training data") == 1
+    run = fedcomp.load(tmp_path / "run")
+    assert NO_TRAINING_DATA in run.summary.warnings
+    task = normalized_task.task(tmp_path / "here")
+    model, test = run.model(task), task.test()
+    with torch.no_grad():
+        right = (model(test.inputs).argmax(1) == test.targets).float().mean().item()
+    assert right == pytest.approx(run.accuracy, abs=1e-6) and model[1].num_batches_tracked == 1
+
+
+def test_a_client_with_another_model_stays_outside_and_an_interrupted_server_can_be_resumed(
+    tmp_path,
+):
+    with stage(tmp_path) as on:
+        server = on.server("--insecure", *FLAGS)
+        other = on.client(0, "--insecure", *WIDE)
+        assert other.end() == 2
+        server.wait_for("^warning: client 0 cannot take part: the run has another model ")
+        server.wait_for("0 of 3 clients are here")
+        below = children(server.process.pid)
+        assert server.interrupt(signal.SIGINT) == 128 + signal.SIGINT
+        assert below and gone(below) and not running({server.process.pid})
+    assert (
+        "fedcomp: the run has another model" in other.said
+        and "give the task that the server was started with" in other.said
+    )
+    assert re.search(
+        r"interrupted before round 1 was done; continue with: fedcomp server start .*--insecure .*--resume\n",
+        server.said,
+    )
+    assert "--insecure: no TLS and no keys" in server.said
+
+
+def test_without_keys_and_without_insecure_nobody_is_served(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UserError,
+        match="there is no folder of keys keys; make one with: fedcomp keys init --out keys",
+    ):
+        deployed.serve({}, RunConfig(), Watch())
+    with pytest.raises(ConfigError, match="--insecure is without the keys"):
+        deployed.serve({"insecure": True, "keys": "keys"}, RunConfig(), Watch())
+    with pytest.raises(ConfigError, match="--port is 65536"):
+        deployed.serve({"insecure": True, "port": "65536"}, RunConfig(), Watch())
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, "a client needs an enrolment file"),
+        ({"insecure": True}, "give --server host:port"),
+        ({"insecure": True, "server": "localhost:1"}, "has to say who it is; give --partition-id"),
+        (
+            {"insecure": True, "server": "localhost", "client_id": 1},
+            "--server cannot be 'localhost'; give host:port",
+        ),
+        (
+            {"insecure": True, "server": "localhost:1", "client_id": 1, "partitions": 2},
+            "give --partition-id as well",
+        ),
+        ({"insecure": True, "enrolment": "0.toml"}, "give one of them"),
+        ({"enrolment": "absent.toml"}, "absent.toml cannot be read"),
+        (
+            {"insecure": True, "server": "localhost:1", "client_id": 1, "task": "digit"},
+            "unknown task 'digit'",
+        ),
+    ],
+)
+def test_a_client_that_cannot_begin_is_one_sentence(tmp_path, monkeypatch, given, sentence):
+    monkeypatch.chdir(tmp_path)
+    usual = {
+        "server": None,
+        "enrolment": None,
+        "insecure": False,
+        "client_id": None,
+        "partition_id": None,
+        "partitions": None,
+        "state_dir": None,
+        "task": "digits",
+        "data": None,
+        "device": "cpu",
+        "patience": 0.0,
+        "stay": False,
+    }
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        deployed.take_part(**usual | given)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_client_is_as_patient_as_it_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    port = free_port()
+    with pytest.raises(UserError, match=f"nothing listens on 127.0.0.1:{port}"):
+        deployed.take_part(
+            f"127.0.0.1:{port}", None, True, 0, None, None, None, TASK, None, "cpu", 0.3, False
+        )
+    assert "trying again in 0.2 s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"relays": 2}, "--relays are simulated"),
+        ({"attack": "inverted:1"}, "leave --attack out"),
+        ({"engine": "batched"}, "--engine and --cohort-batch are for a simulation"),
+        ({"checkpoint_every": 3}, "--checkpoint-every would let a resumed server fall behind"),
+    ],
+)
+def test_what_is_simulated_only_is_a_sentence(tmp_path, options, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        serve(RunConfig(task=TASK, out=str(tmp_path / "run"), **options), Door(0))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_simulated_run_is_not_continued_by_a_server(simulated):
+    with pytest.raises(RunFolderError, match="continue it with fedcomp sim"):
+        serve(
+            RunConfig(
+                task=TASK, engine="serial", device="cpu", out=str(simulated), resume=True, **OPTIONS
+            ),
+            Door(0),
+        )

@@ -1,0 +1,75 @@
+"""Keys are held fixed from when they were first heard, or are those of a list; a server cannot change them."""
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedcomp.errors import KeysError, ProtocolError
+from fedcomp.keys.enrolment import openssh, pem
+from fedcomp.keys.keyring import POINT, KnownKeys, PinnedKeys, point_of, read_roster, verifier
+from fedcomp.keys.signature_log import Past
+from fedcomp.state_folder import StateFolder
+
+KEYS = [ec.generate_private_key(ec.SECP384R1()) for _ in range(3)]
+POINTS = [point_of(key.public_key()) for key in KEYS]
+
+
+def test_a_point_is_the_key():
+    assert {len(point) for point in POINTS} == {POINT} and point_of(verifier(POINTS[0])) == POINTS[
+        0
+    ]
+    with pytest.raises(ProtocolError, match="no point"):
+        verifier(b"\x02" + bytes(48)[:47] + b"\xff" * 2)
+
+
+def test_the_first_key_that_is_heard_counts_over_restarts_of_the_same_run(tmp_path):
+    folder = StateFolder(tmp_path)
+    ring = PinnedKeys("run", 0, KEYS[0], past=Past(folder))
+    assert ring.key(1, POINTS[1]) == ring.key(1) == POINTS[1]
+    assert PinnedKeys("another run", 0, KEYS[0], past=Past(folder)).key(1, POINTS[2]) == POINTS[2]
+    for again in (ring, PinnedKeys("run", 0, KEYS[0], past=Past(folder))):
+        with pytest.raises(ProtocolError, match="another key of client 1 than that it had before"):
+            again.key(1, POINTS[2])
+    folder.close()
+
+
+def test_its_own_key_nobody_can_change_and_it_signs_for_nobody_else():
+    ring = PinnedKeys("run", 0, KEYS[0])
+    assert ring.key(0) == POINTS[0] and ring.signer(0) is KEYS[0]
+    with pytest.raises(ProtocolError, match="its own"):
+        ring.key(0, POINTS[1])
+    with pytest.raises(ProtocolError, match="takes this client for client 1"):
+        ring.signer(1)
+    with pytest.raises(ProtocolError, match="was not announced"):
+        ring.key(1)
+
+
+def test_with_a_list_the_server_is_not_asked(tmp_path):
+    path = tmp_path / "registry.toml"
+    lines = (
+        f'[[client]]\nid = {i}\nstate = "enrolled"\npublic_key = "{openssh(KEYS[i].public_key())}"\n'
+        for i in (0, 1)
+    )
+    path.write_text('server = "here:1"\n' + "".join(lines))
+    ring = PinnedKeys("run", 0, KEYS[0], roster=read_roster(path))
+    assert ring.key(1) == ring.key(1, POINTS[1]) == POINTS[1]
+    with pytest.raises(ProtocolError, match="than in --roster"):
+        ring.key(1, POINTS[2])
+    with pytest.raises(ProtocolError, match="client 2 is not in --roster"):
+        ring.key(2, POINTS[2])
+
+
+@pytest.mark.parametrize(
+    "text", ["[", "client = 3", '[[client]]\nid = "a"', '[[client]]\nid = 1\npublic_key = "x"']
+)
+def test_what_is_no_list_is_told(tmp_path, text):
+    path = tmp_path / "registry.toml"
+    path.write_text(text)
+    with pytest.raises(KeysError, match="registry.toml"):
+        read_roster(path)
+
+
+def test_a_server_knows_the_keys_with_which_clients_came():
+    ring = KnownKeys("run", lambda client: pem(KEYS[client].public_key()))
+    assert ring.key(2) == POINTS[2]
+    with pytest.raises(ProtocolError):
+        ring.signer(2)

@@ -1,0 +1,567 @@
+"""A folder of keys is made whole or not at all, one key is one id is one voice, and what is not let in is told why."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from dying import die_at_call
+from forks import FORKS
+from tls_servers import HEALTHY, serving
+
+from fedcomp.errors import KeysError, UnreachableError
+from fedcomp.keys import certificates
+from fedcomp.keys import key_folder as keys
+from fedcomp.keys.enrolment import iso, utc_now
+from fedcomp.keys.key_folder import Enrolment, check_server, pem, read_registry
+from fedcomp.keys.registry import Registry, read_entries
+
+WHOLE = {"ca.crt", "ca.key", "server.crt", "server.key", "registry.toml", "clients"}
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    keys.make(tmp_path / "keys", 3, ["server.example", "10.0.0.5"], port=9000)
+    return tmp_path / "keys"
+
+
+def enrolment(folder: Path, id: int) -> Enrolment:
+    return Enrolment.read(folder / "clients" / f"{id}.toml")
+
+
+def flower_key(folder: Path, id: int) -> bytes:
+    """A client's public key as Flower sends it."""
+    return pem(enrolment(folder, id).pair[1])
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def refused(act) -> str:
+    with pytest.raises(KeysError) as raised:
+        act()
+    assert str(raised.value).isprintable()
+    return str(raised.value)
+
+
+# What is made.
+
+
+def test_what_is_in_a_new_folder(folder):
+    assert set(snapshot(folder)) == {
+        "ca.crt",
+        "ca.key",
+        "server.crt",
+        "server.key",
+        "registry.toml",
+        "clients/0.toml",
+        "clients/1.toml",
+        "clients/2.toml",
+    }
+    ca = (folder / "ca.crt").read_text()
+    for id in range(3):
+        mine = enrolment(folder, id)
+        assert (mine.id, mine.ca, mine.server) == (id, ca, "server.example:9000")
+        assert timedelta(days=364) < mine.not_after - utc_now() <= timedelta(days=365)
+    assert len({enrolment(folder, id).public_key for id in range(3)}) == 3
+    assert os.listdir(folder.parent) == ["keys"]
+
+
+def test_private_files_are_for_their_owner_alone_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        keys.make(tmp_path / "keys", 1)
+        keys.add(tmp_path / "keys")
+        keys.renew(tmp_path / "keys", 0)
+        keys.renew_server(tmp_path / "keys")
+    finally:
+        os.umask(before)
+    modes = {
+        str(path.relative_to(tmp_path)): stat.S_IMODE(path.stat().st_mode)
+        for path in tmp_path.rglob("*")
+    }
+    assert modes == {
+        "keys": 0o700,
+        "keys/clients": 0o700,
+        "keys/ca.key": 0o600,
+        "keys/server.key": 0o600,
+        "keys/clients/0.toml": 0o600,
+        "keys/clients/1.toml": 0o600,
+        "keys/ca.crt": 0o644,
+        "keys/server.crt": 0o644,
+        "keys/registry.toml": 0o644,
+    }
+
+
+def test_private_files_have_no_other_permissions_for_a_moment(tmp_path, monkeypatch):
+    """Every file is opened with its final permissions, so that there is no moment before a chmod."""
+    opened = {}
+    real = os.open
+
+    def watched(path, flags, mode=0o777, **kwargs):
+        if flags & os.O_CREAT:
+            opened[Path(path).name.removeprefix(".").removesuffix(".new")] = (
+                mode,
+                bool(flags & os.O_EXCL),
+            )
+        return real(path, flags, mode, **kwargs)
+
+    monkeypatch.setattr(os, "open", watched)
+    monkeypatch.setattr(os, "chmod", None)
+    keys.make(tmp_path / "keys", 1)
+    assert {name: opened[name] for name in ("ca.key", "server.key", "0.toml")} == dict.fromkeys(
+        ("ca.key", "server.key", "0.toml"), (0o600, True)
+    )
+
+
+def test_the_certificates_say_what_they_should(folder):
+    ca, server = (
+        x509.load_pem_x509_certificate((folder / name).read_bytes())
+        for name in ("ca.crt", "server.crt")
+    )
+    assert keys.check_server_files(folder) == server
+    for certificate in (ca, server):
+        assert (
+            isinstance(certificate.public_key(), ec.EllipticCurvePublicKey)
+            and certificate.public_key().curve.name == "secp384r1"
+        )
+        assert isinstance(certificate.signature_hash_algorithm, hashes.SHA384)
+        assert timedelta(0) < utc_now() - certificate.not_valid_before_utc < timedelta(hours=2)
+    assert keys.hosts_of(server) == ["server.example", "localhost", "10.0.0.5", "127.0.0.1"]
+    assert ca.extensions.get_extension_for_class(
+        x509.BasicConstraints
+    ).value == x509.BasicConstraints(True, 0)
+    assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert ca.public_key() != server.public_key()
+    assert (
+        timedelta(days=364)
+        < server.not_valid_after_utc - utc_now()
+        < timedelta(days=365)
+        < ca.not_valid_after_utc - utc_now()
+    )
+
+
+def test_the_certificate_passes_the_rules_of_the_public_web(folder):
+    from cryptography.x509.verification import PolicyBuilder, Store
+
+    ca = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    verifier = (
+        PolicyBuilder().store(Store([ca])).build_server_verifier(x509.DNSName("server.example"))
+    )
+    assert len(verifier.verify(keys.check_server_files(folder), [])) == 2
+
+
+def test_a_real_server_with_these_files_is_believed(folder):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.crt", folder / "server.key")
+    ca = enrolment(folder, 1).ca
+    with serving(HEALTHY, context) as port:
+        check_server("localhost", port, ca, 3)
+        with pytest.raises(UnreachableError):
+            check_server("127.0.0.2", port, ca, 3)
+        strict = ssl.create_default_context(cadata=ca)
+        strict.verify_flags |= ssl.VERIFY_X509_STRICT
+        with strict.wrap_socket(
+            socket.create_connection(("127.0.0.1", port)), server_hostname="server.example"
+        ) as connection:
+            assert connection.version() == "TLSv1.3"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], ["localhost", "127.0.0.1"]),
+        (
+            ["Server.Example.", "10.0.0.5", "localhost"],
+            ["server.example", "10.0.0.5", "localhost", "127.0.0.1"],
+        ),
+        (["[::1]", "fe80::1"], ["::1", "fe80::1", "localhost", "127.0.0.1"]),
+        (["bücher.example"], ["xn--bcher-kva.example", "localhost", "127.0.0.1"]),
+    ],
+)
+def test_hosts(given, expected):
+    assert certificates.hosts(given) == expected
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "a b",
+        "host:8080",
+        "http://host",
+        "-a.example",
+        "a..b",
+        "*",
+        "1.2.3",
+        "999.1.1.1",
+        "x" * 64,
+        "a\nb",
+        ".".join(["abcdefgh"] * 30),
+    ],
+)
+def test_what_is_no_host_makes_nothing(host, tmp_path):
+    said = refused(lambda: keys.make(tmp_path / "keys", 1, [host])) if host.isprintable() else None
+    if said:
+        assert said.startswith(f"--host '{host}' is no host; give a name such as server.example")
+    else:
+        pytest.raises(KeysError, keys.make, tmp_path / "keys", 1, [host])
+    assert os.listdir(tmp_path) == []
+
+
+# In the way, interrupted, at once.
+
+
+@pytest.mark.parametrize("what", ["folder", "file", "dangling link"])
+def test_nothing_is_overwritten(what, tmp_path):
+    out = tmp_path / "keys"
+    {"folder": out.mkdir, "file": out.touch, "dangling link": lambda: out.symlink_to("nowhere")}[
+        what
+    ]()
+    said = refused(lambda: keys.make(out, 1))
+    assert said == (
+        f"--out {out} exists and nothing in it is overwritten; give another name, or add clients to it with: "
+        f"fedcomp keys add --keys {out}"
+    )
+    assert os.listdir(tmp_path) == ["keys"] and (what != "folder" or os.listdir(out) == [])
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    said = refused(lambda: keys.make(tmp_path / "file" / "keys", 1))
+    assert (
+        said
+        == f"--out {tmp_path}/file/keys cannot be written (File exists); give a folder that can be"
+    )
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_what_fails_in_the_middle_leaves_nothing(error, tmp_path, monkeypatch):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(keys, "text_of", fail)
+    with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else KeysError):
+        keys.make(tmp_path / "keys", 2)
+    assert os.listdir(tmp_path) == []
+
+
+def killed(act: str, after: int) -> bool:
+    """Run `act` in a process that is killed at its call number `after` that changes files. Whether it was."""
+    process = FORKS.Process(target=die_at_call, args=(act, after))
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+@pytest.mark.deploy
+def test_killed_anywhere_there_is_nothing_or_what_says_what_is_missing(tmp_path):
+    for after in range(100):
+        place = tmp_path / str(after)
+        place.mkdir()
+        if not killed(f"make({str(place / 'keys')!r}, 1)", after):
+            break
+        if (place / "keys").exists():
+            assert read_registry(place / "keys").enrolled()
+            continue
+        for half in place.iterdir():
+            assert stat.S_IMODE(half.stat().st_mode) == 0o700
+            complete = {path.name for path in half.iterdir()} >= WHOLE
+            if (half / "INCOMPLETE.txt").exists() and (half / "INCOMPLETE.txt").stat().st_size:
+                assert (
+                    "delete it and run fedcomp keys init again"
+                    in (half / "INCOMPLETE.txt").read_text()
+                )
+                assert refused(lambda half=half: read_registry(half)).startswith(
+                    f"--keys {half} was not finished"
+                )
+            else:
+                assert complete or not any(path.suffix == ".key" for path in half.iterdir())
+        keys.make(place / "keys", 1)
+    assert 8 < after < 60
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize(
+    "act", ["add(F, 2)", "revoke(F, 0, 2)", "renew(F, 1)", "renew_server(F, ['new.example'])"]
+)
+def test_killed_anywhere_a_change_is_made_or_not_and_can_be_made_again(act, tmp_path):
+    keys.make(tmp_path / "first", 3)
+    before = read_entries(tmp_path / "first" / "registry.toml")
+    for after in range(100):
+        folder = tmp_path / str(after)
+        shutil.copytree(tmp_path / "first", folder)
+        stopped = killed(act.replace("F", repr(str(folder))), after)
+        now = read_entries(folder / "registry.toml")
+        assert [entry.public_key for entry in now[:1]] == [entry.public_key for entry in before[:1]]
+        assert (
+            now == before
+            or act.startswith("renew_server")
+            or len(now) == 5
+            or any(a != b for a, b in zip(now, before, strict=True))
+        )
+        if now == before or not stopped:
+            if stopped:
+                eval(f"keys.{act}", {"keys": keys, "F": folder})
+            assert (
+                act.startswith("renew_server") or read_entries(folder / "registry.toml") != before
+            )
+        assert keys.check_server_files(folder)
+        for entry in read_entries(folder / "registry.toml"):
+            assert enrolment(folder, entry.id).public_key == entry.public_key
+        if not stopped:
+            break
+    assert 2 < after < 60
+    assert not list(folder.rglob(".*.new"))
+
+
+def test_two_commands_at_once_do_not_lose_each_other(folder):
+    threads = [threading.Thread(target=keys.add, args=(folder,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(read_registry(folder).enrolled()) == list(range(11))
+
+
+def test_a_folder_that_is_none(tmp_path):
+    said = refused(lambda: read_registry(tmp_path))
+    assert said == (
+        f"--keys {tmp_path} is no folder of keys, it has no registry.toml; give another, or make one with: "
+        f"fedcomp keys init --out {tmp_path} --clients N"
+    )
+
+
+# Who is let in.
+
+
+def test_an_enrolled_key_in_any_form_is_its_id(folder):
+    registry = read_registry(folder)
+    for id in range(3):
+        mine = enrolment(folder, id)
+        assert [
+            registry.id_of(key)
+            for key in (
+                mine.public_key,
+                mine.public_key.encode() + b" laptop",
+                flower_key(folder, id),
+            )
+        ] == [id] * 3
+        assert registry.reason(mine.public_key) == ""
+
+
+def test_the_bytes_are_those_that_flower_registers_and_compares(folder, tmp_path):
+    from flwr.cli.supernode.register import try_load_public_key
+
+    registry = read_registry(folder)
+    files = registry.write_public_keys(tmp_path)
+    assert sorted(files) == [0, 1, 2]
+    assert [registry.id_of(try_load_public_key(path)) for path in files.values()] == list(files)
+    assert [try_load_public_key(path) for path in files.values()] == [
+        flower_key(folder, id) for id in files
+    ]
+
+
+def test_a_stranger_is_refused(folder):
+    registry = read_registry(folder)
+    stranger = pem(ec.generate_private_key(ec.SECP384R1()).public_key())
+    assert registry.id_of(stranger) is None
+    assert (
+        registry.reason(stranger)
+        == f"its key is not in {folder}/registry.toml; enrol it with: fedcomp keys add --keys {folder}"
+    )
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        b"",
+        b"no key",
+        "\x00",
+        ec.generate_private_key(ec.SECP256R1())
+        .public_key()
+        .public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH),
+    ],
+)
+def test_what_is_no_key_is_refused(what, folder):
+    registry = read_registry(folder)
+    assert registry.id_of(what) is None and "is no EC P-384 public key" in registry.reason(what)
+
+
+def test_a_revoked_key_is_refused_by_a_registry_that_is_open(folder):
+    registry, key = read_registry(folder), flower_key(folder, 1)
+    assert registry.id_of(key) == 1
+    keys.revoke(folder, 1)
+    assert registry.id_of(key) is None
+    assert (
+        registry.reason(key)
+        == f"client 1 is revoked; to let it in again: fedcomp keys renew 1 --keys {folder}"
+    )
+    assert sorted(registry.enrolled()) == [0, 2]
+    keys.revoke(folder, 1)
+    assert registry.id_of(key) is None
+
+
+def test_an_expired_key_is_refused(folder):
+    later = utc_now() + timedelta(days=366)
+    registry = Registry(folder / "registry.toml", now=lambda: later)
+    ends = iso(enrolment(folder, 2).not_after)
+    assert registry.id_of(flower_key(folder, 2)) is None and registry.enrolled() == {}
+    renew = f"fedcomp keys renew 2 --keys {folder}"
+    assert (
+        registry.reason(flower_key(folder, 2))
+        == f"the key of client 2 ended on {ends}; make it a new one: {renew}"
+    )
+
+
+def test_a_renewed_key_takes_the_place_of_the_old(folder):
+    registry, old = read_registry(folder), flower_key(folder, 1)
+    keys.renew(folder, 1, days=30)
+    new = flower_key(folder, 1)
+    assert (registry.id_of(old), registry.id_of(new)) == (None, 1)
+    assert (
+        registry.reason(old)
+        == "its key was replaced when client 1 was renewed; give it the new clients/1.toml"
+    )
+    assert timedelta(days=29) < enrolment(folder, 1).not_after - utc_now() <= timedelta(days=30)
+
+
+def test_a_renewed_client_that_was_revoked_is_let_in_with_the_new_key_alone(folder):
+    registry, old = read_registry(folder), flower_key(folder, 1)
+    keys.revoke(folder, 1)
+    keys.renew(folder, 1)
+    assert (registry.id_of(old), registry.id_of(flower_key(folder, 1))) == (None, 1)
+
+
+def test_new_clients_follow_the_highest_id_revoked_ones_too(folder):
+    registry = read_registry(folder)
+    keys.revoke(folder, 2)
+    assert keys.add(folder, 2) == [3, 4]
+    assert registry.id_of(flower_key(folder, 4)) == 4
+    assert enrolment(folder, 4).server == "server.example:9000"
+
+
+def test_ids_that_are_not_there_change_nothing(folder):
+    before = snapshot(folder)
+    for act in (lambda: keys.renew(folder, 3), lambda: keys.revoke(folder, 0, 7)):
+        add = f"fedcomp keys add --keys {folder}"
+        assert re.fullmatch(
+            rf"client [37] is not in {folder}/registry.toml, which has 0 to 2; give one of these, or: {add}",
+            refused(act),
+        )
+    assert snapshot(folder) == before
+
+
+# The server's certificate.
+
+
+def test_a_new_certificate_for_the_hosts_it_had_and_more(folder):
+    before = snapshot(folder)
+    names, ends = keys.renew_server(folder, ["new.example"], days=10)
+    assert (
+        set(names)
+        == set(keys.hosts_of(keys.check_server_files(folder)))
+        == {"server.example", "10.0.0.5", "new.example", "localhost", "127.0.0.1"}
+    )
+    assert timedelta(days=9) < ends - utc_now() <= timedelta(days=10)
+    changed = {name for name, data in snapshot(folder).items() if data != before[name]}
+    assert changed == {"server.crt", "server.key"}  # clients need nothing new
+
+
+def test_only_a_new_certificate_needs_the_key_of_the_ca(folder):
+    away = (folder / "ca.key").rename(folder.parent / "ca.key")
+    keys.add(folder), keys.renew(folder, 0), keys.revoke(folder, 1)
+    assert refused(lambda: keys.renew_server(folder)) == (
+        f"{folder}/ca.key cannot be read (No such file or directory); bring it back for "
+        "this command, which alone needs it"
+    )
+    other = ec.generate_private_key(ec.SECP384R1())
+    (folder / "ca.key").write_bytes(certificates.key_pem(other))
+    assert (
+        refused(lambda: keys.renew_server(folder))
+        == f"{folder}/ca.key is not the key of {folder}/ca.crt; bring the one back that is"
+    )
+    away.rename(folder / "ca.key")
+    keys.renew_server(folder)
+
+
+def test_what_is_due(folder):
+    assert keys.due(folder, 30) == []
+    assert keys.due(folder, 366) == ["server", 0, 1, 2]
+    keys.renew(folder, 1, days=5)
+    keys.revoke(folder, 0)
+    assert keys.due(folder, 30) == [1]
+
+
+@pytest.mark.parametrize(("days", "when"), [(-1, "begins"), (366, "ended")])
+def test_a_server_does_not_start_with_a_certificate_that_is_not_of_this_time(days, when, folder):
+    assert keys.serving_files(folder) == (folder / "server.crt", folder / "server.key")
+    now = utc_now() + timedelta(days=days)
+    said = refused(lambda: keys.serving_files(folder, now))
+    assert re.match(
+        rf"{folder}/server.crt {when} on \S+Z, and it is {iso(now)} by this machine's clock; correct the clock",
+        said,
+    )
+    assert said.endswith(f", else: fedcomp keys renew server --keys {folder}")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (
+            lambda f: (f / "server.key").write_bytes((f / "ca.key").read_bytes()),
+            "server.key is not the key of",
+        ),
+        (
+            lambda f: (f / "server.key").write_text("no"),
+            "server.key is no private key without a password; make a new one: ",
+        ),
+        (
+            lambda f: (f / "server.crt").write_bytes((f / "server.crt").read_bytes()[:99]),
+            "server.crt is no certificate; restore it",
+        ),
+        (
+            lambda f: (f / "ca.crt").unlink(),
+            r"ca.crt cannot be read \(No such file or directory\); restore it",
+        ),
+        (
+            lambda f: (
+                keys.make(f.parent / "b", 1) and (f.parent / "b" / "ca.crt").replace(f / "ca.crt")
+            ),
+            "server.crt is not signed by .*/ca.crt",
+        ),
+    ],
+)
+def test_files_of_the_server_that_do_not_go_together(damage, said, folder):
+    damage(folder)
+    for check in (keys.check_server_files, keys.serving_files):
+        assert re.match(rf"{folder}/{said}", refused(lambda check=check: check(folder)))
+
+
+def test_nothing_heavy_is_imported():
+    program = "import fedcomp.keys.key_folder, sys; print([m for m in ('torch', 'numpy', 'numba', 'flwr') if m in sys.modules])"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )

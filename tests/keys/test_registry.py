@@ -1,0 +1,162 @@
+"""A registry that is malformed is refused with its file and line or field; a server that runs lets nobody in until it is mended."""
+
+import re
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedcomp.errors import KeysError
+from fedcomp.keys import key_folder as keys
+from fedcomp.keys.enrolment import Enrolment, iso, openssh, utc_now
+from fedcomp.keys.key_folder import read_registry
+from fedcomp.keys.registry import ENROLLED, REVOKED, Entry, read_entries, text_of
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    keys.make(tmp_path / "keys", 2)
+    return tmp_path / "keys"
+
+
+def refused(act) -> str:
+    with pytest.raises(KeysError) as raised:
+        act()
+    assert str(raised.value).isprintable()
+    return str(raised.value)
+
+
+def entries(count: int) -> list[Entry]:
+    lines = [openssh(ec.generate_private_key(ec.SECP384R1()).public_key()) for _ in range(count)]
+    return [
+        Entry(id, line, ENROLLED, utc_now().replace(microsecond=0) + timedelta(days=1))
+        for id, line in enumerate(lines)
+    ]
+
+
+def test_what_is_written_is_read(tmp_path):
+    made = entries(4)
+    made[1] = replace(made[1], state=REVOKED, replaced=(made.pop().public_key,))
+    (tmp_path / "registry.toml").write_text(text_of(reversed(made), "server.example:1"))
+    assert read_entries(tmp_path / "registry.toml") == tuple(made)
+
+
+def malformed():
+    a, b, c = entries(3)
+    whole = text_of([a, b], None)
+    yield (
+        "two keys with one id",
+        text_of([a, replace(b, id=0)], None),
+        ": client 0 has two keys; take out one of its two",
+    )
+    yield (
+        "two ids with one key",
+        text_of([a, replace(b, public_key=a.public_key)], None),
+        ": clients 0 and 1 have one key; give one",
+    )
+    yield (
+        "a replaced key of another",
+        text_of([a, replace(b, replaced=(a.public_key,))], None),
+        ": clients 0 and 1 have one key; ",
+    )
+    yield (
+        "its own replaced key",
+        text_of([replace(a, replaced=(c.public_key, a.public_key))], None),
+        ": client 0: 'public_key' is among",
+    )
+    yield (
+        "an id",
+        whole.replace("id = 1", "id = -1"),
+        r": \[\[client\]\] number 2: 'id' is not a whole number from 0",
+    )
+    yield "no id", whole.replace("id = 1\n", ""), r": \[\[client\]\] number 2: 'id' is missing; "
+    yield (
+        "a state",
+        whole.replace('"enrolled"', '"enroled"', 1),
+        ": client 0: 'state' is not 'enrolled' or 'revoked'; mend it",
+    )
+    yield (
+        "a list as state",
+        whole.replace('"enrolled"', "[]", 1),
+        ": client 0: 'state' is not 'enrolled' or 'revoked'; mend it",
+    )
+    yield (
+        "a date",
+        whole.replace(iso(a.not_after), "soon", 1),
+        ": client 0: 'not_after' is not a date such as",
+    )
+    yield (
+        "a key",
+        whole.replace(b.public_key, b.public_key[:60]),
+        ": client 1: 'public_key' is not an EC P-384 public key",
+    )
+    yield (
+        "replaced",
+        text_of([replace(a, replaced=("x",))], None),
+        ": client 0: 'replaced' is not a list of EC",
+    )
+    yield (
+        "replaced as text",
+        whole + 'replaced = "x"\n',
+        ": client 1: 'replaced' is not a list of EC",
+    )
+    yield "client", "client = 3\n", r": 'client' is no list of tables; write \[\[client\]\]"
+    yield "clients", "client = [3]\n", r": 'client' is no list of tables; write \[\[client\]\]"
+    yield "server", "server = 3\n" + whole, ": 'server' is not a text such as"
+    yield "a line", whole + "???\n", r" is not TOML: .*\(at line 14, column 1\); mend it"
+    yield "a cut", whole[:-40], " is not TOML: "
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [pytest.param(text, said, id=name) for name, text, said in malformed()]
+)
+def test_a_malformed_registry_names_file_and_line_or_field(text, said, tmp_path, folder):
+    path = folder / "registry.toml"
+    registry, key, whole = (
+        read_registry(folder),
+        Enrolment.read(folder / "clients" / "0.toml").public_key,
+        path.read_text(),
+    )
+    assert registry.id_of(key) == 0
+    path.write_text(text)
+    for act in (lambda: read_entries(path), lambda: read_registry(folder)):
+        if not said.startswith(": 'server'"):
+            assert re.match(re.escape(str(path)) + said, refused(act))
+    before = sorted(path.read_bytes() for path in folder.rglob("*.*") if path.is_file())
+    assert re.match(re.escape(str(path)) + said, refused(lambda: keys.add(folder)))
+    assert sorted(path.read_bytes() for path in folder.rglob("*.*") if path.is_file()) == before
+
+    # A server that is running lets nobody in and says why, until it is mended.
+    assert registry.id_of(key) is None and registry.enrolled() == {}
+    assert registry.reason(key) == registry.problem and re.match(
+        re.escape(str(path)) + said, registry.problem
+    )
+    path.write_text(whole)
+    assert registry.id_of(key) == 0 and registry.problem == ""
+
+
+def test_a_registry_that_vanishes_lets_nobody_in(folder):
+    registry, key = read_registry(folder), Enrolment.read(folder / "clients" / "0.toml").public_key
+    (folder / "registry.toml").rename(folder / "elsewhere")
+    assert registry.id_of(
+        key
+    ) is None and "cannot be read (No such file or directory)" in registry.reason(key)
+    (folder / "elsewhere").rename(folder / "registry.toml")
+    assert registry.id_of(key) == 0
+
+
+def test_a_registry_that_is_emptied_is_taken_to_be_damaged_and_not_to_turn_everybody_away(folder):
+    path = folder / "registry.toml"
+    registry, key, whole = (
+        read_registry(folder),
+        Enrolment.read(folder / "clients" / "0.toml").public_key,
+        path.read_text(),
+    )
+    path.write_text("")
+    assert "holds no client any more" in registry.problem
+    path.write_text("# nothing\n")
+    assert "holds no client any more" in registry.problem
+    path.write_text(whole)
+    assert registry.problem == "" and registry.id_of(key) == 0

@@ -1,0 +1,260 @@
+"""Sealed ballots: who may read, who is held to what, what is proven, and that nothing fits a slot for which it was not made."""
+
+import dataclasses
+import hashlib
+import itertools
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from fedcomp.errors import ProtocolError
+from fedcomp.privacy import ballots
+from fedcomp.privacy.ballots import (
+    CARD,
+    HEAD,
+    ONCE,
+    SALT,
+    WRAP,
+    Card,
+    Sealed,
+    Slot,
+    Unopenable,
+    card_key,
+    seal,
+)
+
+KEYS = [ec.generate_private_key(ec.SECP384R1()) for _ in range(4)]
+SLOT = Slot("run", "attempt", 3, 0)
+BITS = bytes(range(251)) * 4
+VOTERS = (1, 2)
+
+
+def counter(name: str):
+    """Entropy that a test can repeat."""
+    numbers = itertools.count()
+    return lambda size: hashlib.shake_256(f"{name} {next(numbers)}".encode()).digest(size)
+
+
+@pytest.fixture
+def cards() -> dict[int, Card]:
+    return {voter: Card.make(SLOT, voter, KEYS[voter]) for voter in VOTERS}
+
+
+@pytest.fixture
+def publics(cards) -> dict[int, bytes]:
+    return {
+        voter: card_key(card.data, SLOT, voter, KEYS[voter].public_key())
+        for voter, card in cards.items()
+    }
+
+
+@pytest.fixture
+def data(publics) -> bytes:
+    return seal(BITS, SLOT, publics, KEYS[0])
+
+
+def read(data: bytes, slot: Slot = SLOT) -> Sealed:
+    return Sealed.read(data, slot, KEYS[slot.sender].public_key())
+
+
+@pytest.mark.parametrize("voter", VOTERS)
+def test_each_voter_opens_what_was_sealed(data, cards, voter):
+    assert read(data).open(voter, cards[voter].private) == BITS
+
+
+@pytest.mark.parametrize("voters", [1, 2, 15])
+def test_a_ballot_costs_its_bits_once_and_a_fixed_amount_for_each_voter(voters):
+    publics = {v: Card.make(SLOT, v, KEYS[1]).data[: ballots.KEY] for v in range(voters)}
+    assert len(seal(BITS, SLOT, publics, KEYS[0])) == len(BITS) + 210 + 84 * voters
+    assert len(seal(b"", SLOT, publics, KEYS[0])) == 210 + 84 * voters
+
+
+def test_who_has_no_card_opens_nothing(data, cards):
+    for voter, private in ((3, Card.make(SLOT, 3, KEYS[3]).private), (1, cards[2].private)):
+        with pytest.raises(ProtocolError, match="not sealed for the card") as caught:
+            read(data).open(voter, private)
+        assert not isinstance(caught.value, Unopenable), "its sender is not to blame"
+
+
+def test_what_travels_holds_neither_the_bits_nor_any_key(data, cards):
+    travels = data + b"".join(card.data for card in cards.values())
+    assert BITS[:16] not in travels and all(card.private not in travels for card in cards.values())
+
+
+def test_the_hash_of_a_guessed_ballot_is_not_in_it(data):
+    """The salt keeps a server from trying out ballots of few bits."""
+    assert hashlib.sha256(SLOT.bytes("ballot", bytes(SALT), BITS)).digest() != read(data).held
+
+
+@pytest.mark.parametrize(
+    "change", [{"run": "other"}, {"attempt": "other"}, {"round": 4}, {"sender": 1}]
+)
+def test_nothing_fits_another_slot(data, cards, change):
+    other = dataclasses.replace(SLOT, **change)
+    with pytest.raises(ProtocolError, match="not signed"):
+        Sealed.read(data, other, KEYS[0].public_key())
+    with pytest.raises(ProtocolError, match="not signed"):
+        card_key(cards[1].data, other, 1, KEYS[1].public_key())
+
+
+def test_parts_of_a_slot_do_not_flow_into_each_other():
+    assert Slot("a", "bc", 1, 2).bytes() != Slot("ab", "c", 1, 2).bytes()
+    assert Slot("a", "b", 1, 23).bytes() != Slot("a", "b", 12, 3).bytes()
+
+
+def test_a_card_is_its_voters_alone(cards):
+    with pytest.raises(ProtocolError, match="card of voter 2"):
+        card_key(cards[1].data, SLOT, 2, KEYS[2].public_key())
+    with pytest.raises(ProtocolError, match="card of voter 1"):
+        card_key(cards[1].data, SLOT, 1, KEYS[2].public_key())
+
+
+def test_a_flipped_bit_anywhere_is_noticed(data):
+    for place in range(0, len(data), 7):
+        bad = bytearray(data)
+        bad[place] ^= 1 << place % 8
+        with pytest.raises(ProtocolError):
+            read(bytes(bad))
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, HEAD.size - 1, HEAD.size, HEAD.size + WRAP.size, HEAD.size + 2 * WRAP.size + 47]
+)
+def test_a_ballot_that_is_cut_off_is_refused(data, size):
+    with pytest.raises(ProtocolError):
+        read(data[:size])
+
+
+@pytest.mark.parametrize("size", [0, 1, CARD - 1, CARD + 1])
+def test_a_card_of_another_size_is_refused(size):
+    with pytest.raises(ProtocolError):
+        card_key(bytes(size), SLOT, 1, KEYS[1].public_key())
+
+
+def test_a_point_of_low_order_is_refused():
+    with pytest.raises(ProtocolError, match="low order"):
+        seal(BITS, SLOT, {1: bytes(32)}, KEYS[0])
+
+
+def test_no_key_is_made_twice():
+    """Sealing the same bits for the same voters again, as after a resume, shares no key, salt or text with the first time."""
+    publics = {v: Card.make(SLOT, v, KEYS[v]).data[: ballots.KEY] for v in VOTERS}
+    first, second = (read(seal(BITS, SLOT, publics, KEYS[0])) for _ in range(2))
+    assert (
+        first.point != second.point
+        and first.held != second.held
+        and first.content != second.content
+    )
+    assert {wrap for _, wrap in first.wraps.values()}.isdisjoint(
+        wrap for _, wrap in second.wraps.values()
+    )
+
+
+def test_another_attempt_has_other_keys_even_where_the_machine_draws_the_same():
+    attempts = [dataclasses.replace(SLOT, attempt=name) for name in ("1", "2")]
+    publics = {1: Card.make(SLOT, 1, KEYS[1], counter("card")).data[: ballots.KEY]}
+    one, two = (
+        Sealed.read(
+            seal(BITS, slot, publics, KEYS[0], counter("ballot")), slot, KEYS[0].public_key()
+        )
+        for slot in attempts
+    )
+    assert one.point == two.point and one.wraps[1] != two.wraps[1] and one.held != two.held
+
+
+def test_the_same_draws_make_the_same_bytes():
+    made = [Card.make(SLOT, 1, KEYS[1], counter("card")) for _ in range(2)]
+    assert made[0] == made[1]
+    sealed = [
+        seal(BITS, SLOT, {1: made[0].data[: ballots.KEY]}, KEYS[0], counter("ballot"))
+        for _ in range(2)
+    ]
+    assert sealed[0] == sealed[1]
+
+
+def crooked(publics: dict[int, bytes], for_second: bytes) -> bytes:
+    """A ballot whose wrap for voter 2 holds another key than that of the content, under a good signature."""
+    entropy = counter("crooked")
+    key, _, own = entropy(32), entropy(32), ballots.X25519PrivateKey.from_private_bytes(entropy(32))
+    whole = bytearray(seal(BITS, SLOT, publics, KEYS[0], counter("crooked")))
+    point = own.public_key().public_bytes_raw()
+    assert point == bytes(whole[:32]) and key != for_second
+    wrapping = ballots._wrapping(SLOT, 2, own, publics[2], point, publics[2])
+    at = HEAD.size + WRAP.size
+    whole[at : at + WRAP.size] = WRAP.pack(
+        2, publics[2], ChaCha20Poly1305(wrapping).encrypt(ONCE, for_second, None)
+    )
+    held, end = bytes(whole[32:64]), HEAD.size + 2 * WRAP.size
+    text = ballots.signed_text(SLOT, held, point, bytes(whole[HEAD.size : end]), bytes(whole[end:]))
+    whole[64 : 64 + ballots.SIGNATURE] = ballots.sign(KEYS[0], text)
+    return bytes(whole)
+
+
+def test_a_sender_that_gives_voters_different_keys_is_proven_to_lie(publics, cards):
+    sealed = read(crooked(publics, bytes(32)))
+    assert sealed.open(1, cards[1].private) == BITS
+    with pytest.raises(Unopenable):
+        sealed.open(2, cards[2].private)
+    assert sealed.proven_bad(2, publics[2], cards[2].private)
+
+
+def test_bits_that_the_sender_did_not_sign_for_are_not_opened(publics, cards):
+    """What opens, but to something else than the hash that was signed."""
+    whole = bytearray(seal(BITS, SLOT, publics, KEYS[0]))
+    end = HEAD.size + 2 * WRAP.size
+    whole[32:64] = hashlib.sha256(b"another ballot").digest()
+    text = ballots.signed_text(
+        SLOT,
+        bytes(whole[32:64]),
+        bytes(whole[:32]),
+        bytes(whole[HEAD.size : end]),
+        bytes(whole[end:]),
+    )
+    whole[64 : 64 + ballots.SIGNATURE] = ballots.sign(KEYS[0], text)
+    sealed = read(bytes(whole))
+    with pytest.raises(Unopenable, match="another ballot"):
+        sealed.open(1, cards[1].private)
+    assert sealed.proven_bad(1, publics[1], cards[1].private)
+
+
+def test_nobody_can_be_framed(data, publics, cards):
+    """Neither by the right key, which opens the ballot, nor by a wrong one."""
+    sealed = read(data)
+    assert not sealed.proven_bad(1, publics[1], cards[1].private)
+    assert not sealed.proven_bad(1, publics[1], cards[2].private)
+    assert not sealed.proven_bad(1, publics[1], b"")
+
+
+def test_another_card_of_a_lying_voter_convicts_nobody(data, publics, cards):
+    """Nor does the card of one for whom the ballot was not sealed."""
+    second, stranger = Card.make(SLOT, 1, KEYS[1]), Card.make(SLOT, 3, KEYS[3])
+    assert not read(data).proven_bad(1, second.data[: ballots.KEY], second.private)
+    assert not read(data).proven_bad(3, stranger.data[: ballots.KEY], stranger.private)
+
+
+def test_the_card_that_a_ballot_names_is_signed_for(data):
+    at = HEAD.size + 4
+    other = Card.make(SLOT, 1, KEYS[1]).data[: ballots.KEY]
+    with pytest.raises(ProtocolError, match="not signed"):
+        read(data[:at] + other + data[at + ballots.KEY :])
+
+
+def test_two_ballots_for_one_slot_contradict_each_other(publics, data):
+    other = read(seal(BITS[::-1], SLOT, publics, KEYS[0]))
+    assert read(data).contradicts(other) and not other.contradicts(other)
+    elsewhere = dataclasses.replace(SLOT, round=4)
+    assert not other.contradicts(
+        Sealed.read(seal(BITS, elsewhere, publics, KEYS[0]), elsewhere, KEYS[0].public_key())
+    )
+
+
+def test_a_voter_that_is_named_twice_is_noticed(publics):
+    """Two wraps for one voter could open to two things."""
+    whole = seal(BITS, SLOT, {1: publics[1]}, KEYS[0])
+    at = HEAD.size + WRAP.size
+    point, held, _, _ = HEAD.unpack_from(whole)
+    wraps = whole[HEAD.size : at] * 2
+    signature = ballots.sign(KEYS[0], ballots.signed_text(SLOT, held, point, wraps, whole[at:]))
+    with pytest.raises(ProtocolError, match="twice"):
+        read(HEAD.pack(point, held, signature, 2) + wraps + whole[at:])

@@ -1,0 +1,103 @@
+"""The batches of a round: walks through the shard that belong to seed, round and client, drawn alone or for a cohort at once."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fedcomp.errors import DataError
+from fedcomp.kernels import samples
+from fedcomp.training.batches import plan_batches, plan_each
+from fedcomp.training.local_sgd import LocalSGD
+
+SGD = LocalSGD(steps=4, batch_size=8, lr=0.1)
+STEPS = [(1, 0, 1), (2, 0, 100), (50, 0, 3), (15, 0, 10)]
+COHORTS = {
+    "alike": [300] * 200,
+    "of every size": range(1, 201),
+    "in pieces": [70] * 1025,
+    "of one example": [1] * 150,
+    "of as many as a pass takes": [32] * 100,
+    "large": [10_001, 1_600, 20_000] * 70,
+    "few": [50] * 3,
+}
+
+
+def test_batches_of_steps_have_one_size_and_walk_the_shard():
+    shard = np.arange(100, 150)
+    batches = plan_batches(dataclasses.replace(SGD, steps=7, batch_size=20), shard, 0, 1, 2)
+    assert [len(b) for b in batches] == [20] * 7
+    for first in (0, 2, 4):
+        assert len(set(np.concatenate(batches[first : first + 2]))) == 40
+    assert set(np.concatenate(batches)) <= set(shard) and batches[0].dtype == np.int64
+
+
+def test_batches_of_epochs_hold_every_example_once_a_pass():
+    shard = np.arange(100, 150)
+    batches = plan_batches(dataclasses.replace(SGD, epochs=2, batch_size=20), shard, 0, 1, 2)
+    assert [len(b) for b in batches] == [20, 20, 10] * 2
+    passes = np.concatenate(batches[:3]), np.concatenate(batches[3:])
+    assert all(sorted(p) == list(shard) for p in passes) and list(passes[0]) != list(passes[1])
+
+
+def test_a_batch_larger_than_the_shard_is_the_shard():
+    for sgd in (dataclasses.replace(SGD, steps=3), dataclasses.replace(SGD, epochs=3)):
+        assert [sorted(b) for b in plan_batches(sgd, np.arange(5), 0, 1, 2)] == [list(range(5))] * 3
+
+
+def test_batches_depend_on_seed_round_and_client():
+    def drawn(seed, round, who):
+        return tuple(np.concatenate(plan_batches(SGD, np.arange(50), seed, round, who)))
+
+    assert drawn(0, 1, 2) == drawn(0, 1, 2)
+    assert len({drawn(0, 1, 2), drawn(1, 1, 2), drawn(0, 2, 2), drawn(0, 1, 3)}) == 4
+
+
+def test_examples_are_drawn_evenly():
+    counts = np.zeros(30)
+    for who in range(600):
+        for batch in plan_batches(
+            dataclasses.replace(SGD, steps=1, batch_size=10), np.arange(30), 0, 1, who
+        ):
+            counts[batch] += 1
+    assert abs(counts - 200).max() < 60  # five standard deviations
+
+
+def test_an_empty_shard_is_the_users_mistake():
+    with pytest.raises(DataError, match="client 7 has no examples.*--clients"):
+        plan_batches(SGD, np.arange(0), 0, 1, 7)
+
+
+# Every cohort with steps and with epochs, and clients of every size with all kinds of steps.
+@pytest.mark.parametrize(
+    ("cohort", "sgd"),
+    [(cohort, sgd) for cohort in COHORTS.values() for sgd in (SGD, LocalSGD(epochs=2))]
+    + [(COHORTS["of every size"], LocalSGD(*given)) for given in STEPS],
+)
+def test_a_cohort_draws_what_each_would_alone(cohort, sgd):
+    shards = [np.arange(length) * 3 + who for who, length in enumerate(cohort)]
+    asked = [(2 + who % 2, 7 * who) for who in range(len(shards))]
+    check(sgd, shards, asked)
+
+
+def test_a_client_whose_words_would_favour_some_is_drawn_alone(monkeypatch):
+    draw = samples.draw
+    monkeypatch.setattr(
+        samples, "draw", lambda words, n, k: (draw(words, n, k)[0] * 0, np.arange(n.size) == -1)
+    )
+    check(SGD, [np.arange(90)] * 150, [(1, who) for who in range(150)])
+
+
+def check(sgd, shards, asked):
+    plans = plan_each(sgd, shards, 5, asked)
+    assert len(plans) == len(shards)
+    for plan, shard, (round, who) in zip(plans, shards, asked, strict=True):
+        alone = plan_batches(sgd, shard, 5, round, who)
+        assert [b.tolist() for b in plan] == [b.tolist() for b in alone] and {
+            b.dtype for b in plan
+        } == {np.dtype(np.int64)}
+
+
+def test_a_cohort_with_an_empty_shard_is_the_users_mistake():
+    with pytest.raises(DataError, match="client 60 has no examples"):
+        plan_each(SGD, [np.arange(40)] * 60 + [np.arange(0)], 0, [(1, who) for who in range(61)])
