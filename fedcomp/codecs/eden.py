@@ -17,7 +17,8 @@ The damped S is the one with the least error, for error feedback. It contracts f
 0.96: z = u·√d/‖u‖ has E z² = 1, E z⁴ ≤ 3 and E|z| ≥ 1/√2 (Szarek 1976), so E(z − q)² ≤ A + B + 3C wherever (z − q)² ≤ A + B·z² + C·z⁴
 for all z; and for one bit E(z − sign(z)/√2)² ≤ ½.
 
-    body    codecs/rotated.py: bits, one byte; a; that many bits a coordinate (kernels/planes.py): 1 = positive, then the magnitude's number
+    body    codecs/rotated.py: bits, one byte; a; that many bits a coordinate (kernels/bit_planes.py): 1 = positive, then the
+            number of the magnitude
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from ..kernels import hadamard, planes
+from ..kernels import bit_planes, hadamard
 from ..kernels.hadamard import Turned
 from . import rotated
 from .base import expect
@@ -92,7 +93,7 @@ class Eden(rotated.RotatedCodec):
         ]
 
     def pack_codes(self, codes: np.ndarray) -> bytes:
-        return planes.pack(codes, self.bits)
+        return bit_planes.pack(codes, self.bits)
 
     def unpack_codes(
         self, head: int, data: memoryview, count: int, idle: np.ndarray

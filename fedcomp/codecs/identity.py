@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..kernels import rounding
-from ..kernels.stretches import PIECE, each, pieces
+from ..kernels.parallel import PIECE, map_ranges, pieces
 from ..layout import Layout
 from . import half
 from .base import Codec, Context, expect
@@ -144,5 +144,5 @@ def _bfloat16(x: Tensor, factor: np.float32) -> np.ndarray:
             upper = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
             rounded[at : at + piece.size] = upper - (upper & 0x7FFF == 0x7F80)
 
-    each(x.numel(), work)
+    map_ranges(x.numel(), work)
     return rounded

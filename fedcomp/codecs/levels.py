@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from ..kernels import range_coder, rounding
-from ..kernels.stretches import each
+from ..kernels.parallel import map_ranges
 from .base import expect
 from .frame import EMPTY, Section, read_varint, varint
 from .update import Dense
@@ -121,7 +121,7 @@ def _coded(symbols: np.ndarray, size: int) -> bytes | None:
     if not _grouped(symbols.size, size):
         return range_coder.encode(symbols, size)
     width = range_coder.group_width(size)
-    groups = each(
+    groups = map_ranges(
         -(-symbols.size // width),
         lambda start, stop: range_coder.group(symbols[start * width : stop * width], size),
     )
@@ -138,7 +138,7 @@ def _decoded(data: memoryview, count: int, size: int) -> np.ndarray:
         part = symbols[start * width : stop * width]
         part[:] = range_coder.ungroup(groups[start:stop], size, part.size)
 
-    each(groups.size, work)
+    map_ranges(groups.size, work)
     return symbols
 
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels import hadamard, planes
+from ..kernels import bit_planes, hadamard
 from ..kernels.hadamard import Turned
-from ..kernels.stretches import each
+from ..kernels.parallel import map_ranges
 from ..layout import Layout
 from . import selection
 from .base import Codec, Context, expect
@@ -207,23 +207,23 @@ class Rotated(Update):
                 )
                 use(int(marks[i]), int(marks[i]) + turned.size, turned)
 
-        each(int(marks[end] - marks[begin]), work, hadamard.CHUNK)
+        map_ranges(int(marks[end] - marks[begin]), work, hadamard.CHUNK)
 
 
 @dataclass(frozen=True)
 class Planes:
-    """Codes as bit planes (kernels/planes.py), a view of the frame."""
+    """Codes as bit planes (kernels/bit_planes.py), a view of the frame."""
 
     bits: np.ndarray  # uint8 [w, N/8]
     table: np.ndarray  # float32 [2^w]
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        return planes.read(self.bits, start, stop, self.table)
+        return bit_planes.read(self.bits, start, stop, self.table)
 
 
 def unpack_planes(data: memoryview, count: int, table: np.ndarray, idle: np.ndarray) -> Planes:
     """Codes of as many bits as the table has. Raises FrameError unless each is one of its entries, and 0 where `idle`."""
-    bits = planes.unpack(data, count, table.size)
+    bits = bit_planes.unpack(data, count, table.size)
     expect(not (idle.any() and bits[:, idle].any()), "a block of equal values has codes")
     return Planes(bits, np.resize(table, 1 << len(bits)))
 

@@ -10,7 +10,7 @@ largest u² over the signs of the rotation at most (2·ln(2d) + 2)‖x‖²/d (t
 Unlike the paper, R turns blocks of d ≤ 2¹⁴ coordinates, lo and hi are a block's own (kernels/hadamard.py), and lo is rounded down and s up
 to what is sent.
 
-    body    codecs/rotated.py: k − 1, one byte; a and b; ⌈log₂ k⌉ bits a coordinate (kernels/planes.py)
+    body    codecs/rotated.py: k − 1, one byte; a and b; ⌈log₂ k⌉ bits a coordinate (kernels/bit_planes.py)
 """
 
 import math
@@ -20,7 +20,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..errors import SpecError
-from ..kernels import hadamard, planes
+from ..kernels import bit_planes, hadamard
 from ..kernels.hadamard import Turned
 from . import rotated
 from .base import expect
@@ -62,7 +62,7 @@ class SRQ(rotated.RotatedCodec):
         return turned.rounded(low, step, self.levels - 1, self.kind), [step, low]
 
     def pack_codes(self, codes: np.ndarray) -> bytes:
-        return planes.pack(codes, self.width())
+        return bit_planes.pack(codes, self.width())
 
     def unpack_codes(
         self, head: int, data: memoryview, count: int, idle: np.ndarray

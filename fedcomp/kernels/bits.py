@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import FrameError
 from . import backend, philox
-from .stretches import each, pieces
+from .parallel import map_ranges, pieces
 
 WORD = np.dtype("<u4")
 COINS = 1  # stream of the coins for zeros
@@ -192,7 +192,7 @@ def _signs_compiled(x: Tensor, seed: int | None) -> bytes:
             )
             start += piece.size
 
-    each(x.numel(), work)
+    map_ranges(x.numel(), work)
     return out.astype(WORD, copy=False).view(np.uint8)[: (x.numel() + 7) // 8].tobytes()
 
 
@@ -203,4 +203,4 @@ def _spread(
     from . import bit_loops
 
     high, low = (np.tile(v, max(1, PERIOD // high.size)) for v in (high, low))
-    each(out.size, lambda a, b: bit_loops.spread(words, start + a, high, low, add, out[a:b]))
+    map_ranges(out.size, lambda a, b: bit_loops.spread(words, start + a, high, low, add, out[a:b]))

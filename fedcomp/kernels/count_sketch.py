@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from . import backend, philox
-from .stretches import each, parallel, pieces
+from .parallel import map_ranges, pieces, starmap
 
 STREAM = 1 << 16  # of row 0; row r has the stream r behind it
 HALVED = 1 << 20  # elements of a vector from which it is summed in halves
-UNIT = 1024  # elements whose words compiled loops draw together; halves and stretches begin at multiples
+UNIT = (
+    1024  # elements whose words compiled loops draw together; halves and ranges begin at multiples
+)
 BLOCK = 1 << 13  # elements that numpy works on together
 LARGEST = np.finfo(np.float32).max
 
@@ -37,7 +39,7 @@ def sketch(x: Tensor, rows: int, columns: int, seed: int) -> np.ndarray:
         (x, *span, seed, r, parts[half, r]) for half, span in enumerate(spans) for r in range(rows)
     ]
     if backend.compile_vector(x.numel()):
-        parallel(_sum_compiled, calls)
+        starmap(_sum_compiled, calls)
     else:
         for call in calls:
             _sum(*call)
@@ -72,7 +74,7 @@ def estimates(cells: np.ndarray, seed: int, start: int, stop: int) -> np.ndarray
         lead = first - start
         found[:lead] = _median(cells, _words(seed, len(cells), start, first))
         low, high = philox.halves(seed)
-        each(
+        map_ranges(
             found.size - lead,
             lambda a, b: sketch_loops.estimate(
                 cells, None, first + a, low, high, STREAM, found[lead + a : lead + b]

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from . import backend, philox
-from .stretches import each
+from .parallel import map_ranges
 
 BLOCK, LEAST, SPARE = (
     1 << 14,
@@ -102,7 +102,7 @@ class Turned(Protocol):
 
 def turn(x: Tensor, seed: int, use: Callable[[Turned], None]) -> None:
     """Turn a large vector [n] in main memory and hand it to `use`, chunk after chunk, by threads."""
-    each(
+    map_ranges(
         int(edges(x.numel())[-1]),
         lambda start, stop: [use(Chunk(x, seed, a)) for a in range(start, stop, CHUNK)],
         CHUNK,
@@ -120,10 +120,10 @@ def turn_back(
     marks = edges(numel)[first : first + scale.size + 1]
     if not backend.compile_vector(values.size):
         return turn_back_torch(torch.from_numpy(values), seed, numel, first, scale, shift).numpy()
-    from . import butterflies
+    from . import hadamard_loops
 
     out = np.empty_like(values)
-    butterflies.turn_back(
+    hadamard_loops.turn_back(
         values, _sign_bytes(seed, *marks[[0, -1]], True), marks - marks[0], scale, shift, out
     )
     return out[: numel - int(marks[0])]
@@ -213,9 +213,9 @@ class Chunk:
     """The blocks of a large vector from coordinate `start` on, at most CHUNK coordinates, turned by compiled loops: m = 1."""
 
     def __init__(self, x: Tensor, seed: int, start: int):
-        from . import butterflies
+        from . import hadamard_loops
 
-        self.loops, self.seed = butterflies, seed
+        self.loops, self.seed = hadamard_loops, seed
         marks = edges(x.numel())
         first, last = np.searchsorted(marks, [start, min(start + CHUNK, marks[-1])]).tolist()
         self.blocks, self.span = slice(first, last), slice(start, int(marks[last]))
@@ -225,7 +225,7 @@ class Chunk:
             np.empty(last - first, np.int64),
         )
         held = np.ascontiguousarray(x[self.span].to(torch.float32).numpy())
-        butterflies.turn(
+        hadamard_loops.turn(
             held, _sign_bytes(seed, start, self.span.stop, True), self.edges, exponents, self.u
         )
         self.exponents = exponents[None]

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from . import backend
-from .stretches import each
+from .parallel import map_ranges
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -32,7 +32,7 @@ def mean_of_ranks(stack: np.ndarray, first: int, last: int) -> np.ndarray:
         from . import order_loops
 
         pairs = network(m, first, last)
-        each(
+        map_ranges(
             n,
             lambda start, stop: order_loops.mean_of_ranks(
                 stack, pairs, first, last, start, stop, out

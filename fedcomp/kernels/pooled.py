@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from . import winograd
 from .backend import compile_vector
-from .stretches import parallel
+from .parallel import starmap
 
 EXAMPLES = 8  # that one thread takes; their gradients are added up in one order, whatever the number of threads
 ROW = 32  # floats in a row of a kernel from which the loops are worth while
@@ -84,7 +84,7 @@ def gradients(
         if inputs:
             add_to_inputs(kernels, slopes[piece], places[piece], begins, found[piece].numpy())
 
-    parallel(work, list(enumerate(pieces)))
+    starmap(work, list(enumerate(pieces)))
     of_weight = weights.sum(0).view(k, rows, columns, c).permute(0, 3, 1, 2)
     if not inputs:
         return None, of_weight

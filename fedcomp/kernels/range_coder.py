@@ -33,7 +33,7 @@ import numpy as np
 
 from ..errors import FrameError
 from . import backend, rice
-from .stretches import parallel
+from .parallel import starmap
 
 LARGEST = 4096  # symbols of an alphabet
 FINEST = 20  # frequencies add up to 2^20 at most
@@ -343,7 +343,7 @@ def _read_chunks(data: memoryview, counts: list[int]) -> list[tuple[np.ndarray, 
 
 def _each(work: Callable, *arguments: Sequence) -> list:
     """`work` of each set of arguments, by torch's number of threads."""
-    return parallel(work, list(zip(*arguments, strict=True)))
+    return starmap(work, list(zip(*arguments, strict=True)))
 
 
 def _loops(count: int) -> ModuleType | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .backend import compile_vector
-from .stretches import parallel
+from .parallel import starmap
 
 WORK = 100_000  # products in the gradient of one batch from which the loops are worth while
 
@@ -83,5 +83,5 @@ def descend(
 
     parts = min(len(stack), 4 * torch.get_num_threads())
     edges = [len(stack) * i // parts for i in range(parts + 1)]
-    parallel(work, list(zip(edges, edges[1:], strict=False)))
+    starmap(work, list(zip(edges, edges[1:], strict=False)))
     return losses

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from . import backend, philox
-from .stretches import PIECE, each, pieces
+from .parallel import PIECE, map_ranges, pieces
 
 ONE = 2.0**32  # in fixed point
 FRACTION = 23  # bits of a float32 below its leading one
@@ -53,7 +53,7 @@ def pack_negative(x: Tensor, codes: np.ndarray) -> np.ndarray:
             bits[start // 8 : (end + 7) // 8] = np.packbits((piece < 0) & (codes[start:end] != 0))
             start = end
 
-    each(codes.size, work)
+    map_ranges(codes.size, work)
     return bits
 
 
@@ -69,7 +69,7 @@ def from_powers(codes: np.ndarray, bits: np.ndarray, shift: int) -> np.ndarray |
             codes[start:stop], bits[start // 8 : (stop + 7) // 8], table, values[start:stop]
         )
 
-    return values if all(each(codes.size, work)) else None
+    return values if all(map_ranges(codes.size, work)) else None
 
 
 def to_levels(x: Tensor, levels: np.ndarray, nearest: bool, seed: int) -> np.ndarray:
@@ -115,7 +115,7 @@ def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
             loop(piece, factor, first, width, part)
         return part
 
-    for part in each(x.numel(), work):
+    for part in map_ranges(x.numel(), work):
         table += part
     bins = np.flatnonzero(table[0])
     counts, low = table[:, bins]
@@ -144,7 +144,7 @@ def count(codes: np.ndarray, size: int) -> np.ndarray:
 def spread(symbols: np.ndarray, values: np.ndarray) -> np.ndarray:
     """values[symbols]; symbols are in range."""
     out, loop = np.empty(symbols.size, values.dtype), _loop("spread", _spread, symbols.size)
-    each(symbols.size, lambda start, stop: loop(symbols[start:stop], values, out[start:stop]))
+    map_ranges(symbols.size, lambda start, stop: loop(symbols[start:stop], values, out[start:stop]))
     return out
 
 
@@ -160,7 +160,7 @@ def _fill(
             loop(piece, arguments, low, high, start, out[start : start + piece.size])
             start += piece.size
 
-    each(x.numel(), work)
+    map_ranges(x.numel(), work)
 
 
 def _loop(name: str, plain: Callable, numel: int) -> Callable:

@@ -145,24 +145,24 @@ def first_nonfinite_rows(X: Tensor) -> Tensor:
 
 def _top_k(e: Tensor | None, x: Tensor, k: int) -> Tensor:
     if _is_large(x, e):
-        from . import large
+        from . import select_large
 
-        total = large.Sum(e, x.contiguous())
-        positions = large.select(total, k, MAGNITUDES)
+        total = select_large.Sum(e, x.contiguous())
+        positions = select_large.select(total, k, MAGNITUDES)
         if e is not None:
-            large.add(total)
+            select_large.add(total)
         return positions
     return _split(keep_largest(_add(e, x) & MAGNITUDE, k))[1]
 
 
 def _top_side(e: Tensor | None, x: Tensor, k: int) -> tuple[Tensor, bool]:
     if _is_large(x, e):
-        from . import large
+        from . import select_large
 
-        total = large.Sum(e, x.contiguous())
-        up, down = (large.select(total, k, side) for side in (POSITIVES, NEGATIVES))
+        total = select_large.Sum(e, x.contiguous())
+        up, down = (select_large.select(total, k, side) for side in (POSITIVES, NEGATIVES))
         if e is not None:
-            large.add(total)
+            select_large.add(total)
     else:
         up, down = (_split(keep)[1] for keep in _keep_sides(_add(e, x), k))
     values = x if e is None else e
@@ -172,12 +172,12 @@ def _top_side(e: Tensor | None, x: Tensor, k: int) -> tuple[Tensor, bool]:
 
 def _at_least(e: Tensor | None, x: Tensor, threshold: float) -> Tensor:
     if _is_large(x, e):
-        from . import large
+        from . import select_large
 
-        total = large.Sum(e, x.contiguous())
-        positions = large.at_least(total, _key(threshold), MAGNITUDES)
+        total = select_large.Sum(e, x.contiguous())
+        positions = select_large.at_least(total, _key(threshold), MAGNITUDES)
         if e is not None:
-            large.add(total)
+            select_large.add(total)
         return positions
     return _split((_add(e, x) & MAGNITUDE) >= _key(threshold))[1]
 

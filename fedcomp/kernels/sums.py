@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import backend
-from .stretches import each, pieces
+from .parallel import map_ranges, pieces
 
 EXPONENTS = 256
 UNIT = 149  # a magnitude is an integer times 2^-UNIT
@@ -137,7 +137,7 @@ def _compiled(x: Tensor, power: int) -> np.ndarray:
             loop(piece, table)
         return table
 
-    return sum(each(x.numel(), work))
+    return sum(map_ranges(x.numel(), work))
 
 
 def column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -173,7 +173,7 @@ def _column_sides(x: Tensor, columns: int) -> tuple[np.ndarray, np.ndarray]:
                 grid[start // columns : stop // columns], high, totals[at], negative[at]
             )
 
-        each(grid.size, work, high * columns)
+        map_ranges(grid.size, work, high * columns)
     else:
         for i in range(stretches):
             part = grid[i * high : (i + 1) * high]

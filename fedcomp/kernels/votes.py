@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ..errors import FrameError
-from . import adders, bits, philox
-from .stretches import each
+from . import bits, bitsliced_counter, philox
+from .parallel import map_ranges
 
 TIES = 4  # stream of the coins for ties
 BLOCK = (
@@ -61,7 +61,7 @@ def coins(seed: int, numel: int) -> np.ndarray:
         first, last = start // 32, (stop + 31) // 32
         words[first:last] = philox.words(seed, last - first, first, TIES)
 
-    each(numel, work)
+    map_ranges(numel, work)
     return _trimmed(words.view(np.uint8)[: (numel + 7) // 8], numel)
 
 
@@ -122,11 +122,11 @@ def disagreement(
         (len(held) - wide) // 2 + 1,
     )  # a margin is wide from `high` ones up, and below `low`
     if isinstance(votes, Tensor):
-        digits = adders.digits(held)
-        far = adders.at_least(digits, high) | ~adders.at_least(digits, low)
-        lost, widely = adders.unlike(held, won, far)
+        digits = bitsliced_counter.digits(held)
+        far = bitsliced_counter.at_least(digits, high) | ~bitsliced_counter.at_least(digits, low)
+        lost, widely = bitsliced_counter.unlike(held, won, far)
         return lost, widely
-    rows, target = adders.Rows(held), adders.Rows([won])
+    rows, target = bitsliced_counter.Rows(held), bitsliced_counter.Rows([won])
 
     def work(start: int, stop: int) -> np.ndarray:
         found = np.zeros((2, len(held)), np.int64)
@@ -135,7 +135,7 @@ def disagreement(
             found += rows.unlike(target, far, a, b)
         return found
 
-    lost, widely = sum(each(numel, work))
+    lost, widely = sum(map_ranges(numel, work))
     return lost, widely
 
 
@@ -180,27 +180,27 @@ def _opened(votes: Votes, numel: int) -> list:
 
 def _at_least(held: list, numel: int, count: int) -> np.ndarray | Tensor:
     if isinstance(held[0], Tensor):
-        return _trimmed(adders.at_least(adders.digits(held), count), numel)
-    rows, out = adders.Rows(held), np.empty((numel + 7) // 8, np.uint8)
+        return _trimmed(bitsliced_counter.at_least(bitsliced_counter.digits(held), count), numel)
+    rows, out = bitsliced_counter.Rows(held), np.empty((numel + 7) // 8, np.uint8)
 
     def work(start: int, stop: int) -> None:
         for a, b in _blocks(start, stop):
             rows.at_least(count, a, b, out[a:b])
 
-    each(numel, work)
+    map_ranges(numel, work)
     return _trimmed(out, numel)
 
 
 def _tally(held: list, numel: int, use: Callable[[int, list[np.ndarray]], object]) -> list:
     """use(first coordinate, digits of the counts) for every block, in main memory; the results in order."""
-    rows = adders.Rows(
+    rows = bitsliced_counter.Rows(
         [vote.cpu().numpy() for vote in held] if isinstance(held[0], Tensor) else held
     )
 
     def work(start: int, stop: int) -> list:
         return [use(8 * a, rows.digits(a, b)) for a, b in _blocks(start, stop)]
 
-    return [result for results in each(numel, work) for result in results]
+    return [result for results in map_ranges(numel, work) for result in results]
 
 
 def _blocks(start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -217,7 +217,7 @@ def _table(digits: list[np.ndarray], m: int) -> np.ndarray:
         if number > m:
             return
         if place < 0:
-            found[number] = adders.ones(inside)
+            found[number] = bitsliced_counter.ones(inside)
         else:
             split(inside & ~digits[place], place - 1, number)
             split(inside & digits[place], place - 1, number | 1 << place)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .backend import LANES
-from .stretches import parallel
+from .parallel import starmap
 
 FEWEST, LARGEST = (
     32,
@@ -63,5 +63,5 @@ def outputs(x: Tensor, weight: Tensor, bias: Tensor | None, examples: int) -> tu
             places[piece].numpy(),
         )
 
-    parallel(work, [(start,) for start in range(0, b, examples)])
+    starmap(work, [(start,) for start in range(0, b, examples)])
     return results.permute(0, 3, 1, 2), places.permute(0, 3, 1, 2)

@@ -21,7 +21,7 @@ from ..codecs import Codec, Context, Update
 from ..codecs.base import NO_CONTEXT
 from ..errors import ConfigError, NonFiniteError
 from ..kernels.backend import compile_vector
-from ..kernels.stretches import parallel
+from ..kernels.parallel import starmap
 from .base import Memory, State, add_all_within, add_within, of_row
 
 
@@ -57,7 +57,7 @@ class Residual(Memory):
         if not memories:
             return []
         if x.device.type == "cpu" and compile_vector(x.shape[1]):
-            return parallel(
+            return starmap(
                 partial(_proposed, context),
                 list(zip(range(len(memories)), memories, x.unbind(), seeds, strict=True)),
             )

@@ -1,4 +1,4 @@
-"""Loops of kernels/adders.py, compiled by numba. Rows are uint64; bits stand where the bytes of memory put them."""
+"""Loops of kernels/bitsliced_counter.py, compiled by numba. Rows are uint64; bits stand where the bytes of memory put them."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Loops of kernels/hadamard.py, and `take` of kernels/planes.py, compiled by numba.
+"""Loops of kernels/hadamard.py, and `take` of kernels/bit_planes.py, compiled by numba.
 
 `edges` are where blocks begin and the last one ends, counted from the first element of `u`; all are multiples of 8.
 """

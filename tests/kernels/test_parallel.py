@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from fedcomp.kernels import stretches
+from fedcomp.kernels import parallel
 
 
 @pytest.fixture(autouse=True)
@@ -18,22 +18,22 @@ def two_threads():
 
 
 def squares(queue=None):
-    found = stretches.parallel(lambda i: i * i, [(i,) for i in range(100)])
+    found = parallel.starmap(lambda i: i * i, [(i,) for i in range(100)])
     return found if queue is None else queue.put(found)
 
 
 def test_results_come_in_the_order_of_the_calls():
     assert squares() == [i * i for i in range(100)]
-    assert stretches.parallel(squares, []) == []
+    assert parallel.starmap(squares, []) == []
 
 
-def test_stretches_cover_the_vector_once():
+def test_ranges_cover_the_vector_once():
     numel = 9_000_001
-    edges = stretches.each(numel, lambda start, stop: (start, stop))
+    edges = parallel.map_ranges(numel, lambda start, stop: (start, stop))
     assert len(edges) > 1
     assert [start for start, _ in edges] == [0, *(stop for _, stop in edges[:-1])]
     assert edges[-1][1] == numel
-    assert all(start % stretches.UNIT == 0 for start, _ in edges)
+    assert all(start % parallel.UNIT == 0 for start, _ in edges)
 
 
 def test_two_threads_work():
@@ -43,17 +43,17 @@ def test_two_threads_work():
         together.wait()
         return threading.get_ident()
 
-    assert len(set(stretches.parallel(meet, [(), ()]))) == 2
+    assert len(set(parallel.starmap(meet, [(), ()]))) == 2
 
 
 def test_calls_from_inside_calls_and_from_many_threads_end():
     def inside(i):
-        return sum(stretches.parallel(lambda j: i + j, [(j,) for j in range(10)]))
+        return sum(parallel.starmap(lambda j: i + j, [(j,) for j in range(10)]))
 
     found = {}
 
     def outside(name):
-        found[name] = stretches.parallel(inside, [(i,) for i in range(20)])
+        found[name] = parallel.starmap(inside, [(i,) for i in range(20)])
 
     threads = [threading.Thread(target=outside, args=(name,)) for name in range(8)]
     for thread in threads:
@@ -72,7 +72,7 @@ def test_an_error_is_raised_and_the_rest_is_left():
         done.append(i)
 
     with pytest.raises(ValueError, match="the fourth"):
-        stretches.parallel(work, [(i,) for i in range(100_000)])
+        parallel.starmap(work, [(i,) for i in range(100_000)])
     assert len(done) < 99_999
     assert squares() == [i * i for i in range(100)]
 

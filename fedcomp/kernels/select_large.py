@@ -2,7 +2,7 @@
 
 A sample says above which key somewhat more than k elements are to be expected. One pass collects those, and the exact cut
 is made among them. Where the sample was wrong, or ties or the density make them too many, the k-th largest key is found
-digit by digit instead: a histogram over its leading bits, then over the next bits within the bin that holds it. Each stretch
+digit by digit instead: a histogram over its leading bits, then over the next bits within the bin that holds it. Each range
 of the vector has its own histogram, so the histograms also say where in the result it has to write.
 
 Nothing but `add` writes to e.
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from . import loops
+from .parallel import PIECE, starmap
 from .select import INFINITE, Array, Side, keep_largest, non_finite
-from .stretches import PIECE, parallel
 
 WIDE = 1 << 22  # elements from which histograms of 2^16 bins are a small part of the vector
 
@@ -33,14 +33,14 @@ class Sum:
     def numel(self) -> int:
         return self.x.numel()
 
-    def stretches(self) -> list[tuple[int, int]]:
+    def ranges(self) -> list[tuple[int, int]]:
         """The vector cut into (start, stop): four for each thread, so that none waits long for one whose core is busy."""
         parts = min(4 * torch.get_num_threads(), self.numel >> 20) or 1
         edges = [self.numel * i // parts for i in range(parts + 1)]
         return list(zip(edges, edges[1:]))
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, np.ndarray | None, np.ndarray]]:
-        """A stretch as (start, e, x) in float32: whole if x is float32, else in pieces."""
+        """One range as (start, e, x) in float32: whole if x is float32, else in pieces."""
         length = max(stop - start, 1) if self.x.dtype is torch.float32 else PIECE
         for a in range(start, stop, length):
             b = min(a + length, stop)
@@ -121,8 +121,8 @@ def _floor(total: Sum, k: int, side: Side) -> tuple[int, float]:
 
 def _candidates(total: Sum, side: Side, floor: int) -> np.ndarray | None:
     """Positions of the keys >= floor, or None if there is no room for them."""
-    parts = len(total.stretches())
-    room = _room(total) * min(parts, 4) // parts  # a stretch may hold four times its share
+    parts = len(total.ranges())
+    room = _room(total) * min(parts, 4) // parts  # a range may hold four times its share
     found = _collect(
         total, side, floor - 1, [0] * parts, [np.empty(room, np.int64) for _ in range(parts)]
     )
@@ -144,7 +144,7 @@ def _by_digits(total: Sum, k: int, side: Side, floor: int) -> Tensor:
     if counts[:, INFINITE >> shift :].any():
         raise non_finite(total.e, total.x)
     left = min(k, int(counts.sum()))
-    selected = np.zeros(len(counts), np.int64)  # in each stretch
+    selected = np.zeros(len(counts), np.int64)  # in each range
     for width in (*widths[1:], 0):
         downward = counts.sum(0)[::-1].cumsum()
         above = int(np.searchsorted(downward, left))  # bins that are selected as a whole
@@ -168,7 +168,7 @@ def _by_digits(total: Sum, k: int, side: Side, floor: int) -> Tensor:
 def _collect(
     total: Sum, side: Side, threshold: int, ties: Sequence[int], outs: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """Fill each stretch's array with the positions of the keys above the threshold and the first `ties` equal to it; what was filled."""
+    """Fill each range's array with the positions of the keys above the threshold and the first `ties` equal to it; what was filled."""
     filled = list(outs)
 
     def work(i: int, start: int, stop: int) -> None:
@@ -182,8 +182,8 @@ def _collect(
 
 
 def _histogram(total: Sum, side: Side, floor: int, base: int, shift: int, width: int) -> np.ndarray:
-    """int32 [stretches, 2^width]: how many keys of each stretch are >= floor and have (key - base) >> shift at that index."""
-    counts = np.zeros((len(total.stretches()), 1 << width), np.int32)
+    """int32 [ranges, 2^width]: how many keys of each range are >= floor and have (key - base) >> shift at that index."""
+    counts = np.zeros((len(total.ranges()), 1 << width), np.int32)
 
     def work(i: int, start: int, stop: int) -> None:
         for _, e, x in total.pieces(start, stop):
@@ -194,5 +194,5 @@ def _histogram(total: Sum, side: Side, floor: int, base: int, shift: int, width:
 
 
 def _each(total: Sum, work: Callable[[int, int, int], None]) -> None:
-    """Call work(index, start, stop) for every stretch, by torch's number of threads."""
-    parallel(work, [(i, *stretch) for i, stretch in enumerate(total.stretches())])
+    """Call work(index, start, stop) for every range, by torch's number of threads."""
+    starmap(work, [(i, *span) for i, span in enumerate(total.ranges())])

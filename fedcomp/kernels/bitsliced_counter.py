@@ -1,4 +1,4 @@
-"""How many of m bits are 1, in each of n places side by side: 64 at a time, by adders made of logic.
+"""How many of m bits are 1, in each of n places side by side: 64 at a time, with adders made of logic operations.
 
 The counts are held in binary, one row of bits for each binary digit ("bit-sliced"). A full adder takes three rows of one digit and leaves
 one there and a carry for the next digit: five operations for a word of 64 (Harley & Seal; Warren: Hacker's Delight, 2nd ed. 2013, §5–2).
@@ -42,11 +42,14 @@ class Rows:
             return out
         words = self._words(start, whole)
         if count <= 8 and m - count <= 7:
-            from . import adder_loops
+            from . import bitsliced_counter_loops
 
             # What is missing of fifteen rows is filled up so that `count` comes to eight, the highest of four digits.
-            ones, zeros = adder_loops.full(words[0].size), adder_loops.empty(words[0].size)
-            adder_loops.eight(
+            ones, zeros = (
+                bitsliced_counter_loops.full(words[0].size),
+                bitsliced_counter_loops.empty(words[0].size),
+            )
+            bitsliced_counter_loops.eight(
                 *words,
                 *[ones] * (8 - count),
                 *[zeros] * (AT_ONCE - m - 8 + count),
@@ -77,11 +80,15 @@ class Rows:
         whole = stop // 8 * 8
         if self.words is None or whole <= start:
             return unlike([row[start:stop] for row in self.rows], other.rows[0][start:stop], far)
-        from . import adder_loops
+        from . import bitsliced_counter_loops
 
         (target,), words = other._words(start, whole), far[: whole - start].view(np.uint64)
         found = np.array(
-            [adder_loops.unlike(row, target, words) for row in self._words(start, whole)], np.int64
+            [
+                bitsliced_counter_loops.unlike(row, target, words)
+                for row in self._words(start, whole)
+            ],
+            np.int64,
         ).T
         if whole < stop:
             found += unlike(
@@ -159,16 +166,16 @@ def _add(a: Array, b: Array | None, c: Array | None) -> tuple[Array, Array | Non
 
 def _sum(words: list[np.ndarray], width: int, begin: int) -> np.ndarray:
     """`begin` plus the counts, below 2^width, by the compiled loops: uint64 [width, words]; width ≥ 4."""
-    from . import adder_loops
+    from . import bitsliced_counter_loops
 
     found, carry = np.empty((width, words[0].size), np.uint64), np.empty(words[0].size, np.uint64)
     for digit, row in enumerate(found):
         row[:] = 0xFFFF_FFFF_FFFF_FFFF * (begin >> digit & 1)
     for first in range(0, len(words), AT_ONCE):
         group = words[first : first + AT_ONCE]
-        zeros = [adder_loops.empty(words[0].size)] * (AT_ONCE - len(group))
-        adder_loops.add(*group, *zeros, *found[:4], carry)
-        adder_loops.carry(found[4:], carry)
+        zeros = [bitsliced_counter_loops.empty(words[0].size)] * (AT_ONCE - len(group))
+        bitsliced_counter_loops.add(*group, *zeros, *found[:4], carry)
+        bitsliced_counter_loops.carry(found[4:], carry)
     return found
 
 

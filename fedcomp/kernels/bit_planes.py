@@ -7,7 +7,7 @@ import numpy as np
 
 from ..errors import FrameError
 from . import backend
-from .stretches import each
+from .parallel import map_ranges
 
 PIECE = 1 << 17  # integers whose bits are gathered at a time
 
@@ -22,7 +22,7 @@ def pack(codes: np.ndarray, width: int) -> bytes:
             for bit in range(width):
                 planes[bit, first // 8 :][: held.size // 8] = np.packbits(held >> bit & 1)
 
-    each(codes.size, work)
+    map_ranges(codes.size, work)
     return planes.tobytes()
 
 
@@ -44,10 +44,10 @@ def read(planes: np.ndarray, start: int, stop: int, table: np.ndarray) -> np.nda
     bits = np.unpackbits(planes[:, start // 8 : stop // 8], axis=1)
     if not backend.compile_vector(stop - start):
         return table[sum(plane.astype(np.intp) << place for place, plane in enumerate(bits))]
-    from . import butterflies
+    from . import hadamard_loops
 
     out = np.empty(stop - start, np.float32)
-    butterflies.take(bits, table, out)
+    hadamard_loops.take(bits, table, out)
     return out
 
 
