@@ -33,11 +33,12 @@ from fedcomp.sim.batched import BatchedEngine
 from fedcomp.sim.batched.choice import AUTO, CHAIN, MAPPED
 from fedcomp.sim.batched.convolutions import FORMS
 from fedcomp.sim.batched.room import CudaMeter, fitting
-from fedcomp.sim.engines import Job, Together
-from fedcomp.sim.several import Several
+from fedcomp.sim.engines import Together
+from fedcomp.sim.multi_device import MultiDevice
 from fedcomp.tasks import cifar10, mnist, resnet, shakespeare
 from fedcomp.tasks.base import Data, Task, initial_model
 from fedcomp.training.batches import plan_batches
+from fedcomp.training.engine import Job
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine
 
 IMAGES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
@@ -353,7 +354,7 @@ def on_several(device: torch.device, clients: int) -> bool:
         for place in places
     ]
     jobs = [Job(1, who, plan) for who, plan in enumerate(bench.plans)]
-    several, found = Several(engines), {}
+    several, found = MultiDevice(engines), {}
     for name, engine in (("one", engines[0]), ("several", several)):
         taken = seconds(
             lambda e=engine: e.train(bench.start, bench.data, jobs, bench.case.sgd, seed=0),

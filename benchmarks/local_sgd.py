@@ -25,11 +25,11 @@ from fedcomp import config, tasks
 from fedcomp.cli.plain_loops import lean_loop, usual_loop
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine, choose_engine
-from fedcomp.sim.engines import Job
 from fedcomp.sim.workers import WorkerEngine
 from fedcomp.tasks.base import Data, Task, initial_model
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.devices import keep_freed_memory
+from fedcomp.training.engine import Job
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine
 
 SHAPES = {"mnist-logreg": (784,), "mnist-cnn": (1, 28, 28)}

@@ -25,11 +25,11 @@ from ..config import RunConfig
 from ..errors import FedcompError
 from ..formatting import NOTHING, human_bytes, ratio
 from ..observe import Observer
-from ..sim.engines import Done, Job
 from ..sim.run import Simulation
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Data, initial_model
 from ..training.batches import plan_batches
+from ..training.engine import Done, Job
 from ..training.local_sgd import LocalSGD, SerialEngine
 from .comparison.alternatives import Alternative, refused
 from .results import OF_DENSE, OF_FLOATS

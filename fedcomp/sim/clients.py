@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..clients.client import context_of, encoding_error, follow, reason, settle
 from ..clients.replica import NeedDense, Replica
+from ..clients.state import ClientState
 from ..clients.work import Held, Work
 from ..errors import FedcompError, ProtocolError
 from ..memories import Memory
@@ -33,16 +34,15 @@ from ..messages import (
 from ..profiling import timed
 from ..tasks.base import Data
 from ..training.batches import plan_each
+from ..training.engine import Engine, Job, Share
 from ..training.local_sgd import LocalSGD, Traces
 from .attacks import Attack, Liars, Sender
+from .client_store import ClientStore, Shelf
 from .contraction import Contraction
-from .engines import Engine, Job
 from .growth import Growth
-from .homes import HERE, Home
-from .resting import Resting
-from .several import Several, Share, at
+from .multi_device import MultiDevice, at
+from .placement import HERE, Placement
 from .shared_parts import SharedParts
-from .store import Shelf, Store
 
 
 class Trained(NamedTuple):
@@ -72,7 +72,7 @@ class VirtualClients:
         warn: Callable[[str], None] = lambda sentence: None,
         feeds_back: bool = False,
         liars: Liars | None = None,
-        home: Home = HERE,
+        home: Placement = HERE,
     ):
         self.replica, self.engine, self.piece, self.liars = (
             replica,
@@ -82,7 +82,7 @@ class VirtualClients:
         )
         self.data, self.shards, self.sgd, self.seed, self.work = data, shards, sgd, seed, work
         self.shared = SharedParts(work, engine, shards, sgd, seed, at_once)
-        self.store = Store(make_memory, replica.version, home)
+        self.store = ClientStore(make_memory, replica.version, home)
         self.growth, self.contraction = Growth(warn), Contraction(warn, feeds_back)
         self.held: dict[int, Held] = {}  # of the round that is running
 
@@ -141,7 +141,7 @@ class VirtualClients:
         self.store.touch(a.client for a in assignments)
         return [self._said(a, reports[a.client]) for a in assignments]
 
-    def at_rest(self, client: int) -> Resting:
+    def at_rest(self, client: int) -> ClientState:
         """The state of a client; made when it is first asked for."""
         return self.store.at(client)
 
@@ -213,7 +213,9 @@ class VirtualClients:
     def _apart(self) -> bool:
         """Whether updates stay on the devices that made them: nothing is made of several clients' but what the server is sent."""
         return (
-            isinstance(self.engine, Several) and not self.liars.size and len(self.work.phases) == 1
+            isinstance(self.engine, MultiDevice)
+            and not self.liars.size
+            and len(self.work.phases) == 1
         )
 
     def _train_alike(
@@ -237,7 +239,7 @@ class VirtualClients:
             for a, plan in zip(ready, plans, strict=True)
         ]
         shares = (
-            self.engine.apart(start, data, jobs, sgd, self.seed)
+            self.engine.train_apart(start, data, jobs, sgd, seed=self.seed)
             if self._apart
             else [Share(jobs, *self.engine.train(start, data, jobs, sgd, seed=self.seed))]
         )

@@ -1,10 +1,8 @@
-"""What trains the clients of a simulation, as the rest of it sees it: a stack of jobs in, a stack of updates out."""
+"""Engines of a simulation that train clients together, and how to tell whether two engines train alike."""
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,102 +11,9 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..tasks.base import Data, Task, fixed_draws
 from ..tasks.user_errors import client_error
-from ..training.local_sgd import NO_TRACES, LocalSGD, SerialEngine, Traces, plan_changes
+from ..training.engine import Done, Engine, Job
+from ..training.local_sgd import LocalSGD, SerialEngine, Traces, plan_changes
 from .batched import NotMapped
-
-
-class Job(NamedTuple):
-    """Local SGD of one client in a round."""
-
-    round: int
-    who: int  # its logical id, or the number of the part of the data: what is drawn is keyed by it
-    batches: Sequence[np.ndarray]  # of positions in the data, one a step
-    buffers: dict[str, Tensor] | None = None  # what its last round returned
-    traces: Traces = NO_TRACES  # float32 [n], changed in place
-
-
-class Done(NamedTuple):
-    loss: float  # mean over the steps of the loss before the step
-    buffers: dict[str, Tensor] | None = (
-        None  # running statistics that training changed; None when there are none
-    )
-
-
-class Engine(Protocol):
-    """Trains clients on its device. The updates do not depend on who is trained with whom, beyond rounding."""
-
-    device: torch.device
-
-    def train(
-        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
-    ) -> tuple[Tensor, list[Done | Exception]]:
-        """Local SGD from `start` (float32 [n]) for every job on `data`, both on the engine's device.
-
-        Returns for each job what came of it, or why it failed, and the updates of those who did not fail, float32 [k, n], in
-        their order; the caller may write into them. Raises ConfigError where no client can be trained in this way.
-        """
-
-    def resident(self, data: Data) -> Data:
-        """The data where this engine reads it."""
-
-    def close(self) -> None:
-        """End what the engine started."""
-
-
-class OneByOne:
-    """One client after the other, in this process."""
-
-    def __init__(self, engine: SerialEngine):
-        self.engine, self.device = engine, engine.device
-
-    def train(
-        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
-    ) -> tuple[Tensor, list[Done | Exception]]:
-        updates, results, done = (
-            torch.empty(len(jobs), len(start), device=self.device, dtype=torch.float32),
-            [],
-            0,
-        )
-        for job in jobs:
-            results.append(trained(self.engine, start, data, job, sgd, seed, updates[done]))
-            done += not isinstance(results[-1], Exception)
-        return updates[:done], results
-
-    def resident(self, data: Data) -> Data:
-        return moved(data, self.device)
-
-    def close(self) -> None: ...
-
-
-def trained(
-    engine: SerialEngine,
-    start: Tensor,
-    data: Data,
-    job: Job,
-    sgd: LocalSGD,
-    seed: int,
-    into: Tensor,
-) -> Done | Exception:
-    """One job in this process; its update goes `into` [n]. A child that the model forks does not go on as this process."""
-    process = os.getpid()
-    try:
-        result = engine.train(
-            start,
-            data,
-            job.batches,
-            sgd,
-            seed=seed,
-            round=job.round,
-            who=job.who,
-            buffers=job.buffers,
-            traces=job.traces,
-            into=into,
-        )
-        return Done(result.loss, result.buffers)
-    except (Exception, SystemExit) as error:
-        if os.getpid() != process:
-            raise
-        return client_error(error)
 
 
 def likeness(engine: SerialEngine, start: Tensor, data: Data) -> str:
@@ -146,7 +51,7 @@ class Batched(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
 
-class Together:
+class Together(Engine):
     """Stacks of clients; where a stack fails each client by itself, so that only those fail that must.
 
     `instead` makes the engine that goes on where the model shows, in whatever round, that it cannot be batched.
@@ -195,13 +100,6 @@ class Together:
             job.traces.take(stack, i)
         return updates, [Done(loss) for loss in losses.tolist()]
 
-    def resident(self, data: Data) -> Data:
-        return moved(data, self.device)
-
     def close(self) -> None:
         if self.other is not None:
             self.other.close()
-
-
-def moved(data: Data, device: torch.device) -> Data:
-    return replace(data, inputs=data.inputs.to(device), targets=data.targets.to(device))

@@ -18,12 +18,13 @@ from ..tasks import OBJECT
 from ..tasks.base import Data, Task
 from ..training import devices
 from ..training.batches import plan_batches
+from ..training.engine import Engine, OneByOne
 from ..training.local_sgd import LocalSGD, SerialEngine
 from .batched import BatchedEngine, NotMapped, choose_engine, unbatched
 from .batched.room import CudaMeter, Meter, fitting
-from .engines import Engine, OneByOne, Together
+from .engines import Together
+from .multi_device import Later, MultiDevice
 from .processes import possible
-from .several import Later, Several
 from .workers import WorkerEngine
 
 TRIED = 3  # batches, before the first round
@@ -170,7 +171,7 @@ def engine_on(
         engine_of(machine, config, task, each, layout, device, later.say)
         for each, device in zip(models, devices, strict=True)
     ]
-    return Several(engines, later.hear)
+    return MultiDevice(engines, later.hear)
 
 
 def measured(
@@ -182,7 +183,7 @@ def measured(
     meter: Meter | None = None,
 ) -> Machine:
     """With as many clients at once as the device was measured to have room for, where nobody chose a number."""
-    engines = engine.engines if isinstance(engine, Several) else [engine]
+    engines = engine.engines if isinstance(engine, MultiDevice) else [engine]
     first = engines[0]
     if meter is None and first.device.type == "cuda":
         meter = CudaMeter(first.device)
@@ -199,7 +200,7 @@ def cannot_map(
     engine: Engine, weights: Tensor, data: Data, sgd: LocalSGD, shard: np.ndarray
 ) -> ConfigError | None:
     """Why the model cannot be batched, as a client with the examples of `shard` shows in its first steps; None where it can be."""
-    engine = engine.engines[0] if isinstance(engine, Several) else engine
+    engine = engine.engines[0] if isinstance(engine, MultiDevice) else engine
     if not isinstance(engine, Together):
         return None
     try:

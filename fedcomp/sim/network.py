@@ -23,7 +23,7 @@ import numpy as np
 
 from .. import seeds, spec
 from ..errors import SpecError
-from .absences import Absences
+from .availability import Absences
 
 LEAST_STRETCH_S = 5.0  # of an absence; a server takes nobody for gone before
 LIMITS: Mapping[str, tuple[float, float]] = {  # lowest and highest value of each option

@@ -27,8 +27,8 @@ from ..errors import FedcompError
 from ..layout import Layout
 from ..tasks import Data, initial_model, load
 from ..training import devices
+from ..training.engine import Done, Job, trained
 from ..training.local_sgd import LocalSGD, SerialEngine, Traces
-from .engines import Done, Job, trained
 
 JOB, DONE, VECTORS = "job", "done", "vectors"  # records of a message
 REASON = "reason"  # in the second

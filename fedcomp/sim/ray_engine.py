@@ -36,8 +36,8 @@ from ..clients.flower import Actors, identify_process, name_messages
 from ..config import RunConfig, data_folder
 from ..errors import ConfigError, TaskError, UserError
 from ..tasks import Data
+from ..training.engine import Done, Engine, Job, moved
 from ..training.local_sgd import LocalSGD
-from .engines import Done, Job, moved
 from .grid import FIRST_NODE
 from .ray_app import DONE, PARTITION, REASON, Errand, Setup, Stored, Untrained, asked_of, done_of
 
@@ -73,7 +73,7 @@ def check(config: RunConfig) -> None:
         )
 
 
-class RayEngine:
+class RayEngine(Engine):
     """Trains clients in actors. `device`: where the updates are put.
 
     The actors are started with the first clients. Where Ray runs in this process already, it is used as it is and left running.

@@ -38,23 +38,23 @@ from ..tasks.check import check, data_of
 from ..tasks.partition import partition
 from ..tasks.user_errors import out_of_memory
 from ..training import devices
+from ..training.engine import Engine
 from ..training.local_sgd import LocalSGD
 from .attacks import Liars, attacks
 from .batched import NotMapped
 from .clients import VirtualClients
 from .contraction import ROUNDS
-from .engines import Engine
 from .grid import LocalGrid, by_index
 from .growth import GROWS
-from .homes import Need, choose_home, crowding, shortage
 from .interruption import Interruption
 from .machine import HOME, Machine, cannot_map, engine_on, measured
 from .network import Network, drawn, read_spec
 from .network_file import is_file, read_file
-from .pace import pace, steps_by
+from .placement import Need, choose_home, crowding, shortage
 from .ray_engine import AHEAD, RayEngine
 from .relays import INEXACT, Relays, missed
 from .relays import check as check_relays
+from .stragglers import pace, steps_by
 from .timing import Timing
 
 COLLECT_AFTER = 50_000  # new objects

@@ -12,8 +12,8 @@ from ..errors import ConfigError, ProtocolError
 from ..messages import Assignment
 from ..tasks.base import Data
 from ..training.batches import plan_batches
+from ..training.engine import Engine, Job
 from ..training.local_sgd import LocalSGD
-from .engines import Engine, Job
 
 Kept = tuple[Any, float]  # what the client half keeps of a part's update, and the loss
 

@@ -21,9 +21,10 @@ from ..tasks import initial_model, load
 from ..tasks.base import Data
 from ..tasks.user_errors import client_error
 from ..training import devices
+from ..training.engine import Done, Job, trained
 from ..training.local_sgd import LocalSGD, SerialEngine, Traces
 from .buffers import Buffers
-from .engines import Done, Job, likeness, trained
+from .engines import likeness
 from .shared_memory import Region, opened
 
 LARGEST = (

@@ -28,9 +28,10 @@ from ..errors import FedcompError, TaskError, UserError
 from ..layout import Layout
 from ..tasks import initial_model
 from ..tasks.base import Data, Task
+from ..training.engine import Done, Engine, Job, trained
 from ..training.local_sgd import LocalSGD, SerialEngine
 from .buffers import Buffers
-from .engines import Done, Job, likeness, trained
+from .engines import likeness
 from .processes import Worker, end_all, error_of
 from .shared_memory import Pool, Region, ref
 
@@ -55,7 +56,7 @@ class Stack:
     deaths: Counter[int]
 
 
-class WorkerEngine:
+class WorkerEngine(Engine):
     """Trains clients in `count` processes, on one thread each.
 
     They load the task anew: `name` and `folder` are what tasks.load was given, `seed` what initial_model was. With `helps`, this

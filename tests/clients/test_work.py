@@ -14,8 +14,8 @@ from fedcomp.codecs import Context
 from fedcomp.errors import ConfigError, ProtocolError
 from fedcomp.messages import FAILED, UP_TO_DATE, UPDATE, Assignment
 from fedcomp.sim.clients import VirtualClients
-from fedcomp.sim.engines import OneByOne
 from fedcomp.strategies import Rules, SharedScale
+from fedcomp.training.engine import OneByOne
 
 ASSIGNMENT = Assignment(4, "train", 2, UP_TO_DATE, "v", "v", "f", [], "")
 TWO = Work(("first", "second", "third"))

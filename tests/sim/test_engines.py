@@ -1,4 +1,4 @@
-"""Engines that train in this process do what sim.engines.Engine promises; which one it is follows from model and device."""
+"""Engines that train in this process do what training.engine.Engine promises; which one it is follows from model and device."""
 
 import dataclasses
 
@@ -11,10 +11,11 @@ from fedcomp.config import RunConfig
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
 from fedcomp.sim.batched import BatchedEngine
-from fedcomp.sim.engines import Done, Job, OneByOne, Together
+from fedcomp.sim.engines import Together
 from fedcomp.sim.machine import Machine
 from fedcomp.tasks.base import Data, Task
 from fedcomp.training.batches import plan_batches
+from fedcomp.training.engine import Done, Job, OneByOne
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces
 
 SGD = LocalSGD(steps=2, batch_size=8, momentum=0.9, keep_momentum=True)

@@ -13,11 +13,11 @@ from fedcomp import spec
 from fedcomp.clients.work import Part, Work
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.messages import Assignment
-from fedcomp.sim.absences import Absences
+from fedcomp.sim.availability import Absences
 from fedcomp.sim.clock import VirtualClock
 from fedcomp.sim.network import COLUMNS, KINDS, LIMITS, Network, Profiles, Uniform, drawn, read_spec
 from fedcomp.sim.network_file import is_file, read_file
-from fedcomp.sim.pace import steps_by
+from fedcomp.sim.stragglers import steps_by
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.local_sgd import LocalSGD
 

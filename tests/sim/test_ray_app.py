@@ -13,7 +13,6 @@ from torch import nn
 from fedcomp import Data, RunConfig, Task
 from fedcomp.clients.flower import identify_process, name_messages
 from fedcomp.layout import Layout
-from fedcomp.sim.engines import Done, Job, OneByOne
 from fedcomp.sim.ray_app import (
     DONE,
     REASON,
@@ -27,6 +26,7 @@ from fedcomp.sim.ray_app import (
 )
 from fedcomp.tasks import initial_model
 from fedcomp.training.batches import plan_batches
+from fedcomp.training.engine import Done, Job, OneByOne
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces
 
 CPU = torch.device("cpu")

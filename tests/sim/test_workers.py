@@ -21,11 +21,11 @@ from fedcomp.config import read_run
 from fedcomp.errors import TaskError
 from fedcomp.layout import Layout
 from fedcomp.sim import simulate
-from fedcomp.sim.engines import Done, Job, OneByOne
 from fedcomp.sim.workers import WorkerEngine
 from fedcomp.tasks import initial_model, load
 from fedcomp.tasks.base import Data
 from fedcomp.training.batches import plan_batches
+from fedcomp.training.engine import Done, Job, OneByOne
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces
 
 pytestmark = pytest.mark.deploy

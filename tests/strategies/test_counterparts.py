@@ -21,8 +21,8 @@ from fedcomp.memories import Memory
 from fedcomp.memories.laq import NUMBER, THRESHOLD
 from fedcomp.messages import FAILED, UPDATE, Assignment, Report, failure, ticket
 from fedcomp.sim.clients import VirtualClients
-from fedcomp.sim.engines import OneByOne
 from fedcomp.strategies import Average, Rules, exchange
+from fedcomp.training.engine import OneByOne
 
 CLIENTS = 6
 HALF = Rules(participation=0.5, downlink="stc:density=10%", seed=3)

@@ -14,9 +14,10 @@ from fedcomp.errors import ConfigError, UserError
 from fedcomp.sim import clients as virtual
 from fedcomp.sim import simulate
 from fedcomp.sim.batched import BatchedEngine
-from fedcomp.sim.engines import Done, Job, Together
-from fedcomp.sim.several import Later, Several
+from fedcomp.sim.engines import Together
+from fedcomp.sim.multi_device import Later, MultiDevice
 from fedcomp.training import devices
+from fedcomp.training.engine import Done, Job
 from fedcomp.training.local_sgd import Traces
 
 CPU = torch.device("cpu")
@@ -24,13 +25,13 @@ CPU = torch.device("cpu")
 
 def several(
     count: int, hear=lambda: None, warn=lambda sentence: None, at_once: int = 0
-) -> tuple[Several, torch.Tensor]:
+) -> tuple[MultiDevice, torch.Tensor]:
     made = [parts(network, images()) for _ in range(count)]
     engines = [
         Together(BatchedEngine(task, model, layout, "cpu", at_once, warn=warn))
         for task, model, layout, _ in made
     ]
-    return Several(engines, hear), made[0][3]
+    return MultiDevice(engines, hear), made[0][3]
 
 
 def jobs(clients: int, momentum: bool = False) -> list[Job]:
@@ -65,7 +66,7 @@ def test_as_on_one_device(count, clients):
 
 def test_runs_of_clients_stay_where_they_were_trained():
     engine, start = several(2)
-    shares = engine.apart(start, images(), jobs(5), SGD, 0)
+    shares = engine.train_apart(start, images(), jobs(5), SGD, seed=0)
     assert [[job.who for job in share.jobs] for share in shares] == [[0, 1], [2, 3, 4]]
     assert [len(share.updates) for share in shares] == [2, 3] and all(
         type(r) is Done for share in shares for r in share.results
@@ -140,16 +141,16 @@ VARIANTS = {
 }
 
 
-def run_on(monkeypatch, count: int, config: RunConfig, observer=None) -> Several | None:
+def run_on(monkeypatch, count: int, config: RunConfig, observer=None) -> MultiDevice | None:
     """A simulation whose --device means `count` CPUs. Returns its engine, if they are several."""
-    made, begin = [], Several.__init__
+    made, begin = [], MultiDevice.__init__
 
     def noted(self, *given):
         made.append(self)
         begin(self, *given)
 
     monkeypatch.setattr(devices, "several", lambda asked: [CPU] * count)
-    monkeypatch.setattr(Several, "__init__", noted)
+    monkeypatch.setattr(MultiDevice, "__init__", noted)
     try:
         simulate(config, observer or Records())
     finally:

@@ -23,7 +23,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
-class Home:
+class Placement:
     """`budget_bytes` of clients stay in memory; those at work are on `moves_to`, if that is not where they rest.
 
     `client_bytes`: of one client's vectors, before that is measured.
@@ -49,7 +49,7 @@ class Home:
         )
 
 
-HERE = Home(HOST)
+HERE = Placement(HOST)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Need:
         return self.client_bytes * self.clients
 
 
-def choose_home(asked: str, device: torch.device, need: Need) -> Home:
+def choose_home(asked: str, device: torch.device, need: Need) -> Placement:
     """The home that --residuals means. Raises ConfigError where all clients are to stay in what cannot hold them."""
     host, cuda = free_memory(), device.type == "cuda"
     free = {HOST: host, **({DEVICE: torch.cuda.mem_get_info(device)[0]} if cuda else {})}
@@ -83,7 +83,7 @@ def choose_home(asked: str, device: torch.device, need: Need) -> Home:
             f"--residuals {name}: what {need.clients:,} clients keep may come to {gigabytes(need.bytes)}, and "
             f"{gigabytes(free[name])} of {where} are free; leave it out, or give --residuals file"
         )
-    return Home(
+    return Placement(
         name,
         CACHE * host if name == FILE else math.inf,
         device if cuda and name != DEVICE else None,

@@ -14,10 +14,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..clients.state import ClientState
 from ..memories import Memory
 from ..memories.base import Changes
-from .homes import HERE, Home
-from .resting import Resting, name_of, packed, unpacked
+from .placement import HERE, Placement
 
 AHEAD = 1 / 2  # of the budget, for clients that are read ahead
 OBJECTS = 4096  # bytes of a state's objects, about
@@ -33,27 +33,27 @@ class Shelf(Protocol):
     def stage(self, vectors: Mapping[str, Tensor], values: Mapping[str, bytes]) -> None: ...
 
 
-class Store:
+class ClientStore:
     """The states of clients by logical id; one that was never asked for is made when it is: a memory of `make_memory`, at `version`."""
 
-    def __init__(self, make_memory: Callable[[], Memory], version: str, home: Home = HERE):
+    def __init__(self, make_memory: Callable[[], Memory], version: str, home: Placement = HERE):
         self.make_memory, self.version, self.home = make_memory, version, home
-        self.states: dict[int, Resting] = {}  # in memory, those used last at the end
+        self.states: dict[int, ClientState] = {}  # in memory, those used last at the end
         self.changed: set[int] = set()  # of these, since the last checkpoint
         self.shelf: Shelf | None = None  # without one, all stay in memory
         self.client_bytes = (
             home.client_bytes + OBJECTS
         )  # of the largest state that was measured so far
         self._working: set[int] = set()  # brought last
-        self._ahead: dict[int, Future[Resting | None]] = {}
+        self._ahead: dict[int, Future[ClientState | None]] = {}
         self._reader: ThreadPoolExecutor | None = None
 
-    def at(self, client: int) -> Resting:
+    def at(self, client: int) -> ClientState:
         """The state of a client. Raises CheckpointError when it cannot be read back."""
         if client not in self.states:
             coming = self._ahead.pop(client, None)
             found = self._read(client) if coming is None or coming.cancel() else coming.result()
-            self.states[client] = found or Resting(self.make_memory(), self.version)
+            self.states[client] = found or ClientState(self.make_memory(), self.version)
         return self.states[client]
 
     def bring(self, clients: Sequence[int]) -> None:
@@ -114,12 +114,14 @@ class Store:
         if self._reader is not None:
             self._reader.shutdown(cancel_futures=True)
 
-    def _read(self, client: int) -> Resting | None:
+    def _read(self, client: int) -> ClientState | None:
         """As the shelf has it; None if it has not. In any thread."""
         name = name_of(client)
         record = self.shelf.value(name) if self.shelf is not None else None
         return (
-            None if record is None else unpacked(name, record, self.shelf.vector, self.make_memory)
+            None
+            if record is None
+            else ClientState.unpack(name, record, self.shelf.vector, self.make_memory)
         )
 
     def _put_away(self, clients: Collection[int]) -> None:
@@ -135,7 +137,7 @@ class Store:
         values: dict[str, bytes | None] = {}
         for client in clients:
             name = name_of(client)
-            mine, values[name] = packed(name, self.states[client])
+            mine, values[name] = self.states[client].pack(name)
             vectors |= mine
             self.client_bytes = max(
                 self.client_bytes,
@@ -151,6 +153,11 @@ class Store:
         for client in clients - self._working:
             self.states[client].move(lambda vector: vector.to(device, non_blocking=True))
         self._working = clients
+
+
+def name_of(client: int) -> str:
+    """Return the name of a client's record in a checkpoint; its vectors are named `client/7.residual`."""
+    return f"client/{client}"
 
 
 def _pinned(vector: Tensor) -> Tensor:

@@ -1,35 +1,25 @@
-"""Several devices of one machine: each trains a run of a cohort's clients, beside the others, and compresses what it trained.
+"""Several devices of one machine: each trains consecutive clients of a cohort and compresses their updates, beside the others.
 
-A client's update does not depend on who is trained with whom, beyond rounding, so neither does it on how many devices there are. What is
-added up is frames, on the host, in the order of the clients.
+Beyond rounding, a client's update does not depend on the number of devices. The host adds the frames in the order of the clients.
 """
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..tasks.base import Data
+from ..training.engine import Done, Engine, Job, Share
 from ..training.local_sgd import LocalSGD, Traces
-from .engines import Done, Engine, Job
 
 
-@dataclass(frozen=True)
-class Share:
-    """What one device made of some jobs. The updates, float32 [k, n], of those who did not fail, and all traces are there."""
+class MultiDevice(Engine):
+    """An engine for each device, each driven by its own thread. Weights and data are given on the first device.
 
-    jobs: Sequence[Job]
-    updates: Tensor
-    results: list[Done | Exception]
-
-
-class Several:
-    """An engine for each device, driven by a thread each. The first device is the one on which they get weights and data.
-
-    `hear` is called in the thread that asks for training, when all are through with it.
+    `hear` is called after every training, in the thread that asked for it.
     """
 
     def __init__(self, engines: Sequence[Engine], hear: Callable[[], None] = lambda: None):
@@ -42,8 +32,8 @@ class Several:
     def train(
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[Done | Exception]]:
-        """As every engine: the updates of all on the first device."""
-        shares = self.apart(start, data, jobs, sgd, seed)
+        """Train on all devices and gather the updates on the first."""
+        shares = self.train_apart(start, data, jobs, sgd, seed=seed)
         for job, there in zip(jobs, (job for share in shares for job in share.jobs), strict=True):
             _copy(there.traces, job.traces)
         updates = [
@@ -52,10 +42,9 @@ class Several:
         ]
         return torch.cat(updates), [result for share in shares for result in share.results]
 
-    def apart(
-        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, seed: int
+    def train_apart(
+        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> list[Share]:
-        """Runs of the jobs, in their order, each trained on a device and left there. Raises ConfigError as the engines do."""
         edges = [i * len(jobs) // len(self.engines) for i in range(len(self.engines) + 1)]
         runs = [
             (i, jobs[a:b]) for i, (a, b) in enumerate(zip(edges, edges[1:], strict=False)) if a < b

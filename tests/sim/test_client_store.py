@@ -26,20 +26,20 @@ from fedcomp.memories import Memory
 from fedcomp.memories.sketched import CANDIDATES, MARKS, SKETCH, VALUES
 from fedcomp.server import checkpoint
 from fedcomp.server.checkpoint import ROWS, Checkpoint
-from fedcomp.sim import homes, simulate
-from fedcomp.sim.homes import (
+from fedcomp.sim import placement, simulate
+from fedcomp.sim.client_store import ClientStore
+from fedcomp.sim.placement import (
     DEVICE,
     FILE,
     HERE,
     HOST,
-    Home,
     Need,
+    Placement,
     choose_home,
     crowding,
     free_memory,
     shortage,
 )
-from fedcomp.sim.store import Store
 
 NUMEL = 401
 CODECS = (
@@ -50,7 +50,7 @@ CODECS = (
     "sketch",
     "topk:density=1/10",
 )
-NOWHERE = Home(FILE, 0.0)  # only those who are at work are in memory
+NOWHERE = Placement(FILE, 0.0)  # only those who are at work are in memory
 PHASES = {
     "sketched": [
         Context(phase=SKETCH),
@@ -72,13 +72,13 @@ def made(name: str) -> Memory:
     raise AssertionError(f"no codec here suits memory '{name}'")
 
 
-def bounded(folder: Path, home: Home = NOWHERE, name: str = "residual") -> Store:
-    store = Store(lambda: made(name), "v0", home)
+def bounded(folder: Path, home: Placement = NOWHERE, name: str = "residual") -> ClientStore:
+    store = ClientStore(lambda: made(name), "v0", home)
     store.shelf = Checkpoint(folder, NUMEL)
     return store
 
 
-def worked(store: Store, client: int, round: int) -> list[bytes | None]:
+def worked(store: ClientStore, client: int, round: int) -> list[bytes | None]:
     """What a client sends in a round, after the news of the round before; in every fourth round it was not accepted."""
     state, own = store.at(client), 1000 * client + round
     if state.memory.pending is not None:
@@ -103,7 +103,7 @@ def worked(store: Store, client: int, round: int) -> list[bytes | None]:
     return frames
 
 
-def kept(store: Store, client: int) -> dict:
+def kept(store: ClientStore, client: int) -> dict:
     state = store.at(client)
     return state.memory.state_dict() | {
         name: getattr(state, name) for name in ("version", "ticket", "after", "momentum")
@@ -120,8 +120,8 @@ def same(a: dict, b: dict) -> bool:
 @pytest.mark.parametrize("name", available_memories())
 def test_every_memory_is_the_same_to_the_bit_wherever_it_was(tmp_path, name, moves_to):
     here, away = (
-        Store(lambda: made(name), "v0"),
-        bounded(tmp_path, Home(FILE, 4 * 4 * NUMEL, moves_to), name),
+        ClientStore(lambda: made(name), "v0"),
+        bounded(tmp_path, Placement(FILE, 4 * 4 * NUMEL, moves_to), name),
     )
     cohorts = [
         np.random.default_rng(round).choice(9, 3, replace=False).tolist() for round in range(16)
@@ -166,7 +166,7 @@ def test_without_room_only_those_at_work_are_in_memory_and_nothing_is_written_tw
 
 
 def test_a_first_round_of_everybody_and_one_after_a_restart_keep_to_the_budget(tmp_path):
-    home = Home(FILE, 10 * (4 * 2 * NUMEL + 4096), None, 4 * 2 * NUMEL)
+    home = Placement(FILE, 10 * (4 * 2 * NUMEL + 4096), None, 4 * 2 * NUMEL)
     store = bounded(tmp_path, home)
     for first in range(0, 40, 2):
         store.bring([first, first + 1])
@@ -175,7 +175,7 @@ def test_a_first_round_of_everybody_and_one_after_a_restart_keep_to_the_budget(t
         store.touch([first, first + 1])
         assert len(store.states) <= 5
     store.shelf.save(*store.take_changes())
-    again = Store(store.make_memory, "v0", home)
+    again = ClientStore(store.make_memory, "v0", home)
     again.shelf = store.shelf
     again.expect(range(40))
     assert len(again._ahead) == 5
@@ -186,7 +186,7 @@ def test_a_first_round_of_everybody_and_one_after_a_restart_keep_to_the_budget(t
 
 
 def test_those_who_are_expected_are_read_by_another_thread_up_to_the_budget(tmp_path):
-    store = bounded(tmp_path, Home(FILE, 10 * (4 * 2 * NUMEL + 8192)))
+    store = bounded(tmp_path, Placement(FILE, 10 * (4 * 2 * NUMEL + 8192)))
     for client in range(12):
         store.bring([client])
         worked(store, client, 0)
@@ -213,7 +213,7 @@ def test_those_who_are_expected_are_read_by_another_thread_up_to_the_budget(tmp_
 
 
 def test_damage_found_while_reading_ahead_ends_the_run_that_needs_it(tmp_path):
-    store = bounded(tmp_path, Home(FILE, 1e9))
+    store = bounded(tmp_path, Placement(FILE, 1e9))
     store.bring([7])
     worked(store, 7, 0)
     store.touch([7])
@@ -247,7 +247,7 @@ VARIANTS = {
 
 @pytest.fixture
 def no_room(monkeypatch):
-    monkeypatch.setattr(homes, "CACHE", 0.0)
+    monkeypatch.setattr(placement, "CACHE", 0.0)
     monkeypatch.setattr("fedcomp.sim.run.STACK_BYTES", 0)
 
 
@@ -333,8 +333,8 @@ def test_what_a_kill_leaves_at_any_moment_of_writing_is_enough_to_go_on(
 
 PROGRAM = """
 from fedcomp import RunConfig
-from fedcomp.sim import homes, run, simulate
-homes.CACHE, run.STACK_BYTES = 0.0, 0
+from fedcomp.sim import placement, run, simulate
+placement.CACHE, run.STACK_BYTES = 0.0, 0
 simulate(RunConfig(task={task!r}, clients=12, participation=0.5, rounds=300, local_steps=2, lr=0.1, uplink="stc:density=10%",
                    downlink="stc:density=10%", partition="classes:1", engine="batched", cohort_batch=2, eval_every=50, residuals="file",
                    checkpoint_every=3, out={folder!r}))
@@ -413,9 +413,9 @@ from torch import nn
 
 from fedcomp import Data, RunConfig, Task
 from fedcomp.observe import Observer
-from fedcomp.sim import homes, run, simulate
+from fedcomp.sim import placement, run, simulate
 
-homes.free_memory, run.STACK_BYTES = lambda: 400_000_000, 0  # room for 56 clients
+placement.free_memory, run.STACK_BYTES = lambda: 400_000_000, 0  # room for 56 clients
 data = Data(torch.randn(1200, 100), torch.arange(1200) % 10)
 task = Task("wide", lambda: nn.Sequential(nn.Linear(100, 1000), nn.ReLU(), nn.Linear(1000, 10)), lambda: data, lambda: data)
 
@@ -450,11 +450,13 @@ CPU = torch.device("cpu")
 
 
 def test_the_home_is_chosen_from_what_is_free(monkeypatch):
-    monkeypatch.setattr(homes, "free_memory", lambda: 20 * 10**9)
+    monkeypatch.setattr(placement, "free_memory", lambda: 20 * 10**9)
     assert choose_home("auto", CPU, Need(1000, 1, 10**6)) == replace(HERE, client_bytes=4 * 10**6)
     large = choose_home("auto", CPU, Need(10_000, 1, 10**6))
     assert (
-        large == Home(FILE, 2.5e9, None, 4 * 10**6) and large.reads_ahead and "2.5 GB" in str(large)
+        large == Placement(FILE, 2.5e9, None, 4 * 10**6)
+        and large.reads_ahead
+        and "2.5 GB" in str(large)
     )
     assert choose_home("device", CPU, Need(10, 1, 10)).name == HOST and str(HERE) == ""
     with pytest.raises(
@@ -467,13 +469,19 @@ def test_on_a_device_clients_rest_there_while_they_fit_and_else_come_when_they_a
     monkeypatch,
 ):
     cuda = torch.device("cuda:0")
-    monkeypatch.setattr(homes, "free_memory", lambda: 100 * 10**9)
-    monkeypatch.setattr(homes.torch.cuda, "mem_get_info", lambda device: (20 * 10**9, 24 * 10**9))
-    assert choose_home("auto", cuda, Need(1000, 1, 10**6)) == Home(DEVICE, client_bytes=4 * 10**6)
-    assert choose_home("auto", cuda, Need(10_000, 1, 10**6)) == Home(
+    monkeypatch.setattr(placement, "free_memory", lambda: 100 * 10**9)
+    monkeypatch.setattr(
+        placement.torch.cuda, "mem_get_info", lambda device: (20 * 10**9, 24 * 10**9)
+    )
+    assert choose_home("auto", cuda, Need(1000, 1, 10**6)) == Placement(
+        DEVICE, client_bytes=4 * 10**6
+    )
+    assert choose_home("auto", cuda, Need(10_000, 1, 10**6)) == Placement(
         HOST, moves_to=cuda, client_bytes=4 * 10**6
     )
-    assert choose_home("auto", cuda, Need(100_000, 1, 10**6)) == Home(FILE, 12.5e9, cuda, 4 * 10**6)
+    assert choose_home("auto", cuda, Need(100_000, 1, 10**6)) == Placement(
+        FILE, 12.5e9, cuda, 4 * 10**6
+    )
     with pytest.raises(ConfigError, match=r"20 GB of the device are free"):
         choose_home("device", cuda, Need(10_000, 1, 10**6))
 
@@ -483,7 +491,7 @@ def test_a_control_group_bounds_what_is_free(monkeypatch, tmp_path):
     (tmp_path / "memory.max").write_text("5000000\n")
     (tmp_path / "memory.current").write_text("4000000\n")
     (tmp_path / "memory.stat").write_text("anon 1000\ninactive_file 500000\n")
-    monkeypatch.setattr(homes, "CGROUP", tmp_path)
+    monkeypatch.setattr(placement, "CGROUP", tmp_path)
     assert 0 < unbounded and free_memory() == 1_500_000
     (tmp_path / "memory.max").write_text("max\n")
     assert free_memory() > 1_500_000
@@ -493,7 +501,9 @@ def test_a_disk_that_is_too_small_is_told_before_the_first_round(tmp_path, monke
     assert shortage(tmp_path / "not" / "yet", Need(10, 1, 10), 2) == ""
     said = shortage(tmp_path / "not" / "yet", Need(10**9, 1, 10**6), 2)
     assert "make room" in said and str(tmp_path) in said and "\n" not in said
-    monkeypatch.setattr(homes.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100}))
+    monkeypatch.setattr(
+        placement.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100})
+    )
     watched = Records()
     watched.warnings = []
     watched.warning = watched.warnings.append

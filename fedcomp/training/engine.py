@@ -1,0 +1,124 @@
+"""The interface of everything that trains clients: a list of jobs in, a stack of updates out."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..tasks.base import Data
+from ..tasks.user_errors import client_error
+from .local_sgd import NO_TRACES, LocalSGD, SerialEngine, Traces
+
+
+class Job(NamedTuple):
+    """Local SGD of one client in a round."""
+
+    round: int
+    who: int  # logical id of the client, or number of the part of the data; keys what is drawn
+    batches: Sequence[np.ndarray]  # positions in the data, one array a step
+    buffers: dict[str, Tensor] | None = None  # those of the client after its last round
+    traces: Traces = NO_TRACES  # float32 [n], changed in place
+
+
+class Done(NamedTuple):
+    """What training gave besides the update."""
+
+    loss: float  # mean over the steps of the loss before the step
+    buffers: dict[str, Tensor] | None = None  # buffers that training changed; None without any
+
+
+@dataclass(frozen=True)
+class Share:
+    """The jobs that one device trained, with their updates and traces on that device."""
+
+    jobs: Sequence[Job]
+    updates: Tensor  # float32 [k, n], of the jobs that did not fail
+    results: list[Done | Exception]  # of all jobs
+
+
+class Engine(ABC):
+    """Trains clients on its device. Beyond rounding, an update does not depend on which clients are trained together."""
+
+    device: torch.device
+
+    @abstractmethod
+    def train(
+        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
+    ) -> tuple[Tensor, list[Done | Exception]]:
+        """Train every job from `start` (float32 [n]) on `data`, both on the engine's device.
+
+        Return the updates of the jobs that did not fail, float32 [k, n], in their order, and for each job its result or the exception
+        that ended it. The caller may write into the updates. Raises ConfigError where no client can be trained in this way.
+        """
+
+    def train_apart(
+        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
+    ) -> list[Share]:
+        """`train`, with updates left on the devices that computed them: consecutive jobs for each device."""
+        return [Share(jobs, *self.train(start, data, jobs, sgd, seed=seed))]
+
+    def resident(self, data: Data) -> Data:
+        """Return the data where this engine reads it."""
+        return moved(data, self.device)
+
+    def close(self) -> None:
+        """End what the engine started."""
+
+
+class OneByOne(Engine):
+    """One client after the other, in this process."""
+
+    def __init__(self, engine: SerialEngine):
+        self.engine, self.device = engine, engine.device
+
+    def train(
+        self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
+    ) -> tuple[Tensor, list[Done | Exception]]:
+        updates = torch.empty(len(jobs), len(start), device=self.device, dtype=torch.float32)
+        results: list[Done | Exception] = []
+        done = 0
+        for job in jobs:
+            results.append(trained(self.engine, start, data, job, sgd, seed, updates[done]))
+            done += not isinstance(results[-1], Exception)
+        return updates[:done], results
+
+
+def trained(
+    engine: SerialEngine,
+    start: Tensor,
+    data: Data,
+    job: Job,
+    sgd: LocalSGD,
+    seed: int,
+    into: Tensor,
+) -> Done | Exception:
+    """Train one job in this process and write its update `into` [n]. A process that the model forks does not continue as this one."""
+    process = os.getpid()
+    try:
+        result = engine.train(
+            start,
+            data,
+            job.batches,
+            sgd,
+            seed=seed,
+            round=job.round,
+            who=job.who,
+            buffers=job.buffers,
+            traces=job.traces,
+            into=into,
+        )
+        return Done(result.loss, result.buffers)
+    except (Exception, SystemExit) as error:
+        if os.getpid() != process:
+            raise
+        return client_error(error)
+
+
+def moved(data: Data, device: torch.device) -> Data:
+    """Return the data with its tensors on the device."""
+    return replace(data, inputs=data.inputs.to(device), targets=data.targets.to(device))
