@@ -20,7 +20,7 @@ from fedcomp import RunConfig
 from fedcomp.clients.flower import Task as FlowerTask
 from fedcomp.deployment.availability import Quota
 from fedcomp.deployment.guard import Guard
-from fedcomp.deployment.handshake import Common, Invitation, Own, told, told_work
+from fedcomp.deployment.handshake import Common, Invitation, Own, pack_algorithm, told
 from fedcomp.deployment.superlink import LOOPBACK, SuperLink
 from fedcomp.deployment.superlink_grid import Gathering
 from fedcomp.layout import Layout
@@ -84,7 +84,12 @@ class Networked:
         first = self.strategy.broadcasts.first
         name = secrets.token_hex(16)
         invitation = Invitation(
-            name, -1, told(options), told_work(self.strategy.work), self.layout.fingerprint, first
+            name,
+            -1,
+            told(options),
+            pack_algorithm(self.strategy.client_algorithm),
+            self.layout.fingerprint,
+            first,
         )
         self.grid = Gathering(
             net.task,

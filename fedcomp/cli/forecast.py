@@ -165,7 +165,7 @@ def forecast(alternative: Alternative) -> Forecast:
         rehearsed,
         _ends(frames_up),
         rehearsal.strategy.uplink.longest_frame(rehearsal.travels)
-        if len(rehearsal.strategy.work.phases) == 1
+        if len(rehearsal.strategy.client_algorithm.phases) == 1
         else None,
         _ends(frames_down),
         rehearsal.strategy.downlink.longest_frame(rehearsal.layout),

@@ -14,6 +14,7 @@ from ..errors import FedcompError, NonFiniteError, ProtocolError
 from ..memories import Memory
 from ..memories.base import mask
 from ..messages import FAILED, NEED_DENSE, UPDATE, Assignment, Report, failure, ticket
+from ..strategies.client_algorithm import ClientAlgorithm, DataPartition, RoundState
 from ..tasks.base import Data
 from ..tasks.data import non_finite
 from ..tasks.user_errors import client_error
@@ -21,7 +22,6 @@ from ..training.batches import plan_batches
 from ..training.local_sgd import LocalSGD, SerialEngine, Traces, Trained
 from .flower import from_records, to_records
 from .replica import NeedDense, Replica
-from .work import Held, Part, Work
 
 
 def settle(
@@ -81,12 +81,14 @@ class Client:
     sgd: LocalSGD
     seed: int
     ticket: str = ""  # of the proposal that waits in the memory
-    buffers: dict | None = None  # running statistics, and what `work` keeps, which stay here
+    buffers: dict | None = (
+        None  # running statistics, and the client state of `algorithm`, which stay here
+    )
     momentum: Tensor | None = None  # where the client's last round left it, if it is kept
     after: str = ""  # ticket of the proposal that the memory last committed
-    work: Work = Work()  # the strategy's client half
-    held: Held | None = None  # of the round that was last opened
-    data_sets: Sequence[np.ndarray] | None = (
+    algorithm: ClientAlgorithm = ClientAlgorithm()  # the strategy's client half
+    round_state: RoundState | None = None  # of the last round that it started
+    all_shards: Sequence[np.ndarray] | None = (
         None  # the shards of all clients by logical id, where this one has the data of all
     )
 
@@ -94,31 +96,30 @@ class Client:
         """Do what an assignment asks. Every failure becomes a report that names its stage."""
         stage = "phase"
         try:
-            opens, trained, traces, held = (
-                self.work.opens(assignment, self.held),
-                None,
-                Traces(),
-                self.held,
-            )
-            if opens:
+            starts = self.algorithm.starts_round(assignment, self.round_state)
+            trained, traces, state = None, Traces(), self.round_state
+            if starts:
                 stage = "download"
                 self._arrive(assignment)
                 stage = "train"
                 trained, traces = self._train(assignment)
-                held = Held(
-                    assignment.round, trained.loss, self.work.outlasting(self.held, assignment)
-                )
+                values = self.algorithm.initial_values(assignment, self.round_state)
+                state = RoundState(assignment.round, trained.loss, values)
             stage = "encode"
             self.memory.use_density(assignment.density)
-            seed = self.work.seed(self.memory.codec, self.seed, assignment)
-            context = replace(context_of(assignment), moments=traces.moments)
-            x = trained.update if opens else self.work.hear(self.memory, held.kept, seed, context)
-            frame = (
-                self.work.answer(
-                    self.memory, None if x is None else x[None], held.kept, seed, context
-                )
-                or b""
+            seed = self.algorithm.seed(self.memory.codec, self.seed, assignment)
+            context = replace(context_of(assignment), moments=Traces.stack([traces]).moments)
+            x = (
+                trained.update
+                if starts
+                else self.algorithm.later_update(self.memory, state.values, seed, context)
             )
+            updates = None if x is None else x[None]
+            (frame,) = self.algorithm.encode(
+                [self.memory], updates, [state.values], [seed], context
+            )
+            if isinstance(frame, FedcompError):
+                raise frame
         except NeedDense as error:
             return self._failure(assignment, stage, str(error), NEED_DENSE)
         except NonFiniteError as error:
@@ -126,9 +127,9 @@ class Client:
             return self._failure(assignment, stage, reason(found))
         except Exception as error:
             return self._failure(assignment, stage, reason(error))
-        if opens:
-            self.buffers, self.momentum, self.held = trained.buffers, traces.momentum, held
-        self.ticket = ticket(assignment.round, assignment.client, frame)
+        if starts:
+            self.buffers, self.momentum, self.round_state = trained.buffers, traces.momentum, state
+        self.ticket = ticket(assignment.round, assignment.client, frame or b"")
         return Report(
             assignment.round,
             assignment.phase,
@@ -136,10 +137,10 @@ class Client:
             UPDATE,
             self.replica.version,
             self.replica.fingerprint,
-            frame,
+            frame or b"",
             self.ticket,
             len(self.shard),
-            held.loss,
+            state.loss,
             "",
             "",
             self.after,
@@ -153,18 +154,18 @@ class Client:
         self.replica.move(assignment)
 
     def _train(self, assignment: Assignment) -> tuple[Trained, Traces]:
-        if parts := self.work.parts(assignment):
+        if parts := self.algorithm.partitions(assignment):
             return self._train_parts(assignment, parts), Traces()
         sgd = self.sgd.as_told(assignment.lr, assignment.steps, assignment.batch_size)
         batches = plan_batches(sgd, self.shard, self.seed, assignment.round, assignment.client)
         state, kept = self.replica.weights.to(self.engine.device), self.buffers or {}
-        start = self.work.model(state)
+        start = self.algorithm.model_weights(state)
         traces = Traces.begin(
             self.sgd,
             self.memory.needs_moments,
             start,
             self.momentum,
-            self.work.pull(state, kept, self.sgd),
+            self.algorithm.gradient_correction(state, kept, self.sgd),
         )
         trained = self.engine.train(
             start,
@@ -177,16 +178,16 @@ class Client:
             buffers=self.buffers,
             traces=traces,
         )
-        update, own = self.work.trained(
-            trained.update, state, kept, self.sgd, sgd.lr * len(batches)
+        (update,), (own,) = self.algorithm.after_training(
+            trained.update[None], state, [kept], self.sgd, [sgd.lr * len(batches)]
         )
         return Trained(update, trained.loss, {**(trained.buffers or {}), **own} or None), traces
 
-    def _train_parts(self, assignment: Assignment, parts: Sequence[Part]) -> Trained:
+    def _train_parts(self, assignment: Assignment, parts: Sequence[DataPartition]) -> Trained:
         start, kept, losses = self.replica.weights.to(self.engine.device), [], []
         sgd = self.sgd.as_told(assignment.lr, assignment.steps, assignment.batch_size)
         for part in parts:
-            shard = shard_of(part, self.data_sets)
+            shard = shard_of(part, self.all_shards)
             trained = self.engine.train(
                 start,
                 self.data,
@@ -196,10 +197,10 @@ class Client:
                 round=assignment.round,
                 who=part.number,
             )
-            kept.append(self.work.keep(part, trained.update, self.seed, assignment.round))
+            kept.append(self.algorithm.summarize(part, trained.update, self.seed, assignment.round))
             losses.append(trained.loss)
         return Trained(
-            self.work.join(assignment, kept, start.numel(), self.seed).to(start.device),
+            self.algorithm.combine(assignment, kept, start.numel(), self.seed).to(start.device),
             sum(losses) / len(losses),
             None,
         )
@@ -212,13 +213,13 @@ class Client:
         )
 
 
-def shard_of(part: Part, data_sets: Sequence[np.ndarray] | None) -> np.ndarray:
+def shard_of(part: DataPartition, shards: Sequence[np.ndarray] | None) -> np.ndarray:
     """The examples of a part. Raises ProtocolError for data that is not here."""
-    if data_sets is None or not set(part.data_sets) <= set(range(len(data_sets))):
+    if shards is None or not set(part.clients) <= set(range(len(shards))):
         raise ProtocolError(
             f"part {part.number} has data that this client does not have; give it the data of all, with --partition-id"
         )
-    return np.concatenate([data_sets[client] for client in part.data_sets])
+    return np.concatenate([shards[client] for client in part.clients])
 
 
 def encoding_error(error: FedcompError, data: Data, shard: np.ndarray) -> FedcompError:

@@ -29,11 +29,11 @@ from ..memories import Memory, available_memories
 from ..memories import memory as memory_of
 from ..messages import NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure, ticket
 from ..state_folder import StateFolder, packed, unpacked
+from ..strategies.client_algorithm import ClientAlgorithm
 from .client import context_of, settle
 from .flower import MESSAGE
 from .parcels import Form, Parcel
 from .replica import NeedDense, Replica
-from .work import Work
 
 ClientAppCallable = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, ClientAppCallable], Message]
@@ -231,7 +231,7 @@ class Held:
 
     def propose(self, assignment: Assignment, update: torch.Tensor) -> bytes:
         """A frame for the update, b"" for nothing to send. Raises NonFiniteError with the memory unchanged."""
-        seed = Work().seed(self.memory.codec, self.seed, assignment)
+        seed = ClientAlgorithm().seed(self.memory.codec, self.seed, assignment)
         frame = self.memory.propose(update, seed=seed, context=context_of(assignment)) or b""
         self.ticket = ticket(assignment.round, assignment.client, frame)
         return frame

@@ -20,12 +20,12 @@ from cryptography.hazmat.primitives.serialization import (
 from flwr.app import Message
 
 from ..clients.flower import Fleet, from_records, to_records
-from ..clients.sealed_election import strangers
 from ..errors import CheckpointError, FedcompError, ProtocolError, UnreachableError, UserError
 from ..keys import connection
 from ..messages import UPDATE, Assignment, Report, failure
 from ..observe import Said
 from ..state_folder import StateFolder
+from ..strategies.sealed_voter import strangers
 from . import log_messages as sentences
 from .handshake import Farewell, Invitation, Presence
 from .member import Member
@@ -268,7 +268,9 @@ class Process:
             return failure(assignment, "encode", self.refused)
         if report is not None:
             self.say(sentences.answered(assignment, report))
-            if report.kind == UPDATE and (others := strangers(assignment, self.member.client.held)):
+            if report.kind == UPDATE and (
+                others := strangers(assignment, self.member.client.round_state)
+            ):
                 self.say(sentences.unknown(assignment, others))
         return report
 

@@ -15,18 +15,18 @@ import numpy as np
 import torch
 
 from ..clients.client import Client
-from ..clients.election import BallotElection, DataElection
-from ..clients.fetchsgd import OneHash
 from ..clients.replica import Replica
-from ..clients.scaffold import ControlVariates
-from ..clients.sealed_election import SealedElection
-from ..clients.shared_scale import ScaleThenTrain
-from ..clients.work import Work
 from ..codecs import codec
 from ..config import RunConfig, from_values
 from ..errors import ProtocolError, UserError
 from ..memories import memory
 from ..messages import Values
+from ..strategies.client_algorithm import ClientAlgorithm
+from ..strategies.fetchsgd import FetchSGDClient
+from ..strategies.local_election import BallotElection, DataElection
+from ..strategies.scaffold import ScaffoldClient
+from ..strategies.sealed_voter import SealedElection
+from ..strategies.shared_scale import SharedScaleClient
 from ..tasks import Data, Task, initial_model
 from ..tasks.check import check
 from ..tasks.partition import partition
@@ -53,11 +53,11 @@ TOLD = (
     "strategy",
     "seed",
 )
-WORKS: dict[str, type[Work]] = {
-    "phases": Work,
-    "one-hash": OneHash,
-    "scale-then-train": ScaleThenTrain,
-    "control-variates": ControlVariates,
+ALGORITHMS: dict[str, type[ClientAlgorithm]] = {
+    "phases": ClientAlgorithm,
+    "one-hash": FetchSGDClient,
+    "scale-then-train": SharedScaleClient,
+    "control-variates": ScaffoldClient,
     "election-data": DataElection,
     "election-ballots": BallotElection,
     "election-sealed": SealedElection,
@@ -72,7 +72,7 @@ class Invitation(Values):
     run: str  # the name of the run, the same when it is resumed
     client: int  # logical id that goes with the client's key, -1: the client says it
     options: str  # JSON: TOLD of the RunConfig
-    work: str  # JSON: the strategy's client half, by its name in WORKS, and its phases
+    work: str  # JSON: the strategy's client half, by its name in ALGORITHMS, and its phases
     layout: str  # fingerprint
     version: str  # that the run started from
 
@@ -96,10 +96,13 @@ def told(config: RunConfig) -> str:
     return json.dumps({name: getattr(config, name) for name in TOLD})
 
 
-def told_work(work: Work) -> str:
+def pack_algorithm(algorithm: ClientAlgorithm) -> str:
     """The client half of a strategy for an invitation."""
     return json.dumps(
-        [next(name for name, cls in WORKS.items() if cls is type(work)), *work.phases]
+        [
+            next(name for name, cls in ALGORITHMS.items() if cls is type(algorithm)),
+            *algorithm.phases,
+        ]
     )
 
 
@@ -118,14 +121,14 @@ def options_of(invitation: Invitation) -> RunConfig:
         ) from error
 
 
-def work_of(invitation: Invitation) -> Work:
+def algorithm_of(invitation: Invitation) -> ClientAlgorithm:
     """The strategy's client half. Raises ProtocolError for one that is not installed here."""
     try:
         name, *phases = json.loads(invitation.work)
         if not phases or not all(type(phase) is str for phase in phases):
             raise ValueError(phases)
-        cls = WORKS[name]
-        return Work(tuple(phases)) if cls is Work else cls()
+        cls = ALGORITHMS[name]
+        return ClientAlgorithm(tuple(phases)) if cls is ClientAlgorithm else cls()
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ProtocolError(
             "the run's strategy has a client half that is not known here; install the same version of fedcomp"
@@ -173,8 +176,8 @@ class Own:
 
 def client_for(invitation: Invitation, own: Own) -> tuple[int, Client]:
     """The logical id, and a client that stands before round 1. Raises UserError or ProtocolError, naming what does not go together."""
-    config, work = options_of(invitation), work_of(invitation)
-    if own.sealed and not isinstance(work, SealedElection):
+    config, algorithm = options_of(invitation), algorithm_of(invitation)
+    if own.sealed and not isinstance(algorithm, SealedElection):
         raise UserError(
             f"this client takes part under sealed ballots alone (--sealed), and the server's strategy is '{config.strategy}'; "
             "leave --sealed out, if the server may read what this client sends"
@@ -201,16 +204,27 @@ def client_for(invitation: Invitation, own: Own) -> tuple[int, Client]:
     data = common.once(
         "data", (), lambda: Data(own.train.inputs.to(own.device), own.train.targets.to(own.device))
     )
-    travels = work.travels(layout)
-    replica = Replica(work.first(weights), travels, codec(config.downlink))
+    travels = algorithm.global_layout(layout)
+    replica = Replica(algorithm.initial_global_state(weights), travels, codec(config.downlink))
     kept = memory(config.memory, uplink, travels.numel, travels)
     engine = common.once(
         "engine", (config.seed,), lambda: SerialEngine(own.task, model, layout, own.device)
     )
-    shard, all_shards = _shard(config, own), _all_shards(config, own) if work.shares else None
+    shard, all_shards = (
+        _shard(config, own),
+        _all_shards(config, own) if algorithm.trains_on_partitions else None,
+    )
     sgd = LocalSGD.from_config(config)
     return who, Client(
-        replica, kept, engine, data, shard, sgd, config.seed, work=work, data_sets=all_shards
+        replica,
+        kept,
+        engine,
+        data,
+        shard,
+        sgd,
+        config.seed,
+        algorithm=algorithm,
+        all_shards=all_shards,
     )
 
 

@@ -14,12 +14,12 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from ..clients.client import Client
-from ..clients.sealed_election import SIGNED, SealedElection, remembered, signed_of, with_keys
-from ..clients.work import Held
 from ..errors import CheckpointError, FedcompError
 from ..keys.signature_log import Past
 from ..messages import UPDATE, Assignment, Report
 from ..state_folder import Kept, StateFolder
+from ..strategies.client_algorithm import RoundState
+from ..strategies.sealed_voter import SIGNED, SealedElection, remembered, signed_of, with_keys
 from .handshake import Invitation, Own, Presence, client_for
 
 PASSED = 32  # versions that are remembered over a restart
@@ -57,10 +57,10 @@ class Member:
         with self.own.common.turn:
             if self.client is None or invitation.run != self.run:
                 if self.client is not None:
-                    self._remember(self.run, self.who, self.client.held)
+                    self._remember(self.run, self.who, self.client.round_state)
                 who, client = client_for(invitation, self.own)
-                client.work = with_keys(
-                    client.work,
+                client.algorithm = with_keys(
+                    client.algorithm,
                     invitation.run,
                     invitation.options,
                     who,
@@ -105,7 +105,7 @@ class Member:
 
     def _overtaken(self, assignment: Assignment, asker: int) -> bool:
         """Whether the same server has heard this client's answer to a later question. One that was started again may go back."""
-        last, phases = self._report, self.client.work.phases
+        last, phases = self._report, self.client.algorithm.phases
         if (
             last is None
             or asker != self._asker
@@ -133,8 +133,8 @@ class Member:
             )
         if client.replica.version not in self._passed:
             self._passed.append(client.replica.version)
-        held = client.held
-        for name, value in held.kept.items() if held else ():
+        held = client.round_state
+        for name, value in held.values.items() if held else ():
             kept[HELD + name] = value
         kept[REPORT] = self._report.pack()
         kept[HEAD] = json.dumps(
@@ -153,18 +153,18 @@ class Member:
         ).encode()
         self.folder.save(kept)
 
-    def _remember(self, run: str, who: int, held: Held | None) -> None:
+    def _remember(self, run: str, who: int, held: RoundState | None) -> None:
         """Keep what was signed in a run apart from the state, which another run, or another client half, replaces."""
         if signed := signed_of(held):
             self.past.add(run, {f"{SIGNED}{who}": signed})
 
     def _recall(self) -> None:
         """Know what was signed in this run when this client comes back to it."""
-        held = self.client.held
+        held = self.client.round_state
         self._remember(self.run, self.who, held)
-        if isinstance(self.client.work, SealedElection) and not signed_of(held):
+        if isinstance(self.client.algorithm, SealedElection) and not signed_of(held):
             signed = self.past.of(self.run).get(f"{SIGNED}{self.who}")
-            self.client.held = remembered(signed) if signed else held
+            self.client.round_state = remembered(signed) if signed else held
 
     def _restore(self) -> None:
         """Stand where this client stood when it was last heard of in this run."""
@@ -191,7 +191,7 @@ class Member:
         if not same:  # it is replaced by this client's first report
             self._remember(head.get("run", ""), head.get("client", -1), held)
 
-    def _stand(self, head: Mapping[str, Any], kept: Kept, held: Held | None) -> None:
+    def _stand(self, head: Mapping[str, Any], kept: Kept, held: RoundState | None) -> None:
         client = self.client
         self._passed.extend(head["passed"])
         client.replica.restore(kept[WEIGHTS], head["version"], head["passed"])
@@ -204,16 +204,16 @@ class Member:
             {name[len(MEMORY) :]: value for name, value in kept.items() if name.startswith(MEMORY)},
             copy=False,
         )
-        client.held = held
+        client.round_state = held
         client.momentum = kept.get(MOMENTUM)
         client.buffers = load_tensors(kept[BUFFERS]) if BUFFERS in kept else None
         self._report, self._asker = Report.unpack(kept[REPORT]), head.get("asker", 0)
 
 
-def _held(head: Mapping[str, Any], kept: Kept) -> Held | None:
+def _held(head: Mapping[str, Any], kept: Kept) -> RoundState | None:
     if not head.get("held"):
         return None
-    return Held(
+    return RoundState(
         *head["held"],
         {name[len(HELD) :]: value for name, value in kept.items() if name.startswith(HELD)},
     )

@@ -40,7 +40,7 @@ from ..training import devices
 from .availability import Quota
 from .by_client import ByClient
 from .guard import Guard
-from .handshake import Invitation, Presence, told, told_work
+from .handshake import Invitation, Presence, pack_algorithm, told
 from .http_request import Refused
 from .limits import Limits
 from .multi_client import named
@@ -111,7 +111,7 @@ class Deployment:
         train = self._training_data()
         self.train = test if train is None else train
         self.layout = check(self.task, config.batch_size, self.train, test, config.augment)
-        travels = self.strategy.work.travels(self.layout)
+        travels = self.strategy.client_algorithm.global_layout(self.layout)
         memory(config.memory, self.strategy.uplink, travels.numel, travels)
         partition(config.partition, self.train, config.clients, config.seed, self.task.name)
         weights = self.layout.gather(initial_model(self.task, config.seed))
@@ -247,7 +247,7 @@ class Deployment:
             self.name,
             -1,
             told(config),
-            told_work(self.strategy.work),
+            pack_algorithm(self.strategy.client_algorithm),
             self.layout.fingerprint,
             first,
         )

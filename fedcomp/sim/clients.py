@@ -15,7 +15,6 @@ from torch import Tensor
 from ..clients.client import context_of, encoding_error, follow, reason, settle
 from ..clients.replica import NeedDense, Replica
 from ..clients.state import ClientState
-from ..clients.work import Held, Work
 from ..errors import FedcompError, ProtocolError
 from ..memories import Memory
 from ..memories.base import Changes
@@ -32,6 +31,7 @@ from ..messages import (
     ticket,
 )
 from ..profiling import timed
+from ..strategies.client_algorithm import ClientAlgorithm, RoundState
 from ..tasks.base import Data
 from ..training.batches import plan_each
 from ..training.engine import Engine, Job, Share
@@ -68,7 +68,7 @@ class VirtualClients:
         sgd: LocalSGD,
         make_memory: Callable[[], Memory],
         seed: int,
-        work: Work = Work(),  # noqa: B008 — a frozen value
+        algorithm: ClientAlgorithm = ClientAlgorithm(),  # noqa: B008 — a frozen value
         warn: Callable[[str], None] = lambda sentence: None,
         feeds_back: bool = False,
         liars: Liars | None = None,
@@ -80,11 +80,12 @@ class VirtualClients:
             at_once,
             liars or Liars(),
         )
-        self.data, self.shards, self.sgd, self.seed, self.work = data, shards, sgd, seed, work
-        self.shared = SharedParts(work, engine, shards, sgd, seed, at_once)
+        self.data, self.shards, self.sgd, self.seed = data, shards, sgd, seed
+        self.algorithm = algorithm
+        self.shared = SharedParts(algorithm, engine, shards, sgd, seed, at_once)
         self.store = ClientStore(make_memory, replica.version, home)
         self.growth, self.contraction = Growth(warn), Contraction(warn, feeds_back)
-        self.held: dict[int, Held] = {}  # of the round that is running
+        self.round_states: dict[int, RoundState] = {}  # by client
 
     @property
     def clients(self) -> int:
@@ -92,7 +93,9 @@ class VirtualClients:
 
     @property
     def at_once(self) -> int:
-        return self.clients if self.liars.whole or self.work.shares else self.piece
+        return (
+            self.clients if self.liars.whole or self.algorithm.trains_on_partitions else self.piece
+        )
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
         """What Client.handle does, for a cohort. A client that fails reports where; the others go on."""
@@ -100,8 +103,10 @@ class VirtualClients:
         ready: list[Assignment] = []
         later: list[Assignment] = []
         rounds = {a.round for a in assignments}
-        self.held = {client: held for client, held in self.held.items() if held.round in rounds}
-        self.liars.meet([a for a in assignments if a.phase == self.work.phases[0]])
+        self.round_states = {
+            client: state for client, state in self.round_states.items() if state.round in rounds
+        }
+        self.liars.meet([a for a in assignments if a.phase == self.algorithm.phases[0]])
         for a in assignments:
             if why := self.liars.silence(a):
                 reports[a.client] = failure(a, "reply", why)
@@ -113,7 +118,7 @@ class VirtualClients:
         for a in asked:
             stage = "phase"
             try:
-                if not self.work.opens(a, self.held.get(a.client)):
+                if not self.algorithm.starts_round(a, self.round_states.get(a.client)):
                     later.append(a)
                     continue
                 stage = "download"
@@ -150,7 +155,7 @@ class VirtualClients:
         told = [
             (self.at_rest(a.client), a)
             for a in assignments
-            if a.phase == self.work.phases[0] and not a.returned
+            if a.phase == self.algorithm.phases[0] and not a.returned
         ]
         plain = [
             (state, a)
@@ -192,7 +197,7 @@ class VirtualClients:
         self, ready: Sequence[Assignment], data: Data, reports: dict[int, Report]
     ) -> list[tuple[list[Trained], Tensor]]:
         """What training on `data` made of those who did not fail, and their updates as stacks [m, n], on the devices that made them."""
-        if self.work.shares:
+        if self.algorithm.trains_on_partitions:
             return [self._train_shared(ready, data, reports)]
         alike: dict[tuple, list[Assignment]] = {}
         for a in ready:
@@ -215,7 +220,7 @@ class VirtualClients:
         return (
             isinstance(self.engine, MultiDevice)
             and not self.liars.size
-            and len(self.work.phases) == 1
+            and len(self.algorithm.phases) == 1
         )
 
     def _train_alike(
@@ -279,15 +284,15 @@ class VirtualClients:
         """Answers in a phase after the one that opens, of clients who lie, or do not, in one way."""
         heard: list[tuple[Assignment, Tensor | None]] = []
         for a in later:
-            state, held = self.at_rest(a.client), self.held[a.client]
+            state, held = self.at_rest(a.client), self.round_states[a.client]
             try:
                 heard.append(
                     (
                         a,
-                        self.work.hear(
+                        self.algorithm.later_update(
                             state.memory,
-                            held.kept,
-                            self.work.seed(state.memory.codec, self.seed, a),
+                            held.values,
+                            self.algorithm.seed(state.memory.codec, self.seed, a),
                             context_of(a),
                         ),
                     )
@@ -306,13 +311,15 @@ class VirtualClients:
 
     def _traces(self, a: Assignment, start: Tensor) -> Traces:
         state = self.at_rest(a.client)
-        pull = self.work.pull(self.replica.weights, state.buffers or {}, self.sgd)
+        pull = self.algorithm.gradient_correction(
+            self.replica.weights, state.buffers or {}, self.sgd
+        )
         return Traces.begin(self.sgd, state.memory.needs_moments, start, state.momentum, pull)
 
     def _no_updates(self) -> Tensor:
         return torch.empty(
             0,
-            self.work.model(self.replica.weights).numel(),
+            self.algorithm.model_weights(self.replica.weights).numel(),
             dtype=torch.float32,
             device=self.engine.device,
         )
@@ -321,25 +328,25 @@ class VirtualClients:
         self, trained: Sequence[Trained], updates: Tensor, reports: dict[int, Report]
     ) -> None:
         kept = [self.at_rest(t.assignment.client).buffers or {} for t in trained]
-        updates, owned = self.work.trained_stack(
+        updates, owned = self.algorithm.after_training(
             updates, self.replica.weights, kept, self.sgd, [t.path for t in trained]
         )
-        self.held |= {
-            (a := t.assignment).client: Held(
-                a.round, t.loss, self.work.outlasting(self.held.get(a.client), a)
+        self.round_states |= {
+            (a := t.assignment).client: RoundState(
+                a.round, t.loss, self.algorithm.initial_values(a, self.round_states.get(a.client))
             )
             for t in trained
         }
         clients = [t.assignment.client for t in trained]
         self.growth.look(clients, [self.at_rest(client).memory for client in clients], updates)
         if (
-            trained and not self.contraction.over and len(self.work.phases) == 1
+            trained and not self.contraction.over and len(self.algorithm.phases) == 1
         ):  # values that are asked for exactly are not misread
             first, memory = trained[0].assignment, self.at_rest(clients[0]).memory
             self.contraction.look(
                 first.round,
                 memory.codec,
-                self.work.seed(memory.codec, self.seed, first),
+                self.algorithm.seed(memory.codec, self.seed, first),
                 memory.layout,
                 updates,
             )
@@ -352,7 +359,7 @@ class VirtualClients:
                     t.traces.momentum,
                 )
             else:
-                del self.held[t.assignment.client]
+                del self.round_states[t.assignment.client]
 
     def _answer(
         self,
@@ -377,19 +384,20 @@ class VirtualClients:
         reports: dict[int, Report],
     ) -> None:
         """Answers of clients that were told the same."""
-        states, held = [self.at_rest(a.client) for a in asked], [self.held[a.client] for a in asked]
+        states = [self.at_rest(a.client) for a in asked]
+        round_states = [self.round_states[a.client] for a in asked]
         for a, state in zip(asked, states, strict=True):
             state.memory.use_density(a.density)
         encode_seeds = [
-            self.work.seed(state.memory.codec, self.seed, a)
+            self.algorithm.seed(state.memory.codec, self.seed, a)
             for a, state in zip(asked, states, strict=True)
         ]
         context = replace(context_of(asked[0]), moments=Traces.stack(traces).moments)
-        x = None if updates is None else updates[:, None]
-        frames = self.work.answer_stack(
-            [s.memory for s in states], x, [h.kept for h in held], encode_seeds, context
+        values = [state.values for state in round_states]
+        frames = self.algorithm.encode(
+            [s.memory for s in states], updates, values, encode_seeds, context
         )
-        for a, state, own, frame in zip(asked, states, held, frames, strict=True):
+        for a, state, own, frame in zip(asked, states, round_states, frames, strict=True):
             if isinstance(frame, FedcompError):
                 error = encoding_error(frame, self.data, self.shards[a.client])
                 reports[a.client] = self._failure(a, "encode", error)
@@ -418,13 +426,13 @@ class VirtualClients:
             return report
         memory = self.at_rest(a.client).memory
         context = replace(context_of(a), layout=memory.layout)
-        seed = self.work.seed(memory.codec, self.seed, a)
+        seed = self.algorithm.seed(memory.codec, self.seed, a)
         return attack.reply(
-            report, Sender(memory.codec, seed, context, self.liars.generator(a), self.work)
+            report, Sender(memory.codec, seed, context, self.liars.generator(a), self.algorithm)
         )
 
     def _start(self) -> Tensor:
-        return self.work.model(self.replica.weights).to(self.engine.device)
+        return self.algorithm.model_weights(self.replica.weights).to(self.engine.device)
 
     def _failure(self, a: Assignment, stage: str, error: Exception, kind: str = FAILED) -> Report:
         return failure(

@@ -121,7 +121,7 @@ class Preparation:
         self.task: Task = load(config.task, folder) if task is None else task
         train, self.test = data_of(self.task, "train"), data_of(self.task, "test")
         self.layout = check(self.task, config.batch_size, train, self.test, config.augment)
-        self.travels = self.strategy.work.travels(self.layout)
+        self.travels = self.strategy.client_algorithm.global_layout(self.layout)
         waiting = self._memory()
         if config.relays:
             check_relays(config, self.strategy, waiting)
@@ -202,7 +202,9 @@ class Simulation(Preparation):
         self.liars.follow(self.strategy, train)
         self.clients = VirtualClients(
             Replica(
-                self.strategy.work.first(weights.clone()), self.travels, codec(config.downlink)
+                self.strategy.client_algorithm.initial_global_state(weights.clone()),
+                self.travels,
+                codec(config.downlink),
             ),
             self.engine,
             max(self.machine.at_once, STACK_BYTES // (4 * self.travels.numel)) * len(self.devices),
@@ -211,7 +213,7 @@ class Simulation(Preparation):
             self.sgd,
             self._memory,
             config.seed,
-            self.strategy.work,
+            self.strategy.client_algorithm,
             self._warn,
             self.strategy.feeds_back,
             self.liars,
@@ -310,7 +312,7 @@ class Simulation(Preparation):
     # Preparation.
 
     def _timing(self) -> Timing:
-        steps = steps_by(self.strategy.work, self.sgd, self.clients.shards)
+        steps = steps_by(self.strategy.client_algorithm, self.sgd, self.clients.shards)
         return Timing(self.network, self.config, self.strategy, self.grid, steps)
 
     def _write_config(self) -> None:

@@ -7,9 +7,9 @@ import numpy as np
 from torch import Tensor
 
 from ..clients.client import shard_of
-from ..clients.work import Part, Work
 from ..errors import ConfigError, ProtocolError
 from ..messages import Assignment
+from ..strategies.client_algorithm import ClientAlgorithm, DataPartition
 from ..tasks.base import Data
 from ..training.batches import plan_batches
 from ..training.engine import Engine, Job
@@ -23,15 +23,15 @@ class SharedParts:
 
     def __init__(
         self,
-        work: Work,
+        algorithm: ClientAlgorithm,
         engine: Engine,
         shards: Sequence[np.ndarray],
         sgd: LocalSGD,
         seed: int,
         piece: int,
     ):
-        self.work, self.engine, self.shards, self.sgd, self.seed, self.piece = (
-            work,
+        self.algorithm, self.engine, self.shards, self.sgd, self.seed, self.piece = (
+            algorithm,
             engine,
             shards,
             sgd,
@@ -40,7 +40,7 @@ class SharedParts:
         )
         self._round = 0
         self._done: dict[
-            tuple[int, Part], Kept | Exception
+            tuple[int, DataPartition], Kept | Exception
         ] = {}  # by which data, and which part of it
 
     def updates(
@@ -51,7 +51,7 @@ class SharedParts:
         for a, parts in self._trained(asked, data, start):
             try:
                 kept = [self._result(data, part) for part in parts]
-                x = self.work.join(a, [what for what, _ in kept], start.numel(), self.seed)
+                x = self.algorithm.combine(a, [what for what, _ in kept], start.numel(), self.seed)
                 found.append((x, sum(loss for _, loss in kept) / len(kept)))
             except ConfigError:
                 raise
@@ -61,10 +61,10 @@ class SharedParts:
 
     def _trained(
         self, asked: Sequence[Assignment], data: Data, start: Tensor
-    ) -> list[tuple[Assignment, Sequence[Part]]]:
+    ) -> list[tuple[Assignment, Sequence[DataPartition]]]:
         if self._round != asked[0].round:
             self._round, self._done = asked[0].round, {}
-        parts = [(a, self.work.parts(a)) for a in asked]
+        parts = [(a, self.algorithm.partitions(a)) for a in asked]
         missing = sorted(
             {p for _, mine in parts for p in mine if (id(data), p) not in self._done},
             key=lambda p: p.number,
@@ -73,14 +73,16 @@ class SharedParts:
             self._train(missing[first : first + self.piece], data, asked[0], start)
         return parts
 
-    def _result(self, data: Data, part: Part) -> Kept:
+    def _result(self, data: Data, part: DataPartition) -> Kept:
         done = self._done[id(data), part]
         if isinstance(done, Exception):
             raise done
         return done
 
-    def _train(self, parts: Sequence[Part], data: Data, a: Assignment, start: Tensor) -> None:
-        jobs: dict[Part, Job] = {}
+    def _train(
+        self, parts: Sequence[DataPartition], data: Data, a: Assignment, start: Tensor
+    ) -> None:
+        jobs: dict[DataPartition, Job] = {}
         try:
             sgd = self.sgd.as_told(a.lr, a.steps, a.batch_size)
         except ProtocolError as error:
@@ -106,9 +108,11 @@ class SharedParts:
                 else self._kept(part, next(rows), result.loss, a)
             )
 
-    def _kept(self, part: Part, update: Tensor, loss: float, a: Assignment) -> Kept | Exception:
+    def _kept(
+        self, part: DataPartition, update: Tensor, loss: float, a: Assignment
+    ) -> Kept | Exception:
         try:
-            return self.work.keep(part, update, self.seed, a.round), loss
+            return self.algorithm.summarize(part, update, self.seed, a.round), loss
         except ConfigError:
             raise
         except Exception as error:

@@ -1,12 +1,12 @@
-"""Virtual time: how long a client is at work for a round. Some are slow for good, everybody is slow now and then."""
+"""Virtual time: how long a client is at algorithm for a round. Some are slow for good, everybody is slow now and then."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from .. import seeds
-from ..clients.work import Work
 from ..messages import Assignment
+from ..strategies.client_algorithm import ClientAlgorithm
 from ..training.local_sgd import LocalSGD
 
 SLOWEST = 4.0  # times as slow as the fastest, for good
@@ -26,15 +26,17 @@ def pace(seed: int) -> Callable[[int, int], float]:
 
 
 def steps_by(
-    work: Work, sgd: LocalSGD, shards: Sequence[np.ndarray]
+    algorithm: ClientAlgorithm, sgd: LocalSGD, shards: Sequence[np.ndarray]
 ) -> Callable[[Assignment], int]:
     """How many local steps an assignment takes: of the client's own data, or of all parts that it is to train on."""
 
     def steps(a: Assignment) -> int:
-        if a.phase != work.phases[0]:
+        if a.phase != algorithm.phases[0]:
             return 0
         told = sgd.as_told(1.0, a.steps, a.batch_size)
-        parts = [sum(len(shards[client]) for client in part.data_sets) for part in work.parts(a)]
+        parts = [
+            sum(len(shards[client]) for client in part.clients) for part in algorithm.partitions(a)
+        ]
         return sum(
             told.epochs * -(-examples // told.batch_size) or told.steps
             for examples in parts or [len(shards[a.client])]

@@ -19,7 +19,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from .. import seeds
-from ..clients.work import Work
 from ..codecs import Update, codec, decay
 from ..config import RunConfig
 from ..errors import ConfigError, FrameError, NonFiniteError
@@ -31,6 +30,7 @@ from ..messages import FAILED, Assignment, Report
 from ..observe import Rejection
 from ..profiling import timed
 from .broadcasts import Broadcast, Broadcasts
+from .client_algorithm import ClientAlgorithm
 from .clock import Clock
 from .closing import Closing, QuorumOrDeadline
 from .cohort import Roster, by_node, ids, sample
@@ -117,7 +117,7 @@ class RoundStrategy(Strategy):
 
     name: ClassVar[str]
     Options: ClassVar[type] = NoOptions  # a frozen dataclass: what `name:option=value` may say
-    work: ClassVar[Work] = Work()  # the client half
+    client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm()  # the client half
     fewest: int = 1  # clients with whom a round can move the model
     notice: str = ""  # what a run says of it before its first round
     feeds_back: bool = False  # what it reads of sketches is subtracted from what waits in them
@@ -275,7 +275,7 @@ class RoundStrategy(Strategy):
     def begin(self, weights: Tensor, layout: Layout) -> None:
         """Stand before round 1 with initial weights [numel], float32, on the CPU; they are taken over, not copied."""
         self.model_layout = layout
-        self.layout = layout = self.work.travels(layout)
+        self.layout = layout = self.client_algorithm.global_layout(layout)
         try:
             keeper = memory(self.rules.downlink_memory, self.downlink, layout.numel, layout)
         except ConfigError as error:
@@ -313,7 +313,11 @@ class RoundStrategy(Strategy):
         self.optimizer = optimizer(self.rules.server_optimizer)
         cache_bytes = int(self.rules.cache * 4 * layout.numel)
         self.broadcasts = Broadcasts(
-            self.work.first(weights), layout, self.downlink, keeper, cache_bytes
+            self.client_algorithm.initial_global_state(weights),
+            layout,
+            self.downlink,
+            keeper,
+            cache_bytes,
         )
         rules = self.rules
         if (rules.density_warmup or rules.density_schedule) and chooses(rules.memory):
@@ -537,7 +541,7 @@ class RoundStrategy(Strategy):
     @property
     def model(self) -> Tensor:
         """The weights of the model, by `model_layout`, not copied."""
-        return self.work.model(self.broadcasts.weights)
+        return self.client_algorithm.model_weights(self.broadcasts.weights)
 
     def arrays(self) -> ArrayRecord:
         """The model as Flower arrays, by the names of the layout."""

@@ -38,10 +38,6 @@ import numpy as np
 from torch import Tensor
 
 from .. import spec
-from ..clients.announced import FEWEST, terms_of
-from ..clients.election import BALLOTS, ROW, TALLY, BallotElection, DataElection, Row
-from ..clients.sealed_election import CARDS, RECOUNT, SealedElection, with_complaints
-from ..clients.work import Part, Work
 from ..codecs import Update
 from ..codecs.sign import Sign
 from ..errors import ConfigError, FrameError, SpecError
@@ -53,13 +49,17 @@ from ..memories.none import Nothing
 from ..messages import TRAIN
 from ..observe import Rejection
 from . import correctness
+from .announcements import FEWEST, terms_of
 from .base import Outcome, Phase, Rules
+from .client_algorithm import ClientAlgorithm, DataPartition
 from .closing import QuorumOrDeadline, least
 from .codes import Seats, allocation_matrix, deal, default_redundancy, mean_redundancy
 from .cohort import draw
 from .exchange import Accepted, Exchange, Traffic
+from .local_election import BALLOTS, ROW, TALLY, BallotElection, DataElection, Row
 from .promises import AS_DRAWN, larger, promise, ties
 from .sealed_election import LETTER, Sealing
+from .sealed_voter import CARDS, RECOUNT, SealedElection, with_complaints
 from .vote import Vote, inner
 
 SEATS = 15  # of a code, at most, where none are asked for: a voter of a full row trains on as many partitions
@@ -105,7 +105,7 @@ class Election(Vote):
 
     name: ClassVar[str] = "election"
     Options: ClassVar[type] = Options
-    work: Work = DataElection()
+    client_algorithm: ClientAlgorithm = DataElection()
 
     def __init__(self, rules: Rules | None = None, **told: Any):
         super().__init__(rules, **told)
@@ -124,7 +124,7 @@ class Election(Vote):
                 "--keep-momentum out"
             )
         self.sealing = Sealing(DerivedKeys(rules.seed)) if o.sealed else None
-        self.work = (
+        self.client_algorithm = (
             SealedElection(ring=self.sealing.ring)
             if self.sealing
             else DataElection()
@@ -297,7 +297,9 @@ class Election(Vote):
         return Row(
             client,
             seat,
-            tuple(Part(int(j), self.seats.groups[j]) for j in np.flatnonzero(self.code[seat])),
+            tuple(
+                DataPartition(int(j), self.seats.groups[j]) for j in np.flatnonzero(self.code[seat])
+            ),
         )
 
     def announce(

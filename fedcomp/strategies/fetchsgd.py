@@ -29,10 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import kernels, spec
-from ..clients.fetchsgd import OneHash, hash_seed
-from ..clients.work import Work
-from ..codecs import Update
+from .. import kernels, seeds, spec
+from ..codecs import Codec, Update
 from ..codecs.sketch import Cells, Sketch, summed
 from ..codecs.topk import TopK
 from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
@@ -40,8 +38,10 @@ from ..kernels import count_sketch
 from ..layout import Layout
 from ..memories.base import Changes
 from ..memories.none import Nothing
+from ..messages import Assignment
 from .average import Average
 from .base import Outcome, Phase, Rules
+from .client_algorithm import ClientAlgorithm
 from .exchange import Accepted
 
 MOMENTUM, ERROR = "momentum", "error"  # S_u and S_e, in a checkpoint
@@ -67,6 +67,18 @@ class Options:
             )
 
 
+def sketch_seed(run_seed: int) -> int:
+    """Return the seed of all sketches of a run."""
+    return seeds.key(run_seed, "sketch")
+
+
+class FetchSGDClient(ClientAlgorithm):
+    """Sketch every update of a run with the same hashes, so that sketches add over rounds as well as over clients."""
+
+    def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
+        return sketch_seed(run_seed)
+
+
 class FetchSGD(Average):
     """The k largest estimates of a sketch of all that was sent and has not moved the model."""
 
@@ -74,7 +86,7 @@ class FetchSGD(Average):
     Options: ClassVar[type] = Options
     own_step: ClassVar[bool] = True
     clips: ClassVar[bool] = False
-    work: ClassVar[Work] = OneHash()
+    client_algorithm: ClassVar[ClientAlgorithm] = FetchSGDClient()
 
     def __init__(self, rules: Rules | None = None, **told: Any):
         super().__init__(rules, **told)
@@ -118,7 +130,7 @@ class FetchSGD(Average):
 
     def begin(self, weights: Tensor, layout: Layout) -> None:
         super().begin(weights, layout)
-        self.seed = hash_seed(self.rules.seed)
+        self.seed = sketch_seed(self.rules.seed)
         self.shape = self.uplink.rows, self.uplink.width(layout.numel)
         self.momentum = np.zeros(self.shape, FLOAT)  # S_u
         self.error = np.zeros(self.shape, FLOAT)  # S_e

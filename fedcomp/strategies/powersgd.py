@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from .. import seeds, spec
-from ..clients.work import Work
 from ..codecs import Update
 from ..codecs.identity import Identity
 from ..codecs.matrices import FLOAT, shaped, size
@@ -36,6 +35,7 @@ from ..memories.base import Changes
 from ..memories.lowrank import LEFT, NUMBERS, RIGHT, LowRank
 from .average import Average
 from .base import Outcome, Phase, Rules
+from .client_algorithm import ClientAlgorithm
 from .exchange import Accepted
 
 
@@ -53,7 +53,7 @@ class PowerSGD(Average):
     name: ClassVar[str] = "powersgd"
     Options: ClassVar[type] = Options
     clips: ClassVar[bool] = False
-    work: ClassVar[Work] = Work((LEFT, RIGHT))
+    client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm((LEFT, RIGHT))
 
     def __init__(self, rules: Rules | None = None, **told: Any):
         super().__init__(rules, **told)

@@ -1,6 +1,6 @@
 """What a run by election says of itself: what liars change, who may be absent, what a server sees; and the code that would do."""
 
-from ..clients.announced import FEWEST
+from .announcements import FEWEST
 
 CROWD = 1000  # cards that a client makes, and checks, in a round, from which it is told
 GUARDED = {  # with the deterministic code

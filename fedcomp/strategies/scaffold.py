@@ -5,26 +5,71 @@ option II. Client i takes K steps y ← y − η(g − c_i + c) from the model x
 
     Δc_i = −c + (x − y)/(Kη);   c_i ← c_i + Δc_i;   x ← x + η_g/|S| Σ (y_i − x);   c ← c + 1/N Σ Δc_i
 
-over the cohort S of N clients. Both differences are one vector here, [Δw; Δv] of twice the length, and so is what the server sends: v is c
-in the unit of updates (clients/scaffold.py). So control variates go through the codecs like weights, with the same memory: what a frame
-leaves out of Δv comes later, and c is the mean of all c_i but for what waits in residuals. All clients at a version hold the same c.
-It costs as much as a model twice as large, and a client keeps c_i.
+over the cohort S of N clients. Clients send both differences as one vector [Δw; Δv_i], and the global state is [w; v], each twice as
+long as the model. v = u·c are the control variates in the unit of updates, with u the run's learning rate times its local steps, so
+that both halves have values of one size and pass the same codec and memory. What a frame leaves out of Δv_i is sent later, so c is the
+mean of all c_i except for what waits in residuals. A client keeps v_i = u·c_i. The traffic is that of a model twice as large.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from .. import spec
-from ..clients.scaffold import ControlVariates
-from ..clients.work import Work
 from ..config import RunConfig
 from ..errors import ConfigError
+from ..layout import Layout
 from ..memories.residual import Residual
+from ..training.local_sgd import LocalSGD
 from .average import Average
 from .base import Rules
+from .client_algorithm import ClientAlgorithm
 from .exchange import Accepted
+
+OWN = "scaffold/control"  # v_i in a client's state
+
+
+class ScaffoldClient(ClientAlgorithm):
+    """Train along the corrected gradients g − c_i + c and send [Δw; Δv_i]."""
+
+    def global_layout(self, layout: Layout) -> Layout:
+        return layout.twice("control of ")
+
+    def initial_global_state(self, weights: Tensor) -> Tensor:
+        return torch.cat([weights, torch.zeros_like(weights)])
+
+    def model_weights(self, global_state: Tensor) -> Tensor:
+        return global_state[: global_state.numel() // 2]
+
+    def gradient_correction(
+        self, global_state: Tensor, client_state: Mapping[str, Tensor], sgd: LocalSGD
+    ) -> Tensor | None:
+        v = global_state[global_state.numel() // 2 :]
+        return (v - client_state[OWN].to(v.device) if OWN in client_state else v) / _unit(sgd)
+
+    def after_training(
+        self,
+        updates: Tensor,
+        global_state: Tensor,
+        client_states: Sequence[Mapping[str, Tensor]],
+        sgd: LocalSGD,
+        lr_sums: Sequence[float],
+    ) -> tuple[Tensor, Sequence[Mapping[str, Tensor]]]:
+        m, n = updates.shape
+        sent, new_states = updates.new_empty(m, 2 * n), []
+        v = global_state[n:].to(updates.device)
+        for row, update, state, lr_sum in zip(sent, updates, client_states, lr_sums, strict=True):
+            change = torch.add(v, update, alpha=_unit(sgd) / lr_sum).neg_()
+            own = change + state[OWN].to(change.device) if OWN in state else change
+            torch.cat([update, change], out=row)
+            new_states.append({OWN: own.cpu()})
+        return sent, new_states
+
+
+def _unit(sgd: LocalSGD) -> float:
+    return sgd.lr * sgd.steps
 
 
 class Scaffold(Average):
@@ -32,7 +77,7 @@ class Scaffold(Average):
 
     name: ClassVar[str] = "scaffold"
     clips: ClassVar[bool] = False
-    work: ClassVar[Work] = ControlVariates()
+    client_algorithm: ClassVar[ClientAlgorithm] = ScaffoldClient()
 
     def __init__(self, rules: Rules | None = None, **told: Any):
         super().__init__(rules, **told)

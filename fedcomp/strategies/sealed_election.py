@@ -9,15 +9,15 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from ..clients.announced import ATTEMPT, FEWEST, TERMS, too_few, with_ballots
-from ..clients.election import BALLOTS, TALLY, Row
-from ..clients.election import ROW as TOLD_ROW
-from ..clients.sealed_election import CARDS, KEY_OF, NO_CARD, PROOF, PROOF_OF, with_complaints
 from ..codecs.update import Dense
 from ..errors import FrameError, ProtocolError
 from ..keys.keyring import Ring, verifier
 from ..privacy.ballots import CARD, KEY, Sealed, Slot, card_key, refuse_low_order
+from .announcements import ATTEMPT, FEWEST, TERMS, too_few, with_ballots
 from .exchange import Accepted
+from .local_election import BALLOTS, TALLY, Row
+from .local_election import ROW as TOLD_ROW
+from .sealed_voter import CARDS, KEY_OF, NO_CARD, PROOF, PROOF_OF, with_complaints
 
 LETTER = Dense(np.empty(0, np.float32))  # what a frame says to a server that only passes it on
 

@@ -20,19 +20,77 @@ import torch
 from torch import Tensor
 
 from .. import spec
-from ..clients.shared_scale import NUMBERS, SCALE, ScaleThenTrain
-from ..clients.work import Work
-from ..codecs import LayerWise, Update
+from ..codecs import Codec, Context, LayerWise, Update, codec
+from ..codecs.base import nonfinite_rows
 from ..codecs.identity import Identity
 from ..codecs.terngrad import SCALE as FLOAT
 from ..codecs.terngrad import TernGrad
-from ..errors import ConfigError, FrameError
+from ..errors import ConfigError, FrameError, ProtocolError
 from ..layout import Layout
+from ..memories import Memory
 from ..memories.none import Nothing
 from ..messages import TRAIN
 from .average import Average
 from .base import Phase, Rules
+from .client_algorithm import ClientAlgorithm, Frame, encode_each
 from .exchange import Accepted
+
+SCALE = "scale"  # a phase, and the name of the announcement in the next one
+NUMBERS = codec("identity")  # of the frames of this phase
+UPDATE = "update"  # in RoundState.values
+
+
+class SharedScaleClient(ClientAlgorithm):
+    """Send the scale of the update in the first phase, and the update in the scale of all in the second."""
+
+    def __init__(self) -> None:
+        super().__init__((SCALE, TRAIN))
+
+    def encode(
+        self,
+        memories: Sequence[Memory],
+        updates: Tensor | None,
+        values: Sequence[dict[str, Any]],
+        seeds: Sequence[int],
+        context: Context,
+    ) -> list[Frame]:
+        if updates is not None:
+            return encode_each(encode_scales, memories, updates, values, seeds, context)
+        if all(UPDATE in mine for mine in values):
+            updates = torch.stack([mine.pop(UPDATE) for mine in values])
+            return super().encode(memories, updates, values, seeds, context)
+        return encode_each(encode_update, memories, updates, values, seeds, context)
+
+
+def encode_scales(
+    memory: Memory, update: Tensor, values: dict[str, Any], seed: int, context: Context
+) -> bytes:
+    (error,) = nonfinite_rows(update[None], memory.layout, "the update")
+    if error is not None:
+        raise error
+    values[UPDATE] = update
+    return NUMBERS.encode(
+        torch.tensor(scales(memory.codec, update, memory.layout), dtype=torch.float32)
+    )
+
+
+def encode_update(
+    memory: Memory, update: None, values: dict[str, Any], seed: int, context: Context
+) -> bytes | None:
+    if UPDATE not in values:
+        raise ProtocolError(
+            f"this client holds no update for a phase '{context.phase}'; ask it again in the next round"
+        )
+    return memory.propose(values.pop(UPDATE), seed=seed, context=context)
+
+
+def scales(ternary: Codec, x: Tensor, layout: Layout | None) -> list[float]:
+    """The scale of each section that the codec makes of x [numel]."""
+    return (
+        [ternary.inner.scale(x[e.span]) for e in layout]
+        if isinstance(ternary, LayerWise)
+        else [ternary.scale(x)]
+    )
 
 
 class SharedScale(Average):
@@ -40,7 +98,7 @@ class SharedScale(Average):
 
     name: ClassVar[str] = "shared-scale"
     clips: ClassVar[bool] = False
-    work: ClassVar[Work] = ScaleThenTrain()
+    client_algorithm: ClassVar[ClientAlgorithm] = SharedScaleClient()
 
     def __init__(self, rules: Rules | None = None, **told: Any):
         super().__init__(rules, **told)

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from .. import kernels, spec
-from ..clients.work import Work
 from ..codecs import LayerWise, Update
 from ..codecs.sketch import Sketch, reread
 from ..codecs.topk import TopK
@@ -32,6 +31,7 @@ from ..layout import Layout
 from ..memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES, Sketched
 from .average import Average
 from .base import Phase, Rules
+from .client_algorithm import ClientAlgorithm
 from .exchange import Accepted
 
 
@@ -58,7 +58,7 @@ class SketchedSGD(Average):
     name: ClassVar[str] = "sketched-sgd"
     Options: ClassVar[type] = Options
     clips: ClassVar[bool] = False
-    work: ClassVar[Work] = Work((SKETCH, VALUES))
+    client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm((SKETCH, VALUES))
 
     def __init__(self, rules: Rules | None = None, **told: Any):
         super().__init__(rules, **told)

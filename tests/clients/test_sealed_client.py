@@ -6,9 +6,18 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from fedcomp.clients import sealed_election
-from fedcomp.clients.election import BALLOTS, TALLY, Row
-from fedcomp.clients.sealed_election import (
+from fedcomp.codecs import Context, codec
+from fedcomp.errors import FedcompError, ProtocolError
+from fedcomp.keys.keyring import DerivedKeys, verifier
+from fedcomp.layout import Layout
+from fedcomp.memories import memory
+from fedcomp.messages import UP_TO_DATE, Assignment
+from fedcomp.privacy.ballots import CARD, KEY, Card, Sealed, Slot
+from fedcomp.sim.attacks.equivocation import crooked
+from fedcomp.strategies import sealed_voter
+from fedcomp.strategies.client_algorithm import DataPartition, RoundState
+from fedcomp.strategies.local_election import BALLOTS, TALLY, Row
+from fedcomp.strategies.sealed_voter import (
     ATTEMPT,
     CARDS,
     KEY_OF,
@@ -19,15 +28,6 @@ from fedcomp.clients.sealed_election import (
     terms_of,
     with_complaints,
 )
-from fedcomp.clients.work import Held, Part
-from fedcomp.codecs import Context, codec
-from fedcomp.errors import ProtocolError
-from fedcomp.keys.keyring import DerivedKeys, verifier
-from fedcomp.layout import Layout
-from fedcomp.memories import memory
-from fedcomp.messages import UP_TO_DATE, Assignment
-from fedcomp.privacy.ballots import CARD, KEY, Card, Sealed, Slot
-from fedcomp.sim.attacks.equivocation import crooked
 
 NUMEL, ALL = 10, (0, 1, 2, 3, 4)
 A, B, C, D = (letter * 32 for letter in "abcd")  # attempts
@@ -44,15 +44,19 @@ class One:
     """A client of an election of five, asked by hand."""
 
     who: int
-    held: Held | None = None
-    work: SealedElection = field(default_factory=lambda: SealedElection(ring=RING))
+    round_state: RoundState | None = None
+    algorithm: SealedElection = field(default_factory=lambda: SealedElection(ring=RING))
 
     def ask(self, phase: str, told: Mapping[str, bytes], attempt: str = A, round: int = 1) -> bytes:
         announced = {ATTEMPT: attempt.encode(), TERMS: terms_of("", "", 1.0).encode(), **told}
         flat = [part for name, value in announced.items() for part in (name.encode(), value)]
         assignment = Assignment(round, phase, self.who, UP_TO_DATE, "", "v", "", [], "", flat)
-        opens = self.work.opens(assignment, self.held)
-        held = Held(round, 0.0, self.work.outlasting(self.held, assignment)) if opens else self.held
+        opens = self.algorithm.starts_round(assignment, self.round_state)
+        held = (
+            RoundState(round, 0.0, self.algorithm.initial_values(assignment, self.round_state))
+            if opens
+            else self.round_state
+        )
         context, keeps = (
             Context(round=round, phase=phase, announced=announced),
             memory("none", codec("sign"), NUMEL, LAYOUT),
@@ -60,16 +64,19 @@ class One:
         x = (
             torch.randn(NUMEL, generator=torch.Generator().manual_seed(self.who))
             if opens
-            else self.work.hear(keeps, held.kept, 1, context)
+            else self.algorithm.later_update(keeps, held.values, 1, context)
         )
-        frame = self.work.answer(keeps, None if x is None else x[None], held.kept, 1, context)
-        self.held = held
+        x = None if x is None else x[None]
+        (frame,) = self.algorithm.encode([keeps], x, [held.values], [1], context)
+        if isinstance(frame, FedcompError):
+            raise frame
+        self.round_state = held
         return frame
 
     def open(
         self, attempt: str = A, round: int = 1, senders: tuple[int, ...] = ALL
     ) -> dict[int, bytes]:
-        row = Row(self.who, self.who, tuple(Part(s, (s,)) for s in senders))
+        row = Row(self.who, self.who, tuple(DataPartition(s, (s,)) for s in senders))
         keys = {f"{KEY_OF}{who}": RING.key(who) for who in (*ALL, 9)}
         cards = self.ask(CARDS, {ROW: row.pack()} | keys, attempt, round)
         size = len(cards) // len(senders)
@@ -133,7 +140,7 @@ def test_a_round_is_not_opened_again_under_its_attempt_nor_under_one_that_was_gi
 
 def test_attempts_without_end_are_not_remembered_but_refused(monkeypatch):
     """One that was forgotten could be come back to."""
-    monkeypatch.setattr(sealed_election, "MOST_ATTEMPTS", 3)
+    monkeypatch.setattr(sealed_voter, "MOST_ATTEMPTS", 3)
     client = One(0)
     for attempt in (A, B, C):
         client.open(attempt)
@@ -143,11 +150,14 @@ def test_attempts_without_end_are_not_remembered_but_refused(monkeypatch):
 
 
 def test_what_was_answered_is_told_from_what_is_kept_on_the_disk(opened):
-    """A client keeps `Held` with its report: after a restart it stands where it stood."""
+    """A client keeps `RoundState` with its report: after a restart it stands where it stood."""
     clients, cards = opened
     ballots_of(clients, cards)
     again = One(
-        0, Held(1, 0.0, {name: bytes(value) for name, value in clients[0].held.kept.items()})
+        0,
+        RoundState(
+            1, 0.0, {name: bytes(value) for name, value in clients[0].round_state.values.items()}
+        ),
     )
     with pytest.raises(ProtocolError, match="which has one answer"):
         again.ask(BALLOTS, {str(v): cards[v][0] for v in ALL})
@@ -180,7 +190,7 @@ def test_a_voter_that_is_passed_a_ballot_for_another_card_gives_no_key_away(open
 ])  # fmt: skip
 def test_a_row_in_which_not_all_count_alike_is_refused(parts):
     client = One(0)
-    row = Row(0, 0, tuple(Part(number, sets) for number, sets in enumerate(parts)))
+    row = Row(0, 0, tuple(DataPartition(number, sets) for number, sets in enumerate(parts)))
     with pytest.raises(ProtocolError, match="row of the code"):
         client.ask(CARDS, {ROW: row.pack()} | {f"{KEY_OF}{who}": RING.key(who) for who in ALL})
 
@@ -188,7 +198,7 @@ def test_a_row_in_which_not_all_count_alike_is_refused(parts):
 @pytest.mark.parametrize("numbers", [(0, 1, 1), (0, 1, 3), (1, 0, 2), (0, 1, -1)])
 def test_partitions_have_the_numbers_of_the_code(numbers):
     """What is missing is a coin that is keyed by the number: a server that chose it would choose the coin."""
-    row = Row(0, 0, tuple(Part(number, (who,)) for who, number in enumerate(numbers)))
+    row = Row(0, 0, tuple(DataPartition(number, (who,)) for who, number in enumerate(numbers)))
     with pytest.raises(ProtocolError, match="row of the code"):
         One(0).ask(CARDS, {ROW: row.pack()} | {f"{KEY_OF}{who}": RING.key(who) for who in ALL})
 
@@ -196,7 +206,7 @@ def test_partitions_have_the_numbers_of_the_code(numbers):
 def test_three_ballots_in_one_partition_are_too_few_to_vote_on():
     """The others would be coins that the server knows."""
     clients = [One(who) for who in range(9)]
-    row = [tuple(Part(j, (3 * j, 3 * j + 1, 3 * j + 2)) for j in range(3))] * 9
+    row = [tuple(DataPartition(j, (3 * j, 3 * j + 1, 3 * j + 2)) for j in range(3))] * 9
     keys = {f"{KEY_OF}{who}": RING.key(who) for who in range(9)}
     cards = []
     for client in clients:
@@ -224,7 +234,7 @@ def test_three_ballots_in_one_partition_are_too_few_to_vote_on():
 def test_an_attempt_has_the_name_that_a_server_draws(name):
     """Names that are read alike would be one slot to what is signed, and two to what is remembered."""
     keys = {f"{KEY_OF}{who}": RING.key(who) for who in ALL}
-    row = Row(0, 0, tuple(Part(s, (s,)) for s in ALL))
+    row = Row(0, 0, tuple(DataPartition(s, (s,)) for s in ALL))
     with pytest.raises(ProtocolError, match="32 hexadecimal digits"):
         One(0).ask(CARDS, {ROW: row.pack()} | keys | {ATTEMPT: name})
 
@@ -233,7 +243,7 @@ def test_an_attempt_has_the_name_that_a_server_draws(name):
     "which", [" 1", "+1", "01", "1_0", "-1", "x", "", "²", "١", "1\n", "9" * 19]
 )
 def test_a_client_is_named_in_one_way(which):
-    row = Row(0, 0, tuple(Part(s, (s,)) for s in ALL))
+    row = Row(0, 0, tuple(DataPartition(s, (s,)) for s in ALL))
     with pytest.raises(ProtocolError, match="no client's"):
         One(0).ask(
             CARDS,
@@ -268,7 +278,7 @@ def test_complaints_reach_the_server_where_too_few_ballots_are_whole(opened):
 def test_a_server_cannot_have_a_client_train_on_what_the_others_do_not():
     """Their ballots, foretold from a model or a rate of its making, would leave one that the votes tell."""
     keys = {f"{KEY_OF}{who}": RING.key(who) for who in ALL}
-    row = {ROW: Row(0, 0, tuple(Part(s, (s,)) for s in ALL)).pack()}
+    row = {ROW: Row(0, 0, tuple(DataPartition(s, (s,)) for s in ALL)).pack()}
     for other in (terms_of("", "", 0.5), terms_of("", "f", 1.0), terms_of("{}", "", 1.0), ""):
         with pytest.raises(ProtocolError, match="another model, or by other options"):
             One(0).ask(CARDS, row | keys | {TERMS: other.encode()})

@@ -10,9 +10,17 @@ from federation import Federation
 from test_process import DATA, a_strategy, invitation, own
 
 from fedcomp import RunConfig, UserError, codec, memory, seeds
-from fedcomp.clients.announced import terms_of
 from fedcomp.clients.client import shard_of
-from fedcomp.clients.election import (
+from fedcomp.codecs import Context
+from fedcomp.deployment.member import Member
+from fedcomp.errors import FrameError, ProtocolError
+from fedcomp.kernels import votes
+from fedcomp.keys.keyring import point_of
+from fedcomp.messages import TRAIN, UPDATE, Assignment
+from fedcomp.strategies import Rules, resolved, strategy
+from fedcomp.strategies.announcements import terms_of
+from fedcomp.strategies.client_algorithm import DataPartition
+from fedcomp.strategies.local_election import (
     BALLOTS,
     ROW,
     TALLY,
@@ -26,15 +34,7 @@ from fedcomp.clients.election import (
     signs,
     tie_seed,
 )  # fmt: skip
-from fedcomp.clients.sealed_election import CARD, KEY_OF, NO_CARD
-from fedcomp.clients.work import Part
-from fedcomp.codecs import Context
-from fedcomp.deployment.member import Member
-from fedcomp.errors import FrameError, ProtocolError
-from fedcomp.kernels import votes
-from fedcomp.keys.keyring import point_of
-from fedcomp.messages import TRAIN, UPDATE, Assignment
-from fedcomp.strategies import Rules, resolved, strategy
+from fedcomp.strategies.sealed_voter import CARD, KEY_OF, NO_CARD
 
 RULES = Rules(
     participation=1.0,
@@ -45,12 +45,12 @@ RULES = Rules(
     seed=3,
     lr=0.02,
 )
-ROWS = Row(7, 2, (Part(0, (4,)), Part(3, (1, 9))))
+ROWS = Row(7, 2, (DataPartition(0, (4,)), DataPartition(3, (1, 9))))
 
 
 def test_a_row_arrives_as_it_was_sent():
     assert Row.unpack(ROWS.pack()) == ROWS and ROWS.senders == [1, 4, 9]
-    assert len(Row(12, 3, tuple(Part(j, (j,)) for j in range(15))).pack()) < 120
+    assert len(Row(12, 3, tuple(DataPartition(j, (j,)) for j in range(15))).pack()) < 120
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def asked(f: Federation, client: int, row: Row, **changes) -> Assignment:
 
 def test_honest_voters_of_equal_rows_agree_to_the_bit():
     f = federation("election:byzantine=2")
-    parts = tuple(Part(j, (j,)) for j in range(5))
+    parts = tuple(DataPartition(j, (j,)) for j in range(5))
     reports = [
         f.members[client].handle(asked(f, client, Row(client, client, parts)))
         for client in range(5)
@@ -153,19 +153,19 @@ def test_honest_voters_of_equal_rows_agree_to_the_bit():
 
 def test_a_partition_trains_alike_whoever_does_it_and_beside_whatever():
     f = federation("election:byzantine=2")
-    alone = f.members[0].handle(asked(f, 0, Row(0, 0, (Part(3, (3,)),)))).frame
-    again = f.members[4].handle(asked(f, 4, Row(4, 9, (Part(3, (3,)),)))).frame
-    renumbered = f.members[1].handle(asked(f, 1, Row(1, 0, (Part(2, (3,)),)))).frame
+    alone = f.members[0].handle(asked(f, 0, Row(0, 0, (DataPartition(3, (3,)),)))).frame
+    again = f.members[4].handle(asked(f, 4, Row(4, 9, (DataPartition(3, (3,)),)))).frame
+    renumbered = f.members[1].handle(asked(f, 1, Row(1, 0, (DataPartition(2, (3,)),)))).frame
     assert alone == again != renumbered
 
 
 def test_who_lacks_the_data_of_a_part_says_so():
     f = federation("election:byzantine=2")
-    f.members[0].data_sets = None
-    report = f.members[0].handle(asked(f, 0, Row(0, 0, (Part(3, (3,)),))))
+    f.members[0].all_shards = None
+    report = f.members[0].handle(asked(f, 0, Row(0, 0, (DataPartition(3, (3,)),))))
     assert (report.kind, report.stage) == ("failed", "train") and "--partition-id" in report.reason
     with pytest.raises(ProtocolError, match="part 3"):
-        shard_of(Part(3, (5,)), [np.arange(3)] * 5)
+        shard_of(DataPartition(3, (5,)), [np.arange(3)] * 5)
     nothing = f.members[1].handle(asked(f, 1, ROWS, announced=[]))
     assert nothing.stage == "train" and "not told what to count" in nothing.reason
 
@@ -174,17 +174,17 @@ def test_passed_ballots_are_opened_and_counted():
     work, kept = BallotElection(), memory("none", codec("sign"), 42)
     generator = torch.Generator().manual_seed(1)
     ballots = {client: torch.randn(42, generator=generator).sign() for client in range(3)}
-    row = Row(0, 0, tuple(Part(client, (client,)) for client in range(3)))
+    row = Row(0, 0, tuple(DataPartition(client, (client,)) for client in range(3)))
     announced = {ROW: row.pack()} | {
         str(client): codec("sign").encode(x) for client, x in ballots.items()
     }
     context = Context(round=1, phase=TALLY, announced=announced)
-    heard = work.hear(kept, {}, 5, context)
+    heard = work.later_update(kept, {}, 5, context)
     assert torch.equal(heard, torch.stack(list(ballots.values())).sum(0).sign())
-    frame = work.answer(kept, heard[None], {}, 5, context)
+    (frame,) = work.encode([kept], heard[None], [{}], [5], context)
     assert torch.equal(codec("sign").decode(frame, numel=42), heard) and kept.pending == frame
     with pytest.raises(FrameError):
-        work.hear(kept, {}, 5, replace(context, announced=announced | {"1": b"nonsense"}))
+        work.later_update(kept, {}, 5, replace(context, announced=announced | {"1": b"nonsense"}))
 
 
 def deployed(text: str, **changes) -> tuple[Member, Assignment]:
@@ -197,14 +197,22 @@ def deployed(text: str, **changes) -> tuple[Member, Assignment]:
     assert not presence.reason, presence.reason
     b = made.broadcasts
     return member, Assignment(
-        1, made.work.phases[0], 2, "up-to-date", b.version, b.version, b.fingerprint, [], ""
+        1,
+        made.client_algorithm.phases[0],
+        2,
+        "up-to-date",
+        b.version,
+        b.version,
+        b.fingerprint,
+        [],
+        "",
     )
 
 
 def test_a_client_asked_again_about_something_else_answers_anew():
     """A server that was started again begins another attempt of the round: cards of the one before are worth nothing."""
     member, asked = deployed("election:byzantine=2,form=ballots,sealed=true")
-    told_options = member.client.work.options
+    told_options = member.client.algorithm.options
     point = point_of(member.key.public_key())
     others = {
         client: point_of(ec.generate_private_key(ec.SECP384R1()).public_key())
@@ -216,7 +224,7 @@ def test_a_client_asked_again_about_something_else_answers_anew():
             "attempt": name * 32,
             "terms": terms_of(told_options, asked.fingerprint, 1.0).encode(),
         }
-        told |= {ROW: Row(2, 0, tuple(Part(j, (j,)) for j in range(5))).pack()}
+        told |= {ROW: Row(2, 0, tuple(DataPartition(j, (j,)) for j in range(5))).pack()}
         told |= {f"{KEY_OF}{client}": key for client, key in others.items()}
         return replace(
             asked, announced=[part for key, value in told.items() for part in (key.encode(), value)]
@@ -247,7 +255,7 @@ def test_a_client_with_its_own_data_alone_or_another_cut_of_it_cannot_train_for_
             deployed("election:byzantine=2", **changes)
         deployed("election:byzantine=2,form=ballots", **changes)
     member, _ = deployed("election:byzantine=2")
-    assert sorted(np.concatenate(member.client.data_sets)) == list(range(len(DATA)))
+    assert sorted(np.concatenate(member.client.all_shards)) == list(range(len(DATA)))
 
 
 def test_a_client_without_a_key_cannot_seal():

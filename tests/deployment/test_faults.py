@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from faults import HARMLESS, HOW, LATE
+from federation import sum_updates
 from networked import Networked
 
 from fedcomp import RunConfig
@@ -31,14 +32,7 @@ class Books:
         run.clients.watch, run.watch = self._count, self._take
 
     def _count(self, member) -> None:
-        memory, inputs = member.client.memory, self.inputs[member.who]
-        propose = memory.propose
-
-        def counted(x, **options):
-            inputs.add_(x)
-            return propose(x, **options)
-
-        memory.propose = counted
+        sum_updates(member.client, self.inputs[member.who])
 
     def _take(self, outcome: Outcome) -> None:
         strategy = self.run.strategy

@@ -22,7 +22,7 @@ from fedcomp.deployment.client_process import (
     own_key,
     wait_s,
 )
-from fedcomp.deployment.handshake import Invitation, Own, client_for, told, told_work
+from fedcomp.deployment.handshake import Invitation, Own, client_for, pack_algorithm, told
 from fedcomp.deployment.member import Member
 from fedcomp.errors import CheckpointError, FedcompError, ProtocolError, UserError
 from fedcomp.layout import Layout
@@ -43,7 +43,7 @@ def invitation(config, strategy, client=-1):
         "a run",
         client,
         told(config),
-        told_work(strategy.work),
+        pack_algorithm(strategy.client_algorithm),
         strategy.layout.fingerprint,
         strategy.broadcasts.first,
     )
@@ -292,11 +292,11 @@ def test_a_strategy_half_is_one_that_is_installed(work):
 
 @pytest.mark.parametrize("name", available_strategies())
 def test_every_strategy_has_a_client_half_that_can_be_told(name):
-    work = available_strategies()[name].work
+    work = available_strategies()[name].client_algorithm
     config = resolved(RunConfig(clients=2, batch_size=10))
-    invited = dataclasses.replace(invitation(config, a_strategy(config)), work=told_work(work))
+    invited = dataclasses.replace(invitation(config, a_strategy(config)), work=pack_algorithm(work))
     _, client = client_for(invited, own(0))
-    assert type(client.work) is type(work) and client.work.phases == work.phases
+    assert type(client.algorithm) is type(work) and client.algorithm.phases == work.phases
 
 
 def test_a_client_brings_a_part_of_the_data_or_all_of_its_own():

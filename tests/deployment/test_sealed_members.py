@@ -7,10 +7,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from test_process import a_strategy, invitation, own
 
 from fedcomp import RunConfig, UserError
-from fedcomp.clients.announced import terms_of
-from fedcomp.clients.election import BALLOTS, Row
-from fedcomp.clients.sealed_election import CARDS, KEY_OF, ROW
-from fedcomp.clients.work import Part
 from fedcomp.deployment.client_process import Process, Target
 from fedcomp.deployment.member import Member
 from fedcomp.errors import ProtocolError
@@ -23,6 +19,10 @@ from fedcomp.privacy.ballots import CARD, Card, Sealed, Slot
 from fedcomp.sim.grid import LocalGrid
 from fedcomp.state_folder import StateFolder
 from fedcomp.strategies import resolved
+from fedcomp.strategies.announcements import terms_of
+from fedcomp.strategies.client_algorithm import DataPartition
+from fedcomp.strategies.local_election import BALLOTS, Row
+from fedcomp.strategies.sealed_voter import CARDS, KEY_OF, ROW
 
 CONFIG = resolved(
     RunConfig(
@@ -65,7 +65,9 @@ class Server:
 
     @property
     def terms(self) -> str:
-        return terms_of(self.member.client.work.options, self.strategy.broadcasts.fingerprint, 1.0)
+        return terms_of(
+            self.member.client.algorithm.options, self.strategy.broadcasts.fingerprint, 1.0
+        )
 
     def cards(self, attempt: str = A, round: int = 1, keys=KEYS):
         points = {
@@ -74,7 +76,7 @@ class Server:
         }
         return self.ask(
             CARDS,
-            {ROW: Row(0, 0, tuple(Part(j, (j,)) for j in range(5))).pack()} | points,
+            {ROW: Row(0, 0, tuple(DataPartition(j, (j,)) for j in range(5))).pack()} | points,
             attempt,
             round,
         )

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcomp import spec
-from fedcomp.clients.work import Part, Work
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.messages import Assignment
 from fedcomp.sim.availability import Absences
@@ -18,6 +17,7 @@ from fedcomp.sim.clock import VirtualClock
 from fedcomp.sim.network import COLUMNS, KINDS, LIMITS, Network, Profiles, Uniform, drawn, read_spec
 from fedcomp.sim.network_file import is_file, read_file
 from fedcomp.sim.stragglers import steps_by
+from fedcomp.strategies.client_algorithm import ClientAlgorithm, DataPartition
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.local_sgd import LocalSGD
 
@@ -170,7 +170,7 @@ def test_a_client_swings_and_stalls_from_round_to_round():
 )
 def test_the_steps_that_are_timed_are_those_that_are_made(sgd):
     shards = [np.arange(n) for n in (5, 12, 1)]
-    steps = steps_by(Work(), sgd, shards)
+    steps = steps_by(ClientAlgorithm(), sgd, shards)
     for client, shard in enumerate(shards):
         asked = Assignment(1, "train", client, "up-to-date", "", "", "", [], "")
         assert steps(asked) == len(plan_batches(sgd, shard, 0, 1, client))
@@ -178,9 +178,9 @@ def test_the_steps_that_are_timed_are_those_that_are_made(sgd):
 
 
 def test_who_trains_on_several_parts_takes_the_steps_of_all():
-    class Parts(Work):
-        def parts(self, assignment):
-            return Part(0, (0, 1)), Part(1, (2,))
+    class Parts(ClientAlgorithm):
+        def partitions(self, assignment):
+            return DataPartition(0, (0, 1)), DataPartition(1, (2,))
 
     shards, asked = (
         [np.arange(n) for n in (5, 12, 4)],

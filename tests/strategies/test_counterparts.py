@@ -108,7 +108,7 @@ class Real(Paired):
         empty = memory(rules.memory, self.strategy.uplink, self.layout.numel, self.layout)
         copy_of_model = Replica(self.initial.clone(), self.layout, self.strategy.downlink)
         self.members[client] = replace(
-            member, replica=copy_of_model, memory=empty, ticket="", after="", held=None
+            member, replica=copy_of_model, memory=empty, ticket="", after="", round_state=None
         )
 
 

@@ -9,13 +9,13 @@ import torch
 from federation import Federation
 
 from fedcomp import UserError
-from fedcomp.clients.election import BALLOTS, ROW, TALLY, Row
 from fedcomp.errors import ConfigError
 from fedcomp.messages import TRAIN
 from fedcomp.strategies import RoundStrategy, Rules, strategy
 from fedcomp.strategies.base import Phase
 from fedcomp.strategies.closing import Progress
 from fedcomp.strategies.codes import allocation_matrix, deal
+from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, Row
 
 RULES = Rules(
     participation=1.0,
@@ -158,7 +158,7 @@ def test_each_client_is_told_the_row_of_its_seat_and_the_matrix_says_so():
         rows = rows_of(one, cohort)
         assert sorted(row.seat for row in rows.values()) == list(range(9))
         assert all(row.client == client for client, row in rows.items())
-        owner = {part.number: part.data_sets for row in rows.values() for part in row.parts}
+        owner = {part.number: part.clients for row in rows.values() for part in row.parts}
         assert sorted(sets for (sets,) in owner.values()) == list(range(9))
         for place, client in enumerate(cohort):
             assert [part.number for part in rows[client].parts] == np.flatnonzero(

@@ -6,9 +6,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from federation import Federation
+from federation import Federation, watch_updates
 
 from fedcomp import codec
+from fedcomp.codecs import Context
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.kernels import count_sketch
 from fedcomp.strategies import Rules, strategy
@@ -36,14 +37,10 @@ class Recorded(Federation):
         self.inputs: dict[int, dict[int, np.ndarray]] = {}
         self.said: list[tuple] = []
         for client, member in enumerate(self.members):
-            member.memory.propose = self._kept(member.memory.propose, client)
+            watch_updates(member, partial(self._keep, client))
 
-    def _kept(self, propose, client):
-        def kept(x, *, seed, context):
-            self.inputs.setdefault(context.round, {})[client] = x.double().numpy()
-            return propose(x, seed=seed, context=context)
-
-        return kept
+    def _keep(self, client: int, update: torch.Tensor, context: Context) -> None:
+        self.inputs.setdefault(context.round, {})[client] = update.double().numpy()
 
     def handle(self, assignments):
         reports = super().handle(assignments)

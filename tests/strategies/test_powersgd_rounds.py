@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federation import Federation
+from federation import Federation, sum_updates
 from flwr.app import ArrayRecord
 from safetensors.torch import load_file
 from small_runs import StopsAfter, assert_the_same_when_stopped
@@ -50,14 +50,7 @@ class Recorded(Federation):
             set()
         )  # client, round and phase of replies that do not arrive
         for client, member in enumerate(self.members):
-            member.memory.propose = self._counted(member.memory.propose, self.inputs[client])
-
-    def _counted(self, propose, into):
-        def counted(x, **options):
-            into.add_(x)
-            return propose(x, **options)
-
-        return counted
+            sum_updates(member, self.inputs[client])
 
     def handle(self, assignments):
         reports = super().handle(assignments)
@@ -262,7 +255,7 @@ def test_a_client_that_lost_its_state_between_the_phases_fails_the_round():
     def restarted(assignments):
         for a in assignments:
             if (a.client, a.round, a.phase) == (4, 2, RIGHT):
-                federation.members[4].held = None
+                federation.members[4].round_state = None
         return handle(assignments)
 
     federation.handle = restarted

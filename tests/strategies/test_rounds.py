@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federation import Federation
+from federation import Federation, sum_updates
 from flwr.app import Array, ArrayRecord, MetricRecord
 
 from fedcomp.messages import DENSE, UPDATE
@@ -99,14 +99,7 @@ class Accounts:
         self.inputs = [torch.zeros(federation.layout.numel) for _ in federation.members]
         self.accepted = [torch.zeros(federation.layout.numel) for _ in federation.members]
         for client, member in enumerate(federation.members):
-            member.memory.propose = self._counting(member.memory.propose, self.inputs[client])
-
-    def _counting(self, propose, into):
-        def counted(x, **options):
-            into.add_(x)
-            return propose(x, **options)
-
-        return counted
+            sum_updates(member, self.inputs[client])
 
     def take(self, outcome) -> None:
         for answer in outcome.accepted:

@@ -8,8 +8,18 @@ from pathlib import Path
 import pytest
 
 from fedcomp import RunConfig, UserError
-from fedcomp.clients.election import BALLOTS, TALLY
-from fedcomp.clients.sealed_election import (
+from fedcomp.codecs import Context
+from fedcomp.errors import ProtocolError
+from fedcomp.keys.keyring import DerivedKeys, point_of
+from fedcomp.messages import Report
+from fedcomp.observe import Observer
+from fedcomp.privacy import ballots
+from fedcomp.sim import attacks, simulate
+from fedcomp.sim.clients import VirtualClients
+from fedcomp.strategies import Rules, strategy
+from fedcomp.strategies.local_election import BALLOTS, TALLY
+from fedcomp.strategies.sealed_election import Sealing
+from fedcomp.strategies.sealed_voter import (
     BITS,
     CARDS,
     COMPLAINT,
@@ -21,16 +31,6 @@ from fedcomp.clients.sealed_election import (
     SealedElection,
     slot_of,
 )
-from fedcomp.codecs import Context
-from fedcomp.errors import ProtocolError
-from fedcomp.keys.keyring import DerivedKeys, point_of
-from fedcomp.messages import Report
-from fedcomp.observe import Observer
-from fedcomp.privacy import ballots
-from fedcomp.sim import attacks, simulate
-from fedcomp.sim.clients import VirtualClients
-from fedcomp.strategies import Rules, strategy
-from fedcomp.strategies.sealed_election import Sealing
 
 TASK = Path(__file__).parents[1] / "tiny_task.py"
 OPEN = RunConfig(
@@ -69,7 +69,9 @@ def run(
         reports = handle(self, assignments)
         heard.reports += reports
         heard.ballots |= {
-            (h.round, client): h.kept[BITS] for client, h in self.held.items() if BITS in h.kept
+            (h.round, client): h.values[BITS]
+            for client, h in self.round_states.items()
+            if BITS in h.values
         }
         return reports
 
@@ -221,9 +223,9 @@ class LowOrder(attacks.Attack):
     def reply(self, report, sender):
         if report.phase != CARDS:
             return report
-        key, frames = sender.work.ring.signer(report.client), []
+        key, frames = sender.algorithm.ring.signer(report.client), []
         for to in range(5):
-            slot = sender.work.slot(sender.context, to)
+            slot = sender.algorithm.slot(sender.context, to)
             frames.append(
                 bytes(32) + ballots.sign(key, slot.bytes("card", report.client, bytes(32)))
             )

@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 from small_runs import StopsAfter, assert_the_same_when_stopped
 
 from fedcomp import Layout, NonFiniteError, RunConfig, UserError, codec, memory
-from fedcomp.clients.shared_scale import NUMBERS, ScaleThenTrain, scales
 from fedcomp.codecs import Context
 from fedcomp.config import read_run
 from fedcomp.errors import ProtocolError
 from fedcomp.sim import simulate
 from fedcomp.strategies import Rules, SharedScale
+from fedcomp.strategies.shared_scale import NUMBERS, SharedScaleClient, scales
 from fedcomp.tasks.partition import partition
 
 TINY = RunConfig(
@@ -202,41 +202,24 @@ def test_scales_are_those_of_the_codec_section_by_section():
     )
 
 
-def test_the_update_is_held_from_phase_to_phase_and_no_longer():
-    work, m, held = ScaleThenTrain(), memory("none", codec("terngrad@layer"), 14, LAYOUT), {}
-    x = torch.linspace(-1, 1, 14)
-    work.answer(m, x[None], held, 3, Context(phase="scale"))
-    assert torch.equal(held["update"], x)
-    context = Context(announced={"scale": np.full(3, 2, "<f4").tobytes()})
-    assert (
-        work.answer(m, None, held, 3, context)
-        == m.codec.encode(x, seed=3, layout=LAYOUT, context=context)
-        and not held
-    )
-
-
-def test_a_cohort_answers_as_each_of_it_does():
-    work, x = ScaleThenTrain(), torch.randn(3, 1, 14, generator=torch.Generator().manual_seed(1))
-    x[1, 0, 13] = float("nan")
-    memories = [memory("none", codec("terngrad@layer"), 14, LAYOUT) for _ in range(6)]
-    stacked, each = [{} for _ in range(3)], [{} for _ in range(3)]
-    frames = work.answer_stack(memories[:3], x.clone(), stacked, [5, 6, 7], Context(phase="scale"))
+def test_an_update_waits_for_the_second_phase_and_is_sent_once():
+    algorithm, values = SharedScaleClient(), [{} for _ in range(3)]
+    x = torch.randn(3, 14, generator=torch.Generator().manual_seed(1))
+    x[1, 13] = float("nan")
+    memories = [memory("none", codec("terngrad@layer"), 14, LAYOUT) for _ in range(3)]
+    frames = algorithm.encode(memories, x.clone(), values, [5, 6, 7], Context(phase="scale"))
     assert isinstance(frames[1], NonFiniteError) and "tensor 'b', element 1" in str(frames[1])
+    expected = torch.tensor(scales(memories[2].codec, x[2], LAYOUT))
+    assert torch.equal(codec("identity").decode(frames[2], numel=3), expected)
+
     context = Context(announced={"scale": np.full(3, 2, "<f4").tobytes()})
-    then = work.answer_stack(
-        [memories[i] for i in (0, 2)], None, [stacked[i] for i in (0, 2)], [5, 7], context
-    )
-    for i, frame in zip((0, 2), then, strict=True):
-        assert frames[i] == work.answer(
-            memories[3 + i], x[i], each[i], 5 + i, Context(phase="scale")
-        )
-        assert frame == work.answer(memories[3 + i], None, each[i], 5 + i, context)
-    assert stacked[0] == stacked[2] == {}
-    memories[2].rollback()
-    again = work.answer_stack(memories[:3], None, stacked, [5, 6, 7], context)
-    assert [type(answer) for answer in again] == [
-        ProtocolError
-    ] * 3 and "this client holds no update for a phase 'train'" in str(again[0])
+    sent = algorithm.encode(memories, None, values, [5, 6, 7], context)
+    assert isinstance(sent[1], ProtocolError)
+    for i in (0, 2):
+        alone = memories[i].codec.encode(x[i], seed=5 + i, layout=LAYOUT, context=context)
+        assert sent[i] == memories[i].pending == alone
+    again = algorithm.encode(memories, None, values, [5, 6, 7], context)
+    assert ["holds no update for a phase 'train'" in str(error) for error in again] == [True] * 3
 
 
 # In a simulation.

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from federation import Federation
+from federation import Federation, sum_updates
 from flwr.app import ArrayRecord
 
 from fedcomp import codec, memory
@@ -71,15 +71,7 @@ class Recorded(Federation):
             self.count(client)
 
     def count(self, client: int) -> None:
-        """Have the inputs of a client's memory added up."""
-        own, into = self.members[client].memory, self.inputs[client]
-        propose = own.propose
-
-        def counted(x, **options):
-            into.add_(x)
-            return propose(x, **options)
-
-        own.propose = counted
+        sum_updates(self.members[client], self.inputs[client])
 
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
         super().handle([a for a in assignments if (a.client, a.round, a.phase) in self.twice])
@@ -399,7 +391,7 @@ def test_a_client_that_restarts_between_rounds_goes_on_from_its_disk():
             assert {"pending", "candidates"} <= state.keys()
             member.memory = memory("sketched", restarted.strategy.uplink, 42, restarted.layout)
             member.memory.load_state_dict(state)
-            member.held = None
+            member.round_state = None
             restarted.count(client)
     assert torch.equal(stayed.strategy.broadcasts.weights, restarted.strategy.broadcasts.weights)
 
@@ -411,7 +403,7 @@ def test_a_client_that_lost_its_state_between_the_phases_fails_the_round():
     def restarted(assignments):
         for a in assignments:
             if (a.client, a.round, a.phase) == (4, 2, VALUES):
-                federation.members[4].held = None
+                federation.members[4].round_state = None
         return handle(assignments)
 
     federation.handle = restarted

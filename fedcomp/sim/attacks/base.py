@@ -16,10 +16,10 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from ...clients.work import Work
 from ...codecs import Codec, Context
 from ...errors import SpecError
 from ...messages import Report
+from ...strategies.client_algorithm import ClientAlgorithm
 from ...tasks.base import Data
 
 LONGEST = 1_000_000  # clients in a range of names
@@ -43,7 +43,7 @@ class Sender:
     seed: int  # that an honest client would encode with
     context: Context  # with the layout of the model
     generator: np.random.Generator
-    work: Work = Work()  # noqa: RUF009 — a frozen value: the client half, which knows what it signs with
+    algorithm: ClientAlgorithm = ClientAlgorithm()  # noqa: RUF009 — a frozen value: the client half, which knows what it signs with
 
     @property
     def numel(self) -> int:

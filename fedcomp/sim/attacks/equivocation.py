@@ -11,11 +11,11 @@ from typing import ClassVar
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ...clients.election import BALLOTS
-from ...clients.sealed_election import SealedElection
 from ...errors import SpecError
 from ...messages import Report, ticket
 from ...privacy.ballots import HEAD, KEY, TAG, WRAP, Slot, sign, signed_text
+from ...strategies.local_election import BALLOTS
+from ...strategies.sealed_voter import SealedElection
 from .base import Attack, Sender
 
 
@@ -33,13 +33,13 @@ class Equivocation(Attack):
             )
 
     def reply(self, report: Report, sender: Sender) -> Report:
-        if report.phase != BALLOTS or not isinstance(sender.work, SealedElection):
+        if report.phase != BALLOTS or not isinstance(sender.algorithm, SealedElection):
             return report
         count = HEAD.unpack_from(report.frame)[3]
         deceived = sender.generator.permutation(count)[: max(1, round(self.share * count))].tolist()
         slot, key = (
-            sender.work.slot(sender.context, report.client),
-            sender.work.ring.signer(report.client),
+            sender.algorithm.slot(sender.context, report.client),
+            sender.algorithm.ring.signer(report.client),
         )
         frame = crooked(report.frame, deceived, slot, key, sender.generator.bytes)
         return replace(report, frame=frame, ticket=ticket(report.round, report.client, frame))

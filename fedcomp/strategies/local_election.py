@@ -29,7 +29,7 @@ from ..errors import NonFiniteError, ProtocolError
 from ..kernels import votes
 from ..memories import Memory
 from ..messages import Assignment
-from .work import Part, Work
+from .client_algorithm import ClientAlgorithm, DataPartition, Frame, encode_each
 
 ROW = "row"  # what is announced: the voter's place in the code
 BALLOTS, TALLY = "ballots", "tally"  # phases
@@ -55,12 +55,12 @@ class Row:
 
     client: int
     seat: int
-    parts: tuple[Part, ...]
+    parts: tuple[DataPartition, ...]
 
     def pack(self) -> bytes:
         """JSON: client, seat, and each partition as its number and the data sets in it."""
         return json.dumps(
-            [self.client, self.seat, [[p.number, *p.data_sets] for p in self.parts]],
+            [self.client, self.seat, [[p.number, *p.clients] for p in self.parts]],
             separators=(",", ":"),
         ).encode()
 
@@ -69,12 +69,14 @@ class Row:
         """Raises ProtocolError unless it is one of at least one partition, each with data; no partition, and no data, is in it twice."""
         try:
             client, seat, parts = json.loads(data)
-            row = cls(client, seat, tuple(Part(number, tuple(sets)) for number, *sets in parts))
+            row = cls(
+                client, seat, tuple(DataPartition(number, tuple(sets)) for number, *sets in parts)
+            )
             parts, sets = (
                 [part.number for part in row.parts],
-                [data_set for part in row.parts for data_set in part.data_sets],
+                [data_set for part in row.parts for data_set in part.clients],
             )
-            if not parts or not all(part.data_sets for part in row.parts):
+            if not parts or not all(part.clients for part in row.parts):
                 raise ValueError(data)
             if not all(type(n) is int for n in (client, seat, *parts, *sets)):
                 raise ValueError(data)
@@ -89,7 +91,7 @@ class Row:
     @property
     def senders(self) -> list[int]:
         """Whose data, or ballots, are in it, ascending."""
-        return sorted({client for part in self.parts for client in part.data_sets})
+        return sorted({client for part in self.parts for client in part.clients})
 
 
 def announced_row(announced: Mapping[str, bytes]) -> Row:
@@ -126,7 +128,7 @@ def of_partitions(
     """The ballots of a row's partitions, of those that were received, by sender."""
     found: list[Ballot] = []
     for part in row.parts:
-        cast = [received[client] for client in part.data_sets if client in received]
+        cast = [received[client] for client in part.clients if client in received]
         found.append(
             votes.majority(cast, numel, seeds.key(seed, "partition tie", round, part.number))
             if cast
@@ -142,22 +144,24 @@ class Kept(NamedTuple):
     error: NonFiniteError | None  # of an update that holds NaN or infinity
 
 
-class DataElection(Work):
+class DataElection(ClientAlgorithm):
     """Trains on all partitions of a row, and votes once."""
 
-    shares: ClassVar[bool] = True
+    trains_on_partitions: ClassVar[bool] = True
 
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
         return run_seed  # a vote has no zeros, and coins are keyed by what they are for
 
-    def parts(self, assignment: Assignment) -> Sequence[Part]:
+    def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
         return announced_row(told(assignment)).parts
 
-    def keep(self, part: Part, update: Tensor, seed: int, round: int) -> "Kept":
+    def summarize(self, part: DataPartition, update: Tensor, seed: int, round: int) -> "Kept":
         (error,) = nonfinite_rows(update[None], None, f"the update of partition {part.number}")
         return Kept(ballot_of(update, seed, round, part.number), error)
 
-    def join(self, assignment: Assignment, kept: Sequence["Kept"], numel: int, seed: int) -> Tensor:
+    def combine(
+        self, assignment: Assignment, kept: Sequence["Kept"], numel: int, seed: int
+    ) -> Tensor:
         """Raises NonFiniteError where most of several partitions are coins: training fails everywhere, not on one bad data set."""
         errors = [k.error for k in kept if k.error is not None]
         if len(kept) > 1 and 2 * len(errors) > len(kept):
@@ -167,7 +171,7 @@ class DataElection(Work):
         )
 
 
-class BallotElection(Work):
+class BallotElection(ClientAlgorithm):
     """Sends its own signs, then votes on those that were passed on to it."""
 
     def __init__(self) -> None:
@@ -178,7 +182,9 @@ class BallotElection(Work):
             super().seed(codec, run_seed, assignment) if assignment.phase == BALLOTS else run_seed
         )
 
-    def hear(self, memory: Memory, held: dict[str, Any], seed: int, context: Context) -> Tensor:
+    def later_update(
+        self, memory: Memory, values: dict[str, Any], seed: int, context: Context
+    ) -> Tensor:
         row = announced_row(context.announced)
         frames = {
             client: context.announced[str(client)]
@@ -194,12 +200,23 @@ class BallotElection(Work):
             context.round,
         )
 
-    def answer(
-        self, memory: Memory, x: Tensor | None, held: dict[str, Any], seed: int, context: Context
-    ) -> bytes | None:
+    def encode(
+        self,
+        memories: Sequence[Memory],
+        updates: Tensor | None,
+        values: Sequence[dict[str, Any]],
+        seeds: Sequence[int],
+        context: Context,
+    ) -> list[Frame]:
         if context.phase == BALLOTS:
-            return memory.codec.encode(x[0], seed=seed, layout=memory.layout, context=context)
-        return memory.propose(x[0], seed=seed, context=context)
+            return encode_each(_encode_ballot, memories, updates, values, seeds, context)
+        return super().encode(memories, updates, values, seeds, context)
+
+
+def _encode_ballot(
+    memory: Memory, update: Tensor, values: dict[str, Any], seed: int, context: Context
+) -> bytes:
+    return memory.codec.encode(update, seed=seed, layout=memory.layout, context=context)
 
 
 def packed_of(memory: Memory, frame: bytes) -> Ballot:

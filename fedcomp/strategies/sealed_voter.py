@@ -15,7 +15,7 @@ is not what this client holds for it, it makes no card for: a server that follow
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -33,7 +33,7 @@ from ..keys.signature_log import Past
 from ..memories import Memory
 from ..messages import Assignment
 from ..privacy.ballots import CARD, KEY, Card, Sealed, Slot, Unopenable, card_key, seal
-from .announced import (
+from .announcements import (
     ATTEMPT,
     FEWEST,
     TERMS,
@@ -45,8 +45,8 @@ from .announced import (
     too_few,
     with_ballots,
 )
-from .election import BALLOTS, TALLY, Row, elected, of_partitions, told
-from .work import Held, Work
+from .client_algorithm import ClientAlgorithm, Frame, RoundState, encode_each
+from .local_election import BALLOTS, TALLY, Row, elected, of_partitions, told
 
 CARDS, RECOUNT = "cards", "recount"  # phases
 KEY_OF, PROOF_OF = "key/", "proof/"  # what is announced, by client: its key, what convicts it
@@ -76,16 +76,16 @@ PROOF = struct.Struct(
 
 
 @dataclass(frozen=True)
-class SealedElection(Work):
+class SealedElection(ClientAlgorithm):
     """Votes on ballots that the server cannot read."""
 
     phases: tuple[str, ...] = (CARDS, BALLOTS, TALLY, RECOUNT)
     ring: Ring = DerivedKeys(0)  # noqa: RUF009 — shared by virtual clients; a real one gets its own
     options: str = ""  # of the run, as this client was told them
 
-    def opens(self, assignment: Assignment, held: Held | None) -> bool:
+    def starts_round(self, assignment: Assignment, held: RoundState | None) -> bool:
         """Nor is a round opened twice under one attempt: what it has signed in its slot, a client signs nothing else for."""
-        opens = super().opens(assignment, held)
+        opens = super().starts_round(assignment, held)
         if opens and TERMS not in told(assignment):
             raise ProtocolError(
                 "this client was not told by what the others train; both sides need the same version of fedcomp"
@@ -100,7 +100,7 @@ class SealedElection(Work):
                 "the server has this client train from another model, or by other options, than it announces to all"
             )
         if opens and held is not None:
-            attempt, known = digest_of(told(assignment)), _digests(held.kept)
+            attempt, known = digest_of(told(assignment)), _digests(held.values)
             if known and known[-1] == attempt and assignment.round <= held.round:
                 raise ProtocolError(
                     f"the server asks again for round {assignment.round} of an attempt, after round {held.round}"
@@ -115,8 +115,9 @@ class SealedElection(Work):
                 )
         return opens
 
-    def outlasting(self, held: Held | None, assignment: Assignment) -> dict[str, Any]:
-        known, attempt = _digests(held.kept) if held else [], digest_of(told(assignment))
+    def initial_values(self, assignment: Assignment, previous: RoundState | None) -> dict[str, Any]:
+        known = _digests(previous.values) if previous else []
+        attempt = digest_of(told(assignment))
         return {
             ATTEMPTS: b"".join(known if known[-1:] == [attempt] else [*known, attempt]),
             TERMS: told(assignment).get(TERMS, b""),
@@ -125,7 +126,7 @@ class SealedElection(Work):
     def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
         return super().seed(codec, run_seed, assignment) if assignment.phase == CARDS else run_seed
 
-    def hear(
+    def later_update(
         self, memory: Memory, held: dict[str, Any], seed: int, context: Context
     ) -> Tensor | None:
         self._once(held, context)
@@ -151,11 +152,21 @@ class SealedElection(Work):
             context.round,
         )
 
-    def answer(
+    def encode(
+        self,
+        memories: Sequence[Memory],
+        updates: Tensor | None,
+        values: Sequence[dict[str, Any]],
+        seeds: Sequence[int],
+        context: Context,
+    ) -> list[Frame]:
+        return encode_each(self._encode_one, memories, updates, values, seeds, context)
+
+    def _encode_one(
         self, memory: Memory, x: Tensor | None, held: dict[str, Any], seed: int, context: Context
     ) -> bytes:
         if context.phase == CARDS:
-            return self._cards(memory, x[0], held, seed, context)
+            return self._cards(memory, x, held, seed, context)
         if context.phase == BALLOTS:
             return self._ballot(held, context)
         if memory.pending is not None:  # of the tally, before a recount
@@ -164,7 +175,7 @@ class SealedElection(Work):
         return (
             complaints
             if x is None
-            else complaints + (memory.propose(x[0], seed=seed, context=context) or b"")
+            else complaints + (memory.propose(x, seed=seed, context=context) or b"")
         )
 
     def slot(self, context: Context, sender: int) -> Slot:
@@ -281,14 +292,14 @@ class SealedElection(Work):
 
 
 def with_keys(
-    work: Work,
+    work: ClientAlgorithm,
     run: str,
     options: str,
     who: int,
     key: ec.EllipticCurvePrivateKey | None,
     roster: Mapping[int, bytes] | None,
     past: Past,
-) -> Work:
+) -> ClientAlgorithm:
     """A client half with this client's keys, if it signs. Raises UserError for a client that holds no key."""
     if not isinstance(work, SealedElection):
         return work
@@ -300,24 +311,26 @@ def with_keys(
     return replace(work, ring=PinnedKeys(run, who, key, roster, past), options=options)
 
 
-def signed_of(held: Held | None) -> bytes:
+def signed_of(held: RoundState | None) -> bytes:
     """What is to be remembered of a run in which a client has signed, b"" where it has not."""
-    return ROUND.pack(held.round) + held.kept[ATTEMPTS] if held and ATTEMPTS in held.kept else b""
+    return (
+        ROUND.pack(held.round) + held.values[ATTEMPTS] if held and ATTEMPTS in held.values else b""
+    )
 
 
-def remembered(signed: bytes) -> Held:
+def remembered(signed: bytes) -> RoundState:
     """What a client holds that comes back to a run: nothing of its rounds, but what it must not sign again."""
-    return Held(ROUND.unpack_from(signed)[0], 0.0, {ATTEMPTS: signed[ROUND.size :]})
+    return RoundState(ROUND.unpack_from(signed)[0], 0.0, {ATTEMPTS: signed[ROUND.size :]})
 
 
-def strangers(assignment: Assignment, held: Held | None) -> list[int]:
+def strangers(assignment: Assignment, held: RoundState | None) -> list[int]:
     """Clients whose keys, as they were just announced to this client, are not those that it takes for theirs."""
     if assignment.phase != CARDS or held is None:
         return []
     return [
         number(name, KEY_OF)
         for name in told(assignment)
-        if name.startswith(KEY_OF) and name not in held.kept
+        if name.startswith(KEY_OF) and name not in held.values
     ]
 
 

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 from ..errors import ProtocolError
 from ..privacy.ballots import Slot
-from .election import Row, announced_row
+from .local_election import Row, announced_row
 
 ATTEMPT, TERMS = (
     "attempt",
@@ -61,7 +61,7 @@ def full_row(announced: Mapping[str, bytes]) -> Row:
     They are as even as a deal makes them: a sender that is alone in its partition, among large ones, would count more than others.
     """
     row = announced_row(announced)
-    sizes = [len(part.data_sets) for part in row.parts]
+    sizes = [len(part.clients) for part in row.parts]
     numbered = [part.number for part in row.parts] == list(range(len(row.parts)))
     if (
         not numbered
@@ -79,7 +79,7 @@ def full_row(announced: Mapping[str, bytes]) -> Row:
 
 def with_ballots(row: Row, senders: Collection[int]) -> int:
     """Partitions of a row in which there is a ballot, if these have sent theirs."""
-    return sum(not set(part.data_sets).isdisjoint(senders) for part in row.parts)
+    return sum(not set(part.clients).isdisjoint(senders) for part in row.parts)
 
 
 def too_few(there: int) -> str:

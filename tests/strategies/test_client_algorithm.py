@@ -9,16 +9,16 @@ from federation import Federation
 
 from fedcomp import codec, memory
 from fedcomp.clients.replica import Replica
-from fedcomp.clients.work import Held, Work
 from fedcomp.codecs import Context
-from fedcomp.errors import ConfigError, ProtocolError
+from fedcomp.errors import ConfigError, NonFiniteError, ProtocolError
 from fedcomp.messages import FAILED, UP_TO_DATE, UPDATE, Assignment
 from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import Rules, SharedScale
+from fedcomp.strategies.client_algorithm import ClientAlgorithm, RoundState
 from fedcomp.training.engine import OneByOne
 
 ASSIGNMENT = Assignment(4, "train", 2, UP_TO_DATE, "v", "v", "f", [], "")
-TWO = Work(("first", "second", "third"))
+TWO = ClientAlgorithm(("first", "second", "third"))
 
 
 def in_phase(phase: str, round: int = 4) -> Assignment:
@@ -26,30 +26,32 @@ def in_phase(phase: str, round: int = 4) -> Assignment:
 
 
 def test_the_first_phase_opens_a_round_and_the_others_need_it():
-    assert Work().opens(ASSIGNMENT, None) and TWO.opens(in_phase("first"), None)
-    held = Held(4, 0.5)
-    assert [TWO.opens(in_phase(phase), held) for phase in TWO.phases] == [True, False, False]
+    assert ClientAlgorithm().starts_round(ASSIGNMENT, None) and TWO.starts_round(
+        in_phase("first"), None
+    )
+    held = RoundState(4, 0.5)
+    assert [TWO.starts_round(in_phase(phase), held) for phase in TWO.phases] == [True, False, False]
     for phase, state in [
         ("second", None),
         ("third", None),
-        ("second", Held(3, 0.5)),
-        ("third", Held(5, 0.5)),
+        ("second", RoundState(3, 0.5)),
+        ("third", RoundState(5, 0.5)),
     ]:
         with pytest.raises(
             ProtocolError,
             match="this client holds nothing of phase 'first' of round 4; ask it again in the next round",
         ):
-            TWO.opens(in_phase(phase), state)
+            TWO.starts_round(in_phase(phase), state)
 
 
 @pytest.mark.parametrize("phase", ["tally", "", "Train"])
 def test_a_phase_that_the_strategy_does_not_have_is_refused(phase):
-    for work in (Work(), TWO):
+    for algorithm in (ClientAlgorithm(), TWO):
         with pytest.raises(
             ProtocolError,
             match=f"this client has no part in a phase '{phase}'; both sides need the same strategy",
         ):
-            work.opens(in_phase(phase), Held(4, 0.5))
+            algorithm.starts_round(in_phase(phase), RoundState(4, 0.5))
 
 
 def test_a_refused_phase_changes_nothing():
@@ -77,9 +79,9 @@ def test_a_refused_phase_changes_nothing():
 
 
 def test_each_client_and_round_has_a_seed_of_its_own():
-    c, work = codec("stc"), Work()
+    c, algorithm = codec("stc"), ClientAlgorithm()
     seeds = {
-        work.seed(c, run, replace(ASSIGNMENT, client=client, round=round))
+        algorithm.seed(c, run, replace(ASSIGNMENT, client=client, round=round))
         for run in (0, 1)
         for client in (0, 1)
         for round in (1, 2)
@@ -87,30 +89,23 @@ def test_each_client_and_round_has_a_seed_of_its_own():
     assert len(seeds) == 8
 
 
-def test_a_cohort_answers_as_each_of_it_does():
-    class Halved(Work):
-        def answer(self, memory, x, held, seed, context):
-            if seed == 6:
-                raise ConfigError("this one cannot")
-            return memory.propose(x[0] / 2, seed=seed, context=context)
-
-    x = torch.randn(3, 1, 40, generator=torch.Generator().manual_seed(1))
-    for work in (Work(), Halved()):
-        stacked, each = (
-            [memory("residual", codec("stc:density=10%"), 40) for _ in range(3)] for _ in range(2)
-        )
-        frames = work.answer_stack(stacked, x.clone(), [{}, {}, {}], [5, 6, 7], Context())
-        for i, m in enumerate(each):
-            if isinstance(work, Halved) and i == 1:
-                assert isinstance(frames[i], ConfigError)
-            else:
-                assert frames[i] == work.answer(m, x[i], {}, 5 + i, Context())
+def test_a_cohort_sends_the_frames_of_its_clients():
+    algorithm, x = ClientAlgorithm(), torch.randn(3, 40, generator=torch.Generator().manual_seed(1))
+    x[1, 7] = float("inf")
+    stacked, alone = (
+        [memory("residual", codec("stc:density=10%"), 40) for _ in range(3)] for _ in range(2)
+    )
+    frames = algorithm.encode(stacked, x.clone(), [{}, {}, {}], [5, 6, 7], Context())
+    assert isinstance(frames[1], NonFiniteError)
+    for i in (0, 2):
+        one = algorithm.encode([alone[i]], x[i : i + 1].clone(), [{}], [5 + i], Context())
+        assert one == [frames[i]] and frames[i] == stacked[i].pending
 
 
 def test_a_memory_of_one_phase_refuses_a_second():
     m = memory("none", codec("stc"), 40)
-    TWO.answer(m, torch.ones(1, 40), {}, 1, Context(phase="first"))
-    (refused,) = TWO.answer_stack([m], None, [{}], [1], Context(phase="second"))
+    TWO.encode([m], torch.ones(1, 40), [{}], [1], Context(phase="first"))
+    (refused,) = TWO.encode([m], None, [{}], [1], Context(phase="second"))
     assert isinstance(
         refused, ConfigError
     ) and "memory 'none' has no frame for a phase 'second'" in str(refused)
@@ -130,7 +125,7 @@ def test_virtual_clients_answer_as_real_ones_whatever_each_is_told():
         members[0].sgd,
         lambda: memory("none", codec("terngrad"), 42, federation.layout),
         3,
-        SharedScale.work,
+        SharedScale.client_algorithm,
     )
 
     def told(client: int, phase: str, scale: float = 0.0) -> Assignment:
@@ -151,6 +146,6 @@ def test_virtual_clients_answer_as_real_ones_whatever_each_is_told():
         reports = virtual.handle(asked)
         assert reports == [members[a.client].handle(a) for a in asked]
         assert [r.kind for r in reports] == [UPDATE] * (len(asked) - 1) + [FAILED]
-    assert not any(held.kept for client, held in virtual.held.items() if client != 4)
+    assert not any(state.values for client, state in virtual.round_states.items() if client != 4)
     virtual.handle([replace(told(0, "scale"), round=2)])
-    assert list(virtual.held) == [0]
+    assert list(virtual.round_states) == [0]

@@ -1,0 +1,181 @@
+"""The client half of a strategy."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from .. import seeds
+from ..codecs import Codec, Context
+from ..errors import FedcompError, ProtocolError
+from ..layout import Layout
+from ..memories import Memory
+from ..memories.base import of_row
+from ..messages import TRAIN, Assignment
+from ..training.local_sgd import LocalSGD
+
+Frame = bytes | None | FedcompError  # None: nothing to send; an error: this client cannot answer
+
+
+@dataclass
+class RoundState:
+    """State of a client during a round, from the first phase on."""
+
+    round: int
+    loss: float  # of local training
+    values: dict[str, Any] = field(default_factory=dict)  # stored by the ClientAlgorithm
+
+
+@dataclass(frozen=True)
+class DataPartition:
+    """Data that several clients train on. Draws are keyed by `number`, so all of them compute the same update."""
+
+    number: int
+    clients: tuple[int, ...]  # logical ids of the clients whose shards form the partition
+
+
+@dataclass(frozen=True)
+class ClientAlgorithm:
+    """Train in the first phase of a round and send the update through the client's memory.
+
+    In the first phase, and in no other, a client settles its previous proposal, downloads and trains. In each later phase the memory
+    sends the next frame of the same proposal. Subclasses change what is trained and sent. They hold no state: state that lasts is in
+    the memory or in `client_state` (tensors by name), state of one round in `RoundState.values`.
+
+    The server versions and broadcasts the *global state* [numel]. In most strategies it is the vector of model weights.
+    """
+
+    phases: tuple[str, ...] = (TRAIN,)
+
+    trains_on_partitions: ClassVar[bool] = False  # in place of the client's own shard
+
+    def starts_round(self, assignment: Assignment, state: RoundState | None) -> bool:
+        """Return whether the assignment is of the first phase. `state` is that of the client's last round.
+
+        Raises ProtocolError for an unknown phase, and for a later phase of a round that the client did not start.
+        """
+        if assignment.phase not in self.phases:
+            raise ProtocolError(
+                f"this client has no part in a phase '{assignment.phase}'; both sides need the same strategy"
+            )
+        first = self.phases[0]
+        if assignment.phase != first and (state is None or state.round != assignment.round):
+            raise ProtocolError(
+                f"this client holds nothing of phase '{first}' of round {assignment.round}; ask it again in the next round"
+            )
+        return assignment.phase == first
+
+    def initial_values(self, assignment: Assignment, previous: RoundState | None) -> dict[str, Any]:
+        """Return `RoundState.values` at the start of a round, given the state of the client's previous round."""
+        return {}
+
+    def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
+        """Return the seed of a frame: one for the whole round if frames of the codec must add, else one per client."""
+        return seeds.key(
+            run_seed, "encode", assignment.round, 0 if codec.shares_seed else assignment.client
+        )
+
+    # Training on partitions.
+
+    def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
+        """Return the partitions to train on, each from the same weights; () for the client's own shard."""
+        return ()
+
+    def summarize(self, partition: DataPartition, update: Tensor, seed: int, round: int) -> Any:
+        """Return what to keep of a partition's update [numel]. `seed` is the run's."""
+        return update
+
+    def combine(
+        self, assignment: Assignment, summaries: Sequence[Any], numel: int, seed: int
+    ) -> Tensor:
+        """Return the client's update [numel], on the CPU, from the summaries of its partitions, in order. `seed` is the run's."""
+        raise NotImplementedError
+
+    # The global state.
+
+    def global_layout(self, layout: Layout) -> Layout:
+        """Return the layout of the global state, given the model's layout."""
+        return layout
+
+    def initial_global_state(self, weights: Tensor) -> Tensor:
+        """Return the global state before round 1, given the initial weights."""
+        return weights
+
+    def model_weights(self, global_state: Tensor) -> Tensor:
+        """Return a view of the model's weights in a global state."""
+        return global_state
+
+    # Local training and its result.
+
+    def gradient_correction(
+        self, global_state: Tensor, client_state: Mapping[str, Tensor], sgd: LocalSGD
+    ) -> Tensor | None:
+        """Return a vector [n] to add to every gradient of local SGD, or None. `sgd` has the options of the run."""
+        return None
+
+    def after_training(
+        self,
+        updates: Tensor,
+        global_state: Tensor,
+        client_states: Sequence[Mapping[str, Tensor]],
+        sgd: LocalSGD,
+        lr_sums: Sequence[float],
+    ) -> tuple[Tensor, Sequence[Mapping[str, Tensor]]]:
+        """Return the vectors [m, numel] that m clients send, and their new client states, given their model updates [m, n].
+
+        `lr_sums`: by client, the sum of the learning rates of its steps.
+        """
+        return updates, [{}] * len(updates)
+
+    # Frames.
+
+    def later_update(
+        self, memory: Memory, values: dict[str, Any], seed: int, context: Context
+    ) -> Tensor | None:
+        """Return the vector [numel] to send in a phase after the first; None to go on with the memory's proposal."""
+        return None
+
+    def encode(
+        self,
+        memories: Sequence[Memory],
+        updates: Tensor | None,
+        values: Sequence[dict[str, Any]],
+        seeds: Sequence[int],
+        context: Context,
+    ) -> list[Frame]:
+        """Return the frames of m clients for a phase, which may modify their `RoundState.values`.
+
+        `updates` [m, numel]: from `after_training`, `combine` or `later_update`; may be overwritten. None where there are none.
+        """
+        if updates is not None:
+            return type(memories[0]).propose_stack(memories, updates, seeds, context)
+        return encode_each(_proceed, memories, updates, values, seeds, context)
+
+
+EncodeOne = Callable[[Memory, Tensor | None, dict[str, Any], int, Context], bytes | None]
+
+
+def encode_each(
+    encode: EncodeOne,
+    memories: Sequence[Memory],
+    updates: Tensor | None,
+    values: Sequence[dict[str, Any]],
+    seeds: Sequence[int],
+    context: Context,
+) -> list[Frame]:
+    """Apply a function that encodes for one client to each of a cohort. A FedcompError stands in place of that client's frame."""
+    frames: list[Frame] = []
+    for i, memory in enumerate(memories):
+        update = None if updates is None else updates[i]
+        try:
+            frames.append(encode(memory, update, values[i], seeds[i], of_row(context, i)))
+        except FedcompError as error:
+            frames.append(error)
+    return frames
+
+
+def _proceed(
+    memory: Memory, update: Tensor | None, values: dict[str, Any], seed: int, context: Context
+) -> bytes | None:
+    return memory.proceed(seed=seed, context=context)
