@@ -73,9 +73,22 @@ def build(part: Part, known: Mapping[str, type], kind: str) -> Any:
 
     Raises SpecError, naming the nearest name or option, where the dictionary or the dataclass has none such.
     """
+    return _filled(part, _found(part, known, kind), kind)
+
+
+def choose(part: Part, known: Mapping[str, type], kind: str) -> tuple[type, Any]:
+    """Return the class that `part` names and an instance of its dataclass `Options`. Raises SpecError as `build` does."""
+    cls = _found(part, known, kind)
+    return cls, _filled(part, cls.Options, kind)
+
+
+def _found(part: Part, known: Mapping[str, type], kind: str) -> type:
     if part.name not in known:
         raise SpecError(f"unknown {kind} '{part.name}'; {nearest(part.name, known)}")
-    cls = known[part.name]
+    return known[part.name]
+
+
+def _filled(part: Part, cls: type, kind: str) -> Any:
     hints = _hints(cls)
     types_ = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
     values: dict[str, Any] = {}

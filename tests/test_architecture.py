@@ -28,6 +28,7 @@ FOUNDATION = {
     "observe",
     "messages",
     "profiling",
+    "registry",
     "state_folder",
 }
 # Each imports from those before it; "__init__" is what users import.
@@ -51,7 +52,7 @@ ORDER = (
     "interactive",
     "__main__",
 )
-NARROWER = {"tasks": {"errors", "spec", "layout", "seeds", "observe", "tasks"}} | {
+NARROWER = {"tasks": {"errors", "spec", "layout", "seeds", "observe", "registry", "tasks"}} | {
     place: FOUNDATION for place in FOUNDATION
 }
 

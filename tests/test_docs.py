@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import fedcomp
 from fedcomp import FrameError, Layout, codec
 from fedcomp.cli.main import app
-from fedcomp.codecs import CodecId, decay, frame, overwrite
+from fedcomp.codecs import decay, overwrite
 from fedcomp.codecs.base import Codec
 from fedcomp.errors import TaskError
 from fedcomp.messages import Assignment, Report
@@ -151,7 +151,7 @@ def test_every_benchmark_is_among_the_figures():
     )
 
 
-def test_every_codec_is_in_the_table_of_those_to_choose_from():
+def test_the_table_of_codecs_to_choose_from_is_that_of_the_benchmark():
     page = (DOCS / "choosing-a-codec.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([^`]+)`.*%.*\|$", page, re.MULTILINE)
     sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -161,7 +161,7 @@ def test_every_codec_is_in_the_table_of_those_to_choose_from():
         sys.path.remove(str(ROOT / "benchmarks"))
     assert rows == [way.codec for way in choosing.UPLINKS + choosing.DOWNLINKS]
     named = {part.partition(":")[0].partition("@")[0] for row in rows for part in row.split("+")}
-    assert set(fedcomp.available_codecs()) <= named
+    assert named <= set(fedcomp.available_codecs())
 
 
 # The frame format.
@@ -194,12 +194,11 @@ def test_a_frame_in_the_page_is_what_the_code_makes(spec):
     assert len(FRAMES[spec]) == len(made) and torch.allclose(there, here, atol=1e-6)
 
 
-def test_every_codec_has_a_frame_and_its_number_in_the_page():
-    special = {"overwrite": CodecId.OVERWRITE, "decay": CodecId.DECAY}
-    shown = {special.get(spec) or codec(spec).id for spec in FRAMES}
-    assert shown | {CodecId.S2} == set(CodecId)
+def test_numbers_of_codecs_are_those_of_the_page():
     cells = dict((name, int(number)) for number, name in re.findall(r"\| (\d+) \| `(\w+)`", FORMAT))
-    assert cells == {name: int(cls.id) for name, cls in fedcomp.available_codecs().items()}
+    assert len(cells) > 20 and cells == {
+        name: fedcomp.available_codecs()[name].id for name in cells
+    }
 
 
 def test_a_reader_written_from_the_page_reads_a_frame():
@@ -275,10 +274,7 @@ def python_blocks(page: str) -> list[str]:
 def block_max(tmp_path_factory) -> type[Codec]:
     """The codec of the page, as a file of fedcomp/codecs would be."""
     path = tmp_path_factory.mktemp("codecs") / "blockmax.py"
-    path.write_text(
-        python_blocks("writing-a-codec.md")[0].replace("CodecId.BLOCKMAX", "CodecId.PRODUCT"),
-        encoding="utf-8",
-    )
+    path.write_text(python_blocks("writing-a-codec.md")[0], encoding="utf-8")
     spec = importlib.util.spec_from_file_location("fedcomp.codecs.blockmax", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look up types
@@ -290,15 +286,8 @@ def block_max(tmp_path_factory) -> type[Codec]:
 
 
 def test_the_number_of_the_new_codec_is_free(block_max):
-    last, new = re.findall(
-        r"^    (\w+) = (\d+)$", python_blocks("writing-a-codec.md")[1], re.MULTILINE
-    )
-    assert (
-        CodecId[last[0]] == int(last[1])
-        and int(new[1]) not in set(CodecId)
-        and new[0] not in CodecId.__members__
-    )
-    assert "    S2 = 23\n" in Path(frame.__file__).read_text(encoding="utf-8")
+    taken = {cls.id: name for name, cls in fedcomp.available_codecs().items()}
+    assert taken.get(block_max.id, "blockmax") == "blockmax"
 
 
 @pytest.mark.parametrize("size", [1, 64, 256])
@@ -325,7 +314,7 @@ def test_the_new_codec_keeps_what_codecs_promise(block_max, size, numel):
 
 def test_the_new_codec_passes_the_test_that_the_page_writes_for_it(block_max):
     names: dict = {}
-    exec(python_blocks("writing-a-codec.md")[3], names)
+    exec(python_blocks("writing-a-codec.md")[1], names)
     names["codec"] = lambda spec: block_max(int(spec.partition("=")[2]))
     names["test_the_largest_of_each_block_is_sent"]()
 

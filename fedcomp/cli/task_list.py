@@ -11,7 +11,7 @@ from rich.table import Table
 from ..errors import FedcompError
 from ..formatting import NOTHING
 from ..layout import Layout
-from ..tasks import available_tasks, cifar10, initial_model, mnist, shakespeare
+from ..tasks import Task, available_tasks, cifar10, initial_model, mnist, shakespeare
 from ..tasks.parquet import Images
 from ..tasks.shakespeare import WINDOW, Text
 from .watch import one_line
@@ -47,15 +47,7 @@ def _line(name: str, folder: Path | None) -> Line:
     parameters = Layout.of(initial_model(task, 0)).numel
     source = SOURCES.get(name.partition("-")[0])
     if source is None:
-        data = task.train()
-        return Line(
-            name,
-            parameters,
-            len(data),
-            len(task.test()),
-            _shape(data.inputs.shape[1:]),
-            "comes with scikit-learn",
-        )
+        return _counted(name, parameters, task)
     found = source(folder)
     kind = f"{WINDOW} characters" if isinstance(found, Text) else _shape(found.shape)
     try:
@@ -63,6 +55,16 @@ def _line(name: str, folder: Path | None) -> Line:
         return Line(name, parameters, train, test, kind, f"in {found.place()}")
     except FedcompError as error:
         return Line(name, parameters, None, None, kind, one_line(str(error)))
+
+
+def _counted(name: str, parameters: int, task: Task) -> Line:
+    """Return the line of a task whose examples are counted by loading them."""
+    try:
+        train, test = task.train(), task.test()
+    except FedcompError as error:
+        return Line(name, parameters, None, None, NOTHING, one_line(str(error)))
+    place = "comes with scikit-learn" if name == "digits" else "comes with the task"
+    return Line(name, parameters, len(train), len(test), _shape(train.inputs.shape[1:]), place)
 
 
 def _shape(sizes: tuple[int, ...]) -> str:

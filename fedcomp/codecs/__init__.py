@@ -1,71 +1,35 @@
-"""Vector → bytes → vector. One paper, one file; one line here."""
+"""Vector → bytes → vector. One paper, one file."""
 
 from .. import spec
 from ..errors import SpecError
-from . import (
-    adaptive,
-    atomo,
-    eden,
-    efsign,
-    identity,
-    natural,
-    onebit,
-    powersgd,
-    qsgd,
-    randomk,
-    s2,
-    sbc,
-    sign,
-    sketch,
-    srq,
-    stc,
-    terngrad,
-    threshold,
-    topk,
-    vlc,
-)
+from ..registry import Registry, subclass_of
 from .base import Codec, Context, LayerWise
-from .frame import CodecId
+from .frame import NAMES
 from .product import Product
+from .s2 import S2
 from .update import Update
 
-__all__ = ["Codec", "CodecId", "Context", "LayerWise", "Update", "available_codecs", "codec"]
+__all__ = ["Codec", "Context", "LayerWise", "Update", "available_codecs", "codec"]
 
-_CODECS: dict[str, type[Codec]] = {
-    cls.name: cls
-    for cls in (
-        identity.Identity,
-        identity.Half,
-        identity.BFloat16,
-        topk.TopK,
-        stc.STC,
-        sbc.SBC,
-        sign.Sign,
-        efsign.EFSign,
-        onebit.OneBit,
-        randomk.RandomK,
-        threshold.Threshold,
-        qsgd.QSGD,
-        terngrad.TernGrad,
-        natural.Natural,
-        adaptive.Adaptive,
-        srq.SRQ,
-        vlc.VLC,
-        eden.Drive,
-        eden.Eden,
-        atomo.Atomo,
-        powersgd.PowerSGD,
-        sketch.Sketch,
-        s2.S2,
-    )
-}
 
-if len({cls.id for cls in _CODECS.values()}) != len(_CODECS):
-    raise AssertionError("two codecs of the registry have one id on the wire")
+def _reserve_number(name: str, cls: type[Codec]) -> None:
+    """Raise SpecError for a codec without a number of its own on the wire."""
+    number = getattr(cls, "id", None)
+    if type(number) is not int or not 0 < number < 256:
+        raise SpecError(f"codec '{name}' has the number {number!r}; give it an id from 1 to 255")
+    if NAMES.setdefault(number, name) != name:
+        raise SpecError(
+            f"codec '{name}' has the number {number}, which is that of '{NAMES[number]}'; give it another id"
+        )
+
+
+_CODECS: Registry[type[Codec]] = Registry(
+    __name__, "fedcomp.codecs", subclass_of(Codec), _reserve_number
+)
 
 
 def available_codecs() -> dict[str, type[Codec]]:
-    """Every codec that a spec string may name: name → class."""
+    """Return every codec that a spec string may name, those of other packages included: name → class."""
     return dict(_CODECS)
 
 
@@ -83,7 +47,7 @@ def codec(text: str) -> Codec:
         halves[0]
         if len(halves) == 1
         else halves[1].behind(halves[0])
-        if isinstance(halves[1], s2.S2)
+        if isinstance(halves[1], S2)
         else Product(*halves)
     )
     if parsed.scope not in ("", "model", "layer"):

@@ -30,7 +30,7 @@ from ..kernels import rounding
 from ..layout import Layout
 from . import levels as wire
 from .base import Codec, Context, expect
-from .frame import EMPTY, CodecId, Section, varint
+from .frame import EMPTY, Section, varint
 from .update import Dense, Update
 
 LEVEL = np.dtype("<f4")
@@ -50,7 +50,7 @@ class Adaptive(Codec):
         "lloyd"  # lloyd: the least squared error; quantiles: near it in one step
     )
     name: ClassVar[str] = "adaptive"
-    id: ClassVar[CodecId] = CodecId.ADAPTIVE
+    id: ClassVar[int] = 13
     source: ClassVar[str] = "Lloyd 1957, Faghri et al. 2020"
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ from ..kernels import philox
 from ..kernels import positions as wire
 from ..layout import Layout
 from .base import Context, expect
-from .frame import EMPTY, CodecId, Section
+from .frame import EMPTY, Section
 from .matrices import FLOAT, LARGEST, MOST, MatrixCodec, shaped
 from .selection import FLAG_SHIFT, FORM, take
 from .update import Sparse, Update
@@ -50,7 +50,7 @@ class Atomo(MatrixCodec):
     atoms: Literal["singular", "entries"] = "singular"
 
     name: ClassVar[str] = "atomo"
-    id: ClassVar[CodecId] = CodecId.ATOMO
+    id: ClassVar[int] = 20
     source: ClassVar[str] = "Wang et al. 2018"
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from ..errors import ConfigError, FrameError, NonFiniteError
 from ..kernels.select import non_finite
 from ..layout import Entry, Layout
 from . import frame
-from .frame import CodecId, Section
+from .frame import Section
 from .stacks import in_pieces
 from .update import Sections, Update
 
@@ -67,7 +67,7 @@ class Codec(ABC):
     """A codec with its options. Subclasses are frozen dataclasses; their fields are the options of the spec string."""
 
     name: ClassVar[str]
-    id: ClassVar[CodecId]
+    id: ClassVar[int]
     source: ClassVar[str] = "–"  # author and year, for tables
     scope: ClassVar[int] = frame.MODEL
     linear: ClassVar[bool] = False  # frames of one seed can be merged

@@ -8,7 +8,7 @@ import struct
 from ..errors import FrameError
 from . import frame
 from .base import expect
-from .frame import CodecId, Section
+from .frame import DECAY, Section
 
 FACTOR = struct.Struct("<f")
 
@@ -18,14 +18,14 @@ def wrap(factor: float, step: bytes, numel: int) -> bytes:
     if factor == 1:
         return step
     body = FACTOR.pack(factor) + step
-    return frame.seal(CodecId.DECAY, frame.MODEL, numel, [Section(numel, body)])
+    return frame.seal(DECAY, frame.MODEL, numel, [Section(numel, body)])
 
 
 def unwrap(data: bytes, numel: int) -> tuple[float, bytes]:
     """Return the factor of a broadcast, 1 unless it decays weights, and the frame of its step. Raises FrameError."""
-    if data[:4] != bytes([*frame.MAGIC, frame.VERSION, CodecId.DECAY]):
+    if data[:4] != bytes([*frame.MAGIC, frame.VERSION, DECAY]):
         return 1.0, data
-    _, ((_, (count, body)),) = frame.unseal(data, CodecId.DECAY, numel)
+    _, ((_, (count, body)),) = frame.unseal(data, DECAY, numel)
     expect(count == numel, f"a decay of {count} weights was sent for a model of {numel}")
     if len(body) < FACTOR.size:
         raise FrameError("a decay frame ends before its factor")

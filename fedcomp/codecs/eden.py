@@ -30,7 +30,6 @@ from ..kernels import bit_planes, hadamard
 from ..kernels.hadamard import Turned
 from . import rotated
 from .base import expect
-from .frame import CodecId
 
 MAGNITUDES = {
     1: (0.7978845834732056,),
@@ -68,7 +67,7 @@ class Eden(rotated.RotatedCodec):
     bits: Literal[1, 2, 3, 4] = 2  # a coordinate; each one more = about a quarter of the error
     damped: bool = False  # the scale of least error in the place of the unbiased one, as error feedback needs it
     name: ClassVar[str] = "eden"
-    id: ClassVar[CodecId] = CodecId.EDEN
+    id: ClassVar[int] = 19
     source: ClassVar[str] = "Vargaftik et al. 2022"
 
     def contraction(self, numel: int) -> float | None:
@@ -109,7 +108,7 @@ class Drive(Eden):
     bits: ClassVar[int] = 1
     damped: bool = False  # the scale of least error in the place of the unbiased one, as error feedback needs it
     name: ClassVar[str] = "drive"
-    id: ClassVar[CodecId] = CodecId.DRIVE
+    id: ClassVar[int] = 18
     source: ClassVar[str] = "Vargaftik et al. 2021"
 
     def unpack_codes(

@@ -23,7 +23,7 @@ from .. import kernels
 from ..layout import Layout
 from . import frame, spike
 from .base import Codec, Context, expect
-from .frame import CodecId, Section
+from .frame import Section
 from .selection import take
 from .update import Bits, Update
 
@@ -35,7 +35,7 @@ class EFSign(Codec):
     """One bit a coordinate: ± the mean magnitude."""
 
     name: ClassVar[str] = "efsign"
-    id: ClassVar[CodecId] = CodecId.EFSIGN
+    id: ClassVar[int] = 10
     source: ClassVar[str] = "Karimireddy et al. 2019"
 
     def contraction(self, numel: int) -> float:

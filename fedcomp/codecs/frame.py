@@ -3,10 +3,10 @@
     offset  bytes
     0       2      magic "fc"
     2       1      version of the format, 1
-    3       1      codec, a CodecId
+    3       1      number of the codec
     4       1      scope: 0 = one section for the whole vector, 1 = one section per tensor of the layout
     5       4      CRC-32, little-endian, of bytes 0..4, the receiver's numel (8 bytes, little-endian) and everything after the checksum
-    9       0 or 2 of a product, the CodecIds of its halves
+    9       0 or 2 of a product, the numbers of its halves
     …       0 or 8 seed, little-endian, of codecs that need it to decode
     …       …      sections
 
@@ -22,7 +22,6 @@ against accidents; it is no signature.
 import struct
 import zlib
 from collections.abc import Sequence
-from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -35,44 +34,17 @@ HEAD, CRC, SEED = struct.Struct("<2sBBB"), struct.Struct("<I"), struct.Struct("<
 SCOPE, SECTIONS = 4, HEAD.size + CRC.size  # offsets
 
 
-class CodecId(IntEnum):
-    """Every codec that may stand in a frame. Numbers are never given twice."""
-
-    IDENTITY = 1
-    FP16 = 2
-    TOPK = 3
-    STC = 4
-    SBC = 5
-    BF16 = 6
-    RANDOMK = 7
-    THRESHOLD = 8
-    SIGN = 9
-    EFSIGN = 10
-    ONEBIT = 11
-    QSGD = 12
-    ADAPTIVE = 13
-    TERNGRAD = 14
-    NATURAL = 15
-    SRQ = 16
-    VLC = 17
-    DRIVE = 18
-    EDEN = 19
-    ATOMO = 20
-    POWERSGD = 21
-    SKETCH = 22
-    S2 = 23
-    PRODUCT = 100
-    OVERWRITE = 250
-    DECAY = 251
+PRODUCT, OVERWRITE, DECAY = 100, 250, 251  # numbers of frames that no single codec makes
+NAMES = {PRODUCT: "product", OVERWRITE: "overwrite", DECAY: "decay"}  # by number; codecs add theirs
 
 
 class ProductId(int):
-    """CodecId.PRODUCT, and the ids of the two halves."""
+    """PRODUCT, and the numbers of the two halves."""
 
     halves: bytes
 
-    def __new__(cls, first: CodecId, second: CodecId) -> "ProductId":
-        made = super().__new__(cls, CodecId.PRODUCT)
+    def __new__(cls, first: int, second: int) -> "ProductId":
+        made = super().__new__(cls, PRODUCT)
         made.halves = bytes([first, second])
         return made
 
@@ -94,7 +66,7 @@ EMPTY = Section(0, b"")
 
 
 def seal(
-    codec: CodecId | ProductId,
+    codec: int,
     scope: int,
     numel: int,
     sections: Sequence[Section],
@@ -116,14 +88,14 @@ def seal(
     return b"".join([head, CRC.pack(_checksum(head, numel, parts)), *parts])
 
 
-def header_bytes(codec: CodecId | ProductId, seeded: bool) -> int:
+def header_bytes(codec: int, seeded: bool) -> int:
     """What stands before the sections."""
     return SECTIONS + len(_halves(codec)) + (SEED.size if seeded else 0)
 
 
 def unseal(
     data: bytes,
-    codec: CodecId | ProductId,
+    codec: int,
     numel: int,
     layout: Layout | None = None,
     seeded: bool = False,
@@ -203,8 +175,8 @@ def read_section(data: memoryview, numel: int) -> Section:
     return Section(count, data[start:])
 
 
-@lru_cache(1024, typed=True)  # a ProductId equals CodecId.PRODUCT
-def _plain(codec: CodecId | ProductId, numel: int, seeded: bool) -> tuple[bytes, int]:
+@lru_cache(1024, typed=True)  # a ProductId equals PRODUCT
+def _plain(codec: int, numel: int, seeded: bool) -> tuple[bytes, int]:
     """The head of a frame of one section right after its checksum, and its part of that; no head for other frames."""
     head = HEAD.pack(MAGIC, VERSION, codec, MODEL)
     return b"" if seeded or _halves(codec) else head, _checksum(head, numel, [])
@@ -217,7 +189,7 @@ def _checksum(head: bytes | memoryview, numel: int, parts: Sequence[bytes | memo
     return crc
 
 
-def _halves(codec: CodecId | ProductId) -> bytes:
+def _halves(codec: int) -> bytes:
     return codec.halves if isinstance(codec, ProductId) else b""
 
 
@@ -226,7 +198,7 @@ def _product(halves: bytes) -> str:
 
 
 def _name(codec: int) -> str:
-    return CodecId(codec).name.lower() if codec in set(CodecId) else f"number {codec}"
+    return NAMES.get(codec, f"number {codec}")
 
 
 def claimed_size(data: bytes, seeded: bool = False) -> tuple[int, Layout]:

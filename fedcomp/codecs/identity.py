@@ -14,7 +14,7 @@ from ..kernels.parallel import PIECE, map_ranges, pieces
 from ..layout import Layout
 from . import half
 from .base import Codec, Context, expect
-from .frame import EMPTY, CodecId, Section, varint
+from .frame import EMPTY, Section, varint
 from .update import Dense, Update
 
 
@@ -23,7 +23,7 @@ class Identity(Codec):
     """Every coordinate as float32: loses nothing."""
 
     name: ClassVar[str] = "identity"
-    id: ClassVar[CodecId] = CodecId.IDENTITY
+    id: ClassVar[int] = 1
     linear: ClassVar[bool] = True
 
     def contraction(self, numel: int) -> float:
@@ -67,7 +67,7 @@ class Half(Codec):
     """Every coordinate as float16 with one power of two for all: half the bytes."""
 
     name: ClassVar[str] = "fp16"
-    id: ClassVar[CodecId] = CodecId.FP16
+    id: ClassVar[int] = 2
     linear: ClassVar[bool] = False
 
     def contraction(self, numel: int) -> float:
@@ -96,7 +96,7 @@ class BFloat16(Codec):
     """
 
     name: ClassVar[str] = "bf16"
-    id: ClassVar[CodecId] = CodecId.BF16
+    id: ClassVar[int] = 6
 
     def contraction(self, numel: int) -> float:
         return 1 - 2.0**-16

@@ -24,7 +24,7 @@ from ..kernels import rounding
 from ..layout import Layout
 from . import levels as wire
 from .base import Codec, Context, expect
-from .frame import EMPTY, CodecId, Section, varint
+from .frame import EMPTY, Section, varint
 from .update import Dense, Update
 
 CODES = 256
@@ -35,7 +35,7 @@ class Natural(Codec):
     """Every coordinate as a sign and an exponent: at most nine bits."""
 
     name: ClassVar[str] = "natural"
-    id: ClassVar[CodecId] = CodecId.NATURAL
+    id: ClassVar[int] = 15
     source: ClassVar[str] = "Horváth et al. 2019"
 
     def contraction(self, numel: int) -> float:

@@ -29,7 +29,7 @@ from ..kernels import sums
 from ..layout import Entry, Layout
 from . import frame, spike
 from .base import Codec, Context, expect
-from .frame import CodecId, Section
+from .frame import Section
 from .selection import take
 from .update import Bits, Sections, Update
 
@@ -42,7 +42,7 @@ class OneBit(Codec):
     """One bit a coordinate: the mean of its side of its column."""
 
     name: ClassVar[str] = "onebit"
-    id: ClassVar[CodecId] = CodecId.ONEBIT
+    id: ClassVar[int] = 11
     source: ClassVar[str] = "Seide et al. 2014"
 
     def contraction(self, numel: int) -> float:

@@ -14,7 +14,7 @@ from .. import kernels
 from ..kernels import rice
 from . import frame, selection
 from .base import expect
-from .frame import EMPTY, CodecId, Section
+from .frame import EMPTY, OVERWRITE, Section
 
 
 def encode(weights: Tensor, positions: np.ndarray) -> bytes:
@@ -29,7 +29,7 @@ def encode(weights: Tensor, positions: np.ndarray) -> bytes:
             .astype("<f4", copy=False)
         )
         section = Section(positions.size, bytes([b]) + values.tobytes() + rice.pack(positions, b))
-    return frame.seal(CodecId.OVERWRITE, frame.MODEL, weights.numel(), [section])
+    return frame.seal(OVERWRITE, frame.MODEL, weights.numel(), [section])
 
 
 def least_bytes(count: int) -> int:
@@ -39,7 +39,7 @@ def least_bytes(count: int) -> int:
 
 def apply(data: bytes, weights: Tensor) -> None:
     """Write a frame's values into weights [numel], in place. Raises FrameError with the weights untouched."""
-    _, ((_, (count, body)),) = frame.unseal(data, CodecId.OVERWRITE, weights.numel())
+    _, ((_, (count, body)),) = frame.unseal(data, OVERWRITE, weights.numel())
     if not count:
         return
     first, rest = selection.take(memoryview(body), 1)

@@ -25,7 +25,6 @@ from ..errors import ConfigError, SpecError
 from ..kernels import philox
 from ..layout import Layout
 from .base import Context
-from .frame import CodecId
 from .matrices import FLOAT, MOST, MatrixCodec, Product, cut, shape_of, shaped
 from .update import Dense, Sections, Update
 
@@ -37,7 +36,7 @@ class PowerSGD(MatrixCodec):
     rank: int = 2  # columns of the factors; higher = larger frames, smaller error
 
     name: ClassVar[str] = "powersgd"
-    id: ClassVar[CodecId] = CodecId.POWERSGD
+    id: ClassVar[int] = 21
     source: ClassVar[str] = "Vogels et al. 2019"
 
     def __post_init__(self) -> None:

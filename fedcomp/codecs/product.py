@@ -22,7 +22,7 @@ from torch import Tensor
 from ..errors import SpecError
 from ..layout import Layout
 from .base import Codec, Context, expect
-from .frame import CodecId, ProductId, read_section, read_varint, varint
+from .frame import PRODUCT, ProductId, read_section, read_varint, varint
 from .matrices import MatrixCodec
 from .selection import Selective, Share, take
 
@@ -33,7 +33,7 @@ class Product(Selective):
 
     first: Selective
     second: Codec
-    id: ClassVar[CodecId | ProductId] = CodecId.PRODUCT
+    id: ClassVar[int] = PRODUCT
 
     def __post_init__(self) -> None:
         if not isinstance(self.first, Selective) or isinstance(self.first, Product):

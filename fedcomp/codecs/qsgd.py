@@ -24,7 +24,7 @@ from ..kernels import rounding
 from ..layout import Layout
 from . import levels as wire
 from .base import Codec, Context
-from .frame import CodecId, Section
+from .frame import Section
 from .update import Update
 
 MOST = 1000  # levels that may be asked for
@@ -37,7 +37,7 @@ class QSGD(Codec):
     levels: int = 16  # s, between 0 and the norm; more = longer frames, less noise
     damped: bool = False  # divide what is sent by 1 + ω, as error feedback needs it
     name: ClassVar[str] = "qsgd"
-    id: ClassVar[CodecId] = CodecId.QSGD
+    id: ClassVar[int] = 12
     source: ClassVar[str] = "Alistarh et al. 2017"
 
     def __post_init__(self) -> None:

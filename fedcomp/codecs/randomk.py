@@ -35,12 +35,10 @@ from .. import kernels
 from ..kernels import draw, rounding
 from . import floats, selection
 from .base import Context, add_finite, expect
-from .frame import EMPTY, CodecId, Section, read_varint, varint
+from .frame import EMPTY, Section, read_varint, varint
 from .levels import LARGEST, below
 
-STREAM = int(
-    CodecId.RANDOMK
-)  # of the words that draw positions: those of stream 0 may round the values
+STREAM = 7  # of the words that draw positions: those of stream 0 may round the values
 APART = 1 << 63  # by this bit another seed drops coordinates than the one that may round them
 COMMON = 2  # flag: all but the larger values have one magnitude
 PIECE = 1 << 24  # elements that are cut at m together
@@ -55,7 +53,7 @@ class RandomK(selection.Share):
     scaled: bool = False  # true: unbiased, for memories none and diana; false: for error feedback
     values: floats.Precision = "fp32"  # precision of what is sent
     name: ClassVar[str] = "randomk"
-    id: ClassVar[CodecId] = CodecId.RANDOMK
+    id: ClassVar[int] = 7
     source: ClassVar[str] = "Konečný et al. 2016, Wangni et al. 2018"
     seeded: ClassVar[bool] = True
 

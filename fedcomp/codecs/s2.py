@@ -47,7 +47,7 @@ from ..kernels import peeling
 from ..kernels import positions as wire
 from ..layout import Layout
 from .base import Codec, Context, expect
-from .frame import EMPTY, CodecId, Section, read_varint, varint
+from .frame import EMPTY, Section, read_varint, varint
 from .levels import LARGEST
 from .selection import Selective, take
 from .update import Sparse, Update
@@ -75,7 +75,7 @@ class S2(Codec):
     union: float = 1.0  # coordinates of all frames that are added, as a multiple of one frame's: their number, or less where they overlap
     values: Literal["fp32", "int24", "int16"] = "fp32"  # precision of what is added
     name: ClassVar[str] = "s2"
-    id: ClassVar[CodecId] = CodecId.S2
+    id: ClassVar[int] = 23
     source: ClassVar[str] = "Ge et al. 2021"
     linear: ClassVar[bool] = True
     seeded: ClassVar[bool] = True
@@ -203,8 +203,7 @@ class Selected(Codec):
 
     first: Selective
     second: S2
-    name: ClassVar[str] = S2.name
-    id: ClassVar[CodecId] = CodecId.S2
+    id: ClassVar[int] = S2.id
     linear: ClassVar[bool] = True
     seeded: ClassVar[bool] = True
     shares_seed: ClassVar[bool] = True
@@ -218,6 +217,7 @@ class Selected(Codec):
             raise SpecError(
                 f"the coordinates of '{self.first.name}' follow from the seed, and its frames add by themselves; leave +s2 out"
             )
+        object.__setattr__(self, "name", S2.name)
         object.__setattr__(self, "source", f"{self.first.source}; {self.second.source}")
         object.__setattr__(self, "portable", self.first.portable)
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from .. import kernels
 from . import selection
 from .base import Context, expect
-from .frame import CodecId
 
 POSITIVE, NEGATIVE = 0, 1  # flags
 
@@ -31,7 +30,7 @@ class SBC(selection.Largest):
 
     density: float = 1 / 100  # share of coordinates sent
     name: ClassVar[str] = "sbc"
-    id: ClassVar[CodecId] = CodecId.SBC
+    id: ClassVar[int] = 5
     source: ClassVar[str] = "Sattler et al. 2018"
 
     def contraction(self, numel: int) -> float:

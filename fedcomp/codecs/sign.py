@@ -21,7 +21,7 @@ from .. import kernels
 from ..layout import Layout
 from . import frame
 from .base import Codec, Context, expect
-from .frame import CodecId, Section
+from .frame import Section
 from .update import Bits, Update
 
 ONE = np.ones(1, np.float32)
@@ -32,7 +32,7 @@ class Sign(Codec):
     """One bit a coordinate: ±1."""
 
     name: ClassVar[str] = "sign"
-    id: ClassVar[CodecId] = CodecId.SIGN
+    id: ClassVar[int] = 9
     source: ClassVar[str] = "Bernstein et al. 2018"
 
     def longest_section(self, numel: int) -> int:

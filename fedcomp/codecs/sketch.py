@@ -34,7 +34,7 @@ from ..errors import SpecError
 from ..kernels import count_sketch, philox
 from ..layout import Layout
 from .base import Codec, Context, expect
-from .frame import EMPTY, CodecId, Section, read_varint, varint
+from .frame import EMPTY, Section, read_varint, varint
 from .selection import take
 from .update import Dense, Sections, Sparse, Update
 
@@ -67,7 +67,7 @@ class Sketch(Codec):
         1 / 100
     )  # share of coordinates that a reader takes, those with the largest estimates; 1 = all, without bias
     name: ClassVar[str] = "sketch"
-    id: ClassVar[CodecId] = CodecId.SKETCH
+    id: ClassVar[int] = 22
     source: ClassVar[str] = "Charikar et al. 2002, Ivkin et al. 2019"
     seeded: ClassVar[bool] = True
     shares_seed: ClassVar[bool] = True

@@ -24,7 +24,6 @@ from ..kernels import bit_planes, hadamard
 from ..kernels.hadamard import Turned
 from . import rotated
 from .base import expect
-from .frame import CodecId
 
 ROUNDED = 1 + 2.0**-16  # by less than this lo and s widen a span
 
@@ -35,7 +34,7 @@ class SRQ(rotated.RotatedCodec):
 
     levels: int = 16  # k, from the smallest to the largest of a block; powers of two waste no bits
     name: ClassVar[str] = "srq"
-    id: ClassVar[CodecId] = CodecId.SRQ
+    id: ClassVar[int] = 16
     source: ClassVar[str] = "Suresh et al. 2017"
     shifts: ClassVar[bool] = True
 

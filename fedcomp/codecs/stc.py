@@ -19,7 +19,6 @@ from .. import kernels
 from ..errors import FrameError
 from . import selection
 from .base import Context, expect
-from .frame import CodecId
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class STC(selection.Largest):
 
     density: float = 1 / 100  # share of coordinates sent
     name: ClassVar[str] = "stc"
-    id: ClassVar[CodecId] = CodecId.STC
+    id: ClassVar[int] = 4
     source: ClassVar[str] = "Sattler et al. 2019"
 
     def contraction(self, numel: int) -> float:

@@ -25,7 +25,7 @@ from ..kernels import rounding
 from ..layout import Layout
 from . import levels as wire
 from .base import Codec, Context, expect
-from .frame import CodecId, Section
+from .frame import Section
 from .update import Update
 
 SCALE = np.dtype("<f4")  # of what is announced
@@ -37,7 +37,7 @@ class TernGrad(Codec):
 
     clip: float = 2.5  # values are clipped to so many standard deviations; 0 = not at all
     name: ClassVar[str] = "terngrad"
-    id: ClassVar[CodecId] = CodecId.TERNGRAD
+    id: ClassVar[int] = 14
     source: ClassVar[str] = "Wen et al. 2017"
     linear: ClassVar[bool] = True  # frames of one scale
 

@@ -22,7 +22,6 @@ from .. import kernels
 from ..errors import SpecError
 from . import floats, selection
 from .base import Context, expect
-from .frame import CodecId
 
 LEAST, LARGEST = 2.0**-149, float(np.finfo(np.float32).max)
 TAU = 2  # flag, besides those of codecs/floats.py
@@ -37,7 +36,7 @@ class Threshold(selection.Selective):
         "tau"  # what is sent of a coordinate; a memory keeps the rest of it
     )
     name: ClassVar[str] = "threshold"
-    id: ClassVar[CodecId] = CodecId.THRESHOLD
+    id: ClassVar[int] = 8
     source: ClassVar[str] = "Strom 2015"
 
     def __post_init__(self) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 
 from . import floats, selection
 from .base import Context, expect
-from .frame import CodecId
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class TopK(selection.Largest):
         "fp32"  # precision of what is sent; a memory keeps what rounding loses
     )
     name: ClassVar[str] = "topk"
-    id: ClassVar[CodecId] = CodecId.TOPK
+    id: ClassVar[int] = 3
     source: ClassVar[str] = "Aji & Heafield 2017"
 
     def contraction(self, numel: int) -> float:

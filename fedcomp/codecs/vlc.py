@@ -25,7 +25,7 @@ from ..kernels import hadamard, range_coder
 from ..kernels.hadamard import Turned
 from . import rotated
 from .base import expect
-from .frame import CodecId, read_varint, varint
+from .frame import read_varint, varint
 
 HEAD = 1
 FINEST, COARSEST = 1 / 8, 8.0  # of s: the finest makes no more than 2051 symbols of 2¹⁴ coordinates
@@ -40,7 +40,7 @@ class VLC(rotated.RotatedCodec):
         2
     )  # s, in units of the root mean square; half of it = a quarter of the error, one bit more
     name: ClassVar[str] = "vlc"
-    id: ClassVar[CodecId] = CodecId.VLC
+    id: ClassVar[int] = 17
     source: ClassVar[str] = "Suresh et al. 2017"
     kind: ClassVar[type] = np.int16
 

@@ -1,4 +1,4 @@
-"""What is kept between rounds, around a codec. One rule, one file; one line here."""
+"""What is kept between rounds, around a codec. One rule, one file."""
 
 import functools
 from typing import Any
@@ -7,19 +7,8 @@ from .. import spec
 from ..codecs import Codec
 from ..errors import SpecError
 from ..layout import Layout
-from .adacomp import AdaComp
+from ..registry import Registry, subclass_of
 from .base import Counterpart, Memory
-from .dgc import DGC
-from .diana import Diana
-from .ecq import ECQ
-from .ef21 import EF21
-from .laq import LAQ
-from .lowrank import LowRank
-from .none import Nothing
-from .residual import Residual
-from .signum import Signum
-from .sketched import Sketched
-from .variance import Variance
 
 __all__ = [
     "Counterpart",
@@ -33,27 +22,11 @@ __all__ = [
     "only_under",
 ]
 
-_MEMORIES: dict[str, type[Memory]] = {
-    cls.name: cls
-    for cls in (
-        Nothing,
-        Residual,
-        ECQ,
-        DGC,
-        AdaComp,
-        Variance,
-        EF21,
-        Diana,
-        LAQ,
-        LowRank,
-        Sketched,
-        Signum,
-    )
-}
+_MEMORIES: Registry[type[Memory]] = Registry(__name__, "fedcomp.memories", subclass_of(Memory))
 
 
 def available_memories() -> dict[str, type[Memory]]:
-    """Every memory that a spec string may name: name → class."""
+    """Return every memory that a spec string may name, those of other packages included: name → class."""
     return dict(_MEMORIES)
 
 
@@ -73,10 +46,7 @@ def _named(text: str) -> tuple[type[Memory], Any]:
     parsed = spec.parse(text)
     if parsed.scope or len(parsed.parts) > 1:
         raise SpecError(f"memory '{text}' cannot have a scope or a second part; name one memory")
-    options = spec.build(
-        parsed.parts[0], {name: cls.Options for name, cls in _MEMORIES.items()}, "memory"
-    )
-    return _MEMORIES[parsed.parts[0].name], options
+    return spec.choose(parsed.parts[0], _MEMORIES, "memory")
 
 
 def chooses(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Flower strategies: the round loop and its policies. One algorithm, one file; one line here."""
+"""Flower strategies: the round loop and its policies. One algorithm, one file."""
 
 import dataclasses
 from typing import Any
@@ -7,25 +7,14 @@ from .. import spec
 from ..config import RunConfig, Usual, with_horizon
 from ..errors import SpecError
 from ..memories import default_uplink
+from ..registry import Registry, subclass_of
 from .asynchronous import Asynchronous
 from .average import Average
 from .base import Outcome, Phase, RoundStrategy, Rules
 from .broadcasts import Broadcast, Broadcasts
-from .centered_clipping import CenteredClipping
 from .codes import allocation_matrix
 from .compressed import Compressed
-from .election import Election
-from .fetchsgd import FetchSGD
-from .geometric_median import GeometricMedian
-from .gtopk import GTopK
-from .krum import Krum, MultiKrum
-from .median import Median, TrimmedMean
-from .powersgd import PowerSGD
-from .scaffold import Scaffold
-from .shared_scale import SharedScale
-from .sketched_sgd import SketchedSGD
 from .tally import majority
-from .vote import Vote
 
 __all__ = [
     "Asynchronous",
@@ -44,31 +33,13 @@ __all__ = [
     "strategy",
 ]
 
-_STRATEGIES: dict[str, type[RoundStrategy]] = {
-    cls.name: cls
-    for cls in (
-        Average,
-        FetchSGD,
-        GTopK,
-        PowerSGD,
-        Scaffold,
-        SharedScale,
-        SketchedSGD,
-        Asynchronous,
-        Median,
-        TrimmedMean,
-        Krum,
-        MultiKrum,
-        GeometricMedian,
-        CenteredClipping,
-        Vote,
-        Election,
-    )
-}
+_STRATEGIES: Registry[type[RoundStrategy]] = Registry(
+    __name__, "fedcomp.strategies", subclass_of(RoundStrategy)
+)
 
 
 def available_strategies() -> dict[str, type[RoundStrategy]]:
-    """Every strategy that a spec string may name: name → class."""
+    """Return every strategy that a spec string may name, those of other packages included: name → class."""
     return dict(_STRATEGIES)
 
 
@@ -101,7 +72,4 @@ def _chosen(text: str) -> tuple[type[RoundStrategy], Any]:
         raise SpecError(
             f"strategy '{text}' cannot have a scope or a second part; name one strategy"
         )
-    options = spec.build(
-        parsed.parts[0], {name: cls.Options for name, cls in _STRATEGIES.items()}, "strategy"
-    )
-    return _STRATEGIES[parsed.parts[0].name], options
+    return spec.choose(parsed.parts[0], _STRATEGIES, "strategy")

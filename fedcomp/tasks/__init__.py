@@ -1,13 +1,14 @@
-"""Tasks by name: built in, or a user's own as path/file.py:name."""
+"""Tasks by name: built in, of another package, or a user's own as path/file.py:name."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ..errors import TaskError, nearest
-from . import cifar10, mnist, shakespeare, user
+from ..registry import Registry
+from . import user
 from .augment import Augmentation
 from .base import Data, Task, initial_model, share_correct
-from .digits import digits
 
 __all__ = [
     "Augmentation",
@@ -20,27 +21,21 @@ __all__ = [
     "share_correct",
 ]
 
-_BUILT_IN: dict[str, Callable[[Path | None], Task]] = {
-    "cifar10-resnet18": cifar10.resnet18,
-    "cifar10-vgg11s": cifar10.vgg11s,
-    "digits": digits,
-    "mnist-cnn": mnist.cnn,
-    "mnist-logreg": mnist.logreg,
-    "mnist-logreg-global": mnist.logreg_global,
-    "shakespeare-lstm": shakespeare.lstm,
-}
+_TASKS: Registry[Task | Callable[..., Task]] = Registry(
+    __name__, "fedcomp.tasks", lambda value: callable(value) or isinstance(value, Task)
+)
 
 
 def available_tasks() -> dict[str, Callable[[Path | None], Task]]:
-    """The built-in tasks: name → what makes the task, given the data folder or None."""
-    return dict(_BUILT_IN)
+    """Return the tasks that have a name, those of other packages included: name → function from the data folder, or None, to the Task."""
+    return {name: partial(load, name) for name in _TASKS}
 
 
 OBJECT = "object:"  # in the options of a run whose task was an object, before its name
 
 
 def load(name: str, data: Path | None = None) -> Task:
-    """The task that `--task` names. Its data is read when it is asked for, and a missing folder is an error then.
+    """Return the task that `--task` names. Its data is read when it is asked for, and a missing folder is an error then.
 
     Raises TaskError on an unknown name or a file that gives no task, and for one that was an object of a Python program.
     """
@@ -51,8 +46,8 @@ def load(name: str, data: Path | None = None) -> Task:
         )
     if ":" in name or name.endswith(".py"):
         return user.load(name, data)
-    if name not in _BUILT_IN:
+    if name not in _TASKS:
         raise TaskError(
-            f"unknown task '{name}'; {nearest(name, _BUILT_IN)}, or your own as path/file.py:name"
+            f"unknown task '{name}'; {nearest(name, _TASKS)}, or your own as path/file.py:name"
         )
-    return _BUILT_IN[name](data)
+    return user.task_of(_TASKS[name], data, name)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from .augment import Augmentation
 from .data import Data, Examples
 
 Measure = Callable[[Tensor, Tensor], Tensor]  # outputs, targets → a scalar
+Make = TypeVar("Make", bound=Callable)
 
 
 def share_correct(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -65,6 +66,16 @@ class Task:
             object.__setattr__(
                 self, split, given if isinstance(given, Examples) else Examples(given)
             )
+
+
+def named(name: str) -> Callable[[Make], Make]:
+    """Return a decorator that lets `--task NAME` find a built-in task: a function from the data folder, or None, to the Task."""
+
+    def mark(make: Make) -> Make:
+        vars(make)["name"] = name
+        return make
+
+    return mark
 
 
 def initial_model(task: Task, seed: int) -> nn.Module:

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from .augment import CROP_AND_FLIP
-from .base import Task
+from .base import Task, named
 from .parquet import Images
 from .resnet import ResNet18
 
@@ -45,6 +45,7 @@ def network() -> nn.Module:
     )
 
 
+@named("cifar10-vgg11s")
 def vgg11s(data: Path | None) -> Task:
     """VGG11* on images standardised channel by channel."""
     read = images(data).per_channel
@@ -57,6 +58,7 @@ def vgg11s(data: Path | None) -> Task:
     )
 
 
+@named("cifar10-resnet18")
 def resnet18(data: Path | None) -> Task:
     """ResNet-18 with GroupNorm on images standardised channel by channel."""
     read = images(data).per_channel

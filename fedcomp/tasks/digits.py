@@ -13,7 +13,7 @@ from torch import nn
 
 from .. import seeds
 from ..errors import MissingExtraError
-from .base import Data, Task
+from .base import Data, Task, named
 
 TEST = 360  # examples, a fifth
 
@@ -40,6 +40,7 @@ def read(split: str) -> Data:
     )
 
 
+@named("digits")
 def digits(data: Path | None = None) -> Task:
     """A small network on scikit-learn's digits; a data folder is not needed and not read."""
     return Task("digits", network, partial(read, "train"), partial(read, "test"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
-from .base import Task
+from .base import Task, named
 from .parquet import Images
 
 
@@ -42,18 +42,21 @@ def network() -> nn.Module:
     )
 
 
+@named("mnist-logreg")
 def logreg(data: Path | None) -> Task:
     """Logistic regression on pixels, each standardised by its own mean and deviation."""
     read = images(data).per_pixel
     return Task("mnist-logreg", linear, partial(read, "train"), partial(read, "test"))
 
 
+@named("mnist-logreg-global")
 def logreg_global(data: Path | None) -> Task:
     """Logistic regression on pixels standardised by one mean and deviation for all of them."""
     read = images(data).per_dataset
     return Task("mnist-logreg-global", linear, partial(read, "train"), partial(read, "test"))
 
 
+@named("mnist-cnn")
 def cnn(data: Path | None) -> Task:
     """McMahan et al.'s network on images standardised as a whole."""
     read = images(data).per_channel

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import DataError
-from .base import Data, Task
+from .base import Data, Task, named
 
 WINDOW = 80  # characters
 TEST = 10  # one in so many windows of a role, the last ones
@@ -156,6 +156,7 @@ def _part(windows: np.ndarray, split: str) -> np.ndarray:
     return windows[-test:] if split == "test" else windows[:-test]
 
 
+@named("shakespeare-lstm")
 def lstm(data: Path | None) -> Task:
     """The next character of each role's speeches."""
     read = Text(data).read

@@ -43,8 +43,12 @@ def load(text: str, data: Path | None) -> Task:
     if not there:
         raise TaskError(f"--task {text}: there is no file {path}; write path/file.py:name")
     with fixed_draws(DRAWN_WITH):
-        found = _named(_module(path, text), name, text)
-        task = found if isinstance(found, Task) else _call(found, data, text)
+        return task_of(_named(_module(path, text), name, text), data, text)
+
+
+def task_of(found: Any, data: Path | None, text: str) -> Task:
+    """Return `found` if it is a Task, else the task that it returns when called. `text` names it in errors. Raises like `load`."""
+    task = found if isinstance(found, Task) else _call(found, data, text)
     if not isinstance(task, Task):
         raise TaskError(
             f"--task {text} gives {_a(task)}; it must be a fedcomp Task or a function that returns one"
@@ -92,7 +96,7 @@ def _import_neighbours_of(path: Path, text: str) -> None:
 
 def _failed(text: str, what: str, error: BaseException) -> FedcompError:
     return out_of_memory(error) or TaskError(
-        f"--task {text}: {what} failed: {describe(error)}; correct the file, or {SEE_TRACEBACK}"
+        f"--task {text}: {what} failed: {describe(error)}; correct it, or {SEE_TRACEBACK}"
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp import FrameError, codec
-from fedcomp.codecs.frame import MODEL, SECTIONS, CodecId, Section, seal, varint
+from fedcomp.codecs.frame import MODEL, SECTIONS, Section, seal, varint
 from fedcomp.kernels import backend
 
 EFSIGN = codec("efsign")
@@ -74,7 +74,7 @@ def test_a_vector_of_zeros_is_sent_as_such(numel):
     assert (
         EFSIGN.encode(torch.zeros(numel))
         == EFSIGN.encode(-torch.zeros(numel))
-        == seal(CodecId.EFSIGN, MODEL, numel, [Section(0, b"")])
+        == seal(EFSIGN.id, MODEL, numel, [Section(0, b"")])
     )
     assert same_bits(through(torch.zeros(numel)), np.zeros(numel, np.float32))
 
@@ -126,7 +126,7 @@ def test_where_a_mean_would_be_lost_the_largest_coordinate_is_sent():
 
 def refused(body: bytes, count: int, numel: int) -> bool:
     try:
-        EFSIGN.decode(seal(CodecId.EFSIGN, MODEL, numel, [Section(count, body)]), numel=numel)
+        EFSIGN.decode(seal(EFSIGN.id, MODEL, numel, [Section(count, body)]), numel=numel)
     except FrameError:
         return True
     return False

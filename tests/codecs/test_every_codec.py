@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp import FrameError, Layout, NonFiniteError, available_codecs, codec
-from fedcomp.codecs import CodecId, Context, LayerWise
+from fedcomp.codecs import Context, LayerWise
 from fedcomp.codecs.frame import unseal, varint
 from fedcomp.errors import ConfigError
 
@@ -48,16 +48,6 @@ def a_million() -> torch.Tensor:
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
-
-
-def test_ids_on_the_wire():
-    assert {name: cls.id for name, cls in available_codecs().items()} == {
-        name: CodecId[name.upper()] for name in available_codecs()
-    }
-    assert (
-        len({cls.id for cls in available_codecs().values()} | {CodecId.OVERWRITE})
-        == len(available_codecs()) + 1
-    )
 
 
 # What a frame decodes to.

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp import FrameError, Layout, codec
-from fedcomp.codecs import CodecId
 from fedcomp.codecs.frame import LAYER, MODEL, Section, read_varint, seal, unseal, varint
+
+STC, TOPK = codec("stc").id, codec("topk").id
 
 
 def test_a_frame_byte_by_byte():
     head, size, sections = b"fc\x01\x04\x00", struct.pack("<Q", 1000), b"\xac\x02body"
-    frame = seal(CodecId.STC, MODEL, 1000, [Section(300, b"body")])
+    frame = seal(STC, MODEL, 1000, [Section(300, b"body")])
     assert frame == head + struct.pack("<I", zlib.crc32(head + size + sections)) + sections
 
 
@@ -28,28 +29,24 @@ def test_a_frame_by_layers_byte_by_byte():
         struct.pack("<Q", 1000),
         b"\x06\xac\x02body" + b"\x01\x00" + b"\x03\x07de",
     )
-    frame = seal(
-        CodecId.TOPK, LAYER, 1000, [Section(300, b"body"), Section(0, b""), Section(7, b"de")]
-    )
+    frame = seal(TOPK, LAYER, 1000, [Section(300, b"body"), Section(0, b""), Section(7, b"de")])
     assert frame == head + struct.pack("<I", zlib.crc32(head + size + sections)) + sections
     w, none, b = layout
-    assert unseal(frame, CodecId.TOPK, 1000, layout) == (
+    assert unseal(frame, TOPK, 1000, layout) == (
         0,
         [(w, (300, b"body")), (none, (0, b"")), (b, (7, b"de"))],
     )
 
 
 def test_a_seed_stands_before_the_sections():
-    plain, seeded = (
-        seal(CodecId.STC, MODEL, 1000, [Section(300, b"body")], seed) for seed in (None, -2)
-    )
+    plain, seeded = (seal(STC, MODEL, 1000, [Section(300, b"body")], seed) for seed in (None, -2))
     assert seeded == reseal(plain[:9] + b"\xfe" + b"\xff" * 7 + plain[9:], 1000)
-    assert unseal(seeded, CodecId.STC, 1000, None, True) == (
+    assert unseal(seeded, STC, 1000, None, True) == (
         2**64 - 2,
-        unseal(plain, CodecId.STC, 1000)[1],
+        unseal(plain, STC, 1000)[1],
     )
     with pytest.raises(FrameError, match="cut short in its seed"):
-        unseal(plain, CodecId.STC, 1000, None, True)
+        unseal(plain, STC, 1000, None, True)
 
 
 def test_the_checksum_of_these_tests_is_that_of_the_frame():

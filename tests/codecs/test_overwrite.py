@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp import FrameError
-from fedcomp.codecs import CodecId, overwrite
-from fedcomp.codecs.frame import LAYER, MODEL, Section, seal
+from fedcomp.codecs import overwrite
+from fedcomp.codecs.frame import LAYER, MODEL, OVERWRITE, Section, seal
 
 NUMEL = 300
 WEIGHTS = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1))
@@ -78,7 +78,7 @@ def test_a_frame_that_is_cut_short_or_goes_on(length, tail):
 
 @given(st.integers(0, NUMEL + 1), st.binary(max_size=100))
 def test_any_body_under_a_checksum_that_fits(count, body):
-    data, weights = seal(CodecId.OVERWRITE, MODEL, NUMEL, [Section(count, body)]), OLD.clone()
+    data, weights = seal(OVERWRITE, MODEL, NUMEL, [Section(count, body)]), OLD.clone()
     try:
         overwrite.apply(data, weights)
     except FrameError:
@@ -96,14 +96,14 @@ def test_nan_and_infinity_are_refused(value):
 
 def test_frames_of_others_are_refused():
     assert_refused(overwrite.encode(WEIGHTS[:-1], np.array([3, 14, 200])))
-    assert_refused(reseal(FRAME[:3] + bytes([CodecId.TOPK]) + FRAME[4:], NUMEL))
-    assert_refused(seal(CodecId.OVERWRITE, LAYER, NUMEL, [Section(0, b"")]))
-    assert_refused(seal(CodecId.OVERWRITE, 7, NUMEL, [Section(0, b"")]))
+    assert_refused(reseal(FRAME[:3] + bytes([3]) + FRAME[4:], NUMEL))
+    assert_refused(seal(OVERWRITE, LAYER, NUMEL, [Section(0, b"")]))
+    assert_refused(seal(OVERWRITE, 7, NUMEL, [Section(0, b"")]))
 
 
 @pytest.mark.parametrize("count", [NUMEL, NUMEL + 1, 2**40, 2**62])
 def test_what_a_frame_claims_is_not_allocated(count):
-    data = seal(CodecId.OVERWRITE, MODEL, NUMEL, [Section(count, bytes(40))])
+    data = seal(OVERWRITE, MODEL, NUMEL, [Section(count, bytes(40))])
     tracemalloc.start()
     try:
         assert_refused(data)

@@ -16,8 +16,7 @@ from test_golden import dense, golden, nonzeros, vector
 from test_hostile_frames import read
 
 from fedcomp import FrameError, RunConfig, available_codecs, codec, kernels, memory
-from fedcomp.codecs import CodecId
-from fedcomp.codecs.frame import SECTIONS, unseal
+from fedcomp.codecs.frame import PRODUCT, SECTIONS, unseal
 from fedcomp.codecs.matrices import MatrixCodec
 from fedcomp.codecs.product import Product, contraction
 from fedcomp.codecs.selection import Selective
@@ -105,7 +104,7 @@ def test_a_frame_is_the_bytes_of_its_halves(spec):
 def test_the_header_names_the_halves_once(spec):
     c, x = codec(spec), normal(NUMEL)
     frame = c.encode(x, seed=3)
-    assert frame[3] == CodecId.PRODUCT == c.id and frame[SECTIONS : SECTIONS + 2] == bytes(
+    assert frame[3] == PRODUCT == c.id and frame[SECTIONS : SECTIONS + 2] == bytes(
         [c.first.id, c.second.id]
     )
     seed, ((_, section),) = unseal(frame, c.id, NUMEL, None, c.seeded)

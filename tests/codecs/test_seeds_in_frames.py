@@ -9,7 +9,7 @@ import torch
 from every_codec import layout_of, reseal, same_bits
 
 from fedcomp import FrameError
-from fedcomp.codecs import Codec, CodecId, LayerWise
+from fedcomp.codecs import Codec, LayerWise
 from fedcomp.codecs.base import expect
 from fedcomp.codecs.frame import SECTIONS, Section
 from fedcomp.codecs.update import Sparse
@@ -22,7 +22,7 @@ class Mask(Codec):
     """Half of the coordinates, drawn from the seed: no positions are sent. (The id is borrowed.)"""
 
     name: ClassVar[str] = "mask"
-    id: ClassVar[CodecId] = CodecId.IDENTITY
+    id: ClassVar[int] = 1
     seeded: ClassVar[bool] = True
 
     def positions(self, numel, seed):

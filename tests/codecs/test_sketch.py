@@ -10,7 +10,7 @@ from every_codec import layout_of, reseal, same_bits, vectors
 
 from fedcomp import codec
 from fedcomp.codecs import frame
-from fedcomp.codecs.frame import MODEL, CodecId, Section, seal, varint
+from fedcomp.codecs.frame import MODEL, Section, seal, varint
 from fedcomp.codecs.sketch import HIGHEST, LOWEST, Cells, summed
 from fedcomp.errors import FrameError, SpecError
 from fedcomp.kernels import count_sketch
@@ -41,7 +41,7 @@ def form(data: bytes, numel: int) -> int:
 
 def made(numel: int, rows: int, columns: int, rest: bytes, seed: int = 3, k: int = 1) -> bytes:
     return seal(
-        CodecId.SKETCH,
+        codec("sketch").id,
         MODEL,
         numel,
         [Section(numel, varint(rows) + varint(columns) + varint(k) + rest)],

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from plugins import install
 from safetensors.torch import load_file
 from small_runs import TINY, Records, Stop, StopsAt, assert_the_same_when_stopped, out, rounds_of
 
@@ -219,7 +220,8 @@ class Coded(Average):
 
 
 def test_code_aware_liars_turn_the_updates_of_the_heaviest_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedcomp.strategies._STRATEGIES", {"coded": Coded})
+    installed = install(tmp_path, "theirs", strategies=[f"coded = {__name__}:Coded"])
+    monkeypatch.syspath_prepend(installed)
     config = replace(LIARS, clients=5, rounds=1, strategy="coded", uplink="identity")
     frames: dict[str, dict[int, bytes]] = {}
     handle = VirtualClients.handle

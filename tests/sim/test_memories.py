@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from federation import Federation
+from plugins import install
 from safetensors.torch import load_file
 from small_runs import TINY, Stop, StopsAt, model_bytes, out, rounds_of
 
-from fedcomp import UserError, codecs
+from fedcomp import UserError, codec
 from fedcomp.codecs.topk import TopK
 from fedcomp.memories import memory
 from fedcomp.observe import Observer
@@ -151,6 +152,7 @@ class Overshooting(TopK):
     """Says that it contracts, and sends what it sends two and a half times as large as it is."""
 
     name = "overshooting"
+    id = 200
 
     def unpack_values(self, flag, data, count, seed):
         values, used = super().unpack_values(flag, data, count, seed)
@@ -158,7 +160,8 @@ class Overshooting(TopK):
 
 
 def test_a_residual_that_grows_without_bound_is_reported_once(tmp_path, monkeypatch):
-    monkeypatch.setitem(codecs._CODECS, "overshooting", Overshooting)
+    installed = install(tmp_path, "theirs", codecs=[f"overshooting = {__name__}:Overshooting"])
+    monkeypatch.syspath_prepend(installed)
     watched = Sentences()
     simulate(
         replace(
@@ -198,7 +201,7 @@ def test_a_residual_that_only_waits_is_not_reported(tmp_path, density):
 
 def test_after_a_checkpoint_what_was_kept_counts_as_put_in():
     sentences: list[str] = []
-    keeper = memory("residual", codecs.codec("stc"), 4)
+    keeper = memory("residual", codec("stc"), 4)
     keeper.load_state_dict({"residual": torch.full((4,), 100.0)})
     growth, x = Growth(sentences.append), torch.ones(1, 4)
     for _ in range(20):

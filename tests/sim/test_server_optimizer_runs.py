@@ -11,7 +11,8 @@ from small_runs import TINY, Stop, StopsAt, assert_the_same_when_stopped, model_
 from fedcomp import RunConfig
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.sim import simulate
-from fedcomp.strategies import GTopK, Rules, available_strategies, strategy
+from fedcomp.strategies import Rules, available_strategies, strategy
+from fedcomp.strategies.gtopk import GTopK
 from fedcomp.strategies.optimizers import FIRST, optimizer
 
 TEXTS = ["sgd:momentum=0.5", "sgd:momentum=0.5,nesterov=true", "adam", "yogi:tau=1%"]

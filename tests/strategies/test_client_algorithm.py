@@ -13,8 +13,9 @@ from fedcomp.codecs import Context
 from fedcomp.errors import ConfigError, NonFiniteError, ProtocolError
 from fedcomp.messages import FAILED, UP_TO_DATE, UPDATE, Assignment
 from fedcomp.sim.clients import VirtualClients
-from fedcomp.strategies import Rules, SharedScale
+from fedcomp.strategies import Rules
 from fedcomp.strategies.client_algorithm import ClientAlgorithm, RoundState
+from fedcomp.strategies.shared_scale import SharedScale
 from fedcomp.training.engine import OneByOne
 
 ASSIGNMENT = Assignment(4, "train", 2, UP_TO_DATE, "v", "v", "f", [], "")

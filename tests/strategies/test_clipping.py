@@ -12,8 +12,9 @@ from fedcomp import codec
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
 from fedcomp.sim.grid import by_index
-from fedcomp.strategies import Asynchronous, Average, GTopK, Rules, available_strategies
+from fedcomp.strategies import Asynchronous, Average, Rules, available_strategies
 from fedcomp.strategies.clipping import norm, share
+from fedcomp.strategies.gtopk import GTopK
 
 LAYOUT = Layout.from_shapes({"a": (30, 20), "b": (20,), "c": (8, 10)})
 X = torch.from_numpy(np.random.default_rng(3).normal(0, 1, LAYOUT.numel).astype(np.float32))

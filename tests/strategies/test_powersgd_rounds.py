@@ -18,7 +18,8 @@ from fedcomp.errors import ConfigError
 from fedcomp.memories.lowrank import LEFT, RIGHT
 from fedcomp.messages import DENSE
 from fedcomp.sim import simulate
-from fedcomp.strategies import PowerSGD, Rules, strategy
+from fedcomp.strategies import Rules, strategy
+from fedcomp.strategies.powersgd import PowerSGD
 from fedcomp.tasks.partition import partition
 
 TINY = RunConfig(

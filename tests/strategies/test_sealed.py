@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from plugins import install
 
 from fedcomp import RunConfig, UserError
 from fedcomp.codecs import Context
@@ -257,11 +258,14 @@ COPIED: list[bytes] = []
 
 
 @pytest.fixture(autouse=True)
-def own_attacks(monkeypatch):
+def own_attacks(monkeypatch, tmp_path_factory):
     SENT.clear()
     COPIED.clear()
-    own = {cls.name: cls for cls in (FalseComplaint, Replay, Copycat, LowOrder, Bad)}
-    monkeypatch.setattr(attacks, "_ATTACKS", attacks._ATTACKS | own)
+    own = [
+        f"{cls.name} = {__name__}:{cls.__name__}"
+        for cls in (FalseComplaint, Replay, Copycat, LowOrder, Bad)
+    ]
+    monkeypatch.syspath_prepend(install(tmp_path_factory.mktemp("own"), "theirs", attacks=own))
 
 
 def test_a_complaint_that_does_not_hold_names_the_voter(monkeypatch, tmp_path):

@@ -15,8 +15,8 @@ from fedcomp.codecs import Context
 from fedcomp.config import read_run
 from fedcomp.errors import ProtocolError
 from fedcomp.sim import simulate
-from fedcomp.strategies import Rules, SharedScale
-from fedcomp.strategies.shared_scale import NUMBERS, SharedScaleClient, scales
+from fedcomp.strategies import Rules
+from fedcomp.strategies.shared_scale import NUMBERS, SharedScale, SharedScaleClient, scales
 from fedcomp.tasks.partition import partition
 
 TINY = RunConfig(

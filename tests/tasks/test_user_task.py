@@ -73,7 +73,7 @@ def test_what_names_no_task(text, says):
     [
         (
             "x = 1\ny = 1 / 0\n",
-            "the import failed: mine.py, line 2: ZeroDivisionError: division by zero; correct the file",
+            "the import failed: mine.py, line 2: ZeroDivisionError: division by zero; correct it",
         ),
         ("def f():\n    return missing\nf()\n", "mine.py, line 2, in f: NameError"),
         ("x = 1\ntask = (\n", r"mine.py, line 2: SyntaxError: '\(' was never closed"),

@@ -1,45 +1,18 @@
-"""Attacks: virtual Byzantine clients in a simulation. One attack, one line here."""
+"""Attacks: virtual Byzantine clients in a simulation. One attack, one class."""
 
 from ... import spec
 from ...errors import SpecError
-from .alie import ALIE
+from ...registry import Registry, subclass_of
 from .base import Attack, Scene, Sender
-from .blind import Constant, Gaussian, Inverted, RandomSign, Rescaled
-from .code_aware import CodeAware
-from .equivocation import Equivocation
-from .ipm import InnerProduct
-from .label_flip import LabelFlip
 from .liars import Liars
-from .low_margin import LowMargin
-from .mimic import Mimic
-from .replies import Abstention, Infinity, Malformed
 
 __all__ = ["Attack", "Liars", "Scene", "Sender", "attacks", "available_attacks"]
 
-_ATTACKS: dict[str, type[Attack]] = {
-    cls.name: cls
-    for cls in (
-        Inverted,
-        Rescaled,
-        RandomSign,
-        Constant,
-        Gaussian,
-        LabelFlip,
-        ALIE,
-        InnerProduct,
-        Mimic,
-        LowMargin,
-        CodeAware,
-        Infinity,
-        Malformed,
-        Abstention,
-        Equivocation,
-    )
-}
+_ATTACKS: Registry[type[Attack]] = Registry(__name__, "fedcomp.attacks", subclass_of(Attack))
 
 
 def available_attacks() -> dict[str, type[Attack]]:
-    """Every attack that a spec string may name: name → class."""
+    """Return every attack that a spec string may name, those of other packages included: name → class."""
     return dict(_ATTACKS)
 
 

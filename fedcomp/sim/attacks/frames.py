@@ -12,13 +12,13 @@ from ...codecs.frame import (
     MAGIC,
     SECTIONS,
     VERSION,
-    CodecId,
     Section,
     claimed_size,
     header_bytes,
     seal,
     unseal,
 )
+from ...codecs.identity import Identity
 from ...errors import FrameError
 from ...layout import Layout
 
@@ -40,7 +40,7 @@ def of_floats(frame: bytes, number: float, most: int) -> bytes:
     numel, _ = claimed_size(frame)
     if not frame.startswith(MAGIC + bytes([VERSION])) or numel > most:
         raise FrameError("not a frame of numbers")
-    return seal(CodecId.IDENTITY, 0, numel, [Section(numel, struct.pack("<f", number) * numel)])
+    return seal(Identity.id, 0, numel, [Section(numel, struct.pack("<f", number) * numel)])
 
 
 def with_numbers(frame: bytes, twin: bytes, codec: Codec, layout: Layout, number: float) -> bytes:

@@ -1,0 +1,109 @@
+"""Plugins: what a spec string may name, built into fedcomp or provided by another installed package.
+
+A built-in plugin is a class, or a function, with a `name` of its own in a module of one package, such as `fedcomp/codecs/stc.py`.
+Other packages provide theirs as entry points, here a codec named `mine`:
+
+    [project.entry-points."fedcomp.codecs"]
+    mine = "my_package.my_module:MyCodec"
+
+An entry point is imported only when its name is used or all plugins are listed. It cannot replace a built-in plugin.
+"""
+
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from types import FunctionType
+from typing import Any, Generic, TypeVar
+
+from .errors import SpecError
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """Plugins of one kind by name, sorted; looking one up imports it, iterating over the names imports no entry point.
+
+    `package` holds the built-in ones, and `group` is the group of the entry points. `belongs` tells a plugin from other classes and
+    functions; `admit`, if given, is called with the name and the plugin before its first use, and raises SpecError for one that is refused.
+    """
+
+    def __init__(
+        self,
+        package: str,
+        group: str,
+        belongs: Callable[[Any], bool],
+        admit: Callable[[str, T], None] = lambda name, plugin: None,
+    ):
+        self.package, self.group, self.belongs, self.admit = package, group, belongs, admit
+        self._loaded: dict[str, T] = {}  # from entry points
+
+    def __getitem__(self, name: str) -> T:
+        """Return a plugin. Raises KeyError for an unknown name, and SpecError for an entry point that cannot be used."""
+        if name in self._builtin:
+            return self._builtin[name]
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name, self._provided()[name])
+        return self._loaded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._builtin or name in self._loaded or name in self._provided()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*self._builtin, *self._provided()}))
+
+    def __len__(self) -> int:
+        return len({*self._builtin, *self._provided()})
+
+    @cached_property
+    def _builtin(self) -> dict[str, T]:
+        package, found = import_module(self.package), {}
+        for info in pkgutil.iter_modules(package.__path__, f"{self.package}."):
+            module = import_module(info.name)
+            for value in vars(module).values():
+                if not isinstance(value, type | FunctionType) or value.__module__ != info.name:
+                    continue
+                name = vars(value).get("name")
+                if isinstance(name, str) and self.belongs(value):
+                    if name in found:
+                        raise AssertionError(f"{found[name]} and {value} are both named '{name}'")
+                    self.admit(name, value)
+                    found[name] = value
+        return found
+
+    def _provided(self) -> dict[str, list[EntryPoint]]:
+        """The entry points of each name that is not built in."""
+        found: dict[str, list[EntryPoint]] = {}
+        for entry in entry_points(group=self.group):
+            if entry.name not in self._builtin:
+                found.setdefault(entry.name, []).append(entry)
+        return found
+
+    def _load(self, name: str, entries: list[EntryPoint]) -> T:
+        whose = " and ".join(sorted({_provider(entry) for entry in entries}))
+        if len({entry.value for entry in entries}) > 1:
+            raise SpecError(
+                f"'{name}' of {self.group} is provided by {whose}; uninstall one of them"
+            )
+        try:
+            plugin = entries[0].load()
+        except Exception as error:
+            raise SpecError(
+                f"'{name}' of {self.group} cannot be imported ({type(error).__name__}: {error}); repair or uninstall {whose}"
+            ) from error
+        if not self.belongs(plugin):
+            raise SpecError(
+                f"'{name}' of {self.group} is {plugin!r}, which is of another kind; repair or uninstall {whose}"
+            )
+        self.admit(name, plugin)
+        return plugin
+
+
+def _provider(entry: EntryPoint) -> str:
+    return f"the package {entry.dist.name}" if entry.dist else entry.module
+
+
+def subclass_of(base: type) -> Callable[[Any], bool]:
+    """Return a function that tells whether a value is a class that extends `base`."""
+    return lambda value: isinstance(value, type) and issubclass(value, base)

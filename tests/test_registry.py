@@ -1,0 +1,111 @@
+"""Plugins of another package: installed ones are found, imported late, and replace nothing that is built in."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from plugins import install
+
+MODULE = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fedcomp import Data, Task
+from fedcomp.codecs.identity import Identity
+from fedcomp.memories.residual import Residual
+from fedcomp.sim.attacks.blind import Inverted
+from fedcomp.strategies.average import Average
+
+
+@dataclass(frozen=True)
+class Plain(Identity):
+    name: ClassVar[str] = "plain"
+    id: ClassVar[int] = 200
+
+
+class Takes4(Plain):
+    name: ClassVar[str] = "takes4"
+    id: ClassVar[int] = 4
+
+
+class Kept(Residual):
+    name: ClassVar[str] = "kept"
+
+
+class Mean(Average):
+    name: ClassVar[str] = "mean-of-all"
+
+
+@dataclass(frozen=True)
+class Turned(Inverted):
+    name: ClassVar[str] = "turned"
+
+
+def points():
+    data = Data(torch.randn(40, 3), torch.arange(40) % 2)
+    return Task("points", torch.nn.Linear(3, 2), train=data, test=data)
+"""
+PACKAGE = {
+    "codecs": ["plain = theirs:Plain", "stc = theirs:Plain", "takes4 = theirs:Takes4"]
+    + ["gone = theirs:Gone", "other-kind = theirs:points"],
+    "memories": ["kept = theirs:Kept"],
+    "strategies": ["mean-of-all = theirs:Mean"],
+    "tasks": ["points = theirs:points"],
+    "attacks": ["turned = theirs:Turned"],
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return a function that runs a program in a Python where the package `theirs` is installed, and returns what it prints."""
+    folder = install(tmp_path_factory.mktemp("site"), "theirs", **PACKAGE)
+    (folder / "theirs.py").write_text(MODULE)
+    path = os.pathsep.join([str(folder), *sys.path])
+
+    def run(program: str) -> list[str]:
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return run
+
+
+def test_plugins_of_each_kind_make_a_run(run, tmp_path):
+    program = f"""
+import sys, fedcomp
+from fedcomp.sim.attacks import attacks
+fedcomp.codec("stc"), fedcomp.available_tasks(), attacks("inverted:1")
+print("theirs" in sys.modules)
+run = fedcomp.simulate("points", uplink="plain", memory="kept", strategy="mean-of-all", attack="turned:1",
+    rounds=1, clients=4, participation=1.0, engine="serial", plain=True, out="{tmp_path}/run")
+print(run.config.uplink, run.config.memory, run.config.strategy, run.config.attack)
+"""
+    early, *_, last = run(program)
+    assert early == "False" and last == "plain kept mean-of-all turned:1"
+
+
+def test_a_plugin_replaces_no_builtin_and_a_broken_one_is_named(run):
+    program = """
+import fedcomp
+from fedcomp.codecs.stc import STC
+print(type(fedcomp.codec("stc")) is STC)
+for name in ("takes4", "gone", "other-kind", "plane"):
+    try:
+        fedcomp.codec(name)
+    except fedcomp.UserError as error:
+        print(error)
+print("plain" in fedcomp.available_memories(), "kept" in fedcomp.available_memories())
+"""
+    builtin, takes4, gone, other, unknown, listed = run(program)
+    assert builtin == "True" and listed == "False True"
+    assert takes4 == "codec 'takes4' has the number 4, which is that of 'stc'; give it another id"
+    assert gone.startswith("'gone' of fedcomp.codecs cannot be imported (AttributeError: ")
+    assert gone.endswith("; repair or uninstall the package theirs")
+    assert other.endswith("which is of another kind; repair or uninstall the package theirs")
+    assert unknown.startswith("unknown codec 'plane'; did you mean 'plain'?")
