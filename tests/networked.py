@@ -20,7 +20,7 @@ from fedcomp import RunConfig
 from fedcomp.clients.flower import Task as FlowerTask
 from fedcomp.deployment.availability import Quota
 from fedcomp.deployment.guard import Guard
-from fedcomp.deployment.handshake import Common, Invitation, Own, pack_algorithm, told
+from fedcomp.deployment.handshake import Common, Invitation, Own, told
 from fedcomp.deployment.superlink import LOOPBACK, SuperLink
 from fedcomp.deployment.superlink_grid import Gathering
 from fedcomp.layout import Layout
@@ -87,7 +87,6 @@ class Networked:
             name,
             -1,
             told(options),
-            pack_algorithm(self.strategy.client_algorithm),
             self.layout.fingerprint,
             first,
         )

@@ -21,12 +21,8 @@ from ..config import RunConfig, from_values
 from ..errors import ProtocolError, UserError
 from ..memories import memory
 from ..messages import Values
-from ..strategies.client_algorithm import ClientAlgorithm
-from ..strategies.fetchsgd import FetchSGDClient
-from ..strategies.local_election import BallotElection, DataElection
-from ..strategies.scaffold import ScaffoldClient
+from ..strategies import make_client_algorithm
 from ..strategies.sealed_voter import SealedElection
-from ..strategies.shared_scale import SharedScaleClient
 from ..tasks import Data, Task, initial_model
 from ..tasks.check import check
 from ..tasks.partition import partition
@@ -53,15 +49,6 @@ TOLD = (
     "strategy",
     "seed",
 )
-ALGORITHMS: dict[str, type[ClientAlgorithm]] = {
-    "phases": ClientAlgorithm,
-    "one-hash": FetchSGDClient,
-    "scale-then-train": SharedScaleClient,
-    "control-variates": ScaffoldClient,
-    "election-data": DataElection,
-    "election-ballots": BallotElection,
-    "election-sealed": SealedElection,
-}
 AT_THE_DOOR = 4  # clients of one process that connect at a time
 
 T = TypeVar("T")
@@ -72,7 +59,6 @@ class Invitation(Values):
     run: str  # the name of the run, the same when it is resumed
     client: int  # logical id that goes with the client's key, -1: the client says it
     options: str  # JSON: TOLD of the RunConfig
-    work: str  # JSON: the strategy's client half, by its name in ALGORITHMS, and its phases
     layout: str  # fingerprint
     version: str  # that the run started from
 
@@ -96,16 +82,6 @@ def told(config: RunConfig) -> str:
     return json.dumps({name: getattr(config, name) for name in TOLD})
 
 
-def pack_algorithm(algorithm: ClientAlgorithm) -> str:
-    """The client half of a strategy for an invitation."""
-    return json.dumps(
-        [
-            next(name for name, cls in ALGORITHMS.items() if cls is type(algorithm)),
-            *algorithm.phases,
-        ]
-    )
-
-
 def options_of(invitation: Invitation) -> RunConfig:
     """The options of an invitation, checked. Raises ProtocolError or ConfigError."""
     try:
@@ -118,20 +94,6 @@ def options_of(invitation: Invitation) -> RunConfig:
     except (ValueError, RecursionError) as error:
         raise ProtocolError(
             "the options of the invitation cannot be read; install the same version of fedcomp on both sides"
-        ) from error
-
-
-def algorithm_of(invitation: Invitation) -> ClientAlgorithm:
-    """The strategy's client half. Raises ProtocolError for one that is not installed here."""
-    try:
-        name, *phases = json.loads(invitation.work)
-        if not phases or not all(type(phase) is str for phase in phases):
-            raise ValueError(phases)
-        cls = ALGORITHMS[name]
-        return ClientAlgorithm(tuple(phases)) if cls is ClientAlgorithm else cls()
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ProtocolError(
-            "the run's strategy has a client half that is not known here; install the same version of fedcomp"
         ) from error
 
 
@@ -176,7 +138,8 @@ class Own:
 
 def client_for(invitation: Invitation, own: Own) -> tuple[int, Client]:
     """The logical id, and a client that stands before round 1. Raises UserError or ProtocolError, naming what does not go together."""
-    config, algorithm = options_of(invitation), algorithm_of(invitation)
+    config = options_of(invitation)
+    algorithm = make_client_algorithm(config.strategy)
     if own.sealed and not isinstance(algorithm, SealedElection):
         raise UserError(
             f"this client takes part under sealed ballots alone (--sealed), and the server's strategy is '{config.strategy}'; "

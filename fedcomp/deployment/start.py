@@ -40,7 +40,7 @@ from ..training import devices
 from .availability import Quota
 from .by_client import ByClient
 from .guard import Guard
-from .handshake import Invitation, Presence, pack_algorithm, told
+from .handshake import Invitation, Presence, told
 from .http_request import Refused
 from .limits import Limits
 from .multi_client import named
@@ -247,7 +247,6 @@ class Deployment:
             self.name,
             -1,
             told(config),
-            pack_algorithm(self.strategy.client_algorithm),
             self.layout.fingerprint,
             first,
         )

@@ -348,7 +348,6 @@ def _to(invitation: Invitation, client: int) -> Invitation:
         invitation.run,
         client,
         invitation.options,
-        invitation.work,
         invitation.layout,
         invitation.version,
     )

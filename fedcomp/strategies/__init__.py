@@ -12,6 +12,7 @@ from .asynchronous import Asynchronous
 from .average import Average
 from .base import Outcome, Phase, RoundStrategy, Rules
 from .broadcasts import Broadcast, Broadcasts
+from .client_algorithm import ClientAlgorithm
 from .codes import allocation_matrix
 from .compressed import Compressed
 from .tally import majority
@@ -21,6 +22,7 @@ __all__ = [
     "Average",
     "Broadcast",
     "Broadcasts",
+    "ClientAlgorithm",
     "Compressed",
     "Outcome",
     "Phase",
@@ -29,6 +31,7 @@ __all__ = [
     "allocation_matrix",
     "available_strategies",
     "majority",
+    "make_client_algorithm",
     "resolved",
     "strategy",
 ]
@@ -47,6 +50,12 @@ def strategy(text: str, rules: Rules | None = None, **told: Any) -> RoundStrateg
     """The strategy of a spec string such as `powersgd:rank=2`. Raises SpecError, and ConfigError for rules that do not suit it."""
     cls, options = _chosen(text)
     return cls(rules, options=options, **told)
+
+
+def make_client_algorithm(text: str) -> ClientAlgorithm:
+    """Return the client half of the strategy of a spec string. Raises SpecError."""
+    cls, options = _chosen(text)
+    return cls.client_for(options)
 
 
 def resolved(config: RunConfig) -> RunConfig:

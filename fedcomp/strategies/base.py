@@ -196,6 +196,11 @@ class RoundStrategy(Strategy):
     # What an algorithm decides.
 
     @classmethod
+    def client_for(cls, options: Any) -> ClientAlgorithm:
+        """Return the client half for these options of the strategy."""
+        return cls.client_algorithm
+
+    @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
         """What stands for options of a run that are not given, by the names of the fields of `fedcomp.config.RunConfig`."""
         return {}

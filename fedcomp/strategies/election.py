@@ -31,7 +31,7 @@ nothing: its votes are turned down with the reason, no further phase is asked fo
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -105,7 +105,6 @@ class Election(Vote):
 
     name: ClassVar[str] = "election"
     Options: ClassVar[type] = Options
-    client_algorithm: ClientAlgorithm = DataElection()
 
     def __init__(self, rules: Rules | None = None, **told: Any):
         super().__init__(rules, **told)
@@ -124,13 +123,9 @@ class Election(Vote):
                 "--keep-momentum out"
             )
         self.sealing = Sealing(DerivedKeys(rules.seed)) if o.sealed else None
-        self.client_algorithm = (
-            SealedElection(ring=self.sealing.ring)
-            if self.sealing
-            else DataElection()
-            if o.form == "data"
-            else BallotElection()
-        )
+        self.client_algorithm = self.client_for(o)
+        if self.sealing:
+            self.client_algorithm = replace(self.client_algorithm, ring=self.sealing.ring)
         self.liars = o.byzantine if o.liars is None else o.liars
         self.notice = promise(o.code, o.form, o.sealed, self.liars)
         self.code = np.empty((0, 0), np.uint8)  # G
@@ -139,6 +134,12 @@ class Election(Vote):
             int, str
         ] = {}  # of the round: who is left out after its reply was taken, and why
         self._exchanges: dict[str, Exchange] = {}  # of the round, by phase
+
+    @classmethod
+    def client_for(cls, options: Options) -> ClientAlgorithm:
+        if options.sealed:
+            return SealedElection()
+        return DataElection() if options.form == "data" else BallotElection()
 
     def know(self, run: str, key_of: Callable[[int], bytes], options: str) -> None:
         if self.sealing:

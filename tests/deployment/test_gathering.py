@@ -77,7 +77,7 @@ def hall():
     link, clock, keys = Link(), Clock(), dict(KEYS)
     grid = Gathering(
         link,
-        Invitation(RUN, -1, "", "", "", "v"),
+        Invitation(RUN, -1, "", "", "v"),
         2,
         Observer(),
         lambda: None,

@@ -3,35 +3,28 @@
 import dataclasses
 import json
 
-import numpy as np
 import pytest
 import torch
 from tiny_task import task
 
 from fedcomp import RunConfig
-from fedcomp import state_folder as state
 from fedcomp.clients.flower import to_records
 from fedcomp.deployment.client_process import (
     JOIN,
     LEAVE,
-    LONGEST_S,
-    REST_S,
-    ROUND_S,
     TRAIN,
     not_overtaken,
-    own_key,
-    wait_s,
 )
-from fedcomp.deployment.handshake import Invitation, Own, client_for, pack_algorithm, told
+from fedcomp.deployment.handshake import Invitation, Own, client_for, told
 from fedcomp.deployment.member import Member
-from fedcomp.errors import CheckpointError, FedcompError, ProtocolError, UserError
+from fedcomp.errors import FedcompError, ProtocolError, UserError
 from fedcomp.layout import Layout
 from fedcomp.messages import UPDATE
 from fedcomp.server.results import strategy_of
 from fedcomp.sim.grid import LocalGrid, by_index
 from fedcomp.state_folder import StateFolder
-from fedcomp.strategies import available_strategies, resolved
-from fedcomp.tasks import Data, Task, initial_model
+from fedcomp.strategies import resolved
+from fedcomp.tasks import Task, initial_model
 
 CPU = torch.device("cpu")
 DATA = task.train()
@@ -43,7 +36,6 @@ def invitation(config, strategy, client=-1):
         "a run",
         client,
         told(config),
-        pack_algorithm(strategy.client_algorithm),
         strategy.layout.fingerprint,
         strategy.broadcasts.first,
     )
@@ -276,6 +268,8 @@ def test_options_that_are_not_whole_are_refused(options):
         ("clients", [1]),
         ("downlink", {"a": 1}),
         ("seed", -1),
+        ("strategy", "os:system"),
+        ("strategy", ["average"]),
     ],
 )
 def test_an_option_is_a_checked_number_or_a_spec_of_what_is_installed(name, value):
@@ -283,130 +277,10 @@ def test_an_option_is_a_checked_number_or_a_spec_of_what_is_installed(name, valu
     refused({"options": json.dumps(json.loads(told(config)) | {name: value})})
 
 
-@pytest.mark.parametrize(
-    "work", ["", "[]", '["phases"]', '["os", "train"]', '[["phases"], "train"]', '["phases", 1]']
-)
-def test_a_strategy_half_is_one_that_is_installed(work):
-    assert refused({"work": work}).type is ProtocolError
-
-
-@pytest.mark.parametrize("name", available_strategies())
-def test_every_strategy_has_a_client_half_that_can_be_told(name):
-    work = available_strategies()[name].client_algorithm
-    config = resolved(RunConfig(clients=2, batch_size=10))
-    invited = dataclasses.replace(invitation(config, a_strategy(config)), work=pack_algorithm(work))
-    _, client = client_for(invited, own(0))
-    assert type(client.algorithm) is type(work) and client.algorithm.phases == work.phases
-
-
-def test_a_client_brings_a_part_of_the_data_or_all_of_its_own():
-    config = resolved(RunConfig(clients=2, batch_size=10))
-    invited = invitation(config, a_strategy(config))
-    halves = [client_for(invited, own(i))[1].shard for i in (0, 1)]
-    assert sorted(np.concatenate(halves)) == list(range(len(DATA)))
-    mine = Data(DATA.inputs[:7], DATA.targets[:7])
-    who, client = client_for(
-        dataclasses.replace(invited, client=1), own(-1, train=mine, partition_id=None)
-    )
-    assert who == 1 and list(client.shard) == list(range(7))
-    assert "--partition-id is 5; give 0 to 3" in str(
-        refused({}, own(0, partition_id=5, partitions=4)).value
-    )
-    assert "this would be client 2 of a run that has 2" in str(refused({}, own(2)).value)
-
-
-# The disk.
-
-
-def test_a_state_is_read_back_as_it_was_written(tmp_path):
-    folder = StateFolder(tmp_path / "deep" / "state")
-    kept = {"a": torch.randn(1000), "none": torch.empty(0), "b": b"\x00bytes", "empty": b""}
-    folder.save(kept)
-    read = folder.load()
-    assert list(read) == list(kept) and read["b"] == kept["b"] and read["empty"] == b""
-    assert torch.equal(read["a"], kept["a"]) and read["none"].numel() == 0
-    assert {path.name for path in folder.path.iterdir()} == {state.FILE, state.LOCK}
-    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.path.iterdir())
-    folder.close()
-
-
-def test_a_write_that_fails_leaves_the_state_before(tmp_path, monkeypatch):
-    folder = StateFolder(tmp_path)
-    folder.save({"a": b"one"})
-    monkeypatch.setattr(
-        state.os,
-        "fsync",
-        lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left on device")),
-    )
-    with pytest.raises(CheckpointError, match="No space left on device"):
-        folder.save({"a": b"two"})
-    assert folder.load() == {"a": b"one"}
-    folder.close()
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda d: d[:-1],
-        lambda d: d[:5],
-        lambda d: b"",
-        lambda d: d[:-1] + b"!",
-        lambda d: b"\xff" * 99,
-    ],
-)
-def test_a_damaged_state_is_one_sentence(tmp_path, damage):
-    folder = StateFolder(tmp_path)
-    folder.save({"a": torch.ones(3)})
-    path = tmp_path / state.FILE
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(CheckpointError, match="is damaged; remove it"):
-        folder.load()
-    folder.close()
-
-
-def test_one_folder_is_one_process(tmp_path):
-    first = StateFolder(tmp_path)
-    with pytest.raises(UserError, match="another client runs in --state-dir"):
-        StateFolder(tmp_path)
-    first.close()
-    StateFolder(tmp_path).close()
-
-
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be used"):
-        StateFolder(tmp_path / "file" / "state")
-
-
-def test_a_key_of_its_own_outlives_a_restart(tmp_path):
-    folder = StateFolder(tmp_path)
-    assert (
-        own_key(folder).private_numbers()
-        == own_key(folder).private_numbers()
-        != own_key(None).private_numbers()
-    )
-    folder.close()
-
-
-# Polling.
-
-
-def test_looks_are_close_while_rounds_go_on_and_seldom_when_they_do_not():
-    assert wait_s(0.0) == pytest.approx(0.1)
-    assert all(wait_s(idle) <= ROUND_S for idle in np.arange(0, REST_S, 0.1))
-    assert wait_s(0.2, usual_s=1.0) == pytest.approx(0.3) and wait_s(0.0, usual_s=100.0) == ROUND_S
-    assert wait_s(1e6) == LONGEST_S
-
-
-def test_who_waits_for_its_server_looks_the_more_seldom():
-    assert wait_s(0.0, took_s=0.005) == wait_s(0.0) and wait_s(0.0, took_s=0.3) == pytest.approx(
-        3.0
-    )
-    assert wait_s(0.0, took_s=60.0) == LONGEST_S
-
-
-def test_an_idle_client_makes_at_most_one_look_a_second_in_a_minute():
-    idle, looks = 0.0, 0
-    while idle < 60:
-        idle, looks = idle + wait_s(idle), looks + 1
-    assert looks <= 75
+@pytest.mark.parametrize("text", ["election:form=ballots", "powersgd", "scaffold"])
+def test_a_client_takes_the_client_half_of_the_strategy_it_is_told(text):
+    config = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy=text))
+    strategy = a_strategy(config)
+    _, client = client_for(invitation(config, strategy), own(0))
+    assert client.algorithm == strategy.client_algorithm
+    assert client.replica.version == strategy.broadcasts.version

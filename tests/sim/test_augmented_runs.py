@@ -8,9 +8,8 @@ from typer.testing import CliRunner
 
 from fedcomp.cli.main import app
 from fedcomp.config import RunConfig
-from fedcomp.deployment.handshake import Invitation, options_of, pack_algorithm, told
+from fedcomp.deployment.handshake import Invitation, options_of, told
 from fedcomp.sim import simulate
-from fedcomp.strategies.client_algorithm import ClientAlgorithm
 from fedcomp.training.local_sgd import LocalSGD
 
 PICTURES = """
@@ -103,7 +102,5 @@ def test_a_task_without_augmentation_refuses_the_flag(tmp_path):
 
 
 def test_clients_of_a_server_are_told():
-    invitation = Invitation(
-        "run", 0, told(RunConfig(augment=True)), pack_algorithm(ClientAlgorithm()), "", ""
-    )
+    invitation = Invitation("run", 0, told(RunConfig(augment=True)), "", "")
     assert LocalSGD.from_config(options_of(invitation)).augment
