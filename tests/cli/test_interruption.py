@@ -40,25 +40,6 @@ def running(*words: str, cwd: Path, **variables: str):
             run.kill()
 
 
-def test_control_c_in_a_real_run_and_the_command_that_continues_it(tmp_path):
-    with running(cwd=tmp_path) as run:
-        run.send_signal(signal.SIGINT)
-        _, said = run.communicate(timeout=60)
-    assert run.returncode == 130
-    done, command = re.fullmatch(
-        r"fedcomp: interrupted after round (\d+) of 100000; continue with: (fedcomp .*)\n", said
-    ).groups()
-
-    words = shlex.split(command.replace("--rounds 100000", f"--rounds {int(done) + 2}"))
-    assert words[0] == "fedcomp"
-    assert Command(tmp_path, "continued", *words[1:]).end() == 0
-    rounds = [
-        json.loads(line)["round"]
-        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert rounds == list(range(1, int(done) + 3))
-
-
 INTERRUPTED = r"fedcomp: interrupted after round \d+ of 100000; continue with: fedcomp sim .* --out run --resume\n"
 
 
@@ -72,6 +53,24 @@ def forked(folder: Path):
         yield run
     finally:
         run.kill()
+
+
+def test_control_c_in_a_run_and_the_command_that_continues_it(tmp_path):
+    with forked(tmp_path) as run:
+        assert run.interrupt(signal.SIGINT) == 130
+    done, command = re.search(
+        r"^fedcomp: interrupted after round (\d+) of 100000; continue with: (fedcomp .*)$",
+        run.said,
+        re.MULTILINE,
+    ).groups()
+    words = shlex.split(command.replace("--rounds 100000", f"--rounds {int(done) + 2}"))
+    assert words[0] == "fedcomp"
+    assert Command(tmp_path, "continued", *words[1:]).end() == 0
+    rounds = [
+        json.loads(line)["round"]
+        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert rounds == list(range(1, int(done) + 3))
 
 
 def test_a_closed_terminal_is_like_control_c(tmp_path):

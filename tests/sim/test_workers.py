@@ -4,9 +4,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import worker_tasks
+from deployment import Command, gone, running
 
 from fedcomp import RunConfig, UserError
 from fedcomp.clients.client import reason
@@ -131,26 +129,28 @@ def assert_same(found: list[tuple], expected: list[tuple]) -> None:
 
 
 @pytest.fixture(scope="module")
-def three() -> Iterator[WorkerEngine]:
-    with workers(count=3) as engine:
+def two() -> Iterator[WorkerEngine]:
+    with workers(count=2) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def minded() -> Iterator[tuple[WorkerEngine, list[str]]]:
+def minded(tmp_path_factory) -> Iterator[tuple[WorkerEngine, list[str]]]:
     said: list[str] = []
-    with workers("minded", warn=said.append) as engine:
-        yield engine, said
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(worker_tasks.FIRST_DEATH, str(tmp_path_factory.mktemp("death") / "died"))
+        with workers("minded", count=1, warn=said.append) as engine:
+            yield engine, said
 
 
-def test_updates_are_those_of_the_serial_engine_to_the_bit(three):
+def test_updates_are_those_of_the_serial_engine_to_the_bit(two):
     """With dropout, running statistics, kept momentum, moments and batches of two sizes; data that others hold as well."""
     data, one_by_one = worker_tasks.examples(), serial()
     start = start_of(one_by_one)
-    assert_same(two_rounds(three, start, three.resident(data)), two_rounds(one_by_one, start, data))
+    assert_same(two_rounds(two, start, two.resident(data)), two_rounds(one_by_one, start, data))
     flipped = Data(data.inputs, 3 - data.targets)
-    assert_same(two_rounds(three, start, flipped), two_rounds(one_by_one, start, flipped))
-    assert len({worker.process.pid for worker in three.workers}) == 3
+    assert_same(two_rounds(two, start, flipped), two_rounds(one_by_one, start, flipped))
+    assert len({worker.process.pid for worker in two.workers}) == 2
 
 
 def test_this_process_helps_until_it_is_worth_while_to_start_others(monkeypatch):
@@ -166,58 +166,57 @@ def test_this_process_helps_until_it_is_worth_while_to_start_others(monkeypatch)
         assert len(engine.workers) == 1
 
 
-def test_bfloat16_is_the_serial_engines_too_and_close_to_float32(three):
+def test_bfloat16_is_the_serial_engines_too_and_close_to_float32(two):
     data, one_by_one = worker_tasks.examples(), serial()
     start, coarse = start_of(one_by_one), LocalSGD(steps=3, batch_size=8, precision="bfloat16")
     fine = LocalSGD(steps=3, batch_size=8)
     expected, _ = one_by_one.train(start, data, jobs(start, coarse), coarse, seed=5)
     full, _ = one_by_one.train(start, data, jobs(start, fine), fine, seed=5)
-    updates, _ = three.train(start, data, jobs(start, coarse), coarse, seed=5)
+    updates, _ = two.train(start, data, jobs(start, coarse), coarse, seed=5)
     assert torch.equal(updates, expected) and updates.dtype == torch.float32
     difference = (updates - full).norm(dim=1) / full.norm(dim=1)
     assert ((0 < difference) & (difference < 0.1)).all()
 
 
-def test_updates_stay_what_they_are_when_more_are_trained(three):
+def test_updates_stay_what_they_are_when_more_are_trained(two):
     data, start = worker_tasks.examples(), start_of(serial())
-    first, _ = three.train(start, data, jobs(start), SGD, seed=5)
+    first, _ = two.train(start, data, jobs(start), SGD, seed=5)
     kept = first.clone()
-    row = three.train(start, data, jobs(start, round=2), SGD, seed=5)[0][1]
+    row = two.train(start, data, jobs(start, round=2), SGD, seed=5)[0][1]
     assert torch.equal(first, kept) and not torch.equal(row, kept[1])
-    regions = len(three.pool.regions)
+    regions = len(two.pool.regions)
     del first, row
     for round in range(3, 9):
-        three.train(start, data, jobs(start, round=round), SGD, seed=5)
-    assert len(three.pool.regions) <= regions
+        two.train(start, data, jobs(start, round=round), SGD, seed=5)
+    assert len(two.pool.regions) <= regions
 
 
-def test_workers_killed_while_they_wait_are_replaced(three):
+def test_workers_killed_while_they_wait_are_replaced(two):
     data, start = worker_tasks.examples(), start_of(serial())
-    before, _ = three.train(start, data, jobs(start), SGD, seed=5)
-    killed = [worker.process for worker in three.workers[:2]]
-    for process in killed:
-        process.kill()
-        process.wait()
-    after, results = three.train(start, data, jobs(start), SGD, seed=5)
+    before, _ = two.train(start, data, jobs(start), SGD, seed=5)
+    killed = two.workers[0].process
+    killed.kill()
+    killed.wait()
+    after, results = two.train(start, data, jobs(start), SGD, seed=5)
     assert torch.equal(before, after) and len(results) == 5
-    assert len(three.workers) == 3 and not {process.pid for process in killed} & {
-        worker.process.pid for worker in three.workers
-    }
+    pids = {worker.process.pid for worker in two.workers}
+    assert len(pids) == 2 and killed.pid not in pids
 
 
-def test_clients_fail_alone_when_their_model_raises_or_kills_its_worker_twice(minded):
-    (engine, said), one_by_one, bad, deadly = (
-        minded,
-        serial("minded"),
-        worker_tasks.BAD,
-        worker_tasks.DEADLY,
-    )
+def test_a_client_fails_alone_and_one_whose_worker_dies_once_is_trained_by_another(minded):
+    """Client 0 raises, client 2 kills every worker that trains it, client 4 the first."""
+    (engine, said), one_by_one = minded, serial("minded")
     sgd, start = LocalSGD(epochs=1, batch_size=8), start_of(one_by_one)
-    honest, expected = one_by_one.train(
-        start, worker_tasks.marked(_7=bad), jobs(start, sgd), sgd, seed=5
-    )
+    survivable = {"_7": worker_tasks.BAD, "_90": worker_tasks.DEADLY_ONCE}
     updates, results = engine.train(
-        start, worker_tasks.marked(_7=bad, _30=deadly), jobs(start, sgd), sgd, seed=5
+        start,
+        worker_tasks.marked(_30=worker_tasks.DEADLY, **survivable),
+        jobs(start, sgd),
+        sgd,
+        seed=5,
+    )
+    honest, expected = one_by_one.train(
+        start, worker_tasks.marked(**survivable), jobs(start, sgd), sgd, seed=5
     )
     assert [type(result) is Done for result in results] == [False, True, False, True, True]
     assert reason(results[0]) == reason(expected[0])
@@ -226,25 +225,9 @@ def test_clients_fail_alone_when_their_model_raises_or_kills_its_worker_twice(mi
         "the worker process that trained this client was killed by SIGSEGV, twice"
     )
     assert torch.equal(updates, honest[[0, 2, 3]])
-    assert len(said) == 1 and "SIGSEGV while it trained client 2" in said[0] and "\n" not in said[0]
-
-
-def test_a_client_whose_worker_dies_once_is_trained_by_another(minded, tmp_path, monkeypatch):
-    once = tmp_path / "died"
-    monkeypatch.setenv(worker_tasks.FIRST_DEATH, str(once))
-    (engine, said), sgd, start = (
-        minded,
-        LocalSGD(epochs=1, batch_size=8),
-        start_of(serial("minded")),
-    )
-    engine.close()  # workers with this environment
-    said.clear()
-    data = worker_tasks.marked(_7=worker_tasks.DEADLY)
-    updates, results = engine.train(start, data, jobs(start, sgd), sgd, seed=5)
-    assert once.exists() and len(said) == 1 and all(type(result) is Done for result in results)
-    assert torch.equal(
-        updates, serial("minded").train(start, data, jobs(start, sgd), sgd, seed=5)[0]
-    )
+    assert len(said) == 2 and not any("\n" in sentence for sentence in said)
+    assert "SIGSEGV while it trained client 2" in said[0]
+    assert "SIGSEGV while it trained client 4" in said[1]
 
 
 def test_a_task_that_workers_do_not_find_is_a_sentence(tmp_path, monkeypatch):
@@ -299,7 +282,7 @@ def test_a_run_of_which_every_client_kills_its_worker_ends_in_a_sentence():
         LocalSGD(epochs=1, batch_size=8),
     )
     ended = pytest.raises(UserError, match="^6 worker.*SIGSEGV.*--engine serial")
-    with workers("minded", count=2, warn=said.append) as engine, ended as error:
+    with workers("minded", count=1, warn=said.append) as engine, ended as error:
         engine.train(start, data, jobs(start, sgd)[1:], sgd, seed=5)
     assert (
         "\n" not in str(error.value)
@@ -327,11 +310,14 @@ def test_a_model_that_ends_its_process_fails_its_client_alone(minded):
         one_by_one.train(start, stopping, jobs(start, sgd), sgd, seed=5)
 
 
-def test_a_worker_imports_no_flower():
-    program = (
-        "import sys, fedcomp.sim.worker; sys.exit('flwr' in sys.modules or 'numba' in sys.modules)"
+def test_a_worker_imports_no_flower(minded):
+    (engine, _), sgd = minded, LocalSGD(epochs=1, batch_size=8)
+    start = start_of(serial("minded"))
+    _, results = engine.train(
+        start, worker_tasks.marked(_7=worker_tasks.MODULES), jobs(start, sgd), sgd, seed=5
     )
-    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
+    imported = reason(results[0]).partition("modules: ")[2].split()
+    assert "torch" in imported and not {"flwr", "numba"} & set(imported)
 
 
 RUN = RunConfig(
@@ -391,50 +377,14 @@ def test_a_model_that_views_its_activations_is_trained_all_the_same():
 def test_nothing_is_left_of_a_process_that_is_ended(tmp_path, sent):
     """Its workers are at work on clients that would take minutes; shared memory has no file that could stay."""
     before = set(os.listdir("/dev/shm"))
-    program = f"""
-from fedcomp import RunConfig
-from fedcomp.sim import simulate
-simulate(RunConfig(task="{TASKS}:slow", clients=4, participation=1.0, rounds=1, engine="processes", out={str(tmp_path / "run")!r}))
-"""
-    log = tmp_path / "log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdout=output,
-            stderr=output,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
+    task = ("--task", f"{TASKS}:slow", "--clients", "1", "--participation", "1")
+    run = Command(tmp_path, "run", "sim", *task, "--rounds", "1", "--engine", "processes")
     try:
-        assert (
-            within(110, lambda: "trains" in log.read_text() or process.poll() is not None)
-            and process.poll() is None
-        ), log.read_text()
-        pids = [
-            int(line.split()[1])
-            for line in log.read_text().splitlines()
-            if line.startswith("trains")
-        ]
-        assert pids and all(alive(pid) for pid in pids)
-        process.send_signal(sent)
-        process.wait(60)
-        assert within(60, lambda: not any(alive(pid) for pid in pids))
+        pids = {int(run.wait_for(r"^trains (\d+)$")[1])}
+        assert running(pids)
+        run.send(sent)
+        run.end(60)
+        assert gone(pids, 60)
         assert not {name for name in set(os.listdir("/dev/shm")) - before if "fedcomp" in name}
     finally:
-        process.kill()
-        process.wait()
-
-
-def within(seconds: float, condition) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        run.kill()

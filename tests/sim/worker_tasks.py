@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from fedcomp import Data, Task
 
 DEADLY, BAD = 1000.0, 500.0  # first inputs of marked examples
 EXIT, STOP = 250.0, 125.0  # likewise
-FIRST_DEATH = "FEDCOMP_TEST_FIRST_DEATH"  # names a file that is there once a worker has died
+DEADLY_ONCE, MODULES = 100.0, 75.0  # likewise
+FIRST_DEATH = (
+    "FEDCOMP_TEST_FIRST_DEATH"  # names a file that exists after DEADLY_ONCE killed a worker
+)
 
 
 def examples() -> Data:
@@ -60,11 +64,13 @@ class Minded(nn.Module):
             raise SystemExit(7)
         if first == STOP:
             raise KeyboardInterrupt
+        if first == MODULES:
+            raise ValueError(f"modules: {' '.join(sorted(sys.modules))}")
+        if first == DEADLY_ONCE and not (once := Path(os.environ[FIRST_DEATH])).exists():
+            once.touch()
+            os.kill(os.getpid(), signal.SIGSEGV)
         if first == DEADLY:
-            once = os.environ.get(FIRST_DEATH)
-            if not once or not Path(once).exists():
-                Path(once).touch() if once else None
-                os.kill(os.getpid(), signal.SIGSEGV)
+            os.kill(os.getpid(), signal.SIGSEGV)
         return self.inner(x)
 
 

@@ -63,7 +63,7 @@ class Comparison:
         """Train what is not over, and compare all."""
         with ExitStack() as ends:
             waiting = [each for each in self.all if each.name not in self.over]
-            crew = ends.enter_context(Crew(max(1, min(cores(), len(waiting)))))
+            crew = ends.enter_context(Crew(max(1, min(self.asked or cores(), len(waiting)))))
             checked = self._check(crew, waiting)
             side = self._side_by_side(checked)
             threads = 0 if side == 1 else max(1, cores() // side)
