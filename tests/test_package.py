@@ -29,6 +29,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 NAME = f"fedcomp-{fedcomp.__version__}"
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in (ROOT / "fedcomp").rglob("*.py")
+    if path.name != "__main__.py"
+)
+# Imports every module, then simulates a task that needs an extra.
+IMPORTS_ALL = """
+import importlib, runpy, sys
+for name in {modules}:
+    importlib.import_module(name)
+print("imported")
+sys.argv[1:] = ["sim", "--task", "digits", "--plain", "--out", "missing"]
+runpy.run_module("fedcomp", run_name="__main__", alter_sys=True)
+"""
 
 
 def command(*words, cwd: Path, status: int = 0) -> subprocess.CompletedProcess:
@@ -67,43 +81,6 @@ def required(
     return found
 
 
-@pytest.fixture(scope="module")
-def install(archives, tmp_path_factory):
-    """install(extra) → the scripts folder of a fresh environment with the wheel and what it asks for under that extra."""
-
-    def installed(*extras: str) -> Path:
-        folder = tmp_path_factory.mktemp("environment")
-        command(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
-        (site,) = folder.glob("lib/python3*/site-packages")
-        pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python")
-        command(
-            *pip,
-            "install",
-            "--quiet",
-            "--no-index",
-            "--no-deps",
-            *archives.glob("*.whl"),
-            cwd=folder,
-        )
-        assert {path.name for path in site.iterdir()} == {"fedcomp", f"{NAME}.dist-info"}
-
-        (wheel,) = metadata.distributions(name="fedcomp", path=[str(site)])
-        for distribution in required(wheel.requires, frozenset(extras), set()).values():
-            for entry in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
-                if not (site / entry).exists():
-                    (site / entry).symlink_to(distribution.locate_file(entry))
-        command(*pip, "check", cwd=folder)
-        return folder / "bin"
-
-    return installed
-
-
-@pytest.fixture(scope="module")
-def edge(install) -> Path:
-    """The scripts of an environment without extras, as on an edge client."""
-    return install()
-
-
 def test_sdist_holds_the_sources_and_no_links(archives):
     with tarfile.open(archives / f"{NAME}.tar.gz") as sdist:
         members = sdist.getmembers()
@@ -135,60 +112,40 @@ def test_wheel_holds_all_of_fedcomp_and_nothing_else(archives):
     assert f"{NAME}.dist-info/licenses/LICENSE" in names
 
 
-def test_installed_wheel_runs_a_simulation(install, tmp_path):
-    scripts = install("sim")
-    command(
-        scripts / "fedcomp",
-        "sim",
-        "--clients",
-        20,
-        "--rounds",
-        2,
-        "--plain",
-        "--out",
-        tmp_path / "run",
-        cwd=tmp_path,
+def test_the_wheel_runs_a_simulation_with_what_it_asks_for_and_imports_without_extras(
+    archives, tmp_path
+):
+    folder = tmp_path / "environment"
+    command(sys.executable, "-m", "venv", "--without-pip", folder, cwd=tmp_path)
+    (site,) = folder.glob("lib/python3*/site-packages")
+    pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python")
+    install = ("install", "--quiet", "--no-index", "--no-deps")
+    command(*pip, *install, *archives.glob("*.whl"), cwd=tmp_path)
+    assert {path.name for path in site.iterdir()} == {"fedcomp", f"{NAME}.dist-info"}
+
+    def link(*extras: str) -> None:
+        (wheel,) = metadata.distributions(name="fedcomp", path=[str(site)])
+        for distribution in required(wheel.requires, frozenset(extras), set()).values():
+            for entry in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
+                if not (site / entry).exists():
+                    (site / entry).symlink_to(distribution.locate_file(entry))
+        command(*pip, "check", cwd=tmp_path)
+
+    link()
+    done = command(
+        folder / "bin" / "python", "-c", IMPORTS_ALL.format(modules=MODULES), cwd=tmp_path, status=2
     )
+    assert done.stdout == "imported\n" and "pip install 'fedcomp[sim]'" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, "a missing extra is one sentence"
+
+    link("sim")
+    small = ("--clients", 20, "--rounds", 2, "--plain", "--out", tmp_path / "run")
+    command(folder / "bin" / "fedcomp", "sim", *small, cwd=tmp_path)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["clients"], summary["rounds"], summary["version"]) == (
-        20,
-        2,
-        fedcomp.__version__,
-    )
+    assert (summary["clients"], summary["rounds"]) == (20, 2)
+    assert summary["version"] == fedcomp.__version__
     assert 0 < summary["uplink_bytes"] < summary["dense_uplink_bytes"]
     assert (tmp_path / "run" / "report.html").is_file()
-
-
-def test_every_module_imports_without_extras(edge, tmp_path):
-    names = [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for path in (ROOT / "fedcomp").rglob("*.py")
-    ]
-    modules = sorted(
-        name.removesuffix(".__init__") for name in names if not name.endswith("__main__")
-    )
-    command(
-        edge / "python",
-        "-c",
-        f"import importlib\nfor name in {modules}: importlib.import_module(name)",
-        cwd=tmp_path,
-    )
-
-
-def test_a_missing_extra_is_one_sentence_that_names_it(edge, tmp_path):
-    done = command(
-        edge / "fedcomp",
-        "sim",
-        "--task",
-        "digits",
-        "--plain",
-        "--out",
-        tmp_path / "run",
-        cwd=tmp_path,
-        status=2,
-    )
-    assert "pip install 'fedcomp[sim]'" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_only_flower_is_bounded_above():
