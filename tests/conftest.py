@@ -4,6 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import cases
 import pytest
 from hypothesis import settings
 
@@ -42,6 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="leave out slow and deploy tests, and run every parametrized test with its first parameters only",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    cases.QUICK = config.getoption("quick")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from cases import for_each
 
 import fedcomp
 
@@ -159,7 +160,7 @@ def test_what_users_import_is_there_and_sorted():
 @pytest.mark.skipif(
     (ROOT / "PKG-INFO").exists(), reason="a source distribution leaves the links out"
 )
-@pytest.mark.parametrize("door", ["clients", "server", "strategies", "sim"])
+@for_each("door", ["clients", "server", "strategies", "sim"])
 def test_links_at_the_root_open_the_doors(door):
     link = ROOT / door
     assert link.is_symlink() and link.readlink() == Path("fedcomp") / door

@@ -4,6 +4,7 @@ import math
 import re
 
 import pytest
+from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +17,8 @@ def values(text: str, rounds, own: float = 1.0, kind=RATE, **also) -> list[float
     return [schedule.at(round) for round in rounds]
 
 
-@pytest.mark.parametrize(
-    ("text", "own", "expected"),
+@for_each(
+    "text, own, expected",
     [
         (None, 5, [5, 5, 5, 5, 5]),
         ("1,8@3", 5, [1, 1, 8, 8, 8]),
@@ -36,8 +37,8 @@ def test_numbers_of_pieces_are_written_like_any_other():
     assert values("10%,1/400@2,1e-3@3", (1, 2, 3), kind=SHARE) == [0.1, 0.0025, 0.001]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
+@for_each(
+    "text, expected",
     [
         ("linear", [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]),
         ("linear:to=0.2", [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]),
@@ -54,7 +55,7 @@ def test_curves_over_four_rounds_and_after_them(text, expected):
     assert values(text, range(1, 7), horizon=4) == pytest.approx(expected, abs=1e-15)
 
 
-@pytest.mark.parametrize("text", ["linear", "poly", "cosine", "geometric:to=1/16", "step:every=2"])
+@for_each("text", ["linear", "poly", "cosine", "geometric:to=1/16", "step:every=2"])
 def test_a_curve_begins_after_the_warm_up(text):
     warm = values(text, range(1, 10), warmup=3, horizon=7)
     assert warm == [1.0] * 3 + values(text, range(1, 7), horizon=4)
@@ -82,8 +83,8 @@ def test_a_curve_goes_one_way_from_the_own_value_to_the_last(name, own, to, roun
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "sentence"),
+@for_each(
+    "text, kind, sentence",
     [
         (
             "cosin",
@@ -151,8 +152,8 @@ def test_any_text_is_a_schedule_or_a_sentence(text, kind):
     form.at(1), form.at(10**9)
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "own", "rounds", "sentence"),
+@for_each(
+    "text, kind, own, rounds, sentence",
     [
         (
             "cosine",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from cases import for_each
 
 from fedcomp import config
 from fedcomp.config import RunConfig
@@ -121,12 +122,12 @@ def test_ranges_hold_at_their_ends(f):
             RunConfig(**{f.name: f.metadata["above"]})
 
 
-@pytest.mark.parametrize("text", ["200", "200kB", "1.5MB", "64KiB", "1/2MB"])
+@for_each("text", ["200", "200kB", "1.5MB", "64KiB", "1/2MB"])
 def test_sizes_that_are_read(text):
     assert RunConfig(budget=text).budget == text
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     ["x", "-1", "0", "1e400", "kB", "10 kilobytes", "1,2", "1/0MB", "1kiB", "1BB", "0s", "nans"],
 )
@@ -279,7 +280,7 @@ def test_a_folder_without_a_run(tmp_path, content, sentence):
         config.options_of_run(tmp_path)
 
 
-@pytest.mark.parametrize("name", [f.name for f in FIELDS])
+@for_each("name", [f.name for f in FIELDS])
 def test_a_value_of_another_type_is_refused(name):
     default = getattr(RunConfig(), name)
     wrong = (
@@ -298,8 +299,8 @@ def test_a_whole_number_is_a_number():
     assert RunConfig(lr=1, participation=1).lr == 1
 
 
-@pytest.mark.parametrize("value", ["", " ", "a\nb", "a\x1b[2J", "a\0b", "\udcff"])
-@pytest.mark.parametrize(
+@for_each("value", ["", " ", "a\nb", "a\x1b[2J", "a\0b", "\udcff"])
+@for_each(
     "name", [f.name for f in FIELDS if f.type in (str, str | None) and "choices" not in f.metadata]
 )
 def test_a_text_is_not_empty_and_can_be_printed(name, value):
@@ -308,8 +309,8 @@ def test_a_text_is_not_empty_and_can_be_printed(name, value):
     assert str(raised.value).isprintable()
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "most"),
+@for_each(
+    "name, value, most",
     [
         ("seed", 2**63, "9223372036854775807"),
         ("cache", 1e308, "1e+06"),
@@ -347,8 +348,8 @@ def test_data_comes_from_the_flag_or_the_environment(monkeypatch):
     assert config.data_folder(RunConfig(data="elsewhere")) == Path("elsewhere")
 
 
-@pytest.mark.parametrize(
-    ("values", "says"),
+@for_each(
+    "values, says",
     [
         ({"clients": "x"}, "--clients is 'x', of type str; give int"),
         ({"clients": None}, "--clients is None"),

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import vectors
 from typer.testing import CliRunner
 
@@ -178,7 +179,7 @@ FRAMES = {
 }
 
 
-@pytest.mark.parametrize("spec", FRAMES)
+@for_each("spec", FRAMES)
 def test_a_frame_in_the_page_is_what_the_code_makes(spec):
     if spec == "overwrite":
         assert FRAMES[spec] == overwrite.encode(X, np.array([1, 4, 7]))
@@ -290,8 +291,8 @@ def test_the_number_of_the_new_codec_is_free(block_max):
     assert taken.get(block_max.id, "blockmax") == "blockmax"
 
 
-@pytest.mark.parametrize("size", [1, 64, 256])
-@pytest.mark.parametrize("numel", [0, 1, 7, 401])
+@for_each("size", [1, 64, 256])
+@for_each("numel", [0, 1, 7, 401])
 def test_the_new_codec_keeps_what_codecs_promise(block_max, size, numel):
     c, layout = block_max(size), Layout.from_shapes({"w": (numel,)})
     for name, x in vectors(numel).items():

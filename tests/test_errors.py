@@ -2,7 +2,7 @@
 
 import re
 
-import pytest
+from cases import for_each
 
 from fedcomp import errors
 from fedcomp.config import RunConfig
@@ -25,7 +25,7 @@ def test_every_error_is_drawn_and_every_drawn_one_exists():
     assert {name for _, name, _ in DRAWN} == {cls.__name__ for cls in subclasses(FedcompError)}
 
 
-@pytest.mark.parametrize(("branch", "name", "status"), DRAWN, ids=[name for _, name, _ in DRAWN])
+@for_each("branch, name, status", DRAWN, ids=[name for _, name, _ in DRAWN])
 def test_parents_and_exit_statuses_are_as_drawn(branch, name, status):
     cls = getattr(errors, name)
     parent = {0: Exception, 4: FedcompError, 8: errors.UserError}[len(branch)]
@@ -41,7 +41,7 @@ def test_a_missing_extra_names_the_command_that_installs_it():
     )
 
 
-@pytest.mark.parametrize(("name", "hint"), [("stcc", "did you mean 'stc'? "), ("plain", "")])
+@for_each("name, hint", [("stcc", "did you mean 'stc'? "), ("plain", "")])
 def test_nearest_suggests_only_what_is_close_and_lists_all(name, hint):
     assert nearest(name, ["topk", "stc"]) == f"{hint}known: stc, topk"
 
@@ -50,8 +50,8 @@ def test_nearest_of_nothing():
     assert nearest("stc", []) == "known: "
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
+@for_each(
+    "name, meant",
     [
         ("learning_rate", "lr"),
         ("epochs", "local_epochs"),

@@ -1,14 +1,15 @@
 """Numbers as people read them: three digits, decimal units, and no unit with 1000 of the one below."""
 
 import pytest
+from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp.formatting import UNITS, decimal, duration, human_bytes, percent, ratio
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
+@for_each(
+    "count, text",
     [
         (0, "0 B"),
         (1, "1 B"),
@@ -38,8 +39,8 @@ def test_human_bytes_says_the_size_to_half_a_percent_in_seven_characters(count):
     assert len(text) <= 7
 
 
-@pytest.mark.parametrize(
-    ("dense", "sent", "text"),
+@for_each(
+    "dense, sent, text",
     [
         (400, 1, "×400"),
         (1000, 333, "×3.00"),
@@ -55,8 +56,8 @@ def test_ratio(dense, sent, text):
     assert ratio(dense, sent) == text
 
 
-@pytest.mark.parametrize(
-    ("share", "text"),
+@for_each(
+    "share, text",
     [
         (None, "–"),
         (0.0, "0.00 %"),
@@ -69,8 +70,8 @@ def test_percent(share, text):
     assert percent(share) == text
 
 
-@pytest.mark.parametrize(
-    ("loss", "text"),
+@for_each(
+    "loss, text",
     [
         (None, "–"),
         (0.09123, "0.0912"),
@@ -84,8 +85,8 @@ def test_decimal(loss, text):
     assert decimal(loss) == text
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
+@for_each(
+    "seconds, text",
     [
         (0.0, "0.00 s"),
         (0.837, "0.84 s"),

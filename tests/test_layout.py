@@ -1,7 +1,7 @@
 """A model's trainable tensors as one vector, and back."""
 
-import pytest
 import torch
+from cases import for_each
 from torch import nn
 
 from fedcomp import Layout
@@ -57,7 +57,7 @@ def test_views_share_the_vector_and_its_leading_axis():
     assert stack[1, 10] == -1
 
 
-@pytest.mark.parametrize(("position", "name"), [(0, "a"), (5, "a"), (6, "c"), (9, "c")])
+@for_each("position, name", [(0, "a"), (5, "a"), (6, "c"), (9, "c")])
 def test_an_element_is_found_beside_empty_tensors(position, name):
     layout = Layout.from_shapes({"a": (2, 3), "empty": (0, 7), "c": (4,)})
     assert layout.entry_at(position).name == name

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from cases import for_each
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ ASSIGNMENT = Assignment(
 REPORT = Report(3, "train", 7, UPDATE, "v2", "abc", b"\x00frame", "t", 20, 0.5, "", "")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "message",
     [ASSIGNMENT, REPORT, replace(REPORT, loss=float("inf")), replace(ASSIGNMENT, frames=[])],
 )
@@ -53,7 +54,7 @@ def test_a_changed_message_is_another_message_or_an_error(data):
     }
 
 
-@pytest.mark.parametrize("cut", [0, 3, 4, 50, -1])
+@for_each("cut", [0, 3, 4, 50, -1])
 def test_a_message_cut_short_is_an_error(cut):
     with pytest.raises(ProtocolError):
         Assignment.unpack(ASSIGNMENT.pack()[:cut])

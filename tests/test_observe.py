@@ -3,6 +3,7 @@
 import inspect
 
 import pytest
+from cases import for_each
 
 from fedcomp.observe import Header, Observer, Observers, Said, Summary
 
@@ -41,7 +42,7 @@ class Hears(Observer):
         self.heard.append((name, said))
 
 
-@pytest.mark.parametrize("hook", HOOKS)
+@for_each("hook", HOOKS)
 def test_all_hear_every_word(hook):
     first, one, two = Hears(), Hears(), Hears()
     both = Observers(first, {"one": one, "two": two})

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+from cases import for_each
 
 from fedcomp.errors import DataError, RunFolderError, UserError
 from fedcomp.reproductions import (
@@ -62,7 +63,7 @@ def test_an_unknown_one_is_answered_with_the_nearest():
         reproduction("stc-mnits")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_claims_say_what_and_where(name):
     chosen = reproduction(name)
     assert chosen.name == name and chosen.claims and 0 < chosen.minutes < 10
@@ -72,8 +73,8 @@ def test_claims_say_what_and_where(name):
         assert all(text.strip() for text in (claim.text, claim.source, claim.paper))
 
 
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@for_each("full", [False, True])
+@for_each("name", NAMES)
 def test_every_run_has_options_that_its_strategy_takes(name, full):
     form = reproduction(name).form(full)
     assert form.seeds >= 1
@@ -84,7 +85,7 @@ def test_every_run_has_options_that_its_strategy_takes(name, full):
             assert config.rounds > 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_each_side_chooses_among_as_many(name):
     """A side with a finer grid would be favoured."""
     for full in (False, True):
@@ -94,7 +95,7 @@ def test_each_side_chooses_among_as_many(name):
         )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_runs_have_folders_of_their_own(name):
     for full in (False, True):
         folders = [

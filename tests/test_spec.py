@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Optional
 
 import pytest
+from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,8 +46,8 @@ def build(text: str):
     return spec.build(part, KNOWN, "codec")
 
 
-@pytest.mark.parametrize(
-    ("text", "parsed"),
+@for_each(
+    "text, parsed",
     [
         ("stc", Spec((Part("stc"),))),
         ("stc:density=1/400", Spec((Part("stc", (("density", "1/400"),)),))),
@@ -65,7 +66,7 @@ def test_parse(text, parsed):
     assert spec.parse(text) == parsed
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "",
@@ -86,8 +87,8 @@ def test_what_is_incomplete_is_refused_with_an_example(text):
         spec.parse(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
+@for_each(
+    "text, expected",
     [
         ("everything", Everything()),
         ("everything:1%", Everything(share=0.01)),
@@ -111,8 +112,8 @@ def test_a_dash_in_an_option_is_an_underscore():
     assert spec.build(Part("long", (("power-of-two", "8"),)), {"long": Long}, "codec") == Long(8)
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
+@for_each(
+    "text, sentence",
     [
         (
             "everythink",
@@ -139,12 +140,12 @@ def test_a_mistake_is_named_with_its_fix(text, sentence):
     assert sentence in str(raised.value)
 
 
-@pytest.mark.parametrize("raw", ["0.01", "1%", " 1% ", "1/100", "1e-2", ".01"])
+@for_each("raw", ["0.01", "1%", " 1% ", "1/100", "1e-2", ".01"])
 def test_one_number_many_spellings(raw):
     assert spec.number(raw) == 0.01
 
 
-@pytest.mark.parametrize(
+@for_each(
     "raw", ["nan", "inf", "-inf%", "1e999", "", "%", "a/b", "1%%", "1_0", "1_0/3", "٣", "１%"]
 )
 def test_what_is_no_finite_number(raw):
@@ -152,20 +153,20 @@ def test_what_is_no_finite_number(raw):
         spec.number(raw)
 
 
-@pytest.mark.parametrize("raw", ["1/0", "1e999", "9" * 400 + "/1"])
+@for_each("raw", ["1/0", "1e999", "9" * 400 + "/1"])
 def test_numbers_without_a_value_are_a_sentence_too(raw):
     with pytest.raises(SpecError, match="give a number"):
         spec.convert(raw, float, "--lr")
 
 
-@pytest.mark.parametrize("raw", ["1_0", "٣", "１", "9" * 5000])
+@for_each("raw", ["1_0", "٣", "１", "9" * 5000])
 def test_a_whole_number_is_written_in_ascii_digits(raw):
     with pytest.raises(SpecError, match="give a whole number$"):
         spec.convert(raw, int, "--clients")
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
+@for_each(
+    "value, text",
     [
         (1 / 400, "0.0025"),
         (0.01, "0.01"),
@@ -221,8 +222,8 @@ def test_any_text_is_a_spec_or_a_spec_error(text):
         assert str(error)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
+@for_each(
+    "text, value",
     [
         ("4096", 4096),
         ("200kB", 200_000),
@@ -235,8 +236,8 @@ def test_sizes_are_bytes_in_decimal_or_binary_units(text, value):
     assert spec.size(text) == value and spec.budget(text) == (value, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("50ms", 0.05), ("20s", 20), ("1.5 min", 90), ("2h", 7200), ("0.5", 0.5)]
+@for_each(
+    "text, seconds", [("50ms", 0.05), ("20s", 20), ("1.5 min", 90), ("2h", 7200), ("0.5", 0.5)]
 )
 def test_durations_are_seconds(text, seconds):
     assert spec.duration(text) == pytest.approx(seconds)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import tomli_w
+from cases import for_each
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -63,7 +64,7 @@ def test_a_list_in_toml_is_the_same(tmp_path):
         flags.run_config({"config": str(path)})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "values",
     [
         {"attack": ["a/../b:1", "a//b:1"]},
@@ -86,8 +87,8 @@ def test_names_are_folders_of_their_own(values):
         )
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
+@for_each(
+    "values, said",
     [
         ({"uplink": ["stc", "stc"]}, "--uplink stc is given twice; give it once"),
         ({"lr": ["0.1", "fast"]}, "--lr cannot be 'fast'; give a number"),
@@ -105,7 +106,7 @@ def test_of_what_makes_no_alternatives_the_last_one_wins():
     }
 
 
-@pytest.mark.parametrize("command", [("bench", "sim"), ("server", "start")])
+@for_each("command", [("bench", "sim"), ("server", "start")])
 def test_commands_of_one_run_lose_no_value_silently(command):
     done = CliRunner().invoke(
         app, [*command, "--clients", "2", "--uplink", "stc", "--uplink", "topk"]
@@ -257,7 +258,7 @@ def test_a_table_of_text_has_a_column_for_each_figure():
     assert len({len(row) for row in (title, first, second)}) == 1
 
 
-@pytest.mark.parametrize("width", [80, 100, 120])
+@for_each("width", [80, 100, 120])
 def test_a_table_on_a_terminal_leaves_figures_whole(width):
     label = "topk:density=1%,values=fp16@layer (3 seeds)"
     lines = [
@@ -282,7 +283,7 @@ def test_a_table_on_a_terminal_leaves_figures_whole(width):
     assert shown.splitlines()[2].startswith(f"{FRONT} ")
 
 
-@pytest.mark.parametrize("width", [30, 45, 60, 66])
+@for_each("width", [30, 45, 60, 66])
 def test_a_table_on_a_narrow_terminal_leaves_out_columns_and_cuts_no_figure(width):
     lines = [
         Result(

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from test_main import fedcomp, sentence
 
 from fedcomp import available_codecs, codec
@@ -64,8 +65,8 @@ def test_an_update_of_a_task_is_compressed():
     assert found["codecs"][0]["error"] == 0 and found["codecs"][0]["frame_bytes"] > 4 * 9610
 
 
-@pytest.mark.parametrize(
-    ("values", "bits"),
+@for_each(
+    "values, bits",
     [
         ([0.0] * 8, 0.0),
         ([1.0, -1.0] * 64, 128.0),
@@ -98,8 +99,8 @@ def test_a_picture_of_one_exact_codec():
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
+@for_each(
+    "words, said",
     [
         (["--numel", "x"], "--numel is 'x'; give a whole number such as 1000000, 25M or 1G"),
         (["--numel", "0"], "--numel is '0'; give a whole number"),

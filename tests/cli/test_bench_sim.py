@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from test_main import fedcomp, sentence
 from test_profiling import check_trace
 from torch import nn
@@ -148,8 +149,8 @@ def test_no_folder_is_left(tmp_path, monkeypatch):
     assert made and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
+@for_each(
+    "words, said",
     [
         (["--rounds", "0"], "invalid value for '--rounds'"),
         (["--out", "x"], "no such option '--out'"),
@@ -181,7 +182,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@for_each("options", OPTIONS.values(), ids=OPTIONS)
 def test_the_lean_loop_makes_the_updates_of_the_engine(options):
     model, sgd = initial_model(PLAIN, 0), replace(SGD, **options)
     layout = Layout.of(model)
@@ -194,7 +195,7 @@ def test_the_lean_loop_makes_the_updates_of_the_engine(options):
         torch.testing.assert_close(mine, engine.train(start, DATA, plan, sgd).update)
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@for_each("options", OPTIONS.values(), ids=OPTIONS)
 def test_every_loop_takes_the_same_steps(options):
     """Of one client whose batches are all of its examples."""
     sgd, made = replace(SGD, batch_size=20, **options), []
@@ -245,8 +246,8 @@ def test_the_big_batch_takes_the_same_examples_in_as_many_steps(monkeypatch):
     assert seen == [15, 5] * 3
 
 
-@pytest.mark.parametrize(
-    ("module", "shape", "flops"),
+@for_each(
+    "module, shape, flops",
     [
         (lambda: nn.Linear(6, 3), (6,), 2 * 2 * 18),  # forward, and the gradient of the weights
         (

@@ -3,7 +3,7 @@
 import io
 import math
 
-import pytest
+from cases import for_each
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -79,7 +79,7 @@ def lines(made: Board, width: int, height: int) -> list[str]:
     return console.file.getvalue().rstrip("\n").split("\n")
 
 
-@pytest.mark.parametrize("alternatives", [1, 2, 8, 60])
+@for_each("alternatives", [1, 2, 8, 60])
 def test_it_fits(alternatives):
     made = board(alternatives, alternatives // 2)
     for width in (40, 60, 79, 80, 100, 120, 200):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from cases import for_each
 from deployment import Command
 from typer.testing import CliRunner
 
@@ -265,8 +266,8 @@ def test_a_report_on_alternatives_is_on_all_that_were_begun(compared, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
+@for_each(
+    "words, said",
     [
         (
             [*FOUR, "--out", "{out}"],

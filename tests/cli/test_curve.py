@@ -2,7 +2,7 @@
 
 import math
 
-import pytest
+from cases import for_each
 
 from fedcomp.cli.curve import KEPT, Curve
 
@@ -16,12 +16,12 @@ def drawn(
     return [line.plain for line in curve.lines(width, height)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "shares",
     [[], [0.5], [0.1, 0.1], [0.0, 1.0], [0.97311, 0.97312], [math.sin(i) ** 2 for i in range(300)]],
     ids=["none", "one", "flat", "whole", "tiny", "many"],
 )
-@pytest.mark.parametrize(("width", "height"), [(30, 2), (40, 3), (80, 12), (200, 40)])
+@for_each("width, height", [(30, 2), (40, 3), (80, 12), (200, 40)])
 def test_it_has_the_height_and_is_no_wider_than_the_width(shares, width, height):
     lines = drawn(shares, width, height)
     assert len(lines) == height
@@ -38,8 +38,8 @@ def test_a_rise_goes_from_the_lower_left_to_the_upper_right():
     assert axis.split()[1] == "1" and axis.split()[-1] == "20"
 
 
-@pytest.mark.parametrize(
-    ("shares", "low", "high"),
+@for_each(
+    "shares, low, high",
     [
         ([0.113, 0.973], "10 %", "100 %"),
         ([0.9731, 0.9738], "97.3 %", "97.4 %"),

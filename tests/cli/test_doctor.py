@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from cases import for_each
 from packaging.requirements import Requirement
 from tls_servers import HEALTHY, Authority, dated, free_port, serving
 from typer.testing import CliRunner
@@ -183,7 +184,7 @@ def test_a_free_port():
     assert found("--port", port)[f"port {port}"] == ("ok", "free", "")
 
 
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+@for_each("family", [socket.AF_INET, socket.AF_INET6])
 def test_a_port_that_is_taken(family):
     try:
         taken = socket.create_server(
@@ -269,7 +270,7 @@ def test_the_certificate_of_another_ca(folder):
     assert "is not signed by the CA" in said["server"][1]
 
 
-@pytest.mark.parametrize(("hours", "state"), [(-1, "failed"), (1, "failed"), (0, "ok")])
+@for_each("hours, state", [(-1, "failed"), (1, "failed"), (0, "ok")])
 def test_the_clock_against_the_server(hours, state):
     with serving(dated(utc_now() + timedelta(hours=hours))) as port:
         said = found("--server", f"127.0.0.1:{port}")["clock"]

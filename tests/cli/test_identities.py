@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from cases import for_each
 
 from fedcomp.cli.identities import identities
 from fedcomp.errors import ConfigError, UserError
@@ -56,8 +57,8 @@ def test_a_folder_of_enrolments_is_many_clients_each_with_its_own_key(keys):
     assert [one.id for one in of(enrolment=keys / "2.toml")] == [2]
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "sentence"),
+@for_each(
+    "given, error, sentence",
     [
         ({"insecure": True, "client_id": 0, "count": 2}, ConfigError, "give --partition-id K"),
         ({"insecure": True, "count": 2}, ConfigError, "give --partition-id K"),

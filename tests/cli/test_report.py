@@ -11,6 +11,7 @@ from statistics import mean
 from xml.etree import ElementTree
 
 import pytest
+from cases import for_each
 from typer.testing import CliRunner
 
 from fedcomp import RunConfig
@@ -270,7 +271,7 @@ def test_unfinished_failed_and_diverged_runs_are_reported(run):
     assert verdict(page(diverged, like(run, 0.8, 0, over=False))).startswith("No run succeeded.")
 
 
-@pytest.mark.parametrize("name", ["<script>alert(1)</script>&", "a$x^2$ 日本", "long-" * 30])
+@for_each("name", ["<script>alert(1)</script>&", "a$x^2$ 日本", "long-" * 30])
 def test_names_are_escaped_and_shown_as_they_are(run, name):
     one = replace(like(run, 0.8, 4000, task=f"{name}.py:task"), folder=Path("runs", name))
     text = page(one, replace(one, options=one.options | {"uplink": name}))
@@ -291,8 +292,8 @@ def test_a_long_comparison_stays_small(run):
     assert len({(dashes, marker) for _, dashes, marker in swatches}) == 20, "without colours"
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "log", "labels"),
+@for_each(
+    "low, high, log, labels",
     [
         (0.0, 1.0, False, [0.0, 0.5, 1.0]),
         (900, 9_000_000, True, [1e3, 1e4, 1e5, 1e6, 1e7]),

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
+from cases import for_each
 from federation import Federation
 from flwr.app import Context, Message, RecordDict
 
@@ -71,7 +71,7 @@ def test_an_unsettled_proposal_is_put_back_when_the_server_does_not_name_it():
     torch.testing.assert_close(taken.memory.state_dict()["residual"], kept)
 
 
-@pytest.mark.parametrize("broken", ["train", "encode"])
+@for_each("broken", ["train", "encode"])
 def test_a_failure_names_its_stage_and_leaves_the_memory_as_it_was(broken):
     federation = Federation(RULES)
     member = federation.members[0]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cases import for_each
 from flower_grid import AppGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -102,7 +103,7 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("config, name", PLACES)
+@for_each("config, name", PLACES)
 def test_a_folder_is_named_by_the_partition_or_else_the_node(config, name):
     assert (
         folder_name(
@@ -117,7 +118,7 @@ def test_state_is_where_a_user_keeps_state(monkeypatch, tmp_path):
     assert default_state_dir() == tmp_path / "fedcomp"
 
 
-@pytest.mark.parametrize("memory", ["ef21", "diana", "laq", "sketched"])
+@for_each("memory", ["ef21", "diana", "laq", "sketched"])
 def test_a_memory_that_needs_more_than_a_mod_sees_is_refused_at_once(memory):
     with pytest.raises(ConfigError, match="memory='residual'"):
         compression_mod(memory=memory)

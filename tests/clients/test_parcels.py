@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedcomp.clients.parcels import Form, Parcel
@@ -64,7 +65,7 @@ NO_FORMS = [
 ]
 
 
-@pytest.mark.parametrize("data", NO_FORMS)
+@for_each("data", NO_FORMS)
 def test_a_form_that_cannot_be_is_refused(data):
     with pytest.raises(ProtocolError):
         Form.unpack(data)
@@ -98,7 +99,7 @@ def test_a_message_without_a_parcel_is_refused():
         Parcel.take(RecordDict({"arrays": record()}))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changed",
     [
         {"count": Array(np.array([7, 8]))},

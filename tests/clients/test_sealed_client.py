@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from cases import for_each
 
 from fedcomp.codecs import Context, codec
 from fedcomp.errors import FedcompError, ProtocolError
@@ -182,7 +183,7 @@ def test_a_voter_that_is_passed_a_ballot_for_another_card_gives_no_key_away(open
     assert len(cards[0][1]) > KEY
 
 
-@pytest.mark.parametrize("parts", [
+@for_each("parts", [
     [(0,), (1,), (2,), (2,), (2,)], [(0, 1, 2, 2, 2)],  # one ballot outvotes the others
     [(0,), (1,), (2,), (3, 4)], [(0,), (1, 2, 3, 4)], [(0, 1, 2, 3, 4)],  # ties are coins that the server knows; too few
     [(2,), (0, 1, 3), (4,)],  # one is alone where others share
@@ -195,7 +196,7 @@ def test_a_row_in_which_not_all_count_alike_is_refused(parts):
         client.ask(CARDS, {ROW: row.pack()} | {f"{KEY_OF}{who}": RING.key(who) for who in ALL})
 
 
-@pytest.mark.parametrize("numbers", [(0, 1, 1), (0, 1, 3), (1, 0, 2), (0, 1, -1)])
+@for_each("numbers", [(0, 1, 1), (0, 1, 3), (1, 0, 2), (0, 1, -1)])
 def test_partitions_have_the_numbers_of_the_code(numbers):
     """What is missing is a coin that is keyed by the number: a server that chose it would choose the coin."""
     row = Row(0, 0, tuple(DataPartition(number, (who,)) for who, number in enumerate(numbers)))
@@ -218,7 +219,7 @@ def test_three_ballots_in_one_partition_are_too_few_to_vote_on():
     assert clients[1].ask(TALLY, {s: sealed[s] for s in "036"})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     [
         b"\x80" * 32,
@@ -239,9 +240,7 @@ def test_an_attempt_has_the_name_that_a_server_draws(name):
         One(0).ask(CARDS, {ROW: row.pack()} | keys | {ATTEMPT: name})
 
 
-@pytest.mark.parametrize(
-    "which", [" 1", "+1", "01", "1_0", "-1", "x", "", "²", "١", "1\n", "9" * 19]
-)
+@for_each("which", [" 1", "+1", "01", "1_0", "-1", "x", "", "²", "١", "1\n", "9" * 19])
 def test_a_client_is_named_in_one_way(which):
     row = Row(0, 0, tuple(DataPartition(s, (s,)) for s in ALL))
     with pytest.raises(ProtocolError, match="no client's"):

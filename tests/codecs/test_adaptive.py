@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, same_bits, vectors
 
 from fedcomp import FrameError, codec, memory
@@ -53,8 +54,8 @@ def even_loss(v: np.ndarray, size: int, stochastic: bool) -> float:
     return loss(v, np.linspace(v.min(), v.max(), size), stochastic)
 
 
-@pytest.mark.parametrize("name", distributions())
-@pytest.mark.parametrize(("size", "placement"), [(4, "lloyd"), (16, "quantiles"), (100, "lloyd")])
+@for_each("name", distributions())
+@for_each("size, placement", [(4, "lloyd"), (16, "quantiles"), (100, "lloyd")])
 def test_less_squared_error_than_even_levels(name, size, placement):
     x = torch.from_numpy(distributions()[name].astype(np.float32))
     v = x.double().numpy()
@@ -67,8 +68,8 @@ def test_less_squared_error_than_even_levels(name, size, placement):
         assert lost < 0.65 * even_loss(v, size, rounding == "stochastic"), rounding
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@pytest.mark.parametrize("size", [5, 16, 60])
+@for_each("rounding", ["nearest", "stochastic"])
+@for_each("size", [5, 16, 60])
 def test_lloyd_has_less_than_quantiles_in_the_mean(rounding, size):
     for name, v in distributions().items():
         x, lost = torch.from_numpy(v.astype(np.float32)), []
@@ -82,9 +83,7 @@ def test_lloyd_has_less_than_quantiles_in_the_mean(rounding, size):
         assert lost[0] < lost[1], name
 
 
-@pytest.mark.parametrize(
-    ("size", "distortion"), [(2, 0.3634), (4, 0.1175), (8, 0.03454), (16, 0.009497)]
-)
+@for_each("size, distortion", [(2, 0.3634), (4, 0.1175), (8, 0.03454), (16, 0.009497)])
 def test_the_squared_error_of_a_normal_distribution_is_that_of_max(size, distortion):
     """Max 1960, table I; the values are quantiles, so that nothing is left to chance."""
     u = (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
@@ -103,9 +102,7 @@ def test_every_value_goes_to_its_nearest_level():
         assert np.array_equal(np.abs(x.double().numpy() - y), nearest), name
 
 
-@pytest.mark.parametrize(
-    "spec", ["adaptive", "adaptive:placement=quantiles", "adaptive:rounding=stochastic"]
-)
+@for_each("spec", ["adaptive", "adaptive:placement=quantiles", "adaptive:rounding=stochastic"])
 def test_few_values_are_exact(spec):
     for values in (
         [0.3],
@@ -190,8 +187,8 @@ def test_a_frame_is_its_table_and_the_entropy_of_its_codes():
     assert len(frame) <= 4 * 16 + 100 + 1.01 * x.numel() / 8 * -(shares * np.log2(shares)).sum()
 
 
-@pytest.mark.parametrize(
-    ("spec", "least"),
+@for_each(
+    "spec, least",
     [
         ("adaptive:levels=1", 2),
         ("adaptive:levels=257", 2),
@@ -206,8 +203,8 @@ def test_levels_out_of_range(spec, least):
         codec(spec)
 
 
-@pytest.mark.parametrize(
-    ("levels", "codes"),
+@for_each(
+    "levels, codes",
     [
         ([1.0, 0.5], [0, 1, 0]),
         ([0.5, 0.5], [0, 1, 0]),

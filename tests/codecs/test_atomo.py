@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,8 +115,8 @@ def test_the_mean_over_seeds_is_the_update_and_the_variance_the_least(spec):
         assert torch.equal(draws[0, 300:], x[300:].double())  # what is no matrix loses nothing
 
 
-@pytest.mark.parametrize(
-    ("budget", "sent"),
+@for_each(
+    "budget, sent",
     [
         ("1", {1}),
         ("7", {7}),
@@ -170,7 +171,7 @@ def test_at_the_ends_of_float32_no_entry_leaves_it(largest):
         assert (draws.double().mean(0) - x).abs().max() < 0.05 * largest
 
 
-@pytest.mark.parametrize("budget", ["0", "-1"])
+@for_each("budget", ["0", "-1"])
 def test_a_budget_that_cannot_be(budget):
     with pytest.raises(SpecError, match="give a number of atoms, or a share below 1, such as 1%"):
         codec(f"atomo:budget={budget}")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, same_bits, vectors
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,7 +53,7 @@ def test_huge_values_stay_finite():
     assert decoded(x).tolist() == [LARGEST, -LARGEST, LARGEST, LARGEST, 2.0**-126]
 
 
-@pytest.mark.parametrize("value", [2.0**-149, 3 * 2.0**-149, 255 * 2.0**-149, 2.0**-130, 2.0**-126])
+@for_each("value", [2.0**-149, 3 * 2.0**-149, 255 * 2.0**-149, 2.0**-130, 2.0**-126])
 def test_denormals_do_not_vanish(value):
     x = torch.tensor([value, -value, 0.0, -0.0])
     assert same_bits(decoded(x), x)
@@ -80,8 +81,8 @@ def test_layer_by_layer_each_tensor_has_its_range():
     assert y[300] == 2.0**-149 and not decoded(x)[300]
 
 
-@pytest.mark.parametrize(
-    ("body", "sentence"),
+@for_each(
+    "body, sentence",
     [
         ([23, 0, 0x7F, 0x80, 0x7F], "NaN or infinity"),
         ([23, 0, 0x40, 0xC0, 0xFF], "NaN or infinity"),

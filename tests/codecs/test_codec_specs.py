@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import for_each
 from every_codec import SPECS
 
 from fedcomp import available_codecs, codec
@@ -16,7 +17,7 @@ from fedcomp.config import RunConfig
 from fedcomp.errors import ConfigError, SpecError
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@for_each("spec", SPECS)
 def test_a_codec_writes_itself_as_a_spec_string(spec):
     c = codec(spec)
     assert codec(str(c)) == c and hash(codec(str(c))) == hash(c)
@@ -25,8 +26,8 @@ def test_a_codec_writes_itself_as_a_spec_string(spec):
     assert "+" in c.name or available_codecs()[c.name].id == c.id
 
 
-@pytest.mark.parametrize(
-    ("spec", "built"),
+@for_each(
+    "spec, built",
     [
         ("stc", STC(1 / 100)),
         ("stc:1%", STC(0.01)),
@@ -47,14 +48,14 @@ def test_spec(spec, built):
     assert codec(spec) == built
 
 
-@pytest.mark.parametrize("option", ["uplink", "downlink"])
+@for_each("option", ["uplink", "downlink"])
 def test_a_bare_name_means_the_same_as_the_default_of_a_run(option):
     text = getattr(RunConfig(), option)
     assert codec(text.partition(":")[0]) == codec(text)
 
 
-@pytest.mark.parametrize(
-    ("spec", "sentence"),
+@for_each(
+    "spec, sentence",
     [
         ("sct", "unknown codec 'sct'; did you mean 'stc'"),
         ("top-k", "unknown codec 'top-k'; did you mean 'topk'"),
@@ -127,13 +128,13 @@ def test_the_registry_that_is_given_away_is_a_copy():
     assert "stc" in available_codecs()
 
 
-@pytest.mark.parametrize("given", [None, 3, b"stc"])
+@for_each("given", [None, 3, b"stc"])
 def test_what_is_no_text_is_no_codec(given):
     with pytest.raises(SpecError, match="named by a text"):
         codec(given)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "x",
     [[1.0, 2.0], torch.ones(3).numpy(), torch.ones(3).to_sparse(), torch.empty(3, device="meta")],
 )
@@ -142,7 +143,7 @@ def test_what_is_no_dense_tensor_is_not_encoded(x):
         codec("stc").encode(x)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "x",
     [
         [[1.0]],
@@ -156,7 +157,7 @@ def test_what_is_no_dense_stack_is_not_encoded(x):
         codec("stc").encode_batch(x, [0])
 
 
-@pytest.mark.parametrize("numel", [-1, 2.0, None])
+@for_each("numel", [-1, 2.0, None])
 def test_a_size_that_is_none_is_not_decoded(numel):
     with pytest.raises(ConfigError, match="numel"):
         codec("stc").decode(codec("stc").encode(torch.ones(3)), numel=numel)

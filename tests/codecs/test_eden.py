@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of
 
 from fedcomp import codec, memory
@@ -55,7 +56,7 @@ def test_the_tables_are_those_of_lloyd_and_max(bits):
     assert eden.table(bits).tolist() == [s * v for v in eden.MAGNITUDES[bits] for s in (-1, 1)]
 
 
-@pytest.mark.parametrize("bits", BITS)
+@for_each("bits", BITS)
 def test_a_code_is_the_nearest_value(bits):
     """Turned again, what is decoded is S·q of the nearest q, S = ‖x‖²/⟨u, q⟩."""
     x, seed = normal(NUMEL) ** 3, 3
@@ -69,10 +70,8 @@ def test_a_code_is_the_nearest_value(bits):
     assert np.allclose(v, q * (u @ u) / (u @ q), rtol=0, atol=1e-5 * abs(v).max())
 
 
-@pytest.mark.parametrize(
-    "spec", ["drive", "eden:bits=1", "eden:bits=2", "eden:bits=3", "eden:bits=4"]
-)
-@pytest.mark.parametrize("kind", ["normal", "one half zero"])
+@for_each("spec", ["drive", "eden:bits=1", "eden:bits=2", "eden:bits=3", "eden:bits=4"])
+@for_each("kind", ["normal", "one half zero"])
 def test_the_error_of_the_mean_over_clients(spec, kind):
     """0.571/m, 0.133/m, 0.036/m, 0.0096/m, for different vectors and for one vector that all hold: the errors do not add up."""
     m, x = 40, normal(40, NUMEL)
@@ -109,7 +108,7 @@ def test_of_few_coordinates_the_mean_is_not_the_vector():
     ).variance(1024) is None
 
 
-@pytest.mark.parametrize("bits", BITS)
+@for_each("bits", BITS)
 def test_damped_has_less_error_and_points_nowhere_else(bits):
     x = normal(20, NUMEL)
     unbiased, damped = (clients(f"eden:bits={bits},damped={d}", x) for d in ("false", "true"))
@@ -121,7 +120,7 @@ def test_damped_has_less_error_and_points_nowhere_else(bits):
     assert abs(float((damped - x).square().sum() / x.double().square().sum()) / limit - 1) < 0.03
 
 
-@pytest.mark.parametrize("bits", CERTIFICATES)
+@for_each("bits", CERTIFICATES)
 def test_the_contraction_is_proven(bits):
     """(z − q)² ≤ A + B·z² + C·z⁴ for all z: on each interval of one q at its ends and where the difference is flat; E z² = 1, E z⁴ ≤ 3."""
     a, b, c = CERTIFICATES[bits]
@@ -166,8 +165,8 @@ def test_with_a_residual_nothing_is_lost(spec):
     assert torch.allclose(sent + keeper.state_dict()["residual"], 30 * x, atol=1e-3)
 
 
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("numel", [1, 1000, 20_000])
+@for_each("bits", BITS)
+@for_each("numel", [1, 1000, 20_000])
 def test_the_length_of_a_frame(bits, numel):
     marks, count = hadamard.edges(numel), 1 if numel < 128 else 2 if numel < 1 << 14 else 3
     lengths = {

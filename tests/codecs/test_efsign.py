@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, reseal, same_bits, vectors
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,7 +70,7 @@ def test_a_zero_counts_as_positive():
     assert through(torch.tensor([0.0, -0.0, -6.0, 2.0])).tolist() == [2, 2, -2, 2]
 
 
-@pytest.mark.parametrize("numel", [0, 1, 401])
+@for_each("numel", [0, 1, 401])
 def test_a_vector_of_zeros_is_sent_as_such(numel):
     assert (
         EFSIGN.encode(torch.zeros(numel))
@@ -152,9 +153,7 @@ def test_a_position_and_a_value_that_were_never_sent_are_refused():
     assert refused(sent, 2, 10) and refused(sent, 9, 10)
 
 
-@pytest.mark.parametrize(
-    "scale", [math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, LEAST, NORMAL - LEAST]
-)
+@for_each("scale", [math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, LEAST, NORMAL - LEAST])
 def test_a_scale_that_is_none_is_refused(scale):
     frame = EFSIGN.encode(vectors(50)["normal"])
     start = SECTIONS + 1

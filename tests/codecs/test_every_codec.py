@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import (
     DENSITIES,
     LAYERED,
@@ -30,8 +31,8 @@ from fedcomp.errors import ConfigError
 
 MILLION = 10**6
 SIZES = (0, 1, 7, 400, 1001)
-every_spec = pytest.mark.parametrize("spec", SPECS)
-each_codec = pytest.mark.parametrize("spec", ONE_EACH)
+every_spec = for_each("spec", SPECS)
+each_codec = for_each("spec", ONE_EACH)
 
 
 def troubles(*sizes: int) -> Iterator[tuple[int, str, torch.Tensor]]:
@@ -53,7 +54,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 # What a frame decodes to.
 
 
-@pytest.mark.parametrize("spec", [s for s in SPECS if codec(s).name in ORACLES])
+@for_each("spec", [s for s in SPECS if codec(s).name in ORACLES])
 def test_a_frame_decodes_to_what_the_paper_says(spec):
     c = codec(spec)
     for numel, name, x in troubles(*SIZES):
@@ -71,7 +72,7 @@ def test_so_does_a_frame_of_a_million(spec):
     assert same_bits(y, expected(c, x, layout))
 
 
-@pytest.mark.parametrize("spec", [s for s in WHOLE if codec(s).name in ("topk", "stc", "sbc")])
+@for_each("spec", [s for s in WHOLE if codec(s).name in ("topk", "stc", "sbc")])
 def test_at_most_k_coordinates_are_sent_and_no_zeros(spec):
     c = codec(spec)
     for numel, name, x in troubles(*SIZES):
@@ -81,8 +82,8 @@ def test_at_most_k_coordinates_are_sent_and_no_zeros(spec):
         assert c.name == "sbc" or len(sent) == min(k, x.count_nonzero()), (numel, name)
 
 
-@pytest.mark.parametrize(
-    ("density", "numel", "k"),
+@for_each(
+    "density, numel, k",
     [
         ("1/400", 199, 1),
         ("1/400", 599, 1),
@@ -183,7 +184,7 @@ def test_strided_vectors_and_vectors_with_a_gradient(spec):
     assert c.encode_batch(grid.T, [0, 0, 0], layout=layout)[1] == frame
 
 
-@pytest.mark.parametrize("spec", ["identity", "stc", "stc@layer"])
+@for_each("spec", ["identity", "stc", "stc@layer"])
 def test_what_is_no_vector_of_floats_is_refused(spec):
     c, layout = codec(spec), layout_of(40)
     for x in (
@@ -198,7 +199,7 @@ def test_what_is_no_vector_of_floats_is_refused(spec):
             c.encode_batch(x[None], [0], layout=layout)
 
 
-@pytest.mark.parametrize("spec", ["identity", "stc", "stc@layer"])
+@for_each("spec", ["identity", "stc", "stc@layer"])
 def test_a_layout_of_another_model_is_refused(spec):
     c, layout = codec(spec), layout_of(41)
     for encode in (
@@ -210,7 +211,7 @@ def test_a_layout_of_another_model_is_refused(spec):
             encode()
 
 
-@pytest.mark.parametrize("spec", LAYERED[:3])
+@for_each("spec", LAYERED[:3])
 def test_a_layerwise_codec_says_that_it_needs_a_layout(spec):
     c, x = codec(spec), torch.ones(4)
     for encode in (
@@ -242,7 +243,7 @@ def test_nan_and_infinity_are_refused_by_the_name_of_their_tensor(spec):
             assert error.position == 266
 
 
-@pytest.mark.parametrize("spec", available_codecs())
+@for_each("spec", available_codecs())
 def test_without_a_layout_the_position_is_named(spec):
     x = normal(40)
     x[39] = float("nan")
@@ -331,7 +332,7 @@ def test_a_sum_that_overflows_leaves_the_total_as_it_was(spec):
         assert caught.value.position == 33 and same_bits(total, before)
 
 
-@pytest.mark.parametrize("spec", ["identity", "stc", "stc@layer"])
+@for_each("spec", ["identity", "stc", "stc@layer"])
 def test_a_sum_is_float32_of_the_shape_of_the_vector(spec):
     for total in (torch.ones(41), torch.ones(1), torch.ones(40, dtype=torch.float64)):
         before = total.clone()
@@ -404,7 +405,7 @@ def test_blocks_and_positions_of_an_update(spec):
             assert set(np.flatnonzero(y)) <= set(update.positions)
 
 
-@pytest.mark.parametrize("spec", [*available_codecs(), PRODUCTS[0]])
+@for_each("spec", [*available_codecs(), PRODUCTS[0]])
 def test_a_layerwise_frame_holds_a_whole_one_for_each_tensor(spec):
     c, layout, x = codec(spec), layout_of(401), normal(401)
     layerwise = LayerWise(c)
@@ -424,7 +425,7 @@ def test_a_layerwise_frame_holds_a_whole_one_for_each_tensor(spec):
 LINEAR = [s for s in SPECS if codec(s).linear]
 
 
-@pytest.mark.parametrize("spec", LINEAR)
+@for_each("spec", LINEAR)
 def test_frames_of_linear_codecs_can_be_merged(spec):
     c = codec(spec)
     for numel in (0, 1, 401):
@@ -450,7 +451,7 @@ def test_frames_of_linear_codecs_can_be_merged(spec):
         )
 
 
-@pytest.mark.parametrize("spec", LINEAR)
+@for_each("spec", LINEAR)
 def test_frames_that_do_not_belong_together_are_not_merged(spec):
     c, layout = codec(spec), layout_of(40)
     frame = c.encode(normal(40), layout=layout)
@@ -481,14 +482,14 @@ def test_frames_that_do_not_belong_together_are_not_merged(spec):
         c.merge([])
 
 
-@pytest.mark.parametrize("spec", LINEAR)
+@for_each("spec", LINEAR)
 def test_a_merged_sum_that_overflows_is_refused(spec):
     c, layout = codec(spec), layout_of(40)
     with pytest.raises(FrameError, match="not finite"):
         c.merge([c.encode(torch.full((40,), 3e38), layout=layout)] * 2)
 
 
-@pytest.mark.parametrize("spec", [s for s in ONE_EACH if not codec(s).linear])
+@for_each("spec", [s for s in ONE_EACH if not codec(s).linear])
 def test_frames_of_other_codecs_cannot_be_merged(spec):
     c, layout = codec(spec), layout_of(40)
     with pytest.raises(ConfigError, match="cannot be merged; use a linear codec"):
@@ -536,8 +537,8 @@ def test_the_declared_contraction_holds_for_anything(spec, values):
     assert_contracts(codec(spec), torch.tensor(values), layout_of(len(values)))
 
 
-@pytest.mark.parametrize("density", DENSITIES)
-@pytest.mark.parametrize("name", ["topk", "stc", "sbc"])
+@for_each("density", DENSITIES)
+@for_each("name", ["topk", "stc", "sbc"])
 def test_the_contraction_of_layers_bears_the_worst_rounding(name, density):
     """k of the whole is rounded up and k of the only tensor that holds anything is rounded down."""
     c = codec(f"{name}:density={density}@layer")

@@ -6,6 +6,7 @@ import zlib
 
 import pytest
 import torch
+from cases import for_each
 from every_codec import ONE_EACH, SPECS, WHOLE, layout_of, reseal, vectors
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,7 +63,7 @@ def test_varints(value, tail):
     assert read_varint(memoryview(data + tail)) == (value, len(data))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data",
     [b"", b"\x80", b"\xff" * 8, b"\x80\x00", b"\xac\x82\x00", varint(2**63), b"\xff" * 9 + b"\x01"],
 )
@@ -71,8 +72,8 @@ def test_varints_that_are_none(data):
         read_varint(memoryview(data))
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
+@for_each(
+    "change, sentence",
     [
         (lambda f: b"", "0 bytes are too short"),
         (lambda f: f[:8], "8 bytes are too short"),
@@ -93,7 +94,7 @@ def test_what_is_wrong_is_said(change, sentence):
         c.decode(change(frame), numel=401)
 
 
-@pytest.mark.parametrize("spec", ONE_EACH)
+@for_each("spec", ONE_EACH)
 def test_a_layout_of_another_size_is_refused(spec):
     frame = codec(spec).encode(vectors(401)["normal"], layout=layout_of(401))
     into = torch.ones(401)
@@ -119,7 +120,7 @@ def test_a_frame_by_layers_needs_the_layout_that_it_was_made_for():
         )
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@for_each("spec", SPECS)
 def test_beside_the_sections_a_frame_is_24_bytes_at_most_and_8_a_layer(spec):
     c = codec(spec)
     sizes = (0, 1, 401, 20_000)
@@ -132,14 +133,12 @@ def test_beside_the_sections_a_frame_is_24_bytes_at_most_and_8_a_layer(spec):
         assert len(frame) - bodies <= (24 + 8 * len(layout) if spec.endswith("@layer") else 24)
 
 
-@pytest.mark.parametrize(
-    ("spec", "numel", "bytes_each"), [("identity", 20_000, 4), ("fp16", 20_000, 2)]
-)
+@for_each("spec, numel, bytes_each", [("identity", 20_000, 4), ("fp16", 20_000, 2)])
 def test_a_dense_frame_is_its_numbers(spec, numel, bytes_each):
     assert 0 <= len(codec(spec).encode(torch.ones(numel))) - bytes_each * numel <= 24
 
 
-@pytest.mark.parametrize("spec", [s for s in WHOLE if codec(s).name in ("topk", "stc", "sbc")])
+@for_each("spec", [s for s in WHOLE if codec(s).name in ("topk", "stc", "sbc")])
 def test_a_sparse_frame_of_nothing_is_its_header(spec):
     assert len(codec(spec).encode(torch.zeros(10**6))) <= 24
 
@@ -148,8 +147,8 @@ def log2_binomial(n: int, k: int) -> float:
     return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
 
 
-@pytest.mark.parametrize("density", ["1/25", "1/100", "1/400", "1/1000"])
-@pytest.mark.parametrize(("name", "sign_bits"), [("stc", 1), ("sbc", 0)])
+@for_each("density", ["1/25", "1/100", "1/400", "1/1000"])
+@for_each("name, sign_bits", [("stc", 1), ("sbc", 0)])
 def test_a_million_coordinates_cost_their_entropy(name, sign_bits, density):
     """The Rice code is within 1 % of log₂ of the number of ways to choose k of n places."""
     n, x = 10**6, torch.randn(10**6, generator=torch.Generator().manual_seed(1))

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, same_bits, variants
 
 from fedcomp import available_codecs, codec
@@ -58,9 +59,7 @@ def nonzeros(x: torch.Tensor) -> dict[str, float]:
     return {str(i): x[i].item() for i in x.nonzero().flatten().tolist()}
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in available_codecs() if (GOLDEN / f"{name}.json").exists()]
-)
+@for_each("name", [name for name in available_codecs() if (GOLDEN / f"{name}.json").exists()])
 def test_frames_of_codecs(name):
     layout, made = layout_of(NUMEL), {}
     for spec in [spec + scope for spec in variants(name) for scope in ("", "@layer")]:

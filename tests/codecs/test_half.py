@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,13 +27,13 @@ def test_each_value_is_within_a_2048th_of_itself_or_2_to_the_minus_39_of_the_lar
     ).all()
 
 
-@pytest.mark.parametrize("scale", [1e38, 1.0, 1e-30, 1e-38, 2.0**-140])
+@for_each("scale", [1e38, 1.0, 1e-30, 1e-38, 2.0**-140])
 def test_no_scale_overflows_or_vanishes(scale):
     v = (scale * np.array([3.4, -1.0, 0.5, 1 / 64])).astype(np.float32)
     assert np.allclose(through(v), v, rtol=2.0**-11, atol=2.0**-150)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [2.0**-149, 3 * 2.0**-149, 2.0**-126, 1.0, 2047.0, 2.0**127, float(np.finfo(np.float32).max)],
 )
@@ -54,14 +55,14 @@ def test_signs_of_zeros_and_vectors_of_zeros():
     assert through(np.empty(0, np.float32)).size == 0
 
 
-@pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E00, 0x7D01, 0x7FFF])
+@for_each("bits", [0x7C00, 0xFC00, 0x7E00, 0x7D01, 0x7FFF])
 def test_nan_and_infinity_in_the_bytes_are_refused(bits):
     data = np.array([0, 15360, bits], "<u2").tobytes()
     with pytest.raises(FrameError, match="NaN or infinity"):
         half.unpack(memoryview(data), 2)
 
 
-@pytest.mark.parametrize("exponent", [113, 128, 1000, 32767])
+@for_each("exponent", [113, 128, 1000, 32767])
 def test_an_exponent_that_overflows_is_refused(exponent):
     data = np.array([exponent], "<i2").tobytes() + np.array([65504], "<f2").tobytes()
     with pytest.raises(FrameError, match="NaN or infinity"):
@@ -73,7 +74,7 @@ def test_an_exponent_that_vanishes_gives_zeros():
     assert np.array_equal(half.unpack(memoryview(data), 2), [0, 0])
 
 
-@pytest.mark.parametrize("length", [0, 1, 5, 7])
+@for_each("length", [0, 1, 5, 7])
 def test_another_length_is_refused(length):
     with pytest.raises(FrameError, match="another length"):
         half.unpack(memoryview(bytes(length)), 2)

@@ -6,6 +6,7 @@ from functools import cache, partial
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import ONE_EACH, SPECS, layout_of, reseal, same_bits, vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,7 +50,7 @@ def read(spec: str, data: bytes, numel: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("spec", ONE_EACH)
+@for_each("spec", ONE_EACH)
 def test_every_frame_of_these_tests_is_valid(spec):
     assert all(read(spec, frame_of(spec, numel, kind), numel) for numel in NUMELS for kind in KINDS)
 
@@ -145,16 +146,16 @@ def test_a_count_that_is_not_so_is_noticed(frame, count):
         assert not read(spec, reseal(changed, numel), numel) or count <= numel
 
 
-@pytest.mark.parametrize("spec", ["identity", "fp16"])
-@pytest.mark.parametrize("count", [0, 40, 49, 51])
+@for_each("spec", ["identity", "fp16"])
+@for_each("count", [0, 40, 49, 51])
 def test_a_dense_frame_counts_every_coordinate(spec, count):
     frame = frame_of(spec, 50, "normal")
     assert frame[SECTIONS] == 50
     assert not read(spec, reseal(frame[:SECTIONS] + bytes([count]) + frame[SECTIONS + 1 :], 50), 50)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.0, -0.0, -1.0])
-@pytest.mark.parametrize("spec", ["stc", "sbc"])
+@for_each("value", [np.nan, np.inf, -np.inf, 0.0, -0.0, -1.0])
+@for_each("spec", ["stc", "sbc"])
 def test_a_mean_that_is_none_is_refused(spec, value):
     frame = frame_of(spec, 401, "normal")
     start = SECTIONS + 2  # count, first byte
@@ -165,8 +166,8 @@ def test_a_mean_that_is_none_is_refused(spec, value):
     )
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize(("spec", "start"), [("identity", 2), ("topk", 2), ("identity@layer", 4)])
+@for_each("value", [np.nan, np.inf, -np.inf])
+@for_each("spec, start", [("identity", 2), ("topk", 2), ("identity@layer", 4)])
 def test_values_that_are_not_finite_are_refused(spec, start, value):
     frame = frame_of(spec, 401, "normal")
     start += SECTIONS
@@ -177,7 +178,7 @@ def test_values_that_are_not_finite_are_refused(spec, start, value):
     )
 
 
-@pytest.mark.parametrize("spec", ["stc", "sbc", "topk", "topk:values=fp16"])
+@for_each("spec", ["stc", "sbc", "topk", "topk:values=fp16"])
 def test_flags_that_no_encoder_sets_are_refused(spec):
     frame = frame_of(spec, 401, "normal")
     for flag in (2, 3) if spec != "stc" else (1, 2, 3):
@@ -196,7 +197,7 @@ def peak(call) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("spec", ONE_EACH)
+@for_each("spec", ONE_EACH)
 def test_what_a_frame_claims_is_not_allocated(spec):
     numel, c = 10**6, codec(spec)
     layout = layout_of(numel)
@@ -233,7 +234,7 @@ def test_what_a_frame_claims_is_not_allocated(spec):
                 )  # the first may load what is loaded once
 
 
-@pytest.mark.parametrize("spec", ONE_EACH)
+@for_each("spec", ONE_EACH)
 def test_a_valid_frame_takes_memory_of_the_receivers_size(spec):
     numel, c = 50_000, codec(spec)
     layout, x = layout_of(numel), torch.randn(numel, generator=torch.Generator().manual_seed(1))

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from cases import for_each
 from every_codec import layout_of, vectors
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ def draw(count: int, size: int, power: float = 1.0) -> np.ndarray:
     return drawn.astype(np.uint8 if size <= 256 else np.uint16)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@for_each("size", SIZES)
 def test_symbols_come_back(size):
     for count, power in itertools.product((1, 2, 7, 40, 1000), (1.0, 9.0)):
         symbols = draw(count, size, power)
@@ -34,8 +35,8 @@ def test_symbols_come_back(size):
         assert len(data) <= levels.packed_bytes(count, size)
 
 
-@pytest.mark.parametrize(
-    ("size", "bits"),
+@for_each(
+    "size, bits",
     [(2, 1), (3, 1.6), (5, 64 / 27), (9, 3.2), (16, 4), (17, 64 / 15), (33, 64 / 12), (256, 8)],
 )
 def test_symbols_without_order_are_packed_into_words(size, bits):
@@ -93,7 +94,7 @@ def test_coded_symbols_that_are_no_shorter_are_refused():
         levels.unpack(memoryview(range_coder.encode(symbols, 256)), 40, 256)
 
 
-@pytest.mark.parametrize("size", [3, 9, 17])
+@for_each("size", [3, 9, 17])
 def test_many_symbols_are_coded_in_groups_within_their_entropy(size):
     count = levels.GROUPED + 3
     symbols = draw(count, size, 4.0)
@@ -109,8 +110,8 @@ def test_many_symbols_are_coded_in_groups_within_their_entropy(size):
 # Multiples of a unit.
 
 
-@pytest.mark.parametrize("kind", [np.int8, np.int16])
-@pytest.mark.parametrize("integers", [[1], [0, 0, 1], [-127, 5, 127], [-3, -3], [-127, 126, 0]])
+@for_each("kind", [np.int8, np.int16])
+@for_each("integers", [[1], [0, 0, 1], [-127, 5, 127], [-3, -3], [-127, 126, 0]])
 def test_multiples_come_back(kind, integers):
     section = levels.pack_multiples(np.array(integers, kind), 0.375)
     symbols, most, unit = levels.unpack_multiples(section, len(integers))
@@ -143,8 +144,8 @@ def test_zeros_are_one_byte_and_none_are_no_section():
     )
 
 
-@pytest.mark.parametrize(
-    ("most", "unit"),
+@for_each(
+    "most, unit",
     [
         (1, 0.0),
         (1, -1.0),
@@ -167,8 +168,8 @@ def test_a_unit_or_a_largest_level_that_cannot_be(most, unit):
         levels.open_multiples(Section(4, data), 4)
 
 
-@pytest.mark.parametrize(
-    ("value", "float32"),
+@for_each(
+    "value, float32",
     [
         (1.0, 1.0),
         (0.1, np.nextafter(np.float32(0.1), np.float32(0))),
@@ -197,8 +198,8 @@ QUANTIZERS = (
 )
 
 
-@pytest.mark.parametrize("spec", QUANTIZERS)
-@pytest.mark.parametrize("scope", ["", "@layer"])
+@for_each("spec", QUANTIZERS)
+@for_each("scope", ["", "@layer"])
 def test_no_frame_is_longer_than_the_longest(spec, scope):
     c = codec(spec + scope)
     for numel in (0, 1, 7, 401):
@@ -209,8 +210,8 @@ def test_no_frame_is_longer_than_the_longest(spec, scope):
                 ), (numel, kind)
 
 
-@pytest.mark.parametrize("spec", QUANTIZERS)
-@pytest.mark.parametrize("scope", ["", "@layer"])
+@for_each("spec", QUANTIZERS)
+@for_each("scope", ["", "@layer"])
 def test_values_of_a_selection_are_rounded_as_a_vector_of_their_own(spec, scope):
     c, layout = codec(f"topk:density=1/10+{spec}{scope}"), layout_of(1001)
     for kind in ("normal", "huge", "denormal", "constant", "zero"):

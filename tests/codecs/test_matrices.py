@@ -5,6 +5,7 @@ import struct
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import reseal, same_bits
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,7 +69,7 @@ def test_factors_and_values_stand_one_after_the_other():
     np.testing.assert_allclose(sent[:600].reshape(20, 30), left @ right.T, atol=1e-6)
 
 
-@pytest.mark.parametrize("spec", ["powersgd", "atomo"])
+@for_each("spec", ["powersgd", "atomo"])
 def test_a_matrix_of_zeros_is_one_byte(spec):
     x = normal()
     x[:600] = -0.0
@@ -109,8 +110,8 @@ def test_a_product_is_clipped_to_float32():
     assert (product.block(0, 6) == np.float32(LARGEST)).all()
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("scale", [2.0**-149, 1e-42, 1e-36, 1e-30, 1e30, 3e38])
+@for_each("spec", SPECS)
+@for_each("scale", [2.0**-149, 1e-42, 1e-36, 1e-30, 1e30, 3e38])
 def test_what_float32_cannot_carry_in_factors_is_sent_as_it_is(spec, scale):
     c = codec(spec)
     x = ((1 + 0.1 * normal().double().clamp(-1, 1)) * scale).float()
@@ -122,7 +123,7 @@ def test_what_float32_cannot_carry_in_factors_is_sent_as_it_is(spec, scale):
         assert (x.double() - y).square().sum() <= x.double().square().sum() * (1 + 1e-7)
 
 
-@pytest.mark.parametrize("spec", ["powersgd", "atomo", "atomo:budget=10%"])
+@for_each("spec", ["powersgd", "atomo", "atomo:budget=10%"])
 def test_shapes_are_needed_both_ways(spec):
     c, x = codec(spec), normal()
     frame = c.encode(x, layout=LAYOUT)
@@ -165,8 +166,8 @@ SQUARE = Layout.from_shapes({"w": (6, 6)})
 UNIT = np.eye(6, 2)
 
 
-@pytest.mark.parametrize(
-    ("body", "sentence"),
+@for_each(
+    "body, sentence",
     [
         (b"", "cut short"),
         (b"\x02" + floats(UNIT) + floats(np.ones((6, 2)))[:-1], "cut short"),

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, same_bits, vectors
 
 from fedcomp import FrameError, codec, memory
@@ -33,7 +34,7 @@ def test_a_frame_decodes_to_what_the_paper_says():
         assert np.array_equal(decoded(torch.from_numpy(v.astype(np.float32)), 7), expected)
 
 
-@pytest.mark.parametrize("kind", vectors(7))
+@for_each("kind", vectors(7))
 def test_either_power_of_two_beside_a_value(kind):
     for numel in (1, 7, 401):
         x = vectors(numel)[kind]
@@ -65,7 +66,7 @@ def test_an_eighth_is_attained_at_four_thirds_of_a_power():
     assert NATURAL.variance(4000) == 1 / 8 and NATURAL.contraction(4000) == 7 / 8
 
 
-@pytest.mark.parametrize("exponent", [-149, -148, -127, -126, 0, 104, 105, 126, 127])
+@for_each("exponent", [-149, -148, -127, -126, 0, 104, 105, 126, 127])
 def test_powers_of_two_stay(exponent):
     x = torch.tensor([1.0, -1.0]).double().mul(2.0**exponent).float()
     for seed in range(5):
@@ -89,7 +90,7 @@ def test_what_is_far_below_the_largest_turns_to_the_smallest_power_or_to_zero():
     assert set(drawn) == {0.0, 2.0**-126} and drawn.mean() == pytest.approx(2.0**-130, rel=0.4)
 
 
-@pytest.mark.parametrize("numel", [1, 7, 400, 20_000])
+@for_each("numel", [1, 7, 400, 20_000])
 def test_at_most_nine_bits_a_coordinate(numel):
     """Also where every sign and exponent is as likely as any other."""
     spread = np.random.default_rng(1).integers(0, 2**32, numel, np.uint32).view(np.float32)

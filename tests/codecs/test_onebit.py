@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, reseal, same_bits, vectors
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,7 +48,7 @@ def expected(x: torch.Tensor, layout: Layout) -> np.ndarray:
     return y.astype(np.float32)
 
 
-@pytest.mark.parametrize("scope", ["", "@layer"])
+@for_each("scope", ["", "@layer"])
 def test_a_coordinate_is_the_mean_of_its_side_of_its_column(scope):
     c = codec("onebit" + scope)
     for seed in range(5):
@@ -100,7 +101,7 @@ def test_a_matrix_and_a_vector_that_are_large_are_compiled_and_give_the_same_byt
     assert same_bits(*sums)
 
 
-@pytest.mark.parametrize("numel", [0, 1, 400])
+@for_each("numel", [0, 1, 400])
 def test_a_vector_of_zeros_is_sent_as_such(numel):
     for layout in (None, layout_of(numel)):
         frame = ONEBIT.encode(-torch.zeros(numel), layout=layout)
@@ -180,8 +181,8 @@ def test_means_that_no_encoder_sends_are_refused():
     assert refused(frame, Layout.flat(9)) and refused(frame, Layout.from_shapes({"w": (9, 1)}))
 
 
-@pytest.mark.parametrize(
-    ("value", "sent"),
+@for_each(
+    "value, sent",
     [
         (3 * NORMAL - 2 * LEAST, True),
         (3 * NORMAL, False),

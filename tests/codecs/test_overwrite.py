@@ -5,6 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import reseal, same_bits
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +35,7 @@ def test_weights_end_bit_identical(positions):
     assert_replaces(WEIGHTS, np.array(sorted(positions), np.int64))
 
 
-@pytest.mark.parametrize("step", [1, 3, 400, 99_999])
+@for_each("step", [1, 3, 400, 99_999])
 def test_so_they_do_in_large_models(step):
     assert_replaces(
         torch.randn(200_000, generator=torch.Generator().manual_seed(3)),
@@ -42,7 +43,7 @@ def test_so_they_do_in_large_models(step):
     )
 
 
-@pytest.mark.parametrize("count", [0, 1, 8, 9, 150, 300])
+@for_each("count", [0, 1, 8, 9, 150, 300])
 def test_no_frame_of_so_many_values_takes_fewer_bytes_than_the_least(count):
     """The first coordinates need the shortest gaps."""
     least = overwrite.least_bytes(count)
@@ -87,7 +88,7 @@ def test_any_body_under_a_checksum_that_fits(count, body):
         assert weights.isfinite().all() and int((weights != OLD).sum()) <= count
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@for_each("value", [float("nan"), float("inf")])
 def test_nan_and_infinity_are_refused(value):
     weights = WEIGHTS.clone()
     weights[14] = value
@@ -101,7 +102,7 @@ def test_frames_of_others_are_refused():
     assert_refused(seal(OVERWRITE, 7, NUMEL, [Section(0, b"")]))
 
 
-@pytest.mark.parametrize("count", [NUMEL, NUMEL + 1, 2**40, 2**62])
+@for_each("count", [NUMEL, NUMEL + 1, 2**40, 2**62])
 def test_what_a_frame_claims_is_not_allocated(count):
     data = seal(OVERWRITE, MODEL, NUMEL, [Section(count, bytes(40))])
     tracemalloc.start()

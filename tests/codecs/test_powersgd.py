@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 
 from fedcomp import Layout, codec
 from fedcomp.codecs import Context
@@ -28,7 +29,7 @@ def sent(m: np.ndarray, rank: int, seed: int = 0, start: np.ndarray | None = Non
     return c.decode(frame, numel=m.size, layout=LAYOUT).numpy().reshape(m.shape).astype(np.float64)
 
 
-@pytest.mark.parametrize("rank", [1, 2, 5])
+@for_each("rank", [1, 2, 5])
 def test_a_frame_is_what_the_paper_says(rank):
     m, start = (
         matrix().astype(np.float64),
@@ -64,7 +65,7 @@ def test_what_is_lost_is_no_longer_than_what_was_there_from_any_start():
             assert np.square(lost).sum() <= np.square(values, dtype=np.float64).sum() * (1 + 1e-7)
 
 
-@pytest.mark.parametrize("rank", [1, 2, 4])
+@for_each("rank", [1, 2, 4])
 def test_in_the_mean_over_seeds_a_share_of_it_arrives(rank):
     """The least that is declared: of an orthogonal matrix a projection on `rank` of 12 directions keeps no more than these."""
     layout, flat = (
@@ -198,7 +199,7 @@ def test_a_split_puts_together_what_it_took_apart():
             assert torch.equal(y[e.span], x[e.span])
 
 
-@pytest.mark.parametrize("rank", ["0", "-1", "255"])
+@for_each("rank", ["0", "-1", "255"])
 def test_a_rank_that_cannot_be(rank):
     with pytest.raises(
         SpecError, match=f"option 'rank' of codec 'powersgd' is {rank}; give 1 to 254"

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, reseal, same_bits, vectors
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,7 +43,7 @@ MORE = [
     "randomk:density=1/10,by=magnitude,scaled=true+qsgd",
     "topk:density=1%+qsgd:levels=4",
 ]
-every_product = pytest.mark.parametrize(
+every_product = for_each(
     "spec", [f"{SPREAD[a]}+{b}" for a, b in (s.split("+") for s in PAIRS)] + MORE
 )
 
@@ -123,7 +124,7 @@ def test_the_header_names_the_halves_once(spec):
             c.decode(half.encode(x), numel=NUMEL)
 
 
-@pytest.mark.parametrize("name", VALUES)
+@for_each("name", VALUES)
 def test_a_frame_decodes_with_any_options_of_its_halves(name):
     x = normal(NUMEL)
     for a, b in [
@@ -135,7 +136,7 @@ def test_a_frame_decodes_with_any_options_of_its_halves(name):
         assert same_bits(other.decode(frame, numel=NUMEL), one.decode(frame, numel=NUMEL))
 
 
-@pytest.mark.parametrize("spec", PAIRS + MORE + [f"{s}@layer" for s in MORE])
+@for_each("spec", PAIRS + MORE + [f"{s}@layer" for s in MORE])
 def test_a_product_writes_itself_as_a_spec_string(spec):
     c = codec(spec)
     assert codec(str(c)) == c and hash(codec(str(c))) == hash(c)
@@ -177,9 +178,7 @@ def test_an_unbiased_codec_contracts_where_it_loses_less_than_it_is_given():
     )
 
 
-@pytest.mark.parametrize(
-    ("first", "second"), list(itertools.product(("topk", "stc", "sbc"), VALUES))
-)
+@for_each("first, second", list(itertools.product(("topk", "stc", "sbc"), VALUES)))
 def test_the_declared_contraction_holds(first, second):
     c = codec(f"{first}:density=1/10+{second}")
     if c.contraction(NUMEL) is None:
@@ -219,7 +218,7 @@ def test_another_density():
     assert not hasattr(codec("threshold+fp16"), "density")
 
 
-@pytest.mark.parametrize("spec", [s for s in PAIRS if codec(s).longest_section(9) is not None])
+@for_each("spec", [s for s in PAIRS if codec(s).longest_section(9) is not None])
 def test_no_frame_is_longer_than_the_longest(spec):
     for density, numel in itertools.product((1e-9, 1 / 10, 1.0), (1, NUMEL)):
         c, layout = codec(f"{spec}@layer").at_density(density), layout_of(numel)
@@ -294,7 +293,7 @@ def test_a_frame_cut_short_or_going_on_is_noticed(spec):
 # Spec strings.
 
 
-@pytest.mark.parametrize("spec", ["topk+qsgd+fp16", "topk+fp16+fp16+fp16@layer"])
+@for_each("spec", ["topk+qsgd+fp16", "topk+fp16+fp16+fp16@layer"])
 def test_a_product_has_two_parts(spec):
     with pytest.raises(
         SpecError,
@@ -303,8 +302,8 @@ def test_a_product_has_two_parts(spec):
         codec(spec)
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
+@for_each(
+    "first, second",
     list(itertools.product(VALUES + MATRICES + SUMS, ["fp16", *SELECTIONS[:1]])),
 )
 def test_the_first_half_selects(first, second):
@@ -314,9 +313,7 @@ def test_the_first_half_selects(first, second):
         codec(f"{first}+{second}")
 
 
-@pytest.mark.parametrize(
-    ("first", "second"), list(itertools.product(SELECTIONS, [*SELECTIONS, *MATRICES, "sketch"]))
-)
+@for_each("first, second", list(itertools.product(SELECTIONS, [*SELECTIONS, *MATRICES, "sketch"])))
 def test_the_second_half_codes_every_value_of_a_vector(first, second):
     why = "(selects again|needs matrices|adds up coordinates of different clients)"
     with pytest.raises(

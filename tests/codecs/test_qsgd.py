@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, same_bits, vectors
 
 from fedcomp import codec, memory
@@ -29,7 +30,7 @@ def decoded(spec: str, x: torch.Tensor, seed: int) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize("s", [1, 4, 16, 63, 64, 1000])
+@for_each("s", [1, 4, 16, 63, 64, 1000])
 def test_a_frame_decodes_to_what_the_paper_says(s):
     x, c = normal(1001), codec(f"qsgd:levels={s}")
     v, u = x.double().numpy(), philox.words(7, 1001) / 2.0**32
@@ -52,8 +53,8 @@ def test_unbiased_with_the_variance_of_the_fractions(s):
     assert variance.sum() <= codec(f"qsgd:levels={s}").variance(401) * np.square(v).sum()
 
 
-@pytest.mark.parametrize("kind", ["huge", "denormal", "constant", "one spike", "spike over noise"])
-@pytest.mark.parametrize("s", [1, 3, 16, 1000])
+@for_each("kind", ["huge", "denormal", "constant", "one spike", "spike over noise"])
+@for_each("s", [1, 3, 16, 1000])
 def test_no_level_overflows_and_none_is_coarser_than_the_norm_allows(kind, s):
     for numel in (1, 7, 40):
         x = vectors(numel)[kind]
@@ -89,7 +90,7 @@ def test_a_spike_is_sent_exactly():
         assert decoded(f"qsgd:levels={s}", x, 1) == pytest.approx(x.tolist(), rel=1e-6)
 
 
-@pytest.mark.parametrize("spec", ["qsgd", "qsgd:levels=1", "qsgd:levels=127", "qsgd:levels=1000"])
+@for_each("spec", ["qsgd", "qsgd:levels=1", "qsgd:levels=127", "qsgd:levels=1000"])
 def test_a_frame_of_a_million_is_within_2_percent_of_the_entropy_of_its_levels(spec):
     c, x = codec(spec), normal(10**6)
     frame = c.encode(x)
@@ -158,14 +159,14 @@ def test_damped_is_the_same_divided():
     assert codec("qsgd:damped=true").variance(401) is None
 
 
-@pytest.mark.parametrize(
-    ("n", "s", "omega"), [(100, 16, 100 / 256), (10**6, 16, 1000 / 16), (256, 16, 1.0), (0, 4, 0.0)]
+@for_each(
+    "n, s, omega", [(100, 16, 100 / 256), (10**6, 16, 1000 / 16), (256, 16, 1.0), (0, 4, 0.0)]
 )
 def test_omega(n, s, omega):
     assert codec(f"qsgd:levels={s}").variance(n) == omega
 
 
-@pytest.mark.parametrize("levels", [0, -1, 1001])
+@for_each("levels", [0, -1, 1001])
 def test_levels_out_of_range(levels):
     with pytest.raises(
         SpecError, match=f"'levels' of codec 'qsgd' is {levels}; give a number from 1 to 1000"

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import half, layout_of, reseal, same_bits, vectors
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +35,7 @@ def decoded(
 # Drawn uniformly.
 
 
-@pytest.mark.parametrize("density", ["1e-9", "1/400", "1/10", "1/2", "93%", "1"])
+@for_each("density", ["1e-9", "1/400", "1/10", "1/2", "93%", "1"])
 def test_the_drawn_coordinates_arrive_as_they_are_zeros_as_well(density):
     c = codec(f"randomk:density={density}")
     for numel in (1, 7, NUMEL):
@@ -55,7 +56,7 @@ def test_scaled_they_stand_for_all():
         assert same_bits(update.values, exact.clip(-LARGEST, LARGEST).astype(np.float32)), name
 
 
-@pytest.mark.parametrize("scaled", ["false", "true"])
+@for_each("scaled", ["false", "true"])
 def test_float16_rounds_what_is_sent(scaled):
     exact, x = codec(f"randomk:density=1/8,scaled={scaled}"), normal(NUMEL)
     sent = exact.open(exact.encode(x, seed=5), NUMEL).values
@@ -73,7 +74,7 @@ def test_a_frame_is_its_values_and_no_positions():
         assert all(0 < size - width * k <= 26 for size, width in zip(sizes, (4, 2)))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "spec",
     [
         "randomk:density=1/10",
@@ -130,7 +131,7 @@ def test_what_may_be_done_with_it():
             memory("residual", codec(spec), 100, layout_of(100))
 
 
-@pytest.mark.parametrize("density", ["1", "35%", "1/10", "1/400"])
+@for_each("density", ["1", "35%", "1/10", "1/400"])
 def test_the_variance_of_layers_bears_the_worst_rounding(density):
     """k of the whole is rounded up and k of the only tensor that holds anything is rounded down."""
     c = LayerWise(codec(f"randomk:density={density},scaled=true"))
@@ -236,7 +237,7 @@ def test_the_level_of_a_large_vector_is_that_of_its_pieces(monkeypatch):
     assert level(x, 500) == pytest.approx(whole, rel=1e-7)
 
 
-@pytest.mark.parametrize("scaled", [False, True])
+@for_each("scaled", [False, True])
 def test_larger_coordinates_are_kept_smaller_ones_by_chance(scaled):
     c = codec(f"randomk:density=1/10,by=magnitude,scaled={str(scaled).lower()}")
     for name, x in vectors(NUMEL).items():
@@ -298,8 +299,8 @@ def changed(spec: str, numel: int, offset: int, new: bytes) -> bytes:
     return reseal(frame[:start] + new + frame[start + len(new) :], numel)
 
 
-@pytest.mark.parametrize(
-    ("offset", "new"),
+@for_each(
+    "offset, new",
     [
         (0, b"\xbf"),
         (0, b"\xff"),
@@ -326,7 +327,7 @@ def test_a_section_of_drawn_values_is_checked(offset, new):
         codec("randomk").merge([changed("randomk:density=1/8", 64, offset, new)])
 
 
-@pytest.mark.parametrize("m", [0.0, -1.0, np.nan, np.inf])
+@for_each("m", [0.0, -1.0, np.nan, np.inf])
 def test_a_common_magnitude_is_above_zero_and_finite(m):
     with pytest.raises(FrameError, match="magnitude"):
         codec("randomk").decode(

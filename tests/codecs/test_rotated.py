@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, reseal, same_bits, vectors
 
 from fedcomp import FrameError, codec
@@ -188,14 +189,14 @@ def test_codes_of_a_block_without_a_scale_are_refused(spec):
     refuses(spec, frame[: BODY + 1] + bytes(4) + frame[BODY + 5 :])
 
 
-@pytest.mark.parametrize("spec", HEADS)
+@for_each("spec", HEADS)
 def test_another_first_byte_is_refused(spec):
     frame = codec(spec).encode(normal(401), seed=1)
     for head in (rotated.PLAIN, *HEADS[spec]):
         refuses(spec, frame[:BODY] + bytes([head]) + frame[BODY + 1 :])
 
 
-@pytest.mark.parametrize("value", [0.0, 2.0**-100, 1.0, float("nan"), float("inf")])
+@for_each("value", [0.0, 2.0**-100, 1.0, float("nan"), float("inf")])
 def test_plain_values_that_should_have_been_turned_are_refused(value):
     for spec in ("srq", "vlc", "drive", "eden"):
         frame = codec(spec).encode(torch.full((401,), 2.0**-120), seed=1)
@@ -206,7 +207,7 @@ def test_plain_values_that_should_have_been_turned_are_refused(value):
         refuses(spec, frame[:-4])
 
 
-@pytest.mark.parametrize("count", [0, 128, 400])
+@for_each("count", [0, 128, 400])
 def test_a_section_counts_every_coordinate(count):
     for spec in ("srq", "vlc", "drive", "eden"):
         frame = codec(spec).encode(normal(401), seed=1)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, reseal, same_bits, vectors
 from test_hostile_frames import peak, read
 
@@ -50,7 +51,7 @@ def test_every_bit_of_a_value_arrives():
     assert same_bits(y[kept], x[kept]) and float((y - x).abs().max()) <= largest * 2.0**-48
 
 
-@pytest.mark.parametrize(("values", "bits"), [("int24", 23), ("int16", 15)])
+@for_each("values, bits", [("int24", 23), ("int16", 15)])
 def test_values_are_rounded_to_so_many_bits_of_the_largest(values, bits):
     for name in ("normal", "heavy tails", "huge", "denormal"):
         x = vectors(401)[name]
@@ -67,7 +68,7 @@ def test_zeros_are_not_sent():
     assert len(codec("s2").encode(torch.zeros(NUMEL))) == SECTIONS + 8 + len(varint(NUMEL)) + 1
 
 
-@pytest.mark.parametrize(("keys", "most"), [(1000, 1.6), (10_000, 1.25), (10**6, 1.25)])
+@for_each("keys, most", [(1000, 1.6), (10_000, 1.25), (10**6, 1.25)])
 def test_a_table_has_so_many_cells_for_a_key(keys, most):
     assert 3 * S2().width(keys) <= most * keys + 3
 
@@ -225,8 +226,8 @@ def test_a_memory_keeps_what_was_not_sent():
         assert torch.equal(keeper.residual, x - arrived)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
+@for_each(
+    "text, says",
     [
         ("s2+fp16", "'s2' does not; write topk"),
         ("identity+s2", "'identity' does not; write topk:density=1%.s2"),
@@ -269,8 +270,8 @@ def changed(offset: int, new: bytes, cut: int = 0) -> bytes:
     return reseal(frame[:start] + new + frame[start + max(len(new), cut) :], 50)
 
 
-@pytest.mark.parametrize(
-    ("offset", "new"),
+@for_each(
+    "offset, new",
     [
         (0, b"\x00"),
         (0, b"\x15"),

@@ -4,8 +4,8 @@ import math
 import struct
 
 import numpy as np
-import pytest
 import torch
+from cases import for_each
 from every_codec import ONE_EACH, SPECS, layout_of, reseal, same_bits, vectors
 
 from fedcomp import FrameError, Layout, codec, kernels
@@ -27,7 +27,7 @@ def frames_of(spec: str, numel: int) -> list[bytes]:
     ]
 
 
-@pytest.mark.parametrize("spec", SELECTIVE)
+@for_each("spec", SELECTIVE)
 def test_a_stack_is_packed_as_each_row_by_itself(spec):
     """Whatever each row has to send: as many values as the others, fewer, or none."""
     c = codec(spec)
@@ -39,8 +39,8 @@ def test_a_stack_is_packed_as_each_row_by_itself(spec):
             assert c.encode_batch(torch.stack(some), range(len(some)), layout=layout) == alone
 
 
-@pytest.mark.parametrize("spec", [s for s in SELECTIVE if s in ONE_EACH])
-@pytest.mark.parametrize("numel", [1, 40, 1001])
+@for_each("spec", [s for s in SELECTIVE if s in ONE_EACH])
+@for_each("numel", [1, 40, 1001])
 def test_a_batch_is_opened_as_each_frame_by_itself(spec, numel):
     c, layout, frames = codec(spec), layout_of(numel), frames_of(spec, numel)
     other = (
@@ -84,8 +84,8 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-@pytest.mark.parametrize("place", [0, 3, 5])
+@for_each("damage", DAMAGE.values(), ids=DAMAGE)
+@for_each("place", [0, 3, 5])
 def test_one_bad_frame_among_many_that_are_alike_is_told_alone(damage, place):
     c = codec("stc:density=1/10")
     frames = c.encode_batch(
@@ -101,7 +101,7 @@ def test_one_bad_frame_among_many_that_are_alike_is_told_alone(damage, place):
         )
 
 
-@pytest.mark.parametrize("spec", ["stc@layer", "topk"])
+@for_each("spec", ["stc@layer", "topk"])
 def test_a_batch_may_be_empty_and_hold_empty_models(spec):
     c, empty = codec(spec), Layout(())
     assert c.open_batch([], 40, layout_of(40)) == []
@@ -115,7 +115,7 @@ def binomial_bytes(numel: int, k: int) -> float:
     )
 
 
-@pytest.mark.parametrize("density", ["1/25", "1/100", "1/400"])
+@for_each("density", ["1/25", "1/100", "1/400"])
 def test_where_layers_differ_a_frame_is_smaller_than_the_entropy_of_uniform_positions(density):
     c, numel, random = codec(f"stc:density={density}"), 120_000, np.random.default_rng(0)
     scale = np.repeat([0.3, 1.0, 0.6, 1.6], numel // 4)
@@ -127,7 +127,7 @@ def test_where_layers_differ_a_frame_is_smaller_than_the_entropy_of_uniform_posi
     assert c.open(frame, numel).nonzeros == k
 
 
-@pytest.mark.parametrize("spec", ["topk:density=1", "stc:density=1", "topk:density=1,values=fp16"])
+@for_each("spec", ["topk:density=1", "stc:density=1", "topk:density=1,values=fp16"])
 def test_positions_cost_nothing_where_all_are_sent(spec):
     c, x = codec(spec), vectors(1001)["normal"]
     values = {

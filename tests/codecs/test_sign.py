@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, reseal, same_bits, vectors
 
 from fedcomp import FrameError, codec, memory
@@ -104,7 +105,7 @@ def test_it_promises_neither_contraction_nor_a_mean_and_a_residual_refuses_it():
         memory("residual", SIGN, 9)
 
 
-@pytest.mark.parametrize("numel", [1, 8, 9, 401])
+@for_each("numel", [1, 8, 9, 401])
 def test_another_count_another_length_and_bits_past_the_end_are_refused(numel):
     frame = SIGN.encode(normal(numel))
     signs = frame[-((numel + 7) // 8) :]

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, reseal, same_bits, vectors
 
 from fedcomp import codec
@@ -58,8 +59,8 @@ def integers(cells: np.ndarray, exponent: int) -> bytes:
 # Size, and what is read.
 
 
-@pytest.mark.parametrize("cells", CELLS)
-@pytest.mark.parametrize("ratio", [0.5, 4, 10, 100])
+@for_each("cells", CELLS)
+@for_each("ratio", [0.5, 4, 10, 100])
 def test_a_frame_has_the_size_that_was_asked(ratio, cells):
     for numel, rows in itertools.product((7850, 70_001), (1, 5)):
         c = codec(f"sketch:rows={rows},ratio={ratio},cells={cells}")
@@ -80,7 +81,7 @@ def test_columns_are_those_that_were_given_and_never_none():
     )
 
 
-@pytest.mark.parametrize("cells", ["fp32", "bf16"])
+@for_each("cells", ["fp32", "bf16"])
 def test_cells_are_those_of_the_kernel(cells):
     x = normal(5001)
     found = opened("sketch", codec(f"sketch:columns=100,cells={cells}").encode(x, seed=9), 5001)
@@ -105,7 +106,7 @@ def test_the_largest_estimates_are_read():
     assert same_bits(c.decode(codec("sketch:density=1").encode(x, seed=4), numel=n), estimates)
 
 
-@pytest.mark.parametrize("cells", CELLS)
+@for_each("cells", CELLS)
 def test_heavy_hitters_come_back(cells):
     x = 0.01 * normal(50_000)
     heavy = np.random.default_rng(1).permutation(50_000)[:8]
@@ -179,8 +180,8 @@ def test_clients_round_apart():
     assert abs(np.corrcoef(errors)[0, 1]) < 5 / math.sqrt(errors[0].size)
 
 
-@pytest.mark.parametrize("kind", ["huge", "denormal", "tiny", "zero", "one spike", "all scales"])
-@pytest.mark.parametrize("cells", CELLS)
+@for_each("kind", ["huge", "denormal", "tiny", "zero", "one spike", "all scales"])
+@for_each("cells", CELLS)
 def test_the_ends_of_float32(kind, cells):
     for numel in (1, 8, 401):
         for spec in (f"sketch:cells={cells},density=1", f"sketch:cells={cells}@layer"):
@@ -189,7 +190,7 @@ def test_the_ends_of_float32(kind, cells):
             assert y.isfinite().all() and bool(y.any()) <= bool(x.any())
 
 
-@pytest.mark.parametrize("cells", CELLS)
+@for_each("cells", CELLS)
 def test_the_largest_value_is_not_rounded_up_to_infinity(cells):
     c = codec(f"sketch:cells={cells}")
     for value in (3.4e38, -3.4028234e38):
@@ -201,7 +202,7 @@ def test_the_largest_value_is_not_rounded_up_to_infinity(cells):
 # Sums of frames.
 
 
-@pytest.mark.parametrize("cells", CELLS)
+@for_each("cells", CELLS)
 def test_a_merged_frame_is_the_frame_of_the_sum(cells):
     """Exactly, of integers; whoever adds first."""
     c, n = codec(f"sketch:rows=3,columns=100,cells={cells}"), 500
@@ -223,7 +224,7 @@ def test_a_merged_frame_is_the_frame_of_the_sum(cells):
     )
 
 
-@pytest.mark.parametrize("cells", ["fp32", "bf16"])
+@for_each("cells", ["fp32", "bf16"])
 def test_sums_of_floats_are_rounded_to_float32(cells):
     c, n = codec(f"sketch:rows=3,columns=100,cells={cells}"), 5000
     frames = [c.encode(normal(n, seed), seed=8) for seed in range(10)]
@@ -356,8 +357,8 @@ def test_tensor_by_tensor_the_cells_of_each_are_added():
 # What is refused.
 
 
-@pytest.mark.parametrize(
-    ("spec", "sentence"),
+@for_each(
+    "spec, sentence",
     [
         ("sketch:rows=4", "option 'rows' of codec 'sketch' is 4; give an odd number of 1 to 15"),
         ("sketch:rows=0", "option 'rows' of codec 'sketch' is 0; give an odd number"),

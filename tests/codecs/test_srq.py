@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 
 from fedcomp import codec
 from fedcomp.errors import SpecError
@@ -46,7 +47,7 @@ def unrotated(x: torch.Tensor, levels: int, seeds: int) -> np.ndarray:
     return v.min() + step * (np.floor(t) + up)
 
 
-@pytest.mark.parametrize("levels", [2, 4, 16])
+@for_each("levels", [2, 4, 16])
 def test_rotation_helps_on_spikes(levels):
     x = spikes()
     with_, without = nmse(x, rotated(x, levels, 10)), nmse(x, unrotated(x, levels, 10))
@@ -83,8 +84,8 @@ def test_levels_are_evenly_spaced_between_the_ends_of_a_block():
     assert abs(u - v).max() < np.diff(levels)[0] * 1.001
 
 
-@pytest.mark.parametrize(("levels", "bits"), [(2, 1), (3, 2), (4, 2), (16, 4), (17, 5), (256, 8)])
-@pytest.mark.parametrize("numel", [1, 1000, 20_000])
+@for_each("levels, bits", [(2, 1), (3, 2), (4, 2), (16, 4), (17, 5), (256, 8)])
+@for_each("numel", [1, 1000, 20_000])
 def test_the_length_of_a_frame(levels, bits, numel):
     marks = hadamard.edges(numel)
     frame = codec(f"srq:levels={levels}").encode(normal(numel))
@@ -104,7 +105,7 @@ def test_omega():
     assert codec("srq").contraction(100) is None
 
 
-@pytest.mark.parametrize("levels", [-1, 0, 1, 257])
+@for_each("levels", [-1, 0, 1, 257])
 def test_levels_that_are_none(levels):
     with pytest.raises(
         SpecError, match="option 'levels' of codec 'srq' is .*; give a number from 2 to 256"

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, same_bits, vectors
 
 from fedcomp import Layout, codec, memory
@@ -84,7 +85,7 @@ def test_layer_by_layer_each_tensor_has_its_scale():
         assert set(y[part].abs().tolist()) == {0.0, codec("terngrad").scale(v)}
 
 
-@pytest.mark.parametrize("kind", vectors(7))
+@for_each("kind", vectors(7))
 def test_three_values_for_any_vector(kind):
     for numel in (1, 7, 401):
         x = vectors(numel)[kind]
@@ -169,7 +170,7 @@ def test_each_section_has_its_announced_scale_and_frames_stand_alone():
         )
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data",
     [
         b"",

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import reseal, same_bits, vectors
 
 from fedcomp import FrameError, codec, memory
@@ -33,7 +34,7 @@ def test_a_threshold_is_rounded_to_float32():
     assert c.decode(c.encode(x), numel=2).tolist() == [float(tau), 0]
 
 
-@pytest.mark.parametrize("values", ["tau", "fp32", "fp16"])
+@for_each("values", ["tau", "fp32", "fp16"])
 def test_where_nothing_reaches_it_a_frame_is_its_header(values):
     c = codec(f"threshold:tau=3.5,values={values}")
     for x in (torch.zeros(NUMEL), torch.full((NUMEL,), 3.4), torch.empty(0)):
@@ -96,7 +97,7 @@ def test_it_has_no_density():
             codec(spec).at_density(0.1)
 
 
-@pytest.mark.parametrize("tau", ["0", "-0.1", "1e-46", "3.5e38", "1e300"])
+@for_each("tau", ["0", "-0.1", "1e-46", "3.5e38", "1e300"])
 def test_a_threshold_is_a_float32_above_zero(tau):
     with pytest.raises(
         SpecError,
@@ -105,7 +106,7 @@ def test_a_threshold_is_a_float32_above_zero(tau):
         codec(f"threshold:tau={tau}")
 
 
-@pytest.mark.parametrize("tau", [0.0, -0.25, np.nan, np.inf])
+@for_each("tau", [0.0, -0.25, np.nan, np.inf])
 def test_a_frame_with_another_threshold_is_refused(tau):
     c = codec("threshold:tau=0.25")
     frame, start = c.encode(torch.tensor([1.0, 0.0, -1.0])), SECTIONS + 2

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import reseal, vectors
 
 from fedcomp import FrameError, codec
@@ -25,8 +26,8 @@ def entropy_bytes(symbols: np.ndarray) -> float:
     return float(-(shares * np.log2(shares)).sum()) * symbols.size / 8
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("numel", [10, 1000, 60_000])
+@for_each("step", STEPS)
+@for_each("numel", [10, 1000, 60_000])
 def test_a_frame_is_hardly_longer_than_the_entropy_and_a_scale_for_each_block(step, numel):
     c, scales = codec(f"vlc:step={step}"), 4 * (hadamard.edges(numel).size - 1)
     for x in (normal(numel), normal(numel) ** 7, vectors(numel)["one spike"]):
@@ -97,7 +98,7 @@ def test_the_smallest_and_the_largest_multiple_must_occur():
             )
 
 
-@pytest.mark.parametrize("step", ["0", "-1", "0.12", "8.1"])
+@for_each("step", ["0", "-1", "0.12", "8.1"])
 def test_steps_that_are_none(step):
     with pytest.raises(
         SpecError, match="option 'step' of codec 'vlc' is .*; give a number from 0.125 to 8"

@@ -1,6 +1,6 @@
 """Who is waited for and who is drawn: a client that does not answer costs a run one deadline, and is back when it is heard of."""
 
-import pytest
+from cases import for_each
 
 from fedcomp import RunConfig
 from fedcomp.deployment.availability import RETURN_S, Attendance, Quota
@@ -34,7 +34,7 @@ def test_a_resumed_run_with_a_deadline_does_not_wait_for_ever():
     assert Quota.first(RunConfig(clients=4), resumed=True) == Quota(4, 4)
 
 
-@pytest.mark.parametrize(("quorum", "wanted"), [(1.0, 10), (0.75, 8), (0.01, 1)])
+@for_each("quorum, wanted", [(1.0, 10), (0.75, 8), (0.01, 1)])
 def test_without_a_deadline_a_round_needs_as_many_as_may_close_it(quorum, wanted):
     quota = Quota.later(RunConfig(clients=40, quorum=quorum), 10)
     assert Attendance().cohort_of(here(*range(wanted - 1)), quota, 1e9) is None
@@ -72,7 +72,7 @@ def test_when_all_are_silent_they_are_asked_again_after_a_deadline_and_no_sooner
     assert attendance.cohort_of(here(0, 1, 2, 3), LATER, 0.0) == here(1, 3)
 
 
-@pytest.mark.parametrize(("quorum", "fewest"), [(1.0, 2), (0.6, 3), (0.1, 2)])
+@for_each("quorum, fewest", [(1.0, 2), (0.6, 3), (0.1, 2)])
 def test_a_round_is_never_of_fewer_than_the_quorum_of_a_whole_cohort_nor_of_one(quorum, fewest):
     later = Quota.later(RunConfig(clients=4, participation=1.0, deadline=30.0, quorum=quorum), 4)
     attendance = Attendance()

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from cryptography.hazmat.primitives.asymmetric import ec
 from federation import Federation
 from test_process import DATA, a_strategy, invitation, own
@@ -53,7 +54,7 @@ def test_a_row_arrives_as_it_was_sent():
     assert len(Row(12, 3, tuple(DataPartition(j, (j,)) for j in range(15))).pack()) < 120
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data",
     [
         b"",

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cases import for_each
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from loopback import (
@@ -462,7 +463,7 @@ def test_an_upstream_that_is_restarted_between_two_requests_is_found_again(upstr
             time.sleep(0.05)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "said",
     [
         b"",
@@ -480,7 +481,7 @@ def test_an_upstream_that_dies_before_it_answers_is_a_bad_gateway(said):
         assert status(ask(guard.port, post(b"x"))) == 502
 
 
-@pytest.mark.parametrize(
+@for_each(
     "said",
     [
         b"Content-Length: 1000\r\n\r\n" + bytes(500),

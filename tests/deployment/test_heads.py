@@ -6,6 +6,7 @@ from pathlib import Path
 
 import flwr
 import pytest
+from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,7 +67,7 @@ def test_a_head_tells_what_the_guard_needs():
     assert head.headers == [(b"flwr-public-key", key)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "lines",
     [
         (b"Host: h", b"Host: h"),
@@ -112,7 +113,7 @@ def test_a_head_that_can_be_read_in_two_ways_is_malformed(lines):
     assert refusal(with_lines(*lines)) == 400
 
 
-@pytest.mark.parametrize(
+@for_each(
     "line",
     [
         b"POST  /v1/fleet/get-run HTTP/1.1",
@@ -131,7 +132,7 @@ def test_a_request_line_has_one_form(line):
     assert refusal(line + b"\r\nHost: h\r\n\r\n") == 400
 
 
-@pytest.mark.parametrize("version", [b"1.0", b"0.9", b"2.0", b"1.2"])
+@for_each("version", [b"1.0", b"0.9", b"2.0", b"1.2"])
 def test_no_other_version_is_spoken(version):
     assert refusal(b"GET /health HTTP/%s\r\nHost: h\r\n\r\n" % version) == 505
 
@@ -173,7 +174,7 @@ def test_where_a_head_is_cut_into_pieces_does_not_matter(cuts):
     assert heads.find_end(buffer + b"hello", seen) == len(GOOD)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "start",
     [b"\x16\x03\x01", b"GET / HTTP/1.1\n", b"GET / HTTP/1.1\rX", b"GET /\x00", b"GET /\xc3\xa9"],
 )

@@ -1,6 +1,7 @@
 """Token buckets on a clock of their own, and who counts as one host."""
 
 import pytest
+from cases import for_each
 
 from fedcomp.deployment.limits import ADDRESSES, Buckets, Limits, address_of
 from fedcomp.errors import ConfigError
@@ -34,7 +35,7 @@ def test_as_many_addresses_are_remembered_as_there_is_room_for():
     assert len(buckets._tokens) == ADDRESSES
 
 
-@pytest.mark.parametrize(
+@for_each(
     "host, address",
     [
         ("127.0.0.1", "127.0.0.1"),
@@ -47,7 +48,7 @@ def test_a_host_is_an_ipv4_address_or_an_ipv6_network(host, address):
     assert address_of(host) == address
 
 
-@pytest.mark.parametrize("limit", ["body_bytes", "connections", "requests_per_s", "header_s"])
+@for_each("limit", ["body_bytes", "connections", "requests_per_s", "header_s"])
 def test_a_limit_of_nothing_is_refused_by_name(limit):
     with pytest.raises(ConfigError, match=limit):
         Limits(**{limit: 0})

@@ -8,6 +8,7 @@ import sys
 
 import httpx
 import pytest
+from cases import for_each
 from loopback import ask, head, post, status, wait_until
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -67,7 +68,7 @@ def test_the_own_user_is_heard(superlink):
 @pytest.mark.deploy
 @told
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-@pytest.mark.parametrize("how", ["patient", "hasty"])
+@for_each("how", ["patient", "hasty"])
 def test_another_user_is_closed_unheard(superlink, how):
     """`hasty`: it lets go of its end at once, which is then nobody's: the system shows 0 for that, as for root."""
     subprocess.run(

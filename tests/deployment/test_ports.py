@@ -4,6 +4,7 @@ import resource
 import socket
 
 import pytest
+from cases import for_each
 
 from fedcomp.deployment import ports
 from fedcomp.errors import ConfigError
@@ -50,7 +51,7 @@ def test_two_colons_are_every_address():
             socket.create_connection((host, listener.getsockname()[1]), timeout=5).close()
 
 
-@pytest.mark.parametrize("port", [-1, 65536, 70_000])
+@for_each("port", [-1, 65536, 70_000])
 def test_a_port_that_does_not_exist_is_named(port):
     with pytest.raises(ConfigError, match=f"port {port} "):
         ports.listen("127.0.0.1", port)

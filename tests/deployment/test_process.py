@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from cases import for_each
 from tiny_task import task
 
 from fedcomp import RunConfig
@@ -242,7 +243,7 @@ def test_another_model_is_one_sentence():
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [
         "",
@@ -256,8 +257,8 @@ def test_options_that_are_not_whole_are_refused(options):
     assert refused({"options": options}).type is ProtocolError
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
+@for_each(
+    "name, value",
     [
         ("uplink", "os:system"),
         ("uplink", "__import__('os')"),
@@ -277,7 +278,7 @@ def test_an_option_is_a_checked_number_or_a_spec_of_what_is_installed(name, valu
     refused({"options": json.dumps(json.loads(told(config)) | {name: value})})
 
 
-@pytest.mark.parametrize("text", ["election:form=ballots", "powersgd", "scaffold"])
+@for_each("text", ["election:form=ballots", "powersgd", "scaffold"])
 def test_a_client_takes_the_client_half_of_the_strategy_it_is_told(text):
     config = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy=text))
     strategy = a_strategy(config)

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+from cases import for_each
 
 from fedcomp.errors import FrameError
 from fedcomp.kernels import backend, bit_planes
@@ -33,13 +34,13 @@ def test_the_layout():
     )
 
 
-@pytest.mark.parametrize("length", [0, 1, 999, 1001, 2000])
+@for_each("length", [0, 1, 999, 1001, 2000])
 def test_another_length_is_refused(length):
     with pytest.raises(FrameError, match="not 4000 integers of 2 bits"):
         bit_planes.unpack(memoryview(bytes(length)), 4000, 4)
 
 
-@pytest.mark.parametrize("size", [3, 5, 10, 11, 129, 255])
+@for_each("size", [3, 5, 10, 11, 129, 255])
 def test_every_integer_that_is_too_large_is_refused(size):
     width = (size - 1).bit_length()
     for value in range(1 << width):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import same_bits, vectors
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +45,7 @@ def test_any_bytes_are_refused_or_canonical(data, count):
     assert len(signs) == count and pack_signs(signs) == data
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data, count",
     [(b"", 1), (b"\x80\0", 8), (b"\x80", 9), (b"\x01", 7), (b"\xff\x7f", 9), (b"", -1)],
 )
@@ -69,7 +70,7 @@ def plain_signs(x: torch.Tensor, seed: int | None) -> bytes:
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("seed", [None, 0, 2**64 - 1])
+@for_each("seed", [None, 0, 2**64 - 1])
 def test_a_positive_number_is_1_a_negative_one_0_and_a_zero_a_coin(seed):
     for numel in SIZES:
         for name, x in vectors(numel).items():
@@ -77,13 +78,13 @@ def test_a_positive_number_is_1_a_negative_one_0_and_a_zero_a_coin(seed):
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@for_each("dtype", [torch.float16, torch.bfloat16])
 def test_signs_of_half_precision(dtype):
     for x in (torch.round(normal(300_001)).to(dtype), normal(401).to(dtype)):
         assert bits.signs(x, 5) == plain_signs(x, 5)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@for_each("threads", [1, 2, 3])
 def test_signs_of_a_large_vector_by_any_number_of_threads(threads):
     x, before = torch.round(normal(2**21 + 77)), torch.get_num_threads()
     x[3::7] = -0.0
@@ -96,7 +97,7 @@ def test_signs_of_a_large_vector_by_any_number_of_threads(threads):
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("shape", [(0, 9), (2, 0), (1, 1), (5, 401)])
+@for_each("shape", [(0, 9), (2, 0), (1, 1), (5, 401)])
 def test_signs_of_rows_each_with_its_seed(shape):
     x, seeds = torch.round(normal(*shape)), list(range(shape[0]))
     assert bits.signs_rows(x, seeds) == [bits.signs(row, seed) for row, seed in zip(x, seeds)]
@@ -133,7 +134,7 @@ def test_a_cuda_device_gives_the_same_bits():
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("columns", [1, 2, 31, 32, 33, 200, 5000])
+@for_each("columns", [1, 2, 31, 32, 33, 200, 5000])
 def test_a_bit_is_the_high_or_the_low_value_of_its_column(columns):
     numel = columns * (10_000 // columns)
     x, (high, low) = normal(numel), normal(2, columns).numpy()
@@ -183,7 +184,7 @@ def test_words_are_the_bits_or_an_error(data, count):
     assert words.dtype == np.uint32 and np.array_equal(bits.flags(words, 0, count), signs)
 
 
-@pytest.mark.parametrize("counts", [[5, 5, 5], [8], [3, 0, 17], [0, 0], []])
+@for_each("counts", [[5, 5, 5], [8], [3, 0, 17], [0, 0], []])
 def test_runs_of_signs_are_packed_as_each_by_itself(counts):
     flags = np.random.default_rng(0).random(sum(counts)) < 0.5
     alone = [pack_signs(run) for run in np.split(flags, np.cumsum(counts)[:-1])] if counts else []

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import same_bits, vectors
 
 from fedcomp.kernels import backend, count_sketch, philox
@@ -76,7 +77,7 @@ def test_places_are_those_of_the_sums(path):
         ]
 
 
-@pytest.mark.parametrize("columns", [2, 64, 1000])
+@for_each("columns", [2, 64, 1000])
 def test_buckets_are_uniform_and_signs_balanced_in_each(columns):
     n = 200_000
     for buckets, negative in count_sketch.places(np.arange(n), 5, columns, 7):
@@ -193,7 +194,7 @@ def test_a_sparse_vector_is_sketched_by_its_positions(path):
     assert empty.shape == (3, 10) and not empty.any()
 
 
-@pytest.mark.parametrize("numel", [401, HALVED + 5])
+@for_each("numel", [401, HALVED + 5])
 def test_other_precisions_and_strides(numel):
     grid = normal(3 * numel).view(numel, 3)
     for x in (

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from cases import for_each
 
 from fedcomp.kernels import draw
 
@@ -38,9 +39,7 @@ def test_they_are_the_first_different_ones_of_the_sequence():
         assert drawn(numel, count, 9).tolist() == sorted(list(sequence)[:count])
 
 
-@pytest.mark.parametrize(
-    ("numel", "count"), [(1, 0), (7, 3), (1000, 60), (1000, 500), (200_000, 12_000)]
-)
+@for_each("numel, count", [(1, 0), (7, 3), (1000, 60), (1000, 500), (200_000, 12_000)])
 def test_marking_and_sorting_find_the_same(numel, count):
     assert np.array_equal(
         np.flatnonzero(draw._marked(numel, count, 5, 7)), draw._sorted(numel, count, 5, 7)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import same_bits, vectors
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,8 +75,8 @@ def test_blocks_are_powers_of_two_that_hold_the_vector_and_few_zeros(numel):
     assert (sizes[:-1] < hadamard.BLOCK).sum() < 14
 
 
-@pytest.mark.parametrize(
-    ("numel", "sizes"),
+@for_each(
+    "numel, sizes",
     [
         (0, []),
         (1, [8]),
@@ -95,7 +96,7 @@ def test_how_a_vector_is_cut(numel, sizes):
 # The rotation.
 
 
-@pytest.mark.parametrize("numel", [1, 7, 33, 401, 1001])
+@for_each("numel", [1, 7, 33, 401, 1001])
 def test_it_is_the_matrix_of_the_definition(numel):
     x, seed = normal(numel), 5
     stack = hadamard.Stack(x[None], [seed])
@@ -112,7 +113,7 @@ def test_it_is_the_matrix_of_the_definition(numel):
         )
 
 
-@pytest.mark.parametrize("numel", SIZES)
+@for_each("numel", SIZES)
 def test_both_paths_have_the_same_bits(numel):
     for name, x in vectors(numel).items():
         parts, stack = chunks(x, 2**63 + 9), hadamard.Stack(x[None], [2**63 + 9])
@@ -125,7 +126,7 @@ def test_both_paths_have_the_same_bits(numel):
         assert same_bits(*turned), name
 
 
-@pytest.mark.parametrize("numel", SIZES[:-1])
+@for_each("numel", SIZES[:-1])
 def test_turning_back_gives_the_vector_to_rounding(numel):
     for name, x in vectors(numel).items():
         stack = hadamard.Stack(x[None], [3])
@@ -175,7 +176,7 @@ def test_signs_depend_on_the_seed_and_the_coordinate_alone():
 # What quantizers ask.
 
 
-@pytest.mark.parametrize("numel", [1, 401, 150_000])
+@for_each("numel", [1, 401, 150_000])
 def test_answers_of_both_paths_are_the_same_bit_by_bit(numel):
     for name in vectors(numel) if numel < 10_000 else ("all scales",):
         x, table = (

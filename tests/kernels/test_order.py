@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from cases import for_each
 
 from fedcomp.kernels import backend, order, order_loops
 
@@ -17,7 +18,7 @@ def expected(stack: np.ndarray, first: int, last: int) -> np.ndarray:
     return np.sort(stack, axis=0)[first:last].astype(np.float64).mean(axis=0).astype(np.float32)
 
 
-@pytest.mark.parametrize("m", range(1, 11))
+@for_each("m", range(1, 11))
 def test_a_network_brings_wanted_ranks_to_their_places(m):
     """By the 0-1 principle, every input of zeros and ones shows it for all numbers."""
     every = np.array(list(itertools.product((0, 1), repeat=m)), np.float32).T
@@ -82,7 +83,7 @@ def test_a_stack_that_is_not_contiguous_is_read(path):
     assert np.array_equal(order.mean_of_ranks(stack, 4, 5), np.median(stack, axis=0))
 
 
-@pytest.mark.parametrize(("first", "last"), [(-1, 1), (0, 4), (2, 2), (2, 1)])
+@for_each("first, last", [(-1, 1), (0, 4), (2, 2), (2, 1)])
 def test_ranks_that_are_not_there_are_refused(first, last):
     with pytest.raises(IndexError, match="3 rows"):
         order.mean_of_ranks(np.zeros((3, 2), np.float32), first, last)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cases import for_each
 
 from fedcomp.kernels import backend, peeling
 
@@ -45,9 +46,7 @@ def test_places_are_those_of_the_sketch():
     assert where.size == 120
 
 
-@pytest.mark.parametrize(
-    ("count", "cells_a_key", "seeds"), [(1000, 1.6, 100), (10_000, 1.25, 100), (100_000, 1.25, 3)]
-)
+@for_each("count, cells_a_key, seeds", [(1000, 1.6, 100), (10_000, 1.25, 100), (100_000, 1.25, 3)])
 def test_nearly_every_table_of_that_size_tells_all(count, cells_a_key, seeds):
     exact = 0
     for seed in range(seeds):

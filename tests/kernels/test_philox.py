@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cases import for_each
 
 from fedcomp.kernels import backend, philox
 
@@ -16,7 +17,7 @@ KNOWN = [  # of the authors' library: key, counter, block
 ]
 
 
-@pytest.mark.parametrize(("key", "counter", "block"), KNOWN)
+@for_each("key, counter, block", KNOWN)
 def test_known_answers(key, counter, block):
     from fedcomp.kernels import loops
 

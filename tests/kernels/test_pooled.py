@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import for_each
 from torch.nn import functional as F
 
 from fedcomp.kernels import pooled, winograd
@@ -75,7 +76,7 @@ def test_maxima_are_torchs_to_rounding(c, k, bias, h, w, padding):
     assert (places == where).float().mean() > 0.999
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@for_each("value", [float("nan"), float("inf")])
 def test_an_input_that_is_not_finite_reaches_every_output_that_sees_it(value):
     x, weight, _ = drawn(2, 32, 8, 8, 32, 5, 5)
     x[1, 3, 4, 4] = value
@@ -100,7 +101,7 @@ def test_other_kernels_and_patches_are_torchs_to_the_bit():
         assert torch.equal(found, F.relu(expected)) and torch.equal(places, where)
 
 
-@pytest.mark.parametrize("slope", [float("nan"), float("inf")])
+@for_each("slope", [float("nan"), float("inf")])
 def test_a_slope_that_is_not_finite_is_not_left_out(slope):
     x, weight, _ = drawn(2, 32, 8, 8, 4, 3, 3)
     slopes = torch.zeros(2, 4, 4, 4)

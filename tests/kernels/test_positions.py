@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from cases import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,9 +98,7 @@ def test_both_paths_give_the_same(case):
     assert made[0] == made[1]
 
 
-@pytest.mark.parametrize(
-    "numel, count", [(25_000_000, 30_000), (1_000_000, 4095), (1_000_000, 4096)]
-)
+@for_each("numel, count", [(25_000_000, 30_000), (1_000_000, 4095), (1_000_000, 4096)])
 def test_both_paths_give_the_same_on_many_positions(numel, count):
     edges = np.array([0, 0.5, 0.51, 0.9, 1]) * numel
     where = np.random.default_rng(0).integers(
@@ -145,7 +144,7 @@ def test_each_form(way):
         assert form == positions.LAST and code == positions.pack(layers, 9000)[1]
 
 
-@pytest.mark.parametrize("count", [20, 79, 393, 3000])
+@for_each("count", [20, 79, 393, 3000])
 def test_uniform_positions_cost_what_they_did(count):
     row = draw(20_000, count, "even")
     form, code = positions.pack(row, 20_000)
@@ -162,7 +161,7 @@ def uniform_bound(numel, count):
     )
 
 
-@pytest.mark.parametrize("count", [300, 2000, 12_000])
+@for_each("count", [300, 2000, 12_000])
 def test_layers_of_different_density_cost_less_than_the_entropy_of_uniform_positions(count):
     numel, random = 400_000, np.random.default_rng(0)
     scale = np.array([0.5, 2.0, 1.0, 0.25]).repeat(numel // 4)

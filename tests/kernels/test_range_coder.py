@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,10 +61,8 @@ def test_what_is_encoded_is_decoded(way, case):
     assert read.dtype == np.uint16 and np.array_equal(read, symbols)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("size", "count"), [(3, range_coder.FEW - 1), (256, range_coder.FEW), (4096, 40_001)]
-)
+@for_each("kind", KINDS)
+@for_each("size, count", [(3, range_coder.FEW - 1), (256, range_coder.FEW), (4096, 40_001)])
 def test_both_paths_give_the_same(size, count, kind):
     symbols, made = draw(size, count, kind), {}
     for way in PATHS:
@@ -95,8 +94,8 @@ def test_the_format_to_the_byte():
     assert range_coder.encode(np.full(1000, 300, np.uint16), 500) == bytes.fromhex("00 2c01")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("size", "count"), [(2, 1000), (16, 12_000), (243, 200_000)])
+@for_each("kind", KINDS)
+@for_each("size, count", [(2, 1000), (16, 12_000), (243, 200_000)])
 def test_symbols_cost_their_entropy_one_percent_and_little_more(size, count, kind):
     symbols = draw(size, count, kind)
     assert (

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -115,7 +116,7 @@ def test_each_position_may_have_its_own_parameter_behind_other_fields(way, rows,
             )
 
 
-@pytest.mark.parametrize("way", PATHS)
+@for_each("way", PATHS)
 def test_the_format_to_the_bit(way):
     positions = np.array([3, 4, 10, 100])  # gaps − 1: 3, 0, 5, 89
     stream = "1" + "1" + "01" + "0" * 22 + "1" + "11" + "00" + "01" + "01" + "00000"
@@ -128,7 +129,7 @@ def test_the_format_to_the_bit(way):
         assert rice.pack(positions[:0], 2) == b""
 
 
-@pytest.mark.parametrize("density, b", [(25, 4), (100, 6), (400, 8), (1000, 9)])
+@for_each("density, b", [(25, 4), (100, 6), (400, 8), (1000, 9)])
 def test_the_parameter_follows_the_formula(density, b):
     p, golden = 1 / density, (math.sqrt(5) + 1) / 2
     assert (
@@ -151,7 +152,7 @@ def test_the_best_parameter_has_the_shortest_code_nearby(case):
     assert b == min(tried, key=lambda b: (rice.bits(positions, b), b))
 
 
-@pytest.mark.parametrize("density", [100, 400])
+@for_each("density", [100, 400])
 def test_uniform_positions_cost_their_entropy_and_one_percent(density):
     n, p = 1_000_000, 1 / density
     positions = uniform(n, n // density)
@@ -210,8 +211,8 @@ def test_damaged_codes_are_refused_or_canonical(way, case, b, data):
                 rice.unpack(code, count, b, int(positions[-1]))
 
 
-@pytest.mark.parametrize("way", PATHS)
-@pytest.mark.parametrize("count, b, numel, size", [
+@for_each("way", PATHS)
+@for_each("count, b, numel, size", [
     (2**62, 0, 1000, 100), (1001, 0, 1000, 126), (-1, 0, 1000, 0), (1, 41, 1000, 100), (1, -1, 1000, 1), (1000, 40, 1000, 0),
     (1, 0, 1000, 2**24), (1, 40, 2**40, 2**24), (1000, 12, 1000, 2**24),
 ])  # fmt: skip
@@ -226,7 +227,7 @@ def test_hostile_claims_are_refused_before_anything_is_allocated(way, count, b, 
     assert peak < 100_000
 
 
-@pytest.mark.parametrize("way", PATHS)
+@for_each("way", PATHS)
 def test_positions_that_would_overflow_are_refused(way):
     rest = (1 << 40) - 1
     stream = "1" * 100 + f"{rest:040b}" * 100

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import vectors
 
 from fedcomp.kernels import backend, philox, rounding
@@ -43,7 +44,7 @@ def test_a_multiple_is_the_floor_of_the_quotient_and_a_word():
         assert rounding.to_multiples(x, 0.5, 7.0, seed).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("unit", [4915 / 2**14, 3 * 2.0**-149, 2.0**-140, 5 * 2.0**100])
+@for_each("unit", [4915 / 2**14, 3 * 2.0**-149, 2.0**-140, 5 * 2.0**100])
 def test_what_is_whole_stays(unit):
     whole = np.arange(-1000, 1001)
     x = torch.from_numpy((unit * whole).astype(np.float32))
@@ -58,15 +59,15 @@ def test_what_is_larger_is_cut():
         assert rounding.to_multiples(x, 1.0, 126.0, seed).tolist() == [126, -126, 126, 126]
 
 
-@pytest.mark.parametrize(
-    ("unit", "limit", "kind"),
+@for_each(
+    "unit, limit, kind",
     [(1.0, 127.0, np.int8), (1.0, 127.5, np.int16), (2.0**-149, 2.0**-149, np.int8)],
 )
 def test_the_narrowest_integers_that_hold_the_limit(unit, limit, kind):
     assert rounding.to_multiples(torch.full((5,), 3e38), unit, limit, 1).dtype == kind
 
 
-@pytest.mark.parametrize("kind", ["normal", "denormal", "all scales", "huge"])
+@for_each("kind", ["normal", "denormal", "all scales", "huge"])
 def test_multiples_are_unbiased(kind):
     x = vectors(200)[kind]
     v, unit = x.double().numpy(), rounding.largest(x) / 3
@@ -78,7 +79,7 @@ def test_multiples_are_unbiased(kind):
     )
 
 
-@pytest.mark.parametrize("kind", ["normal", "denormal", "all scales", "huge"])
+@for_each("kind", ["normal", "denormal", "all scales", "huge"])
 def test_powers_are_unbiased(kind):
     x = vectors(200)[kind]
     shift = rounding.shift_of(rounding.largest(x))
@@ -92,7 +93,7 @@ def test_powers_are_unbiased(kind):
     )
 
 
-@pytest.mark.parametrize("kind", ["normal", "denormal", "all scales", "huge"])
+@for_each("kind", ["normal", "denormal", "all scales", "huge"])
 def test_levels_are_unbiased_within_their_range(kind):
     x = vectors(200)[kind]
     v = x.double().numpy()
@@ -110,8 +111,8 @@ def test_the_nearest_level_and_the_ends_of_the_range():
     assert rounding.to_levels(x[[0, 8]], levels, False, 0).tolist() == [0, 3]
 
 
-@pytest.mark.parametrize(
-    ("largest", "shift"),
+@for_each(
+    "largest, shift",
     [
         (0.0, 23),
         (2.0**-149, 23),
@@ -173,7 +174,7 @@ def test_by_any_number_of_threads_and_in_any_precision():
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("numel", [0, 5, 200_001])
+@for_each("numel", [0, 5, 200_001])
 def test_vectors_without_elements_and_strided_ones(numel):
     grid = torch.randn(numel, 2, generator=torch.Generator().manual_seed(1))
     for a, b in (

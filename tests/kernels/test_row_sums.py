@@ -2,7 +2,7 @@
 
 import numba
 import numpy as np
-import pytest
+from cases import for_each
 
 from fedcomp.kernels.row_sums import LANES, MOST, add_rows
 
@@ -12,8 +12,8 @@ def added(sums, source, starts, factors, count):
     add_rows(sums, source, starts, factors, count)
 
 
-@pytest.mark.parametrize("count", [0, 2, 40])
-@pytest.mark.parametrize(
+@for_each("count", [0, 2, 40])
+@for_each(
     "row",
     [
         0,

@@ -1,7 +1,7 @@
 """Samples of many generators at once are those that numpy draws of each."""
 
 import numpy as np
-import pytest
+from cases import for_each
 
 from fedcomp import seeds
 from fedcomp.kernels import samples
@@ -21,7 +21,7 @@ def check(n: np.ndarray, k: int, fewest_fair: float) -> None:
             )
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 7, 20, 100])
+@for_each("k", [1, 2, 3, 7, 20, 100])
 def test_they_are_numpys_whatever_there_is_to_draw_from(k):
     sizes = np.random.default_rng(k).integers(k, 3 * k + 2, len(KEYS))
     sizes[:3] = k, k, k + 1  # all of them, and all but one
@@ -30,7 +30,7 @@ def test_they_are_numpys_whatever_there_is_to_draw_from(k):
     check(np.full(len(KEYS), 50 * k + 10_000), k, 0.99)
 
 
-@pytest.mark.parametrize("k", [1, 2, 9])
+@for_each("k", [1, 2, 9])
 def test_a_word_that_would_favour_some_is_told(k):
     """Below 3·2³⁰, a quarter of all words are refused."""
     n = np.full(len(KEYS), 3 << 30)

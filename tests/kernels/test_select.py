@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,8 +69,8 @@ def test_top_side_is_the_side_with_the_larger_mean(way, x, k):
     assert positions.tolist() == (up if positive else down)
 
 
-@pytest.mark.parametrize("way", PATHS)
-@pytest.mark.parametrize("k", [0, 1, 3, 10])
+@for_each("way", PATHS)
+@for_each("k", [0, 1, 3, 10])
 def test_rows_are_selected_as_single_vectors_are(way, k):
     X = torch.randn(6, 14, generator=torch.Generator().manual_seed(1))[:, ::2]
     X[1], X[2], X[3], X[4] = 0, 1, -1, X[4].sign()
@@ -141,8 +142,8 @@ def test_large_rows_are_selected_as_single_vectors_are():
     assert kernels.top_side_rows(X, 50)[1][50:].tolist() == kernels.top_side(X[1], 50)[0].tolist()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("n", [7, 300_000])
+@for_each("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@for_each("n", [7, 300_000])
 def test_other_floats_are_selected_as_float32(dtype, n):
     x = torch.randn(n, generator=torch.Generator().manual_seed(n)).to(dtype)
     k, e = 1 + n // 500, torch.ones(n)
@@ -170,7 +171,7 @@ def test_adding_selects_from_the_sum(way, x, k, data):
             assert bits(e) == bits(before)
 
 
-@pytest.mark.parametrize("n", [1, 7, 1000, 150_000, 2_500_000])
+@for_each("n", [1, 7, 1000, 150_000, 2_500_000])
 def test_views_and_strides_are_added_to_in_place(n):
     x, base = torch.randn(2 * n)[::2], torch.randn(2 * n + 1)
     strided, tail = base.clone()[1::2], base.clone()[n + 1 :]
@@ -180,8 +181,8 @@ def test_views_and_strides_are_added_to_in_place(n):
         assert torch.equal(e, total)
 
 
-@pytest.mark.parametrize("n", [3, 120_000, 2_200_000])
-@pytest.mark.parametrize("bad", [float("nan"), -float("nan"), float("inf"), -float("inf")])
+@for_each("n", [3, 120_000, 2_200_000])
+@for_each("bad", [float("nan"), -float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_is_refused_and_the_residual_untouched(bad, n):
     for at in (0, n // 2, n - 1) if n < 1_000_000 else (n // 2,):
         e, x = torch.randn(n), torch.randn(n)
@@ -201,7 +202,7 @@ def test_what_is_not_finite_is_refused_and_the_residual_untouched(bad, n):
         assert kernels.first_nonfinite_rows(torch.stack([e, x])).tolist() == [-1, at]
 
 
-@pytest.mark.parametrize("n", [2, 200_000])
+@for_each("n", [2, 200_000])
 def test_a_sum_that_overflows_is_refused(n):
     e, x = torch.full((n,), 3e38), torch.zeros(n)
     x[n - 1] = 3e38
@@ -213,7 +214,7 @@ def test_a_sum_that_overflows_is_refused(n):
     assert torch.equal(e, torch.full((n,), 3e38))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@for_each("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_a_finite_vector_has_no_first_nonfinite_position(dtype):
     assert kernels.first_nonfinite(torch.ones(5, dtype=dtype)) is None
     assert kernels.first_nonfinite(torch.empty(0, dtype=dtype)) is None
@@ -333,7 +334,7 @@ def test_without_numba_large_vectors_give_the_same(monkeypatch):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("n", [7, 300_000])
+@for_each("n", [7, 300_000])
 def test_cuda_selects_what_the_cpu_does(n):
     for name, x in patterns(n):
         e = torch.zeros(n, device="cuda")

@@ -3,6 +3,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 
 from fedcomp.kernels import (
     add_all_at,
@@ -153,7 +154,7 @@ def test_many_updates_of_one_vector_add_what_they_do_one_after_the_other(way, co
     assert into.numpy().tobytes() == expected.numpy().tobytes()
 
 
-@pytest.mark.parametrize("positions", [[0, 3], [-1, 1], [2**40]])
+@for_each("positions", [[0, 3], [-1, 1], [2**40]])
 def test_of_many_updates_none_is_added_where_one_is_out_of_range(positions):
     into = torch.ones(3)
     with pytest.raises(IndexError, match="vector of 3"):

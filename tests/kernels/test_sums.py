@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import vectors
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,9 +62,7 @@ def test_vectors_that_look_for_trouble():
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize(
-    "value", [2.0**-149, 2.0**-126, 1.0, 2.0**127, float(np.finfo(np.float32).max)]
-)
+@for_each("value", [2.0**-149, 2.0**-126, 1.0, 2.0**127, float(np.finfo(np.float32).max)])
 def test_the_ends_of_the_range(value):
     for numel in (1, 64, 1000):
         x = torch.full((numel,), value)
@@ -73,7 +72,7 @@ def test_the_ends_of_the_range(value):
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("apart", [10, 11, 12, 13, 22, 23, 24, 40])
+@for_each("apart", [10, 11, 12, 13, 22, 23, 24, 40])
 def test_not_a_bit_is_lost_where_exponents_are_as_far_apart_as_a_block_bears_and_farther(apart):
     """All bits of the significands are ones."""
     for numel in (2, 31, 32, 64, 65):
@@ -121,7 +120,7 @@ def test_a_large_vector_by_any_number_of_threads(threads):
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@for_each("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_read_as_its_float32_values(dtype):
     x = vectors(401)["heavy tails"].clip(-6e4, 6e4).to(dtype)
     assert_exact(x.float())
@@ -129,7 +128,7 @@ def test_half_precision_is_read_as_its_float32_values(dtype):
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (1, 1), (5, 401)])
+@for_each("shape", [(0, 5), (3, 0), (1, 1), (5, 401)])
 def test_rows_are_vectors(shape):
     stack = vectors(math.prod(shape))["all scales"].reshape(shape)
     for X in (stack, stack.T.contiguous().T):
@@ -144,7 +143,7 @@ def test_rows_that_take_several_pieces(monkeypatch):
     assert np.array_equal(whole, (sums.norm1_rows(X), sums.norm2_rows(X)))
 
 
-@pytest.mark.parametrize("power", [1, 2])
+@for_each("power", [1, 2])
 def test_other_devices_make_the_same_tables(power):
     bits = torch.stack(list(vectors(401).values())).view(torch.int32)
     assert np.array_equal(
@@ -172,9 +171,7 @@ def plain_sides(x: np.ndarray, columns: int) -> tuple[list[list[float]], list[li
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize(
-    ("rows", "columns"), [(1, 1), (64, 1), (401, 1), (2, 200), (7, 3), (700, 3), (70, 1030)]
-)
+@for_each("rows, columns", [(1, 1), (64, 1), (401, 1), (2, 200), (7, 3), (700, 3), (70, 1030)])
 def test_sums_and_counts_of_columns_by_sign(rows, columns):
     for name, x in (
         vectors(rows * columns).items()

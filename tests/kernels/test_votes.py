@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,7 +67,7 @@ def test_everything_that_is_counted_is_what_sums_say(numel):
             assert widely.tolist() == (against & (margin >= wide)).sum(1).tolist(), (m, wide)
 
 
-@pytest.mark.parametrize("m", [1, 2, 5, 16, 100])
+@for_each("m", [1, 2, 5, 16, 100])
 def test_tensors_are_tallied_where_they_are_with_the_same_results(m):
     for numel in SIZES:
         packed = np.packbits(drawn(m, numel), axis=1)

@@ -7,6 +7,7 @@ import time
 from datetime import timedelta
 
 import pytest
+from cases import for_each
 from tls_servers import HEALTHY, Authority, dated, free_port, serving
 
 from fedcomp.errors import ConfigError, KeysError, UnreachableError
@@ -118,7 +119,7 @@ def test_a_ca_that_has_ended(tmp_path):
     assert rest == "correct the clock if it is wrong, else on the server: fedcomp keys init"
 
 
-@pytest.mark.parametrize("answer", [HEALTHY, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+@for_each("answer", [HEALTHY, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
 def test_a_port_without_tls(answer, ca):
     with serving(answer) as port:
         error = refused("localhost", port, ca.pem)
@@ -166,7 +167,7 @@ def test_a_closed_port(ca):
     )
 
 
-@pytest.mark.parametrize("host", ["a..b", "a b", "x" * 300, 70 * "ß"])
+@for_each("host", ["a..b", "a b", "x" * 300, 70 * "ß"])
 def test_a_host_that_cannot_be(host, ca):
     assert refused(host, 8080, ca.pem).cause == "unknown host"
 
@@ -281,15 +282,15 @@ def test_a_server_that_is_not_ready_may_be_soon(status, ca, tmp_path):
 # Addresses.
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
+@for_each(
+    "text, expected",
     [("host:1", ("host", 1)), ("10.0.0.5:8080", ("10.0.0.5", 8080)), ("[::1]:80", ("::1", 80))],
 )
 def test_addresses(text, expected):
     assert address(text) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "host",

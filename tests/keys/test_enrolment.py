@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import tomli_w
+from cases import for_each
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from tls_servers import Authority
@@ -238,7 +239,7 @@ def test_one_key_in_any_form_is_one_line(key):
     assert {openssh(public_key(form)) for form in forms} == {public_text(key)}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data",
     [
         b"",

@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from cases import for_each
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -185,8 +186,8 @@ def test_a_real_server_with_these_files_is_believed(folder):
             assert connection.version() == "TLSv1.3"
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
+@for_each(
+    "given, expected",
     [
         ([], ["localhost", "127.0.0.1"]),
         (

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, same_bits, vectors
 
 from fedcomp import codec, memory
@@ -28,8 +29,8 @@ def chosen(g: np.ndarray, x: np.ndarray, size: int) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("spec", ["stc", "topk", "stc@layer", "topk@layer"])
-@pytest.mark.parametrize("size", [1, 7, 50, 301, 500])
+@for_each("spec", ["stc", "topk", "stc@layer", "topk@layer"])
+@for_each("size", [1, 7, 50, 301, 500])
 def test_equals_the_algorithm(spec, size):
     c = codec(spec)
     m, e = memory(f"adacomp:bin={size}", c, NUMEL, LAYOUT), np.zeros(NUMEL, np.float32)
@@ -54,7 +55,7 @@ def test_how_many_are_sent_follows_from_the_values():
     assert sent["one spike"] == 1 < sent["normal"] < sent["constant"] == NUMEL
 
 
-@pytest.mark.parametrize("name", vectors(NUMEL))
+@for_each("name", vectors(NUMEL))
 def test_what_is_sent_and_what_is_left_is_what_was_put_in(name):
     m, x, accepted = (
         memory("adacomp:bin=30", codec("stc"), NUMEL),
@@ -96,7 +97,7 @@ def test_what_a_schedule_allows_is_not_exceeded():
     assert m.sent.size > 30
 
 
-@pytest.mark.parametrize("spec", ["identity", "fp16@layer", "randomk", "threshold"])
+@for_each("spec", ["identity", "fp16@layer", "randomk", "threshold"])
 def test_a_codec_that_chooses_for_itself_or_not_at_all_is_refused(spec):
     with pytest.raises(ConfigError, match="use .*stc"):
         memory("adacomp", codec(spec), NUMEL, LAYOUT)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, same_bits
 
 from fedcomp import codec, memory
@@ -18,10 +19,10 @@ def update(seed: int) -> torch.Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "spec", ["topk:density=1/10", "topk:density=1/10@layer", "stc:density=1/10", "sbc", "fp16"]
 )
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@for_each("momentum", [0.0, 0.5, 0.9])
 def test_equals_the_recursion(spec, momentum):
     c = codec(spec)
     m = memory(f"dgc:momentum={momentum}", c, NUMEL, LAYOUT)
@@ -38,7 +39,7 @@ def test_equals_the_recursion(spec, momentum):
         assert same_bits(m.velocity, u) and same_bits(m.residual, v)
 
 
-@pytest.mark.parametrize("spec", ["topk:density=1/10", "stc:density=1/10@layer", "identity"])
+@for_each("spec", ["topk:density=1/10", "stc:density=1/10@layer", "identity"])
 def test_what_comes_back_keeps_its_sum_and_its_momentum(spec):
     c = codec(spec)
     m = memory("dgc", c, NUMEL, LAYOUT)
@@ -77,7 +78,7 @@ def test_a_coordinate_that_waits_gathers_momentum():
     assert m.residual[0] == 0.5 * (1 + 1.5 + 1.75 + 1.875) and m.residual[7] == m.velocity[7] == 0
 
 
-@pytest.mark.parametrize("nodes", [1, 16])
+@for_each("nodes", [1, 16])
 def test_an_update_is_clipped_to_its_share_before_it_is_added(nodes):
     m = memory(f"dgc:clip=8,nodes={nodes}", codec("topk:density=1/10"), NUMEL)
     long, short = 100 * update(1), 0.01 * update(2)
@@ -126,8 +127,8 @@ def test_a_density_may_change_under_one_memory():
         assert not m.residual[sent].any() and not m.velocity[sent].any()
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
+@for_each(
+    "options, says",
     [
         ("momentum=1", "from 0 to below 1"),
         ("momentum=-0.1", "from 0 to below 1"),

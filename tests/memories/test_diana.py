@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, same_bits
 from torch import Tensor
 
@@ -81,7 +82,7 @@ def test_the_step_is_the_largest_that_the_codec_bears_unless_it_is_given():
     )
 
 
-@pytest.mark.parametrize("alpha", ["0.42", "1", "0", "-1"])
+@for_each("alpha", ["0.42", "1", "0", "-1"])
 def test_a_step_that_the_codec_does_not_bear_is_refused(alpha):
     with pytest.raises(
         ConfigError,
@@ -90,7 +91,7 @@ def test_a_step_that_the_codec_does_not_bear_is_refused(alpha):
         memory(f"diana:alpha={alpha}", Coin(), NUMEL)
 
 
-@pytest.mark.parametrize("spec", ["stc", "topk@layer", "fp16"])
+@for_each("spec", ["stc", "topk@layer", "fp16"])
 def test_a_biased_codec_is_refused(spec):
     with pytest.raises(
         ConfigError,

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, same_bits
 
 from fedcomp import codec, memory
@@ -18,10 +19,8 @@ def update(seed: int) -> torch.Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize(
-    "spec", ["stc:density=1/10", "topk:density=1/10,values=fp16", "sbc@layer", "natural"]
-)
-@pytest.mark.parametrize(("alpha", "beta"), [(0.95, 0.95), (0.5, 0.9), (1.0, 1.0), (0.2, 0.0)])
+@for_each("spec", ["stc:density=1/10", "topk:density=1/10,values=fp16", "sbc@layer", "natural"])
+@for_each("alpha, beta", [(0.95, 0.95), (0.5, 0.9), (1.0, 1.0), (0.2, 0.0)])
 def test_equals_the_recursion(spec, alpha, beta):
     c = codec(spec)
     m, h = memory(f"ecq:alpha={alpha},beta={beta}", c, NUMEL, LAYOUT), torch.zeros(NUMEL)
@@ -57,8 +56,8 @@ def test_weight_and_decay_of_one_are_error_feedback():
         assert same_bits(ecq.residual, residual.residual)
 
 
-@pytest.mark.parametrize("numel", [1, 300, 10**6])
-@pytest.mark.parametrize(
+@for_each("numel", [1, 300, 10**6])
+@for_each(
     "spec",
     [
         "stc",
@@ -75,10 +74,8 @@ def test_the_default_pair_is_stable_with_every_codec_that_contracts(spec, numel)
     memory("ecq", codec(spec), numel, layout_of(numel))
 
 
-@pytest.mark.parametrize("spec", ["stc", "identity", "qsgd:levels=1", "qsgd:levels=16", "natural"])
-@pytest.mark.parametrize(
-    "pair", ["alpha=1,beta=-1", "alpha=3,beta=3.5", "alpha=0,beta=1.5", "alpha=1e200,beta=0"]
-)
+@for_each("spec", ["stc", "identity", "qsgd:levels=1", "qsgd:levels=16", "natural"])
+@for_each("pair", ["alpha=1,beta=-1", "alpha=3,beta=3.5", "alpha=0,beta=1.5", "alpha=1e200,beta=0"])
 def test_a_pair_that_diverges_is_refused_with_one_that_does_not(spec, pair):
     if spec == "identity" and pair == "alpha=3,beta=3.5":
         memory(f"ecq:{pair}", codec(spec), NUMEL)  # nothing is lost

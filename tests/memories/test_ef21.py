@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, same_bits, vectors
 
 from fedcomp import available_codecs, codec, memory
@@ -18,9 +19,7 @@ CONTRACTING = [
 ]
 
 
-@pytest.mark.parametrize(
-    "spec", ["identity", "stc:density=1/10", "topk:density=1/10@layer", "natural"]
-)
+@for_each("spec", ["identity", "stc:density=1/10", "topk:density=1/10@layer", "natural"])
 def test_what_is_sent_is_what_the_estimate_lacks(spec):
     m, estimate = memory("ef21", codec(spec), NUMEL, LAYOUT), torch.zeros(NUMEL)
     for seed in range(4):
@@ -31,7 +30,7 @@ def test_what_is_sent_is_what_the_estimate_lacks(spec):
         assert same_bits(m.shift, estimate)
 
 
-@pytest.mark.parametrize("spec", CONTRACTING)
+@for_each("spec", CONTRACTING)
 def test_an_update_that_stays_is_approached_at_the_pace_of_the_codec(spec):
     x, steps, seeds = vectors(NUMEL)["normal"], 3, 6
     delta = contraction(codec(spec), NUMEL)
@@ -61,7 +60,7 @@ def test_a_bfloat16_update_is_subtracted_from_in_float32():
     assert same_bits(m.shift, x.float())
 
 
-@pytest.mark.parametrize("spec", ["sign", "threshold", "qsgd:levels=1@layer"])
+@for_each("spec", ["sign", "threshold", "qsgd:levels=1@layer"])
 def test_a_codec_that_does_not_contract_is_refused(spec):
     for make in (memory, counterpart):
         with pytest.raises(

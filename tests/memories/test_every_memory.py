@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, same_bits
 
 from fedcomp import NonFiniteError, available_memories, codec, memory
@@ -36,10 +37,10 @@ def suits(name: str, spec: str) -> bool:
 
 
 PAIRS = [(name, spec) for name in available_memories() for spec in CODECS if suits(name, spec)]
-every_memory = pytest.mark.parametrize("name", available_memories())
-every_pair = pytest.mark.parametrize(("name", "spec"), PAIRS)
+every_memory = for_each("name", available_memories())
+every_pair = for_each("name, spec", PAIRS)
 # Each memory with one codec, a lossy one if it accepts such, for properties that do not depend on the codec.
-one_each = pytest.mark.parametrize(("name", "spec"), [*{pair[0]: pair for pair in PAIRS}.values()])
+one_each = for_each("name, spec", [*{pair[0]: pair for pair in PAIRS}.values()])
 
 
 def update(seed: int) -> torch.Tensor:
@@ -156,7 +157,7 @@ def test_sent_are_the_positions_that_the_waiting_frame_touches(name, spec):
 
 
 @one_each
-@pytest.mark.parametrize("settle", ["commit", "rollback"])
+@for_each("settle", ["commit", "rollback"])
 def test_a_state_moved_in_the_middle_of_a_proposal_goes_on_bit_by_bit(name, spec, settle):
     stayed = warm(name, spec)
     propose(stayed, update(8), 8)
@@ -250,8 +251,8 @@ def test_a_vector_without_elements(name):
     m.rollback()
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
+@for_each(
+    "text, sentence",
     [
         ("residaul", "unknown memory 'residaul'; did you mean 'residual'"),
         ("nothing", "unknown memory 'nothing'"),
@@ -278,8 +279,8 @@ def test_the_registry_that_is_given_away_is_a_copy():
     assert {"none", "residual"} <= available_memories().keys()
 
 
-@pytest.mark.parametrize(
-    ("name", "spec"),
+@for_each(
+    "name, spec",
     [
         ("residual", "drive:damped=true"),
         ("residual", "eden:bits=1,damped=true"),

@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, same_bits
 
 from fedcomp import codec, memory
@@ -52,8 +53,8 @@ class Oracle:
         return True
 
 
-@pytest.mark.parametrize(
-    ("spec", "errors", "patience"),
+@for_each(
+    "spec, errors, patience",
     [
         ("identity", 3.0, 4),
         ("fp16", 3.0, 100),
@@ -93,7 +94,7 @@ def test_the_first_proposal_is_sent_until_it_is_taken():
     assert m.propose(update(2), context=told(float("inf"))) is None
 
 
-@pytest.mark.parametrize("patience", [0, 1, 5])
+@for_each("patience", [0, 1, 5])
 def test_no_client_skips_more_rounds_in_a_row_than_patience_allows(patience):
     m, sent = memory(f"laq:patience={patience}", codec("fp16"), NUMEL), []
     for round in range(20):
@@ -178,7 +179,7 @@ def test_a_threshold_of_another_length_is_refused():
     assert m.pending is None
 
 
-@pytest.mark.parametrize("spec", ["stc:density=1/10", "topk:density=0.74", "sbc"])
+@for_each("spec", ["stc:density=1/10", "topk:density=0.74", "sbc"])
 def test_a_codec_that_loses_too_much_to_send_ever_is_refused(spec):
     with pytest.raises(
         ConfigError,
@@ -193,9 +194,7 @@ def test_a_codec_that_does_not_contract_is_refused():
         memory("laq:errors=0", codec("sign"), NUMEL)
 
 
-@pytest.mark.parametrize(
-    "text", ["window=0", "weight=-1", "errors=-0.5", "patience=-1", "window=100000"]
-)
+@for_each("text", ["window=0", "weight=-1", "errors=-0.5", "patience=-1", "window=100000"])
 def test_options_out_of_range(text):
     with pytest.raises(
         SpecError, match=f"option '{text.split('=')[0]}' of memory 'laq' is .*; give "

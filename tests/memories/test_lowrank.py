@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import same_bits
 from hypothesis import given
 from hypothesis import strategies as st
@@ -141,8 +142,8 @@ def test_under_a_constant_update_all_of_it_gets_through():
     assert float((total / 60 - x).norm() / x.norm()) < 0.1
 
 
-@pytest.mark.parametrize("phase", [LEFT, RIGHT])
-@pytest.mark.parametrize("settle", ["commit", "rollback"])
+@for_each("phase", [LEFT, RIGHT])
+@for_each("settle", ["commit", "rollback"])
 def test_a_state_moved_between_the_phases_goes_on_bit_by_bit(phase, settle):
     stayed = make()
     stayed.propose(update(1))
@@ -164,8 +165,8 @@ def test_a_state_moved_between_the_phases_goes_on_bit_by_bit(phase, settle):
     assert moved.propose(update(3), seed=3) == stayed.propose(update(3), seed=3)
 
 
-@pytest.mark.parametrize(
-    ("announced", "error", "sentence"),
+@for_each(
+    "announced, error, sentence",
     [
         (
             {},
@@ -186,8 +187,8 @@ def test_a_wrong_announcement_changes_nothing_in_the_first_phase(announced, erro
     assert m.pending is None and same_bits(residual(m), before)
 
 
-@pytest.mark.parametrize(
-    ("announced", "error"),
+@for_each(
+    "announced, error",
     [({}, ProtocolError), ({LEFT: b""}, ProtocolError), ({LEFT: bytes(4)}, ProtocolError)],
 )
 def test_a_wrong_announcement_in_the_second_phase_leaves_the_first_frame_waiting(announced, error):
@@ -227,7 +228,7 @@ def test_other_memories_have_one_frame():
     assert m.pending == frame
 
 
-@pytest.mark.parametrize("spec", ["stc", "identity", "powersgd@layer"])
+@for_each("spec", ["stc", "identity", "powersgd@layer"])
 def test_other_codecs_are_refused(spec):
     with pytest.raises(
         ConfigError,

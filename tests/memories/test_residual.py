@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import ONE_EACH, layout_of, same_bits
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,7 +70,7 @@ def test_what_was_accepted_and_what_is_left_is_what_was_put_in(spec, rounds):
     assert (abs(accepted + residual(m).double().numpy() - inputs) <= 1e-6 * moved).all()
 
 
-@pytest.mark.parametrize("spec", CONTRACTING)
+@for_each("spec", CONTRACTING)
 def test_while_a_proposal_waits_the_residual_holds_all_of_it(spec):
     m = make(spec)
     assert same_bits(residual(m), torch.zeros(NUMEL))
@@ -82,7 +83,7 @@ def test_while_a_proposal_waits_the_residual_holds_all_of_it(spec):
     assert same_bits(residual(m), e + update(2))
 
 
-@pytest.mark.parametrize("spec", CONTRACTING)
+@for_each("spec", CONTRACTING)
 def test_what_is_rolled_back_goes_out_with_the_next(spec):
     m = make(spec)
     assert m.propose(update(1), seed=3) == codec(spec).encode(update(1), seed=3, layout=LAYOUT)
@@ -127,7 +128,7 @@ def test_an_update_with_a_gradient_leaves_none_in_the_memory():
     assert not residual(m).requires_grad
 
 
-@pytest.mark.parametrize("spec", CONTRACTING)
+@for_each("spec", CONTRACTING)
 def test_a_sum_that_overflows_changes_nothing(spec):
     m = make(spec)
     m.propose(torch.full((NUMEL,), 3e38))
@@ -161,7 +162,7 @@ class Unscaled(TopK):
         return None
 
 
-@pytest.mark.parametrize("layerwise", ["", "@layer"])
+@for_each("layerwise", ["", "@layer"])
 def test_a_codec_that_does_not_contract_is_refused(layerwise):
     c = LayerWise(Unscaled()) if layerwise else Unscaled()
     with pytest.raises(
@@ -198,15 +199,15 @@ def test_a_state_of_another_size_or_without_its_residual_is_refused():
             keeper.load_state_dict(state)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex64])
-@pytest.mark.parametrize("name", ["residual", "none"])
+@for_each("dtype", [torch.float64, torch.int64, torch.complex64])
+@for_each("name", ["residual", "none"])
 def test_an_update_of_another_kind_is_refused_by_every_memory(name, dtype):
     with pytest.raises(ConfigError, match="float32, float16 or bfloat16"):
         memory(name, codec("stc"), numel=10).propose(torch.ones(10, dtype=dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex64])
-@pytest.mark.parametrize("name", ["residual", "none"])
+@for_each("dtype", [torch.float64, torch.int64, torch.complex64])
+@for_each("name", ["residual", "none"])
 def test_a_stack_of_another_kind_is_refused_by_every_memory(name, dtype):
     keeper = memory(name, codec("stc"), numel=10)
     with pytest.raises(ConfigError, match="float32, float16 or bfloat16"):
@@ -214,7 +215,7 @@ def test_a_stack_of_another_kind_is_refused_by_every_memory(name, dtype):
     assert keeper.pending is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     "x",
     [
         [1.0] * 10,
@@ -223,7 +224,7 @@ def test_a_stack_of_another_kind_is_refused_by_every_memory(name, dtype):
         torch.empty(10, device="meta"),
     ],
 )
-@pytest.mark.parametrize("name", ["residual", "none"])
+@for_each("name", ["residual", "none"])
 def test_what_is_no_dense_tensor_is_refused_and_changes_nothing(name, x):
     keeper = memory(name, codec("identity"), numel=10)
     with pytest.raises(ConfigError, match="dense torch tensor"):
@@ -242,17 +243,13 @@ def test_a_state_has_float32_whatever_a_task_sets():
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize(
-    ("name", "given"), [("residual", "stc"), ("none", None), (3, codec("stc"))]
-)
+@for_each("name, given", [("residual", "stc"), ("none", None), (3, codec("stc"))])
 def test_what_is_no_codec_or_no_text_makes_no_memory(name, given):
     with pytest.raises(SpecError, match="a memory is a name and a codec"):
         memory(name, given, 10)
 
 
-@pytest.mark.parametrize(
-    "spec", [spec for spec in ONE_EACH if codec(spec).contraction(NUMEL) is None]
-)
+@for_each("spec", [spec for spec in ONE_EACH if codec(spec).contraction(NUMEL) is None])
 def test_where_a_codec_is_refused_the_one_that_is_named_is_not(spec):
     with pytest.raises(
         ConfigError, match="which does not contract; use --memory none, or --uplink "

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, same_bits
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,7 +83,7 @@ def test_both_sides_keep_the_same_whatever_happens(pair_, rounds):
         assert same_bits(kept(m.shift), kept(None if fresh else server.row(5)))
 
 
-@pytest.mark.parametrize(("name", "spec"), PAIRS)
+@for_each("name, spec", PAIRS)
 def test_an_estimate_reads_the_same_in_every_way(name, spec):
     m, server = pair(name, spec)
     server.settle([(0, opened(m, m.propose(update(1), seed=1)), True)], 0.0)
@@ -102,7 +103,7 @@ def test_an_estimate_reads_the_same_in_every_way(name, spec):
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_what_was_taken_is_what_comes_back_from_a_checkpoint(name):
     m, server = pair(name, "identity")
     written: dict[str, torch.Tensor | bytes | None] = {}
@@ -133,7 +134,7 @@ def test_what_was_taken_is_what_comes_back_from_a_checkpoint(name):
     assert restored.row(3) is None
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_a_checkpoint_of_somebody_else_is_an_error(name):
     for damaged in (b"[1", b'{"1": 2', b'["x"]'):
         with pytest.raises((ValueError, TypeError)):
@@ -142,7 +143,7 @@ def test_a_checkpoint_of_somebody_else_is_an_error(name):
             )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_a_memory_that_begins_anew_is_a_new_memory(name):
     m, new = memory(name, codec("identity"), NUMEL), memory(name, codec("identity"), NUMEL)
     m.propose(update(1))
@@ -153,7 +154,7 @@ def test_a_memory_that_begins_anew_is_a_new_memory(name):
     assert m.propose(update(3)) == new.propose(update(3))
 
 
-@pytest.mark.parametrize("name", ["ef21", "diana", "laq:errors=0"])
+@for_each("name", ["ef21", "diana", "laq:errors=0"])
 def test_a_frame_is_taken_as_a_whole(name):
     m = memory(name, codec("identity"), NUMEL)
     frame = m.propose(update(1))
@@ -164,7 +165,7 @@ def test_a_frame_is_taken_as_a_whole(name):
     assert m.pending == frame and m.shift is None
 
 
-@pytest.mark.parametrize("name", ["ef21", "diana", "laq"])
+@for_each("name", ["ef21", "diana", "laq"])
 def test_a_difference_that_is_out_of_range_changes_nothing(name):
     m = memory(name, codec("identity"), NUMEL)
     m.propose(torch.full((NUMEL,), 3e38))

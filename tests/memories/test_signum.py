@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, same_bits
 
 from fedcomp import codec, memory
@@ -15,8 +16,8 @@ def update(seed: int) -> torch.Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("spec", ["sign", "efsign@layer", "identity", "topk:density=1/10"])
-@pytest.mark.parametrize("beta", [0.9, 0.5, 0.0])
+@for_each("spec", ["sign", "efsign@layer", "identity", "topk:density=1/10"])
+@for_each("beta", [0.9, 0.5, 0.0])
 def test_equals_the_recursion_taken_or_not(spec, beta):
     c = codec(spec)
     m, u = memory(f"signum:momentum={beta}", c, NUMEL, LAYOUT), torch.zeros(NUMEL)
@@ -37,7 +38,7 @@ def test_what_is_dropped_of_a_frame_changes_nothing():
     assert same_bits(m.velocity, before)
 
 
-@pytest.mark.parametrize("momentum", ["1", "-0.1", "2"])
+@for_each("momentum", ["1", "-0.1", "2"])
 def test_momentum_that_forgets_nothing_is_refused(momentum):
     with pytest.raises(SpecError, match="such as 0.9"):
         memory(f"signum:momentum={momentum}", codec("sign"), NUMEL)

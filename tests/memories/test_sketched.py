@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import same_bits
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,7 +48,7 @@ def commit(m: Sketched, candidates, kept) -> None:
     m.commit(returned=marks(left, len(candidates)) if left else None)
 
 
-@pytest.mark.parametrize("spec", CODECS)
+@for_each("spec", CODECS)
 def test_the_first_frame_is_a_sketch_of_v_and_the_second_its_exact_values(spec):
     m, x = make("momentum=0.5", spec), update(1)
     frame = m.propose(x, seed=7, context=BEGIN)
@@ -127,8 +128,8 @@ def test_of_the_sketch_alone_nothing_is_taken():
     assert same_bits(vector(m), update(1))
 
 
-@pytest.mark.parametrize("phase", [SKETCH, VALUES])
-@pytest.mark.parametrize("end", ["commit", "rollback"])
+@for_each("phase", [SKETCH, VALUES])
+@for_each("end", ["commit", "rollback"])
 def test_a_state_moved_between_the_phases_goes_on_bit_by_bit(phase, end):
     stayed, moved, at = make("momentum=0.9"), make("momentum=0.9"), [1, 5, 40]
     stayed.propose(update(1), context=BEGIN)
@@ -173,8 +174,8 @@ def test_a_stack_settles_as_each_of_it_does():
         )
 
 
-@pytest.mark.parametrize(
-    ("announced", "error", "sentence"),
+@for_each(
+    "announced, error, sentence",
     [
         (
             {},
@@ -211,9 +212,7 @@ def test_nobody_is_a_candidate():
     assert m.pending is None
 
 
-@pytest.mark.parametrize(
-    "returned", [b"", marks([0], 2)[:-1], marks([0], 3), NUMBERS.encode(torch.ones(2))]
-)
+@for_each("returned", [b"", marks([0], 2)[:-1], marks([0], 3), NUMBERS.encode(torch.ones(2))])
 def test_marks_that_return_damaged_leave_the_proposal_waiting(returned):
     m = make()
     m.propose(update(1), context=BEGIN)
@@ -249,14 +248,14 @@ def test_a_phase_out_of_turn_is_refused():
         m.proceed(context=Context(phase="right"))
 
 
-@pytest.mark.parametrize("spec", ["stc", "identity", "topk@layer", "topk+fp16"])
+@for_each("spec", ["stc", "identity", "topk@layer", "topk+fp16"])
 def test_other_codecs_are_refused(spec):
     sentence = "memory 'sketched' goes with --strategy sketched-sgd and --uplink sketch, not with .*; give these, or --memory dgc"
     with pytest.raises(ConfigError, match=sentence):
         memory("sketched", codec(spec), NUMEL, LAYOUT)
 
 
-@pytest.mark.parametrize("momentum", ["1", "-0.1"])
+@for_each("momentum", ["1", "-0.1"])
 def test_a_momentum_that_is_none_is_refused(momentum):
     with pytest.raises(SpecError, match="option 'momentum' of memory 'sketched' is"):
         make(f"momentum={momentum}")

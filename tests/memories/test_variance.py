@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, same_bits
 
 from fedcomp import NonFiniteError, codec, memory
@@ -23,8 +24,8 @@ def moments(g: torch.Tensor) -> Context:
     return Context(moments=(g.sum(0), (g * g).sum(0)))
 
 
-@pytest.mark.parametrize("spec", ["topk", "stc", "topk@layer", "sbc"])
-@pytest.mark.parametrize(("alpha", "zeta"), [(1.0, 0.999), (2.0, 0.9), (4.0, 1.0)])
+@for_each("spec", ["topk", "stc", "topk@layer", "sbc"])
+@for_each("alpha, zeta", [(1.0, 0.999), (2.0, 0.9), (4.0, 1.0)])
 def test_equals_the_algorithm(spec, alpha, zeta):
     c = codec(spec)
     m = memory(f"variance:alpha={alpha},zeta={zeta}", c, NUMEL, LAYOUT)
@@ -123,13 +124,13 @@ def test_moments_that_overflow_change_nothing():
     assert m.pending is None and m.residual is None and m.squares is None
 
 
-@pytest.mark.parametrize("spec", ["identity", "natural@layer", "randomk"])
+@for_each("spec", ["identity", "natural@layer", "randomk"])
 def test_a_codec_that_chooses_for_itself_or_not_at_all_is_refused(spec):
     with pytest.raises(ConfigError, match="memory 'variance' chooses the coordinates"):
         memory("variance", codec(spec), NUMEL, LAYOUT)
 
 
-@pytest.mark.parametrize("options", ["alpha=0", "alpha=-1", "zeta=0", "zeta=1.1"])
+@for_each("options", ["alpha=0", "alpha=-1", "zeta=0", "zeta=1.1"])
 def test_options_out_of_range(options):
     with pytest.raises(SpecError, match="give alpha above 0, and zeta above 0 and at most 1"):
         memory(f"variance:{options}", codec("topk"), NUMEL)

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 
 import pytest
+from cases import for_each
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -63,7 +64,7 @@ def test_each_voter_opens_what_was_sealed(data, cards, voter):
     assert read(data).open(voter, cards[voter].private) == BITS
 
 
-@pytest.mark.parametrize("voters", [1, 2, 15])
+@for_each("voters", [1, 2, 15])
 def test_a_ballot_costs_its_bits_once_and_a_fixed_amount_for_each_voter(voters):
     publics = {v: Card.make(SLOT, v, KEYS[1]).data[: ballots.KEY] for v in range(voters)}
     assert len(seal(BITS, SLOT, publics, KEYS[0])) == len(BITS) + 210 + 84 * voters
@@ -126,7 +127,7 @@ def test_a_ballot_that_is_cut_off_is_refused(data, size):
         read(data[:size])
 
 
-@pytest.mark.parametrize("size", [0, 1, CARD - 1, CARD + 1])
+@for_each("size", [0, 1, CARD - 1, CARD + 1])
 def test_a_card_of_another_size_is_refused(size):
     with pytest.raises(ProtocolError):
         card_key(bytes(size), SLOT, 1, KEYS[1].public_key())

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
@@ -97,7 +98,7 @@ def test_metrics_are_those_of_the_whole_test_set(tmp_path):
     assert run.metrics["perplexity"][-1] == pytest.approx(np.exp(run.metrics["loss"][-1]))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "normalization",
     [
         nn.BatchNorm1d(3, momentum=0.9),

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_text import parsed
@@ -28,8 +29,8 @@ def test_labels_values_and_help_come_back_whatever_they_hold(values, help):
     }
 
 
-@pytest.mark.parametrize(
-    ("value", "written"),
+@for_each(
+    "value, written",
     [
         (math.nan, "NaN"),
         (math.inf, "+Inf"),
@@ -77,8 +78,8 @@ def test_a_histogram_counts_what_is_at_most_a_bound(values):
     ] == len(values)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
+@for_each(
+    "name, kind",
     [("x_total", "gauge"), ("x", "counter"), ("9x", "gauge"), ("x y", "gauge"), ("x", "summary")],
 )
 def test_a_name_that_is_none_is_refused(name, kind):
@@ -86,7 +87,7 @@ def test_a_name_that_is_none_is_refused(name, kind):
         Family(name, kind, "h", {})
 
 
-@pytest.mark.parametrize("label", ["", "9", "a-b", "__a"])
+@for_each("label", ["", "9", "a-b", "__a"])
 def test_a_label_that_is_none_is_refused(label):
     with pytest.raises(ValueError, match="none"):
         text([Family("x", "gauge", "h", {((label, "v"),): 1})])

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
+from cases import for_each
 from small_runs import TASKS, TINY, Records, StopsAt, assert_the_same_when_stopped, out, rounds_of
 
 from fedcomp.deployment.start import Deployment, Door
@@ -29,8 +29,8 @@ class Sentences(Records):
         self.heard.append(sentence)
 
 
-@pytest.mark.parametrize(
-    ("test", "way_out"),
+@for_each(
+    "test, way_out",
     [
         (DATA, "the model may have diverged, try a smaller --lr"),
         (

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from byzfl_parts import byzfl_part
+from cases import for_each
 from every_codec import ONE_EACH, layout_of
 from tiny_task import two_clouds
 
@@ -67,7 +68,7 @@ def test_blind_attacks_work_on_their_own_update():
     )
 
 
-@pytest.mark.parametrize("text", ["random-sign:2", "rescaled:2", "gaussian:2"])
+@for_each("text", ["random-sign:2", "rescaled:2", "gaussian:2"])
 def test_what_is_drawn_depends_on_seed_round_and_client_alone(text):
     assert torch.equal(changed(text), changed(text)) and not torch.equal(
         changed(text), changed(text, seed=1)
@@ -75,8 +76,8 @@ def test_what_is_drawn_depends_on_seed_round_and_client_alone(text):
     assert torch.equal(changed(text)[:1], changed(text, MINE[:1]))
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "options"),
+@for_each(
+    "text, name, options",
     [
         ("alie:2,z=1.5,shift=up", "ALittleIsEnough", {"tau": 1.5}),
         ("alie:2,z=-0.7", "ALittleIsEnough", {"tau": 0.7}),
@@ -228,7 +229,7 @@ def sent(text: str, spec: str, numel: int, seed: int = 0) -> bytes:
     return told.frame
 
 
-@pytest.mark.parametrize("spec", ONE_EACH)
+@for_each("spec", ONE_EACH)
 def test_no_poisoned_frame_of_any_codec_makes_a_vector_that_is_not_finite(spec):
     numel, c = 401, codec(spec)
     for value in ("nan", "inf", "largest"):
@@ -239,7 +240,7 @@ def test_no_poisoned_frame_of_any_codec_makes_a_vector_that_is_not_finite(spec):
             assert value != "largest"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "spec",
     [
         "identity",
@@ -259,7 +260,7 @@ def test_no_poisoned_frame_of_any_codec_makes_a_vector_that_is_not_finite(spec):
         "bf16",
     ],
 )
-@pytest.mark.parametrize("value", ["nan", "inf"])
+@for_each("value", ["nan", "inf"])
 def test_codecs_that_write_floats_get_frames_that_are_whole_but_for_a_number(spec, value):
     numel = 401
     with pytest.raises(FrameError) as error:
@@ -280,8 +281,8 @@ def test_the_numbers_in_a_frame_are_those_that_double():
     assert resealed(frame, 1000) == frame
 
 
-@pytest.mark.parametrize("how", ["garbage", "truncated", "size", "checksum"])
-@pytest.mark.parametrize("spec", ["identity", "stc", "sign", "qsgd@layer", "sketch", "topk+fp16"])
+@for_each("how", ["garbage", "truncated", "size", "checksum"])
+@for_each("spec", ["identity", "stc", "sign", "qsgd@layer", "sketch", "topk+fp16"])
 def test_malformed_frames_are_refused(how, spec):
     for seed in range(20):
         with pytest.raises(FrameError):
@@ -374,8 +375,8 @@ def test_code_aware_needs_a_matrix():
         Liars(attacks("code-aware:2"), 9).follow(SimpleNamespace(allocation=None), two_clouds(4, 0))
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
+@for_each(
+    "text, says",
     [
         ("inverse:2", "did you mean 'inverted'"),
         ("inverted", "write inverted:2"),

@@ -3,6 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from small_models import Coarse, Scalar, Tied
 from torch import nn
 from torch.nn import functional as F
@@ -121,8 +122,8 @@ def assert_same_as_one_by_one(make, data, plans, sgd, at_once=0, **options):
     torch.testing.assert_close(losses, expected_losses, rtol=tolerance, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "variant"),
+@for_each(
+    "name, variant",
     [(name, "all") for name in MODELS] + [("mlp", v) for v in VARIANTS if v != "all"],
 )
 def test_same_as_one_client_after_the_other(name, variant):
@@ -139,8 +140,8 @@ def test_same_as_one_client_after_the_other(name, variant):
     assert_same_as_one_by_one(make, examples(), plans, sgd)
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3, 7, 100])
-@pytest.mark.parametrize("make", [MODELS["mlp"], Tied], ids=["mlp", "tied"])
+@for_each("at_once", [1, 2, 3, 7, 100])
+@for_each("make", [MODELS["mlp"], Tied], ids=["mlp", "tied"])
 def test_any_batch_of_clients(make, at_once):
     plans = [plan_batches(SGD, np.arange(30) + 12 * who, 0, 1, who) for who in range(5)]
     assert_same_as_one_by_one(make, examples(), plans, SGD, at_once)
@@ -171,13 +172,13 @@ def test_targets_that_cross_entropy_leaves_out():
     assert_same_as_one_by_one(MODELS["linear"], data, plans, SGD)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [{}, {"momentum": 0.9, "weight_decay": 0.1}, {"clip": 0.1}],
     ids=["plain", "momentum", "clip"],
 )
-@pytest.mark.parametrize(
-    ("model", "way"),
+@for_each(
+    "model, way",
     [("linear", "chain"), ("convolution", "grouped"), ("tied, frozen, unused", "mapped")],
 )
 def test_a_batch_whose_targets_are_all_left_out_has_no_gradient(model, way, options):
@@ -256,7 +257,7 @@ MINDED = {  # model, asked on the CPU → engine
 }
 
 
-@pytest.mark.parametrize(("make", "asked", "engine"), MINDED.values(), ids=MINDED)
+@for_each("make, asked, engine", MINDED.values(), ids=MINDED)
 def test_the_engine_follows_from_the_model(make, asked, engine):
     chosen, at_once = choose_engine(make(), "cpu", asked)
     assert chosen == engine and (at_once == 1 if engine == "serial" else at_once >= 2)
@@ -286,7 +287,7 @@ def test_asking_for_what_cannot_be_names_the_flag(layer):
         choose_engine(nn.Sequential(nn.Linear(12, 12), layer), "cpu", "batched")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "forward",
     [
         lambda x: x if x.sum() > 0 else -x,

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from small_models import Tied
 from torch import nn
 from torch.nn import functional as F
@@ -145,8 +146,8 @@ def assert_close(found, expected, tolerance=1e-4):
     torch.testing.assert_close(found[1], expected[1], rtol=tolerance, atol=0)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("make", "examples"), MODELS.values(), ids=MODELS)
+@for_each("way", WAYS)
+@for_each("make, examples", MODELS.values(), ids=MODELS)
 def test_every_way_gives_what_one_client_after_the_other_gives(make, examples, way):
     if way == "mapped" and examples is texts:
         pytest.skip("torch.func maps no LSTM quickly")
@@ -158,7 +159,7 @@ def test_every_way_gives_what_one_client_after_the_other_gives(make, examples, w
     assert engine.way == {"auto": "grouped", "chain": "grouped"}.get(way, way)
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3, 7])
+@for_each("at_once", [1, 2, 3, 7])
 def test_any_batch_of_clients(at_once):
     data, plans = images(), planned(SGD, 6)
     task, model, layout, start = parts(network, data)
@@ -166,9 +167,7 @@ def test_any_batch_of_clients(at_once):
     assert_close(engine.train(start, data, plans, SGD), one_by_one(network, data, plans, SGD))
 
 
-@pytest.mark.parametrize(
-    ("forward", "way"), [(flattened, "products"), (partly_fixed, "mapped"), (centred, "mapped")]
-)
+@for_each("forward, way", [(flattened, "products"), (partly_fixed, "mapped"), (centred, "mapped")])
 def test_a_traced_pass_is_believed_where_it_agrees_with_the_model(forward, way):
     data, plans = images(), planned(SGD, 3)
 
@@ -206,9 +205,9 @@ def test_a_loss_of_the_tasks_own_and_probabilities_as_targets():
 CHAIN = (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), images)
 
 
-@pytest.mark.parametrize("way", ["auto", "products", "mapped"])
-@pytest.mark.parametrize(
-    ("make", "examples"),
+@for_each("way", ["auto", "products", "mapped"])
+@for_each(
+    "make, examples",
     [MODELS["network"], MODELS["lstm"], CHAIN],
     ids=["network", "lstm", "chain"],
 )

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from cases import for_each
 from torch import nn
 from torch.func import functional_call
 
@@ -107,8 +108,8 @@ def outputs(result):
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even")
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("make", "shape"), CASES.values(), ids=CASES)
+@for_each("form", FORMS)
+@for_each("make, shape", CASES.values(), ids=CASES)
 def test_a_stack_gives_what_each_client_gives(make, shape, form):
     model = make()
     passes, weights = program(model, form), stacked(model)
@@ -138,7 +139,7 @@ GEOMETRIES = [
 ]
 
 
-@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), GEOMETRIES)
+@for_each("kernel, stride, padding, dilation", GEOMETRIES)
 def test_products_of_windows_are_convolutions(kernel, stride, padding, dilation):
     layer = nn.Conv2d(2, 3, kernel, stride, padding, dilation).double()
     weight, bias = (
@@ -163,7 +164,7 @@ def test_products_of_windows_are_convolutions(kernel, stride, padding, dilation)
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("padding", [None, 3])
+@for_each("padding", [None, 3])
 def test_each_client_has_an_embedding_of_its_own(padding):
     model = nn.Embedding(9, 4, padding_idx=padding)
     passes, weights, tokens = (

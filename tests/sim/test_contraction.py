@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from small_runs import TINY, out
 from test_memories import Sentences
 
@@ -80,7 +81,7 @@ def test_it_says_what_will_become_of_it():
     assert "fed back, and this size may diverge" in noticed(nearly, x, feeds_back=True)[0]
 
 
-@pytest.mark.parametrize("spec", [LARGE, "topk", "stc@layer", "identity"])
+@for_each("spec", [LARGE, "topk", "stc@layer", "identity"])
 def test_what_contracts_is_not_looked_at_again(spec):
     layout = Layout.from_shapes({"a": (200_000,)})
     contraction = Contraction(pytest.fail)
@@ -110,8 +111,8 @@ def test_rounds_in_which_nothing_can_be_measured_do_not_count():
     assert len(sentences) == 1 and len(contraction.errors) == 3
 
 
-@pytest.mark.parametrize(
-    ("spec", "fix", "rest"),
+@for_each(
+    "spec, fix, rest",
     [
         (
             "sketch:rows=3,ratio=64,cells=int8,density=5%",

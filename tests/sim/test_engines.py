@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from torch import nn
 
 from fedcomp.config import RunConfig
@@ -94,7 +95,7 @@ def test_a_client_that_fails_fails_alone():
         torch.testing.assert_close(updates, expected)
 
 
-@pytest.mark.parametrize("engine", ["serial", "batched"])
+@for_each("engine", ["serial", "batched"])
 def test_bfloat16_is_close_to_float32_and_not_it(engine):
     one_by_one, together, start = engines()
     mine = one_by_one if engine == "serial" else together

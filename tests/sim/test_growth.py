@@ -2,13 +2,13 @@
 
 from types import SimpleNamespace
 
-import pytest
 import torch
+from cases import for_each
 
 from fedcomp.sim.growth import WATCHED, Growth
 
 
-@pytest.mark.parametrize(("client", "seen"), [(0, True), (WATCHED - 1, True), (WATCHED, False)])
+@for_each("client, seen", [(0, True), (WATCHED - 1, True), (WATCHED, False)])
 def test_the_first_clients_are_watched(client, seen):
     said, update = [], torch.ones(3 * WATCHED, 4)
     growth = Growth(said.append)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import for_each
 from safetensors.torch import load_file
 from small_runs import TINY, Records, StopsAt, out, rounds_of
 from test_batched_engine import SGD, images, limited, network, one_by_one, parts, planned
@@ -46,8 +47,8 @@ def jobs(clients: int, momentum: bool = False) -> list[Job]:
     ]
 
 
-@pytest.mark.parametrize("clients", [1, 2, 5])
-@pytest.mark.parametrize("count", [2, 3])
+@for_each("clients", [1, 2, 5])
+@for_each("count", [2, 3])
 def test_as_on_one_device(count, clients):
     engine, start = several(count, at_once=2)
     data, sgd = images(), replace(SGD, momentum=0.9, keep_momentum=True)

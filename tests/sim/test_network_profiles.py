@@ -6,6 +6,7 @@ import statistics
 
 import numpy as np
 import pytest
+from cases import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,8 +47,8 @@ def profiles(clients: int = 4, **changes) -> Profiles:
 # Specs.
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
+@for_each(
+    "text, seconds",
     [
         ("50ms", 0.05),
         ("20s", 20.0),
@@ -63,7 +64,7 @@ def test_times_that_are_read(text, seconds):
     assert spec.duration(text) == pytest.approx(seconds, rel=1e-15)
 
 
-@pytest.mark.parametrize("text", ["", "s", "-1s", "1x", "ms", "1e400", "1_0s", "nan"])
+@for_each("text", ["", "s", "-1s", "1x", "ms", "1e400", "1_0s", "nan"])
 def test_what_is_no_time(text):
     with pytest.raises(ValueError):
         spec.duration(text)
@@ -79,8 +80,8 @@ def test_a_spec_says_what_it_says():
     } == set(LIMITS)
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
+@for_each(
+    "text, sentence",
     [
         ("mobil", "unknown network 'mobil'; did you mean 'mobile'"),
         ("mobile:upp=3", "network 'mobile' has no option 'upp'; did you mean 'up'"),
@@ -160,7 +161,7 @@ def test_a_client_swings_and_stalls_from_round_to_round():
     assert network.work_s(2, 5, 0) == 0.0
 
 
-@pytest.mark.parametrize(
+@for_each(
     "sgd",
     [
         LocalSGD(steps=7, batch_size=3),

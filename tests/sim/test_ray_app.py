@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny_task
 import torch
+from cases import for_each
 from flwr.app import Context, Message, RecordDict
 from torch import nn
 
@@ -89,7 +90,7 @@ def jobs(
     return made
 
 
-@pytest.mark.parametrize(
+@for_each(
     "sgd",
     [
         LocalSGD(steps=4, batch_size=8),
@@ -166,7 +167,7 @@ def test_an_actor_that_takes_anothers_place_makes_its_own_bench():
     assert isinstance(done_of(answer, torch.empty_like(start), Traces()), Done)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "tensor",
     [
         torch.arange(6, dtype=torch.int64).reshape(2, 3),

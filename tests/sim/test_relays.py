@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from federation import Federation
 from safetensors.torch import load_file
 
@@ -273,7 +274,7 @@ def report(client: int, frame: bytes) -> Report:
     return Report(1, "train", client, UPDATE, "v", "f", frame, "", 1, 0.0, "", "")
 
 
-@pytest.mark.parametrize("odd", [0, 2, 4])
+@for_each("odd", [0, 2, 4])
 def test_one_odd_frame_costs_no_other_client_its_own(odd):
     layout, c = Layout.flat(400), codec("topk:density=5%+s2:union=5")
     x = [
@@ -290,9 +291,7 @@ def test_one_odd_frame_costs_no_other_client_its_own(odd):
     )
 
 
-@pytest.mark.parametrize(
-    "spec", ["sketch@layer", "identity@layer", "topk:density=5%+s2:union=5@layer"]
-)
+@for_each("spec", ["sketch@layer", "identity@layer", "topk:density=5%+s2:union=5@layer"])
 def test_a_frame_of_other_tensors_is_refused_where_it_is_added(spec):
     layout, other = (
         Layout.from_shapes({"a": (60,), "b": (40,)}),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import for_each
 from small_runs import TINY, out
 from test_batched_engine import SGD, images, limited, network, parts
 
@@ -36,8 +37,8 @@ class Bytes:
         self.tried.append(clients)
 
 
-@pytest.mark.parametrize(
-    ("size", "fixed", "each", "at_once"),
+@for_each(
+    "size, fixed, each, at_once",
     [
         (4000, 100, 10, 64),
         (4000, 100, 9, 64),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from federation import Federation
 from small_runs import TINY, StopsAt, assert_the_same_when_stopped, out, rounds_of
 from tiny_task import task
@@ -71,7 +72,7 @@ class Oracle:
         return cohort
 
 
-@pytest.mark.parametrize("server_lr", [1.0, 0.5])
+@for_each("server_lr", [1.0, 0.5])
 def test_without_compression_it_is_the_papers_algorithm(server_lr):
     rules = replace(DENSE, server_lr=server_lr)
     federation, oracle = Federation(rules, strategy=Scaffold), Oracle(rules, 6)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import for_each
 from federation import Federation
 from safetensors.torch import load_file
 
@@ -210,9 +211,7 @@ def test_clients_do_as_they_are_told():
     assert trained[::6] == [([10], 0.2), ([10] * 3, 0.05), ([20] * 3, 0.05)]
 
 
-@pytest.mark.parametrize(
-    "asked", [{"steps": -1}, {"steps": 10**6 + 1}, {"batch_size": -5}, {"batch_size": 10**9}]
-)
+@for_each("asked", [{"steps": -1}, {"steps": 10**6 + 1}, {"batch_size": -5}, {"batch_size": 10**9}])
 def test_a_client_refuses_what_no_run_may_ask(asked):
     with pytest.raises(ProtocolError, match="^the server asks for -?[0-9]+ .*; give 1 to 1000000$"):
         LocalSGD().as_told(**asked)

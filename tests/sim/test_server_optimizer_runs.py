@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import for_each
 from federation import Federation
 from flwr.app import ArrayRecord
 from small_runs import TINY, Stop, StopsAt, assert_the_same_when_stopped, model_bytes, out
@@ -75,7 +76,7 @@ def test_a_robust_run_that_was_stopped_in_its_first_round_goes_on(tmp_path):
     assert simulate(replace(config, resume=True)).rounds == 6
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@for_each("text", TEXTS)
 def test_the_model_moves_by_the_optimizers_step_of_the_mean(text):
     federation, own = Federation(with_optimizer(DENSE, text)), optimizer(text)
     for round in range(1, 5):
@@ -89,7 +90,7 @@ def test_the_model_moves_by_the_optimizers_step_of_the_mean(text):
         )
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@for_each("text", TEXTS)
 def test_flowers_own_loop_steps_alike(text):
     mine, flowers = Federation(with_optimizer(DENSE, text)), Federation(with_optimizer(DENSE, text))
     list(mine.strategy.rounds(mine.grid, range(1, 4)))

@@ -2,8 +2,8 @@
 
 import os
 
-import pytest
 import torch
+from cases import for_each
 from torch import nn
 
 from fedcomp.sim.buffers import Buffers
@@ -18,7 +18,7 @@ def descriptors() -> int:
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
 )
 def test_who_maps_the_bytes_sees_what_is_written(dtype):

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from cases import for_each
 from every_codec import same_bits
 from fedcomp.sim.pace import pace
 from federation import Federation
@@ -68,7 +69,7 @@ def test_a_server_that_waits_for_all_is_the_average():
     assert same_bits(average.strategy.broadcasts.weights, waits.strategy.broadcasts.weights)
 
 
-@pytest.mark.parametrize("wait", [0.0, 0.4])
+@for_each("wait", [0.0, 0.4])
 def test_a_round_is_made_by_those_who_answer_first(wait):
     federation = virtual(wait=wait)
     seconds, ready, now = pace(HALF.seed), {}, 0.0
@@ -153,7 +154,7 @@ def test_who_is_too_late_is_given_up_and_nothing_is_lost():
     accounts.settle_and_check()
 
 
-@pytest.mark.parametrize("staleness", [16, 1])
+@for_each("staleness", [16, 1])
 def test_every_byte_of_a_round_is_a_byte_of_a_frame(staleness):
     federation = virtual(wait=0.4, staleness=staleness)
     handle, down, up, given_up = federation.handle, {}, {}, 0
@@ -296,7 +297,7 @@ def test_both_sides_stay_in_step(kind, name, uplink):
 # Mistakes.
 
 
-@pytest.mark.parametrize("text", ["wait=2", "wait=-1", "staleness=-1", "decay=-0.5"])
+@for_each("text", ["wait=2", "wait=-1", "staleness=-1", "decay=-0.5"])
 def test_options_out_of_range(text):
     with pytest.raises(
         SpecError,

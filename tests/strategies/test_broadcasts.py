@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import for_each
 
 from fedcomp import Layout, codec, memory
 from fedcomp.clients.replica import NeedDense, Replica
@@ -44,11 +45,11 @@ def replica(b: Broadcasts) -> Replica:
     return Replica(torch.linspace(-1, 1, NUMEL), LAYOUT, b.codec)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "spec",
     ["stc:density=1%", "topk:density=2%,values=fp16@layer", "sbc:density=1%", "fp16", "identity"],
 )
-@pytest.mark.parametrize("missed", [1, 2, 7])
+@for_each("missed", [1, 2, 7])
 def test_weights_are_bit_identical_after_any_absence(spec, missed):
     b = broadcasts(spec, cache_bytes=10**6)
     away = replica(b)
@@ -100,8 +101,8 @@ def test_past_the_cache_the_dense_model_is_sent():
     assert b.download("no such version").form == DENSE
 
 
-@pytest.mark.parametrize(
-    ("spec", "spread"),
+@for_each(
+    "spec, spread",
     [("topk:density=1%", 20), ("stc:density=5%", 150), ("stc:density=1%", NUMEL), ("fp16", 20)],
 )
 def test_each_client_is_told_the_same_whoever_asked_before(spec, spread):

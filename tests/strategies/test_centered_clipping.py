@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from robust_rules import KINDS, aggregated, clouds, oracle, rule
 
 from fedcomp.errors import SpecError
@@ -12,9 +13,9 @@ from fedcomp.errors import SpecError
 MOVED, STAYED = SimpleNamespace(broadcast=object()), SimpleNamespace(broadcast=None)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("m", "liars"), [(3, 1), (7, 3), (20, 4)])
-@pytest.mark.parametrize(("steps", "radius"), [(1, 3.0), (4, 0.5), (2, 1000.0)])
+@for_each("kind", KINDS)
+@for_each("m, liars", [(3, 1), (7, 3), (20, 4)])
+@for_each("steps, radius", [(1, 3.0), (4, 0.5), (2, 1000.0)])
 def test_its_rounds_are_those_of_byzfl(kind, m, liars, steps, radius):
     other, made = (
         oracle().CenteredClipping(L=steps, tau=radius),
@@ -36,8 +37,8 @@ def test_a_radius_beyond_all_is_the_mean():
     )
 
 
-@pytest.mark.parametrize(("m", "liars"), [(3, 1), (9, 4), (20, 4)])
-@pytest.mark.parametrize("kind", ["far", "largest"])
+@for_each("m, liars", [(3, 1), (9, 4), (20, 4)])
+@for_each("kind", ["far", "largest"])
 def test_without_a_radius_a_step_is_no_longer_than_an_honest_update(kind, m, liars):
     made, longest = rule(f"centered-clipping:{liars}", 80), 0.0
     for round in range(1, 6):
@@ -85,7 +86,7 @@ def test_the_center_is_written_when_it_changed_and_read_back():
     assert again.center is None
 
 
-@pytest.mark.parametrize("option", ["radius=-1", "radius=1e40", "iterations=0"])
+@for_each("option", ["radius=-1", "radius=1e40", "iterations=0"])
 def test_options_out_of_range_are_refused(option):
     with pytest.raises(SpecError, match="centered-clipping' is .*; give"):
         rule(f"centered-clipping:{option}", 3)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import for_each
 from every_codec import same_bits
 from federation import Federation
 
@@ -45,7 +46,7 @@ def test_the_first_phase_opens_a_round_and_the_others_need_it():
             TWO.starts_round(in_phase(phase), state)
 
 
-@pytest.mark.parametrize("phase", ["tally", "", "Train"])
+@for_each("phase", ["tally", "", "Train"])
 def test_a_phase_that_the_strategy_does_not_have_is_refused(phase):
     for algorithm in (ClientAlgorithm(), TWO):
         with pytest.raises(

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import ONE_EACH
 from federation import Federation
 
@@ -21,7 +22,7 @@ X = torch.from_numpy(np.random.default_rng(3).normal(0, 1, LAYOUT.numel).astype(
 DENSE = Rules(participation=1.0, uplink="identity", downlink="identity", seed=3, clip_update=0.05)
 
 
-@pytest.mark.parametrize("text", ONE_EACH)
+@for_each("text", ONE_EACH)
 def test_the_norm_is_that_of_the_decoded_frame(text):
     made = codec(text)
     frame = made.encode(X, seed=1, layout=LAYOUT)
@@ -98,9 +99,7 @@ def test_gtopk_clips_too_and_a_run_without_a_bound_counts_nothing():
     assert next(free.strategy.rounds(free.grid, [1])).clipped == 0
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, cls in available_strategies().items() if not cls.clips]
-)
+@for_each("name", [name for name, cls in available_strategies().items() if not cls.clips])
 def test_strategies_that_add_no_updates_one_by_one_refuse(name):
     cls = available_strategies()[name]
     assert name not in (Average.name, GTopK.name, Asynchronous.name)

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from cases import for_each
 from federation import Federation, sum_updates
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,8 +41,8 @@ def test_a_phase_closes_exactly_when_it_may(asked, answered, accepted, quorum, o
     )
 
 
-@pytest.mark.parametrize(
-    ("quorum", "clients", "enough"),
+@for_each(
+    "quorum, clients, enough",
     [
         (1.0, 10, 10),
         (0.7, 10, 7),
@@ -60,8 +61,8 @@ def test_without_a_deadline_nobody_is_too_late():
     assert QuorumOrDeadline().closed(Progress(3, 2, 2, 1e12)) is None
 
 
-@pytest.mark.parametrize(
-    ("strategy", "rules"),
+@for_each(
+    "strategy, rules",
     [
         (Average, ALL),
         (Average, replace(ALL, memory="ef21")),
@@ -117,7 +118,7 @@ class Resting(Clock):
         self.now_s += seconds
 
 
-@pytest.mark.parametrize("quorum", [5 / 6, 1.0])
+@for_each("quorum", [5 / 6, 1.0])
 def test_what_came_late_goes_back_into_its_senders_residual(quorum):
     federation = Federation(
         replace(ALL, quorum=quorum, timeout_s=1.0 if quorum == 1 else None), at_once=6

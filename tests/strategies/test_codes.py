@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from cases import for_each
 
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.strategies import allocation_matrix, majority
@@ -27,7 +28,7 @@ def truth(signs: np.ndarray) -> np.ndarray:
     return np.sign(signs.sum(1, dtype=np.int64)).astype(np.float32)
 
 
-@pytest.mark.parametrize("n, b", [claim for claim in CLAIMS if claim[0] <= 9])
+@for_each("n, b", [claim for claim in CLAIMS if claim[0] <= 9])
 def test_every_pattern_every_set_of_liars_and_of_absent_seats(n, b):
     signs = patterns(n)
     votes = local(allocation_matrix("deterministic", n, b), signs)
@@ -46,14 +47,14 @@ def test_every_pattern_every_set_of_liars_and_of_absent_seats(n, b):
     ).any()  # one more is not always borne
 
 
-@pytest.mark.parametrize("n, b", CLAIMS)
+@for_each("n, b", CLAIMS)
 def test_the_honest_win_by_2b_and_one_in_every_pattern_and_by_no_more_in_the_worst(n, b):
     signs = patterns(n)
     margins = local(allocation_matrix("deterministic", n, b), signs).sum(1) * truth(signs)
     assert margins.min() == 2 * b + 1
 
 
-@pytest.mark.parametrize("n, b", [(11, 2), (11, 5), (13, 3), (15, 1), (15, 3), (15, 6), (15, 7)])
+@for_each("n, b", [(11, 2), (11, 5), (13, 3), (15, 1), (15, 3), (15, 6), (15, 7)])
 def test_the_vote_itself_with_liars_and_absent_seats_drawn_and_where_it_is_won_by_least(n, b):
     rng, G, signs = (
         np.random.default_rng(n + b),
@@ -109,7 +110,7 @@ def test_no_code_is_the_identity():
         assert np.array_equal(allocation_matrix("uncoded", n), np.eye(n, dtype=np.uint8))
 
 
-@pytest.mark.parametrize("n, redundancy", [(5, 2), (9, 2.5), (15, 3), (16, None), (100, 12)])
+@for_each("n, redundancy", [(5, 2), (9, 2.5), (15, 3), (16, None), (100, 12)])
 def test_the_bernoulli_code_has_no_empty_line_and_the_redundancy_that_is_asked_for(n, redundancy):
     drawn = np.stack([allocation_matrix("bernoulli", n, 1, redundancy, seed) for seed in range(40)])
     assert (
@@ -130,7 +131,7 @@ def test_lines_that_stay_empty_get_one_entry_each():
         assert (G.sum(1) >= 1).all() and G.any(0).all() and G.sum() <= 24
 
 
-@pytest.mark.parametrize(
+@for_each(
     "given, names",
     [
         (("deterministc", 5), "did you mean 'deterministic'"),
@@ -155,9 +156,7 @@ def test_what_is_no_code_is_refused_with_what_would_be_one(given, names):
 # Cohorts.
 
 
-@pytest.mark.parametrize(
-    "n, b", [(1, 0), (3, 0), (3, 1), (5, 0), (5, 1), (5, 2), (7, 1), (9, 0), (9, 2), (9, 4)]
-)
+@for_each("n, b", [(1, 0), (3, 0), (3, 1), (5, 0), (5, 1), (5, 2), (7, 1), (9, 0), (9, 2), (9, 4)])
 def test_a_cohort_bears_liars_anywhere_up_to_its_margin(n, b):
     signs = patterns(n)
     votes = local(allocation_matrix("deterministic", n, b), signs) * truth(signs)[:, None]
@@ -173,7 +172,7 @@ def test_a_cohort_bears_liars_anywhere_up_to_its_margin(n, b):
         )
 
 
-@pytest.mark.parametrize("m", [9, 10, 17, 31])
+@for_each("m", [9, 10, 17, 31])
 def test_everybody_has_one_seat_and_every_data_set_lies_in_one_partition(m):
     clients = [100 + 7 * i for i in range(m)]
     seats = deal(clients, 9, 2, 1, 4)

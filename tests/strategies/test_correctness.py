@@ -6,6 +6,7 @@ from math import comb
 
 import numpy as np
 import pytest
+from cases import for_each
 
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.kernels import votes as kernel
@@ -45,8 +46,8 @@ def by_hand(G: np.ndarray, q: Fraction, liars: tuple[int, ...], attack: str) -> 
     return total
 
 
-@pytest.mark.parametrize("attack", ["inverted", "wrong"])
-@pytest.mark.parametrize("which", range(len(CODES)))
+@for_each("attack", ["inverted", "wrong"])
+@for_each("which", range(len(CODES)))
 def test_small_codes_are_as_counted_by_hand(which, attack):
     G, q = CODES[which], Fraction(7, 10)
     n = len(G)
@@ -76,7 +77,7 @@ def test_the_heaviest_seats():
     ).liars == (0, 2)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "q, none, anywhere, heaviest, deterministic, wrong",
     [
         (0.55, 0.53, 0.55, 0.51, 0.65, 0.04),
@@ -104,7 +105,7 @@ def test_the_table_of_15_voters_and_6_liars(q, none, anywhere, heaviest, determi
     )  # matrices of one redundancy differ
 
 
-@pytest.mark.parametrize("n, liars", [(1, 0), (4, 1), (15, 6), (201, 30)])
+@for_each("n, liars", [(1, 0), (4, 1), (15, 6), (201, 30)])
 def test_no_code_for_any_number_of_voters(n, liars):
     for attack, q_liar in (("inverted", 0.4), ("wrong", 0.0)):
         expected = sum(
@@ -147,7 +148,7 @@ def test_a_search_for_the_worst_seats_ends_at_least_at_the_heaviest(seed, monkey
     assert len(found.liars) == 3
 
 
-@pytest.mark.parametrize(
+@for_each(
     "matrix",
     [
         np.full((3, 3), 2),
@@ -166,15 +167,13 @@ def test_what_is_no_code_is_refused(matrix):
         estimate_correctness([0, 3, 0, 5], matrix)
 
 
-@pytest.mark.parametrize(
-    "margins", [[float("nan"), 1, 2], [1, float("inf"), 2], [1, -1, 2], [[1, 2], [3, 4]], []]
-)
+@for_each("margins", [[float("nan"), 1, 2], [1, float("inf"), 2], [1, -1, 2], [[1, 2], [3, 4]], []])
 def test_what_are_no_margins_is_refused(margins):
     with pytest.raises(ConfigError, match="margins are how often"):
         estimate_correctness(margins)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "given",
     [
         ([[1, 0]], 0.5),
@@ -209,8 +208,8 @@ def cast(
     return kernel.margin_counts(kernel.pack(votes), numel)
 
 
-@pytest.mark.parametrize("q", [0.5, 0.55, 0.7, 0.95, 1.0])
-@pytest.mark.parametrize("voters, liars", [(2, 0), (9, 0), (15, 2), (40, 5)])
+@for_each("q", [0.5, 0.55, 0.7, 0.95, 1.0])
+@for_each("voters, liars", [(2, 0), (9, 0), (15, 2), (40, 5)])
 def test_plain_votes_tell_how_often_single_ones_are_right(voters, liars, q):
     found = estimate_correctness(cast(np.eye(voters), q, liars, 20_000), liars=liars)
     assert abs((2 * found - 1) ** 2 - (2 * q - 1) ** 2) < 0.04
@@ -223,7 +222,7 @@ def test_where_coordinates_differ_it_is_the_mean_square_that_is_told():
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     "code, n, members, liars, levels",
     [
         ("deterministic", 9, None, 0, (0.55, 0.7, 0.9)),
@@ -278,7 +277,7 @@ def test_no_warning_without_harm():
         warning("none", 9, 2, 0.7)
 
 
-@pytest.mark.parametrize("n, b", [(5, 1), (9, 2), (9, 4), (15, 6)])
+@for_each("n, b", [(5, 1), (9, 2), (9, 4), (15, 6)])
 def test_the_deterministic_code_is_never_worse_than_none(n, b):
     G = allocation_matrix("deterministic", n, b)
     for q, attack in product((0.51, 0.7, 0.99), ("inverted", "wrong")):

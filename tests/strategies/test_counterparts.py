@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from every_codec import same_bits
 from federation import Federation
 from torch import Tensor
@@ -206,7 +207,7 @@ def test_where_nothing_is_lost_both_sides_hold_the_same(kind, name, uplink):
     )
 
 
-@pytest.mark.parametrize(("name", "uplink"), PAIRED)
+@for_each("name, uplink", PAIRED)
 def test_virtual_clients_and_real_ones_make_the_same_model(name, uplink):
     real, virtual = (made(kind, name, uplink, lr_warmup=6) for kind in (Real, Virtual))
     for round in range(1, 6):
@@ -420,7 +421,7 @@ def test_a_client_without_a_counterpart_goes_on_with_what_it_has():
     assert len(outcome.accepted) == CLIENTS and not any(a.fresh for a in outcome.accepted)
 
 
-@pytest.mark.parametrize("name", ["ef21", "laq"])
+@for_each("name", ["ef21", "laq"])
 def test_absent_clients_count_with_their_shifts(name):
     federation = made(Real, name, "identity", downlink="identity")
     federation.run(1, 6)
@@ -532,7 +533,7 @@ def test_a_round_that_accepts_nobody_leaves_the_model_alone():
     assert outcome.broadcast is None
 
 
-@pytest.mark.parametrize("name", ["ef21", "laq"])
+@for_each("name", ["ef21", "laq"])
 def test_the_server_needs_a_memory_that_keeps_nothing_elsewhere(name):
     with pytest.raises(
         ConfigError,

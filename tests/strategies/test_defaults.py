@@ -1,14 +1,14 @@
 """The options that a strategy chooses where they are left at their defaults."""
 
-import pytest
+from cases import for_each
 from federation import Federation
 
 from fedcomp import RunConfig
 from fedcomp.strategies import Average, Rules, resolved, strategy
 
 
-@pytest.mark.parametrize(
-    ("name", "given"),
+@for_each(
+    "name, given",
     [("gtopk", {"uplink": "topk:density=10%"}), ("powersgd:rank=1", {}), ("shared-scale", {})],
 )
 def test_an_update_that_is_compressed_already_is_broadcast_without_loss(name, given):
@@ -29,8 +29,8 @@ def test_dgc_sends_the_largest_coordinates_with_their_values():
     assert resolved(RunConfig(memory="dgc", strategy="vote")).uplink == "sign"
 
 
-@pytest.mark.parametrize(
-    ("uplink", "loses"),
+@for_each(
+    "uplink, loses",
     [
         ("stc:density=10%", True),
         ("sign", True),

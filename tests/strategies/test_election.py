@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from federation import Federation
 
 from fedcomp import UserError
@@ -46,7 +47,7 @@ def federation(text: str, clients: int = 5, **changes) -> Federation:
 # The rule.
 
 
-@pytest.mark.parametrize(("n", "b"), [(3, 0), (3, 1), (5, 1), (5, 2)])
+@for_each("n, b", [(3, 0), (3, 1), (5, 1), (5, 2)])
 def test_a_round_that_may_close_is_right_and_one_more_could_be_wrong(n, b):
     """For every f, of whom m are proven to lie and left out, and a others who are absent, wherever they all sit and whatever they hold."""
     signs = np.array(list(itertools.product((-1, 1), repeat=n)))
@@ -67,7 +68,7 @@ def test_a_round_that_may_close_is_right_and_one_more_could_be_wrong(n, b):
         ), (f, m, a)
 
 
-@pytest.mark.parametrize(("options", "bad", "lost", "closes"), [
+@for_each("options, bad, lost, closes", [
     ("byzantine=1", 1, 0, True),
     ("byzantine=1", 0, 1, False),
     ("byzantine=2", 1, 1, True),
@@ -189,7 +190,7 @@ def test_a_code_has_as_many_seats_as_the_cohort_has_clients_up_to_15():
     assert len(made("election:code=uncoded,byzantine=1", 10).code) == 10
 
 
-@pytest.mark.parametrize("form", ["data", "ballots"])
+@for_each("form", ["data", "ballots"])
 def test_seats_without_clients_count_as_absent_ones(form):
     one = begun(f"election:byzantine=2,liars=1,form={form}", 9)
     assert one.fewest == 7 and one.choose(range(9), 1) == list(range(9))
@@ -209,7 +210,7 @@ def test_seats_without_clients_count_as_absent_ones(form):
     )
 
 
-@pytest.mark.parametrize("options", ["form=data", "form=ballots", "form=ballots,sealed=true"])
+@for_each("options", ["form=data", "form=ballots", "form=ballots,sealed=true"])
 def test_a_round_is_left_out_while_too_few_can_be_reached(options):
     f = federation(f"election:byzantine=2,{options}")
     said = []
@@ -268,7 +269,7 @@ def test_an_empty_ballot_is_a_missing_one_and_turns_its_sender_down():
 # What is refused.
 
 
-@pytest.mark.parametrize(("text", "clients", "changes", "fix"), [
+@for_each("text, clients, changes, fix", [
     ("election", 5, {"uplink": "efsign"}, "leave --uplink and --memory out"),
     ("election", 5, {"uplink": "stc"}, "leave --uplink out"),
     ("election", 5, {"memory": "signum"}, "leave --uplink and --memory out"),

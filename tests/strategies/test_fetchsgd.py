@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from federation import Federation, watch_updates
 
 from fedcomp import codec
@@ -23,7 +24,7 @@ RULES = Rules(
     downlink_memory="none",
     seed=3,
 )
-both_rules = pytest.mark.parametrize("error", ["subtract", "zero"])
+both_rules = for_each("error", ["subtract", "zero"])
 
 
 class Recorded(Federation):
@@ -119,8 +120,8 @@ def test_rounds_are_those_of_the_paper(error, step, warmup):
     np.testing.assert_allclose(federation.strategy.error, accumulated, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("downlink", "step"),
+@for_each(
+    "downlink, step",
     [
         ("topk:density=10%", 0.5),
         ("stc:density=10%", 1.0),
@@ -186,7 +187,7 @@ def test_weights_by_examples():
     )
 
 
-@pytest.mark.parametrize(("cells", "within"), [("bf16", 2**-8), ("int8", 1 / 100)])
+@for_each("cells, within", [("bf16", 2**-8), ("int8", 1 / 100)])
 def test_short_cells_say_nearly_the_same(cells, within):
     exact, short = (
         Recorded(),
@@ -258,7 +259,7 @@ def test_nobody_with_anything_to_say_leaves_the_model_to_momentum():
     assert np.abs(federation.strategy.momentum).sum() < 0.51 * np.abs(momentum).sum()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "change",
     [
         {"uplink": "sketch:rows=3,columns=25"},
@@ -285,7 +286,7 @@ def test_sketches_that_do_not_add_are_turned_down(change):
         )
 
 
-@pytest.mark.parametrize(("error", "size"), [("subtract", 3.4e38), ("zero", 1e38)])
+@for_each("error, size", [("subtract", 3.4e38), ("zero", 1e38)])
 def test_sums_at_the_end_of_float32_leave_a_finite_model(error, size):
     federation = Recorded(error=error, momentum=0.9)
     huge = federation.strategy.uplink.encode(
@@ -315,7 +316,7 @@ def test_a_step_that_is_not_finite_leaves_the_sketches_as_they_were():
 # The strategy and its options.
 
 
-@pytest.mark.parametrize(
+@for_each(
     "stored",
     [
         None,
@@ -343,8 +344,8 @@ def test_what_is_restored_is_what_was_kept():
     other.run(1)  # writable
 
 
-@pytest.mark.parametrize(
-    ("spec", "rules", "sentence"),
+@for_each(
+    "spec, rules, sentence",
     [
         (
             "fetchsgd",
@@ -382,7 +383,7 @@ def test_rules_that_do_not_suit_are_refused(spec, rules, sentence):
     assert sentence in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "spec",
     [
         "fetchsgd:momentum=1",

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cases import for_each
 from robust_rules import KINDS, aggregated, clouds, oracle, rule
 
 from fedcomp.errors import SpecError
@@ -9,9 +10,9 @@ from fedcomp.errors import SpecError
 SIZES = [(3, 1), (7, 3), (20, 4)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("m", "liars"), SIZES)
-@pytest.mark.parametrize("steps", [1, 3, 20])
+@for_each("kind", KINDS)
+@for_each("m, liars", SIZES)
+@for_each("steps", [1, 3, 20])
 def test_its_steps_are_those_of_byzfl(kind, m, liars, steps):
     x = clouds(kind, m, 200, liars)
     expected = oracle().GeometricMedian(nu=0.1, T=steps)(x.astype(np.float64))
@@ -25,7 +26,7 @@ def cost(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.linalg.norm(x.astype(np.float64) - y, axis=1).sum())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 def test_no_point_near_it_has_a_smaller_sum_of_distances(kind):
     x = clouds(kind, 11, 50, 3)
     y, rng = (
@@ -41,7 +42,7 @@ def test_no_point_near_it_has_a_smaller_sum_of_distances(kind):
     )
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "largest"])
+@for_each("kind", [*KINDS, "largest"])
 def test_a_tolerance_ends_the_steps_near_the_end_and_liars_do_not_end_them_sooner(kind):
     x = clouds(kind, 11, 50, 3)
     coarse, fine = (
@@ -51,7 +52,7 @@ def test_a_tolerance_ends_the_steps_near_the_end_and_liars_do_not_end_them_soone
     assert 0 < np.linalg.norm(coarse - fine) < 0.02 * spread
 
 
-@pytest.mark.parametrize(("m", "liars"), SIZES)
+@for_each("m, liars", SIZES)
 def test_however_far_liars_lie_the_median_stays_with_the_others(m, liars):
     """‖y − c‖ ≤ 2(1 − f/n)/(1 − 2f/n) · the largest distance of an honest vector from c (Lopuhaä, Rousseeuw 1991)."""
     for kind in ("far", "largest"):
@@ -72,9 +73,7 @@ def test_all_alike_is_that_vector():
     np.testing.assert_allclose(aggregated(rule("geometric-median:2", 30), x), x[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "option", ["iterations=0", "tolerance=-1", "smoothing=0", "liars=-1", "buckets=0"]
-)
+@for_each("option", ["iterations=0", "tolerance=-1", "smoothing=0", "liars=-1", "buckets=0"])
 def test_options_out_of_range_are_refused(option):
     with pytest.raises(SpecError, match=f"'{option.partition('=')[0]}'.*give"):
         rule(f"geometric-median:{option}", 3)

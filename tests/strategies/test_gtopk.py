@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from federation import Federation, sum_updates
 
 from fedcomp import UserError, codec
@@ -30,7 +31,7 @@ def lose(a, r):
     return replace(r, kind="failed", frame=b"", stage="link", reason="lost")
 
 
-@pytest.mark.parametrize("uplink", UPLINKS)
+@for_each("uplink", UPLINKS)
 def test_the_model_moves_by_the_k_largest_of_the_mean(uplink):
     f = federation(uplink=uplink)
     for outcome in f.strategy.rounds(f.grid, (1, 2)):
@@ -47,7 +48,7 @@ def test_the_model_moves_by_the_k_largest_of_the_mean(uplink):
             )
 
 
-@pytest.mark.parametrize("uplink", UPLINKS)
+@for_each("uplink", UPLINKS)
 def test_what_was_dropped_comes_back_to_the_last_bit(uplink):
     f = federation(uplink=uplink)
     for outcome in f.strategy.rounds(f.grid, (1, 2)):
@@ -165,7 +166,7 @@ def test_a_schedule_that_makes_frames_denser_makes_the_step_denser():
     assert steps[0] == 11 and steps[0] > steps[1] > steps[2] == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changes",
     [{"uplink": "identity"}, {"uplink": "fp16@layer"}, {"memory": "none"}, {"memory": "ef21"}],
 )

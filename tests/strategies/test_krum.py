@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cases import for_each
 from robust_rules import KINDS, aggregated, clouds, oracle, rule
 
 from fedcomp.errors import SpecError
@@ -10,8 +11,8 @@ from fedcomp.strategies.krum import scores
 SIZES = [(5, 1), (7, 2), (12, 4), (20, 8)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("m", "liars"), SIZES)
+@for_each("kind", KINDS)
+@for_each("m, liars", SIZES)
 def test_the_choice_is_that_of_byzfl(kind, m, liars):
     """The paper sums over n − f − 2 neighbours, byzfl averages over n − f − 1: what is f here is f + 1 there."""
     x = clouds(kind, m, 200, liars)
@@ -24,8 +25,8 @@ def test_the_choice_is_that_of_byzfl(kind, m, liars):
     np.testing.assert_allclose(aggregated(made, x), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("m", "liars"), SIZES)
-@pytest.mark.parametrize("kind", ["far", "inverted", "largest"])
+@for_each("m, liars", SIZES)
+@for_each("kind", ["far", "inverted", "largest"])
 def test_liars_that_lie_far_away_are_left_out(kind, m, liars):
     x = clouds(kind, m, 200, liars)
     assert any(

@@ -1,7 +1,7 @@
 """Median and trimmed mean of coordinates: those of byzfl, and among honest values."""
 
 import numpy as np
-import pytest
+from cases import for_each
 from robust_rules import KINDS, aggregated, clouds, oracle, rule
 
 from fedcomp import RunConfig
@@ -10,8 +10,8 @@ from fedcomp.strategies import resolved
 SIZES = [(3, 1), (5, 2), (10, 4), (11, 3), (20, 2)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("m", "liars"), SIZES)
+@for_each("kind", KINDS)
+@for_each("m, liars", SIZES)
 def test_the_results_are_those_of_byzfl(kind, m, liars):
     x = clouds(kind, m, 500, liars)
     # Of an even number byzfl's median is the mean of the middle two for arrays, as here, and the lower one for tensors.
@@ -22,8 +22,8 @@ def test_the_results_are_those_of_byzfl(kind, m, liars):
         )
 
 
-@pytest.mark.parametrize("name", ["median", "trimmed-mean"])
-@pytest.mark.parametrize(("m", "liars"), SIZES)
+@for_each("name", ["median", "trimmed-mean"])
+@for_each("m, liars", SIZES)
 def test_a_coordinate_lies_among_those_of_honest_clients(name, m, liars):
     for kind in ("far", "inverted", "largest"):
         x = clouds(kind, m, 300, liars)
@@ -42,8 +42,8 @@ def test_without_liars_the_trimmed_mean_is_the_mean():
     np.testing.assert_allclose(aggregated(rule("trimmed-mean:0", 90), x), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("text", "uplink"),
+@for_each(
+    "text, uplink",
     [
         ("median", "eden:bits=1,damped=true"),
         ("trimmed-mean:2", "eden:bits=1,damped=true"),

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cases import for_each
 from robust_rules import KINDS, clouds, oracle
 
 from fedcomp import seeds
@@ -12,8 +13,8 @@ def distances(x: np.ndarray) -> np.ndarray:
     return ((x[:, None].astype(np.float64) - x[None]) ** 2).sum(-1)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "largest"])
-@pytest.mark.parametrize(("m", "liars"), [(5, 0), (5, 2), (11, 3), (20, 9)])
+@for_each("kind", [*KINDS, "largest"])
+@for_each("m, liars", [(5, 0), (5, 2), (11, 3), (20, 9)])
 def test_neighbours_are_those_of_byzfl(kind, m, liars):
     x = clouds(kind, m, 40, liars).astype(np.float64)
     if kind in ("mimic", "zero", "colluding"):
@@ -43,7 +44,7 @@ def test_buckets_are_those_of_byzfl_in_the_same_order(m, size, monkeypatch):
     )
 
 
-@pytest.mark.parametrize(("m", "size"), [(6, 2), (7, 3), (20, 4)])
+@for_each("m, size", [(6, 2), (7, 3), (20, 4)])
 def test_every_vector_is_in_one_bucket_and_rounds_draw_anew(m, size):
     drawn = [mixing.buckets(m, size, 0, round) for round in (1, 2, 1)]
     for found in drawn:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 
 from fedcomp import UserError
 from fedcomp.strategies.optimizers import FIRST, SECOND, available_optimizers, optimizer
@@ -44,7 +45,7 @@ def test_momentum_is_that_of_torch(nesterov):
         before = now
 
 
-@pytest.mark.parametrize("name", ["adam", "yogi"])
+@for_each("name", ["adam", "yogi"])
 def test_adaptive_steps_are_those_of_the_paper(name):
     beta1, beta2, tau = 0.8, 0.95, 2e-3
     m, v = np.zeros(50), np.full(50, tau**2)
@@ -60,9 +61,7 @@ def test_adaptive_steps_are_those_of_the_paper(name):
         np.testing.assert_allclose(step, m / (np.sqrt(v) + tau), rtol=2e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    "text", ["sgd:momentum=0.9", "sgd:momentum=0.9,nesterov=true", "adam", "yogi"]
-)
+@for_each("text", ["sgd:momentum=0.9", "sgd:momentum=0.9,nesterov=true", "adam", "yogi"])
 def test_a_round_that_moves_nothing_leaves_no_trace(text):
     made, other = optimizer(text), optimizer(text)
     for i, update in enumerate(UPDATES):
@@ -73,7 +72,7 @@ def test_a_round_that_moves_nothing_leaves_no_trace(text):
         other.commit()
 
 
-@pytest.mark.parametrize("text", ["sgd:momentum=0.9", "adam", "yogi"])
+@for_each("text", ["sgd:momentum=0.9", "adam", "yogi"])
 def test_a_checkpoint_holds_all_of_it(text):
     made, again = optimizer(text), optimizer(text)
     for update in UPDATES[:3]:
@@ -88,8 +87,8 @@ def test_a_checkpoint_holds_all_of_it(text):
         again.commit()
 
 
-@pytest.mark.parametrize(
-    ("text", "fix"),
+@for_each(
+    "text, fix",
     [
         ("sgd:momentum=1", "less than 1"),
         ("sgd:nesterov=true", "give momentum=0.9"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from federation import Federation, sum_updates
 from flwr.app import ArrayRecord
 from safetensors.torch import load_file
@@ -181,7 +182,7 @@ def settle_and_check(federation: Recorded, accepted: list[torch.Tensor]) -> None
         torch.testing.assert_close(total, federation.inputs[client], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("phase", [LEFT, RIGHT])
+@for_each("phase", [LEFT, RIGHT])
 def test_nothing_is_lost_when_a_reply_is_lost_in_either_phase(phase):
     federation = Recorded(replace(RULES, participation=0.5))
     federation.lost = {
@@ -219,7 +220,7 @@ def test_a_client_lost_between_the_phases_does_not_move_the_model():
     assert accepted.any()
 
 
-@pytest.mark.parametrize("phase", [LEFT, RIGHT])
+@for_each("phase", [LEFT, RIGHT])
 def test_a_phase_that_nobody_answers_moves_nothing(phase):
     federation = Recorded()
     federation.lost = {(client, round, phase) for client in range(6) for round in (1, 3)}
@@ -403,7 +404,7 @@ def test_flowers_own_entry_runs_it_and_its_hooks_say_that_they_cannot():
     assert torch.equal(federation.strategy.broadcasts.weights, other.strategy.broadcasts.weights)
 
 
-@pytest.mark.parametrize("stored", [None, b"", bytes(44), np.full(10, np.nan, "<f4").tobytes()])
+@for_each("stored", [None, b"", bytes(44), np.full(10, np.nan, "<f4").tobytes()])
 def test_a_damaged_state_is_noticed(stored):
     with pytest.raises((ValueError, TypeError)):
         Recorded().strategy.restore(lambda name: None, lambda name: stored)

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from federation import Federation, sum_updates
 from robust_rules import FRONTS, NAMES, aggregated, clouds, oracle, rule
 
@@ -261,8 +262,8 @@ def test_a_liar_moves_the_mean_where_it_likes_and_a_rule_hardly(name):
     assert off.norm() < way.norm() if name in NAMES else off.norm() > 100 * way.norm()
 
 
-@pytest.mark.parametrize(
-    ("name", "memory", "uplink"),
+@for_each(
+    "name, memory, uplink",
     [
         (name, *pair)
         for name, pair in zip(
@@ -279,7 +280,7 @@ def test_estimates_of_memories_with_a_counterpart_are_read_like_updates(name, me
     assert f.strategy.broadcasts.weights.isfinite().all()
 
 
-@pytest.mark.parametrize(("name", "uplink"), [*zip(NAMES, ANY_CODEC, strict=True)])
+@for_each("name, uplink", [*zip(NAMES, ANY_CODEC, strict=True)])
 def test_frames_of_any_codec_are_read(name, uplink):
     f = federation(name, memory="none", uplink=uplink)
     (outcome,) = f.strategy.rounds(f.grid, (1,))

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
 import torch
+from cases import for_each
 from federation import Federation, sum_updates
 from flwr.app import Array, ArrayRecord, MetricRecord
 
@@ -130,7 +130,7 @@ def another_version(a, r):
     return replace(r, version="0" * 32)
 
 
-@pytest.mark.parametrize("fault", [lose, spoil, another_round, another_version])
+@for_each("fault", [lose, spoil, another_round, another_version])
 def test_nothing_is_lost_when_a_reply_is_turned_down(fault):
     federation = Federation(HALF)
     accounts = Accounts(federation)
@@ -283,7 +283,7 @@ def test_a_round_may_have_several_phases():
     assert [r.client for r in outcome.rejections] == [5]
 
 
-@pytest.mark.parametrize("examples", [0, -1, 10**400])
+@for_each("examples", [0, -1, 10**400])
 def test_a_count_of_examples_that_cannot_be_is_a_rejection(examples):
     federation = Federation(replace(ALL, weights="examples"))
     handle = federation.handle

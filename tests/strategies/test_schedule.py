@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import for_each
 from every_codec import layout_of, vectors
 from federation import Federation
 from hypothesis import given
@@ -70,7 +71,7 @@ def test_the_learning_rate_grows_to_its_own():
     ]
 
 
-@pytest.mark.parametrize("spec", BOUNDED + ROTATED)
+@for_each("spec", BOUNDED + ROTATED)
 def test_no_frame_is_longer_than_the_longest(spec):
     hard = ("normal", "ties", "alternating", "denormal", "all scales")
     for numel, densities in ((1, (1.0,)), (401, (1e-9, 1 / 10, 1.0)), (20_000, (1 / 10,))):
@@ -83,7 +84,7 @@ def test_no_frame_is_longer_than_the_longest(spec):
                     assert len(c.encode(x, layout=layout)) <= longest, (numel, density, name)
 
 
-@pytest.mark.parametrize("spec", BOUNDED)
+@for_each("spec", BOUNDED)
 def test_spread_positions_come_near_the_longest(spec):
     c, x = (
         codec(spec).at_density(1 / 100),
@@ -121,8 +122,8 @@ def test_shares_follow_the_bandwidths_and_the_unknown_get_their_mean():
     assert bytes_ == pytest.approx([10_000, 20_000, 30_000], rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("spec", "options", "sentence"),
+@for_each(
+    "spec, options, sentence",
     [
         (
             "identity",
@@ -170,7 +171,7 @@ def test_a_time_that_is_too_short_says_the_least_that_is_enough(bandwidth):
             lasting(shorter - 1e-9).terms(1, [0, 1], {0: 2 * bandwidth, 1: bandwidth})
 
 
-@pytest.mark.parametrize("multiple", [0.0, -1.0, float("nan"), float("inf")])
+@for_each("multiple", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_is_none_is_refused(multiple):
     with pytest.raises(ProtocolError, match="give a multiple above 0"):
         LocalSGD().as_told(lr=multiple)

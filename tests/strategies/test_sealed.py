@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from cases import for_each
 from plugins import install
 
 from fedcomp import RunConfig, UserError
@@ -521,7 +522,7 @@ def keys_of(report: Report) -> list[bytes]:
     ]
 
 
-@pytest.mark.parametrize(("options", "clients", "fix"), [
+@for_each("options, clients, fix", [
     ("byzantine=1,form=ballots,sealed=true", 5, "byzantine=2"),
     ("code=uncoded,byzantine=1,form=ballots,sealed=true", 5, "code=deterministic,seats=5,byzantine=2"),
     ("code=bernoulli,redundancy=5,byzantine=1,form=ballots,sealed=true", 7, "code=deterministic,seats=7,byzantine=3"),

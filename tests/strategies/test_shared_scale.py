@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from federation import Federation
 from safetensors.torch import load_file
 from small_runs import StopsAfter, assert_the_same_when_stopped
@@ -34,7 +35,7 @@ LAYER = Rules(
     participation=1.0, uplink="terngrad@layer", downlink="identity", memory="none", seed=3
 )
 MODEL = replace(LAYER, uplink="terngrad")
-both = pytest.mark.parametrize("rules", [LAYER, MODEL])
+both = for_each("rules", [LAYER, MODEL])
 
 
 class Recorded(Federation):
@@ -142,9 +143,7 @@ def test_a_frame_in_another_scale_is_turned_down():
     )
 
 
-@pytest.mark.parametrize(
-    ("claim", "sentence"), [([1, 1, -1, 1], "a scale is negative"), ([1, 1, 1], "checksum")]
-)
+@for_each("claim, sentence", [([1, 1, -1, 1], "a scale is negative"), ([1, 1, 1], "checksum")])
 def test_what_is_no_scale_is_turned_down(claim, sentence):
     federation = Recorded(LAYER)
     frame = NUMBERS.encode(torch.tensor(claim, dtype=torch.float32))

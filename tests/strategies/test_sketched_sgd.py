@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from federation import Federation, sum_updates
 from flwr.app import ArrayRecord
 
@@ -140,7 +141,7 @@ def largest(x: torch.Tensor, k: int) -> list[int]:
 # A round.
 
 
-@pytest.mark.parametrize("uplink", [WIDE, f"{WIDE},cells=bf16", f"{WIDE},cells=int8"])
+@for_each("uplink", [WIDE, f"{WIDE},cells=bf16", f"{WIDE},cells=int8"])
 def test_the_model_moves_by_the_exact_mean_at_its_k_largest(uplink):
     federation = Recorded(replace(RULES, uplink=uplink))
     (outcome,) = federation.run(1)
@@ -199,7 +200,7 @@ def test_weights_by_examples_count_in_both_phases():
     torch.testing.assert_close(step[step != 0], mean[step != 0], rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("uplink", UPLINKS[::3])
+@for_each("uplink", UPLINKS[::3])
 def test_every_byte_of_both_phases_is_counted(uplink):
     federation = Recorded(
         replace(RULES, participation=0.5, uplink=uplink, downlink="topk:density=10%")
@@ -459,7 +460,7 @@ def test_whatever_happens_nothing_is_lost(seed):
 # What the strategy makes of odd answers.
 
 
-@pytest.mark.parametrize("phase", [SKETCH, VALUES])
+@for_each("phase", [SKETCH, VALUES])
 def test_a_phase_that_nobody_answers_moves_nothing(phase):
     federation = Recorded()
     federation.lost = {(client, round, phase) for client in range(6) for round in (1, 3)}
@@ -539,7 +540,7 @@ def test_updates_of_zeros_have_no_candidates_and_move_nothing():
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-@pytest.mark.parametrize("seeds", [(7,), range(10)])
+@for_each("seeds", [(7,), range(10)])
 def test_updates_at_the_end_of_float32_leave_a_finite_model(seeds):
     federation = Recorded(clients=10)  # ten times a tenth of the largest number is infinite
     huge = {
@@ -563,8 +564,8 @@ def test_updates_at_the_end_of_float32_leave_a_finite_model(seeds):
 # What it is made of.
 
 
-@pytest.mark.parametrize(
-    ("changes", "options", "sentence"),
+@for_each(
+    "changes, options, sentence",
     [
         (
             {"uplink": "topk"},

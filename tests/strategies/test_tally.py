@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 
 from fedcomp.errors import ConfigError
 from fedcomp.kernels import votes as kernel
@@ -13,8 +14,8 @@ def drawn(voters: int, numel: int) -> np.ndarray:
     return 2 * np.random.default_rng(voters).integers(0, 2, (voters, numel)) - 1
 
 
-@pytest.mark.parametrize("voters", [1, 2, 5, 16])
-@pytest.mark.parametrize("dtype", [np.int8, np.int64, np.float32])
+@for_each("voters", [1, 2, 5, 16])
+@for_each("dtype", [np.int8, np.int64, np.float32])
 def test_what_most_say_and_the_seeds_coin_where_as_many_say_the_opposite(voters, dtype):
     votes = drawn(voters, 1003).astype(dtype)
     won, total = majority(votes, 7), votes.sum(0, dtype=np.int64)
@@ -36,7 +37,7 @@ def test_the_order_of_voters_does_not_matter_the_seed_does_at_ties_alone():
     assert differ.any() and not votes.sum(0)[differ].any()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "votes",
     [np.zeros((2, 3)), np.array([[1.0, np.nan]]), np.full((1, 2), 2), np.ones(3), np.ones((0, 3))],
 )

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import for_each
 from federation import Federation
 
 from fedcomp import RunConfig, UserError, seeds
@@ -55,7 +56,7 @@ def test_a_tie_is_the_coin_that_all_can_toss():
     assert ties
 
 
-@pytest.mark.parametrize("momentum", [0.5, 0.9])
+@for_each("momentum", [0.5, 0.9])
 def test_momentum_of_the_server_is_that_of_the_majority(momentum):
     f, m = federation(momentum=momentum), torch.zeros(42)
     for outcome in f.strategy.rounds(f.grid, range(1, 7)):
@@ -130,7 +131,7 @@ def test_an_update_of_zeros_votes_by_coins_of_its_own():
     assert len(outcome.accepted) == 5 and 0 < (step > 0).sum() < f.layout.numel
 
 
-@pytest.mark.parametrize(("changes", "fix"), [
+@for_each("changes, fix", [
     ({"uplink": "stc"}, "leave --uplink out"),
     ({"weights": "examples"}, "leave --weights out"),
     ({"lr": 1e300}, "--lr 1e[+]300 is the step"),

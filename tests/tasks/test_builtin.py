@@ -3,6 +3,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 
 from fedcomp.errors import DataError, MissingExtraError, TaskError
 from fedcomp.layout import Layout
@@ -33,14 +34,14 @@ def test_the_registry_holds_the_built_in_tasks():
     assert set(available_tasks()) == set(PARAMETERS)
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@for_each("name", PARAMETERS)
 def test_models_have_the_published_number_of_parameters_and_need_no_data(name):
     task = load(name, None)
     assert task.name == name
     assert Layout.of(initial_model(task, 0)).numel == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@for_each("name", PARAMETERS)
 def test_a_seed_gives_the_same_initial_weights(name):
     task = load(name)
     weights = [
@@ -54,7 +55,7 @@ def test_an_unknown_task_names_the_nearest():
         load("mnist-logrex")
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@for_each("name", SHAPES)
 def test_data_is_missed_when_it_is_asked_for(name):
     with pytest.raises(DataError, match="give --data DIR"):
         load(name, None).train()

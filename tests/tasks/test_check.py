@@ -4,6 +4,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from torch import nn
 
 from fedcomp.errors import ConfigError, DataError, TaskError
@@ -109,8 +110,8 @@ def test_one_example_is_tried_where_batches_are_no_larger():
         check(task, 1)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
+@for_each(
+    "change, says",
     [
         ({"model": lambda: "a model"}, r"model\(\) gave str; expected a torch.nn.Module"),
         ({"model": raising}, r"model\(\) failed: .*RuntimeError: no; correct the task"),
@@ -187,8 +188,8 @@ def test_augmentation_is_tried_where_it_is_asked_for():
     assert check(broken, 20).numel == 43
 
 
-@pytest.mark.parametrize(
-    ("draw", "apply", "says"),
+@for_each(
+    "draw, apply, says",
     [
         (raising, torch.add, r"augment.draw\(generator, count\) failed: .*RuntimeError"),
         (
@@ -228,7 +229,7 @@ def test_errors_of_fedcomp_pass_through():
         check(dataclasses.replace(GOOD, train=missing), 20)
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
+@for_each("split", ["train", "test"])
 def test_data_is_made_and_looked_at(split):
     assert len(data_of(GOOD, split)) == 6
     with pytest.raises(TaskError, match=rf"^task 'toy': {split}\(\) failed: .*RuntimeError"):
@@ -278,8 +279,8 @@ class Counting:
         return nn.Sequential(nn.Linear(4, 5 + self.made), nn.ReLU(), nn.Linear(5 + self.made, 3))
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
+@for_each(
+    "change, says",
     [
         ({"model": lambda: nn.Linear(4, 3, dtype=torch.complex64)}, "of torch.complex64"),
         ({"model": lambda: nn.LazyLinear(3)}, "a lazy layer"),
@@ -306,8 +307,8 @@ def test_what_could_only_fail_later_is_told_before(change, says):
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
+@for_each(
+    "change, says",
     [
         (
             {"metrics": [lambda outputs, targets: 0.0]},
@@ -321,7 +322,7 @@ def test_name_and_metrics_are_looked_at_when_a_task_is_made(change, says):
         dataclasses.replace(GOOD, **change)
 
 
-@pytest.mark.parametrize("number", [np.float32(2.5), np.int64(2), np.bool_(True), True])
+@for_each("number", [np.float32(2.5), np.int64(2), np.bool_(True), True])
 def test_a_metric_may_return_a_numpy_number(number):
     check(dataclasses.replace(GOOD, metrics={"measured": lambda outputs, targets: number}), 20)
 

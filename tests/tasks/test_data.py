@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, Subset, TensorDataset
@@ -54,7 +55,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("given", FORMS.values(), ids=FORMS)
+@for_each("given", FORMS.values(), ids=FORMS)
 def test_each_form_is_the_same_data(given):
     task = Task("toy", linear, given, given)
     check(task, 20)
@@ -63,8 +64,8 @@ def test_each_form_is_the_same_data(given):
     assert (found.inputs.dtype, found.targets.dtype) == (torch.float32, torch.int64)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
+@for_each(
+    "given, says",
     [
         (
             (X, Y, X),
@@ -167,8 +168,8 @@ def test_a_task_without_metrics_writes_no_word_of_them(tmp_path):
     assert "metrics" not in json.loads((tmp_path / "run" / "summary.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
+@for_each(
+    "change, says",
     [
         (
             {"accuracy": Task.accuracy},

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,8 +70,8 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize("clients", [10, 37, 200])
-@pytest.mark.parametrize("spec", EVERY)
+@for_each("clients", [10, 37, 200])
+@for_each("spec", EVERY)
 def test_every_example_has_one_owner_and_every_client_an_example(spec, clients):
     if spec == "natural" and clients > 37:
         return
@@ -79,9 +80,7 @@ def test_every_example_has_one_owner_and_every_client_an_example(spec, clients):
     assert all((np.diff(part) > 0).all() for part in parts)
 
 
-@pytest.mark.parametrize(
-    "spec", ["iid", "classes:1", "classes:10", "shards:1", "dirichlet:0.001", "dirichlet:1"]
-)
+@for_each("spec", ["iid", "classes:1", "classes:10", "shards:1", "dirichlet:0.001", "dirichlet:1"])
 def test_as_many_clients_as_examples(spec):
     assert (sizes_of(partition(spec, DATA, 1437, seed=0)) == 1).all()
 
@@ -115,7 +114,7 @@ def test_small_cases_are_covered_or_refused_in_a_sentence(labels, clients, seed,
         assert_cover(parts, clients, len(labels))
 
 
-@pytest.mark.parametrize("spec", ["iid", "classes:2", "shards:2", "dirichlet:0.1"])
+@for_each("spec", ["iid", "classes:2", "shards:2", "dirichlet:0.1"])
 def test_a_partition_depends_on_the_seed_alone(spec):
     first, again, other = (partition(spec, DATA, 20, seed) for seed in (0, 0, 1))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
@@ -127,8 +126,8 @@ def test_iid_clients_are_of_one_size():
     assert sizes.max() - sizes.min() <= 1
 
 
-@pytest.mark.parametrize("number", [1, 2, 5, 10])
-@pytest.mark.parametrize("clients", [10, 45, 100])
+@for_each("number", [1, 2, 5, 10])
+@for_each("clients", [10, 45, 100])
 def test_clients_hold_exactly_so_many_classes_and_near_equal_sizes(number, clients):
     parts = partition(f"classes:{number}", DATA, clients, seed=1)
     assert (classes_of(parts) == number).all()
@@ -189,7 +188,7 @@ def test_natural_groups_stay_whole():
     }
 
 
-@pytest.mark.parametrize("spec", RULES)
+@for_each("spec", RULES)
 def test_a_rule_written_out_reads_the_same(spec):
     made = rule(spec if spec in ("iid", "natural") else f"{spec}:2")
     assert rule(specs.show(spec, made)) == made
@@ -199,8 +198,8 @@ FLOATS = Data(torch.zeros(30, 1), torch.zeros(30))
 SEQUENCES = Data(torch.zeros(30, 1), torch.zeros(30, 5, dtype=torch.int64))
 
 
-@pytest.mark.parametrize(
-    ("spec", "data", "clients", "kind", "says"),
+@for_each(
+    "spec, data, clients, kind, says",
     [
         ("class:2", DATA, 10, SpecError, "unknown partition 'class'; did you mean 'classes'"),
         ("classes", DATA, 10, SpecError, "needs per_client"),

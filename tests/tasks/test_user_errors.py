@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from cases import for_each
 from torch import nn
 
 from fedcomp.errors import OutOfMemoryError, TaskError
@@ -67,8 +68,8 @@ def test_the_traceback_is_printed_on_request(capsys, monkeypatch):
         assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("error", "device"),
+@for_each(
+    "error, device",
     [
         (MemoryError(), "CPU"),
         (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "GPU"),

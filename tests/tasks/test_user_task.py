@@ -1,4 +1,5 @@
 import pytest
+from cases import for_each
 
 from fedcomp.errors import ConfigError, TaskError
 from fedcomp.tasks import load
@@ -53,8 +54,8 @@ def test_a_relative_path_and_a_home_are_understood(write_task, tmp_path, monkeyp
     assert load("~/mine.py:task").name == "mine"
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
+@for_each(
+    "text, says",
     [
         ("mine.py", "names no task in the file; write path/file.py:name"),
         ("mine.py:", "names no task in the file"),

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from cases import for_each
 
 from fedcomp.errors import DataError
 from fedcomp.kernels import samples
@@ -69,8 +70,8 @@ def test_an_empty_shard_is_the_users_mistake():
 
 
 # Every cohort with steps and with epochs, and clients of every size with all kinds of steps.
-@pytest.mark.parametrize(
-    ("cohort", "sgd"),
+@for_each(
+    "cohort, sgd",
     [(cohort, sgd) for cohort in COHORTS.values() for sgd in (SGD, LocalSGD(epochs=2))]
     + [(COHORTS["of every size"], LocalSGD(*given)) for given in STEPS],
 )

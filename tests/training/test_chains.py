@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from torch import nn
 from torch.nn import functional as F
 
@@ -96,8 +97,8 @@ def engine(make, with_chain: bool, loss=F.cross_entropy) -> SerialEngine:
     return made
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("make", "products"), MODELS.values(), ids=MODELS)
+@for_each("precision", ["float32", "bfloat16"])
+@for_each("make, products", MODELS.values(), ids=MODELS)
 def test_updates_are_those_of_the_model_to_rounding(make, products, precision):
     data, batches, sgd = (
         examples(),
@@ -220,7 +221,7 @@ def hooked() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(
+@for_each(
     "make",
     [lambda: Own(nn.Linear(4, 4)), lambda: nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4)), hooked],
     ids=["own forward", "unknown layer", "hook"],

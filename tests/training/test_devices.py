@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import for_each
 
 from fedcomp.errors import ConfigError
 from fedcomp.training import devices
@@ -15,7 +16,7 @@ def test_auto_is_a_device_that_is_here():
     assert devices.choose("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "asked",
     [
         "cpu:",

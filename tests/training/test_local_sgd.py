@@ -4,6 +4,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from small_models import Coarse, Scalar, Tied
 from torch import nn
 from torch.nn import functional as F
@@ -77,8 +78,8 @@ def by_torch_optim(
 
 
 # Every variant with one model, and every model with the variant that combines all options.
-@pytest.mark.parametrize(
-    ("model_name", "variant"),
+@for_each(
+    "model_name, variant",
     [("mlp", variant) for variant in VARIANTS]
     + [(model, variant) for model in MODELS for variant in ("all", "proximal") if model != "mlp"],
 )
@@ -188,7 +189,7 @@ def test_buffers_that_do_not_change_are_not_returned():
     )
 
 
-@pytest.mark.parametrize("batch", [7, 60, 1000])
+@for_each("batch", [7, 60, 1000])
 def test_evaluation_is_a_mean_over_examples(batch):
     task, model, layout, start = parts(lambda: nn.Sequential(nn.Linear(12, 4), nn.Dropout()))
     weights, data = start * 2, examples()
@@ -209,7 +210,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("given", FORMS.values(), ids=FORMS)
+@for_each("given", FORMS.values(), ids=FORMS)
 def test_loss_and_accuracy_are_numbers_in_whatever_form_the_task_gives_them(given):
     task, model, layout, start = parts(MODELS["linear"])
     wrapped = dataclasses.replace(
@@ -259,9 +260,7 @@ def test_options_come_from_the_run():
     assert LocalSGD.from_config(RunConfig()) == LocalSGD()
 
 
-@pytest.mark.parametrize(
-    ("channels", "stride", "last"), [(3, 2, False), (5, 2, False), (8, 2, True), (3, 1, True)]
-)
+@for_each("channels, stride, last", [(3, 2, False), (5, 2, False), (8, 2, True), (3, 1, True)])
 def test_channels_are_not_last_where_torch_would_write_beyond(channels, stride, last):
     model = nn.Sequential(nn.Conv2d(channels, 4, 1, stride=stride), nn.Flatten(), nn.LazyLinear(2))
     model(torch.zeros(1, channels, 8, 8))

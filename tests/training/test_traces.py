@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cases import for_each
 from federation import Federation
 from torch import nn
 from torch.nn import functional as F
@@ -74,7 +75,7 @@ def stepwise(
     return sums, squares, momentum
 
 
-@pytest.mark.parametrize("variant", [{}, {"clip": 0.3}, {"weight_decay": 0.1}])
+@for_each("variant", [{}, {"clip": 0.3}, {"weight_decay": 0.1}])
 def test_they_are_those_of_the_steps(variant):
     sgd, data = replace(SGD, **variant), examples()
     task, model, layout, start = parts(MODELS["mlp"])
@@ -87,8 +88,8 @@ def test_they_are_those_of_the_steps(variant):
         torch.testing.assert_close(found, by_hand, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("at_once", [0, 2])
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+@for_each("at_once", [0, 2])
+@for_each("make", MODELS.values(), ids=MODELS)
 def test_both_engines_follow_the_same(make, at_once):
     sgd, data = replace(SGD, clip=0.5), examples()
     shards = [
