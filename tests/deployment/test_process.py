@@ -278,7 +278,7 @@ def test_an_option_is_a_checked_number_or_a_spec_of_what_is_installed(name, valu
     refused({"options": json.dumps(json.loads(told(config)) | {name: value})})
 
 
-@for_each("text", ["election:form=ballots", "powersgd", "scaffold"])
+@for_each("text", ["election:form=ballots", "powersgd:rank=1", "scaffold"])
 def test_a_client_takes_the_client_half_of_the_strategy_it_is_told(text):
     config = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy=text))
     strategy = a_strategy(config)

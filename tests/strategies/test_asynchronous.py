@@ -7,7 +7,6 @@ import pytest
 import torch
 from cases import for_each
 from every_codec import same_bits
-from fedcomp.sim.pace import pace
 from federation import Federation
 from flwr.app import ArrayRecord
 from test_counterparts import lose, made, one_each
@@ -16,6 +15,7 @@ from test_rounds import Accounts
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.messages import DENSE
 from fedcomp.sim.grid import FIRST_NODE
+from fedcomp.sim.stragglers import pace
 from fedcomp.strategies import Asynchronous, Average, Rules, exchange, strategy
 from fedcomp.strategies.exchange import Accepted
 
