@@ -50,6 +50,11 @@ class RunConfig:
     data: str | None = option(
         None, "folder of the task's data; FEDCOMP_DATA when not given", local=True
     )
+    init: str | None = option(
+        None,
+        "safetensors file with the weights that the run starts from, such as model.safetensors of another run; clients "
+        "download them",
+    )
     partition: str = option(
         "iid", "how clients share the data: iid, classes:N, shards:N, dirichlet:A, natural"
     )
@@ -133,11 +138,12 @@ class RunConfig:
     uplink: str = option(Usual("stc:density=1/100"), "codec from client to server")
     downlink: str = option(Usual("stc:density=1/100"), "codec from server to client")
     memory: str = option(
-        Usual("residual"),
-        "what clients keep around the uplink codec; dgc chooses topk where --uplink is left out",
+        Usual("auto"),
+        "memory of the clients around the uplink codec; auto = what the strategy requires, else residual for a codec that "
+        "contracts, else none; dgc chooses topk where --uplink is left out",
     )
     downlink_memory: str = option(
-        Usual("residual"), "what the server keeps around the downlink codec"
+        Usual("auto"), "memory of the server around the downlink codec; auto likewise"
     )
     density_warmup: int = option(
         0, "rounds in which the uplink's density falls from 25 % to its own", unit="rounds", low=0

@@ -163,9 +163,7 @@ class Run:
         `task`: in place of the one that the options name, such as an object that another process was given. Raises RunFolderError while
         there are no weights, or where they are not those of the module, and what loading the task raises.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
+        from .server.initial_weights import load_weights
         from .tasks import initial_model, load
 
         path = self.folder / MODEL
@@ -181,27 +179,11 @@ class Run:
         )
         model = initial_model(task, config.seed)
         try:
-            tensors = load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise RunFolderError(f"{path} cannot be read ({error}); restore the file") from error
-        try:
-            keys = model.load_state_dict(tensors, strict=False)
-        except RuntimeError as error:
+            load_weights(path, model)
+        except ValueError as error:
             raise RunFolderError(
-                f"{path} has tensors of other shapes than the model of {config.task}; give back the task as it was "
-                "when it was trained"
+                f"{path} {error}; restore the file, or the task as it was when it was trained"
             ) from error
-        for name, parameter in model.named_parameters():
-            if name in keys.missing_keys and parameter.requires_grad and parameter.numel():
-                raise RunFolderError(
-                    f"{path} has no tensor '{name}', a parameter of the model of {config.task}; give back the task as it "
-                    "was when it was trained"
-                )
-        if keys.unexpected_keys:
-            raise RunFolderError(
-                f"{path} has a tensor '{keys.unexpected_keys[0]}' that the model of {config.task} lacks; give back the task as it "
-                "was when it was trained"
-            )
         return model.eval()
 
 

@@ -36,6 +36,7 @@ OTHER = {
     "weights": "examples",
     "weight_cap": 3.0,
     "uplink": "topk:density=1%,values=fp16",
+    "init": "start.safetensors",
     "downlink": "identity",
     "memory": "none",
     "downlink_memory": "none",
@@ -222,6 +223,7 @@ def test_a_config_file_that_cannot_be_read(tmp_path, path):
 def test_settings_leave_out_what_is_not_set():
     unset = {
         "data",
+        "init",
         "attack",
         "network",
         "out",

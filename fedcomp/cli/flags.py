@@ -17,7 +17,7 @@ from ..config import RunConfig
 from ..errors import ConfigError
 
 PANELS = {
-    "Task and data": "task data partition clients seed",
+    "Task and data": "task data init partition clients seed",
     "Rounds": "rounds participation quorum deadline network strategy weights weight_cap relays attack eval_every horizon",
     "Server step": "clip_update server_optimizer server_lr",
     "Local training": "local_steps local_steps_schedule local_epochs batch_size batch_size_schedule lr lr_warmup lr_schedule momentum "

@@ -15,10 +15,11 @@ from ..config import RunConfig, data_folder, keys_command
 from ..errors import ConfigError, DataError, RunFolderError, TaskError
 from ..keys.key_folder import REGISTRY, serving_files
 from ..keys.registry import News, Registry
-from ..memories import memory
+from ..memories import memory, with_memories
 from ..observe import Header, Observer, RoundRecord, Summary
 from ..server.evaluation import Evaluator
 from ..server.finite_loss import FiniteLoss
+from ..server.initial_weights import start_from
 from ..server.recovery import Elsewhere, Recovery
 from ..server.results import (
     NOTHING_ACCEPTED,
@@ -112,10 +113,12 @@ class Deployment:
         self.train = test if train is None else train
         self.layout = check(self.task, config.batch_size, self.train, test, config.augment)
         travels = self.strategy.client_algorithm.global_layout(self.layout)
+        self.config = config = with_memories(config, travels.numel)
         memory(config.memory, self.strategy.uplink, travels.numel, travels)
         partition(config.partition, self.train, config.clients, config.seed, self.task.name)
         weights = self.layout.gather(initial_model(self.task, config.seed))
         self.strategy.begin(weights, self.layout)
+        start_from(config, self.folder, self.task, self.strategy)
         declare_bandwidths(self.strategy, config)
         self.guard = self._guard()
         self.by_client = ByClient(self.guard)

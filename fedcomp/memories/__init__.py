@@ -1,16 +1,21 @@
 """What is kept between rounds, around a codec. One rule, one file."""
 
+import dataclasses
 import functools
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import spec
-from ..codecs import Codec
+from ..codecs import Codec, codec
 from ..errors import SpecError
 from ..layout import Layout
 from ..registry import Registry, subclass_of
 from .base import Counterpart, Memory
 
+T = TypeVar("T")
+AUTO = "auto"  # in the place of a memory: the one that suits the codec
+
 __all__ = [
+    "AUTO",
     "Counterpart",
     "Memory",
     "available_memories",
@@ -20,6 +25,7 @@ __all__ = [
     "memory",
     "momentum",
     "only_under",
+    "with_memories",
 ]
 
 _MEMORIES: Registry[type[Memory]] = Registry(__name__, "fedcomp.memories", subclass_of(Memory))
@@ -31,13 +37,34 @@ def available_memories() -> dict[str, type[Memory]]:
 
 
 def memory(text: str, codec: Codec, numel: int, layout: Layout | None = None) -> Memory:
-    """A memory around `codec` for vectors [numel]. Raises SpecError, and ConfigError for a codec that it would diverge with."""
+    """Return a memory around `codec` for vectors [numel]; `auto` is `residual` for a codec that contracts, else `none`.
+
+    Raises SpecError, and ConfigError for a codec that it would diverge with.
+    """
     if not isinstance(text, str) or not isinstance(codec, Codec):
         raise SpecError(
             f"a memory is a name and a codec, such as memory('residual', codec('stc'), numel); given {text!r}, {codec!r}"
         )
-    made, options = _named(text)
+    made, options = _named(_suited(codec, numel) if text == AUTO else text)
     return made(codec, numel, layout, options)
+
+
+def with_memories(options: T, numel: int) -> T:
+    """Return the options of a run for vectors [numel] with each memory that is `auto` replaced by the one that suits its codec.
+
+    `options` is a dataclass with the fields uplink, memory, downlink and downlink_memory. Raises SpecError.
+    """
+    links = {"memory": options.uplink, "downlink_memory": options.downlink}
+    chosen = {
+        name: _suited(codec(text), numel)
+        for name, text in links.items()
+        if getattr(options, name) == AUTO
+    }
+    return dataclasses.replace(options, **chosen)
+
+
+def _suited(codec: Codec, numel: int) -> str:
+    return "none" if codec.contraction(numel) is None else "residual"
 
 
 @functools.lru_cache(64)
@@ -63,12 +90,12 @@ def only_under(text: str) -> str:
 
 def default_uplink(text: str) -> str:
     """Return the codec of a run with this memory where --uplink is left out; "" for the general default. Raises SpecError."""
-    return _named(text)[0].default_uplink
+    return "" if text == AUTO else _named(text)[0].default_uplink
 
 
 def momentum(text: str) -> float:
     """Return the momentum that a memory applies to updates, 0 for none. Raises SpecError."""
-    return getattr(_named(text)[1], "momentum", 0.0)
+    return 0.0 if text == AUTO else getattr(_named(text)[1], "momentum", 0.0)
 
 
 def counterpart(

@@ -14,11 +14,12 @@ from ..clients.replica import Replica
 from ..codecs import codec
 from ..config import RunConfig, data_folder
 from ..errors import ConfigError, DataError, RunFolderError
-from ..memories import Memory, memory
+from ..memories import Memory, memory, with_memories
 from ..observe import Header, Observer, RoundRecord, Summary
 from ..profiling import timed, timed_each
 from ..server.evaluation import Evaluator
 from ..server.finite_loss import FiniteLoss
+from ..server.initial_weights import start_from
 from ..server.logs import STDOUT
 from ..server.recovery import Recovery
 from ..server.results import (
@@ -122,6 +123,7 @@ class Preparation:
         train, self.test = data_of(self.task, "train"), data_of(self.task, "test")
         self.layout = check(self.task, config.batch_size, train, self.test, config.augment)
         self.travels = self.strategy.client_algorithm.global_layout(self.layout)
+        self.config = config = with_memories(config, self.travels.numel)
         waiting = self._memory()
         if config.relays:
             check_relays(config, self.strategy, waiting)
@@ -135,6 +137,7 @@ class Preparation:
         self.need = self._need(waiting)
         self.home = choose_home(config.residuals, self.device, self.need)
         self.strategy.begin(self.weights.clone(), self.layout)
+        start_from(config, self.folder, self.task, self.strategy)
         self.strategy.pace = pace(config.seed)
         declare_bandwidths(self.strategy, config, self.network and self.network.profiles.up)
 

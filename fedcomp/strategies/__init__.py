@@ -4,9 +4,9 @@ import dataclasses
 from typing import Any
 
 from .. import spec
-from ..config import RunConfig, Usual, with_horizon
+from ..config import RunConfig, Usual, read_run, with_horizon
 from ..errors import SpecError
-from ..memories import default_uplink
+from ..memories import AUTO, default_uplink
 from ..registry import Registry, subclass_of
 from .asynchronous import Asynchronous
 from .average import Average
@@ -61,13 +61,17 @@ def make_client_algorithm(text: str) -> ClientAlgorithm:
 def resolved(config: RunConfig) -> RunConfig:
     """Return the options of a run, with the choices of its strategy and memory where they were left out. Raises UserError.
 
-    The horizon of schedules is filled in as well.
+    The horizon of schedules is filled in as well. Memories are left at `auto` where they depend on the model: see
+    `fedcomp.memories.with_memories`. A resumed run has those of the stored run.
     """
     cls, options = _chosen(config.strategy)
+    stored = read_run(config.out) if config.resume and config.out else {}
     own = {
-        name: value
-        for name, value in cls.defaults(options).items()
-        if isinstance(getattr(config, name), Usual)
+        name: stored.get(name, value) if getattr(config, name) == AUTO else value
+        for name, value in (
+            {"memory": AUTO, "downlink_memory": AUTO} | cls.defaults(options)
+        ).items()
+        if isinstance(getattr(config, name), Usual) or getattr(config, name) == AUTO
     }
     chosen = dataclasses.replace(config, **own)
     if isinstance(chosen.uplink, Usual) and (suited := default_uplink(chosen.memory)):

@@ -24,7 +24,7 @@ from ..config import RunConfig
 from ..errors import ConfigError, FrameError, NonFiniteError
 from ..kernels.sums import sum_squares
 from ..layout import Layout
-from ..memories import Counterpart, chooses, memory, momentum, only_under
+from ..memories import Counterpart, chooses, memory, momentum, only_under, with_memories
 from ..memories.base import Changes, NoOptions
 from ..messages import FAILED, Assignment, Report
 from ..observe import Rejection
@@ -281,6 +281,7 @@ class RoundStrategy(Strategy):
         """Stand before round 1 with initial weights [numel], float32, on the CPU; they are taken over, not copied."""
         self.model_layout = layout
         self.layout = layout = self.client_algorithm.global_layout(layout)
+        self.rules = with_memories(self.rules, layout.numel)
         try:
             keeper = memory(self.rules.downlink_memory, self.downlink, layout.numel, layout)
         except ConfigError as error:

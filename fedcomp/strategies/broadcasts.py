@@ -107,7 +107,8 @@ class Broadcasts:
         self.newest_bytes = (
             0  # of the broadcast that led to this version, cached or not; 0 before the first
         )
-        self.version = self.first = first_version(weights, layout.fingerprint)
+        self.version = first_version(weights, layout.fingerprint)
+        self.first = self.version  # of the weights that clients begin with
         self.fingerprint = fingerprint(weights)
         self._dense_bytes = len(DENSE_CODEC.encode(weights[:0])) + 4 * weights.numel()
         self._downloads: dict[str, Download] = {}
@@ -115,6 +116,12 @@ class Broadcasts:
         self._numbers: dict[str, int] = {
             self.version: 0
         }  # versions in the order in which they were made
+
+    def start_from(self, weights: Tensor) -> None:
+        """Start from other weights [numel] than those that clients begin with, before round 1. Clients download them."""
+        self.weights.copy_(weights)
+        self.version = first_version(weights, self.layout.fingerprint)
+        self.fingerprint, self._numbers = fingerprint(weights), {self.version: 0}
 
     def prepare(
         self, round: int, update: Tensor, seed: int, factor: float = 1.0

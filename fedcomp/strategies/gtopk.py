@@ -25,6 +25,7 @@ from ..codecs.topk import TopK
 from ..errors import ConfigError
 from ..layout import Layout
 from ..memories.none import Nothing
+from ..memories.residual import Residual
 from .average import Average
 from .base import Rules
 from .exchange import Accepted
@@ -46,7 +47,7 @@ class GTopK(Average):
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        return {"downlink": str(TopK(density=1.0))}
+        return {"memory": Residual.name, "downlink": str(TopK(density=1.0))}
 
     def begin(self, weights: Tensor, layout: Layout) -> None:
         super().begin(weights, layout)

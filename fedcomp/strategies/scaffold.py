@@ -105,7 +105,8 @@ class Scaffold(Average):
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
         """A share of the coordinates, and a scale, for each tensor of each half: one for all would be that of whichever half is longer."""
-        return {name: f"{getattr(RunConfig, name)}@layer" for name in ("uplink", "downlink")}
+        links = {name: f"{getattr(RunConfig, name)}@layer" for name in ("uplink", "downlink")}
+        return links | {"memory": Residual.name}
 
     def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
         super().aggregate(phases, into)

@@ -1,0 +1,54 @@
+"""Weights read from a safetensors file into a model, checked by name and shape."""
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from ..config import RunConfig, at_home
+from ..errors import ConfigError
+from ..strategies import RoundStrategy
+from ..tasks import Task, initial_model
+from .run_folder import CHECKPOINT, RunFolder
+
+
+def load_weights(path: Path, model: nn.Module) -> None:
+    """Load the tensors of a safetensors file into a model; it may lack frozen parameters and buffers.
+
+    Raises ValueError with the end of a sentence that begins with the path.
+    """
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot be read ({error})") from error
+    for name, parameter in model.named_parameters():
+        if name not in tensors and parameter.requires_grad and parameter.numel():
+            raise ValueError(f"has no tensor '{name}', a parameter of the model")
+    own = model.state_dict()
+    for name, tensor in tensors.items():
+        if name not in own:
+            raise ValueError(f"has a tensor '{name}' that the model lacks")
+        if tensor.shape != own[name].shape:
+            raise ValueError(
+                f"has a tensor '{name}' of shape {list(tensor.shape)}, and the model's has {list(own[name].shape)}"
+            )
+    model.load_state_dict(tensors, strict=False)
+
+
+def start_from(config: RunConfig, folder: RunFolder, task: Task, strategy: RoundStrategy) -> None:
+    """Let a strategy that stands before round 1 start from the weights of `--init`, unless a checkpoint of the run has newer ones.
+
+    Frozen parameters and buffers stay those of the task. Raises ConfigError.
+    """
+    if config.init is None or (folder.resumed and (folder.path / CHECKPOINT).exists()):
+        return
+    model = initial_model(task, config.seed)
+    try:
+        load_weights(at_home(config.init, "--init"), model)
+    except ValueError as error:
+        raise ConfigError(
+            f"--init {config.init} {error}; give the weights of a model of this task"
+        ) from error
+    weights = strategy.model_layout.gather(model)
+    strategy.broadcasts.start_from(strategy.client_algorithm.initial_global_state(weights))
