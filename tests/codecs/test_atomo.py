@@ -95,7 +95,7 @@ def test_the_mean_over_seeds_is_the_update_and_the_variance_the_least(spec):
     draws = torch.stack(
         [
             c.decode(c.encode(x, seed=seed, layout=LAYOUT), numel=305, layout=LAYOUT)
-            for seed in range(800)
+            for seed in range(300)
         ]
     ).double()
     lost = draws - x
@@ -108,8 +108,8 @@ def test_the_mean_over_seeds_is_the_update_and_the_variance_the_least(spec):
     budget = c.budget if c.budget >= 1 else c.budget * len(sizes)
     p = by_the_paper(sizes, budget)
     least = np.sum(sizes**2 / p) - np.sum(sizes**2)
-    assert float(lost.square().sum(1).mean()) == pytest.approx(least, rel=0.12)
-    assert float(lost.mean(0).square().sum()) <= 3 * least / 800
+    assert float(lost.square().sum(1).mean()) == pytest.approx(least, rel=0.2)
+    assert float(lost.mean(0).square().sum()) <= 3 * least / 300
     assert least <= c.variance(305) * float(x.double().square().sum())
     if not entries:
         assert torch.equal(draws[0, 300:], x[300:].double())  # what is no matrix loses nothing

@@ -85,7 +85,7 @@ def test_a_frame_has_the_bytes_of_its_cells_and_of_its_support():
 # Sums.
 
 
-@pytest.mark.parametrize(("union", "cells_a_key", "seeds"), [(1000, 1.6, 100), (10_000, 1.25, 10)])
+@pytest.mark.parametrize(("union", "cells_a_key", "seeds"), [(1000, 1.6, 20), (10_000, 1.25, 2)])
 def test_the_values_of_eight_clients_come_out_exactly(union, cells_a_key, seeds):
     exact = 0
     for seed in range(seeds):
@@ -96,7 +96,7 @@ def test_the_values_of_eight_clients_come_out_exactly(union, cells_a_key, seeds)
         right = np.array_equal(update.block(0, update.numel), exact_sum(xs))
         assert right or update.missed
         exact += right
-    assert exact >= 0.99 * seeds
+    assert exact == seeds
 
 
 def test_it_does_not_matter_who_adds_first():

@@ -120,7 +120,7 @@ def test_heavy_hitters_come_back(cells):
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "columns"), [(1, 20), (3, 20), (5, 5)])
 def test_all_estimates_are_unbiased_with_the_variance_that_is_declared(rows, columns):
-    n, seeds = 60, 500
+    n, seeds = 60, 200
     c, x = codec(f"sketch:rows={rows},columns={columns},density=1"), normal(n) ** 3
     lost = np.stack(
         [(c.decode(c.encode(x, seed=seed), numel=n) - x).double().numpy() for seed in range(seeds)]

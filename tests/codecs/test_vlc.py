@@ -65,7 +65,7 @@ def test_the_error_is_below_what_is_promised_on_any_vector(step):
         and c.contraction(1001) is None
     )
     for name, x in vectors(1001).items():
-        frames = c.encode_batch(x.expand(20, -1), range(20))
+        frames = c.encode_batch(x.expand(8, -1), range(8))
         lost = [
             float((c.decode(frame, numel=1001).double() - x).square().sum()) for frame in frames
         ]

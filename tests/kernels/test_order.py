@@ -34,7 +34,7 @@ def test_a_network_leaves_out_what_the_median_does_not_need():
     assert len(order.network(1, 0, 1)) == 0
 
 
-@pytest.mark.parametrize("m", [1, 2, 3, 20, 33])
+@pytest.mark.parametrize("m", [1, 2, 21, 33])
 @pytest.mark.parametrize("n", [1, 3 * order_loops.TILE + 5])
 def test_the_mean_of_ranks_is_that_of_a_sort(path, m, n):
     stack = np.random.default_rng(m).standard_normal((m, n)).astype(np.float32)

@@ -105,7 +105,7 @@ def test_a_cuda_device_gives_the_same_bits():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("m", [255, 256, 2**16])
+@pytest.mark.parametrize("m", [256, 2**16])
 def test_many_voters(m):
     flags = np.random.default_rng(m).integers(0, 2, (m, 70), np.uint8)
     flags[:, :4], flags[: m // 2, 1], flags[: m // 2 + 1, 2] = [1, 0, 0, 0], 1, 1
@@ -127,8 +127,7 @@ def test_any_tally(m, numel, draw, seed):
     )
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("m", [6, 15, 17])
+@pytest.mark.parametrize(("m", "threads"), [(6, 1), (15, 3), (17, 1), (17, 3)])
 def test_large_votes_by_any_number_of_threads(m, threads):
     numel, before = 2**22 + 77, torch.get_num_threads()
     flags = drawn(m, numel)

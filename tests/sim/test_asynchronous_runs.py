@@ -83,11 +83,11 @@ def test_the_tiny_task_is_learned_from_low_precision_both_ways(tmp_path):
     config = replace(
         RUN,
         strategy="asynchronous",
-        rounds=80,
+        rounds=60,
         uplink="qsgd:levels=4@layer",
         memory="none",
         downlink="qsgd:levels=4,damped=true@layer",
-        eval_every=80,
+        eval_every=60,
     )
     watched = Records()
     summary = simulate(replace(config, out=out(tmp_path, "run")), watched)

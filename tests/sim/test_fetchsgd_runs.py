@@ -94,7 +94,7 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
 def test_it_is_learned_without_a_warning(tmp_path, variant):
     watched = Sentences()
     summary = simulate(
-        replace(SKETCHED, **variant, rounds=60, eval_every=60, out=out(tmp_path, "run")), watched
+        replace(SKETCHED, **variant, rounds=40, eval_every=40, out=out(tmp_path, "run")), watched
     )
     assert summary.accuracy > 0.85 and not watched.warnings
     assert summary.downlink_bytes < summary.dense_downlink_bytes

@@ -100,7 +100,7 @@ def test_what_is_traced_in_a_stack_survives_between_checkpoints(tmp_path, varian
 def test_it_is_learned(tmp_path, variant):
     watched = Sentences()
     summary = simulate(
-        replace(TINY, **variant, rounds=40, eval_every=40, out=out(tmp_path, "run")), watched
+        replace(TINY, **variant, rounds=30, eval_every=30, out=out(tmp_path, "run")), watched
     )
     assert summary.accuracy > 0.85 and not watched.warnings
     assert summary.uplink_bytes < summary.dense_uplink_bytes

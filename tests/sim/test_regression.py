@@ -80,10 +80,14 @@ def assert_as_one_by_one(batched, serial, start, data, plans, sgd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "sgd",
-    [SGD, replace(SGD, epochs=2), replace(SGD, batch_size=1), replace(SGD, steps=1, batch_size=20)],
+    ("make", "shape", "sgd"),
+    [
+        (linear, (WIDTH,), SGD),
+        (linear, (WIDTH,), replace(SGD, batch_size=1)),
+        (without_bias, (3, 5, 3), replace(SGD, epochs=2)),
+        (without_bias, (3, 5, 3), replace(SGD, steps=1, batch_size=20)),
+    ],
 )
-@pytest.mark.parametrize(("make", "shape"), [(linear, (WIDTH,)), (without_bias, (3, 5, 3))])
 def test_same_as_one_client_after_the_other(make, shape, sgd, descents):
     data = examples(shape)
     plans = planned(sgd, 6)

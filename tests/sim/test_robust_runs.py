@@ -108,7 +108,7 @@ def test_rounds_that_fail_stand_in_the_metrics_with_the_reason(tmp_path):
         "median:3,mix=true",
     ],
 )
-@pytest.mark.parametrize("attack", ["infinity:3", "malformed:3"])
+@pytest.mark.parametrize("attack", ["infinity:1+malformed:2"])
 def test_liars_that_are_found_out_are_among_those_reckoned_with(tmp_path, strategy, attack):
     """Six of nine are left, too few for three more liars, and enough for none."""
     summary = simulate(

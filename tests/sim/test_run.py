@@ -122,7 +122,7 @@ def test_a_failure_while_a_checkpoint_is_written_costs_a_round_at_most(
 
 @pytest.mark.deploy
 def test_a_process_killed_again_and_again_ends_the_same(tmp_path):
-    config = replace(TINY, rounds=400, eval_every=100)
+    config = replace(TINY, rounds=150, eval_every=50)
     simulate(replace(config, out=out(tmp_path, "whole")))
     folder = tmp_path / "killed"
 
@@ -130,7 +130,7 @@ def test_a_process_killed_again_and_again_ends_the_same(tmp_path):
         return RunConfig(**options_of_run(folder), out=str(folder), resume=True)
 
     kills = 0
-    for after in (40, 150, 290):
+    for after in (20, 60, 110):
         process = FORKS.Process(
             target=simulate, args=(go_on() if kills else replace(config, out=str(folder)),)
         )

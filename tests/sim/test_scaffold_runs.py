@@ -116,8 +116,7 @@ def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every, layer)
     assert_the_same_when_stopped(tmp_path, config, stop)
 
 
-@pytest.mark.deploy
-@pytest.mark.parametrize("engine", ["serial", "processes"])
+@pytest.mark.parametrize("engine", ["serial"])
 def test_engines_agree(tmp_path, engine):
     config = replace(RUN, uplink="identity", downlink="identity")
     losses = []
