@@ -25,7 +25,7 @@ from ..keys import connection
 from ..messages import UPDATE, Assignment, Report, failure
 from ..observe import Said
 from ..state_folder import StateFolder
-from ..strategies.sealed_voter import strangers
+from ..strategies.sealed_election import unknown_keys
 from . import log_messages as sentences
 from .handshake import Farewell, Invitation, Presence
 from .member import Member
@@ -269,7 +269,7 @@ class Process:
         if report is not None:
             self.say(sentences.answered(assignment, report))
             if report.kind == UPDATE and (
-                others := strangers(assignment, self.member.client.round_state)
+                others := unknown_keys(assignment, self.member.client.round_state)
             ):
                 self.say(sentences.unknown(assignment, others))
         return report

@@ -22,7 +22,7 @@ from ..errors import ProtocolError, UserError
 from ..memories import memory
 from ..messages import Values
 from ..strategies import make_client_algorithm
-from ..strategies.sealed_voter import SealedElection
+from ..strategies.sealed_election import SealedElectionClient
 from ..tasks import Data, Task, initial_model
 from ..tasks.check import check
 from ..tasks.partition import partition
@@ -140,7 +140,7 @@ def client_for(invitation: Invitation, own: Own) -> tuple[int, Client]:
     """The logical id, and a client that stands before round 1. Raises UserError or ProtocolError, naming what does not go together."""
     config = options_of(invitation)
     algorithm = make_client_algorithm(config.strategy)
-    if own.sealed and not isinstance(algorithm, SealedElection):
+    if own.sealed and not isinstance(algorithm, SealedElectionClient):
         raise UserError(
             f"this client takes part under sealed ballots alone (--sealed), and the server's strategy is '{config.strategy}'; "
             "leave --sealed out, if the server may read what this client sends"

@@ -18,8 +18,10 @@ from ..errors import CheckpointError, FedcompError
 from ..keys.signature_log import Past
 from ..messages import UPDATE, Assignment, Report
 from ..state_folder import Kept, StateFolder
+from ..strategies import signed_attempts
 from ..strategies.client_algorithm import RoundState
-from ..strategies.sealed_voter import SIGNED, SealedElection, remembered, signed_of, with_keys
+from ..strategies.sealed_election import SealedElectionClient, with_keys
+from ..strategies.signed_attempts import SIGNED
 from .handshake import Invitation, Own, Presence, client_for
 
 PASSED = 32  # versions that are remembered over a restart
@@ -155,16 +157,18 @@ class Member:
 
     def _remember(self, run: str, who: int, held: RoundState | None) -> None:
         """Keep what was signed in a run apart from the state, which another run, or another client half, replaces."""
-        if signed := signed_of(held):
+        if signed := signed_attempts.pack(held):
             self.past.add(run, {f"{SIGNED}{who}": signed})
 
     def _recall(self) -> None:
         """Know what was signed in this run when this client comes back to it."""
         held = self.client.round_state
         self._remember(self.run, self.who, held)
-        if isinstance(self.client.algorithm, SealedElection) and not signed_of(held):
+        if isinstance(self.client.algorithm, SealedElectionClient) and not signed_attempts.pack(
+            held
+        ):
             signed = self.past.of(self.run).get(f"{SIGNED}{self.who}")
-            self.client.round_state = remembered(signed) if signed else held
+            self.client.round_state = signed_attempts.unpack(signed) if signed else held
 
     def _restore(self) -> None:
         """Stand where this client stood when it was last heard of in this run."""

@@ -1,32 +1,32 @@
-"""Election coding: a majority vote that liars do not win.
+"""Election coding: a majority vote that Byzantine clients do not win.
 
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
     local election    voter i: the majority of the signs of the partitions j with G_ij = 1
     global election   θ ← θ + η·(the majority of the votes), as strategy `vote`
 
-G and the seats are those of codes.py. Two ways to run it, `form`:
+G and the seats are those of codes.py. The option `form` says who trains on what:
 
-`data`      Voters train on every partition of their row, whose randomness is that of the partition, so that honest ones agree to the bit.
-            A liar is one vote. With the deterministic code the model is, bit for bit, the one that it would be without liars. Every voter
-            needs the data of all, and trains as often as its row has partitions. Running statistics start anew in each and are not kept;
-            momentum that outlives a round and weights by examples are refused. Where devices of different kinds round a sign near zero
-            differently, an honest vote differs there, as a liar's might.
+`data`      Voters train on every partition of their row. Batches, dropout and coins are keyed by (seed, round, partition), so that honest
+            votes agree to the bit. With the deterministic code the model is, bit for bit, the one without Byzantine clients. Every voter
+            needs the data of all clients and trains once per partition. Running statistics start anew in each partition and are not
+            kept; momentum that outlives a round and weights by examples are refused. Where devices of different kinds round a sign near
+            zero differently, an honest vote differs there, as a Byzantine one might.
 `ballots`   Clients train on their own data and sign a ballot; the server passes on to each voter the ballots of its row. The *tally* is
-            guarded, not the ballots: a liar's own is one of those that are counted, wherever its vote ends.
+            guarded, the ballots are not: a Byzantine client's own ballot counts, wherever its vote ends.
 
-`sealed`    Ballots, passed on by a server that cannot read them, under the deterministic code with b = (n − 1)/2 alone, whose votes say no
-            more than the result: docs/ballots.md, sealed_election.py.
+With `sealed`, the server passes on ballots that it cannot read (sealed_election.py, docs/ballots.md). This takes the deterministic code
+with b = (n − 1)/2, whose votes say no more than the result.
 
-When a round may close. Let f (`liars`) be the most who lie in a cohort, m of whom have been proven to (a frame that is none, a ballot that
-does not open), while a others are absent. Honest votes win by `Seats.margin` at the least, 2b + 1 where each seat has one voter, if all
-are there. One who is missing, or proven and left out, takes 1 off that; one who votes against takes 2. The m are among the f, so at most
-f − m others lie unseen: what is left is at least margin − 2·(f − m) − m − a, and the result stands while
+When a round may close. Let f (option `liars`) be the most Byzantine clients in a cohort, m the clients proven to be Byzantine in this round
+(by a frame that is none, or a ballot that does not open), and a the absent ones. If all are present, honest votes win by at least
+`Seats.margin`, 2b + 1 with one voter per seat. A voter who is absent, or proven and left out, takes 1 off the margin, a vote against the
+honest ones 2. At most f − m Byzantine clients are not proven, so the result stands while
 
     2·max(0, f − m) + m + a < margin,   2·max(0, f − m) + m + a ≤ 2b
 
-Where m > f the run was told a wrong f; the rule then holds if nobody else lies, and the run says so once. A round that may not close moves
-nothing: its votes are turned down with the reason, no further phase is asked for, and the next round draws a new cohort.
+Where m > f, the run was given too small an f; the rule then holds if no other client is Byzantine, and the run warns once. A round that may
+not close moves nothing: its votes are rejected with the reason, no further phase is asked for, and the next round draws a new cohort.
 """
 
 import json
@@ -38,35 +38,43 @@ import numpy as np
 from torch import Tensor
 
 from .. import spec
-from ..codecs import Update
+from ..codecs import Codec, Context, Update
+from ..codecs.base import nonfinite_rows
 from ..codecs.sign import Sign
-from ..errors import ConfigError, FrameError, SpecError
+from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
 from ..kernels import votes
 from ..keys.keyring import DerivedKeys, KnownKeys
 from ..layout import Layout
+from ..memories import Memory
 from ..memories.base import Changes
 from ..memories.none import Nothing
-from ..messages import TRAIN
+from ..messages import TRAIN, Assignment
 from ..observe import Rejection
-from . import correctness
-from .announcements import FEWEST, terms_of
 from .base import Outcome, Phase, Rules
-from .client_algorithm import ClientAlgorithm, DataPartition
+from .client_algorithm import ClientAlgorithm, DataPartition, Frame, encode_each
 from .closing import QuorumOrDeadline, least
-from .codes import Seats, allocation_matrix, deal, default_redundancy, mean_redundancy
+from .codes import Seats, allocation_matrix, deal
 from .cohort import draw
+from .complaints import split_vote
 from .exchange import Accepted, Exchange, Traffic
-from .local_election import BALLOTS, ROW, TALLY, BallotElection, DataElection, Row
-from .promises import AS_DRAWN, larger, promise, ties
-from .sealed_election import LETTER, Sealing
-from .sealed_voter import CARDS, RECOUNT, SealedElection, with_complaints
+from .guarantees import MarginWatch, check_seats, holds, notice
+from .local_election import (
+    BALLOTS,
+    ROW,
+    TALLY,
+    Row,
+    announced_row,
+    announcements,
+    ballot_of,
+    ballots_of_row,
+    sent_ballot,
+    vote_of,
+)
+from .sealed_election import UNREAD, SealedElectionClient, SealedRound
+from .sealed_messages import CARDS, RECOUNT, terms_of
 from .vote import Vote, inner
 
-SEATS = 15  # of a code, at most, where none are asked for: a voter of a full row trains on as many partitions
-LOOKED_AT = 3  # whole rounds whose margins tell how often single votes are right
-MOST_CORRECT = (
-    0.99  # level up to which codes are compared: votes that are always right leave none to choose
-)
+MAX_SEATS = 15  # unless given: a voter of a full row trains on as many partitions
 STATE = "election"  # in a checkpoint
 
 
@@ -74,14 +82,10 @@ STATE = "election"  # in a checkpoint
 class Options:
     code: Literal["deterministic", "bernoulli", "uncoded"] = "deterministic"
     byzantine: int = 1  # b that the code is made for, of n seats
-    liars: int | None = (
-        None  # f, clients of a round that may lie, seen or unseen; as many as `byzantine` when not given
-    )
+    liars: int | None = None  # f, Byzantine clients of a round, proven or not; None: `byzantine`
     redundancy: float | None = None  # mean partitions of a row, of the Bernoulli code
-    seats: int = 0  # n; 0 = as many as the cohort has clients, at most SEATS
-    form: Literal["data", "ballots"] = (
-        "data"  # ballots: guards the tally alone, a liar's own ballot counts
-    )
+    seats: int = 0  # n; 0: as many as the cohort has clients, at most MAX_SEATS
+    form: Literal["data", "ballots"] = "data"  # ballots: guards the tally alone
     sealed: bool = False  # ballots that the server cannot read
     momentum: float = 0.0  # β, of the server
 
@@ -100,8 +104,83 @@ class Options:
             )
 
 
+class DataElectionClient(ClientAlgorithm):
+    """Train on all partitions of a row and vote once."""
+
+    trains_on_partitions: ClassVar[bool] = True
+
+    def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
+        return run_seed  # a vote has no zeros, and coins are keyed by what they decide
+
+    def partitions(self, assignment: Assignment) -> Sequence[DataPartition]:
+        return announced_row(announcements(assignment)).parts
+
+    def summarize(
+        self, partition: DataPartition, update: Tensor, seed: int, round: int
+    ) -> tuple[bytes, NonFiniteError | None]:
+        """Return the ballot of a partition, and the error of an update that holds NaN or infinity."""
+        (error,) = nonfinite_rows(update[None], None, f"the update of partition {partition.number}")
+        return ballot_of(update, seed, round, partition.number), error
+
+    def combine(
+        self,
+        assignment: Assignment,
+        summaries: Sequence[tuple[bytes, NonFiniteError | None]],
+        numel: int,
+        seed: int,
+    ) -> Tensor:
+        """Raises NonFiniteError where most of several updates are not finite: training fails everywhere, not on one bad data set."""
+        errors = [error for _, error in summaries if error is not None]
+        if len(summaries) > 1 and 2 * len(errors) > len(summaries):
+            raise errors[0]
+        row, ballots = announced_row(announcements(assignment)), [ballot for ballot, _ in summaries]
+        return vote_of(row, ballots, numel, seed, assignment.round)
+
+
+class BallotElectionClient(ClientAlgorithm):
+    """Send the signs of the own update, then vote on the ballots that were passed on."""
+
+    def __init__(self) -> None:
+        super().__init__((BALLOTS, TALLY))
+
+    def seed(self, codec: Codec, run_seed: int, assignment: Assignment) -> int:
+        return (
+            super().seed(codec, run_seed, assignment) if assignment.phase == BALLOTS else run_seed
+        )
+
+    def later_update(
+        self, memory: Memory, values: dict[str, Any], seed: int, context: Context
+    ) -> Tensor:
+        row, told = announced_row(context.announced), context.announced
+        sent = {
+            client: sent_ballot(memory, told[str(client)])
+            for client in row.senders
+            if str(client) in told
+        }
+        numel, round = memory.numel, context.round
+        return vote_of(row, ballots_of_row(row, sent, numel, seed, round), numel, seed, round)
+
+    def encode(
+        self,
+        memories: Sequence[Memory],
+        updates: Tensor | None,
+        values: Sequence[dict[str, Any]],
+        seeds: Sequence[int],
+        context: Context,
+    ) -> list[Frame]:
+        if context.phase == BALLOTS:
+            return encode_each(_encode_ballot, memories, updates, values, seeds, context)
+        return super().encode(memories, updates, values, seeds, context)
+
+
+def _encode_ballot(
+    memory: Memory, update: Tensor, values: dict[str, Any], seed: int, context: Context
+) -> bytes:
+    return memory.codec.encode(update, seed=seed, layout=memory.layout, context=context)
+
+
 class Election(Vote):
-    """Votes by a code, over the data of all or over ballots that are passed on."""
+    """A majority of votes by a code, over the data of all clients or over ballots that are passed on."""
 
     name: ClassVar[str] = "election"
     Options: ClassVar[type] = Options
@@ -122,99 +201,39 @@ class Election(Vote):
                 f"strategy '{self.name}' trains on other data in every round, and has no momentum to keep; leave "
                 "--keep-momentum out"
             )
-        self.sealing = Sealing(DerivedKeys(rules.seed)) if o.sealed else None
+        self.sealed = SealedRound(DerivedKeys(rules.seed)) if o.sealed else None
         self.client_algorithm = self.client_for(o)
-        if self.sealing:
-            self.client_algorithm = replace(self.client_algorithm, ring=self.sealing.ring)
-        self.liars = o.byzantine if o.liars is None else o.liars
-        self.notice = promise(o.code, o.form, o.sealed, self.liars)
+        if self.sealed:
+            self.client_algorithm = replace(self.client_algorithm, ring=self.sealed.ring)
+        self.f = o.byzantine if o.liars is None else o.liars
         self.code = np.empty((0, 0), np.uint8)  # G
-        self.seats: Seats | None = None  # of the round, None where there were too few clients
-        self.disproved: dict[
-            int, str
-        ] = {}  # of the round: who is left out after its reply was taken, and why
+        self.notice = notice(o, self.f, self.code)
+        self.seats: Seats | None = None  # of the round; None: too few clients
+        self.convicted: dict[int, str] = {}  # of the round: left out after the tally, with reasons
         self._exchanges: dict[str, Exchange] = {}  # of the round, by phase
 
     @classmethod
     def client_for(cls, options: Options) -> ClientAlgorithm:
         if options.sealed:
-            return SealedElection()
-        return DataElection() if options.form == "data" else BallotElection()
+            return SealedElectionClient()
+        return DataElectionClient() if options.form == "data" else BallotElectionClient()
 
     def know(self, run: str, key_of: Callable[[int], bytes], options: str) -> None:
-        if self.sealing:
-            self.sealing.ring, self.sealing.options = KnownKeys(run, key_of), options
+        if self.sealed:
+            self.sealed.ring, self.sealed.options = KnownKeys(run, key_of), options
 
     def check_cohort(self, clients: int) -> None:
         o = self.options
-        n = o.seats or min(clients - (o.code == "deterministic" and clients % 2 == 0), SEATS)
-        if n > clients:
-            raise ConfigError(
-                f"strategy '{self.name}' with seats={n} needs rounds of at least {n} clients, and they have {clients}; give "
-                f"a smaller 'seats', a larger --participation, or more --clients"
-            )
-        if o.code == "deterministic" and n % 2 == 0:
-            others = f"{n - 1} or {n + 1}" if n < clients else f"{n - 1}"
-            raise ConfigError(
-                f"the deterministic code needs an odd number of seats, not {n}; choose seats={others}, or code=bernoulli"
-            )
-        if 2 * o.byzantine >= n:
-            seats = (
-                f"seats={n} are fewer"
-                if o.seats
-                else f"rounds of {clients} clients have {n} seat{'s' * (n > 1)}"
-            )
-            raise ConfigError(
-                f"strategy '{self.name}' with byzantine={o.byzantine} needs {2 * o.byzantine + 1} seats, and {seats}; give "
-                f"{'more seats, ' * bool(o.seats)}a larger --participation, more --clients, or byzantine={(n - 1) // 2}"
-            )
-        self.code = self._code(n, clients)
-        if not self._bears(clients, n):
-            most = (deal(range(clients), n, o.byzantine, 0, 1).margin - 1) // 2
-            raise ConfigError(
-                f"strategy '{self.name}' with byzantine={o.byzantine} bears {most} liars of {clients} clients, not "
-                f"liars={self.liars}; give a larger 'byzantine' or fewer 'liars'"
-            )
-        if o.sealed and n - self.liars // (clients // n) < FEWEST:
-            raise ConfigError(
-                f"strategy '{self.name}' with sealed=true votes on {FEWEST} ballots at least, and of {clients} clients with "
-                f"liars={self.liars} those who send none, or bad ones, leave fewer; give {larger(n, clients, o.liars)}"
-            )
-        self.fewest = next(count for count in range(1, clients + 1) if self._bears(count, n))
-        self.allocation = self.code
-        margin = deal(range(clients), n, o.byzantine, 0, 1).margin
-        spare = min(
-            margin - 1 - 2 * self.liars, clients // n * (n - FEWEST + 1) - 1 if o.sealed else margin
-        )
-        self.notice = promise(o.code, o.form, o.sealed, self.liars, spare, clients)
-        if o.code == "bernoulli":
-            asked = default_redundancy(n) if o.redundancy is None else o.redundancy
-            self.notice += AS_DRAWN.format(drawn=mean_redundancy(self.code), asked=asked)
-        if o.code != "deterministic" and ties(clients):
-            self.notice += f"; {ties(clients)}"
-
-    def _bears(self, clients: int, n: int) -> bool:
-        """Whether a round of so many clients could close, if seats of a code of n are empty where they are fewer."""
-        seats = deal(range(max(clients, n)), n, self.options.byzantine, 0, 1)
-        return seats.may_close(self.liars, max(0, n - clients))
-
-    def _code(self, n: int, clients: int) -> np.ndarray:
-        o = self.options
-        if o.sealed and (o.code != "deterministic" or n != 2 * o.byzantine + 1 or n < FEWEST):
-            raise ConfigError(
-                f"strategy '{self.name}' with sealed=true has every voter count all ballots, since votes on some tell "
-                f"what those are, and code={o.code} of {n} seats with byzantine={o.byzantine} does not; give "
-                f"{larger(n, clients, o.liars)}"
-            )
-        return allocation_matrix(o.code, n, o.byzantine, o.redundancy, self.rules.seed)
+        n = o.seats or min(clients - (o.code == "deterministic" and clients % 2 == 0), MAX_SEATS)
+        check_seats(o, self.f, n, clients)
+        self.code = allocation_matrix(o.code, n, o.byzantine, o.redundancy, self.rules.seed)
+        self.fewest = next(c for c in range(1, clients + 1) if holds(c, n, o.byzantine, self.f))
+        self.allocation, self.notice = self.code, notice(o, self.f, self.code, clients)
 
     def begin(self, weights: Tensor, layout: Layout) -> None:
         super().begin(weights, layout)
-        self.margins: np.ndarray | None = (
-            None  # in how many coordinates of the rounds that are looked at each margin occurred
-        )
-        self.looked_at = 0  # of these rounds
-        self.said: set[str] = set()  # what is warned of once
+        self.watch = MarginWatch()
+        self.said: set[str] = set()  # warnings, each given once
         self.known: set[int] = set()  # clients that could ever be reached
         self._margins: np.ndarray | None = None  # of the round
 
@@ -224,35 +243,32 @@ class Election(Vote):
         cohort = super().choose(clients, round)
         if not len(self.code):  # nobody told how large cohorts are to be
             self.check_cohort(len(cohort))
-        n, self.disproved, self._exchanges, self._margins = len(self.code), {}, {}, None
+        n, b = len(self.code), self.options.byzantine
+        self.convicted, self._exchanges, self._margins = {}, {}, None
         self.known |= set(clients)
         if len(cohort) < n:
             cohort = draw(clients, min(n, len(clients)), self.rules.seed, round)
-        empty = range(
-            -max(0, n - len(cohort)), 0
-        )  # absent clients, in the seats that nobody is here for
+        empty = range(-max(0, n - len(cohort)), 0)  # stand for absent clients in empty seats
         data_sets = (
             [*cohort, *sorted(self.known - set(cohort))[: len(empty)]]
             if self.options.form == "data"
             else [*cohort, *empty]
         )
-        if not self._bears(len(cohort), n) or len(data_sets) < n:
+        if not holds(len(cohort), n, b, self.f) or len(data_sets) < n:
             self.seats = None
             self._say(
                 "seats",
                 f"round {round} is left out: {len(cohort)} clients can be reached, too few for {n} seats with "
-                f"byzantine={self.options.byzantine}, liars={self.liars}",
+                f"byzantine={b}, liars={self.f}",
             )
             return []
-        self.seats = deal(
-            [*cohort, *empty], n, self.options.byzantine, self.rules.seed, round, data_sets
-        )
+        self.seats = deal([*cohort, *empty], n, b, self.rules.seed, round, data_sets)
         self.allocation = self.code[[self.seats.of(client) for client in cohort]]
-        if self.sealing:
+        if self.sealed:
             s = self.schedule
             told = s.rate(round), s.count("local_steps", round), s.count("batch_size", round)
-            terms = terms_of(self.sealing.options, self.broadcasts.fingerprint, *told)
-            self.sealing.begin(
+            terms = terms_of(self.sealed.options, self.broadcasts.fingerprint, *told)
+            self.sealed.start(
                 round, {client: self.row(client) for client in cohort}, self.layout.numel, terms
             )
         return cohort
@@ -260,7 +276,7 @@ class Election(Vote):
     def phases(self, round: int) -> Iterable[Phase]:
         names = (
             (CARDS, BALLOTS, TALLY)
-            if self.sealing
+            if self.sealed
             else (TRAIN,)
             if self.options.form == "data"
             else (BALLOTS, TALLY)
@@ -271,29 +287,29 @@ class Election(Vote):
             ):
                 return
             yield Phase(name, self._closing)
-        if self.sealing and TALLY in self._exchanges:
-            self.disproved = self.sealing.judge([*self._exchanges[TALLY].answers()])
-            if self.sealing.proofs and not self._untold:
+        if self.sealed and TALLY in self._exchanges:
+            self.convicted = self.sealed.judge([*self._exchanges[TALLY].answers()])
+            if self.sealed.proofs and not self._untold:
                 yield Phase(RECOUNT, self._closing)
 
     @property
     def _closing(self) -> QuorumOrDeadline | None:
-        """The run's own, but never before as many have answered as a vote needs: fast liars would fill a quorum first."""
+        """The run's quorum, raised to the answers that a vote needs: fast Byzantine clients would fill a smaller one first."""
         if self.seats is None:
             return None
         voters, asked = sum(map(len, self.seats.members)), len(self.allocation)
-        needed = voters - (self.seats.margin - 1 - 2 * self.liars)
+        needed = voters - (self.seats.margin - 1 - 2 * self.f)
         raised = min(1.0, max(self.rules.quorum, needed / asked))
         if (asked_for := least(self.rules.quorum, asked)) < (waits := least(raised, asked)):
             self._say(
                 "quorum",
                 f"--quorum {self.rules.quorum:g} is {asked_for} of {asked} answers, and a vote with "
-                f"liars={self.liars} waits for {waits}, so that fast liars do not fill it",
+                f"liars={self.f} waits for {waits}, so that fast Byzantine clients do not fill it",
             )
         return QuorumOrDeadline(raised, self.rules.timeout_s)
 
     def row(self, client: int) -> Row:
-        """What a client counts in this round."""
+        """Return what a client counts in this round."""
         seat = self.seats.of(client)
         return Row(
             client,
@@ -306,8 +322,8 @@ class Election(Vote):
     def announce(
         self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]
     ) -> Mapping[str, bytes]:
-        if self.sealing:
-            return self.sealing.announce(phase.name, client, before)
+        if self.sealed:
+            return self.sealed.announce(phase.name, client, before)
         if phase.name == BALLOTS:
             return {}
         row = self.row(client)
@@ -319,8 +335,10 @@ class Election(Vote):
         return {ROW: row.pack()} | passed_on
 
     def look_over(self, phase: Phase, exchange: Exchange) -> None:
-        if self.sealing and phase.name == CARDS:
-            for client, why in self.sealing.strangers(exchange.accepted.keys(), self.liars).items():
+        if self.sealed and phase.name == CARDS:
+            for client, why in self.sealed.without_known_key(
+                exchange.accepted.keys(), self.f
+            ).items():
                 del exchange.accepted[client]
                 exchange.rejected[client] = Rejection(client, "reply", why)
 
@@ -332,20 +350,20 @@ class Election(Vote):
     def _vet(self, phase: str, client: int, frame: bytes) -> None:
         if not frame:
             raise FrameError("the answer is empty; one who is honest always has signs to send")
-        if self.sealing:
-            self.sealing.vet(phase, client, frame)
+        if self.sealed:
+            self.sealed.check(phase, client, frame)
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError | None]:
-        if not self.sealing:
+        if not self.sealed:
             return super().open(phase, frames)
         if phase.name in (CARDS, BALLOTS):
-            return [LETTER] * len(frames)
+            return [UNREAD] * len(frames)
         return [self._opened(frame) for frame in frames]
 
     def _opened(self, frame: bytes) -> Update | FrameError | None:
-        """The vote beside its complaints; None where there are complaints alone."""
+        """Return the vote after its complaints; None where there are complaints alone."""
         try:
-            complaints, vote = with_complaints(frame)
+            complaints, vote = split_vote(frame)
             return (
                 self.uplink.open(vote, self.layout.numel, self.layout)
                 if vote or not complaints
@@ -365,9 +383,9 @@ class Election(Vote):
         traffic: Traffic,
     ) -> Outcome:
         name, last = list(results.items())[-1]
-        results = results | {name: [a for a in last if a.client not in self.disproved]}
+        results = results | {name: [a for a in last if a.client not in self.convicted]}
         rejected = rejected | {
-            client: Rejection(client, "aggregate", why) for client, why in self.disproved.items()
+            client: Rejection(client, "aggregate", why) for client, why in self.convicted.items()
         }
         if cohort and not results[name]:
             self._say("failed", f"round {round} failed: none of {len(cohort)} clients has voted")
@@ -375,24 +393,24 @@ class Election(Vote):
 
     @property
     def proven(self) -> set[int]:
-        """Who has been shown to lie in this round."""
+        """The clients proven to be Byzantine in this round."""
         return {
             client for exchange in self._exchanges.values() for client in exchange.proven
-        } | self.disproved.keys()
+        } | self.convicted.keys()
 
     @property
     def _untold(self) -> str:
-        """Why the ballots of a sealed round are too few to vote on, in words; "" where they are not, or not yet passed on."""
+        """The reason why the ballots of a sealed round are too few to vote on; "" if they are enough, or not yet passed on."""
         return (
-            self.sealing.too_few(self._exchanges[BALLOTS].accepted)
-            if self.sealing and BALLOTS in self._exchanges
+            self.sealed.too_few(self._exchanges[BALLOTS].accepted)
+            if self.sealed and BALLOTS in self._exchanges
             else ""
         )
 
     def _too_few(self, voted: Collection[int]) -> str:
-        """Why a vote of these is not taken, in words; "" where it is."""
+        """Return the reason why a vote of these clients is not taken, "" if it is."""
         voters = {client for members in self.seats.members for client in members}
-        m, f, absent = len(self.proven), self.liars, len(voters - set(voted) - self.proven)
+        m, f, absent = len(self.proven), self.f, len(voters - set(voted) - self.proven)
         if self.seats.may_close(max(0, f - m), m + absent):
             return ""
         left = f"{max(0, f - m)} more may lie" if m else f"{f} may lie"
@@ -402,7 +420,7 @@ class Election(Vote):
         )
 
     def refusal(self, accepted: Sequence[Accepted]) -> str:
-        m, f = len(self.proven), self.liars
+        m, f = len(self.proven), self.f
         if m > f:
             who = f"{m} clients were" if m > 1 else "1 client was"
             self._say(
@@ -424,16 +442,16 @@ class Election(Vote):
         cast = {a.client: self.ballot(a.client, a.update) for a in last if a.update is not None}
         self.step(self.tally(cast), into)
         if (
-            self.looked_at < LOOKED_AT
+            not self.watch.over
             and self.options.code == "bernoulli"
             and len(cast) == sum(map(len, self.seats.members))
         ):
             self._margins = votes.margin_counts([*cast.values()], into.numel())
 
     def tally(self, cast: Mapping[int, np.ndarray | bytes]) -> np.ndarray:
-        """Likewise. Seats of few partitions are not judged where others hold most: there the honest lose wide where those few do."""
-        result, held = super().tally(cast), self.code.sum(1, dtype=np.int64)
-        if (most := 2 * held > len(self.code)).any():
+        """Likewise, without suspicion of seats of few partitions where others have most: honest ones lose by wide margins there."""
+        result, partitions = super().tally(cast), self.code.sum(1, dtype=np.int64)
+        if (most := 2 * partitions > len(self.code)).any():
             self._judged = {
                 client: lost for client, lost in self._judged.items() if most[self.seats.of(client)]
             }
@@ -442,30 +460,14 @@ class Election(Vote):
     def closed(self, outcome: Outcome) -> None:
         super().closed(outcome)
         if outcome.broadcast is not None and self._margins is not None:
-            self.margins = self._margins if self.margins is None else self.margins + self._margins
-            self.looked_at += 1
-            if self.looked_at == LOOKED_AT:
-                self._warn_of_harm()
-
-    def _warn_of_harm(self) -> None:
-        """Say where no code would be better than this one, whether those who may lie lied in the rounds that were looked at or not.
-
-        Margins of honest votes, read as if some had been turned, tell too high a q, up to 1, at which no code can do harm.
-        """
-        o, members = self.options, [len(held) for held in self.seats.members]
-        for liars in dict.fromkeys(
-            (0, self.liars)
-        ):  # the lower q first, whose outlook is the worse
-            q = correctness.estimate_correctness(
-                self.margins, self.code, liars, members, self.rules.seed
-            )
-            level = q and min(q, MOST_CORRECT)
-            if level and (
-                sentence := correctness.warning(
-                    o.code, len(self.code), o.byzantine, level, o.redundancy, self.rules.seed
+            self.watch.add(self._margins)
+            members = [len(clients) for clients in self.seats.members]
+            if self.watch.over and (
+                sentence := self.watch.warning(
+                    self.options, self.f, self.code, members, self.rules.seed
                 )
             ):
-                return self._say("code", sentence)
+                self._say("code", sentence)
 
     def _say(self, what: str, sentence: str) -> None:
         if what not in self.said:
@@ -476,10 +478,10 @@ class Election(Vote):
 
     def take_changes(self) -> Changes:
         vectors, values = super().take_changes()
-        margins = None if self.margins is None else self.margins.tolist()
+        margins = None if self.watch.margins is None else self.watch.margins.tolist()
         return vectors, values | {
             STATE: json.dumps(
-                [self.looked_at, margins, sorted(self.said), sorted(self.known)]
+                [self.watch.rounds, margins, sorted(self.said), sorted(self.known)]
             ).encode()
         }
 
@@ -487,9 +489,5 @@ class Election(Vote):
         self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
     ) -> None:
         super().restore(vector, value)
-        self.looked_at, margins, said, known = json.loads(value(STATE))
-        self.margins, self.said, self.known = (
-            None if margins is None else np.array(margins, np.int64),
-            set(said),
-            set(known),
-        )
+        rounds, margins, said, known = json.loads(value(STATE))
+        self.watch, self.said, self.known = MarginWatch(margins, rounds), set(said), set(known)

@@ -38,7 +38,7 @@ from ..memories.base import Changes
 from ..memories.none import Nothing
 from .base import Outcome, RoundStrategy, Rules
 from .exchange import Accepted
-from .promises import ties
+from .guarantees import even_cohort
 
 MOMENTUM, SUSPICION = "momentum", "suspicion"  # in a checkpoint
 LARGEST = float(np.finfo(np.float32).max)
@@ -104,7 +104,7 @@ class Vote(RoundStrategy):
         }
 
     def check_cohort(self, clients: int) -> None:
-        self.notice = ties(clients)
+        self.notice = even_cohort(clients)
 
     def begin(self, weights: Tensor, layout: Layout) -> None:
         super().begin(weights, layout)

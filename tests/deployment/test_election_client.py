@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import for_each
 from cryptography.hazmat.primitives.asymmetric import ec
 from federation import Federation
 from test_process import DATA, a_strategy, invitation, own
@@ -15,27 +14,14 @@ from fedcomp.clients.client import shard_of
 from fedcomp.codecs import Context
 from fedcomp.deployment.member import Member
 from fedcomp.errors import FrameError, ProtocolError
-from fedcomp.kernels import votes
 from fedcomp.keys.keyring import point_of
 from fedcomp.messages import TRAIN, UPDATE, Assignment
+from fedcomp.privacy.ballots import CARD
 from fedcomp.strategies import Rules, resolved, strategy
-from fedcomp.strategies.announcements import terms_of
 from fedcomp.strategies.client_algorithm import DataPartition
-from fedcomp.strategies.local_election import (
-    BALLOTS,
-    ROW,
-    TALLY,
-    BallotElection,
-    DataElection,
-    Row,
-    ballot_of,
-    local_tie_seed,
-    missing_ballot,
-    of_partitions,
-    signs,
-    tie_seed,
-)  # fmt: skip
-from fedcomp.strategies.sealed_voter import CARD, KEY_OF, NO_CARD
+from fedcomp.strategies.election import BallotElectionClient, DataElectionClient
+from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, Row
+from fedcomp.strategies.sealed_messages import KEY_OF, NO_CARD, terms_of
 
 RULES = Rules(
     participation=1.0,
@@ -47,71 +33,6 @@ RULES = Rules(
     lr=0.02,
 )
 ROWS = Row(7, 2, (DataPartition(0, (4,)), DataPartition(3, (1, 9))))
-
-
-def test_a_row_arrives_as_it_was_sent():
-    assert Row.unpack(ROWS.pack()) == ROWS and ROWS.senders == [1, 4, 9]
-    assert len(Row(12, 3, tuple(DataPartition(j, (j,)) for j in range(15))).pack()) < 120
-
-
-@for_each(
-    "data",
-    [
-        b"",
-        b"{}",
-        b"[1,2]",
-        b"[1,2,[]]",
-        b"[1,2,[[3]]]",
-        b'[1,2,[["a",4]]]',
-        b"[1,2,[[1,true]]]",
-        b"[" * 9999,
-    ],
-)
-def test_what_is_no_row_is_refused(data):
-    with pytest.raises(ProtocolError, match="cannot be read"):
-        Row.unpack(data)
-
-
-def test_coins_of_seats_are_their_own_those_of_the_tally_are_shared():
-    of_seats = {local_tie_seed(1, 2, seat) for seat in range(5)}
-    assert tie_seed(1, 2) == tie_seed(1, 2)
-    assert (
-        len(of_seats | {local_tie_seed(1, 3, 0), tie_seed(1, 2), tie_seed(1, 3), tie_seed(2, 2)})
-        == 9
-    )
-
-
-def test_zeros_and_what_is_no_number_are_coins_of_the_partition_and_round():
-    x = torch.zeros(1000)
-    x[:10], x[10:20], x[20] = 2.0, -2.0, float("nan")
-    packed = [
-        signs(ballot_of(x, 1, round, part), 1000)
-        for round, part in ((1, 0), (1, 0), (1, 1), (2, 0))
-    ]
-    assert torch.equal(packed[0], packed[1])
-    for other in packed[2:]:
-        assert 400 < (other[20:] == packed[0][20:]).sum() < 580
-    assert all(torch.equal(p[:20], x[:20].sign()) for p in packed)
-    infinite = torch.full((8,), float("-inf"))
-    assert torch.equal(signs(ballot_of(infinite, 1, 1, 0), 8), -torch.ones(8))
-
-
-def test_a_partition_of_several_has_the_majority_of_its_ballots_and_one_of_none_a_coin_for_all():
-    generator = np.random.default_rng(5)
-    cast = {
-        client: votes.pack((2.0 * (generator.random(64) < 0.5) - 1)[None])[0]
-        for client in (1, 4, 9)
-    }
-    first, second = of_partitions(ROWS, cast, 64, 1, 1)
-    assert first.tobytes() == cast[4].tobytes()
-    agree = signs(cast[1], 64) == signs(cast[9], 64)
-    assert torch.equal(signs(second, 64)[agree], signs(cast[1], 64)[agree])
-    gone = of_partitions(ROWS, {1: cast[1]}, 64, 1, 1)
-    assert (
-        gone[0].tobytes() == missing_ballot(64, 1, 1, 0).tobytes()
-        and gone[1].tobytes() == cast[1].tobytes()
-    )
-    assert missing_ballot(64, 1, 1, 0).tobytes() != missing_ballot(64, 1, 1, 1).tobytes()
 
 
 def federation(text: str, clients: int = 5) -> Federation:
@@ -172,7 +93,7 @@ def test_who_lacks_the_data_of_a_part_says_so():
 
 
 def test_passed_ballots_are_opened_and_counted():
-    work, kept = BallotElection(), memory("none", codec("sign"), 42)
+    work, kept = BallotElectionClient(), memory("none", codec("sign"), 42)
     generator = torch.Generator().manual_seed(1)
     ballots = {client: torch.randn(42, generator=generator).sign() for client in range(3)}
     row = Row(0, 0, tuple(DataPartition(client, (client,)) for client in range(3)))
@@ -275,9 +196,9 @@ def test_a_client_without_a_key_cannot_seal():
 def test_seeds_are_the_clients_own_where_it_signs_for_itself_and_the_runs_where_all_have_to_agree():
     a = Assignment(4, BALLOTS, 2, "", "", "", "", [], "")
     sign = codec("sign")
-    assert BallotElection().seed(sign, 9, a) == seeds.key(9, "encode", 4, 2)
+    assert BallotElectionClient().seed(sign, 9, a) == seeds.key(9, "encode", 4, 2)
     assert (
-        BallotElection().seed(sign, 9, replace(a, phase=TALLY))
-        == DataElection().seed(sign, 9, a)
+        BallotElectionClient().seed(sign, 9, replace(a, phase=TALLY))
+        == DataElectionClient().seed(sign, 9, a)
         == 9
     )

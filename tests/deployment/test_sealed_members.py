@@ -19,10 +19,9 @@ from fedcomp.privacy.ballots import CARD, Card, Sealed, Slot
 from fedcomp.sim.grid import LocalGrid
 from fedcomp.state_folder import StateFolder
 from fedcomp.strategies import resolved
-from fedcomp.strategies.announcements import terms_of
 from fedcomp.strategies.client_algorithm import DataPartition
-from fedcomp.strategies.local_election import BALLOTS, Row
-from fedcomp.strategies.sealed_voter import CARDS, KEY_OF, ROW
+from fedcomp.strategies.local_election import BALLOTS, ROW, Row
+from fedcomp.strategies.sealed_messages import CARDS, KEY_OF, terms_of
 
 CONFIG = resolved(
     RunConfig(

@@ -93,7 +93,7 @@ def test_absent_voters_and_frames_that_are_none_count_by_the_rule(options, bad, 
     assert len(outcome.accepted) + len(outcome.rejections) == 5
     if closes:
         assert outcome.broadcast.frame == whole.broadcast.frame
-        assert len(said) == (bad > f.strategy.liars)
+        assert len(said) == (bad > f.strategy.f)
     else:
         assert {r.stage for r in outcome.rejections if r.client >= bad + lost} == {
             "aggregate"
@@ -135,7 +135,7 @@ def test_a_quorum_does_not_close_a_round_that_liars_could_have_filled():
     assert len(one.choose(range(9), 1)) == 9
     (phase,) = one.phases(1)
     assert said == [
-        "--quorum 0.3 is 3 of 9 answers, and a vote with liars=1 waits for 7, so that fast liars do not fill it"
+        "--quorum 0.3 is 3 of 9 answers, and a vote with liars=1 waits for 7, so that fast Byzantine clients do not fill it"
     ]
     assert phase.closing.closed(Progress(9, 6, 6, 0.0)) is None
     assert phase.closing.closed(Progress(9, 7, 7, 0.0)) is not None
@@ -298,7 +298,7 @@ def test_what_does_not_suit_is_refused_with_what_would(text, clients, changes, f
 
 
 def test_bounds_are_those_of_the_cohort():
-    assert made("election:byzantine=1,seats=5,liars=6", 25).liars == 6
+    assert made("election:byzantine=1,seats=5,liars=6", 25).f == 6
     with pytest.raises(ConfigError, match="bears 7 liars of 25"):
         made("election:byzantine=1,seats=5,liars=8", 25)
 
@@ -311,10 +311,13 @@ def test_many_cards_are_told():
     assert "cards" not in few and "1001 signed cards a round" in many
 
 
-def test_what_each_form_promises_is_said():
-    assert "change nothing, up to 2" in made("election:byzantine=2", 9).notice
-    assert "a liar's own counts" in made("election:byzantine=2,form=ballots", 9).notice
-    assert "promises nothing" in made("election:code=bernoulli,byzantine=2", 9).notice
+def test_the_notice_says_what_each_form_guarantees():
+    assert (
+        "up to 2 Byzantine clients in a round change nothing"
+        in made("election:byzantine=2", 9).notice
+    )
+    assert "a Byzantine client's own counts" in made("election:byzantine=2,form=ballots", 9).notice
+    assert "guarantees nothing" in made("election:code=bernoulli,byzantine=2", 9).notice
 
 
 def test_a_bernoulli_code_reports_its_redundancy_as_drawn():

@@ -15,7 +15,7 @@ from ...errors import SpecError
 from ...messages import Report, ticket
 from ...privacy.ballots import HEAD, KEY, TAG, WRAP, Slot, sign, signed_text
 from ...strategies.local_election import BALLOTS
-from ...strategies.sealed_voter import SealedElection
+from ...strategies.sealed_election import SealedElectionClient
 from .base import Attack, Sender
 
 
@@ -33,7 +33,7 @@ class Equivocation(Attack):
             )
 
     def reply(self, report: Report, sender: Sender) -> Report:
-        if report.phase != BALLOTS or not isinstance(sender.algorithm, SealedElection):
+        if report.phase != BALLOTS or not isinstance(sender.algorithm, SealedElectionClient):
             return report
         count = HEAD.unpack_from(report.frame)[3]
         deceived = sender.generator.permutation(count)[: max(1, round(self.share * count))].tolist()

@@ -15,20 +15,12 @@ from fedcomp.memories import memory
 from fedcomp.messages import UP_TO_DATE, Assignment
 from fedcomp.privacy.ballots import CARD, KEY, Card, Sealed, Slot
 from fedcomp.sim.attacks.equivocation import crooked
-from fedcomp.strategies import sealed_voter
+from fedcomp.strategies import signed_attempts
 from fedcomp.strategies.client_algorithm import DataPartition, RoundState
-from fedcomp.strategies.local_election import BALLOTS, TALLY, Row
-from fedcomp.strategies.sealed_voter import (
-    ATTEMPT,
-    CARDS,
-    KEY_OF,
-    RECOUNT,
-    ROW,
-    TERMS,
-    SealedElection,
-    terms_of,
-    with_complaints,
-)
+from fedcomp.strategies.complaints import split_vote
+from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, Row
+from fedcomp.strategies.sealed_election import SealedElectionClient
+from fedcomp.strategies.sealed_messages import ATTEMPT, CARDS, KEY_OF, RECOUNT, TERMS, terms_of
 
 NUMEL, ALL = 10, (0, 1, 2, 3, 4)
 A, B, C, D = (letter * 32 for letter in "abcd")  # attempts
@@ -46,7 +38,7 @@ class One:
 
     who: int
     round_state: RoundState | None = None
-    algorithm: SealedElection = field(default_factory=lambda: SealedElection(ring=RING))
+    algorithm: SealedElectionClient = field(default_factory=lambda: SealedElectionClient(ring=RING))
 
     def ask(self, phase: str, told: Mapping[str, bytes], attempt: str = A, round: int = 1) -> bytes:
         announced = {ATTEMPT: attempt.encode(), TERMS: terms_of("", "", 1.0).encode(), **told}
@@ -141,7 +133,7 @@ def test_a_round_is_not_opened_again_under_its_attempt_nor_under_one_that_was_gi
 
 def test_attempts_without_end_are_not_remembered_but_refused(monkeypatch):
     """One that was forgotten could be come back to."""
-    monkeypatch.setattr(sealed_voter, "MOST_ATTEMPTS", 3)
+    monkeypatch.setattr(signed_attempts, "MAX_ATTEMPTS", 3)
     client = One(0)
     for attempt in (A, B, C):
         client.open(attempt)
@@ -262,7 +254,7 @@ def test_complaints_reach_the_server_where_too_few_ballots_are_whole(opened):
     clients, cards = opened
     sealed = ballots_of(clients, cards)
     bad = crooked(sealed["1"], [0], slot(A, 1, 1), RING.signer(1), lambda size: bytes(size))
-    complaints, vote = with_complaints(
+    complaints, vote = split_vote(
         clients[0].ask(TALLY, {"0": sealed["0"], "1": bad, "2": sealed["2"]})
     )
     ((sender, private),) = complaints

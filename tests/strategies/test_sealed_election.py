@@ -19,20 +19,10 @@ from fedcomp.privacy import ballots
 from fedcomp.sim import attacks, simulate
 from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import Rules, strategy
+from fedcomp.strategies.complaints import COMPLAINT, COUNT, PROOF
 from fedcomp.strategies.local_election import BALLOTS, TALLY
-from fedcomp.strategies.sealed_election import Sealing
-from fedcomp.strategies.sealed_voter import (
-    BITS,
-    CARDS,
-    COMPLAINT,
-    COUNT,
-    KEY_OF,
-    PROOF,
-    PROOF_OF,
-    RECOUNT,
-    SealedElection,
-    slot_of,
-)
+from fedcomp.strategies.sealed_election import BITS, SealedElectionClient, SealedRound
+from fedcomp.strategies.sealed_messages import CARDS, KEY_OF, PROOF_OF, RECOUNT, slot_of
 
 TASK = Path(__file__).parents[1] / "tiny_task.py"
 OPEN = RunConfig(
@@ -338,13 +328,13 @@ def test_a_round_in_which_one_liar_would_always_stop_the_vote_is_refused():
         made("election:byzantine=1,seats=3,form=ballots,sealed=true,liars=2", 6)
 
 
-def test_the_promise_tells_what_the_server_sees_and_how_many_may_be_absent():
+def test_the_notice_says_what_the_server_sees_and_how_many_may_be_absent():
     sealed, one = (
         made(f"election:byzantine={b},liars=1,form=ballots,sealed=true", 2 * b + 1).notice
         for b in (2, 3)
     )
     assert (
-        "against 1 liar of a round, " in sealed
+        "against 1 Byzantine client in a round, " in sealed
         and "the server sees votes, sizes and times" in sealed
     )
     assert "more than 2 absent" in sealed and "more than 4 absent" in one
@@ -587,20 +577,20 @@ def test_a_server_that_wants_somebody_left_out_has_to_prove_it():
     context = Context(round=4, phase=RECOUNT, announced=announced | {f"{PROOF_OF}0": proof})
     held = {f"{KEY_OF}0": ring.key(0), "ballot/0": bytes(6)}
     with pytest.raises(ProtocolError, match="proves nothing"):
-        SealedElection(ring=ring)._leave_out(held, context)
+        SealedElectionClient(ring=ring)._leave_out(held, context)
     assert "ballot/0" in held
 
 
 def test_a_key_that_is_renewed_within_a_round_changes_with_the_next():
     """What was signed in the round is judged by the key that was announced in it."""
     rings = [DerivedKeys(1), DerivedKeys(2)]
-    sealing = Sealing(rings[0])
-    sealing.begin(1, {}, 8, "")
-    assert sealing.key(3) == rings[0].key(3)
-    sealing.ring = rings[1]
-    assert sealing.key(3) == rings[0].key(3)
-    sealing.begin(2, {}, 8, "")
-    assert sealing.key(3) == rings[1].key(3)
+    sealed = SealedRound(rings[0])
+    sealed.start(1, {}, 8, "")
+    assert sealed.key(3) == rings[0].key(3)
+    sealed.ring = rings[1]
+    assert sealed.key(3) == rings[0].key(3)
+    sealed.start(2, {}, 8, "")
+    assert sealed.key(3) == rings[1].key(3)
 
 
 def test_keys_of_virtual_clients_are_their_own():

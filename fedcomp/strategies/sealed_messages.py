@@ -1,0 +1,84 @@
+"""Messages of elections with sealed ballots: what the server announces and what clients answer. docs/ballots.md is the protocol."""
+
+import re
+from collections.abc import Collection, Mapping
+from hashlib import sha256
+
+from ..errors import ProtocolError
+from ..privacy.ballots import CARD, Slot
+from .local_election import Row, announced_row
+
+CARDS, RECOUNT = "cards", "recount"  # phases, beside BALLOTS and TALLY of local_election.py
+ATTEMPT, TERMS = "attempt", "terms"  # announced in every phase
+KEY_OF, PROOF_OF = "key/", "proof/"  # announced by client: its public key, the proof against it
+MIN_PARTITIONS = 3  # with a ballot: a vote on fewer tells what is in them
+NO_CARD = bytes(CARD)  # for a sender whose key the voter does not know
+
+
+def attempt_of(announced: Mapping[str, bytes]) -> str:
+    """Return the announced attempt. Raises ProtocolError."""
+    if ATTEMPT not in announced:
+        raise ProtocolError(
+            "this client was not told which attempt of the round it is; both sides need the same version of fedcomp"
+        )
+    if not re.fullmatch(rb"[0-9a-f]{32}", announced[ATTEMPT]):
+        raise ProtocolError(
+            "the name of the attempt is not 32 hexadecimal digits; both sides need the same version of fedcomp"
+        )
+    return announced[ATTEMPT].decode()
+
+
+def slot_of(run: str, announced: Mapping[str, bytes], round: int, sender: int) -> Slot:
+    """Return the slot of a sender's ballot. Raises ProtocolError."""
+    terms = announced.get(TERMS, b"").decode("ascii", "replace")
+    return Slot(run, attempt_of(announced), round, sender, terms)
+
+
+def terms_of(options: str, fingerprint: str, lr: float, steps: int = 0, batch_size: int = 0) -> str:
+    """Return a digest, 32 hexadecimal digits, of everything that decides how clients train in a round.
+
+    A server that had the other clients train from a model of its making, with lr=0 or on batches of one example, would know their
+    ballots in advance and could read the last one from the votes.
+    """
+    return sha256(f"{fingerprint} {lr!r} {steps} {batch_size} {options}".encode()).hexdigest()[:32]
+
+
+def client_number(name: str, prefix: str = "") -> int:
+    """Return the client in an announced name, which must be written as the server writes it. Raises ProtocolError."""
+    if not re.fullmatch("0|[1-9][0-9]{0,17}", text := name.removeprefix(prefix)):
+        raise ProtocolError(
+            f"the server announces something under the name {ascii(name)[:60]}, which is no client's"
+        )
+    return int(text)
+
+
+def full_row(announced: Mapping[str, bytes]) -> Row:
+    """Return the announced row. Raises ProtocolError unless it has an odd number of partitions, with every client once in them.
+
+    The partitions differ in size by one client at most: a sender alone in its partition, among large ones, would count more than others.
+    """
+    row = announced_row(announced)
+    sizes = [len(part.clients) for part in row.parts]
+    numbered = [part.number for part in row.parts] == list(range(len(row.parts)))
+    if (
+        not numbered
+        or len(sizes) % 2 == 0
+        or len(sizes) < MIN_PARTITIONS
+        or max(sizes) - min(sizes) > 1
+        or row.client not in row.senders
+    ):
+        raise ProtocolError(
+            f"the row of the code does not count everybody alike, in an odd number of partitions, {MIN_PARTITIONS} at least; "
+            "a vote on it would tell ballots"
+        )
+    return row
+
+
+def partitions_with_ballots(row: Row, senders: Collection[int]) -> int:
+    """Return how many partitions of a row have a ballot, given who has sent one."""
+    return sum(not set(part.clients).isdisjoint(senders) for part in row.parts)
+
+
+def too_few(partitions: int) -> str:
+    """Return why nobody votes on the ballots of so few partitions."""
+    return f"{partitions} ballots are whole, and a vote on fewer than {MIN_PARTITIONS} would tell what they are"
