@@ -7,17 +7,74 @@ from tiny_task import task
 from torch import Tensor
 
 from fedcomp import memory
-from fedcomp.clients.client import Client
 from fedcomp.clients.replica import Replica
-from fedcomp.codecs import Context
+from fedcomp.clients.session import ClientSession, OneState
+from fedcomp.clients.state import ClientState
+from fedcomp.clients.trainer import Trainer
 from fedcomp.layout import Layout
+from fedcomp.memories import Memory
 from fedcomp.messages import Assignment, Report
+from fedcomp.sim.clients import VirtualClients
 from fedcomp.sim.grid import LocalGrid, by_index
 from fedcomp.strategies import Average, RoundStrategy, Rules
-from fedcomp.tasks import initial_model
+from fedcomp.tasks import Data, initial_model
+from fedcomp.training.engine import OneByOne
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine
 
 Fault = Callable[[Assignment, Report], Report | None]  # what becomes of a reply; None = it is lost
+
+
+class Member(ClientSession):
+    """A session with one client, whose parts tests read and change."""
+
+    def __init__(self, *parts, client: int):
+        super().__init__(*parts, watch=self._hear, remembers=True)
+        self.client = client
+        self.hear: list[Callable[[Assignment, Tensor], None]] = []
+
+    def answer(self, assignment: Assignment) -> Report:
+        (report,) = self.handle([assignment])
+        return report
+
+    def _hear(self, assignments, memories, updates) -> None:
+        for hear in self.hear:
+            hear(assignments[0], updates[0])
+
+    @property
+    def state(self) -> ClientState:
+        return self.states.at(self.client)
+
+    @property
+    def memory(self) -> Memory:
+        return self.state.memory
+
+    @property
+    def ticket(self) -> str:
+        return self.state.ticket
+
+    @property
+    def momentum(self) -> Tensor | None:
+        return self.state.momentum
+
+    @property
+    def data(self) -> Data:
+        return self.trainer.data
+
+    @property
+    def shard(self) -> np.ndarray:
+        return self.trainer.shards[self.client]
+
+    @shard.setter
+    def shard(self, shard: np.ndarray) -> None:
+        self.trainer.shards[self.client] = shard
+
+    @property
+    def sgd(self) -> LocalSGD:
+        return self.trainer.sgd
+
+    @sgd.setter
+    def sgd(self, sgd: LocalSGD) -> None:
+        self.trainer.sgd = sgd
 
 
 class Federation:
@@ -39,24 +96,26 @@ class Federation:
         algorithm, layout = self.strategy.client_algorithm, self.strategy.layout
         data, engine = task.train(), SerialEngine(task, model, self.layout, "cpu")
         shards = np.array_split(np.arange(len(data)), clients)
-        self.members = [
-            Client(
-                Replica(
-                    algorithm.initial_global_state(self.initial.clone()),
-                    layout,
-                    self.strategy.downlink,
-                ),
-                memory(memory_name or rules.memory, self.strategy.uplink, layout.numel, layout),
-                engine,
+        sgd = LocalSGD(steps=2, batch_size=10, lr=0.1)
+        self.members: list[Member] = []
+        for client, shard in enumerate(shards):
+            replica = Replica(
+                algorithm.initial_global_state(self.initial.clone()), layout, self.strategy.downlink
+            )
+            kept = memory(memory_name or rules.memory, self.strategy.uplink, layout.numel, layout)
+            trainer = Trainer(
+                OneByOne(engine),
                 data,
-                shard,
-                LocalSGD(steps=2, batch_size=10, lr=0.1),
+                {client: shard},
+                sgd,
+                algorithm,
                 rules.seed,
-                algorithm=algorithm,
                 all_shards=shards,
             )
-            for shard in shards
-        ]
+            states = OneState(ClientState(kept, replica.version))
+            self.members.append(
+                Member(replica, states, trainer, algorithm, rules.seed, client=client)
+            )
         self.clients, self.at_once = clients, at_once
         self.faults: dict[tuple[int, int], Fault] = {}
         self.grid = LocalGrid(self)
@@ -64,26 +123,39 @@ class Federation:
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
         reports = []
         for a in assignments:
-            report = self.members[a.client].handle(a)
+            report = self.members[a.client].answer(a)
             fault = self.faults.get((a.client, a.round))
             reports.append(fault(a, report) if fault else report)
         return reports
 
 
-def watch_updates(client: Client, hear: Callable[[Tensor, Context], None]) -> None:
-    """Call `hear` with each update [numel] that a client is about to encode."""
+def virtual_clients(
+    federation: Federation, make_memory: Callable[[], Memory], at_once: int
+) -> VirtualClients:
+    """Return virtual clients with the data and training of a federation's members."""
+    first, algorithm = federation.members[0], federation.strategy.client_algorithm
+    return VirtualClients(
+        Replica(federation.initial.clone(), federation.layout, federation.strategy.downlink),
+        Trainer(
+            first.trainer.engine,
+            first.data,
+            [member.shard for member in federation.members],
+            first.sgd,
+            algorithm,
+            first.seed,
+            at_once=at_once,
+        ),
+        make_memory,
+        algorithm,
+        first.seed,
+    )
 
-    class Watched(type(client.algorithm)):
-        def encode(self, memories, updates, values, seeds, context):
-            if updates is not None:
-                hear(updates[0], context)
-            return super().encode(memories, updates, values, seeds, context)
 
-    watched = object.__new__(Watched)
-    watched.__dict__.update(vars(client.algorithm))
-    client.algorithm = watched
+def watch_updates(member: Member, hear: Callable[[Assignment, Tensor], None]) -> None:
+    """Call `hear` with each update [numel] that a client is about to encode, after the assignment."""
+    member.hear.append(hear)
 
 
-def sum_updates(client: Client, total: Tensor) -> None:
+def sum_updates(member: Member, total: Tensor) -> None:
     """Add each update that a client encodes to `total` [numel]."""
-    watch_updates(client, lambda update, context: total.add_(update))
+    watch_updates(member, lambda assignment, update: total.add_(update))

@@ -148,7 +148,7 @@ class Networked:
 
     def weights_of(self, client: int) -> torch.Tensor:
         """A client's weights after it was brought, from where it stands, to where the server stands."""
-        replica, b = self.clients.member(client).client.replica, self.strategy.broadcasts
+        replica, b = self.clients.member(client).session.replica, self.strategy.broadcasts
         d = b.download(replica.version)
         replica.move(
             Assignment(0, "", client, d.form, d.base, b.version, b.fingerprint, d.frames, "")

@@ -13,10 +13,9 @@ file per run, replaced as a whole before a reply leaves. A client of Flower's si
 import json
 import os
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -25,20 +24,21 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from ..codecs import codec
 from ..errors import CheckpointError, ConfigError, FedcompError, ProtocolError
-from ..memories import Memory, available_memories
+from ..memories import available_memories
 from ..memories import memory as memory_of
-from ..messages import NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure, ticket
+from ..messages import NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure
 from ..state_folder import StateFolder, packed, unpacked
 from ..strategies.client_algorithm import ClientAlgorithm
-from .client import context_of, settle
+from . import device_state
 from .flower import MESSAGE
 from .parcels import Form, Parcel
 from .replica import NeedDense, Replica
+from .session import ClientSession, OneState, context_of
+from .state import ClientState
 
 ClientAppCallable = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, ClientAppCallable], Message]
 
-PASSED = 32  # versions that are remembered
 RUNS = 4  # whose state is kept
 TICKET_BYTES = 16
 TOLD = (
@@ -47,7 +47,8 @@ TOLD = (
     "downlink",
     "layout",
 )  # by the server; what is kept of others is of no use
-WEIGHTS, MEMORY, HEAD = "weights", "memory.", "head"
+HEAD = "head"  # of a stored state
+CLIENT = 0  # of the one client of a session; its real id comes with each assignment
 
 
 def compression_mod(memory: str = "residual", state_dir: str | Path | None = None) -> Mod:
@@ -136,16 +137,16 @@ def _attend(
     """Let the app answer a message, and pack what it says."""
     a, stage = assignment, "download"
     try:
-        held = kept.arrive(a)
-        arrays = held.form.record(held.replica.weights, parcel.whole)
+        client = kept.arrive(a)
+        arrays = client.form.record(client.replica.weights, parcel.whole)
         message.content = parcel.replaced(message.content, arrays)
         if a.phase != TRAIN:
-            kept.save(held)
+            kept.save(client)
     except NeedDense as error:
         return _only(failure(a, stage, str(error), kind=NEED_DENSE), message)
     except FedcompError as error:
         return _only(failure(a, stage, str(error)), message)
-    version, print_ = held.replica.version, held.replica.fingerprint
+    version, print_ = client.replica.version, client.replica.fingerprint
     reply = call_next(message, context)
     if reply.has_error():
         return reply
@@ -156,18 +157,17 @@ def _attend(
         )
     try:
         stage = "train"
-        key, trained = _trained(held.form, reply.content)
+        key, trained = _trained(client.form, reply.content)
         stage = "encode"
-        frame = held.propose(
-            a, held.form.vector(trained).sub_(held.form.given(held.replica.weights, arrays))
-        )
-        kept.save(held)
+        start = client.form.given(client.replica.weights, arrays)
+        frame = client.encode(a, client.form.vector(trained).sub_(start))
+        kept.save(client)
     except FedcompError as error:
         return _with(failure(a, stage, str(error), version, print_), reply)
     report = Report(
-        a.round, a.phase, a.client, UPDATE, version, print_, frame, held.ticket, 0, 0.0, "", ""
+        a.round, a.phase, a.client, UPDATE, version, print_, frame, client.ticket, 0, 0.0, "", ""
     )
-    reply.content = Parcel.of(report, key, held.form.whole(trained)).put(reply.content, key)
+    reply.content = Parcel.of(report, key, client.form.whole(trained)).put(reply.content, key)
     return reply
 
 
@@ -204,37 +204,37 @@ def _trained(form: Form, content: RecordDict) -> tuple[str, ArrayRecord]:
 
 
 @dataclass
-class Held:
+class AppClient:
     """What a client has of a run's training."""
 
-    run: dict[str, str]  # that it belongs to: TOLD, and the memory
+    run: dict[str, str]  # the run's description by the server (TOLD), and the memory
     form: Form
-    replica: Replica
-    memory: Memory
-    seed: int
-    ticket: str = ""  # of the proposal that waits in the memory
-    passed: deque[str] = field(default_factory=lambda: deque(maxlen=PASSED))
+    session: ClientSession
 
     @classmethod
     def new(cls, run: dict[str, str], form: Form, seed: int) -> Self:
-        """Return the state of a client that has nothing yet."""
+        """Return a client without a model."""
         layout = form.layout
         replica = Replica(torch.zeros(layout.numel), layout, codec(run["downlink"]))
         replica.restore(replica.weights, "")
-        return cls(
-            run,
-            form,
-            replica,
-            memory_of(run["memory"], codec(run["uplink"]), layout.numel, layout),
-            seed,
-        )
+        memory = memory_of(run["memory"], codec(run["uplink"]), layout.numel, layout)
+        states = OneState(ClientState(memory, replica.version))
+        return cls(run, form, ClientSession(replica, states, None, ClientAlgorithm(), seed))
 
-    def propose(self, assignment: Assignment, update: torch.Tensor) -> bytes:
-        """A frame for the update, b"" for nothing to send. Raises NonFiniteError with the memory unchanged."""
-        seed = ClientAlgorithm().seed(self.memory.codec, self.seed, assignment)
-        frame = self.memory.propose(update, seed=seed, context=context_of(assignment)) or b""
-        self.ticket = ticket(assignment.round, assignment.client, frame)
-        return frame
+    @property
+    def replica(self) -> Replica:
+        return self.session.replica
+
+    @property
+    def ticket(self) -> str:
+        return self.session.states.at(CLIENT).ticket
+
+    def encode(self, assignment: Assignment, update: torch.Tensor) -> bytes:
+        """Return a frame for the update, b"" for nothing to send. Raises NonFiniteError with the memory unchanged."""
+        (frame,) = self.session.encode([assignment], update[None])
+        if isinstance(frame, FedcompError):
+            raise frame
+        return frame or b""
 
 
 class RunStates(StateFolder):
@@ -278,7 +278,7 @@ class Kept:
     def __init__(self, place: RunStates | ContextState, run: str, memory: str):
         self.place, self.file, self.memory = place, f"run-{run}.bin", memory
 
-    def arrive(self, assignment: Assignment) -> Held:
+    def arrive(self, assignment: Assignment) -> AppClient:
         """Settle the pending proposal and move to the assignment's version. Raise NeedDense with the saved state unchanged."""
         told = context_of(assignment).announced
         try:
@@ -290,38 +290,24 @@ class Kept:
             raise ProtocolError(
                 "the message lacks what a client has to know; install the same version of fedcomp on both sides"
             ) from error
-        held = self._load(run, seed)
-        if held is None:
+        client = self._load(run, seed)
+        if client is None:
             if "form" not in told:
                 raise NeedDense(f"nothing is kept of this run in {self.place}")
-            held = Held.new(run, Form.unpack(told["form"]), seed)
+            client = AppClient.new(run, Form.unpack(told["form"]), seed)
         taken = _tickets(told.get("taken", b""))
-        settle(
-            held.memory,
-            held.ticket,
-            held.ticket if held.ticket in taken else assignment.accepted,
-            assignment.returned,
-        )
-        held.replica.move(assignment)
-        if held.replica.version not in held.passed:
-            held.passed.append(held.replica.version)
-        return held
+        accepted = client.ticket if client.ticket in taken else assignment.accepted
+        client.session.download(replace(assignment, accepted=accepted))
+        return client
 
-    def save(self, held: Held) -> None:
+    def save(self, client: AppClient) -> None:
         """Store the state; a file is on the disk when this returns. Raises CheckpointError when the disk is full."""
-        head = held.run | {
-            "form": held.form.pack().decode(),
-            "version": held.replica.version,
-            "passed": list(held.passed),
-            "ticket": held.ticket,
-        }
-        state = {MEMORY + name: value for name, value in held.memory.state_dict(copy=False).items()}
-        self.place.save(
-            state | {WEIGHTS: held.replica.weights, HEAD: json.dumps(head).encode()}, self.file
-        )
+        head = client.run | {"form": client.form.pack().decode()}
+        state = device_state.pack(client.session, CLIENT) | {HEAD: json.dumps(head).encode()}
+        self.place.save(state, self.file)
 
-    def _load(self, run: dict[str, str], seed: int) -> Held | None:
-        """What is kept of a run, None if that is nothing."""
+    def _load(self, run: dict[str, str], seed: int) -> AppClient | None:
+        """Return the client as it was stored in this run, None if it was not."""
         state = self.place.load(self.file)
         if not state:
             return None
@@ -329,31 +315,14 @@ class Kept:
             head = json.loads(state[HEAD])
             if {name: head[name] for name in run} != run:
                 return None
-            held = Held.new(run, Form.unpack(head["form"].encode()), seed)
-            held.replica.restore(state[WEIGHTS], head["version"], head["passed"])
-            held.memory.load_state_dict(
-                {
-                    name[len(MEMORY) :]: value
-                    for name, value in state.items()
-                    if name.startswith(MEMORY)
-                },
-                copy=False,
-            )
-            held.ticket = head["ticket"]
-            held.passed.extend(head["passed"])
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            RuntimeError,
-            FedcompError,
-        ) as error:
+            client = AppClient.new(run, Form.unpack(head["form"].encode()), seed)
+            device_state.restore(client.session, CLIENT, state)
+            return client
+        except (KeyError, TypeError, ValueError, AttributeError, FedcompError) as error:
             raise CheckpointError(
                 f"{self.place}: {self.file} is damaged ({error}); remove it, and the client takes part like one "
                 "that is new"
             ) from error
-        return held
 
 
 def _tickets(data: bytes) -> set[str]:

@@ -33,7 +33,7 @@ class Replica:
             first_version(weights, layout.fingerprint),
             fingerprint(weights),
         )
-        self.passed = {self.version}  # versions that these weights have been at
+        self.passed = {self.version: None}  # versions that these weights have been at, in order
 
     def move(self, assignment: Assignment) -> None:
         """Bring the weights to the assignment's version. A download that starts earlier than this copy stands is good too.
@@ -47,10 +47,10 @@ class Replica:
             self.fingerprint = fingerprint(self.weights)
             self.version = assignment.version if self.fingerprint == assignment.fingerprint else ""
             if assignment.form == DENSE:
-                self.passed = set()
-            self.passed.add(self.version)
+                self.passed = {}
+            self.passed[self.version] = None
         if self.fingerprint != assignment.fingerprint:
-            self.version, self.passed = "", set()
+            self.version, self.passed = "", {}
             raise NeedDense(
                 f"the weights at version {assignment.version[:8]} have another fingerprint"
             )
@@ -61,7 +61,7 @@ class Replica:
         self.version, self.fingerprint, self.passed = (
             version,
             fingerprint(self.weights),
-            {version, *passed},
+            dict.fromkeys([*passed, version]),
         )
 
     def _apply(self, assignment: Assignment) -> None:

@@ -254,7 +254,7 @@ class Process:
     def _join(self, invitation: Invitation) -> Presence:
         try:
             presence = self.member.join(invitation)
-            self.say(sentences.joined(presence, self.member.client))
+            self.say(sentences.joined(presence, self.member.session))
             return presence
         except FedcompError as error:
             self.refused = str(error)
@@ -269,7 +269,7 @@ class Process:
         if report is not None:
             self.say(sentences.answered(assignment, report))
             if report.kind == UPDATE and (
-                others := unknown_keys(assignment, self.member.client.round_state)
+                others := unknown_keys(assignment, self.member.round_state)
             ):
                 self.say(sentences.unknown(assignment, others))
         return report

@@ -14,18 +14,22 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from ..clients.client import Client
 from ..clients.replica import Replica
+from ..clients.session import ClientSession, OneState
+from ..clients.state import ClientState
+from ..clients.trainer import Trainer
 from ..codecs import codec
 from ..config import RunConfig, from_values
 from ..errors import ProtocolError, UserError
 from ..memories import memory
 from ..messages import Values
 from ..strategies import make_client_algorithm
+from ..strategies.client_algorithm import ClientAlgorithm
 from ..strategies.sealed_election import SealedElectionClient
 from ..tasks import Data, Task, initial_model
 from ..tasks.check import check
 from ..tasks.partition import partition
+from ..training.engine import OneByOne
 from ..training.local_sgd import LocalSGD, SerialEngine
 
 # Of a run's options, those that decide what a client does.
@@ -136,8 +140,16 @@ class Own:
     )  # one for all clients of a process, which have the same task, data and device
 
 
-def client_for(invitation: Invitation, own: Own) -> tuple[int, Client]:
-    """The logical id, and a client that stands before round 1. Raises UserError or ProtocolError, naming what does not go together."""
+def session_for(
+    invitation: Invitation,
+    own: Own,
+    with_keys: Callable[[ClientAlgorithm, int], ClientAlgorithm] = lambda algorithm, who: algorithm,
+) -> tuple[int, ClientSession]:
+    """Return the client's logical id and its session before round 1.
+
+    `with_keys`: returns the algorithm with the keys that it signs with, given the logical id. Raises UserError or ProtocolError where
+    the invitation does not fit the client.
+    """
     config = options_of(invitation)
     algorithm = make_client_algorithm(config.strategy)
     if own.sealed and not isinstance(algorithm, SealedElectionClient):
@@ -167,28 +179,26 @@ def client_for(invitation: Invitation, own: Own) -> tuple[int, Client]:
     data = common.once(
         "data", (), lambda: Data(own.train.inputs.to(own.device), own.train.targets.to(own.device))
     )
-    travels = algorithm.global_layout(layout)
-    replica = Replica(algorithm.initial_global_state(weights), travels, codec(config.downlink))
-    kept = memory(config.memory, uplink, travels.numel, travels)
+    algorithm = with_keys(algorithm, who)
+    layout_of_state = algorithm.global_layout(layout)
+    replica = Replica(
+        algorithm.initial_global_state(weights), layout_of_state, codec(config.downlink)
+    )
     engine = common.once(
         "engine", (config.seed,), lambda: SerialEngine(own.task, model, layout, own.device)
     )
-    shard, all_shards = (
-        _shard(config, own),
-        _all_shards(config, own) if algorithm.trains_on_partitions else None,
-    )
-    sgd = LocalSGD.from_config(config)
-    return who, Client(
-        replica,
-        kept,
-        engine,
+    trainer = Trainer(
+        OneByOne(engine),
         data,
-        shard,
-        sgd,
+        {who: _shard(config, own)},
+        LocalSGD.from_config(config),
+        algorithm,
         config.seed,
-        algorithm=algorithm,
-        all_shards=all_shards,
+        all_shards=_all_shards(config, own) if algorithm.trains_on_partitions else None,
     )
+    kept = memory(config.memory, uplink, layout_of_state.numel, layout_of_state)
+    states = OneState(ClientState(kept, replica.version))
+    return who, ClientSession(replica, states, trainer, algorithm, config.seed, remembers=True)
 
 
 def _shard(config: RunConfig, own: Own) -> np.ndarray:

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 
-from ..clients.client import Client
+from ..clients.session import ClientSession
 from ..messages import TRAIN, UPDATE, Assignment, Report
 from ..observe import Said
 from .handshake import Farewell, Presence
 
 
-def joined(presence: Presence, client: Client) -> Said:
-    kept, examples = client.memory, len(client.shard)
+def joined(presence: Presence, session: ClientSession) -> Said:
+    kept = session.states.at(presence.client).memory
+    examples = session.trainer.examples(presence.client)
     return Said(
         f"takes part as client {presence.client}, with {examples} examples, uplink {kept.codec}, memory {kept.name}",
         "joined",

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from ..clients.client import reason
+from ..clients.session import reason
 from ..errors import FedcompError
 from ..observe import Said
 from .client_process import Process

@@ -20,8 +20,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from ..clients.client import reason
 from ..clients.flower import STYPE
+from ..clients.session import reason
 from ..config import RunConfig, data_folder
 from ..errors import FedcompError
 from ..layout import Layout

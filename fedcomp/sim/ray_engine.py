@@ -31,8 +31,8 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
-from ..clients.client import reason
 from ..clients.flower import Actors, identify_process, name_messages
+from ..clients.session import reason
 from ..config import RunConfig, data_folder
 from ..errors import ConfigError, TaskError, UserError
 from ..tasks import Data

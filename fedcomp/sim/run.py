@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ..clients.replica import Replica
+from ..clients.trainer import Trainer
 from ..codecs import codec
 from ..config import RunConfig, data_folder
 from ..errors import ConfigError, DataError, RunFolderError
@@ -41,7 +42,7 @@ from ..tasks.user_errors import out_of_memory
 from ..training import devices
 from ..training.engine import Engine
 from ..training.local_sgd import LocalSGD
-from .attacks import Liars, attacks
+from .attacks import ByzantineClients, attacks
 from .batched import NotMapped
 from .clients import VirtualClients
 from .contraction import ROUNDS
@@ -49,6 +50,7 @@ from .grid import LocalGrid, by_index
 from .growth import GROWS
 from .interruption import Interruption
 from .machine import HOME, Machine, cannot_map, engine_on, measured
+from .multi_device import MultiDevice
 from .network import Network, drawn, read_spec
 from .network_file import is_file, read_file
 from .placement import Need, choose_home, crowding, shortage
@@ -107,7 +109,7 @@ class Preparation:
         self.strategy = self._strategy()
         self.strategy.warn = self._warn
         self.sgd = LocalSGD.from_config(self.strategy.for_clients(config))
-        self.liars = Liars(
+        self.byzantine = ByzantineClients(
             attacks(config.attack) if config.attack else (), config.clients, config.seed
         )
         self.devices = devices.several(config.device)
@@ -202,25 +204,32 @@ class Simulation(Preparation):
         del self.train, self.model, self.weights  # others hold what is still needed of them
         self.engine = self._engine(model, weights, train, shards[0])
         train = self.engine.resident(train)
-        self.liars.follow(self.strategy, train)
+        self.byzantine.follow(self.strategy, train)
         self.clients = VirtualClients(
             Replica(
                 self.strategy.client_algorithm.initial_global_state(weights.clone()),
                 self.travels,
                 codec(config.downlink),
             ),
-            self.engine,
-            max(self.machine.at_once, STACK_BYTES // (4 * self.travels.numel)) * len(self.devices),
-            train,
-            shards,
-            self.sgd,
+            Trainer(
+                self.engine,
+                train,
+                shards,
+                self.sgd,
+                self.strategy.client_algorithm,
+                config.seed,
+                at_once=max(self.machine.at_once, STACK_BYTES // (4 * self.travels.numel))
+                * len(self.devices),
+                keeps_apart=isinstance(self.engine, MultiDevice)
+                and not self.byzantine.uses_updates,
+            ),
             self._memory,
-            config.seed,
             self.strategy.client_algorithm,
-            self._warn,
-            self.strategy.feeds_back,
-            self.liars,
-            home,
+            config.seed,
+            warn=self._warn,
+            feeds_back=self.strategy.feeds_back,
+            byzantine=self.byzantine,
+            placement=home,
         )
         self.relays = (
             Relays(self.clients, config.relays, self.strategy.uplink, self.layout)
@@ -310,12 +319,14 @@ class Simulation(Preparation):
     def _begin(self, engine: RayEngine) -> None:
         """How much is done at once is known when the actors are there."""
         self.machine = dataclasses.replace(self.machine, at_once=engine.begin())
-        self.clients.piece = max(self.clients.piece, AHEAD * self.machine.at_once)
+        self.clients.trainer.at_once = max(
+            self.clients.trainer.at_once, AHEAD * self.machine.at_once
+        )
 
     # Preparation.
 
     def _timing(self) -> Timing:
-        steps = steps_by(self.strategy.client_algorithm, self.sgd, self.clients.shards)
+        steps = steps_by(self.strategy.client_algorithm, self.sgd, self.clients.trainer.shards)
         return Timing(self.network, self.config, self.strategy, self.grid, steps)
 
     def _write_config(self) -> None:
@@ -381,8 +392,8 @@ class Simulation(Preparation):
             rounds=c.rounds,
             out=str(self.folder.path),
             relays=c.relays,
-            attack=str(self.liars),
-            liars=self.liars.size,
+            attack=str(self.byzantine),
+            liars=self.byzantine.size,
             notice=self.strategy.notice,
             network=c.network or "",
             residuals=str(self.clients.store.home),

@@ -1,4 +1,4 @@
-"""Virtual time: how long a client is at algorithm for a round. Some are slow for good, everybody is slow now and then."""
+"""Virtual time: how long clients work for a round. Some are always slow, and all are slow now and then."""
 
 from collections.abc import Callable, Sequence
 

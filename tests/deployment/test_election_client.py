@@ -10,10 +10,9 @@ from federation import Federation
 from test_process import DATA, a_strategy, invitation, own
 
 from fedcomp import RunConfig, UserError, codec, memory, seeds
-from fedcomp.clients.client import shard_of
 from fedcomp.codecs import Context
 from fedcomp.deployment.member import Member
-from fedcomp.errors import FrameError, ProtocolError
+from fedcomp.errors import FrameError
 from fedcomp.keys.keyring import point_of
 from fedcomp.messages import TRAIN, UPDATE, Assignment
 from fedcomp.privacy.ballots import CARD
@@ -62,33 +61,31 @@ def test_honest_voters_of_equal_rows_agree_to_the_bit():
     f = federation("election:byzantine=2")
     parts = tuple(DataPartition(j, (j,)) for j in range(5))
     reports = [
-        f.members[client].handle(asked(f, client, Row(client, client, parts)))
+        f.members[client].answer(asked(f, client, Row(client, client, parts)))
         for client in range(5)
     ]
     assert {report.kind for report in reports} == {UPDATE} and len(
         {report.frame for report in reports}
     ) == 1
     assert len(reports[0].frame) <= 6 + 24
-    other = f.members[0].handle(asked(f, 0, Row(0, 0, parts[1:4]), round=2))
+    other = f.members[0].answer(asked(f, 0, Row(0, 0, parts[1:4]), round=2))
     assert other.kind == UPDATE and other.frame != reports[0].frame
 
 
 def test_a_partition_trains_alike_whoever_does_it_and_beside_whatever():
     f = federation("election:byzantine=2")
-    alone = f.members[0].handle(asked(f, 0, Row(0, 0, (DataPartition(3, (3,)),)))).frame
-    again = f.members[4].handle(asked(f, 4, Row(4, 9, (DataPartition(3, (3,)),)))).frame
-    renumbered = f.members[1].handle(asked(f, 1, Row(1, 0, (DataPartition(2, (3,)),)))).frame
+    alone = f.members[0].answer(asked(f, 0, Row(0, 0, (DataPartition(3, (3,)),)))).frame
+    again = f.members[4].answer(asked(f, 4, Row(4, 9, (DataPartition(3, (3,)),)))).frame
+    renumbered = f.members[1].answer(asked(f, 1, Row(1, 0, (DataPartition(2, (3,)),)))).frame
     assert alone == again != renumbered
 
 
 def test_who_lacks_the_data_of_a_part_says_so():
     f = federation("election:byzantine=2")
-    f.members[0].all_shards = None
-    report = f.members[0].handle(asked(f, 0, Row(0, 0, (DataPartition(3, (3,)),))))
+    f.members[0].trainer.partitions.shards = {0: np.arange(3)}
+    report = f.members[0].answer(asked(f, 0, Row(0, 0, (DataPartition(3, (3,)),))))
     assert (report.kind, report.stage) == ("failed", "train") and "--partition-id" in report.reason
-    with pytest.raises(ProtocolError, match="part 3"):
-        shard_of(DataPartition(3, (5,)), [np.arange(3)] * 5)
-    nothing = f.members[1].handle(asked(f, 1, ROWS, announced=[]))
+    nothing = f.members[1].answer(asked(f, 1, ROWS, announced=[]))
     assert nothing.stage == "train" and "not told what to count" in nothing.reason
 
 
@@ -134,7 +131,7 @@ def deployed(text: str, **changes) -> tuple[Member, Assignment]:
 def test_a_client_asked_again_about_something_else_answers_anew():
     """A server that was started again begins another attempt of the round: cards of the one before are worth nothing."""
     member, asked = deployed("election:byzantine=2,form=ballots,sealed=true")
-    told_options = member.client.algorithm.options
+    told_options = member.session.algorithm.options
     point = point_of(member.key.public_key())
     others = {
         client: point_of(ec.generate_private_key(ec.SECP384R1()).public_key())
@@ -177,7 +174,9 @@ def test_a_client_with_its_own_data_alone_or_another_cut_of_it_cannot_train_for_
             deployed("election:byzantine=2", **changes)
         deployed("election:byzantine=2,form=ballots", **changes)
     member, _ = deployed("election:byzantine=2")
-    assert sorted(np.concatenate(member.client.all_shards)) == list(range(len(DATA)))
+    assert sorted(np.concatenate(member.session.trainer.partitions.shards)) == list(
+        range(len(DATA))
+    )
 
 
 def test_a_client_without_a_key_cannot_seal():

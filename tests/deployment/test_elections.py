@@ -94,5 +94,5 @@ def keys_on_disk(run, client: int) -> int:
 
 
 def held_bits(run) -> list[bytes]:
-    kept = [run.clients.member(client).client.round_state.values for client in range(5)]
+    kept = [run.clients.member(client).round_state.values for client in range(5)]
     return [mine["bits"] for mine in kept if "bits" in mine]

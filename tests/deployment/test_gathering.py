@@ -198,7 +198,7 @@ def test_a_wait_for_clients_is_told_while_it_lasts_and_when_it_ends(hall):
     assert told == [([0], 2), ([0, 1], 2)] and hall.waited_s <= running.now_s
 
 
-def test_an_enrolled_client_for_whom_there_is_no_place_is_named_once(hall):
+def test_an_enrolled_session_for_whom_there_is_no_place_is_named_once(hall):
     said = []
     hall.observer = type(
         "Told", (Observer,), {"warning": lambda self, sentence: said.append(sentence)}

@@ -43,7 +43,7 @@ def weights(kind, folder, config):
         len(o.accepted) == config.clients
         for o in strategy.rounds(LocalGrid(members), range(1, config.rounds + 1))
     )
-    engines = {id(member.client.engine) for member in members.members.values()}
+    engines = {id(member.session.trainer.engine.engine) for member in members.members.values()}
     members.close()
     return strategy.broadcasts.weights, len(engines)
 
@@ -77,11 +77,11 @@ def test_a_run_with_another_seed_has_a_model_of_its_own():
     for member, seed in zip(members, (0, 1), strict=True):
         other = dataclasses.replace(config, seed=seed)
         member.join(dataclasses.replace(invitation(other, a_strategy(other)), run=str(seed)))
-    first, second = (member.client for member in members)
-    assert first.engine is not second.engine and not torch.equal(
+    first, second = (member.session for member in members)
+    assert first.trainer.engine.engine is not second.trainer.engine.engine and not torch.equal(
         first.replica.weights, second.replica.weights
     )
-    assert first.data is second.data
+    assert first.trainer.data is second.trainer.data
 
 
 def test_clients_are_named_in_spans():

@@ -16,7 +16,7 @@ from fedcomp.deployment.client_process import (
     TRAIN,
     not_overtaken,
 )
-from fedcomp.deployment.handshake import Invitation, Own, client_for, told
+from fedcomp.deployment.handshake import Invitation, Own, session_for, told
 from fedcomp.deployment.member import Member
 from fedcomp.errors import FedcompError, ProtocolError, UserError
 from fedcomp.layout import Layout
@@ -145,7 +145,7 @@ def test_a_member_of_another_run_starts_from_nothing(tmp_path):
     )
     assert (
         presence.version == a_strategy(config).broadcasts.first
-        and member.client.memory.pending is None
+        and member.session.states.state.memory.pending is None
     )
     folder.close()
 
@@ -186,11 +186,11 @@ def test_a_copy_of_a_question_that_comes_after_a_later_one_was_answered_is_dropp
         def handle(self, assignments):
             asked.extend(assignments)
             report = member.answer(assignments[0], asker=7)
-            before = member.client.memory.residual.clone()
+            before = member.session.states.state.memory.residual.clone()
             assert all(member.answer(earlier, asker=7) is None for earlier in asked[:-1])
             assert (
-                torch.equal(member.client.memory.residual, before)
-                and member.client.memory.pending == report.frame
+                torch.equal(member.session.states.state.memory.residual, before)
+                and member.session.states.state.memory.pending == report.frame
             )
             return [report]
 
@@ -230,7 +230,7 @@ def refused(change, brought=None, config=None):
     config = config or resolved(RunConfig(clients=2, batch_size=10))
     invited = dataclasses.replace(invitation(config, a_strategy(config)), **change)
     with pytest.raises(FedcompError) as error:
-        client_for(invited, brought or own(0))
+        session_for(invited, brought or own(0))
     assert "\n" not in str(error.value)
     return error
 
@@ -282,6 +282,6 @@ def test_an_option_is_a_checked_number_or_a_spec_of_what_is_installed(name, valu
 def test_a_client_takes_the_client_half_of_the_strategy_it_is_told(text):
     config = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy=text))
     strategy = a_strategy(config)
-    _, client = client_for(invitation(config, strategy), own(0))
+    _, client = session_for(invitation(config, strategy), own(0))
     assert client.algorithm == strategy.client_algorithm
     assert client.replica.version == strategy.broadcasts.version

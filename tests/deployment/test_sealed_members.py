@@ -65,7 +65,7 @@ class Server:
     @property
     def terms(self) -> str:
         return terms_of(
-            self.member.client.algorithm.options, self.strategy.broadcasts.fingerprint, 1.0
+            self.member.session.algorithm.options, self.strategy.broadcasts.fingerprint, 1.0
         )
 
     def cards(self, attempt: str = A, round: int = 1, keys=KEYS):

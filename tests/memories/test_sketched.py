@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp import FrameError, Layout, NonFiniteError, codec, memory
-from fedcomp.clients.client import settle
+from fedcomp.clients.session import settle
 from fedcomp.codecs import Context
 from fedcomp.errors import ConfigError, ProtocolError, SpecError
 from fedcomp.memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES, Sketched

@@ -176,7 +176,7 @@ def test_the_batch_of_clients_does_not_matter(tmp_path, attack, monkeypatch):
         handle = VirtualClients.handle
 
         def small(self, assignments, pieces=pieces, frames=frames, handle=handle):
-            self.piece = pieces
+            self.trainer.at_once = pieces
             reports = handle(self, assignments)
             frames += [(r.round, r.client, r.frame) for r in reports]
             return reports

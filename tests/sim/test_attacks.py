@@ -15,11 +15,12 @@ from fedcomp import FrameError, UserError, codec, seeds
 from fedcomp.codecs import Context
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.messages import TRAIN, UP_TO_DATE, UPDATE, Assignment, Report, ticket
-from fedcomp.sim.attacks import Liars, Scene, Sender, attacks, available_attacks
+from fedcomp.sim.attacks import ByzantineClients, Scene, Sender, attacks, available_attacks
 from fedcomp.sim.attacks.alie import deviations
 from fedcomp.sim.attacks.code_aware import heaviest
 from fedcomp.sim.attacks.frames import doubled, resealed
 from fedcomp.sim.attacks.mimic import most_apart
+from fedcomp.strategies.client_algorithm import ClientAlgorithm
 from fedcomp.tasks.base import Data
 
 N = 500
@@ -182,31 +183,35 @@ def test_label_flip_trains_on_the_other_labels():
 
 
 def test_without_honest_clients_liars_take_their_own_updates():
-    liars = Liars(attacks("ipm:2,epsilon=1"), 2)
+    liars = ByzantineClients(attacks("ipm:2,epsilon=1"), 2)
     asked = assigned(0, 1)
-    liars.follow(SimpleNamespace(allocation=None), two_clouds(4, 0))
-    liars.meet(asked)
+    liars.follow(
+        SimpleNamespace(allocation=None, client_algorithm=ClientAlgorithm()), two_clouds(4, 0)
+    )
+    liars.on_assignments(asked)
     ((attack, mine),) = liars.groups(asked)
     torch.testing.assert_close(
-        liars.changed(attack, mine, MINE.clone()), -MINE.mean(0).expand(2, N)
+        liars.on_updates(attack, mine, MINE.clone()), -MINE.mean(0).expand(2, N)
     )
 
 
 def test_an_honest_client_that_diverged_is_not_looked_at():
-    liars = Liars(attacks("ipm:clients=3,epsilon=1"), 4)
-    liars.follow(SimpleNamespace(allocation=None), two_clouds(4, 0))
+    liars = ByzantineClients(attacks("ipm:clients=3,epsilon=1"), 4)
+    liars.follow(
+        SimpleNamespace(allocation=None, client_algorithm=ClientAlgorithm()), two_clouds(4, 0)
+    )
     asked, x = assigned(0, 1, 2, 3), normal(3, N)
     x[1, 7] = float("nan")
-    liars.meet(asked)
+    liars.on_assignments(asked)
     (nobody, honest), (attack, mine) = liars.groups(asked)
     assert (
         nobody is None
         and [a.client for a in honest] == [0, 1, 2]
         and [a.client for a in mine] == [3]
     )
-    assert torch.equal(liars.changed(None, honest, x)[0], x[0])
+    assert torch.equal(liars.on_updates(None, honest, x)[0], x[0])
     torch.testing.assert_close(
-        liars.changed(attack, mine, MINE[:1].clone()), -x[[0, 2]].mean(0)[None]
+        liars.on_updates(attack, mine, MINE[:1].clone()), -x[[0, 2]].mean(0)[None]
     )
 
 
@@ -320,24 +325,31 @@ def test_frames_of_a_phase_that_is_not_the_codecs_are_poisoned_as_floats():
 
 
 def test_liars_are_named_or_drawn_and_nobody_lies_twice():
-    liars = Liars(attacks("inverted:3+alie:clients=3/7-9+mimic:2"), 20, seed=4)
-    names = {client: attack.name for client, attack in liars.lies.items()}
+    liars = ByzantineClients(attacks("inverted:3+alie:clients=3/7-9+mimic:2"), 20, seed=4)
+    names = {client: attack.name for client, attack in liars.fixed.items()}
     assert [client for client in sorted(names) if names[client] == "alie"] == [3, 7, 8, 9]
     assert (
         sorted(names.values()) == ["alie"] * 4 + ["inverted"] * 3 + ["mimic"] * 2
         and liars.size == 9
     )
-    assert liars.lies == Liars(attacks("inverted:3+alie:clients=3/7-9+mimic:2"), 20, seed=4).lies
     assert (
-        liars.lies.keys()
-        != Liars(attacks("inverted:3+alie:clients=3/7-9+mimic:2"), 20, seed=5).lies.keys()
+        liars.fixed
+        == ByzantineClients(attacks("inverted:3+alie:clients=3/7-9+mimic:2"), 20, seed=4).fixed
     )
-    assert "alie 3/7/8/9" in str(liars) and str(Liars()) == ""
+    assert (
+        liars.fixed.keys()
+        != ByzantineClients(
+            attacks("inverted:3+alie:clients=3/7-9+mimic:2"), 20, seed=5
+        ).fixed.keys()
+    )
+    assert "alie 3/7/8/9" in str(liars) and str(ByzantineClients()) == ""
 
 
 def test_every_client_may_lie():
-    assert sorted(Liars(attacks("inverted:5"), 5).lies) == [0, 1, 2, 3, 4]
-    assert str(Liars(attacks("inverted:12"), 12)) == "inverted 0/1/2/3/4/5/6/7 and 4 more"
+    assert sorted(ByzantineClients(attacks("inverted:5"), 5).fixed) == [0, 1, 2, 3, 4]
+    assert (
+        str(ByzantineClients(attacks("inverted:12"), 12)) == "inverted 0/1/2/3/4/5/6/7 and 4 more"
+    )
 
 
 CODE = np.array(
@@ -348,8 +360,8 @@ CODE = np.array(
 def test_code_aware_liars_sit_on_the_heaviest_rows_of_every_cohort():
     assert heaviest([10, 11, 12, 13, 14], CODE) == [12, 14, 11, 13, 10]
     assert heaviest(list(range(8)), CODE)[:3] == [2, 4, 7]  # the seats start again
-    strategy = SimpleNamespace(allocation=CODE)
-    liars = Liars(attacks("code-aware:2,scale=3+constant:clients=24"), 30)
+    strategy = SimpleNamespace(allocation=CODE, client_algorithm=ClientAlgorithm())
+    liars = ByzantineClients(attacks("code-aware:2,scale=3+constant:clients=24"), 30)
     liars.follow(strategy, two_clouds(4, 0))
     for cohort, expected in (
         ((10, 11, 12, 13, 14), {12, 14}),
@@ -357,22 +369,26 @@ def test_code_aware_liars_sit_on_the_heaviest_rows_of_every_cohort():
         ((1, 2, 3), {2, 3}),
     ):
         asked = assigned(*cohort, round=cohort[0])
-        liars.meet(asked)
-        lies = {a.client: attack.name for a in asked if (attack := liars.lie(a))}
+        liars.on_assignments(asked)
+        lies = {a.client: attack.name for a in asked if (attack := liars.attack_of(a))}
         assert {client for client, name in lies.items() if name == "code-aware"} == expected
-        liars.meet([])  # a later phase
+        liars.on_assignments([])  # a later phase
         again = assigned(
             cohort[0], round=cohort[0]
         )  # one that needs the dense model is asked again
-        liars.meet(again)
-        assert {a.client for a in asked if liars.lie(a)} == lies.keys()
+        liars.on_assignments(again)
+        assert {a.client for a in asked if liars.attack_of(a)} == lies.keys()
     groups = liars.groups(asked)
-    torch.testing.assert_close(liars.changed(groups[-1][0], groups[-1][1], MINE.clone()), -3 * MINE)
+    torch.testing.assert_close(
+        liars.on_updates(groups[-1][0], groups[-1][1], MINE.clone()), -3 * MINE
+    )
 
 
 def test_code_aware_needs_a_matrix():
     with pytest.raises(ConfigError, match="allocation matrix"):
-        Liars(attacks("code-aware:2"), 9).follow(SimpleNamespace(allocation=None), two_clouds(4, 0))
+        ByzantineClients(attacks("code-aware:2"), 9).follow(
+            SimpleNamespace(allocation=None, client_algorithm=ClientAlgorithm()), two_clouds(4, 0)
+        )
 
 
 @for_each(
@@ -391,7 +407,7 @@ def test_code_aware_needs_a_matrix():
         ("inverted:clients=9-3", "name them as in"),
         ("inverted:clients=3/12", "0 to 9"),
         ("inverted:clients=3+mimic:clients=3", "two attacks"),
-        ("inverted:6+alie:5", "11 liars"),
+        ("inverted:6+alie:5", "11 Byzantine clients"),
         ("mimic:clients=3,of=3", "no honest one"),
         ("mimic:3,of=10", "name another"),
         ("constant:1,value=1e39", "float32"),
@@ -405,7 +421,7 @@ def test_code_aware_needs_a_matrix():
 )
 def test_a_mistake_is_one_sentence(text, says):
     with pytest.raises(UserError) as error:
-        Liars(attacks(text), 10)
+        ByzantineClients(attacks(text), 10)
     assert says in str(error.value) and "\n" not in str(error.value)
 
 

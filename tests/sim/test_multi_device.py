@@ -175,13 +175,13 @@ def test_a_run_on_several_devices_learns_what_it_learns_on_one(tmp_path, monkeyp
 
 
 def test_each_device_compresses_what_it_trained(tmp_path, monkeypatch):
-    stacks, answer = [], virtual.VirtualClients._propose
+    stacks, watch = [], virtual.VirtualClients._watch
 
-    def noted(self, trained, updates, reports):
-        stacks.append([t.assignment.client for t in trained])
-        answer(self, trained, updates, reports)
+    def noted(self, assignments, memories, updates):
+        stacks.append([a.client for a in assignments])
+        watch(self, assignments, memories, updates)
 
-    monkeypatch.setattr(virtual.VirtualClients, "_propose", noted)
+    monkeypatch.setattr(virtual.VirtualClients, "_watch", noted)
     run_on(
         monkeypatch,
         2,

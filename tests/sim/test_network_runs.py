@@ -246,15 +246,15 @@ def test_what_is_left_out_of_a_round_stays_in_its_senders_memory(
     tmp_path, monkeypatch, outcomes, limits, uplink
 ):
     inputs: dict[int, torch.Tensor] = defaultdict(lambda: 0.0)
-    propose, kept = VirtualClients._propose, []
+    watch, kept = VirtualClients._watch, []
 
-    def listening(self, trained, updates, reports):
+    def listening(self, assignments, memories, updates):
         kept[:] = [self]
-        for t, update in zip(trained, updates, strict=True):
-            inputs[t.assignment.client] = inputs[t.assignment.client] + update.clone()
-        return propose(self, trained, updates, reports)
+        for a, update in zip(assignments, updates, strict=True):
+            inputs[a.client] = inputs[a.client] + update.clone()
+        watch(self, assignments, memories, updates)
 
-    monkeypatch.setattr(VirtualClients, "_propose", listening)
+    monkeypatch.setattr(VirtualClients, "_watch", listening)
     where = slower(tmp_path, "10ms", "450ms", "20ms", "0.6s", "30ms", "40ms")
     simulate(
         replace(ALL, network=where, uplink=uplink, rounds=8, out=out(tmp_path, "run"), **limits)
@@ -262,12 +262,12 @@ def test_what_is_left_out_of_a_round_stays_in_its_senders_memory(
     assert sum(len(o.rejections) for o in outcomes) > 2
     (clients,) = kept
     for client in range(6):
-        state = clients.at_rest(client)
+        state = clients.store.at(client)
         taken = [a for o in outcomes for a in o.accepted if a.client == client]
         state.memory.commit() if taken and state.ticket == taken[
             -1
         ].ticket else state.memory.rollback()
-        sent = torch.zeros(clients.replica.weights.numel())
+        sent = torch.zeros(clients.session.replica.weights.numel())
         for answer in taken:
             if answer.update is not None:
                 answer.update.add_to(sent)

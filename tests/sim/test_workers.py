@@ -14,7 +14,7 @@ import worker_tasks
 from deployment import Command, gone, running
 
 from fedcomp import RunConfig, UserError
-from fedcomp.clients.client import reason
+from fedcomp.clients.session import reason
 from fedcomp.config import read_run
 from fedcomp.errors import TaskError
 from fedcomp.layout import Layout

@@ -6,18 +6,15 @@ import pytest
 import torch
 from cases import for_each
 from every_codec import same_bits
-from federation import Federation
+from federation import Federation, virtual_clients
 
 from fedcomp import codec, memory
-from fedcomp.clients.replica import Replica
 from fedcomp.codecs import Context
 from fedcomp.errors import ConfigError, NonFiniteError, ProtocolError
 from fedcomp.messages import FAILED, UP_TO_DATE, UPDATE, Assignment
-from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import Rules
 from fedcomp.strategies.client_algorithm import ClientAlgorithm, RoundState
 from fedcomp.strategies.shared_scale import SharedScale
-from fedcomp.training.engine import OneByOne
 
 ASSIGNMENT = Assignment(4, "train", 2, UP_TO_DATE, "v", "v", "f", [], "")
 TWO = ClientAlgorithm(("first", "second", "third"))
@@ -72,7 +69,7 @@ def test_a_refused_phase_changes_nothing():
         [],
         federation.strategy.tickets[0],
     )
-    report = member.handle(a)
+    report = member.answer(a)
     assert (report.kind, report.stage) == (
         FAILED,
         "phase",
@@ -118,16 +115,8 @@ def test_virtual_clients_answer_as_real_ones_whatever_each_is_told():
     rules = Rules(participation=1.0, uplink="terngrad", memory="none", seed=3)
     federation = Federation(rules, strategy=SharedScale)
     members, b = federation.members, federation.strategy.broadcasts
-    virtual = VirtualClients(
-        Replica(federation.initial.clone(), federation.layout, federation.strategy.downlink),
-        OneByOne(members[0].engine),
-        6,
-        members[0].data,
-        [m.shard for m in members],
-        members[0].sgd,
-        lambda: memory("none", codec("terngrad"), 42, federation.layout),
-        3,
-        SharedScale.client_algorithm,
+    virtual = virtual_clients(
+        federation, lambda: memory("none", codec("terngrad"), 42, federation.layout), 6
     )
 
     def told(client: int, phase: str, scale: float = 0.0) -> Assignment:
@@ -146,8 +135,8 @@ def test_virtual_clients_answer_as_real_ones_whatever_each_is_told():
     ]
     for asked in (first, then):
         reports = virtual.handle(asked)
-        assert reports == [members[a.client].handle(a) for a in asked]
+        assert reports == [members[a.client].answer(a) for a in asked]
         assert [r.kind for r in reports] == [UPDATE] * (len(asked) - 1) + [FAILED]
-    assert not any(state.values for client, state in virtual.round_states.items() if client != 4)
+    assert not any(state.values for client, state in virtual.session.rounds.items() if client != 4)
     virtual.handle([replace(told(0, "scale"), round=2)])
-    assert list(virtual.round_states) == [0]
+    assert list(virtual.session.rounds) == [0]

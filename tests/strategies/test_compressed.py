@@ -16,10 +16,12 @@ from flwr.serverapp.strategy import (
 )
 
 from fedcomp.clients import compression_mod
-from fedcomp.clients.compression import MEMORY
+from fedcomp.clients.device_state import CLIENT
 from fedcomp.clients.parcels import Parcel
+from fedcomp.clients.state import ClientState
 from fedcomp.codecs import codec
 from fedcomp.errors import ConfigError, FedcompError, SpecError
+from fedcomp.memories import memory
 from fedcomp.messages import DENSE, FRAMES, OVERWRITE, UP_TO_DATE, Assignment, Report
 from fedcomp.state_folder import StateFolder
 from fedcomp.strategies import Compressed
@@ -106,7 +108,15 @@ class Federation:
 
     def residual(self, partition: int) -> np.ndarray:
         """What a client keeps of its updates, with the proposal that waits still in it."""
-        return self.state(partition)[MEMORY + "residual"].double().numpy()
+        return self.memory(partition)["residual"].double().numpy()
+
+    def memory(self, partition: int) -> dict:
+        """Return the state of a client's memory."""
+        state = self.state(partition)
+        stored = ClientState.unpack(
+            CLIENT, state[CLIENT], state.get, lambda: memory("residual", codec("stc"), NUMEL)
+        )
+        return stored.memory.state_dict()
 
     def state(self, partition: int) -> dict:
         folder = StateFolder(self.folder / f"partition-{partition}")
@@ -223,8 +233,8 @@ def test_what_is_not_sent_is_kept_and_nothing_is_counted_twice(tmp_path):
                 flat(values_of(initial())) if before is None else before
             )
             accepted, arrays = accepted + moved, new
-    waits = federation.state(0)["head"], federation.state(0)[MEMORY + "pending"]
-    last = codec("stc").decode(waits[1], numel=NUMEL).double().numpy()
+    pending = federation.memory(0)["pending"]
+    last = codec("stc").decode(pending, numel=NUMEL).double().numpy()
     kept = federation.residual(0) - last  # the last proposal was accepted
     np.testing.assert_allclose(accepted + kept, sum(federation.seen.updates[0]), atol=1e-4)
     assert np.abs(kept).sum() > 1
@@ -277,7 +287,7 @@ def test_evaluation_carries_the_model_and_settles(federation):
     assert (
         max(federation.grid.bytes_down("evaluate")) < 2000
     )  # the newest broadcast, for each has heard of those before
-    assert all(MEMORY + "pending" not in federation.state(p) for p in range(3))
+    assert all("pending" not in federation.memory(p) for p in range(3))
     assert strategy.traffic[2, "train"].downlink.keys() == {0, 1, 2}
     messages, asked = downloads(strategy, 3, federation.grid, strategy.model.arrays)
     assert {a.form for a in asked.values()} == {UP_TO_DATE}
@@ -356,7 +366,7 @@ def test_a_malformed_reply_is_dropped_with_a_reason_and_the_run_goes_on(fault, f
     dropped = strategy.rejections[1, "train"]
     assert [r.client for r in dropped] == [1] and dropped[0].reason
     assert not strategy.rejections[2, "train"]
-    frame = federation.state(1)[MEMORY + "pending"]
+    frame = federation.memory(1)["pending"]
     total = federation.residual(1) - codec("stc").decode(frame, numel=NUMEL).double().numpy()
     sent = (
         sum(federation.seen.updates[1]) - total

@@ -12,18 +12,18 @@ import pytest
 import torch
 from cases import for_each
 from every_codec import same_bits
-from federation import Federation
+from federation import Federation, virtual_clients
 from torch import Tensor
 
 from fedcomp import memory
 from fedcomp.clients.replica import Replica
+from fedcomp.clients.session import OneState
+from fedcomp.clients.state import ClientState
 from fedcomp.errors import ConfigError
 from fedcomp.memories import Memory
 from fedcomp.memories.laq import NUMBER, THRESHOLD
 from fedcomp.messages import FAILED, UPDATE, Assignment, Report, failure, ticket
-from fedcomp.sim.clients import VirtualClients
 from fedcomp.strategies import Average, Rules, exchange
-from fedcomp.training.engine import OneByOne
 
 CLIENTS = 6
 HALF = Rules(participation=0.5, downlink="stc:density=10%", seed=3)
@@ -96,7 +96,7 @@ class Paired(Federation):
 
 class Real(Paired):
     def answer(self, assignments: Sequence[Assignment]) -> list[Report]:
-        return [self.members[a.client].handle(a) for a in assignments]
+        return [self.members[a.client].answer(a) for a in assignments]
 
     def memory(self, client: int) -> Memory:
         return self.members[client].memory
@@ -107,35 +107,28 @@ class Real(Paired):
     def lose_disk(self, client: int) -> None:
         member, rules = self.members[client], self.strategy.rules
         empty = memory(rules.memory, self.strategy.uplink, self.layout.numel, self.layout)
-        copy_of_model = Replica(self.initial.clone(), self.layout, self.strategy.downlink)
-        self.members[client] = replace(
-            member, replica=copy_of_model, memory=empty, ticket="", after="", round_state=None
-        )
+        member.replica = Replica(self.initial.clone(), self.layout, self.strategy.downlink)
+        member.states = OneState(ClientState(empty, member.replica.version))
+        member.rounds.clear()
 
 
 class Virtual(Paired):
     def __init__(self, rules: Rules, **strategy):
         super().__init__(rules, **strategy)
-        first = self.members[0]
-        self.virtual = VirtualClients(
-            Replica(self.initial.clone(), self.layout, self.strategy.downlink),
-            OneByOne(first.engine),
-            self.at_once,
-            first.data,
-            [member.shard for member in self.members],
-            first.sgd,
+        self.virtual = virtual_clients(
+            self,
             lambda: memory(rules.memory, self.strategy.uplink, self.layout.numel, self.layout),
-            rules.seed,
+            self.at_once,
         )
 
     def answer(self, assignments: Sequence[Assignment]) -> list[Report]:
         return self.virtual.handle(assignments)
 
     def memory(self, client: int) -> Memory:
-        return self.virtual.at_rest(client).memory
+        return self.virtual.store.at(client).memory
 
     def ticket(self, client: int) -> str:
-        return self.virtual.at_rest(client).ticket
+        return self.virtual.store.at(client).ticket
 
     def lose_disk(self, client: int) -> None:
         self.virtual.store.states.pop(client, None)

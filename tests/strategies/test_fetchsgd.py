@@ -10,9 +10,9 @@ from cases import for_each
 from federation import Federation, watch_updates
 
 from fedcomp import codec
-from fedcomp.codecs import Context
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.kernels import count_sketch
+from fedcomp.messages import Assignment
 from fedcomp.strategies import Rules, strategy
 from fedcomp.strategies.fetchsgd import ERROR, MOMENTUM, FetchSGD
 
@@ -40,8 +40,8 @@ class Recorded(Federation):
         for client, member in enumerate(self.members):
             watch_updates(member, partial(self._keep, client))
 
-    def _keep(self, client: int, update: torch.Tensor, context: Context) -> None:
-        self.inputs.setdefault(context.round, {})[client] = update.double().numpy()
+    def _keep(self, client: int, a: Assignment, update: torch.Tensor) -> None:
+        self.inputs.setdefault(a.round, {})[client] = update.double().numpy()
 
     def handle(self, assignments):
         reports = super().handle(assignments)

@@ -257,7 +257,7 @@ def test_a_client_that_lost_its_state_between_the_phases_fails_the_round():
     def restarted(assignments):
         for a in assignments:
             if (a.client, a.round, a.phase) == (4, 2, RIGHT):
-                federation.members[4].round_state = None
+                federation.members[4].rounds.clear()
         return handle(assignments)
 
     federation.handle = restarted

@@ -10,6 +10,7 @@ from cases import for_each
 from plugins import install
 
 from fedcomp import RunConfig, UserError
+from fedcomp.clients.session import ClientSession
 from fedcomp.codecs import Context
 from fedcomp.errors import ProtocolError
 from fedcomp.keys.keyring import DerivedKeys, point_of
@@ -62,7 +63,7 @@ def run(
         heard.reports += reports
         heard.ballots |= {
             (h.round, client): h.values[BITS]
-            for client, h in self.round_states.items()
+            for client, h in self.session.rounds.items()
             if BITS in h.values
         }
         return reports
@@ -159,7 +160,7 @@ def test_two_who_equivocate_are_both_borne(monkeypatch, tmp_path):
 
 
 def attacked(count: int) -> list[int]:
-    return sorted(attacks.Liars(attacks.attacks(f"equivocation:{count}"), 5, 0).lies)
+    return sorted(attacks.ByzantineClients(attacks.attacks(f"equivocation:{count}"), 5, 0).fixed)
 
 
 @dataclass(frozen=True)
@@ -433,15 +434,15 @@ def test_poisonous_numbers_have_no_place_in_what_is_sealed(monkeypatch, tmp_path
 
 
 def test_a_ballot_of_somebody_else_fails(monkeypatch, tmp_path):
-    handle = VirtualClients._answer_alike
+    encode = ClientSession.encode
 
-    def watched(self, asked, updates, traces, reports):
-        handle(self, asked, updates, traces, reports)
-        COPIED.extend(
-            reports[a.client].frame for a in asked if a.client == 0 and a.phase == BALLOTS
-        )
+    def watched(self, asked, *given):
+        frames = encode(self, asked, *given)
+        told = zip(asked, frames, strict=True)
+        COPIED.extend(frame for a, frame in told if a.client == 0 and a.phase == BALLOTS)
+        return frames
 
-    monkeypatch.setattr(VirtualClients, "_answer_alike", watched)
+    monkeypatch.setattr(ClientSession, "encode", watched)
     heard = run(monkeypatch, tmp_path, replace(SEALED, rounds=1, attack="copycat:clients=4"))
     assert COPIED and [list(r.clients) for r in heard.summary.rejections] == [[4]]
     assert "not signed by it for this round" in heard.summary.rejections[0].reason

@@ -19,6 +19,7 @@ from fedcomp.memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES
 from fedcomp.messages import Assignment, Report, ticket
 from fedcomp.strategies import Average, Rules, strategy
 from fedcomp.strategies.sketched_sgd import SketchedSGD
+from fedcomp.training.engine import OneByOne
 from fedcomp.training.local_sgd import Trained
 
 K, MOST = 4, 8  # of 42 coordinates, at a density of 10 % with two candidates each
@@ -44,12 +45,13 @@ class Drawn:
 
     device = "cpu"
 
-    def train(self, start, data, batches, sgd, *, round, who, **_):
+    def train(self, start, data, batches, sgd, *, round, who, into, **_):
         shared, own = (
             torch.randn(start.numel(), generator=torch.Generator().manual_seed(seed))
             for seed in (round, 100 * round + who + 1)
         )
-        return Trained(sgd.lr * (shared**3 + own), 1 / round, None)
+        into.copy_(sgd.lr * (shared**3 + own))
+        return Trained(into, 1 / round, None)
 
 
 class Recorded(Federation):
@@ -68,7 +70,7 @@ class Recorded(Federation):
         self.twice: set[tuple[int, int, str]] = set()  # of messages that come twice
         self.refused = 0
         for client, member in enumerate(self.members):
-            member.engine = Drawn()
+            member.trainer.engine = OneByOne(Drawn())
             self.count(client)
 
     def count(self, client: int) -> None:
@@ -384,16 +386,17 @@ def test_a_client_that_restarts_between_rounds_goes_on_from_its_disk():
     )
     for round in range(1, 5):
         stayed.run(1, round), restarted.run(1, round)
-        for client, member in enumerate(restarted.members):
+        for member in restarted.members:
             state = {
                 k: v.clone() if isinstance(v, torch.Tensor) else v
                 for k, v in member.memory.state_dict().items()
             }
             assert {"pending", "candidates"} <= state.keys()
-            member.memory = memory("sketched", restarted.strategy.uplink, 42, restarted.layout)
+            member.state.memory = memory(
+                "sketched", restarted.strategy.uplink, 42, restarted.layout
+            )
             member.memory.load_state_dict(state)
-            member.round_state = None
-            restarted.count(client)
+            member.rounds.clear()
     assert torch.equal(stayed.strategy.broadcasts.weights, restarted.strategy.broadcasts.weights)
 
 
@@ -404,7 +407,7 @@ def test_a_client_that_lost_its_state_between_the_phases_fails_the_round():
     def restarted(assignments):
         for a in assignments:
             if (a.client, a.round, a.phase) == (4, 2, VALUES):
-                federation.members[4].round_state = None
+                federation.members[4].rounds.clear()
         return handle(assignments)
 
     federation.handle = restarted

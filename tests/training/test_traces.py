@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedcomp import Data, Layout, Task
-from fedcomp.clients.client import settle
+from fedcomp.clients.session import settle
 from fedcomp.errors import ConfigError
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.strategies import Average, Rules

@@ -4,9 +4,9 @@ from ... import spec
 from ...errors import SpecError
 from ...registry import Registry, subclass_of
 from .base import Attack, Scene, Sender
-from .liars import Liars
+from .byzantine import ByzantineClients
 
-__all__ = ["Attack", "Liars", "Scene", "Sender", "attacks", "available_attacks"]
+__all__ = ["Attack", "ByzantineClients", "Scene", "Sender", "attacks", "available_attacks"]
 
 _ATTACKS: Registry[type[Attack]] = Registry(__name__, "fedcomp.attacks", subclass_of(Attack))
 

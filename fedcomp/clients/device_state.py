@@ -1,0 +1,57 @@
+"""The state of a session that hosts one client: the client's state, its copy of the model and the round that it is in.
+
+Devices write it to a file in their state folder before a report leaves.
+"""
+
+import json
+
+from torch import Tensor
+
+from ..errors import CheckpointError
+from ..strategies.client_algorithm import RoundState
+from .session import ClientSession
+from .state import ClientState
+
+CLIENT, WEIGHTS, SESSION, VALUES = "client", "weights", "session", "round."
+PASSED = 32  # past versions that are remembered
+
+
+def pack(session: ClientSession, client: int) -> dict[str, Tensor | bytes]:
+    """Return the state of a session and its client, by name; vectors are not copied."""
+    state, round_state = session.states.at(client), session.rounds.get(client)
+    vectors, record = state.pack(CLIENT)
+    values = round_state.values if round_state else {}
+    head = {
+        "passed": [*session.replica.passed][-PASSED:],
+        "round": round_state and [round_state.round, round_state.loss],
+    }
+    return {
+        **vectors,
+        **{VALUES + name: value for name, value in values.items()},
+        CLIENT: record,
+        WEIGHTS: session.replica.weights,
+        SESSION: json.dumps(head).encode(),
+    }
+
+
+def restore(session: ClientSession, client: int, kept: dict[str, Tensor | bytes]) -> None:
+    """Return a new session to a state that `pack` returned. Raises CheckpointError for anything else."""
+    try:
+        state = session.states.at(client)
+        found = ClientState.unpack(CLIENT, kept[CLIENT], kept.__getitem__, lambda: state.memory)
+        head = json.loads(kept[SESSION])
+        session.replica.restore(kept[WEIGHTS], found.version, head["passed"])
+        vars(state).update(vars(found))
+        if round_state := unpack_round(kept):
+            session.rounds[client] = round_state
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"the stored state is damaged ({error})") from error
+
+
+def unpack_round(kept: dict[str, Tensor | bytes]) -> RoundState | None:
+    """Return the round state in what `pack` returned. Raises KeyError, TypeError or ValueError for anything else."""
+    round_and_loss = json.loads(kept[SESSION])["round"]
+    if not round_and_loss:
+        return None
+    values = {name[len(VALUES) :]: v for name, v in kept.items() if name.startswith(VALUES)}
+    return RoundState(*round_and_loss, values)

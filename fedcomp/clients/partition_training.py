@@ -1,0 +1,128 @@
+"""Training on partitions that several clients of a round share: each is trained once, and all its clients get the same bits."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..errors import ConfigError, ProtocolError
+from ..messages import Assignment
+from ..strategies.client_algorithm import ClientAlgorithm, DataPartition
+from ..tasks.base import Data
+from ..training.batches import plan_batches
+from ..training.engine import Engine, Job
+from ..training.local_sgd import LocalSGD
+
+Shards = Sequence[np.ndarray] | Mapping[int, np.ndarray]  # by client: positions of its examples
+Result = tuple[Any, float]  # summary of a partition's update, and its loss
+
+
+class PartitionTraining:
+    """The results of the current round's partitions. `at_once`: partitions whose updates are held in memory together."""
+
+    def __init__(
+        self,
+        algorithm: ClientAlgorithm,
+        engine: Engine,
+        shards: Shards,
+        sgd: LocalSGD,
+        seed: int,
+        at_once: int,
+    ):
+        self.algorithm, self.engine, self.shards = algorithm, engine, shards
+        self.sgd, self.seed, self.at_once = sgd, seed, at_once
+        self._round = 0
+        self._results: dict[tuple[int, DataPartition], Result | Exception] = {}  # by id of the data
+
+    def updates(
+        self, assignments: Sequence[Assignment], data: Data, start: Tensor
+    ) -> list[tuple[Tensor, float] | Exception]:
+        """Return for each client its update [numel] and mean loss, or why it failed. `start`: the weights, on the engine's device."""
+        if self._round != assignments[0].round:
+            self._round, self._results = assignments[0].round, {}
+        partitions = [self._partitions(a) for a in assignments]
+        missing = sorted(
+            {
+                p
+                for mine in partitions
+                if not isinstance(mine, Exception)
+                for p in mine
+                if (id(data), p) not in self._results
+            },
+            key=lambda p: p.number,
+        )
+        for first in range(0, len(missing), self.at_once):
+            self._train(missing[first : first + self.at_once], data, assignments[0], start)
+        return [
+            mine
+            if isinstance(mine, Exception)
+            else self._combined(a, [self._results[id(data), p] for p in mine], start.numel())
+            for a, mine in zip(assignments, partitions, strict=True)
+        ]
+
+    def _partitions(self, a: Assignment) -> Sequence[DataPartition] | ProtocolError:
+        try:
+            return self.algorithm.partitions(a)
+        except ProtocolError as error:
+            return error
+
+    def _combined(
+        self, a: Assignment, results: Sequence[Result | Exception], numel: int
+    ) -> tuple[Tensor, float] | Exception:
+        for result in results:
+            if isinstance(result, Exception):
+                return result
+        try:
+            update = self.algorithm.combine(
+                a, [summary for summary, _ in results], numel, self.seed
+            )
+            return update, sum(loss for _, loss in results) / len(results)
+        except ConfigError:
+            raise
+        except Exception as error:
+            return error
+
+    def _train(
+        self, partitions: Sequence[DataPartition], data: Data, a: Assignment, start: Tensor
+    ) -> None:
+        jobs: dict[DataPartition, Job] = {}
+        for partition in partitions:
+            try:
+                sgd = self.sgd.as_told(a.lr, a.steps, a.batch_size)
+                shard = self._shard(partition)
+                plan = plan_batches(sgd, shard, self.seed, a.round, partition.number)
+                jobs[partition] = Job(a.round, partition.number, plan)
+            except ConfigError:
+                raise
+            except Exception as error:
+                self._results[id(data), partition] = error
+        if not jobs:
+            return
+        updates, done = self.engine.train(start, data, list(jobs.values()), sgd, seed=self.seed)
+        rows = iter(updates)
+        for partition, result in zip(jobs, done, strict=True):
+            self._results[id(data), partition] = (
+                result
+                if isinstance(result, Exception)
+                else self._summarized(partition, next(rows), result.loss, a)
+            )
+
+    def _summarized(
+        self, partition: DataPartition, update: Tensor, loss: float, a: Assignment
+    ) -> Result | Exception:
+        try:
+            return self.algorithm.summarize(partition, update, self.seed, a.round), loss
+        except ConfigError:
+            raise
+        except Exception as error:
+            return error
+
+    def _shard(self, partition: DataPartition) -> np.ndarray:
+        """Return the examples of a partition. Raises ProtocolError for data that is not here."""
+        here = self.shards.keys() if isinstance(self.shards, Mapping) else range(len(self.shards))
+        if not set(partition.clients) <= set(here):
+            raise ProtocolError(
+                f"part {partition.number} has data that this client does not have; give it the data of all, with --partition-id"
+            )
+        return np.concatenate([self.shards[client] for client in partition.clients])

@@ -1,0 +1,423 @@
+"""The client's side of a round: settle the last proposal, download, train, and let the memory propose a frame.
+
+One session handles the assignments of the clients that it hosts: one on a device, a cohort in a simulation. Clients at one version hold
+the same weights, so one copy of the model serves all clients of a session.
+"""
+
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..codecs import Context
+from ..errors import FedcompError, NonFiniteError
+from ..memories import Memory
+from ..memories.base import mask
+from ..messages import (
+    DENSE,
+    FAILED,
+    NEED_DENSE,
+    OVERWRITE,
+    UPDATE,
+    Assignment,
+    Report,
+    failure,
+    next_version,
+    ticket,
+)
+from ..profiling import timed
+from ..strategies.client_algorithm import ClientAlgorithm, Frame, RoundState
+from ..tasks.base import Data
+from ..tasks.data import non_finite
+from ..tasks.user_errors import client_error
+from ..training.local_sgd import NO_TRACES, Traces
+from .hooks import ClientHook
+from .replica import NeedDense, Replica
+from .state import ClientState
+from .trainer import Stack, Trained, Trainer
+
+# Called with the assignments, memories and updates [m, numel] of clients that are about to encode; must not change them.
+Watch = Callable[[Sequence[Assignment], Sequence[Memory], Tensor], None]
+
+
+class States(Protocol):
+    """The states of the clients of a session, by logical id."""
+
+    def at(self, client: int) -> ClientState:
+        """Return the state of a client, a new one if it has none."""
+
+    def bring(self, clients: Sequence[int]) -> None:
+        """Read the states of these clients; they are about to be used."""
+
+    def touch(self, clients: Sequence[int]) -> None:
+        """Mark the states of these clients as changed."""
+
+
+class OneState:
+    """The state of the one client of a device."""
+
+    def __init__(self, state: ClientState):
+        self.state = state
+
+    def at(self, client: int) -> ClientState:
+        return self.state
+
+    def bring(self, clients: Sequence[int]) -> None: ...
+
+    def touch(self, clients: Sequence[int]) -> None: ...
+
+
+class ClientSession:
+    """Answers assignments with reports.
+
+    `trainer`: None where the caller trains, who calls `download` and `encode` in place of `handle`. `remembers`: keep the round state of
+    a client until its next round, in place of the end of the round.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        states: States,
+        trainer: Trainer | None,
+        algorithm: ClientAlgorithm,
+        seed: int,
+        *,
+        hook: ClientHook | None = None,
+        watch: Watch = lambda assignments, memories, updates: None,
+        remembers: bool = False,
+    ):
+        self.replica, self.states, self.trainer = replica, states, trainer
+        self.algorithm, self.seed = algorithm, seed
+        self.hook, self.watch = hook or ClientHook(), watch
+        self.remembers = remembers
+        self.rounds: dict[int, RoundState] = {}  # by client: the round that it is in
+
+    def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
+        """Return one report for each assignment. A client that fails reports the stage and the reason; the others go on."""
+        reports: dict[int, Report] = {}
+        if not self.remembers:
+            running = {a.round for a in assignments}
+            self.rounds = {c: state for c, state in self.rounds.items() if state.round in running}
+        self.hook.on_assignments([a for a in assignments if a.phase == self.algorithm.phases[0]])
+        for a in assignments:
+            if reason := self.hook.silence(a):
+                reports[a.client] = failure(a, "reply", reason)
+        answering = [a for a in assignments if a.client not in reports]
+        with timed("memories"):
+            self.states.bring([a.client for a in answering])
+        starting, continuing = self._open(answering, reports)
+        for group, mine in self.hook.groups(starting):
+            data = self.hook.training_data(group, self.trainer.data)
+            for first in range(0, len(mine), self.trainer.at_once):
+                some = mine[first : first + self.trainer.at_once]
+                with timed("local SGD", clients=len(some)):
+                    stacks = self._train(some, data, reports)
+                for trained, updates in stacks:
+                    updates = self.hook.on_updates(group, [t.assignment for t in trained], updates)
+                    with timed("compression", clients=len(trained)), _on(updates.device):
+                        self._finish_training(trained, updates, reports)
+        for group, mine in self.hook.groups(continuing):
+            with timed("compression", clients=len(mine)):
+                self._continue(group, mine, reports)
+        self.states.touch([a.client for a in assignments])
+        return [self._sent(a, reports[a.client]) for a in assignments]
+
+    def download(self, assignment: Assignment) -> None:
+        """Settle the client's pending proposal and bring its copy of the model to the assignment's version.
+
+        Raises NeedDense for a download that does not fit the client's version, and FrameError for a damaged frame.
+        """
+        a, state = assignment, self.states.at(assignment.client)
+        pending = state.ticket if state.memory.pending is not None else ""
+        settle(state.memory, state.ticket, a.accepted, a.returned, state.momentum)
+        state.after = last_committed(state.memory, pending, a.accepted, state.after)
+        if (
+            a.form != DENSE
+            and state.version not in (a.base, a.version)
+            and not self._passes(a, state.version)
+        ):
+            raise NeedDense(
+                f"the download starts from version {a.base[:8]}, this client is at {state.version[:8]}"
+            )
+        passed = self.replica.passed
+        try:
+            self.replica.move(a)
+        except NeedDense:
+            state.version = self.replica.version and state.version
+            raise
+        if self.replica.passed is not passed:  # replaced by a dense model of the same run
+            self.replica.passed |= passed
+        state.version = a.version
+
+    def encode(
+        self,
+        assignments: Sequence[Assignment],
+        updates: Tensor | None,
+        traces: Sequence[Traces] | None = None,
+    ) -> list[Frame]:
+        """Return the clients' frames for a phase, and keep their tickets.
+
+        `updates` [m, numel] may be overwritten; None where the memories go on with their proposals. A FedcompError stands in place of
+        the frame of a client that failed.
+        """
+        frames: list[Frame] = [None] * len(assignments)
+        alike: dict[tuple, list[int]] = {}
+        for i, a in enumerate(assignments):
+            alike.setdefault((a.density, a.lr, *a.announced), []).append(i)
+        for rows in alike.values():
+            mine = updates if updates is None or len(rows) == len(assignments) else updates[rows]
+            followed = [traces[i] if traces else NO_TRACES for i in rows]
+            found = self._encode_alike([assignments[i] for i in rows], mine, followed)
+            for i, frame in zip(rows, found, strict=True):
+                frames[i] = frame
+        for a, frame in zip(assignments, frames, strict=True):
+            if not isinstance(frame, FedcompError):
+                self.states.at(a.client).ticket = ticket(a.round, a.client, frame or b"")
+        return frames
+
+    def _open(
+        self, assignments: Sequence[Assignment], reports: dict[int, Report]
+    ) -> tuple[list[Assignment], list[Assignment]]:
+        """Settle and download for the clients that start a round. Return their assignments, and those of later phases."""
+        with timed("compression"):
+            self._commit_accepted(assignments)
+        starting: list[Assignment] = []
+        continuing: list[Assignment] = []
+        for a in assignments:
+            stage = "phase"
+            try:
+                if not self.algorithm.starts_round(a, self.rounds.get(a.client)):
+                    continuing.append(a)
+                    continue
+                stage = "download"
+                self.download(a)
+                starting.append(a)
+            except (FedcompError, ValueError) as error:
+                kind = NEED_DENSE if isinstance(error, NeedDense) else FAILED
+                reports[a.client] = self._failure(a, stage, error, kind)
+        return starting, continuing
+
+    def _commit_accepted(self, assignments: Sequence[Assignment]) -> None:
+        """Settle the accepted proposals of a cohort together, where nothing else depends on them."""
+        accepted = []
+        for a in assignments:
+            state = self.states.at(a.client)
+            if (
+                a.phase == self.algorithm.phases[0]
+                and not a.returned
+                and state.memory.pending is not None
+                and state.momentum is None
+                and state.ticket == a.accepted
+            ):
+                accepted.append(state)
+        if accepted:
+            type(accepted[0].memory).commit_stack([state.memory for state in accepted])
+        for state in accepted:
+            state.after = state.ticket
+
+    def _passes(self, a: Assignment, version: str) -> bool:
+        """Return whether a download that starts before this version leads past it, as after a report that the server has not got."""
+        if a.form == OVERWRITE:
+            return {a.base, version} <= self.replica.passed.keys()
+        return version in itertools.accumulate(a.frames, next_version, initial=a.base)
+
+    def _train(
+        self, assignments: Sequence[Assignment], data: Data, reports: dict[int, Report]
+    ) -> list[Stack]:
+        failures: dict[int, Exception] = {}
+        stacks = self.trainer.train(
+            assignments, data, self.replica.weights, self.states.at, failures
+        )
+        for a in assignments:
+            if a.client in failures:
+                reports[a.client] = self._failure(a, "train", failures[a.client])
+        return stacks
+
+    def _finish_training(
+        self, trained: Sequence[Trained], updates: Tensor, reports: dict[int, Report]
+    ) -> None:
+        """Encode the updates [m, n] of trained clients, and keep what training left in their states."""
+        assignments = [t.assignment for t in trained]
+        states = [self.states.at(a.client) for a in assignments]
+        updates, kept = self.algorithm.after_training(
+            updates,
+            self.replica.weights,
+            [state.buffers or {} for state in states],
+            self.trainer.sgd,
+            [t.lr_sum for t in trained],
+        )
+        before = {a.client: self.rounds.get(a.client) for a in assignments}
+        for t, a in zip(trained, assignments, strict=True):
+            values = self.algorithm.initial_values(a, before[a.client])
+            self.rounds[a.client] = RoundState(a.round, t.loss, values)
+        self.watch(assignments, [state.memory for state in states], updates)
+        self._report(assignments, updates, [t.traces for t in trained], reports)
+        for t, own, state in zip(trained, kept, states, strict=True):
+            client = t.assignment.client
+            if reports[client].kind == UPDATE:
+                state.buffers = {**(t.buffers or {}), **own} or None
+                state.momentum = t.traces.momentum
+            elif before[client] is not None and self.remembers:
+                self.rounds[client] = before[client]
+            else:
+                del self.rounds[client]
+
+    def _continue(
+        self, group: Hashable, assignments: Sequence[Assignment], reports: dict[int, Report]
+    ) -> None:
+        """Answer in a phase after the first."""
+        updates: dict[int, Tensor | None] = {}
+        for a in assignments:
+            memory = self.states.at(a.client).memory
+            try:
+                updates[a.client] = self.algorithm.later_update(
+                    memory,
+                    self.rounds[a.client].values,
+                    self.algorithm.seed(memory.codec, self.seed, a),
+                    context_of(a),
+                )
+            except (FedcompError, ValueError) as error:
+                reports[a.client] = self._failure(a, "encode", error)
+        fresh = [a for a in assignments if updates.get(a.client) is not None]
+        if fresh:
+            stack = torch.stack([updates[a.client] for a in fresh])
+            stack = stack if self.trainer is None else stack.to(self.trainer.engine.device)
+            self._report(fresh, self.hook.on_updates(group, fresh, stack), None, reports)
+        proceeding = [a for a in assignments if a.client in updates and updates[a.client] is None]
+        self._report(proceeding, None, None, reports)
+
+    def _report(
+        self,
+        assignments: Sequence[Assignment],
+        updates: Tensor | None,
+        traces: Sequence[Traces] | None,
+        reports: dict[int, Report],
+    ) -> None:
+        frames = self.encode(assignments, updates, traces)
+        for a, frame in zip(assignments, frames, strict=True):
+            if isinstance(frame, FedcompError):
+                error = encoding_error(frame, self.trainer, a.client)
+                reports[a.client] = self._failure(a, "encode", error)
+                continue
+            state = self.states.at(a.client)
+            reports[a.client] = Report(
+                a.round,
+                a.phase,
+                a.client,
+                UPDATE,
+                self.replica.version,
+                self.replica.fingerprint,
+                frame or b"",
+                state.ticket,
+                self.trainer.examples(a.client),
+                self.rounds[a.client].loss,
+                "",
+                "",
+                state.after,
+            )
+
+    def _encode_alike(
+        self,
+        assignments: Sequence[Assignment],
+        updates: Tensor | None,
+        traces: Sequence[Traces],
+    ) -> list[Frame]:
+        """`encode` for clients that were told the same."""
+        if not assignments:
+            return []
+        memories = [self.states.at(a.client).memory for a in assignments]
+        for a, memory in zip(assignments, memories, strict=True):
+            memory.use_density(a.density)
+        seeds = [
+            self.algorithm.seed(memory.codec, self.seed, a)
+            for a, memory in zip(assignments, memories, strict=True)
+        ]
+        context = replace(context_of(assignments[0]), moments=Traces.stack(traces).moments)
+        values = [
+            self.rounds[a.client].values if a.client in self.rounds else {} for a in assignments
+        ]
+        return self.algorithm.encode(memories, updates, values, seeds, context)
+
+    def _sent(self, a: Assignment, report: Report) -> Report:
+        if report.kind != UPDATE:
+            return report
+        memory = self.states.at(a.client).memory
+        context = replace(context_of(a), layout=memory.layout)
+        seed = self.algorithm.seed(memory.codec, self.seed, a)
+        return self.hook.on_report(a, report, memory.codec, seed, context)
+
+    def _failure(self, a: Assignment, stage: str, error: Exception, kind: str = FAILED) -> Report:
+        version = self.states.at(a.client).version
+        return failure(a, stage, reason(error), version, self.replica.fingerprint, kind)
+
+
+def _on(device: torch.device) -> AbstractContextManager:
+    """Launch what runs in this block on the device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def settle(
+    memory: Memory,
+    pending: str,
+    accepted: str,
+    returned: bytes = b"",
+    momentum: Tensor | None = None,
+) -> None:
+    """Commit the memory's pending proposal if its ticket `pending` equals `accepted`, else roll it back. Repeating the call is harmless.
+
+    `returned`: a frame of what the server dropped of the accepted proposal, if anything. The client's momentum [numel], if it is kept,
+    is masked where it was sent and accepted. Raises FrameError, with nothing changed, for a damaged `returned`.
+    """
+    if memory.pending is None:
+        return
+    if pending != accepted:
+        memory.rollback()
+        return
+    sent = memory.sent if momentum is not None else None
+    dropped = memory.open_returned(returned) if returned else None
+    memory.commit(returned=returned or None)
+    if momentum is not None:
+        mask([momentum], sent, dropped)
+
+
+def last_committed(memory: Memory, pending: str, accepted: str, after: str) -> str:
+    """Return the ticket of the proposal that a settled memory committed last: `pending` if that was accepted, else `after`.
+
+    A memory with a counterpart on the server is reset where the server accepted another proposal last.
+    """
+    after = pending if pending and pending == accepted else after
+    if memory.counterpart is not None and after != accepted:
+        memory.reset()
+        after = ""
+    return after
+
+
+def context_of(assignment: Assignment) -> Context:
+    """Return what codec and memory may know of the exchange."""
+    names, values = assignment.announced[::2], assignment.announced[1::2]
+    announced = {name.decode(): value for name, value in zip(names, values, strict=True)}
+    return Context(
+        round=assignment.round, phase=assignment.phase, announced=announced, rate=assignment.lr
+    )
+
+
+def encoding_error(error: FedcompError, trainer: Trainer | None, client: int) -> FedcompError:
+    """Return `error` or, for a non-finite update of a client whose data is not finite, an error that says so."""
+    if (
+        trainer is not None
+        and isinstance(error, NonFiniteError)
+        and (found := non_finite(trainer.data, trainer.shards[client]))
+    ):
+        return NonFiniteError(
+            f"the update is not finite, as this client's training data holds {found}; correct train()"
+        )
+    return error
+
+
+def reason(error: Exception) -> str:
+    """Return one line for a report: the first line of an error of fedcomp, or file, line and message of an error in the user's code."""
+    return str(client_error(error)).strip().split("\n")[0]

@@ -1,0 +1,172 @@
+"""Local training of the clients that a session hosts: assignments in, stacks of updates out."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError, ProtocolError
+from ..messages import Assignment
+from ..strategies.client_algorithm import ClientAlgorithm
+from ..tasks.base import Data
+from ..training.batches import plan_each
+from ..training.engine import Engine, Job, Share
+from ..training.local_sgd import NO_TRACES, LocalSGD, Traces
+from .partition_training import PartitionTraining, Shards
+from .state import ClientState
+
+
+class Trained(NamedTuple):
+    """The result of one client's training besides its update."""
+
+    assignment: Assignment
+    loss: float
+    buffers: dict[str, Tensor] | None
+    traces: Traces
+    lr_sum: float = 0.0  # sum of the learning rates of the steps
+
+
+Stack = tuple[list[Trained], Tensor]  # clients that did not fail, and their updates [k, n]
+
+
+class Trainer:
+    """Trains clients of a session. `shards[client]` indexes the client's examples in `data`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        data: Data,
+        shards: Shards,
+        sgd: LocalSGD,
+        algorithm: ClientAlgorithm,
+        seed: int,
+        *,
+        all_shards: Shards | None = None,
+        at_once: int = 1,
+        keeps_apart: bool = False,
+    ):
+        """`all_shards`: those of all clients of the run, for algorithms that train on partitions; `shards` by default. `at_once`:
+        clients whose updates are held in memory together. `keeps_apart`: updates stay on the devices that made them.
+        """
+        self.engine, self.data, self.shards, self.sgd = engine, data, shards, sgd
+        self.algorithm, self.seed, self.at_once = algorithm, seed, at_once
+        self.keeps_apart = keeps_apart and len(algorithm.phases) == 1
+        self.partitions = PartitionTraining(
+            algorithm, engine, shards if all_shards is None else all_shards, sgd, seed, at_once
+        )
+
+    def examples(self, client: int) -> int:
+        """Return the number of examples of a client."""
+        return len(self.shards[client])
+
+    def train(
+        self,
+        assignments: Sequence[Assignment],
+        data: Data,
+        global_state: Tensor,
+        state_of: Callable[[int], ClientState],
+        failures: dict[int, Exception],
+    ) -> list[Stack]:
+        """Train the clients of the assignments on `data`, from one global state.
+
+        Clients that fail are left out of the stacks and entered into `failures`.
+        """
+        if self.algorithm.trains_on_partitions:
+            return [self._train_on_partitions(assignments, data, global_state, failures)]
+        alike: dict[tuple, list[Assignment]] = {}
+        for a in assignments:
+            if self.examples(a.client):
+                alike.setdefault((a.lr, a.steps, a.batch_size), []).append(a)
+            else:
+                failures[a.client] = DataError(
+                    f"client {a.client} has no examples; give fewer --clients or another --partition"
+                )
+        stacks = [
+            stack
+            for mine in alike.values()
+            for stack in self._train_alike(mine, data, global_state, state_of, failures)
+        ]
+        if len(stacks) == 1 or self.keeps_apart:
+            return stacks
+        updates = [self._no_updates(global_state), *(updates for _, updates in stacks)]
+        return [([t for trained, _ in stacks for t in trained], torch.cat(updates))]
+
+    def _train_alike(
+        self,
+        assignments: Sequence[Assignment],
+        data: Data,
+        global_state: Tensor,
+        state_of: Callable[[int], ClientState],
+        failures: dict[int, Exception],
+    ) -> list[Stack]:
+        """`train` for clients with the same learning rate, steps and batch size."""
+        first = assignments[0]
+        try:
+            sgd = self.sgd.as_told(first.lr, first.steps, first.batch_size)
+        except ProtocolError as error:
+            failures |= {a.client: error for a in assignments}
+            return [([], self._no_updates(global_state))]
+        start = self._start(global_state)
+        plans = plan_each(
+            sgd,
+            [self.shards[a.client] for a in assignments],
+            self.seed,
+            [(a.round, a.client) for a in assignments],
+        )
+        jobs = []
+        for a, plan in zip(assignments, plans, strict=True):
+            state = state_of(a.client)
+            traces = self._traces(state, start, global_state)
+            jobs.append(Job(a.round, a.client, plan, state.buffers, traces))
+        if self.keeps_apart:
+            shares = self.engine.train_apart(start, data, jobs, sgd, seed=self.seed)
+        else:
+            shares = [Share(jobs, *self.engine.train(start, data, jobs, sgd, seed=self.seed))]
+        stacks: list[Stack] = []
+        remaining = iter(assignments)
+        for share in shares:
+            trained = []
+            for job, result, a in zip(share.jobs, share.results, remaining, strict=False):
+                if isinstance(result, Exception):
+                    failures[a.client] = result
+                else:
+                    lr_sum = sgd.lr * len(job.batches)
+                    trained.append(Trained(a, result.loss, result.buffers, job.traces, lr_sum))
+            stacks.append((trained, share.updates))
+        return stacks
+
+    def _train_on_partitions(
+        self,
+        assignments: Sequence[Assignment],
+        data: Data,
+        global_state: Tensor,
+        failures: dict[int, Exception],
+    ) -> Stack:
+        trained, updates = [], []
+        found = (
+            self.partitions.updates(assignments, data, self._start(global_state))
+            if assignments
+            else []
+        )
+        for a, result in zip(assignments, found, strict=True):
+            if isinstance(result, Exception):
+                failures[a.client] = result
+            else:
+                update, loss = result
+                trained.append(Trained(a, loss, None, NO_TRACES))
+                updates.append(update)
+        if not updates:
+            return trained, self._no_updates(global_state)
+        return trained, torch.stack(updates).to(self.engine.device)
+
+    def _traces(self, state: ClientState, start: Tensor, global_state: Tensor) -> Traces:
+        correction = self.algorithm.gradient_correction(global_state, state.buffers or {}, self.sgd)
+        return Traces.begin(self.sgd, state.memory.needs_moments, start, state.momentum, correction)
+
+    def _start(self, global_state: Tensor) -> Tensor:
+        return self.algorithm.model_weights(global_state).to(self.engine.device)
+
+    def _no_updates(self, global_state: Tensor) -> Tensor:
+        numel = self.algorithm.model_weights(global_state).numel()
+        return torch.empty(0, numel, dtype=torch.float32, device=self.engine.device)
