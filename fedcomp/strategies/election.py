@@ -51,7 +51,7 @@ from ..memories.none import Nothing
 from ..messages import TRAIN, Assignment
 from ..observe import Rejection
 from .base import Outcome, Phase, Rules
-from .client_algorithm import ClientAlgorithm, DataPartition, Frame, encode_each
+from .client_algorithm import ClientAlgorithm, DataPartition, Frame
 from .closing import QuorumOrDeadline, least
 from .codes import Seats, allocation_matrix, deal
 from .cohort import draw
@@ -169,14 +169,9 @@ class BallotElectionClient(ClientAlgorithm):
         context: Context,
     ) -> list[Frame]:
         if context.phase == BALLOTS:
-            return encode_each(_encode_ballot, memories, updates, values, seeds, context)
+            codec, layout = memories[0].codec, memories[0].layout
+            return codec.encode_batch(updates, seeds, layout=layout, context=context)
         return super().encode(memories, updates, values, seeds, context)
-
-
-def _encode_ballot(
-    memory: Memory, update: Tensor, values: dict[str, Any], seed: int, context: Context
-) -> bytes:
-    return memory.codec.encode(update, seed=seed, layout=memory.layout, context=context)
 
 
 class Election(Vote):

@@ -32,7 +32,7 @@ from ..memories.none import Nothing
 from ..messages import TRAIN
 from .average import Average
 from .base import Phase, Rules
-from .client_algorithm import ClientAlgorithm, Frame, encode_each
+from .client_algorithm import ClientAlgorithm, Frame
 from .exchange import Accepted
 
 SCALE = "scale"  # a phase, and the name of the announcement in the next one
@@ -55,33 +55,32 @@ class SharedScaleClient(ClientAlgorithm):
         context: Context,
     ) -> list[Frame]:
         if updates is not None:
-            return encode_each(encode_scales, memories, updates, values, seeds, context)
-        if all(UPDATE in mine for mine in values):
-            updates = torch.stack([mine.pop(UPDATE) for mine in values])
-            return super().encode(memories, updates, values, seeds, context)
-        return encode_each(encode_update, memories, updates, values, seeds, context)
-
-
-def encode_scales(
-    memory: Memory, update: Tensor, values: dict[str, Any], seed: int, context: Context
-) -> bytes:
-    (error,) = nonfinite_rows(update[None], memory.layout, "the update")
-    if error is not None:
-        raise error
-    values[UPDATE] = update
-    return NUMBERS.encode(
-        torch.tensor(scales(memory.codec, update, memory.layout), dtype=torch.float32)
-    )
-
-
-def encode_update(
-    memory: Memory, update: None, values: dict[str, Any], seed: int, context: Context
-) -> bytes | None:
-    if UPDATE not in values:
-        raise ProtocolError(
+            errors = nonfinite_rows(updates, memories[0].layout, "the update")
+            for mine, update, error in zip(values, updates, errors, strict=True):
+                if error is None:
+                    mine[UPDATE] = update
+            return [
+                error
+                or NUMBERS.encode(
+                    torch.tensor(scales(memory.codec, update, memory.layout), dtype=torch.float32)
+                )
+                for memory, update, error in zip(memories, updates, errors, strict=True)
+            ]
+        missing = ProtocolError(
             f"this client holds no update for a phase '{context.phase}'; ask it again in the next round"
         )
-    return memory.propose(values.pop(UPDATE), seed=seed, context=context)
+        frames: list[Frame] = [missing] * len(values)
+        if ready := [i for i, mine in enumerate(values) if UPDATE in mine]:
+            sent = super().encode(
+                [memories[i] for i in ready],
+                torch.stack([values[i].pop(UPDATE) for i in ready]),
+                [values[i] for i in ready],
+                [seeds[i] for i in ready],
+                context,
+            )
+            for i, frame in zip(ready, sent, strict=True):
+                frames[i] = frame
+        return frames
 
 
 def scales(ternary: Codec, x: Tensor, layout: Layout | None) -> list[float]:
