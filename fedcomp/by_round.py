@@ -88,7 +88,7 @@ class Geometric(Curve):
 
     def __post_init__(self) -> None:
         if self.to <= 0:
-            raise SpecError(f"option 'to' of schedule 'geometric' is {self.to:g}; give more than 0")
+            raise SpecError(f"to is {self.to:g}; give more than 0")
 
     def at(self, own: float, round: int, rounds: int) -> float:
         return own * (self.to / own) ** _passed(round, rounds)
@@ -106,9 +106,7 @@ class Step(Curve):
     def __post_init__(self) -> None:
         _at_least(self, "every", 1)
         if self.factor <= 0:
-            raise SpecError(
-                f"option 'factor' of schedule 'step' is {self.factor:g}; give more than 0"
-            )
+            raise SpecError(f"factor is {self.factor:g}; give more than 0")
 
     def at(self, own: float, round: int, rounds: int) -> float:
         try:
@@ -147,7 +145,7 @@ class Kind:
             parsed = spec.parse(text)
             if parsed.scope or len(parsed.parts) > 1:
                 raise SpecError(
-                    f"schedule '{text}' is one curve, such as cosine, or values with their rounds, such as 1,8@21"
+                    "a schedule is one curve, such as cosine, or values with their rounds; write 1,8@21 for 8 from round 21"
                 )
             return spec.build(parsed.parts[0], CURVES, "schedule")
         pieces = [self._piece(text, item, first=i == 0) for i, item in enumerate(text.split(","))]
@@ -201,7 +199,8 @@ class ByRound:
     horizon: int = 0
 
     def __post_init__(self) -> None:
-        form = self.kind.read(self.text) if self.text else Pieces((), ())
+        with spec.reading(self.text or "", self.flag):
+            form = self.kind.read(self.text) if self.text else Pieces((), ())
         if isinstance(form, Curve) and form.ends and not self.horizon:
             raise ConfigError(
                 f"{self.flag} '{self.text}' ends with the last round, which is not known; give --horizon"
@@ -269,6 +268,4 @@ def _passed(round: int, rounds: int) -> float:
 
 def _at_least(curve: Curve, name: str, low: float) -> None:
     if (value := getattr(curve, name)) < low:
-        raise SpecError(
-            f"option '{name}' of schedule '{curve.name}' is {value:g}; give at least {low:g}"
-        )
+        raise SpecError(f"{name} is {value:g}; give at least {low:g}")

@@ -44,7 +44,7 @@ def option(default: Any, help: str, *, unit: str = "", local: bool = False, **li
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What `fedcomp sim` and `fedcomp server start` share. Checked when made; raises ConfigError."""
+    """What `fedcomp sim` and `fedcomp server start` share. Checked when made; raises ConfigError or SpecError."""
 
     task: str = option("digits", "what is learned: a built-in name or path/file.py:name")
     data: str | None = option(
@@ -347,9 +347,8 @@ def _check(f: dataclasses.Field, value: Any) -> None:
         raise ConfigError(f"{name} is {value}; give a finite number")
     if "reads" in limits and value is not None:
         try:
-            limits["reads"](value)
-        except SpecError as error:
-            raise ConfigError(f"{name}: {error}") from None
+            with spec.reading(value, name):
+                limits["reads"](value)
         except (ValueError, KeyError, ZeroDivisionError, OverflowError):
             other = f", or a {limits['or_a']}" if "or_a" in limits else ""
             raise ConfigError(

@@ -4,6 +4,7 @@
     ├── UserError                   2   the user's mistake; one sentence that names the fix
     │   ├── SpecError                   an unknown name or option in `stc:density=1%`
     │   ├── ConfigError                 a value out of range, options that exclude each other
+    │   │   └── MismatchError               a memory that does not suit its codec
     │   ├── DataError                   a missing or malformed data set
     │   ├── TaskError                   a task file that does not import or breaks its contract
     │   ├── RunFolderError              a folder in the way, not writable, or of another configuration
@@ -32,11 +33,26 @@ class UserError(FedcompError):
 
 
 class SpecError(UserError):
-    pass
+    """`flag` is the option, and `spec` the text, in which the mistake was found; "" where the sentence alone says it."""
+
+    flag = spec = ""
+
+    def __str__(self) -> str:
+        place = f"{self.flag} {self.spec}".strip()
+        return f"{place}: {super().__str__()}" if place else super().__str__()
 
 
 class ConfigError(UserError):
     pass
+
+
+class MismatchError(ConfigError):
+    """A memory that does not suit its codec. `{memory}` and `{uplink}` in the sentence stand for the options that named them."""
+
+    memory, uplink = "--memory", "--uplink"
+
+    def __str__(self) -> str:
+        return super().__str__().format(memory=self.memory, uplink=self.uplink)
 
 
 class DataError(UserError):

@@ -13,7 +13,8 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -47,12 +48,30 @@ class Spec:
     scope: str = ""
 
 
+@contextmanager
+def reading(text: str = "", flag: str = "") -> Iterator[None]:
+    """Note in SpecErrors which spec string is read, and which flag it was given with."""
+    try:
+        yield
+    except SpecError as error:
+        error.spec, error.flag = error.spec or text, error.flag or flag
+        raise
+
+
 def parse(text: str) -> Spec:
     """Split a spec string into names, raw options and scope. Raises SpecError on an empty name or option."""
     body, at, scope = text.strip().partition("@")
     if at and not scope:
         raise SpecError(f"'{text}' ends in '@' without a scope; write @model or @layer")
     return Spec(tuple(_part(text, piece) for piece in body.split("+")), scope)
+
+
+def only_part(text: str, kind: str) -> Part:
+    """Return the part of a spec string that has one part and no scope. Raises SpecError for others."""
+    parsed = parse(text)
+    if parsed.scope or len(parsed.parts) > 1:
+        raise SpecError(f"a {kind} has no scope and no second part; name one {kind}")
+    return parsed.parts[0]
 
 
 def _part(text: str, piece: str) -> Part:
@@ -98,8 +117,8 @@ def _filled(part: Part, cls: type, kind: str) -> Any:
             options = nearest(key, types_) if types_ else "it takes none"
             raise SpecError(f"{kind} '{part.name}' has no option '{key or raw}'; {options}")
         if key in values:
-            raise SpecError(f"option '{key}' of {kind} '{part.name}' is given twice; keep one")
-        values[key] = convert(raw, types_[key], f"option '{key}' of {kind} '{part.name}'")
+            raise SpecError(f"{key} is given twice; keep one")
+        values[key] = convert(raw, types_[key], key)
     missing = [
         f.name
         for f in dataclasses.fields(cls)

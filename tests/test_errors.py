@@ -28,7 +28,9 @@ def test_every_error_is_drawn_and_every_drawn_one_exists():
 @for_each("branch, name, status", DRAWN, ids=[name for _, name, _ in DRAWN])
 def test_parents_and_exit_statuses_are_as_drawn(branch, name, status):
     cls = getattr(errors, name)
-    parent = {0: Exception, 4: FedcompError, 8: errors.UserError}[len(branch)]
+    parent = {0: Exception, 4: FedcompError, 8: errors.UserError, 12: errors.ConfigError}[
+        len(branch)
+    ]
     assert cls.__bases__ == (parent,)
     assert cls.exit_status == (int(status) if status else parent.exit_status)
 

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from .. import __version__
+from .. import __version__, spec
 from ..codecs import available_codecs, codec
 from ..errors import UserError
 from ..formatting import NOTHING, human_bytes
@@ -50,7 +50,8 @@ def codecs(
         raise UserError(
             f"--picture {picture} cannot be written; name a file that ends in .svg in a folder that is there"
         )
-    made = [codec(spec) for spec in specs or available_codecs()]
+    with spec.reading(flag="--codec"):
+        made = [codec(text) for text in specs or available_codecs()]
     rows = []
     for row in measure(vector, made, repeats):
         rows.append(row)

@@ -37,6 +37,11 @@ def codec(text: str) -> Codec:
     """The codec of a spec string such as `stc:density=1/400`, `topk:density=1%@layer` or `topk:density=1%+fp16`. Raises SpecError."""
     if not isinstance(text, str):
         raise SpecError(f"a codec is named by a text such as 'stc:density=1/400'; given {text!r}")
+    with spec.reading(text):
+        return _built(text)
+
+
+def _built(text: str) -> Codec:
     parsed = spec.parse(text)
     if len(parsed.parts) > 2:
         raise SpecError(

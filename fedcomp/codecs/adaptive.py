@@ -57,7 +57,7 @@ class Adaptive(Codec):
         least = 2 if self.rounding == "nearest" else 3
         if not least <= self.levels <= MOST:
             raise SpecError(
-                f"option 'levels' of codec 'adaptive' is {self.levels}; give a number from {least} to {MOST}, such as 16"
+                f"levels is {self.levels}; give a number from {least} to {MOST}, such as 16"
             )
 
     def contraction(self, numel: int) -> float | None:

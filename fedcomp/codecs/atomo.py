@@ -56,7 +56,7 @@ class Atomo(MatrixCodec):
     def __post_init__(self) -> None:
         if not self.budget > 0:
             raise SpecError(
-                f"option 'budget' of codec 'atomo' is {self.budget:g}; give a number of atoms, or a share below 1, such as 1%"
+                f"budget is {self.budget:g}; give a number of atoms, or a share below 1, such as 1%"
             )
 
     def variance(self, numel: int) -> float:

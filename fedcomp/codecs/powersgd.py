@@ -41,7 +41,7 @@ class PowerSGD(MatrixCodec):
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= MOST:
-            raise SpecError(f"option 'rank' of codec 'powersgd' is {self.rank}; give 1 to {MOST}")
+            raise SpecError(f"rank is {self.rank}; give 1 to {MOST}")
 
     def contraction(self, numel: int) -> float:
         return min(1.0, self.rank * (self.rank + 1) / max(numel, 1))

@@ -42,9 +42,7 @@ class QSGD(Codec):
 
     def __post_init__(self) -> None:
         if not 1 <= self.levels <= MOST:
-            raise SpecError(
-                f"option 'levels' of codec 'qsgd' is {self.levels}; give a number from 1 to {MOST}, such as 16"
-            )
+            raise SpecError(f"levels is {self.levels}; give a number from 1 to {MOST}, such as 16")
 
     def omega(self, numel: int) -> float:
         """ω of the quantizer that is not damped."""

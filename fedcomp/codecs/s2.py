@@ -83,16 +83,12 @@ class S2(Codec):
 
     def __post_init__(self) -> None:
         if self.rows not in THRESHOLDS:
-            raise SpecError(
-                f"option 'rows' of codec 's2' is {self.rows}; give 3 to {max(THRESHOLDS)}"
-            )
+            raise SpecError(f"rows is {self.rows}; give 3 to {max(THRESHOLDS)}")
         if not 0 <= self.columns < 1 << 28:
-            raise SpecError(
-                f"option 'columns' of codec 's2' is {self.columns}; give a number of cells, or leave it out"
-            )
+            raise SpecError(f"columns is {self.columns}; give a number of cells, or leave it out")
         if not 1 <= self.union < math.inf:
             raise SpecError(
-                f"option 'union' of codec 's2' is {self.union:g}; give the number of frames that are added, or less, from 1 on"
+                f"union is {self.union:g}; give the number of frames that are added, or less, from 1 on"
             )
         if self.columns and self.union != 1:
             raise SpecError("codec 's2' has both 'columns' and 'union'; give one of them")

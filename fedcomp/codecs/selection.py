@@ -269,9 +269,7 @@ class Share(Selective):
 
     def __post_init__(self) -> None:
         if not 0 < self.density <= 1:
-            raise SpecError(
-                f"option 'density' of codec '{self.name}' is {self.density:g}; give a share above 0 and at most 1, such as 1% or 1/400"
-            )
+            raise SpecError("density must be in (0, 1]; try density=1%")
 
     def count(self, numel: int) -> int:
         """k for a vector [numel]."""

@@ -78,23 +78,15 @@ class Sketch(Codec):
 
     def __post_init__(self) -> None:
         if not (0 < self.rows <= MOST_ROWS and self.rows % 2):
-            raise SpecError(
-                f"option 'rows' of codec 'sketch' is {self.rows}; give an odd number of 1 to {MOST_ROWS}"
-            )
+            raise SpecError(f"rows is {self.rows}; give an odd number of 1 to {MOST_ROWS}")
         if self.columns < 0 or self.columns >= 1 << 32:
-            raise SpecError(
-                f"option 'columns' of codec 'sketch' is {self.columns}; give a number of cells, or leave it out"
-            )
+            raise SpecError(f"columns is {self.columns}; give a number of cells, or leave it out")
         if not 0 < self.ratio < math.inf:
-            raise SpecError(
-                f"option 'ratio' of codec 'sketch' is {self.ratio:g}; give a number above 0, such as 10"
-            )
+            raise SpecError(f"ratio is {self.ratio:g}; give a number above 0, such as 10")
         if self.columns and self.ratio != RATIO:
             raise SpecError("codec 'sketch' has both 'columns' and 'ratio'; give one of them")
         if not 0 < self.density <= 1:
-            raise SpecError(
-                f"option 'density' of codec 'sketch' is {self.density:g}; give a share above 0 and at most 1, such as 1%"
-            )
+            raise SpecError("density must be in (0, 1]; try density=1%")
 
     def width(self, numel: int) -> int:
         """Columns for a vector [numel]."""

@@ -40,9 +40,7 @@ class SRQ(rotated.RotatedCodec):
 
     def __post_init__(self) -> None:
         if not 2 <= self.levels <= 256:
-            raise SpecError(
-                f"option 'levels' of codec 'srq' is {self.levels}; give a number from 2 to 256, such as 16"
-            )
+            raise SpecError(f"levels is {self.levels}; give a number from 2 to 256, such as 16")
 
     def variance(self, numel: int) -> float:
         d = int(np.diff(hadamard.edges(numel)).max(initial=1))

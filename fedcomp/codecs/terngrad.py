@@ -44,7 +44,7 @@ class TernGrad(Codec):
     def __post_init__(self) -> None:
         if self.clip < 0:
             raise SpecError(
-                f"option 'clip' of codec 'terngrad' is {self.clip:g}; give standard deviations, such as 2.5, or 0 for none"
+                f"clip is {self.clip:g}; give standard deviations, such as 2.5, or 0 for none"
             )
 
     def variance(self, numel: int) -> float | None:

@@ -42,7 +42,7 @@ class Threshold(selection.Selective):
     def __post_init__(self) -> None:
         if not LEAST <= self.tau <= LARGEST:
             raise SpecError(
-                f"option 'tau' of codec 'threshold' is {self.tau:g}; give a number above 0 that float32 holds, such as 0.01"
+                f"tau is {self.tau:g}; give a number above 0 that float32 holds, such as 0.01"
             )
 
     def contraction(self, numel: int) -> float:

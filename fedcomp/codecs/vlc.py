@@ -47,7 +47,7 @@ class VLC(rotated.RotatedCodec):
     def __post_init__(self) -> None:
         if not FINEST <= self.step <= COARSEST:
             raise SpecError(
-                f"option 'step' of codec 'vlc' is {self.step:g}; give a number from {FINEST:g} to {COARSEST:g}, such as 1.4"
+                f"step is {self.step:g}; give a number from {FINEST:g} to {COARSEST:g}, such as 1.4"
             )
 
     def variance(self, numel: int) -> float:

@@ -70,10 +70,8 @@ def _suited(codec: Codec, numel: int) -> str:
 @functools.lru_cache(64)
 def _named(text: str) -> tuple[type[Memory], Any]:
     """The class and its options; remembered, since a simulation makes a memory for every client."""
-    parsed = spec.parse(text)
-    if parsed.scope or len(parsed.parts) > 1:
-        raise SpecError(f"memory '{text}' cannot have a scope or a second part; name one memory")
-    return spec.choose(parsed.parts[0], _MEMORIES, "memory")
+    with spec.reading(text):
+        return spec.choose(spec.only_part(text, "memory"), _MEMORIES, "memory")
 
 
 def chooses(text: str) -> bool:

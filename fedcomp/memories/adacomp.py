@@ -33,9 +33,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.bin < 1:
-            raise SpecError(
-                f"option 'bin' of memory 'adacomp' is {self.bin}; give at least one coordinate, such as 500"
-            )
+            raise SpecError(f"bin is {self.bin}; give at least one coordinate, such as 500")
 
 
 class AdaComp(Vectors):

@@ -38,7 +38,7 @@ class Options:
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
             raise SpecError(
-                f"option 'momentum' of memory 'dgc' is {self.momentum:g}; give a number from 0 to below 1, such as 0.9"
+                f"momentum is {self.momentum:g}; give a number from 0 to below 1, such as 0.9"
             )
         if self.clip < 0 or self.nodes < 1:
             raise SpecError(

@@ -18,7 +18,7 @@ import torch
 
 from ..codecs import Codec, LayerWise, Update
 from ..codecs.update import Dense
-from ..errors import ConfigError
+from ..errors import MismatchError
 from .base import Counterpart
 from .shift import Shift, Shifts
 
@@ -55,12 +55,12 @@ class Diana(Shift):
     def check_codec(self) -> None:
         bound = self._bound(self.codec)
         if bound is None:
-            raise ConfigError(
-                f"memory 'diana' needs an unbiased codec, and {self.codec} is biased; use --uplink qsgd, or --memory ef21"
+            raise MismatchError(
+                f"memory 'diana' needs an unbiased codec, and {self.codec} is biased; use {{uplink}} qsgd, or {{memory}} ef21"
             )
         if not 0 < self.step <= bound:
-            raise ConfigError(
-                f"option 'alpha' of memory 'diana' is {self.step:g}; {self.codec} bears more than 0 and at most {bound:g}"
+            raise MismatchError(
+                f"{{memory}} diana: alpha is {self.step:g}; {self.codec} bears more than 0 and at most {bound:g}"
             )
 
     @property

@@ -12,7 +12,7 @@ with a g of everybody.
 
 from typing import ClassVar
 
-from ..errors import ConfigError
+from ..errors import MismatchError
 from .base import Counterpart
 from .shift import Shift, Shifts, contraction
 
@@ -32,6 +32,6 @@ class EF21(Shift):
 
     def check_codec(self) -> None:
         if contraction(self.codec, self.numel) <= 0:
-            raise ConfigError(
-                f"memory 'ef21' gets nowhere with {self.codec}, which does not contract; use --uplink stc, or --memory none"
+            raise MismatchError(
+                f"memory 'ef21' gets nowhere with {self.codec}, which does not contract; use {{uplink}} stc, or {{memory}} none"
             )

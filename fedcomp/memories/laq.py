@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..codecs import Context, Update
-from ..errors import ConfigError, ProtocolError, SpecError
+from ..errors import MismatchError, ProtocolError, SpecError
 from ..kernels.sums import sum_squares
 from .base import Changes, Counterpart, State
 from .shift import Shift, Shifts, contraction
@@ -50,9 +50,7 @@ class Options:
             ("patience", 0, 10**9),
         ):
             if not low <= (value := getattr(self, name)) <= high:
-                raise SpecError(
-                    f"option '{name}' of memory 'laq' is {value:g}; give {low} to {high:g}"
-                )
+                raise SpecError(f"{name} is {value:g}; give {low} to {high:g}")
 
 
 class Terms(Shifts):
@@ -101,13 +99,13 @@ class LAQ(Shift):
     def check_codec(self) -> None:
         delta, errors = contraction(self.codec, self.numel), self.options.errors
         if delta <= 0:
-            raise ConfigError(
-                f"memory 'laq' gets nowhere with {self.codec}, which does not contract; use --uplink fp16, or --memory none"
+            raise MismatchError(
+                f"memory 'laq' gets nowhere with {self.codec}, which does not contract; use {{uplink}} fp16, or {{memory}} none"
             )
         if delta <= errors * (1 - delta):
-            raise ConfigError(
+            raise MismatchError(
                 f"memory 'laq' would skip every round with {self.codec}: what it loses outweighs what it sends; "
-                "use --uplink fp16, or --memory laq:errors=0"
+                "use {uplink} fp16, or {memory} laq:errors=0"
             )
 
     def _offer(self, difference: Tensor, frame: bytes, context: Context) -> bytes | None:

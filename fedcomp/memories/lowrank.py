@@ -22,7 +22,7 @@ from ..codecs.base import nonfinite_rows
 from ..codecs.matrices import LARGEST, Product, shaped, size
 from ..codecs.powersgd import PowerSGD, Split, start_name
 from ..codecs.update import Sections
-from ..errors import ConfigError, FrameError, ProtocolError
+from ..errors import ConfigError, FrameError, MismatchError, ProtocolError
 from ..layout import Layout
 from .base import Memory, State, add_within
 
@@ -51,8 +51,8 @@ class LowRank(Memory):
 
     def check_codec(self) -> None:
         if not isinstance(self.codec, PowerSGD):
-            raise ConfigError(
-                f"memory 'lowrank' goes with --uplink powersgd, not with {self.codec}; give that, or --memory residual"
+            raise MismatchError(
+                f"memory 'lowrank' goes with {{uplink}} powersgd, not with {self.codec}; give that, or {{memory}} residual"
             )
 
     def _propose(self, x: Tensor, seed: int, context: Context) -> bytes:

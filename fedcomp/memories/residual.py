@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..codecs import Codec, Context, Update
 from ..codecs.base import NO_CONTEXT
-from ..errors import ConfigError, NonFiniteError
+from ..errors import ConfigError, MismatchError, NonFiniteError
 from ..kernels.backend import compile_vector
 from ..kernels.parallel import starmap
 from .base import Memory, State, add_all_within, add_within, of_row
@@ -33,9 +33,9 @@ class Residual(Memory):
 
     def check_codec(self) -> None:
         if self.codec.contraction(self.numel) is None:
-            raise ConfigError(
-                f"memory 'residual' diverges with {self.codec}, which does not contract; use --memory none, "
-                f"or --uplink {_contracting(self.codec, self.numel)}"
+            raise MismatchError(
+                f"memory 'residual' diverges with {self.codec}, which does not contract; use {{memory}} none, "
+                f"or {{uplink}} {_contracting(self.codec, self.numel)}"
             )
 
     def _propose(self, x: Tensor, seed: int, context: Context) -> bytes:

@@ -26,7 +26,7 @@ class Options:
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
             raise SpecError(
-                f"option 'momentum' of memory 'signum' is {self.momentum:g}; give a number from 0 to below 1, such as 0.9"
+                f"momentum is {self.momentum:g}; give a number from 0 to below 1, such as 0.9"
             )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..codecs import Context, LayerWise, Update, codec
 from ..codecs.sketch import Sketch
 from ..codecs.update import Sparse
-from ..errors import ConfigError, ProtocolError, SpecError
+from ..errors import MismatchError, ProtocolError, SpecError
 from .base import Memory, State, mask
 from .vectors import Stacks, Vectors
 
@@ -39,7 +39,7 @@ class Options:
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
             raise SpecError(
-                f"option 'momentum' of memory 'sketched' is {self.momentum:g}; give a number from 0 to below 1, such as 0.9"
+                f"momentum is {self.momentum:g}; give a number from 0 to below 1, such as 0.9"
             )
 
 
@@ -62,9 +62,9 @@ class Sketched(Vectors):
         if not isinstance(
             self.codec.inner if isinstance(self.codec, LayerWise) else self.codec, Sketch
         ):
-            raise ConfigError(
-                f"memory '{self.name}' goes with --strategy {self.only_under} and --uplink sketch, not with {self.codec}; "
-                "give these, or --memory dgc"
+            raise MismatchError(
+                f"memory '{self.name}' goes with --strategy {self.only_under} and {{uplink}} sketch, not with {self.codec}; "
+                "give these, or {memory} dgc"
             )
 
     @property
@@ -89,9 +89,9 @@ class Sketched(Vectors):
 
     def _move(self, kept: Stacks, x: Tensor, context: Context) -> tuple[Stacks, Tensor]:
         if context.phase != SKETCH:
-            raise ConfigError(
+            raise MismatchError(
                 f"memory '{self.name}' has no frame for a phase '{context.phase}'; give --strategy {self.only_under}, "
-                "or --memory none"
+                "or {memory} none"
             )
         u = (kept["velocity"] * self.options.momentum).add_(x)
         v = kept["residual"] + u

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..codecs import Codec, Context, LayerWise, Update
 from ..codecs.base import NO_CONTEXT, nonfinite_rows
 from ..codecs.selection import Selective
-from ..errors import ConfigError, NonFiniteError
+from ..errors import ConfigError, MismatchError, NonFiniteError
 from .base import Memory, State, add_within
 
 Stacks = Mapping[str, Tensor]  # name of a vector → its rows [m, numel]
@@ -139,7 +139,7 @@ def at_full_density(codec: Codec, name: str) -> Codec:
     """The codec as it sends all that is not zero, for the memory `name`, which chooses coordinates. Raises ConfigError where it cannot."""
     inner = codec.inner if isinstance(codec, LayerWise) else codec
     if not isinstance(inner, Selective) or inner.draws:
-        raise ConfigError(
-            f"memory '{name}' chooses the coordinates itself, which {codec} cannot carry; use --uplink topk or stc"
+        raise MismatchError(
+            f"memory '{name}' chooses the coordinates itself, which {codec} cannot carry; use {{uplink}} topk or stc"
         )
     return codec.at_density(1.0)

@@ -78,7 +78,7 @@ class Uniform:
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             if why := out_of_range(f.name, getattr(self, f.name)):
-                raise SpecError(f"option '{f.name}' of --network {why}")
+                raise SpecError(f"{f.name} {why}")
 
 
 @dataclass(frozen=True)
@@ -185,12 +185,8 @@ def drawn(kind: Uniform, clients: int, seed: int) -> Profiles:
 
 def read_spec(text: str) -> Uniform:
     """What `mobile` or `uniform:up=100kB` says. Raises SpecError."""
-    given = spec.parse(text)
-    if len(given.parts) != 1 or given.scope:
-        raise SpecError(
-            f"--network '{text}' is several networks or has a scope; give one, such as lognormal:up=250kB,down=2MB"
-        )
-    return spec.build(given.parts[0], KINDS, "network")
+    with spec.reading(text, "--network"):
+        return spec.build(spec.only_part(text, "network"), KINDS, "network")
 
 
 class Network:

@@ -4,8 +4,8 @@ import dataclasses
 from typing import Any
 
 from .. import spec
-from ..config import RunConfig, Usual, read_run, with_horizon
-from ..errors import SpecError
+from ..codecs import codec
+from ..config import RunConfig, Usual, flag, read_run, with_horizon
 from ..memories import AUTO, default_uplink
 from ..registry import Registry, subclass_of
 from .asynchronous import Asynchronous
@@ -15,6 +15,7 @@ from .broadcasts import Broadcast, Broadcasts
 from .client_algorithm import ClientAlgorithm
 from .codes import allocation_matrix
 from .compressed import Compressed
+from .optimizers import optimizer
 from .tally import majority
 
 __all__ = [
@@ -41,6 +42,14 @@ _STRATEGIES: Registry[type[RoundStrategy]] = Registry(
 )
 
 
+READ_BY = {
+    "uplink": codec,
+    "downlink": codec,
+    "downlink_memory": default_uplink,
+    "server_optimizer": optimizer,
+}  # functions that raise SpecError, by the option whose text they read
+
+
 def available_strategies() -> dict[str, type[RoundStrategy]]:
     """Return every strategy that a spec string may name, those of other packages included: name → class."""
     return dict(_STRATEGIES)
@@ -64,7 +73,8 @@ def resolved(config: RunConfig) -> RunConfig:
     The horizon of schedules is filled in as well. Memories are left at `auto` where they depend on the model: see
     `fedcomp.memories.with_memories`. A resumed run has those of the stored run.
     """
-    cls, options = _chosen(config.strategy)
+    with spec.reading(flag="--strategy"):
+        cls, options = _chosen(config.strategy)
     stored = read_run(config.out) if config.resume and config.out else {}
     own = {
         name: stored.get(name, value) if getattr(config, name) == AUTO else value
@@ -74,15 +84,16 @@ def resolved(config: RunConfig) -> RunConfig:
         if isinstance(getattr(config, name), Usual) or getattr(config, name) == AUTO
     }
     chosen = dataclasses.replace(config, **own)
-    if isinstance(chosen.uplink, Usual) and (suited := default_uplink(chosen.memory)):
+    with spec.reading(flag="--memory"):
+        suited = default_uplink(chosen.memory)
+    if isinstance(chosen.uplink, Usual) and suited:
         chosen = dataclasses.replace(chosen, uplink=suited)
+    for name, read in READ_BY.items():
+        with spec.reading(flag=flag(name)):
+            read(getattr(chosen, name))
     return with_horizon(chosen)
 
 
 def _chosen(text: str) -> tuple[type[RoundStrategy], Any]:
-    parsed = spec.parse(text)
-    if parsed.scope or len(parsed.parts) > 1:
-        raise SpecError(
-            f"strategy '{text}' cannot have a scope or a second part; name one strategy"
-        )
-    return spec.choose(parsed.parts[0], _STRATEGIES, "strategy")
+    with spec.reading(text):
+        return spec.choose(spec.only_part(text, "strategy"), _STRATEGIES, "strategy")

@@ -48,9 +48,7 @@ class Options:
     def __post_init__(self) -> None:
         for name, low, high in (("wait", 0, 1), ("staleness", 0, 10**9), ("decay", 0, 1000)):
             if not low <= (value := getattr(self, name)) <= high:
-                raise SpecError(
-                    f"option '{name}' of strategy 'asynchronous' is {value:g}; give {low} to {high:g}"
-                )
+                raise SpecError(f"{name} is {value:g}; give {low} to {high:g}")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 from .. import seeds
 from ..codecs import Update, codec, decay
 from ..config import RunConfig
-from ..errors import ConfigError, FrameError, NonFiniteError
+from ..errors import ConfigError, FrameError, MismatchError, NonFiniteError
 from ..kernels.sums import sum_squares
 from ..layout import Layout
 from ..memories import Counterpart, chooses, memory, momentum, only_under, with_memories
@@ -284,12 +284,9 @@ class RoundStrategy(Strategy):
         self.rules = with_memories(self.rules, layout.numel)
         try:
             keeper = memory(self.rules.downlink_memory, self.downlink, layout.numel, layout)
-        except ConfigError as error:
-            raise ConfigError(
-                str(error)
-                .replace("--memory", "--downlink-memory")
-                .replace("--uplink", "--downlink")
-            ) from error
+        except MismatchError as error:
+            error.memory, error.uplink = "--downlink-memory", "--downlink"
+            raise
         if keeper.counterpart is not None:
             raise ConfigError(
                 f"--downlink-memory {keeper.name} keeps something on both sides, clients keep the model alone; use residual"

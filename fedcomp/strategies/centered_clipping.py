@@ -38,13 +38,9 @@ class Options(RobustOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.radius <= 1e30:
-            raise SpecError(
-                f"option 'radius' of strategy 'centered-clipping' is {self.radius:g}; give a length above 0, or leave it out"
-            )
+            raise SpecError(f"radius is {self.radius:g}; give a length above 0, or leave it out")
         if not 1 <= self.iterations <= 10_000:
-            raise SpecError(
-                f"option 'iterations' of strategy 'centered-clipping' is {self.iterations}; give 1 to 10000"
-            )
+            raise SpecError(f"iterations is {self.iterations}; give 1 to 10000")
 
 
 class CenteredClipping(ByDistance):

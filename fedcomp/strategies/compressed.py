@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from ..clients.parcels import BUFFERS, Form
 from ..codecs import codec
-from ..errors import ConfigError, FedcompError, NonFiniteError
+from ..errors import ConfigError, FedcompError, MismatchError, NonFiniteError
 from ..layout import Layout
 from ..memories import Memory, memory
 from ..messages import TRAIN
@@ -208,10 +208,9 @@ class Compressed(Strategy):
         """The downlink's memory. Raises ConfigError for one that does not suit it."""
         try:
             keeper = memory(self.downlink_memory, self.downlink, layout.numel, layout)
-        except ConfigError as error:
-            raise ConfigError(
-                str(error).replace("--memory", "downlink_memory").replace("--uplink", "downlink")
-            ) from error
+        except MismatchError as error:
+            error.memory, error.uplink = "downlink_memory", "downlink"
+            raise
         if keeper.counterpart is not None or keeper.only_under or keeper.needs_moments:
             raise ConfigError(
                 f"downlink_memory '{keeper.name}' keeps something on both sides, or needs local steps; use 'residual'"

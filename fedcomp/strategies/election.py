@@ -92,16 +92,12 @@ class Options:
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
             raise SpecError(
-                f"option 'momentum' of strategy 'election' is {self.momentum:g}; give at least 0 and less than 1, such as 0.9"
+                f"momentum is {self.momentum:g}; give at least 0 and less than 1, such as 0.9"
             )
         if self.seats < 0 or (self.liars is not None and self.liars < 0):
-            raise SpecError(
-                "options 'seats' and 'liars' of strategy 'election' are counts; give 0 or more"
-            )
+            raise SpecError("seats and liars are counts; give 0 or more")
         if self.sealed and self.form != "ballots":
-            raise SpecError(
-                "option 'sealed' of strategy 'election' is for ballots that are passed on; give form=ballots as well"
-            )
+            raise SpecError("sealed is for ballots that are passed on; give form=ballots as well")
 
 
 class DataElectionClient(ClientAlgorithm):

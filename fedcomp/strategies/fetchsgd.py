@@ -58,13 +58,9 @@ class Options:
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
-            raise SpecError(
-                f"option 'momentum' of strategy 'fetchsgd' is {self.momentum:g}; give at least 0 and less than 1"
-            )
+            raise SpecError(f"momentum is {self.momentum:g}; give at least 0 and less than 1")
         if not 0 < self.density <= 1:
-            raise SpecError(
-                f"option 'density' of strategy 'fetchsgd' is {self.density:g}; give a share above 0 and at most 1, such as 1%"
-            )
+            raise SpecError("density must be in (0, 1]; try density=1%")
 
 
 def sketch_seed(run_seed: int) -> int:

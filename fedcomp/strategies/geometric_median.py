@@ -35,9 +35,7 @@ class Options(RobustOptions):
             ("smoothing", 1e-30, 1e30),
         ):
             if not low <= (value := getattr(self, name)) <= high:
-                raise SpecError(
-                    f"option '{name}' of strategy 'geometric-median' is {value:g}; give {low:g} to {high:g}"
-                )
+                raise SpecError(f"{name} is {value:g}; give {low:g} to {high:g}")
 
 
 class GeometricMedian(ByDistance):

@@ -46,9 +46,7 @@ class Options(RobustOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.keep < 0:
-            raise SpecError(
-                f"option 'keep' of strategy 'multi-krum' is {self.keep}; give at least 1, or leave it out"
-            )
+            raise SpecError(f"keep is {self.keep}; give at least 1, or leave it out")
 
 
 class MultiKrum(Krum):

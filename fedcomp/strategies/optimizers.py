@@ -36,9 +36,7 @@ class Steps:
 
     def _share(self, name: str) -> None:
         if not 0 <= (value := getattr(self, name)) < 1:
-            raise SpecError(
-                f"option '{name}' of a server optimizer is {value:g}; give at least 0 and less than 1, such as 0.9"
-            )
+            raise SpecError(f"{name} is {value:g}; give at least 0 and less than 1, such as 0.9")
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class SGDOptions(Steps):
         self._share("momentum")
         if self.nesterov and not self.momentum:
             raise SpecError(
-                "option 'nesterov' of a server optimizer looks ahead along the momentum, and there is none; give momentum=0.9"
+                "nesterov looks ahead along the momentum, and there is none; give momentum=0.9"
             )
 
 
@@ -64,9 +62,7 @@ class AdaptiveOptions(Steps):
         for name in ("beta1", "beta2"):
             self._share(name)
         if not 1e-18 <= self.tau <= 1e18:  # its square is a float32
-            raise SpecError(
-                f"option 'tau' of a server optimizer is {self.tau:g}; give a length above 0, such as 0.001"
-            )
+            raise SpecError(f"tau is {self.tau:g}; give a length above 0, such as 0.001")
 
 
 class Optimizer(ABC):
@@ -168,12 +164,6 @@ def available_optimizers() -> dict[str, type[Optimizer]]:
 
 def optimizer(text: str) -> Optimizer:
     """The optimizer of a spec string such as `sgd:momentum=0.9,nesterov=true`. Raises SpecError."""
-    parsed = spec.parse(text)
-    if parsed.scope or len(parsed.parts) > 1:
-        raise SpecError(
-            f"optimizer '{text}' cannot have a scope or a second part; name one optimizer"
-        )
-    options = spec.build(
-        parsed.parts[0], {name: cls.Options for name, cls in _OPTIMIZERS.items()}, "optimizer"
-    )
-    return _OPTIMIZERS[parsed.parts[0].name](options)
+    with spec.reading(text):
+        cls, options = spec.choose(spec.only_part(text, "optimizer"), _OPTIMIZERS, "optimizer")
+    return cls(options)

@@ -37,9 +37,7 @@ class Options:
     def __post_init__(self) -> None:
         for name, low in (("liars", 0), ("buckets", 1)):
             if (value := getattr(self, name)) < low:
-                raise SpecError(
-                    f"option '{name}' of a robust strategy is {value}; give at least {low}"
-                )
+                raise SpecError(f"{name} is {value}; give at least {low}")
 
 
 class Robust(RoundStrategy):

@@ -42,14 +42,9 @@ class Options:
 
     def __post_init__(self) -> None:
         if not 0 < self.density <= 1:
-            raise SpecError(
-                f"option 'density' of strategy 'sketched-sgd' is {self.density:g}; give a share above 0 and at most 1, "
-                "such as 1%"
-            )
+            raise SpecError("density must be in (0, 1]; try density=1%")
         if self.candidates < 1:
-            raise SpecError(
-                f"option 'candidates' of strategy 'sketched-sgd' is {self.candidates}; give at least 1, such as 4"
-            )
+            raise SpecError(f"candidates is {self.candidates}; give at least 1, such as 4")
 
 
 class SketchedSGD(Average):

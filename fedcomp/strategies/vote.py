@@ -58,7 +58,7 @@ class Options:
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
             raise SpecError(
-                f"option 'momentum' of strategy 'vote' is {self.momentum:g}; give at least 0 and less than 1, such as 0.9"
+                f"momentum is {self.momentum:g}; give at least 0 and less than 1, such as 0.9"
             )
 
 

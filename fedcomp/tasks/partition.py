@@ -12,7 +12,7 @@ import torch
 
 from .. import seeds
 from .. import spec as specs
-from ..errors import ConfigError, SpecError
+from ..errors import ConfigError
 from .base import Data
 
 
@@ -179,12 +179,8 @@ RULES: Mapping[str, type[Rule]] = {
 
 def rule(text: str) -> Rule:
     """The rule that a spec string names. Raises SpecError or ConfigError."""
-    parsed = specs.parse(text)
-    if len(parsed.parts) > 1 or parsed.scope:
-        raise SpecError(
-            f"--partition '{text}' is not one rule; give one of {', '.join(RULES)}, without '+' and '@'"
-        )
-    return specs.build(parsed.parts[0], RULES, "partition")
+    with specs.reading(text, "--partition"):
+        return specs.build(specs.only_part(text, "partition"), RULES, "partition")
 
 
 def partition(

@@ -14,17 +14,20 @@ from fedcomp.cli.main import app
     [
         (
             "--lr-schedule cosin",
-            "--lr-schedule: unknown schedule 'cosin'; did you mean 'cosine'? known: cosine, geometric, linear, poly, step",
+            "--lr-schedule cosin: unknown schedule 'cosin'; did you mean 'cosine'? known: cosine, geometric, linear, poly, step",
         ),
         (
             "--local-steps-schedule 1,8",
-            "--local-steps-schedule: '8' in '1,8' does not say from which round on; write 8@ROUND",
+            "--local-steps-schedule 1,8: '8' in '1,8' does not say from which round on; write 8@ROUND",
         ),
         (
             "--batch-size-schedule 0@3",
-            "--batch-size-schedule: the value in '0@3' is 0; give at least 1",
+            "--batch-size-schedule 0@3: the value in '0@3' is 0; give at least 1",
         ),
-        ("--density-schedule 200%", "--density-schedule: the value in '200%' is 2; give at most 1"),
+        (
+            "--density-schedule 200%",
+            "--density-schedule 200%: the value in '200%' is 2; give at most 1",
+        ),
         (
             "--local-steps-schedule linear",
             "--local-steps-schedule 'linear' comes to 0 in round 50; give at least 1, by another 'to'",

@@ -198,7 +198,7 @@ def test_a_frame_is_its_table_and_the_entropy_of_its_codes():
 def test_levels_out_of_range(spec, least):
     with pytest.raises(
         SpecError,
-        match=f"'levels' of codec 'adaptive' is [0-9]+; give a number from {least} to 256",
+        match=f"levels is [0-9]+; give a number from {least} to 256",
     ):
         codec(spec)
 

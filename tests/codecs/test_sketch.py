@@ -360,29 +360,29 @@ def test_tensor_by_tensor_the_cells_of_each_are_added():
 @for_each(
     "spec, sentence",
     [
-        ("sketch:rows=4", "option 'rows' of codec 'sketch' is 4; give an odd number of 1 to 15"),
-        ("sketch:rows=0", "option 'rows' of codec 'sketch' is 0; give an odd number"),
-        ("sketch:rows=17", "option 'rows' of codec 'sketch' is 17; give an odd number"),
-        ("sketch:columns=-1", "option 'columns' of codec 'sketch' is -1; give a number of cells"),
+        ("sketch:rows=4", "rows is 4; give an odd number of 1 to 15"),
+        ("sketch:rows=0", "rows is 0; give an odd number"),
+        ("sketch:rows=17", "rows is 17; give an odd number"),
+        ("sketch:columns=-1", "columns is -1; give a number of cells"),
         (
             "sketch:columns=4294967296",
-            "option 'columns' of codec 'sketch' is 4294967296; give a number of cells",
+            "columns is 4294967296; give a number of cells",
         ),
-        ("sketch:ratio=0", "option 'ratio' of codec 'sketch' is 0; give a number above 0"),
-        ("sketch:ratio=nan", "option 'ratio' of codec 'sketch'"),
-        ("sketch:ratio=inf", "option 'ratio' of codec 'sketch'"),
+        ("sketch:ratio=0", "ratio is 0; give a number above 0"),
+        ("sketch:ratio=nan", "ratio "),
+        ("sketch:ratio=inf", "ratio "),
         (
             "sketch:columns=50,ratio=5",
             "codec 'sketch' has both 'columns' and 'ratio'; give one of them",
         ),
         (
             "sketch:density=0",
-            "option 'density' of codec 'sketch' is 0; give a share above 0 and at most 1",
+            "density must be in (0, 1]",
         ),
-        ("sketch:density=3/2", "option 'density' of codec 'sketch' is 1.5; give a share"),
+        ("sketch:density=3/2", "density must be in (0, 1]"),
         (
             "sketch:cells=int4",
-            "option 'cells' of codec 'sketch' cannot be 'int4'; did you mean 'int8'?",
+            "cells cannot be 'int4'; did you mean 'int8'?",
         ),
     ],
 )

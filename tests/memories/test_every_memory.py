@@ -258,10 +258,10 @@ def test_a_vector_without_elements(name):
         ("nothing", "unknown memory 'nothing'"),
         ("", "incomplete"),
         ("residual:beta=1", "memory 'residual' has no option 'beta'; it takes none"),
-        ("residual@layer", "memory 'residual@layer' cannot have a scope"),
+        ("residual@layer", "a memory has no scope"),
         (
             "none+residual",
-            "memory 'none+residual' cannot have a scope or a second part; name one memory",
+            "a memory has no scope and no second part; name one memory",
         ),
     ],
 )

@@ -257,7 +257,7 @@ def test_other_codecs_are_refused(spec):
 
 @for_each("momentum", ["1", "-0.1"])
 def test_a_momentum_that_is_none_is_refused(momentum):
-    with pytest.raises(SpecError, match="option 'momentum' of memory 'sketched' is"):
+    with pytest.raises(SpecError, match="momentum is"):
         make(f"momentum={momentum}")
 
 

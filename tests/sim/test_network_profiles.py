@@ -87,21 +87,21 @@ def test_a_spec_says_what_it_says():
         ("mobile:upp=3", "network 'mobile' has no option 'upp'; did you mean 'up'"),
         (
             "uniform:up=1MB/s",
-            "option 'up' of network 'uniform' cannot be '1MB/s'; give bytes a second, such as 100kB or 1MB, without /s",
+            "up cannot be '1MB/s'; give bytes a second, such as 100kB or 1MB, without /s",
         ),
         (
             "uniform:up=fast",
-            "option 'up' of network 'uniform' cannot be 'fast'; give bytes a second, such as 100kB",
+            "up cannot be 'fast'; give bytes a second, such as 100kB",
         ),
         (
             "uniform:latency=5kB",
-            "option 'latency' of network 'uniform' cannot be '5kB'; give a time, such as 50ms or 10min",
+            "latency cannot be '5kB'; give a time, such as 50ms or 10min",
         ),
-        ("uniform:absent=95%", "option 'absent' of --network is 0.95; give 0 to 0.9"),
-        ("uniform:stretch=1s", "option 'stretch' of --network is 1; give 5 to 1e"),
-        ("uniform:factor=0.5", "option 'factor' of --network is 0.5; give 1 to"),
-        ("mobile+fixed", "several networks"),
-        ("mobile@layer", "has a scope"),
+        ("uniform:absent=95%", "absent is 0.95; give 0 to 0.9"),
+        ("uniform:stretch=1s", "stretch is 1; give 5 to 1e"),
+        ("uniform:factor=0.5", "factor is 0.5; give 1 to"),
+        ("mobile+fixed", "no second part; name one network"),
+        ("mobile@layer", "a network has no scope"),
     ],
 )
 def test_a_spec_that_is_wrong_is_one_sentence(text, sentence):

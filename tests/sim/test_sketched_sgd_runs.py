@@ -119,17 +119,17 @@ def test_uplink_memory_and_downlink_are_the_strategys_where_they_are_not_given(t
         ({"memory": "none"}, "leave --memory out, or give sketched"),
         (
             {"strategy": "sketched-sgd:candidates=0"},
-            "option 'candidates' of strategy 'sketched-sgd' is 0; give at least 1, such as 4",
+            "candidates is 0; give at least 1, such as 4",
         ),
         (
             {"strategy": "sketched-sgd:candidate=2"},
             "strategy 'sketched-sgd' has no option 'candidate'; did you mean 'candidates'",
         ),
-        ({"strategy": "sketched-sgd@layer"}, "cannot have a scope"),
+        ({"strategy": "sketched-sgd@layer"}, "has no scope"),
         ({"density_warmup": 3}, "leave --density-warmup, --density-schedule and --budget out"),
         (
             {"memory": "sketched:momentum=1"},
-            "option 'momentum' of memory 'sketched' is 1; give a number from 0 to below 1, such as 0.9",
+            "momentum is 1; give a number from 0 to below 1, such as 0.9",
         ),
     ],
 )

@@ -601,12 +601,12 @@ def test_updates_at_the_end_of_float32_leave_a_finite_model(seeds):
         (
             {},
             {"density": 0.0},
-            "option 'density' of strategy 'sketched-sgd' is 0; give a share above 0 and at most 1, such as 1%",
+            "density must be in (0, 1]; try density=1%",
         ),
         (
             {},
             {"candidates": 0},
-            "option 'candidates' of strategy 'sketched-sgd' is 0; give at least 1, such as 4",
+            "candidates is 0; give at least 1, such as 4",
         ),
     ],
 )

@@ -18,10 +18,11 @@ def available_attacks() -> dict[str, type[Attack]]:
 
 def attacks(text: str) -> list[Attack]:
     """The attacks of a spec string such as `inverted:2` or `alie:3,z=1.5+mimic:clients=7`. Raises SpecError."""
-    parsed = spec.parse(text)
-    if parsed.scope:
-        raise SpecError(f"attack '{text}' cannot have a scope; leave @{parsed.scope} out")
-    made = [spec.build(part, _ATTACKS, "attack") for part in parsed.parts]
-    if len(set(made)) != len(made):
-        raise SpecError(f"attack '{text}' says the same twice; give one of them a larger count")
+    with spec.reading(text, "--attack"):
+        parsed = spec.parse(text)
+        if parsed.scope:
+            raise SpecError(f"an attack has no scope; leave @{parsed.scope} out")
+        made = [spec.build(part, _ATTACKS, "attack") for part in parsed.parts]
+        if len(set(made)) != len(made):
+            raise SpecError("an attack is given twice; give one of them a larger count")
     return made

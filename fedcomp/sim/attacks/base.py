@@ -84,14 +84,10 @@ class Attack:
             match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", piece)
             first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
             if not first <= last < first + LONGEST:
-                raise SpecError(
-                    f"option 'clients' of attack '{self.name}' cannot be '{self.clients}'; name them as in 3/7/10-14"
-                )
+                raise SpecError(f"clients cannot be '{self.clients}'; name them as in 3/7/10-14")
             found += range(first, last + 1)
         if len(found) != len(set(found)):
-            raise SpecError(
-                f"option 'clients' of attack '{self.name}' names a client twice; keep one"
-            )
+            raise SpecError("clients names a client twice; keep one")
         return sorted(found)
 
     @property

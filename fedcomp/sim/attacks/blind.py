@@ -52,9 +52,7 @@ class Rescaled(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.decades <= 30:
-            raise SpecError(
-                f"option 'decades' of attack 'rescaled' is {self.decades:g}; give 0 to 30"
-            )
+            raise SpecError(f"decades is {self.decades:g}; give 0 to 30")
 
     def updates(self, x: Tensor, scene: Scene, generators: Generators) -> Tensor:
         factors = [10 ** g.uniform(-self.decades, self.decades) for g in generators]
@@ -83,9 +81,7 @@ class Constant(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not abs(self.value) <= LARGEST:
-            raise SpecError(
-                f"option 'value' of attack 'constant' is {self.value:g}; give a number of float32, such as 1e38"
-            )
+            raise SpecError(f"value is {self.value:g}; give a number of float32, such as 1e38")
 
     def updates(self, x: Tensor, scene: Scene, generators: Generators) -> Tensor:
         return x.fill_(self.value)
@@ -101,9 +97,7 @@ class Gaussian(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sigma < 0:
-            raise SpecError(
-                f"option 'sigma' of attack 'gaussian' is {self.sigma:g}; give 0 or more"
-            )
+            raise SpecError(f"sigma is {self.sigma:g}; give 0 or more")
 
     def updates(self, x: Tensor, scene: Scene, generators: Generators) -> Tensor:
         for row, generator in zip(x, generators, strict=True):

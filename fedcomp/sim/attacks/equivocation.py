@@ -28,9 +28,7 @@ class Equivocation(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.share <= 1:
-            raise SpecError(
-                f"option 'share' of attack 'equivocation' is {self.share:g}; give more than 0, at most 1"
-            )
+            raise SpecError(f"share is {self.share:g}; give more than 0, at most 1")
 
     def reply(self, report: Report, sender: Sender) -> Report:
         if report.phase != BALLOTS or not isinstance(sender.algorithm, SealedElectionClient):

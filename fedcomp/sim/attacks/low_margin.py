@@ -28,9 +28,7 @@ class LowMargin(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.margin is not None and self.margin < 1:
-            raise SpecError(
-                f"option 'margin' of attack 'low-margin' is {self.margin}; give at least 1"
-            )
+            raise SpecError(f"margin is {self.margin}; give at least 1")
 
     def updates(self, x: Tensor, scene: Scene, generators: Sequence[np.random.Generator]) -> Tensor:
         tally = scene.honest.sign().sum(0)
