@@ -1,109 +1,21 @@
-"""What a voter makes of its row: the same bits as every other honest voter, whoever trained them; and it counts what it was passed."""
+"""Clients of a deployed election: what they answer when they are asked again, and the data and keys that they need."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from cryptography.hazmat.primitives.asymmetric import ec
-from federation import Federation
 from test_process import DATA, a_strategy, invitation, own
 
-from fedcomp import RunConfig, UserError, codec, memory, seeds
-from fedcomp.codecs import Context
+from fedcomp import RunConfig, UserError
 from fedcomp.deployment.member import Member
-from fedcomp.errors import FrameError
 from fedcomp.keys.keyring import point_of
-from fedcomp.messages import TRAIN, UPDATE, Assignment
+from fedcomp.messages import UPDATE, Assignment
 from fedcomp.privacy.ballots import CARD
-from fedcomp.strategies import Rules, resolved, strategy
+from fedcomp.strategies import resolved
 from fedcomp.strategies.client_algorithm import DataPartition
-from fedcomp.strategies.election import BallotElectionClient, DataElectionClient
-from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, Row
+from fedcomp.strategies.local_election import ROW, Row
 from fedcomp.strategies.sealed_messages import KEY_OF, NO_CARD, terms_of
-
-RULES = Rules(
-    participation=1.0,
-    uplink="sign",
-    downlink="efsign",
-    memory="none",
-    downlink_memory="none",
-    seed=3,
-    lr=0.02,
-)
-ROWS = Row(7, 2, (DataPartition(0, (4,)), DataPartition(3, (1, 9))))
-
-
-def federation(text: str, clients: int = 5) -> Federation:
-    return Federation(
-        RULES, clients=clients, strategy=lambda rules, **told: strategy(text, rules, **told)
-    )
-
-
-def asked(f: Federation, client: int, row: Row, **changes) -> Assignment:
-    b = f.strategy.broadcasts
-    a = Assignment(
-        1,
-        TRAIN,
-        client,
-        "up-to-date",
-        b.version,
-        b.version,
-        b.fingerprint,
-        [],
-        "",
-        [ROW.encode(), row.pack()],
-    )
-    return replace(a, **changes)
-
-
-def test_honest_voters_of_equal_rows_agree_to_the_bit():
-    f = federation("election:byzantine=2")
-    parts = tuple(DataPartition(j, (j,)) for j in range(5))
-    reports = [
-        f.members[client].answer(asked(f, client, Row(client, client, parts)))
-        for client in range(5)
-    ]
-    assert {report.kind for report in reports} == {UPDATE} and len(
-        {report.frame for report in reports}
-    ) == 1
-    assert len(reports[0].frame) <= 6 + 24
-    other = f.members[0].answer(asked(f, 0, Row(0, 0, parts[1:4]), round=2))
-    assert other.kind == UPDATE and other.frame != reports[0].frame
-
-
-def test_a_partition_trains_alike_whoever_does_it_and_beside_whatever():
-    f = federation("election:byzantine=2")
-    alone = f.members[0].answer(asked(f, 0, Row(0, 0, (DataPartition(3, (3,)),)))).frame
-    again = f.members[4].answer(asked(f, 4, Row(4, 9, (DataPartition(3, (3,)),)))).frame
-    renumbered = f.members[1].answer(asked(f, 1, Row(1, 0, (DataPartition(2, (3,)),)))).frame
-    assert alone == again != renumbered
-
-
-def test_who_lacks_the_data_of_a_part_says_so():
-    f = federation("election:byzantine=2")
-    f.members[0].trainer.partitions.shards = {0: np.arange(3)}
-    report = f.members[0].answer(asked(f, 0, Row(0, 0, (DataPartition(3, (3,)),))))
-    assert (report.kind, report.stage) == ("failed", "train") and "--partition-id" in report.reason
-    nothing = f.members[1].answer(asked(f, 1, ROWS, announced=[]))
-    assert nothing.stage == "train" and "not told what to count" in nothing.reason
-
-
-def test_passed_ballots_are_opened_and_counted():
-    work, kept = BallotElectionClient(), memory("none", codec("sign"), 42)
-    generator = torch.Generator().manual_seed(1)
-    ballots = {client: torch.randn(42, generator=generator).sign() for client in range(3)}
-    row = Row(0, 0, tuple(DataPartition(client, (client,)) for client in range(3)))
-    announced = {ROW: row.pack()} | {
-        str(client): codec("sign").encode(x) for client, x in ballots.items()
-    }
-    context = Context(round=1, phase=TALLY, announced=announced)
-    heard = work.later_update(kept, {}, 5, context)
-    assert torch.equal(heard, torch.stack(list(ballots.values())).sum(0).sign())
-    (frame,) = work.encode([kept], heard[None], [{}], [5], context)
-    assert torch.equal(codec("sign").decode(frame, numel=42), heard) and kept.pending == frame
-    with pytest.raises(FrameError):
-        work.later_update(kept, {}, 5, replace(context, announced=announced | {"1": b"nonsense"}))
 
 
 def deployed(text: str, **changes) -> tuple[Member, Assignment]:
@@ -190,14 +102,3 @@ def test_a_client_without_a_key_cannot_seal():
     )
     with pytest.raises(UserError, match="leave --stock out"):
         Member(own(2), None).join(invitation(config, a_strategy(config)))
-
-
-def test_seeds_are_the_clients_own_where_it_signs_for_itself_and_the_runs_where_all_have_to_agree():
-    a = Assignment(4, BALLOTS, 2, "", "", "", "", [], "")
-    sign = codec("sign")
-    assert BallotElectionClient().seed(sign, 9, a) == seeds.key(9, "encode", 4, 2)
-    assert (
-        BallotElectionClient().seed(sign, 9, replace(a, phase=TALLY))
-        == DataElectionClient().seed(sign, 9, a)
-        == 9
-    )

@@ -9,13 +9,16 @@ import torch
 from cases import for_each
 from federation import Federation
 
-from fedcomp import UserError
-from fedcomp.errors import ConfigError
-from fedcomp.messages import TRAIN
+from fedcomp import UserError, codec, memory, seeds
+from fedcomp.codecs import Context
+from fedcomp.errors import ConfigError, FrameError
+from fedcomp.messages import TRAIN, UPDATE, Assignment
 from fedcomp.strategies import RoundStrategy, Rules, strategy
 from fedcomp.strategies.base import Phase
+from fedcomp.strategies.client_algorithm import DataPartition
 from fedcomp.strategies.closing import Progress
 from fedcomp.strategies.codes import allocation_matrix, deal
+from fedcomp.strategies.election import BallotElectionClient, DataElectionClient
 from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, Row
 
 RULES = Rules(
@@ -332,3 +335,83 @@ def test_even_cohorts_of_a_vote_are_advised_against():
     assert advice in made("vote", 10).notice and not made("vote", 9).notice
     assert advice in made("election:code=uncoded,byzantine=2", 10).notice
     assert "is even" not in made("election:byzantine=2", 10).notice, "its margin leaves no ties"
+
+
+# Clients.
+
+
+def asked(f: Federation, client: int, row: Row, **changes) -> Assignment:
+    b = f.strategy.broadcasts
+    a = Assignment(
+        1,
+        TRAIN,
+        client,
+        "up-to-date",
+        b.version,
+        b.version,
+        b.fingerprint,
+        [],
+        "",
+        [ROW.encode(), row.pack()],
+    )
+    return replace(a, **changes)
+
+
+def test_honest_voters_of_equal_rows_send_the_same_vote():
+    f = federation("election:byzantine=2")
+    parts = tuple(DataPartition(j, (j,)) for j in range(5))
+    reports = [
+        f.members[client].answer(asked(f, client, Row(client, client, parts)))
+        for client in range(5)
+    ]
+    assert {report.kind for report in reports} == {UPDATE} and len(
+        {report.frame for report in reports}
+    ) == 1
+    assert len(reports[0].frame) <= 6 + 24
+    other = f.members[0].answer(asked(f, 0, Row(0, 0, parts[1:4]), round=2))
+    assert other.kind == UPDATE and other.frame != reports[0].frame
+
+
+def test_the_ballot_of_a_partition_depends_on_its_number_and_data_alone():
+    f = federation("election:byzantine=2")
+    alone = f.members[0].answer(asked(f, 0, Row(0, 0, (DataPartition(3, (3,)),)))).frame
+    again = f.members[4].answer(asked(f, 4, Row(4, 9, (DataPartition(3, (3,)),)))).frame
+    renumbered = f.members[1].answer(asked(f, 1, Row(1, 0, (DataPartition(2, (3,)),)))).frame
+    assert alone == again != renumbered
+
+
+def test_a_client_without_the_data_of_a_partition_fails_with_the_reason():
+    f = federation("election:byzantine=2")
+    f.members[0].trainer.partitions.shards = {0: np.arange(3)}
+    report = f.members[0].answer(asked(f, 0, Row(0, 0, (DataPartition(3, (3,)),))))
+    assert (report.kind, report.stage) == ("failed", "train") and "--partition-id" in report.reason
+    nothing = f.members[1].answer(asked(f, 1, Row(1, 0, ()), announced=[]))
+    assert nothing.stage == "train" and "not told what to count" in nothing.reason
+
+
+def test_a_client_votes_on_the_ballots_that_it_is_passed():
+    algorithm, m = BallotElectionClient(), memory("none", codec("sign"), 42)
+    generator = torch.Generator().manual_seed(1)
+    ballots = {client: torch.randn(42, generator=generator).sign() for client in range(3)}
+    row = Row(0, 0, tuple(DataPartition(client, (client,)) for client in range(3)))
+    announced = {ROW: row.pack()} | {
+        str(client): codec("sign").encode(x) for client, x in ballots.items()
+    }
+    context = Context(round=1, phase=TALLY, announced=announced)
+    vote = algorithm.later_update(m, {}, 5, context)
+    assert torch.equal(vote, torch.stack(list(ballots.values())).sum(0).sign())
+    (frame,) = algorithm.encode([m], vote[None], [{}], [5], context)
+    assert torch.equal(codec("sign").decode(frame, numel=42), vote) and m.pending == frame
+    with pytest.raises(FrameError):
+        algorithm.later_update(m, {}, 5, replace(context, announced=announced | {"1": b"nonsense"}))
+
+
+def test_a_vote_has_the_seed_of_the_run_and_a_ballot_that_of_its_client():
+    a = Assignment(4, BALLOTS, 2, "", "", "", "", [], "")
+    sign = codec("sign")
+    assert BallotElectionClient().seed(sign, 9, a) == seeds.key(9, "encode", 4, 2)
+    assert (
+        BallotElectionClient().seed(sign, 9, replace(a, phase=TALLY))
+        == DataElectionClient().seed(sign, 9, a)
+        == 9
+    )
