@@ -211,9 +211,9 @@ class Failing(Process):
 
     def _made_with(self, report: Report) -> tuple[Codec, int]:
         """Codec and size of a frame: those of the model where there is one phase, else those of numbers, of which there are few."""
-        client = self.member.client
+        session = self.member.session
         if report.phase == process.TRAIN:
-            return client.memory.codec, client.replica.layout.numel
+            return session.states.state.memory.codec, session.replica.layout.numel
         numbers = codec("identity")
         return numbers, next(
             n for n in range(10_000) if len(numbers.encode(torch.zeros(n))) == len(report.frame)
@@ -228,9 +228,9 @@ class Watched(Member):
         self.watch = watch
 
     def join(self, invitation):
-        before = self.client
+        before = self.session
         presence = super().join(invitation)
-        if self.client is not before:
+        if self.session is not before:
             self.watch(self)
         return presence
 

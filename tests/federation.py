@@ -28,17 +28,12 @@ class Member(ClientSession):
     """A session with one client, whose parts tests read and change."""
 
     def __init__(self, *parts, client: int):
-        super().__init__(*parts, watch=self._hear, remembers=True)
+        super().__init__(*parts, remembers=True)
         self.client = client
-        self.hear: list[Callable[[Assignment, Tensor], None]] = []
 
     def answer(self, assignment: Assignment) -> Report:
         (report,) = self.handle([assignment])
         return report
-
-    def _hear(self, assignments, memories, updates) -> None:
-        for hear in self.hear:
-            hear(assignments[0], updates[0])
 
     @property
     def state(self) -> ClientState:
@@ -151,11 +146,17 @@ def virtual_clients(
     )
 
 
-def watch_updates(member: Member, hear: Callable[[Assignment, Tensor], None]) -> None:
+def watch_updates(session: ClientSession, hear: Callable[[Assignment, Tensor], None]) -> None:
     """Call `hear` with each update [numel] that a client is about to encode, after the assignment."""
-    member.hear.append(hear)
+    before = session.watch
+
+    def watch(assignments, memories, updates) -> None:
+        before(assignments, memories, updates)
+        hear(assignments[0], updates[0])
+
+    session.watch = watch
 
 
-def sum_updates(member: Member, total: Tensor) -> None:
+def sum_updates(session: ClientSession, total: Tensor) -> None:
     """Add each update that a client encodes to `total` [numel]."""
-    watch_updates(member, lambda assignment, update: total.add_(update))
+    watch_updates(session, lambda assignment, update: total.add_(update))

@@ -32,7 +32,7 @@ class Books:
         run.clients.watch, run.watch = self._count, self._take
 
     def _count(self, member) -> None:
-        sum_updates(member.client, self.inputs[member.who])
+        sum_updates(member.session, self.inputs[member.who])
 
     def _take(self, outcome: Outcome) -> None:
         strategy = self.run.strategy
@@ -49,7 +49,7 @@ class Books:
     def balance(self) -> None:
         """To be called when nobody is at work any more."""
         for client in range(self.run.config.clients):
-            own = self.run.clients.member(client).client
+            own = self.run.clients.member(client).session.states.state
             if own.memory.pending is not None:
                 own.memory.commit() if own.ticket == self.run.strategy.tickets.get(
                     client, ""
