@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from fedcomp.server.broadcasts import Broadcast
 from fedcomp.server.checkpoint import Checkpoint
-from fedcomp.strategies import Broadcast
 
 
 def main() -> None:

@@ -73,7 +73,7 @@ def serve(grid: Grid, context: Context) -> None:
     )
     traffic = {}
     if config["density"]:
-        from fedcomp.strategies import Compressed
+        from fedcomp.transports.flower import Compressed
 
         codec = f"stc:density={config['density']}"
         strategy = Compressed(strategy, uplink=codec, downlink=codec)

@@ -18,7 +18,7 @@ import torch
 
 from fedcomp import Layout, codec, spec
 from fedcomp.strategies import Rules, strategy
-from fedcomp.strategies.exchange import Accepted
+from fedcomp.strategies.base import Accepted, RoundUpdates
 
 UPLINKS = {"dense": "identity", "stc 1 %": "stc:density=1%", "eden 1 bit": "eden:bits=1"}
 RULES = (
@@ -65,9 +65,9 @@ def called(
     text: str, uplink: str, answers: list[Accepted], into: torch.Tensor
 ) -> Callable[[], object]:
     """A call of a rule, on a server that stands before round 1."""
-    rule = strategy(text, Rules(uplink=uplink, memory="none"))
-    rule.begin(torch.zeros_like(into), Layout.flat(into.numel()))
-    return lambda: rule.aggregate({"train": answers}, into.zero_())
+    rule = strategy(text, Rules(uplink=uplink, memory="none"), Layout.flat(into.numel()))
+    updates = RoundUpdates(1, {"train": answers}, torch.zeros_like(into))
+    return lambda: rule.aggregate(updates, into.zero_())
 
 
 def seconds(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:

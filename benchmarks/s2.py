@@ -55,7 +55,7 @@ def updates(task: str, clients: int, rounds: int = 10) -> torch.Tensor:
         made.run()
         sgd, start, members = (
             LocalSGD.from_config(config),
-            made.strategy.broadcasts.weights,
+            made.loop.broadcasts.weights,
             made.clients,
         )
         plans = [

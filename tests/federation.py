@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from flwr.app import Array, ArrayRecord
 from tiny_task import task
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from fedcomp.clients.trainer import Trainer
 from fedcomp.layout import Layout
 from fedcomp.memories import Memory
 from fedcomp.messages import Assignment, Report
+from fedcomp.server.asynchronous_loop import loop_of
+from fedcomp.server.broadcasts import Broadcasts
 from fedcomp.sim.clients import VirtualClients
 from fedcomp.sim.grid import LocalGrid, by_index
 from fedcomp.strategies import Average, RoundStrategy, Rules
@@ -73,7 +76,7 @@ class Member(ClientSession):
 
 
 class Federation:
-    """Clients 0..clients-1 of the tiny task and the strategy above them. `faults[(client, round)]` changes or loses a reply."""
+    """Clients 0..clients-1 of the tiny task, a strategy and its loop. `faults[(client, round)]` changes or loses a reply."""
 
     def __init__(
         self,
@@ -86,8 +89,9 @@ class Federation:
         model = initial_model(task, rules.seed)
         self.layout = Layout.of(model)
         self.initial = self.layout.gather(model)
-        self.strategy = strategy(rules, roster=by_index)
-        self.strategy.begin(self.initial.clone(), self.layout)
+        made = strategy(rules, self.layout)
+        broadcasts = Broadcasts.of(made, self.initial.clone())
+        self.loop = loop_of(made, broadcasts, roster=by_index)
         algorithm, layout = self.strategy.client_algorithm, self.strategy.layout
         data, engine = task.train(), SerialEngine(task, model, self.layout, "cpu")
         shards = np.array_split(np.arange(len(data)), clients)
@@ -115,6 +119,10 @@ class Federation:
         self.faults: dict[tuple[int, int], Fault] = {}
         self.grid = LocalGrid(self)
 
+    @property
+    def strategy(self) -> RoundStrategy:
+        return self.loop.strategy
+
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
         reports = []
         for a in assignments:
@@ -122,6 +130,11 @@ class Federation:
             fault = self.faults.get((a.client, a.round))
             reports.append(fault(a, report) if fault else report)
         return reports
+
+    def arrays(self) -> ArrayRecord:
+        """Return the initial model as Flower arrays."""
+        views = self.layout.views(self.initial)
+        return ArrayRecord({name: Array(view.numpy().copy()) for name, view in views.items()})
 
 
 def virtual_clients(

@@ -26,8 +26,11 @@ from fedcomp.deployment.superlink_grid import Gathering
 from fedcomp.layout import Layout
 from fedcomp.messages import Assignment
 from fedcomp.observe import Observer
-from fedcomp.server.results import strategy_of
-from fedcomp.strategies import Outcome, resolved
+from fedcomp.server.asynchronous_loop import loop_of
+from fedcomp.server.broadcasts import Broadcasts
+from fedcomp.server.results import client_config, strategy_of
+from fedcomp.server.round_loop import RoundResult
+from fedcomp.strategies import resolved
 from fedcomp.strategies.closing import DEADLINE
 from fedcomp.tasks import Task, initial_model
 
@@ -75,13 +78,17 @@ class Networked:
         model = initial_model(task, config.seed)
         self.layout = Layout.of(model)
         self.quota = Quota.first(config, resumed=False)
-        self.watch: Callable[[Outcome], None] = lambda outcome: None
-        self.strategy = strategy_of(config, roster=lambda grid: grid.gather(self.quota))
-        self.strategy.begin(self.layout.gather(model), self.layout)
-        options = dataclasses.replace(
-            self.strategy.for_clients(config), uplink=str(self.strategy.uplink)
+        self.watch: Callable[[RoundResult], None] = lambda outcome: None
+        self.strategy = strategy_of(config, self.layout)
+        self.loop = loop_of(
+            self.strategy,
+            Broadcasts.of(self.strategy, self.layout.gather(model)),
+            roster=lambda grid: grid.gather(self.quota),
         )
-        first = self.strategy.broadcasts.first
+        options = dataclasses.replace(
+            client_config(config, self.strategy), uplink=str(self.strategy.uplink)
+        )
+        first = self.loop.broadcasts.first
         name = secrets.token_hex(16)
         invitation = Invitation(
             name,
@@ -99,7 +106,9 @@ class Networked:
             lambda key: -1,
             self._hear,
         )
-        self.strategy.know(name, lambda client: self.grid.joined[client].key, invitation.options)
+        self.strategy.set_identity(
+            name, lambda client: self.grid.joined[client].key, invitation.options
+        )
         self.check_link = net.link.check
         self.folder = net.folder / name
         train, common = (
@@ -118,13 +127,11 @@ class Networked:
         ends.callback(self.clients.stop)
         ends.callback(self.faults.release)
 
-    def rounds(self, first: int = 1, last: int | None = None) -> list[Outcome]:
+    def rounds(self, first: int = 1, last: int | None = None) -> list[RoundResult]:
         """Run these rounds as a deployment does."""
         self.clients.start()
         outcomes = []
-        for outcome in self.strategy.rounds(
-            self.grid, range(first, (last or self.config.rounds) + 1)
-        ):
+        for outcome in self.loop.rounds(self.grid, range(first, (last or self.config.rounds) + 1)):
             outcomes.append(outcome)
             self.watch(outcome)
             self.quota = Quota.later(self.config, self.config.clients)
@@ -148,7 +155,7 @@ class Networked:
 
     def weights_of(self, client: int) -> torch.Tensor:
         """A client's weights after it was brought, from where it stands, to where the server stands."""
-        replica, b = self.clients.member(client).session.replica, self.strategy.broadcasts
+        replica, b = self.clients.member(client).session.replica, self.loop.broadcasts
         d = b.download(replica.version)
         replica.move(
             Assignment(0, "", client, d.form, d.base, b.version, b.fingerprint, d.frames, "")
@@ -161,6 +168,6 @@ class Networked:
             raise self.clients.errors[0]
 
     def _hear(self, presence) -> None:
-        strategy, client = self.strategy, presence.client
-        if client in strategy.versions or presence.version != strategy.broadcasts.first:
-            strategy.versions[client] = presence.version
+        loop, client = self.loop, presence.client
+        if client in loop.versions or presence.version != loop.broadcasts.first:
+            loop.versions[client] = presence.version

@@ -14,7 +14,7 @@ from fedcomp.codecs import Update
 from fedcomp.codecs.update import Dense, Sparse
 from fedcomp.layout import Layout
 from fedcomp.strategies import RoundStrategy, Rules, strategy
-from fedcomp.strategies.exchange import Accepted
+from fedcomp.strategies.base import Accepted, RoundUpdates
 
 NAMES = "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centered-clipping"
 FRONTS = "", ",mix=true", ",buckets=2", ",buckets=2,mix=true"
@@ -29,10 +29,8 @@ def oracle() -> ModuleType:
 
 
 def rule(text: str, numel: int, **rules: Any) -> RoundStrategy:
-    """A strategy that stands before round 1 of a model [numel]."""
-    made = strategy(text, Rules(uplink="identity", memory="none", **rules))
-    made.begin(torch.zeros(numel), Layout.flat(numel))
-    return made
+    """Return a strategy for a model [numel]."""
+    return strategy(text, Rules(uplink="identity", memory="none", **rules), Layout.flat(numel))
 
 
 def accepted(updates: list[Update | None]) -> list[Accepted]:
@@ -48,8 +46,8 @@ def aggregated(
         Sparse(row.size, np.flatnonzero(row), row[row != 0]) if sparse else Dense(row)
         for row in rows
     ]
-    made.round, into = round, torch.zeros(rows.shape[1])
-    made.aggregate({"train": accepted(updates)}, into)
+    into = torch.zeros(rows.shape[1])
+    made.aggregate(RoundUpdates(round, {"train": accepted(updates)}, into.clone()), into)
     return into.numpy()
 
 

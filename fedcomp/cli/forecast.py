@@ -143,7 +143,7 @@ def forecast(alternative: Alternative) -> Forecast:
     rehearsed = min(config.rounds, max(FEWEST, COORDINATES // (rehearsal.layout.numel * cohort)))
     grid = rehearsal.timing.grid if rehearsal.timing else rehearsal.grid
     up, down, dense, frames_up, frames_down = [], [], [], [], []
-    for outcome in rehearsal.strategy.rounds(grid, range(1, rehearsed + 1)):
+    for outcome in rehearsal.loop.rounds(grid, range(1, rehearsed + 1)):
         if rehearsal.timing:
             rehearsal.timing.closed(outcome)
         traffic = outcome.traffic

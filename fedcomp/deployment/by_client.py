@@ -1,7 +1,7 @@
 """Figures of each client of a deployment: those of a round for its record, and those of the public port at any moment."""
 
 from ..observe import ClientRecord, PortFigures
-from ..strategies import Outcome
+from ..server.round_loop import RoundResult
 from .guard import Guard
 from .traffic import Traffic
 
@@ -39,7 +39,7 @@ class ByClient:
             by_client={client: tuple(traffic) for client, traffic in mine.items()},
         )
 
-    def records(self, outcome: Outcome) -> tuple[ClientRecord, ...]:
+    def records(self, outcome: RoundResult) -> tuple[ClientRecord, ...]:
         """One for each client that was asked in the round, or whose answer was taken in it."""
         cost, rejected = (
             outcome.traffic,

@@ -15,27 +15,32 @@ from ..config import RunConfig, data_folder, keys_command
 from ..errors import ConfigError, DataError, RunFolderError, TaskError
 from ..keys.key_folder import REGISTRY, serving_files
 from ..keys.registry import News, Registry
-from ..memories import memory, with_memories
+from ..memories import with_memories
 from ..observe import Header, Observer, RoundRecord, Summary
+from ..server.asynchronous_loop import loop_of
+from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
-from ..server.finite_loss import FiniteLoss
+from ..server.finite_loss import check_loss
 from ..server.initial_weights import start_from
 from ..server.recovery import Elsewhere, Recovery
 from ..server.results import (
     NOTHING_ACCEPTED,
-    declare_bandwidths,
+    bandwidths_of,
+    client_config,
     on,
     record_of,
     strategy_of,
     summary_of,
 )
+from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
+from ..server.warning_log import WarningLog
 from ..server.watching import watched
-from ..strategies import Outcome, resolved
+from ..strategies import resolved
 from ..strategies.closing import DEADLINE
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Data, Task, initial_model, load
-from ..tasks.check import check, data_of
+from ..tasks.check import check, data_of, layout_of
 from ..tasks.partition import partition
 from ..training import devices
 from .availability import Quota
@@ -91,12 +96,7 @@ class Deployment:
         self.door, self.observer = door, observer
         _refuse_what_is_simulated(config)
         _refuse_ports_in_use(config, door)
-        self.strategy = strategy_of(
-            config, roster=lambda grid: grid.gather(self._quota), on_answer=self._on_answer
-        )
-        self.strategy.warn = self._warn
-        self._said: list[str] = []  # warnings of the strategy since the last round
-        self.finite_loss = FiniteLoss(self._warn)
+        self.warnings = WarningLog(lambda sentence: self.observer.warning(sentence))
         self.device = devices.choose(config.device)
         self.folder = RunFolder(config)
         self.name = self._name()
@@ -108,18 +108,23 @@ class Deployment:
                 f"--data {config.data} is no folder; give the one that holds the task's data"
             )
         self.task: Task = load(config.task, folder)
+        self.strategy = strategy_of(config, layout_of(self.task), warn=self.warnings)
         test = data_of(self.task, "test")
         train = self._training_data()
         self.train = test if train is None else train
         self.layout = check(self.task, config.batch_size, self.train, test, config.augment)
-        travels = self.strategy.client_algorithm.global_layout(self.layout)
-        self.config = config = with_memories(config, travels.numel)
-        memory(config.memory, self.strategy.uplink, travels.numel, travels)
+        self.config = config = with_memories(config, self.strategy.layout.numel)
         partition(config.partition, self.train, config.clients, config.seed, self.task.name)
         weights = self.layout.gather(initial_model(self.task, config.seed))
-        self.strategy.begin(weights, self.layout)
-        start_from(config, self.folder, self.task, self.strategy)
-        declare_bandwidths(self.strategy, config)
+        broadcasts = Broadcasts.of(self.strategy, weights)
+        start_from(config, self.folder, self.task, self.strategy, broadcasts)
+        self.loop = loop_of(
+            self.strategy,
+            broadcasts,
+            roster=lambda grid: grid.gather(self._quota),
+            on_answer=self._on_answer,
+            bandwidths=bandwidths_of(self.strategy, config),
+        )
         self.guard = self._guard()
         self.by_client = ByClient(self.guard)
         self.test = on(test, self.device)
@@ -141,11 +146,14 @@ class Deployment:
             if not self.folder.resumed:
                 self._write_config()
             recovery = Recovery(
-                self.folder, self.strategy, Elsewhere(self.train), self.config.rounds
+                self.folder,
+                self.loop,
+                Elsewhere(self.train),
+                self.config.rounds,
+                {"warnings/": self.warnings},
             )
             ends.callback(recovery.close)
             done = recovery.restore()
-            self.finite_loss.recall(self.folder.records())
             if self.folder.resumed:
                 self._write_config()
             link = ends.enter_context(SuperLink(self.folder.path))
@@ -160,10 +168,8 @@ class Deployment:
                 self.observer.warning(GIVEN_UP.format(where=self.door.address))
             self.observer.started(self._header(done + 1))
             self._tell_of_places_without_keys()
-            said = {sentence for record in self.folder.records() for sentence in record.warnings}
             for sentence in self.evaluator.warnings:
-                if sentence not in said:
-                    self._warn(sentence)
+                self.warnings(sentence, kind=sentence)
             invitation = self._invitation()
             grid = self.grid = Gathering(
                 task,
@@ -174,7 +180,7 @@ class Deployment:
                 self._id_of,
                 self._hear,
             )
-            self.strategy.know(
+            self.strategy.set_identity(
                 self.name, lambda client: grid.joined[client].key, invitation.options
             )
             self._rounds(grid, recovery, done)
@@ -184,7 +190,7 @@ class Deployment:
 
     def _rounds(self, grid: Gathering, recovery: Recovery, done: int) -> None:
         began, waited_s = time.perf_counter(), 0.0
-        for outcome in self.strategy.rounds(grid, range(done + 1, self.config.rounds + 1)):
+        for outcome in self.loop.rounds(grid, range(done + 1, self.config.rounds + 1)):
             self._quota = Quota.later(self.config, self._cohort).at_least(self.strategy.fewest)
             grid.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
             record = self._record(outcome, began + grid.waited_s - waited_s)
@@ -243,9 +249,9 @@ class Deployment:
 
     def _invitation(self) -> Invitation:
         config = dataclasses.replace(
-            self.strategy.for_clients(self.config), uplink=str(self.strategy.uplink)
+            client_config(self.config, self.strategy), uplink=str(self.strategy.uplink)
         )
-        first = self.strategy.broadcasts.first
+        first = self.loop.broadcasts.first
         return Invitation(
             self.name,
             -1,
@@ -319,30 +325,25 @@ class Deployment:
 
     def _hear(self, presence: Presence) -> None:
         """A client joined, at a version that the strategy may not have heard of."""
-        strategy, client = self.strategy, presence.client
-        if client in strategy.versions or presence.version != strategy.broadcasts.first:
-            strategy.versions[client] = presence.version
+        loop, client = self.loop, presence.client
+        if client in loop.versions or presence.version != loop.broadcasts.first:
+            loop.versions[client] = presence.version
         self.by_client.know(client, self.grid.joined[client].key)
-
-    def _warn(self, sentence: str) -> None:
-        self._said.append(sentence)
-        self.observer.warning(sentence)
 
     def _on_answer(self, round: int, answered: int, asked: int) -> None:
         self.observer.progress(round, answered, asked)
 
     # A round.
 
-    def _record(self, outcome: Outcome, began: float) -> RoundRecord:
-        measured = self.evaluator.evaluate(outcome.round, self.strategy.model)
-        self.finite_loss.look(outcome.round, measured.loss, self.test)
+    def _record(self, outcome: RoundResult, began: float) -> RoundRecord:
+        measured = self.evaluator.evaluate(outcome.round, self.loop.model)
+        check_loss(self.warnings, outcome.round, measured.loss, self.test)
         record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
         before, self._wire = self._wire, self._traffic()
         wire = {
             "wire_bytes_in": self._wire[0] - before[0],
             "wire_bytes_out": self._wire[1] - before[1],
         }
-        said, self._said = self._said, []
         clients = self.by_client.records(outcome)
         down = sum(
             client.downlink_bytes for client in clients
@@ -353,7 +354,7 @@ class Deployment:
             by_client=clients,
             downlink_bytes=down,
             catch_up_bytes=older,
-            warnings=tuple(said),
+            warnings=self.warnings.take(),
             **wire,
         )
 
@@ -363,7 +364,7 @@ class Deployment:
         return sum(received for received, _ in counted), sum(sent for _, sent in counted)
 
     def _finish(self) -> Summary:
-        self.folder.write_model(self.evaluator.exported(self.strategy.model))
+        self.folder.write_model(self.evaluator.exported(self.loop.model))
         summary = summary_of(self.folder.records(), self.config, devices.name(self.device))
         self.folder.write_summary(summary)
         if not summary.client_updates:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..strategies.broadcasts import Broadcast
+from .broadcasts import Broadcast
 from .recent import SMALL, Recent
 
 FLUSH_BYTES = 64 << 20  # a flush of more would keep a round waiting

@@ -1,36 +1,25 @@
 """A test loss that is no finite number: files have null in its place, as for a round that was not evaluated, so that a run says it once."""
 
-from collections.abc import Callable, Iterable
 from math import isfinite
 
-from ..observe import RoundRecord
 from ..tasks import Data
 from ..tasks.data import non_finite
+from .warning_log import WarningLog
 
-NOT_FINITE = "null in the files of the run"
+NOT_FINITE = "test loss"  # the kind of the warning
 
 
-class FiniteLoss:
-    """Follows the loss of a run on its test data, and warns once."""
-
-    def __init__(self, warn: Callable[[str], None]):
-        self.warn, self.warned = warn, False
-
-    def recall(self, records: Iterable[RoundRecord]) -> None:
-        """What an interrupted run has said in these rounds, it does not say again."""
-        self.warned = any(
-            NOT_FINITE in sentence for record in records for sentence in record.warnings
-        )
-
-    def look(self, round: int, loss: float | None, test: Data) -> None:
-        """At what a round's evaluation on `test` gave; None where it was not evaluated."""
-        if self.warned or loss is None or isfinite(loss):
-            return
-        self.warned = True
-        found = non_finite(test)
-        why = (
-            f"the test data holds {found}, correct test()"
-            if found
-            else "the model may have diverged, try a smaller --lr"
-        )
-        self.warn(f"round {round}: the test loss is {loss}, {NOT_FINITE}, which goes on; {why}")
+def check_loss(warn: WarningLog, round: int, loss: float | None, test: Data) -> None:
+    """Warn once in a run if the loss of a round on the data `test` is not finite. None: the round was not evaluated."""
+    if loss is None or isfinite(loss) or NOT_FINITE in warn.kinds:
+        return
+    found = non_finite(test)
+    why = (
+        f"the test data holds {found}, correct test()"
+        if found
+        else "the model may have diverged, try a smaller --lr"
+    )
+    warn(
+        f"round {round}: the test loss is {loss}, null in the files of the run, which goes on; {why}",
+        kind=NOT_FINITE,
+    )

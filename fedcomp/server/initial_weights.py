@@ -10,6 +10,7 @@ from ..config import RunConfig, at_home
 from ..errors import ConfigError
 from ..strategies import RoundStrategy
 from ..tasks import Task, initial_model
+from .broadcasts import Broadcasts
 from .run_folder import CHECKPOINT, RunFolder
 
 
@@ -36,8 +37,14 @@ def load_weights(path: Path, model: nn.Module) -> None:
     model.load_state_dict(tensors, strict=False)
 
 
-def start_from(config: RunConfig, folder: RunFolder, task: Task, strategy: RoundStrategy) -> None:
-    """Let a strategy that stands before round 1 start from the weights of `--init`, unless a checkpoint of the run has newer ones.
+def start_from(
+    config: RunConfig,
+    folder: RunFolder,
+    task: Task,
+    strategy: RoundStrategy,
+    broadcasts: Broadcasts,
+) -> None:
+    """Let a run that stands before round 1 start from the weights of `--init`, unless a checkpoint of the run has newer ones.
 
     Frozen parameters and buffers stay those of the task. Raises ConfigError.
     """
@@ -51,4 +58,4 @@ def start_from(config: RunConfig, folder: RunFolder, task: Task, strategy: Round
             f"--init {config.init} {error}; give the weights of a model of this task"
         ) from error
     weights = strategy.model_layout.gather(model)
-    strategy.broadcasts.start_from(strategy.client_algorithm.initial_global_state(weights))
+    broadcasts.start_from(strategy.client_algorithm.initial_global_state(weights))

@@ -12,13 +12,13 @@ from torch import Tensor
 from ..compact_json import compact
 from ..errors import CheckpointError, RunFolderError
 from ..memories.base import Changes
-from ..strategies import Outcome, RoundStrategy
 from ..tasks import Data
 from .checkpoint import Checkpoint
+from .round_loop import RoundLoop, RoundResult
 from .run_folder import CHECKPOINT, METRICS, RunFolder
 
 RUN, WEIGHTS, KEEPER, LEDGER = "run", "weights", "downlink.", "server/"  # names in the checkpoint
-STRATEGY, COUNTERPART, OPTIMIZER = "strategy/", "counterpart/", "optimizer/"
+STRATEGY, COUNTERPART, OPTIMIZER, LOOP = "strategy/", "counterpart/", "optimizer/", "loop/"
 
 T = TypeVar("T")
 
@@ -61,22 +61,22 @@ class Elsewhere:
 
 
 class Recovery:
-    """The checkpoint of a run whose strategy stands before round 1. `restore` first, then `keep` after every round."""
+    """The checkpoint of a run whose loop stands before round 1. `restore` first, then `keep` after every round."""
 
     def __init__(
         self,
         folder: RunFolder,
-        strategy: RoundStrategy,
+        loop: RoundLoop,
         clients: Clients,
         rounds: int,
         others: Mapping[str, Part] | None = None,
         behind: bool = False,
     ):
         """`others` keep something too, by where in the checkpoint. `behind`: checkpoints are written while the next round goes on."""
-        self.folder, self.strategy, self.clients, self.rounds = folder, strategy, clients, rounds
+        self.folder, self.loop, self.clients, self.rounds = folder, loop, clients, rounds
         self.checkpoint = Checkpoint(
             folder.path / CHECKPOINT,
-            strategy.layout.numel,
+            loop.broadcasts.layout.numel,
             beside=[folder.path / METRICS],
             behind=behind,
         )
@@ -90,7 +90,7 @@ class Recovery:
         self.checkpoint.close()
 
     def restore(self) -> int:
-        """Bring strategy, clients and metrics to where the last checkpoint stood. Returns its round, 0 before the first.
+        """Bring loop, clients and metrics to where the last checkpoint stood. Returns its round, 0 before the first.
 
         Raises RunFolderError when the task's model or data are not those of the run, or when more than `rounds` are done.
         """
@@ -122,11 +122,11 @@ class Recovery:
             )
         self._restore_server(run)
         self.folder.truncate_metrics(run["metrics_length"])
-        passed = [broadcast.base for broadcast in self.strategy.broadcasts.cache]
+        passed = [broadcast.base for broadcast in self.loop.broadcasts.cache]
         self.clients.restore(self._vector(WEIGHTS), run["version"], passed)
         return run["round"]
 
-    def keep(self, outcome: Outcome, metrics_length: int, whole: bool) -> None:
+    def keep(self, outcome: RoundResult, metrics_length: int, whole: bool) -> None:
         """After a round and before the next: its broadcast at least, everything if `whole`."""
         self.heard |= set(outcome.cohort)
         if whole:
@@ -134,8 +134,8 @@ class Recovery:
         elif outcome.broadcast is not None:
             self.checkpoint.add_broadcast(outcome.broadcast)
 
-    def _save(self, round: int, metrics_length: int, outcome: Outcome | None = None) -> None:
-        server, cache = self.strategy, self.strategy.broadcasts.cache
+    def _save(self, round: int, metrics_length: int, outcome: RoundResult | None = None) -> None:
+        server, cache = self.loop, self.loop.broadcasts.cache
         vectors, values = self.clients.take_changes()
         vectors[WEIGHTS] = server.broadcasts.weights
         kept = server.broadcasts.memory.state_dict(copy=False)
@@ -177,7 +177,7 @@ class Recovery:
         self.heard.clear()
 
     def _restore_server(self, run: dict[str, Any]) -> None:
-        server = self.strategy
+        server = self.loop
         read = {True: self._vector, False: self.checkpoint.value}
         keeper = {name: read[is_vector](KEEPER + name) for name, is_vector in run["keeper"].items()}
         cache = self.checkpoint.broadcasts(until=run["round"])
@@ -201,10 +201,8 @@ class Recovery:
 
     def _parts(self) -> list[tuple[str, Part]]:
         """Who keeps something of their own, and where."""
-        kept, own = (
-            self.strategy.counterpart,
-            [(STRATEGY, self.strategy), (OPTIMIZER, self.strategy.optimizer)],
-        )
+        loop, kept = self.loop, self.loop.strategy.counterpart
+        own = [(STRATEGY, loop.strategy), (OPTIMIZER, loop.optimizer), (LOOP, loop)]
         return [*own, *([(COUNTERPART, kept)] if kept is not None else []), *self.others.items()]
 
     def _vector(self, name: str) -> Tensor:
@@ -223,7 +221,7 @@ class Recovery:
             data.targets.cpu().contiguous().view(torch.uint8).numpy()
         ).hexdigest()[:16]
         return {
-            "another model": self.strategy.layout.fingerprint,
+            "another model": self.loop.broadcasts.layout.fingerprint,
             "other examples": f"{list(data.inputs.shape)} {targets}",
         }
 

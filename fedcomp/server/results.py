@@ -11,10 +11,11 @@ from ..config import RunConfig
 from ..errors import ConfigError
 from ..layout import Layout
 from ..observe import RoundRecord, Summary
-from ..strategies import Outcome, RoundStrategy, Rules, strategy
+from ..strategies import RoundStrategy, Rules, strategy
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Data
 from .rejected import rejections_of
+from .round_loop import RoundResult
 
 SCHEDULED = (
     "lr_schedule",
@@ -29,8 +30,8 @@ SCHEDULED = (
 NOTHING_ACCEPTED = "no client's update was accepted in any round: metrics.jsonl has the reasons"  # warned of at the end
 
 
-def strategy_of(config: RunConfig, **told: Any) -> RoundStrategy:
-    """The strategy of resolved options. Raises SpecError or ConfigError."""
+def strategy_of(config: RunConfig, layout: Layout, **settings: Any) -> RoundStrategy:
+    """Return the strategy of resolved options for a model. Raises SpecError or ConfigError."""
     c = config
     if c.local_steps_schedule and c.local_epochs:
         raise ConfigError(
@@ -63,15 +64,21 @@ def strategy_of(config: RunConfig, **told: Any) -> RoundStrategy:
         weight_decay=c.weight_decay,
         **{name: getattr(c, name) for name in SCHEDULED},
     )
-    made = strategy(c.strategy, rules, **told)
-    made.check_cohort(cohort_size(c.participation, c.clients))
-    return made
+    return strategy(c.strategy, rules, layout, **settings)
 
 
-def declare_bandwidths(
+def client_config(config: RunConfig, strategy: RoundStrategy) -> RunConfig:
+    """Return the options that clients train with."""
+    return dataclasses.replace(config, weight_decay=0.0) if strategy.decays else config
+
+
+def bandwidths_of(
     strategy: RoundStrategy, config: RunConfig, uplinks: Sequence[float] | None = None
-) -> None:
-    """Deal them out, or take a virtual network's `uplinks`, and see that the budget is enough for any cohort. Raises ConfigError."""
+) -> dict[int, float]:
+    """Return the uplink bandwidth of each client in bytes a second: dealt out, or those of a virtual network; {} if they do not count.
+
+    Raises ConfigError for a budget that is not enough for any cohort.
+    """
     c = config
     if c.bandwidths and not c.budget:
         raise ConfigError("--bandwidths are shares of a budget; give --budget as well")
@@ -86,10 +93,10 @@ def declare_bandwidths(
         if uplinks is not None and c.budget
         else []
     )
-    strategy.bandwidths = (
+    bandwidths = (
         {client: float(dealt[client % len(dealt)]) for client in range(c.clients)} if dealt else {}
     )
-    if strategy.rules.budget_s and not strategy.bandwidths:
+    if strategy.rules.budget_s and not bandwidths:
         raise ConfigError(
             f"--budget {c.budget} is a time, in which uplinks send what they can; give --bandwidths, or a --network"
         )
@@ -98,7 +105,8 @@ def declare_bandwidths(
         if strategy.rules.budget_s
         else range(cohort_size(c.participation, c.clients))
     )
-    strategy.schedule.terms(1, asked, strategy.bandwidths)
+    strategy.schedule.terms(1, asked, bandwidths)
+    return bandwidths
 
 
 def on(data: Data, device: torch.device) -> Data:
@@ -107,7 +115,7 @@ def on(data: Data, device: torch.device) -> Data:
 
 
 def record_of(
-    outcome: Outcome,
+    outcome: RoundResult,
     layout: Layout,
     loss: float | None,
     accuracy: float | None,

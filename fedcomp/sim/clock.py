@@ -1,6 +1,6 @@
 """Virtual time: a clock that jumps from one answer to the next and stands still while anybody computes."""
 
-from ..strategies.clock import Clock
+from ..server.clock import Clock
 
 
 class VirtualClock(Clock):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..memories import Memory
 
-GROWS = "grows without bound"
+GROWTH = "residual growth"  # the kind of the warning
 MARGIN = 10.0  # contraction is a promise in the mean over seeds, and not every memory adds up updates as they are
 
 
@@ -22,7 +22,7 @@ WATCHED = 16  # clients: what a codec does to one it does to all, and the length
 class Growth:
     """Follows the residuals of the first clients of a run and warns once. After a checkpoint, a residual counts as put in."""
 
-    def __init__(self, warn: Callable[[str], None]):
+    def __init__(self, warn: Callable[..., None]):
         self.warn, self.warned = warn, False
         self.put_in: dict[int, float] = {}  # by client: the length of all of its updates
 
@@ -45,8 +45,9 @@ class Growth:
                 self.warned = True
                 sizes = f"it is {length:.3g} long, all of its updates together {before:.3g}"
                 self.warn(
-                    f"the residual of client {client} {GROWS}: {sizes}; {memory.codec} makes longer what it should make "
-                    "shorter, use --uplink stc, or --memory none"
+                    f"the residual of client {client} grows without bound: {sizes}; {memory.codec} makes longer what it should make "
+                    "shorter, use --uplink stc, or --memory none",
+                    kind=GROWTH,
                 )
             self.put_in[client] = before + (more if math.isfinite(more) else 0.0)
 

@@ -198,7 +198,7 @@ def measured(
 
 def cannot_map(
     engine: Engine, weights: Tensor, data: Data, sgd: LocalSGD, shard: np.ndarray
-) -> ConfigError | None:
+) -> NotMapped | None:
     """Why the model cannot be batched, as a client with the examples of `shard` shows in its first steps; None where it can be."""
     engine = engine.engines[0] if isinstance(engine, MultiDevice) else engine
     if not isinstance(engine, Together):
@@ -210,7 +210,7 @@ def cannot_map(
             [plan_batches(sgd, shard, 0, 0, 0)[:TRIED]],
             dataclasses.replace(sgd, augment=False),
         )
-    except ConfigError as error:
+    except NotMapped as error:
         return error
     except (
         Exception,

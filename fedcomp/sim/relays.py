@@ -19,7 +19,6 @@ from ..messages import UPDATE, Assignment, Report, failure
 from ..strategies import RoundStrategy, cohort
 from .grid import Population
 
-INEXACT = "could not be told exactly"  # of a warning that a run gives once
 STRATEGIES = "average", "fetchsgd"  # which need no more than the sum of the frames
 
 

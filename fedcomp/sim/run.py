@@ -18,25 +18,30 @@ from ..errors import ConfigError, DataError, RunFolderError
 from ..memories import Memory, memory, with_memories
 from ..observe import Header, Observer, RoundRecord, Summary
 from ..profiling import timed, timed_each
+from ..server.asynchronous_loop import loop_of
+from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
-from ..server.finite_loss import FiniteLoss
+from ..server.finite_loss import check_loss
 from ..server.initial_weights import start_from
 from ..server.logs import STDOUT
 from ..server.recovery import Recovery
 from ..server.results import (
     NOTHING_ACCEPTED,
-    declare_bandwidths,
+    bandwidths_of,
+    client_config,
     on,
     record_of,
     strategy_of,
     summary_of,
 )
+from ..server.round_loop import RoundResult
 from ..server.run_folder import RunFolder
+from ..server.warning_log import WarningLog
 from ..server.watching import watched
-from ..strategies import Outcome, RoundStrategy, resolved
+from ..strategies import resolved
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Data, Task, initial_model, load
-from ..tasks.check import check, data_of
+from ..tasks.check import check, data_of, layout_of
 from ..tasks.partition import partition
 from ..tasks.user_errors import out_of_memory
 from ..training import devices
@@ -47,7 +52,6 @@ from .batched import NotMapped
 from .clients import VirtualClients
 from .contraction import ROUNDS
 from .grid import LocalGrid, by_index
-from .growth import GROWS
 from .interruption import Interruption
 from .machine import HOME, Machine, cannot_map, engine_on, measured
 from .multi_device import MultiDevice
@@ -55,7 +59,7 @@ from .network import Network, drawn, read_spec
 from .network_file import is_file, read_file
 from .placement import Need, choose_home, crowding, shortage
 from .ray_engine import AHEAD, RayEngine
-from .relays import INEXACT, Relays, missed
+from .relays import Relays, missed
 from .relays import check as check_relays
 from .stragglers import pace, steps_by
 from .timing import Timing
@@ -102,13 +106,9 @@ class Preparation:
         _refuse_what_is_real(config)
         if task is not None:
             _refuse_what_loads_tasks(config, task)
-        self.config, self.observer, self._lost = config, observer, False
-        self._said: list[str] = []  # warnings since the last round
-        self.finite_loss = FiniteLoss(self._warn)
+        self.config, self.observer = config, observer
+        self.warnings = WarningLog(lambda sentence: self.observer.warning(sentence))
         self.network = _network(config)
-        self.strategy = self._strategy()
-        self.strategy.warn = self._warn
-        self.sgd = LocalSGD.from_config(self.strategy.for_clients(config))
         self.byzantine = ByzantineClients(
             attacks(config.attack) if config.attack else (), config.clients, config.seed
         )
@@ -122,9 +122,11 @@ class Preparation:
                 f"--data {config.data} is no folder; give the one that holds the task's data"
             )
         self.task: Task = load(config.task, folder) if task is None else task
+        self.strategy = strategy_of(config, layout_of(self.task), warn=self.warnings)
+        self.sgd = LocalSGD.from_config(client_config(config, self.strategy))
         train, self.test = data_of(self.task, "train"), data_of(self.task, "test")
         self.layout = check(self.task, config.batch_size, train, self.test, config.augment)
-        self.travels = self.strategy.client_algorithm.global_layout(self.layout)
+        self.travels = self.strategy.layout
         self.config = config = with_memories(config, self.travels.numel)
         waiting = self._memory()
         if config.relays:
@@ -138,16 +140,10 @@ class Preparation:
         self.machine = self._machine(self.model)
         self.need = self._need(waiting)
         self.home = choose_home(config.residuals, self.device, self.need)
-        self.strategy.begin(self.weights.clone(), self.layout)
-        start_from(config, self.folder, self.task, self.strategy)
-        self.strategy.pace = pace(config.seed)
-        declare_bandwidths(self.strategy, config, self.network and self.network.profiles.up)
-
-    def _strategy(self) -> RoundStrategy:
-        return strategy_of(
-            self.config,
-            roster=by_index,
-            on_answer=lambda round, answered, asked: self.observer.progress(round, answered, asked),
+        self.broadcasts = Broadcasts.of(self.strategy, self.weights.clone())
+        start_from(config, self.folder, self.task, self.strategy, self.broadcasts)
+        self.bandwidths = bandwidths_of(
+            self.strategy, config, self.network and self.network.profiles.up
         )
 
     def _memory(self) -> Memory:
@@ -178,10 +174,6 @@ class Preparation:
             return machine
         machine = Machine.chosen(self.config, model, self.device)
         return dataclasses.replace(machine, device=", ".join(map(devices.name, self.devices)))
-
-    def _warn(self, sentence: str) -> None:
-        self._said.append(sentence)
-        self.observer.warning(sentence)
 
 
 class Simulation(Preparation):
@@ -226,7 +218,7 @@ class Simulation(Preparation):
             self._memory,
             self.strategy.client_algorithm,
             config.seed,
-            warn=self._warn,
+            warn=self.warnings,
             feeds_back=self.strategy.feeds_back,
             byzantine=self.byzantine,
             placement=home,
@@ -238,6 +230,15 @@ class Simulation(Preparation):
         )
         self.grid = LocalGrid(self.relays or self.clients)
         self.timing = self._timing() if self.network else None
+        self.loop = loop_of(
+            self.strategy,
+            self.broadcasts,
+            roster=self.timing.roster if self.timing else by_index,
+            on_answer=lambda round, answered, asked: self.observer.progress(round, answered, asked),
+            clock=self.timing.clock if self.timing else None,
+            bandwidths=self.bandwidths,
+            pace=self.timing.pace if self.timing else pace(config.seed),
+        )
         self.test = on(self.test, self.device)
         self.evaluator = Evaluator(config, self.task, self.layout, train, self.test, self.device)
 
@@ -251,13 +252,15 @@ class Simulation(Preparation):
             ends.callback(self.folder.close)
             if not self.folder.resumed:
                 self._write_config()
-            others = {"network/": self.timing} if self.timing else {}
+            others = {"warnings/": self.warnings}
+            if self.timing:
+                others["network/"] = self.timing
             recovery = Recovery(
-                self.folder, self.strategy, self.clients, self.config.rounds, others, behind=True
+                self.folder, self.loop, self.clients, self.config.rounds, others, behind=True
             )
             ends.callback(recovery.close)
             done = recovery.restore()
-            self._recall(done)
+            self.clients.contraction.over |= done >= ROUNDS
             if self.folder.resumed:
                 self._write_config()
             self.observer.started(self._header(done + 1))
@@ -269,7 +272,7 @@ class Simulation(Preparation):
                 *self.evaluator.warnings,
             )
             for sentence in filter(None, doubts):
-                self._warn(sentence)
+                self.warnings(sentence)
             ends.callback(self.clients.store.close)
             ends.enter_context(_resting_collector())
             self._rounds(
@@ -285,7 +288,7 @@ class Simulation(Preparation):
             range(done + 1, self.config.rounds + 1),
         )
         self._look_ahead(done + 1)
-        for outcome in timed_each("round", self.strategy.rounds(grid, rounds)):
+        for outcome in timed_each("round", self.loop.rounds(grid, rounds)):
             if self.timing:
                 self.timing.closed(outcome)
             record = self._record(outcome, began)
@@ -313,7 +316,7 @@ class Simulation(Preparation):
                 range(round, min(round + 2, self.config.rounds + 1)),
             )
             self.clients.store.expect(
-                [client for r in rounds for client in self.strategy.expected(everybody, r)]
+                [client for r in rounds for client in self.loop.expected(everybody, r)]
             )
 
     def _begin(self, engine: RayEngine) -> None:
@@ -327,7 +330,7 @@ class Simulation(Preparation):
 
     def _timing(self) -> Timing:
         steps = steps_by(self.strategy.client_algorithm, self.sgd, self.clients.trainer.shards)
-        return Timing(self.network, self.config, self.strategy, self.grid, steps)
+        return Timing(self.network, self.config, self.strategy.fewest, self.grid, steps)
 
     def _write_config(self) -> None:
         self.folder.write_config(
@@ -346,7 +349,7 @@ class Simulation(Preparation):
             self.task,
             model,
             self.layout,
-            self._warn,
+            self.warnings,
             instead,
         )
         error = cannot_map(engine, weights.to(self.device), data, self.sgd, shard)
@@ -365,14 +368,12 @@ class Simulation(Preparation):
         self._write_config()
         model = initial_model(self.task, self.config.seed)
         return engine_on(
-            self.devices, self.machine, self.config, self.task, model, self.layout, self._warn
+            self.devices, self.machine, self.config, self.task, model, self.layout, self.warnings
         )
 
-    def _go_over(self, error: ConfigError) -> None:
+    def _go_over(self, error: NotMapped) -> None:
         self.machine = Machine.unbatched(self.device, self.config)
-        self._warn(
-            f"{str(error).partition('; give --engine')[0]}; the engine is {self.machine} in its place"
-        )
+        self.warnings(f"{error.finding}; the engine is {self.machine} in its place")
 
     def _header(self, first: int) -> Header:
         c = self.config
@@ -403,34 +404,24 @@ class Simulation(Preparation):
 
     # A round.
 
-    def _record(self, outcome: Outcome, began: float) -> RoundRecord:
-        measured = self.evaluator.evaluate(outcome.round, self.strategy.model)
-        self.finite_loss.look(outcome.round, measured.loss, self.test)
+    def _record(self, outcome: RoundResult, began: float) -> RoundRecord:
+        measured = self.evaluator.evaluate(outcome.round, self.loop.model)
+        check_loss(self.warnings, outcome.round, measured.loss, self.test)
         record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
         if self.relays is not None:
             record = self._relayed(outcome, record)
         if self.timing is not None:
             record = dataclasses.replace(record, simulated_hours=self.timing.clock.time_s / 3600)
-        said, self._said = self._said, []
-        return dataclasses.replace(record, warnings=tuple(said))
+        return dataclasses.replace(record, warnings=self.warnings.take())
 
-    def _recall(self, done: int) -> None:
-        """What an interrupted run has said, it does not say again."""
-        records = self.folder.records()
-        said = [sentence for record in records for sentence in record.warnings]
-        self.finite_loss.recall(records)
-        self._lost = any(INEXACT in sentence for sentence in said)
-        self.clients.growth.warned = any(GROWS in sentence for sentence in said)
-        self.clients.contraction.over |= done >= ROUNDS
-
-    def _relayed(self, outcome: Outcome, record: RoundRecord) -> RoundRecord:
+    def _relayed(self, outcome: RoundResult, record: RoundRecord) -> RoundRecord:
         """The record of a round behind relays: what clients sent to them, and what they passed on."""
         passed, lost = self.relays.take(), sum(missed(a.update) for a in outcome.accepted)
-        if lost and not self._lost:
-            self._lost = True
-            self._warn(
-                f"round {outcome.round}: {lost} of {record.uplink_nonzeros} coordinates that relays added {INEXACT}; "
-                "give s2 in --uplink a larger 'union', or more 'columns'"
+        if lost:
+            self.warnings(
+                f"round {outcome.round}: {lost} of {record.uplink_nonzeros} coordinates that relays added could not be told "
+                "exactly; give s2 in --uplink a larger 'union', or more 'columns'",
+                kind="inexact sums of relays",
             )
         return dataclasses.replace(
             record,
@@ -442,7 +433,7 @@ class Simulation(Preparation):
     # The end.
 
     def _finish(self) -> Summary:
-        self.folder.write_model(self.evaluator.exported(self.strategy.model))
+        self.folder.write_model(self.evaluator.exported(self.loop.model))
         summary = summary_of(self.folder.records(), self.config, self.machine.device)
         self.folder.write_summary(summary)
         if not summary.client_updates:

@@ -16,7 +16,7 @@ from ..deployment.availability import Attendance, Quota
 from ..errors import RunFolderError
 from ..memories.base import Changes
 from ..messages import Assignment
-from ..strategies import Outcome, RoundStrategy
+from ..server.round_loop import RoundResult
 from ..strategies.closing import DEADLINE
 from ..strategies.cohort import size
 from .clock import VirtualClock
@@ -28,27 +28,29 @@ STATE = "state"  # in a checkpoint
 
 
 class Timing:
-    """The clock of a strategy, its roster, and the Grid that it works with, by a network."""
+    """The clock of a run, its roster, and the Grid that it works with, by a network.
+
+    `fewest`: clients with whom a round can move the model.
+    """
 
     def __init__(
         self,
         network: Network,
         config: RunConfig,
-        strategy: RoundStrategy,
+        fewest: int,
         grid: Grid,
         steps: Callable[[Assignment], int],
     ):
         self.network, self.clock = network, VirtualClock()
         self.grid = TimedGrid(grid, network, self.clock, steps)
         self._quota = Quota.later(config, size(config.participation, config.clients)).at_least(
-            min(strategy.fewest, config.clients)
+            min(fewest, config.clients)
         )
         self._attendance, self._source = Attendance(), config.network
-        strategy.clock, strategy.roster, strategy.pace = (
-            self.clock,
-            self.roster,
-            lambda round, client: self.grid.took[client],
-        )
+
+    def pace(self, round: int, client: int) -> float:
+        """Return the seconds from question to answer of a client that was asked last in a round."""
+        return self.grid.took[client]
 
     def roster(self, grid: Grid) -> Mapping[int, int]:
         """Logical id → node of those that a round may be drawn from, once they are enough."""
@@ -73,7 +75,7 @@ class Timing:
             waited_s += step_s
             self.clock.wait(step_s)
 
-    def closed(self, outcome: Outcome) -> None:
+    def closed(self, outcome: RoundResult) -> None:
         """A round is over."""
         self._attendance.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
         for accepted in outcome.accepted:

@@ -1,4 +1,4 @@
-"""Flower strategies: the round loop and its policies. One algorithm, one file."""
+"""Strategies: what federated algorithms decide. One algorithm, one file."""
 
 import dataclasses
 from typing import Any
@@ -6,26 +6,21 @@ from typing import Any
 from .. import spec
 from ..codecs import codec
 from ..config import RunConfig, Usual, flag, read_run, with_horizon
+from ..layout import Layout
 from ..memories import AUTO, default_uplink
 from ..registry import Registry, subclass_of
 from .asynchronous import Asynchronous
 from .average import Average
-from .base import Outcome, Phase, RoundStrategy, Rules
-from .broadcasts import Broadcast, Broadcasts
+from .base import Phase, RoundStrategy, Rules
 from .client_algorithm import ClientAlgorithm
 from .codes import allocation_matrix
-from .compressed import Compressed
 from .optimizers import optimizer
 from .tally import majority
 
 __all__ = [
     "Asynchronous",
     "Average",
-    "Broadcast",
-    "Broadcasts",
     "ClientAlgorithm",
-    "Compressed",
-    "Outcome",
     "Phase",
     "RoundStrategy",
     "Rules",
@@ -55,10 +50,13 @@ def available_strategies() -> dict[str, type[RoundStrategy]]:
     return dict(_STRATEGIES)
 
 
-def strategy(text: str, rules: Rules | None = None, **told: Any) -> RoundStrategy:
-    """The strategy of a spec string such as `powersgd:rank=2`. Raises SpecError, and ConfigError for rules that do not suit it."""
+def strategy(text: str, rules: Rules, layout: Layout, **settings: Any) -> RoundStrategy:
+    """Return the strategy of a spec string such as `powersgd:rank=2` for models of a layout.
+
+    Raises SpecError, and ConfigError for settings that do not suit it.
+    """
     cls, options = _chosen(text)
-    return cls(rules, options=options, **told)
+    return cls(rules, layout, options=options, **settings)
 
 
 def make_client_algorithm(text: str) -> ClientAlgorithm:

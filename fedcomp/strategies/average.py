@@ -9,14 +9,13 @@ With `clip_update`, of each C(a_i) as much as its norm allows (clipping.py).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor
 
-from .base import RoundStrategy
+from .base import Accepted, Aggregation, RoundStrategy, RoundUpdates
 from .clipping import share
-from .exchange import Accepted
 
 
 class Average(RoundStrategy):
@@ -25,12 +24,12 @@ class Average(RoundStrategy):
     name: ClassVar[str] = "average"
     clips: ClassVar[bool] = True
 
-    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
-        (accepted,) = phases.values()
-        weights = self.client_weights(accepted)
+    def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
+        accepted = updates.accepted
+        weights, kept = self.client_weights(accepted), self._clip_factors(accepted)
         sent = [
-            (a.update, weight * self._share(a))
-            for a, weight in zip(accepted, weights, strict=True)
+            (a.update, weight * (left * self.discount(a)))
+            for a, weight, left in zip(accepted, weights, kept, strict=True)
             if a.update is not None
         ]
         if self.counterpart is None:
@@ -42,23 +41,23 @@ class Average(RoundStrategy):
                 update.add_to(into, weight)
         into.div_(sum(weights))
         if self.counterpart is not None and not self.rules.clip_update:
-            self._correct(accepted, weights, into)
+            self._correct(updates, weights, into)
+        return Aggregation(clipped=sum(left < 1 for left in kept))
 
     def discount(self, accepted: Accepted) -> float:
         """What is taken of an update beside its weight, 0..1: what is not is lost to the mean, not shared among the others."""
         return 1.0
 
-    def _correct(
-        self, accepted: Sequence[Accepted], weights: Sequence[float], into: Tensor
-    ) -> None:
+    def _correct(self, updates: RoundUpdates, weights: Sequence[float], into: Tensor) -> None:
         """Add the counterpart's correction for clients outside of the cohort."""
+        accepted = updates.accepted
         cohort = {a.client for a in accepted}
         absent = [
             Accepted(client, None, examples, math.nan, "", fresh=False)
-            for client, examples in self.examples.items()
+            for client, examples in updates.examples.items()
             if client not in cohort
         ]
-        everybody = max(self.rules.clients, len(self.versions), len(cohort) + len(absent))
+        everybody = max(self.rules.clients, updates.clients, len(cohort) + len(absent))
         of_all = self.client_weights([*accepted, *absent])
         total = sum(of_all) * everybody / len(of_all)
         shares = {
@@ -75,13 +74,10 @@ class Average(RoundStrategy):
         if correction is not None:
             correction.add_to(into)
 
-    def _share(self, accepted: Accepted) -> float:
-        """What is taken of an update, 0..1: the discount, and what the bound of the norm leaves."""
-        if not self.rules.clip_update:
-            return self.discount(accepted)
-        left = share(accepted.update, self.rules.clip_update)
-        self.clipped += left < 1
-        return left * self.discount(accepted)
+    def _clip_factors(self, accepted: Sequence[Accepted]) -> list[float]:
+        """Return the share 0..1 of each update that the bound of the norm leaves."""
+        bound = self.rules.clip_update
+        return [share(a.update, bound) if bound and a.update is not None else 1.0 for a in accepted]
 
     def client_weights(self, accepted: Sequence[Accepted]) -> list[float]:
         """The weight of each accepted client, not normalised."""

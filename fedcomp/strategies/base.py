@@ -1,42 +1,29 @@
-"""The round loop: sample, exchange, aggregate, broadcast. A Flower strategy that works on any Flower `Grid`.
+"""What a federated algorithm decides.
 
-Flower's own loop starts at round 1, has no checkpoint and ends a run at the first malformed reply; this one resumes,
-checks every reply as it comes, and goes on. A strategy for an algorithm overrides `aggregate`, and where it needs
-more than one exchange a round, `phases` and `announce`.
+A strategy chooses the cohort and the phases of a round, says what clients are told, and turns accepted updates into one update of the
+model. server/round_loop.py runs the rounds. A strategy for an algorithm overrides `aggregate`, and where a round has more than one
+exchange, `phases` and `announce`.
 """
 
-import math
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
-from .. import seeds
-from ..codecs import Update, codec, decay
-from ..config import RunConfig
-from ..errors import ConfigError, FrameError, MismatchError, NonFiniteError
-from ..kernels.sums import sum_squares
+from ..codecs import Update, codec
+from ..errors import ConfigError, FrameError
 from ..layout import Layout
 from ..memories import Counterpart, chooses, memory, momentum, only_under, with_memories
 from ..memories.base import Changes, NoOptions
-from ..messages import FAILED, Assignment, Report
-from ..observe import Rejection
-from ..profiling import timed
-from .broadcasts import Broadcast, Broadcasts
+from ..messages import TRAIN
 from .client_algorithm import ClientAlgorithm
-from .clock import Clock
-from .closing import Closing, QuorumOrDeadline
-from .cohort import Roster, by_node, ids, sample
-from .exchange import Accepted, Exchange, Traffic
+from .closing import Closing
+from .cohort import sample, size
 from .optimizers import optimizer
-from .schedule import DENSITY_SCHEDULE, Schedule, Terms
+from .schedule import DENSITY_SCHEDULE, Schedule
 
 
 @dataclass(frozen=True)
@@ -82,37 +69,64 @@ class Rules:
 class Phase:
     """An exchange within a round, and when it closes."""
 
-    name: str = "train"
+    name: str = TRAIN
     closing: Closing | None = None  # None: as the run's quorum and deadline say
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a round came to."""
+class Accepted:
+    """An update that passed every check."""
+
+    client: int
+    update: Update | None  # None: the client had nothing to send
+    examples: int
+    loss: float
+    ticket: str
+    frame: bytes = b""
+    fresh: bool = True  # the client's memory has committed nothing before
+    rate: float = 1.0  # learning rate that the client was told, as a multiple of the run's
+    lateness: int = 0  # rounds since the one that the update was made for
+
+
+@dataclass(frozen=True)
+class PhaseResult:
+    """The accepted updates of a phase, in the order of the client ids."""
+
+    phase: str
+    accepted: Sequence[Accepted]
+    proven: frozenset[int] = frozenset()  # clients rejected for bytes that no honest client sends
+
+
+@dataclass(frozen=True)
+class RoundUpdates:
+    """The accepted updates of a round by phase, in the order of the client ids, and what the server knows when it aggregates them."""
 
     round: int
-    cohort: list[int]
-    accepted: list[Accepted]
-    rejections: list[Rejection]
-    traffic: Traffic
-    broadcast: Broadcast | None  # None: no update was accepted, the model stays
-    suspicion: Mapping[int, float] = field(
+    phases: Mapping[str, Sequence[Accepted]]
+    weights: Tensor  # [numel], of the model before the round; read only
+    examples: Mapping[int, int] = field(
         default_factory=dict
-    )  # by client, 0..1; of those strategies that judge votes
-    simulated_s: float | None = None  # virtual seconds that it took; None: time is real
-    clipped: int = 0  # of the accepted: whose norm was too large
+    )  # of each client whose updates were accepted in earlier rounds
+    clients: int = 0  # that were heard of so far
 
     @property
-    def train_loss(self) -> float | None:
-        losses = [a.loss for a in self.accepted if math.isfinite(a.loss)]
-        return sum(losses) / len(losses) if losses else None
+    def accepted(self) -> Sequence[Accepted]:
+        """The accepted updates of the last phase."""
+        return list(self.phases.values())[-1]
 
 
-class RoundStrategy(Strategy):
-    """A model on the server, moved round by round by the frames of clients.
+@dataclass(frozen=True)
+class Aggregation:
+    """What `aggregate` says besides the update."""
 
-    `roster` tells who can be reached and under which logical id; ids, not nodes or the order of answers, decide the
-    cohort and the order of sums. `on_answer(round, answered, asked)` hears of each reply.
+    clipped: int = 0  # updates whose norm was bounded
+    decay: float = 1.0  # float32 factor of the weights, applied before the update is added
+
+
+class RoundStrategy(ABC):
+    """Decides what happens in a round, and holds what its algorithm keeps from round to round.
+
+    `warn` is called with what is found out while rounds go on. Raises ConfigError for settings that do not suit the algorithm.
     """
 
     name: ClassVar[str]
@@ -126,72 +140,31 @@ class RoundStrategy(Strategy):
         False  # decides the step itself, with an option `momentum`, and leaves none to a server optimizer
     )
     decays: ClassVar[bool] = False  # weight decay is part of the server's step, not of local SGD
+    asynchronous: ClassVar[bool] = False  # a round ends with the first answers, whenever asked for
     allocation: np.ndarray | None = (
         None  # 0/1 [n, n], of strategies that hand out partitions: row i is what the cohort's i-th member holds
     )
 
     def __init__(
         self,
-        rules: Rules | None = None,
+        rules: Rules,
+        layout: Layout,
         *,
         options: Any = None,
-        roster: Roster = by_node,
-        on_answer: Callable[[int, int, int], None] = lambda round, answered, asked: None,
+        warn: Callable[[str], None] = lambda sentence: None,
     ):
-        self.rules, self.options, self.roster, self.on_answer = (
-            rules or Rules(),
-            options or self.Options(),
-            roster,
-            on_answer,
-        )
-        self.uplink, self.downlink = codec(self.rules.uplink), codec(self.rules.downlink)
-        if self.rules.clip_update and not self.clips:
-            raise ConfigError(
-                f"strategy '{self.name}' adds no updates one by one, whose norms it could bound; leave --clip-update out, or "
-                "use --strategy average"
-            )
-        if self.rules.momentum and (applied := momentum(self.rules.memory)):
-            name = self.rules.memory.partition(":")[0]
-            raise ConfigError(
-                f"--momentum {self.rules.momentum:g} and --memory {name} with momentum={applied:g} both apply momentum to an update; "
-                f"leave --momentum out, or give --memory {name}:momentum=0"
-            )
-        self.optimizer = optimizer(self.rules.server_optimizer)
-        if self.own_step and not self.optimizer.plain:
-            raise ConfigError(
-                f"strategy '{self.name}' has a step of its own; leave --server-optimizer out, or for momentum give "
-                f"--strategy {self.name}:momentum=0.9"
-            )
-        if self.optimizer.unitless and self.rules.server_lr >= 1:
-            raise ConfigError(
-                f"--server-optimizer {self.optimizer.name} moves every coordinate by about --server-lr, and that is "
-                f"{self.rules.server_lr:g}; give a smaller one, such as --server-lr 0.01"
-            )
-        self.versions: dict[int, str] = {}  # that each client last reported
-        self.tickets: dict[int, str] = {}  # of each client's last accepted proposal
-        self.examples: dict[int, int] = {}  # that each client counted when it was last accepted
-        self.dropped: dict[
-            int, bytes
-        ] = {}  # of that proposal, as a frame, until the client was told
-        self.pace: Callable[[int, int], float] | None = (
-            None  # virtual seconds for (round, client), in a simulation; None = time is real
-        )
-        self.clock = Clock()  # that exchanges go by
-        self.bandwidths: dict[
-            int, float
-        ] = {}  # bytes a second that clients declared for their uplink
-        self.warn: Callable[[str], None] = lambda sentence: (
-            None
-        )  # hears what is found out while rounds go on, each once
-        self.round = 0  # that is being closed, for `aggregate` and those after it
-        self.clipped = 0  # updates of that round, as far as `aggregate` has found
-        self.broadcasts: Broadcasts
-        self.layout: Layout  # of updates and broadcasts
-        self.model_layout: Layout
-        self.schedule: Schedule
-        self.counterpart: Counterpart | None = (
-            None  # of the clients' memories, if both sides keep something
-        )
+        self.options, self.warn = options or self.Options(), warn
+        self.model_layout, self.layout = layout, self.client_algorithm.global_layout(layout)
+        self.rules = rules = with_memories(rules, self.layout.numel)
+        self.uplink, self.downlink = codec(rules.uplink), codec(rules.downlink)
+        self._check_settings()
+        self.counterpart = self._counterpart()  # of the clients' memories, if both sides keep state
+        self.schedule = self._schedule()
+
+    @property
+    def cohort(self) -> int:
+        """Clients in a cohort of the run; 0 where the number of clients is not known."""
+        return size(self.rules.participation, self.rules.clients)
 
     # What an algorithm decides.
 
@@ -202,426 +175,129 @@ class RoundStrategy(Strategy):
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
-        """What stands for options of a run that are not given, by the names of the fields of `fedcomp.config.RunConfig`."""
+        """Return defaults for options of a run that are left unset, by the names of the fields of `fedcomp.config.RunConfig`."""
         return {}
 
     @abstractmethod
-    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
-        """Write the cohort's update into the zeros `into` [numel]. The accepted updates come by phase, in the order of the client ids."""
+    def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
+        """Write the cohort's update into the zeros `into` [numel]."""
+
+    def choose(self, clients: Sequence[int], round: int, fingerprint: str) -> list[int]:
+        """Return the cohort of a round, of the logical ids that can be reached. `fingerprint`: of the model that the round starts from."""
+        return sample(clients, self.rules.participation, self.rules.seed, round)
 
     def phases(self, round: int) -> Iterable[Phase]:
-        """The exchanges of a round, in order. A client is asked in a later phase if it was accepted in the one before."""
+        """Return the exchanges of a round, in order. A client is asked in a later phase if it was accepted in the one before."""
         return (Phase(),)
-
-    def choose(self, clients: Sequence[int], round: int) -> list[int]:
-        """The cohort of a round, of the logical ids that can be reached."""
-        return sample(clients, self.rules.participation, self.rules.seed, round)
-
-    def expected(self, clients: Sequence[int], round: int) -> list[int]:
-        """Who will be asked in a round to come, as far as the seed alone tells. Changes nothing."""
-        return sample(clients, self.rules.participation, self.rules.seed, round)
 
     def announce(
         self, phase: Phase, client: int, before: Mapping[str, Sequence[Accepted]]
     ) -> Mapping[str, bytes]:
-        """What a client is told at the start of a phase, given what the phases before brought. Its bytes are counted."""
+        """Return what a client is told at the start of a phase, given what the phases before brought. Its bytes are counted."""
         return {}
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
-        """What frames of a phase say; a FrameError in the place of one that is bad."""
+        """Read the frames of a phase; a FrameError stands in the place of a bad one."""
         return self.uplink.open_batch(frames, self.layout.numel, self.layout)
 
-    def for_clients(self, config: RunConfig) -> RunConfig:
-        """Return the options that clients train with."""
-        return replace(config, weight_decay=0.0) if self.decays else config
+    def vet(self, phase: Phase, client: int, frame: bytes) -> None:
+        """Raise FrameError for a frame that this client cannot mean, though it can be read."""
 
-    def decay(self, round: int) -> float:
-        """Return the factor, a float32, that a round multiplies the weights by before it adds its step."""
-        return 1.0
+    def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
+        """Return the clients to leave out although each update is valid by itself, with the reason."""
+        return {}
 
-    def look_over(self, phase: Phase, exchange: Exchange) -> None:
-        """A phase is over: answers that were accepted one by one, and do not go together, may be rejected here."""
+    def reject(self, accepted: Sequence[Accepted]) -> Mapping[int, str]:
+        """Return the clients whose updates of the last phase are not aggregated, with the reason. They keep what they sent."""
+        return {}
 
     def returned(self, accepted: Accepted) -> bytes:
-        """A frame, of the uplink codec unless the clients' memory reads another, of what `aggregate` dropped of an accepted update.
+        """Return a frame of what `aggregate` dropped of an accepted update, b"" for nothing. Its bytes are counted.
 
-        b"" for nothing. Its bytes are counted.
+        The frame is of the uplink codec, unless the clients' memory reads another.
         """
         return b""
 
-    def know(self, run: str, key_of: Callable[[int], bytes], options: str) -> None:
-        """The name of the run, the public key, as PEM, with which a client came, and what clients are told of options: what they sign."""
-
-    def check_cohort(self, clients: int) -> None:
-        """Raise ConfigError for cohorts of so many clients, if no round of theirs could move the model."""
-
-    def refusal(self, accepted: Sequence[Accepted]) -> str:
-        """Why a round in whose last phase these were accepted moves nothing, in words; "" if it may. They keep what they sent."""
-        return ""
-
+    @property
     def suspicion(self) -> Mapping[int, float]:
         """How often each client's vote has lost by a wide margin, as a share of its votes 0..1, by logical id; {} where nobody votes."""
         return {}
 
-    def closed(self, outcome: Outcome) -> None:
-        """A round is over. What `aggregate` made of it is kept only if there was a broadcast: else the model has not moved."""
+    def on_round_end(self, round: int, broadcast: bytes | None) -> None:
+        """Keep what `aggregate` made of the round if there is a frame to broadcast; else the model has not moved."""
+
+    def set_identity(self, run: str, key_of: Callable[[int], bytes], options: str) -> None:
+        """Set what clients sign: the name of the run, the public key (PEM) of each client, and the options that clients are told."""
+
+    # Checkpoints.
 
     def take_changes(self) -> Changes:
-        """What an algorithm keeps of its own and has changed since the last call, for the checkpoint."""
+        """Return what the algorithm keeps, as far as it changed since the last call."""
         return {}, {}
 
     def restore(
         self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
     ) -> None:
-        """Stand where a checkpoint stood, whose vectors and values of `take_changes` are read by these."""
+        """Continue from a checkpoint, whose vectors and values of `take_changes` are read by these."""
 
-    # The loop.
+    # Settings.
 
-    def begin(self, weights: Tensor, layout: Layout) -> None:
-        """Stand before round 1 with initial weights [numel], float32, on the CPU; they are taken over, not copied."""
-        self.model_layout = layout
-        self.layout = layout = self.client_algorithm.global_layout(layout)
-        self.rules = with_memories(self.rules, layout.numel)
-        try:
-            keeper = memory(self.rules.downlink_memory, self.downlink, layout.numel, layout)
-        except MismatchError as error:
-            error.memory, error.uplink = "--downlink-memory", "--downlink"
-            raise
-        if keeper.counterpart is not None:
+    def _check_settings(self) -> None:
+        """Raise ConfigError for settings that do not suit the algorithm."""
+        rules, steps = self.rules, optimizer(self.rules.server_optimizer)
+        if rules.clip_update and not self.clips:
             raise ConfigError(
-                f"--downlink-memory {keeper.name} keeps something on both sides, clients keep the model alone; use residual"
+                f"strategy '{self.name}' adds no updates one by one, whose norms it could bound; leave --clip-update out, or "
+                "use --strategy average"
             )
-        clients_memory = memory(self.rules.memory, self.uplink, layout.numel, layout)
-        self.counterpart = clients_memory.counterpart and clients_memory.counterpart(clients_memory)
+        if rules.momentum and (applied := momentum(rules.memory)):
+            name = rules.memory.partition(":")[0]
+            raise ConfigError(
+                f"--momentum {rules.momentum:g} and --memory {name} with momentum={applied:g} both apply momentum to an update; "
+                f"leave --momentum out, or give --memory {name}:momentum=0"
+            )
+        if self.own_step and not steps.plain:
+            raise ConfigError(
+                f"strategy '{self.name}' has a step of its own; leave --server-optimizer out, or for momentum give "
+                f"--strategy {self.name}:momentum=0.9"
+            )
+        if steps.unitless and rules.server_lr >= 1:
+            raise ConfigError(
+                f"--server-optimizer {steps.name} moves every coordinate by about --server-lr, and that is "
+                f"{rules.server_lr:g}; give a smaller one, such as --server-lr 0.01"
+            )
+
+    def _counterpart(self) -> Counterpart | None:
+        """Return the server's side of the clients' memories. Raises ConfigError for a memory that does not suit the run."""
+        rules, layout = self.rules, self.layout
+        clients_memory = memory(rules.memory, self.uplink, layout.numel, layout)
         if sentence := clients_memory.warning():
             self.warn(sentence)
-        if keeper.only_under:
+        if only_under(rules.memory) not in ("", self.name):
             raise ConfigError(
-                f"--downlink-memory {keeper.name} makes frames of several phases, and a broadcast has one; use residual"
+                f"memory '{rules.memory}' has no frames for strategy '{self.name}'; "
+                f"give --strategy {only_under(rules.memory)}, or --memory none"
             )
-        if only_under(self.rules.memory) not in ("", self.name):
+        if clients_memory.counterpart is None:
+            return None
+        counterpart = clients_memory.counterpart(clients_memory)
+        steps = optimizer(rules.server_optimizer)
+        if counterpart.measures_steps and steps.unitless:
             raise ConfigError(
-                f"memory '{self.rules.memory}' has no frames for strategy '{self.name}'; "
-                f"give --strategy {only_under(self.rules.memory)}, or --memory none"
+                f"memory '{rules.memory}' compares updates with the steps of the model, which have another unit under "
+                f"--server-optimizer {steps.name}; use sgd, or another --memory"
             )
-        if (
-            self.counterpart is not None
-            and self.counterpart.measures_steps
-            and self.optimizer.unitless
-        ):
-            raise ConfigError(
-                f"memory '{self.rules.memory}' compares updates with the steps of the model, which have another unit under "
-                f"--server-optimizer {self.optimizer.name}; use sgd, or another --memory"
-            )
-        self.optimizer = optimizer(self.rules.server_optimizer)
-        cache_bytes = int(self.rules.cache * 4 * layout.numel)
-        self.broadcasts = Broadcasts(
-            self.client_algorithm.initial_global_state(weights),
-            layout,
-            self.downlink,
-            keeper,
-            cache_bytes,
-        )
-        rules = self.rules
+        return counterpart
+
+    def _schedule(self) -> Schedule:
+        """Return what clients are told by round. Raises ConfigError for a schedule that does not suit the run."""
+        rules, layout = self.rules, self.layout
         if (rules.density_warmup or rules.density_schedule) and chooses(rules.memory):
             asked = "--density-warmup" if rules.density_warmup else DENSITY_SCHEDULE
             raise ConfigError(
                 f"{asked} has no meaning for memory '{rules.memory}', which chooses what is sent; leave it out"
             )
-        self.schedule = Schedule.of(rules, self.uplink, layout)
-        for density in self.schedule.densities(rules.rounds or rules.horizon):
+        schedule = Schedule.of(rules, self.uplink, layout)
+        for density in schedule.densities(rules.rounds or rules.horizon):
             memory(rules.memory, self.uplink.at_density(density), layout.numel, layout)
-
-    def rounds(self, grid: Grid, rounds: Iterable[int]) -> Iterator[Outcome]:
-        """Run these rounds, yielding after each. The broadcast of a round is sent in the next: write it down in between."""
-        for round in rounds:
-            yield self.run_round(grid, round)
-
-    def run_round(self, grid: Grid, round: int) -> Outcome:
-        nodes = self.roster(grid)
-        cohort = self.choose(ids(nodes), round)
-        traffic, results, rejected = Traffic(), {}, {}
-        asked, terms = cohort, self.schedule.terms(round, cohort, self.bandwidths)
-        for phase in self.phases(round):
-            exchange = self._exchange(grid, round, phase, traffic)
-            messages = [
-                self._message(exchange, client, nodes[client], round, phase, results, terms[client])
-                for client in asked
-            ]
-            exchange.run(
-                messages, phase.closing or QuorumOrDeadline(self.rules.quorum, self.rules.timeout_s)
-            )
-            self.look_over(phase, exchange)
-            results[phase.name] = list(exchange.answers())
-            rejected |= exchange.rejected
-            asked = [a.client for a in results[phase.name]]
-        return self._close(round, cohort, results, rejected, traffic)
-
-    def _exchange(self, grid: Grid, round: int, phase: Phase, traffic: Traffic) -> Exchange:
-        return Exchange(
-            grid,
-            self.broadcasts,
-            lambda frames: self.open(phase, frames),
-            traffic,
-            self._hear,
-            lambda answered, asked: self.on_answer(round, answered, asked),
-            in_step=self.counterpart is not None,
-            clock=self.clock,
-        )
-
-    def _message(
-        self,
-        exchange: Exchange,
-        client: int,
-        node: int,
-        round: int,
-        phase: Phase,
-        before: Mapping[str, Sequence[Accepted]],
-        terms: Terms,
-    ) -> Message:
-        b, accepted = self.broadcasts, self.tickets.get(client, "")
-        held = self.versions.get(client, b.first)
-        download = b.download(held)
-        exchange.traffic.behind.setdefault(client, b.behind(held))
-        told = dict(self.announce(phase, client, before))
-        if self.counterpart is not None and not before:
-            told |= self.counterpart.announce()
-        announced = [part for name, value in told.items() for part in (name.encode(), value)]
-        returned = self.dropped.get(client, b"")
-        exchange.traffic.sent(
-            client,
-            download,
-            [*announced, returned],
-            first=client not in self.versions,
-            newest=b.newest_bytes,
-        )
-        form, base, frames = download.form, download.base, download.frames
-        assignment = Assignment(
-            round,
-            phase.name,
-            client,
-            form,
-            base,
-            b.version,
-            b.fingerprint,
-            frames,
-            accepted,
-            announced,
-            terms.density,
-            terms.lr,
-            returned,
-            terms.steps,
-            terms.batch_size,
-        )
-        return exchange.message(assignment, node)
-
-    def _hear(self, report: Report) -> None:
-        if report.version:
-            self.versions[report.client] = report.version
-        if report.kind != FAILED:
-            self.dropped.pop(report.client, None)
-
-    def _close(
-        self,
-        round: int,
-        cohort: list[int],
-        results: dict[str, list[Accepted]],
-        rejected: dict[int, Rejection],
-        traffic: Traffic,
-    ) -> Outcome:
-        self.round, self.clipped, last = round, 0, list(results.values())[-1]
-        if self.counterpart is not None:
-            self.counterpart.rate = self.schedule.rate(round)
-            self.counterpart.rates = {a.client: a.rate for a in last}
-        if last and (reason := self.refusal(last)):
-            rejected |= {a.client: Rejection(a.client, "aggregate", reason) for a in last}
-            last = []
-        try:
-            broadcast = self._advance(round, results) if last else None
-        except NonFiniteError:
-            rejected |= {
-                a.client: Rejection(
-                    a.client, "aggregate", "the sum of this round's updates is not finite"
-                )
-                for a in last
-            }
-            last, broadcast = [], None
-        self.tickets |= {a.client: a.ticket for a in last if a.ticket}
-        self.examples |= {a.client: a.examples for a in last}
-        if self.counterpart is not None:
-            self.counterpart.settle(
-                [(a.client, a.update, a.fresh) for a in last], self._moved(broadcast)
-            )
-        self.dropped |= {a.client: frame for a in last if (frame := self.returned(a))}
-        rejections = [rejected[client] for client in sorted(rejected)]
-        outcome = Outcome(
-            round,
-            cohort,
-            last,
-            rejections,
-            traffic,
-            broadcast,
-            dict(self.suspicion()),
-            self.clock.take(),
-            self.clipped,
-        )
-        self.closed(outcome)
-        return outcome
-
-    def _advance(self, round: int, results: dict[str, list[Accepted]]) -> Broadcast | None:
-        update = torch.zeros(self.layout.numel, dtype=torch.float32)
-        with (
-            timed("aggregation"),
-            np.errstate(over="ignore", invalid="ignore"),
-        ):  # what leaves float32's range is found by the next line
-            self.aggregate(self._estimated(results), update)
-            update = self.optimizer.step(update)
-        with timed("downlink"):
-            broadcast = self.broadcasts.prepare(
-                round,
-                update.mul_(self.rules.server_lr),
-                seeds.key(self.rules.seed, "downlink", round),
-                self.decay(round),
-            )
-            if broadcast is not None:
-                self.broadcasts.publish(broadcast)
-                self.optimizer.commit()
-        return broadcast
-
-    def _estimated(self, results: dict[str, list[Accepted]]) -> dict[str, list[Accepted]]:
-        """Results whose last phase has the counterpart's estimates, those of absent clients included, where there is a counterpart."""
-        if self.counterpart is None:
-            return results
-        name, last = list(results.items())[-1]
-        terms = {
-            a.client: replace(a, update=self.counterpart.estimate(a.client, a.update, a.fresh))
-            for a in last
-        }
-        for client, update in self.counterpart.absent([*terms]):
-            terms[client] = Accepted(
-                client, update, self.examples[client], math.nan, "", fresh=False
-            )
-        return results | {name: [terms[client] for client in sorted(terms)]}
-
-    def _moved(self, broadcast: Broadcast | None) -> float:
-        """‖step of the model‖² of a round, in units of the clients' updates."""
-        if broadcast is None:
-            return 0.0
-        _, frame = decay.unwrap(broadcast.frame, self.layout.numel)
-        step = self.downlink.decode(frame, numel=self.layout.numel, layout=self.layout)
-        return sum_squares(step) / self.rules.server_lr / self.rules.server_lr
-
-    # Flower's own door: the same loop, driven through the methods of its Strategy.
-
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Flower's entry: run `num_rounds` rounds from `initial_arrays`; a phase takes `timeout` seconds unless the rules say otherwise.
-
-        Evaluation is the server's, through `evaluate_fn`; the two configs have no effect.
-        """
-        if self.rules.timeout_s is None:
-            self.rules = replace(self.rules, timeout_s=timeout)
-        self.rules = replace(self.rules, rounds=self.rules.rounds or num_rounds)
-        layout, weights = vector_of(initial_arrays)
-        self.begin(weights, layout)
-        result = Result()
-        for outcome in self.rounds(grid, range(1, num_rounds + 1)):
-            result.arrays = self.arrays()
-            result.train_metrics_clientapp[outcome.round] = _metrics(outcome)
-            measured = evaluate_fn(outcome.round, result.arrays) if evaluate_fn else None
-            if measured is not None:
-                result.evaluate_metrics_serverapp[outcome.round] = measured
-        return result
-
-    @property
-    def model(self) -> Tensor:
-        """The weights of the model, by `model_layout`, not copied."""
-        return self.client_algorithm.model_weights(self.broadcasts.weights)
-
-    def arrays(self) -> ArrayRecord:
-        """The model as Flower arrays, by the names of the layout."""
-        views = self.model_layout.views(self.model)
-        return ArrayRecord({name: Array(view.numpy().copy()) for name, view in views.items()})
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """The messages of a round's first phase. `arrays` is not sent: clients get what they miss of this strategy's own model."""
-        nodes = self.roster(grid)
-        phase, *others = self.phases(server_round)
-        if others:
-            raise ConfigError(
-                f"a round of '{self.name}' has {1 + len(others)} phases, too many for this hook; call start() or rounds()"
-            )
-        self._hooked = self._exchange(grid, server_round, phase, Traffic())
-        self._cohort = self.choose(ids(nodes), server_round)
-        terms = self.schedule.terms(server_round, self._cohort, self.bandwidths)
-        return [
-            self._message(
-                self._hooked, client, nodes[client], server_round, phase, {}, terms[client]
-            )
-            for client in self._cohort
-        ]
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Close a round of one phase that `configure_train` opened."""
-        exchange = self._hooked
-        exchange.receive_from_nodes(replies)
-        for client in set(self._cohort) - exchange.accepted.keys() - exchange.rejected.keys():
-            exchange.give_up(client, "no reply that Flower's own loop waits for")
-        phase, *_ = self.phases(server_round)
-        results = {phase.name: list(exchange.answers())}
-        outcome = self._close(
-            server_round, self._cohort, results, exchange.rejected, exchange.traffic
-        )
-        return self.arrays(), _metrics(outcome)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """No messages: the server evaluates."""
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        return None
-
-    def summary(self) -> None:
-        print(
-            f"{type(self).__name__}: uplink {self.uplink}, downlink {self.downlink}, participation {self.rules.participation:g}"
-        )
-
-
-def vector_of(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
-    """The layout and the vector [numel] of Flower arrays. Raises ConfigError where one is not of floats."""
-    values = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
-    for name, value in values.items():
-        if not value.is_floating_point():
-            raise ConfigError(
-                f"initial array '{name}' is of type {value.dtype}; give trainable parameters only"
-            )
-    layout = Layout.from_shapes({name: tuple(value.shape) for name, value in values.items()})
-    return layout, torch.cat([value.reshape(-1).to(torch.float32) for value in values.values()])
-
-
-def _metrics(outcome: Outcome) -> MetricRecord:
-    values: dict[str, Any] = {
-        "accepted": len(outcome.accepted),
-        "rejected": len(outcome.rejections),
-        "uplink-bytes": sum(outcome.traffic.uplink.values()),
-        "downlink-bytes": sum(outcome.traffic.downlink.values()),
-    }
-    return MetricRecord(
-        values | ({"train-loss": outcome.train_loss} if outcome.train_loss is not None else {})
-    )
+        return schedule

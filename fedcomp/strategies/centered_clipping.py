@@ -9,9 +9,9 @@ with how far honest updates lie apart, and momentum of the clients, which brings
 the ‖x_i − v‖ unless a radius is given: with n > 2f no larger than the largest distance of an honest update.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -19,11 +19,9 @@ from torch import Tensor
 from ..codecs import Update
 from ..codecs.update import Dense
 from ..errors import SpecError
-from ..layout import Layout
 from ..memories.base import Changes
-from .base import Outcome
+from .base import Aggregation, RoundUpdates
 from .blocks import lengths_from
-from .exchange import Accepted
 from .robust import ByDistance
 from .robust import Options as RobustOptions
 
@@ -50,8 +48,8 @@ class CenteredClipping(ByDistance):
     Options: ClassVar[type] = Options
     options: Options
 
-    def begin(self, weights: Tensor, layout: Layout) -> None:
-        super().begin(weights, layout)
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
         self.center: Tensor | None = None  # v [numel]; None = 0
         self._next: Tensor | None = None  # v, if the model moves
         self._changed = False  # since the last checkpoint
@@ -73,12 +71,13 @@ class CenteredClipping(ByDistance):
             weights[:-1] += share / share.size
         return weights
 
-    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
-        super().aggregate(phases, into)
+    def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
+        aggregation = super().aggregate(updates, into)
         self._next = into.clone()
+        return aggregation
 
-    def closed(self, outcome: Outcome) -> None:
-        if outcome.broadcast is not None:
+    def on_round_end(self, round: int, broadcast: bytes | None) -> None:
+        if broadcast is not None:
             self.center, self._changed = self._next, True
         self._next = None
 

@@ -1,20 +1,9 @@
 """Who takes part in a round."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-
-from flwr.serverapp import Grid
+from collections.abc import Iterator, Mapping, Sequence
 
 from .. import seeds
-
-Roster = Callable[
-    [Grid], Mapping[int, int]
-]  # logical client id → Flower node id, of those who can be reached now
-
-
-def by_node(grid: Grid) -> dict[int, int]:
-    """The roster of a plain Flower deployment: a client's logical id is its node id."""
-    return {node: node for node in grid.get_node_ids()}
 
 
 class Numbered(Mapping[int, int]):

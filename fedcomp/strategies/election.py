@@ -44,19 +44,16 @@ from ..codecs.sign import Sign
 from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
 from ..kernels import votes
 from ..keys.keyring import DerivedKeys, KnownKeys
-from ..layout import Layout
 from ..memories import Memory
 from ..memories.base import Changes
 from ..memories.none import Nothing
 from ..messages import TRAIN, Assignment
-from ..observe import Rejection
-from .base import Outcome, Phase, Rules
+from .base import Accepted, Aggregation, Phase, PhaseResult, RoundUpdates
 from .client_algorithm import ClientAlgorithm, DataPartition, Frame
 from .closing import QuorumOrDeadline, least
 from .codes import Seats, allocation_matrix, deal
 from .cohort import draw
 from .complaints import split_vote
-from .exchange import Accepted, Exchange, Traffic
 from .guarantees import MarginWatch, check_seats, holds, notice
 from .local_election import (
     BALLOTS,
@@ -176,9 +173,30 @@ class Election(Vote):
     name: ClassVar[str] = "election"
     Options: ClassVar[type] = Options
 
-    def __init__(self, rules: Rules | None = None, **told: Any):
-        super().__init__(rules, **told)
-        o, rules = self.options, self.rules
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        o = self.options
+        self.sealed = SealedRound(DerivedKeys(self.rules.seed)) if o.sealed else None
+        self.client_algorithm = self.client_for(o)
+        if self.sealed:
+            self.client_algorithm = replace(self.client_algorithm, ring=self.sealed.ring)
+        self.f = o.byzantine if o.liars is None else o.liars
+        self.code = np.empty((0, 0), np.uint8)  # G; empty until the size of cohorts is known
+        self.notice = notice(o, self.f, self.code)
+        self.seats: Seats | None = None  # of the round; None: too few clients
+        self.convicted: dict[int, str] = {}  # of the round: left out after the tally, with reasons
+        self._round = 0
+        self._ended: dict[str, PhaseResult] = {}  # phases of the round that are over
+        self.watch = MarginWatch()
+        self.said: set[str] = set()  # warnings, each given once
+        self.known: set[int] = set()  # clients that could ever be reached
+        self._margins: np.ndarray | None = None  # of the round
+        if self.cohort:
+            self._make_code(self.cohort)
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        rules = self.rules
         if (
             not isinstance(inner(self.uplink), Sign)
             or spec.parse(rules.memory).parts[0].name != Nothing.name
@@ -192,16 +210,6 @@ class Election(Vote):
                 f"strategy '{self.name}' trains on other data in every round, and has no momentum to keep; leave "
                 "--keep-momentum out"
             )
-        self.sealed = SealedRound(DerivedKeys(rules.seed)) if o.sealed else None
-        self.client_algorithm = self.client_for(o)
-        if self.sealed:
-            self.client_algorithm = replace(self.client_algorithm, ring=self.sealed.ring)
-        self.f = o.byzantine if o.liars is None else o.liars
-        self.code = np.empty((0, 0), np.uint8)  # G
-        self.notice = notice(o, self.f, self.code)
-        self.seats: Seats | None = None  # of the round; None: too few clients
-        self.convicted: dict[int, str] = {}  # of the round: left out after the tally, with reasons
-        self._exchanges: dict[str, Exchange] = {}  # of the round, by phase
 
     @classmethod
     def client_for(cls, options: Options) -> ClientAlgorithm:
@@ -209,11 +217,12 @@ class Election(Vote):
             return SealedElectionClient()
         return DataElectionClient() if options.form == "data" else BallotElectionClient()
 
-    def know(self, run: str, key_of: Callable[[int], bytes], options: str) -> None:
+    def set_identity(self, run: str, key_of: Callable[[int], bytes], options: str) -> None:
         if self.sealed:
             self.sealed.ring, self.sealed.options = KnownKeys(run, key_of), options
 
-    def check_cohort(self, clients: int) -> None:
+    def _make_code(self, clients: int) -> None:
+        """Choose the code for cohorts of this size. Raises ConfigError if there is none for the options."""
         o = self.options
         n = o.seats or min(clients - (o.code == "deterministic" and clients % 2 == 0), MAX_SEATS)
         check_seats(o, self.f, n, clients)
@@ -221,21 +230,14 @@ class Election(Vote):
         self.fewest = next(c for c in range(1, clients + 1) if holds(c, n, o.byzantine, self.f))
         self.allocation, self.notice = self.code, notice(o, self.f, self.code, clients)
 
-    def begin(self, weights: Tensor, layout: Layout) -> None:
-        super().begin(weights, layout)
-        self.watch = MarginWatch()
-        self.said: set[str] = set()  # warnings, each given once
-        self.known: set[int] = set()  # clients that could ever be reached
-        self._margins: np.ndarray | None = None  # of the round
-
     # A round.
 
-    def choose(self, clients: Sequence[int], round: int) -> list[int]:
-        cohort = super().choose(clients, round)
+    def choose(self, clients: Sequence[int], round: int, fingerprint: str) -> list[int]:
+        cohort = super().choose(clients, round, fingerprint)
         if not len(self.code):  # nobody told how large cohorts are to be
-            self.check_cohort(len(cohort))
+            self._make_code(len(cohort))
         n, b = len(self.code), self.options.byzantine
-        self.convicted, self._exchanges, self._margins = {}, {}, None
+        self.convicted, self._ended, self._margins, self._round = {}, {}, None, round
         self.known |= set(clients)
         if len(cohort) < n:
             cohort = draw(clients, min(n, len(clients)), self.rules.seed, round)
@@ -258,7 +260,7 @@ class Election(Vote):
         if self.sealed:
             s = self.schedule
             told = s.rate(round), s.count("local_steps", round), s.count("batch_size", round)
-            terms = terms_of(self.sealed.options, self.broadcasts.fingerprint, *told)
+            terms = terms_of(self.sealed.options, fingerprint, *told)
             self.sealed.start(
                 round, {client: self.row(client) for client in cohort}, self.layout.numel, terms
             )
@@ -273,13 +275,13 @@ class Election(Vote):
             else (BALLOTS, TALLY)
         )
         for name in names if self.seats else names[:1]:
-            if self._exchanges and (
-                self._too_few([*self._exchanges.values()][-1].accepted) or self._untold
-            ):
-                return
+            if self._ended:
+                last = list(self._ended.values())[-1]
+                if self._too_few([a.client for a in last.accepted]) or self._untold:
+                    return
             yield Phase(name, self._closing)
-        if self.sealed and TALLY in self._exchanges:
-            self.convicted = self.sealed.judge([*self._exchanges[TALLY].answers()])
+        if self.sealed and TALLY in self._ended:
+            self.convicted = self.sealed.judge(self._ended[TALLY].accepted)
             if self.sealed.proofs and not self._untold:
                 yield Phase(RECOUNT, self._closing)
 
@@ -325,24 +327,20 @@ class Election(Vote):
         }
         return {ROW: row.pack()} | passed_on
 
-    def look_over(self, phase: Phase, exchange: Exchange) -> None:
-        if self.sealed and phase.name == CARDS:
-            for client, why in self.sealed.without_known_key(
-                exchange.accepted.keys(), self.f
-            ).items():
-                del exchange.accepted[client]
-                exchange.rejected[client] = Rejection(client, "reply", why)
+    def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
+        left_out: dict[int, str] = {}
+        if self.sealed and result.phase == CARDS:
+            present = {a.client for a in result.accepted}
+            left_out = self.sealed.without_known_key(present, self.f)
+        rest = [a for a in result.accepted if a.client not in left_out]
+        self._ended[result.phase] = replace(result, accepted=rest)
+        return left_out
 
-    def _exchange(self, grid: Any, round: int, phase: Phase, traffic: Traffic) -> Exchange:
-        self._exchanges[phase.name] = exchange = super()._exchange(grid, round, phase, traffic)
-        exchange.vet = lambda client, frame: self._vet(phase.name, client, frame)
-        return exchange
-
-    def _vet(self, phase: str, client: int, frame: bytes) -> None:
+    def vet(self, phase: Phase, client: int, frame: bytes) -> None:
         if not frame:
             raise FrameError("the answer is empty; one who is honest always has signs to send")
         if self.sealed:
-            self.sealed.check(phase, client, frame)
+            self.sealed.check(phase.name, client, frame)
 
     def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError | None]:
         if not self.sealed:
@@ -365,36 +363,17 @@ class Election(Vote):
 
     # Its end.
 
-    def _close(
-        self,
-        round: int,
-        cohort: list[int],
-        results: dict[str, list[Accepted]],
-        rejected: dict[int, Rejection],
-        traffic: Traffic,
-    ) -> Outcome:
-        name, last = list(results.items())[-1]
-        results = results | {name: [a for a in last if a.client not in self.convicted]}
-        rejected = rejected | {
-            client: Rejection(client, "aggregate", why) for client, why in self.convicted.items()
-        }
-        if cohort and not results[name]:
-            self._say("failed", f"round {round} failed: none of {len(cohort)} clients has voted")
-        return super()._close(round, cohort, results, rejected, traffic)
-
     @property
     def proven(self) -> set[int]:
         """The clients proven to be Byzantine in this round."""
-        return {
-            client for exchange in self._exchanges.values() for client in exchange.proven
-        } | self.convicted.keys()
+        return {c for phase in self._ended.values() for c in phase.proven} | self.convicted.keys()
 
     @property
     def _untold(self) -> str:
         """The reason why the ballots of a sealed round are too few to vote on; "" if they are enough, or not yet passed on."""
         return (
-            self.sealed.too_few(self._exchanges[BALLOTS].accepted)
-            if self.sealed and BALLOTS in self._exchanges
+            self.sealed.too_few([a.client for a in self._ended[BALLOTS].accepted])
+            if self.sealed and BALLOTS in self._ended
             else ""
         )
 
@@ -410,47 +389,56 @@ class Election(Vote):
             f"{left}, and 2·(may lie) + (proven) + (absent) has to stay below {self.seats.margin}"
         )
 
-    def refusal(self, accepted: Sequence[Accepted]) -> str:
+    def reject(self, accepted: Sequence[Accepted]) -> Mapping[int, str]:
+        left = [a for a in accepted if a.client not in self.convicted]
+        if not left and self.seats is not None:
+            clients = len(self.allocation)
+            self._say("failed", f"round {self._round} failed: none of {clients} clients has voted")
+        reason = self._refusal(left) if left else ""
+        return self.convicted | ({a.client: reason for a in left} if reason else {})
+
+    def _refusal(self, accepted: Sequence[Accepted]) -> str:
+        """Return the reason why a vote of these clients moves nothing, "" if it may."""
         m, f = len(self.proven), self.f
         if m > f:
             who = f"{m} clients were" if m > 1 else "1 client was"
             self._say(
                 "liars",
-                f"{who} proven to lie in round {self.round}, more than liars={f}: the result holds if nobody else lies; "
+                f"{who} proven to lie in round {self._round}, more than liars={f}: the result holds if nobody else lies; "
                 f"give liars={m} or more",
             )
         if reason := self._untold:
-            self._say("failed", f"round {self.round} failed: {reason}; larger rounds bear more")
+            self._say("failed", f"round {self._round} failed: {reason}; larger rounds bear more")
         elif reason := self._too_few([a.client for a in accepted if a.update is not None]):
             self._say(
                 "failed",
-                f"round {self.round} failed: {reason}; a larger 'byzantine', or fewer 'liars', bears more",
+                f"round {self._round} failed: {reason}; a larger 'byzantine', or fewer 'liars', bears more",
             )
         return reason
 
-    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
-        last = list(phases.values())[-1]
-        cast = {a.client: self.ballot(a.client, a.update) for a in last if a.update is not None}
-        self.step(self.tally(cast), into)
+    def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
+        cast = self._ballots(updates)
+        self._step(self._tally(cast, updates), updates, into)
         if (
             not self.watch.over
             and self.options.code == "bernoulli"
             and len(cast) == sum(map(len, self.seats.members))
         ):
             self._margins = votes.margin_counts([*cast.values()], into.numel())
+        return Aggregation(decay=self._decay(updates.round))
 
-    def tally(self, cast: Mapping[int, np.ndarray | bytes]) -> np.ndarray:
+    def _tally(self, cast: Mapping[int, np.ndarray | bytes], updates: RoundUpdates) -> np.ndarray:
         """Likewise, without suspicion of seats of few partitions where others have most: honest ones lose by wide margins there."""
-        result, partitions = super().tally(cast), self.code.sum(1, dtype=np.int64)
+        result, partitions = super()._tally(cast, updates), self.code.sum(1, dtype=np.int64)
         if (most := 2 * partitions > len(self.code)).any():
             self._judged = {
                 client: lost for client, lost in self._judged.items() if most[self.seats.of(client)]
             }
         return result
 
-    def closed(self, outcome: Outcome) -> None:
-        super().closed(outcome)
-        if outcome.broadcast is not None and self._margins is not None:
+    def on_round_end(self, round: int, broadcast: bytes | None) -> None:
+        super().on_round_end(round, broadcast)
+        if broadcast is not None and self._margins is not None:
             self.watch.add(self._margins)
             members = [len(clients) for clients in self.seats.members]
             if self.watch.over and (

@@ -35,14 +35,12 @@ from ..codecs.sketch import Cells, Sketch, summed
 from ..codecs.topk import TopK
 from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
 from ..kernels import count_sketch
-from ..layout import Layout
 from ..memories.base import Changes
 from ..memories.none import Nothing
 from ..messages import Assignment
 from .average import Average
-from .base import Outcome, Phase, Rules
+from .base import Aggregation, Phase, RoundUpdates
 from .client_algorithm import ClientAlgorithm
-from .exchange import Accepted
 
 MOMENTUM, ERROR = "momentum", "error"  # S_u and S_e, in a checkpoint
 FLOAT = np.dtype("<f4")
@@ -84,8 +82,18 @@ class FetchSGD(Average):
     clips: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = FetchSGDClient()
 
-    def __init__(self, rules: Rules | None = None, **told: Any):
-        super().__init__(rules, **told)
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.uplink = self.uplink.at_density(self.options.density)
+        self.feeds_back = self.options.error == "subtract"
+        self.seed = sketch_seed(self.rules.seed)
+        self.shape = self.uplink.rows, self.uplink.width(self.layout.numel)
+        self.momentum = np.zeros(self.shape, FLOAT)  # S_u
+        self.error = np.zeros(self.shape, FLOAT)  # S_e
+        self._next = self.momentum, self.error  # before anything is taken out, if the model moves
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
         given = self.rules
         if not isinstance(self.uplink, Sketch):
             raise ConfigError(
@@ -97,8 +105,6 @@ class FetchSGD(Average):
                 f"strategy '{self.name}' reads a share of {self.options.density:g}, the uplink {self.uplink.density:g}; "
                 f"give --strategy {self.name}:density={self.uplink.density:g}"
             )
-        self.uplink = self.uplink.at_density(self.options.density)
-        self.feeds_back = self.options.error == "subtract"
         for flag, name in (
             ("--memory", given.memory),
             ("--downlink-memory", given.downlink_memory),
@@ -124,19 +130,11 @@ class FetchSGD(Average):
             "downlink_memory": nothing,
         }
 
-    def begin(self, weights: Tensor, layout: Layout) -> None:
-        super().begin(weights, layout)
-        self.seed = sketch_seed(self.rules.seed)
-        self.shape = self.uplink.rows, self.uplink.width(layout.numel)
-        self.momentum = np.zeros(self.shape, FLOAT)  # S_u
-        self.error = np.zeros(self.shape, FLOAT)  # S_e
-        self._next = self.momentum, self.error  # before anything is taken out, if the model moves
-
     def open(self, phase: Phase, frames: Sequence[bytes]) -> list[Update | FrameError]:
         return [self._of_this_run(update) for update in super().open(phase, frames)]
 
-    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
-        (accepted,) = phases.values()
+    def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
+        accepted = updates.accepted
         weights = np.array(self.client_weights(accepted))
         shares = [
             (a.update, share / a.rate)
@@ -153,15 +151,16 @@ class FetchSGD(Average):
             raise NonFiniteError("the sum of the sketches is not finite")
         self._next = momentum, error
         estimates = Cells(into.numel(), error, self.seed, self.uplink.count(into.numel()))
-        estimates.add_to(into, self.schedule.rate(self.round))
+        estimates.add_to(into, self.schedule.rate(updates.round))
+        return Aggregation()
 
-    def closed(self, outcome: Outcome) -> None:
-        if outcome.broadcast is None:
+    def on_round_end(self, round: int, broadcast: bytes | None) -> None:
+        if broadcast is None:
             return
         self.momentum, self.error = self._next
-        moved = self.downlink.decode(
-            outcome.broadcast.frame, numel=self.layout.numel, layout=self.layout
-        ).div_(self.rules.server_lr * self.schedule.rate(outcome.round))
+        moved = self.downlink.decode(broadcast, numel=self.layout.numel, layout=self.layout).div_(
+            self.rules.server_lr * self.schedule.rate(round)
+        )
         at = torch.nonzero(moved).flatten()
         positions, values = at.numpy(), moved[at].numpy()
         if self.options.error == "zero":

@@ -19,16 +19,14 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..codecs import LayerWise, Update
+from ..codecs import Codec, LayerWise, Update
 from ..codecs.selection import Largest
 from ..codecs.topk import TopK
 from ..errors import ConfigError
-from ..layout import Layout
 from ..memories.none import Nothing
 from ..memories.residual import Residual
 from .average import Average
-from .base import Rules
-from .exchange import Accepted
+from .base import Accepted, Aggregation, RoundUpdates
 
 
 class GTopK(Average):
@@ -36,10 +34,21 @@ class GTopK(Average):
 
     name: ClassVar[str] = "gtopk"
 
-    def __init__(self, rules: Rules | None = None, **options):
-        super().__init__(rules, **options)
-        self._codec = self.uplink.inner if isinstance(self.uplink, LayerWise) else self.uplink
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
         self._kept = np.empty(0, np.int64)  # positions that the last aggregate left
+        if self.counterpart is not None or self.rules.memory == Nothing.name:
+            raise ConfigError(
+                f"strategy 'gtopk' returns what it drops, and memory '{self.rules.memory}' cannot take it back; "
+                "use --memory residual"
+            )
+
+    @property
+    def _codec(self) -> Codec:
+        return self.uplink.inner if isinstance(self.uplink, LayerWise) else self.uplink
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
         if not isinstance(self._codec, Largest):
             raise ConfigError(
                 f"strategy 'gtopk' takes k from the uplink's density; {self.uplink} sends no k largest, use --uplink topk"
@@ -49,21 +58,14 @@ class GTopK(Average):
     def defaults(cls, options: Any) -> Mapping[str, str]:
         return {"memory": Residual.name, "downlink": str(TopK(density=1.0))}
 
-    def begin(self, weights: Tensor, layout: Layout) -> None:
-        super().begin(weights, layout)
-        if self.counterpart is not None or self.rules.memory == Nothing.name:
-            raise ConfigError(
-                f"strategy 'gtopk' returns what it drops, and memory '{self.rules.memory}' cannot take it back; "
-                "use --memory residual"
-            )
-
-    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
-        super().aggregate(phases, into)
-        (accepted,) = phases.values()
-        self._kept = self._largest(into, [a.update for a in accepted if a.update is not None])
+    def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
+        aggregation = super().aggregate(updates, into)
+        sent = [a.update for a in updates.accepted if a.update is not None]
+        self._kept = self._largest(into, sent)
         at = torch.from_numpy(self._kept)
         values = into[at]
         into.zero_()[at] = values
+        return aggregation
 
     def returned(self, accepted: Accepted) -> bytes:
         if (

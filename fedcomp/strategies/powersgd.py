@@ -30,13 +30,11 @@ from ..codecs.matrices import FLOAT, shaped, size
 from ..codecs.powersgd import PowerSGD as Factors
 from ..codecs.powersgd import Split, normal, orthonormal
 from ..errors import ConfigError, FrameError
-from ..layout import Layout
 from ..memories.base import Changes
 from ..memories.lowrank import LEFT, NUMBERS, RIGHT, LowRank
 from .average import Average
-from .base import Outcome, Phase, Rules
+from .base import Accepted, Aggregation, Phase, RoundUpdates
 from .client_algorithm import ClientAlgorithm
-from .exchange import Accepted
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,22 @@ class PowerSGD(Average):
     clips: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm((LEFT, RIGHT))
 
-    def __init__(self, rules: Rules | None = None, **told: Any):
-        super().__init__(rules, **told)
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.split = Split(self.layout, self.options.rank)
+        if not self.split.matrices:
+            raise ConfigError(
+                f"no tensor of the model is larger than its factors of rank {self.options.rank}; "
+                f"give --strategy {self.name} a lower rank, or --strategy average"
+            )
+        start = normal(seeds.key(self.rules.seed, self.name), size(self.split.right))
+        self.right = start.astype(FLOAT).tobytes()  # Q
+        self.basis = b""  # P̂ of the round
+        self._averaged: Sequence[Accepted] | None = None  # what P̂ was made of
+        self._next = b""  # Q of the next round, if the model moves
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
         own = self.defaults(self.options)
         if self.uplink != Factors(self.options.rank):
             raise ConfigError(
@@ -77,20 +89,6 @@ class PowerSGD(Average):
             "downlink": Identity.name,
         }
 
-    def begin(self, weights: Tensor, layout: Layout) -> None:
-        super().begin(weights, layout)
-        self.split = Split(layout, self.options.rank)
-        if not self.split.matrices:
-            raise ConfigError(
-                f"no tensor of the model is larger than its factors of rank {self.options.rank}; "
-                f"give --strategy {self.name} a lower rank, or --strategy average"
-            )
-        start = normal(seeds.key(self.rules.seed, self.name), size(self.split.right))
-        self.right = start.astype(FLOAT).tobytes()  # Q
-        self.basis = b""  # P̂ of the round
-        self._averaged: Sequence[Accepted] | None = None  # what P̂ was made of
-        self._next = b""  # Q of the next round, if the model moves
-
     def phases(self, round: int) -> Iterable[Phase]:
         return Phase(LEFT), Phase(RIGHT)
 
@@ -107,13 +105,14 @@ class PowerSGD(Average):
         shapes = self.split.left if phase.name == LEFT else [*self.split.right, *self.split.rest]
         return NUMBERS.open_batch(frames, size(shapes))
 
-    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
-        numbers = self._mean(phases[RIGHT], size([*self.split.right, *self.split.rest]))
+    def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
+        numbers = self._mean(updates.phases[RIGHT], size([*self.split.right, *self.split.rest]))
         self.split.update(self.basis, numbers).add_to(into)
         self._next = numbers[: size(self.split.right)].tobytes()
+        return Aggregation()
 
-    def closed(self, outcome: Outcome) -> None:
-        if outcome.broadcast is not None:
+    def on_round_end(self, round: int, broadcast: bytes | None) -> None:
+        if broadcast is not None:
             self.right = self._next
 
     def take_changes(self) -> Changes:

@@ -15,16 +15,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.serverapp import Grid
 from torch import Tensor
 
 from ..codecs import Update
 from ..errors import ConfigError, SpecError
 from ..kernels.order import mean_of_ranks
 from . import closing
-from .base import Phase, RoundStrategy, Rules
+from .base import Accepted, Aggregation, PhaseResult, RoundStrategy, RoundUpdates
 from .blocks import CHUNK, Rows, squared_distances
-from .exchange import Accepted, Exchange, Traffic
 from .mixing import buckets, nearest
 
 
@@ -46,19 +44,24 @@ class Robust(RoundStrategy):
     Options: ClassVar[type] = Options
     options: Options
 
-    def __init__(self, rules: Rules | None = None, **told: Any):
-        super().__init__(rules, **told)
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self._proven: frozenset[int] = frozenset()  # clients that the round has proven to be liars
+        if self.cohort:
+            self._check_cohort(self.cohort)
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
         if self.rules.weights != "uniform":
             raise ConfigError(
                 f"strategy '{self.name}' counts every client once, since a liar would name the largest weight; "
                 "leave --weights out, or give uniform"
             )
-        self._heard: Exchange | None = None  # of the round
 
     @property
     def liars(self) -> int:
         """f, without those that the round has proven to be liars and left out."""
-        return max(0, self.options.liars - (len(self._heard.proven) if self._heard else 0))
+        return max(0, self.options.liars - len(self._proven))
 
     @abstractmethod
     def needs(self) -> int:
@@ -70,7 +73,8 @@ class Robust(RoundStrategy):
         vectors = max(self.needs(), 2 * self.liars + 1 if self.options.mix else 1)
         return (vectors - 1) * self.options.buckets + 1
 
-    def check_cohort(self, clients: int) -> None:
+    def _check_cohort(self, clients: int) -> None:
+        """Raise ConfigError if no round of cohorts of so many clients could move the model."""
         if clients < self.least:
             raise ConfigError(
                 f"strategy '{self.name}' needs {self._needed()}, and a cohort has {clients}; "
@@ -82,24 +86,23 @@ class Robust(RoundStrategy):
                 f"at {enough}; give a larger --quorum, or fewer liars"
             )
 
-    def refusal(self, accepted: Sequence[Accepted]) -> str:
-        return (
-            ""
-            if len(accepted) >= self.least
-            else f"strategy '{self.name}' needs {self._needed()}; {len(accepted)} could be used"
-        )
+    def on_phase_end(self, result: PhaseResult) -> Mapping[int, str]:
+        self._proven = result.proven
+        return {}
 
-    def _exchange(self, grid: Grid, round: int, phase: Phase, traffic: Traffic) -> Exchange:
-        self._heard = super()._exchange(grid, round, phase, traffic)
-        return self._heard
+    def reject(self, accepted: Sequence[Accepted]) -> Mapping[int, str]:
+        if len(accepted) >= self.least:
+            return {}
+        why = f"strategy '{self.name}' needs {self._needed()}; {len(accepted)} could be used"
+        return {a.client: why for a in accepted}
 
-    def mixture(self, vectors: int, products: np.ndarray | None) -> np.ndarray | None:
+    def mixture(self, round: int, vectors: int, products: np.ndarray | None) -> np.ndarray | None:
         """A [k, vectors], float64, whose rows are what the rule is given instead; None: the vectors themselves.
 
         `products`: inner products of the vectors, for mixing.
         """
         mixed = (
-            buckets(vectors, self.options.buckets, self.rules.seed, self.round)
+            buckets(vectors, self.options.buckets, self.rules.seed, round)
             if self.options.buckets > 1
             else None
         )
@@ -127,12 +130,14 @@ class ByCoordinate(Robust):
     def ranks(self, vectors: int) -> tuple[int, int]:
         """The first rank of so many, 0 the smallest value, and the one after the last."""
 
-    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
-        rows, out = Rows(updates_of(phases), into.numel()), into.numpy()
-        mixture = self.mixture(len(rows), rows.products() if self.options.mix else None)
+    def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
+        rows, out = Rows([a.update for a in updates.accepted], into.numel()), into.numpy()
+        products = rows.products() if self.options.mix else None
+        mixture = self.mixture(updates.round, len(rows), products)
         for span, values in rows.blocks():
             vectors = values if mixture is None else _mixed(mixture, values)
             out[span] = mean_of_ranks(vectors, *self.ranks(len(vectors)))
+        return Aggregation()
 
 
 class ByDistance(Robust):
@@ -146,23 +151,18 @@ class ByDistance(Robust):
         """Vectors of the server's own that the rule weighs with the others, unmixed."""
         return ()
 
-    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
-        sent, own = updates_of(phases), self.kept()
+    def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
+        sent, own = [a.update for a in updates.accepted], self.kept()
         rows = Rows([*sent, *own], into.numel())
         products, m = rows.products(), len(sent)
-        mixture = self.mixture(m, products[:m, :m])
+        mixture = self.mixture(updates.round, m, products[:m, :m])
         if mixture is None:
             rows.combine(self.weigh(products), into)
-            return
+            return Aggregation()
         whole = np.zeros((len(mixture) + len(own), len(rows)))
         whole[: len(mixture), :m], whole[len(mixture) :, m:] = mixture, np.eye(len(own))
         rows.combine(self.weigh(whole @ products @ whole.T) @ whole, into)
-
-
-def updates_of(phases: Mapping[str, Sequence[Accepted]]) -> list[Update | None]:
-    """What was accepted in the one phase of a round."""
-    (accepted,) = phases.values()
-    return [a.update for a in accepted]
+        return Aggregation()
 
 
 def _mixed(mixture: np.ndarray, values: np.ndarray) -> np.ndarray:

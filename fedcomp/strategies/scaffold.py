@@ -24,9 +24,9 @@ from ..layout import Layout
 from ..memories.residual import Residual
 from ..training.local_sgd import LocalSGD
 from .average import Average
-from .base import Rules
+from .base import Aggregation, RoundUpdates
 from .client_algorithm import ClientAlgorithm
-from .exchange import Accepted
+from .optimizers import optimizer
 
 OWN = "scaffold/control"  # v_i in a client's state
 
@@ -79,8 +79,8 @@ class Scaffold(Average):
     clips: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = ScaffoldClient()
 
-    def __init__(self, rules: Rules | None = None, **told: Any):
-        super().__init__(rules, **told)
+    def _check_settings(self) -> None:
+        super()._check_settings()
         given = self.rules
         if spec.parse(given.memory).parts[0].name != Residual.name:
             raise ConfigError(
@@ -96,7 +96,7 @@ class Scaffold(Average):
                 f"strategy '{self.name}' reads a client's mean gradient from its update, which momentum makes longer; leave "
                 "--momentum out"
             )
-        if not self.optimizer.plain:
+        if not optimizer(given.server_optimizer).plain:
             raise ConfigError(
                 f"strategy '{self.name}' moves the control variates by their mean, of which --server-optimizer "
                 f"{given.server_optimizer} would make something else; leave it out"
@@ -108,10 +108,10 @@ class Scaffold(Average):
         links = {name: f"{getattr(RunConfig, name)}@layer" for name in ("uplink", "downlink")}
         return links | {"memory": Residual.name}
 
-    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
-        super().aggregate(phases, into)
-        (accepted,) = phases.values()
-        everybody = max(self.rules.clients or len(self.versions), len(accepted))
+    def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
+        aggregation, accepted = super().aggregate(updates, into), len(updates.accepted)
+        everybody = max(self.rules.clients or updates.clients, accepted)
         into[self.model_layout.numel :] *= (
-            len(accepted) / everybody / self.rules.server_lr
+            accepted / everybody / self.rules.server_lr
         )  # c has a step of its own
+        return aggregation

@@ -44,9 +44,9 @@ from ..privacy.ballots import (
     seal,
 )
 from . import signed_attempts
+from .base import Accepted
 from .client_algorithm import ClientAlgorithm, Frame, RoundState, encode_each
 from .complaints import NO_COMPLAINTS, Proof, pack_complaints, split_vote
-from .exchange import Accepted
 from .local_election import BALLOTS, ROW, TALLY, Row, announcements, ballots_of_row, vote_of
 from .sealed_messages import (
     ATTEMPT,

@@ -31,9 +31,8 @@ from ..memories import Memory
 from ..memories.none import Nothing
 from ..messages import TRAIN
 from .average import Average
-from .base import Phase, Rules
+from .base import Accepted, Aggregation, Phase, RoundUpdates
 from .client_algorithm import ClientAlgorithm, Frame
-from .exchange import Accepted
 
 SCALE = "scale"  # a phase, and the name of the announcement in the next one
 NUMBERS = codec("identity")  # of the frames of this phase
@@ -99,8 +98,18 @@ class SharedScale(Average):
     clips: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = SharedScaleClient()
 
-    def __init__(self, rules: Rules | None = None, **told: Any):
-        super().__init__(rules, **told)
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.spans = (
+            [e.span for e in self.layout]
+            if isinstance(self.uplink, LayerWise)
+            else [slice(0, self.layout.numel)]
+        )
+        self.scales = np.zeros(len(self.spans), FLOAT)  # of the round
+        self._shared: Sequence[Accepted] | None = None  # what they were made of
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
         if not isinstance(
             self.uplink.inner if isinstance(self.uplink, LayerWise) else self.uplink, TernGrad
         ):
@@ -122,16 +131,6 @@ class SharedScale(Average):
             "downlink": Identity.name,
         }
 
-    def begin(self, weights: Tensor, layout: Layout) -> None:
-        super().begin(weights, layout)
-        self.spans = (
-            [e.span for e in layout]
-            if isinstance(self.uplink, LayerWise)
-            else [slice(0, layout.numel)]
-        )
-        self.scales = np.zeros(len(self.spans), FLOAT)  # of the round
-        self._shared: Sequence[Accepted] | None = None  # what they were made of
-
     def phases(self, round: int) -> Iterable[Phase]:
         return Phase(SCALE), Phase(TRAIN)
 
@@ -151,8 +150,8 @@ class SharedScale(Average):
             _no_scale(update) or update for update in NUMBERS.open_batch(frames, len(self.spans))
         ]
 
-    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
-        accepted = phases[TRAIN]
+    def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
+        accepted = updates.phases[TRAIN]
         weights, votes = (
             self.client_weights(accepted),
             torch.zeros(into.numel(), dtype=torch.float64),
@@ -162,6 +161,7 @@ class SharedScale(Average):
                 votes.add_(answer.update.dense().sign(), alpha=weight)
         for span, scale in zip(self.spans, self.scales.tolist(), strict=True):
             into[span] = votes[span] * scale / sum(weights)
+        return Aggregation()
 
     def _largest(self, accepted: Sequence[Accepted]) -> np.ndarray:
         claimed = [

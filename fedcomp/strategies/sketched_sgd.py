@@ -27,12 +27,10 @@ from ..codecs import LayerWise, Update
 from ..codecs.sketch import Sketch, reread
 from ..codecs.topk import TopK
 from ..errors import ConfigError, FrameError, SpecError
-from ..layout import Layout
 from ..memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES, Sketched
 from .average import Average
-from .base import Phase, Rules
+from .base import Accepted, Aggregation, Phase, RoundUpdates
 from .client_algorithm import ClientAlgorithm
-from .exchange import Accepted
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,24 @@ class SketchedSGD(Average):
     clips: ClassVar[bool] = False
     client_algorithm: ClassVar[ClientAlgorithm] = ClientAlgorithm((SKETCH, VALUES))
 
-    def __init__(self, rules: Rules | None = None, **told: Any):
-        super().__init__(rules, **told)
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        share, layered = self.options.density, isinstance(self.uplink, LayerWise)
+        self.reader = self.uplink.at_density(
+            min(1.0, self.options.candidates * share)
+        )  # of as many as are candidates
+        spans = [entry.numel for entry in self.layout] if layered else [self.layout.numel]
+        self.most = sum(
+            (self.reader.inner if layered else self.reader).count(numel) for numel in spans
+        )  # candidates
+        self.count = TopK(share).count(self.layout.numel)  # k
+        self.candidates = np.empty(0, np.int64)  # of the round
+        self._announced = b""  # these, as a frame
+        self._merged: Sequence[Accepted] | None = None  # what they were found in
+        self._returned = b""  # those that the last aggregate did not keep
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
         share = self.options.density
         inner = self.uplink.inner if isinstance(self.uplink, LayerWise) else self.uplink
         if not isinstance(inner, Sketch):
@@ -84,9 +98,6 @@ class SketchedSGD(Average):
                 f"strategy '{self.name}' sends sketches of one size; leave --density-warmup, "
                 "--density-schedule and --budget out"
             )
-        self.reader = self.uplink.at_density(
-            min(1.0, self.options.candidates * share)
-        )  # of as many as are candidates
 
     @classmethod
     def defaults(cls, options: Any) -> Mapping[str, str]:
@@ -95,19 +106,6 @@ class SketchedSGD(Average):
             "memory": Sketched.name,
             "downlink": str(TopK(options.density)),
         }
-
-    def begin(self, weights: Tensor, layout: Layout) -> None:
-        super().begin(weights, layout)
-        layered = isinstance(self.reader, LayerWise)
-        spans = [entry.numel for entry in layout] if layered else [layout.numel]
-        self.most = sum(
-            (self.reader.inner if layered else self.reader).count(numel) for numel in spans
-        )  # candidates
-        self.count = TopK(self.options.density).count(layout.numel)  # k
-        self.candidates = np.empty(0, np.int64)  # of the round
-        self._announced = b""  # these, as a frame
-        self._merged: Sequence[Accepted] | None = None  # what they were found in
-        self._returned = b""  # those that the last aggregate did not keep
 
     def phases(self, round: int) -> Iterable[Phase]:
         return Phase(SKETCH), Phase(VALUES)
@@ -132,14 +130,15 @@ class SketchedSGD(Average):
             ]
         return NUMBERS.open_batch(frames, self.candidates.size)
 
-    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
+    def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         mean = torch.zeros(self.candidates.size, dtype=torch.float32)
-        for update, share in self._shares(phases[VALUES]):
+        for update, share in self._shares(updates.phases[VALUES]):
             update.add_to(mean, share)
         kept = kernels.top_k(mean, self.count).numpy()
         into[torch.from_numpy(self.candidates[kept])] = mean[kept]
         left = np.setdiff1d(np.arange(mean.numel()), kept, assume_unique=True)
         self._returned = _marks(left, mean.numel()) if left.size else b""
+        return Aggregation()
 
     def returned(self, accepted: Accepted) -> bytes:
         return self._returned if accepted.update is not None else b""

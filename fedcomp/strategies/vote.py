@@ -17,7 +17,7 @@ A client is suspected by the share of all its votes so far that lost where the r
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -33,11 +33,9 @@ from ..codecs.sign import Sign
 from ..codecs.update import Bits
 from ..errors import ConfigError, NonFiniteError, SpecError
 from ..kernels import votes
-from ..layout import Layout
 from ..memories.base import Changes
 from ..memories.none import Nothing
-from .base import Outcome, RoundStrategy, Rules
-from .exchange import Accepted
+from .base import Aggregation, RoundStrategy, RoundUpdates
 from .guarantees import even_cohort
 
 MOMENTUM, SUSPICION = "momentum", "suspicion"  # in a checkpoint
@@ -70,8 +68,20 @@ class Vote(RoundStrategy):
     own_step: ClassVar[bool] = True
     decays: ClassVar[bool] = True
 
-    def __init__(self, rules: Rules | None = None, **told: Any):
-        super().__init__(rules, **told)
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.notice = even_cohort(self.cohort) if self.cohort else ""
+        self.momentum = (
+            torch.zeros(self.layout.numel, dtype=torch.float32) if self.options.momentum else None
+        )
+        self._next = self.momentum  # if the model moves
+        self.judged: dict[
+            int, tuple[int, int]
+        ] = {}  # client → votes that lost by a wide margin, votes
+        self._judged: dict[int, tuple[int, int]] = {}  # of the round
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
         if not isinstance(inner(self.uplink), Sign | EFSign):
             raise ConfigError(
                 f"strategy '{self.name}' counts signs, one bit each, which {self.uplink} does not send; leave --uplink out, "
@@ -103,40 +113,31 @@ class Vote(RoundStrategy):
             "downlink_memory": Nothing.name,
         }
 
-    def check_cohort(self, clients: int) -> None:
-        self.notice = even_cohort(clients)
-
-    def begin(self, weights: Tensor, layout: Layout) -> None:
-        super().begin(weights, layout)
-        self.momentum = (
-            torch.zeros(layout.numel, dtype=torch.float32) if self.options.momentum else None
-        )
-        self._next = self.momentum  # if the model moves
-        self.judged: dict[
-            int, tuple[int, int]
-        ] = {}  # client → votes that lost by a wide margin, votes
-        self._judged: dict[int, tuple[int, int]] = {}  # of the round
-
-    def aggregate(self, phases: Mapping[str, Sequence[Accepted]], into: Tensor) -> None:
-        (accepted,) = phases.values()
-        cast = {a.client: self.ballot(a.client, a.update) for a in accepted if a.update is not None}
+    def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
+        cast = self._ballots(updates)
         if cast:
-            self.step(self.tally(cast), into)
+            self._step(self._tally(cast, updates), updates, into)
+        return Aggregation(decay=self._decay(updates.round))
 
-    def ballot(self, client: int, update: Update) -> np.ndarray | bytes:
-        """The packed signs of an update."""
+    def _ballots(self, updates: RoundUpdates) -> dict[int, np.ndarray | bytes]:
+        """Return the packed signs of the last phase's updates by client."""
+        return {
+            a.client: self._ballot(updates.round, a.client, a.update)
+            for a in updates.accepted
+            if a.update is not None
+        }
+
+    def _ballot(self, round: int, client: int, update: Update) -> np.ndarray | bytes:
         if isinstance(update, Bits):
             return update.words
-        return kernels.bits.signs(
-            update.dense(), seeds.key(self.rules.seed, "zeros", self.round, client)
-        )
+        zeros = seeds.key(self.rules.seed, "zeros", round, client)
+        return kernels.bits.signs(update.dense(), zeros)
 
-    def tally(self, cast: Mapping[int, np.ndarray | bytes]) -> np.ndarray:
+    def _tally(self, cast: Mapping[int, np.ndarray | bytes], updates: RoundUpdates) -> np.ndarray:
         """What the majority of packed votes, by client, is for: packed. Notes who was against it."""
         numel, voters = self.layout.numel, [*cast]
-        result = votes.majority(
-            [*cast.values()], numel, seeds.key(self.rules.seed, "tie", self.round)
-        )
+        tie = seeds.key(self.rules.seed, "tie", updates.round)
+        result = votes.majority([*cast.values()], numel, tie)
         _, lost = votes.disagreement(
             [*cast.values()], result, numel, max(2, round(WIDE * len(voters)))
         )
@@ -145,10 +146,10 @@ class Vote(RoundStrategy):
         }
         return result
 
-    def step(self, result: np.ndarray, into: Tensor) -> None:
+    def _step(self, result: np.ndarray, updates: RoundUpdates, into: Tensor) -> None:
         """Write the step that follows from a packed majority into `into` [numel]."""
-        numel, lr = self.layout.numel, self.rules.lr * self.schedule.rate(self.round)
-        edge = max(map(abs, self.broadcasts.weights.aminmax())) if numel else 0.0
+        numel, lr = self.layout.numel, self.rules.lr * self.schedule.rate(updates.round)
+        edge = max(map(abs, updates.weights.aminmax())) if numel else 0.0
         if not float(edge) + lr * self.rules.server_lr <= LARGEST:
             raise NonFiniteError(
                 f"a step of {lr:g} would take the model out of the range of float32; lower --lr"
@@ -158,19 +159,20 @@ class Vote(RoundStrategy):
             self._next = (self.momentum * self.options.momentum).add_(
                 majority, alpha=1 - self.options.momentum
             )
-            tie = seeds.key(self.rules.seed, "tie", self.round)
+            tie = seeds.key(self.rules.seed, "tie", updates.round)
             result = np.frombuffer(kernels.bits.signs(self._next, tie), np.uint8)
         into.copy_(torch.from_numpy(kernels.Signs(result, numel, lr).values()))
 
-    def decay(self, round: int) -> float:
+    def _decay(self, round: int) -> float:
         step = self.rules.lr * self.schedule.rate(round) * self.rules.server_lr
         return float(np.float32(max(0.0, 1.0 - step * self.rules.weight_decay)))
 
-    def closed(self, outcome: Outcome) -> None:
-        if outcome.broadcast is not None:
+    def on_round_end(self, round: int, broadcast: bytes | None) -> None:
+        if broadcast is not None:
             self.momentum, self.judged = self._next, self._judged_so_far()
         self._judged = {}
 
+    @property
     def suspicion(self) -> Mapping[int, float]:
         return {client: lost / cast for client, (lost, cast) in self._judged_so_far().items()}
 

@@ -64,6 +64,12 @@ def check(
     return layout
 
 
+def layout_of(task: Task) -> Layout:
+    """Return the layout of a task's model, without its data. Raises TaskError for a model that cannot be trained."""
+    with torch.random.fork_rng(devices=[]):
+        return Layout.of(_model(task))
+
+
 def changing_buffers(task: Task, model: nn.Module, train: Data) -> list[str]:
     """Return the names of buffers that training changes and the server does not recalibrate, such as those of spectral normalization.
 

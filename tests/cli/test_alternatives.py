@@ -19,6 +19,7 @@ from fedcomp.cli.main import app
 from fedcomp.cli.results import FRONT, Result, cells, front, head, share
 from fedcomp.config import ALTERNATIVES_FILE, SPANNING, RunConfig
 from fedcomp.errors import ConfigError, UserError
+from fedcomp.layout import Layout
 from fedcomp.server.results import strategy_of
 from fedcomp.strategies import available_strategies, resolved
 
@@ -185,7 +186,7 @@ def test_every_strategy_has_a_baseline_that_can_run():
     for name in available_strategies():
         config = RunConfig(**dense({"strategy": name, "clients": 10, "participation": 1.0}))
         assert (config.strategy == name) == (name not in COMPRESSING_STRATEGIES)
-        strategy_of(resolved(config))
+        strategy_of(resolved(config), Layout.from_shapes({"w": (40, 40)}))
 
 
 # Results.

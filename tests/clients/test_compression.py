@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAvg
 from fedcomp.clients import compression_mod
 from fedcomp.clients.compression import default_state_dir, folder_name
 from fedcomp.errors import ConfigError, FedcompError, SpecError
-from fedcomp.strategies import Compressed
+from fedcomp.transports.flower import Compressed
 
 STRATEGY = {"fraction_evaluate": 0.0}
 ZEROS = {"w": Array(np.zeros(100, np.float32))}

@@ -14,7 +14,7 @@ RULES = Rules(participation=1.0, uplink="stc:density=10%", downlink="stc:density
 
 
 def first_assignment(federation: Federation, client: int = 0) -> Assignment:
-    b = federation.strategy.broadcasts
+    b = federation.loop.broadcasts
     return Assignment(1, "train", client, UP_TO_DATE, b.version, b.version, b.fingerprint, [], "")
 
 

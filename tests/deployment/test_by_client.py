@@ -6,8 +6,8 @@ from fedcomp.deployment.by_client import ByClient
 from fedcomp.deployment.guard import Guard
 from fedcomp.deployment.traffic import Traffic as Wire
 from fedcomp.observe import Rejection
-from fedcomp.strategies import Outcome
-from fedcomp.strategies.exchange import Traffic
+from fedcomp.server.exchange import Traffic
+from fedcomp.server.round_loop import RoundResult
 
 STRANGER = "10.0.0.9"
 
@@ -25,7 +25,7 @@ def carry(guard, **bytes_by_key):
 
 
 def outcome(cohort, traffic, *rejections):
-    return Outcome(3, cohort, [], list(rejections), traffic, None)
+    return RoundResult(3, cohort, [], list(rejections), traffic, None)
 
 
 def test_bytes_are_those_since_the_clients_last_record(guard):

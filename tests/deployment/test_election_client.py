@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from test_process import DATA, a_strategy, invitation, own
+from test_process import DATA, a_loop, invitation, own
 
 from fedcomp import RunConfig, UserError
 from fedcomp.deployment.member import Member
@@ -21,7 +21,7 @@ from fedcomp.strategies.sealed_messages import KEY_OF, NO_CARD, terms_of
 def deployed(text: str, **changes) -> tuple[Member, Assignment]:
     """A member of a run of five, and what it is asked first."""
     config = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy=text))
-    made = a_strategy(config)
+    made = a_loop(config)
     member = Member(own(2, **changes), None)
     member.key = ec.generate_private_key(ec.SECP384R1())
     presence = member.join(invitation(config, made))
@@ -29,7 +29,7 @@ def deployed(text: str, **changes) -> tuple[Member, Assignment]:
     b = made.broadcasts
     return member, Assignment(
         1,
-        made.client_algorithm.phases[0],
+        made.strategy.client_algorithm.phases[0],
         2,
         "up-to-date",
         b.version,
@@ -101,4 +101,4 @@ def test_a_client_without_a_key_cannot_seal():
         )
     )
     with pytest.raises(UserError, match="leave --stock out"):
-        Member(own(2), None).join(invitation(config, a_strategy(config)))
+        Member(own(2), None).join(invitation(config, a_loop(config)))

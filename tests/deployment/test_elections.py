@@ -10,8 +10,8 @@ from fedcomp import RunConfig
 from fedcomp.keys.keyring import PIN
 from fedcomp.keys.signature_log import Past
 from fedcomp.messages import Report
+from fedcomp.server.exchange import Exchange
 from fedcomp.sim import simulate
-from fedcomp.strategies.exchange import Exchange
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(300)]
 TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
@@ -45,8 +45,7 @@ def simulated(tmp_path, config: RunConfig) -> dict[str, list]:
 
 def model_of(run) -> dict[str, list]:
     return {
-        name: view.tolist()
-        for name, view in run.layout.views(run.strategy.broadcasts.weights).items()
+        name: view.tolist() for name, view in run.layout.views(run.loop.broadcasts.weights).items()
     }
 
 

@@ -11,7 +11,8 @@ from networked import Networked
 
 from fedcomp import RunConfig
 from fedcomp.memories.lowrank import LEFT, RIGHT
-from fedcomp.strategies import Outcome, Phase
+from fedcomp.server.round_loop import RoundResult
+from fedcomp.strategies import Phase
 from fedcomp.strategies.closing import DEADLINE, AllAnswered, Closed, Progress
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(300)]
@@ -34,7 +35,7 @@ class Books:
     def _count(self, member) -> None:
         sum_updates(member.session, self.inputs[member.who])
 
-    def _take(self, outcome: Outcome) -> None:
+    def _take(self, outcome: RoundResult) -> None:
         strategy = self.run.strategy
         for a in outcome.accepted:
             assert a.ticket not in self.tickets
@@ -51,7 +52,7 @@ class Books:
         for client in range(self.run.config.clients):
             own = self.run.clients.member(client).session.states.state
             if own.memory.pending is not None:
-                own.memory.commit() if own.ticket == self.run.strategy.tickets.get(
+                own.memory.commit() if own.ticket == self.run.loop.tickets.get(
                     client, ""
                 ) else own.memory.rollback()
             kept = own.memory.state_dict()["residual"]
@@ -91,7 +92,7 @@ class Plan:
             Phase(phase, Others(self.late[round, phase])) for phase in phases
         ]
 
-    def carry_out(self) -> dict[int, Outcome]:
+    def carry_out(self) -> dict[int, RoundResult]:
         outcomes = {}
         for round in range(1, self.last + 1):
             (outcomes[round],) = self.run.rounds(round, round)
@@ -99,7 +100,7 @@ class Plan:
                 self.run.until_heard(client)
         return outcomes
 
-    def check(self, outcomes: dict[int, Outcome]) -> None:
+    def check(self, outcomes: dict[int, RoundResult]) -> None:
         """Each fault costs its client no more than a rejection in its round."""
         for (how, phase), (client, round) in self.where.items():
             case, rejected = (how, phase), {r.client: r for r in outcomes[round].rejections}
@@ -141,6 +142,6 @@ def test_a_fault_is_no_more_than_a_rejection_of_its_client_in_its_round(network,
         run.dismiss()
         books.balance()
         weights = [run.weights_of(client) for client in range(CLIENTS)]
-        assert all(torch.equal(mine, run.strategy.broadcasts.weights) for mine in weights)
+        assert all(torch.equal(mine, run.loop.broadcasts.weights) for mine in weights)
         assert not run.faults.planned and not run.observer.warnings
     plan.check(outcomes)

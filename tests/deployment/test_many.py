@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 from deployment import TASK, stage
-from test_process import CPU, DATA, Members, a_strategy, invitation, own
+from test_process import CPU, DATA, Members, a_loop, invitation, own
 from tiny_task import task
 
 from fedcomp import RunConfig
@@ -32,20 +32,20 @@ class Together(Members):
         if client not in self.members:
             mine = own(client, common=self.common)
             self.members[client] = Member(mine, StateFolder(self.folder / str(client)))
-            assert not self.members[client].join(invitation(self.config, self.strategy)).reason
+            assert not self.members[client].join(invitation(self.config, self.loop)).reason
         return self.members[client]
 
 
 def weights(kind, folder, config):
-    strategy = a_strategy(config)
-    members = kind(folder, config, strategy)
+    loop = a_loop(config)
+    members = kind(folder, config, loop)
     assert all(
         len(o.accepted) == config.clients
-        for o in strategy.rounds(LocalGrid(members), range(1, config.rounds + 1))
+        for o in loop.rounds(LocalGrid(members), range(1, config.rounds + 1))
     )
     engines = {id(member.session.trainer.engine.engine) for member in members.members.values()}
     members.close()
-    return strategy.broadcasts.weights, len(engines)
+    return loop.broadcasts.weights, len(engines)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_run_with_another_seed_has_a_model_of_its_own():
     members = [Member(Own(task, DATA, CPU, i, i, common=common), None) for i in range(2)]
     for member, seed in zip(members, (0, 1), strict=True):
         other = dataclasses.replace(config, seed=seed)
-        member.join(dataclasses.replace(invitation(other, a_strategy(other)), run=str(seed)))
+        member.join(dataclasses.replace(invitation(other, a_loop(other)), run=str(seed)))
     first, second = (member.session for member in members)
     assert first.trainer.engine.engine is not second.trainer.engine.engine and not torch.equal(
         first.replica.weights, second.replica.weights

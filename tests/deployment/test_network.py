@@ -59,11 +59,10 @@ def test_a_strategy_makes_the_model_that_it_makes_in_a_simulation(network, tmp_p
         run.dismiss()
         assert {
             name: view.tolist()
-            for name, view in run.layout.views(run.strategy.broadcasts.weights).items()
+            for name, view in run.layout.views(run.loop.broadcasts.weights).items()
         } == {name: value.tolist() for name, value in expected.items()}
         assert all(
-            torch.equal(run.weights_of(client), run.strategy.broadcasts.weights)
-            for client in range(3)
+            torch.equal(run.weights_of(client), run.loop.broadcasts.weights) for client in range(3)
         )
     assert [
         (sum(o.traffic.uplink.values()), sum(o.traffic.downlink.values())) for o in outcomes
@@ -77,8 +76,7 @@ def test_an_asynchronous_run_comes_to_its_end(network):
         run.dismiss()
         assert len(outcomes) == 8 and all(not o.rejections and o.broadcast for o in outcomes)
         assert all(
-            torch.equal(run.weights_of(client), run.strategy.broadcasts.weights)
-            for client in range(3)
+            torch.equal(run.weights_of(client), run.loop.broadcasts.weights) for client in range(3)
         )
 
 
@@ -124,6 +122,5 @@ def test_a_client_that_was_away_downloads_what_it_missed_and_one_without_a_state
         run.rounds(9, 9)
         run.dismiss()
         assert all(
-            torch.equal(run.weights_of(client), run.strategy.broadcasts.weights)
-            for client in range(3)
+            torch.equal(run.weights_of(client), run.loop.broadcasts.weights) for client in range(3)
         )

@@ -21,6 +21,8 @@ from fedcomp.deployment.member import Member
 from fedcomp.errors import FedcompError, ProtocolError, UserError
 from fedcomp.layout import Layout
 from fedcomp.messages import UPDATE
+from fedcomp.server.asynchronous_loop import loop_of
+from fedcomp.server.broadcasts import Broadcasts
 from fedcomp.server.results import strategy_of
 from fedcomp.sim.grid import LocalGrid, by_index
 from fedcomp.state_folder import StateFolder
@@ -31,22 +33,23 @@ CPU = torch.device("cpu")
 DATA = task.train()
 
 
-def invitation(config, strategy, client=-1):
+def invitation(config, loop, client=-1):
+    strategy = loop.strategy
     config = dataclasses.replace(config, uplink=str(strategy.uplink))
     return Invitation(
         "a run",
         client,
         told(config),
         strategy.layout.fingerprint,
-        strategy.broadcasts.first,
+        loop.broadcasts.first,
     )
 
 
-def a_strategy(config):
+def a_loop(config):
     model = initial_model(task, config.seed)
-    strategy = strategy_of(config, roster=by_index)
-    strategy.begin(Layout.of(model).gather(model), Layout.of(model))
-    return strategy
+    strategy = strategy_of(config, Layout.of(model))
+    broadcasts = Broadcasts.of(strategy, strategy.model_layout.gather(model))
+    return loop_of(strategy, broadcasts, roster=by_index)
 
 
 def own(client, **changes):
@@ -58,11 +61,11 @@ class Members:
 
     at_once = 1
 
-    def __init__(self, folder, config, strategy, killed=lambda round, client: ""):
-        self.folder, self.config, self.strategy, self.killed, self.clients = (
+    def __init__(self, folder, config, loop, killed=lambda round, client: ""):
+        self.folder, self.config, self.loop, self.killed, self.clients = (
             folder,
             config,
-            strategy,
+            loop,
             killed,
             config.clients,
         )
@@ -71,7 +74,7 @@ class Members:
     def member(self, client):
         if client not in self.members:
             self.members[client] = Member(own(client), StateFolder(self.folder / str(client)))
-            assert not self.members[client].join(invitation(self.config, self.strategy)).reason
+            assert not self.members[client].join(invitation(self.config, self.loop)).reason
         return self.members[client]
 
     def kill(self, client):
@@ -99,11 +102,11 @@ class Members:
 
 def trained(folder, config, killed=lambda round, client: ""):
     """Weights, and the outcomes, of a run with members."""
-    strategy = a_strategy(config)
-    members = Members(folder, config, strategy, killed)
-    outcomes = list(strategy.rounds(LocalGrid(members), range(1, config.rounds + 1)))
+    loop = a_loop(config)
+    members = Members(folder, config, loop, killed)
+    outcomes = list(loop.rounds(LocalGrid(members), range(1, config.rounds + 1)))
     members.close()
-    return strategy.broadcasts.weights, outcomes
+    return loop.broadcasts.weights, outcomes
 
 
 @pytest.mark.parametrize(
@@ -141,10 +144,10 @@ def test_a_member_of_another_run_starts_from_nothing(tmp_path):
     folder = StateFolder(tmp_path / "0")
     member = Member(own(0), folder)
     presence = member.join(
-        dataclasses.replace(invitation(config, a_strategy(config)), run="another run")
+        dataclasses.replace(invitation(config, a_loop(config)), run="another run")
     )
     assert (
-        presence.version == a_strategy(config).broadcasts.first
+        presence.version == a_loop(config).broadcasts.first
         and member.session.states.state.memory.pending is None
     )
     folder.close()
@@ -152,9 +155,9 @@ def test_a_member_of_another_run_starts_from_nothing(tmp_path):
 
 def test_a_member_without_a_disk_answers_the_same_question_with_the_same_report():
     config = resolved(RunConfig(clients=2, rounds=1, participation=1.0, batch_size=10))
-    strategy, asked = a_strategy(config), []
+    loop, asked = a_loop(config), []
     member = Member(own(0), None)
-    member.join(invitation(config, strategy))
+    member.join(invitation(config, loop))
 
     class Once:
         clients, at_once = 2, 2
@@ -165,11 +168,11 @@ def test_a_member_without_a_disk_answers_the_same_question_with_the_same_report(
             again = member.answer(assignments[0])
             assert again is first[0] and again.kind == UPDATE
             other = Member(own(1), None)
-            other.join(invitation(config, strategy))
+            other.join(invitation(config, loop))
             assert other.answer(assignments[0]) is None  # meant for client 0
             return [again, other.answer(assignments[1])]
 
-    (outcome,) = strategy.rounds(LocalGrid(Once()), [1])
+    (outcome,) = loop.rounds(LocalGrid(Once()), [1])
     assert len(outcome.accepted) == 2 and len(asked) == 2
 
 
@@ -177,8 +180,8 @@ def test_a_copy_of_a_question_that_comes_after_a_later_one_was_answered_is_dropp
     config = resolved(
         RunConfig(clients=1, rounds=3, participation=1.0, batch_size=10, strategy="powersgd:rank=1")
     )
-    strategy, asked, member = a_strategy(config), [], Member(own(0), None)
-    member.join(invitation(config, strategy))
+    loop, asked, member = a_loop(config), [], Member(own(0), None)
+    member.join(invitation(config, loop))
 
     class Once:
         clients, at_once = 1, 1
@@ -194,7 +197,7 @@ def test_a_copy_of_a_question_that_comes_after_a_later_one_was_answered_is_dropp
             )
             return [report]
 
-    outcomes = list(strategy.rounds(LocalGrid(Once()), range(1, 4)))
+    outcomes = list(loop.rounds(LocalGrid(Once()), range(1, 4)))
     assert all(len(outcome.accepted) == 1 for outcome in outcomes) and len(asked) == 6
     again = member.answer(
         asked[4], asker=8
@@ -204,12 +207,10 @@ def test_a_copy_of_a_question_that_comes_after_a_later_one_was_answered_is_dropp
 
 def test_of_questions_that_waited_the_newest_rounds_are_answered_after_invitations():
     config = resolved(RunConfig(clients=2, batch_size=10))
-    grid = LocalGrid(Members(None, config, a_strategy(config)))
+    grid = LocalGrid(Members(None, config, a_loop(config)))
 
     def message(kind, group=""):
-        return grid.create_message(
-            to_records(invitation(config, a_strategy(config))), kind, 2, group
-        )
+        return grid.create_message(to_records(invitation(config, a_loop(config))), kind, 2, group)
 
     old, new, copy, invited, farewell = (
         message(TRAIN, "2"),
@@ -228,7 +229,7 @@ def test_of_questions_that_waited_the_newest_rounds_are_answered_after_invitatio
 
 def refused(change, brought=None, config=None):
     config = config or resolved(RunConfig(clients=2, batch_size=10))
-    invited = dataclasses.replace(invitation(config, a_strategy(config)), **change)
+    invited = dataclasses.replace(invitation(config, a_loop(config)), **change)
     with pytest.raises(FedcompError) as error:
         session_for(invited, brought or own(0))
     assert "\n" not in str(error.value)
@@ -281,7 +282,7 @@ def test_an_option_is_a_checked_number_or_a_spec_of_what_is_installed(name, valu
 @for_each("text", ["election:form=ballots", "powersgd:rank=1", "scaffold"])
 def test_a_client_takes_the_client_half_of_the_strategy_it_is_told(text):
     config = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy=text))
-    strategy = a_strategy(config)
-    _, client = session_for(invitation(config, strategy), own(0))
-    assert client.algorithm == strategy.client_algorithm
-    assert client.replica.version == strategy.broadcasts.version
+    loop = a_loop(config)
+    _, client = session_for(invitation(config, loop), own(0))
+    assert client.algorithm == loop.strategy.client_algorithm
+    assert client.replica.version == loop.broadcasts.version

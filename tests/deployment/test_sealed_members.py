@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from test_process import a_strategy, invitation, own
+from test_process import a_loop, invitation, own
 
 from fedcomp import RunConfig, UserError
 from fedcomp.deployment.client_process import Process, Target
@@ -39,7 +39,7 @@ class Server:
     """Asks client 0 what it likes. `member` has a state folder or none, and is started again by `restart`."""
 
     def __init__(self, folder):
-        self.folder, self.strategy, self.state = folder, a_strategy(CONFIG), None
+        self.folder, self.loop, self.state = folder, a_loop(CONFIG), None
         self.restart()
 
     def restart(self, key: ec.EllipticCurvePrivateKey = KEYS[0]) -> None:
@@ -50,10 +50,10 @@ class Server:
         self.member.key, self.answered = key, self.member.answer
 
     def invite(self, run: str, client: int = -1) -> None:
-        self.member.join(replace(invitation(CONFIG, self.strategy, client), run=run))
+        self.member.join(replace(invitation(CONFIG, self.loop, client), run=run))
 
     def ask(self, phase: str, told: dict[str, bytes], attempt: str = A, round: int = 1):
-        b = self.strategy.broadcasts
+        b = self.loop.broadcasts
         told = {"attempt": attempt.encode(), "terms": self.terms.encode(), **told}
         flat = [part for name, value in told.items() for part in (name.encode(), value)]
         return self.answered(
@@ -64,9 +64,8 @@ class Server:
 
     @property
     def terms(self) -> str:
-        return terms_of(
-            self.member.session.algorithm.options, self.strategy.broadcasts.fingerprint, 1.0
-        )
+        options = self.member.session.algorithm.options
+        return terms_of(options, self.loop.broadcasts.fingerprint, 1.0)
 
     def cards(self, attempt: str = A, round: int = 1, keys=KEYS):
         points = {
@@ -163,7 +162,7 @@ def test_a_run_that_is_no_sealed_election_meanwhile_makes_nobody_forget(tmp_path
     server.cards()
     server.restart()
     config = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy=strategy))
-    plain = a_strategy(config)
+    plain = a_loop(config)
     server.member.join(replace(invitation(config, plain), run="A"))
     b = plain.broadcasts
     assert (
@@ -215,10 +214,10 @@ def test_who_seals_alone_takes_part_in_nothing_else():
     for strategy in ("election:byzantine=2,form=ballots", "average"):
         config = resolved(RunConfig(clients=5, participation=1.0, batch_size=10, strategy=strategy))
         with pytest.raises(UserError, match=f"--sealed.*{strategy}.*leave --sealed out"):
-            Member(own(0, sealed=True), None).join(invitation(config, a_strategy(config)))
+            Member(own(0, sealed=True), None).join(invitation(config, a_loop(config)))
     member = Member(own(0, sealed=True), None)
     member.key = KEYS[0]
-    assert not member.join(invitation(CONFIG, a_strategy(CONFIG))).reason
+    assert not member.join(invitation(CONFIG, a_loop(CONFIG))).reason
 
 
 class Members:
@@ -227,9 +226,9 @@ class Members:
     at_once, clients = 1, 5
 
     def __init__(self, rosters=None):
-        self.strategy, self.keys = a_strategy(CONFIG), dict(enumerate(KEYS))
-        self.invited = invitation(CONFIG, self.strategy)
-        self.strategy.know(
+        self.loop, self.keys = a_loop(CONFIG), dict(enumerate(KEYS))
+        self.invited = invitation(CONFIG, self.loop)
+        self.loop.strategy.set_identity(
             self.invited.run,
             lambda client: pem(self.keys[client].public_key()),
             self.invited.options,
@@ -239,7 +238,7 @@ class Members:
             self.members[client] = Member(own(client, roster=(rosters or {}).get(client)), None)
             self.members[client].key = KEYS[client]
             self.members[client].join(self.invited)
-        self.rounds = self.strategy.rounds(LocalGrid(self), range(1, 100))
+        self.rounds = self.loop.rounds(LocalGrid(self), range(1, 100))
 
     def renew(self, client: int) -> None:
         """A new key, and what it kept: here its memory of the run."""

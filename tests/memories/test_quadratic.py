@@ -40,10 +40,10 @@ def gap(memory: str, uplink: str, rounds: int = ROUNDS, **changes) -> float:
         member.engine, member.sgd = part, replace(member.sgd, lr=RATE, steps=1)
     a, b = torch.stack([part.a for part in parts]), torch.stack([part.b for part in parts])
     best = (a * b).sum(0) / a.sum(0)
-    for _ in f.strategy.rounds(f.grid, range(1, rounds + 1)):
+    for _ in f.loop.rounds(f.grid, range(1, rounds + 1)):
         pass
     reached, initial = (
-        (a.mean(0) * (w.double() - best) ** 2).sum().item() for w in (f.strategy.model, f.initial)
+        (a.mean(0) * (w.double() - best) ** 2).sum().item() for w in (f.loop.model, f.initial)
     )
     return reached / initial
 

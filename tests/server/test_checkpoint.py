@@ -10,8 +10,8 @@ import torch
 
 from fedcomp.errors import CheckpointError
 from fedcomp.server import checkpoint as module
+from fedcomp.server.broadcasts import Broadcast
 from fedcomp.server.checkpoint import ROWS, STATE, Checkpoint
-from fedcomp.strategies import Broadcast
 
 NUMEL = 1000
 

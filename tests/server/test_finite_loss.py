@@ -7,10 +7,11 @@ from cases import for_each
 from small_runs import TASKS, TINY, Records, StopsAt, assert_the_same_when_stopped, out, rounds_of
 
 from fedcomp.deployment.start import Deployment, Door
-from fedcomp.server.finite_loss import FiniteLoss
+from fedcomp.server.exchange import Traffic
+from fedcomp.server.finite_loss import check_loss
+from fedcomp.server.round_loop import RoundResult
+from fedcomp.server.warning_log import WarningLog
 from fedcomp.sim import simulate
-from fedcomp.strategies import Outcome
-from fedcomp.strategies.exchange import Traffic
 from fedcomp.tasks import Data
 
 SPOILT = (
@@ -45,9 +46,9 @@ class Sentences(Records):
 )
 def test_the_first_round_is_named_with_a_way_out(test, way_out):
     said = []
-    follower = FiniteLoss(said.append)
+    warn = WarningLog(said.append)
     for round, loss in enumerate([0.5, None, float("inf"), float("nan"), 0.5, float("nan")], 1):
-        follower.look(round, loss, test)
+        check_loss(warn, round, loss, test)
     assert said == [
         f"round 3: the test loss is inf, null in the files of the run, which goes on; {way_out}"
     ]
@@ -98,6 +99,6 @@ def test_a_deployment_tells_as_well(tmp_path):
         replace(TINY, task=f"{TASKS}:tested_on_nan", out=out(tmp_path, "run")), Door(0), watched
     )
     records = [
-        deployed._record(Outcome(round, [], [], [], Traffic(), None), 0.0) for round in (1, 2)
+        deployed._record(RoundResult(round, [], [], [], Traffic(), None), 0.0) for round in (1, 2)
     ]
     assert watched.heard == [SPOILT] and [record.warnings for record in records] == [(SPOILT,), ()]

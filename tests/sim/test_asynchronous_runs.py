@@ -70,7 +70,7 @@ def test_only_answers_that_came_or_were_taken_are_written(tmp_path, monkeypatch)
     save = Checkpoint.save
 
     def listening(self, vectors, values, broadcasts=(), oldest=0):
-        written.append({name for name in values if name.startswith("strategy/at-work/")})
+        written.append({name for name in values if name.startswith("loop/at-work/")})
         return save(self, vectors, values, broadcasts, oldest)
 
     monkeypatch.setattr(Checkpoint, "save", listening)
@@ -102,7 +102,7 @@ def test_a_checkpoint_whose_clients_at_work_are_damaged_is_one_sentence(tmp_path
     config = replace(RUN, rounds=2, out=out(tmp_path, "run"))
     simulate(config)
     with sqlite3.connect(tmp_path / "run" / "checkpoint" / "state.sqlite") as state:
-        state.execute("UPDATE value SET data = ? WHERE name = 'strategy/clock'", (data,))
+        state.execute("UPDATE value SET data = ? WHERE name = 'loop/clock'", (data,))
     state.close()
     with pytest.raises(CheckpointError, match="damaged"):
         simulate(replace(config, rounds=3, resume=True))

@@ -244,7 +244,7 @@ def test_code_aware_liars_turn_the_updates_of_the_heaviest_rows(tmp_path, monkey
 
 
 def test_what_votes_are_suspected_stands_in_the_metrics(tmp_path, monkeypatch):
-    monkeypatch.setattr(Average, "suspicion", lambda self: {3: 0.75, 0: 0.1})
+    monkeypatch.setattr(Average, "suspicion", {3: 0.75, 0: 0.1})
     config = replace(TINY, rounds=2, out=out(tmp_path, "run"))
     watched = Records()
     simulate(config, watched)

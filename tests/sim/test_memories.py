@@ -81,9 +81,9 @@ def test_a_run_is_the_same_stopped_in_a_round_or_with_real_clients(tmp_path, var
         federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True
     ):
         member.shard, member.sgd = shard, LocalSGD.from_config(config)
-    list(federation.strategy.rounds(federation.grid, range(1, 7)))
+    list(federation.loop.rounds(federation.grid, range(1, 7)))
     virtual = load_file(tmp_path / "run" / "model.safetensors")
-    for name, view in federation.layout.views(federation.strategy.broadcasts.weights).items():
+    for name, view in federation.layout.views(federation.loop.broadcasts.weights).items():
         assert torch.equal(virtual[name], view)
 
 
@@ -203,7 +203,7 @@ def test_after_a_checkpoint_what_was_kept_counts_as_put_in():
     sentences: list[str] = []
     keeper = memory("residual", codec("stc"), 4)
     keeper.load_state_dict({"residual": torch.full((4,), 100.0)})
-    growth, x = Growth(sentences.append), torch.ones(1, 4)
+    growth, x = Growth(lambda sentence, kind: sentences.append(sentence)), torch.ones(1, 4)
     for _ in range(20):
         growth.look([3], [keeper], x)
     assert not sentences

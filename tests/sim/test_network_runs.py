@@ -25,12 +25,13 @@ from fedcomp.deployment.start import Door, serve
 from fedcomp.errors import ConfigError, RunFolderError
 from fedcomp.observe import Observer
 from fedcomp.server.results import NOTHING_ACCEPTED
+from fedcomp.server.round_loop import RoundResult
 from fedcomp.sim import simulate
 from fedcomp.sim.clients import VirtualClients
 from fedcomp.sim.network import Network, Profiles
 from fedcomp.sim.network_file import read_file
 from fedcomp.sim.timing import Timing
-from fedcomp.strategies import Outcome, Rules
+from fedcomp.strategies import Rules
 
 LINES = "client,up,down,latency,step"
 ALL = replace(TINY, clients=6, participation=1.0)
@@ -50,7 +51,7 @@ def slower(tmp_path: Path, *steps: str) -> str:
 
 
 @pytest.fixture
-def outcomes(monkeypatch) -> list[Outcome]:
+def outcomes(monkeypatch) -> list[RoundResult]:
     """Of the rounds of every run in the test."""
     kept, closed = [], Timing.closed
     monkeypatch.setattr(
@@ -59,7 +60,7 @@ def outcomes(monkeypatch) -> list[Outcome]:
     return kept
 
 
-def left_out(outcome: Outcome, stage: str) -> list[int]:
+def left_out(outcome: RoundResult, stage: str) -> list[int]:
     return [r.client for r in outcome.rejections if r.stage == stage]
 
 
@@ -331,18 +332,19 @@ def test_who_is_away_is_not_drawn_or_gone_and_comes_back_to_the_same_model(outco
     timing = Timing(
         Network(profiles, 3),
         RunConfig(clients=8, participation=0.25),
-        federation.strategy,
+        federation.strategy.fewest,
         federation.grid,
         lambda a: 2,
     )
+    federation.loop.clock, federation.loop.roster = timing.clock, timing.roster
     gone, caught_up = 0, 0
-    for outcome in federation.strategy.rounds(timing.grid, range(1, 60)):
+    for outcome in federation.loop.rounds(timing.grid, range(1, 60)):
         timing.closed(outcome)
         assert 2 <= len(outcome.cohort) <= 8
         for client in outcome.cohort:
             replica = federation.members[client].replica
             assert (
-                replica.version == federation.strategy.broadcasts.version
+                replica.version == federation.loop.broadcasts.version
                 or outcome.broadcast is not None
             )
         gone += sum("cut off" in r.reason and r.stage == "reply" for r in outcome.rejections)
@@ -618,7 +620,7 @@ def test_an_election_that_waits_for_more_than_the_quorum_says_so_once(tmp_path, 
     simulate(config, watching)
     (sentence,) = (sentence for sentence in said if "--quorum" in sentence)
     assert sentence == (
-        "--quorum 0.2 is 1 of 5 answers, and a vote with liars=1 waits for 5, so that fast liars do not fill it"
+        "--quorum 0.2 is 1 of 5 answers, and a vote with liars=1 waits for 5, so that fast Byzantine clients do not fill it"
     )
     simulate(replace(config, quorum=1.0, out=out(tmp_path, "all")), watching)
     assert sum("--quorum" in sentence for sentence in said) == 1

@@ -168,7 +168,7 @@ class Behind:
         self.grid = LocalGrid(self.relays)
 
     def round(self, number: int):
-        return self.federation.strategy.run_round(self.grid, number)
+        return self.federation.loop.run_round(self.grid, number)
 
 
 def damaged(a: Assignment, report: Report) -> Report:
@@ -214,7 +214,7 @@ def test_the_sum_is_that_of_the_frames_that_were_taken():
     assert torch.allclose(merged.update.dense(), sent, atol=1e-6) and missed(
         merged.update
     ) == 0 == missed(None)
-    moved = behind.federation.strategy.broadcasts.weights - behind.federation.initial
+    moved = behind.federation.loop.broadcasts.weights - behind.federation.initial
     assert torch.allclose(moved, sent / 6, atol=1e-6)
     passed = behind.relays.take()
     assert (

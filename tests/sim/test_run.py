@@ -166,14 +166,14 @@ def test_a_finished_run_can_be_resumed_and_stays_as_it_is(tmp_path):
 def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
     rules = Rules(participation=0.5, uplink="stc:density=10%", downlink="stc:density=10%", seed=5)
     federation = partitioned(rules, clients=8)
-    list(federation.strategy.rounds(federation.grid, range(1, 7)))
+    list(federation.loop.rounds(federation.grid, range(1, 7)))
     simulate(
         replace(
             TINY, engine=engine, partition="iid", batch_size=10, seed=5, out=out(tmp_path, "run")
         )
     )
     virtual = load_file(tmp_path / "run" / "model.safetensors")
-    real = federation.layout.views(federation.strategy.broadcasts.weights)
+    real = federation.layout.views(federation.loop.broadcasts.weights)
     for name, view in real.items():
         torch.testing.assert_close(
             virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-6
@@ -197,7 +197,7 @@ def test_virtual_clients_that_were_away_download_what_real_ones_do(tmp_path):
     """They share one copy of the model, which the dense model of one of them moves past where others are."""
     rules = Rules(participation=0.15, uplink="stc:density=10%", downlink="stc:density=10%", seed=5)
     federation = partitioned(rules, clients=40)
-    outcomes = list(federation.strategy.rounds(federation.grid, range(1, 61)))
+    outcomes = list(federation.loop.rounds(federation.grid, range(1, 61)))
     simulate(
         replace(
             TINY,

@@ -14,10 +14,12 @@ from fedcomp import RunConfig, codec
 from fedcomp.config import read_run
 from fedcomp.errors import ConfigError, ProtocolError, UserError
 from fedcomp.sim import simulate
+from fedcomp.sim.grid import by_index
 from fedcomp.sim.machine import Machine
 from fedcomp.strategies import Rules
 from fedcomp.tasks import load
 from fedcomp.training.local_sgd import LocalSGD
+from fedcomp.transports.flower import FlowerStrategy
 
 TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
 CONFIG = RunConfig(
@@ -204,7 +206,7 @@ def test_clients_do_as_they_are_told():
         return train(start, data, batches, sgd, **also)
 
     engine.train = watched
-    for outcome in federation.strategy.rounds(federation.grid, (1, 2, 3)):
+    for outcome in federation.loop.rounds(federation.grid, (1, 2, 3)):
         told.append({a.update.nonzeros for a in outcome.accepted})
     n = federation.layout.numel
     assert told == [{codec("topk").at_density(d).count(n)} for d in (1 / 2, 1 / 5, 1 / 5)]
@@ -230,8 +232,6 @@ def test_flowers_own_loop_knows_the_last_round():
         ConfigError, match="ends with the last round, which is not known; give --horizon"
     ):
         Federation(Rules(lr_schedule="cosine"))
-    strategy = type(federation.strategy)(
-        Rules(lr_schedule="cosine"), roster=federation.strategy.roster
-    )
-    strategy.start(federation.grid, federation.strategy.arrays(), num_rounds=2)
-    assert strategy.schedule.rate(2) == 0.5
+    adapter = FlowerStrategy("average", Rules(lr_schedule="cosine"), roster=by_index)
+    adapter.start(federation.grid, federation.arrays(), num_rounds=2)
+    assert adapter.loop.strategy.schedule.rate(2) == 0.5

@@ -6,15 +6,17 @@ import pytest
 import torch
 from cases import for_each
 from federation import Federation
-from flwr.app import ArrayRecord
 from small_runs import TINY, Stop, StopsAt, assert_the_same_when_stopped, model_bytes, out
 
 from fedcomp import RunConfig
 from fedcomp.errors import ConfigError, UserError
+from fedcomp.layout import Layout
 from fedcomp.sim import simulate
+from fedcomp.sim.grid import by_index
 from fedcomp.strategies import Rules, available_strategies, strategy
 from fedcomp.strategies.gtopk import GTopK
 from fedcomp.strategies.optimizers import FIRST, optimizer
+from fedcomp.transports.flower import FlowerStrategy
 
 TEXTS = ["sgd:momentum=0.5", "sgd:momentum=0.5,nesterov=true", "adam", "yogi:tau=1%"]
 DENSE = Rules(participation=1.0, uplink="identity", downlink="identity", seed=3)
@@ -80,37 +82,38 @@ def test_a_robust_run_that_was_stopped_in_its_first_round_goes_on(tmp_path):
 def test_the_model_moves_by_the_optimizers_step_of_the_mean(text):
     federation, own = Federation(with_optimizer(DENSE, text)), optimizer(text)
     for round in range(1, 5):
-        before = federation.strategy.broadcasts.weights.clone()
-        (outcome,) = federation.strategy.rounds(federation.grid, [round])
+        before = federation.loop.broadcasts.weights.clone()
+        (outcome,) = federation.loop.rounds(federation.grid, [round])
         mean = torch.stack([a.update.dense() for a in outcome.accepted]).mean(0)
         step = own.step(mean) * federation.strategy.rules.server_lr
         own.commit()
         torch.testing.assert_close(
-            federation.strategy.broadcasts.weights, before + step, rtol=1e-4, atol=1e-6
+            federation.loop.broadcasts.weights, before + step, rtol=1e-4, atol=1e-6
         )
 
 
 @for_each("text", TEXTS)
 def test_flowers_own_loop_steps_alike(text):
     mine, flowers = Federation(with_optimizer(DENSE, text)), Federation(with_optimizer(DENSE, text))
-    list(mine.strategy.rounds(mine.grid, range(1, 4)))
+    list(mine.loop.rounds(mine.grid, range(1, 4)))
+    adapter = FlowerStrategy("average", with_optimizer(DENSE, text), roster=by_index)
     for round in range(1, 4):
-        messages = flowers.strategy.configure_train(round, ArrayRecord(), None, flowers.grid)
-        flowers.strategy.aggregate_train(round, flowers.grid.send_and_receive(messages))
-    assert torch.equal(mine.strategy.broadcasts.weights, flowers.strategy.broadcasts.weights)
+        messages = adapter.configure_train(round, flowers.arrays(), None, flowers.grid)
+        adapter.aggregate_train(round, flowers.grid.send_and_receive(messages))
+    assert torch.equal(mine.loop.broadcasts.weights, adapter.loop.broadcasts.weights)
 
 
 def test_a_round_without_updates_leaves_the_momentum():
     federation = Federation(with_optimizer(DENSE, "sgd:momentum=0.5"))
-    list(federation.strategy.rounds(federation.grid, [1]))
-    before = {name: kept.clone() for name, kept in federation.strategy.optimizer.kept.items()}
+    list(federation.loop.rounds(federation.grid, [1]))
+    before = {name: kept.clone() for name, kept in federation.loop.optimizer.kept.items()}
     federation.faults = {
         (client, 2): lambda a, r: replace(r, frame=b"no frame")
         for client in range(federation.clients)
     }
-    (outcome,) = federation.strategy.rounds(federation.grid, [2])
+    (outcome,) = federation.loop.rounds(federation.grid, [2])
     assert outcome.broadcast is None
-    assert torch.equal(before[FIRST], federation.strategy.optimizer.kept[FIRST])
+    assert torch.equal(before[FIRST], federation.loop.optimizer.kept[FIRST])
 
 
 def test_updates_whose_squares_are_infinite_are_rejected_and_the_next_round_moves():
@@ -119,11 +122,10 @@ def test_updates_whose_squares_are_infinite_are_rejected_and_the_next_round_move
     federation.faults = {
         (client, 1): lambda a, r: replace(r, frame=shout) for client in range(federation.clients)
     }
-    first, second = federation.strategy.rounds(federation.grid, [1, 2])
+    first, second = federation.loop.rounds(federation.grid, [1, 2])
     assert first.broadcast is None and {r.stage for r in first.rejections} == {"aggregate"}
     assert (
-        second.broadcast is not None
-        and second.broadcast.base == federation.strategy.broadcasts.first
+        second.broadcast is not None and second.broadcast.base == federation.loop.broadcasts.first
     )
 
 
@@ -134,8 +136,8 @@ def test_what_gtopk_returns_is_what_it_dropped_before_the_momentum():
         for o in ("sgd:momentum=0.9", "sgd")
     )
     for each in (federation, plain):
-        list(each.strategy.rounds(each.grid, [1]))
-    assert federation.strategy.dropped and federation.strategy.dropped == plain.strategy.dropped
+        list(each.loop.rounds(each.grid, [1]))
+    assert federation.loop.dropped and federation.loop.dropped == plain.loop.dropped
 
 
 @pytest.mark.parametrize(
@@ -159,6 +161,7 @@ def test_strategies_with_a_step_of_their_own_refuse(tmp_path, name):
             downlink="efsign",
             downlink_memory="none",
         ),
+        Layout.flat(42),
     )
 
 

@@ -51,14 +51,14 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine, can
     )
     options = SketchedSGD.Options(density=0.1, candidates=candidates)
     federation = Federation(
-        rules, clients=8, strategy=lambda rules, **told: SketchedSGD(rules, options=options, **told)
+        rules, clients=8, strategy=lambda *args: SketchedSGD(*args, options=options)
     )
     for member, shard in zip(
         federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True
     ):
         member.shard = shard
-    traffic = [o.traffic for o in federation.strategy.rounds(federation.grid, range(1, 7))]
-    assert bool(federation.strategy.dropped) == (candidates > 1)
+    traffic = [o.traffic for o in federation.loop.rounds(federation.grid, range(1, 7))]
+    assert bool(federation.loop.dropped) == (candidates > 1)
     spec = f"sketched-sgd:density=10%,candidates={candidates}"
     simulate(
         replace(
@@ -72,7 +72,7 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine, can
         )
     )
     virtual = load_file(tmp_path / "run" / "model.safetensors")
-    for name, view in federation.layout.views(federation.strategy.broadcasts.weights).items():
+    for name, view in federation.layout.views(federation.loop.broadcasts.weights).items():
         torch.testing.assert_close(
             virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-6
         )

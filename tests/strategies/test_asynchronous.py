@@ -8,16 +8,18 @@ import torch
 from cases import for_each
 from every_codec import same_bits
 from federation import Federation
-from flwr.app import ArrayRecord
 from test_counterparts import lose, made, one_each
 from test_rounds import Accounts
 
 from fedcomp.errors import ConfigError, SpecError
+from fedcomp.layout import Layout
 from fedcomp.messages import DENSE
-from fedcomp.sim.grid import FIRST_NODE
+from fedcomp.server import exchange
+from fedcomp.sim.grid import FIRST_NODE, by_index
 from fedcomp.sim.stragglers import pace
-from fedcomp.strategies import Asynchronous, Average, Rules, exchange, strategy
-from fedcomp.strategies.exchange import Accepted
+from fedcomp.strategies import Asynchronous, Average, Rules, strategy
+from fedcomp.strategies.base import Accepted
+from fedcomp.transports.flower import FlowerStrategy
 
 HALF = Rules(participation=0.5, uplink="stc:density=10%", downlink="stc:density=10%", seed=3)
 CLIENTS = 10
@@ -32,12 +34,12 @@ def virtual(
 ) -> Federation:
     """A federation in virtual time."""
     federation = kind(rules, clients=CLIENTS, strategy=told(**options), at_once=at_once)
-    federation.strategy.pace = pace(rules.seed)
+    federation.loop.pace = pace(rules.seed)
     return federation
 
 
 def run(federation: Federation, rounds: int, first: int = 1) -> list:
-    return list(federation.strategy.rounds(federation.grid, range(first, first + rounds)))
+    return list(federation.loop.rounds(federation.grid, range(first, first + rounds)))
 
 
 class Slow:
@@ -66,24 +68,24 @@ def test_a_server_that_waits_for_all_is_the_average():
     waits = virtual(wait=1.0)
     for mine, other in zip(run(average, 6), run(waits, 6), strict=True):
         assert mine.cohort == other.cohort and mine.traffic == other.traffic
-    assert same_bits(average.strategy.broadcasts.weights, waits.strategy.broadcasts.weights)
+    assert same_bits(average.loop.broadcasts.weights, waits.loop.broadcasts.weights)
 
 
 @for_each("wait", [0.0, 0.4])
 def test_a_round_is_made_by_those_who_answer_first(wait):
     federation = virtual(wait=wait)
     seconds, ready, now = pace(HALF.seed), {}, 0.0
-    for outcome in federation.strategy.rounds(federation.grid, range(1, 15)):
+    for outcome in federation.loop.rounds(federation.grid, range(1, 15)):
         ready |= {
             c: now + seconds(outcome.round, c)
             for c in range(CLIENTS)
-            if federation.strategy.began.get(c) == outcome.round
+            if federation.loop.began.get(c) == outcome.round
         }
         ready |= {c: now + seconds(outcome.round, c) for c in outcome.cohort if c not in ready}
         first = sorted(ready, key=ready.get)[: 2 if wait else 1]
         assert outcome.cohort == sorted(first) and len(ready) == 5
         now = max(ready.pop(client) for client in first)
-        assert federation.strategy.now == now
+        assert federation.loop.now == now
 
 
 def test_nobody_is_asked_who_is_at_work():
@@ -96,10 +98,10 @@ def test_nobody_is_asked_who_is_at_work():
 
     federation.handle = listening
     at_work: set[int] = set()
-    for outcome in federation.strategy.rounds(federation.grid, range(1, 20)):
+    for outcome in federation.loop.rounds(federation.grid, range(1, 20)):
         assert len(asked) == len(set(asked)) and not at_work & set(asked)
         at_work = (at_work | set(asked)) - set(outcome.cohort)
-        assert at_work == federation.strategy.began.keys() and len(at_work) == 4
+        assert at_work == federation.loop.began.keys() and len(at_work) == 4
         asked.clear()
 
 
@@ -111,15 +113,15 @@ def test_what_is_late_counts_less_by_its_lateness_and_the_rest_is_not_shared_out
     late = set()
     for round in range(1, 9):
         before, began = (
-            federation.strategy.broadcasts.weights.clone(),
-            dict(federation.strategy.began),
+            federation.loop.broadcasts.weights.clone(),
+            dict(federation.loop.began),
         )
         (outcome,) = run(federation, 1, round)
         lateness = {client: round - began.get(client, round) for client in outcome.cohort}
         moved = sum(a.update.dense() / (1 + lateness[a.client]) for a in outcome.accepted) / len(
             outcome.accepted
         )
-        torch.testing.assert_close(federation.strategy.broadcasts.weights - before, moved)
+        torch.testing.assert_close(federation.loop.broadcasts.weights - before, moved)
         late |= set(lateness.values())
     assert len(late) > 1
 
@@ -127,10 +129,7 @@ def test_what_is_late_counts_less_by_its_lateness_and_the_rest_is_not_shared_out
 def test_without_decay_all_count_alike():
     federation = virtual(decay=0.0)
     run(federation, 6)
-    assert (
-        federation.strategy._lateness
-        and federation.strategy.discount(Accepted(0, None, 1, 0.0, "")) == 1.0
-    )
+    assert federation.strategy.discount(Accepted(0, None, 1, 0.0, "", lateness=3)) == 1.0
 
 
 def test_who_is_too_late_is_given_up_and_nothing_is_lost():
@@ -138,7 +137,7 @@ def test_who_is_too_late_is_given_up_and_nothing_is_lost():
     accounts = Accounts(federation)
     given_up = 0
     for round in range(1, 25):
-        began = dict(federation.strategy.began)
+        began = dict(federation.loop.began)
         (outcome,) = run(federation, 1, round)
         accounts.take(outcome)
         assert all(round - began.get(a.client, round) <= 3 for a in outcome.accepted)
@@ -147,9 +146,9 @@ def test_who_is_too_late_is_given_up_and_nothing_is_lost():
                 refused.reason == "no answer in the 4 rounds since it began"
                 and refused.client in outcome.cohort
             )
-            assert refused.client not in federation.strategy.began
+            assert refused.client not in federation.loop.began
         given_up += len(outcome.rejections)
-        assert len(federation.strategy.began) < 5
+        assert len(federation.loop.began) < 5
     assert given_up > 3
     accounts.settle_and_check()
 
@@ -166,7 +165,7 @@ def test_every_byte_of_a_round_is_a_byte_of_a_frame(staleness):
         return reports
 
     federation.handle = listening
-    for outcome in federation.strategy.rounds(federation.grid, range(1, 12)):
+    for outcome in federation.loop.rounds(federation.grid, range(1, 12)):
         assert outcome.traffic.downlink == down and outcome.traffic.uplink == {
             client: up[client] for client in outcome.cohort
         }
@@ -180,7 +179,7 @@ def test_the_order_in_which_the_simulation_works_does_not_matter():
     pull = one_by_one.grid.pull_messages
     one_by_one.grid.pull_messages = lambda ids: pull(list(ids)[::-1])
     run(together, 10), run(one_by_one, 10)
-    assert same_bits(together.strategy.broadcasts.weights, one_by_one.strategy.broadcasts.weights)
+    assert same_bits(together.loop.broadcasts.weights, one_by_one.loop.broadcasts.weights)
 
 
 def test_some_are_slow_for_good_and_everybody_now_and_then():
@@ -209,7 +208,7 @@ def test_a_slow_client_keeps_nobody_waiting_and_is_given_up_in_the_end(slow, mon
     accounts = Accounts(federation)
     grid = Slow(federation, {1: slow})
     outcomes = []
-    for outcome in federation.strategy.rounds(federation.grid, range(1, 15)):
+    for outcome in federation.loop.rounds(federation.grid, range(1, 15)):
         accounts.take(outcome)
         outcomes.append(outcome)
     assert all(outcome.broadcast for outcome in outcomes) and all(
@@ -233,9 +232,10 @@ def test_answers_count_in_the_order_in_which_they_come(monkeypatch):
     monkeypatch.setattr(exchange, "POLL_S", 0)
     federation = Federation(replace(HALF, participation=1.0), clients=4, strategy=told(wait=0.25))
     Slow(federation, {0: 9, 1: 6, 2: 3})
-    assert [o.cohort for o in run(federation, 3)][0] == [
-        3
-    ] and federation.strategy.began.keys() >= {0, 1}
+    assert [o.cohort for o in run(federation, 3)][0] == [3] and federation.loop.began.keys() >= {
+        0,
+        1,
+    }
     assert all(bool(o.accepted) for o in run(federation, 12, 4))
 
 
@@ -243,7 +243,7 @@ def test_a_client_that_lost_its_disk_gets_the_model_as_it_is_when_that_is_heard(
     monkeypatch.setattr(exchange, "POLL_S", 0)
     federation = Federation(replace(HALF, participation=1.0), clients=4, strategy=told(wait=0.25))
     run(federation, 4)
-    (lost,) = set(range(4)) - federation.strategy.began.keys()
+    (lost,) = set(range(4)) - federation.loop.began.keys()
     federation.members[lost].replica.version, federation.members[lost].replica.passed = "", set()
     Slow(federation, {lost: 2})
     forms = []
@@ -268,7 +268,7 @@ def test_a_phase_that_takes_too_long_closes_with_those_who_have_answered(monkeyp
     )
     Slow(federation, {0: None, 1: None})
     (outcome,) = run(federation, 1)
-    assert outcome.cohort == [2, 3] and federation.strategy.began.keys() == {0, 1}
+    assert outcome.cohort == [2, 3] and federation.loop.began.keys() == {0, 1}
 
 
 # With memories that have a counterpart.
@@ -277,7 +277,7 @@ def test_a_phase_that_takes_too_long_closes_with_those_who_have_answered(monkeyp
 @one_each
 def test_both_sides_stay_in_step(kind, name, uplink):
     federation = made(kind, name, uplink, strategy=told(wait=0.0, staleness=4))
-    federation.strategy.pace = pace(3)
+    federation.loop.pace = pace(3)
     federation.faults = {
         (client, round): lose
         for client in range(6)
@@ -286,7 +286,7 @@ def test_both_sides_stay_in_step(kind, name, uplink):
     }
     for round in range(1, 12):
         federation.run(round, round)
-        resting = federation.strategy.tickets.keys() - federation.strategy.began.keys()
+        resting = federation.loop.tickets.keys() - federation.loop.began.keys()
         assert all(
             same_bits(federation.settled(c), federation.strategy.counterpart.row(c))
             for c in resting
@@ -303,14 +303,15 @@ def test_options_out_of_range(text):
         SpecError,
         match=f"{text.split('=')[0]} is .*; give 0 to ",
     ):
-        strategy(f"asynchronous:{text}")
+        strategy(f"asynchronous:{text}", HALF, Layout.flat(8))
 
 
 def test_flowers_hook_that_waits_for_everybody_is_refused():
     federation = virtual()
+    adapter = FlowerStrategy("asynchronous", HALF, roster=by_index)
     with pytest.raises(ConfigError, match="waits for nobody, .*; call start"):
-        federation.strategy.configure_train(1, ArrayRecord(), None, federation.grid)
+        adapter.configure_train(1, federation.arrays(), None, federation.grid)
 
 
 def test_the_average_is_not_discounted():
-    assert Average(HALF).discount(Accepted(0, None, 1, 0.0, "")) == 1.0
+    assert Average(HALF, Layout.flat(8)).discount(Accepted(0, None, 1, 0.0, "")) == 1.0

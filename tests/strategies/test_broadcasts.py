@@ -7,8 +7,8 @@ from cases import for_each
 from fedcomp import Layout, codec, memory
 from fedcomp.clients.replica import NeedDense, Replica
 from fedcomp.messages import DENSE, FRAMES, OVERWRITE, UP_TO_DATE, Assignment, next_version
-from fedcomp.strategies import Broadcasts
-from fedcomp.strategies import broadcasts as module
+from fedcomp.server import broadcasts as module
+from fedcomp.server.broadcasts import Broadcasts
 
 NUMEL = 2000
 LAYOUT = Layout.from_shapes({"w": (40, 49), "b": (40,)})

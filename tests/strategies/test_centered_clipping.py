@@ -1,7 +1,5 @@
 """Centered clipping: byzfl's steps; the center lasts over rounds and outlives the process."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,7 @@ from robust_rules import KINDS, aggregated, clouds, oracle, rule
 
 from fedcomp.errors import SpecError
 
-MOVED, STAYED = SimpleNamespace(broadcast=object()), SimpleNamespace(broadcast=None)
+MOVED, STAYED = (1, b"a frame"), (1, None)  # the end of a round
 
 
 @for_each("kind", KINDS)
@@ -26,7 +24,7 @@ def test_its_rounds_are_those_of_byzfl(kind, m, liars, steps, radius):
         with np.errstate(divide="ignore"):
             expected = other(x.astype(np.float64))
         y = aggregated(made, x, round=round)
-        made.closed(MOVED)
+        made.on_round_end(*MOVED)
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -45,7 +43,7 @@ def test_without_a_radius_a_step_is_no_longer_than_an_honest_update(kind, m, lia
         before = np.zeros(80) if made.center is None else made.center.numpy().copy()
         x = clouds(kind, m, 80, liars, seed=round)
         y = aggregated(made, x, round=round)
-        made.closed(MOVED)
+        made.on_round_end(*MOVED)
         longest = np.linalg.norm(x[: m - liars] - before, axis=1).max()
         assert np.linalg.norm(y - before) <= longest * (1 + 1e-6)
 
@@ -55,20 +53,20 @@ def test_vectors_that_are_the_center_stay():
     x[4] = 7
     for round in (1, 2, 3):
         y = aggregated(made, x, round=round)
-        made.closed(MOVED)
+        made.on_round_end(*MOVED)
     np.testing.assert_allclose(y, 1, rtol=1e-6)
 
 
 def test_a_round_that_moved_nothing_leaves_the_center():
     made = rule("centered-clipping:1", 20)
     aggregated(made, clouds("honest", 5, 20, 0))
-    made.closed(STAYED)
+    made.on_round_end(*STAYED)
     assert made.center is None and made.take_changes() == ({}, {})
     y = aggregated(made, clouds("honest", 5, 20, 0))
-    made.closed(MOVED)
+    made.on_round_end(*MOVED)
     assert np.array_equal(made.center.numpy(), y)
     aggregated(made, clouds("honest", 5, 20, 0, seed=1))
-    made.closed(STAYED)
+    made.on_round_end(*STAYED)
     assert np.array_equal(made.center.numpy(), y)
 
 
@@ -76,7 +74,7 @@ def test_the_center_is_written_when_it_changed_and_read_back():
     made, again = rule("centered-clipping:1,radius=2", 20), rule("centered-clipping:1,radius=2", 20)
     x = clouds("honest", 5, 20, 0)
     aggregated(made, x)
-    made.closed(MOVED)
+    made.on_round_end(*MOVED)
     vectors, values = made.take_changes()
     assert set(vectors) == {"center"} and values == {} and made.take_changes() == ({}, {})
     again.restore({name: vector.clone() for name, vector in vectors.items()}.get, values.get)

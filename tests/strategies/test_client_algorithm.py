@@ -55,8 +55,8 @@ def test_a_phase_that_the_strategy_does_not_have_is_refused(phase):
 
 def test_a_refused_phase_changes_nothing():
     federation = Federation(Rules(participation=1.0, uplink="stc:density=10%"))
-    list(federation.strategy.rounds(federation.grid, [1]))
-    member, b = federation.members[0], federation.strategy.broadcasts
+    list(federation.loop.rounds(federation.grid, [1]))
+    member, b = federation.members[0], federation.loop.broadcasts
     before, pending = member.memory.state_dict()["residual"].clone(), member.memory.pending
     a = Assignment(
         2,
@@ -67,7 +67,7 @@ def test_a_refused_phase_changes_nothing():
         b.version,
         b.fingerprint,
         [],
-        federation.strategy.tickets[0],
+        federation.loop.tickets[0],
     )
     report = member.answer(a)
     assert (report.kind, report.stage) == (
@@ -114,7 +114,7 @@ def test_virtual_clients_answer_as_real_ones_whatever_each_is_told():
     """One is told another scale, one is told a phase that is not there and so misses the first, one is not asked again."""
     rules = Rules(participation=1.0, uplink="terngrad", memory="none", seed=3)
     federation = Federation(rules, strategy=SharedScale)
-    members, b = federation.members, federation.strategy.broadcasts
+    members, b = federation.members, federation.loop.broadcasts
     virtual = virtual_clients(
         federation, lambda: memory("none", codec("terngrad"), 42, federation.layout), 6
     )

@@ -12,8 +12,8 @@ from federation import Federation
 from fedcomp import codec
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
-from fedcomp.sim.grid import by_index
 from fedcomp.strategies import Asynchronous, Average, Rules, available_strategies
+from fedcomp.strategies.base import RoundUpdates
 from fedcomp.strategies.clipping import norm, share
 from fedcomp.strategies.gtopk import GTopK
 
@@ -44,27 +44,27 @@ def test_the_mean_is_that_of_clipped_updates_and_they_are_counted():
     start = federation.initial
     shout = federation.strategy.uplink.encode(torch.full((federation.layout.numel,), 1e4))
     federation.faults[2, 1] = lambda a, r: replace(r, frame=shout)
-    (outcome,) = federation.strategy.rounds(federation.grid, [1])
+    (outcome,) = federation.loop.rounds(federation.grid, [1])
     updates = torch.stack([a.update.dense() for a in outcome.accepted])
     lengths = updates.norm(dim=1, keepdim=True)
     clipped = updates * (DENSE.clip_update / lengths).clamp(max=1)
     torch.testing.assert_close(
-        federation.strategy.broadcasts.weights, start + clipped.mean(0), rtol=1e-4, atol=1e-6
+        federation.loop.broadcasts.weights, start + clipped.mean(0), rtol=1e-4, atol=1e-6
     )
     assert outcome.clipped == int((lengths > DENSE.clip_update).sum()) >= 1
-    assert (
-        float((federation.strategy.broadcasts.weights - start).norm()) <= DENSE.clip_update * 1.001
-    )
+    assert float((federation.loop.broadcasts.weights - start).norm()) <= DENSE.clip_update * 1.001
 
 
 def test_weights_by_examples_and_lateness_stay_beside_it():
     federation = Federation(replace(DENSE, weights="examples"), strategy=Asynchronous)
     answers = Federation(replace(DENSE, clip_update=0.0))
-    (outcome,) = answers.strategy.rounds(answers.grid, [1])
+    (outcome,) = answers.loop.rounds(answers.grid, [1])
     strategy, into = federation.strategy, torch.zeros(federation.layout.numel)
-    accepted = [replace(a, examples=i + 1) for i, a in enumerate(outcome.accepted)]
-    strategy._lateness = {0: 3}
-    strategy.aggregate({"train": accepted}, into)
+    accepted = [
+        replace(a, examples=i + 1, lateness=3 if a.client == 0 else 0)
+        for i, a in enumerate(outcome.accepted)
+    ]
+    strategy.aggregate(RoundUpdates(4, {"train": accepted}, torch.zeros_like(into)), into)
     weights = [a.examples * (0.5 if a.client == 0 else 1.0) for a in accepted]  # (1 + 3)^-0.5
     parts = [
         w * a.update.dense() * min(1.0, 0.05 / float(a.update.dense().norm()))
@@ -77,14 +77,13 @@ def test_weights_by_examples_and_lateness_stay_beside_it():
 
 def test_estimates_of_a_counterpart_are_clipped_as_a_whole():
     federation = Federation(replace(DENSE, uplink="topk:density=20%", memory="ef21"))
-    for _ in federation.strategy.rounds(federation.grid, range(1, 6)):
+    for _ in federation.loop.rounds(federation.grid, range(1, 6)):
         pass
-    before = federation.strategy.broadcasts.weights.clone()
-    (outcome,) = federation.strategy.rounds(federation.grid, [6])
+    before = federation.loop.broadcasts.weights.clone()
+    (outcome,) = federation.loop.rounds(federation.grid, [6])
     assert (
         outcome.clipped
-        and float((federation.strategy.broadcasts.weights - before).norm())
-        <= DENSE.clip_update * 1.001
+        and float((federation.loop.broadcasts.weights - before).norm()) <= DENSE.clip_update * 1.001
     )
 
 
@@ -94,9 +93,9 @@ def test_gtopk_clips_too_and_a_run_without_a_bound_counts_nothing():
         Federation(rules, strategy=GTopK),
         Federation(replace(rules, clip_update=0.0), strategy=GTopK),
     )
-    (outcome,) = federation.strategy.rounds(federation.grid, [1])
+    (outcome,) = federation.loop.rounds(federation.grid, [1])
     assert outcome.clipped == len(outcome.accepted)
-    assert next(free.strategy.rounds(free.grid, [1])).clipped == 0
+    assert next(free.loop.rounds(free.grid, [1])).clipped == 0
 
 
 @for_each("name", [name for name, cls in available_strategies().items() if not cls.clips])
@@ -107,4 +106,4 @@ def test_strategies_that_add_no_updates_one_by_one_refuse(name):
         ConfigError,
         match=f"strategy '{name}' adds no updates one by one, .* leave --clip-update out",
     ):
-        cls(DENSE, roster=by_index)
+        cls(DENSE, Layout.flat(8))

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from fedcomp import RunConfig
 from fedcomp.errors import ConfigError
+from fedcomp.layout import Layout
+from fedcomp.server.clock import Clock
 from fedcomp.server.results import strategy_of
 from fedcomp.sim import simulate
 from fedcomp.strategies import Average, Rules, resolved
-from fedcomp.strategies.clock import Clock
 from fedcomp.strategies.closing import DEADLINE, AllAnswered, Progress, QuorumOrDeadline, least
 from fedcomp.strategies.powersgd import PowerSGD
 from fedcomp.strategies.sketched_sgd import SketchedSGD
@@ -76,15 +77,15 @@ def test_without_a_deadline_nobody_is_too_late():
 )
 def test_a_quorum_closes_a_round_and_the_others_are_named(strategy, rules):
     federation = Federation(replace(rules, quorum=0.5), at_once=1, strategy=strategy)
-    before = federation.strategy.broadcasts.version
-    for outcome in federation.strategy.rounds(federation.grid, range(1, 6)):
+    before = federation.loop.broadcasts.version
+    for outcome in federation.loop.rounds(federation.grid, range(1, 6)):
         assert {a.client for a in outcome.accepted}.isdisjoint(r.client for r in outcome.rejections)
         assert len(outcome.accepted) + len(outcome.rejections) == len(outcome.cohort) == 6
         assert len(outcome.accepted) == (
             2 if len(list(federation.strategy.phases(1))) > 1 else 3
         )  # of 6, and of the 3 asked again
         assert all(r.stage == "quorum" and "(--quorum 0.5)" in r.reason for r in outcome.rejections)
-        assert outcome.broadcast is not None and federation.strategy.broadcasts.version != before
+        assert outcome.broadcast is not None and federation.loop.broadcasts.version != before
 
 
 def late(federation):
@@ -123,20 +124,18 @@ def test_what_came_late_goes_back_into_its_senders_residual(quorum):
     federation = Federation(
         replace(ALL, quorum=quorum, timeout_s=1.0 if quorum == 1 else None), at_once=6
     )
-    federation.strategy.clock = Resting()
+    federation.loop.clock = Resting()
     late(federation)
     inputs, accepted = torch.zeros(2, federation.layout.numel)
     own = federation.members[0]
     sum_updates(own, inputs)
-    outcomes = list(federation.strategy.rounds(federation.grid, range(1, 7)))
+    outcomes = list(federation.loop.rounds(federation.grid, range(1, 7)))
     assert [[r.client for r in o.rejections] for o in outcomes] == [[0], [], [0], [], [0], []]
     for outcome in outcomes:
         for answer in outcome.accepted:
             if answer.client == 0:
                 answer.update.add_to(accepted)
-    own.memory.commit() if own.ticket == federation.strategy.tickets.get(
-        0
-    ) else own.memory.rollback()
+    own.memory.commit() if own.ticket == federation.loop.tickets.get(0) else own.memory.rollback()
     torch.testing.assert_close(
         accepted + own.memory.state_dict()["residual"], inputs, rtol=1e-4, atol=1e-5
     )
@@ -144,18 +143,16 @@ def test_what_came_late_goes_back_into_its_senders_residual(quorum):
 
 def test_a_deadline_that_passes_with_nobody_leaves_the_model_and_says_why():
     federation = Federation(replace(ALL, timeout_s=0.01))
-    federation.strategy.clock = Resting()
+    federation.loop.clock = Resting()
     federation.grid.pull_messages, pull = lambda ids: [], federation.grid.pull_messages
-    first = next(federation.strategy.rounds(federation.grid, [1]))
+    first = next(federation.loop.rounds(federation.grid, [1]))
     assert first.broadcast is None and not first.accepted and first.train_loss is None
     assert [(r.client, r.stage, r.reason) for r in first.rejections] == [
         (client, DEADLINE, "no reply within 0.01 s (--deadline)") for client in range(6)
     ]
-    federation.grid.pull_messages, federation.strategy.rules = pull, ALL
-    second = next(federation.strategy.rounds(federation.grid, [2]))
-    assert (
-        len(second.accepted) == 6 and second.broadcast.base == federation.strategy.broadcasts.first
-    )
+    federation.grid.pull_messages, federation.loop.rules = pull, ALL
+    second = next(federation.loop.rounds(federation.grid, [2]))
+    assert len(second.accepted) == 6 and second.broadcast.base == federation.loop.broadcasts.first
 
 
 @pytest.mark.parametrize("options", [{"deadline": 5.0}, {"quorum": 0.5}])
@@ -169,10 +166,11 @@ def test_a_simulation_has_no_clock_and_says_so(tmp_path, options):
 
 
 def test_a_strategy_that_waits_for_nobody_has_no_quorum():
-    config = resolved(RunConfig(strategy="asynchronous", quorum=0.5))
+    config, layout = resolved(RunConfig(strategy="asynchronous", quorum=0.5)), Layout.flat(8)
     with pytest.raises(
         ConfigError, match="leave --quorum out, or give --strategy asynchronous:wait=0.5"
     ):
-        strategy_of(config)
-    assert strategy_of(resolved(RunConfig(deadline=7.0, quorum=0.5))).rules.timeout_s == 7.0
-    assert strategy_of(resolved(RunConfig())).rules.timeout_s is None
+        strategy_of(config, layout)
+    late = resolved(RunConfig(deadline=7.0, quorum=0.5))
+    assert strategy_of(late, layout).rules.timeout_s == 7.0
+    assert strategy_of(resolved(RunConfig()), layout).rules.timeout_s is None

@@ -23,7 +23,8 @@ from fedcomp.errors import ConfigError
 from fedcomp.memories import Memory
 from fedcomp.memories.laq import NUMBER, THRESHOLD
 from fedcomp.messages import FAILED, UPDATE, Assignment, Report, failure, ticket
-from fedcomp.strategies import Average, Rules, exchange
+from fedcomp.server import exchange
+from fedcomp.strategies import Average, Rules
 
 CLIENTS = 6
 HALF = Rules(participation=0.5, downlink="stc:density=10%", seed=3)
@@ -70,27 +71,25 @@ class Paired(Federation):
         if report.kind == UPDATE:
             row = self.strategy.counterpart.row(report.client) if report.after else None
             assert same_bits(dense(self.memory(report.client).shift, self), dense(row, self))
-            assert report.after in ("", self.strategy.tickets.get(report.client, ""))
+            assert report.after in ("", self.loop.tickets.get(report.client, ""))
             self.answers += 1
-            if not report.after and report.client in self.strategy.tickets:
+            if not report.after and report.client in self.loop.tickets:
                 self.began.append((report.client, report.round))
 
     def run(self, first: int, last: int) -> list:
-        return list(self.strategy.rounds(self.grid, range(first, last + 1)))
+        return list(self.loop.rounds(self.grid, range(first, last + 1)))
 
     def settled(self, client: int) -> Tensor:
         """What a client's vector will be when it has heard of its last answer."""
         own = copy.deepcopy(self.memory(client))
         if own.pending is not None:
-            own.commit() if self.ticket(client) == self.strategy.tickets.get(
-                client
-            ) else own.rollback()
+            own.commit() if self.ticket(client) == self.loop.tickets.get(client) else own.rollback()
         return dense(own.shift, self)
 
     def in_step(self) -> bool:
         return all(
             same_bits(self.settled(c), dense(self.strategy.counterpart.row(c), self))
-            for c in self.strategy.tickets
+            for c in self.loop.tickets
         )
 
 
@@ -196,7 +195,7 @@ def test_where_nothing_is_lost_both_sides_hold_the_same(kind, name, uplink):
     assert federation.answers == 21 and not federation.began
     assert all(
         bool(federation.strategy.counterpart.row(client).any())
-        for client in federation.strategy.tickets
+        for client in federation.loop.tickets
     )
 
 
@@ -208,7 +207,7 @@ def test_virtual_clients_and_real_ones_make_the_same_model(name, uplink):
         assert [a.frame for a in mine.accepted] == [
             a.frame for a in other.accepted
         ] and mine.traffic == other.traffic
-    assert same_bits(real.strategy.broadcasts.weights, virtual.strategy.broadcasts.weights)
+    assert same_bits(real.loop.broadcasts.weights, virtual.loop.broadcasts.weights)
 
 
 FAULTS = [lose, damage, another_version, another_base, another_ticket]
@@ -277,12 +276,12 @@ def test_updates_whose_sum_is_not_finite_leave_both_sides_where_they_were(kind, 
 
     federation.faults = {(client, 4): huge for client in range(CLIENTS)}
     tickets, rows = (
-        dict(federation.strategy.tickets),
+        dict(federation.loop.tickets),
         copy.deepcopy(federation.strategy.counterpart.rows),
     )
     (outcome,) = federation.run(4, 4)
     assert {r.stage for r in outcome.rejections} == {"aggregate"} and len(outcome.rejections) == 3
-    assert federation.strategy.tickets == tickets
+    assert federation.loop.tickets == tickets
     assert all(
         same_bits(row, federation.strategy.counterpart.row(client)) for client, row in rows.items()
     )
@@ -308,8 +307,7 @@ def test_a_reply_twice_is_taken_once(kind, name, uplink):
     again.grid.pull_messages = lambda ids: [reply for reply in pull(ids) for _ in range(2)]
     once.run(1, 4), again.run(1, 4)
     assert (
-        same_bits(once.strategy.broadcasts.weights, again.strategy.broadcasts.weights)
-        and again.in_step()
+        same_bits(once.loop.broadcasts.weights, again.loop.broadcasts.weights) and again.in_step()
     )
 
 
@@ -319,9 +317,9 @@ def test_a_server_that_goes_back_before_the_news_was_heard_needs_nobody_to_begin
 ):
     federation = made(kind, name, uplink)
     federation.run(1, 5)
-    kept = copy.deepcopy(federation.strategy)
+    kept = copy.deepcopy(federation.loop)
     federation.run(6, 6)
-    federation.strategy = kept
+    federation.loop = kept
     for round in range(7, 10):
         (outcome,) = federation.run(round, round)
         assert len(outcome.accepted) == 3 and federation.in_step()
@@ -333,7 +331,7 @@ def test_a_server_that_goes_back_further_begins_anew_with_those_who_went_on(kind
     federation = made(kind, name, uplink, participation=1.0)
     federation.faults = {(0, round): lose for round in (6, 7, 8)}  # client 0 did not go on
     federation.run(1, 5)
-    kept = copy.deepcopy(federation.strategy)
+    kept = copy.deepcopy(federation.loop)
     before = {client: federation.settled(client) for client in range(CLIENTS)}
     federation.run(6, 8)
     ahead = {
@@ -341,7 +339,7 @@ def test_a_server_that_goes_back_further_begins_anew_with_those_who_went_on(kind
         for client in range(CLIENTS)
         if not same_bits(before[client], federation.settled(client))
     }
-    federation.strategy = kept
+    federation.loop = kept
     (outcome,) = federation.run(9, 9)
     begun = {client for client, round in federation.began if round == 9}
     assert len(outcome.accepted) == CLIENTS
@@ -387,18 +385,18 @@ def test_any_mixture_of_mishaps_leaves_both_sides_in_step(kind, name, uplink):
     federation.faults = {at: [keep, keep, keep, *FAULTS][drawn.integers(8)] for at in EVERYBODY}
     federation.deaf = {at for at in EVERYBODY if drawn.random() < 0.1}
     federation.twice = {at for at in EVERYBODY if drawn.random() < 0.1}
-    kept = copy.deepcopy(federation.strategy)
+    kept = copy.deepcopy(federation.loop)
     for round in range(1, 21):
         federation.run(round, round)
         mishap = drawn.random()
         if mishap < 0.1:
             federation.lose_disk(int(drawn.integers(CLIENTS)))
         elif mishap < 0.2:
-            federation.strategy = copy.deepcopy(kept)
+            federation.loop = copy.deepcopy(kept)
         elif mishap < 0.4:
-            kept = copy.deepcopy(federation.strategy)
+            kept = copy.deepcopy(federation.loop)
     assert federation.answers > 20
-    assert bool(federation.strategy.broadcasts.weights.isfinite().all())
+    assert bool(federation.loop.broadcasts.weights.isfinite().all())
 
 
 # What the strategy makes of it.
@@ -406,11 +404,11 @@ def test_any_mixture_of_mishaps_leaves_both_sides_in_step(kind, name, uplink):
 
 def test_a_client_without_a_counterpart_goes_on_with_what_it_has():
     federation = Federation(replace(HALF, participation=1.0))
-    list(federation.strategy.rounds(federation.grid, range(1, 3)))
-    kept = copy.deepcopy(federation.strategy)
-    list(federation.strategy.rounds(federation.grid, range(3, 5)))
-    federation.strategy = kept
-    (outcome,) = federation.strategy.rounds(federation.grid, [5])
+    list(federation.loop.rounds(federation.grid, range(1, 3)))
+    kept = copy.deepcopy(federation.loop)
+    list(federation.loop.rounds(federation.grid, range(3, 5)))
+    federation.loop = kept
+    (outcome,) = federation.loop.rounds(federation.grid, [5])
     assert len(outcome.accepted) == CLIENTS and not any(a.fresh for a in outcome.accepted)
 
 
@@ -418,12 +416,12 @@ def test_a_client_without_a_counterpart_goes_on_with_what_it_has():
 def test_absent_clients_count_with_their_shifts(name):
     federation = made(Real, name, "identity", downlink="identity")
     federation.run(1, 6)
-    before = federation.strategy.broadcasts.weights.clone()
+    before = federation.loop.broadcasts.weights.clone()
     federation.run(7, 7)
-    rows = [federation.strategy.counterpart.row(client) for client in federation.strategy.tickets]
+    rows = [federation.strategy.counterpart.row(client) for client in federation.loop.tickets]
     assert len(rows) > 3
     torch.testing.assert_close(
-        federation.strategy.broadcasts.weights - before, torch.stack(rows).mean(0)
+        federation.loop.broadcasts.weights - before, torch.stack(rows).mean(0)
     )
 
 
@@ -432,14 +430,14 @@ def test_diana_adds_the_differences_of_the_cohort_to_the_mean_shift_of_all_clien
     federation.run(1, 2)
     counterpart, before = (
         federation.strategy.counterpart,
-        federation.strategy.broadcasts.weights.clone(),
+        federation.loop.broadcasts.weights.clone(),
     )
     shifts = torch.stack([counterpart.row(client).clone() for client in counterpart.members])
     assert 3 < len(shifts) <= CLIENTS
     (outcome,) = federation.run(3, 3)
     differences = torch.stack([a.update.dense() for a in outcome.accepted])
     torch.testing.assert_close(
-        federation.strategy.broadcasts.weights - before,
+        federation.loop.broadcasts.weights - before,
         shifts.sum(0) / CLIENTS + differences.mean(0),
     )
 
@@ -449,14 +447,14 @@ def test_stale_terms_weigh_by_the_examples_of_their_clients():
     for client, member in enumerate(federation.members):
         member.shard = member.shard[: 10 + 5 * client]
     federation.run(1, 6)
-    before = federation.strategy.broadcasts.weights.clone()
+    before = federation.loop.broadcasts.weights.clone()
     federation.run(7, 7)
-    taken = sorted(federation.strategy.tickets)
+    taken = sorted(federation.loop.tickets)
     weights = torch.tensor([10.0 + 5 * client for client in taken])
     rows = torch.stack([federation.strategy.counterpart.row(client) for client in taken])
     assert len(taken) > 3
     torch.testing.assert_close(
-        federation.strategy.broadcasts.weights - before,
+        federation.loop.broadcasts.weights - before,
         (weights[:, None] * rows).sum(0) / weights.sum(),
     )
 
@@ -468,9 +466,9 @@ def test_with_a_codec_that_loses_nothing_all_of_them_are_the_plain_mean(name):
     plain = Federation(
         replace(HALF, uplink="identity", participation=1.0, memory="none"), clients=CLIENTS
     )
-    paired.run(1, 5), list(plain.strategy.rounds(plain.grid, range(1, 6)))
+    paired.run(1, 5), list(plain.loop.rounds(plain.grid, range(1, 6)))
     torch.testing.assert_close(
-        paired.strategy.broadcasts.weights, plain.strategy.broadcasts.weights, rtol=1e-4, atol=1e-6
+        paired.loop.broadcasts.weights, plain.loop.broadcasts.weights, rtol=1e-4, atol=1e-6
     )
 
 
@@ -479,13 +477,13 @@ def test_a_skipped_round_sends_no_byte_and_its_stale_term_counts(kind):
     federation = made(kind, "laq:weight=1000", "identity", downlink="identity", participation=1.0)
     federation.run(1, 1)
     rows = copy.deepcopy(federation.strategy.counterpart.rows)
-    before = federation.strategy.broadcasts.weights.clone()
+    before = federation.loop.broadcasts.weights.clone()
     (outcome,) = federation.run(2, 2)
     assert [a.update for a in outcome.accepted] == [
         None
     ] * CLIENTS and outcome.traffic.uplink == dict.fromkeys(range(CLIENTS), 0)
     torch.testing.assert_close(
-        federation.strategy.broadcasts.weights - before,
+        federation.loop.broadcasts.weights - before,
         torch.stack([rows[c] for c in range(CLIENTS)]).mean(0),
     )
     assert all(
@@ -504,8 +502,8 @@ def test_how_far_the_model_moved_is_announced_and_counted():
     )
     moved = [0.0, 0.0]
     for round in range(1, 6):
-        before = federation.strategy.broadcasts.weights.clone()
-        newest = federation.strategy.broadcasts.newest_bytes
+        before = federation.loop.broadcasts.weights.clone()
+        newest = federation.loop.broadcasts.newest_bytes
         federation.told.clear()
         (outcome,) = federation.run(round, round)
         (announced,) = {tuple(a.announced) for a in federation.told}
@@ -515,7 +513,7 @@ def test_how_far_the_model_moved_is_announced_and_counted():
         assert outcome.traffic.downlink == dict.fromkeys(
             range(CLIENTS), newest + len(b"".join(announced))
         )
-        moved.append(float((federation.strategy.broadcasts.weights - before).square().sum()))
+        moved.append(float((federation.loop.broadcasts.weights - before).square().sum()))
 
 
 def test_a_round_that_accepts_nobody_leaves_the_model_alone():

@@ -14,9 +14,9 @@ from fedcomp.strategies import Average, Rules, resolved, strategy
 def test_an_update_that_is_compressed_already_is_broadcast_without_loss(name, given):
     c = resolved(RunConfig(strategy=name, **given))
     rules = Rules(1.0, c.uplink, c.downlink, c.downlink_memory, memory=c.memory)
-    f = Federation(rules, strategy=lambda rules, **told: strategy(name, rules, **told))
-    sizes = [len(o.broadcast.frame) for o in f.strategy.rounds(f.grid, range(1, 4))]
-    assert not f.strategy.broadcasts.memory.residual.any()
+    f = Federation(rules, strategy=lambda *args: strategy(name, *args))
+    sizes = [len(o.broadcast.frame) for o in f.loop.rounds(f.grid, range(1, 4))]
+    assert not f.loop.broadcasts.memory.residual.any()
     if name == "gtopk":
         assert max(sizes) <= 10 + 5 * 4  # of 42 coordinates four, a value and a position each
     given = RunConfig(strategy=name, downlink="stc:density=1%")
@@ -44,7 +44,5 @@ def test_dgc_sends_the_largest_coordinates_with_their_values():
 def test_a_run_warns_of_a_codec_whose_error_dgc_would_lose(uplink, loses):
     heard = []
     f = Federation(Rules(uplink=uplink, memory="dgc"))
-    fresh = Average(f.strategy.rules)
-    fresh.warn = heard.append
-    fresh.begin(f.initial, f.layout)
+    Average(f.strategy.rules, f.layout, warn=heard.append)
     assert ["lost for good; use --uplink topk" in sentence for sentence in heard] == [True] * loses

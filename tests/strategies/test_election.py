@@ -12,6 +12,7 @@ from federation import Federation
 from fedcomp import UserError, codec, memory, seeds
 from fedcomp.codecs import Context
 from fedcomp.errors import ConfigError, FrameError
+from fedcomp.layout import Layout
 from fedcomp.messages import TRAIN, UPDATE, Assignment
 from fedcomp.strategies import RoundStrategy, Rules, strategy
 from fedcomp.strategies.base import Phase
@@ -33,18 +34,12 @@ RULES = Rules(
 
 
 def made(text: str, clients: int, rules: Rules = RULES) -> RoundStrategy:
-    found = strategy(text, rules)
-    found.check_cohort(clients)
-    return found
+    return strategy(text, replace(rules, clients=clients), Layout.flat(8))
 
 
 def federation(text: str, clients: int = 5, **changes) -> Federation:
-    def election(rules: Rules, **told) -> RoundStrategy:
-        found = strategy(text, rules, **told)
-        found.check_cohort(clients)
-        return found
-
-    return Federation(replace(RULES, **changes), clients=clients, strategy=election)
+    rules = replace(RULES, clients=clients, **changes)
+    return Federation(rules, clients=clients, strategy=lambda *args: strategy(text, *args))
 
 
 # The rule.
@@ -91,7 +86,7 @@ def test_absent_voters_and_frames_that_are_none_count_by_the_rule(options, bad, 
         )
     said = []
     f.strategy.warn = said.append
-    (outcome,), (whole,) = f.strategy.rounds(f.grid, [1]), honest.strategy.rounds(honest.grid, [1])
+    (outcome,), (whole,) = f.loop.rounds(f.grid, [1]), honest.loop.rounds(honest.grid, [1])
     assert (outcome.broadcast is not None) == closes == (len(outcome.accepted) > 0)
     assert len(outcome.accepted) + len(outcome.rejections) == 5
     if closes:
@@ -101,7 +96,7 @@ def test_absent_voters_and_frames_that_are_none_count_by_the_rule(options, bad, 
         assert {r.stage for r in outcome.rejections if r.client >= bad + lost} == {
             "aggregate"
         } and len(said) == 1
-        assert torch.equal(f.strategy.broadcasts.weights, f.initial)
+        assert torch.equal(f.loop.broadcasts.weights, f.initial)
 
 
 def test_a_failed_round_is_skipped_and_the_next_one_goes_on():
@@ -109,7 +104,7 @@ def test_a_failed_round_is_skipped_and_the_next_one_goes_on():
     f.faults[(2, 2)] = lambda a, r: replace(
         r, kind="failed", frame=b"", stage="train", reason="no memory left"
     )
-    outcomes = list(f.strategy.rounds(f.grid, range(1, 5)))
+    outcomes = list(f.loop.rounds(f.grid, range(1, 5)))
     assert [outcome.broadcast is not None for outcome in outcomes] == [True, False, True, True]
     assert "1 are absent and 0 proven to lie" in outcomes[1].rejections[0].reason
     assert outcomes[1].suspicion.keys() == outcomes[0].suspicion.keys()
@@ -123,7 +118,7 @@ def test_a_round_in_which_nobody_votes_is_told():
         )
     said = []
     f.strategy.warn = said.append
-    first, second = f.strategy.rounds(f.grid, [1, 2])
+    first, second = f.loop.rounds(f.grid, [1, 2])
     assert (
         first.broadcast is None
         and second.broadcast is not None
@@ -133,9 +128,9 @@ def test_a_round_in_which_nobody_votes_is_told():
 
 def test_a_quorum_does_not_close_a_round_that_liars_could_have_filled():
     one = made("election:byzantine=2,liars=1", 9, replace(RULES, quorum=0.3))
-    one.layout, said = None, []
-    one.known, one.said, one.warn = set(), set(), said.append
-    assert len(one.choose(range(9), 1)) == 9
+    said = []
+    one.warn = said.append
+    assert len(one.choose(range(9), 1, "")) == 9
     (phase,) = one.phases(1)
     assert said == [
         "--quorum 0.3 is 3 of 9 answers, and a vote with liars=1 waits for 7, so that fast Byzantine clients do not fill it"
@@ -158,7 +153,7 @@ def begun(text: str, clients: int, **changes) -> RoundStrategy:
 def test_each_client_is_told_the_row_of_its_seat_and_the_matrix_says_so():
     one = begun("election:byzantine=2", 9)
     for round in (1, 2):
-        cohort = one.choose(range(9), round)
+        cohort = one.choose(range(9), round, "")
         rows = rows_of(one, cohort)
         assert sorted(row.seat for row in rows.values()) == list(range(9))
         assert all(row.client == client for client, row in rows.items())
@@ -172,7 +167,7 @@ def test_each_client_is_told_the_row_of_its_seat_and_the_matrix_says_so():
 
 def test_more_clients_than_seats_share_them_and_the_partitions():
     one = begun("election:byzantine=1,seats=5,liars=2", 13)
-    cohort = one.choose(range(13), 1)
+    cohort = one.choose(range(13), 1, "")
     rows = rows_of(one, cohort)
     by_seat: dict[int, set] = {}
     for row in rows.values():
@@ -196,8 +191,8 @@ def test_a_code_has_as_many_seats_as_the_cohort_has_clients_up_to_15():
 @for_each("form", ["data", "ballots"])
 def test_seats_without_clients_count_as_absent_ones(form):
     one = begun(f"election:byzantine=2,liars=1,form={form}", 9)
-    assert one.fewest == 7 and one.choose(range(9), 1) == list(range(9))
-    cohort = one.choose([0, 1, 2, 4, 5, 7, 8], 2)
+    assert one.fewest == 7 and one.choose(range(9), 1, "") == list(range(9))
+    cohort = one.choose([0, 1, 2, 4, 5, 7, 8], 2, "")
     assert cohort == [0, 1, 2, 4, 5, 7, 8] and len(one.allocation) == 7
     rows = rows_of(one, cohort, TALLY)
     if form == "data":
@@ -207,7 +202,7 @@ def test_seats_without_clients_count_as_absent_ones(form):
     said = []
     one.warn = said.append
     assert (
-        one.choose([0, 1, 2, 4, 5, 7], 3) == one.choose([1], 4) == []
+        one.choose([0, 1, 2, 4, 5, 7], 3, "") == one.choose([1], 4, "") == []
         and len(said) == 1
         and "left out" in said[0]
     )
@@ -218,9 +213,9 @@ def test_a_round_is_left_out_while_too_few_can_be_reached(options):
     f = federation(f"election:byzantine=2,{options}")
     said = []
     f.strategy.warn, f.clients = said.append, 3
-    (first,) = f.strategy.rounds(f.grid, [1])
+    (first,) = f.loop.rounds(f.grid, [1])
     f.clients = 5
-    (second,) = f.strategy.rounds(f.grid, [2])
+    (second,) = f.loop.rounds(f.grid, [2])
     assert (
         (first.cohort, first.broadcast) == ([], None) and "left out" in said[0] and len(said) == 1
     )
@@ -229,7 +224,7 @@ def test_a_round_is_left_out_while_too_few_can_be_reached(options):
 
 def test_a_round_is_filled_from_clients_beyond_the_share_that_takes_part():
     one = begun("election:byzantine=1,seats=9", 18, participation=0.5)
-    assert len(one.choose(range(18), 1)) == 9 and len(one.choose(range(16), 1)) == 9
+    assert len(one.choose(range(18), 1, "")) == 9 and len(one.choose(range(16), 1, "")) == 9
 
 
 def test_ballots_are_passed_to_those_who_count_them_alone():
@@ -243,7 +238,7 @@ def test_ballots_are_passed_to_those_who_count_them_alone():
         return handle(assignments)
 
     f.handle = listen
-    (outcome,) = f.strategy.rounds(f.grid, [1])
+    (outcome,) = f.loop.rounds(f.grid, [1])
     assert outcome.broadcast is not None
     for client in range(5):
         row = f.strategy.row(client)
@@ -264,7 +259,7 @@ def test_ballots_are_passed_to_those_who_count_them_alone():
 def test_an_empty_ballot_is_a_missing_one_and_turns_its_sender_down():
     f = federation("election:byzantine=2,form=ballots")
     f.faults[(1, 1)] = lambda a, r: replace(r, frame=b"", ticket="") if a.phase == BALLOTS else r
-    (outcome,) = f.strategy.rounds(f.grid, [1])
+    (outcome,) = f.loop.rounds(f.grid, [1])
     assert len(outcome.accepted) == 4 and outcome.broadcast is not None
     assert [(r.client, "empty" in r.reason) for r in outcome.rejections] == [(1, True)]
 
@@ -341,7 +336,7 @@ def test_even_cohorts_of_a_vote_are_advised_against():
 
 
 def asked(f: Federation, client: int, row: Row, **changes) -> Assignment:
-    b = f.strategy.broadcasts
+    b = f.loop.broadcasts
     a = Assignment(
         1,
         TRAIN,

@@ -12,9 +12,12 @@ from federation import Federation, watch_updates
 from fedcomp import codec
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.kernels import count_sketch
+from fedcomp.layout import Layout
 from fedcomp.messages import Assignment
+from fedcomp.sim.grid import by_index
 from fedcomp.strategies import Rules, strategy
 from fedcomp.strategies.fetchsgd import ERROR, MOMENTUM, FetchSGD
+from fedcomp.transports.flower import FlowerStrategy
 
 RULES = Rules(
     participation=1.0,
@@ -49,11 +52,11 @@ class Recorded(Federation):
         return reports
 
     def run(self, rounds: int, first: int = 1) -> list:
-        return list(self.strategy.rounds(self.grid, range(first, first + rounds)))
+        return list(self.loop.rounds(self.grid, range(first, first + rounds)))
 
     @property
     def moved(self) -> np.ndarray:
-        return (self.strategy.broadcasts.weights.double() - self.initial.double()).numpy()
+        return (self.loop.broadcasts.weights.double() - self.initial.double()).numpy()
 
     @property
     def state(self) -> tuple[bytes, bytes]:
@@ -149,7 +152,7 @@ def test_momentum_forgets_where_the_model_was_moved():
     federation.run(3)
     last = np.flatnonzero(
         federation.strategy.downlink.decode(
-            federation.strategy.broadcasts.cache[-1].frame, numel=42
+            federation.loop.broadcasts.cache[-1].frame, numel=42
         ).numpy()
     )
     found = count_sketch.estimates(federation.strategy.momentum, federation.strategy.seed, 0, 42)
@@ -213,12 +216,10 @@ def test_a_round_without_an_answer_moves_nothing(error):
         for client in range(6)
     }
     federation.run(1)
-    weights, state = federation.strategy.broadcasts.weights.clone(), federation.state
+    weights, state = federation.loop.broadcasts.weights.clone(), federation.state
     (outcome,) = federation.run(1, 2)
     assert outcome.broadcast is None and len(outcome.rejections) == 6
-    assert (
-        torch.equal(federation.strategy.broadcasts.weights, weights) and federation.state == state
-    )
+    assert torch.equal(federation.loop.broadcasts.weights, weights) and federation.state == state
     (outcome,) = federation.run(1, 3)
     assert outcome.broadcast is not None and federation.state != state
 
@@ -301,7 +302,7 @@ def test_sums_at_the_end_of_float32_leave_a_finite_model(error, size):
     assert outcomes[0].broadcast is not None and any(
         outcome.broadcast is None for outcome in outcomes
     )
-    assert federation.strategy.broadcasts.weights.isfinite().all()
+    assert federation.loop.broadcasts.weights.isfinite().all()
     assert all(np.isfinite(np.frombuffer(data, "<f4")).all() for data in federation.state)
 
 
@@ -379,7 +380,7 @@ def test_what_is_restored_is_what_was_kept():
 )
 def test_rules_that_do_not_suit_are_refused(spec, rules, sentence):
     with pytest.raises(ConfigError) as caught:
-        strategy(spec, replace(RULES, **rules))
+        strategy(spec, replace(RULES, **rules), Layout.flat(42))
     assert sentence in str(caught.value)
 
 
@@ -396,19 +397,20 @@ def test_rules_that_do_not_suit_are_refused(spec, rules, sentence):
 )
 def test_options_out_of_range_are_refused(spec):
     with pytest.raises(SpecError):
-        strategy(spec, RULES)
+        strategy(spec, RULES, Layout.flat(42))
 
 
 def test_a_share_that_both_name_is_fine():
-    made = strategy("fetchsgd:density=5%,momentum=0", replace(RULES, uplink="sketch:density=5%"))
+    rules = replace(RULES, uplink="sketch:density=5%")
+    made = strategy("fetchsgd:density=5%,momentum=0", rules, Layout.flat(42))
     assert (made.options.density, made.options.momentum, made.uplink.density) == (0.05, 0, 0.05)
 
 
 def test_flowers_own_entry_and_its_hooks_run_it():
     federation, other = Recorded(), Recorded()
-    federation.strategy.start(federation.grid, federation.strategy.arrays(), num_rounds=2)
+    text = "fetchsgd:density=0.1,momentum=0.5,error=subtract"
+    adapter = FlowerStrategy(text, RULES, roster=by_index)
+    adapter.start(federation.grid, federation.arrays(), num_rounds=2)
     other.run(2)
-    assert (
-        torch.equal(federation.strategy.broadcasts.weights, other.strategy.broadcasts.weights)
-        and other.moved.any()
-    )
+    assert torch.equal(adapter.loop.broadcasts.weights, other.loop.broadcasts.weights)
+    assert other.moved.any()

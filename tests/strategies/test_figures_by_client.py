@@ -7,9 +7,9 @@ from federation import Federation
 from test_asynchronous import HALF, Slow, run, told, virtual
 from test_broadcasts import advance, broadcasts
 
-from fedcomp.strategies import broadcasts as made
-from fedcomp.strategies import clock as clocks
-from fedcomp.strategies import exchange
+from fedcomp.server import broadcasts as made
+from fedcomp.server import clock as clocks
+from fedcomp.server import exchange
 
 
 class Clock:
@@ -56,9 +56,9 @@ def test_who_needs_the_model_first_takes_for_both_answers_and_how_far_behind_it_
     run(federation, 2)
     federation.members[0].replica.version = "lost"
     (outcome,) = run(federation, 1, 3)
-    assert [a.client for a in outcome.accepted] == [0, 1] and federation.strategy.versions[
+    assert [a.client for a in outcome.accepted] == [0, 1] and federation.loop.versions[
         0
-    ] == federation.strategy.versions[1]
+    ] == federation.loop.versions[1]
     assert outcome.traffic.behind == {0: None, 1: 1}
     assert outcome.traffic.seconds == {
         0: 1.0 + 2.0,
@@ -68,7 +68,7 @@ def test_who_needs_the_model_first_takes_for_both_answers_and_how_far_behind_it_
 
 def test_a_client_is_behind_by_the_versions_that_it_has_missed():
     federation = Federation(HALF, clients=10)
-    versions, seen = [federation.strategy.broadcasts.first], set()
+    versions, seen = [federation.loop.broadcasts.first], set()
     for round in range(1, 13):
         held = [member.replica.version for member in federation.members]
         (outcome,) = run(federation, 1, round)
@@ -77,7 +77,7 @@ def test_a_client_is_behind_by_the_versions_that_it_has_missed():
         }
         assert outcome.traffic.behind == expected
         seen |= set(expected.values())
-        versions.append(federation.strategy.broadcasts.version)
+        versions.append(federation.loop.broadcasts.version)
     assert {0, 1, 2, 3} <= seen
 
 
@@ -108,7 +108,7 @@ def test_what_comes_in_a_later_round_is_that_late():
     federation = virtual(wait=0.4)
     late = set()
     for round in range(1, 10):
-        began = dict(federation.strategy.began)
+        began = dict(federation.loop.began)
         (outcome,) = run(federation, 1, round)
         expected = {client: round - began[client] for client in outcome.cohort if client in began}
         assert outcome.traffic.lateness == expected
@@ -126,4 +126,4 @@ def test_where_time_is_real_an_answer_that_waits_its_turn_keeps_its_seconds(monk
     for outcome in run(federation, 6):
         assert outcome.traffic.seconds.keys() == set(outcome.cohort)
         assert all(seconds >= 0 for seconds in outcome.traffic.seconds.values())
-    assert federation.strategy._seconds.keys() <= federation.strategy.began.keys()
+    assert federation.loop._seconds.keys() <= federation.loop.began.keys()

@@ -9,19 +9,21 @@ import pytest
 import torch
 from cases import for_each
 from federation import Federation, sum_updates
-from flwr.app import ArrayRecord
 from safetensors.torch import load_file
 from small_runs import StopsAfter, assert_the_same_when_stopped
 
 from fedcomp import RunConfig, UserError
 from fedcomp.config import read_run
 from fedcomp.errors import ConfigError
+from fedcomp.layout import Layout
 from fedcomp.memories.lowrank import LEFT, RIGHT
 from fedcomp.messages import DENSE
 from fedcomp.sim import simulate
+from fedcomp.sim.grid import by_index
 from fedcomp.strategies import Rules, strategy
 from fedcomp.strategies.powersgd import PowerSGD
 from fedcomp.tasks.partition import partition
+from fedcomp.transports.flower import FlowerStrategy
 
 TINY = RunConfig(
     task=f"{Path(__file__).parents[1] / 'tiny_task.py'}:task",
@@ -65,7 +67,7 @@ class Recorded(Federation):
         ]
 
     def run(self, rounds: int, first: int = 1) -> list:
-        return list(self.strategy.rounds(self.grid, range(first, first + rounds)))
+        return list(self.loop.rounds(self.grid, range(first, first + rounds)))
 
     def own_part(self, answer) -> torch.Tensor:
         return self.strategy.split.update(self.strategy.basis, answer.update.values).dense()
@@ -80,7 +82,7 @@ def test_a_round_is_a_step_of_power_iteration_on_the_mean():
     (outcome,) = federation.run(1)
     mean = federation.layout.views(torch.stack(federation.inputs).double().mean(0))
     moved = federation.layout.views(
-        federation.strategy.broadcasts.weights.double() - federation.initial.double()
+        federation.loop.broadcasts.weights.double() - federation.initial.double()
     )
     for q, name in zip(np.split(first, [2]), MATRICES, strict=True):
         m = mean[name].numpy()
@@ -158,7 +160,7 @@ def test_weights_by_examples_count_in_both_phases():
         .double()
         .numpy()
     )
-    moved = federation.layout.views(federation.strategy.broadcasts.weights - federation.initial)[
+    moved = federation.layout.views(federation.loop.broadcasts.weights - federation.initial)[
         "0.weight"
     ]
     q = np.frombuffer(RANK_1_START, "<f4")[:2].astype(np.float64)
@@ -176,7 +178,7 @@ def settle_and_check(federation: Recorded, accepted: list[torch.Tensor]) -> None
     """Σ accepted + residual = Σ inputs, per client."""
     for client, member in enumerate(federation.members):
         if member.memory.pending is not None:
-            taken = member.ticket == federation.strategy.tickets.get(client, "")
+            taken = member.ticket == federation.loop.tickets.get(client, "")
             member.memory.commit() if taken else member.memory.rollback()
         total = accepted[client] + member.memory.state_dict()["residual"]
         torch.testing.assert_close(total, federation.inputs[client], rtol=1e-4, atol=1e-5)
@@ -193,7 +195,7 @@ def test_nothing_is_lost_when_a_reply_is_lost_in_either_phase(phase):
     }
     accepted = [torch.zeros(federation.layout.numel) for _ in federation.members]
     lost = 0
-    for outcome in federation.strategy.rounds(federation.grid, range(1, 9)):
+    for outcome in federation.loop.rounds(federation.grid, range(1, 9)):
         lost += len(outcome.rejections)
         for answer in outcome.accepted:
             accepted[answer.client] += federation.own_part(answer)
@@ -209,13 +211,13 @@ def test_a_client_lost_between_the_phases_does_not_move_the_model():
         r.client for r in outcome.rejections
     ] == [2]
     mean = torch.stack([federation.own_part(a) for a in outcome.accepted]).mean(0)
-    torch.testing.assert_close(federation.strategy.broadcasts.weights, federation.initial + mean)
+    torch.testing.assert_close(federation.loop.broadcasts.weights, federation.initial + mean)
     member = federation.members[2]
     assert member.memory.pending is not None
     federation.run(1, 2)
-    assert 2 in federation.strategy.tickets
+    assert 2 in federation.loop.tickets
     accepted = torch.zeros(federation.layout.numel)
-    for answer in [a for a in federation.strategy.rounds(federation.grid, [3])][0].accepted:
+    for answer in [a for a in federation.loop.rounds(federation.grid, [3])][0].accepted:
         accepted = accepted if answer.client != 2 else federation.own_part(answer)
     assert accepted.any()
 
@@ -225,11 +227,11 @@ def test_a_phase_that_nobody_answers_moves_nothing(phase):
     federation = Recorded()
     federation.lost = {(client, round, phase) for client in range(6) for round in (1, 3)}
     for round in (1, 3):
-        weights, right = federation.strategy.broadcasts.weights.clone(), federation.strategy.right
+        weights, right = federation.loop.broadcasts.weights.clone(), federation.strategy.right
         (outcome,) = federation.run(1, round)
         assert outcome.broadcast is None and outcome.accepted == [] and len(outcome.rejections) == 6
         assert (
-            torch.equal(federation.strategy.broadcasts.weights, weights)
+            torch.equal(federation.loop.broadcasts.weights, weights)
             and federation.strategy.right == right
         )
         (outcome,) = federation.run(1, round + 1)
@@ -246,7 +248,7 @@ def test_a_round_whose_sum_is_not_finite_moves_nothing():
     (outcome,) = federation.run(1)
     assert outcome.broadcast is None and {r.stage for r in outcome.rejections} == {"aggregate"}
     assert federation.strategy.right == right and torch.equal(
-        federation.strategy.broadcasts.weights, federation.initial
+        federation.loop.broadcasts.weights, federation.initial
     )
 
 
@@ -292,7 +294,7 @@ def test_clients_with_nothing_to_say_count_as_zero():
     (outcome,) = federation.run(1)
     assert len(outcome.accepted) == 6
     torch.testing.assert_close(
-        federation.strategy.broadcasts.weights,
+        federation.loop.broadcasts.weights,
         federation.initial + federation.own_part(outcome.accepted[5]) / 6,
     )
 
@@ -305,7 +307,7 @@ def test_updates_at_the_end_of_float32_leave_a_finite_model():
             r, frame=federation.strategy.downlink.encode(huge[a.phase])
         )
     federation.run(1)
-    assert federation.strategy.broadcasts.weights.isfinite().all()
+    assert federation.loop.broadcasts.weights.isfinite().all()
 
 
 # In a simulation.
@@ -332,7 +334,7 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
         )
     )
     virtual = load_file(tmp_path / "run" / "model.safetensors")
-    for name, view in federation.layout.views(federation.strategy.broadcasts.weights).items():
+    for name, view in federation.layout.views(federation.loop.broadcasts.weights).items():
         torch.testing.assert_close(
             virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-6
         )
@@ -394,14 +396,15 @@ def test_a_mistake_is_one_sentence_with_the_fix(tmp_path, options, sentence):
 
 def test_flowers_own_entry_runs_it_and_its_hooks_say_that_they_cannot():
     federation = Recorded()
+    adapter = FlowerStrategy("powersgd:rank=1", RULES, roster=by_index)
     with pytest.raises(
         ConfigError, match="a round of 'powersgd' has 2 phases, too many for this hook; call start"
     ):
-        federation.strategy.configure_train(1, ArrayRecord(), None, federation.grid)
+        adapter.configure_train(1, federation.arrays(), None, federation.grid)
     other = Recorded()
-    federation.strategy.start(federation.grid, federation.strategy.arrays(), num_rounds=2)
+    adapter.start(federation.grid, federation.arrays(), num_rounds=2)
     other.run(2)
-    assert torch.equal(federation.strategy.broadcasts.weights, other.strategy.broadcasts.weights)
+    assert torch.equal(adapter.loop.broadcasts.weights, other.loop.broadcasts.weights)
 
 
 @for_each("stored", [None, b"", bytes(44), np.full(10, np.nan, "<f4").tobytes()])
@@ -411,5 +414,9 @@ def test_a_damaged_state_is_noticed(stored):
 
 
 def test_a_strategy_is_made_of_its_spec():
-    made = [strategy(text, replace(RULES, uplink=text)) for text in ("powersgd:rank=3", "powersgd")]
+    layout = Layout.from_shapes({"w": (20, 20)})
+    made = [
+        strategy(text, replace(RULES, uplink=text), layout)
+        for text in ("powersgd:rank=3", "powersgd")
+    ]
     assert all(isinstance(m, PowerSGD) for m in made) and [m.options.rank for m in made] == [3, 2]

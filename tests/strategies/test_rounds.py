@@ -6,26 +6,28 @@ from dataclasses import replace
 import torch
 from cases import for_each
 from federation import Federation, sum_updates
-from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.app import MetricRecord
 
+from fedcomp.layout import Layout
 from fedcomp.messages import DENSE, UPDATE
 from fedcomp.sim.grid import FIRST_NODE, by_index
 from fedcomp.strategies import Average, Phase, Rules
+from fedcomp.strategies.base import Accepted
 from fedcomp.strategies.cohort import sample, size
-from fedcomp.strategies.exchange import Accepted
+from fedcomp.transports.flower import FlowerStrategy
 
 ALL = Rules(participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%", seed=3)
 HALF = replace(ALL, participation=0.5)
 
 
 def run(federation: Federation, rounds: int, first: int = 1) -> list:
-    return list(federation.strategy.rounds(federation.grid, range(first, first + rounds)))
+    return list(federation.loop.rounds(federation.grid, range(first, first + rounds)))
 
 
 def test_clients_of_a_round_end_with_the_servers_weights_of_its_start():
     federation = Federation(HALF)
     for round in range(1, 9):
-        before = federation.strategy.broadcasts.weights.clone()
+        before = federation.loop.broadcasts.weights.clone()
         (outcome,) = run(federation, 1, round)
         for client in outcome.cohort:
             assert torch.equal(federation.members[client].replica.weights, before)
@@ -43,7 +45,7 @@ def test_every_byte_of_a_round_is_a_byte_of_a_frame():
         return reports
 
     federation.handle = listening
-    for outcome in federation.strategy.rounds(federation.grid, range(1, 7)):
+    for outcome in federation.loop.rounds(federation.grid, range(1, 7)):
         assert {c: down for c, (down, _) in seen.items()} == outcome.traffic.downlink
         assert {c: up for c, (_, up) in seen.items()} == outcome.traffic.uplink
         seen.clear()
@@ -69,22 +71,23 @@ def test_an_identity_run_is_the_plain_mean_of_the_updates():
     (outcome,) = run(federation, 1)
     updates = [a.update.dense() for a in outcome.accepted]
     torch.testing.assert_close(
-        federation.strategy.broadcasts.weights, start + torch.stack(updates).mean(0)
+        federation.loop.broadcasts.weights, start + torch.stack(updates).mean(0)
     )
 
 
 def test_weights_by_examples_are_capped():
-    strategy = Average(replace(ALL, weights="examples", weight_cap=1.5))
+    layout = Layout.flat(8)
+    strategy = Average(replace(ALL, weights="examples", weight_cap=1.5), layout)
     answers = [Accepted(i, None, examples, 0.0, "") for i, examples in enumerate([10, 10, 100])]
     assert strategy.client_weights(answers) == [10.0, 10.0, 60.0]
-    assert Average(ALL).client_weights(answers) == [1.0, 1.0, 1.0]
+    assert Average(ALL, layout).client_weights(answers) == [1.0, 1.0, 1.0]
 
 
 def test_the_order_of_answers_does_not_change_the_model():
     together, one_by_one = Federation(ALL, at_once=6), Federation(ALL, at_once=1)
     one_by_one.grid.pull_messages = backwards(one_by_one.grid.pull_messages)
     run(together, 4), run(one_by_one, 4)
-    assert torch.equal(together.strategy.broadcasts.weights, one_by_one.strategy.broadcasts.weights)
+    assert torch.equal(together.loop.broadcasts.weights, one_by_one.loop.broadcasts.weights)
 
 
 def backwards(pull):
@@ -108,7 +111,7 @@ class Accounts:
     def settle_and_check(self) -> None:
         for client, member in enumerate(self.federation.members):
             if member.memory.pending is not None:
-                taken = member.ticket == self.federation.strategy.tickets.get(client, "")
+                taken = member.ticket == self.federation.loop.tickets.get(client, "")
                 member.memory.commit() if taken else member.memory.rollback()
             total = self.accepted[client] + member.memory.state_dict()["residual"]
             torch.testing.assert_close(total, self.inputs[client], rtol=1e-4, atol=1e-5)
@@ -137,7 +140,7 @@ def test_nothing_is_lost_when_a_reply_is_turned_down(fault):
     for client in range(6):
         federation.faults[client, 3] = federation.faults[(client + 1) % 6, 5 + client % 2] = fault
     rejected = 0
-    for outcome in federation.strategy.rounds(federation.grid, range(1, 12)):
+    for outcome in federation.loop.rounds(federation.grid, range(1, 12)):
         accounts.take(outcome)
         rejected += len(outcome.rejections)
     assert rejected >= 3
@@ -147,7 +150,7 @@ def test_nothing_is_lost_when_a_reply_is_turned_down(fault):
 def test_a_client_that_misses_the_news_hears_it_later():
     federation = Federation(replace(ALL, participation=0.5), clients=4)
     accounts = Accounts(federation)
-    for outcome in federation.strategy.rounds(federation.grid, range(1, 20)):
+    for outcome in federation.loop.rounds(federation.grid, range(1, 20)):
         accounts.take(outcome)
     accounts.settle_and_check()
 
@@ -198,7 +201,7 @@ def test_updates_whose_sum_is_not_finite_are_turned_down_together():
     first, second = run(federation, 2)
     assert first.broadcast is None and {r.stage for r in first.rejections} == {"aggregate"}
     assert second.broadcast is not None and bool(
-        federation.strategy.broadcasts.weights.isfinite().all()
+        federation.loop.broadcasts.weights.isfinite().all()
     )
 
 
@@ -248,9 +251,9 @@ class SecondLook(Average):
     def announce(self, phase, client, before):
         return {"accepted": str(len(before["train"])).encode()} if before else {}
 
-    def aggregate(self, phases, into):
-        assert list(phases) == ["train", "look again"]
-        super().aggregate({"look again": phases["look again"]}, into)
+    def aggregate(self, updates, into):
+        assert list(updates.phases) == ["train", "look again"]
+        return super().aggregate(updates, into)
 
 
 def test_a_round_may_have_several_phases():
@@ -302,9 +305,8 @@ def test_a_phase_of_flowers_own_entry_ends_after_its_timeout():
     federation.grid.pull_messages = lambda ids: [
         reply for reply in pull(ids) if reply.metadata.src_node_id != FIRST_NODE
     ]
-    views = federation.layout.views(federation.initial)
-    arrays = ArrayRecord({name: Array(view.numpy().copy()) for name, view in views.items()})
-    result = federation.strategy.start(federation.grid, arrays, num_rounds=1, timeout=0.2)
+    adapter = FlowerStrategy("average", ALL, roster=by_index)
+    result = adapter.start(federation.grid, federation.arrays(), num_rounds=1, timeout=0.2)
     assert (
         result.train_metrics_clientapp[1]["accepted"],
         result.train_metrics_clientapp[1]["rejected"],
@@ -314,15 +316,13 @@ def test_a_phase_of_flowers_own_entry_ends_after_its_timeout():
 def test_flowers_own_entry_runs_the_same_loop():
     mine, flowers = Federation(ALL), Federation(ALL)
     run(mine, 3)
-    views = flowers.layout.views(flowers.initial)
-    arrays = ArrayRecord({name: Array(view.numpy().copy()) for name, view in views.items()})
-    result = flowers.strategy.start(
+    result = FlowerStrategy("average", ALL, roster=by_index).start(
         flowers.grid,
-        arrays,
+        flowers.arrays(),
         num_rounds=3,
         evaluate_fn=lambda round, arrays: MetricRecord({"round": round}),
     )
-    expected = mine.layout.views(mine.strategy.broadcasts.weights)
+    expected = mine.layout.views(mine.loop.broadcasts.weights)
     assert all(
         torch.equal(torch.from_numpy(result.arrays[name].numpy()), view)
         for name, view in expected.items()
@@ -333,13 +333,12 @@ def test_flowers_own_entry_runs_the_same_loop():
 
 def test_flowers_hooks_run_a_round_too():
     mine, flowers = Federation(ALL), Federation(ALL)
+    adapter, arrays = FlowerStrategy("average", ALL, roster=by_index), flowers.arrays()
     run(mine, 2)
     for round in (1, 2):
-        messages = flowers.strategy.configure_train(round, ArrayRecord(), None, flowers.grid)
-        flowers.strategy.aggregate_train(round, flowers.grid.send_and_receive(messages))
-    assert torch.equal(mine.strategy.broadcasts.weights, flowers.strategy.broadcasts.weights)
-    messages = flowers.strategy.configure_train(3, ArrayRecord(), None, flowers.grid)
-    _, metrics = flowers.strategy.aggregate_train(
-        3, list(flowers.grid.send_and_receive(messages))[1:]
-    )
+        messages = adapter.configure_train(round, arrays, None, flowers.grid)
+        arrays, _ = adapter.aggregate_train(round, flowers.grid.send_and_receive(messages))
+    assert torch.equal(mine.loop.broadcasts.weights, adapter.loop.broadcasts.weights)
+    messages = adapter.configure_train(3, arrays, None, flowers.grid)
+    _, metrics = adapter.aggregate_train(3, list(flowers.grid.send_and_receive(messages))[1:])
     assert (metrics["accepted"], metrics["rejected"]) == (5, 1)

@@ -190,7 +190,7 @@ def test_clients_do_as_they_are_told():
         Rules(participation=1.0, uplink="topk:density=1/50", density_warmup=2, lr_warmup=2)
     )
     n, sent = federation.layout.numel, []
-    for outcome in federation.strategy.rounds(federation.grid, (1, 2, 3)):
+    for outcome in federation.loop.rounds(federation.grid, (1, 2, 3)):
         sent.append({a.update.nonzeros for a in outcome.accepted})
     assert sent == [
         {codec("topk").at_density(d).count(n)} for d in (0.25, (0.25 / 50) ** 0.5, 1 / 50)

@@ -14,6 +14,7 @@ from fedcomp.clients.session import ClientSession
 from fedcomp.codecs import Context
 from fedcomp.errors import ProtocolError
 from fedcomp.keys.keyring import DerivedKeys, point_of
+from fedcomp.layout import Layout
 from fedcomp.messages import Report
 from fedcomp.observe import Observer
 from fedcomp.privacy import ballots
@@ -537,10 +538,9 @@ def made(text: str, clients: int):
         downlink_memory="none",
         seed=3,
         lr=0.02,
+        clients=clients,
     )
-    found = strategy(text, rules)
-    found.check_cohort(clients)
-    return found
+    return strategy(text, rules, Layout.flat(8))
 
 
 def test_the_code_that_is_named_in_place_of_one_that_is_refused_is_not():

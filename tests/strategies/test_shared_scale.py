@@ -15,8 +15,10 @@ from fedcomp import Layout, NonFiniteError, RunConfig, UserError, codec, memory
 from fedcomp.codecs import Context
 from fedcomp.config import read_run
 from fedcomp.errors import ProtocolError
+from fedcomp.server.round_loop import RoundResult
 from fedcomp.sim import simulate
 from fedcomp.strategies import Rules
+from fedcomp.strategies.base import RoundUpdates
 from fedcomp.strategies.shared_scale import NUMBERS, SharedScale, SharedScaleClient, scales
 from fedcomp.tasks.partition import partition
 
@@ -51,7 +53,7 @@ class Recorded(Federation):
         return reports
 
     def run(self, rounds: int, first: int = 1) -> list:
-        return list(self.strategy.rounds(self.grid, range(first, first + rounds)))
+        return list(self.loop.rounds(self.grid, range(first, first + rounds)))
 
 
 @both
@@ -71,6 +73,10 @@ def test_the_scale_of_a_round_is_the_largest_of_all(rules):
     assert all(a.announced == [] for a, _ in federation.said if a.phase == "scale")
 
 
+def updates_of(outcome: RoundResult) -> RoundUpdates:
+    return RoundUpdates(outcome.round, {"train": outcome.accepted}, torch.zeros(42))
+
+
 @both
 def test_frames_of_a_round_add_exactly(rules):
     federation = Recorded(rules)
@@ -80,7 +86,7 @@ def test_frames_of_a_round_add_exactly(rules):
         federation.strategy.uplink.merge(frames), numel=42, layout=federation.layout
     ).double()
     moved = torch.zeros(42)
-    federation.strategy.aggregate({"train": outcome.accepted}, moved)
+    federation.strategy.aggregate(updates_of(outcome), moved)
     torch.testing.assert_close(moved, (total / 6).float(), rtol=1e-6, atol=0)
     votes = torch.zeros(42, dtype=torch.float64)
     for span, scale in zip(
@@ -90,15 +96,16 @@ def test_frames_of_a_round_add_exactly(rules):
         for answer in outcome.accepted:
             assert set(answer.update.dense()[span].abs().tolist()) <= {0.0, scale}
     assert torch.allclose(votes, votes.round(), atol=1e-5) and votes.abs().max() > 1
-    torch.testing.assert_close(federation.strategy.broadcasts.weights, federation.initial + moved)
+    torch.testing.assert_close(federation.loop.broadcasts.weights, federation.initial + moved)
 
 
 def test_the_sum_is_the_same_in_any_order():
     federation = Recorded(LAYER)
     (outcome,) = federation.run(1)
     forwards, backwards = torch.zeros(42), torch.zeros(42)
-    federation.strategy.aggregate({"train": outcome.accepted}, forwards)
-    federation.strategy.aggregate({"train": outcome.accepted[::-1]}, backwards)
+    federation.strategy.aggregate(updates_of(outcome), forwards)
+    turned = replace(outcome, accepted=outcome.accepted[::-1])
+    federation.strategy.aggregate(updates_of(turned), backwards)
     assert torch.equal(forwards, backwards)
 
 
@@ -107,7 +114,7 @@ def test_votes_are_weighted():
     federation.members[0].shard = federation.members[0].shard[:50]
     (outcome,) = federation.run(1)
     first, second = (a.update.dense() for a in outcome.accepted)
-    moved = federation.strategy.broadcasts.weights - federation.initial
+    moved = federation.loop.broadcasts.weights - federation.initial
     torch.testing.assert_close(moved, 0.2 * first + 0.8 * second, rtol=1e-5, atol=1e-7)
 
 
@@ -161,7 +168,7 @@ def test_clients_with_nothing_to_say_count_as_zero():
         federation.faults[client, 1] = lambda a, r: replace(r, frame=b"", ticket="")
     (outcome,) = federation.run(1)
     torch.testing.assert_close(
-        federation.strategy.broadcasts.weights,
+        federation.loop.broadcasts.weights,
         federation.initial + outcome.accepted[5].update.dense() / 6,
     )
 
@@ -172,7 +179,7 @@ def test_updates_of_zeros_have_no_scale_and_move_nothing():
         member.sgd = replace(member.sgd, lr=1e-44)
     (outcome,) = federation.run(1)
     assert not federation.strategy.scales.any() and len(outcome.accepted) == 6
-    assert torch.equal(federation.strategy.broadcasts.weights, federation.initial)
+    assert torch.equal(federation.loop.broadcasts.weights, federation.initial)
 
 
 def test_an_update_that_is_not_finite_is_named_in_the_first_phase():
@@ -246,7 +253,7 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine, rul
         )
     )
     virtual = load_file(tmp_path / "run" / "model.safetensors")
-    for name, view in federation.layout.views(federation.strategy.broadcasts.weights).items():
+    for name, view in federation.layout.views(federation.loop.broadcasts.weights).items():
         torch.testing.assert_close(
             virtual[name], view, rtol=0, atol=0 if engine == "serial" else 1e-4
         )

@@ -10,17 +10,19 @@ import pytest
 import torch
 from cases import for_each
 from federation import Federation, sum_updates
-from flwr.app import ArrayRecord
 
 from fedcomp import codec, memory
 from fedcomp.codecs.sketch import Sketch
 from fedcomp.errors import ConfigError, SpecError
+from fedcomp.layout import Layout
 from fedcomp.memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES
 from fedcomp.messages import Assignment, Report, ticket
+from fedcomp.sim.grid import by_index
 from fedcomp.strategies import Average, Rules, strategy
 from fedcomp.strategies.sketched_sgd import SketchedSGD
 from fedcomp.training.engine import OneByOne
 from fedcomp.training.local_sgd import Trained
+from fedcomp.transports.flower import FlowerStrategy
 
 K, MOST = 4, 8  # of 42 coordinates, at a density of 10 % with two candidates each
 WIDE = "sketch:columns=400"
@@ -93,7 +95,7 @@ class Recorded(Federation):
 
     def run(self, rounds: int, first: int = 1) -> list:
         outcomes = []
-        for outcome in self.strategy.rounds(self.grid, range(first, first + rounds)):
+        for outcome in self.loop.rounds(self.grid, range(first, first + rounds)):
             outcomes.append(outcome)
             self.refused += len(outcome.rejections)
             for answer in outcome.accepted:
@@ -103,7 +105,7 @@ class Recorded(Federation):
 
     def own_part(self, answer) -> torch.Tensor:
         """What was kept of an accepted answer, as its client will be told."""
-        candidates, back = self.strategy.candidates, self.strategy.dropped.get(answer.client)
+        candidates, back = self.strategy.candidates, self.loop.dropped.get(answer.client)
         kept = np.ones(candidates.size, bool)
         if back:
             kept[MARKS.open(back, candidates.size).positions] = False
@@ -116,9 +118,9 @@ class Recorded(Federation):
     def settle(self) -> None:
         for client, member in enumerate(self.members):
             if member.memory.pending is not None:
-                taken = member.ticket == self.strategy.tickets.get(client, "")
+                taken = member.ticket == self.loop.tickets.get(client, "")
                 member.memory.commit(
-                    returned=self.strategy.dropped.get(client)
+                    returned=self.loop.dropped.get(client)
                 ) if taken else member.memory.rollback()
 
     def check(self) -> None:
@@ -129,7 +131,7 @@ class Recorded(Federation):
             torch.testing.assert_close(total, self.inputs[client], rtol=1e-5, atol=1e-6)
 
     def moved(self) -> torch.Tensor:
-        return self.strategy.broadcasts.weights - self.initial
+        return self.loop.broadcasts.weights - self.initial
 
     def mean(self, weights: Sequence[float] = ()) -> torch.Tensor:
         shares = torch.tensor(weights or [1.0] * self.clients, dtype=torch.float64)
@@ -223,7 +225,7 @@ def test_every_byte_of_both_phases_is_counted(uplink):
 def test_what_returns_is_no_longer_than_marks_among_the_candidates():
     federation = Recorded()
     federation.run(1)
-    assert {len(back) for back in federation.strategy.dropped.values()} == {
+    assert {len(back) for back in federation.loop.dropped.values()} == {
         len(MARKS.encode(torch.tensor([1.0] * K + [0.0] * K)))
     }
 
@@ -238,7 +240,7 @@ def test_the_usual_downlink_loses_nothing_of_the_update():
     federation = Recorded(replace(RULES, downlink=own["downlink"]))
     for outcome in federation.run(4):
         assert federation.strategy.downlink.open(outcome.broadcast.frame, 42).positions.size == K
-        assert not federation.strategy.broadcasts.memory.state_dict()["residual"].any()
+        assert not federation.loop.broadcasts.memory.state_dict()["residual"].any()
 
 
 @pytest.mark.parametrize(
@@ -258,7 +260,7 @@ def test_over_the_whole_federation_nothing_is_lost(uplink, downlink):
         (outcome,) = federation.run(1, round)
         applied += len(outcome.accepted) * (state(federation) - where)  # a mean of so many
         where = state(federation)
-    assert federation.refused > 3 and federation.strategy.dropped
+    assert federation.refused > 3 and federation.loop.dropped
     federation.check()
     residuals = sum(
         member.memory.state_dict()["residual"].double() for member in federation.members
@@ -268,7 +270,7 @@ def test_over_the_whole_federation_nothing_is_lost(uplink, downlink):
 
 def state(federation: Federation) -> torch.Tensor:
     """Where the model is, and what the server still keeps of the way."""
-    b = federation.strategy.broadcasts
+    b = federation.loop.broadcasts
     return (b.weights + b.memory.state_dict()["residual"]).double()
 
 
@@ -360,10 +362,10 @@ def test_news_is_told_again_until_it_was_heard():
 def test_a_server_that_goes_back_before_the_news_was_heard_takes_nothing_twice():
     federation = Recorded(replace(RULES, participation=0.5))
     federation.run(5)
-    kept, accepted = copy.deepcopy(federation.strategy), federation.accepted.clone()
+    kept, accepted = copy.deepcopy(federation.loop), federation.accepted.clone()
     federation.run(1, 6)
     assert not torch.equal(federation.accepted, accepted)
-    federation.strategy, federation.accepted = kept, accepted
+    federation.loop, federation.accepted = kept, accepted
     federation.run(5, 7)
     assert not federation.refused
     federation.check()
@@ -372,9 +374,9 @@ def test_a_server_that_goes_back_before_the_news_was_heard_takes_nothing_twice()
 def test_a_server_that_goes_back_further_goes_on_with_clients_as_they_are():
     federation = Recorded()
     federation.run(2)
-    kept = copy.deepcopy(federation.strategy)
+    kept = copy.deepcopy(federation.loop)
     federation.run(3, 3)
-    federation.strategy = kept
+    federation.loop = kept
     outcomes = federation.run(3, 6)
     assert [len(outcome.accepted) for outcome in outcomes] == [6, 6, 6]
 
@@ -397,7 +399,7 @@ def test_a_client_that_restarts_between_rounds_goes_on_from_its_disk():
             )
             member.memory.load_state_dict(state)
             member.rounds.clear()
-    assert torch.equal(stayed.strategy.broadcasts.weights, restarted.strategy.broadcasts.weights)
+    assert torch.equal(stayed.loop.broadcasts.weights, restarted.loop.broadcasts.weights)
 
 
 def test_a_client_that_lost_its_state_between_the_phases_fails_the_round():
@@ -425,12 +427,12 @@ def test_a_client_that_lost_its_state_between_the_phases_fails_the_round():
 def test_marks_that_return_damaged_fail_the_client_and_lose_nothing():
     federation = Recorded()
     federation.run(1)
-    whole, waiting = federation.strategy.dropped[3], federation.members[3].memory.pending
-    federation.strategy.dropped[3] = whole[:-1]
+    whole, waiting = federation.loop.dropped[3], federation.members[3].memory.pending
+    federation.loop.dropped[3] = whole[:-1]
     (outcome,) = federation.run(1, 2)
     assert [(r.client, r.stage) for r in outcome.rejections] == [(3, "download")]
     assert federation.members[3].memory.pending == waiting
-    federation.strategy.dropped[3] = whole
+    federation.loop.dropped[3] = whole
     (outcome,) = federation.run(1, 3)
     assert not outcome.rejections
     federation.check()
@@ -450,12 +452,12 @@ def test_whatever_happens_nothing_is_lost(seed):
             for phase in (SKETCH, VALUES)
             if drawn.random() < 0.1
         }
-    kept, accepted = copy.deepcopy(federation.strategy), federation.accepted.clone()
+    kept, accepted = copy.deepcopy(federation.loop), federation.accepted.clone()
     for round in range(1, 13):
         federation.run(1, round)
         if drawn.random() < 0.2:  # to where it was a round ago, which no client has heard of
-            federation.strategy, federation.accepted = kept, accepted
-        kept, accepted = copy.deepcopy(federation.strategy), federation.accepted.clone()
+            federation.loop, federation.accepted = kept, accepted
+        kept, accepted = copy.deepcopy(federation.loop), federation.accepted.clone()
     assert federation.refused
     federation.check()
 
@@ -468,10 +470,10 @@ def test_a_phase_that_nobody_answers_moves_nothing(phase):
     federation = Recorded()
     federation.lost = {(client, round, phase) for client in range(6) for round in (1, 3)}
     for round in (1, 3):
-        weights = federation.strategy.broadcasts.weights.clone()
+        weights = federation.loop.broadcasts.weights.clone()
         (outcome,) = federation.run(1, round)
         assert outcome.broadcast is None and outcome.accepted == [] and len(outcome.rejections) == 6
-        assert torch.equal(federation.strategy.broadcasts.weights, weights)
+        assert torch.equal(federation.loop.broadcasts.weights, weights)
         (outcome,) = federation.run(1, round + 1)
         assert len(outcome.accepted) == 6 and outcome.broadcast is not None
     federation.check()
@@ -483,9 +485,9 @@ def test_a_round_whose_sum_is_not_finite_moves_nothing_and_loses_nothing():
     assert (
         outcome.broadcast is None
         and {r.stage for r in outcome.rejections} == {"aggregate"}
-        and not federation.strategy.dropped
+        and not federation.loop.dropped
     )
-    assert torch.equal(federation.strategy.broadcasts.weights, federation.initial)
+    assert torch.equal(federation.loop.broadcasts.weights, federation.initial)
     federation.check()
 
 
@@ -523,7 +525,7 @@ def test_clients_with_nothing_to_say_count_as_zero():
     for client in range(5):
         federation.faults[client, 1] = lambda a, r: replace(r, frame=b"", ticket="")
     (outcome,) = federation.run(1)
-    assert len(outcome.accepted) == 6 and set(federation.strategy.dropped) == {5}
+    assert len(outcome.accepted) == 6 and set(federation.loop.dropped) == {5}
     torch.testing.assert_close(
         federation.moved(), federation.own_part(outcome.accepted[5]) / 6, rtol=1e-5, atol=1e-8
     )
@@ -560,7 +562,7 @@ def test_updates_at_the_end_of_float32_leave_a_finite_model(seeds):
     federation.run(1)
     assert (
         federation.strategy.candidates.size == MOST
-        and federation.strategy.broadcasts.weights.isfinite().all()
+        and federation.loop.broadcasts.weights.isfinite().all()
     )
 
 
@@ -612,7 +614,9 @@ def test_updates_at_the_end_of_float32_leave_a_finite_model(seeds):
 )
 def test_a_mistake_is_one_sentence_with_the_fix(changes, options, sentence):
     with pytest.raises((ConfigError, SpecError)) as caught:
-        SketchedSGD(replace(RULES, **changes), options=SketchedSGD.Options(**options))
+        SketchedSGD(
+            replace(RULES, **changes), Layout.flat(42), options=SketchedSGD.Options(**options)
+        )
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -631,19 +635,23 @@ def test_its_memory_is_refused_where_nobody_asks_for_values():
 
 def test_flowers_own_entry_runs_it_and_its_hooks_say_that_they_cannot():
     federation, other = Recorded(), Recorded()
+    text = "sketched-sgd:density=0.1,candidates=2"
+    adapter, arrays = FlowerStrategy(text, RULES, roster=by_index), federation.arrays()
     with pytest.raises(
         ConfigError,
         match="a round of 'sketched-sgd' has 2 phases, too many for this hook; call start",
     ):
-        federation.strategy.configure_train(1, ArrayRecord(), None, federation.grid)
-    federation.strategy.start(federation.grid, federation.strategy.arrays(), num_rounds=2)
+        adapter.configure_train(1, arrays, None, federation.grid)
+    adapter.start(federation.grid, arrays, num_rounds=2)
     other.run(2)
-    assert torch.equal(federation.strategy.broadcasts.weights, other.strategy.broadcasts.weights)
+    assert torch.equal(adapter.loop.broadcasts.weights, other.loop.broadcasts.weights)
 
 
 def test_a_strategy_is_made_of_its_spec():
     made = strategy(
-        "sketched-sgd:density=5%,candidates=3", replace(RULES, uplink="sketch:density=5%")
+        "sketched-sgd:density=5%,candidates=3",
+        replace(RULES, uplink="sketch:density=5%"),
+        Layout.flat(42),
     )
     assert (
         isinstance(made, SketchedSGD)

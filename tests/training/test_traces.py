@@ -145,13 +145,11 @@ def test_momentum_is_zero_where_the_update_arrived_and_nowhere_else():
     for member in f.members:
         member.sgd = replace(member.sgd, momentum=0.9, keep_momentum=True)
     f.faults[4, 1] = lambda a, r: replace(r, kind="failed", frame=b"", stage="link", reason="lost")
-    (outcome,) = f.strategy.rounds(f.grid, (1,))
+    (outcome,) = f.loop.rounds(f.grid, (1,))
     for client, member in enumerate(f.members):
         before, sent = member.momentum.clone(), member.memory.sent
         assert bool(before.any()) and sent.size == 4
-        settle(
-            member.memory, member.ticket, f.strategy.tickets.get(client, ""), b"", member.momentum
-        )
+        settle(member.memory, member.ticket, f.loop.tickets.get(client, ""), b"", member.momentum)
         masked = before.index_fill(0, torch.from_numpy(sent), 0)
         assert torch.equal(member.momentum, before if client == 4 else masked)
 
@@ -160,12 +158,12 @@ def test_what_was_dropped_keeps_its_momentum():
     f = Federation(RULES, strategy=GTopK)
     for member in f.members:
         member.sgd = replace(member.sgd, momentum=0.9, keep_momentum=True)
-    list(f.strategy.rounds(f.grid, (1,)))
-    client, returned = next(iter(f.strategy.dropped.items()))
+    list(f.loop.rounds(f.grid, (1,)))
+    client, returned = next(iter(f.loop.dropped.items()))
     member = f.members[client]
     before, sent = member.momentum.clone(), set(member.memory.sent.tolist())
     back = set(f.strategy.uplink.open(returned, f.layout.numel).positions.tolist())
-    settle(member.memory, member.ticket, f.strategy.tickets[client], returned, member.momentum)
+    settle(member.memory, member.ticket, f.loop.tickets[client], returned, member.momentum)
     assert back and set((before != member.momentum).nonzero().flatten().tolist()) == {
         i for i in sent - back if before[i]
     }
@@ -175,11 +173,11 @@ def test_a_failure_leaves_the_momentum_as_it_was():
     f = Federation(RULES, strategy=Average)
     member = f.members[0]
     member.sgd = replace(member.sgd, momentum=0.9, keep_momentum=True)
-    list(f.strategy.rounds(f.grid, (1,)))
+    list(f.loop.rounds(f.grid, (1,)))
     before, sgd = member.momentum.clone(), member.sgd
     sent = member.memory.sent
     member.sgd = replace(sgd, lr=1e38)
-    (outcome,) = f.strategy.rounds(f.grid, (2,))
+    (outcome,) = f.loop.rounds(f.grid, (2,))
     assert [(r.client, r.stage) for r in outcome.rejections] == [(0, "encode")]
     assert torch.equal(member.momentum, before.index_fill(0, torch.from_numpy(sent), 0))
 

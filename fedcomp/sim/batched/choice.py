@@ -85,10 +85,10 @@ class NotMapped(ConfigError):
     """The forward pass or the loss of a task cannot be trained batched."""
 
     def __init__(self, task: Task, device: torch.device, why: str):
-        super().__init__(
-            f"the model of task '{task.name}' cannot be trained batched: {_in_a_clause(why)}; "
-            f"give --engine {unbatched(device)}"
+        self.finding = (
+            f"the model of task '{task.name}' cannot be trained batched: {_in_a_clause(why)}"
         )
+        super().__init__(f"{self.finding}; give --engine {unbatched(device)}")
 
 
 def _in_a_clause(why: str) -> str:

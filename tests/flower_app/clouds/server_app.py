@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from clouds.task import model
 from clouds.task import test as test_model
-from fedcomp.strategies import Compressed
+from fedcomp.transports.flower import Compressed
 
 app = ServerApp()
 

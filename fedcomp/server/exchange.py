@@ -1,6 +1,6 @@
 """One phase of a round: assignments go out, reports come in, are checked as they arrive, and their bytes are counted."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flwr.app import Message, RecordDict
@@ -12,30 +12,26 @@ from ..errors import FedcompError, FrameError, ProtocolError
 from ..messages import DENSE, FAILED, NEED_DENSE, Assignment, Report, Values, ticket
 from ..observe import Rejection
 from ..profiling import timed
+from ..strategies.base import Accepted
+from ..strategies.closing import Closing, Progress
 from .broadcasts import Broadcasts, Download
 from .clock import Clock
-from .closing import Closing, Progress
+
+Roster = Callable[
+    [Grid], Mapping[int, int]
+]  # logical client id → Flower node id, of the clients that can be reached now
 
 MOST_EXAMPLES = 1 << 53  # that a client may claim: up to here every float64 is exact
 POLL_S = 0.1  # between looks at a Grid that has nothing new
 
 
-@dataclass(frozen=True)
-class Accepted:
-    """An update that passed every check."""
-
-    client: int
-    update: Update | None  # None: the client had nothing to send
-    examples: int
-    loss: float
-    ticket: str
-    frame: bytes = b""
-    fresh: bool = True  # the client's memory has committed nothing before
-    rate: float = 1.0  # learning rate that the client was told, as a multiple of the run's
+def by_node(grid: Grid) -> dict[int, int]:
+    """Return the roster of a plain Flower deployment: a client's logical id is its node id."""
+    return {node: node for node in grid.get_node_ids()}
 
 
 def accepted_of(report: Report, update: Update | None, rate: float = 1.0) -> Accepted:
-    """What a report brings, whose frame says `update`, made at the learning rate `rate`."""
+    """Return the accepted update of a report whose frame holds `update`, made at the learning rate `rate`."""
     return Accepted(
         report.client,
         update,
@@ -94,8 +90,11 @@ class Exchange:
         on_answer: Callable[[int, int], None],
         in_step: bool = False,  # the server keeps a counterpart of what clients have committed
         clock: Clock | None = None,  # the real one unless given
+        vet: Callable[[int, bytes], None] = lambda client, frame: (
+            None
+        ),  # raises FrameError for a frame that this client cannot mean
     ):
-        self.clock = clock or Clock()
+        self.clock, self.vet = clock or Clock(), vet
         self.grid, self.broadcasts, self.open_frames, self.traffic = (
             grid,
             broadcasts,
@@ -108,12 +107,7 @@ class Exchange:
         )  # of a message
         self.accepted: dict[int, Accepted] = {}
         self.rejected: dict[int, Rejection] = {}
-        self.vet: Callable[[int, bytes], None] = lambda client, frame: (
-            None
-        )  # raises FrameError for one that this client cannot mean
-        self.proven: set[int] = (
-            set()
-        )  # rejected for what nobody sends who is honest: bytes that are no frame
+        self.proven: set[int] = set()  # clients rejected for bytes that no honest client sends
         self._asked: dict[int, tuple[Assignment, int]] = {}  # client → what it was asked, its node
         self._waiting: dict[str, int] = {}  # message id → client
         self._since: dict[int, float] = {}  # client → when it was asked last, in seconds
@@ -153,6 +147,15 @@ class Exchange:
         replies = list(self.grid.pull_messages(self.names))
         self.receive(replies)
         return bool(replies)
+
+    def leave_out(self, client: int, reason: str) -> None:
+        """Reject a client whose report was accepted."""
+        del self.accepted[client]
+        self._reject(client, "reply", reason)
+
+    def charge_to(self, traffic: Traffic) -> None:
+        """Count the bytes that are sent and received from now on in `traffic`."""
+        self.traffic = traffic
 
     def give_up(self, client: int, reason: str, stage: str = "reply") -> None:
         """Reject a client that has not answered; its reply, should it come, is dropped."""

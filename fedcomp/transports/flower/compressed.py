@@ -15,14 +15,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from ..clients.parcels import BUFFERS, Form
-from ..codecs import codec
-from ..errors import ConfigError, FedcompError, MismatchError, NonFiniteError
-from ..layout import Layout
-from ..memories import Memory, memory
-from ..messages import TRAIN
-from ..observe import Rejection
-from .exchange import Traffic
+from ...clients.parcels import BUFFERS, Form
+from ...codecs import codec
+from ...errors import ConfigError, FedcompError, MismatchError, NonFiniteError
+from ...layout import Layout
+from ...memories import Memory, memory
+from ...messages import TRAIN
+from ...observe import Rejection
+from ...server.exchange import Traffic
 from .whole_models import ADD_MOD, IDS, Asked, Model, alike
 
 EVALUATE = "evaluate"
@@ -255,7 +255,7 @@ class Compressed(Strategy):
                 continue
             try:
                 if reply.has_error():
-                    self.model.check_error(reply, asked)
+                    self.model.check_error(reply)
                     others.append(reply)
                 else:
                     self.model.open(reply, asked)

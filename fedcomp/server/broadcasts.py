@@ -13,14 +13,16 @@ A cache as large as the dense model is never too small by much: beyond it the de
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from torch import Tensor
 
 from ..clients.replica import DENSE_CODEC
 from ..codecs import Codec, decay, overwrite
+from ..errors import ConfigError, MismatchError
 from ..layout import Layout
-from ..memories import Memory
+from ..memories import Memory, memory
 from ..messages import (
     DENSE,
     FRAMES,
@@ -30,6 +32,7 @@ from ..messages import (
     first_version,
     next_version,
 )
+from ..strategies import RoundStrategy
 
 NUMBERED = 10_000  # versions of which is remembered how old they are
 FEW = 1000  # positions that a broadcast touched, which are remembered for as long as it is in the cache; of so many broadcasts
@@ -122,6 +125,32 @@ class Broadcasts:
         self.weights.copy_(weights)
         self.version = first_version(weights, self.layout.fingerprint)
         self.fingerprint, self._numbers = fingerprint(weights), {self.version: 0}
+
+    @classmethod
+    def of(cls, strategy: RoundStrategy, weights: Tensor) -> Self:
+        """Return the downlink of a run that starts from a model's weights [numel], float32, on the CPU; they are taken over, not copied.
+
+        Raises ConfigError for a downlink memory that cannot be used there.
+        """
+        rules, layout = strategy.rules, strategy.layout
+        try:
+            keeper = memory(rules.downlink_memory, strategy.downlink, layout.numel, layout)
+        except MismatchError as error:
+            error.memory, error.uplink = "--downlink-memory", "--downlink"
+            raise
+        if keeper.counterpart is not None:
+            raise ConfigError(
+                f"--downlink-memory {keeper.name} keeps something on both sides, clients keep the model alone; use residual"
+            )
+        if keeper.only_under:
+            raise ConfigError(
+                f"--downlink-memory {keeper.name} makes frames of several phases, and a broadcast has one; use residual"
+            )
+        first, cache_bytes = (
+            strategy.client_algorithm.initial_global_state(weights),
+            int(rules.cache * 4 * layout.numel),
+        )
+        return cls(first, layout, strategy.downlink, keeper, cache_bytes)
 
     def prepare(
         self, round: int, update: Tensor, seed: int, factor: float = 1.0

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 import torch
 from flwr.app import ArrayRecord, Message
 
-from .. import seeds
-from ..clients.flower import MESSAGE
-from ..clients.parcels import Form, Parcel
-from ..codecs import Codec
-from ..errors import ConfigError, NonFiniteError, ProtocolError
-from ..memories import Memory
-from ..messages import DENSE, NEED_DENSE, UPDATE, Assignment, Report
-from .broadcasts import Broadcasts
-from .exchange import Traffic
+from ... import seeds
+from ...clients.flower import MESSAGE
+from ...clients.parcels import Form, Parcel
+from ...codecs import Codec
+from ...errors import ConfigError, NonFiniteError, ProtocolError
+from ...memories import Memory
+from ...messages import DENSE, NEED_DENSE, UPDATE, Assignment, Report
+from ...server.broadcasts import Broadcasts
+from ...server.exchange import Traffic
 
 ADD_MOD = "add compression_mod to the ClientApp's mods"
 IDS = 1 << 63  # a client's id is its node id modulo this: seeds are made of signed numbers
@@ -32,7 +32,6 @@ class Asked:
     phase: str
     traffic: Traffic = field(default_factory=Traffic)
     assignments: dict[int, Assignment] = field(default_factory=dict)  # by node
-    keys: dict[int, str] = field(default_factory=dict)  # of the model's record, by node
     answered: set[int] = field(default_factory=set)
     tickets: dict[int, str] = field(
         default_factory=dict
@@ -114,7 +113,7 @@ class Model:
             self.tickets.get(client, ""),
             announced,
         )
-        asked.assignments[node], asked.keys[node] = assignment, key
+        asked.assignments[node] = assignment
         parcel = Parcel.of(assignment, key, self.whole)
         asked.traffic.sent(
             client, download, [*announced, *parcel.bodies], first=not known, newest=b.newest_bytes
@@ -156,12 +155,11 @@ class Model:
         if arrays is not None:
             asked.tickets[report.client] = report.ticket
 
-    def check_error(self, reply: Message, asked: Asked) -> None:
-        """Raise ProtocolError for the error of a client without the mod: its app did not find the record that the mod restores."""
-        node = reply.metadata.src_node_id
-        if node % IDS not in self.versions and repr(asked.keys[node]) in reply.error.reason:
+    def check_error(self, reply: Message) -> None:
+        """Raise ProtocolError for the error of a client that never sent a compressed record: it may lack the mod."""
+        if reply.metadata.src_node_id % IDS not in self.versions:
             raise ProtocolError(
-                f"its app found no record '{asked.keys[node]}', which was sent compressed; {ADD_MOD}"
+                f"its app failed before it sent a compressed record ({reply.error.reason}); if it cannot read one, {ADD_MOD}"
             )
 
     def _trained(self, report: Report, parcel: Parcel) -> ArrayRecord:

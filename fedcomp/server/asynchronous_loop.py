@@ -1,0 +1,274 @@
+"""The round loop of asynchronous strategies: a round ends with the first answers, and the other clients go on.
+
+A round is a step of the model. Its cohort are the clients that answered or were given up; its downlink is what the clients got that began.
+Where time is virtual, clients answer in its order, and the answers of clients at work are part of the checkpoint. Elsewhere they answer
+when they do, and no client is at work when a server starts again.
+"""
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import FrameError, ProtocolError
+from ..memories.base import Changes
+from ..messages import TRAIN, Report
+from ..observe import Rejection
+from ..strategies.base import Accepted, Phase, RoundStrategy
+from ..strategies.closing import DEADLINE, AllAnswered
+from ..strategies.cohort import draw, size
+from . import exchange as exchanges
+from .broadcasts import Broadcasts
+from .exchange import Exchange, Grid, Traffic, accepted_of
+from .round_loop import RoundLoop, RoundResult
+
+CLOCK, AT_WORK = "clock", "at-work"  # in a checkpoint
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client has answered, and when."""
+
+    round: int  # in which it began
+    due: float  # seconds
+    report: Report | None  # None: there was none that could be read
+    result: Accepted | Rejection
+
+    @property
+    def client(self) -> int:
+        return self.result.client
+
+
+class AsynchronousLoop(RoundLoop):
+    """Runs the rounds of a strategy that waits for nobody.
+
+    `pace(round, client)` is the virtual duration in seconds of a client's work that began in a round; None: time is real.
+    """
+
+    def __init__(
+        self, *parts: Any, pace: Callable[[int, int], float] | None = None, **settings: Any
+    ):
+        super().__init__(*parts, **settings)
+        self.pace, self.options = pace, self.strategy.options
+        self.now = 0.0  # virtual seconds
+        self.began: dict[int, int] = {}  # client at work → the round in which it began
+        self.answers: dict[int, Answer] = {}  # of clients at work, that have not been taken
+        self.changed: set[int] = (
+            set()
+        )  # clients whose answers came or were taken since the last checkpoint
+        self._exchanges: dict[int, Exchange] = {}  # by the round in which it began: answers to come
+        self._reports: dict[int, Report] = {}  # that came and are in no answer yet
+        self._seconds: dict[
+            int, float
+        ] = {}  # from question to answer, of answers that have not been taken
+
+    def run_round(self, grid: Grid, round: int) -> RoundResult:
+        started, traffic, late = (
+            time.perf_counter(),
+            Traffic(seconds=self._seconds),
+            self._too_late(round),
+        )
+        unread = {client: self.answers[client] for client in late if client in self.answers}
+        rejected = {client: self._give_up(client, round) for client in late}
+        self._begin(grid, round, traffic, besides=rejected.keys())
+        taken = self._first(round, started)
+        traffic.uplink = {
+            client: len(answer.report.frame) if answer.report else 0
+            for client, answer in (unread | taken).items()
+        }
+        traffic.lateness = {
+            client: round - answer.round for client, answer in taken.items() if answer.round < round
+        }
+        traffic.seconds = {
+            client: self._seconds.pop(client)
+            for client in [*taken, *late]
+            if client in self._seconds
+        }
+        for client in taken:
+            self._leave(client)
+        self.clock.move_to(self.now)
+        results = [taken[client].result for client in sorted(taken)]
+        rejected |= {result.client: result for result in results if isinstance(result, Rejection)}
+        accepted = [
+            dataclasses.replace(result, lateness=traffic.lateness.get(result.client, 0))
+            for result in results
+            if isinstance(result, Accepted)
+        ]
+        cohort = sorted(taken.keys() | rejected.keys())
+        return self.close(round, cohort, {TRAIN: accepted}, rejected, traffic)
+
+    def expected(self, clients: Sequence[int], round: int) -> list[int]:
+        return []  # it depends on which clients are free by then
+
+    # Who is at work.
+
+    def _begin(self, grid: Grid, round: int, traffic: Traffic, besides: Collection[int]) -> None:
+        """Give work to as many as there is room for, drawn from those who have none, `besides` whom."""
+        nodes = self.roster(grid)
+        self.now = max(self.now, self.clock.time_s)  # it may have waited for clients
+        free = nodes.keys() - self.began.keys() - set(besides)
+        room = max(0, size(self.rules.participation, len(nodes)) - len(self.began))
+        begin = draw([*free], min(room, len(free)), self.rules.seed, round)
+        exchange = self._exchanges[round] = self.exchange(grid, round, Phase(), traffic)
+        terms = self.strategy.schedule.terms(round, begin, self.bandwidths)
+        messages = [
+            self.message(exchange, client, nodes[client], round, Phase(), {}, terms[client])
+            for client in begin
+        ]
+        self.began |= dict.fromkeys(begin, round)
+        for earlier in self._exchanges.values():
+            earlier.charge_to(traffic)  # what a client still needs is sent in this round
+        if self.pace is None:
+            exchange.push(messages)
+        else:
+            exchange.run(messages, AllAnswered())
+
+    def _first(self, round: int, started: float) -> dict[int, Answer]:
+        """The answers that make a round."""
+        wanted, told = (
+            min(len(self.began), max(1, math.floor(self.options.wait * len(self.began) + 0.5))),
+            0,
+        )
+        self._collect()
+        while True:
+            news = self._poll()
+            self._collect()
+            for count in range(told + 1, min(wanted, len(self.answers)) + 1):
+                self.on_answer(round, count, wanted)
+            told = min(wanted, len(self.answers))
+            over = (
+                self.rules.timeout_s is not None
+                and time.perf_counter() - started > self.rules.timeout_s
+            )
+            if told == wanted or not self._exchanges or over:
+                break
+            if not news:
+                time.sleep(exchanges.POLL_S)
+        first = sorted(self.answers.values(), key=lambda answer: (answer.due, answer.client))[
+            :wanted
+        ]
+        limit = (
+            self.now + self.rules.timeout_s
+            if self.pace and self.rules.timeout_s is not None
+            else math.inf
+        )
+        if any(answer.due > limit for answer in first):
+            first, self.now = [answer for answer in first if answer.due <= limit], limit
+        self.now = max([self.now, *(answer.due for answer in first)])
+        return {answer.client: answer for answer in first}
+
+    def _poll(self) -> bool:
+        """Take in the replies that are there, to whatever question, if any: asked for together, since what nobody asks for is given up."""
+        waiting = list(self._exchanges.values())
+        replies = (
+            list(
+                waiting[0].grid.pull_messages(
+                    [name for exchange in waiting for name in exchange.names]
+                )
+            )
+            if waiting
+            else []
+        )
+        for exchange in waiting:
+            exchange.receive(replies)
+        return bool(replies)
+
+    def _on_answer(self, round: int, answered: int, asked: int) -> None:
+        """Say nothing: a round counts the answers that it takes."""
+
+    def _on_report(self, report: Report) -> None:
+        self._reports[report.client] = report
+
+    def _collect(self) -> None:
+        """Note what has come."""
+        for began, exchange in list(self._exchanges.items()):
+            for client, result in exchange.take().items():
+                due = self.now + self.pace(began, client) if self.pace else time.monotonic()
+                self.answers[client] = Answer(began, due, self._reports.pop(client, None), result)
+                self.changed.add(client)
+            if not exchange.waiting:
+                del self._exchanges[began]
+
+    def _too_late(self, round: int) -> list[int]:
+        return [
+            client for client, began in self.began.items() if round - began > self.options.staleness
+        ]
+
+    def _give_up(self, client: int, round: int) -> Rejection:
+        reason = f"no answer in the {round - self.began[client]} rounds since it began"
+        if client not in self.answers:
+            self._exchanges[self.began[client]].give_up(client, reason, DEADLINE)
+            self._collect()
+        self._leave(client)
+        return Rejection(client, DEADLINE, reason)
+
+    def _leave(self, client: int) -> None:
+        """Release a client, and note its version."""
+        del self.began[client]
+        answer = self.answers.pop(client)
+        self.changed.add(client)
+        if answer.report is not None:
+            super()._on_report(answer.report)
+
+    # Checkpoints.
+
+    def take_changes(self) -> Changes:
+        values: dict[str, bytes | None] = {
+            CLOCK: json.dumps([self.now, sorted(self.answers)]).encode()
+        }
+        for client in self.changed:
+            values[f"{AT_WORK}/{client}"] = (
+                _pack(self.answers[client]) if client in self.answers else None
+            )
+        self.changed.clear()
+        return {}, values
+
+    def restore(
+        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
+    ) -> None:
+        self.now, clients = json.loads(value(CLOCK) or b"[0.0, []]")
+        self.answers = {
+            client: self._unpack(value(f"{AT_WORK}/{client}") or b"") for client in clients
+        }
+        self.began = {client: answer.round for client, answer in self.answers.items()}
+        self._exchanges, self._reports = {}, {}
+        self.changed.clear()
+
+    def _unpack(self, data: bytes) -> Answer:
+        """Raises ValueError or TypeError for what `_pack` did not make."""
+        head, _, packed = data.partition(b"\n")
+        began, due, rejection = json.loads(head)
+        try:
+            report = Report.unpack(packed) if packed else None
+        except ProtocolError as error:
+            raise ValueError from error
+        if rejection is not None:
+            return Answer(began, due, report, Rejection(*rejection))
+        (update,) = self.strategy.open(Phase(), [report.frame]) if report.frame else [None]
+        if isinstance(update, FrameError):
+            raise ValueError from update
+        return Answer(began, due, report, accepted_of(report, update))
+
+
+def loop_of(
+    strategy: RoundStrategy,
+    broadcasts: Broadcasts,
+    *,
+    pace: Callable[[int, int], float] | None = None,
+    **settings: Any,
+) -> RoundLoop:
+    """Return the loop that runs a strategy's rounds. `settings` are those of `RoundLoop`."""
+    if strategy.asynchronous:
+        return AsynchronousLoop(strategy, broadcasts, pace=pace, **settings)
+    return RoundLoop(strategy, broadcasts, **settings)
+
+
+def _pack(answer: Answer) -> bytes:
+    refused = dataclasses.astuple(answer.result) if isinstance(answer.result, Rejection) else None
+    head = json.dumps([answer.round, answer.due, refused]).encode()
+    return head + b"\n" + (answer.report.pack() if answer.report else b"")

@@ -1,0 +1,307 @@
+"""The round loop: sample, exchange, aggregate, broadcast.
+
+A strategy decides who takes part, in which phases, and what becomes of the accepted updates; the loop does the rest. It works out each
+client's cheapest download, checks every report as it arrives, closes phases, applies the server optimizer, and makes the broadcast.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import seeds
+from ..codecs import decay
+from ..errors import NonFiniteError
+from ..kernels.sums import sum_squares
+from ..memories.base import Changes
+from ..messages import FAILED, Assignment, Report
+from ..observe import Rejection
+from ..profiling import timed
+from ..strategies.base import Accepted, Aggregation, Phase, PhaseResult, RoundStrategy, RoundUpdates
+from ..strategies.closing import QuorumOrDeadline
+from ..strategies.cohort import ids, sample
+from ..strategies.optimizers import optimizer
+from ..strategies.schedule import Terms
+from .broadcasts import Broadcast, Broadcasts
+from .clock import Clock
+from .exchange import Exchange, Grid, Message, Roster, Traffic, by_node
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """The outcome of a round."""
+
+    round: int
+    cohort: list[int]
+    accepted: list[Accepted]
+    rejections: list[Rejection]
+    traffic: Traffic
+    broadcast: Broadcast | None  # None: no update was accepted, the model did not move
+    suspicion: Mapping[int, float] = field(
+        default_factory=dict
+    )  # by client, 0..1; empty unless the strategy judges votes
+    simulated_s: float | None = None  # virtual duration in seconds; None: time is real
+    clipped: int = 0  # accepted updates whose norm was bounded
+
+    @property
+    def train_loss(self) -> float | None:
+        losses = [a.loss for a in self.accepted if math.isfinite(a.loss)]
+        return sum(losses) / len(losses) if losses else None
+
+
+class RoundLoop:
+    """Runs the rounds of a strategy, and keeps what the server knows of each client.
+
+    `roster` maps the logical ids of the clients that can be reached to their nodes. Ids, not nodes or the order of answers, decide the
+    cohort and the order of sums. `on_answer(round, answered, asked)` is called for each reply. `bandwidths` are the uplinks' bytes a
+    second by client, where they are known.
+    """
+
+    def __init__(
+        self,
+        strategy: RoundStrategy,
+        broadcasts: Broadcasts,
+        *,
+        roster: Roster = by_node,
+        on_answer: Callable[[int, int, int], None] = lambda round, answered, asked: None,
+        clock: Clock | None = None,
+        bandwidths: Mapping[int, float] | None = None,
+    ):
+        self.strategy, self.broadcasts, self.rules = strategy, broadcasts, strategy.rules
+        self.roster, self.on_answer, self.clock = roster, on_answer, clock or Clock()
+        self.bandwidths = dict(bandwidths or {})
+        self.optimizer = optimizer(self.rules.server_optimizer)
+        self.versions: dict[int, str] = {}  # last version that each client reported
+        self.tickets: dict[int, str] = {}  # of each client's last accepted proposal
+        self.examples: dict[int, int] = {}  # that each client counted when it was last accepted
+        self.dropped: dict[
+            int, bytes
+        ] = {}  # frame of what was dropped of that proposal, until the client was told
+
+    @property
+    def model(self) -> Tensor:
+        """The weights of the model, not copied."""
+        return self.strategy.client_algorithm.model_weights(self.broadcasts.weights)
+
+    def rounds(self, grid: Grid, rounds: Iterable[int]) -> Iterator[RoundResult]:
+        """Run these rounds and yield after each. The broadcast of a round is sent in the next one: write it to disk in between."""
+        for round in rounds:
+            yield self.run_round(grid, round)
+
+    def run_round(self, grid: Grid, round: int) -> RoundResult:
+        strategy, nodes = self.strategy, self.roster(grid)
+        cohort = strategy.choose(ids(nodes), round, self.broadcasts.fingerprint)
+        traffic, rejected = Traffic(), {}
+        phases: dict[str, list[Accepted]] = {}
+        asked, terms = cohort, strategy.schedule.terms(round, cohort, self.bandwidths)
+        for phase in strategy.phases(round):
+            exchange = self.exchange(grid, round, phase, traffic)
+            messages = [
+                self.message(exchange, client, nodes[client], round, phase, phases, terms[client])
+                for client in asked
+            ]
+            exchange.run(
+                messages, phase.closing or QuorumOrDeadline(self.rules.quorum, self.rules.timeout_s)
+            )
+            phases[phase.name] = self.end_phase(phase, exchange)
+            rejected |= exchange.rejected
+            asked = [a.client for a in phases[phase.name]]
+        return self.close(round, cohort, phases, rejected, traffic)
+
+    def expected(self, clients: Sequence[int], round: int) -> list[int]:
+        """Return the clients that a coming round will probably ask. Changes nothing."""
+        return sample(clients, self.rules.participation, self.rules.seed, round)
+
+    # The parts of a round.
+
+    def exchange(self, grid: Grid, round: int, phase: Phase, traffic: Traffic) -> Exchange:
+        """Return the exchange of a phase, before anything is sent."""
+        return Exchange(
+            grid,
+            self.broadcasts,
+            lambda frames: self.strategy.open(phase, frames),
+            traffic,
+            self._on_report,
+            lambda answered, asked: self._on_answer(round, answered, asked),
+            in_step=self.strategy.counterpart is not None,
+            clock=self.clock,
+            vet=lambda client, frame: self.strategy.vet(phase, client, frame),
+        )
+
+    def message(
+        self,
+        exchange: Exchange,
+        client: int,
+        node: int,
+        round: int,
+        phase: Phase,
+        before: Mapping[str, Sequence[Accepted]],
+        terms: Terms,
+    ) -> Message:
+        """Return the message that asks a client in a phase, with the download that brings it to the present version."""
+        b, counterpart = self.broadcasts, self.strategy.counterpart
+        held = self.versions.get(client, b.first)
+        download = b.download(held)
+        exchange.traffic.behind.setdefault(client, b.behind(held))
+        announced = dict(self.strategy.announce(phase, client, before))
+        if counterpart is not None and not before:
+            announced |= counterpart.announce()
+        flat = [part for name, value in announced.items() for part in (name.encode(), value)]
+        returned = self.dropped.get(client, b"")
+        exchange.traffic.sent(
+            client,
+            download,
+            [*flat, returned],
+            first=client not in self.versions,
+            newest=b.newest_bytes,
+        )
+        assignment = Assignment(
+            round,
+            phase.name,
+            client,
+            download.form,
+            download.base,
+            b.version,
+            b.fingerprint,
+            download.frames,
+            accepted=self.tickets.get(client, ""),
+            announced=flat,
+            density=terms.density,
+            lr=terms.lr,
+            returned=returned,
+            steps=terms.steps,
+            batch_size=terms.batch_size,
+        )
+        return exchange.message(assignment, node)
+
+    def end_phase(self, phase: Phase, exchange: Exchange) -> list[Accepted]:
+        """Return the accepted updates of a phase, less those that the strategy leaves out."""
+        result = PhaseResult(phase.name, list(exchange.answers()), frozenset(exchange.proven))
+        for client, reason in self.strategy.on_phase_end(result).items():
+            exchange.leave_out(client, reason)
+        return list(exchange.answers())
+
+    def close(
+        self,
+        round: int,
+        cohort: list[int],
+        phases: Mapping[str, list[Accepted]],
+        rejected: Mapping[int, Rejection],
+        traffic: Traffic,
+    ) -> RoundResult:
+        """Aggregate what the last phase brought, move the model, and remember what was accepted."""
+        strategy, counterpart = self.strategy, self.strategy.counterpart
+        name, last = list(phases.items())[-1]
+        refused = dict(strategy.reject(last))
+        last = [a for a in last if a.client not in refused]
+        if counterpart is not None:
+            counterpart.rate = strategy.schedule.rate(round)
+            counterpart.rates = {a.client: a.rate for a in last}
+        aggregation, broadcast = Aggregation(), None
+        if last:
+            try:
+                aggregation, broadcast = self._advance(round, {**phases, name: last})
+            except NonFiniteError:
+                reason = "the sum of this round's updates is not finite"
+                refused |= {a.client: reason for a in last}
+                last = []
+        self.tickets |= {a.client: a.ticket for a in last if a.ticket}
+        self.examples |= {a.client: a.examples for a in last}
+        if counterpart is not None:
+            counterpart.settle(
+                [(a.client, a.update, a.fresh) for a in last], self._squared_step(broadcast)
+            )
+        self.dropped |= {a.client: frame for a in last if (frame := strategy.returned(a))}
+        left_out = {c: Rejection(c, "aggregate", reason) for c, reason in refused.items()}
+        result = RoundResult(
+            round,
+            cohort,
+            last,
+            [rejection for _, rejection in sorted((dict(rejected) | left_out).items())],
+            traffic,
+            broadcast,
+            dict(strategy.suspicion),
+            self.clock.take(),
+            aggregation.clipped,
+        )
+        strategy.on_round_end(round, broadcast.frame if broadcast is not None else None)
+        return result
+
+    def _on_answer(self, round: int, answered: int, asked: int) -> None:
+        self.on_answer(round, answered, asked)
+
+    def _on_report(self, report: Report) -> None:
+        """Note the version of the client, and that it was told what was dropped."""
+        if report.version:
+            self.versions[report.client] = report.version
+        if report.kind != FAILED:
+            self.dropped.pop(report.client, None)
+
+    def _advance(
+        self, round: int, phases: Mapping[str, list[Accepted]]
+    ) -> tuple[Aggregation, Broadcast | None]:
+        """Move the model by what the strategy makes of the updates. Raises NonFiniteError with the model unchanged."""
+        update = torch.zeros(self.broadcasts.layout.numel, dtype=torch.float32)
+        updates = RoundUpdates(
+            round,
+            self._estimated(phases),
+            self.broadcasts.weights,
+            self.examples,
+            len(self.versions),
+        )
+        with (
+            timed("aggregation"),
+            np.errstate(over="ignore", invalid="ignore"),
+        ):  # values outside of float32 are found by `prepare`
+            aggregation = self.strategy.aggregate(updates, update)
+            update = self.optimizer.step(update)
+        with timed("downlink"):
+            broadcast = self.broadcasts.prepare(
+                round,
+                update.mul_(self.rules.server_lr),
+                seeds.key(self.rules.seed, "downlink", round),
+                aggregation.decay,
+            )
+            if broadcast is not None:
+                self.broadcasts.publish(broadcast)
+                self.optimizer.commit()
+        return aggregation, broadcast
+
+    def _estimated(self, phases: Mapping[str, list[Accepted]]) -> Mapping[str, list[Accepted]]:
+        """Replace the updates of the last phase by the counterpart's estimates, and add those of absent clients."""
+        counterpart = self.strategy.counterpart
+        if counterpart is None:
+            return phases
+        name, last = list(phases.items())[-1]
+        estimates = {
+            a.client: replace(a, update=counterpart.estimate(a.client, a.update, a.fresh))
+            for a in last
+        }
+        for client, update in counterpart.absent([*estimates]):
+            estimates[client] = Accepted(
+                client, update, self.examples[client], math.nan, "", fresh=False
+            )
+        return {**phases, name: [estimates[client] for client in sorted(estimates)]}
+
+    def _squared_step(self, broadcast: Broadcast | None) -> float:
+        """Return ‖step of the model‖² of a round, in units of the clients' updates."""
+        if broadcast is None:
+            return 0.0
+        layout = self.broadcasts.layout
+        _, frame = decay.unwrap(broadcast.frame, layout.numel)
+        step = self.broadcasts.codec.decode(frame, numel=layout.numel, layout=layout)
+        return sum_squares(step) / self.rules.server_lr / self.rules.server_lr
+
+    # Checkpoints.
+
+    def take_changes(self) -> Changes:
+        """Return what a loop keeps besides the model and its clients, as far as it changed since the last call."""
+        return {}, {}
+
+    def restore(
+        self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
+    ) -> None:
+        """Continue from a checkpoint, whose vectors and values of `take_changes` are read by these."""

@@ -1,0 +1,174 @@
+"""A strategy of fedcomp as a strategy of Flower, for a ServerApp.
+
+strategy = FlowerStrategy("powersgd:rank=2", StrategyConfig(...))
+strategy.start(grid, initial_arrays, num_rounds=10)
+
+Flower's own loop starts at round 1, has no checkpoint and ends a run at the first malformed reply. `start` runs fedcomp's loop instead,
+which checks every reply as it arrives and goes on.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor
+
+from ...errors import ConfigError
+from ...layout import Layout
+from ...server.asynchronous_loop import loop_of
+from ...server.broadcasts import Broadcasts
+from ...server.exchange import Exchange, Roster, Traffic, by_node
+from ...server.round_loop import RoundLoop, RoundResult
+from ...strategies import Phase, Rules, strategy
+from ...strategies.cohort import ids
+
+
+class FlowerStrategy(Strategy):
+    """Runs a strategy of fedcomp, given by its spec string, in a Flower ServerApp.
+
+    A client's logical id is its node id unless `roster` gives another. After `start` or `begin`, `loop` is the loop that runs the rounds.
+    """
+
+    def __init__(self, spec: str, rules: Rules, *, roster: Roster = by_node):
+        self.spec, self.rules, self.roster = spec, rules, roster
+        self.loop: RoundLoop | None = None
+        self._open: tuple[Phase, list[int], Exchange] | None = None  # round that waits for replies
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run `num_rounds` rounds from `initial_arrays`. A phase takes at most `timeout` seconds unless the config says otherwise.
+
+        The server evaluates, through `evaluate_fn`; the two configs have no effect.
+        """
+        loop, result = self.begin(initial_arrays, num_rounds, timeout), Result()
+        for outcome in loop.rounds(grid, range(1, num_rounds + 1)):
+            result.arrays = self.arrays()
+            result.train_metrics_clientapp[outcome.round] = _metrics(outcome)
+            measured = evaluate_fn(outcome.round, result.arrays) if evaluate_fn else None
+            if measured is not None:
+                result.evaluate_metrics_serverapp[outcome.round] = measured
+        return result
+
+    def begin(
+        self, initial_arrays: ArrayRecord, num_rounds: int, timeout: float | None = None
+    ) -> RoundLoop:
+        """Make the loop of a run from `initial_arrays`. Raises SpecError and ConfigError for settings that do not suit it."""
+        rules = replace(
+            self.rules,
+            timeout_s=timeout if self.rules.timeout_s is None else self.rules.timeout_s,
+            rounds=self.rules.rounds or num_rounds,
+        )
+        layout, weights = vector_of(initial_arrays)
+        made = strategy(self.spec, rules, layout)
+        self.loop = loop_of(made, Broadcasts.of(made, weights), roster=self.roster)
+        return self.loop
+
+    def arrays(self) -> ArrayRecord:
+        """Return the model as Flower arrays, by the names of the initial arrays."""
+        views = self._running.strategy.model_layout.views(self._running.model)
+        return ArrayRecord({name: Array(view.numpy().copy()) for name, view in views.items()})
+
+    def summary(self) -> None:
+        print(
+            f"{self.spec}: uplink {self.rules.uplink}, downlink {self.rules.downlink}, participation {self.rules.participation:g}"
+        )
+
+    # The steps of Flower's own loop, for code that calls them one by one.
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the messages of a round's one phase. The first call takes `arrays` as the initial model.
+
+        In later calls `arrays` is not sent: clients get what they miss of the loop's own model.
+        """
+        if self.loop is None:
+            self.begin(arrays, self.rules.rounds)
+        loop, made = self._running, self._running.strategy
+        if made.asynchronous:
+            raise ConfigError(
+                f"strategy '{made.name}' waits for nobody, and this hook for everybody; call start()"
+            )
+        phase, *others = made.phases(server_round)
+        if others:
+            raise ConfigError(
+                f"a round of '{made.name}' has {1 + len(others)} phases, too many for this hook; call start()"
+            )
+        nodes = loop.roster(grid)
+        cohort = made.choose(ids(nodes), server_round, loop.broadcasts.fingerprint)
+        terms = made.schedule.terms(server_round, cohort, loop.bandwidths)
+        exchange = loop.exchange(grid, server_round, phase, Traffic())
+        self._open = phase, cohort, exchange
+        return [
+            loop.message(exchange, client, nodes[client], server_round, phase, {}, terms[client])
+            for client in cohort
+        ]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Close the round that `configure_train` opened."""
+        if self._open is None:
+            raise ConfigError("no round is open; call configure_train() first")
+        (phase, cohort, exchange), self._open = self._open, None
+        exchange.receive_from_nodes(replies)
+        for client in set(cohort) - exchange.accepted.keys() - exchange.rejected.keys():
+            exchange.give_up(client, "no reply that Flower's own loop waits for")
+        accepted = {phase.name: self._running.end_phase(phase, exchange)}
+        outcome = self._running.close(
+            server_round, cohort, accepted, exchange.rejected, exchange.traffic
+        )
+        return self.arrays(), _metrics(outcome)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return no messages: the server evaluates."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        return None
+
+    @property
+    def _running(self) -> RoundLoop:
+        if self.loop is None:
+            raise ConfigError("the strategy has no model yet; call start() first")
+        return self.loop
+
+
+def vector_of(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
+    """Return the layout and the vector [numel] of Flower arrays. Raises ConfigError for an array that is not of floats."""
+    values = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
+    for name, value in values.items():
+        if not value.is_floating_point():
+            raise ConfigError(
+                f"initial array '{name}' is of type {value.dtype}; give trainable parameters only"
+            )
+    layout = Layout.from_shapes({name: tuple(value.shape) for name, value in values.items()})
+    return layout, torch.cat([value.reshape(-1).to(torch.float32) for value in values.values()])
+
+
+def _metrics(outcome: RoundResult) -> MetricRecord:
+    values: dict[str, Any] = {
+        "accepted": len(outcome.accepted),
+        "rejected": len(outcome.rejections),
+        "uplink-bytes": sum(outcome.traffic.uplink.values()),
+        "downlink-bytes": sum(outcome.traffic.downlink.values()),
+    }
+    if outcome.train_loss is not None:
+        values["train-loss"] = outcome.train_loss
+    return MetricRecord(values)
