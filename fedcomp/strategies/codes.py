@@ -1,4 +1,4 @@
-"""Codes of an election: which voter counts which partitions, so that liars who would win a plain vote lose this one.
+"""Codes of an election: which voter counts which partitions, so that Byzantine voters who would win a plain vote lose this one.
 
 Sohn, Han, Choi, Moon: Election coding for distributed learning: protecting signSGD against Byzantine attacks. NeurIPS 2020.
 
@@ -12,14 +12,14 @@ n partitions of the data, n seats, allocation G ∈ {0,1}^(n×n). Seat i takes t
     the other 2b+1 rows    all partitions
 
 For any signs, the seats that vote as the majority of all partitions are at least 2b+1 more than the others: the last rows always do, and
-of a couple i, s+i one does, since row s+i can only err where partition i is of the majority. A liar takes two votes off this margin, an
-absent seat one, so the election ends as it would without them while 2f + a ≤ 2b. No local election has a tie.
+of a couple i, s+i one does, since row s+i can only err where partition i is of the majority. A Byzantine vote takes two off this margin,
+an absent seat one, so the result is the one without them while 2f + a ≤ 2b. No local election has a tie.
 Redundancy (n+2b+1)/2 − s/n: mean number of partitions that a seat computes.
 
 `bernoulli`: G_ij ~ Bernoulli(redundancy/n), drawn again while a row or a column is empty; if REDRAWS draws all have one, each empty row,
 then each empty column, of the last gets one entry. Redrawing raises the mean redundancy, for redundancy=2 and n = 15 to about 2.4.
-Cheaper, and right more often than no code where liars sit anywhere; no bound, and strategies/correctness.py says when liars in the
-heaviest seats make it worse than no code.
+Cheaper, and right more often than no code where Byzantine voters sit anywhere. There is no bound; strategies/correctness.py computes when
+Byzantine voters in the heaviest seats make it worse than no code.
 
 `uncoded`: G = I, a plain vote.
 """
@@ -42,8 +42,9 @@ def allocation_matrix(
 ) -> np.ndarray:
     """G, uint8 [n, n]: G[i, j] = 1 where seat i counts partition j.
 
-    `byzantine` is b, the liars to survive; it shapes the deterministic code alone. `redundancy`, from above 0 to n, and `seed` belong to
-    `bernoulli`, whose redundancy is √(n·ln n) unless given. Raises SpecError for another code, ConfigError for numbers that do not suit.
+    `byzantine` is b, the Byzantine voters to survive; it shapes the deterministic code alone. `redundancy`, above 0 and at most n, and
+    `seed` belong to `bernoulli`, whose redundancy is √(n·ln n) by default. Raises SpecError for another code, ConfigError for numbers
+    out of range.
     """
     if code not in CODES:
         raise SpecError(f"unknown code '{code}' of an election; {nearest(code, CODES)}")
@@ -58,7 +59,7 @@ def allocation_matrix(
         raise ConfigError(f"a code has at least 1 voter, not {n}")
     if not 0 <= byzantine < n / 2:
         raise ConfigError(
-            f"byzantine={byzantine} of {n} voters is out of range; 0 to {(n - 1) // 2} liars can be outvoted"
+            f"byzantine={byzantine} of {n} voters is out of range; 0 to {(n - 1) // 2} Byzantine voters can be outvoted"
         )
     if redundancy is not None and code != "bernoulli":
         raise ConfigError(
@@ -77,32 +78,32 @@ def mean_redundancy(matrix: np.ndarray) -> float:
 
 
 def default_redundancy(n: int) -> float:
-    """Of the Bernoulli code: p of the order √(ln n / n), times n."""
+    """Return the default redundancy of the Bernoulli code: n·p, with p of the order √(ln n / n)."""
     return max(1.0, math.sqrt(n * math.log(n)))
 
 
 def may_close(byzantine_allowed: int, absent: int, byzantine: int) -> bool:
-    """Whether a round may close with so many seats absent, if `byzantine_allowed` of the others may lie: 2f + a ≤ 2b."""
+    """Return whether a round may close with so many absent seats, and `byzantine_allowed` Byzantine ones: 2f + a ≤ 2b."""
     return 2 * byzantine_allowed + absent <= 2 * byzantine
 
 
 @dataclass(frozen=True)
 class Seats:
-    """Who holds which seat in a round, and what lies in which partition of the code."""
+    """The clients in each seat of a round, and the data sets in each partition."""
 
     members: tuple[tuple[int, ...], ...]  # clients of seat i, ascending; each votes for itself
     groups: tuple[tuple[int, ...], ...]  # data sets of partition j, ascending
     margin: int  # votes by which the honest win at the least
 
     def of(self, client: int) -> int:
-        """The seat of a client. Raises KeyError for one without."""
+        """Return the seat of a client. Raises KeyError."""
         for seat, members in enumerate(self.members):
             if client in members:
                 return seat
         raise KeyError(client)
 
     def may_close(self, byzantine_allowed: int, absent: int) -> bool:
-        """`may_close` for single clients, wherever they sit: 2f + a < margin."""
+        """Return whether a round may close with f Byzantine and a absent clients, wherever they sit: 2f + a < margin."""
         return 2 * byzantine_allowed + absent < self.margin
 
 
@@ -114,23 +115,23 @@ def deal(
     round: int,
     data_sets: Sequence[int] | None = None,
 ) -> Seats:
-    """Seat a cohort of m ≥ n clients at a code of n; and put the data sets, those of the clients unless given, in its n partitions.
+    """Seat a cohort of m ≥ n clients at a code of n, and put the data sets (by default, those of the clients) in its n partitions.
 
-    Every seat is held by g = ⌊m/n⌋ clients, who all compute the seat's partitions and each vote; the tally is of all m votes. What is
-    left of the cohort joins the seats that hold all partitions (from the last row up), then the couples i, s+i of the deterministic
-    code, and an odd one a full row again. So the honest win by
+    Every seat is held by g = ⌊m/n⌋ clients, who all compute the seat's partitions and each vote; all m votes are tallied. The rest of the
+    cohort joins the seats that hold all partitions (from the last row up), then the couples i, s+i of the deterministic code, and an odd
+    one joins a full row again. So honest votes win by
 
         margin ≥ g·(2b+1) + the clients who joined full rows
 
-    and f liars and a absent clients *anywhere* change nothing while 2f + a < margin. ⌊m/n⌋ elections of n whose results are put to the
-    vote would bear about half as many liars, (b+1)/2 a group and not b + ½, since b+1 in one of them buy its whole result. The load is
-    that of the code of n, less than of a code of m that bears as many liars. The bound is the deterministic code's; for others
-    `margin` is the same number, and a promise of nothing.
+    and f Byzantine and a absent clients *anywhere* change nothing while 2f + a < margin. ⌊m/n⌋ elections of n whose results are put to the
+    vote would bear about half as many, (b+1)/2 a group and not b + ½, since b+1 in one of them decide its result. The load is that of the
+    code of n, less than of a code of m that bears as many. The bound holds for the deterministic code; for others `margin` is the same
+    number and guarantees nothing.
 
-    A partition of several data sets has ONE sign: of a gradient over their union, or of the majority of their signs; a seat that
-    added up all its data sets instead would weigh partitions differently, which the code does not survive.
+    A partition of several data sets has ONE sign: of a gradient over their union, or of the majority of their signs. A seat that added up
+    its data sets would weigh partitions differently, which breaks the code.
 
-    The deal depends on (seed, round), the sorted ids and n alone. Raises ConfigError for fewer clients or data sets than n.
+    The result depends on (seed, round), the sorted ids and n alone. Raises ConfigError for fewer clients or data sets than n.
     """
     clients, data = sorted(set(clients)), sorted(set(clients if data_sets is None else data_sets))
     for what, held in (("clients", clients), ("data sets", data)):
@@ -156,7 +157,7 @@ def deal(
 
 
 def _joined(n: int, byzantine: int, left: int) -> list[int]:
-    """The seats that are held by one more."""
+    """Return the seats that get one more client."""
     full = list(range(n - 1, n - 2 * byzantine - 2, -1))
     if left <= len(full):
         return full[:left]

@@ -1,15 +1,15 @@
-"""How often a coded vote is right, and what codes are worth against liars who choose their seats.
+"""How often a coded vote is right, and whether a code helps against Byzantine voters.
 
-Sohn et al. 2020 (strategies/codes.py) bound this; here it is computed.
+Sohn et al. 2020 (strategies/codes.py) give bounds; here the probability is computed.
 
-Model: in a coordinate, each partition's sign is right with probability q, independently. An honest seat votes the majority of its
-partitions; the coins of ties are fair and independent. A liar votes the opposite of what it should (`inverted`), or, knowing the truth,
-always against it (`wrong`). A tie of the tally is right with probability 1/2. Liars sit anywhere (`random`, in the mean over all
-placements), in the seats with most partitions (`heaviest`), or where they do most harm (`worst`).
+Model: in a coordinate, the sign of each partition is right with probability q, independently. An honest seat votes with the majority of its
+partitions; the coins of ties are fair and independent. A Byzantine voter votes the opposite of what it should (`inverted`), or knows the
+right sign and always votes against it (`wrong`). A tie of the tally is right with probability 1/2. Byzantine voters sit anywhere (`random`,
+the mean over all placements), in the seats with most partitions (`heaviest`), or where they do most harm (`worst`).
 
-All 2^n patterns of right and wrong partitions are gone through up to n = 15; beyond, up to 65,536 patterns are drawn from the seed, and
-the result has a standard error. The worst placement is the worst of all where these are few enough to try, else the one at which a
-search by single moves ends (from the heaviest seats and from none): the harm shown is real, and may not be the greatest.
+Up to n = 15 all 2^n patterns of right and wrong partitions are evaluated. Beyond, up to 65,536 patterns are drawn from the seed, and the
+result has a standard error. The worst placement is found by trying all, if they are few enough, else by a search that moves one voter at
+a time, from the heaviest seats and from none: the harm is real, and may not be the greatest.
 """
 
 import math
@@ -25,16 +25,12 @@ from ..errors import ConfigError
 from . import patterns
 from .codes import allocation_matrix, default_redundancy
 
-TRIED = 1 << 25  # placements times patterns that are all tried
-MOVED, LEAST = (
-    1 << 24,
-    256,
-)  # likewise in one step of a search, and the fewest patterns that one looks at
-SEARCHED = (
-    31  # seats up to which a warning searches for the worst, and does not take the heaviest for it
-)
+TRIED = 1 << 25  # placements times patterns up to which all placements are tried
+MOVED = 1 << 24  # placements times patterns in one step of a search
+LEAST = 256  # patterns that a step of a search evaluates at least
+SEARCHED = 31  # seats up to which a warning searches for the worst placement; else the heaviest
 ATTACKS, PLACEMENTS = ("inverted", "wrong"), ("heaviest", "random", "worst")
-HALVINGS = 12  # of the interval in which an estimate lies
+HALVINGS = 12  # of the interval of an estimate
 
 Harm = Callable[[Sequence[tuple[int, ...]]], tuple[float, tuple[int, ...]]]
 
@@ -44,54 +40,54 @@ class Correctness:
     """The probability that a coordinate of the coded vote is right."""
 
     probability: float
-    error: float = 0.0  # standard; 0 where nothing was sampled
-    liars: tuple[int, ...] | None = None  # the seats they hold; None = anywhere
+    error: float = 0.0  # standard error; 0 if nothing was sampled
+    seats: tuple[int, ...] | None = None  # of the Byzantine voters; None: anywhere
 
 
 def correctness(
     matrix: ArrayLike,
     q: float,
-    liars: int = 0,
+    f: int = 0,
     placement: str | Sequence[int] = "worst",
     attack: str = "inverted",
     seed: int = 0,
 ) -> Correctness:
-    """Of a code G [n, n] at per-partition correctness q, with so many liars, placed by name or at the seats given.
+    """Return the correctness of a code G [n, n], given that of the partitions, with `f` Byzantine voters, placed by name or at given seats.
 
-    Raises ConfigError for what is no code, a q outside 0..1, more liars than seats, seats that are not there, and unknown names.
+    Raises ConfigError for a matrix that is no code, a q outside 0..1, too many or unknown seats, and unknown names.
     """
     G = _code(matrix)
     n = len(G)
-    if not 0 <= q <= 1 or not 0 <= liars <= n or liars != int(liars):
+    if not 0 <= q <= 1 or not 0 <= f <= n or f != int(f):
         raise ConfigError(
-            f"no level of a code of {n} seats: q = {q:g}, {liars} liars; give 0 ≤ q ≤ 1, and 0 to {n} liars"
+            f"no level of a code of {n} seats: q = {q:g}, f = {f}; give 0 ≤ q ≤ 1, and 0 ≤ f ≤ {n}"
         )
     if attack not in ATTACKS or (isinstance(placement, str) and placement not in PLACEMENTS):
         raise ConfigError(
-            f"attack '{attack}' by liars '{placement}': attacks are {', '.join(ATTACKS)}, placements {', '.join(PLACEMENTS)}"
+            f"attack '{attack}', placement '{placement}': attacks are {', '.join(ATTACKS)}, placements {', '.join(PLACEMENTS)}"
         )
     if placement == "random":
         if np.array_equal(G, np.eye(n)):
-            return Correctness(uncoded(n, q, liars, attack))
-        return Correctness(*patterns.anywhere(patterns.honest(G, q, seed), q, liars, attack))
+            return Correctness(uncoded(n, q, f, attack))
+        return Correctness(*patterns.anywhere(patterns.honest(G, q, seed), q, f, attack))
     if not isinstance(placement, str):
         seats = tuple(sorted(set(placement)))
-        if len(seats) != liars or not set(seats) <= set(range(n)):
+        if len(seats) != f or not set(seats) <= set(range(n)):
             raise ConfigError(
-                f"{liars} liars do not hold the seats {list(seats)} of {n}; give as many different ones, 0 to {n - 1}"
+                f"{f} Byzantine voters do not hold the seats {list(seats)} of {n}; give {f} different ones, 0 to {n - 1}"
             )
         return _at(G, q, seats, attack, seed)
-    if placement == "heaviest" or liars in (0, n):
-        return _at(G, q, _heaviest(G, liars), attack, seed)
+    if placement == "heaviest" or f in (0, n):
+        return _at(G, q, _heaviest(G, f), attack, seed)
     return _at(
-        G, q, _worst(G, q, liars, attack, seed), attack, seed + 1
+        G, q, _worst(G, q, f, attack, seed), attack, seed + 1
     )  # in patterns that were not searched
 
 
-def uncoded(n: int, q: float, liars: int = 0, attack: str = "inverted") -> float:
-    """`correctness` of no code, exactly, for any n: all seats are alike."""
-    honest = patterns.binomial(n - liars, q)
-    right = np.convolve(honest, patterns.binomial(liars, 1 - q if attack == "inverted" else 0.0))
+def uncoded(n: int, q: float, f: int = 0, attack: str = "inverted") -> float:
+    """Return the exact correctness of a plain vote, for any n."""
+    honest = patterns.binomial(n - f, q)
+    right = np.convolve(honest, patterns.binomial(f, 1 - q if attack == "inverted" else 0.0))
     twice = 2 * np.arange(n + 1) - n
     return float(right @ ((twice > 0) + (twice == 0) / 2))
 
@@ -99,36 +95,37 @@ def uncoded(n: int, q: float, liars: int = 0, attack: str = "inverted") -> float
 def estimate_correctness(
     margins: ArrayLike,
     matrix: ArrayLike | None = None,
-    liars: int = 0,
+    f: int = 0,
     members: Sequence[int] | None = None,
     seed: int = 0,
 ) -> float | None:
-    """q from how often each margin occurred: int [m + 1] of m votes, as kernels/votes.py `margin_counts` gives it.
+    """Return an estimate of q from how often each margin of m votes occurred: int [m + 1], from `margin_counts` of kernels/votes.py.
 
-    Under the model above, with liars who invert and sit anywhere, the mean square of the margin tells q: for a plain vote
+    Under the model above, with f Byzantine voters who invert and sit anywhere, q follows from the mean square of the margin. For a
+    plain vote it is
 
         E d² = m + (2q − 1)²·((m − 2f)² − m)
 
-    and for a code (`matrix` [n, n], and how many `members` each seat has, one unless given) a sum over its patterns that grows with q.
-    Where coordinates differ in their q, (2q − 1)² is estimated in its mean over them. The result is within 1/2..1: margins do not tell
-    more wrong than right. None where they do not tell q: no coordinates, one voter, or liars with whom (m − 2f)² is m. Raises
-    ConfigError for margins that are no counts, what is no code, and other members than votes.
+    and for a code (`matrix` [n, n], with `members` voters in each seat, one by default) it is a sum over the patterns that grows with q.
+    Where coordinates differ in q, (2q − 1)² is estimated in its mean. The result is within 1/2..1, since margins have no sign. None if q
+    does not follow: no coordinates, one voter, or (m − 2f)² = m. Raises ConfigError for margins that are no counts, a matrix that is no
+    code, and a number of members other than m.
     """
     table = np.asarray(margins, np.float64)
     if table.ndim != 1 or not len(table) or not (np.isfinite(table).all() and (table >= 0).all()):
         raise ConfigError(
-            "margins are how often each from 0 to the number of votes occurred; give a vector of numbers of at least 0"
+            "margins are counts, one for each margin from 0 to the number of votes; give a vector of numbers of at least 0"
         )
     m = len(table) - 1
-    if not 0 <= liars <= m:
-        raise ConfigError(f"margins of {m} votes with {liars} liars; give 0 to {m}")
-    told = (m - 2 * liars) ** 2 - m
+    if not 0 <= f <= m:
+        raise ConfigError(f"margins of {m} votes with f = {f}; give 0 to {m}")
+    told = (m - 2 * f) ** 2 - m
     if not table.sum() or m < 2 or told == 0:
         return None
     square = float(table @ np.arange(m + 1) ** 2 / table.sum())
     honest = (
         m + (square - m) * m * (m - 1) / told
-    )  # if nobody lied: f signs turned at random shrink the rest by told/m(m−1) in the mean
+    )  # without the f inverted votes, which shrink the rest by told/m(m−1) in the mean
     if matrix is None:
         return (1 + math.sqrt(min(max((honest - m) / (m * (m - 1)), 0.0), 1.0))) / 2
     G = _code(matrix)
@@ -149,11 +146,11 @@ def estimate_correctness(
 def warning(
     code: str, n: int, byzantine: int, q: float, redundancy: float | None = None, seed: int = 0
 ) -> str | None:
-    """A sentence where a code is worse than none at this level, its liars (`inverted`) in the worst seats; None where it is not.
+    """Return a warning where a code is worse than a plain vote, with Byzantine voters (`inverted`) in the worst seats, else None.
 
-    q counts in whole percents; what was found out is kept, since it may take seconds. Of more than SEARCHED seats the heaviest stand for
-    the worst. The deterministic code is never worse: it gives the majority of all n partitions, no code that of some which are turned.
-    Liars who are always wrong take far more from no code (benchmarks/codes.py). Raises like `allocation_matrix`.
+    q is rounded to whole percents; results are cached, since one may take seconds. Of more than SEARCHED seats the heaviest are taken for
+    the worst. The deterministic code is never worse: it gives the majority of all n partitions. Byzantine voters that know the right sign
+    harm a plain vote far more (benchmarks/codes.py). Raises like `allocation_matrix`.
     """
     allocation_matrix(code, n, byzantine, redundancy, seed)
     return (
@@ -188,13 +185,13 @@ def _warning(n: int, byzantine: int, q: float, redundancy: float | None, seed: i
     )
     better = f"; code=deterministic is right in {uncoded(n, q):.1%}" if n % 2 else ""
     return (
-        f"with {byzantine} liars in the {where} of {n} seats, code=bernoulli with redundancy={given:.3g} is right in {p:.1%} of the "
-        f"coordinates, no code in {none:.1%} (single votes in {q:.0%}): give redundancy={enough}, which is not worse{better}"
+        f"with {byzantine} Byzantine voters in the {where} of {n} seats, code=bernoulli with redundancy={given:.3g} is right in "
+        f"{p:.1%} of the coordinates, no code in {none:.1%} (single votes in {q:.0%}): give redundancy={enough}, which is not worse{better}"
     )
 
 
 def _code(matrix: ArrayLike) -> np.ndarray:
-    """G, uint8 [n, n]. Raises ConfigError for what is none."""
+    """Return G, uint8 [n, n]. Raises ConfigError for a matrix that is no code."""
     try:
         G = np.asarray(matrix)
     except ValueError as error:
@@ -208,49 +205,49 @@ def _code(matrix: ArrayLike) -> np.ndarray:
     return np.ascontiguousarray(G, np.uint8)
 
 
-def _at(G: np.ndarray, q: float, liars: tuple[int, ...], attack: str, seed: int) -> Correctness:
+def _at(G: np.ndarray, q: float, seats: tuple[int, ...], attack: str, seed: int) -> Correctness:
     votes = patterns.honest(G, q, seed)
-    (p,) = patterns.probabilities(votes, q, [liars], attack)
+    (p,) = patterns.probabilities(votes, q, [seats], attack)
     return Correctness(
-        p, math.sqrt(p * (1 - p) / len(votes.signs)) if votes.sampled else 0.0, liars
+        p, math.sqrt(p * (1 - p) / len(votes.signs)) if votes.sampled else 0.0, seats
     )
 
 
-# Where liars sit.
+# Placements.
 
 
-def _heaviest(G: np.ndarray, liars: int) -> tuple[int, ...]:
-    """The seats with most partitions; of equals the last."""
+def _heaviest(G: np.ndarray, f: int) -> tuple[int, ...]:
+    """Return the seats with most partitions; of equals the last."""
     order = np.argsort(G.sum(1, dtype=np.int64), kind="stable")
-    return tuple(sorted(order[len(G) - liars :].tolist()))
+    return tuple(sorted(order[len(G) - f :].tolist()))
 
 
-def _worst(G: np.ndarray, q: float, liars: int, attack: str, seed: int) -> tuple[int, ...]:
+def _worst(G: np.ndarray, q: float, f: int, attack: str, seed: int) -> tuple[int, ...]:
     votes, n = patterns.honest(G, q, seed), len(G)
-    if math.comb(n, liars) * len(votes.signs) <= TRIED:
-        return _harm(votes, q, attack)(list(combinations(range(n), liars)))[1]
-    harm = _harm(votes.some(max(LEAST, MOVED // (liars * (n - liars)))), q, attack)
-    ends = [_moved(harm, n, _grown(harm, n, liars)), _moved(harm, n, _heaviest(G, liars))]
+    if math.comb(n, f) * len(votes.signs) <= TRIED:
+        return _harm(votes, q, attack)(list(combinations(range(n), f)))[1]
+    harm = _harm(votes.some(max(LEAST, MOVED // (f * (n - f)))), q, attack)
+    ends = [_moved(harm, n, _grown(harm, n, f)), _moved(harm, n, _heaviest(G, f))]
     return _harm(votes, q, attack)(ends)[1]
 
 
 def _harm(votes: patterns.Votes, q: float, attack: str) -> Harm:
-    """Of some placements, the one where the vote is right least often, and how often that is."""
+    """Return a function that picks, of some placements, the one where the vote is right least often, with its probability."""
     return lambda placements: min(
         zip(patterns.probabilities(votes, q, placements, attack), placements, strict=True)
     )
 
 
-def _grown(harm: Harm, n: int, liars: int) -> tuple[int, ...]:
-    """Seats taken one after the other, each where it does most harm."""
+def _grown(harm: Harm, n: int, f: int) -> tuple[int, ...]:
+    """Return seats chosen one after the other, each where it does most harm."""
     held: tuple[int, ...] = ()
-    for _ in range(liars):
+    for _ in range(f):
         _, held = harm([tuple(sorted({*held, seat})) for seat in range(n) if seat not in held])
     return held
 
 
 def _moved(harm: Harm, n: int, held: tuple[int, ...]) -> tuple[int, ...]:
-    """Seats from which no liar moves to another to do more harm."""
+    """Return seats that no single move makes more harmful."""
     least, held = harm([held])
     while True:
         moves = [

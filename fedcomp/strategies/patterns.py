@@ -1,6 +1,6 @@
-"""How the seats of a code vote in each pattern of right and wrong partitions, and what liars make of that.
+"""Votes of the seats of a code in each pattern of right and wrong partitions, and the tally with Byzantine voters.
 
-The model is told in strategies/correctness.py.
+The model is that of strategies/correctness.py.
 """
 
 import math
@@ -12,25 +12,25 @@ import numpy as np
 
 from .. import seeds
 
-EXACT = 15  # partitions up to which all patterns are gone through
-SAMPLES, CELLS = 1 << 16, 1 << 23  # patterns drawn where there are more, and their seats at most
-AT_ONCE = 1 << 21  # patterns times placements, side by side
+EXACT = 15  # partitions up to which all patterns are evaluated
+SAMPLES, CELLS = 1 << 16, 1 << 23  # otherwise: patterns drawn, and patterns times seats at most
+AT_ONCE = 1 << 21  # patterns times placements in one batch
 
 
 @dataclass(frozen=True)
 class Votes:
-    """The seats' honest votes, 1 for right, −1, or 0 for a coin: float32 [patterns, n]."""
+    """Honest votes of the seats: 1 for right, −1 for wrong, 0 for a coin, float32 [patterns, n]."""
 
     signs: np.ndarray
     right: np.ndarray  # of the partitions, in each pattern: int64 [patterns]
     sampled: bool
 
     def some(self, patterns: int) -> "Votes":
-        """So many of the drawn ones; all, where all are gone through."""
+        """Return so many of the drawn patterns, or all if none were drawn."""
         return Votes(self.signs[:patterns], self.right[:patterns], True) if self.sampled else self
 
     def weights(self, q: float) -> np.ndarray:
-        """The probability of each pattern, float64 [patterns]."""
+        """Return the probability of each pattern, float64 [patterns]."""
         patterns, n = self.signs.shape
         return (
             np.full(patterns, 1 / patterns)
@@ -40,7 +40,7 @@ class Votes:
 
 
 def honest(G: np.ndarray, q: float, seed: int = 0) -> Votes:
-    """The votes of a code G [n, n] in all patterns, or, where these are too many, in patterns drawn from the seed at this q."""
+    """Return the votes of a code G [n, n] in all patterns or, if these are too many, in patterns drawn from the seed at this q."""
     return _honest(
         np.ascontiguousarray(G, np.uint8).tobytes(),
         len(G),
@@ -66,7 +66,7 @@ def _honest(matrix: bytes, n: int, q: float, seed: int) -> Votes:
 def probabilities(
     votes: Votes, q: float, placements: Sequence[tuple[int, ...]], attack: str
 ) -> list[float]:
-    """The probability that the tally is right with liars in each of these sets of seats."""
+    """Return the probability that the tally is right with Byzantine voters in each of these sets of seats."""
     patterns, n = votes.signs.shape
     weights, chance = votes.weights(q), _chances(n)
     tossed = (votes.signs == 0).astype(np.float32)
@@ -110,19 +110,19 @@ def binomial(count: int, p: float) -> np.ndarray:
     return chances
 
 
-def anywhere(votes: Votes, q: float, liars: int, attack: str) -> tuple[float, float]:
+def anywhere(votes: Votes, q: float, f: int, attack: str) -> tuple[float, float]:
     """The mean of `probabilities` over all placements, and its standard error.
 
-    Of R seats that would vote right, the liars hold h with the hypergeometric probability.
+    Of R seats that would vote right, the f Byzantine voters hold h with the hypergeometric probability.
     """
     patterns, n = votes.signs.shape
     coins = (votes.signs == 0).sum(1)
     sure = (votes.signs > 0).sum(1)
     after = np.zeros(n + 1)
     for right in range(n + 1):
-        for h in range(max(0, liars + right - n), min(liars, right) + 1):
-            twice = 2 * (right - h + (liars - h) * (attack == "inverted")) - n
-            share = math.comb(right, h) * math.comb(n - right, liars - h) / math.comb(n, liars)
+        for h in range(max(0, f + right - n), min(f, right) + 1):
+            twice = 2 * (right - h + (f - h) * (attack == "inverted")) - n
+            share = math.comb(right, h) * math.comb(n - right, f - h) / math.comb(n, f)
             after[right] += share * ((twice > 0) + (twice == 0) / 2)
     chance = np.zeros((n + 1, n + 1))  # of so many that are sure to be right, and so many coins
     for tossed in range(n + 1):

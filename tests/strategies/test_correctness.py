@@ -23,7 +23,7 @@ CODES = [
 ]
 
 
-def by_hand(G: np.ndarray, q: Fraction, liars: tuple[int, ...], attack: str) -> Fraction:
+def by_hand(G: np.ndarray, q: Fraction, seats: tuple[int, ...], attack: str) -> Fraction:
     """Every pattern of partitions and every fall of the coins, in fractions."""
     n, total = len(G), Fraction()
     for partitions in product((1, -1), repeat=n):
@@ -36,7 +36,7 @@ def by_hand(G: np.ndarray, q: Fraction, liars: tuple[int, ...], attack: str) -> 
             votes = [1 if s > 0 else -1 for s in sums]
             for i, coin in zip(tied, fall):
                 votes[i] = coin
-            for i in liars:
+            for i in seats:
                 votes[i] = -votes[i] if attack == "inverted" else -1
             total += (
                 chance
@@ -51,30 +51,30 @@ def by_hand(G: np.ndarray, q: Fraction, liars: tuple[int, ...], attack: str) -> 
 def test_small_codes_are_as_counted_by_hand(which, attack):
     G, q = CODES[which], Fraction(7, 10)
     n = len(G)
-    for liars in range(3):
-        chances = {seats: by_hand(G, q, seats, attack) for seats in combinations(range(n), liars)}
+    for f in range(3):
+        chances = {seats: by_hand(G, q, seats, attack) for seats in combinations(range(n), f)}
         for seats, chance in chances.items():
-            found = correctness(G, 0.7, liars, seats, attack)
+            found = correctness(G, 0.7, f, seats, attack)
             assert (
                 found.probability == pytest.approx(float(chance))
                 and found.error == 0
-                and found.liars == seats
+                and found.seats == seats
             )
         mean = float(sum(chances.values()) / len(chances))
-        assert correctness(G, 0.7, liars, "random", attack).probability == pytest.approx(mean)
-        worst = correctness(G, 0.7, liars, "worst", attack)
+        assert correctness(G, 0.7, f, "random", attack).probability == pytest.approx(mean)
+        worst = correctness(G, 0.7, f, "worst", attack)
         assert (
             worst.probability
             == pytest.approx(float(min(chances.values())))
-            == pytest.approx(float(chances[worst.liars]))
+            == pytest.approx(float(chances[worst.seats]))
         )
 
 
 def test_the_heaviest_seats():
     G = np.array([[1, 1, 1], [1, 0, 0], [0, 1, 1]])
-    assert correctness(G, 0.6, 1, "heaviest").liars == (0,) and correctness(
+    assert correctness(G, 0.6, 1, "heaviest").seats == (0,) and correctness(
         G, 0.6, 2, "heaviest"
-    ).liars == (0, 2)
+    ).seats == (0, 2)
 
 
 @for_each(
@@ -85,11 +85,13 @@ def test_the_heaviest_seats():
         (0.85, 0.79, 0.89, 0.79, 1.00, 0.60),
     ],
 )
-def test_the_table_of_15_voters_and_6_liars(q, none, anywhere, heaviest, deterministic, wrong):
+def test_the_table_of_15_voters_of_whom_6_are_byzantine(
+    q, none, anywhere, heaviest, deterministic, wrong
+):
     assert uncoded(15, q, 6) == pytest.approx(none, abs=0.006)
     assert uncoded(15, q, 6, "wrong") == pytest.approx(
         wrong, abs=0.006
-    )  # of the ballots, liars' included, which are passed on
+    )  # of the ballots, Byzantine ones included, which are passed on
     G = allocation_matrix("deterministic", 15, 6)
     for placement, attack in product(("heaviest", "random"), ("inverted", "wrong")):
         assert correctness(G, q, 6, placement, attack).probability == pytest.approx(
@@ -105,22 +107,22 @@ def test_the_table_of_15_voters_and_6_liars(q, none, anywhere, heaviest, determi
     )  # matrices of one redundancy differ
 
 
-@for_each("n, liars", [(1, 0), (4, 1), (15, 6), (201, 30)])
-def test_no_code_for_any_number_of_voters(n, liars):
-    for attack, q_liar in (("inverted", 0.4), ("wrong", 0.0)):
+@for_each("n, f", [(1, 0), (4, 1), (15, 6), (201, 30)])
+def test_no_code_for_any_number_of_voters(n, f):
+    for attack, q_byzantine in (("inverted", 0.4), ("wrong", 0.0)):
         expected = sum(
-            comb(n - liars, r)
+            comb(n - f, r)
             * 0.6**r
-            * 0.4 ** (n - liars - r)
-            * comb(liars, k)
-            * q_liar**k
-            * (1 - q_liar) ** (liars - k)
+            * 0.4 ** (n - f - r)
+            * comb(f, k)
+            * q_byzantine**k
+            * (1 - q_byzantine) ** (f - k)
             * (1 if 2 * (r + k) > n else 0.5 if 2 * (r + k) == n else 0)
-            for r in range(n - liars + 1)
-            for k in range(liars + 1)
+            for r in range(n - f + 1)
+            for k in range(f + 1)
         )
-        assert uncoded(n, 0.6, liars, attack) == pytest.approx(expected)
-        assert correctness(np.eye(n), 0.6, liars, "random", attack).probability == pytest.approx(
+        assert uncoded(n, 0.6, f, attack) == pytest.approx(expected)
+        assert correctness(np.eye(n), 0.6, f, "random", attack).probability == pytest.approx(
             expected
         )
 
@@ -145,7 +147,7 @@ def test_a_search_for_the_worst_seats_ends_at_least_at_the_heaviest(seed, monkey
         <= found.probability
         <= min(exact + 0.01, correctness(G, 0.7, 3, "heaviest").probability + 1e-12)
     )
-    assert len(found.liars) == 3
+    assert len(found.seats) == 3
 
 
 @for_each(
@@ -169,7 +171,7 @@ def test_what_is_no_code_is_refused(matrix):
 
 @for_each("margins", [[float("nan"), 1, 2], [1, float("inf"), 2], [1, -1, 2], [[1, 2], [3, 4]], []])
 def test_what_are_no_margins_is_refused(margins):
-    with pytest.raises(ConfigError, match="margins are how often"):
+    with pytest.raises(ConfigError, match="margins are counts"):
         estimate_correctness(margins)
 
 
@@ -196,22 +198,22 @@ def test_what_has_no_correctness_is_refused(given):
 
 
 def cast(
-    G: np.ndarray, q: float | np.ndarray, liars: int, numel: int, members: list[int] | None = None
+    G: np.ndarray, q: float | np.ndarray, f: int, numel: int, members: list[int] | None = None
 ) -> np.ndarray:
-    """How often each margin occurs in simulated votes, with liars drawn among the members for each coordinate."""
+    """How often each margin occurs in simulated votes, with f drawn among the members for each coordinate."""
     rng, n = np.random.default_rng(11), len(G)
     seats = np.repeat(np.arange(n), 1 if members is None else members)
     signs = np.where(rng.random((n, numel)) < q, 1, -1) * rng.choice([-1, 1], numel)
     votes = np.sign(G.astype(np.float32) @ signs)
     votes = np.where(votes == 0, rng.choice([-1, 1], votes.shape), votes)[seats]
-    votes[rng.random(votes.shape).argsort(0) < liars] *= -1
+    votes[rng.random(votes.shape).argsort(0) < f] *= -1
     return kernel.margin_counts(kernel.pack(votes), numel)
 
 
 @for_each("q", [0.5, 0.55, 0.7, 0.95, 1.0])
-@for_each("voters, liars", [(2, 0), (9, 0), (15, 2), (40, 5)])
-def test_plain_votes_tell_how_often_single_ones_are_right(voters, liars, q):
-    found = estimate_correctness(cast(np.eye(voters), q, liars, 20_000), liars=liars)
+@for_each("voters, f", [(2, 0), (9, 0), (15, 2), (40, 5)])
+def test_plain_votes_tell_how_often_single_ones_are_right(voters, f, q):
+    found = estimate_correctness(cast(np.eye(voters), q, f, 20_000), f=f)
     assert abs((2 * found - 1) ** 2 - (2 * q - 1) ** 2) < 0.04
 
 
@@ -223,7 +225,7 @@ def test_where_coordinates_differ_it_is_the_mean_square_that_is_told():
 
 
 @for_each(
-    "code, n, members, liars, levels",
+    "code, n, members, f, levels",
     [
         ("deterministic", 9, None, 0, (0.55, 0.7, 0.9)),
         ("deterministic", 9, [1, 1, 1, 1, 2, 2, 2, 2, 2], 2, (0.55, 0.7, 0.9)),
@@ -231,21 +233,21 @@ def test_where_coordinates_differ_it_is_the_mean_square_that_is_told():
         ("bernoulli", 17, None, 0, (0.7,)),
     ],
 )
-def test_coded_votes_tell_how_often_partitions_are_right(code, n, members, liars, levels):
+def test_coded_votes_tell_how_often_partitions_are_right(code, n, members, f, levels):
     G = allocation_matrix(code, n, 2)
     for q in levels:
-        table = cast(G, q, liars, 30_000, members)
-        assert estimate_correctness(table, G, liars, members) == pytest.approx(q, abs=0.02)
+        table = cast(G, q, f, 30_000, members)
+        assert estimate_correctness(table, G, f, members) == pytest.approx(q, abs=0.02)
 
 
 def test_margins_that_tell_nothing():
     assert estimate_correctness([0, 0, 0, 0]) is None  # no coordinates
     assert estimate_correctness([0, 10]) is None  # one voter
     assert (
-        estimate_correctness([5, 0, 0, 0, 5], liars=1) is None
+        estimate_correctness([5, 0, 0, 0, 5], f=1) is None
     )  # 4 voters, of whom one turns: (4 − 2)² = 4
     with pytest.raises(ConfigError, match="0 to 3"):
-        estimate_correctness([0, 3, 0, 5], liars=4)
+        estimate_correctness([0, 3, 0, 5], f=4)
     with pytest.raises(ConfigError, match="3 votes, the seats have 5 members"):
         estimate_correctness([0, 5, 0, 5], np.eye(5))
 
@@ -256,7 +258,7 @@ def test_margins_that_tell_nothing():
 def test_a_warning_names_a_redundancy_that_is_not_worse():
     said = warning("bernoulli", 9, 2, 0.7, 2)
     assert (
-        "with 2 liars in the worst of 9 seats" in said
+        "with 2 Byzantine voters in the worst of 9 seats" in said
         and "redundancy=2 is right in 77.0% of the coordinates, no code in 77.2%" in said
     )
     assert "give redundancy=3," in said and "code=deterministic is right in 90.1%" in said
