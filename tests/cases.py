@@ -7,17 +7,13 @@ from typing import Any
 
 import pytest
 
-QUICK = False  # set by conftest.py: only the first case is run, except where all are wanted
+QUICK = False  # set by conftest.py: only the first case is run
 
 
-def for_each(
-    names: str, cases: Iterable, *, ids: Iterable[str] | None = None, all_in_quick: bool = False
-) -> Callable:
+def for_each(names: str, cases: Iterable, *, ids: Iterable[str] | None = None) -> Callable:
     """Run a test for each case, as pytest.mark.parametrize does, but as one test.
 
-    A failure names its case in a note and ends the test. Function-scoped fixtures are shared by all cases.
-    With `all_in_quick`, `--quick` runs all cases and not only the first.
-    """
+    A failure names its case in a note and ends the test. Function-scoped fixtures are shared by all cases."""
     keys = [name.strip() for name in names.split(",")]
     cases = list(cases)
     labels = list(ids) if ids is not None else [repr(case) for case in cases]
@@ -26,7 +22,7 @@ def for_each(
         @functools.wraps(test)
         def run(**fixtures: Any) -> None:
             skipped: BaseException | None = None
-            chosen = cases[:1] if QUICK and not all_in_quick else cases
+            chosen = cases[:1] if QUICK else cases
             done = 0
             for case, label in zip(chosen, labels):
                 values = dict(zip(keys, case if len(keys) > 1 else [case], strict=True))

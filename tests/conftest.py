@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick",
         action="store_true",
-        help="leave out slow and deploy tests, and run every parametrized test with its first parameters only",
+        help="leave out slow and deploy tests, and run only the first parameters of tests that are not exhaustive",
     )
 
 
@@ -56,7 +56,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item for item in items if not MARKED & {mark.name for mark in item.iter_markers()}
         ]
         first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
-        items[:] = [item for item in items if item is first[item.nodeid.partition("[")[0]]]
+        items[:] = [
+            item
+            for item in items
+            if item is first[item.nodeid.partition("[")[0]] or item.get_closest_marker("exhaustive")
+        ]
     items.sort(key=lambda item: item.get_closest_marker("deploy") is None)
 
 

@@ -76,6 +76,7 @@ def run(tmp_path_factory):
     return run
 
 
+@pytest.mark.deploy
 def test_plugins_of_each_kind_make_a_run(run, tmp_path):
     program = f"""
 import sys, fedcomp
@@ -90,6 +91,7 @@ print(run.config.uplink, run.config.memory, run.config.strategy, run.config.atta
     assert early == "False" and last == "plain kept mean-of-all turned:1"
 
 
+@pytest.mark.deploy
 def test_a_plugin_replaces_no_builtin_and_a_broken_one_is_named(run):
     program = """
 import fedcomp

@@ -8,6 +8,7 @@ from recorded_runs import CONFIGURATIONS, GOLDEN, recorded
 KEPT = json.loads(GOLDEN.read_text())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_run_makes_the_frames_and_the_model_that_were_recorded(name):
     assert recorded(name) == KEPT[name]

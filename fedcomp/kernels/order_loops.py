@@ -25,10 +25,12 @@ def mean_of_ranks(stack, pairs, first, last, start, stop, out):
     for left in range(start, stop, TILE):
         width = min(TILE, stop - left)
         for i in range(m):
-            tile[i, :width] = stack[i, left : left + width]
+            for t in range(width):
+                tile[i, t] = stack[i, left + t]
         for c in range(len(pairs)):
             _exchange(tile[pairs[c, 0]], tile[pairs[c, 1]])
-        total[:] = 0.0
+        for t in range(uint64(TILE)):
+            total[t] = 0.0
         for i in range(first, last):
             row = tile[i]
             for t in range(uint64(TILE)):

@@ -121,10 +121,11 @@ def maxima(x, kernels, biases, results, places):
                         FLOATS * wide * c,
                         c // LANES,
                     )
-            products[:] = 0
             for p in range(squares):
                 flat = kernels[p].reshape(-1)
                 for j in range(wide):
+                    for o in range(k):
+                        products[p, j, o] = 0
                     add_rows(products[p, j], flat, starts, tiles[p, j], c)
             for j in range(wide):
                 for p in range(TILE):
@@ -143,7 +144,8 @@ def maxima(x, kernels, biases, results, places):
                     2 * k // LANES,
                 )
                 best, at, corner = results[b, i, j], places[b, i, j], 2 * i * width + 2 * j
-                best[:], at[:] = outputs[0, 0], corner
+                for o in range(k):
+                    best[o], at[o] = outputs[0, 0, o], corner
                 _keep_larger(outputs[0, 1], corner + 1, best, at)
                 _keep_larger(outputs[1, 0], corner + width, best, at)
                 _keep_larger(outputs[1, 1], corner + width + 1, best, at)

@@ -44,6 +44,7 @@ def test_rounds_are_real_and_their_parts_are_the_whole(measured):
     assert all(found["parts"][name]["seconds"] > 0 for name in PARTS)
 
 
+@pytest.mark.slow
 def test_a_way_is_its_time_and_its_operations(measured):
     found, _ = measured
     assert [way["name"] for way in found["ways"]] == [
@@ -79,6 +80,7 @@ def test_a_trace_that_cannot_be_written_takes_no_measurement_along():
     )
 
 
+@pytest.mark.slow
 def test_a_trace_of_every_round(measured):
     _, found = measured
     events = check_trace(found)
@@ -127,6 +129,7 @@ def test_what_stands_in_no_stretch_is_the_rest(told):
     assert sum(parts.values()) == pytest.approx(turns.seconds[WHOLE][0])
 
 
+@pytest.mark.slow
 def test_the_tables_have_a_line_for_every_way_and_part():
     lines = [
         line.split("\t")
@@ -136,6 +139,7 @@ def test_the_tables_have_a_line_for_every_way_and_part():
     assert {len(line) for line in lines} == {6, 3}
 
 
+@pytest.mark.slow
 def test_no_folder_is_left(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made = []

@@ -5,12 +5,15 @@ import importlib.util
 import re
 from pathlib import Path
 
+import pytest
+
 from fedcomp.config import RunConfig
 from fedcomp.sim import simulate
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "make_dashboard_picture.py"
 
 
+@pytest.mark.slow
 def test_it_draws_what_a_real_run_left_behind(tmp_path):
     spec = importlib.util.spec_from_file_location("make_dashboard_picture", SCRIPT)
     script = importlib.util.module_from_spec(spec)

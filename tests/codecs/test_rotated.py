@@ -61,6 +61,7 @@ def test_every_size_and_scale_comes_back_finite(spec):
     assert len(c.encode(torch.empty(0))) == SECTIONS + 8 + 1
 
 
+@pytest.mark.slow
 @every_spec
 def test_both_paths_make_the_same_bytes_and_read_them_alike(spec):
     c = codec(spec)

@@ -123,6 +123,7 @@ def test_a_sketch_is_linear(path):
     assert np.abs(count_sketch.sketch(x + y, 5, 100, 3) - (a + b)).max() < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numel", [0, 1, 5, UNIT, UNIT + 1, 70_001])
 @pytest.mark.parametrize("kind", ["normal", "all scales", "denormal"])
 def test_numpy_and_compiled_loops_have_the_same_bits(numel, kind, monkeypatch):

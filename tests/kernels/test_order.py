@@ -51,6 +51,7 @@ def test_the_mean_of_ranks_is_that_of_a_sort(path, m, n):
     assert np.array_equal(middle, np.median(stack.astype(np.float64), axis=0).astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("m", [5, 8, 21])
 def test_neither_the_path_nor_the_order_of_the_rows_changes_a_bit(m, monkeypatch):
     rng = np.random.default_rng(m)

@@ -26,6 +26,7 @@ def drawn(b, c, h, w, k, rows, columns):
     return x, weight, generator
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_gradients_are_autograds(shape):
     *sizes, padding, patch, ceil = shape
@@ -58,6 +59,7 @@ def test_nothing_has_a_gradient_where_no_relu_let_it_pass():
     assert not of_x.any() and not of_weight.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("c", "k", "bias"), [(32, 64, True), (48, 32, False)])
 @pytest.mark.parametrize(
     ("h", "w", "padding"), [(14, 14, (2, 2)), (13, 10, (0, 3)), (6, 6, (0, 0)), (7, 9, (1, 2))]

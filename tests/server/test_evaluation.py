@@ -72,6 +72,7 @@ def test_an_exported_model_with_batchnorm_scores_what_the_run_reported(tmp_path)
     assert exported[0] == exported[1]
 
 
+@pytest.mark.slow
 def test_metrics_are_those_of_the_whole_test_set(tmp_path):
     """In a test set that is sorted by class, no batch has the score of the whole."""
     scores = pytest.importorskip("sklearn.metrics")

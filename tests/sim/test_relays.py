@@ -73,6 +73,7 @@ def test_the_model_is_the_one_without_relays(tmp_path, uplink, relays):
     assert all(r["relayed_bytes"] for r in rounds) and not any(r["relayed_bytes"] for r in others)
 
 
+@pytest.mark.slow
 def test_what_rounding_loses_comes_later_with_relays_too(tmp_path):
     uplink = "s2:columns=40,values=int16"
     assert close(

@@ -17,7 +17,12 @@ app = ServerApp()
 
 
 def strategy_of(config: dict) -> Strategy:
-    strategy = FedAvg(fraction_evaluate=float(config["fraction-evaluate"]))
+    nodes = int(config["min-nodes"])
+    strategy = FedAvg(
+        fraction_evaluate=float(config["fraction-evaluate"]),
+        min_train_nodes=nodes,
+        min_available_nodes=nodes,
+    )
     if config["compressed"]:
         strategy = Compressed(
             strategy,
