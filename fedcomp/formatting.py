@@ -47,3 +47,8 @@ def rate(per_second: float) -> str:
 
 def three_digits(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+
+
+def one_line(text: str) -> str:
+    """Return a text without line breaks and other control characters, so that the text of a client cannot control the terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -1,5 +1,6 @@
 """What users import."""
 
+import os
 import subprocess
 import sys
 
@@ -20,13 +21,32 @@ def test_another_name_is_an_attribute_error():
 
 
 def test_importing_fedcomp_imports_nothing_heavy():
-    program = "import fedcomp, sys; print([m for m in ('torch', 'numpy', 'numba', 'flwr') if m in sys.modules])"
+    program = "import fedcomp, sys; print([m for m in ('torch', 'numpy', 'numba', 'flwr', 'grpc', 'matplotlib') if m in sys.modules])"
     assert (
         subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=True
         ).stdout.strip()
         == "[]"
     )
+
+
+def test_simulations_and_runs_do_not_import_the_command_line(tmp_path):
+    program = """
+import sys, fedcomp
+from small_runs import TINY
+run = fedcomp.simulate(TINY.task, rounds=1, clients=2, participation=1.0, engine="serial", out="run", progress=False)
+fedcomp.load("run")
+print([name for name in sys.modules if name.split(".")[:2] == ["fedcomp", "cli"]])
+"""
+    path = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 @pytest.mark.slow

@@ -8,7 +8,9 @@ from cases import for_each
 
 from fedcomp.errors import DataError, RunFolderError, UserError
 from fedcomp.layout import Layout
-from fedcomp.reproductions import (
+from fedcomp.server.results import strategy_of
+from fedcomp.strategies import resolved
+from reproductions import (
     Claim,
     Form,
     Judgement,
@@ -17,12 +19,10 @@ from fedcomp.reproductions import (
     available_reproductions,
     reproduction,
 )
-from fedcomp.reproductions.base import ahead, differences, lrs, within
-from fedcomp.reproductions.counterexamples import EFSIGN, PROBLEMS, SIGN, best
-from fedcomp.reproductions.running import SPENT, Machine, config_of, named, reproduce
-from fedcomp.reproductions.table import judged, section, verdict, write
-from fedcomp.server.results import strategy_of
-from fedcomp.strategies import resolved
+from reproductions.base import ahead, differences, lrs, within
+from reproductions.counterexamples import EFSIGN, PROBLEMS, SIGN, best
+from reproductions.running import SPENT, Machine, config_of, named, reproduce
+from reproductions.table import judged, section, verdict, write
 
 NAMES = ("dgc-warmup", "ef-signsgd", "election", "fetchsgd", "sbc", "stc-cifar10", "stc-mnist")
 LEARNS = Claim(

@@ -17,10 +17,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ..formatting import decimal, duration, human_bytes, percent, ratio
+from ..formatting import decimal, duration, human_bytes, one_line, percent, ratio
 from ..observe import Header, RoundRecord, Summary
-from .curve import Curve
-from .watch import (
+from ..watch import (
     GAP,
     Column,
     Watch,
@@ -30,11 +29,11 @@ from .watch import (
     facts,
     how_to_load,
     model_file,
-    one_line,
     rejections,
     suspects,
     verdict,
 )
+from .curve import Curve
 
 REFRESHES_A_SECOND = 5
 SLOW = (

@@ -13,9 +13,10 @@ import typer
 from .. import spec
 from ..config import RunConfig, at_home, data_folder
 from ..errors import ConfigError, UserError
+from ..formatting import one_line
+from ..watch import Watch
 from . import flags
 from .identities import identities
-from .watch import Watch, one_line
 
 DOOR, DOOR_NAMES = "Where clients come in", ("port", "host", "keys", "insecure")
 

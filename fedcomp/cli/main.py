@@ -18,6 +18,7 @@ from typer.main import get_command
 from .. import __version__, spec
 from ..config import SPANNING, RunConfig, data_folder, suggestion
 from ..errors import INTERRUPTED, FedcompError, UserError
+from ..formatting import one_line
 from . import deployed, doctor, flags, keys, reproduce, results
 from .comparison.alternatives import (
     Alternative,
@@ -26,10 +27,9 @@ from .comparison.alternatives import (
     is_span,
 )
 from .signals import Signals
-from .watch import one_line
 
 if TYPE_CHECKING:
-    from .watch import Watch
+    from ..watch import Watch
 
 UNWRITABLE = (
     errno.EIO,
@@ -304,7 +304,7 @@ def _to_its_end(run: Callable[[], Any], watch: Any, stopped: Callable[[str], str
 
 def _watch(config: RunConfig) -> "Watch":
     if config.log_json == "-":
-        from .watch import Watch
+        from ..watch import Watch
 
         return Watch()
     if _plain(config.plain):

@@ -3,8 +3,9 @@
 import sys
 from collections.abc import Sequence
 
+from ..formatting import one_line
 from ..observe import Header, RoundRecord, Summary
-from .watch import (
+from ..watch import (
     GAP,
     Watch,
     awaited,
@@ -12,7 +13,6 @@ from .watch import (
     facts,
     how_to_load,
     model_file,
-    one_line,
     rejections,
     suspects,
     verdict,

@@ -1,18 +1,16 @@
-"""`fedcomp reproduce`: the claims of papers, tested here."""
+"""`fedcomp reproduce` runs the reproductions of a checkout, which are not part of the installed package."""
 
-import dataclasses
-import shutil
+import importlib.util
 import sys
-import textwrap
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
 
-from ..errors import INTERRUPTED, UserError
+from ..errors import UserError
 
-CELLS = (34, 24, 12, 40, 5)  # widths of the table's columns where there is no terminal
-GAP = "  "
+PACKAGE = "reproductions"  # a folder beside that of fedcomp
 
 
 def reproduce(
@@ -61,85 +59,21 @@ def reproduce(
 
     The small form takes minutes on two cores. Where it is interrupted, the same command goes on.
     """
-    from ..reproductions import CAVEAT, available_reproductions, reproduction
+    _command().run(name, full, seeds, data, out, device, write)
 
-    if name is None:
-        for r in available_reproductions().values():
-            print(
-                f"{r.name:<14}{r.minutes:>4g} min  {r.title}\n"
-                + "\n".join(f"{'':24}{claim.text}" for claim in r.claims)
+
+def _command() -> ModuleType:
+    """Return the module that runs reproductions. Raises UserError outside of a checkout."""
+    folder = Path(__file__).parents[2] / PACKAGE
+    if PACKAGE not in sys.modules:
+        if not (folder / "command.py").is_file():
+            raise UserError(
+                "reproductions are not part of the installed package; get the source of fedcomp, run pip install --editable . "
+                "in its folder, and repeat the command"
             )
-        print(CAVEAT)
-        return
-    chosen = reproduction(name)
-    form = (
-        chosen.form(full) if seeds is None else dataclasses.replace(chosen.form(full), seeds=seeds)
-    )
-    if data is not None and not data.is_dir():
-        raise UserError(f"--data {data} is no folder; give the one that holds the tasks' data")
-    page = _page() if write else None
-    from ..reproductions import running, table
-    from .signals import Signals
-
-    folder = out or Path("runs", f"reproduce-{name}" + "-full" * full)
-    machine = running.Machine(data and str(data), device)
-    print(
-        f"{chosen.title}\n{chosen.paper}\n\n{_wrapped(chosen.full_setting if full else chosen.setting)}\n",
-        flush=True,
-    )
-    try:
-        with Signals() as signals:
-            results, spent = running.reproduce(
-                chosen, form, folder, machine, lambda line: print(line, flush=True)
-            )
-            found = table.judged(chosen, results)
-    except KeyboardInterrupt:
-        print(
-            f"fedcomp: interrupted; what is finished is in {folder}, and the same command goes on",
-            file=sys.stderr,
+        spec = importlib.util.spec_from_file_location(
+            PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
         )
-        raise typer.Exit(128 + signals.heard if signals.heard else INTERRUPTED) from None
-    print("\n" + _drawn(table.RUNS, table.run_rows(results), (30, 24, 16, 10, 10)))
-    print(_drawn(table.COLUMNS, table.rows(found), CELLS))
-    print(
-        f"{spent.wall_s / 60:.1f} minutes by the clock, {spent.processor_s / 60:.1f} of one core; runs in {folder}"
-    )
-    if page is not None:
-        table.write(
-            name + "-full" * full, table.section(chosen, form, full, results, found, spent), page
-        )
-        print(f"{page} is written")
-    print(f"{table.verdict(found)}\n{_wrapped(CAVEAT)}")
-
-
-def _page() -> Path:
-    """Raises UserError outside of a checkout."""
-    from ..reproductions.table import PAGE
-
-    page = Path(__file__).parents[2] / PAGE
-    if not page.is_file():
-        raise UserError(
-            f"--write is for {PAGE} of a checkout, and there is none beside this fedcomp; leave --write out"
-        )
-    return page
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, min(100, shutil.get_terminal_size().columns))
-
-
-def _drawn(columns: tuple[str, ...], lines: list[tuple[str, ...]], widths: tuple[int, ...]) -> str:
-    """A table whose cells are folded."""
-    drawn = []
-    for line in (columns, *lines):
-        cells = [
-            textwrap.wrap(cell, width) or [""] for cell, width in zip(line, widths, strict=True)
-        ]
-        for i in range(max(map(len, cells))):
-            folded = [
-                (cell[i] if i < len(cell) else "").ljust(width)
-                for cell, width in zip(cells, widths, strict=True)
-            ]
-            drawn.append(GAP.join(folded).rstrip())
-        drawn += [""] * (widths == CELLS)  # between claims, which are sentences
-    return "\n".join(drawn) + "\n" * bool(drawn[-1])
+        sys.modules[PACKAGE] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return importlib.import_module(f"{PACKAGE}.command")

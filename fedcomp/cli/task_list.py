@@ -9,12 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import FedcompError
-from ..formatting import NOTHING
+from ..formatting import NOTHING, one_line
 from ..layout import Layout
 from ..tasks import Task, available_tasks, cifar10, initial_model, mnist, shakespeare
 from ..tasks.parquet import Images
 from ..tasks.shakespeare import WINDOW, Text
-from .watch import one_line
 
 COLUMNS = ("task", "parameters", "examples", "to test on", "an input", "data")
 SOURCES: dict[str, Callable[[Path | None], Images | Text]] = {

@@ -6,12 +6,12 @@ from inspect import Parameter, Signature
 from threading import RLock
 from typing import Any, get_type_hints
 
-from ..cli.watch import Watch
 from ..config import RunConfig
 from ..observe import Observer
 from ..runs import Run, load
 from ..sim import simulate as run_of
 from ..tasks import Task
+from ..watch import Watch
 from .displays import shown
 from .options import run_config
 

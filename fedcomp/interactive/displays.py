@@ -12,10 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ..cli.watch import Watch, one_line
 from ..errors import ConfigError
-from ..formatting import decimal, duration, human_bytes, percent, ratio
+from ..formatting import decimal, duration, human_bytes, one_line, percent, ratio
 from ..observe import Header, Observer, Observers, RoundRecord
+from ..watch import Watch
 
 TENTHS = 10  # lines of a run in a log
 BAR = 24  # characters

@@ -7,9 +7,9 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from ..cli.watch import one_line, verdict
-from ..formatting import decimal, percent
+from ..formatting import decimal, one_line, percent
 from ..observe import Header, RoundRecord, Summary
+from ..watch import verdict
 from .displays import Display
 
 EVERY_S = 0.25  # between changes, while the run goes on

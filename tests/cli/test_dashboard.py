@@ -17,8 +17,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from fedcomp.cli.dashboard import Dashboard
-from fedcomp.cli.watch import COLUMNS, columns_for
 from fedcomp.observe import Rejection
+from fedcomp.watch import COLUMNS, columns_for
 
 ROOT = Path(__file__).resolve().parents[2]
 

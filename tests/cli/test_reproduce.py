@@ -1,15 +1,15 @@
 """`fedcomp reproduce`: what is listed, what a mistake is answered with, and a reproduction from its command to its page."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from fedcomp.cli import reproduce as command
 from fedcomp.cli.main import app
-from fedcomp.errors import UserError
-from fedcomp.reproductions import CAVEAT, available_reproductions
+from reproductions import CAVEAT, available_reproductions, command
 
 
 def fedcomp(*words, status: int = 0) -> str:
@@ -27,7 +27,7 @@ def test_all_are_listed_with_their_claims_and_minutes():
 
 
 def test_the_page_says_that_verdicts_can_differ_between_processors():
-    top = command._page().read_text(encoding="utf-8").partition("<!--")[0]
+    top = command.PAGE.read_text(encoding="utf-8").partition("<!--")[0]
     assert CAVEAT in " ".join(top.split())
 
 
@@ -59,8 +59,14 @@ def test_a_cell_is_folded_within_its_column():
     assert drawn == "claim       ours\na claim of  5 %\nsome\nlength\n"
 
 
-def test_a_page_is_written_in_a_checkout_alone(tmp_path, monkeypatch):
-    assert command._page().read_text(encoding="utf-8").startswith("# What papers claim")
-    monkeypatch.setattr(command, "__file__", str(tmp_path / "a" / "b" / "reproduce.py"))
-    with pytest.raises(UserError, match="leave --write out"):
-        command._page()
+def test_without_a_checkout_a_sentence_says_where_to_get_them(tmp_path):
+    (tmp_path / "fedcomp").symlink_to(Path(__file__).parents[2] / "fedcomp")
+    done = subprocess.run(
+        [sys.executable, "-m", "fedcomp", "reproduce"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("fedcomp: reproductions are not part of the installed package; ")

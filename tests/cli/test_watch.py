@@ -6,9 +6,9 @@ import pytest
 
 from fedcomp.cli.dashboard import Dashboard
 from fedcomp.cli.plain import Plain
-from fedcomp.cli.watch import Totals, facts, rejections, suspects, verdict
 from fedcomp.observe import Rejection, Rejections, RoundRecord
 from fedcomp.server.rejected import CLIENTS, REASONS, rejections_of
+from fedcomp.watch import Totals, facts, rejections, suspects, verdict
 
 
 def rejected(record: RoundRecord, *given: tuple[int, str]) -> RoundRecord:

@@ -13,13 +13,13 @@ from deployment import TASK, WIDE, children, free_port, gone, running, stage
 import fedcomp
 from fedcomp import RunConfig
 from fedcomp.cli import deployed
-from fedcomp.cli.watch import Watch
 from fedcomp.config import read_run
 from fedcomp.deployment.start import Door, serve
 from fedcomp.errors import ConfigError, RunFolderError, UserError
 from fedcomp.keys.key_folder import make, revoke
 from fedcomp.server.evaluation import NO_TRAINING_DATA
 from fedcomp.sim import simulate
+from fedcomp.watch import Watch
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(300)]
 OPTIONS = {

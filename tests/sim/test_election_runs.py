@@ -14,10 +14,10 @@ from small_runs import (
 )
 
 from fedcomp import RunConfig, UserError
-from fedcomp.cli.watch import suspects
 from fedcomp.server.results import NOTHING_ACCEPTED
 from fedcomp.sim import simulate
 from fedcomp.strategies import correctness
+from fedcomp.watch import suspects
 
 VOTING = replace(
     TINY,

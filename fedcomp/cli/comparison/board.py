@@ -16,11 +16,10 @@ from rich.panel import Panel
 from rich.status import Status
 from rich.text import Text
 
-from ...formatting import NOTHING, duration, human_bytes
+from ...formatting import NOTHING, duration, human_bytes, one_line
 from ...observe import RoundRecord
 from ..dashboard import BAR, FRAME, LABEL, REFRESHES_A_SECOND, REJECTED, WARNING
 from ..dashboard import DONE as GOOD
-from ..watch import one_line
 from .progress import DONE, FAILED, RUNS, WAITS, Progress, Watch
 
 SIGNS = {WAITS: "·", RUNS: "▸", DONE: "✓", FAILED: "×"}

@@ -3,9 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from ...formatting import decimal, duration, human_bytes, percent
+from ...formatting import decimal, duration, human_bytes, one_line, percent
 from ...observe import RoundRecord
-from ..watch import one_line
 from .progress import DONE, FAILED, Progress, Watch
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from ...formatting import NOTHING, decimal, percent
 from ...observe import RoundRecord
-from ..watch import Totals
+from ...watch import Totals
 
 FIGURES = (
     "round",

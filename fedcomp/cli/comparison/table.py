@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from ...formatting import one_line
 from ..results import FRONT, Result, cells, head, legend
-from ..watch import one_line
 
 SPARE = ("time", "ratio", "rounds")  # what a narrow terminal does without, the first one first
 NARROWEST = 11  # characters of a name before it is folded

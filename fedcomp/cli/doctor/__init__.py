@@ -47,7 +47,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of lines.")] = False,
 ) -> None:
     """Check this machine and whatever is named, and say what to do. Exit status 2 where something is not as it should be."""
-    from ..watch import one_line
+    from ...formatting import one_line
 
     asked = Asked(
         server,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..runs import Run
+    from fedcomp.runs import Run
 
 IN_WORDS = "in words"  # of a claim without a number that is known here
 CAVEAT = "Verdicts can differ between processors, because they round sums differently, which can decide a close result."

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import UserError
+from fedcomp.errors import UserError
+
 from .base import Claim, Form, Judgement, Measured, Reproduction, Results
 from .running import Spent, shown
 
-PAGE = Path("docs", "reproductions.md")  # in a checkout
 COLUMNS = ("claim", "source", "the paper's number", "ours", "holds here")
 RUNS = ("runs", "chosen", "accuracy", "bytes up", "bytes down")
 Judged = Sequence[tuple[Claim, Judgement]]

@@ -1,6 +1,7 @@
 """Reproductions: claims of papers, the runs that test them, and whether they hold here. One paper, one file; one line here."""
 
-from ..errors import UserError, nearest
+from fedcomp.errors import UserError, nearest
+
 from . import dgc_warmup, ef_signsgd, election, fetchsgd, sbc, stc_cifar10, stc_mnist
 from .base import CAVEAT, Claim, Form, Judgement, Measured, Method, Reproduction, Results
 

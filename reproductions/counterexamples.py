@@ -41,7 +41,7 @@ def kink() -> Problem:
 def least_squares() -> Problem:
     import numpy as np
 
-    from .. import seeds
+    from fedcomp import seeds
 
     rows = np.array([[1.0, -1.0], [-1.0, 1.0]]) + EPSILON
     drawn = seeds.generator(0, "terms of least squares").integers(2, size=STEPS)
@@ -61,8 +61,8 @@ def last_value(problem: Problem, sent: tuple[str, str], rate: float, steps: int 
     import numpy as np
     import torch
 
-    from ..codecs import codec
-    from ..memories import memory
+    from fedcomp.codecs import codec
+    from fedcomp.memories import memory
 
     f, gradient = problem
     x, step = np.ones(2), torch.zeros(2)

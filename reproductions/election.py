@@ -40,7 +40,7 @@ def methods(liars: int) -> dict[str, Method]:
 
 
 def redundancy(results: Results) -> Judgement:
-    from ..strategies import allocation_matrix
+    from fedcomp.strategies import allocation_matrix
 
     ours = {
         key: float(allocation_matrix("deterministic", *key).sum() / key[0]) for key in REDUNDANCIES
@@ -72,7 +72,7 @@ def vote_suffers(results: Results) -> Judgement:
 
 
 def bernoulli_helps(results: Results) -> Judgement:
-    from ..strategies.codes import allocation_matrix, mean_redundancy
+    from fedcomp.strategies.codes import allocation_matrix, mean_redundancy
 
     mine, vote = results["bernoulli-attacked"], results["vote-attacked"]
     drawn = [

@@ -1,4 +1,4 @@
-"""What the dashboard and the plain lines have in common: what they count, and how they say it."""
+"""Totals and texts of a run that is watched, for dashboards, plain lines and notebooks."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,8 +10,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Self
 
-from ..formatting import NOTHING, decimal, duration, human_bytes, percent, rate, ratio
-from ..observe import Header, Observer, RoundRecord, Summary
+from .formatting import NOTHING, decimal, duration, human_bytes, one_line, percent, rate, ratio
+from .observe import Header, Observer, RoundRecord, Summary
 
 
 @dataclass(frozen=True)
@@ -306,8 +306,3 @@ def awaited(here: Sequence[int], wanted: int) -> str:
         f" and {len(here) - 16} more" if len(here) > 16 else ""
     )
     return f"{said}: {names}" if here else said
-
-
-def one_line(text: str) -> str:
-    """Without line breaks and other control characters: what a client wrote must not steer the terminal."""
-    return "".join(c if c.isprintable() else " " for c in text)

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config import RUN_FILE, RunConfig, data_folder, first_difference, read_run
-from ..errors import DataError, RunFolderError
-from ..runs import Run, load
+from fedcomp.config import RUN_FILE, RunConfig, data_folder, first_difference, read_run
+from fedcomp.errors import DataError, RunFolderError
+from fedcomp.runs import Run, load
+
 from .base import Form, Measured, Method, Options, Reproduction, Results
 
 SPENT = "spent.json"  # in a run's folder: what it took, over all invocations
@@ -117,7 +118,7 @@ def _run(config: RunConfig, folder: Path) -> tuple[Run, Spent, bool]:
         if (run := load(folder)).summary is not None and len(run.records) >= config.rounds:
             return run, _spent(folder), True
         config = dataclasses.replace(config, resume=True)
-    from ..sim import simulate
+    from fedcomp.sim import simulate
 
     before, began = _spent(folder), _now()
     try:
@@ -132,10 +133,10 @@ def _run(config: RunConfig, folder: Path) -> tuple[Run, Spent, bool]:
 
 def _check_same(config: RunConfig, folder: Path) -> None:
     """Raises RunFolderError where a folder holds a run of other options. What a strategy chose for itself is no difference."""
-    from ..strategies import resolved
+    from fedcomp.strategies import resolved
 
     stored = {f.name: f.default for f in dataclasses.fields(config)} | read_run(folder)
-    different = first_difference(resolved(config), stored)
+    different = first_difference(resolved(dataclasses.replace(config, resume=True)), stored)
     if different or stored.get("rounds") != config.rounds:
         raise RunFolderError(
             f"{folder} holds a run of another '{different or 'rounds'}'; give another --out, or remove that folder"
