@@ -106,8 +106,9 @@ print("plain" in fedcomp.available_memories(), "kept" in fedcomp.available_memor
 """
     builtin, takes4, gone, other, unknown, listed = run(program)
     assert builtin == "True" and listed == "False True"
-    assert takes4 == "codec 'takes4' has the number 4, which is that of 'stc'; give it another id"
-    assert gone.startswith("'gone' of fedcomp.codecs cannot be imported (AttributeError: ")
+    own_number = "codec 'takes4' has the number 4, which is that of 'stc'; give it another id"
+    assert takes4 == f"takes4: {own_number}"
+    assert gone.startswith("gone: 'gone' of fedcomp.codecs cannot be imported (AttributeError: ")
     assert gone.endswith("; repair or uninstall the package theirs")
     assert other.endswith("which is of another kind; repair or uninstall the package theirs")
-    assert unknown.startswith("unknown codec 'plane'; did you mean 'plain'?")
+    assert unknown.startswith("plane: unknown codec 'plane'; did you mean 'plain'?")
