@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 
 from fedcomp import Layout, codec, spec
-from fedcomp.strategies import Rules, strategy
+from fedcomp.strategies import StrategyConfig, strategy
 from fedcomp.strategies.base import Accepted, RoundUpdates
 
 UPLINKS = {"dense": "identity", "stc 1 %": "stc:density=1%", "eden 1 bit": "eden:bits=1"}
@@ -65,7 +65,7 @@ def called(
     text: str, uplink: str, answers: list[Accepted], into: torch.Tensor
 ) -> Callable[[], object]:
     """A call of a rule, on a server that stands before round 1."""
-    rule = strategy(text, Rules(uplink=uplink, memory="none"), Layout.flat(into.numel()))
+    rule = strategy(text, StrategyConfig(uplink=uplink, memory="none"), Layout.flat(into.numel()))
     updates = RoundUpdates(1, {"train": answers}, torch.zeros_like(into))
     return lambda: rule.aggregate(updates, into.zero_())
 

@@ -19,7 +19,7 @@ from fedcomp.server.asynchronous_loop import loop_of
 from fedcomp.server.broadcasts import Broadcasts
 from fedcomp.sim.clients import VirtualClients
 from fedcomp.sim.grid import LocalGrid, by_index
-from fedcomp.strategies import Average, RoundStrategy, Rules
+from fedcomp.strategies import Average, RoundStrategy, StrategyConfig
 from fedcomp.tasks import Data, initial_model
 from fedcomp.training.engine import OneByOne
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine
@@ -80,7 +80,7 @@ class Federation:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: StrategyConfig,
         clients: int = 6,
         memory_name: str | None = None,
         strategy: type[RoundStrategy] = Average,

@@ -13,7 +13,7 @@ import torch
 from fedcomp.codecs import Update
 from fedcomp.codecs.update import Dense, Sparse
 from fedcomp.layout import Layout
-from fedcomp.strategies import RoundStrategy, Rules, strategy
+from fedcomp.strategies import RoundStrategy, StrategyConfig, strategy
 from fedcomp.strategies.base import Accepted, RoundUpdates
 
 NAMES = "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centered-clipping"
@@ -30,7 +30,9 @@ def oracle() -> ModuleType:
 
 def rule(text: str, numel: int, **rules: Any) -> RoundStrategy:
     """Return a strategy for a model [numel]."""
-    return strategy(text, Rules(uplink="identity", memory="none", **rules), Layout.flat(numel))
+    return strategy(
+        text, StrategyConfig(uplink="identity", memory="none", **rules), Layout.flat(numel)
+    )
 
 
 def accepted(updates: list[Update | None]) -> list[Accepted]:

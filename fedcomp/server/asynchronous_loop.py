@@ -112,8 +112,8 @@ class AsynchronousLoop(RoundLoop):
         nodes = self.roster(grid)
         self.now = max(self.now, self.clock.time_s)  # it may have waited for clients
         free = nodes.keys() - self.began.keys() - set(besides)
-        room = max(0, size(self.rules.participation, len(nodes)) - len(self.began))
-        begin = draw([*free], min(room, len(free)), self.rules.seed, round)
+        room = max(0, size(self.config.participation, len(nodes)) - len(self.began))
+        begin = draw([*free], min(room, len(free)), self.config.seed, round)
         exchange = self._exchanges[round] = self.exchange(grid, round, Phase(), traffic)
         terms = self.strategy.schedule.terms(round, begin, self.bandwidths)
         messages = [
@@ -142,8 +142,8 @@ class AsynchronousLoop(RoundLoop):
                 self.on_answer(round, count, wanted)
             told = min(wanted, len(self.answers))
             over = (
-                self.rules.timeout_s is not None
-                and time.perf_counter() - started > self.rules.timeout_s
+                self.config.timeout_s is not None
+                and time.perf_counter() - started > self.config.timeout_s
             )
             if told == wanted or not self._exchanges or over:
                 break
@@ -153,8 +153,8 @@ class AsynchronousLoop(RoundLoop):
             :wanted
         ]
         limit = (
-            self.now + self.rules.timeout_s
-            if self.pace and self.rules.timeout_s is not None
+            self.now + self.config.timeout_s
+            if self.pace and self.config.timeout_s is not None
             else math.inf
         )
         if any(answer.due > limit for answer in first):

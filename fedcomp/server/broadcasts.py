@@ -132,9 +132,9 @@ class Broadcasts:
 
         Raises ConfigError for a downlink memory that cannot be used there.
         """
-        rules, layout = strategy.rules, strategy.layout
+        config, layout = strategy.config, strategy.layout
         try:
-            keeper = memory(rules.downlink_memory, strategy.downlink, layout.numel, layout)
+            keeper = memory(config.downlink_memory, strategy.downlink, layout.numel, layout)
         except MismatchError as error:
             error.memory, error.uplink = "--downlink-memory", "--downlink"
             raise
@@ -148,7 +148,7 @@ class Broadcasts:
             )
         first, cache_bytes = (
             strategy.client_algorithm.initial_global_state(weights),
-            int(rules.cache * 4 * layout.numel),
+            int(config.cache * 4 * layout.numel),
         )
         return cls(first, layout, strategy.downlink, keeper, cache_bytes)
 

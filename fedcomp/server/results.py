@@ -11,7 +11,7 @@ from ..config import RunConfig
 from ..errors import ConfigError
 from ..layout import Layout
 from ..observe import RoundRecord, Summary
-from ..strategies import RoundStrategy, Rules, strategy
+from ..strategies import RoundStrategy, StrategyConfig, strategy
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Data
 from .rejected import rejections_of
@@ -38,7 +38,7 @@ def strategy_of(config: RunConfig, layout: Layout, **settings: Any) -> RoundStra
             "--local-steps-schedule and --local-epochs both say how long clients train; give one of them"
         )
     budget, budget_s = spec.budget(c.budget) if c.budget else (0, 0.0)
-    rules = Rules(
+    strategy_config = StrategyConfig(
         c.participation,
         c.uplink,
         c.downlink,
@@ -64,7 +64,7 @@ def strategy_of(config: RunConfig, layout: Layout, **settings: Any) -> RoundStra
         weight_decay=c.weight_decay,
         **{name: getattr(c, name) for name in SCHEDULED},
     )
-    return strategy(c.strategy, rules, layout, **settings)
+    return strategy(c.strategy, strategy_config, layout, **settings)
 
 
 def client_config(config: RunConfig, strategy: RoundStrategy) -> RunConfig:
@@ -96,13 +96,13 @@ def bandwidths_of(
     bandwidths = (
         {client: float(dealt[client % len(dealt)]) for client in range(c.clients)} if dealt else {}
     )
-    if strategy.rules.budget_s and not bandwidths:
+    if strategy.config.budget_s and not bandwidths:
         raise ConfigError(
             f"--budget {c.budget} is a time, in which uplinks send what they can; give --bandwidths, or a --network"
         )
     asked = (
         range(c.clients)
-        if strategy.rules.budget_s
+        if strategy.config.budget_s
         else range(cohort_size(c.participation, c.clients))
     )
     strategy.schedule.terms(1, asked, bandwidths)

@@ -70,10 +70,10 @@ class RoundLoop:
         clock: Clock | None = None,
         bandwidths: Mapping[int, float] | None = None,
     ):
-        self.strategy, self.broadcasts, self.rules = strategy, broadcasts, strategy.rules
+        self.strategy, self.broadcasts, self.config = strategy, broadcasts, strategy.config
         self.roster, self.on_answer, self.clock = roster, on_answer, clock or Clock()
         self.bandwidths = dict(bandwidths or {})
-        self.optimizer = optimizer(self.rules.server_optimizer)
+        self.optimizer = optimizer(self.config.server_optimizer)
         self.versions: dict[int, str] = {}  # last version that each client reported
         self.tickets: dict[int, str] = {}  # of each client's last accepted proposal
         self.examples: dict[int, int] = {}  # that each client counted when it was last accepted
@@ -104,7 +104,8 @@ class RoundLoop:
                 for client in asked
             ]
             exchange.run(
-                messages, phase.closing or QuorumOrDeadline(self.rules.quorum, self.rules.timeout_s)
+                messages,
+                phase.closing or QuorumOrDeadline(self.config.quorum, self.config.timeout_s),
             )
             phases[phase.name] = self.end_phase(phase, exchange)
             rejected |= exchange.rejected
@@ -113,7 +114,7 @@ class RoundLoop:
 
     def expected(self, clients: Sequence[int], round: int) -> list[int]:
         """Return the clients that a coming round will probably ask. Changes nothing."""
-        return sample(clients, self.rules.participation, self.rules.seed, round)
+        return sample(clients, self.config.participation, self.config.seed, round)
 
     # The parts of a round.
 
@@ -261,8 +262,8 @@ class RoundLoop:
         with timed("downlink"):
             broadcast = self.broadcasts.prepare(
                 round,
-                update.mul_(self.rules.server_lr),
-                seeds.key(self.rules.seed, "downlink", round),
+                update.mul_(self.config.server_lr),
+                seeds.key(self.config.seed, "downlink", round),
                 aggregation.decay,
             )
             if broadcast is not None:
@@ -293,7 +294,7 @@ class RoundLoop:
         layout = self.broadcasts.layout
         _, frame = decay.unwrap(broadcast.frame, layout.numel)
         step = self.broadcasts.codec.decode(frame, numel=layout.numel, layout=layout)
-        return sum_squares(step) / self.rules.server_lr / self.rules.server_lr
+        return sum_squares(step) / self.config.server_lr / self.config.server_lr
 
     # Checkpoints.
 

@@ -11,7 +11,7 @@ from ..memories import AUTO, default_uplink
 from ..registry import Registry, subclass_of
 from .asynchronous import Asynchronous
 from .average import Average
-from .base import Phase, RoundStrategy, Rules
+from .base import Phase, RoundStrategy, StrategyConfig
 from .client_algorithm import ClientAlgorithm
 from .codes import allocation_matrix
 from .optimizers import optimizer
@@ -23,7 +23,7 @@ __all__ = [
     "ClientAlgorithm",
     "Phase",
     "RoundStrategy",
-    "Rules",
+    "StrategyConfig",
     "allocation_matrix",
     "available_strategies",
     "majority",
@@ -50,13 +50,13 @@ def available_strategies() -> dict[str, type[RoundStrategy]]:
     return dict(_STRATEGIES)
 
 
-def strategy(text: str, rules: Rules, layout: Layout, **settings: Any) -> RoundStrategy:
+def strategy(text: str, config: StrategyConfig, layout: Layout, **settings: Any) -> RoundStrategy:
     """Return the strategy of a spec string such as `powersgd:rank=2` for models of a layout.
 
     Raises SpecError, and ConfigError for settings that do not suit it.
     """
     cls, options = _chosen(text)
-    return cls(rules, layout, options=options, **settings)
+    return cls(config, layout, options=options, **settings)
 
 
 def make_client_algorithm(text: str) -> ClientAlgorithm:

@@ -41,10 +41,10 @@ class Asynchronous(Average):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        if self.rules.quorum != 1:
+        if self.config.quorum != 1:
             raise ConfigError(
                 f"strategy '{self.name}' makes a round of the first answers that come; leave --quorum out, or give "
-                f"--strategy {self.name}:wait={self.rules.quorum:g}"
+                f"--strategy {self.name}:wait={self.config.quorum:g}"
             )
 
     def discount(self, accepted: Accepted) -> float:

@@ -40,7 +40,7 @@ class Average(RoundStrategy):
             for update, weight in sent:
                 update.add_to(into, weight)
         into.div_(sum(weights))
-        if self.counterpart is not None and not self.rules.clip_update:
+        if self.counterpart is not None and not self.config.clip_update:
             self._correct(updates, weights, into)
         return Aggregation(clipped=sum(left < 1 for left in kept))
 
@@ -57,7 +57,7 @@ class Average(RoundStrategy):
             for client, examples in updates.examples.items()
             if client not in cohort
         ]
-        everybody = max(self.rules.clients, updates.clients, len(cohort) + len(absent))
+        everybody = max(self.config.clients, updates.clients, len(cohort) + len(absent))
         of_all = self.client_weights([*accepted, *absent])
         total = sum(of_all) * everybody / len(of_all)
         shares = {
@@ -76,15 +76,17 @@ class Average(RoundStrategy):
 
     def _clip_factors(self, accepted: Sequence[Accepted]) -> list[float]:
         """Return the share 0..1 of each update that the bound of the norm leaves."""
-        bound = self.rules.clip_update
+        bound = self.config.clip_update
         return [share(a.update, bound) if bound and a.update is not None else 1.0 for a in accepted]
 
     def client_weights(self, accepted: Sequence[Accepted]) -> list[float]:
         """The weight of each accepted client, not normalised."""
-        weights = [float(a.examples) if self.rules.weights == "examples" else 1.0 for a in accepted]
+        weights = [
+            float(a.examples) if self.config.weights == "examples" else 1.0 for a in accepted
+        ]
         cap = (
-            self.rules.weight_cap * sum(weights) / len(weights)
-            if self.rules.weight_cap
+            self.config.weight_cap * sum(weights) / len(weights)
+            if self.config.weight_cap
             else max(weights)
         )
         return [min(weight, cap) for weight in weights]

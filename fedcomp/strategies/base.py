@@ -27,8 +27,8 @@ from .schedule import DENSITY_SCHEDULE, Schedule
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What a round is made of. The fields are those of `fedcomp.config.RunConfig`, where their effects are told."""
+class StrategyConfig:
+    """Settings of a whole run, as far as a strategy and the round loop use them. `fedcomp.config.RunConfig` documents the same names."""
 
     participation: float = 0.1
     uplink: str = "stc:density=1/100"
@@ -147,7 +147,7 @@ class RoundStrategy(ABC):
 
     def __init__(
         self,
-        rules: Rules,
+        config: StrategyConfig,
         layout: Layout,
         *,
         options: Any = None,
@@ -155,8 +155,8 @@ class RoundStrategy(ABC):
     ):
         self.options, self.warn = options or self.Options(), warn
         self.model_layout, self.layout = layout, self.client_algorithm.global_layout(layout)
-        self.rules = rules = with_memories(rules, self.layout.numel)
-        self.uplink, self.downlink = codec(rules.uplink), codec(rules.downlink)
+        self.config = config = with_memories(config, self.layout.numel)
+        self.uplink, self.downlink = codec(config.uplink), codec(config.downlink)
         self._check_settings()
         self.counterpart = self._counterpart()  # of the clients' memories, if both sides keep state
         self.schedule = self._schedule()
@@ -164,7 +164,7 @@ class RoundStrategy(ABC):
     @property
     def cohort(self) -> int:
         """Clients in a cohort of the run; 0 where the number of clients is not known."""
-        return size(self.rules.participation, self.rules.clients)
+        return size(self.config.participation, self.config.clients)
 
     # What an algorithm decides.
 
@@ -184,7 +184,7 @@ class RoundStrategy(ABC):
 
     def choose(self, clients: Sequence[int], round: int, fingerprint: str) -> list[int]:
         """Return the cohort of a round, of the logical ids that can be reached. `fingerprint`: of the model that the round starts from."""
-        return sample(clients, self.rules.participation, self.rules.seed, round)
+        return sample(clients, self.config.participation, self.config.seed, round)
 
     def phases(self, round: int) -> Iterable[Phase]:
         """Return the exchanges of a round, in order. A client is asked in a later phase if it was accepted in the one before."""
@@ -244,16 +244,16 @@ class RoundStrategy(ABC):
 
     def _check_settings(self) -> None:
         """Raise ConfigError for settings that do not suit the algorithm."""
-        rules, steps = self.rules, optimizer(self.rules.server_optimizer)
-        if rules.clip_update and not self.clips:
+        config, steps = self.config, optimizer(self.config.server_optimizer)
+        if config.clip_update and not self.clips:
             raise ConfigError(
                 f"strategy '{self.name}' adds no updates one by one, whose norms it could bound; leave --clip-update out, or "
                 "use --strategy average"
             )
-        if rules.momentum and (applied := momentum(rules.memory)):
-            name = rules.memory.partition(":")[0]
+        if config.momentum and (applied := momentum(config.memory)):
+            name = config.memory.partition(":")[0]
             raise ConfigError(
-                f"--momentum {rules.momentum:g} and --memory {name} with momentum={applied:g} both apply momentum to an update; "
+                f"--momentum {config.momentum:g} and --memory {name} with momentum={applied:g} both apply momentum to an update; "
                 f"leave --momentum out, or give --memory {name}:momentum=0"
             )
         if self.own_step and not steps.plain:
@@ -261,43 +261,43 @@ class RoundStrategy(ABC):
                 f"strategy '{self.name}' has a step of its own; leave --server-optimizer out, or for momentum give "
                 f"--strategy {self.name}:momentum=0.9"
             )
-        if steps.unitless and rules.server_lr >= 1:
+        if steps.unitless and config.server_lr >= 1:
             raise ConfigError(
                 f"--server-optimizer {steps.name} moves every coordinate by about --server-lr, and that is "
-                f"{rules.server_lr:g}; give a smaller one, such as --server-lr 0.01"
+                f"{config.server_lr:g}; give a smaller one, such as --server-lr 0.01"
             )
 
     def _counterpart(self) -> Counterpart | None:
         """Return the server's side of the clients' memories. Raises ConfigError for a memory that does not suit the run."""
-        rules, layout = self.rules, self.layout
-        clients_memory = memory(rules.memory, self.uplink, layout.numel, layout)
+        config, layout = self.config, self.layout
+        clients_memory = memory(config.memory, self.uplink, layout.numel, layout)
         if sentence := clients_memory.warning():
             self.warn(sentence)
-        if only_under(rules.memory) not in ("", self.name):
+        if only_under(config.memory) not in ("", self.name):
             raise ConfigError(
-                f"memory '{rules.memory}' has no frames for strategy '{self.name}'; "
-                f"give --strategy {only_under(rules.memory)}, or --memory none"
+                f"memory '{config.memory}' has no frames for strategy '{self.name}'; "
+                f"give --strategy {only_under(config.memory)}, or --memory none"
             )
         if clients_memory.counterpart is None:
             return None
         counterpart = clients_memory.counterpart(clients_memory)
-        steps = optimizer(rules.server_optimizer)
+        steps = optimizer(config.server_optimizer)
         if counterpart.measures_steps and steps.unitless:
             raise ConfigError(
-                f"memory '{rules.memory}' compares updates with the steps of the model, which have another unit under "
+                f"memory '{config.memory}' compares updates with the steps of the model, which have another unit under "
                 f"--server-optimizer {steps.name}; use sgd, or another --memory"
             )
         return counterpart
 
     def _schedule(self) -> Schedule:
         """Return what clients are told by round. Raises ConfigError for a schedule that does not suit the run."""
-        rules, layout = self.rules, self.layout
-        if (rules.density_warmup or rules.density_schedule) and chooses(rules.memory):
-            asked = "--density-warmup" if rules.density_warmup else DENSITY_SCHEDULE
+        config, layout = self.config, self.layout
+        if (config.density_warmup or config.density_schedule) and chooses(config.memory):
+            asked = "--density-warmup" if config.density_warmup else DENSITY_SCHEDULE
             raise ConfigError(
-                f"{asked} has no meaning for memory '{rules.memory}', which chooses what is sent; leave it out"
+                f"{asked} has no meaning for memory '{config.memory}', which chooses what is sent; leave it out"
             )
-        schedule = Schedule.of(rules, self.uplink, layout)
-        for density in schedule.densities(rules.rounds or rules.horizon):
-            memory(rules.memory, self.uplink.at_density(density), layout.numel, layout)
+        schedule = Schedule.of(config, self.uplink, layout)
+        for density in schedule.densities(config.rounds or config.horizon):
+            memory(config.memory, self.uplink.at_density(density), layout.numel, layout)
         return schedule

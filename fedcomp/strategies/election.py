@@ -176,7 +176,7 @@ class Election(Vote):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         o = self.options
-        self.sealed = SealedRound(DerivedKeys(self.rules.seed)) if o.sealed else None
+        self.sealed = SealedRound(DerivedKeys(self.config.seed)) if o.sealed else None
         self.client_algorithm = self.client_for(o)
         if self.sealed:
             self.client_algorithm = replace(self.client_algorithm, ring=self.sealed.ring)
@@ -196,16 +196,16 @@ class Election(Vote):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        rules = self.rules
+        config = self.config
         if (
             not isinstance(inner(self.uplink), Sign)
-            or spec.parse(rules.memory).parts[0].name != Nothing.name
+            or spec.parse(config.memory).parts[0].name != Nothing.name
         ):
             raise ConfigError(
                 f"strategy '{self.name}' counts votes in which honest clients agree to the bit, and {self.uplink} with "
-                f"memory '{rules.memory}' makes others; leave --uplink and --memory out, or give sign and none"
+                f"memory '{config.memory}' makes others; leave --uplink and --memory out, or give sign and none"
             )
-        if rules.keep_momentum:
+        if config.keep_momentum:
             raise ConfigError(
                 f"strategy '{self.name}' trains on other data in every round, and has no momentum to keep; leave "
                 "--keep-momentum out"
@@ -226,7 +226,7 @@ class Election(Vote):
         o = self.options
         n = o.seats or min(clients - (o.code == "deterministic" and clients % 2 == 0), MAX_SEATS)
         check_seats(o, self.f, n, clients)
-        self.code = allocation_matrix(o.code, n, o.byzantine, o.redundancy, self.rules.seed)
+        self.code = allocation_matrix(o.code, n, o.byzantine, o.redundancy, self.config.seed)
         self.fewest = next(c for c in range(1, clients + 1) if holds(c, n, o.byzantine, self.f))
         self.allocation, self.notice = self.code, notice(o, self.f, self.code, clients)
 
@@ -240,7 +240,7 @@ class Election(Vote):
         self.convicted, self._ended, self._margins, self._round = {}, {}, None, round
         self.known |= set(clients)
         if len(cohort) < n:
-            cohort = draw(clients, min(n, len(clients)), self.rules.seed, round)
+            cohort = draw(clients, min(n, len(clients)), self.config.seed, round)
         empty = range(-max(0, n - len(cohort)), 0)  # stand for absent clients in empty seats
         data_sets = (
             [*cohort, *sorted(self.known - set(cohort))[: len(empty)]]
@@ -255,7 +255,7 @@ class Election(Vote):
                 f"byzantine={b}, liars={self.f}",
             )
             return []
-        self.seats = deal([*cohort, *empty], n, b, self.rules.seed, round, data_sets)
+        self.seats = deal([*cohort, *empty], n, b, self.config.seed, round, data_sets)
         self.allocation = self.code[[self.seats.of(client) for client in cohort]]
         if self.sealed:
             s = self.schedule
@@ -292,14 +292,14 @@ class Election(Vote):
             return None
         voters, asked = sum(map(len, self.seats.members)), len(self.allocation)
         needed = voters - (self.seats.margin - 1 - 2 * self.f)
-        raised = min(1.0, max(self.rules.quorum, needed / asked))
-        if (asked_for := least(self.rules.quorum, asked)) < (waits := least(raised, asked)):
+        raised = min(1.0, max(self.config.quorum, needed / asked))
+        if (asked_for := least(self.config.quorum, asked)) < (waits := least(raised, asked)):
             self._say(
                 "quorum",
-                f"--quorum {self.rules.quorum:g} is {asked_for} of {asked} answers, and a vote with "
+                f"--quorum {self.config.quorum:g} is {asked_for} of {asked} answers, and a vote with "
                 f"liars={self.f} waits for {waits}, so that fast Byzantine clients do not fill it",
             )
-        return QuorumOrDeadline(raised, self.rules.timeout_s)
+        return QuorumOrDeadline(raised, self.config.timeout_s)
 
     def row(self, client: int) -> Row:
         """Return what a client counts in this round."""
@@ -443,7 +443,7 @@ class Election(Vote):
             members = [len(clients) for clients in self.seats.members]
             if self.watch.over and (
                 sentence := self.watch.warning(
-                    self.options, self.f, self.code, members, self.rules.seed
+                    self.options, self.f, self.code, members, self.config.seed
                 )
             ):
                 self._say("code", sentence)

@@ -86,7 +86,7 @@ class FetchSGD(Average):
         super().__init__(*args, **options)
         self.uplink = self.uplink.at_density(self.options.density)
         self.feeds_back = self.options.error == "subtract"
-        self.seed = sketch_seed(self.rules.seed)
+        self.seed = sketch_seed(self.config.seed)
         self.shape = self.uplink.rows, self.uplink.width(self.layout.numel)
         self.momentum = np.zeros(self.shape, FLOAT)  # S_u
         self.error = np.zeros(self.shape, FLOAT)  # S_e
@@ -94,7 +94,7 @@ class FetchSGD(Average):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        given = self.rules
+        given = self.config
         if not isinstance(self.uplink, Sketch):
             raise ConfigError(
                 f"strategy '{self.name}' adds sketches of the whole model, which {self.uplink} does not make; "
@@ -159,7 +159,7 @@ class FetchSGD(Average):
             return
         self.momentum, self.error = self._next
         moved = self.downlink.decode(broadcast, numel=self.layout.numel, layout=self.layout).div_(
-            self.rules.server_lr * self.schedule.rate(round)
+            self.config.server_lr * self.schedule.rate(round)
         )
         at = torch.nonzero(moved).flatten()
         positions, values = at.numpy(), moved[at].numpy()

@@ -37,9 +37,9 @@ class GTopK(Average):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self._kept = np.empty(0, np.int64)  # positions that the last aggregate left
-        if self.counterpart is not None or self.rules.memory == Nothing.name:
+        if self.counterpart is not None or self.config.memory == Nothing.name:
             raise ConfigError(
-                f"strategy 'gtopk' returns what it drops, and memory '{self.rules.memory}' cannot take it back; "
+                f"strategy 'gtopk' returns what it drops, and memory '{self.config.memory}' cannot take it back; "
                 "use --memory residual"
             )
 

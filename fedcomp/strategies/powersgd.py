@@ -61,7 +61,7 @@ class PowerSGD(Average):
                 f"no tensor of the model is larger than its factors of rank {self.options.rank}; "
                 f"give --strategy {self.name} a lower rank, or --strategy average"
             )
-        start = normal(seeds.key(self.rules.seed, self.name), size(self.split.right))
+        start = normal(seeds.key(self.config.seed, self.name), size(self.split.right))
         self.right = start.astype(FLOAT).tobytes()  # Q
         self.basis = b""  # P̂ of the round
         self._averaged: Sequence[Accepted] | None = None  # what P̂ was made of
@@ -75,9 +75,9 @@ class PowerSGD(Average):
                 f"strategy '{self.name}' sends factors of rank {self.options.rank}, not {self.uplink}; "
                 f"leave --uplink out, or give {own['uplink']}"
             )
-        if spec.parse(self.rules.memory).parts[0].name != LowRank.name:
+        if spec.parse(self.config.memory).parts[0].name != LowRank.name:
             raise ConfigError(
-                f"strategy '{self.name}' has two phases, for which memory '{self.rules.memory}' has no frames; "
+                f"strategy '{self.name}' has two phases, for which memory '{self.config.memory}' has no frames; "
                 f"leave --memory out, or give {own['memory']}"
             )
 

@@ -52,7 +52,7 @@ class Robust(RoundStrategy):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        if self.rules.weights != "uniform":
+        if self.config.weights != "uniform":
             raise ConfigError(
                 f"strategy '{self.name}' counts every client once, since a liar would name the largest weight; "
                 "leave --weights out, or give uniform"
@@ -80,9 +80,9 @@ class Robust(RoundStrategy):
                 f"strategy '{self.name}' needs {self._needed()}, and a cohort has {clients}; "
                 "give a larger --participation, more --clients, or fewer liars"
             )
-        if (enough := closing.least(self.rules.quorum, clients)) < self.least:
+        if (enough := closing.least(self.config.quorum, clients)) < self.least:
             raise ConfigError(
-                f"strategy '{self.name}' needs {self._needed()}, and with --quorum {self.rules.quorum:g} a round closes "
+                f"strategy '{self.name}' needs {self._needed()}, and with --quorum {self.config.quorum:g} a round closes "
                 f"at {enough}; give a larger --quorum, or fewer liars"
             )
 
@@ -102,7 +102,7 @@ class Robust(RoundStrategy):
         `products`: inner products of the vectors, for mixing.
         """
         mixed = (
-            buckets(vectors, self.options.buckets, self.rules.seed, round)
+            buckets(vectors, self.options.buckets, self.config.seed, round)
             if self.options.buckets > 1
             else None
         )

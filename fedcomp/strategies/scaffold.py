@@ -81,7 +81,7 @@ class Scaffold(Average):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        given = self.rules
+        given = self.config
         if spec.parse(given.memory).parts[0].name != Residual.name:
             raise ConfigError(
                 f"strategy '{self.name}' sends every change of a control variate once, and memory '{given.memory}' may lose "
@@ -110,8 +110,8 @@ class Scaffold(Average):
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         aggregation, accepted = super().aggregate(updates, into), len(updates.accepted)
-        everybody = max(self.rules.clients or updates.clients, accepted)
+        everybody = max(self.config.clients or updates.clients, accepted)
         into[self.model_layout.numel :] *= (
-            accepted / everybody / self.rules.server_lr
+            accepted / everybody / self.config.server_lr
         )  # c has a step of its own
         return aggregation

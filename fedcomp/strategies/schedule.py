@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..layout import Layout
 
 if TYPE_CHECKING:
-    from .base import Rules
+    from .base import StrategyConfig
 
 FIRST_DENSITY = 0.25  # of a warm-up
 STEPS = 40  # of the search for a density
@@ -51,28 +51,33 @@ class Schedule:
     )  # those of by_round.LOCAL that change
 
     @classmethod
-    def of(cls, rules: "Rules", codec: Codec, layout: Layout) -> "Schedule":
+    def of(cls, config: "StrategyConfig", codec: Codec, layout: Layout) -> "Schedule":
         """That of a strategy. Raises SpecError or ConfigError where one of its schedules cannot be."""
-        horizon, density = rules.horizon or rules.rounds, None
+        horizon, density = config.horizon or config.rounds, None
         local = {
             name: values
-            for name, values in by_round.of_options(rules, horizon).items()
+            for name, values in by_round.of_options(config, horizon).items()
             if values.text
         }
-        if text := rules.density_schedule:
+        if text := config.density_schedule:
             _check_density(codec, DENSITY_SCHEDULE)
             density = ByRound(
-                DENSITY_SCHEDULE, text, by_round.SHARE, codec.density, rules.density_warmup, horizon
+                DENSITY_SCHEDULE,
+                text,
+                by_round.SHARE,
+                codec.density,
+                config.density_warmup,
+                horizon,
             )
         for values in (*local.values(), *([density] if density else [])):
-            values.check(rules.rounds or horizon or 1)
+            values.check(config.rounds or horizon or 1)
         return cls(
             codec,
             layout,
-            rules.density_warmup,
-            rules.lr_warmup,
-            rules.budget_bytes,
-            rules.budget_s,
+            config.density_warmup,
+            config.lr_warmup,
+            config.budget_bytes,
+            config.budget_s,
             density,
             local,
         )

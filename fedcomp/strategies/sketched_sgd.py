@@ -83,16 +83,16 @@ class SketchedSGD(Average):
                 f"strategy '{self.name}' moves a share of {share:g}, its uplink reads one of {inner.density:g}; "
                 f"give --strategy {self.name}:density={inner.density:g}"
             )
-        if spec.parse(self.rules.memory).parts[0].name != Sketched.name:
+        if spec.parse(self.config.memory).parts[0].name != Sketched.name:
             raise ConfigError(
-                f"strategy '{self.name}' has two phases, for which memory '{self.rules.memory}' has no frames; "
+                f"strategy '{self.name}' has two phases, for which memory '{self.config.memory}' has no frames; "
                 f"leave --memory out, or give {Sketched.name}"
             )
         if (
-            self.rules.density_warmup
-            or self.rules.density_schedule
-            or self.rules.budget_bytes
-            or self.rules.budget_s
+            self.config.density_warmup
+            or self.config.density_schedule
+            or self.config.budget_bytes
+            or self.config.budget_s
         ):
             raise ConfigError(
                 f"strategy '{self.name}' sends sketches of one size; leave --density-warmup, "

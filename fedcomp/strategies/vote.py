@@ -87,17 +87,17 @@ class Vote(RoundStrategy):
                 f"strategy '{self.name}' counts signs, one bit each, which {self.uplink} does not send; leave --uplink out, "
                 "or give sign, or efsign with --memory residual"
             )
-        if self.rules.weights != "uniform":
+        if self.config.weights != "uniform":
             raise ConfigError(
                 f"strategy '{self.name}' gives every client one vote; leave --weights out"
             )
-        if self.rules.lr * self.rules.server_lr > LARGEST:
+        if self.config.lr * self.config.server_lr > LARGEST:
             raise ConfigError(
-                f"--lr {self.rules.lr:g} is the step of every coordinate, and outside of float32; give one such as 0.01"
+                f"--lr {self.config.lr:g} is the step of every coordinate, and outside of float32; give one such as 0.01"
             )
         if (
             not isinstance(inner(self.downlink), KEEPING)
-            and spec.parse(self.rules.downlink_memory).parts[0].name == Nothing.name
+            and spec.parse(self.config.downlink_memory).parts[0].name == Nothing.name
         ):
             raise ConfigError(
                 f"strategy '{self.name}' moves all coordinates by one length, of which --downlink {self.downlink} loses "
@@ -130,13 +130,13 @@ class Vote(RoundStrategy):
     def _ballot(self, round: int, client: int, update: Update) -> np.ndarray | bytes:
         if isinstance(update, Bits):
             return update.words
-        zeros = seeds.key(self.rules.seed, "zeros", round, client)
+        zeros = seeds.key(self.config.seed, "zeros", round, client)
         return kernels.bits.signs(update.dense(), zeros)
 
     def _tally(self, cast: Mapping[int, np.ndarray | bytes], updates: RoundUpdates) -> np.ndarray:
         """What the majority of packed votes, by client, is for: packed. Notes who was against it."""
         numel, voters = self.layout.numel, [*cast]
-        tie = seeds.key(self.rules.seed, "tie", updates.round)
+        tie = seeds.key(self.config.seed, "tie", updates.round)
         result = votes.majority([*cast.values()], numel, tie)
         _, lost = votes.disagreement(
             [*cast.values()], result, numel, max(2, round(WIDE * len(voters)))
@@ -148,9 +148,9 @@ class Vote(RoundStrategy):
 
     def _step(self, result: np.ndarray, updates: RoundUpdates, into: Tensor) -> None:
         """Write the step that follows from a packed majority into `into` [numel]."""
-        numel, lr = self.layout.numel, self.rules.lr * self.schedule.rate(updates.round)
+        numel, lr = self.layout.numel, self.config.lr * self.schedule.rate(updates.round)
         edge = max(map(abs, updates.weights.aminmax())) if numel else 0.0
-        if not float(edge) + lr * self.rules.server_lr <= LARGEST:
+        if not float(edge) + lr * self.config.server_lr <= LARGEST:
             raise NonFiniteError(
                 f"a step of {lr:g} would take the model out of the range of float32; lower --lr"
             )
@@ -159,13 +159,13 @@ class Vote(RoundStrategy):
             self._next = (self.momentum * self.options.momentum).add_(
                 majority, alpha=1 - self.options.momentum
             )
-            tie = seeds.key(self.rules.seed, "tie", updates.round)
+            tie = seeds.key(self.config.seed, "tie", updates.round)
             result = np.frombuffer(kernels.bits.signs(self._next, tie), np.uint8)
         into.copy_(torch.from_numpy(kernels.Signs(result, numel, lr).values()))
 
     def _decay(self, round: int) -> float:
-        step = self.rules.lr * self.schedule.rate(round) * self.rules.server_lr
-        return float(np.float32(max(0.0, 1.0 - step * self.rules.weight_decay)))
+        step = self.config.lr * self.schedule.rate(round) * self.config.server_lr
+        return float(np.float32(max(0.0, 1.0 - step * self.config.weight_decay)))
 
     def on_round_end(self, round: int, broadcast: bytes | None) -> None:
         if broadcast is not None:

@@ -8,9 +8,9 @@ from federation import Federation
 
 from fedcomp.clients.session import settle
 from fedcomp.messages import FAILED, UP_TO_DATE, UPDATE, Assignment
-from fedcomp.strategies import Rules
+from fedcomp.strategies import StrategyConfig
 
-RULES = Rules(participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%")
+RULES = StrategyConfig(participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%")
 
 
 def first_assignment(federation: Federation, client: int = 0) -> Assignment:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from federation import Federation
 
-from fedcomp.strategies import Rules
+from fedcomp.strategies import StrategyConfig
 from fedcomp.training.local_sgd import Trained
 
 CLIENTS, ROUNDS, RATE = 5, 60, 0.3  # after 600 rounds both are at 1e-15, the limit of float32
@@ -32,7 +32,7 @@ class Quadratic:
 
 def gap(memory: str, uplink: str, rounds: int = ROUNDS, **changes) -> float:
     """Return (f − f*) / (f₀ − f*) after a run."""
-    rules = Rules(1.0, uplink, "identity", "none", memory=memory, lr=RATE, clients=CLIENTS)
+    rules = StrategyConfig(1.0, uplink, "identity", "none", memory=memory, lr=RATE, clients=CLIENTS)
     rules = replace(rules, rounds=rounds, horizon=rounds, seed=1, **changes)
     f = Federation(rules, clients=CLIENTS)
     parts = [Quadratic(f.layout.numel, client) for client in range(CLIENTS)]

@@ -13,7 +13,7 @@ from test_memories import Sentences
 from fedcomp import RunConfig, UserError
 from fedcomp.config import read_run
 from fedcomp.sim import simulate
-from fedcomp.strategies import Rules
+from fedcomp.strategies import StrategyConfig
 from fedcomp.strategies.fetchsgd import FetchSGD
 from fedcomp.tasks.partition import partition
 from fedcomp.training.local_sgd import LocalSGD
@@ -69,7 +69,7 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
         out=out(tmp_path, "run"),
     )
     simulate(config)
-    rules = Rules(
+    rules = StrategyConfig(
         participation=0.5,
         uplink=config.uplink,
         downlink=config.downlink,

@@ -15,7 +15,7 @@ from fedcomp.memories import memory
 from fedcomp.observe import Observer
 from fedcomp.sim import simulate
 from fedcomp.sim.growth import Growth
-from fedcomp.strategies import Rules
+from fedcomp.strategies import StrategyConfig
 from fedcomp.strategies.gtopk import GTopK
 from fedcomp.tasks.partition import partition
 from fedcomp.training.local_sgd import LocalSGD
@@ -67,7 +67,7 @@ def test_a_run_is_the_same_stopped_in_a_round_or_with_real_clients(tmp_path, var
     )
     simulate(config)
     assert_stopped_is_whole(tmp_path, config, StopsAt(3, 2))
-    rules = Rules(
+    rules = StrategyConfig(
         participation=0.5,
         uplink=config.uplink,
         downlink=config.downlink,

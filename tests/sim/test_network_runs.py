@@ -31,7 +31,7 @@ from fedcomp.sim.clients import VirtualClients
 from fedcomp.sim.network import Network, Profiles
 from fedcomp.sim.network_file import read_file
 from fedcomp.sim.timing import Timing
-from fedcomp.strategies import Rules
+from fedcomp.strategies import StrategyConfig
 
 LINES = "client,up,down,latency,step"
 ALL = replace(TINY, clients=6, participation=1.0)
@@ -310,7 +310,9 @@ AWAY = "uniform:up=1kB,down=10kB,latency=100ms,step=100ms,absent=40%,stretch=5s"
 
 @pytest.mark.slow
 def test_who_is_away_is_not_drawn_or_gone_and_comes_back_to_the_same_model(outcomes):
-    rules = Rules(participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%", seed=3)
+    rules = StrategyConfig(
+        participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%", seed=3
+    )
     federation = Federation(rules, clients=8)
     flat = {
         "up": 1e3,

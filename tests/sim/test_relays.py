@@ -20,7 +20,7 @@ from fedcomp.observe import Observer
 from fedcomp.sim import simulate
 from fedcomp.sim.grid import LocalGrid
 from fedcomp.sim.relays import Relays, missed
-from fedcomp.strategies import Rules
+from fedcomp.strategies import StrategyConfig
 
 TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
 S2 = "topk:density=1/4+s2:union=4"
@@ -161,7 +161,7 @@ class Behind:
 
     def __init__(self, uplink: str = S2, relays: int = 2):
         self.federation = Federation(
-            Rules(participation=1.0, uplink=uplink, downlink="identity"),
+            StrategyConfig(participation=1.0, uplink=uplink, downlink="identity"),
             clients=6,
             memory_name="residual",
         )

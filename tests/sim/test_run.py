@@ -34,7 +34,7 @@ from fedcomp.server import checkpoint
 from fedcomp.sim import simulate
 from fedcomp.sim.batched import BatchedEngine
 from fedcomp.sim.clients import VirtualClients
-from fedcomp.strategies import Rules
+from fedcomp.strategies import StrategyConfig
 from fedcomp.tasks import Data
 from fedcomp.tasks.partition import partition
 from fedcomp.training.local_sgd import SerialEngine
@@ -164,7 +164,9 @@ def test_a_finished_run_can_be_resumed_and_stays_as_it_is(tmp_path):
 
 @pytest.mark.parametrize("engine", ["serial", "batched"])
 def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
-    rules = Rules(participation=0.5, uplink="stc:density=10%", downlink="stc:density=10%", seed=5)
+    rules = StrategyConfig(
+        participation=0.5, uplink="stc:density=10%", downlink="stc:density=10%", seed=5
+    )
     federation = partitioned(rules, clients=8)
     list(federation.loop.rounds(federation.grid, range(1, 7)))
     simulate(
@@ -180,7 +182,7 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
         )
 
 
-def partitioned(rules: Rules, clients: int) -> Federation:
+def partitioned(rules: StrategyConfig, clients: int) -> Federation:
     """Real clients with the partition that a simulation draws."""
     federation = Federation(rules, clients=clients)
     for member, shard in zip(
@@ -195,7 +197,9 @@ def partitioned(rules: Rules, clients: int) -> Federation:
 @pytest.mark.slow
 def test_virtual_clients_that_were_away_download_what_real_ones_do(tmp_path):
     """They share one copy of the model, which the dense model of one of them moves past where others are."""
-    rules = Rules(participation=0.15, uplink="stc:density=10%", downlink="stc:density=10%", seed=5)
+    rules = StrategyConfig(
+        participation=0.15, uplink="stc:density=10%", downlink="stc:density=10%", seed=5
+    )
     federation = partitioned(rules, clients=40)
     outcomes = list(federation.loop.rounds(federation.grid, range(1, 61)))
     simulate(

@@ -14,14 +14,14 @@ from fedcomp import RunConfig
 from fedcomp.deployment.start import Door, serve
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.sim import simulate
-from fedcomp.strategies import Rules, resolved
+from fedcomp.strategies import StrategyConfig, resolved
 from fedcomp.strategies.cohort import sample
 from fedcomp.strategies.scaffold import Scaffold
 from fedcomp.tasks import initial_model
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.local_sgd import LocalSGD
 
-DENSE = Rules(participation=0.5, uplink="identity", downlink="identity", seed=3, clients=6)
+DENSE = StrategyConfig(participation=0.5, uplink="identity", downlink="identity", seed=3, clients=6)
 SGD = LocalSGD(steps=2, batch_size=10, lr=0.1)  # of a Federation
 RUN = replace(TINY, strategy="scaffold", local_steps=4)
 
@@ -38,7 +38,7 @@ def test_each_tensor_has_its_own_share_unless_codecs_are_given():
 class Oracle:
     """Algorithm 1 of the paper, option II, with gradients of torch."""
 
-    def __init__(self, rules: Rules, clients: int):
+    def __init__(self, rules: StrategyConfig, clients: int):
         self.rules, self.model, self.data = rules, initial_model(task, rules.seed), task.train()
         self.shards = np.array_split(np.arange(len(self.data)), clients)
         self.x = torch.nn.utils.parameters_to_vector(self.model.parameters()).detach().double()

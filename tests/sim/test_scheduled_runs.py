@@ -16,7 +16,7 @@ from fedcomp.errors import ConfigError, ProtocolError, UserError
 from fedcomp.sim import simulate
 from fedcomp.sim.grid import by_index
 from fedcomp.sim.machine import Machine
-from fedcomp.strategies import Rules
+from fedcomp.strategies import StrategyConfig
 from fedcomp.tasks import load
 from fedcomp.training.local_sgd import LocalSGD
 from fedcomp.transports.flower import FlowerStrategy
@@ -187,7 +187,7 @@ def test_the_batched_engine_makes_room_for_the_largest_batches():
 
 
 def test_clients_do_as_they_are_told():
-    rules = Rules(
+    rules = StrategyConfig(
         participation=1.0,
         uplink="topk:density=1/10",
         lr=0.1,
@@ -226,12 +226,12 @@ def test_steps_that_are_told_stand_in_for_epochs():
 
 def test_flowers_own_loop_knows_the_last_round():
     federation = Federation(
-        Rules(participation=1.0, uplink="topk:density=1/10", local_steps_schedule="1,2@2")
+        StrategyConfig(participation=1.0, uplink="topk:density=1/10", local_steps_schedule="1,2@2")
     )
     with pytest.raises(
         ConfigError, match="ends with the last round, which is not known; give --horizon"
     ):
-        Federation(Rules(lr_schedule="cosine"))
-    adapter = FlowerStrategy("average", Rules(lr_schedule="cosine"), roster=by_index)
+        Federation(StrategyConfig(lr_schedule="cosine"))
+    adapter = FlowerStrategy("average", StrategyConfig(lr_schedule="cosine"), roster=by_index)
     adapter.start(federation.grid, federation.arrays(), num_rounds=2)
     assert adapter.loop.strategy.schedule.rate(2) == 0.5

@@ -13,13 +13,13 @@ from fedcomp.errors import ConfigError, UserError
 from fedcomp.layout import Layout
 from fedcomp.sim import simulate
 from fedcomp.sim.grid import by_index
-from fedcomp.strategies import Rules, available_strategies, strategy
+from fedcomp.strategies import StrategyConfig, available_strategies, strategy
 from fedcomp.strategies.gtopk import GTopK
 from fedcomp.strategies.optimizers import FIRST, optimizer
 from fedcomp.transports.flower import FlowerStrategy
 
 TEXTS = ["sgd:momentum=0.5", "sgd:momentum=0.5,nesterov=true", "adam", "yogi:tau=1%"]
-DENSE = Rules(participation=1.0, uplink="identity", downlink="identity", seed=3)
+DENSE = StrategyConfig(participation=1.0, uplink="identity", downlink="identity", seed=3)
 
 
 def with_optimizer(config, text: str):
@@ -85,7 +85,7 @@ def test_the_model_moves_by_the_optimizers_step_of_the_mean(text):
         before = federation.loop.broadcasts.weights.clone()
         (outcome,) = federation.loop.rounds(federation.grid, [round])
         mean = torch.stack([a.update.dense() for a in outcome.accepted]).mean(0)
-        step = own.step(mean) * federation.strategy.rules.server_lr
+        step = own.step(mean) * federation.strategy.config.server_lr
         own.commit()
         torch.testing.assert_close(
             federation.loop.broadcasts.weights, before + step, rtol=1e-4, atol=1e-6
@@ -130,7 +130,9 @@ def test_updates_whose_squares_are_infinite_are_rejected_and_the_next_round_move
 
 
 def test_what_gtopk_returns_is_what_it_dropped_before_the_momentum():
-    rules = Rules(participation=1.0, uplink="topk:density=20%", downlink="identity", seed=3)
+    rules = StrategyConfig(
+        participation=1.0, uplink="topk:density=20%", downlink="identity", seed=3
+    )
     federation, plain = (
         Federation(replace(rules, server_optimizer=o), strategy=GTopK)
         for o in ("sgd:momentum=0.9", "sgd")
@@ -155,7 +157,7 @@ def test_strategies_with_a_step_of_their_own_refuse(tmp_path, name):
         )
     assert strategy(
         f"{name}:momentum=0.9",
-        Rules(
+        StrategyConfig(
             uplink="sketch" if name == "fetchsgd" else "sign",
             memory="none",
             downlink="efsign",

@@ -11,7 +11,7 @@ from small_runs import TINY, StopsAfter, StopsAt, assert_the_same_when_stopped, 
 from fedcomp import RunConfig, UserError
 from fedcomp.config import read_run
 from fedcomp.sim import simulate
-from fedcomp.strategies import Rules
+from fedcomp.strategies import StrategyConfig
 from fedcomp.strategies.sketched_sgd import SketchedSGD
 from fedcomp.tasks.partition import partition
 
@@ -46,7 +46,7 @@ def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every, uplink
     ("engine", "candidates"), [("serial", 2), ("serial", 1), ("batched", 2)]
 )  # of 1, none comes back
 def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine, candidates):
-    rules = Rules(
+    rules = StrategyConfig(
         participation=0.5, uplink=RUN.uplink, downlink=RUN.downlink, memory=RUN.memory, seed=5
     )
     options = SketchedSGD.Options(density=0.1, candidates=candidates)

@@ -17,11 +17,13 @@ from fedcomp.messages import DENSE
 from fedcomp.server import exchange
 from fedcomp.sim.grid import FIRST_NODE, by_index
 from fedcomp.sim.stragglers import pace
-from fedcomp.strategies import Asynchronous, Average, Rules, strategy
+from fedcomp.strategies import Asynchronous, Average, StrategyConfig, strategy
 from fedcomp.strategies.base import Accepted
 from fedcomp.transports.flower import FlowerStrategy
 
-HALF = Rules(participation=0.5, uplink="stc:density=10%", downlink="stc:density=10%", seed=3)
+HALF = StrategyConfig(
+    participation=0.5, uplink="stc:density=10%", downlink="stc:density=10%", seed=3
+)
 CLIENTS = 10
 
 
@@ -30,7 +32,7 @@ def told(**options) -> partial:
 
 
 def virtual(
-    rules: Rules = HALF, kind: type = Federation, at_once: int = 4, **options
+    rules: StrategyConfig = HALF, kind: type = Federation, at_once: int = 4, **options
 ) -> Federation:
     """A federation in virtual time."""
     federation = kind(rules, clients=CLIENTS, strategy=told(**options), at_once=at_once)

@@ -12,7 +12,7 @@ from fedcomp import codec, memory
 from fedcomp.codecs import Context
 from fedcomp.errors import ConfigError, NonFiniteError, ProtocolError
 from fedcomp.messages import FAILED, UP_TO_DATE, UPDATE, Assignment
-from fedcomp.strategies import Rules
+from fedcomp.strategies import StrategyConfig
 from fedcomp.strategies.client_algorithm import ClientAlgorithm, RoundState
 from fedcomp.strategies.shared_scale import SharedScale
 
@@ -54,7 +54,7 @@ def test_a_phase_that_the_strategy_does_not_have_is_refused(phase):
 
 
 def test_a_refused_phase_changes_nothing():
-    federation = Federation(Rules(participation=1.0, uplink="stc:density=10%"))
+    federation = Federation(StrategyConfig(participation=1.0, uplink="stc:density=10%"))
     list(federation.loop.rounds(federation.grid, [1]))
     member, b = federation.members[0], federation.loop.broadcasts
     before, pending = member.memory.state_dict()["residual"].clone(), member.memory.pending
@@ -112,7 +112,7 @@ def test_a_memory_of_one_phase_refuses_a_second():
 
 def test_virtual_clients_answer_as_real_ones_whatever_each_is_told():
     """One is told another scale, one is told a phase that is not there and so misses the first, one is not asked again."""
-    rules = Rules(participation=1.0, uplink="terngrad", memory="none", seed=3)
+    rules = StrategyConfig(participation=1.0, uplink="terngrad", memory="none", seed=3)
     federation = Federation(rules, strategy=SharedScale)
     members, b = federation.members, federation.loop.broadcasts
     virtual = virtual_clients(

@@ -12,14 +12,16 @@ from federation import Federation
 from fedcomp import codec
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
-from fedcomp.strategies import Asynchronous, Average, Rules, available_strategies
+from fedcomp.strategies import Asynchronous, Average, StrategyConfig, available_strategies
 from fedcomp.strategies.base import RoundUpdates
 from fedcomp.strategies.clipping import norm, share
 from fedcomp.strategies.gtopk import GTopK
 
 LAYOUT = Layout.from_shapes({"a": (30, 20), "b": (20,), "c": (8, 10)})
 X = torch.from_numpy(np.random.default_rng(3).normal(0, 1, LAYOUT.numel).astype(np.float32))
-DENSE = Rules(participation=1.0, uplink="identity", downlink="identity", seed=3, clip_update=0.05)
+DENSE = StrategyConfig(
+    participation=1.0, uplink="identity", downlink="identity", seed=3, clip_update=0.05
+)
 
 
 @for_each("text", ONE_EACH)

@@ -16,12 +16,14 @@ from fedcomp.layout import Layout
 from fedcomp.server.clock import Clock
 from fedcomp.server.results import strategy_of
 from fedcomp.sim import simulate
-from fedcomp.strategies import Average, Rules, resolved
+from fedcomp.strategies import Average, StrategyConfig, resolved
 from fedcomp.strategies.closing import DEADLINE, AllAnswered, Progress, QuorumOrDeadline, least
 from fedcomp.strategies.powersgd import PowerSGD
 from fedcomp.strategies.sketched_sgd import SketchedSGD
 
-ALL = Rules(participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%", seed=3)
+ALL = StrategyConfig(
+    participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%", seed=3
+)
 counts = st.integers(0, 50)
 
 
@@ -150,7 +152,7 @@ def test_a_deadline_that_passes_with_nobody_leaves_the_model_and_says_why():
     assert [(r.client, r.stage, r.reason) for r in first.rejections] == [
         (client, DEADLINE, "no reply within 0.01 s (--deadline)") for client in range(6)
     ]
-    federation.grid.pull_messages, federation.loop.rules = pull, ALL
+    federation.grid.pull_messages, federation.loop.config = pull, ALL
     second = next(federation.loop.rounds(federation.grid, [2]))
     assert len(second.accepted) == 6 and second.broadcast.base == federation.loop.broadcasts.first
 
@@ -172,5 +174,5 @@ def test_a_strategy_that_waits_for_nobody_has_no_quorum():
     ):
         strategy_of(config, layout)
     late = resolved(RunConfig(deadline=7.0, quorum=0.5))
-    assert strategy_of(late, layout).rules.timeout_s == 7.0
-    assert strategy_of(resolved(RunConfig()), layout).rules.timeout_s is None
+    assert strategy_of(late, layout).config.timeout_s == 7.0
+    assert strategy_of(resolved(RunConfig()), layout).config.timeout_s is None

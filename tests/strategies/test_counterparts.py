@@ -24,10 +24,10 @@ from fedcomp.memories import Memory
 from fedcomp.memories.laq import NUMBER, THRESHOLD
 from fedcomp.messages import FAILED, UPDATE, Assignment, Report, failure, ticket
 from fedcomp.server import exchange
-from fedcomp.strategies import Average, Rules
+from fedcomp.strategies import Average, StrategyConfig
 
 CLIENTS = 6
-HALF = Rules(participation=0.5, downlink="stc:density=10%", seed=3)
+HALF = StrategyConfig(participation=0.5, downlink="stc:density=10%", seed=3)
 PAIRED = [
     ("ef21", "stc:density=10%"),
     ("diana:alpha=1/4", "randomk:density=1/2,scaled=true@layer"),
@@ -40,7 +40,7 @@ EVERYBODY = [(client, round) for client in range(CLIENTS) for round in range(1, 
 class Paired(Federation):
     """Clients that are watched: no answer leaves one whose vector is not the one that the server keeps of it."""
 
-    def __init__(self, rules: Rules, **strategy):
+    def __init__(self, rules: StrategyConfig, **strategy):
         super().__init__(rules, clients=CLIENTS, **strategy)
         self.deaf: set[tuple[int, int]] = (
             set()
@@ -104,7 +104,7 @@ class Real(Paired):
         return self.members[client].ticket
 
     def lose_disk(self, client: int) -> None:
-        member, rules = self.members[client], self.strategy.rules
+        member, rules = self.members[client], self.strategy.config
         empty = memory(rules.memory, self.strategy.uplink, self.layout.numel, self.layout)
         member.replica = Replica(self.initial.clone(), self.layout, self.strategy.downlink)
         member.states = OneState(ClientState(empty, member.replica.version))
@@ -112,7 +112,7 @@ class Real(Paired):
 
 
 class Virtual(Paired):
-    def __init__(self, rules: Rules, **strategy):
+    def __init__(self, rules: StrategyConfig, **strategy):
         super().__init__(rules, **strategy)
         self.virtual = virtual_clients(
             self,

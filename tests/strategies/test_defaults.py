@@ -4,7 +4,7 @@ from cases import for_each
 from federation import Federation
 
 from fedcomp import RunConfig
-from fedcomp.strategies import Average, Rules, resolved, strategy
+from fedcomp.strategies import Average, StrategyConfig, resolved, strategy
 
 
 @for_each(
@@ -13,7 +13,7 @@ from fedcomp.strategies import Average, Rules, resolved, strategy
 )
 def test_an_update_that_is_compressed_already_is_broadcast_without_loss(name, given):
     c = resolved(RunConfig(strategy=name, **given))
-    rules = Rules(1.0, c.uplink, c.downlink, c.downlink_memory, memory=c.memory)
+    rules = StrategyConfig(1.0, c.uplink, c.downlink, c.downlink_memory, memory=c.memory)
     f = Federation(rules, strategy=lambda *args: strategy(name, *args))
     sizes = [len(o.broadcast.frame) for o in f.loop.rounds(f.grid, range(1, 4))]
     assert not f.loop.broadcasts.memory.residual.any()
@@ -43,6 +43,6 @@ def test_dgc_sends_the_largest_coordinates_with_their_values():
 )
 def test_a_run_warns_of_a_codec_whose_error_dgc_would_lose(uplink, loses):
     heard = []
-    f = Federation(Rules(uplink=uplink, memory="dgc"))
-    Average(f.strategy.rules, f.layout, warn=heard.append)
+    f = Federation(StrategyConfig(uplink=uplink, memory="dgc"))
+    Average(f.strategy.config, f.layout, warn=heard.append)
     assert ["lost for good; use --uplink topk" in sentence for sentence in heard] == [True] * loses

@@ -14,7 +14,7 @@ from fedcomp.codecs import Context
 from fedcomp.errors import ConfigError, FrameError
 from fedcomp.layout import Layout
 from fedcomp.messages import TRAIN, UPDATE, Assignment
-from fedcomp.strategies import RoundStrategy, Rules, strategy
+from fedcomp.strategies import RoundStrategy, StrategyConfig, strategy
 from fedcomp.strategies.base import Phase
 from fedcomp.strategies.client_algorithm import DataPartition
 from fedcomp.strategies.closing import Progress
@@ -22,7 +22,7 @@ from fedcomp.strategies.codes import allocation_matrix, deal
 from fedcomp.strategies.election import BallotElectionClient, DataElectionClient
 from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, Row
 
-RULES = Rules(
+RULES = StrategyConfig(
     participation=1.0,
     uplink="sign",
     downlink="efsign",
@@ -33,7 +33,7 @@ RULES = Rules(
 )
 
 
-def made(text: str, clients: int, rules: Rules = RULES) -> RoundStrategy:
+def made(text: str, clients: int, rules: StrategyConfig = RULES) -> RoundStrategy:
     return strategy(text, replace(rules, clients=clients), Layout.flat(8))
 
 

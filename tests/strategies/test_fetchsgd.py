@@ -15,11 +15,11 @@ from fedcomp.kernels import count_sketch
 from fedcomp.layout import Layout
 from fedcomp.messages import Assignment
 from fedcomp.sim.grid import by_index
-from fedcomp.strategies import Rules, strategy
+from fedcomp.strategies import StrategyConfig, strategy
 from fedcomp.strategies.fetchsgd import ERROR, MOMENTUM, FetchSGD
 from fedcomp.transports.flower import FlowerStrategy
 
-RULES = Rules(
+RULES = StrategyConfig(
     participation=1.0,
     uplink="sketch:rows=3,columns=24",
     downlink="topk:density=10%",
@@ -33,7 +33,7 @@ both_rules = for_each("error", ["subtract", "zero"])
 class Recorded(Federation):
     """Keeps what training gave each client, round by round, and every assignment with its report."""
 
-    def __init__(self, rules: Rules = RULES, clients: int = 6, **options):
+    def __init__(self, rules: StrategyConfig = RULES, clients: int = 6, **options):
         options = {"density": 0.1, "momentum": 0.5, "error": "subtract"} | options
         super().__init__(
             rules, clients, strategy=partial(FetchSGD, options=FetchSGD.Options(**options))

@@ -10,10 +10,10 @@ from federation import Federation, sum_updates
 
 from fedcomp import UserError, codec
 from fedcomp.messages import Assignment
-from fedcomp.strategies import Rules
+from fedcomp.strategies import StrategyConfig
 from fedcomp.strategies.gtopk import GTopK
 
-RULES = Rules(participation=1.0, uplink="topk:density=10%", downlink="identity", seed=3)
+RULES = StrategyConfig(participation=1.0, uplink="topk:density=10%", downlink="identity", seed=3)
 UPLINKS = [
     "topk:density=10%",
     "topk:density=10%,values=fp16",

@@ -20,7 +20,7 @@ from fedcomp.memories.lowrank import LEFT, RIGHT
 from fedcomp.messages import DENSE
 from fedcomp.sim import simulate
 from fedcomp.sim.grid import by_index
-from fedcomp.strategies import Rules, strategy
+from fedcomp.strategies import StrategyConfig, strategy
 from fedcomp.strategies.powersgd import PowerSGD
 from fedcomp.tasks.partition import partition
 from fedcomp.transports.flower import FlowerStrategy
@@ -36,7 +36,7 @@ TINY = RunConfig(
     downlink="stc:density=20%",
     partition="classes:1",
 )
-RULES = Rules(
+RULES = StrategyConfig(
     participation=1.0, uplink="powersgd:rank=1", downlink="identity", memory="lowrank", seed=3
 )
 MATRICES = {"0.weight": (8, 2), "2.weight": (2, 8)}
@@ -46,7 +46,7 @@ RANK_1 = partial(PowerSGD, options=PowerSGD.Options(rank=1))
 class Recorded(Federation):
     """Keeps what training gave each client, and what was told and answered in each phase."""
 
-    def __init__(self, rules: Rules = RULES, **options):
+    def __init__(self, rules: StrategyConfig = RULES, **options):
         super().__init__(rules, strategy=RANK_1, **options)
         self.inputs = [torch.zeros(self.layout.numel) for _ in self.members]
         self.said: list[tuple] = []

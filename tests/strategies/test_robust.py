@@ -14,10 +14,10 @@ from robust_rules import FRONTS, NAMES, aggregated, clouds, oracle, rule
 from fedcomp import UserError, codec, seeds
 from fedcomp.errors import ConfigError, SpecError
 from fedcomp.layout import Layout
-from fedcomp.strategies import Rules, available_strategies, blocks, strategy
+from fedcomp.strategies import StrategyConfig, available_strategies, blocks, strategy
 from fedcomp.strategies.blocks import Rows
 
-RULES = Rules(participation=1.0, uplink="stc:density=1/2", downlink="identity", seed=3)
+RULES = StrategyConfig(participation=1.0, uplink="stc:density=1/2", downlink="identity", seed=3)
 LEAST = {
     "median": 2,
     "trimmed-mean": 2,
@@ -289,7 +289,7 @@ def test_weights_by_examples_are_refused():
     with pytest.raises(
         UserError, match="'krum' counts every client once.*leave --weights out"
     ) as error:
-        strategy("krum", Rules(weights="examples"), Layout.flat(3))
+        strategy("krum", StrategyConfig(weights="examples"), Layout.flat(3))
     assert "\n" not in str(error.value)
 
 

@@ -11,12 +11,14 @@ from flwr.app import MetricRecord
 from fedcomp.layout import Layout
 from fedcomp.messages import DENSE, UPDATE
 from fedcomp.sim.grid import FIRST_NODE, by_index
-from fedcomp.strategies import Average, Phase, Rules
+from fedcomp.strategies import Average, Phase, StrategyConfig
 from fedcomp.strategies.base import Accepted
 from fedcomp.strategies.cohort import sample, size
 from fedcomp.transports.flower import FlowerStrategy
 
-ALL = Rules(participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%", seed=3)
+ALL = StrategyConfig(
+    participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%", seed=3
+)
 HALF = replace(ALL, participation=0.5)
 
 

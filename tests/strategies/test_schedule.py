@@ -18,7 +18,7 @@ from fedcomp.layout import Layout
 from fedcomp.observe import Observer
 from fedcomp.sim import simulate
 from fedcomp.spec import duration
-from fedcomp.strategies import Rules
+from fedcomp.strategies import StrategyConfig
 from fedcomp.strategies.schedule import Schedule, Terms
 from fedcomp.training.local_sgd import LocalSGD
 
@@ -187,7 +187,7 @@ def test_a_rate_that_no_float32_holds_is_refused():
 
 def test_clients_do_as_they_are_told():
     federation = Federation(
-        Rules(participation=1.0, uplink="topk:density=1/50", density_warmup=2, lr_warmup=2)
+        StrategyConfig(participation=1.0, uplink="topk:density=1/50", density_warmup=2, lr_warmup=2)
     )
     n, sent = federation.layout.numel, []
     for outcome in federation.loop.rounds(federation.grid, (1, 2, 3)):

@@ -20,7 +20,7 @@ from fedcomp.observe import Observer
 from fedcomp.privacy import ballots
 from fedcomp.sim import attacks, simulate
 from fedcomp.sim.clients import VirtualClients
-from fedcomp.strategies import Rules, strategy
+from fedcomp.strategies import StrategyConfig, strategy
 from fedcomp.strategies.complaints import COMPLAINT, COUNT, PROOF
 from fedcomp.strategies.local_election import BALLOTS, TALLY
 from fedcomp.strategies.sealed_election import BITS, SealedElectionClient, SealedRound
@@ -530,7 +530,7 @@ def test_codes_whose_votes_tell_ballots_are_refused(options, clients, fix):
 
 
 def made(text: str, clients: int):
-    rules = Rules(
+    rules = StrategyConfig(
         participation=1.0,
         uplink="sign",
         downlink="efsign",

@@ -17,7 +17,7 @@ from fedcomp.config import read_run
 from fedcomp.errors import ProtocolError
 from fedcomp.server.round_loop import RoundResult
 from fedcomp.sim import simulate
-from fedcomp.strategies import Rules
+from fedcomp.strategies import StrategyConfig
 from fedcomp.strategies.base import RoundUpdates
 from fedcomp.strategies.shared_scale import NUMBERS, SharedScale, SharedScaleClient, scales
 from fedcomp.tasks.partition import partition
@@ -33,7 +33,7 @@ TINY = RunConfig(
     downlink="stc:density=20%",
     partition="classes:1",
 )
-LAYER = Rules(
+LAYER = StrategyConfig(
     participation=1.0, uplink="terngrad@layer", downlink="identity", memory="none", seed=3
 )
 MODEL = replace(LAYER, uplink="terngrad")
@@ -43,7 +43,7 @@ both = for_each("rules", [LAYER, MODEL])
 class Recorded(Federation):
     """Keeps what was told and answered."""
 
-    def __init__(self, rules: Rules = LAYER, **options):
+    def __init__(self, rules: StrategyConfig = LAYER, **options):
         super().__init__(rules, strategy=SharedScale, **options)
         self.said: list[tuple] = []
 

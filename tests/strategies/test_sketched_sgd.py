@@ -18,7 +18,7 @@ from fedcomp.layout import Layout
 from fedcomp.memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES
 from fedcomp.messages import Assignment, Report, ticket
 from fedcomp.sim.grid import by_index
-from fedcomp.strategies import Average, Rules, strategy
+from fedcomp.strategies import Average, StrategyConfig, strategy
 from fedcomp.strategies.sketched_sgd import SketchedSGD
 from fedcomp.training.engine import OneByOne
 from fedcomp.training.local_sgd import Trained
@@ -26,7 +26,7 @@ from fedcomp.transports.flower import FlowerStrategy
 
 K, MOST = 4, 8  # of 42 coordinates, at a density of 10 % with two candidates each
 WIDE = "sketch:columns=400"
-RULES = Rules(
+RULES = StrategyConfig(
     participation=1.0,
     uplink="sketch:columns=12",
     downlink="identity",
@@ -59,7 +59,7 @@ class Drawn:
 class Recorded(Federation):
     """Keeps what training gave each client, what of it was kept, and what was told and answered."""
 
-    def __init__(self, rules: Rules = RULES, strategy=SMALL, **options):
+    def __init__(self, rules: StrategyConfig = RULES, strategy=SMALL, **options):
         super().__init__(rules, strategy=strategy, **options)
         self.inputs, self.accepted = (
             torch.zeros(len(self.members), self.layout.numel, dtype=torch.float64) for _ in range(2)

@@ -12,10 +12,10 @@ from fedcomp import RunConfig, UserError, seeds
 from fedcomp.kernels import votes
 from fedcomp.layout import Layout
 from fedcomp.server.results import client_config
-from fedcomp.strategies import Average, Rules, resolved, strategy
+from fedcomp.strategies import Average, StrategyConfig, resolved, strategy
 from fedcomp.strategies.vote import Vote
 
-RULES = Rules(
+RULES = StrategyConfig(
     participation=1.0,
     uplink="sign",
     downlink="efsign",
@@ -93,7 +93,7 @@ def test_weight_decay_is_part_of_the_step_after_the_vote():
 def test_clients_of_a_vote_train_without_weight_decay():
     config = RunConfig(strategy="vote", weight_decay=0.1)
     assert client_config(config, federation().strategy).weight_decay == 0
-    assert client_config(config, Average(Rules(), Layout.flat(8))) == config
+    assert client_config(config, Average(StrategyConfig(), Layout.flat(8))) == config
 
 
 def decay_of(factor: float) -> float:

@@ -14,13 +14,13 @@ from fedcomp import Data, Layout, Task
 from fedcomp.clients.session import settle
 from fedcomp.errors import ConfigError
 from fedcomp.sim.batched import BatchedEngine
-from fedcomp.strategies import Average, Rules
+from fedcomp.strategies import Average, StrategyConfig
 from fedcomp.strategies.gtopk import GTopK
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine, Traces
 
 SGD = LocalSGD(steps=4, batch_size=8, lr=0.1, momentum=0.9, keep_momentum=True)
-RULES = Rules(participation=1.0, uplink="topk:density=10%", downlink="identity", seed=3)
+RULES = StrategyConfig(participation=1.0, uplink="topk:density=10%", downlink="identity", seed=3)
 
 
 class Coarse(nn.Module):

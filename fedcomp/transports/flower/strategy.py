@@ -23,7 +23,7 @@ from ...server.asynchronous_loop import loop_of
 from ...server.broadcasts import Broadcasts
 from ...server.exchange import Exchange, Roster, Traffic, by_node
 from ...server.round_loop import RoundLoop, RoundResult
-from ...strategies import Phase, Rules, strategy
+from ...strategies import Phase, StrategyConfig, strategy
 from ...strategies.cohort import ids
 
 
@@ -33,8 +33,8 @@ class FlowerStrategy(Strategy):
     A client's logical id is its node id unless `roster` gives another. After `start` or `begin`, `loop` is the loop that runs the rounds.
     """
 
-    def __init__(self, spec: str, rules: Rules, *, roster: Roster = by_node):
-        self.spec, self.rules, self.roster = spec, rules, roster
+    def __init__(self, spec: str, config: StrategyConfig, *, roster: Roster = by_node):
+        self.spec, self.config, self.roster = spec, config, roster
         self.loop: RoundLoop | None = None
         self._open: tuple[Phase, list[int], Exchange] | None = None  # round that waits for replies
 
@@ -65,13 +65,13 @@ class FlowerStrategy(Strategy):
         self, initial_arrays: ArrayRecord, num_rounds: int, timeout: float | None = None
     ) -> RoundLoop:
         """Make the loop of a run from `initial_arrays`. Raises SpecError and ConfigError for settings that do not suit it."""
-        rules = replace(
-            self.rules,
-            timeout_s=timeout if self.rules.timeout_s is None else self.rules.timeout_s,
-            rounds=self.rules.rounds or num_rounds,
+        config = replace(
+            self.config,
+            timeout_s=timeout if self.config.timeout_s is None else self.config.timeout_s,
+            rounds=self.config.rounds or num_rounds,
         )
         layout, weights = vector_of(initial_arrays)
-        made = strategy(self.spec, rules, layout)
+        made = strategy(self.spec, config, layout)
         self.loop = loop_of(made, Broadcasts.of(made, weights), roster=self.roster)
         return self.loop
 
@@ -82,7 +82,7 @@ class FlowerStrategy(Strategy):
 
     def summary(self) -> None:
         print(
-            f"{self.spec}: uplink {self.rules.uplink}, downlink {self.rules.downlink}, participation {self.rules.participation:g}"
+            f"{self.spec}: uplink {self.config.uplink}, downlink {self.config.downlink}, participation {self.config.participation:g}"
         )
 
     # The steps of Flower's own loop, for code that calls them one by one.
@@ -95,7 +95,7 @@ class FlowerStrategy(Strategy):
         In later calls `arrays` is not sent: clients get what they miss of the loop's own model.
         """
         if self.loop is None:
-            self.begin(arrays, self.rules.rounds)
+            self.begin(arrays, self.config.rounds)
         loop, made = self._running, self._running.strategy
         if made.asynchronous:
             raise ConfigError(
