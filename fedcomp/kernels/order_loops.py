@@ -25,8 +25,9 @@ def mean_of_ranks(stack, pairs, first, last, start, stop, out):
     for left in range(start, stop, TILE):
         width = min(TILE, stop - left)
         for i in range(m):
-            for t in range(width):
-                tile[i, t] = stack[i, left + t]
+            source, target = stack[i, left : left + width], tile[i]
+            for t in range(uint64(width)):
+                target[t] = source[t]
         for c in range(len(pairs)):
             _exchange(tile[pairs[c, 0]], tile[pairs[c, 1]])
         for t in range(uint64(TILE)):
