@@ -31,7 +31,7 @@ from fedcomp.server.broadcasts import Broadcasts
 from fedcomp.server.results import client_config, strategy_of
 from fedcomp.server.round_loop import RoundResult
 from fedcomp.strategies import resolved
-from fedcomp.strategies.closing import DEADLINE
+from fedcomp.strategies.round_completion import DEADLINE
 from fedcomp.tasks import Task, initial_model
 
 PATIENCE_S = 60.0  # with anything that has to come about

@@ -145,7 +145,7 @@ def forecast(alternative: Alternative) -> Forecast:
     up, down, dense, frames_up, frames_down = [], [], [], [], []
     for outcome in rehearsal.loop.rounds(grid, range(1, rehearsed + 1)):
         if rehearsal.timing:
-            rehearsal.timing.closed(outcome)
+            rehearsal.timing.on_round_end(outcome)
         traffic = outcome.traffic
         up.append(
             rehearsal.relays.take().client_bytes

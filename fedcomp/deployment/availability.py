@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from ..config import RunConfig
-from ..strategies.closing import least
 from ..strategies.cohort import size
+from ..strategies.round_completion import least
 
 RETURN_S = (
     15.0  # that clients have to find a server that was started again, who try every five seconds

@@ -37,8 +37,8 @@ from ..server.run_folder import RunFolder
 from ..server.warning_log import WarningLog
 from ..server.watching import watched
 from ..strategies import resolved
-from ..strategies.closing import DEADLINE
 from ..strategies.cohort import size as cohort_size
+from ..strategies.round_completion import DEADLINE
 from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of, layout_of
 from ..tasks.partition import partition

@@ -20,8 +20,8 @@ from ..memories.base import Changes
 from ..messages import TRAIN, Report
 from ..observe import Rejection
 from ..strategies.base import Accepted, Phase, RoundStrategy
-from ..strategies.closing import DEADLINE, AllAnswered
 from ..strategies.cohort import draw, size
+from ..strategies.round_completion import DEADLINE, AllAnswered
 from . import exchange as exchanges
 from .broadcasts import Broadcasts
 from .exchange import Exchange, Grid, Traffic, accepted_of

@@ -13,7 +13,7 @@ from ..messages import DENSE, FAILED, NEED_DENSE, Assignment, Report, Values, ti
 from ..observe import Rejection
 from ..profiling import timed
 from ..strategies.base import Accepted
-from ..strategies.closing import Closing, Progress
+from ..strategies.round_completion import Progress, RoundCompletion
 from .broadcasts import Broadcasts, Download
 from .clock import Clock
 
@@ -120,13 +120,13 @@ class Exchange:
             self._content(assignment), "train", node, str(assignment.round)
         )
 
-    def run(self, messages: list[Message], closing: Closing) -> None:
-        """Send, and take in replies until `closing` says so; who has not answered by then is rejected, as it says."""
-        self.clock.begin(getattr(closing, "deadline_s", None))
+    def run(self, messages: list[Message], completion: RoundCompletion) -> None:
+        """Send messages and receive replies until the phase is complete; reject the clients that have not answered by then."""
+        self.clock.begin(completion.deadline_s)
         started = self.clock.now()
         self.push(messages)
-        while (closed := closing.closed(progress := self._progress(started))) is None:
-            self.clock.expect(closing.room(progress))
+        while (closed := completion.check(progress := self._progress(started))) is None:
+            self.clock.expect(completion.answers_left(progress))
             if not self.poll():
                 self.clock.rest(POLL_S)
         for client in list(self._waiting.values()):

@@ -21,9 +21,9 @@ from ..messages import FAILED, Assignment, Report
 from ..observe import Rejection
 from ..profiling import timed
 from ..strategies.base import Accepted, Aggregation, Phase, PhaseResult, RoundStrategy, RoundUpdates
-from ..strategies.closing import QuorumOrDeadline
 from ..strategies.cohort import ids, sample
 from ..strategies.optimizers import optimizer
+from ..strategies.round_completion import QuorumOrDeadline
 from ..strategies.schedule import Terms
 from .broadcasts import Broadcast, Broadcasts
 from .clock import Clock
@@ -105,7 +105,7 @@ class RoundLoop:
             ]
             exchange.run(
                 messages,
-                phase.closing or QuorumOrDeadline(self.config.quorum, self.config.timeout_s),
+                phase.completion or QuorumOrDeadline(self.config.quorum, self.config.timeout_s),
             )
             phases[phase.name] = self.end_phase(phase, exchange)
             rejected |= exchange.rejected

@@ -290,7 +290,7 @@ class Simulation(Preparation):
         self._look_ahead(done + 1)
         for outcome in timed_each("round", self.loop.rounds(grid, rounds)):
             if self.timing:
-                self.timing.closed(outcome)
+                self.timing.on_round_end(outcome)
             record = self._record(outcome, began)
             length = self.folder.append(record)
             due = (

@@ -17,8 +17,8 @@ from ..errors import RunFolderError
 from ..memories.base import Changes
 from ..messages import Assignment
 from ..server.round_loop import RoundResult
-from ..strategies.closing import DEADLINE
 from ..strategies.cohort import size
+from ..strategies.round_completion import DEADLINE
 from .clock import VirtualClock
 from .grid import by_index
 from .network import Network
@@ -75,7 +75,7 @@ class Timing:
             waited_s += step_s
             self.clock.wait(step_s)
 
-    def closed(self, outcome: RoundResult) -> None:
+    def on_round_end(self, outcome: RoundResult) -> None:
         """A round is over."""
         self._attendance.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
         for accepted in outcome.accepted:

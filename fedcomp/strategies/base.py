@@ -20,9 +20,9 @@ from ..memories import Counterpart, chooses, memory, momentum, only_under, with_
 from ..memories.base import Changes, NoOptions
 from ..messages import TRAIN
 from .client_algorithm import ClientAlgorithm
-from .closing import Closing
 from .cohort import sample, size
 from .optimizers import optimizer
+from .round_completion import RoundCompletion
 from .schedule import DENSITY_SCHEDULE, Schedule
 
 
@@ -70,7 +70,7 @@ class Phase:
     """An exchange within a round, and when it closes."""
 
     name: str = TRAIN
-    closing: Closing | None = None  # None: as the run's quorum and deadline say
+    completion: RoundCompletion | None = None  # None: as the run's quorum and deadline say
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,6 @@ from ..memories.none import Nothing
 from ..messages import TRAIN, Assignment
 from .base import Accepted, Aggregation, Phase, PhaseResult, RoundUpdates
 from .client_algorithm import ClientAlgorithm, DataPartition, Frame
-from .closing import QuorumOrDeadline, least
 from .codes import Seats, allocation_matrix, deal
 from .cohort import draw
 from .complaints import split_vote
@@ -67,6 +66,7 @@ from .local_election import (
     sent_ballot,
     vote_of,
 )
+from .round_completion import QuorumOrDeadline, least
 from .sealed_election import UNREAD, SealedElectionClient, SealedRound
 from .sealed_messages import CARDS, RECOUNT, terms_of
 from .vote import Vote, inner
@@ -279,14 +279,14 @@ class Election(Vote):
                 last = list(self._ended.values())[-1]
                 if self._too_few([a.client for a in last.accepted]) or self._untold:
                     return
-            yield Phase(name, self._closing)
+            yield Phase(name, self._completion)
         if self.sealed and TALLY in self._ended:
             self.convicted = self.sealed.judge(self._ended[TALLY].accepted)
             if self.sealed.proofs and not self._untold:
-                yield Phase(RECOUNT, self._closing)
+                yield Phase(RECOUNT, self._completion)
 
     @property
-    def _closing(self) -> QuorumOrDeadline | None:
+    def _completion(self) -> QuorumOrDeadline | None:
         """The run's quorum, raised to the answers that a vote needs: fast Byzantine clients would fill a smaller one first."""
         if self.seats is None:
             return None

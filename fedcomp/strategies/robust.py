@@ -20,10 +20,10 @@ from torch import Tensor
 from ..codecs import Update
 from ..errors import ConfigError, SpecError
 from ..kernels.order import mean_of_ranks
-from . import closing
 from .base import Accepted, Aggregation, PhaseResult, RoundStrategy, RoundUpdates
 from .blocks import CHUNK, Rows, squared_distances
 from .mixing import buckets, nearest
+from .round_completion import least
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Robust(RoundStrategy):
                 f"strategy '{self.name}' needs {self._needed()}, and a cohort has {clients}; "
                 "give a larger --participation, more --clients, or fewer liars"
             )
-        if (enough := closing.least(self.config.quorum, clients)) < self.least:
+        if (enough := least(self.config.quorum, clients)) < self.least:
             raise ConfigError(
                 f"strategy '{self.name}' needs {self._needed()}, and with --quorum {self.config.quorum:g} a round closes "
                 f"at {enough}; give a larger --quorum, or fewer liars"

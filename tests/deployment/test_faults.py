@@ -13,7 +13,7 @@ from fedcomp import RunConfig
 from fedcomp.memories.lowrank import LEFT, RIGHT
 from fedcomp.server.round_loop import RoundResult
 from fedcomp.strategies import Phase
-from fedcomp.strategies.closing import DEADLINE, AllAnswered, Closed, Progress
+from fedcomp.strategies.round_completion import DEADLINE, AllAnswered, Closed, Progress
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(300)]
 CLIENTS = 4
@@ -68,7 +68,7 @@ class Others(AllAnswered):
 
     but: int
 
-    def closed(self, progress: Progress) -> Closed | None:
+    def check(self, progress: Progress) -> Closed | None:
         return (
             Closed(DEADLINE, "too late") if progress.answered >= progress.asked - self.but else None
         )

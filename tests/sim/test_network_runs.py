@@ -53,9 +53,9 @@ def slower(tmp_path: Path, *steps: str) -> str:
 @pytest.fixture
 def outcomes(monkeypatch) -> list[RoundResult]:
     """Of the rounds of every run in the test."""
-    kept, closed = [], Timing.closed
+    kept, closed = [], Timing.on_round_end
     monkeypatch.setattr(
-        Timing, "closed", lambda self, outcome: kept.append(outcome) or closed(self, outcome)
+        Timing, "on_round_end", lambda self, outcome: kept.append(outcome) or closed(self, outcome)
     )
     return kept
 
@@ -341,7 +341,7 @@ def test_who_is_away_is_not_drawn_or_gone_and_comes_back_to_the_same_model(outco
     federation.loop.clock, federation.loop.roster = timing.clock, timing.roster
     gone, caught_up = 0, 0
     for outcome in federation.loop.rounds(timing.grid, range(1, 60)):
-        timing.closed(outcome)
+        timing.on_round_end(outcome)
         assert 2 <= len(outcome.cohort) <= 8
         for client in outcome.cohort:
             replica = federation.members[client].replica

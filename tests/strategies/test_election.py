@@ -17,10 +17,10 @@ from fedcomp.messages import TRAIN, UPDATE, Assignment
 from fedcomp.strategies import RoundStrategy, StrategyConfig, strategy
 from fedcomp.strategies.base import Phase
 from fedcomp.strategies.client_algorithm import DataPartition
-from fedcomp.strategies.closing import Progress
 from fedcomp.strategies.codes import allocation_matrix, deal
 from fedcomp.strategies.election import BallotElectionClient, DataElectionClient
 from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, Row
+from fedcomp.strategies.round_completion import Progress
 
 RULES = StrategyConfig(
     participation=1.0,
@@ -135,8 +135,8 @@ def test_a_quorum_does_not_close_a_round_that_liars_could_have_filled():
     assert said == [
         "--quorum 0.3 is 3 of 9 answers, and a vote with liars=1 waits for 7, so that fast Byzantine clients do not fill it"
     ]
-    assert phase.closing.closed(Progress(9, 6, 6, 0.0)) is None
-    assert phase.closing.closed(Progress(9, 7, 7, 0.0)) is not None
+    assert phase.completion.check(Progress(9, 6, 6, 0.0)) is None
+    assert phase.completion.check(Progress(9, 7, 7, 0.0)) is not None
 
 
 # Seats.

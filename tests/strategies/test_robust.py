@@ -296,5 +296,5 @@ def test_weights_by_examples_are_refused():
 @every_rule
 @pytest.mark.parametrize("option", ["liars=-1", "buckets=0", "liars=1.5", "mix=perhaps", "size=2"])
 def test_options_that_cannot_be_are_refused(name, option):
-    with pytest.raises(SpecError, match=f"'{option.partition('=')[0]}'"):
+    with pytest.raises(SpecError, match=option.partition("=")[0]):
         strategy(f"{name}:{option}", RULES, Layout.flat(3))

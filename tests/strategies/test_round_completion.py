@@ -17,8 +17,14 @@ from fedcomp.server.clock import Clock
 from fedcomp.server.results import strategy_of
 from fedcomp.sim import simulate
 from fedcomp.strategies import Average, StrategyConfig, resolved
-from fedcomp.strategies.closing import DEADLINE, AllAnswered, Progress, QuorumOrDeadline, least
 from fedcomp.strategies.powersgd import PowerSGD
+from fedcomp.strategies.round_completion import (
+    DEADLINE,
+    AllAnswered,
+    Progress,
+    QuorumOrDeadline,
+    least,
+)
 from fedcomp.strategies.sketched_sgd import SketchedSGD
 
 ALL = StrategyConfig(
@@ -33,13 +39,13 @@ counts = st.integers(0, 50)
 def test_a_phase_closes_exactly_when_it_may(asked, answered, accepted, quorum, over):
     answered = min(answered, asked)
     accepted = min(accepted, answered)
-    closed = QuorumOrDeadline(quorum, 10.0).closed(
+    closed = QuorumOrDeadline(quorum, 10.0).check(
         Progress(asked, answered, accepted, 11.0 if over else 9.0)
     )
     assert (closed is not None) == (answered == asked or accepted >= least(quorum, asked) or over)
     late = over and answered < asked and accepted < least(quorum, asked)
     assert (closed is not None and closed.stage == DEADLINE) == late
-    assert (AllAnswered().closed(Progress(asked, answered, accepted, 1e9)) is not None) == (
+    assert (AllAnswered().check(Progress(asked, answered, accepted, 1e9)) is not None) == (
         answered == asked
     )
 
@@ -61,7 +67,7 @@ def test_a_quorum_is_a_whole_number_of_clients(quorum, clients, enough):
 
 
 def test_without_a_deadline_nobody_is_too_late():
-    assert QuorumOrDeadline().closed(Progress(3, 2, 2, 1e12)) is None
+    assert QuorumOrDeadline().check(Progress(3, 2, 2, 1e12)) is None
 
 
 @for_each(

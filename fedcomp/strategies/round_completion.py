@@ -1,0 +1,82 @@
+"""When a phase of a round closes, and what happens to clients that have not answered by then."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+DEADLINE = "deadline"  # the stage of clients that did not answer in time
+QUORUM = "quorum"  # the stage of clients that the round did not wait for
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The state of an exchange."""
+
+    asked: int  # clients
+    answered: int
+    accepted: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The end of a phase: the stage and the reason with which clients are rejected that have not answered."""
+
+    stage: str = "reply"
+    reason: str = "no reply before the round closed"
+
+
+class RoundCompletion(Protocol):
+    """The policy that closes a phase. The round loop checks it after every answer, and repeatedly while no answer arrives."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Seconds after which the policy is checked for the last time; None: as long as the phase takes."""
+
+    def check(self, progress: Progress) -> Closed | None:
+        """Return the end of the phase, or None if the phase goes on."""
+
+    def answers_left(self, progress: Progress) -> int:
+        """Return how many more answers may be accepted at once before the policy has to be checked again."""
+
+
+class AllAnswered:
+    """The phase closes when every client that was asked has answered."""
+
+    deadline_s: float | None = None
+
+    def check(self, progress: Progress) -> Closed | None:
+        return Closed() if progress.answered >= progress.asked else None
+
+    def answers_left(self, progress: Progress) -> int:
+        return progress.asked - progress.answered
+
+
+@dataclass(frozen=True)
+class QuorumOrDeadline(AllAnswered):
+    """The phase closes when all have answered, when a quorum was accepted, or at a deadline."""
+
+    quorum: float = 1.0  # share of the clients that were asked, above 0
+    deadline_s: float | None = None
+
+    def check(self, progress: Progress) -> Closed | None:
+        if (done := super().check(progress)) is not None:
+            return done
+        if progress.accepted >= (enough := least(self.quorum, progress.asked)):
+            return Closed(
+                QUORUM,
+                f"no reply before {enough} of {progress.asked} were accepted (--quorum {self.quorum:g})",
+            )
+        if self.deadline_s is not None and progress.elapsed_s >= self.deadline_s:
+            return Closed(DEADLINE, f"no reply within {self.deadline_s:g} s (--deadline)")
+        return None
+
+    def answers_left(self, progress: Progress) -> int:
+        return min(
+            super().answers_left(progress), least(self.quorum, progress.asked) - progress.accepted
+        )
+
+
+def least(quorum: float, clients: int) -> int:
+    """Return the smallest number of clients that is a share `quorum` of them, at least one: 7 of 10 for 0.7, in spite of rounding."""
+    return max(1, math.ceil(quorum * clients - 1e-9))
