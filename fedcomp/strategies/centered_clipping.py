@@ -55,7 +55,7 @@ class CenteredClipping(ByDistance):
         self._changed = False  # since the last checkpoint
 
     def needs(self) -> int:
-        return 2 * self.liars + 1
+        return 2 * self.f + 1
 
     def kept(self) -> Sequence[Update | None]:
         return [None if self.center is None else Dense(self.center.numpy())]

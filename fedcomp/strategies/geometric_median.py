@@ -5,9 +5,10 @@ Weiszfeld).
 
     z ← Σ β_i x_i / Σ β_i,  β_i = 1 / max(ν, ‖x_i − z‖);   from z = 0, until ‖Σ β_i (x_i − z)‖ ≤ tolerance · n
 
-It needs n > 2f. z is a weighted mean of the updates, so a step takes their inner products alone: n² operations. The paper starts in the
-convex hull of the updates, which one step from 0 leads to, and ends when the sum of the distances hardly changes: so it does from the
-first step for liars that lie far away, or send 0. The gradient, to which each vector adds 1 at most, is small at the end alone.
+It needs n > 2f. z is a weighted mean of the updates, so a step needs their inner products alone: n² operations. The paper starts in the
+convex hull of the updates, which one step from 0 leads to, and ends when the sum of the distances hardly changes. With Byzantine vectors
+that are far away, or 0, the sum hardly changes from the first step on. The gradient, to which each vector adds 1 at most, is small at the
+end alone.
 """
 
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class GeometricMedian(ByDistance):
     options: Options
 
     def needs(self) -> int:
-        return 2 * self.liars + 1
+        return 2 * self.f + 1
 
     def weigh(self, products: np.ndarray) -> np.ndarray:
         weights = np.zeros(len(products))

@@ -26,10 +26,10 @@ class Krum(ByDistance):
     name: ClassVar[str] = "krum"
 
     def needs(self) -> int:
-        return 2 * self.liars + 3
+        return 2 * self.f + 3
 
     def weigh(self, products: np.ndarray) -> np.ndarray:
-        best = np.argsort(scores(products, self.liars), kind="stable")[: self.keep(len(products))]
+        best = np.argsort(scores(products, self.f), kind="stable")[: self.keep(len(products))]
         weights = np.zeros(len(products))
         weights[best] = 1 / len(best)
         return weights
@@ -41,7 +41,7 @@ class Krum(ByDistance):
 
 @dataclass(frozen=True)
 class Options(RobustOptions):
-    keep: int = 0  # updates that are averaged; 0 = all but as many as may be liars
+    keep: int = 0  # updates that are averaged; 0 = all but f
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,15 +57,15 @@ class MultiKrum(Krum):
     options: Options
 
     def needs(self) -> int:
-        return max(super().needs(), self.options.keep + self.liars)
+        return max(super().needs(), self.options.keep + self.f)
 
     def keep(self, vectors: int) -> int:
-        return self.options.keep or vectors - self.liars
+        return self.options.keep or vectors - self.f
 
 
-def scores(products: np.ndarray, liars: int) -> np.ndarray:
+def scores(products: np.ndarray, f: int) -> np.ndarray:
     """s [n], from inner products [n, n]."""
     n = len(products)
     distances = squared_distances(products)
     np.fill_diagonal(distances, np.inf)
-    return np.sort(distances, axis=1)[:, : n - liars - 2].sum(axis=1)
+    return np.sort(distances, axis=1)[:, : n - f - 2].sum(axis=1)

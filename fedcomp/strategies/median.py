@@ -35,16 +35,16 @@ class Median(ByCoordinate):
         return {} if options.mix else {"uplink": str(Eden(bits=1, damped=True))}
 
     def needs(self) -> int:
-        return 2 * self.liars + 1
+        return 2 * self.f + 1
 
     def ranks(self, vectors: int) -> tuple[int, int]:
         return (vectors - 1) // 2, vectors // 2 + 1
 
 
 class TrimmedMean(Median):
-    """The coordinate-wise mean without the `liars` largest and smallest values."""
+    """The coordinate-wise mean without the f largest and smallest values."""
 
     name: ClassVar[str] = "trimmed-mean"
 
     def ranks(self, vectors: int) -> tuple[int, int]:
-        return self.liars, vectors - self.liars
+        return self.f, vectors - self.f

@@ -1,4 +1,4 @@
-"""What may stand in front of a robust rule: averages of several updates each, which differ less than the updates do.
+"""Averages of several updates each, to put before a robust rule: they differ less than the updates do.
 
 Nearest-neighbour mixing. Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan: Fixing by mixing: A recipe for optimal Byzantine ML under
 heterogeneity. AISTATS 2023, algorithm 2.
@@ -9,8 +9,9 @@ Bucketing. Karimireddy, He, Jaggi: Byzantine-robust learning on heterogeneous da
 
     y_j = the mean of the j-th s of the vectors, in an order drawn anew in every round;  k = ⌈m / s⌉, of which the last may have fewer
 
-Both are linear: y = A x with A [k, m]. f liars spoil f buckets at most, so a rule behind buckets needs enough of these. Of equally
-distant vectors that of the smaller client id is nearer. With both, vectors are first put into buckets, and these are mixed.
+Both are linear: y = A x with A [k, m]. f Byzantine clients spoil f buckets at most, so a rule after buckets needs enough of them. Of
+equally distant vectors, that of the smaller client id counts as nearer. With both, vectors are put into buckets first, and the buckets
+are mixed.
 """
 
 import numpy as np
@@ -28,11 +29,11 @@ def buckets(vectors: int, size: int, seed: int, round: int) -> np.ndarray:
     return found
 
 
-def nearest(distances: np.ndarray, liars: int) -> np.ndarray:
-    """A [m, m], whose row i is the mean of the m − liars vectors nearest to vector i, by (squared) distances [m, m]."""
+def nearest(distances: np.ndarray, f: int) -> np.ndarray:
+    """Return A [m, m], whose row i is the mean of the m − f vectors nearest to vector i, by (squared) distances [m, m]."""
     m = len(distances)
     found = np.zeros((m, m))
     for i, row in enumerate(distances):
         own = np.where(np.arange(m) == i, -1.0, row)  # nothing is nearer than itself
-        found[i, np.argsort(own, kind="stable")[: m - liars]] = 1 / (m - liars)
+        found[i, np.argsort(own, kind="stable")[: m - f]] = 1 / (m - f)
     return found

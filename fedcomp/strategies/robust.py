@@ -1,12 +1,12 @@
-"""What robust rules share: they stand in the place of the mean, and withstand f of the clients of a round that send what they like.
+"""Rules that withstand f Byzantine clients in a round, in place of the mean.
 
-A rule reads updates of any codec in blocks of coordinates (blocks.py). Every client counts once: an update without a frame is zero, and
-one that a rule leaves out has been taken all the same, so that its sender does not send it again. Liars are counted among the updates that
-a rule is given: those that were accepted in a round, and, with a memory whose absent clients count (`ef21`, `laq`), theirs as well.
+A rule reads updates of any codec in blocks of coordinates (blocks.py). Every client counts once: an update without a frame is zero, and an
+update that a rule leaves out counts as accepted, so that its client does not send it again. f counts Byzantine clients among the vectors
+that a rule is given: the updates accepted in a round and, with a memory whose absent clients count (`ef21`, `laq`), theirs as well.
 
-A rule says how many vectors it needs for f liars. A cohort that is too small for it is refused before round 1. Clients that sent what
-nobody sends who is honest, bytes that are no frame, are out already and among the f: the rule then reckons with so many fewer. A round in
-which too few were accepted moves nothing: its clients are rejected at the stage `aggregate` and keep what they sent.
+A rule needs a number of vectors that depends on f. Cohorts that are too small are refused before round 1. A client whose frame cannot be
+read is rejected and counts towards f, and the rule then reckons with one fewer. A round with too few accepted updates moves nothing: its
+clients are rejected at the stage `aggregate` and keep what they sent.
 """
 
 from abc import abstractmethod
@@ -28,9 +28,9 @@ from .round_completion import least
 
 @dataclass(frozen=True)
 class Options:
-    liars: int = 1  # f: clients of a round that may send anything
-    mix: bool = False  # nearest-neighbour mixing in front of the rule (mixing.py)
-    buckets: int = 1  # updates averaged in a bucket, before all else; 1 = none
+    liars: int = 1  # f, Byzantine clients of a round
+    mix: bool = False  # nearest-neighbour mixing before the rule (mixing.py)
+    buckets: int = 1  # updates averaged in a bucket, before mixing; 1 = none
 
     def __post_init__(self) -> None:
         for name, low in (("liars", 0), ("buckets", 1)):
@@ -39,14 +39,14 @@ class Options:
 
 
 class Robust(RoundStrategy):
-    """A rule for vectors of which at most `liars` are arbitrary."""
+    """A rule for vectors of which at most f are arbitrary."""
 
     Options: ClassVar[type] = Options
     options: Options
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self._proven: frozenset[int] = frozenset()  # clients that the round has proven to be liars
+        self._proven: frozenset[int] = frozenset()  # to be Byzantine, in this round
         if self.cohort:
             self._check_cohort(self.cohort)
 
@@ -54,23 +54,23 @@ class Robust(RoundStrategy):
         super()._check_settings()
         if self.config.weights != "uniform":
             raise ConfigError(
-                f"strategy '{self.name}' counts every client once, since a liar would name the largest weight; "
+                f"strategy '{self.name}' counts every client once, since a Byzantine client would name the largest weight; "
                 "leave --weights out, or give uniform"
             )
 
     @property
-    def liars(self) -> int:
-        """f, without those that the round has proven to be liars and left out."""
+    def f(self) -> int:
+        """The Byzantine clients to reckon with: without those proven in this round, which are left out."""
         return max(0, self.options.liars - len(self._proven))
 
     @abstractmethod
     def needs(self) -> int:
-        """The fewest vectors of which f may be arbitrary."""
+        """Return the smallest number of vectors of which f may be arbitrary."""
 
     @property
     def least(self) -> int:
-        """The fewest clients of a round: as many as fill so many buckets."""
-        vectors = max(self.needs(), 2 * self.liars + 1 if self.options.mix else 1)
+        """The smallest number of clients of a round, which fill the buckets that the rule needs."""
+        vectors = max(self.needs(), 2 * self.f + 1 if self.options.mix else 1)
         return (vectors - 1) * self.options.buckets + 1
 
     def _check_cohort(self, clients: int) -> None:
@@ -97,7 +97,7 @@ class Robust(RoundStrategy):
         return {a.client: why for a in accepted}
 
     def mixture(self, round: int, vectors: int, products: np.ndarray | None) -> np.ndarray | None:
-        """A [k, vectors], float64, whose rows are what the rule is given instead; None: the vectors themselves.
+        """Return A [k, vectors], float64, to multiply the vectors by before the rule; None: none.
 
         `products`: inner products of the vectors, for mixing.
         """
@@ -108,12 +108,12 @@ class Robust(RoundStrategy):
         )
         if self.options.mix:
             of_buckets = products if mixed is None else mixed @ products @ mixed.T
-            near = nearest(squared_distances(of_buckets), self.liars)
+            near = nearest(squared_distances(of_buckets), self.f)
             mixed = near if mixed is None else near @ mixed
         return mixed
 
     def _needed(self) -> str:
-        o, out = self.options, self.options.liars - self.liars
+        o, out = self.options, self.options.liars - self.f
         found = f" of whom {out} are out" if out else ""
         return f"{self.least} clients in a round for liars={o.liars}{found}" + (
             f" and buckets={o.buckets}" if o.buckets > 1 else ""

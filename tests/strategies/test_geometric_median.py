@@ -75,5 +75,5 @@ def test_all_alike_is_that_vector():
 
 @for_each("option", ["iterations=0", "tolerance=-1", "smoothing=0", "liars=-1", "buckets=0"])
 def test_options_out_of_range_are_refused(option):
-    with pytest.raises(SpecError, match=f"'{option.partition('=')[0]}'.*give"):
+    with pytest.raises(SpecError, match=f"{option.partition('=')[0]} is .*give"):
         rule(f"geometric-median:{option}", 3)
