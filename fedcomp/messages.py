@@ -153,6 +153,16 @@ class Report(Values):
     after: str = ""  # ticket of the proposal that the client's memory last committed, "" for none
 
 
+@dataclass(frozen=True)
+class ClientRoundConfig:
+    """What a client is told for a round besides the model; an Assignment carries the fields."""
+
+    density: float = 0.0  # of the uplink codec; 0: its own
+    lr: float = 1.0  # multiple of the client's learning rate
+    steps: int = 0  # of local SGD; 0: the client's own
+    batch_size: int = 0  # examples; 0: the client's own
+
+
 def failure(
     assignment: Assignment,
     stage: str,

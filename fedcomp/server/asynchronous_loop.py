@@ -115,9 +115,9 @@ class AsynchronousLoop(RoundLoop):
         room = max(0, size(self.config.participation, len(nodes)) - len(self.began))
         begin = draw([*free], min(room, len(free)), self.config.seed, round)
         exchange = self._exchanges[round] = self.exchange(grid, round, Phase(), traffic)
-        terms = self.strategy.schedule.terms(round, begin, self.bandwidths)
+        configs = self.strategy.schedule.for_clients(round, begin, self.bandwidths)
         messages = [
-            self.message(exchange, client, nodes[client], round, Phase(), {}, terms[client])
+            self.message(exchange, client, nodes[client], round, Phase(), {}, configs[client])
             for client in begin
         ]
         self.began |= dict.fromkeys(begin, round)

@@ -105,7 +105,7 @@ def bandwidths_of(
         if strategy.config.budget_s
         else range(cohort_size(c.participation, c.clients))
     )
-    strategy.schedule.terms(1, asked, bandwidths)
+    strategy.schedule.for_clients(1, asked, bandwidths)
     return bandwidths
 
 

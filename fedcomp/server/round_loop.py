@@ -17,14 +17,13 @@ from ..codecs import decay
 from ..errors import NonFiniteError
 from ..kernels.sums import sum_squares
 from ..memories.base import Changes
-from ..messages import FAILED, Assignment, Report
+from ..messages import FAILED, Assignment, ClientRoundConfig, Report
 from ..observe import Rejection
 from ..profiling import timed
 from ..strategies.base import Accepted, Aggregation, Phase, PhaseResult, RoundStrategy, RoundUpdates
 from ..strategies.cohort import ids, sample
 from ..strategies.optimizers import optimizer
 from ..strategies.round_completion import QuorumOrDeadline
-from ..strategies.schedule import Terms
 from .broadcasts import Broadcast, Broadcasts
 from .clock import Clock
 from .exchange import Exchange, Grid, Message, Roster, Traffic, by_node
@@ -96,11 +95,11 @@ class RoundLoop:
         cohort = strategy.choose(ids(nodes), round, self.broadcasts.fingerprint)
         traffic, rejected = Traffic(), {}
         phases: dict[str, list[Accepted]] = {}
-        asked, terms = cohort, strategy.schedule.terms(round, cohort, self.bandwidths)
+        asked, configs = cohort, strategy.schedule.for_clients(round, cohort, self.bandwidths)
         for phase in strategy.phases(round):
             exchange = self.exchange(grid, round, phase, traffic)
             messages = [
-                self.message(exchange, client, nodes[client], round, phase, phases, terms[client])
+                self.message(exchange, client, nodes[client], round, phase, phases, configs[client])
                 for client in asked
             ]
             exchange.run(
@@ -140,7 +139,7 @@ class RoundLoop:
         round: int,
         phase: Phase,
         before: Mapping[str, Sequence[Accepted]],
-        terms: Terms,
+        config: ClientRoundConfig,
     ) -> Message:
         """Return the message that asks a client in a phase, with the download that brings it to the present version."""
         b, counterpart = self.broadcasts, self.strategy.counterpart
@@ -170,11 +169,11 @@ class RoundLoop:
             download.frames,
             accepted=self.tickets.get(client, ""),
             announced=flat,
-            density=terms.density,
-            lr=terms.lr,
+            density=config.density,
+            lr=config.lr,
             returned=returned,
-            steps=terms.steps,
-            batch_size=terms.batch_size,
+            steps=config.steps,
+            batch_size=config.batch_size,
         )
         return exchange.message(assignment, node)
 

@@ -16,6 +16,7 @@ from ..by_round import ByRound
 from ..codecs import Codec
 from ..errors import ConfigError
 from ..layout import Layout
+from ..messages import ClientRoundConfig
 
 if TYPE_CHECKING:
     from .base import StrategyConfig
@@ -26,18 +27,8 @@ DENSITY_SCHEDULE = "--density-schedule"
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What a client is told for a round."""
-
-    density: float = 0.0  # of the uplink codec; 0 = its own
-    lr: float = 1.0  # multiple of the client's learning rate
-    steps: int = 0  # of local SGD; 0 = the client's own
-    batch_size: int = 0  # examples; 0 = the client's own
-
-
-@dataclass(frozen=True)
 class Schedule:
-    """Terms by round and client. Raises ConfigError for a codec without a density, where one is to be changed."""
+    """The ClientRoundConfig of each round and client. Raises ConfigError for a codec without a density, where one is to be changed."""
 
     codec: Codec
     layout: Layout
@@ -100,11 +91,11 @@ class Schedule:
         if budget:
             self._least()
 
-    def terms(
+    def for_clients(
         self, round: int, cohort: Sequence[int], bandwidths: Mapping[int, float]
-    ) -> dict[int, Terms]:
+    ) -> dict[int, ClientRoundConfig]:
         """By client. `bandwidths`, bytes a second, are those that are known; an unknown one counts as their mean."""
-        own = Terms(
+        own = ClientRoundConfig(
             0.0, self.rate(round), self.count("local_steps", round), self.count("batch_size", round)
         )
         if not (self.budget_bytes or self.budget_s):

@@ -361,7 +361,7 @@ def test_other_codecs_draw_nothing():
 def test_a_budget_needs_drawn_coordinates():
     assert (
         Schedule(codec("randomk"), Layout.flat(1000), budget_bytes=5000)
-        .terms(1, [0], {})[0]
+        .for_clients(1, [0], {})[0]
         .density
         > 0
     )

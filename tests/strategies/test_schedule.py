@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from fedcomp import RunConfig, codec
 from fedcomp.errors import ConfigError, ProtocolError
 from fedcomp.layout import Layout
+from fedcomp.messages import ClientRoundConfig
 from fedcomp.observe import Observer
 from fedcomp.sim import simulate
 from fedcomp.spec import duration
 from fedcomp.strategies import StrategyConfig
-from fedcomp.strategies.schedule import Schedule, Terms
+from fedcomp.strategies.schedule import Schedule
 from fedcomp.training.local_sgd import LocalSGD
 
 TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
@@ -38,22 +39,22 @@ ROTATED = ["topk+eden", "topk+srq:levels=5@layer"]  # of tiny values they send m
 
 
 def test_nothing_is_told_without_a_schedule():
-    assert Schedule(codec("identity"), layout_of(10)).terms(1, [3, 5], {}) == {
-        3: Terms(0.0, 1.0),
-        5: Terms(0.0, 1.0),
+    assert Schedule(codec("identity"), layout_of(10)).for_clients(1, [3, 5], {}) == {
+        3: ClientRoundConfig(0.0, 1.0),
+        5: ClientRoundConfig(0.0, 1.0),
     }
 
 
 def test_the_warm_up_of_the_paper():
     schedule = Schedule(codec("topk:density=0.1%"), layout_of(10), density_warmup=4)
-    densities = [schedule.terms(round, [0], {})[0].density for round in (1, 2, 3, 4, 5, 99)]
+    densities = [schedule.for_clients(round, [0], {})[0].density for round in (1, 2, 3, 4, 5, 99)]
     assert densities == pytest.approx([0.25, 0.0625, 0.015625, 0.00390625, 0, 0], rel=0.02)
 
 
 def test_a_codec_that_is_dense_enough_needs_no_warm_up():
     assert (
         Schedule(codec("topk:density=1/2"), layout_of(10), density_warmup=4)
-        .terms(1, [0], {})[0]
+        .for_clients(1, [0], {})[0]
         .density
         == 0
     )
@@ -61,7 +62,7 @@ def test_a_codec_that_is_dense_enough_needs_no_warm_up():
 
 def test_the_learning_rate_grows_to_its_own():
     schedule = Schedule(codec("identity"), layout_of(10), lr_warmup=4)
-    assert [schedule.terms(round, [0], {})[0].lr for round in range(1, 7)] == [
+    assert [schedule.for_clients(round, [0], {})[0].lr for round in range(1, 7)] == [
         0.25,
         0.5,
         0.75,
@@ -105,11 +106,11 @@ def test_a_budget_is_kept_whatever_the_updates_hold(spec, budget, declared):
     schedule = dataclasses.replace(
         Schedule(codec(spec), layout), budget_bytes=least * len(cohort) + budget
     )
-    terms = schedule.terms(
+    configs = schedule.for_clients(
         1, cohort, {client: rate for client, rate in enumerate(declared) if rate is not None}
     )
     assert (
-        sum(codec(spec).at_density(terms[c].density).longest_frame(layout) for c in cohort)
+        sum(codec(spec).at_density(configs[c].density).longest_frame(layout) for c in cohort)
         <= schedule.budget_bytes
     )
 
@@ -117,8 +118,8 @@ def test_a_budget_is_kept_whatever_the_updates_hold(spec, budget, declared):
 def test_shares_follow_the_bandwidths_and_the_unknown_get_their_mean():
     layout = Layout.flat(10**6)
     schedule = Schedule(codec("stc"), layout, budget_bytes=60_000)
-    terms = schedule.terms(1, [0, 1, 2], {0: 1e4, 2: 3e4})
-    bytes_ = [codec("stc").at_density(terms[c].density).longest_frame(layout) for c in (0, 1, 2)]
+    configs = schedule.for_clients(1, [0, 1, 2], {0: 1e4, 2: 3e4})
+    bytes_ = [codec("stc").at_density(configs[c].density).longest_frame(layout) for c in (0, 1, 2)]
     assert bytes_ == pytest.approx([10_000, 20_000, 30_000], rel=0.01)
 
 
@@ -151,9 +152,11 @@ def test_a_budget_that_is_too_small_says_what_is_enough():
     with pytest.raises(
         ConfigError, match="--budget of 50 bytes is too small for 3 clients; give at least"
     ) as caught:
-        Schedule(codec("stc"), layout_of(1001), budget_bytes=50).terms(1, [0, 1, 2], {})
+        Schedule(codec("stc"), layout_of(1001), budget_bytes=50).for_clients(1, [0, 1, 2], {})
     enough = int(str(caught.value).partition("at least ")[2].partition(",")[0])
-    assert Schedule(codec("stc"), layout_of(1001), budget_bytes=enough).terms(1, [0, 1, 2], {})
+    assert Schedule(codec("stc"), layout_of(1001), budget_bytes=enough).for_clients(
+        1, [0, 1, 2], {}
+    )
 
 
 @given(st.floats(1.0, 1e9))
@@ -162,13 +165,13 @@ def test_a_time_that_is_too_short_says_the_least_that_is_enough(bandwidth):
         return Schedule(codec("stc"), layout_of(1001), budget_s=seconds)
 
     with pytest.raises(ConfigError, match="too short for client 1, which") as caught:
-        lasting(1e-9).terms(1, [0, 1], {0: 2 * bandwidth, 1: bandwidth})
+        lasting(1e-9).for_clients(1, [0, 1], {0: 2 * bandwidth, 1: bandwidth})
     said = str(caught.value).partition("at least ")[2]
-    assert lasting(duration(said)).terms(1, [0, 1], {0: 2 * bandwidth, 1: bandwidth})
+    assert lasting(duration(said)).for_clients(1, [0, 1], {0: 2 * bandwidth, 1: bandwidth})
     unit = 1e-3 if said.endswith("ms") else 1.0
     if (shorter := duration(said) - unit) > 0:
         with pytest.raises(ConfigError):
-            lasting(shorter - 1e-9).terms(1, [0, 1], {0: 2 * bandwidth, 1: bandwidth})
+            lasting(shorter - 1e-9).for_clients(1, [0, 1], {0: 2 * bandwidth, 1: bandwidth})
 
 
 @for_each("multiple", [0.0, -1.0, float("nan"), float("inf")])

@@ -108,11 +108,11 @@ class FlowerStrategy(Strategy):
             )
         nodes = loop.roster(grid)
         cohort = made.choose(ids(nodes), server_round, loop.broadcasts.fingerprint)
-        terms = made.schedule.terms(server_round, cohort, loop.bandwidths)
+        configs = made.schedule.for_clients(server_round, cohort, loop.bandwidths)
         exchange = loop.exchange(grid, server_round, phase, Traffic())
         self._open = phase, cohort, exchange
         return [
-            loop.message(exchange, client, nodes[client], server_round, phase, {}, terms[client])
+            loop.message(exchange, client, nodes[client], server_round, phase, {}, configs[client])
             for client in cohort
         ]
 
