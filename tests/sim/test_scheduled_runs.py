@@ -14,12 +14,10 @@ from fedcomp import RunConfig, codec
 from fedcomp.config import read_run
 from fedcomp.errors import ConfigError, ProtocolError, UserError
 from fedcomp.sim import simulate
-from fedcomp.sim.grid import by_index
 from fedcomp.sim.machine import Machine
 from fedcomp.strategies import StrategyConfig
 from fedcomp.tasks import load
 from fedcomp.training.local_sgd import LocalSGD
-from fedcomp.transports.flower import FlowerStrategy
 
 TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
 CONFIG = RunConfig(
@@ -224,14 +222,8 @@ def test_steps_that_are_told_stand_in_for_epochs():
     assert LocalSGD(epochs=3).as_told(lr=0.5) == LocalSGD(epochs=3, lr=0.025)
 
 
-def test_flowers_own_loop_knows_the_last_round():
-    federation = Federation(
-        StrategyConfig(participation=1.0, uplink="topk:density=1/10", local_steps_schedule="1,2@2")
-    )
+def test_a_schedule_that_ends_with_a_last_round_that_is_not_known_is_refused():
     with pytest.raises(
         ConfigError, match="ends with the last round, which is not known; give --horizon"
     ):
         Federation(StrategyConfig(lr_schedule="cosine"))
-    adapter = FlowerStrategy("average", StrategyConfig(lr_schedule="cosine"), roster=by_index)
-    adapter.start(federation.grid, federation.arrays(), num_rounds=2)
-    assert adapter.loop.strategy.schedule.rate(2) == 0.5

@@ -12,11 +12,9 @@ from fedcomp import RunConfig
 from fedcomp.errors import ConfigError, UserError
 from fedcomp.layout import Layout
 from fedcomp.sim import simulate
-from fedcomp.sim.grid import by_index
 from fedcomp.strategies import StrategyConfig, available_strategies, strategy
 from fedcomp.strategies.gtopk import GTopK
 from fedcomp.strategies.optimizers import FIRST, optimizer
-from fedcomp.transports.flower import FlowerStrategy
 
 TEXTS = ["sgd:momentum=0.5", "sgd:momentum=0.5,nesterov=true", "adam", "yogi:tau=1%"]
 DENSE = StrategyConfig(participation=1.0, uplink="identity", downlink="identity", seed=3)
@@ -90,17 +88,6 @@ def test_the_model_moves_by_the_optimizers_step_of_the_mean(text):
         torch.testing.assert_close(
             federation.loop.broadcasts.weights, before + step, rtol=1e-4, atol=1e-6
         )
-
-
-@for_each("text", TEXTS)
-def test_flowers_own_loop_steps_alike(text):
-    mine, flowers = Federation(with_optimizer(DENSE, text)), Federation(with_optimizer(DENSE, text))
-    list(mine.loop.rounds(mine.grid, range(1, 4)))
-    adapter = FlowerStrategy("average", with_optimizer(DENSE, text), roster=by_index)
-    for round in range(1, 4):
-        messages = adapter.configure_train(round, flowers.arrays(), None, flowers.grid)
-        adapter.aggregate_train(round, flowers.grid.send_and_receive(messages))
-    assert torch.equal(mine.loop.broadcasts.weights, adapter.loop.broadcasts.weights)
 
 
 def test_a_round_without_updates_leaves_the_momentum():

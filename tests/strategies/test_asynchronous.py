@@ -11,15 +11,14 @@ from federation import Federation
 from test_counterparts import lose, made, one_each
 from test_rounds import Accounts
 
-from fedcomp.errors import ConfigError, SpecError
+from fedcomp.errors import SpecError
 from fedcomp.layout import Layout
 from fedcomp.messages import DENSE
 from fedcomp.server import exchange
-from fedcomp.sim.grid import FIRST_NODE, by_index
+from fedcomp.sim.grid import FIRST_NODE
 from fedcomp.sim.stragglers import pace
 from fedcomp.strategies import Asynchronous, Average, StrategyConfig, strategy
 from fedcomp.strategies.base import Accepted
-from fedcomp.transports.flower import FlowerStrategy
 
 HALF = StrategyConfig(
     participation=0.5, uplink="stc:density=10%", downlink="stc:density=10%", seed=3
@@ -306,13 +305,6 @@ def test_options_out_of_range(text):
         match=f"{text.split('=')[0]} is .*; give 0 to ",
     ):
         strategy(f"asynchronous:{text}", HALF, Layout.flat(8))
-
-
-def test_flowers_hook_that_waits_for_everybody_is_refused():
-    federation = virtual()
-    adapter = FlowerStrategy("asynchronous", HALF, roster=by_index)
-    with pytest.raises(ConfigError, match="waits for nobody, .*; call start"):
-        adapter.configure_train(1, federation.arrays(), None, federation.grid)
 
 
 def test_the_average_is_not_discounted():

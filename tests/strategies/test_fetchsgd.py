@@ -14,10 +14,8 @@ from fedcomp.errors import ConfigError, SpecError
 from fedcomp.kernels import count_sketch
 from fedcomp.layout import Layout
 from fedcomp.messages import Assignment
-from fedcomp.sim.grid import by_index
 from fedcomp.strategies import StrategyConfig, strategy
 from fedcomp.strategies.fetchsgd import ERROR, MOMENTUM, FetchSGD
-from fedcomp.transports.flower import FlowerStrategy
 
 RULES = StrategyConfig(
     participation=1.0,
@@ -404,13 +402,3 @@ def test_a_share_that_both_name_is_fine():
     rules = replace(RULES, uplink="sketch:density=5%")
     made = strategy("fetchsgd:density=5%,momentum=0", rules, Layout.flat(42))
     assert (made.options.density, made.options.momentum, made.uplink.density) == (0.05, 0, 0.05)
-
-
-def test_flowers_own_entry_and_its_hooks_run_it():
-    federation, other = Recorded(), Recorded()
-    text = "fetchsgd:density=0.1,momentum=0.5,error=subtract"
-    adapter = FlowerStrategy(text, RULES, roster=by_index)
-    adapter.start(federation.grid, federation.arrays(), num_rounds=2)
-    other.run(2)
-    assert torch.equal(adapter.loop.broadcasts.weights, other.loop.broadcasts.weights)
-    assert other.moved.any()

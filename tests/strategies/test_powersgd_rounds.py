@@ -14,16 +14,13 @@ from small_runs import StopsAfter, assert_the_same_when_stopped
 
 from fedcomp import RunConfig, UserError
 from fedcomp.config import read_run
-from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
 from fedcomp.memories.lowrank import LEFT, RIGHT
 from fedcomp.messages import DENSE
 from fedcomp.sim import simulate
-from fedcomp.sim.grid import by_index
 from fedcomp.strategies import StrategyConfig, strategy
 from fedcomp.strategies.powersgd import PowerSGD
 from fedcomp.tasks.partition import partition
-from fedcomp.transports.flower import FlowerStrategy
 
 TINY = RunConfig(
     task=f"{Path(__file__).parents[1] / 'tiny_task.py'}:task",
@@ -392,19 +389,6 @@ def test_a_mistake_is_one_sentence_with_the_fix(tmp_path, options, sentence):
     with pytest.raises(UserError) as caught:
         simulate(replace(TINY, **options, out=str(tmp_path / "run")))
     assert sentence in str(caught.value) and not (tmp_path / "run").exists()
-
-
-def test_flowers_own_entry_runs_it_and_its_hooks_say_that_they_cannot():
-    federation = Recorded()
-    adapter = FlowerStrategy("powersgd:rank=1", RULES, roster=by_index)
-    with pytest.raises(
-        ConfigError, match="a round of 'powersgd' has 2 phases, too many for this hook; call start"
-    ):
-        adapter.configure_train(1, federation.arrays(), None, federation.grid)
-    other = Recorded()
-    adapter.start(federation.grid, federation.arrays(), num_rounds=2)
-    other.run(2)
-    assert torch.equal(adapter.loop.broadcasts.weights, other.loop.broadcasts.weights)
 
 
 @for_each("stored", [None, b"", bytes(44), np.full(10, np.nan, "<f4").tobytes()])

@@ -6,15 +6,13 @@ from dataclasses import replace
 import torch
 from cases import for_each
 from federation import Federation, sum_updates
-from flwr.app import MetricRecord
 
 from fedcomp.layout import Layout
 from fedcomp.messages import DENSE, UPDATE
-from fedcomp.sim.grid import FIRST_NODE, by_index
+from fedcomp.sim.grid import by_index
 from fedcomp.strategies import Average, Phase, StrategyConfig
 from fedcomp.strategies.base import Accepted
 from fedcomp.strategies.cohort import sample, size
-from fedcomp.transports.flower import FlowerStrategy
 
 ALL = StrategyConfig(
     participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%", seed=3
@@ -299,48 +297,3 @@ def test_a_count_of_examples_that_cannot_be_is_a_rejection(examples):
     assert [(r.client, r.reason[:16]) for r in outcome.rejections] == [
         (1, "the reply counts")
     ] and len(outcome.accepted) == 5
-
-
-def test_a_phase_of_flowers_own_entry_ends_after_its_timeout():
-    federation = Federation(ALL)
-    pull = federation.grid.pull_messages
-    federation.grid.pull_messages = lambda ids: [
-        reply for reply in pull(ids) if reply.metadata.src_node_id != FIRST_NODE
-    ]
-    adapter = FlowerStrategy("average", ALL, roster=by_index)
-    result = adapter.start(federation.grid, federation.arrays(), num_rounds=1, timeout=0.2)
-    assert (
-        result.train_metrics_clientapp[1]["accepted"],
-        result.train_metrics_clientapp[1]["rejected"],
-    ) == (5, 1)
-
-
-def test_flowers_own_entry_runs_the_same_loop():
-    mine, flowers = Federation(ALL), Federation(ALL)
-    run(mine, 3)
-    result = FlowerStrategy("average", ALL, roster=by_index).start(
-        flowers.grid,
-        flowers.arrays(),
-        num_rounds=3,
-        evaluate_fn=lambda round, arrays: MetricRecord({"round": round}),
-    )
-    expected = mine.layout.views(mine.loop.broadcasts.weights)
-    assert all(
-        torch.equal(torch.from_numpy(result.arrays[name].numpy()), view)
-        for name, view in expected.items()
-    )
-    assert [r["round"] for r in result.evaluate_metrics_serverapp.values()] == [1, 2, 3]
-    assert result.train_metrics_clientapp[2]["accepted"] == 6
-
-
-def test_flowers_hooks_run_a_round_too():
-    mine, flowers = Federation(ALL), Federation(ALL)
-    adapter, arrays = FlowerStrategy("average", ALL, roster=by_index), flowers.arrays()
-    run(mine, 2)
-    for round in (1, 2):
-        messages = adapter.configure_train(round, arrays, None, flowers.grid)
-        arrays, _ = adapter.aggregate_train(round, flowers.grid.send_and_receive(messages))
-    assert torch.equal(mine.loop.broadcasts.weights, adapter.loop.broadcasts.weights)
-    messages = adapter.configure_train(3, arrays, None, flowers.grid)
-    _, metrics = adapter.aggregate_train(3, list(flowers.grid.send_and_receive(messages))[1:])
-    assert (metrics["accepted"], metrics["rejected"]) == (5, 1)

@@ -17,12 +17,10 @@ from fedcomp.errors import ConfigError, SpecError
 from fedcomp.layout import Layout
 from fedcomp.memories.sketched import CANDIDATES, MARKS, NUMBERS, SKETCH, VALUES
 from fedcomp.messages import Assignment, Report, ticket
-from fedcomp.sim.grid import by_index
 from fedcomp.strategies import Average, StrategyConfig, strategy
 from fedcomp.strategies.sketched_sgd import SketchedSGD
 from fedcomp.training.engine import OneByOne
 from fedcomp.training.local_sgd import Trained
-from fedcomp.transports.flower import FlowerStrategy
 
 K, MOST = 4, 8  # of 42 coordinates, at a density of 10 % with two candidates each
 WIDE = "sketch:columns=400"
@@ -631,20 +629,6 @@ def test_its_memory_is_refused_where_nobody_asks_for_values():
         match="--downlink-memory sketched makes frames of several phases, .* has one; use residual",
     ):
         Federation(replace(RULES, downlink="sketch", downlink_memory="sketched"), strategy=SMALL)
-
-
-def test_flowers_own_entry_runs_it_and_its_hooks_say_that_they_cannot():
-    federation, other = Recorded(), Recorded()
-    text = "sketched-sgd:density=0.1,candidates=2"
-    adapter, arrays = FlowerStrategy(text, RULES, roster=by_index), federation.arrays()
-    with pytest.raises(
-        ConfigError,
-        match="a round of 'sketched-sgd' has 2 phases, too many for this hook; call start",
-    ):
-        adapter.configure_train(1, arrays, None, federation.grid)
-    adapter.start(federation.grid, arrays, num_rounds=2)
-    other.run(2)
-    assert torch.equal(adapter.loop.broadcasts.weights, other.loop.broadcasts.weights)
 
 
 def test_a_strategy_is_made_of_its_spec():

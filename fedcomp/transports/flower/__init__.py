@@ -1,6 +1,7 @@
-"""fedcomp in a Flower App: strategies of fedcomp, and compression around strategies of Flower."""
+"""fedcomp in a Flower App: strategies of fedcomp with their clients, and compression around strategies of Flower."""
 
+from .client_app import client_app
 from .compressed import Compressed
 from .strategy import FlowerStrategy
 
-__all__ = ["Compressed", "FlowerStrategy"]
+__all__ = ["Compressed", "FlowerStrategy", "client_app"]

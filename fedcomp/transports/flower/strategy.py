@@ -33,8 +33,10 @@ class FlowerStrategy(Strategy):
     A client's logical id is its node id unless `roster` gives another. After `start` or `begin`, `loop` is the loop that runs the rounds.
     """
 
-    def __init__(self, spec: str, config: StrategyConfig, *, roster: Roster = by_node):
-        self.spec, self.config, self.roster = spec, config, roster
+    def __init__(
+        self, spec: str, config: StrategyConfig | None = None, *, roster: Roster = by_node
+    ):
+        self.spec, self.config, self.roster = spec, config or StrategyConfig(), roster
         self.loop: RoundLoop | None = None
         self._open: tuple[Phase, list[int], Exchange] | None = None  # round that waits for replies
 

@@ -1,0 +1,113 @@
+"""Strategies of fedcomp in a Flower ServerApp: the same rounds, whoever drives them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from cases import for_each
+from federation import Federation
+from flower_grid import AppGrid
+from flwr.app import MetricRecord
+
+from fedcomp.errors import ConfigError
+from fedcomp.sim.grid import FIRST_NODE, by_index
+from fedcomp.strategies import StrategyConfig, strategy
+from fedcomp.transports.flower import FlowerStrategy, client_app
+
+CONFIG = StrategyConfig(
+    participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%", seed=3
+)
+CASES = {
+    "average": replace(CONFIG, server_optimizer="sgd:momentum=0.5"),
+    "powersgd:rank=1": replace(
+        CONFIG, uplink="powersgd:rank=1", downlink="identity", memory="lowrank"
+    ),
+}
+
+
+def federation(text: str) -> Federation:
+    return Federation(CASES[text], strategy=lambda *args: strategy(text, *args))
+
+
+def flower_strategy(text: str, **changes) -> FlowerStrategy:
+    return FlowerStrategy(text, replace(CASES[text], **changes), roster=by_index)
+
+
+@for_each("text", CASES)
+def test_start_runs_the_rounds_of_the_loop(text):
+    mine, flowers = federation(text), federation(text)
+    list(mine.loop.rounds(mine.grid, range(1, 4)))
+    result = flower_strategy(text).start(
+        flowers.grid,
+        flowers.arrays(),
+        num_rounds=3,
+        evaluate_fn=lambda round, arrays: MetricRecord({"round": round}),
+    )
+    expected = mine.layout.views(mine.loop.model)
+    assert all(
+        torch.equal(torch.from_numpy(result.arrays[name].numpy()), view)
+        for name, view in expected.items()
+    )
+    assert [r["round"] for r in result.evaluate_metrics_serverapp.values()] == [1, 2, 3]
+    assert result.train_metrics_clientapp[2]["accepted"] == 6
+
+
+def test_client_apps_answer_as_sessions_do():
+    mine, flowers = federation("average"), federation("average")
+    list(mine.loop.rounds(mine.grid, range(1, 3)))
+    grid = AppGrid(lambda: client_app(flowers), nodes=6)
+    adapter = FlowerStrategy("average", CASES["average"], roster=lambda grid: dict(grid.nodes))
+    adapter.start(grid, flowers.arrays(), num_rounds=2)
+    assert torch.equal(adapter.loop.model, mine.loop.model)
+
+
+def test_start_knows_the_last_round():
+    flowers, adapter = federation("average"), flower_strategy("average", lr_schedule="cosine")
+    adapter.start(flowers.grid, flowers.arrays(), num_rounds=2)
+    assert adapter.loop.strategy.schedule.rate(2) == 0.5
+
+
+def test_a_phase_ends_after_the_timeout_of_start():
+    flowers = federation("average")
+    pull = flowers.grid.pull_messages
+    flowers.grid.pull_messages = lambda ids: [
+        reply for reply in pull(ids) if reply.metadata.src_node_id != FIRST_NODE
+    ]
+    result = flower_strategy("average").start(
+        flowers.grid, flowers.arrays(), num_rounds=1, timeout=0.2
+    )
+    metrics = result.train_metrics_clientapp[1]
+    assert (metrics["accepted"], metrics["rejected"]) == (5, 1)
+
+
+def test_flowers_own_loop_can_drive_the_rounds():
+    mine, flowers = federation("average"), federation("average")
+    list(mine.loop.rounds(mine.grid, range(1, 3)))
+    adapter, arrays = flower_strategy("average"), flowers.arrays()
+    for round in (1, 2):
+        messages = adapter.configure_train(round, arrays, None, flowers.grid)
+        arrays, _ = adapter.aggregate_train(round, flowers.grid.send_and_receive(messages))
+    assert torch.equal(mine.loop.model, adapter.loop.model)
+    messages = adapter.configure_train(3, arrays, None, flowers.grid)
+    replies = list(flowers.grid.send_and_receive(messages))[1:]
+    _, metrics = adapter.aggregate_train(3, replies)
+    assert (metrics["accepted"], metrics["rejected"]) == (5, 1)
+
+
+@for_each(
+    "text, reason",
+    [
+        ("asynchronous", "waits for nobody, .*; call start"),
+        ("powersgd:rank=1", "has 2 phases, too many for this hook; call start"),
+    ],
+)
+def test_flowers_own_loop_cannot_drive_other_rounds(text, reason):
+    flowers = federation("average")
+    adapter = FlowerStrategy(text, CASES.get(text, CONFIG), roster=by_index)
+    with pytest.raises(ConfigError, match=reason):
+        adapter.configure_train(1, flowers.arrays(), None, flowers.grid)
+
+
+def test_a_round_is_opened_before_it_is_closed():
+    with pytest.raises(ConfigError, match=r"no round is open; call configure_train\(\) first"):
+        flower_strategy("average").aggregate_train(1, [])
