@@ -1,5 +1,6 @@
 """What users import."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -7,6 +8,8 @@ import sys
 import pytest
 
 import fedcomp
+import fedcomp.codecs
+import fedcomp.memories
 
 
 def test_everything_promised_is_there_and_sorted():
@@ -18,6 +21,17 @@ def test_everything_promised_is_there_and_sorted():
 def test_another_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'codek'"):
         _ = fedcomp.codek
+
+
+def test_base_classes_have_at_most_ten_public_methods():
+    for cls in (fedcomp.codecs.Codec, fedcomp.memories.Memory):
+        methods = [
+            name
+            for name, value in vars(cls).items()
+            if not name.startswith("_")
+            and (inspect.isfunction(value) or isinstance(value, classmethod | staticmethod))
+        ]
+        assert len(methods) <= 10, methods
 
 
 def test_importing_fedcomp_imports_nothing_heavy():

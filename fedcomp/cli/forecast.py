@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .. import seeds
 from ..baseline import dense, is_dense
+from ..codecs import longest_frame
 from ..config import RunConfig
 from ..errors import FedcompError
 from ..formatting import NOTHING, human_bytes, ratio
@@ -164,11 +165,11 @@ def forecast(alternative: Alternative) -> Forecast:
         config.rounds,
         rehearsed,
         _ends(frames_up),
-        rehearsal.strategy.uplink.longest_frame(rehearsal.travels)
+        longest_frame(rehearsal.strategy.uplink, rehearsal.travels)
         if len(rehearsal.strategy.client_algorithm.phases) == 1
         else None,
         _ends(frames_down),
-        rehearsal.strategy.downlink.longest_frame(rehearsal.layout),
+        longest_frame(rehearsal.strategy.downlink, rehearsal.layout),
         *(_of_run(bytes_, config.rounds) for bytes_ in (up, down, dense)),
     )
 

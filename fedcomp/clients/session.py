@@ -378,8 +378,7 @@ def settle(
         memory.rollback()
         return
     sent = memory.sent if momentum is not None else None
-    dropped = memory.open_returned(returned) if returned else None
-    memory.commit(returned=returned or None)
+    dropped = memory.commit(returned=returned or None)
     if momentum is not None:
         mask([momentum], sent, dropped)
 

@@ -3,13 +3,23 @@
 from .. import spec
 from ..errors import SpecError
 from ..registry import Registry, subclass_of
-from .base import Codec, Context, LayerWise
+from .base import Codec, Context, LayerWise, at_density, longest_frame
 from .frame import NAMES
 from .product import Product
 from .s2 import S2
-from .update import Update
+from .update import Update, add_all
 
-__all__ = ["Codec", "Context", "LayerWise", "Update", "available_codecs", "codec"]
+__all__ = [
+    "Codec",
+    "Context",
+    "LayerWise",
+    "Update",
+    "add_all",
+    "at_density",
+    "available_codecs",
+    "codec",
+    "longest_frame",
+]
 
 
 def _reserve_number(name: str, cls: type[Codec]) -> None:

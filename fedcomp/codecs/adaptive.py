@@ -74,7 +74,7 @@ class Adaptive(Codec):
             + wire.packed_bytes(numel, self.levels)
         )
 
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+    def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         if not x.numel():
             return EMPTY
         x = x.detach().cpu()
@@ -89,7 +89,7 @@ class Adaptive(Codec):
         body = bytes([placed.size - 1]) + placed.astype(LEVEL).tobytes()
         return Section(x.numel(), body + wire.pack(codes, placed.size) if placed.size > 1 else body)
 
-    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+    def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel, data = layout.numel, memoryview(section.body)
         expect(section.count == numel, "a dense section has another length")
         if not numel:

@@ -66,18 +66,18 @@ class Atomo(MatrixCodec):
     def needs_layout(self) -> bool:
         return self.atoms == "singular"
 
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+    def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         if self.atoms == "entries":
             return self._pack_entries(x.to(torch.float32).cpu().numpy(), seed)
-        count, body = super().pack(x, seed, context)
+        count, body = super()._encode_row(x, seed, context)
         return Section(count, bytes([SINGULAR]) + body) if count else EMPTY
 
-    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+    def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         if not section.count:
             return Sparse(layout.numel, np.empty(0, np.int64), np.empty(0, np.float32))
         first, data = take(memoryview(section.body), 1)
         if first[0] == SINGULAR:
-            return super().unpack(Section(section.count, data), layout, seed)
+            return super()._decode_row(Section(section.count, data), layout, seed)
         expect(first[0] >> FLAG_SHIFT == ENTRIES, "a section holds atoms of no known kind")
         mine, code = take(data, FLOAT.itemsize * section.count)
         (values,) = shaped(mine, [(section.count,)])

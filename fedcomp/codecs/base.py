@@ -1,26 +1,29 @@
-"""What every codec is: a pure function from a vector to a frame and back.
+"""The base class of codecs: pure functions from a vector to a frame and back.
 
-The author of a codec writes `pack` (vector → section) and `unpack` (section → update). Frames, checksums, scopes, checks of the input,
-batches and accumulation are here, once.
+The author of a codec writes one method that makes sections, `_encode_row` or `_encode_rows`, and one that reads them, `_decode_row` or
+`_decode_rows`. Frames, checksums, scopes, checks of the input, stacks and accumulation are here, once. A stack is a sequence of m vectors
+[n]: the rows of a tensor, or separate tensors. One vector is a stack with m = 1.
 """
 
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import ABC
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from .. import kernels, spec
 from ..errors import ConfigError, FrameError, NonFiniteError
-from ..kernels.select import non_finite
+from ..kernels import Rows
+from ..kernels.parallel import starmap
 from ..layout import Entry, Layout
 from . import frame
 from .frame import Section
-from .stacks import in_pieces
 from .update import Sections, Update
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -29,32 +32,28 @@ class Context:
 
     round: int = 0
     phase: str = "train"
-    layout: Layout | None = None  # of the vector that is packed: the model's, or one tensor's
+    layout: Layout | None = None  # of the vectors that are encoded: the model's, or one tensor's
     section: int = 0  # which tensor it is, 0 for the whole model
     moments: tuple[Tensor, Tensor] | None = (
-        None  # sum and sum of squares of the local steps' gradients, shaped like what is packed
+        None  # for memories: sum and sum of squares of the local steps' gradients, shaped like the updates
     )
     announced: Mapping[str, bytes] = field(
         default_factory=dict
-    )  # what the server said: a shared scale, a factor
+    )  # by the server: a shared scale, a factor
     rate: float = 1.0  # the round's learning rate as a multiple of the run's
 
-    def of_tensor(self, section: int, entry: Entry) -> "Context":
-        """The context of one tensor of the model."""
-        moments = self.moments and (
-            self.moments[0][..., entry.span],
-            self.moments[1][..., entry.span],
-        )
-        return replace(self, layout=entry.alone(), section=section, moments=moments)
+    def row(self, i: int) -> "Context":
+        """Return the context of one update of a stack."""
+        return self._with_moments(lambda moment: moment[i])
 
-    def of_rows(self, rows: slice | list[int]) -> "Context":
-        """The context of some rows of a stack."""
-        stacked = self.moments is not None and self.moments[0].dim() > 1
-        return (
-            replace(self, moments=(self.moments[0][rows], self.moments[1][rows]))
-            if stacked
-            else self
-        )
+    def stacked(self) -> "Context":
+        """Return the context of one update as that of a stack of one."""
+        return self._with_moments(lambda moment: moment[None])
+
+    def _with_moments(self, change: Callable[[Tensor], Tensor]) -> "Context":
+        if self.moments is None:
+            return self
+        return replace(self, moments=(change(self.moments[0]), change(self.moments[1])))
 
 
 NO_CONTEXT = Context()
@@ -76,11 +75,12 @@ class Codec(ABC):
         False  # frames of a round are made with one seed, so that they add; else each client has its own
     )
     portable: ClassVar[bool] = True  # the same bytes on every device
+    fused: ClassVar[bool] = False  # `_encode_rows` takes `onto`
 
     def __str__(self) -> str:
         return spec.show(self.name, self)
 
-    # What may be done with it, at vectors of numel elements.
+    # Facts, for vectors of numel elements.
 
     def contraction(self, numel: int) -> float | None:
         """δ ≥ 0 with ‖x − C(x)‖² ≤ (1 − δ)‖x‖² for every x, in the mean over seeds; None if there is none."""
@@ -90,61 +90,50 @@ class Codec(ABC):
         """ω with E C(x) = x and E ‖x − C(x)‖² ≤ ω‖x‖², or None if the codec is biased."""
         return None
 
-    def at_density(self, density: float) -> "Codec":
-        """This codec, sending another share of the coordinates. Raises ConfigError for one that has no density."""
-        if "density" not in {f.name for f in fields(self)}:
-            raise ConfigError(
-                f"{self} has no density that could change; use one that has, such as stc or topk"
-            )
-        return replace(self, density=density)
-
     def longest_section(self, numel: int) -> int | None:
-        """A length in bytes, count included, that no section for a vector [numel] exceeds; None if the codec knows none."""
+        """Return a length in bytes, count included, that no section exceeds; None if the codec knows none."""
         return None
 
-    def longest_frame(self, layout: Layout) -> int | None:
-        """A length in bytes that no frame for vectors of this layout exceeds; None if the codec knows none."""
-        section = self.longest_section(layout.numel)
-        return section and frame.header_bytes(self.id, self.seeded) + section
+    # Written by authors: one of the first two, one of the next two, and the last for a linear codec.
 
-    # What an author writes.
+    def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
+        """Return a section for a finite vector [n], which is not modified. `seed` is in 0..2⁶⁴−1, as `_decode_row` gets it."""
+        raise NotImplementedError(f"{type(self).__name__} has neither _encode_row nor _encode_rows")
 
-    @abstractmethod
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
-        """A section for a finite vector x of one dimension, which is not touched. `seed` is in 0..2⁶⁴−1, as `unpack` gets it."""
+    def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
+        """Return a section for each of m ≥ 1 finite vectors [n], which are not modified.
 
-    @abstractmethod
-    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
-        """The update in a section. Raises FrameError unless it is a whole section for a vector [layout.numel]: nothing cut off, nothing
-        left over, nothing that is not finite.
+        A codec that is `fused` also takes `onto`, contiguous float32 vectors: it adds `onto[i] += rows[i]` in place and encodes the
+        sums, in fewer passes than one after the other, and raises NonFiniteError with `onto` unchanged. It gets it for large vectors
+        on a CPU, one at a time, whose sums are not checked.
+        """
+        return [self._encode_row(row, seed, context) for row, seed in zip(rows, seeds, strict=True)]
+
+    def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
+        """Return the update in a section. Raise FrameError unless it is a whole section for a vector [layout.numel]: nothing missing,
+        nothing left over, nothing that is not finite.
 
         `layout` is the model's, or that of one tensor, or of one flat tensor where the caller knew none; `seed` is 0 unless `seeded`.
         """
+        raise NotImplementedError(f"{type(self).__name__} has neither _decode_row nor _decode_rows")
 
-    def pack_rows(self, x: Tensor, seeds: Sequence[int], context: Context) -> list[Section]:
-        """A section for each row of a finite stack [m, n]; override where one launch can serve them all."""
-        return [self.pack(row, seed, context) for row, seed in zip(x, seeds, strict=True)]
+    def _decode_rows(
+        self, sections: Sequence[Section], layout: Layout, seeds: Sequence[int]
+    ) -> list[Update | FrameError]:
+        """Return the update in each section, or a FrameError in the place of one that is bad."""
+        opened: list[Update | FrameError] = []
+        for section, seed in zip(sections, seeds, strict=True):
+            try:
+                opened.append(self._decode_row(section, layout, seed))
+            except FrameError as error:
+                opened.append(error)
+        return opened
 
-    def pack_added(self, total: Tensor, x: Tensor, seed: int, context: Context) -> Section:
-        """`total += x` in place, then a section for `total`; both float32. Override where one pass can do both.
+    def _merge_sections(self, sections: Sequence[Section]) -> Section:
+        """Return the section of the sum. The sections of a linear codec count every coordinate."""
+        raise self._not_linear()
 
-        Raises NonFiniteError, with `total` untouched, when x or the sum is not finite.
-        """
-        add_finite(total, x)
-        return self.pack(total, seed, context)
-
-    def merge_sections(self, sections: Sequence[Section]) -> Section:
-        """The section of the sum; a linear codec, whose sections count every coordinate, overrides this."""
-        raise ConfigError(
-            f"frames of {self} cannot be merged; use a linear codec, such as identity"
-        )
-
-    def add_all(self, updates: Sequence[Update], weights: Sequence[float], into: Tensor) -> None:
-        """into += Σ wᵢ·updateᵢ, in place and in this order; override where updates have to be merged before they are read."""
-        for update, weight in zip(updates, weights, strict=True):
-            update.add_to(into, weight)
-
-    # What others call.
+    # Called by others.
 
     def encode(
         self,
@@ -154,97 +143,77 @@ class Codec(ABC):
         layout: Layout | None = None,
         context: Context = NO_CONTEXT,
     ) -> bytes:
-        """A frame for x: one dimension, float32, float16 or bfloat16, any device; not touched. Same x, same seed, same bytes.
+        """Return a frame for x: one dimension, float32, float16 or bfloat16, any device; not modified. Same x, same seed, same bytes.
 
         Raises NonFiniteError, naming the tensor of `layout`, when x holds NaN or infinity.
         """
-        _check_vector(x, layout)
-        _check_finite(x, layout)
-        return self._seal(
-            x.numel(), [self.pack(x.detach(), seed % SEEDS, replace(context, layout=layout))], seed
-        )
+        (made,) = self.encode_batch([x], [seed], layout=layout, context=context)
+        return or_raise(made)
 
     def encode_batch(
         self,
-        x: Tensor,
+        x: Rows,
         seeds: Sequence[int],
         *,
+        onto: Sequence[Tensor] | None = None,
         layout: Layout | None = None,
         context: Context = NO_CONTEXT,
     ) -> list[bytes | NonFiniteError]:
-        """A frame for each row of x [m, n], or a NonFiniteError in the place of a row with NaN or infinity."""
-        check_dense(x)
-        if x.dim() != 2 or len(seeds) != len(x):
-            raise ConfigError(
-                f"encode_batch needs a stack [m, n] and m seeds; given shape {list(x.shape)} and {len(seeds)} seeds"
-            )
-        check_kind(x, layout)
-        bad = kernels.first_nonfinite_rows(x).tolist()
-        good = [i for i, position in enumerate(bad) if position < 0]
-        rows = x.detach() if len(good) == len(x) else x.detach()[good]
-        own, said = (
-            [seeds[i] % SEEDS for i in good],
-            context if len(good) == len(x) else context.of_rows(good),
-        )
-        packed = iter(
-            in_pieces(
-                lambda some, at: self._pack_stack(some, own[at], layout, said.of_rows(at)), rows
-            )
-        )
-        return [
-            self._seal(x.shape[1], next(packed), seeds[i]) if p < 0 else _nonfinite(x[i], p, layout)
-            for i, p in enumerate(bad)
-        ]
+        """Return a frame for each of m vectors of one size, kind and device, or a NonFiniteError in the place of one with NaN or infinity.
 
-    def encode_added(
-        self,
-        total: Tensor,
-        x: Tensor,
-        *,
-        seed: int = 0,
-        layout: Layout | None = None,
-        context: Context = NO_CONTEXT,
-    ) -> bytes:
-        """`total += x` in place, then a frame for `total`; both float32 [n]. What error feedback does, in as few passes as possible.
-
-        Raises NonFiniteError, with `total` untouched, when x or the sum is not finite.
+        With `onto`, m float32 vectors, `onto[i] += x[i]` in place, and the frame is that of the sum; where this is not finite, onto[i]
+        stays as it was. That is what error feedback does, in as few passes as possible.
         """
-        _check_pair(total, x, layout)
-        try:
-            return self._seal(
-                x.numel(),
-                [self.pack_added(total, x.detach(), seed % SEEDS, replace(context, layout=layout))],
-                seed,
-            )
-        except NonFiniteError as error:
-            raise _named(error, layout) from None
+        rows = _checked(x, seeds, onto, layout)
+        if not len(rows):
+            return []
+        frames = partial(self._frames, replace(context, layout=layout, moments=None))
+        if not kernels.are_large(rows, onto):
+            return frames(rows, seeds, onto)
+        one_each = [slice(i, i + 1) for i in range(len(rows))]
+        calls = [(rows[at], seeds[at], None if onto is None else onto[at]) for at in one_each]
+        return [made for (made,) in starmap(frames, calls)]
 
     def open(self, data: bytes, numel: int, layout: Layout | None = None) -> Update:
-        """What a frame says, checked to the last bit. Raises FrameError on anything but a whole valid frame of this codec and size."""
-        if type(numel) is not int or numel < 0:
-            raise ConfigError(
-                f"numel is {numel!r}; give the number of elements of the receiver's vector"
-            )
-        seed, sections = frame.unseal(data, self.id, numel, layout, self.seeded)
-        if sections and sections[0][0] is frame.WHOLE:
-            return self.unpack(sections[0][1], layout or Layout.flat(numel), seed)
-        parts = [
-            (e.span, self.unpack(section, e.alone(), (seed + i) % SEEDS))
-            for i, (e, section) in enumerate(sections)
-        ]
-        return Sections(numel, tuple(parts))
+        """Return the update in a frame, checked to the last bit. Raises FrameError on anything but a whole valid frame of this codec
+        and size."""
+        (opened,) = self.open_batch([data], numel, layout)
+        return or_raise(opened)
 
     def open_batch(
         self, frames: Sequence[bytes], numel: int, layout: Layout | None = None
     ) -> list[Update | FrameError]:
-        """`open` for many frames of one size; a FrameError in the place of one that is bad. Override where one pass can read them all."""
-        opened: list[Update | FrameError] = []
-        for data in frames:
+        """Open many frames of one size; a FrameError stands in the place of one that is bad."""
+        if type(numel) is not int or numel < 0:
+            raise ConfigError(
+                f"numel is {numel!r}; give the number of elements of the receiver's vector"
+            )
+        opened: list[Update | FrameError | None] = [None] * len(frames)
+        parts: list[list[tuple[slice, Update]]] = [[] for _ in frames]
+        columns: dict[int, tuple[Entry, list[tuple[int, Section, int]]]] = {}  # by tensor
+        for i, data in enumerate(frames):
             try:
-                opened.append(self.open(data, numel, layout))
+                seed, sections = frame.unseal(data, self.id, numel, layout, self.seeded)
             except FrameError as error:
-                opened.append(error)
-        return opened
+                opened[i] = error
+                continue
+            for j, (entry, section) in enumerate(sections):
+                _, column = columns.setdefault(-1 if entry is frame.WHOLE else j, (entry, []))
+                column.append((i, section, (seed + j) % SEEDS))
+        for entry, column in columns.values():
+            whole = entry is frame.WHOLE
+            own = (layout or Layout.flat(numel)) if whole else entry.alone()
+            places, sections, seeds = zip(*column, strict=True)
+            updates = self._decode_rows(sections, own, seeds)
+            for i, update in zip(places, updates, strict=True):
+                if whole or isinstance(update, FrameError):
+                    opened[i] = opened[i] or update
+                else:
+                    parts[i].append((entry.span, update))
+        return [
+            Sections(numel, tuple(found)) if update is None else update
+            for update, found in zip(opened, parts, strict=True)
+        ]
 
     def decode(
         self,
@@ -254,7 +223,7 @@ class Codec(ABC):
         device: torch.device | str | None = None,
         layout: Layout | None = None,
     ) -> Tensor:
-        """The vector [numel] in a frame, float32, on the CPU unless `device` is given. Raises FrameError like `open`."""
+        """Return the vector [numel] in a frame, float32, on the CPU unless `device` is given. Raises FrameError like `open`."""
         return self.open(data, numel, layout).take(device)
 
     def accumulate(
@@ -266,15 +235,13 @@ class Codec(ABC):
     def merge(
         self, frames: Sequence[bytes], *, numel: int | None = None, layout: Layout | None = None
     ) -> bytes:
-        """A frame of the sum of what frames of a linear codec say, all of one size, scope and seed. Raises FrameError on others.
+        """Return a frame of the sum of frames of a linear codec, all of one size, scope and seed. Raises FrameError on others.
 
-        The size is that of the first frame; give `numel`, or the `layout`, where frames are a stranger's: time and memory are O(numel)
-        then, and what comes out can be read with that layout.
+        The size is that of the first frame. Give `numel` or `layout` where frames are not trusted: time and memory are then O(numel), and
+        the merged frame can be read with that layout.
         """
         if not self.linear:
-            raise ConfigError(
-                f"frames of {self} cannot be merged; use a linear codec, such as identity"
-            )
+            raise self._not_linear()
         if not frames:
             raise ConfigError("merge needs at least one frame")
         claimed, sizes = frame.claimed_size(frames[0], self.seeded)
@@ -290,22 +257,52 @@ class Codec(ABC):
             len(scopes) == len(seeds) == 1, "frames of different scopes or seeds cannot be merged"
         )
         merged = [
-            self.merge_sections([section for _, section in column])
+            self._merge_sections([section for _, section in column])
             for column in zip(*(s for _, s in opened), strict=True)
         ]
         return frame.seal(
             self.id, scopes.pop(), numel, merged, seeds.pop() if self.seeded else None
         )
 
-    def _pack_stack(
-        self, rows: Tensor, seeds: Sequence[int], layout: Layout | None, context: Context
-    ) -> list[list[Section]]:
+    def _frames(
+        self,
+        context: Context,
+        rows: Rows,
+        seeds: Sequence[int],
+        onto: Sequence[Tensor] | None,
+    ) -> list[bytes | NonFiniteError]:
+        """Return frames of vectors that are encoded together, or errors in their place."""
+        if onto is not None and self.fused and kernels.are_large(rows, onto):
+            ((row,), (total,), (seed,)) = rows, onto, seeds
+            try:
+                made = self._encode_rows(rows, [seed % SEEDS], context, onto)
+            except NonFiniteError:
+                return [_nonfinite(row, context.layout, total)]
+            return [self._seal(row.numel(), made, seed)]
+        finite = kernels.are_finite(rows) if onto is None else kernels.add_finite(onto, rows)
+        good = [i for i, fine in enumerate(finite) if fine]
+        found, numel = rows if onto is None else onto, rows[0].numel()
+        kept = found if len(good) == len(found) else [found[i] for i in good]
+        own = [seeds[i] % SEEDS for i in good]
+        sections = iter(in_pieces(lambda at: self._sections(kept[at], own[at], context), kept))
         return [
-            [section] for section in self.pack_rows(rows, seeds, replace(context, layout=layout))
+            self._seal(numel, next(sections), seed)
+            if fine
+            else _nonfinite(rows[i], context.layout, onto and onto[i])
+            for i, (seed, fine) in enumerate(zip(seeds, finite, strict=True))
         ]
+
+    def _sections(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[list[Section]]:
+        """Return the sections of each frame."""
+        return [[section] for section in self._encode_rows(rows, seeds, context)]
 
     def _seal(self, numel: int, sections: Sequence[Section], seed: int) -> bytes:
         return frame.seal(self.id, self.scope, numel, sections, seed if self.seeded else None)
+
+    def _not_linear(self) -> ConfigError:
+        return ConfigError(
+            f"frames of {self} cannot be merged; use a linear codec, such as identity"
+        )
 
 
 @dataclass(frozen=True)
@@ -338,91 +335,79 @@ class LayerWise(Codec):
     def density(self) -> float:
         return self.inner.density
 
-    def at_density(self, density: float) -> Codec:
-        return LayerWise(self.inner.at_density(density))
-
-    def longest_frame(self, layout: Layout) -> int | None:
-        sections = [self.inner.longest_section(e.numel) for e in layout]
-        if None in sections:
-            return None
-        return frame.header_bytes(self.id, self.seeded) + sum(
-            len(frame.varint(section)) + section for section in sections
-        )
-
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
-        return self.inner.pack(x, seed, context)
-
-    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
-        return self.inner.unpack(section, layout, seed)
+    def longest_section(self, numel: int) -> int | None:
+        return self.inner.longest_section(numel)
 
     def open_batch(
         self, frames: Sequence[bytes], numel: int, layout: Layout | None = None
     ) -> list[Update | FrameError]:
         return self.inner.open_batch(frames, numel, layout)
 
-    def merge_sections(self, sections: Sequence[Section]) -> Section:
-        return self.inner.merge_sections(sections)
+    def _merge_sections(self, sections: Sequence[Section]) -> Section:
+        return self.inner._merge_sections(sections)
 
-    def add_all(self, updates: Sequence[Update], weights: Sequence[float], into: Tensor) -> None:
-        if not all(isinstance(update, Sections) for update in updates):
-            return self.inner.add_all(updates, weights, into)
-        for column in zip(*(update.parts for update in updates), strict=True):
-            self.inner.add_all([part for _, part in column], weights, into[column[0][0]])
-
-    def encode(
-        self,
-        x: Tensor,
-        *,
-        seed: int = 0,
-        layout: Layout | None = None,
-        context: Context = NO_CONTEXT,
-    ) -> bytes:
-        _check_vector(x, layout)
-        _check_finite(x, layout)
-        tensors = enumerate(self._layout(layout))
-        packed = [
-            self.inner.pack(x.detach()[e.span], (seed + i) % SEEDS, context.of_tensor(i, e))
-            for i, e in tensors
-        ]
-        return self._seal(x.numel(), packed, seed)
-
-    def encode_added(
-        self,
-        total: Tensor,
-        x: Tensor,
-        *,
-        seed: int = 0,
-        layout: Layout | None = None,
-        context: Context = NO_CONTEXT,
-    ) -> bytes:
-        _check_pair(total, x, layout)
-        tensors = list(enumerate(self._layout(layout)))
-        if any(kernels.first_nonfinite(total[e.span] + x[e.span]) is not None for _, e in tensors):
-            raise _named(non_finite(total, x), layout)
-        packed = [
-            self.inner.pack_added(
-                total[e.span], x.detach()[e.span], (seed + i) % SEEDS, context.of_tensor(i, e)
-            )
-            for i, e in tensors
-        ]
-        return self._seal(x.numel(), packed, seed)
-
-    def _pack_stack(
-        self, rows: Tensor, seeds: Sequence[int], layout: Layout | None, context: Context
-    ) -> list[list[Section]]:
-        tensors = enumerate(self._layout(layout))
-        columns = [
-            self.inner.pack_rows(
-                rows[:, e.span], [(seed + i) % SEEDS for seed in seeds], context.of_tensor(i, e)
-            )
-            for i, e in tensors
-        ]
-        return [list(sections) for sections in zip(*columns, strict=True)]
-
-    def _layout(self, layout: Layout | None) -> Layout:
-        if layout is None:
+    def _sections(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[list[Section]]:
+        if context.layout is None:
             raise ConfigError(f"{self} needs layout=…, or write @model in place of @layer")
-        return layout
+        frames: list[list[Section]] = [[] for _ in rows]
+        for i, e in enumerate(context.layout):
+            parts = rows[:, e.span] if isinstance(rows, Tensor) else [row[e.span] for row in rows]
+            own = [(seed + i) % SEEDS for seed in seeds]
+            told = replace(context, layout=e.alone(), section=i)
+            for sections, section in zip(
+                frames, self.inner._encode_rows(parts, own, told), strict=True
+            ):
+                sections.append(section)
+        return frames
+
+
+def at_density(codec: Codec, density: float) -> Codec:
+    """Return a codec with another share of the coordinates sent. Raises ConfigError for a codec without a density."""
+    for part in ("inner", "first"):
+        if isinstance(held := getattr(codec, part, None), Codec):
+            return replace(codec, **{part: at_density(held, density)})
+    if "density" not in {f.name for f in fields(codec)}:
+        raise ConfigError(
+            f"{codec} has no density that could change; use one that has, such as stc or topk"
+        )
+    return replace(codec, density=density)
+
+
+def longest_frame(codec: Codec, layout: Layout) -> int | None:
+    """Return a length in bytes that no frame for vectors of this layout exceeds; None if the codec knows none."""
+    layered = codec.scope == frame.LAYER
+    sizes = [e.numel for e in layout] if layered else [layout.numel]
+    sections = [codec.longest_section(numel) for numel in sizes]
+    if None in sections:
+        return None
+    lengths = [len(frame.varint(section)) for section in sections] if layered else []
+    return frame.header_bytes(codec.id, codec.seeded) + sum(sections) + sum(lengths)
+
+
+_most: dict[torch.device, int] = {}  # elements that were not too many
+
+
+def in_pieces(work: Callable[[slice], Sequence[T]], rows: Rows) -> list[T]:
+    """Return what `work` makes of slices of m vectors. A slice for which the device's memory runs out is halved, which is remembered.
+
+    Raises ConfigError where one vector does not fit.
+    """
+    made: list[T] = []
+    while len(made) < len(rows):
+        device, numel = rows[0].device, rows[0].numel()
+        room = max(1, _most.get(device, numel * len(rows)) // max(1, numel))
+        at = slice(len(made), min(len(made) + room, len(rows)))
+        try:
+            made += work(at)
+        except torch.cuda.OutOfMemoryError:
+            count = at.stop - at.start
+            if count == 1:
+                raise ConfigError(
+                    f"the memory of {device} does not hold the compression of one update of {numel:,} elements; give "
+                    "--device cpu, or a codec that needs less, such as --uplink stc"
+                ) from None
+            _most[device] = count // 2 * numel
+    return made
 
 
 def check_dense(x: Tensor) -> None:
@@ -433,87 +418,86 @@ def check_dense(x: Tensor) -> None:
         )
 
 
+def check_vector(x: Tensor, layout: Layout | None = None) -> None:
+    """Raise ConfigError unless x is a dense vector of one dimension, of a precision that codecs take and of the size of the layout."""
+    check_dense(x)
+    if x.dim() != 1:
+        raise ConfigError(f"a codec takes a vector of one dimension; given shape {list(x.shape)}")
+    if x.dtype not in PRECISIONS:
+        raise ConfigError(
+            f"a codec takes float32, float16 or bfloat16; given {x.dtype}, write x.float()"
+        )
+    if layout is not None and layout.numel != x.numel():
+        raise ConfigError(
+            f"the layout has {layout.numel} elements and the vector {x.numel()}; give the layout of this model"
+        )
+
+
+def _checked(
+    x: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None, layout: Layout | None
+) -> Rows:
+    """Return the vectors, detached. Raise ConfigError for vectors that a codec does not take."""
+    if not isinstance(x, Sequence):
+        check_dense(x)
+    if isinstance(x, Tensor) and x.dim() != 2 or len(seeds) != len(x):
+        given = f"shape {list(x.shape)}" if isinstance(x, Tensor) else f"{len(x)} vectors"
+        raise ConfigError(
+            f"encode_batch needs m vectors of one size, such as a stack [m, n], and m seeds; given {given} and {len(seeds)} seeds"
+        )
+    alike = set()
+    for row in x[:1] if isinstance(x, Tensor) else x:
+        check_vector(row, layout)
+        alike.add((row.shape, row.device, row.dtype))
+    if len(alike) > 1:
+        raise ConfigError("encode_batch needs vectors of one size, precision and device")
+    for shape, device, _ in alike:
+        for total in onto or ():
+            if total.shape != shape or total.device != device or total.dtype != torch.float32:
+                given = f"{total.dtype} {list(total.shape)} on {total.device}"
+                raise ConfigError(
+                    f"the sum is {given}, the vector {list(shape)} on {device}; give a float32 sum of its shape and device"
+                )
+    return x.detach() if isinstance(x, Tensor) else [row.detach() for row in x]
+
+
 def _kind(x: object) -> str:
-    """What stands in the place of a dense tensor."""
     if not isinstance(x, Tensor):
         return f"a {type(x).__name__}"
     return "a tensor on the meta device" if x.is_meta else f"one of layout {x.layout}"
 
 
-def _check_vector(x: Tensor, layout: Layout | None) -> None:
-    check_dense(x)
-    if x.dim() != 1:
-        raise ConfigError(f"a codec takes a vector of one dimension; given shape {list(x.shape)}")
-    check_kind(x, layout)
+def or_raise(made: T | Exception) -> T:
+    """Return what stands in a list of results, or raise the error that stands in its place."""
+    if isinstance(made, Exception):
+        raise made
+    return made
 
 
-def check_kind(x: Tensor, layout: Layout | None = None) -> None:
-    """Raise ConfigError unless x has a precision that codecs take and, in its last dimension, the size of the layout."""
-    if x.dtype not in PRECISIONS:
-        raise ConfigError(
-            f"a codec takes float32, float16 or bfloat16; given {x.dtype}, write x.float()"
-        )
-    if layout is not None and layout.numel != x.shape[-1]:
-        raise ConfigError(
-            f"the layout has {layout.numel} elements and the vector {x.shape[-1]}; give the layout of this model"
-        )
-
-
-def _check_pair(total: Tensor, x: Tensor, layout: Layout | None) -> None:
-    _check_vector(x, layout)
-    if total.dtype != torch.float32 or total.shape != x.shape or total.device != x.device:
-        given = f"{total.dtype} {list(total.shape)} on {total.device}"
-        raise ConfigError(
-            f"the sum is {given}, the vector {list(x.shape)} on {x.device}; give a float32 sum of its shape and device"
-        )
-
-
-def add_finite(total: Tensor, x: Tensor) -> None:
-    """`total += x` in place. Raises NonFiniteError, with `total` untouched, when the sum is not finite."""
-    added = total + x
-    if kernels.first_nonfinite(added) is not None:
-        raise non_finite(total, x)
-    total.copy_(added)
-
-
-def _check_finite(x: Tensor, layout: Layout | None) -> None:
-    position = kernels.first_nonfinite(x)
-    if position is not None:
-        raise _nonfinite(x, position, layout)
-
-
-def nonfinite_rows(x: Tensor, layout: Layout | None, what: str) -> list[NonFiniteError | None]:
-    """For each row of x [m, n] that holds NaN or infinity, the error that says so of `what`."""
-    if not x.numel() or all(math.isfinite(edge) for edge in x.aminmax()):
-        return [None] * len(x)
-    bad = kernels.first_nonfinite_rows(x).tolist()
+def nonfinite_rows(rows: Rows, layout: Layout | None, what: str) -> list[NonFiniteError | None]:
+    """Return for each vector that holds NaN or infinity the error that says so of `what`, None for others."""
     return [
-        _nonfinite(row, position, layout, what) if position >= 0 else None
-        for row, position in zip(x, bad, strict=True)
+        None if fine else _nonfinite(row, layout, what=what)
+        for row, fine in zip(rows, kernels.are_finite(rows), strict=True)
     ]
 
 
 def _nonfinite(
-    x: Tensor, position: int, layout: Layout | None, what: str = "the update"
+    x: Tensor, layout: Layout | None, onto: Tensor | None = None, what: str = "the update"
 ) -> NonFiniteError:
-    error = NonFiniteError(f"{what} is {x[position].item()} at position {position}")
-    error.position = position
-    return _named(error, layout)
-
-
-def _named(error: NonFiniteError, layout: Layout | None) -> NonFiniteError:
-    """The error with the name of the tensor in it."""
-    entry = layout.entry_at(error.position) if layout is not None else None
+    """Return the error for a vector, or a sum onto + x, that is not finite, with the name of the tensor."""
+    position = kernels.first_nonfinite(x, onto)
+    value = x[position].to(torch.float32)
+    if value.isfinite():
+        value, what = onto[position] + value, "the residual with the update added"
+    entry = layout.entry_at(position) if layout is not None else None
     where = (
-        f"tensor '{entry.name}', element {error.position - entry.offset}"
+        f"tensor '{entry.name}', element {position - entry.offset}"
         if entry
-        else f"element {error.position}"
+        else f"element {position}"
     )
-    named = NonFiniteError(
-        f"{str(error).partition(' at position')[0]} in {where}; lower --lr or set --clip"
-    )
-    named.position = error.position
-    return named
+    error = NonFiniteError(f"{what} is {value.item()} in {where}; lower --lr or set --clip")
+    error.position = position
+    return error
 
 
 def expect(condition: bool, sentence: str) -> None:

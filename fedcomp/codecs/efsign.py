@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from .. import kernels
+from ..kernels import Rows
 from ..layout import Layout
 from . import frame, spike
 from .base import Codec, Context, expect
@@ -44,21 +44,17 @@ class EFSign(Codec):
     def longest_section(self, numel: int) -> int:
         return max(len(frame.varint(numel)) + SCALE.size + (numel + 7) // 8, spike.longest(numel))
 
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
-        return self.pack_rows(x[None], [seed], context)[0]
-
-    def pack_rows(self, x: Tensor, seeds: Sequence[int], context: Context) -> list[Section]:
-        numel = x.shape[1]
-        scales = _scales(kernels.norm1_rows(x), numel)
-        rows = zip(x, scales, kernels.bits.signs_rows(x), strict=True)
+    def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
+        numel, stack = rows[0].numel(), kernels.stacked(rows)
+        scales = _scales(kernels.norm1_rows(stack), numel)
         return [
             spike.pack(row)
             if spike.needed(scale, numel)
             else Section(numel, SCALE.pack(scale) + signs)
-            for row, scale, signs in rows
+            for row, scale, signs in zip(rows, scales, kernels.bits.signs_rows(stack), strict=True)
         ]
 
-    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+    def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel = layout.numel
         if section.count < max(numel, 1):
             alone = spike.unpack(section, numel)

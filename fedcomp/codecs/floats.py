@@ -28,6 +28,14 @@ def pack(values: np.ndarray, flag: int) -> bytes:
     return half.pack(values) if flag == FP16 else values.astype("<f4", copy=False).tobytes()
 
 
+def pack_runs(
+    values: np.ndarray, counts: np.ndarray, precision: Precision
+) -> list[tuple[int, bytes]]:
+    """Return the flag and the bytes of each of m runs of finite float32 values, counts [m] long."""
+    which = flag(precision)
+    return [(which, pack(run, which)) for run in np.split(values, counts.cumsum()[:-1])]
+
+
 def unpack(data: memoryview, count: int, flag: int) -> tuple[np.ndarray, int]:
     """`count` finite values, float32, from the beginning of `data`, and how many bytes they took. Raises FrameError."""
     used = size(count, flag)

@@ -35,12 +35,12 @@ class Identity(Codec):
     def variance(self, numel: int) -> float:
         return 0.0
 
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+    def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         return Section(
             x.numel(), x.to(torch.float32).cpu().numpy().astype("<f4", copy=False).tobytes()
         )
 
-    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+    def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         expect(
             section.count == layout.numel and len(section.body) == 4 * layout.numel,
             "a dense section has another length",
@@ -49,7 +49,7 @@ class Identity(Codec):
         expect(kernels.all_finite(values), "a dense section holds NaN or infinity")
         return Dense(values)
 
-    def merge_sections(self, sections: Sequence[Section]) -> Section:
+    def _merge_sections(self, sections: Sequence[Section]) -> Section:
         expect(
             all(len(s.body) == 4 * s.count == 4 * sections[0].count for s in sections),
             "a dense section has another length",
@@ -76,12 +76,12 @@ class Half(Codec):
     def longest_section(self, numel: int) -> int:
         return len(varint(numel)) + half.size(numel)
 
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+    def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         return Section(
             x.numel(), half.pack(x.to(torch.float32).cpu().numpy()) if x.numel() else b""
         )
 
-    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+    def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         expect(section.count == layout.numel, "a dense section has another length")
         return Dense(
             half.unpack(section.body, layout.numel) if layout.numel else np.empty(0, np.float32)
@@ -104,7 +104,7 @@ class BFloat16(Codec):
     def longest_section(self, numel: int) -> int:
         return len(varint(numel)) + 1 + 2 * numel
 
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+    def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         if not x.numel():
             return EMPTY
         shift = rounding.shift_of(rounding.largest(x))
@@ -113,7 +113,7 @@ class BFloat16(Codec):
             bytes([shift]) + _bfloat16(x.detach().cpu(), np.float32(2.0**shift)).tobytes(),
         )
 
-    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+    def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         count, data = layout.numel, section.body
         expect(
             section.count == count and len(data) == (1 + 2 * count if count else 0),

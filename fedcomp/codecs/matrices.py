@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import ConfigError, FrameError
 from ..layout import Entry, Layout
 from .base import Codec, Context, expect
 from .frame import Section
@@ -87,7 +87,7 @@ class MatrixCodec(Codec):
     def needs_layout(self) -> bool:
         return True
 
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+    def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         layout = self._known(context.layout)
         return Section(
             x.numel(),
@@ -98,7 +98,7 @@ class MatrixCodec(Codec):
             ),
         )
 
-    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+    def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         expect(section.count == layout.numel, "a section of matrices has another length")
         parts, data = [], memoryview(section.body)
         for e in layout:
@@ -107,9 +107,11 @@ class MatrixCodec(Codec):
         expect(not len(data), "bytes follow the last tensor")
         return Sections(layout.numel, tuple(parts))
 
-    def open(self, data: bytes, numel: int, layout: Layout | None = None) -> Update:
+    def open_batch(
+        self, frames: Sequence[bytes], numel: int, layout: Layout | None = None
+    ) -> list[Update | FrameError]:
         self._known(layout)
-        return super().open(data, numel, layout)
+        return super().open_batch(frames, numel, layout)
 
     def _known(self, layout: Layout | None) -> Layout | None:
         if layout is None and self.needs_layout():

@@ -47,7 +47,7 @@ class Natural(Codec):
     def longest_section(self, numel: int) -> int:
         return len(varint(numel)) + 1 + (numel + 7) // 8 + numel
 
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+    def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         if not x.numel():
             return EMPTY
         x = x.detach()
@@ -64,7 +64,7 @@ class Natural(Codec):
             ),
         )
 
-    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+    def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel, data = layout.numel, memoryview(section.body)
         expect(section.count == numel, "a dense section has another length")
         if not numel:

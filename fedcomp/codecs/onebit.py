@@ -17,7 +17,6 @@ above that, gains come to more than 2⁻²⁵². So the gains are at least ‖x�
            means ≥ 0 of all columns, then means < 0 of all columns, as float32, 0 where a column has no such entry
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -53,7 +52,7 @@ class OneBit(Codec):
             len(frame.varint(numel)) + 9 * numel, spike.longest(numel)
         )  # of columns of one entry
 
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+    def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         layout = context.layout or Layout.flat(x.numel())
         x = x.cpu()  # where the sums have an order
         tensors = [x[e.span] for e in layout if e.numel]
@@ -66,10 +65,7 @@ class OneBit(Codec):
         ]
         return Section(x.numel(), b"".join(parts))
 
-    def pack_rows(self, x: Tensor, seeds: Sequence[int], context: Context) -> list[Section]:
-        return super().pack_rows(x.cpu(), seeds, context)
-
-    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+    def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         if section.count < max(layout.numel, 1):
             return _unpack_spike(section, layout)
         parts, largest, rest = [], 0.0, memoryview(section.body)

@@ -22,13 +22,11 @@ def encode(weights: Tensor, positions: np.ndarray) -> bytes:
     section = EMPTY
     if positions.size:
         b = rice.best_parameter(positions, weights.numel())
-        values = (
-            selection.at(weights, torch.from_numpy(positions).to(weights.device))
-            .cpu()
-            .numpy()
-            .astype("<f4", copy=False)
+        values = weights[torch.from_numpy(positions).to(weights.device)].cpu().numpy()
+        section = Section(
+            positions.size,
+            bytes([b]) + values.astype("<f4", copy=False).tobytes() + rice.pack(positions, b),
         )
-        section = Section(positions.size, bytes([b]) + values.tobytes() + rice.pack(positions, b))
     return frame.seal(OVERWRITE, frame.MODEL, weights.numel(), [section])
 
 

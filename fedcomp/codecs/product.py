@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from ..errors import SpecError
+from ..kernels import Chosen, Rows
 from ..layout import Layout
-from .base import Codec, Context, expect
+from .base import Codec, Context, expect, or_raise
 from .frame import PRODUCT, ProductId, read_section, read_varint, varint
 from .matrices import MatrixCodec
-from .selection import Selective, Share, take
+from .selection import Selective, Share, runs, take
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Product(Selective):
             "seeded": self.first.seeded or self.second.seeded,
             "portable": self.first.portable and self.second.portable,
             "draws": self.first.draws,
+            "fused": self.first.fused,
         }.items():
             object.__setattr__(self, fact, value)
 
@@ -81,9 +83,6 @@ class Product(Selective):
     def density(self) -> float:
         return self.first.density
 
-    def at_density(self, density: float) -> "Product":
-        return replace(self, first=self.first.at_density(density))
-
     def longest_section(self, numel: int) -> int | None:
         k = self.most(numel)
         around, coded = self.first.longest_section(numel), self.second.longest_section(k)
@@ -91,17 +90,15 @@ class Product(Selective):
             return None
         return around - self.first.value_bytes(k) + len(varint(coded)) + coded
 
-    def select(self, x: Tensor, seed: int) -> Tensor:
-        return self.first.select(x, seed)
+    def select(
+        self, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None = None
+    ) -> Chosen:
+        return self.first.select(rows, seeds, onto)
 
-    def chosen(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        return self.first.chosen(x, seed)
-
-    def chosen_added(self, total: Tensor, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        return self.first.chosen_added(total, x, seed)
-
-    def chosen_rows(self, x: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        return self.first.chosen_rows(x, seeds)
+    def choose(
+        self, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None = None
+    ) -> tuple[Chosen, Tensor]:
+        return self.first.choose(rows, seeds, onto)
 
     def most(self, numel: int) -> int:
         return self.first.most(numel)
@@ -109,14 +106,16 @@ class Product(Selective):
     def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
         return self.first.implied(numel, count, seed)
 
-    def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
-        section = self.second.pack(
-            torch.from_numpy(values),
-            seed,
-            replace(context, layout=Layout.flat(values.size), moments=None),
-        )
-        head = varint(section.count)
-        return 0, varint(len(head) + len(section.body)) + head + section.body
+    def pack_values(
+        self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
+    ) -> list[tuple[int, bytes]]:
+        packed = []
+        for run, seed in zip(runs(values, counts), seeds, strict=True):
+            own = replace(context, layout=Layout.flat(run.size))
+            (section,) = self.second._encode_rows([torch.from_numpy(run)], [seed], own)
+            head = varint(section.count)
+            packed.append((0, varint(len(head) + len(section.body)) + head + section.body))
+        return packed
 
     def unpack_values(
         self, flag: int, data: memoryview, count: int, seed: int
@@ -124,7 +123,8 @@ class Product(Selective):
         expect(flag == 0, "a section of a product has an unknown flag")
         length, start = read_varint(data)
         section, _ = take(data[start:], length)
-        update = self.second.unpack(read_section(section, count), Layout.flat(count), seed)
+        sections, layout = [read_section(section, count)], Layout.flat(count)
+        update = or_raise(self.second._decode_rows(sections, layout, [seed])[0])
         return np.array(update.block(0, count), np.float32), start + length
 
 

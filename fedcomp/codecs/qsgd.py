@@ -59,7 +59,7 @@ class QSGD(Codec):
             numel, 2 * self.levels + 2
         )  # twice as many where the unit is among the smallest float32s
 
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+    def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         norm = kernels.norm2(x)
         if norm == 0:
             return wire.pack_multiples(np.zeros(x.numel(), np.int8), 0.0)
@@ -69,7 +69,7 @@ class QSGD(Codec):
             rounded, wire.below(unit / (1 + self.omega(x.numel()))) if self.damped else unit
         )
 
-    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+    def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         return wire.open_multiples(section, layout.numel)
 
 

@@ -32,9 +32,9 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..kernels import draw, rounding
+from ..kernels import Chosen, Rows, draw, rounding
 from . import floats, selection
-from .base import Context, add_finite, expect
+from .base import Context, expect
 from .frame import EMPTY, Section, read_varint, varint
 from .levels import LARGEST, below
 
@@ -56,6 +56,7 @@ class RandomK(selection.Share):
     id: ClassVar[int] = 7
     source: ClassVar[str] = "Konečný et al. 2016, Wangni et al. 2018"
     seeded: ClassVar[bool] = True
+    fused: ClassVar[bool] = False
 
     @property
     def draws(self) -> bool:
@@ -95,45 +96,50 @@ class RandomK(selection.Share):
     def implied(self, numel: int, count: int, seed: int) -> np.ndarray:
         return draw.positions(numel, count, seed, STREAM)
 
-    def select(self, x: Tensor, seed: int) -> Tensor:
-        if self.draws:
-            return torch.from_numpy(self.implied(x.numel(), self.count(x.numel()), seed)).to(
-                x.device
-            )
-        return self._kept(x, level(x, self.count(x.numel())), seed)
+    def select(
+        self, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None = None
+    ) -> Chosen:
+        return self._drawn(rows, seeds, self._levels(rows))
 
-    def chosen(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    def choose(
+        self, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None = None
+    ) -> tuple[Chosen, Tensor]:
+        levels = self._levels(rows)
+        chosen = self._drawn(rows, seeds, levels)
+        values = kernels.values_at(rows, chosen)
+        if self.scaled and self.draws:
+            values = times(values, rows[0].numel() / max(chosen.counts[0], 1))
+        elif self.scaled:
+            m = np.array(levels, np.float32).repeat(chosen.counts)
+            m = torch.from_numpy(m).to(values.device)
+            values = values.where(values.abs() >= m, m.copysign(values))
+        return chosen, values
+
+    def _levels(self, rows: Rows) -> list[float]:
+        """Return m of each vector, 0 where it is not needed."""
+        return [0.0 if self.draws else level(row, self.count(row.numel())) for row in rows]
+
+    def _drawn(self, rows: Rows, seeds: Sequence[int], levels: Sequence[float]) -> Chosen:
+        numel = rows[0].numel()
+        found = [
+            self.implied(numel, self.count(numel), seed) if self.draws else kept(row, m, seed)
+            for row, seed, m in zip(rows, seeds, levels, strict=True)
+        ]
+        counts = np.array([positions.size for positions in found], np.int64)
+        return Chosen(torch.from_numpy(np.concatenate(found)).to(rows[0].device), counts)
+
+    def pack_values(
+        self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
+    ) -> list[tuple[int, bytes]]:
         if self.draws or not self.scaled:
-            positions, values = super().chosen(x, seed)
-            return positions, times(
-                values, x.numel() / max(len(values), 1)
-            ) if self.scaled else values
-        m = level(x, self.count(x.numel()))
-        positions = self._kept(x, m, seed)
-        values = x[positions].to(torch.float32)
-        return positions, values.where(
-            values.abs() >= m, torch.tensor(m, device=x.device).copysign(values)
-        )
+            return floats.pack_runs(values, counts, self.values)
+        return [
+            self._pack_scaled(run) if run.size else (0, b"")
+            for run in selection.runs(values, counts)
+        ]
 
-    def chosen_added(self, total: Tensor, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        add_finite(total, x)
-        return self.chosen(total, seed)
-
-    def chosen_rows(self, x: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        positions, values = zip(
-            *(self.chosen(row, seed) for row, seed in zip(x, seeds, strict=True)), strict=True
-        )
-        return (
-            torch.cat(positions),
-            torch.cat(values),
-            torch.tensor([len(row) for row in positions]),
-        )
-
-    def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
-        flag = floats.flag(self.values)
-        if self.draws or not self.scaled:
-            return flag, floats.pack(values, flag)
-        magnitudes = np.abs(values)
+    def _pack_scaled(self, values: np.ndarray) -> tuple[int, bytes]:
+        magnitudes, flag = np.abs(values), floats.flag(self.values)
         larger = magnitudes > magnitudes.min()
         bits = kernels.pack_signs(larger) + kernels.pack_signs(values[~larger] > 0)
         return flag | COMMON, magnitudes.min().astype("<f4").tobytes() + bits + floats.pack(
@@ -160,7 +166,7 @@ class RandomK(selection.Share):
         )
         return values, len(head) + len(bits) + len(signs) + used
 
-    def merge_sections(self, sections: Sequence[Section]) -> Section:
+    def _merge_sections(self, sections: Sequence[Section]) -> Section:
         if not any(section.count for section in sections):
             return EMPTY
         read = [_values(section) for section in sections]
@@ -176,18 +182,17 @@ class RandomK(selection.Share):
             bytes([selection.IMPLIED]) + varint(total.size) + floats.pack(total, floats.FP32),
         )
 
-    def _kept(self, x: Tensor, m: float, seed: int) -> Tensor:
-        """Positions of the coordinates that are not dropped: |x| is rounded to 0 or to m, and up where it is larger."""
-        return torch.from_numpy(np.flatnonzero(rounding.to_multiples(x, m, m, seed ^ APART))).to(
-            x.device
-        )
+
+def kept(x: Tensor, m: float, seed: int) -> np.ndarray:
+    """Return positions of the coordinates that are not dropped: |x| is rounded to 0 or to m, and up where it is larger."""
+    return np.flatnonzero(rounding.to_multiples(x, m, m, seed ^ APART))
 
 
 def level(x: Tensor, k: int) -> float:
     """The float32 m > 0 with Σ min(1, |x_i|/m) = k, cut off; where no more than k are not zero, the smallest of them, or 1."""
-    largest = np.sort(x[kernels.top_k(x, k)].abs().to(torch.float32).cpu().numpy()).astype(
-        np.float64
-    )
+    largest = np.sort(
+        x[kernels.top_k([x], k).positions].abs().to(torch.float32).cpu().numpy()
+    ).astype(np.float64)
     if not largest.size or int(x.count_nonzero()) <= k:
         return float(largest.min(initial=1.0)) if largest.size else 1.0
     pieces = (x[start : start + PIECE].to(torch.float32) for start in range(0, x.numel(), PIECE))

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels import bit_planes, hadamard
+from .. import kernels
+from ..kernels import Rows, bit_planes, hadamard
 from ..kernels.hadamard import Turned
 from ..kernels.parallel import map_ranges
 from ..layout import Layout
@@ -78,28 +79,29 @@ class RotatedCodec(Codec):
         coded = HALF.itemsize * (marks.size - 1) * (1 + self.shifts) + width * int(marks[-1]) // 8
         return len(varint(numel)) + 1 + max(4 * numel, coded)
 
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
-        return self.pack_rows(x[None], [seed], context)[0]
-
-    def pack_rows(self, x: Tensor, seeds: Sequence[int], context: Context) -> list[Section]:
-        m, n = x.shape
+    def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
+        n = rows[0].numel()
         if not n:
-            return [EMPTY] * m
-        if hadamard.is_large(x):
-            return [self._pack_large(row, seed) for row, seed in zip(x, seeds, strict=True)]
-        rows, sections = max(1, (STACK if x.device.type == "cpu" else DEVICE_STACK) // n), []
-        for first in range(0, m, rows):
-            turned = hadamard.Stack(x[first : first + rows], list(seeds[first : first + rows]))
+            return [EMPTY] * len(rows)
+        if hadamard.is_large(rows[0]):
+            return [self._encode_large(row, seed) for row, seed in zip(rows, seeds, strict=True)]
+        together, sections = (
+            max(1, (STACK if rows[0].device.type == "cpu" else DEVICE_STACK) // n),
+            [],
+        )
+        for first in range(0, len(rows), together):
+            at = slice(first, first + together)
+            turned = hadamard.Stack(kernels.stacked(rows[at]), list(seeds[at]))
             codes, numbers = self.quantize(turned)
             sent = np.stack(_unscaled(numbers, turned), 1)
             codes = codes.cpu().numpy()
             sections += [
                 self._section(*row)
-                for row in zip(x[first : first + rows], codes, sent, turned.exponents, strict=True)
+                for row in zip(rows[at], codes, sent, turned.exponents, strict=True)
             ]
         return sections
 
-    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+    def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         count, body = section
         expect(count == layout.numel, "a section for a rotated vector has another length")
         if not count:
@@ -113,7 +115,7 @@ class RotatedCodec(Codec):
         codes = self.unpack_codes(first[0], data, int(sizes.sum()), (scale == 0).repeat(sizes // 8))
         return Rotated(count, seed, scale, shift, codes)
 
-    def _pack_large(self, x: Tensor, seed: int) -> Section:
+    def _encode_large(self, x: Tensor, seed: int) -> Section:
         marks = hadamard.edges(x.numel())
         sent, exponents = (
             np.empty((1 + self.shifts, marks.size - 1)),

@@ -35,7 +35,7 @@ of the largest value at 10⁴ keys, where int24 is off by 1e-7.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -43,13 +43,13 @@ import torch
 from torch import Tensor
 
 from ..errors import SpecError
-from ..kernels import peeling
+from ..kernels import Rows, peeling
 from ..kernels import positions as wire
 from ..layout import Layout
 from .base import Codec, Context, expect
 from .frame import EMPTY, Section, read_varint, varint
 from .levels import LARGEST
-from .selection import Selective, take
+from .selection import Selective, runs, take
 from .update import Sparse, Update
 
 THRESHOLDS = {
@@ -96,7 +96,7 @@ class S2(Codec):
     def contraction(self, numel: int) -> float:
         return 0.0 if self.columns else max(0.0, 1 - numel * 4.0 ** (1 - self._bits(numel)))
 
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+    def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         dense = x.to(torch.float32).cpu().numpy()
         at = np.flatnonzero(dense)
         return self.pack_sparse(at, dense[at], x.numel(), at.size, seed)
@@ -133,7 +133,7 @@ class S2(Codec):
         )
         return max(1, math.ceil(cells / self.rows))
 
-    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+    def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel = layout.numel
         expect(
             section.count == numel,
@@ -154,7 +154,7 @@ class S2(Codec):
             numel, positions, values, positions.size - found.peeled - found.solved, found.solved
         )
 
-    def merge_sections(self, sections: Sequence[Section]) -> Section:
+    def _merge_sections(self, sections: Sequence[Section]) -> Section:
         expect(
             len({section.count for section in sections}) == 1,
             "frames of different sizes cannot be merged",
@@ -216,6 +216,7 @@ class Selected(Codec):
         object.__setattr__(self, "name", S2.name)
         object.__setattr__(self, "source", f"{self.first.source}; {self.second.source}")
         object.__setattr__(self, "portable", self.first.portable)
+        object.__setattr__(self, "fused", self.first.fused)
 
     def __str__(self) -> str:
         return f"{self.first}+{self.second}"
@@ -224,30 +225,32 @@ class Selected(Codec):
     def density(self) -> float:
         return self.first.density
 
-    def at_density(self, density: float) -> "Selected":
-        return replace(self, first=self.first.at_density(density))
-
     def contraction(self, numel: int) -> float | None:
         chosen = self.first.contraction(numel)
         return None if chosen is None else chosen * self.second.contraction(self.first.most(numel))
 
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
-        return self._pack_chosen(*self.first.chosen(x, seed), x.numel(), seed)
-
-    def pack_added(self, total: Tensor, x: Tensor, seed: int, context: Context) -> Section:
-        return self._pack_chosen(*self.first.chosen_added(total, x, seed), x.numel(), seed)
-
-    def _pack_chosen(self, positions: Tensor, values: Tensor, numel: int, seed: int) -> Section:
-        sent = values.to(torch.float32).cpu().numpy()
-        return self.second.pack_sparse(
-            positions.cpu().numpy(), sent, numel, self.first.most(numel), seed
+    def _encode_rows(
+        self,
+        rows: Rows,
+        seeds: Sequence[int],
+        context: Context,
+        onto: Sequence[Tensor] | None = None,
+    ) -> list[Section]:
+        (positions, counts), values = self.first.choose(rows, seeds, onto)
+        numel = rows[0].numel()
+        sent = zip(
+            *(runs(v.cpu().numpy(), counts) for v in (positions, values)), seeds, strict=True
         )
+        return [
+            self.second.pack_sparse(at, held, numel, self.first.most(numel), seed)
+            for at, held, seed in sent
+        ]
 
-    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
-        return self.second.unpack(section, layout, seed)
+    def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
+        return self.second._decode_row(section, layout, seed)
 
-    def merge_sections(self, sections: Sequence[Section]) -> Section:
-        return self.second.merge_sections(sections)
+    def _merge_sections(self, sections: Sequence[Section]) -> Section:
+        return self.second._merge_sections(sections)
 
 
 @dataclass

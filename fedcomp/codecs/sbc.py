@@ -18,6 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from .. import kernels
+from ..kernels import Chosen, Rows
 from . import selection
 from .base import Context, expect
 
@@ -39,22 +40,15 @@ class SBC(selection.Largest):
             1 + k * k + numel
         )  # the winning mean bounds both sides' sums and all that is left out
 
-    def select(self, x: Tensor, seed: int) -> Tensor:
-        return kernels.top_side(x, self.count(x.numel()))[0]
-
-    def select_added(self, total: Tensor, x: Tensor, seed: int) -> Tensor:
-        return kernels.top_side_added(total, x, self.count(x.numel()))[0]
-
-    def select_rows(self, x: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        return kernels.top_side_rows(x, self.count(x.shape[1]))[:3]
+    def select(
+        self, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None = None
+    ) -> Chosen:
+        return kernels.top_side(rows, self.count(rows[0].numel()), onto)
 
     def value_bytes(self, count: int) -> int:
         return 4
 
-    def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
-        return int(values[0] < 0), selection.pack_mean(values)
-
-    def pack_values_rows(
+    def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
         negative = np.append(values < 0, False)[counts.cumsum() - counts]  # of each run's first

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from .. import kernels
+from ..kernels import Rows
 from ..layout import Layout
 from . import frame
 from .base import Codec, Context, expect
@@ -38,12 +38,10 @@ class Sign(Codec):
     def longest_section(self, numel: int) -> int:
         return len(frame.varint(numel)) + (numel + 7) // 8
 
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
-        return Section(x.numel(), kernels.bits.signs(x, seed))
+    def _encode_rows(self, rows: Rows, seeds: Sequence[int], context: Context) -> list[Section]:
+        numel = rows[0].numel()
+        return [Section(numel, data) for data in kernels.bits.signs_rows(rows, seeds)]
 
-    def pack_rows(self, x: Tensor, seeds: Sequence[int], context: Context) -> list[Section]:
-        return [Section(x.shape[1], data) for data in kernels.bits.signs_rows(x, seeds)]
-
-    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+    def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         expect(section.count == layout.numel, "a section of signs has another length")
         return Bits(layout.numel, kernels.bits.read_words(section.body, layout.numel), ONE, -ONE)

@@ -118,13 +118,13 @@ class Sketch(Codec):
             + self.rows * columns * TYPES[form].itemsize
         )
 
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+    def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         if not x.numel():
             return EMPTY
         cells = count_sketch.sketch(x, self.rows, self.width(x.numel()), seed)
         return Section(x.numel(), self._head(x.numel()) + _write(cells, FORMS[self.cells], seed))
 
-    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+    def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         numel = layout.numel
         if not section.count and not numel:
             return Dense(np.empty(0, np.float32))
@@ -134,7 +134,7 @@ class Sketch(Codec):
         read = _read(section)
         return Cells(numel, _floats(read), seed, read.count)
 
-    def merge_sections(self, sections: Sequence[Section]) -> Section:
+    def _merge_sections(self, sections: Sequence[Section]) -> Section:
         if not any(section.count for section in sections):
             return EMPTY
         read = [_read(section) for section in sections]
@@ -162,13 +162,6 @@ class Sketch(Codec):
             )
             body = _write(total, BFLOAT16 if short else FLOAT32, 0)
         return Section(sections[0].count, _head(*first.raw.shape, first.count) + body)
-
-    def add_all(self, updates: Sequence[Update], weights: Sequence[float], into: Tensor) -> None:
-        for total in summed(updates, weights):
-            total.add_to(into)
-        for update, weight in zip(updates, weights, strict=True):
-            if not isinstance(update, Cells):
-                update.add_to(into, weight)
 
     def _head(self, numel: int) -> bytes:
         return _head(self.rows, self.width(numel), self.count(numel))
@@ -198,7 +191,7 @@ class Cells(Update):
         found = count_sketch.estimates(self.cells, self.seed, 0, self.numel)
         if self.count == self.numel:
             return Dense(found)
-        at = kernels.top_k(torch.from_numpy(found), self.count).numpy()
+        at = kernels.top_k([torch.from_numpy(found)], self.count).positions.numpy()
         return Sparse(self.numel, at, found[at])
 
     @property
@@ -214,6 +207,11 @@ class Cells(Update):
 
     def block(self, start: int, stop: int) -> np.ndarray:
         return self.read.block(start, stop)
+
+    @classmethod
+    def _add_each(cls, updates: "Sequence[Cells]", weights: Sequence[float], into: Tensor) -> None:
+        for total in summed(updates, weights):
+            total.add_to(into)
 
 
 def reread(update: Update, codec: Sketch) -> Update:

@@ -28,7 +28,7 @@ def needed(mean: float, numel: int) -> bool:
 
 def pack(x: Tensor) -> Section:
     """The section of a finite x [n]; an empty one if x is zero."""
-    positions = kernels.top_k(x, 1)
+    positions = kernels.top_k([x], 1).positions
     if not positions.numel():
         return EMPTY
     position = int(positions[0])

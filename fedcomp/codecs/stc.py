@@ -16,7 +16,6 @@ from typing import ClassVar
 import numpy as np
 
 from .. import kernels
-from ..errors import FrameError
 from . import selection
 from .base import Context, expect
 
@@ -39,10 +38,7 @@ class STC(selection.Largest):
     def value_bytes(self, count: int) -> int:
         return 4 + (count + 7) // 8
 
-    def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
-        return 0, selection.pack_mean(values) + kernels.pack_signs(values > 0)
-
-    def pack_values_rows(
+    def pack_values(
         self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
     ) -> list[tuple[int, bytes]]:
         signs = kernels.pack_signs_runs(values > 0, counts)
@@ -58,25 +54,3 @@ class STC(selection.Largest):
         size = self.value_bytes(count)
         sent, _ = selection.take(data, size)
         return kernels.read_signs(sent[4:], count, selection.unpack_magnitude(sent[:4])), size
-
-    def unpack_values_rows(
-        self,
-        flags: Sequence[int],
-        data: Sequence[memoryview],
-        counts: Sequence[int],
-        seeds: Sequence[int],
-    ) -> list[tuple[kernels.Signs, int] | FrameError]:
-        size, count = self.value_bytes(counts[0]), counts[0]
-        if any(flags) or set(counts) != {count} or min(map(len, data)) < size:
-            return super().unpack_values_rows(flags, data, counts, seeds)
-        sent = np.frombuffer(b"".join([each[:size] for each in data]), np.uint8).reshape(-1, size)
-        means, signs = sent[:, :4].copy().view("<f4")[:, 0], sent[:, 4:]
-        if (
-            not ((means > 0) & (means < np.inf)).all()
-            or (signs[:, -1] & (1 << -count % 8) - 1).any()
-        ):
-            return super().unpack_values_rows(flags, data, counts, seeds)
-        return [
-            (kernels.Signs(row, count, mean), size)
-            for row, mean in zip(signs, means.tolist(), strict=True)
-        ]

@@ -62,17 +62,17 @@ class TernGrad(Codec):
             return largest
         return min(largest, wire.below(self.clip * kernels.norm2(x) / math.sqrt(x.numel())))
 
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+    def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         own = self.scale(x)
         scale = _announced(context, own)
         if not own or not scale:
             return wire.pack_multiples(np.zeros(x.numel(), np.int8), 0.0)
         return wire.pack_multiples(rounding.to_multiples(x, scale, min(own, scale), seed), scale)
 
-    def unpack(self, section: Section, layout: Layout, seed: int) -> Update:
+    def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         return wire.open_multiples(section, layout.numel)
 
-    def merge_sections(self, sections: Sequence[Section]) -> Section:
+    def _merge_sections(self, sections: Sequence[Section]) -> Section:
         total, scales = None, set()
         for section in sections:
             symbols, most, scale = wire.unpack_multiples(section, sections[0].count)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .. import kernels
 from ..errors import SpecError
+from ..kernels import Chosen, Rows
 from . import floats, selection
 from .base import Context, expect
 
@@ -48,20 +49,18 @@ class Threshold(selection.Selective):
     def contraction(self, numel: int) -> float:
         return 0.0
 
-    def select(self, x: Tensor, seed: int) -> Tensor:
-        return kernels.at_least(x, self.tau)
+    def select(
+        self, rows: Rows, seeds: Sequence[int], onto: Sequence[Tensor] | None = None
+    ) -> Chosen:
+        return kernels.at_least(rows, self.tau, onto)
 
-    def select_added(self, total: Tensor, x: Tensor, seed: int) -> Tensor:
-        return kernels.at_least_added(total, x, self.tau)
-
-    def select_rows(self, x: Tensor, seeds: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        return kernels.at_least_rows(x, self.tau)
-
-    def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
+    def pack_values(
+        self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
+    ) -> list[tuple[int, bytes]]:
         if self.values != "tau":
-            flag = floats.flag(self.values)
-            return flag, floats.pack(values, flag)
-        return TAU, np.array(self.tau, "<f4").tobytes() + kernels.pack_signs(values > 0)
+            return floats.pack_runs(values, counts, self.values)
+        tau = np.array(self.tau, "<f4").tobytes()
+        return [(TAU, tau + signs) for signs in kernels.pack_signs_runs(values > 0, counts)]
 
     def unpack_values(
         self, flag: int, data: memoryview, count: int, seed: int

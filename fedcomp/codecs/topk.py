@@ -8,6 +8,7 @@ MEM-SGD (Stich, Cordonnier, Jaggi: Sparsified SGD with memory. NeurIPS 2018).
     values   codecs/floats.py; around them codecs/selection.py
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,9 +37,10 @@ class TopK(selection.Largest):
     def value_bytes(self, count: int) -> int:
         return floats.size(count, floats.flag(self.values))
 
-    def pack_values(self, values: np.ndarray, seed: int, context: Context) -> tuple[int, bytes]:
-        flag = floats.flag(self.values)
-        return flag, floats.pack(values, flag)
+    def pack_values(
+        self, values: np.ndarray, counts: np.ndarray, seeds: Sequence[int], context: Context
+    ) -> list[tuple[int, bytes]]:
+        return floats.pack_runs(values, counts, self.values)
 
     def unpack_values(
         self, flag: int, data: memoryview, count: int, seed: int

@@ -1,6 +1,7 @@
-"""What a frame says, read but not yet spread out: a sparse update costs its nonzeros, bits stay bits, a dense one views the frame."""
+"""Updates in the form in which they arrived: a sparse one costs its nonzeros, bits stay bits, a dense one views its frame."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -10,6 +11,12 @@ import torch
 from torch import Tensor
 
 from .. import kernels
+
+
+def add_all(updates: "Sequence[Update]", weights: Sequence[float], into: Tensor) -> None:
+    """into += Σ wᵢ·updateᵢ, in place and in this order; sketches are added before they are read."""
+    classes = {type(update) for update in updates}
+    (classes.pop() if len(classes) == 1 else Update)._add_each(updates, weights, into)
 
 
 class Update(ABC):
@@ -30,6 +37,12 @@ class Update(ABC):
     @abstractmethod
     def block(self, start: int, stop: int) -> np.ndarray:
         """Coordinates start..stop-1 as float32, for those who read many updates side by side."""
+
+    @classmethod
+    def _add_each(cls, updates: "Sequence[Update]", weights: Sequence[float], into: Tensor) -> None:
+        """`add_all` for updates of this class alone."""
+        for update, weight in zip(updates, weights, strict=True):
+            update.add_to(into, weight)
 
     def dense(self, device: torch.device | str | None = None) -> Tensor:
         """The whole vector [numel], float32, on the CPU unless `device` is given."""
@@ -75,6 +88,10 @@ class Sparse(Update):
 
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
         kernels.add_at(into, self.positions, self.sent, weight)
+
+    @classmethod
+    def _add_each(cls, updates: "Sequence[Sparse]", weights: Sequence[float], into: Tensor) -> None:
+        kernels.add_all_at(into, [u.positions for u in updates], [u.sent for u in updates], weights)
 
     def block(self, start: int, stop: int) -> np.ndarray:
         out = np.zeros(stop - start, np.float32)
@@ -127,6 +144,13 @@ class Sections(Update):
     def add_to(self, into: Tensor, weight: float = 1.0) -> None:
         for span, part in self.parts:
             part.add_to(into[span], weight)
+
+    @classmethod
+    def _add_each(
+        cls, updates: "Sequence[Sections]", weights: Sequence[float], into: Tensor
+    ) -> None:
+        for column in zip(*(update.parts for update in updates), strict=True):
+            add_all([part for _, part in column], weights, into[column[0][0]])
 
     def block(self, start: int, stop: int) -> np.ndarray:
         inside = [(s, p) for s, p in self.parts if s.start < stop and s.stop > start]

@@ -2,38 +2,38 @@
 
 from . import bits, rice
 from .bits import Signs, pack_signs, pack_signs_runs, read_signs, unpack_signs
+from .rows import Rows, are_large, stacked
 from .select import (
+    Chosen,
+    add_finite,
+    are_finite,
     at_least,
-    at_least_added,
-    at_least_rows,
     first_nonfinite,
-    first_nonfinite_rows,
-    mean,
     means,
+    nonfinite,
     top_k,
-    top_k_added,
-    top_k_rows,
     top_side,
-    top_side_added,
-    top_side_rows,
+    values_at,
 )
 from .sparse import add_all_at, add_at, add_at_each, all_finite
 from .sums import norm1, norm1_rows, norm2, norm2_rows
 
 __all__ = [
+    "Chosen",
+    "Rows",
     "Signs",
     "add_all_at",
     "add_at",
     "add_at_each",
+    "add_finite",
     "all_finite",
+    "are_finite",
+    "are_large",
     "at_least",
-    "at_least_added",
-    "at_least_rows",
     "bits",
     "first_nonfinite",
-    "first_nonfinite_rows",
-    "mean",
     "means",
+    "nonfinite",
     "norm1",
     "norm1_rows",
     "norm2",
@@ -42,11 +42,9 @@ __all__ = [
     "pack_signs_runs",
     "read_signs",
     "rice",
+    "stacked",
     "top_k",
-    "top_k_added",
-    "top_k_rows",
     "top_side",
-    "top_side_added",
-    "top_side_rows",
     "unpack_signs",
+    "values_at",
 ]

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import FrameError
 from . import backend, philox
 from .parallel import map_ranges, pieces
+from .rows import Rows, are_large, stacked
 
 WORD = np.dtype("<u4")
 COINS = 1  # stream of the coins for zeros
@@ -76,15 +77,15 @@ def signs(x: Tensor, seed: int | None = None) -> bytes:
 
     A zero of either sign is 1, or, where a seed is given, a coin: bit i of the words that kernels/philox.py draws for the seed.
     """
-    return signs_rows(x[None], None if seed is None else [seed])[0]
+    return signs_rows([x], None if seed is None else [seed])[0]
 
 
-def signs_rows(X: Tensor, seeds: Sequence[int] | None = None) -> list[bytes]:
-    """`signs` of every row of X [m, n], each with its seed."""
-    X = X.detach()
-    drawn = [None] * len(X) if seeds is None else seeds
-    if X.device.type == "cpu" and backend.compile_vector(X.shape[1]):
-        return [_signs_compiled(x, seed) for x, seed in zip(X, drawn, strict=True)]
+def signs_rows(rows: Rows, seeds: Sequence[int] | None = None) -> list[bytes]:
+    """`signs` of each of m ≥ 1 vectors, each with its seed."""
+    drawn = [None] * len(rows) if seeds is None else seeds
+    if are_large(rows):
+        return [_signs_compiled(x.detach(), seed) for x, seed in zip(rows, drawn, strict=True)]
+    X = stacked(rows).detach()
     packed, zeros = _pack_rows(X)
     return [
         (

@@ -88,8 +88,6 @@ def unpack(data: bytes | memoryview, count: int, form: int, numel: int) -> np.nd
 
     Raises FrameError unless they are a whole code of so many positions.
     """
-    if form <= WIDEST:
-        return rice.unpack(data, count, form, numel)
     (row,) = unpack_rows([data], np.array([count]), np.array([form]), numel)
     if isinstance(row, FrameError):
         raise row
@@ -100,6 +98,11 @@ def unpack_rows(
     codes: Sequence[bytes | memoryview], counts: np.ndarray, forms: np.ndarray, numel: int
 ) -> list[np.ndarray | FrameError]:
     """`unpack` of m codes together, each with its count [m] and form [m]; a FrameError in the place of one that is none."""
+    if len(codes) == 1 and forms[0] <= WIDEST:
+        try:
+            return [rice.unpack(codes[0], int(counts[0]), int(forms[0]), numel)]
+        except FrameError as error:
+            return [error]
     dense = 2 * counts > numel
     if not dense.any():
         return _unpack_sparse(codes, counts, forms, numel)

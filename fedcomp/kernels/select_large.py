@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import loops
 from .parallel import PIECE, starmap
-from .select import INFINITE, Array, Side, keep_largest, non_finite
+from .select import INFINITE, Array, Side, keep_largest, nonfinite
 
 WIDE = 1 << 22  # elements from which histograms of 2^16 bins are a small part of the vector
 
@@ -69,7 +69,7 @@ def select(total: Sum, k: int, side: Side) -> Tensor:
         return _by_digits(total, k, side, floor)
     keys = total.keys(lambda v: v[found], side)
     if keys.max() >= INFINITE:
-        raise non_finite(total.e, total.x)
+        raise nonfinite(total.x, total.e)
     return torch.from_numpy(found[keep_largest(keys[None], k)[0]])
 
 
@@ -85,7 +85,7 @@ def at_least(total: Sum, floor: int, side: Side) -> Tensor:
         found = np.empty(counts.sum(), np.int64)
         _collect(total, side, floor - 1, [0] * len(counts), np.split(found, counts.cumsum()[:-1]))
     if strange:
-        raise non_finite(total.e, total.x)
+        raise nonfinite(total.x, total.e)
     return torch.from_numpy(found)
 
 
@@ -142,7 +142,7 @@ def _by_digits(total: Sum, k: int, side: Side, floor: int) -> Tensor:
     if floor > 1 and counts.sum() < k:
         counts = _histogram(total, side, 1, 0, shift, widths[0])
     if counts[:, INFINITE >> shift :].any():
-        raise non_finite(total.e, total.x)
+        raise nonfinite(total.x, total.e)
     left = min(k, int(counts.sum()))
     selected = np.zeros(len(counts), np.int64)  # in each range
     for width in (*widths[1:], 0):

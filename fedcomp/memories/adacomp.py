@@ -24,7 +24,7 @@ from ..codecs import Codec, Context
 from ..codecs.frame import LAYER
 from ..errors import SpecError
 from ..layout import Layout
-from .vectors import Stacks, Vectors, at_full_density
+from .vectors import Kept, Vectors, at_full_density
 
 
 @dataclass(frozen=True)
@@ -47,28 +47,26 @@ class AdaComp(Vectors):
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(at_full_density(codec, self.name), numel, layout, options)
 
-    def _move(self, kept: Stacks, x: Tensor, context: Context) -> tuple[Stacks, Tensor]:
+    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
         g = kept["residual"] + x
         layered = self.codec.scope == LAYER and self.layout is not None
         spans = [entry.span for entry in self.layout] if layered else [slice(0, self.numel)]
         send = [
-            choose(g[:, span], x[:, span], self.options.bin)
-            for span in spans
-            if span.stop > span.start
+            choose(g[span], x[span], self.options.bin) for span in spans if span.stop > span.start
         ]
-        return {"residual": g}, torch.cat([*send, g[:, :0]], dim=1)
+        return {"residual": g}, torch.cat([*send, g[:0]])
 
 
 def choose(g: Tensor, x: Tensor, size: int) -> Tensor:
-    """What is sent of G [m, n], n ≥ 1, by bins of `size` coordinates, the last one as long as it is."""
-    m, n = g.shape
+    """Return what is sent of G [n], n ≥ 1, by bins of `size` coordinates; the last bin may have fewer."""
+    n = g.numel()
     size = min(size, n)
-    g, x = (F.pad(rows, (0, -n % size)).view(m, -1, size) for rows in (g, x))
-    maxima = g.abs().amax(2)
-    scale = kernels.means(maxima.flatten(), np.full(m, maxima.shape[1])).astype(np.float32)
-    chosen = ((g + x).abs_() >= maxima[:, :, None]) & (g != 0)
+    g, x = (F.pad(v, (0, -n % size)).view(-1, size) for v in (g, x))
+    maxima = g.abs().amax(1)
+    (scale,) = kernels.means(maxima, np.array([maxima.numel()])).astype(np.float32).tolist()
+    chosen = ((g + x).abs_() >= maxima[:, None]) & (g != 0)
     return (
-        torch.copysign(torch.from_numpy(scale).to(g.device)[:, None, None], g)
+        torch.copysign(torch.tensor(scale, dtype=torch.float32, device=g.device), g)
         .where(chosen, 0)
-        .view(m, -1)[:, :n]
+        .flatten()[:n]
     )

@@ -1,14 +1,16 @@
-"""What a client keeps between rounds, around a codec.
+"""The base class of memories: what a client keeps between rounds, around a codec.
 
-A memory makes a proposal and waits for the news of it. `propose(x)` returns a frame; then exactly one of `commit()`
-(the other side took it) or `rollback()` (it did not) settles it. State is plain tensors and bytes, so that it can be
-written to disk and moved between devices.
+`propose(x)` returns a frame; then exactly one of `commit()` (the other side accepted it) or `rollback()` (it did not) settles the proposal.
+State is plain tensors and bytes, so that it can be written to disk and moved between devices.
+
+The author of a memory writes `_propose`, `_commit` and `_rollback` once, for a stack: m memories of one class and codec. One memory is a
+stack with m = 1.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,10 +18,11 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..codecs import Codec, Context, Update
-from ..codecs.base import NO_CONTEXT, check_dense, check_kind
+from ..codecs import Codec, Context, Update, at_density
+from ..codecs.base import NO_CONTEXT, check_vector, or_raise
 from ..codecs.update import Sparse
 from ..errors import ConfigError, NonFiniteError
+from ..kernels import Rows
 from ..layout import Layout
 
 FEW = 300  # positions of an update that numpy adds as soon as compiled loops do
@@ -36,10 +39,7 @@ class NoOptions:
 
 
 class Memory(ABC):
-    """A codec with a memory, for vectors [numel].
-
-    Subclasses write `_propose`, `_commit`, `_rollback` and the state; here is what keeps them in step.
-    """
+    """A codec with a memory, for vectors [numel]."""
 
     name: ClassVar[str]
     source: ClassVar[str] = "–"
@@ -68,7 +68,7 @@ class Memory(ABC):
         self.codec = self._made_with = codec
         self.numel, self.layout, self.options = numel, layout, options or self.Options()
         self.pending: bytes | None = None  # the frame of a proposal that is not settled
-        self.check_codec()
+        self._check_codec()
 
     def use_density(self, density: float) -> None:
         """Send this share of the coordinates from now on; 0 = that of the codec that was given.
@@ -76,83 +76,81 @@ class Memory(ABC):
         Raises ConfigError where it has none, and where the memory would diverge with it.
         """
         if density or self.codec is not self._made_with:
-            self.codec = self._made_with.at_density(density) if density else self._made_with
-            self.check_codec()
+            self.codec = at_density(self._made_with, density) if density else self._made_with
+            self._check_codec()
 
-    def check_codec(self) -> None:
-        """Raise ConfigError when this memory would diverge with its codec, naming a codec with which it would not."""
-
+    @property
     def warning(self) -> str:
-        """Return a warning for the start of a run whose codec does not suit this memory, else ""."""
+        """A warning for the start of a run whose codec does not suit this memory, else ""."""
         return ""
 
     def propose(self, x: Tensor, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
-        """A frame for the update x [numel], or None when there is nothing to send. x is not touched.
+        """Return a frame for the update x [numel], or None when there is nothing to send. x is not modified.
 
         Raises NonFiniteError with the memory unchanged, and ConfigError while a proposal is not settled.
         """
-        self._check_ready(x)
-        self.pending = self._propose(x, seed, context)
-        return self.pending
+        (proposal,) = self.propose_stack([self], [x], [seed], context.stacked())
+        return or_raise(proposal)
 
     @classmethod
     def propose_stack(
         cls,
         memories: Sequence["Memory"],
-        x: Tensor,
+        x: Rows,
         seeds: Sequence[int],
         context: Context = NO_CONTEXT,
     ) -> list[bytes | None | NonFiniteError]:
-        """`propose` for many memories of one class and codec, each with its row of x [m, n]; x may be overwritten.
+        """`propose` for m memories of one class and codec: x is a tensor [m, numel] or m vectors, `context.moments` are [m, numel].
 
-        A NonFiniteError in the place of a row that cannot be sent, with that memory unchanged.
+        A NonFiniteError stands in the place of an update that cannot be sent; that memory is unchanged.
         """
-        proposals: list[bytes | None | NonFiniteError] = []
-        for i, (memory, row, seed) in enumerate(zip(memories, x, seeds, strict=True)):
-            try:
-                proposals.append(memory.propose(row, seed=seed, context=of_row(context, i)))
-            except NonFiniteError as error:
-                proposals.append(error)
+        if not memories:
+            return []
+        for memory, row in zip(memories, x, strict=True):
+            memory._check_ready(row)
+        for row in x[:1] if isinstance(x, Tensor) else x:
+            check_vector(row)
+        rows = x.detach() if isinstance(x, Tensor) else [row.detach() for row in x]
+        proposals = cls._propose(memories, rows, seeds, context)
+        for memory, proposal in zip(memories, proposals, strict=True):
+            memory.pending = None if isinstance(proposal, NonFiniteError) else proposal
         return proposals
 
     def proceed(self, *, seed: int = 0, context: Context = NO_CONTEXT) -> bytes | None:
-        """The next frame of the waiting proposal, in a phase after the one that it was made in. Where it raises, the one before waits on.
+        """Return the next frame of the pending proposal, in a phase after the one that it was made in. On error the previous frame stays
+        pending.
 
-        Raises ConfigError where nothing waits, and for a memory whose proposals have one frame.
+        Raises ConfigError where no proposal is pending, and for a memory whose proposals have one frame.
         """
         if self.pending is None:
             raise ConfigError("no proposal is waiting; propose() comes before proceed()")
         self.pending = self._proceed(seed, context)
         return self.pending
 
-    def commit(self, *, returned: bytes | None = None) -> None:
-        """The proposal was taken. `returned`: a frame of what the other side dropped of it, which comes back.
+    def commit(self, *, returned: bytes | None = None) -> Update | None:
+        """Settle the proposal as accepted. `returned` is a frame of what the other side dropped of it; return what it says.
 
-        Raises FrameError, with the proposal still waiting, when `returned` is damaged.
+        Raises FrameError, with the proposal still pending, when `returned` is damaged.
         """
         if returned is not None and self.counterpart is not None:
             raise ConfigError(
                 f"memory '{self.name}' has a counterpart, which takes frames as a whole; use --memory residual"
             )
-        dropped = None if returned is None else self.open_returned(returned)
-        self._commit(self._settle(), dropped)
+        dropped = None if returned is None else self._open_returned(returned)
+        self._commit([self], [self._settle()], [dropped])
+        return dropped
 
     @classmethod
     def commit_stack(cls, memories: Sequence["Memory"]) -> None:
-        """`commit` for many memories of one class and codec; override where one pass can read all their frames."""
-        for memory in memories:
-            memory.commit()
-
-    def open_returned(self, returned: bytes) -> Update:
-        """What a frame says that comes back of the waiting proposal. Raises FrameError."""
-        return self.codec.open(returned, self.numel, self.layout)
+        """`commit` for memories of one class and codec, whose frames are read together."""
+        cls._commit(memories, [memory._settle() for memory in memories], [None] * len(memories))
 
     def rollback(self) -> None:
-        """The proposal was not taken: everything in it is still to be sent."""
-        self._rollback(self._settle())
+        """Settle the proposal as not accepted: everything in it is still to be sent."""
+        self._rollback([self], [self._settle()])
 
     def reset(self) -> None:
-        """Start from nothing: what waits and all that is kept is forgotten."""
+        """Forget the pending proposal and all that is kept."""
         self.load_state_dict({})
 
     @property
@@ -193,40 +191,73 @@ class Memory(ABC):
         """Restore a state that `_state` returned, with checked vectors. Subclasses read theirs after calling `super()`."""
         self.pending = state.get("pending")
 
+    # Written by authors.
+
+    def _check_codec(self) -> None:
+        """Raise ConfigError when this memory would diverge with its codec, naming a codec with which it would not."""
+
+    @classmethod
     @abstractmethod
-    def _propose(self, x: Tensor, seed: int, context: Context) -> bytes | None: ...
+    def _propose(
+        cls, memories: Sequence["Memory"], x: Rows, seeds: Sequence[int], context: Context
+    ) -> list[bytes | None | NonFiniteError]:
+        """Return what `propose_stack` does, for m ≥ 1 memories; x is not modified. What is written must hold if no frame is accepted."""
 
     def _proceed(self, seed: int, context: Context) -> bytes | None:
         raise ConfigError(
             f"memory '{self.name}' has no frame for a phase '{context.phase}'; use the memory that the strategy asks for"
         )
 
+    @classmethod
     @abstractmethod
-    def _commit(self, frame: bytes, dropped: Update | None) -> None:
-        """`frame` was taken, but for what was `dropped` of it."""
+    def _commit(
+        cls,
+        memories: Sequence["Memory"],
+        frames: Sequence[bytes],
+        dropped: Sequence[Update | None],
+    ) -> None:
+        """The frames were accepted, but for what was `dropped` of them."""
 
-    @abstractmethod
-    def _rollback(self, frame: bytes) -> None: ...
+    @classmethod
+    def _rollback(cls, memories: Sequence["Memory"], frames: Sequence[bytes]) -> None:
+        """The frames were not accepted."""
+
+    def _open_returned(self, returned: bytes) -> Update:
+        """Return the update in a frame that comes back of the pending proposal. Raise FrameError."""
+        return self.codec.open(returned, self.numel, self.layout)
+
+    # For authors.
+
+    @staticmethod
+    def _encode(
+        memories: Sequence["Memory"],
+        x: Rows,
+        seeds: Sequence[int],
+        context: Context,
+        onto: Sequence[Tensor] | None = None,
+    ) -> list[bytes | NonFiniteError]:
+        """Return `Codec.encode_batch` of the memories' codec."""
+        return memories[0].codec.encode_batch(
+            x, seeds, onto=onto, layout=memories[0].layout, context=context
+        )
+
+    @staticmethod
+    def _open(memories: Sequence["Memory"], frames: Sequence[bytes]) -> list[Update]:
+        """Return the updates in frames of the memories' codec."""
+        if not memories:
+            return []
+        first = memories[0]
+        return list(map(or_raise, first.codec.open_batch(frames, first.numel, first.layout)))
 
     def _check_ready(self, x: Tensor) -> None:
-        check_dense(x)
-        if x.shape != (self.numel,):
+        if isinstance(x, Tensor) and x.shape != (self.numel,):
             raise ConfigError(
                 f"the memory has {self.numel} elements, the update the shape {list(x.shape)}; give one of this model"
             )
-        check_kind(x)
         if self.pending is not None:
             raise ConfigError(
                 "a proposal is waiting; commit() or rollback() it before the next one"
             )
-
-    @staticmethod
-    def _check_all_ready(memories: Sequence["Memory"], x: Tensor) -> None:
-        """`_check_ready` of each of a stack, m ≥ 1, with its row of x [m, n], which are all of one kind."""
-        memories[0]._check_ready(x[0])
-        for memory, row in zip(memories, x.unbind(), strict=True):
-            if memory.pending is not None or memory.numel != memories[0].numel:
-                memory._check_ready(row)
 
     def _settle(self) -> bytes:
         if self.pending is None:
@@ -296,15 +327,6 @@ def _copied(state: Mapping[str, Tensor | bytes]) -> State:
     return {
         name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()
     }
-
-
-def of_row(context: Context, row: int) -> Context:
-    """The context of one row of a stack."""
-    return (
-        context
-        if context.moments is None
-        else replace(context, moments=(context.moments[0][row], context.moments[1][row]))
-    )
 
 
 def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | None) -> None:

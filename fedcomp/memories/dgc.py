@@ -14,7 +14,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from ..codecs import Codec, Context, LayerWise, Update
@@ -24,9 +23,9 @@ from ..codecs.randomk import RandomK
 from ..codecs.threshold import Threshold
 from ..codecs.topk import TopK
 from ..errors import SpecError
-from ..kernels.sums import norm2_rows
+from ..kernels.sums import norm2
 from .base import mask
-from .vectors import Stacks, Vectors
+from .vectors import Kept, Vectors
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,7 @@ class DGC(Vectors):
     def gain(self) -> float:
         return 1 / (1 - self.options.momentum)
 
+    @property
     def warning(self) -> str:
         if _keeps_values(self.codec):
             return ""
@@ -80,17 +80,17 @@ class DGC(Vectors):
             "lost for good; use --uplink topk, or --memory residual"
         )
 
-    def _move(self, kept: Stacks, x: Tensor, context: Context) -> tuple[Stacks, Tensor]:
+    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
         u = (kept["velocity"] * self.options.momentum).add_(self._clipped(x))
         v = kept["residual"] + u
         return {"velocity": u, "residual": v}, v
 
-    def _taken(self, update: Update, dropped: Update | None) -> None:
+    def _take(self, update: Update, dropped: Update | None) -> None:
         mask((self.velocity, self.residual), update.positions, dropped)
 
     def _clipped(self, x: Tensor) -> Tensor:
         if not self.options.clip:
             return x
         limit = self.options.clip / math.sqrt(self.options.nodes)
-        factors = [min(1.0, limit / norm) if norm else 1.0 for norm in norm2_rows(x).tolist()]
-        return x * torch.tensor(factors, dtype=torch.float32, device=x.device)[:, None]
+        norm = norm2(x)
+        return x * min(1.0, limit / norm) if norm else x

@@ -52,7 +52,7 @@ class Diana(Shift):
     Options: ClassVar[type] = Options
     counterpart: ClassVar[type[Counterpart]] = MeanShifts
 
-    def check_codec(self) -> None:
+    def _check_codec(self) -> None:
         bound = self._bound(self.codec)
         if bound is None:
             raise MismatchError(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..codecs import Codec, Context
 from ..errors import MismatchError
-from .vectors import Stacks, Vectors
+from .vectors import Kept, Vectors
 
 SAFE = 0.9  # α√γ of the pair that is named where another is refused
 
@@ -38,7 +38,7 @@ class ECQ(Vectors):
     source: ClassVar[str] = "Wu et al. 2018"
     Options: ClassVar[type] = Options
 
-    def check_codec(self) -> None:
+    def _check_codec(self) -> None:
         gamma, (alpha, beta) = (
             error_factor(self.codec, self.numel),
             (self.options.alpha, self.options.beta),
@@ -61,7 +61,7 @@ class ECQ(Vectors):
                 "every round; give a beta of at most 1"
             )
 
-    def _move(self, kept: Stacks, x: Tensor, context: Context) -> tuple[Stacks, Tensor]:
+    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
         h = kept["residual"]
         return {"residual": (h * self.options.beta).add_(x)}, (h * self.options.alpha).add_(x)
 

@@ -30,7 +30,7 @@ class EF21(Shift):
     source: ClassVar[str] = "Richtárik et al. 2021"
     counterpart: ClassVar[type[Counterpart]] = Estimates
 
-    def check_codec(self) -> None:
+    def _check_codec(self) -> None:
         if contraction(self.codec, self.numel) <= 0:
             raise MismatchError(
                 f"memory 'ef21' gets nowhere with {self.codec}, which does not contract; use {{uplink}} stc, or {{memory}} none"

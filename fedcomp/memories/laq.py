@@ -96,7 +96,7 @@ class LAQ(Shift):
     error: float = 0.0  # ‖ε̂‖², in the unit of the shift
     waiting: float = 0.0  # ‖ε‖² of the proposal that waits, likewise
 
-    def check_codec(self) -> None:
+    def _check_codec(self) -> None:
         delta, errors = contraction(self.codec, self.numel), self.options.errors
         if delta <= 0:
             raise MismatchError(
@@ -127,8 +127,10 @@ class LAQ(Shift):
         super()._take(update)
         self.age, self.error = 0, self.waiting
 
-    def _rollback(self, frame: bytes) -> None:
-        self.age += 1
+    @classmethod
+    def _rollback(cls, memories: Sequence["LAQ"], frames: Sequence[bytes]) -> None:
+        for memory in memories:
+            memory.age += 1
 
     def _state(self) -> State:
         return super()._state() | {

@@ -22,7 +22,8 @@ from ..codecs.base import nonfinite_rows
 from ..codecs.matrices import LARGEST, Product, shaped, size
 from ..codecs.powersgd import PowerSGD, Split, start_name
 from ..codecs.update import Sections
-from ..errors import ConfigError, FrameError, MismatchError, ProtocolError
+from ..errors import ConfigError, FrameError, MismatchError, NonFiniteError, ProtocolError
+from ..kernels import Rows
 from ..layout import Layout
 from .base import Memory, State, add_within
 
@@ -49,27 +50,37 @@ class LowRank(Memory):
         self.phase = ""  # of the waiting frame, if its proposal has two
         self.basis = b""  # P̂ of a proposal that is in its second phase
 
-    def check_codec(self) -> None:
+    def _check_codec(self) -> None:
         if not isinstance(self.codec, PowerSGD):
             raise MismatchError(
                 f"memory 'lowrank' goes with {{uplink}} powersgd, not with {self.codec}; give that, or {{memory}} residual"
             )
 
-    def _propose(self, x: Tensor, seed: int, context: Context) -> bytes:
+    @classmethod
+    def _propose(
+        cls, memories: Sequence["LowRank"], x: Rows, seeds: Sequence[int], context: Context
+    ) -> list[bytes | NonFiniteError]:
+        return [
+            memory._propose_one(row.to(torch.float32), seed, context)
+            for memory, row, seed in zip(memories, x, seeds, strict=True)
+        ]
+
+    def _propose_one(self, x: Tensor, seed: int, context: Context) -> bytes | NonFiniteError:
         if self.residual is None:
             self.residual = torch.zeros(self.numel, dtype=torch.float32)
         self.residual = self.residual.to(x.device)
-        x = x.detach().to(torch.float32)
         if context.phase != LEFT:
             context = replace(context, announced={**context.announced, **self.starts})
-            return self.codec.encode_added(
-                self.residual, x, seed=seed, layout=self.layout, context=context
-            )
+            (frame,) = self._encode([self], [x], [seed], context, [self.residual])
+            return frame
         right = self._announced(RIGHT, self.split.right, context)
-        self._add(x)
-        frame = _frame(m @ q for m, q in zip(self.split.of(self.residual), right, strict=True))
-        self.phase = LEFT
-        return frame
+        added = self.residual + x
+        for what, vector in (("the update", x), ("the residual with the update added", added)):
+            (error,) = nonfinite_rows([vector], self.layout, what)
+            if error is not None:
+                return error
+        self.residual, self.phase = added, LEFT
+        return _frame(m @ q for m, q in zip(self.split.of(added), right, strict=True))
 
     def _proceed(self, seed: int, context: Context) -> bytes | None:
         if self.phase != LEFT or context.phase != RIGHT:
@@ -80,17 +91,26 @@ class LowRank(Memory):
         self.phase, self.basis = RIGHT, context.announced[LEFT]
         return frame
 
-    def _commit(self, frame: bytes, dropped: Update | None) -> None:
-        if self.phase != LEFT:  # which alone says nothing
-            update = self._read(frame)
-            self.starts |= {} if self.phase else _starts(update)
-            add_within(self.residual, update, -1.0)
-        if dropped is not None:
-            add_within(self.residual, dropped)
-        self.phase, self.basis = "", b""
+    @classmethod
+    def _commit(
+        cls,
+        memories: Sequence["LowRank"],
+        frames: Sequence[bytes],
+        dropped: Sequence[Update | None],
+    ) -> None:
+        for memory, frame, back in zip(memories, frames, dropped, strict=True):
+            if memory.phase != LEFT:  # the first frame alone changes nothing
+                update = memory._read(frame)
+                memory.starts |= {} if memory.phase else _starts(update)
+                add_within(memory.residual, update, -1.0)
+            if back is not None:
+                add_within(memory.residual, back)
+        cls._rollback(memories, frames)
 
-    def _rollback(self, frame: bytes) -> None:
-        self.phase, self.basis = "", b""
+    @classmethod
+    def _rollback(cls, memories: Sequence["LowRank"], frames: Sequence[bytes]) -> None:
+        for memory in memories:
+            memory.phase, memory.basis = "", b""
 
     @property
     def sent(self) -> np.ndarray | None:
@@ -116,15 +136,6 @@ class LowRank(Memory):
             for name, start in state.items()
             if name not in ("pending", "residual", PHASE, BASIS)
         }
-
-    def _add(self, x: Tensor) -> None:
-        """residual += x. Raises NonFiniteError, with nothing changed."""
-        added = self.residual + x
-        for what, vector in (("the update", x), ("the residual with the update added", added)):
-            (error,) = nonfinite_rows(vector[None], self.layout, what)
-            if error is not None:
-                raise error
-        self.residual = added
 
     def _announced(
         self, name: str, shapes: Sequence[tuple[int, ...]], context: Context

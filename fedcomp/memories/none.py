@@ -1,10 +1,11 @@
 """The null object: what the codec loses is lost."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import Tensor
-
 from ..codecs import Context, Update
+from ..errors import NonFiniteError
+from ..kernels import Rows
 from .base import Memory
 
 
@@ -13,9 +14,16 @@ class Nothing(Memory):
 
     name: ClassVar[str] = "none"
 
-    def _propose(self, x: Tensor, seed: int, context: Context) -> bytes:
-        return self.codec.encode(x, seed=seed, layout=self.layout, context=context)
+    @classmethod
+    def _propose(
+        cls, memories: Sequence[Memory], x: Rows, seeds: Sequence[int], context: Context
+    ) -> list[bytes | NonFiniteError]:
+        return cls._encode(memories, x, seeds, context)
 
-    def _commit(self, frame: bytes, dropped: Update | None) -> None: ...
-
-    def _rollback(self, frame: bytes) -> None: ...
+    @classmethod
+    def _commit(
+        cls,
+        memories: Sequence[Memory],
+        frames: Sequence[bytes],
+        dropped: Sequence[Update | None],
+    ) -> None: ...

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from ..codecs import Codec, Context, Update
-from ..codecs.base import NO_CONTEXT
 from ..codecs.update import Dense
 from ..errors import NonFiniteError
+from ..kernels import Rows
 from .base import Changes, Counterpart, Memory, State, add_within
 
 RATE = struct.Struct("<d")
@@ -42,74 +42,49 @@ class Shift(Memory):
     shift: Tensor | None = None  # None = zero
     rate: float = 1.0  # of the round in which the waiting proposal was made
 
-    def _propose(self, x: Tensor, seed: int, context: Context) -> bytes | None:
-        self._follow(x)
-        difference = x.to(torch.float32)
-        if self.shift is not None:
-            difference = torch.sub(difference, self.shift, alpha=context.rate)
-        frame = self.codec.encode(difference, seed=seed, layout=self.layout, context=context)
-        self.rate = context.rate
-        return self._offer(difference, frame, context)
-
     @classmethod
-    def propose_stack(
-        cls,
-        memories: Sequence["Shift"],
-        x: Tensor,
-        seeds: Sequence[int],
-        context: Context = NO_CONTEXT,
+    def _propose(
+        cls, memories: Sequence["Shift"], x: Rows, seeds: Sequence[int], context: Context
     ) -> list[bytes | None | NonFiniteError]:
-        if not memories:
-            return []
-        for memory, row in zip(memories, x, strict=True):
-            memory._check_ready(row)
-        first, x = memories[0], x.to(torch.float32)
-        for memory, row in zip(memories, x, strict=True):
-            memory._follow(row)
-            if memory.shift is not None:
-                row.sub_(memory.shift, alpha=context.rate)
+        differences = [
+            memory._difference(row.to(torch.float32), context.rate)
+            for memory, row in zip(memories, x, strict=True)
+        ]
         proposals: list[bytes | None | NonFiniteError] = []
-        for memory, row, frame in zip(
-            memories,
-            x,
-            first.codec.encode_batch(x, seeds, layout=first.layout, context=context),
-            strict=True,
-        ):
+        frames = cls._encode(memories, differences, seeds, context)
+        for memory, difference, frame in zip(memories, differences, frames, strict=True):
             if not isinstance(frame, NonFiniteError):
                 memory.rate = context.rate
-                frame = memory.pending = memory._offer(row, frame, context)
+                frame = memory._offer(difference, frame, context)
             proposals.append(frame)
         return proposals
 
     @classmethod
-    def commit_stack(cls, memories: Sequence["Shift"]) -> None:
-        if memories:
-            first = memories[0]
-            taken = first.codec.open_batch(
-                [memory._settle() for memory in memories], first.numel, first.layout
-            )
-            for memory, update in zip(memories, taken, strict=True):
-                memory._take(update)
+    def _commit(
+        cls,
+        memories: Sequence["Shift"],
+        frames: Sequence[bytes],
+        dropped: Sequence[Update | None],
+    ) -> None:
+        for memory, update in zip(memories, cls._open(memories, frames), strict=True):
+            memory._take(update)
+
+    def _difference(self, x: Tensor, rate: float) -> Tensor:
+        """Return x − rate·shift, with the shift moved to the device of x."""
+        if self.shift is None:
+            return x
+        self.shift = self.shift.to(x.device)
+        return torch.sub(x, self.shift, alpha=rate)
 
     def _offer(self, difference: Tensor, frame: bytes, context: Context) -> bytes | None:
-        """What is sent of x − shift, whose frame is given. `difference` is not touched."""
+        """Return what is sent of x − shift, whose frame is given. `difference` is not modified."""
         return frame
 
     def _take(self, update: Update) -> None:
-        """Move the shift by an update that the server took."""
+        """Move the shift by an update that the server accepted."""
         if self.shift is None:
             self.shift = torch.zeros(self.numel, dtype=torch.float32)
         add_within(self.shift, update, self.step / self.rate)
-
-    def _commit(self, frame: bytes, dropped: Update | None) -> None:
-        self._take(self.codec.open(frame, self.numel, self.layout))
-
-    def _rollback(self, frame: bytes) -> None: ...
-
-    def _follow(self, x: Tensor) -> None:
-        """Bring the shift to where the updates are."""
-        if self.shift is not None:
-            self.shift = self.shift.to(x.device)
 
     def _state(self) -> State:
         shift = {} if self.shift is None else {"shift": self.shift}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..codecs import Context, Update
 from ..errors import SpecError
-from .vectors import Stacks, Vectors
+from .vectors import Kept, Vectors
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Signum(Vectors):
     vectors: ClassVar[tuple[str, ...]] = ("velocity",)
     velocity: Tensor | None = None  # u
 
-    def _move(self, kept: Stacks, x: Tensor, context: Context) -> tuple[Stacks, Tensor]:
+    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
         u = (kept["velocity"] * self.options.momentum).add_(x, alpha=1 - self.options.momentum)
         return {"velocity": u}, u
 
-    def _taken(self, update: Update, dropped: Update | None) -> None: ...
+    def _take(self, update: Update, dropped: Update | None) -> None: ...

@@ -21,8 +21,8 @@ from ..codecs import Context, LayerWise, Update, codec
 from ..codecs.sketch import Sketch
 from ..codecs.update import Sparse
 from ..errors import MismatchError, ProtocolError, SpecError
-from .base import Memory, State, mask
-from .vectors import Stacks, Vectors
+from .base import State, mask
+from .vectors import Kept, Vectors
 
 SKETCH, VALUES = "sketch", "values"  # phases
 CANDIDATES = "candidates"  # what is announced for the second, and a name in the state
@@ -58,7 +58,7 @@ class Sketched(Vectors):
     def gain(self) -> float:
         return 1 / (1 - self.options.momentum)
 
-    def check_codec(self) -> None:
+    def _check_codec(self) -> None:
         if not isinstance(
             self.codec.inner if isinstance(self.codec, LayerWise) else self.codec, Sketch
         ):
@@ -71,14 +71,10 @@ class Sketched(Vectors):
     def sent(self) -> np.ndarray | None:
         return self._positions()
 
-    def open_returned(self, returned: bytes) -> Update:
+    def _open_returned(self, returned: bytes) -> Update:
         at = self._positions()
         left = at[MARKS.open(returned, at.size).positions]
         return Sparse(self.numel, left, self._values(left).numpy())
-
-    @classmethod
-    def commit_stack(cls, memories: Sequence["Sketched"]) -> None:
-        Memory.commit_stack.__func__(cls, memories)
 
     def _state(self) -> State:
         return super()._state() | ({CANDIDATES: self.candidates} if self.candidates else {})
@@ -87,7 +83,7 @@ class Sketched(Vectors):
         super()._load_state(state)
         self.candidates = state.get(CANDIDATES, b"")
 
-    def _move(self, kept: Stacks, x: Tensor, context: Context) -> tuple[Stacks, Tensor]:
+    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
         if context.phase != SKETCH:
             raise MismatchError(
                 f"memory '{self.name}' has no frame for a phase '{context.phase}'; give --strategy {self.only_under}, "
@@ -109,14 +105,22 @@ class Sketched(Vectors):
         self.candidates = announced
         return NUMBERS.encode(values)
 
-    def _commit(self, frame: bytes, dropped: Update | None) -> None:
-        mask(
-            (self.velocity, self.residual), self._positions(), dropped
-        )  # nothing was taken of a sketch alone
-        self.candidates = b""
+    @classmethod
+    def _commit(
+        cls,
+        memories: Sequence["Sketched"],
+        frames: Sequence[bytes],
+        dropped: Sequence[Update | None],
+    ) -> None:
+        for memory, back in zip(memories, dropped, strict=True):
+            vectors = memory.velocity, memory.residual
+            mask(vectors, memory._positions(), back)  # of a sketch alone, nothing was accepted
+            memory.candidates = b""
 
-    def _rollback(self, frame: bytes) -> None:
-        self.candidates = b""
+    @classmethod
+    def _rollback(cls, memories: Sequence["Sketched"], frames: Sequence[bytes]) -> None:
+        for memory in memories:
+            memory.candidates = b""
 
     def _positions(self) -> np.ndarray:
         """Whose values the waiting frame holds: int64, ascending."""

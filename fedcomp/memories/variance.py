@@ -18,7 +18,7 @@ from ..codecs import Codec, Context, Update
 from ..errors import SpecError
 from ..layout import Layout
 from .base import mask
-from .vectors import Stacks, Vectors, at_full_density
+from .vectors import Kept, Vectors, at_full_density
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class Variance(Vectors):
     def __init__(self, codec: Codec, numel: int, layout: Layout | None = None, options: Any = None):
         super().__init__(at_full_density(codec, self.name), numel, layout, options)
 
-    def _move(self, kept: Stacks, x: Tensor, context: Context) -> tuple[Stacks, Tensor]:
+    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
         sums, squares = (x, x * x) if context.moments is None else context.moments
         e, r, v = kept["residual"] + x, kept["gradients"] + sums, kept["squares"] + squares
         return {"residual": e, "gradients": r, "squares": v * self.options.zeta}, e.where(
             r * r > v * self.options.alpha, 0
         )
 
-    def _taken(self, update: Update, dropped: Update | None) -> None:
-        super()._taken(update, dropped)
+    def _take(self, update: Update, dropped: Update | None) -> None:
+        super()._take(update, dropped)
         mask((self.gradients, self.squares), update.positions, dropped)

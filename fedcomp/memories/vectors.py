@@ -1,24 +1,23 @@
-"""What memories share that move several vectors with every update, for a cohort at once.
+"""The base class of memories that keep vectors and change several of them with every update.
 
-An author names the vectors and writes how they move, `_move`, as a pure function of stacks; and, where what arrived touches more than
-the residual, `_taken`. A proposal by itself is a stack of one.
+An author names the vectors and writes how they change, `_move`, as a pure function of one update; and, where an accepted update changes
+more than the residual, `_take`.
 """
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..codecs import Codec, Context, LayerWise, Update
-from ..codecs.base import NO_CONTEXT, nonfinite_rows
+from ..codecs import Codec, Context, LayerWise, Update, at_density
+from ..codecs.base import nonfinite_rows
 from ..codecs.selection import Selective
 from ..errors import ConfigError, MismatchError, NonFiniteError
+from ..kernels import Rows
 from .base import Memory, State, add_within
 
-Stacks = Mapping[str, Tensor]  # name of a vector → its rows [m, numel]
+Kept = Mapping[str, Tensor]  # name of a vector → the vector [numel]
 
 
 class Vectors(Memory):
@@ -26,56 +25,62 @@ class Vectors(Memory):
 
     vectors: ClassVar[tuple[str, ...]] = ("residual",)  # names of the attributes
 
-    @abstractmethod
-    def _move(self, kept: Stacks, x: Tensor, context: Context) -> tuple[Stacks, Tensor]:
-        """The vectors [m, numel] after the updates x [m, numel], and what is to be encoded of each; nothing that is given is changed.
+    def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
+        """Return the vectors after the update x [numel], and the vector to encode. The arguments are not modified.
 
-        What it gives must hold if no frame is ever taken. `context.moments` are [m, numel].
+        The returned vectors must hold if no frame is ever accepted. `context.moments` are [numel].
         """
+        raise NotImplementedError(f"{type(self).__name__} has neither _move nor _propose")
 
-    def _taken(self, update: Update, dropped: Update | None) -> None:
-        """`update` arrived, but for what was `dropped` of it."""
+    def _take(self, update: Update, dropped: Update | None) -> None:
+        """`update` was accepted, but for what was `dropped` of it."""
         add_within(self.residual, update, -1.0)
         if dropped is not None:
             add_within(self.residual, dropped)
 
-    def _propose(self, x: Tensor, seed: int, context: Context) -> bytes:
-        alone = context.moments and (context.moments[0][None], context.moments[1][None])
-        (proposal,) = self._propose_rows(
-            [self], x.detach()[None].to(torch.float32), [seed], replace(context, moments=alone)
-        )
-        if isinstance(proposal, NonFiniteError):
-            raise proposal
-        return proposal
-
     @classmethod
-    def propose_stack(
-        cls,
-        memories: Sequence["Vectors"],
-        x: Tensor,
-        seeds: Sequence[int],
-        context: Context = NO_CONTEXT,
-    ) -> list[bytes | None | NonFiniteError]:
-        if not memories:
-            return []
-        for memory, row in zip(memories, x, strict=True):
-            memory._check_ready(row)
-        proposals = memories[0]._propose_rows(
-            memories, x.detach().to(torch.float32), seeds, context
+    def _propose(
+        cls, memories: Sequence["Vectors"], x: Rows, seeds: Sequence[int], context: Context
+    ) -> list[bytes | NonFiniteError]:
+        rows, layout = [row.to(torch.float32) for row in x], memories[0].layout
+        moved, send = zip(
+            *(
+                memory._move(memory._kept(rows[0]), row, context.row(i))
+                for i, (memory, row) in enumerate(zip(memories, rows, strict=True))
+            ),
+            strict=True,
         )
-        for memory, proposal in zip(memories, proposals, strict=True):
-            memory.pending = None if isinstance(proposal, NonFiniteError) else proposal
+        proposals = cls._encode(memories, send, seeds, context)
+        what = "the residual with the update added"
+        found = [nonfinite_rows([kept[n] for kept in moved], layout, what) for n in cls.vectors]
+        found.append(nonfinite_rows(rows, layout, "the update"))
+        for errors in found:
+            proposals = [error or made for error, made in zip(errors, proposals, strict=True)]
+        for memory, kept, proposal in zip(memories, moved, proposals, strict=True):
+            if not isinstance(proposal, NonFiniteError):
+                for name in cls.vectors:
+                    setattr(memory, name, kept[name])
         return proposals
 
     @classmethod
-    def commit_stack(cls, memories: Sequence["Vectors"]) -> None:
-        if memories:
-            first = memories[0]
-            taken = first.codec.open_batch(
-                [memory._settle() for memory in memories], first.numel, first.layout
-            )
-            for memory, update in zip(memories, taken, strict=True):
-                memory._taken(update, None)
+    def _commit(
+        cls,
+        memories: Sequence["Vectors"],
+        frames: Sequence[bytes],
+        dropped: Sequence[Update | None],
+    ) -> None:
+        for memory, update, back in zip(
+            memories, cls._open(memories, frames), dropped, strict=True
+        ):
+            memory._take(update, back)
+
+    def _kept(self, like: Tensor) -> Kept:
+        """Return the vectors, on the device of a float32 vector [numel]."""
+        held = {name: getattr(self, name) for name in self.vectors}
+        return {
+            name: torch.zeros_like(like) if vector is None else vector.to(like.device)
+            for name, vector in held.items()
+        }
 
     def _state(self) -> State:
         kept = {name: getattr(self, name) for name in self.vectors}
@@ -94,52 +99,12 @@ class Vectors(Memory):
         for name in self.vectors:
             setattr(self, name, state.get(name))
 
-    def _commit(self, frame: bytes, dropped: Update | None) -> None:
-        self._taken(self.codec.open(frame, self.numel, self.layout), dropped)
-
-    def _rollback(self, frame: bytes) -> None: ...
-
-    def _propose_rows(
-        self, memories: Sequence["Vectors"], x: Tensor, seeds: Sequence[int], context: Context
-    ) -> list[bytes | NonFiniteError]:
-        """Proposals for updates x [m, numel], float32; the vectors of those that can be sent are moved."""
-        kept = {
-            name: _stacked([getattr(memory, name) for memory in memories], x)
-            for name in self.vectors
-        }
-        moved, send = self._move(kept, x, context)
-        proposals = self.codec.encode_batch(send, seeds, layout=self.layout, context=context)
-        for vector, what in (
-            *((moved[name], "the residual with the update added") for name in self.vectors),
-            (x, "the update"),
-        ):
-            found = nonfinite_rows(vector, self.layout, what)
-            proposals = [
-                error or proposal for error, proposal in zip(found, proposals, strict=True)
-            ]
-        for i, (memory, proposal) in enumerate(zip(memories, proposals, strict=True)):
-            if not isinstance(proposal, NonFiniteError):
-                for name in self.vectors:
-                    row = moved[name][i]
-                    setattr(
-                        memory, name, row if len(memories) == 1 else row.clone()
-                    )  # a view would keep the whole stack
-        return proposals
-
-
-def _stacked(vectors: Sequence[Tensor | None], like: Tensor) -> Tensor:
-    """Vectors as a stack [m, numel] on the device of `like`."""
-    if len(vectors) == 1 and vectors[0] is not None:
-        return vectors[0][None].to(like.device)
-    zero = like.new_zeros(like.shape[1])
-    return torch.stack([zero if vector is None else vector.to(like.device) for vector in vectors])
-
 
 def at_full_density(codec: Codec, name: str) -> Codec:
-    """The codec as it sends all that is not zero, for the memory `name`, which chooses coordinates. Raises ConfigError where it cannot."""
+    """Return the codec at density 1, for the memory `name`, which chooses coordinates itself. Raises ConfigError for other codecs."""
     inner = codec.inner if isinstance(codec, LayerWise) else codec
     if not isinstance(inner, Selective) or inner.draws:
         raise MismatchError(
             f"memory '{name}' chooses the coordinates itself, which {codec} cannot carry; use {{uplink}} topk or stc"
         )
-    return codec.at_density(1.0)
+    return at_density(codec, 1.0)

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..codecs import add_all
 from .base import Accepted, Aggregation, RoundStrategy, RoundUpdates
 from .clipping import share
 
@@ -33,9 +34,7 @@ class Average(RoundStrategy):
             if a.update is not None
         ]
         if self.counterpart is None:
-            self.uplink.add_all(
-                [update for update, _ in sent], [weight for _, weight in sent], into
-            )
+            add_all([update for update, _ in sent], [weight for _, weight in sent], into)
         else:  # estimates are read one by one, as they were kept
             for update, weight in sent:
                 update.add_to(into, weight)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from ..codecs import Update, codec
+from ..codecs import Update, at_density, codec
 from ..errors import ConfigError, FrameError
 from ..layout import Layout
 from ..memories import Counterpart, chooses, memory, momentum, only_under, with_memories
@@ -271,7 +271,7 @@ class RoundStrategy(ABC):
         """Return the server's side of the clients' memories. Raises ConfigError for a memory that does not suit the run."""
         config, layout = self.config, self.layout
         clients_memory = memory(config.memory, self.uplink, layout.numel, layout)
-        if sentence := clients_memory.warning():
+        if sentence := clients_memory.warning:
             self.warn(sentence)
         if only_under(config.memory) not in ("", self.name):
             raise ConfigError(
@@ -299,5 +299,5 @@ class RoundStrategy(ABC):
             )
         schedule = Schedule.of(config, self.uplink, layout)
         for density in schedule.densities(config.rounds or config.horizon):
-            memory(config.memory, self.uplink.at_density(density), layout.numel, layout)
+            memory(config.memory, at_density(self.uplink, density), layout.numel, layout)
         return schedule

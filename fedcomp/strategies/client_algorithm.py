@@ -11,7 +11,6 @@ from ..codecs import Codec, Context
 from ..errors import FedcompError, ProtocolError
 from ..layout import Layout
 from ..memories import Memory
-from ..memories.base import of_row
 from ..messages import TRAIN, Assignment
 from ..training.local_sgd import LocalSGD
 
@@ -169,7 +168,7 @@ def encode_each(
     for i, memory in enumerate(memories):
         update = None if updates is None else updates[i]
         try:
-            frames.append(encode(memory, update, values[i], seeds[i], of_row(context, i)))
+            frames.append(encode(memory, update, values[i], seeds[i], context.row(i)))
         except FedcompError as error:
             frames.append(error)
     return frames

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels, seeds, spec
-from ..codecs import Codec, Update
+from ..codecs import Codec, Update, at_density
 from ..codecs.sketch import Cells, Sketch, summed
 from ..codecs.topk import TopK
 from ..errors import ConfigError, FrameError, NonFiniteError, SpecError
@@ -84,7 +84,7 @@ class FetchSGD(Average):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self.uplink = self.uplink.at_density(self.options.density)
+        self.uplink = at_density(self.uplink, self.options.density)
         self.feeds_back = self.options.error == "subtract"
         self.seed = sketch_seed(self.config.seed)
         self.shape = self.uplink.rows, self.uplink.width(self.layout.numel)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..codecs import Codec, LayerWise, Update
+from ..codecs import Codec, LayerWise, Update, at_density
 from ..codecs.selection import Largest
 from ..codecs.topk import TopK
 from ..errors import ConfigError
@@ -75,7 +75,7 @@ class GTopK(Average):
             return b""
         dropped = accepted.update.dense()
         dropped[torch.from_numpy(self._kept)] = 0
-        return self.uplink.at_density(1.0).encode(
+        return at_density(self.uplink, 1.0).encode(
             dropped, layout=self.layout
         )  # loses nothing: these values were made by this codec
 
@@ -93,5 +93,5 @@ class GTopK(Average):
                 default=0,
             )
             k = max(fullest, self._codec.count(span.stop - span.start))
-            found.append(kernels.top_k(mean[span], k).numpy() + span.start)
+            found.append(kernels.top_k([mean[span]], k).positions.numpy() + span.start)
         return np.concatenate(found)

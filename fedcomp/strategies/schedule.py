@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from .. import by_round, spec
 from ..by_round import ByRound
-from ..codecs import Codec
+from ..codecs import Codec, at_density, longest_frame
 from ..errors import ConfigError
 from ..layout import Layout
 from ..messages import ClientRoundConfig
@@ -181,7 +181,7 @@ class Schedule:
         return low
 
     def _longest(self, density: float) -> int:
-        longest = self.codec.at_density(density).longest_frame(self.layout)
+        longest = longest_frame(at_density(self.codec, density), self.layout)
         if longest is None:
             raise ConfigError(
                 f"--budget needs a codec whose frames have a largest size, which {self.codec} has not; use --uplink stc"
@@ -192,7 +192,7 @@ class Schedule:
 def _check_density(codec: Codec, asked: str) -> None:
     """Raise ConfigError for a codec without a density, which the option `asked` is to change."""
     try:
-        codec.at_density(FIRST_DENSITY)
+        at_density(codec, FIRST_DENSITY)
     except ConfigError:
         raise ConfigError(
             f"{asked} changes the density of the uplink, and {codec} has none; leave {asked} out, "

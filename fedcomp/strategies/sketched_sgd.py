@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels, spec
-from ..codecs import LayerWise, Update
+from ..codecs import LayerWise, Update, add_all, at_density
 from ..codecs.sketch import Sketch, reread
 from ..codecs.topk import TopK
 from ..errors import ConfigError, FrameError, SpecError
@@ -56,8 +56,8 @@ class SketchedSGD(Average):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         share, layered = self.options.density, isinstance(self.uplink, LayerWise)
-        self.reader = self.uplink.at_density(
-            min(1.0, self.options.candidates * share)
+        self.reader = at_density(
+            self.uplink, min(1.0, self.options.candidates * share)
         )  # of as many as are candidates
         spans = [entry.numel for entry in self.layout] if layered else [self.layout.numel]
         self.most = sum(
@@ -134,7 +134,7 @@ class SketchedSGD(Average):
         mean = torch.zeros(self.candidates.size, dtype=torch.float32)
         for update, share in self._shares(updates.phases[VALUES]):
             update.add_to(mean, share)
-        kept = kernels.top_k(mean, self.count).numpy()
+        kept = kernels.top_k([mean], self.count).positions.numpy()
         into[torch.from_numpy(self.candidates[kept])] = mean[kept]
         left = np.setdiff1d(np.arange(mean.numel()), kept, assume_unique=True)
         self._returned = _marks(left, mean.numel()) if left.size else b""
@@ -146,10 +146,8 @@ class SketchedSGD(Average):
     def _largest(self, accepted: Sequence[Accepted]) -> np.ndarray:
         """Positions of the largest estimates of the weighted mean: of half of it, which float32 holds whatever rounding adds."""
         found, shares = torch.zeros(self.layout.numel, dtype=torch.float32), self._shares(accepted)
-        self.reader.add_all(
-            [update for update, _ in shares], [share / 2 for _, share in shares], found
-        )
-        return kernels.top_k(found, self.most).numpy()
+        add_all([update for update, _ in shares], [share / 2 for _, share in shares], found)
+        return kernels.top_k([found], self.most).positions.numpy()
 
     def _shares(self, accepted: Sequence[Accepted]) -> list[tuple[Update, float]]:
         """What clients sent, each with its share of the mean; who sent nothing has one, too."""

@@ -94,7 +94,7 @@ def test_layer_by_layer_each_tensor_has_its_range():
 )
 def test_bodies_that_no_encoder_makes(body, sentence):
     with pytest.raises(FrameError, match=sentence):
-        BF16.unpack(Section(2, bytes(body)), Layout.flat(2), 0)
-    assert BF16.unpack(
+        BF16._decode_row(Section(2, bytes(body)), Layout.flat(2), 0)
+    assert BF16._decode_row(
         Section(2, bytes([22, 0, 0x7F, 0x80, 0x3F])), Layout.flat(2), 0
     ).values.tolist() == [2.0**105, 2.0**-22]

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp import FrameError, codec
+from fedcomp.codecs import longest_frame
 from fedcomp.codecs.frame import MODEL, SECTIONS, Section, seal, varint
 from fedcomp.kernels import backend
 
@@ -104,11 +105,11 @@ def test_a_frame_has_one_bit_a_coordinate_and_a_scale():
         assert (
             len(frame)
             == SECTIONS + len(varint(numel)) + 4 + (numel + 7) // 8
-            <= EFSIGN.longest_frame(layout_of(numel))
+            <= longest_frame(EFSIGN, layout_of(numel))
         )
-        assert len(
-            EFSIGN.encode(LEAST * (torch.arange(numel) == numel - 1))
-        ) <= EFSIGN.longest_frame(layout_of(numel))
+        assert len(EFSIGN.encode(LEAST * (torch.arange(numel) == numel - 1))) <= longest_frame(
+            EFSIGN, layout_of(numel)
+        )
 
 
 # Vectors of which the mean magnitude is below float32's normal numbers.

@@ -130,7 +130,6 @@ def test_shapes_are_needed_both_ways(spec):
     for call in (
         lambda: c.encode(x),
         lambda: c.encode_batch(x[None], [0]),
-        lambda: c.encode_added(x.clone(), x),
         lambda: c.decode(frame, numel=x.numel()),
         lambda: c.accumulate(frame, x.clone()),
     ):

@@ -123,19 +123,19 @@ def test_small_and_large_vectors_take_ways_that_make_the_same_bytes(monkeypatch)
 
 def refused(body: bytes, numel: int, sentence: str) -> bool:
     with pytest.raises(FrameError, match=sentence):
-        NATURAL.unpack(Section(numel, body), Layout.flat(numel), 0)
+        NATURAL._decode_row(Section(numel, body), Layout.flat(numel), 0)
     return True
 
 
 def test_bodies_that_no_encoder_makes():
-    assert NATURAL.unpack(
+    assert NATURAL._decode_row(
         Section(3, bytes([23, 0x40, 100, 101, 0])), Layout.flat(3), 0
     ).values.tolist() == [2.0**-50, -(2.0**-49), 0.0]
     assert refused(bytes([24, 0x40, 100, 101, 0]), 3, "another range")
     assert refused(bytes([22, 0x40, 100, 101, 0]), 3, "another range")
-    assert NATURAL.unpack(Section(3, bytes([22, 0x40, 100, 254, 0])), Layout.flat(3), 0).values[
-        1
-    ] == -(2.0**105)
+    assert NATURAL._decode_row(
+        Section(3, bytes([22, 0x40, 100, 254, 0])), Layout.flat(3), 0
+    ).values[1] == -(2.0**105)
     assert refused(bytes([23, 0x41, 100, 101, 0]), 3, "last bits")
     assert refused(bytes([23, 0x20, 100, 101, 0]), 3, "a zero has a sign")
     assert refused(bytes([23, 0x40, 100, 101]), 3, "damaged")

@@ -17,6 +17,7 @@ from test_golden import dense, golden, nonzeros, vector
 from test_hostile_frames import read
 
 from fedcomp import FrameError, RunConfig, available_codecs, codec, kernels, memory
+from fedcomp.codecs import at_density, longest_frame
 from fedcomp.codecs.frame import PRODUCT, SECTIONS, unseal
 from fedcomp.codecs.matrices import MatrixCodec
 from fedcomp.codecs.product import Product, contraction
@@ -61,7 +62,7 @@ def test_values_of_the_second_at_positions_of_the_first(spec):
     for name in ("normal", "ties", "zero", "huge", "all scales"):
         x = vectors(NUMEL)[name]
         y = c.decode(c.encode(x, seed=9), numel=NUMEL)
-        at, chosen = c.first.chosen(x, 9)
+        (at, _), chosen = c.first.choose([x], [9])
         expected = torch.zeros(NUMEL)
         expected[at] = c.second.decode(c.second.encode(chosen, seed=9), numel=len(at))
         assert y.isfinite().all() and same_bits(y, expected), name
@@ -76,7 +77,7 @@ def test_layers_stacks_and_sums_are_coded_alike(spec):
     )
     frames = [c.encode(row, seed=seed, layout=layout) for seed, row in enumerate(x)]
     assert c.encode_batch(x, [0, 1, 2], layout=layout) == frames
-    assert c.encode_added(torch.zeros(NUMEL), x[2], seed=2, layout=layout) == frames[2]
+    assert c.encode_batch(x[2:], [2], onto=[torch.zeros(NUMEL)], layout=layout) == frames[2:]
     y = c.decode(frames[2], numel=NUMEL, layout=layout)
     for i, e in enumerate(layout):
         assert same_bits(
@@ -96,7 +97,7 @@ def test_layers_stacks_and_sums_are_coded_alike(spec):
 def test_a_frame_is_the_bytes_of_its_halves(spec):
     """The names, a length and a second count are all that is added."""
     c, x = codec(spec), normal(10_000)
-    at, chosen = c.first.chosen(x, 3)
+    (at, _), chosen = c.first.choose([x], [3])
     positions = b"" if c.draws else kernels.positions.pack(at.numpy(), 10_000)[1]
     assert len(c.encode(x, seed=3)) <= len(c.second.encode(chosen, seed=3)) + len(positions) + 18
 
@@ -214,17 +215,17 @@ def test_halves_draw_words_of_their_own(spec):
 
 def test_another_density():
     c = codec("topk:density=1%+fp16@layer")
-    assert c.density == 0.01 and c.at_density(0.5) == codec("topk:density=1/2+fp16@layer")
+    assert c.density == 0.01 and at_density(c, 0.5) == codec("topk:density=1/2+fp16@layer")
     assert not hasattr(codec("threshold+fp16"), "density")
 
 
 @for_each("spec", [s for s in PAIRS if codec(s).longest_section(9) is not None])
 def test_no_frame_is_longer_than_the_longest(spec):
     for density, numel in itertools.product((1e-9, 1 / 10, 1.0), (1, NUMEL)):
-        c, layout = codec(f"{spec}@layer").at_density(density), layout_of(numel)
+        c, layout = at_density(codec(f"{spec}@layer"), density), layout_of(numel)
         for x in (vectors(numel)[name] for name in ("normal", "constant", "one spike")):
-            assert len(c.encode(x, layout=layout)) <= c.longest_frame(layout)
-            assert len(c.inner.encode(x)) <= c.inner.longest_frame(layout)
+            assert len(c.encode(x, layout=layout)) <= longest_frame(c, layout)
+            assert len(c.inner.encode(x)) <= longest_frame(c.inner, layout)
 
 
 @every_product

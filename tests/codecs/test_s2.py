@@ -8,6 +8,7 @@ from every_codec import layout_of, reseal, same_bits, vectors
 from test_hostile_frames import peak, read
 
 from fedcomp import FrameError, codec, memory
+from fedcomp.codecs import at_density
 from fedcomp.codecs.frame import SECTIONS, varint
 from fedcomp.codecs.s2 import MOST_BITS, S2, _pack_cells, _size, _unpack_cells
 from fedcomp.errors import ConfigError, SpecError
@@ -180,7 +181,7 @@ def test_a_product_sends_what_its_first_half_selects():
     x = vectors(NUMEL)["normal"]
     for first in ("topk:density=1%", "stc:density=1%", "threshold:tau=3", "randomk:by=magnitude"):
         c = codec(f"{first}+s2")
-        at, values = c.first.chosen(x, 9)
+        (at, _), values = c.first.choose([x], [9])
         update = c.open(c.encode(x, seed=9), NUMEL)
         assert np.array_equal(update.positions, at.numpy()) and same_bits(update.values, values)
         assert codec(str(c)) == c and c.linear and c.shares_seed
@@ -209,7 +210,7 @@ def test_frames_of_a_product_add_whatever_clients_have():
 
 def test_another_density():
     c = codec("topk:density=1%+s2:union=8@layer")
-    assert c.density == 0.01 and c.at_density(0.5) == codec("topk:density=1/2+s2:union=8@layer")
+    assert c.density == 0.01 and at_density(c, 0.5) == codec("topk:density=1/2+s2:union=8@layer")
     assert codec("topk:density=1%+s2").contraction(1000) == pytest.approx(0.01)
 
 

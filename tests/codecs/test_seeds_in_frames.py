@@ -28,11 +28,11 @@ class Mask(Codec):
     def positions(self, numel, seed):
         return np.flatnonzero(np.random.Generator(np.random.Philox(key=seed)).random(numel) < 0.5)
 
-    def pack(self, x, seed, context):
+    def _encode_row(self, x, seed, context):
         values = x.float().numpy()[self.positions(x.numel(), seed)]
         return Section(values.size, values.tobytes())
 
-    def unpack(self, section, layout, seed):
+    def _decode_row(self, section, layout, seed):
         at = self.positions(layout.numel, seed)
         expect(section.count == at.size and len(section.body) == 4 * at.size, "another length")
         return Sparse(layout.numel, at, np.frombuffer(section.body, np.float32))
@@ -51,7 +51,8 @@ def test_the_seed_of_encoding_is_the_seed_of_decoding(c, seed):
         c.encode(x, seed=5, layout=layout),
     ]
     total = torch.zeros(401)
-    assert c.encode_added(total, x, seed=seed, layout=layout) == frame and same_bits(total, x)
+    assert c.encode_batch([x], [seed], onto=[total], layout=layout) == [frame]
+    assert same_bits(total, x)
     assert Mask().decode(frame, numel=401, layout=layout).equal(y)
 
 

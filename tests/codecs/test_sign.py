@@ -7,6 +7,7 @@ from cases import for_each
 from every_codec import layout_of, reseal, same_bits, vectors
 
 from fedcomp import FrameError, codec, memory
+from fedcomp.codecs import longest_frame
 from fedcomp.codecs.frame import SECTIONS, varint
 from fedcomp.codecs.update import Bits
 from fedcomp.errors import ConfigError
@@ -37,7 +38,7 @@ def test_a_frame_decodes_to_the_signs_and_for_zeros_to_coins_of_the_seed():
 def test_a_frame_has_one_bit_a_coordinate(numel):
     frame = SIGN.encode(normal(numel))
     assert (
-        len(frame) == SIGN.longest_frame(layout_of(numel))
+        len(frame) == longest_frame(SIGN, layout_of(numel))
         and len(frame) <= SECTIONS + 3 + (numel + 7) // 8
     )
     assert numel < 10**6 or 8 * len(frame) / numel < 1.0001

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedcomp import NonFiniteError, codec
-from fedcomp.codecs import Codec, Context, LayerWise, stacks
+from fedcomp.codecs import Codec, LayerWise, base
 from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
 
@@ -14,7 +14,7 @@ LAYOUT = Layout.from_shapes({"weight": (7, 9), "bias": (7,)})
 
 @pytest.fixture(autouse=True)
 def nothing_remembered(monkeypatch):
-    monkeypatch.setattr(stacks, "_most", {})
+    monkeypatch.setattr(base, "_most", {})
 
 
 def limited(monkeypatch, most: int) -> list[int]:
@@ -22,13 +22,13 @@ def limited(monkeypatch, most: int) -> list[int]:
     packed = []
     for cls in (Codec, LayerWise):
 
-        def bounded(self, rows, *rest, pack=cls._pack_stack):
+        def bounded(self, rows, *rest, encode=cls._sections):
             if len(rows) > most:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             packed.append(len(rows))
-            return pack(self, rows, *rest)
+            return encode(self, rows, *rest)
 
-        monkeypatch.setattr(cls, "_pack_stack", bounded)
+        monkeypatch.setattr(cls, "_sections", bounded)
     return packed
 
 
@@ -36,17 +36,32 @@ def limited(monkeypatch, most: int) -> list[int]:
 def test_the_frames_are_those_of_the_whole_stack(monkeypatch, spec):
     x, seeds = torch.randn(11, LAYOUT.numel), list(range(11))
     x[4, 3] = torch.nan
-    context = Context(moments=(x.nan_to_num(), x.nan_to_num() ** 2))
     c = codec(spec)
-    expected = c.encode_batch(x, seeds, layout=LAYOUT, context=context)
+    expected = c.encode_batch(x, seeds, layout=LAYOUT)
     packed = limited(monkeypatch, 3)
     for _ in range(2):
-        found = c.encode_batch(x, seeds, layout=LAYOUT, context=context)
+        found = c.encode_batch(x, seeds, layout=LAYOUT)
         assert (
             isinstance(found[4], NonFiniteError)
             and [f for f in found if isinstance(f, bytes)] == expected[:4] + expected[5:]
         )
     assert packed == [2] * 10  # of ten rows five are too many, and two are remembered
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_separate_tensors_are_a_stack(spec):
+    x, onto, seeds = torch.randn(3, LAYOUT.numel), torch.randn(3, LAYOUT.numel), [4, 5, 6]
+    c, before, apart = codec(spec), x.clone(), [total.clone() for total in onto]
+    assert c.encode_batch(list(x), seeds, layout=LAYOUT) == c.encode_batch(x, seeds, layout=LAYOUT)
+    added = c.encode_batch(x, seeds, onto=apart, layout=LAYOUT)
+    assert added == c.encode_batch(onto + x, seeds, layout=LAYOUT) and torch.equal(x, before)
+    assert torch.equal(torch.stack(apart), onto + x)
+
+
+def test_vectors_of_a_stack_are_alike():
+    for other in (torch.ones(8), torch.ones(7, dtype=torch.float16)):
+        with pytest.raises(ConfigError, match="vectors of one size, precision and device"):
+            codec("stc").encode_batch([torch.ones(7), other], [0, 0])
 
 
 def test_one_that_does_not_fit_is_a_sentence(monkeypatch):

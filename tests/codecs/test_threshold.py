@@ -7,6 +7,7 @@ from cases import for_each
 from every_codec import reseal, same_bits, vectors
 
 from fedcomp import FrameError, codec, memory
+from fedcomp.codecs import at_density
 from fedcomp.codecs.frame import SECTIONS
 from fedcomp.errors import ConfigError, SpecError
 
@@ -83,7 +84,7 @@ def test_the_algorithm_of_strom():
 def test_a_large_residual_is_coded_as_a_small_one(spec, monkeypatch):
     c, e, x = codec(spec), normal(200_000, 1), normal(200_000, 2)
     total = e + x
-    frame = c.encode_added(e, x)
+    (frame,) = c.encode_batch([x], [0], onto=[e])
     assert same_bits(e, total) and c.encode_batch(total[None], [0]) == [frame]
     monkeypatch.setattr("fedcomp.kernels.backend._numba_imports", lambda: False)
     assert c.encode(total) == frame
@@ -94,7 +95,7 @@ def test_it_has_no_density():
         with pytest.raises(
             ConfigError, match="threshold:tau=0.01,values=tau has no density that could change"
         ):
-            codec(spec).at_density(0.1)
+            at_density(codec(spec), 0.1)
 
 
 @for_each("tau", ["0", "-0.1", "1e-46", "3.5e38", "1e300"])

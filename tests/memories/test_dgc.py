@@ -9,6 +9,7 @@ from cases import for_each
 from every_codec import layout_of, same_bits
 
 from fedcomp import codec, memory
+from fedcomp.codecs import at_density
 from fedcomp.errors import SpecError
 
 NUMEL = 300
@@ -46,7 +47,7 @@ def test_what_comes_back_keeps_its_sum_and_its_momentum(spec):
     y = c.decode(m.propose(update(1)), numel=NUMEL, layout=LAYOUT)
     back = (torch.arange(NUMEL) < 150) & (y != 0)
     m.commit(
-        returned=c.at_density(1.0).encode(y.where(back, 0), layout=LAYOUT)
+        returned=at_density(c, 1.0).encode(y.where(back, 0), layout=LAYOUT)
         if spec != "identity"
         else c.encode(y.where(back, 0))
     )

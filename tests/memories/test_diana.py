@@ -38,9 +38,9 @@ class Coin(Identity):
     def variance(self, numel: int) -> float:
         return 1.0 + numel / 1000
 
-    def pack(self, x: Tensor, seed: int, context: Context) -> Section:
+    def _encode_row(self, x: Tensor, seed: int, context: Context) -> Section:
         heads = torch.rand(x.numel(), generator=torch.Generator().manual_seed(seed % 2**63)) < 0.5
-        return super().pack(2 * x * heads, seed, context)
+        return super()._encode_row(2 * x * heads, seed, context)
 
     def __str__(self) -> str:
         return "coin"

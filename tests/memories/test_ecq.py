@@ -87,7 +87,7 @@ def test_a_pair_that_diverges_is_refused_with_one_that_does_not(spec, pair):
 
 
 class Unchecked(ECQ):
-    def check_codec(self) -> None: ...
+    def _check_codec(self) -> None: ...
 
 
 def longest(m: ECQ, rounds: int = 60) -> float:

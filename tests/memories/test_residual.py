@@ -268,3 +268,14 @@ def test_many_residuals_on_a_device_become_what_each_would_become():
     _add_sparse(together, updates, -1.0)
     assert any((vector.abs() == torch.finfo(torch.float32).max).any() for vector in alone)
     assert all(map(same_bits, alone, together))
+
+
+def test_a_residual_stays_where_it_is():
+    keepers = [make("topk:density=20%") for _ in range(3)]
+    for round in range(2):
+        x = torch.stack([update(10 * round + i) for i in range(3)])
+        type(keepers[0]).propose_stack(keepers, x, [1, 2, 3])
+        if round == 0:
+            places = [keeper.residual.data_ptr() for keeper in keepers]
+        type(keepers[0]).commit_stack(keepers)
+    assert [keeper.residual.data_ptr() for keeper in keepers] == places

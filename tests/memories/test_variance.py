@@ -7,7 +7,7 @@ from cases import for_each
 from every_codec import layout_of, same_bits
 
 from fedcomp import NonFiniteError, codec, memory
-from fedcomp.codecs import Context
+from fedcomp.codecs import Context, at_density
 from fedcomp.errors import ConfigError, SpecError
 
 NUMEL, STEPS = 300, 6
@@ -36,7 +36,7 @@ def test_equals_the_algorithm(spec, alpha, zeta):
         e, r, v = e + x.numpy(), r + g.sum(0).numpy(), v + (g * g).sum(0).numpy()
         clear = r * r > np.float32(alpha) * v
         v = v * np.float32(zeta)
-        y = c.at_density(1.0).encode(torch.from_numpy(np.where(clear, e, 0)), layout=LAYOUT)
+        y = at_density(c, 1.0).encode(torch.from_numpy(np.where(clear, e, 0)), layout=LAYOUT)
         assert m.propose(x, context=moments(g)) == y
         if taken:
             sent = c.decode(y, numel=NUMEL, layout=LAYOUT).numpy()
@@ -104,7 +104,7 @@ def test_what_comes_back_keeps_what_was_known_of_it():
     y = c.decode(m.propose(g.sum(0), context=moments(g)), numel=NUMEL)
     known = m.gradients.clone()
     back = (torch.arange(NUMEL) < 200) & (y != 0)
-    m.commit(returned=c.at_density(1.0).encode(y.where(back, 0)))
+    m.commit(returned=at_density(c, 1.0).encode(y.where(back, 0)))
     arrived = (y != 0) & ~back
     assert arrived.any() and back.any()
     assert torch.equal(m.gradients, known.where(~arrived, 0)) and torch.equal(

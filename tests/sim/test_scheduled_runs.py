@@ -11,6 +11,7 @@ from federation import Federation
 from safetensors.torch import load_file
 
 from fedcomp import RunConfig, codec
+from fedcomp.codecs import at_density
 from fedcomp.config import read_run
 from fedcomp.errors import ConfigError, ProtocolError, UserError
 from fedcomp.sim import simulate
@@ -207,7 +208,7 @@ def test_clients_do_as_they_are_told():
     for outcome in federation.loop.rounds(federation.grid, (1, 2, 3)):
         told.append({a.update.nonzeros for a in outcome.accepted})
     n = federation.layout.numel
-    assert told == [{codec("topk").at_density(d).count(n)} for d in (1 / 2, 1 / 5, 1 / 5)]
+    assert told == [{at_density(codec("topk"), d).count(n)} for d in (1 / 2, 1 / 5, 1 / 5)]
     assert trained[::6] == [([10], 0.2), ([10] * 3, 0.05), ([20] * 3, 0.05)]
 
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp import RunConfig, codec
+from fedcomp.codecs import at_density, longest_frame
 from fedcomp.errors import ConfigError, ProtocolError
 from fedcomp.layout import Layout
 from fedcomp.messages import ClientRoundConfig
@@ -78,8 +79,8 @@ def test_no_frame_is_longer_than_the_longest(spec):
     for numel, densities in ((1, (1.0,)), (401, (1e-9, 1 / 10, 1.0)), (20_000, (1 / 10,))):
         layout = layout_of(numel)
         for density in densities:
-            c = codec(spec).at_density(density)
-            longest = c.longest_frame(layout)
+            c = at_density(codec(spec), density)
+            longest = longest_frame(c, layout)
             for name, x in vectors(numel).items():
                 if numel <= 401 or name in hard:
                     assert len(c.encode(x, layout=layout)) <= longest, (numel, density, name)
@@ -88,11 +89,11 @@ def test_no_frame_is_longer_than_the_longest(spec):
 @for_each("spec", BOUNDED)
 def test_spread_positions_come_near_the_longest(spec):
     c, x = (
-        codec(spec).at_density(1 / 100),
+        at_density(codec(spec), 1 / 100),
         torch.randn(100_000, generator=torch.Generator().manual_seed(0)),
     )
     layout = Layout.from_shapes({"w": (60_000,), "b": (40_000,)})
-    assert len(c.encode(x, layout=layout)) > 0.9 * c.longest_frame(layout)
+    assert len(c.encode(x, layout=layout)) > 0.9 * longest_frame(c, layout)
 
 
 @given(
@@ -102,7 +103,7 @@ def test_spread_positions_come_near_the_longest(spec):
 )
 def test_a_budget_is_kept_whatever_the_updates_hold(spec, budget, declared):
     layout, cohort = layout_of(1001), list(range(len(declared)))
-    least = codec(spec).at_density(1e-9).longest_frame(layout)
+    least = longest_frame(at_density(codec(spec), 1e-9), layout)
     schedule = dataclasses.replace(
         Schedule(codec(spec), layout), budget_bytes=least * len(cohort) + budget
     )
@@ -110,7 +111,7 @@ def test_a_budget_is_kept_whatever_the_updates_hold(spec, budget, declared):
         1, cohort, {client: rate for client, rate in enumerate(declared) if rate is not None}
     )
     assert (
-        sum(codec(spec).at_density(configs[c].density).longest_frame(layout) for c in cohort)
+        sum(longest_frame(at_density(codec(spec), configs[c].density), layout) for c in cohort)
         <= schedule.budget_bytes
     )
 
@@ -119,7 +120,9 @@ def test_shares_follow_the_bandwidths_and_the_unknown_get_their_mean():
     layout = Layout.flat(10**6)
     schedule = Schedule(codec("stc"), layout, budget_bytes=60_000)
     configs = schedule.for_clients(1, [0, 1, 2], {0: 1e4, 2: 3e4})
-    bytes_ = [codec("stc").at_density(configs[c].density).longest_frame(layout) for c in (0, 1, 2)]
+    bytes_ = [
+        longest_frame(at_density(codec("stc"), configs[c].density), layout) for c in (0, 1, 2)
+    ]
     assert bytes_ == pytest.approx([10_000, 20_000, 30_000], rel=0.01)
 
 
@@ -196,7 +199,7 @@ def test_clients_do_as_they_are_told():
     for outcome in federation.loop.rounds(federation.grid, (1, 2, 3)):
         sent.append({a.update.nonzeros for a in outcome.accepted})
     assert sent == [
-        {codec("topk").at_density(d).count(n)} for d in (0.25, (0.25 / 50) ** 0.5, 1 / 50)
+        {at_density(codec("topk"), d).count(n)} for d in (0.25, (0.25 / 50) ** 0.5, 1 / 50)
     ]
 
 
