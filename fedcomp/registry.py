@@ -10,6 +10,7 @@ An entry point is imported only when its name is used or all plugins are listed.
 """
 
 import pkgutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
@@ -55,6 +56,22 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def __len__(self) -> int:
         return len({*self._builtin, *self._provided()})
+
+    def available(self) -> dict[str, T]:
+        """Import and return all plugins. Entry points that cannot be used are left out with a warning."""
+        found = {}
+        for name in self:
+            try:
+                found[name] = self[name]
+            except SpecError as error:
+                warnings.warn(str(error), stacklevel=3)
+        for entry in entry_points(group=self.group):
+            if entry.name in self._builtin:
+                warnings.warn(
+                    f"'{entry.name}' of {self.group} in {_provider(entry)} is not used, since the name is built in",
+                    stacklevel=3,
+                )
+        return found
 
     @cached_property
     def _builtin(self) -> dict[str, T]:

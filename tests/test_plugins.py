@@ -94,7 +94,7 @@ print(run.config.uplink, run.config.memory, run.config.strategy, run.config.atta
 @pytest.mark.deploy
 def test_a_plugin_replaces_no_builtin_and_a_broken_one_is_named(run):
     program = """
-import fedcomp
+import warnings, fedcomp
 from fedcomp.codecs.stc import STC
 print(type(fedcomp.codec("stc")) is STC)
 for name in ("takes4", "gone", "other-kind", "plane"):
@@ -102,10 +102,17 @@ for name in ("takes4", "gone", "other-kind", "plane"):
         fedcomp.codec(name)
     except fedcomp.UserError as error:
         print(error)
-print("plain" in fedcomp.available_memories(), "kept" in fedcomp.available_memories())
+with warnings.catch_warnings(record=True) as heard:
+    warnings.simplefilter("always")
+    listed = fedcomp.available_codecs()
+print("plain" in listed, "gone" in listed, len(heard))
+print(next(str(w.message) for w in heard if "'stc' of" in str(w.message)))
 """
-    builtin, takes4, gone, other, unknown, listed = run(program)
-    assert builtin == "True" and listed == "False True"
+    builtin, takes4, gone, other, unknown, listed, warned = run(program)
+    assert builtin == "True" and listed == "True False 4"
+    assert warned == (
+        "'stc' of fedcomp.codecs in the package theirs is not used, since the name is built in"
+    )
     own_number = "codec 'takes4' has the number 4, which is that of 'stc'; give it another id"
     assert takes4 == f"takes4: {own_number}"
     assert gone.startswith("gone: 'gone' of fedcomp.codecs cannot be imported (AttributeError: ")

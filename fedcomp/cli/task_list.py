@@ -1,4 +1,4 @@
-"""`fedcomp tasks`: the built-in tasks, how large they are, and where each looks for its data."""
+"""`fedcomp tasks`: the tasks that have names, how large they are, and where each looks for its data."""
 
 import sys
 from collections.abc import Callable
@@ -26,10 +26,10 @@ OWN = "your own: path/file.py:name, begun by fedcomp init"
 
 @dataclass(frozen=True)
 class Line:
-    """A task. Examples are None where they are not counted, since the data is not here."""
+    """A task. Counts are None where the data is not here, or the task cannot be loaded."""
 
     name: str
-    parameters: int
+    parameters: int | None
     train: int | None
     test: int | None
     input: str
@@ -37,12 +37,15 @@ class Line:
 
 
 def lines(folder: Path | None) -> list[Line]:
-    """The built-in tasks; `folder` is where data is looked for, None for nowhere."""
+    """Return a line for each task that has a name; `folder` is where data is looked for, None for nowhere."""
     return [_line(name, folder) for name in available_tasks()]
 
 
 def _line(name: str, folder: Path | None) -> Line:
-    task = available_tasks()[name](folder)
+    try:
+        task = available_tasks()[name](folder)
+    except FedcompError as error:
+        return Line(name, None, None, None, NOTHING, one_line(str(error)))
     parameters = Layout.of(initial_model(task, 0)).numel
     source = SOURCES.get(name.partition("-")[0])
     if source is None:
@@ -94,5 +97,5 @@ def show(folder: Path | None) -> None:
 
 
 def _cells(line: Line) -> tuple[str, ...]:
-    counts = (NOTHING if n is None else f"{n:,}" for n in (line.train, line.test))
-    return line.name, f"{line.parameters:,}", *counts, line.input, line.data
+    counts = [NOTHING if n is None else f"{n:,}" for n in (line.parameters, line.train, line.test)]
+    return line.name, *counts, line.input, line.data

@@ -40,7 +40,7 @@ _CODECS: Registry[type[Codec]] = Registry(
 
 def available_codecs() -> dict[str, type[Codec]]:
     """Return every codec that a spec string may name, those of other packages included: name → class."""
-    return dict(_CODECS)
+    return _CODECS.available()
 
 
 def codec(text: str) -> Codec:

@@ -33,7 +33,7 @@ _MEMORIES: Registry[type[Memory]] = Registry(__name__, "fedcomp.memories", subcl
 
 def available_memories() -> dict[str, type[Memory]]:
     """Return every memory that a spec string may name, those of other packages included: name → class."""
-    return dict(_MEMORIES)
+    return _MEMORIES.available()
 
 
 def memory(text: str, codec: Codec, numel: int, layout: Layout | None = None) -> Memory:

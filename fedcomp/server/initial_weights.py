@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
@@ -46,16 +47,23 @@ def start_from(
 ) -> None:
     """Let a run that stands before round 1 start from the weights of `--init`, unless a checkpoint of the run has newer ones.
 
-    Frozen parameters and buffers stay those of the task. Raises ConfigError.
+    Buffers stay those of the task. Raises ConfigError for weights of another model, and for other frozen parameters.
     """
     if config.init is None or (folder.resumed and (folder.path / CHECKPOINT).exists()):
         return
     model = initial_model(task, config.seed)
+    frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
     try:
         load_weights(at_home(config.init, "--init"), model)
     except ValueError as error:
         raise ConfigError(
             f"--init {config.init} {error}; give the weights of a model of this task"
         ) from error
+    for name, before in frozen.items():
+        if not torch.equal(model.get_parameter(name), before):
+            raise ConfigError(
+                f"--init {config.init} has other values for '{name}', which is frozen and therefore not sent; load it in model() of "
+                "the task"
+            )
     weights = strategy.model_layout.gather(model)
     broadcasts.start_from(strategy.client_algorithm.initial_global_state(weights))

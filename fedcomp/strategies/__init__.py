@@ -47,7 +47,7 @@ READ_BY = {
 
 def available_strategies() -> dict[str, type[RoundStrategy]]:
     """Return every strategy that a spec string may name, those of other packages included: name → class."""
-    return dict(_STRATEGIES)
+    return _STRATEGIES.available()
 
 
 def strategy(text: str, config: StrategyConfig, layout: Layout, **settings: Any) -> RoundStrategy:

@@ -13,7 +13,7 @@ _ATTACKS: Registry[type[Attack]] = Registry(__name__, "fedcomp.attacks", subclas
 
 def available_attacks() -> dict[str, type[Attack]]:
     """Return every attack that a spec string may name, those of other packages included: name → class."""
-    return dict(_ATTACKS)
+    return _ATTACKS.available()
 
 
 def attacks(text: str) -> list[Attack]:
