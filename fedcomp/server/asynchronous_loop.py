@@ -32,11 +32,11 @@ CLOCK, AT_WORK = "clock", "at-work"  # in a checkpoint
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client has answered, and when."""
+    """The answer of a client at work."""
 
     round: int  # in which it began
-    due: float  # seconds
-    report: Report | None  # None: there was none that could be read
+    due: float  # its arrival, in seconds
+    report: Report | None  # None: it could not be read
     result: Accepted | Rejection
 
     @property
@@ -57,15 +57,15 @@ class AsynchronousLoop(RoundLoop):
         self.pace, self.options = pace, self.strategy.options
         self.now = 0.0  # virtual seconds
         self.began: dict[int, int] = {}  # client at work → the round in which it began
-        self.answers: dict[int, Answer] = {}  # of clients at work, that have not been taken
+        self.answers: dict[int, Answer] = {}  # of clients at work, not yet taken by a round
         self.changed: set[int] = (
             set()
-        )  # clients whose answers came or were taken since the last checkpoint
-        self._exchanges: dict[int, Exchange] = {}  # by the round in which it began: answers to come
-        self._reports: dict[int, Report] = {}  # that came and are in no answer yet
-        self._seconds: dict[
-            int, float
-        ] = {}  # from question to answer, of answers that have not been taken
+        )  # clients whose answers arrived or were taken since the last checkpoint
+        self._exchanges: dict[
+            int, Exchange
+        ] = {}  # with clients at work, by the round in which they began
+        self._reports: dict[int, Report] = {}  # that arrived and are in no answer yet
+        self._seconds: dict[int, float] = {}  # from question to answer, of answers not yet taken
 
     def run_round(self, grid: Grid, round: int) -> RoundResult:
         started, traffic, late = (
@@ -105,10 +105,10 @@ class AsynchronousLoop(RoundLoop):
     def expected(self, clients: Sequence[int], round: int) -> list[int]:
         return []  # it depends on which clients are free by then
 
-    # Who is at work.
+    # Clients at work.
 
     def _begin(self, grid: Grid, round: int, traffic: Traffic, besides: Collection[int]) -> None:
-        """Give work to as many as there is room for, drawn from those who have none, `besides` whom."""
+        """Assign work to clients without any, other than `besides`, until the share of clients at work is reached."""
         nodes = self.roster(grid)
         self.now = max(self.now, self.clock.time_s)  # it may have waited for clients
         free = nodes.keys() - self.began.keys() - set(besides)
@@ -129,7 +129,7 @@ class AsynchronousLoop(RoundLoop):
             exchange.run(messages, AllAnswered())
 
     def _first(self, round: int, started: float) -> dict[int, Answer]:
-        """The answers that make a round."""
+        """Wait for the answers that make a round, and return them by client."""
         wanted, told = (
             min(len(self.began), max(1, math.floor(self.options.wait * len(self.began) + 0.5))),
             0,
@@ -163,7 +163,10 @@ class AsynchronousLoop(RoundLoop):
         return {answer.client: answer for answer in first}
 
     def _poll(self) -> bool:
-        """Take in the replies that are there, to whatever question, if any: asked for together, since what nobody asks for is given up."""
+        """Receive the replies that are there and return whether there were any.
+
+        One pull asks for all messages, since a message that no pull asks for is given up.
+        """
         waiting = list(self._exchanges.values())
         replies = (
             list(
@@ -185,7 +188,7 @@ class AsynchronousLoop(RoundLoop):
         self._reports[report.client] = report
 
     def _collect(self) -> None:
-        """Note what has come."""
+        """Keep what the exchanges have accepted and rejected as answers."""
         for began, exchange in list(self._exchanges.items()):
             for client, result in exchange.take().items():
                 due = self.now + self.pace(began, client) if self.pace else time.monotonic()

@@ -34,8 +34,8 @@ from ..messages import (
 )
 from ..strategies import RoundStrategy
 
-NUMBERED = 10_000  # versions of which is remembered how old they are
-FEW = 1000  # positions that a broadcast touched, which are remembered for as long as it is in the cache; of so many broadcasts
+NUMBERED = 10_000  # versions whose age is remembered
+FEW = 1000  # positions of a broadcast that are remembered while it is in the cache, and the number of such broadcasts
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Download:
 
 
 class Touched:
-    """Which positions the newest broadcasts of a cache touched. Each is opened once, however many clients missed it."""
+    """The positions that the newest broadcasts of a cache touched. Each broadcast is opened once, however many clients missed it."""
 
     def __init__(
         self, cache: Iterable[Broadcast], open: Callable[[Broadcast], np.ndarray | None], numel: int
@@ -66,12 +66,12 @@ class Touched:
         self._older, self._open = iter([*cache][::-1]), open
         self._first = np.zeros(
             numel, np.int32
-        )  # how many of the newest it takes until a position is touched; 0 = more than were opened
-        self._counts = [0]  # positions that the newest 0, 1, 2, ... touched
-        self._everywhere = False  # the next one names no positions
+        )  # number of newest broadcasts until a position is touched; 0: more than were opened
+        self._counts = [0]  # positions that the newest 0, 1, 2, … touched
+        self._everywhere = False  # the next broadcast touches all positions
 
     def by_newest(self, missed: int, below: int) -> np.ndarray | None:
-        """Those that the newest `missed` touched, ascending, or None when a frame of their values cannot cost fewer than `below` bytes."""
+        """Return the positions that the newest `missed` touched, ascending; None if a frame of their values takes `below` bytes or more."""
         while (
             len(self._counts) <= missed
             and not self._everywhere
@@ -90,7 +90,7 @@ class Touched:
 
 
 class Broadcasts:
-    """The server's model with the way that led to it. `weights` [numel] is changed only by `publish`."""
+    """The server's model and the broadcasts that led to it. `weights` [numel] is changed by `publish` and `start_from` only."""
 
     def __init__(
         self, weights: Tensor, layout: Layout, codec: Codec, memory: Memory, cache_bytes: int
@@ -106,7 +106,7 @@ class Broadcasts:
         self._bases: set[str] = set()  # of the cache
         self._few: dict[
             str, np.ndarray
-        ] = {}  # positions that some of it touched, by the version after
+        ] = {}  # positions that a broadcast of the cache touched, by the version after it
         self.newest_bytes = (
             0  # of the broadcast that led to this version, cached or not; 0 before the first
         )
@@ -167,7 +167,7 @@ class Broadcasts:
         return Broadcast(round, self.version, next_version(self.version, frame), frame)
 
     def publish(self, broadcast: Broadcast) -> None:
-        """Move the model by a prepared broadcast, and remember it for those who miss it."""
+        """Move the model by a prepared broadcast, and keep it for clients that miss it."""
         factor, step = decay.unwrap(broadcast.frame, self.weights.numel())
         if factor != 1:
             self.weights.mul_(factor)
@@ -195,7 +195,7 @@ class Broadcasts:
         version: str,
         newest_bytes: int,
     ) -> None:
-        """Stand where a checkpoint stood."""
+        """Continue from a checkpoint."""
         self.weights.copy_(weights)
         self.memory.load_state_dict(memory_state)
         self.cache, self._bases, self._few, self.newest_bytes = (
@@ -213,7 +213,7 @@ class Broadcasts:
         self._touched = None
 
     def behind(self, version: str) -> int | None:
-        """How many versions came after this one; None where that is not known, or more than `NUMBERED`."""
+        """Return how many versions came after this one; None if unknown or more than `NUMBERED`."""
         return (
             self._numbers[self.version] - self._numbers[version]
             if version in self._numbers
@@ -221,7 +221,7 @@ class Broadcasts:
         )
 
     def download(self, version: str) -> Download:
-        """What leads from `version` to the present one, in the cheapest form. The dense model when `version` is not known."""
+        """Return the cheapest download from `version` to the present one; the dense model if `version` is unknown."""
         if version == self.version:
             return Download(UP_TO_DATE, version, [])
         if version not in self._downloads:
@@ -246,7 +246,7 @@ class Broadcasts:
         return frames if frames_bytes <= dense_bytes else self.dense()
 
     def dense(self) -> Download:
-        """The model itself."""
+        """Return the download of the whole model."""
         if DENSE not in self._downloads:
             self._downloads[DENSE] = Download(DENSE, "", [DENSE_CODEC.encode(self.weights)])
         return self._downloads[DENSE]

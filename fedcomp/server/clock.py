@@ -1,34 +1,34 @@
-"""Time as a round sees it. Outside simulations with a virtual network it is the real one."""
+"""The clock of a round: real time, unless a simulation has a virtual network."""
 
 import time
 
 
 class Clock:
-    """The real clock, which knows no virtual seconds."""
+    """The real clock."""
 
     time_s: float = 0.0  # virtual seconds since the run began
 
     def begin(self, limit_s: float | None) -> None:
-        """An exchange begins, that has so many seconds; None = as long as it takes."""
+        """Start an exchange with a time limit in seconds; None: no limit."""
 
     def expect(self, answers: int) -> None:
-        """No more answers than these may come before it is asked again whether the exchange goes on."""
+        """Allow at most this many answers before the exchange checks again whether it is complete."""
 
     def came(self, message: str) -> float:
-        """When the answer to a message that has just been taken in came, in the seconds of `now`."""
+        """Return when the answer to a message arrived that was just received, in the seconds of `now`."""
         return self.now()
 
     def now(self) -> float:
-        """Seconds; differences within an exchange count."""
+        """Return the time in seconds; only differences within an exchange have a meaning."""
         return time.monotonic()
 
     def rest(self, seconds: float) -> None:
-        """There is nothing new, and nothing else to do."""
+        """Wait for new replies."""
         time.sleep(seconds)
 
     def move_to(self, time_s: float) -> None:
-        """Stand at a virtual moment, whatever exchanges since the last round have taken."""
+        """Set the virtual time, whatever the exchanges since the last round have taken."""
 
     def take(self) -> float | None:
-        """Virtual seconds since the last call; None where time is real."""
+        """Return the virtual seconds since the last call; None if time is real."""
         return None

@@ -1,4 +1,4 @@
-"""One phase of a round: assignments go out, reports come in, are checked as they arrive, and their bytes are counted."""
+"""One phase of a round: send assignments, check reports as they arrive, and count the bytes of both."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,8 +21,8 @@ Roster = Callable[
     [Grid], Mapping[int, int]
 ]  # logical client id → Flower node id, of the clients that can be reached now
 
-MOST_EXAMPLES = 1 << 53  # that a client may claim: up to here every float64 is exact
-POLL_S = 0.1  # between looks at a Grid that has nothing new
+MOST_EXAMPLES = 1 << 53  # that a client may report: up to here every float64 is exact
+POLL_S = 0.1  # between polls of a Grid without new replies
 
 
 def by_node(grid: Grid) -> dict[int, int]:
@@ -46,26 +46,26 @@ def accepted_of(report: Report, update: Update | None, rate: float = 1.0) -> Acc
 
 @dataclass
 class Traffic:
-    """What a round cost, by client: bytes of frames, and of what was announced and returned; and how long its answers took."""
+    """The traffic of a round by client: bytes of frames, announcements and returned frames, and the duration of answers."""
 
     uplink: dict[int, int] = field(default_factory=dict)
     downlink: dict[int, int] = field(default_factory=dict)
     seconds: dict[int, float] = field(
         default_factory=dict, compare=False
-    )  # from question to answer, over all phases; answered ones
+    )  # from question to answer, summed over phases; clients that answered
     behind: dict[int, int | None] = field(
         default_factory=dict
-    )  # versions that it had missed when asked; None: not known
+    )  # versions missed when the client was asked; None: unknown
     lateness: dict[int, int] = field(
         default_factory=dict
-    )  # rounds since the one that its answer belongs to; absent: this one
-    first_download: int = 0  # of the downlink: what clients without a state needed
-    catch_up: int = 0  # of the downlink: what is older than the newest broadcast
+    )  # rounds since the one that the answer was made for; absent: this one
+    first_download: int = 0  # downlink bytes to clients without a state
+    catch_up: int = 0  # downlink bytes older than the newest broadcast
 
     def sent(
         self, client: int, download: Download, beside: list[bytes], first: bool, newest: int
     ) -> None:
-        """`beside`: what was announced and returned with the download."""
+        """Count a download. `beside`: what is announced and returned with it."""
         size = download.bytes
         self.downlink[client] = self.downlink.get(client, 0) + size + sum(map(len, beside))
         if first:
@@ -78,7 +78,7 @@ class Traffic:
 
 
 class Exchange:
-    """The messages of one phase with one cohort. `accepted` and `rejected` fill up while replies come in."""
+    """The messages of one phase with one cohort. `accepted` and `rejected` grow while replies arrive."""
 
     def __init__(
         self,
@@ -108,13 +108,13 @@ class Exchange:
         self.accepted: dict[int, Accepted] = {}
         self.rejected: dict[int, Rejection] = {}
         self.proven: set[int] = set()  # clients rejected for bytes that no honest client sends
-        self._asked: dict[int, tuple[Assignment, int]] = {}  # client → what it was asked, its node
+        self._asked: dict[int, tuple[Assignment, int]] = {}  # client → assignment, node
         self._waiting: dict[str, int] = {}  # message id → client
-        self._since: dict[int, float] = {}  # client → when it was asked last, in seconds
+        self._since: dict[int, float] = {}  # client → time of its last message, in seconds
         self._sent_dense: set[int] = set()
 
     def message(self, assignment: Assignment, node: int) -> Message:
-        """The Flower message of an assignment, remembered until its reply comes."""
+        """Return the Flower message of an assignment and remember it until its reply arrives."""
         self._asked[assignment.client] = assignment, node
         return self.grid.create_message(
             self._content(assignment), "train", node, str(assignment.round)
@@ -133,7 +133,7 @@ class Exchange:
             self.give_up(client, closed.reason, closed.stage)
 
     def push(self, messages: list[Message]) -> None:
-        """Send."""
+        """Send messages."""
         clients = self._clients()
         for message, name in zip(messages, self.grid.push_messages(messages), strict=True):
             client = clients[message.metadata.dst_node_id]
@@ -143,7 +143,7 @@ class Exchange:
                 self._reject(client, "send", "the message could not be sent")
 
     def poll(self) -> bool:
-        """Take in the replies that are there, if any."""
+        """Receive the replies that are there. Return whether there were any."""
         replies = list(self.grid.pull_messages(self.names))
         self.receive(replies)
         return bool(replies)
@@ -158,28 +158,28 @@ class Exchange:
         self.traffic = traffic
 
     def give_up(self, client: int, reason: str, stage: str = "reply") -> None:
-        """Reject a client that has not answered; its reply, should it come, is dropped."""
+        """Reject a client that has not answered. A later reply is dropped."""
         self._waiting = {name: other for name, other in self._waiting.items() if other != client}
         self._reject(client, stage, reason)
 
     @property
     def names(self) -> list[str]:
-        """Messages whose replies are to come."""
+        """The ids of messages without a reply."""
         return list(self._waiting)
 
     @property
     def waiting(self) -> set[int]:
-        """Clients whose replies are to come."""
+        """The clients that have not replied."""
         return set(self._waiting.values())
 
     def take(self) -> dict[int, Accepted | Rejection]:
-        """What was accepted and rejected since the last call."""
+        """Return what was accepted and rejected since the last call, by client."""
         taken = self.accepted | self.rejected
         self.accepted, self.rejected = {}, {}
         return taken
 
     def receive(self, replies: Iterable[Message]) -> None:
-        """Check replies: each is accepted, rejected with a reason, or answered with the dense model. Replies to nothing are dropped."""
+        """Accept each reply, reject it with a reason, or answer it with the dense model. Drop replies to unknown messages."""
         known = [
             (self._waiting.pop(reply.metadata.reply_to_message_id, None), reply)
             for reply in replies
@@ -187,7 +187,7 @@ class Exchange:
         self._answer([(client, reply) for client, reply in known if client is not None])
 
     def receive_from_nodes(self, replies: Iterable[Message]) -> None:
-        """`receive` for messages that somebody else has sent: replies are known by their node, the first of each counts."""
+        """`receive` for messages that were sent by other code: replies are matched by node, and the first of each node counts."""
         clients = self._clients()
         first = {
             clients.get(reply.metadata.src_node_id): reply for reply in reversed(list(replies))
@@ -227,7 +227,7 @@ class Exchange:
             self.on_answer(answered, len(self._asked))
 
     def _report_of(self, client: int, reply: Message) -> Report | None:
-        """The report in a reply if it brings an update; None when the client was rejected or has been sent the dense model."""
+        """Return the report of a reply that has an update; None if the client was rejected or was sent the dense model."""
         if reply.has_error():
             return self._reject(client, "reply", _why(reply))
         try:
@@ -236,7 +236,7 @@ class Exchange:
             return self._reject(client, "reply", str(error))
 
     def answers(self) -> Iterator[Accepted]:
-        """What was accepted, in the order of the logical client ids."""
+        """Yield what was accepted, in the order of the client ids."""
         return (self.accepted[client] for client in sorted(self.accepted))
 
     def _checked(self, client: int, report: Report) -> Report | None:
@@ -292,7 +292,7 @@ class Exchange:
 
 
 def _why(reply: Message) -> str:
-    """The sentence of a reply that is an error."""
+    """Return the reason of a reply that is an error."""
     error = reply.error
     return (
         error.reason
@@ -302,7 +302,7 @@ def _why(reply: Message) -> str:
 
 
 def _check_step(report: Report, assignment: Assignment) -> None:
-    """Raise ProtocolError for a difference to something else than what the counterpart holds, or one that could not be named later."""
+    """Raise ProtocolError for an update relative to another state than the counterpart holds, or with a wrong ticket."""
     if report.after not in ("", assignment.accepted):
         raise ProtocolError(
             f"the update comes after the proposal '{report.after}', the last that was accepted is '{assignment.accepted}'"

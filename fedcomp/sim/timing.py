@@ -76,7 +76,7 @@ class Timing:
             self.clock.wait(step_s)
 
     def on_round_end(self, outcome: RoundResult) -> None:
-        """A round is over."""
+        """Update which clients are silent."""
         self._attendance.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
         for accepted in outcome.accepted:
             self._attendance.hear(accepted.client)

@@ -1,4 +1,4 @@
-"""Who takes part in a round."""
+"""The clients of a round: the roster of those that can be reached, and the cohort drawn from it."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,22 +25,22 @@ class Numbered(Mapping[int, int]):
 
 
 def ids(nodes: Mapping[int, int]) -> Sequence[int]:
-    """The logical ids of a roster."""
+    """Return the logical ids of a roster."""
     return nodes.ids if isinstance(nodes, Numbered) else list(nodes)
 
 
 def size(participation: float, clients: int) -> int:
-    """Clients in a cohort: the nearest whole number to the share, at least 2, never more than there are."""
+    """Return the size of a cohort: the nearest whole number to the share, at least 2 and at most all clients."""
     return min(clients, max(2, math.floor(participation * clients + 0.5)))
 
 
 def sample(clients: Sequence[int], participation: float, seed: int, round: int) -> list[int]:
-    """A cohort of logical ids, drawn without replacement, ascending."""
+    """Return a cohort of logical ids, drawn without replacement, ascending."""
     return draw(clients, size(participation, len(clients)), seed, round)
 
 
 def draw(clients: Sequence[int], count: int, seed: int, round: int) -> list[int]:
-    """`count` logical ids, drawn without replacement, ascending."""
+    """Return `count` logical ids, drawn without replacement, ascending."""
     ordered = clients if isinstance(clients, range) and clients.step > 0 else sorted(clients)
     chosen = seeds.generator(seed, "cohort", round).choice(len(ordered), count, replace=False)
     return sorted(ordered[i] for i in chosen)

@@ -33,13 +33,15 @@ RULES = StrategyConfig(
 )
 
 
-def made(text: str, clients: int, rules: StrategyConfig = RULES) -> RoundStrategy:
-    return strategy(text, replace(rules, clients=clients), Layout.flat(8))
+def made(text: str, clients: int, rules: StrategyConfig = RULES, **settings) -> RoundStrategy:
+    return strategy(text, replace(rules, clients=clients), Layout.flat(8), **settings)
 
 
-def federation(text: str, clients: int = 5, **changes) -> Federation:
+def federation(text: str, clients: int = 5, settings: dict | None = None, **changes) -> Federation:
     rules = replace(RULES, clients=clients, **changes)
-    return Federation(rules, clients=clients, strategy=lambda *args: strategy(text, *args))
+    return Federation(
+        rules, clients=clients, strategy=lambda *args: strategy(text, *args, **(settings or {}))
+    )
 
 
 # The rule.
@@ -77,15 +79,15 @@ def test_a_round_that_may_close_is_right_and_one_more_could_be_wrong(n, b):
     ("byzantine=2,liars=0", 3, 1, True),
 ])  # fmt: skip
 def test_absent_voters_and_frames_that_are_none_count_by_the_rule(options, bad, lost, closes):
-    f, honest = federation(f"election:{options}"), federation(f"election:{options}")
+    said: list[str] = []
+    f = federation(f"election:{options}", settings={"warn": said.append})
+    honest = federation(f"election:{options}")
     for client in range(bad):
         f.faults[(client, 1)] = lambda a, r: replace(r, frame=r.frame[:-1])
     for client in range(bad, bad + lost):
         f.faults[(client, 1)] = lambda a, r: replace(
             r, kind="failed", frame=b"", stage="train", reason="no memory left"
         )
-    said = []
-    f.strategy.warn = said.append
     (outcome,), (whole,) = f.loop.rounds(f.grid, [1]), honest.loop.rounds(honest.grid, [1])
     assert (outcome.broadcast is not None) == closes == (len(outcome.accepted) > 0)
     assert len(outcome.accepted) + len(outcome.rejections) == 5
@@ -111,13 +113,12 @@ def test_a_failed_round_is_skipped_and_the_next_one_goes_on():
 
 
 def test_a_round_in_which_nobody_votes_is_told():
-    f = federation("election:byzantine=1")
+    said: list[str] = []
+    f = federation("election:byzantine=1", settings={"warn": said.append})
     for client in range(5):
         f.faults[(client, 1)] = lambda a, r: replace(
             r, kind="failed", frame=b"", stage="train", reason="no memory left"
         )
-    said = []
-    f.strategy.warn = said.append
     first, second = f.loop.rounds(f.grid, [1, 2])
     assert (
         first.broadcast is None
@@ -127,9 +128,9 @@ def test_a_round_in_which_nobody_votes_is_told():
 
 
 def test_a_quorum_does_not_close_a_round_that_liars_could_have_filled():
-    one = made("election:byzantine=2,liars=1", 9, replace(RULES, quorum=0.3))
-    said = []
-    one.warn = said.append
+    said: list[str] = []
+    rules = replace(RULES, quorum=0.3)
+    one = made("election:byzantine=2,liars=1", 9, rules, warn=said.append)
     assert len(one.choose(range(9), 1, "")) == 9
     (phase,) = one.phases(1)
     assert said == [
@@ -190,7 +191,8 @@ def test_a_code_has_as_many_seats_as_the_cohort_has_clients_up_to_15():
 
 @for_each("form", ["data", "ballots"])
 def test_seats_without_clients_count_as_absent_ones(form):
-    one = begun(f"election:byzantine=2,liars=1,form={form}", 9)
+    said: list[str] = []
+    one = made(f"election:byzantine=2,liars=1,form={form}", 9, warn=said.append)
     assert one.fewest == 7 and one.choose(range(9), 1, "") == list(range(9))
     cohort = one.choose([0, 1, 2, 4, 5, 7, 8], 2, "")
     assert cohort == [0, 1, 2, 4, 5, 7, 8] and len(one.allocation) == 7
@@ -199,8 +201,6 @@ def test_seats_without_clients_count_as_absent_ones(form):
         assert {3, 6} & {client for row in rows.values() for client in row.senders}, (
             "their data are there"
         )
-    said = []
-    one.warn = said.append
     assert (
         one.choose([0, 1, 2, 4, 5, 7], 3, "") == one.choose([1], 4, "") == []
         and len(said) == 1
@@ -210,9 +210,9 @@ def test_seats_without_clients_count_as_absent_ones(form):
 
 @for_each("options", ["form=data", "form=ballots", "form=ballots,sealed=true"])
 def test_a_round_is_left_out_while_too_few_can_be_reached(options):
-    f = federation(f"election:byzantine=2,{options}")
-    said = []
-    f.strategy.warn, f.clients = said.append, 3
+    said: list[str] = []
+    f = federation(f"election:byzantine=2,{options}", settings={"warn": said.append})
+    f.clients = 3
     (first,) = f.loop.rounds(f.grid, [1])
     f.clients = 5
     (second,) = f.loop.rounds(f.grid, [2])

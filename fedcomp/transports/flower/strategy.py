@@ -30,7 +30,7 @@ from ...strategies.cohort import ids
 class FlowerStrategy(Strategy):
     """Runs a strategy of fedcomp, given by its spec string, in a Flower ServerApp.
 
-    A client's logical id is its node id unless `roster` gives another. After `start` or `begin`, `loop` is the loop that runs the rounds.
+    A client's logical id is its node id unless `roster` gives another. `loop` runs the rounds; it is None before the first.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FlowerStrategy(Strategy):
 
         The server evaluates, through `evaluate_fn`; the two configs have no effect.
         """
-        loop, result = self.begin(initial_arrays, num_rounds, timeout), Result()
+        loop, result = self.initialize(initial_arrays, num_rounds, timeout), Result()
         for outcome in loop.rounds(grid, range(1, num_rounds + 1)):
             result.arrays = self.arrays()
             result.train_metrics_clientapp[outcome.round] = _metrics(outcome)
@@ -63,7 +63,7 @@ class FlowerStrategy(Strategy):
                 result.evaluate_metrics_serverapp[outcome.round] = measured
         return result
 
-    def begin(
+    def initialize(
         self, initial_arrays: ArrayRecord, num_rounds: int, timeout: float | None = None
     ) -> RoundLoop:
         """Make the loop of a run from `initial_arrays`. Raises SpecError and ConfigError for settings that do not suit it."""
@@ -97,7 +97,7 @@ class FlowerStrategy(Strategy):
         In later calls `arrays` is not sent: clients get what they miss of the loop's own model.
         """
         if self.loop is None:
-            self.begin(arrays, self.config.rounds)
+            self.initialize(arrays, self.config.rounds)
         loop, made = self._running, self._running.strategy
         if made.asynchronous:
             raise ConfigError(
