@@ -183,22 +183,22 @@ def measure(config: RunConfig, rounds: int) -> Measured:
 
 def _beside(simulation: Simulation) -> tuple[dict[str, Callable[[], object]], float]:
     """The plain loops over a cohort of the run, drawn once, and the operations of one client's update."""
-    config, clients, task = simulation.config, simulation.clients, simulation.task
+    config, trainer, task = simulation.config, simulation.clients.trainer, simulation.task
     chosen = seeds.generator(config.seed, "bench").permutation(config.clients)[
         : size(config.participation, config.clients)
     ]
-    shards = [clients.shards[client] for client in chosen]
+    shards = [trainer.shards[client] for client in chosen]
     plans = [
-        plan_batches(clients.sgd, shard, config.seed, 1, int(who))
+        plan_batches(trainer.sgd, shard, config.seed, 1, int(who))
         for who, shard in zip(chosen, shards, strict=True)
     ]
     examples = sum(len(batch) for plan in plans for batch in plan) / len(plans)
     loops = {
-        USUAL: usual_loop(task, clients.data, shards, plans, clients.sgd),
-        LEAN: lean_loop(task, clients.data, plans, clients.sgd),
-        BIG: big_batch(task, clients.data, plans, clients.sgd),
+        USUAL: usual_loop(task, trainer.data, shards, plans, trainer.sgd),
+        LEAN: lean_loop(task, trainer.data, plans, trainer.sgd),
+        BIG: big_batch(task, trainer.data, plans, trainer.sgd),
     }
-    return loops, examples * flops_of_an_example(task, clients.data, config.batch_size)
+    return loops, examples * flops_of_an_example(task, trainer.data, config.batch_size)
 
 
 def _as_precise(

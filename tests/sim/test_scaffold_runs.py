@@ -97,7 +97,9 @@ def test_the_servers_control_variate_is_the_mean_of_the_clients_but_for_what_wai
     for client, member in enumerate(members):
         if member.memory.pending is not None and member.ticket == federation.loop.tickets[client]:
             member.memory.commit()
-    told = [m.buffers["scaffold/control"] - m.memory.state_dict()["residual"][n:] for m in members]
+    told = [
+        m.state.buffers["scaffold/control"] - m.memory.state_dict()["residual"][n:] for m in members
+    ]
     torch.testing.assert_close(
         federation.loop.broadcasts.weights[n:], torch.stack(told).mean(0), rtol=1e-3, atol=1e-5
     )

@@ -197,7 +197,7 @@ def test_clients_do_as_they_are_told():
         rounds=3,
     )
     federation, told, trained = Federation(rules), [], []
-    engine = federation.members[0].engine
+    engine = federation.members[0].trainer.engine.engine
     train = engine.train
 
     def watched(start, data, batches, sgd, **also):
