@@ -8,6 +8,7 @@ hold different modules of one name, the second cannot import its own, and `load`
 import hashlib
 import importlib.util
 import inspect
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -79,13 +80,14 @@ def _module(path: Path, text: str) -> ModuleType:
 def _import_neighbours_of(path: Path, text: str) -> None:
     """Put the folder of a task file first on `sys.path`. Raises TaskError where another task's module hides one of its modules."""
     folder = str(path.parent)
-    for name, module in list(sys.modules.items()):
-        loaded = getattr(module, "__file__", None)
-        if loaded is None or "." in name or module.__name__ != name:
+    others = _FOLDERS - {folder}
+    for name, module in list(sys.modules.items()) if others else ():
+        if "." in name or not (loaded := getattr(module, "__file__", None)):
             continue
-        home = Path(loaded).parent.parent if hasattr(module, "__path__") else Path(loaded).parent
-        hides = str(home) in _FOLDERS and str(home) != folder
-        if hides and (Path(folder, f"{name}.py").is_file() or Path(folder, name).is_dir()):
+        home = os.path.dirname(os.path.dirname(loaded) if hasattr(module, "__path__") else loaded)
+        if home not in others or module.__name__ != name:
+            continue
+        if Path(folder, f"{name}.py").is_file() or Path(folder, name).is_dir():
             raise TaskError(
                 f"--task {text}: another task of this process has imported '{name}' from {loaded}, which hides the module of this "
                 "name beside the task file; rename one of them, or use another process"

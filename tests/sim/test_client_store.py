@@ -117,9 +117,10 @@ def same(a: dict, b: dict) -> bool:
     )
 
 
-@pytest.mark.parametrize("moves_to", [None, torch.device("cpu")])
 @pytest.mark.parametrize("name", available_memories())
-def test_every_memory_is_the_same_to_the_bit_wherever_it_was(tmp_path, name, moves_to):
+def test_every_memory_is_the_same_to_the_bit_wherever_it_was(tmp_path, name):
+    """Each other memory as if clients were trained on a device of its own."""
+    moves_to = torch.device("cpu") if list(available_memories()).index(name) % 2 else None
     here, away = (
         ClientStore(lambda: made(name), "v0"),
         bounded(tmp_path, Placement(FILE, 4 * 4 * NUMEL, moves_to), name),

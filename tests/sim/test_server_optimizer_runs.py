@@ -40,7 +40,6 @@ def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, text, stop, every):
         "asynchronous",
         "gtopk",
         "median",
-        "centered-clipping",
         "powersgd:rank=1",
         "sketched-sgd:density=20%",
     ],
