@@ -275,9 +275,7 @@ class Counterpart(ABC):
     from nothing (`fresh`), so does its part here.
     """
 
-    rate: float = (
-        1.0  # the round's learning rate as a multiple of the run's, set before a round is closed
-    )
+    rate: float = 1.0  # of the round that is being closed, as a multiple of the run's learning rate
     rates: Mapping[int, float] = {}  # by client: the rate of the round in which its update was made
     measures_steps: ClassVar[bool] = (
         False  # compares the steps of the model with the clients' updates
@@ -289,6 +287,10 @@ class Counterpart(ABC):
     def announce(self) -> Mapping[str, bytes]:
         """What clients have to know for their proposals. Its bytes are counted."""
         return {}
+
+    def set_rates(self, rate: float, rates: Mapping[int, float]) -> None:
+        """Set the learning rates of a round before it is closed: its own, and by client the one that its update was made with."""
+        self.rate, self.rates = rate, rates
 
     @abstractmethod
     def estimate(self, client: int, update: Update | None, fresh: bool) -> Update | None:

@@ -198,8 +198,7 @@ class RoundLoop:
         refused = dict(strategy.reject(last))
         last = [a for a in last if a.client not in refused]
         if counterpart is not None:
-            counterpart.rate = strategy.schedule.rate(round)
-            counterpart.rates = {a.client: a.rate for a in last}
+            counterpart.set_rates(strategy.schedule.rate(round), {a.client: a.rate for a in last})
         aggregation, broadcast = Aggregation(), None
         if last:
             try:

@@ -1,4 +1,4 @@
-"""The mod by itself: what it leaves alone, what it refuses, what it keeps where. Its work with a server: strategies/test_compressed.py."""
+"""The mod by itself: what it leaves alone, what it refuses, what it keeps where. Its work with a server: transports/test_compressed.py."""
 
 import numpy as np
 import pytest
