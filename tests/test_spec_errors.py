@@ -29,7 +29,7 @@ MISTAKES = {
 }
 
 
-@for_each("given, says", MISTAKES.items(), all_in_quick=True)
+@for_each("given, says", MISTAKES.items())
 def test_an_error_names_the_flag_and_its_text(given, says):
     words = [*given.split(" "), "--task", TASK, "--plain"]
     result = CliRunner().invoke(app, ["sim", *words], prog_name="fedcomp")

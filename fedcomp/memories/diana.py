@@ -56,7 +56,7 @@ class Diana(Shift):
         bound = self._bound(self.codec)
         if bound is None:
             raise MismatchError(
-                f"memory 'diana' needs an unbiased codec, and {self.codec} is biased; use {{uplink}} qsgd, or {{memory}} ef21"
+                f"{{memory}} diana needs an unbiased codec, and {self.codec} is biased; use {{uplink}} qsgd, or {{memory}} ef21"
             )
         if not 0 < self.step <= bound:
             raise MismatchError(

@@ -45,19 +45,19 @@ class ECQ(Vectors):
         )
         if gamma is None:
             raise MismatchError(
-                f"memory 'ecq' needs a codec whose error is bounded, and that of {self.codec} is not; use {{uplink}} stc"
+                f"{{memory}} ecq needs a codec whose error is bounded, and that of {self.codec} is not; use {{uplink}} stc"
             )
         growth = alpha * alpha * gamma + (beta - alpha) * (beta - alpha)
         if not growth < 1:
             pair = SAFE if gamma <= 1 else float(f"{SAFE / math.sqrt(gamma):.1e}")
             given = f"ecq:alpha={alpha:g},beta={beta:g}"
             raise MismatchError(
-                f"memory '{given}' diverges with {self.codec}: α²γ + (β − α)² is {growth:.3g} and has to be below 1; "
+                f"{{memory}} {given} diverges with {self.codec}: α²γ + (β − α)² is {growth:.3g} and has to be below 1; "
                 f"use {{memory}} ecq:alpha={pair:g},beta={pair:g}"
             )
         if gamma > 0 and abs(beta) > 1 and self.codec.variance(self.numel) is None:
             raise MismatchError(
-                f"memory 'ecq:alpha={alpha:g},beta={beta:g}' diverges with {self.codec}: what is not sent grows by beta in "
+                f"{{memory}} ecq:alpha={alpha:g},beta={beta:g} diverges with {self.codec}: what is not sent grows by beta in "
                 "every round; give a beta of at most 1"
             )
 

@@ -33,5 +33,5 @@ class EF21(Shift):
     def _check_codec(self) -> None:
         if contraction(self.codec, self.numel) <= 0:
             raise MismatchError(
-                f"memory 'ef21' gets nowhere with {self.codec}, which does not contract; use {{uplink}} stc, or {{memory}} none"
+                f"{{memory}} ef21 gets nowhere with {self.codec}, which does not contract; use {{uplink}} stc, or {{memory}} none"
             )

@@ -100,11 +100,11 @@ class LAQ(Shift):
         delta, errors = contraction(self.codec, self.numel), self.options.errors
         if delta <= 0:
             raise MismatchError(
-                f"memory 'laq' gets nowhere with {self.codec}, which does not contract; use {{uplink}} fp16, or {{memory}} none"
+                f"{{memory}} laq gets nowhere with {self.codec}, which does not contract; use {{uplink}} fp16, or {{memory}} none"
             )
         if delta <= errors * (1 - delta):
             raise MismatchError(
-                f"memory 'laq' would skip every round with {self.codec}: what it loses outweighs what it sends; "
+                f"{{memory}} laq would skip every round with {self.codec}: what it loses outweighs what it sends; "
                 "use {uplink} fp16, or {memory} laq:errors=0"
             )
 

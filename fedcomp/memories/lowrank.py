@@ -53,7 +53,7 @@ class LowRank(Memory):
     def _check_codec(self) -> None:
         if not isinstance(self.codec, PowerSGD):
             raise MismatchError(
-                f"memory 'lowrank' goes with {{uplink}} powersgd, not with {self.codec}; give that, or {{memory}} residual"
+                f"{{memory}} lowrank goes with {{uplink}} powersgd, not with {self.codec}; give that, or {{memory}} residual"
             )
 
     @classmethod

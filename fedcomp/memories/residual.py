@@ -31,7 +31,7 @@ class Residual(Vectors):
     def _check_codec(self) -> None:
         if self.codec.contraction(self.numel) is None:
             raise MismatchError(
-                f"memory 'residual' diverges with {self.codec}, which does not contract; use {{memory}} none, "
+                f"{{memory}} residual diverges with {self.codec}, which does not contract; use {{memory}} none, "
                 f"or {{uplink}} {_contracting(self.codec, self.numel)}"
             )
 

@@ -63,7 +63,7 @@ class Sketched(Vectors):
             self.codec.inner if isinstance(self.codec, LayerWise) else self.codec, Sketch
         ):
             raise MismatchError(
-                f"memory '{self.name}' goes with --strategy {self.only_under} and {{uplink}} sketch, not with {self.codec}; "
+                f"{{memory}} {self.name} goes with --strategy {self.only_under} and {{uplink}} sketch, not with {self.codec}; "
                 "give these, or {memory} dgc"
             )
 
@@ -86,7 +86,7 @@ class Sketched(Vectors):
     def _move(self, kept: Kept, x: Tensor, context: Context) -> tuple[Kept, Tensor]:
         if context.phase != SKETCH:
             raise MismatchError(
-                f"memory '{self.name}' has no frame for a phase '{context.phase}'; give --strategy {self.only_under}, "
+                f"{{memory}} {self.name} has no frame for a phase '{context.phase}'; give --strategy {self.only_under}, "
                 "or {memory} none"
             )
         u = (kept["velocity"] * self.options.momentum).add_(x)

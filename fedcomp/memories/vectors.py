@@ -105,6 +105,6 @@ def at_full_density(codec: Codec, name: str) -> Codec:
     inner = codec.inner if isinstance(codec, LayerWise) else codec
     if not isinstance(inner, Selective) or inner.draws:
         raise MismatchError(
-            f"memory '{name}' chooses the coordinates itself, which {codec} cannot carry; use {{uplink}} topk or stc"
+            f"{{memory}} {name} chooses the coordinates itself, which {codec} cannot carry; use {{uplink}} topk or stc"
         )
     return at_density(codec, 1.0)

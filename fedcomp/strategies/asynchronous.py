@@ -43,7 +43,7 @@ class Asynchronous(Average):
         super()._check_settings()
         if self.config.quorum != 1:
             raise ConfigError(
-                f"strategy '{self.name}' makes a round of the first answers that come; leave --quorum out, or give "
+                f"--strategy {self.name} makes a round of the first answers that come; leave --quorum out, or give "
                 f"--strategy {self.name}:wait={self.config.quorum:g}"
             )
 

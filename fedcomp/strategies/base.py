@@ -247,7 +247,7 @@ class RoundStrategy(ABC):
         config, steps = self.config, optimizer(self.config.server_optimizer)
         if config.clip_update and not self.clips:
             raise ConfigError(
-                f"strategy '{self.name}' adds no updates one by one, whose norms it could bound; leave --clip-update out, or "
+                f"--strategy {self.name} adds no updates one by one, whose norms it could bound; leave --clip-update out, or "
                 "use --strategy average"
             )
         if config.momentum and (applied := momentum(config.memory)):
@@ -258,7 +258,7 @@ class RoundStrategy(ABC):
             )
         if self.own_step and not steps.plain:
             raise ConfigError(
-                f"strategy '{self.name}' has a step of its own; leave --server-optimizer out, or for momentum give "
+                f"--strategy {self.name} has a step of its own; leave --server-optimizer out, or for momentum give "
                 f"--strategy {self.name}:momentum=0.9"
             )
         if steps.unitless and config.server_lr >= 1:
@@ -275,7 +275,7 @@ class RoundStrategy(ABC):
             self.warn(sentence)
         if only_under(config.memory) not in ("", self.name):
             raise ConfigError(
-                f"memory '{config.memory}' has no frames for strategy '{self.name}'; "
+                f"--memory {config.memory} has no frames for --strategy {self.name}; "
                 f"give --strategy {only_under(config.memory)}, or --memory none"
             )
         if clients_memory.counterpart is None:
@@ -284,7 +284,7 @@ class RoundStrategy(ABC):
         steps = optimizer(config.server_optimizer)
         if counterpart.measures_steps and steps.unitless:
             raise ConfigError(
-                f"memory '{config.memory}' compares updates with the steps of the model, which have another unit under "
+                f"--memory {config.memory} compares updates with the steps of the model, which have another unit under "
                 f"--server-optimizer {steps.name}; use sgd, or another --memory"
             )
         return counterpart

@@ -202,12 +202,12 @@ class Election(Vote):
             or spec.parse(config.memory).parts[0].name != Nothing.name
         ):
             raise ConfigError(
-                f"strategy '{self.name}' counts votes in which honest clients agree to the bit, and {self.uplink} with "
+                f"--strategy {self.name} counts votes in which honest clients agree to the bit, and {self.uplink} with "
                 f"memory '{config.memory}' makes others; leave --uplink and --memory out, or give sign and none"
             )
         if config.keep_momentum:
             raise ConfigError(
-                f"strategy '{self.name}' trains on other data in every round, and has no momentum to keep; leave "
+                f"--strategy {self.name} trains on other data in every round, and has no momentum to keep; leave "
                 "--keep-momentum out"
             )
 

@@ -97,12 +97,12 @@ class FetchSGD(Average):
         given = self.config
         if not isinstance(self.uplink, Sketch):
             raise ConfigError(
-                f"strategy '{self.name}' adds sketches of the whole model, which {self.uplink} does not make; "
+                f"--strategy {self.name} adds sketches of the whole model, which {self.uplink} does not make; "
                 "leave --uplink out, or give sketch"
             )
         if self.uplink.density not in (Sketch.density, self.options.density):
             raise ConfigError(
-                f"strategy '{self.name}' reads a share of {self.options.density:g}, the uplink {self.uplink.density:g}; "
+                f"--strategy {self.name} reads a share of {self.options.density:g}, the uplink {self.uplink.density:g}; "
                 f"give --strategy {self.name}:density={self.uplink.density:g}"
             )
         for flag, name in (
@@ -111,12 +111,12 @@ class FetchSGD(Average):
         ):
             if spec.parse(name).parts[0].name != Nothing.name:
                 raise ConfigError(
-                    f"strategy '{self.name}' keeps in its sketch what was not sent, which memory '{name}' would keep again; "
+                    f"--strategy {self.name} keeps in its sketch what was not sent, which memory '{name}' would keep again; "
                     f"leave {flag} out, or give none"
                 )
         if given.density_warmup or given.density_schedule or given.budget_bytes or given.budget_s:
             raise ConfigError(
-                f"strategy '{self.name}' sends sketches of one size; leave --density-warmup, "
+                f"--strategy {self.name} sends sketches of one size; leave --density-warmup, "
                 "--density-schedule and --budget out"
             )
 

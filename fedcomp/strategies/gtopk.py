@@ -39,7 +39,7 @@ class GTopK(Average):
         self._kept = np.empty(0, np.int64)  # positions that the last aggregate left
         if self.counterpart is not None or self.config.memory == Nothing.name:
             raise ConfigError(
-                f"strategy 'gtopk' returns what it drops, and memory '{self.config.memory}' cannot take it back; "
+                f"--strategy gtopk returns what it drops, and memory '{self.config.memory}' cannot take it back; "
                 "use --memory residual"
             )
 
@@ -51,7 +51,7 @@ class GTopK(Average):
         super()._check_settings()
         if not isinstance(self._codec, Largest):
             raise ConfigError(
-                f"strategy 'gtopk' takes k from the uplink's density; {self.uplink} sends no k largest, use --uplink topk"
+                f"--strategy gtopk takes k from the uplink's density; {self.uplink} sends no k largest, use --uplink topk"
             )
 
     @classmethod

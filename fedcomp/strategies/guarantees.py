@@ -74,7 +74,7 @@ def check_seats(o: "Options", f: int, n: int, clients: int) -> None:
     """Raise ConfigError where no code of n seats guarantees what the options ask for, in rounds of so many clients."""
     if n > clients:
         raise ConfigError(
-            f"strategy 'election' with seats={n} needs rounds of at least {n} clients, and they have {clients}; give "
+            f"--strategy election with seats={n} needs rounds of at least {n} clients, and they have {clients}; give "
             f"a smaller 'seats', a larger --participation, or more --clients"
         )
     if o.code == "deterministic" and n % 2 == 0:
@@ -89,24 +89,24 @@ def check_seats(o: "Options", f: int, n: int, clients: int) -> None:
             else f"rounds of {clients} clients have {n} seat{'s' * (n > 1)}"
         )
         raise ConfigError(
-            f"strategy 'election' with byzantine={o.byzantine} needs {2 * o.byzantine + 1} seats, and {seats}; give "
+            f"--strategy election with byzantine={o.byzantine} needs {2 * o.byzantine + 1} seats, and {seats}; give "
             f"{'more seats, ' * bool(o.seats)}a larger --participation, more --clients, or byzantine={(n - 1) // 2}"
         )
     if o.sealed and (o.code != "deterministic" or n != 2 * o.byzantine + 1 or n < MIN_PARTITIONS):
         raise ConfigError(
-            f"strategy 'election' with sealed=true has every voter count all ballots, since votes on some tell "
+            f"--strategy election with sealed=true has every voter count all ballots, since votes on some tell "
             f"what those are, and code={o.code} of {n} seats with byzantine={o.byzantine} does not; give "
             f"{_larger_code(n, clients, o.liars)}"
         )
     if not holds(clients, n, o.byzantine, f):
         most = (deal(range(clients), n, o.byzantine, 0, 1).margin - 1) // 2
         raise ConfigError(
-            f"strategy 'election' with byzantine={o.byzantine} bears {most} liars of {clients} clients, not "
+            f"--strategy election with byzantine={o.byzantine} bears {most} liars of {clients} clients, not "
             f"liars={f}; give a larger 'byzantine' or fewer 'liars'"
         )
     if o.sealed and n - f // (clients // n) < MIN_PARTITIONS:
         raise ConfigError(
-            f"strategy 'election' with sealed=true votes on {MIN_PARTITIONS} ballots at least, and of {clients} clients with "
+            f"--strategy election with sealed=true votes on {MIN_PARTITIONS} ballots at least, and of {clients} clients with "
             f"liars={f} those who send none, or bad ones, leave fewer; give {_larger_code(n, clients, o.liars)}"
         )
 

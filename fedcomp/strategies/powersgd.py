@@ -72,12 +72,12 @@ class PowerSGD(Average):
         own = self.defaults(self.options)
         if self.uplink != Factors(self.options.rank):
             raise ConfigError(
-                f"strategy '{self.name}' sends factors of rank {self.options.rank}, not {self.uplink}; "
+                f"--strategy {self.name} sends factors of rank {self.options.rank}, not {self.uplink}; "
                 f"leave --uplink out, or give {own['uplink']}"
             )
         if spec.parse(self.config.memory).parts[0].name != LowRank.name:
             raise ConfigError(
-                f"strategy '{self.name}' has two phases, for which memory '{self.config.memory}' has no frames; "
+                f"--strategy {self.name} has two phases, for which memory '{self.config.memory}' has no frames; "
                 f"leave --memory out, or give {own['memory']}"
             )
 

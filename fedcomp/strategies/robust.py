@@ -54,7 +54,7 @@ class Robust(RoundStrategy):
         super()._check_settings()
         if self.config.weights != "uniform":
             raise ConfigError(
-                f"strategy '{self.name}' counts every client once, since a Byzantine client would name the largest weight; "
+                f"--strategy {self.name} counts every client once, since a Byzantine client would name the largest weight; "
                 "leave --weights out, or give uniform"
             )
 
@@ -77,12 +77,12 @@ class Robust(RoundStrategy):
         """Raise ConfigError if no round of cohorts of so many clients could move the model."""
         if clients < self.least:
             raise ConfigError(
-                f"strategy '{self.name}' needs {self._needed()}, and a cohort has {clients}; "
+                f"--strategy {self.name} needs {self._needed()}, and a cohort has {clients}; "
                 "give a larger --participation, more --clients, or fewer liars"
             )
         if (enough := least(self.config.quorum, clients)) < self.least:
             raise ConfigError(
-                f"strategy '{self.name}' needs {self._needed()}, and with --quorum {self.config.quorum:g} a round closes "
+                f"--strategy {self.name} needs {self._needed()}, and with --quorum {self.config.quorum:g} a round closes "
                 f"at {enough}; give a larger --quorum, or fewer liars"
             )
 

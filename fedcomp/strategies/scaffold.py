@@ -84,21 +84,21 @@ class Scaffold(Average):
         given = self.config
         if spec.parse(given.memory).parts[0].name != Residual.name:
             raise ConfigError(
-                f"strategy '{self.name}' sends every change of a control variate once, and memory '{given.memory}' may lose "
+                f"--strategy {self.name} sends every change of a control variate once, and memory '{given.memory}' may lose "
                 "or change it; leave --memory out, or give residual"
             )
         if given.weights != "uniform":
             raise ConfigError(
-                f"strategy '{self.name}' keeps the plain mean of all control variates; leave --weights out"
+                f"--strategy {self.name} keeps the plain mean of all control variates; leave --weights out"
             )
         if given.momentum:
             raise ConfigError(
-                f"strategy '{self.name}' reads a client's mean gradient from its update, which momentum makes longer; leave "
+                f"--strategy {self.name} reads a client's mean gradient from its update, which momentum makes longer; leave "
                 "--momentum out"
             )
         if not optimizer(given.server_optimizer).plain:
             raise ConfigError(
-                f"strategy '{self.name}' moves the control variates by their mean, of which --server-optimizer "
+                f"--strategy {self.name} moves the control variates by their mean, of which --server-optimizer "
                 f"{given.server_optimizer} would make something else; leave it out"
             )
 

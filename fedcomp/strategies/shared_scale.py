@@ -114,12 +114,12 @@ class SharedScale(Average):
             self.uplink.inner if isinstance(self.uplink, LayerWise) else self.uplink, TernGrad
         ):
             raise ConfigError(
-                f"strategy '{self.name}' shares the scale of ternary updates, which {self.uplink} does not make; "
+                f"--strategy {self.name} shares the scale of ternary updates, which {self.uplink} does not make; "
                 "leave --uplink out, or give terngrad or terngrad@layer"
             )
         if spec.parse(self.config.memory).parts[0].name != Nothing.name:
             raise ConfigError(
-                f"strategy '{self.name}' shares the scale of updates as they are, to which memory '{self.config.memory}' "
+                f"--strategy {self.name} shares the scale of updates as they are, to which memory '{self.config.memory}' "
                 "adds; leave --memory out, or give none"
             )
 

@@ -75,17 +75,17 @@ class SketchedSGD(Average):
         inner = self.uplink.inner if isinstance(self.uplink, LayerWise) else self.uplink
         if not isinstance(inner, Sketch):
             raise ConfigError(
-                f"strategy '{self.name}' adds sketches, which {self.uplink} does not make; "
+                f"--strategy {self.name} adds sketches, which {self.uplink} does not make; "
                 f"leave --uplink out, or give {Sketch.name}"
             )
         if inner.density not in (Sketch.density, share):
             raise ConfigError(
-                f"strategy '{self.name}' moves a share of {share:g}, its uplink reads one of {inner.density:g}; "
+                f"--strategy {self.name} moves a share of {share:g}, its uplink reads one of {inner.density:g}; "
                 f"give --strategy {self.name}:density={inner.density:g}"
             )
         if spec.parse(self.config.memory).parts[0].name != Sketched.name:
             raise ConfigError(
-                f"strategy '{self.name}' has two phases, for which memory '{self.config.memory}' has no frames; "
+                f"--strategy {self.name} has two phases, for which memory '{self.config.memory}' has no frames; "
                 f"leave --memory out, or give {Sketched.name}"
             )
         if (
@@ -95,7 +95,7 @@ class SketchedSGD(Average):
             or self.config.budget_s
         ):
             raise ConfigError(
-                f"strategy '{self.name}' sends sketches of one size; leave --density-warmup, "
+                f"--strategy {self.name} sends sketches of one size; leave --density-warmup, "
                 "--density-schedule and --budget out"
             )
 

@@ -84,12 +84,12 @@ class Vote(RoundStrategy):
         super()._check_settings()
         if not isinstance(inner(self.uplink), Sign | EFSign):
             raise ConfigError(
-                f"strategy '{self.name}' counts signs, one bit each, which {self.uplink} does not send; leave --uplink out, "
+                f"--strategy {self.name} counts signs, one bit each, which {self.uplink} does not send; leave --uplink out, "
                 "or give sign, or efsign with --memory residual"
             )
         if self.config.weights != "uniform":
             raise ConfigError(
-                f"strategy '{self.name}' gives every client one vote; leave --weights out"
+                f"--strategy {self.name} gives every client one vote; leave --weights out"
             )
         if self.config.lr * self.config.server_lr > LARGEST:
             raise ConfigError(
@@ -100,7 +100,7 @@ class Vote(RoundStrategy):
             and spec.parse(self.config.downlink_memory).parts[0].name == Nothing.name
         ):
             raise ConfigError(
-                f"strategy '{self.name}' moves all coordinates by one length, of which --downlink {self.downlink} loses "
+                f"--strategy {self.name} moves all coordinates by one length, of which --downlink {self.downlink} loses "
                 "a part for good; leave --downlink out, or give --downlink-memory residual"
             )
 

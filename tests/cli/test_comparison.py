@@ -343,7 +343,7 @@ def test_an_alternative_that_cannot_be_is_found_before_the_first_one_trains(tmp_
     )
     assert done.exit_code == 2 and not (tmp_path / "x").exists() and done.stdout == ""
     assert re.fullmatch(
-        r"fedcomp: alternative sign: memory 'residual' diverges with sign.*; use .*\n", done.stderr
+        r"fedcomp: alternative sign: --memory residual diverges with sign.*; use .*\n", done.stderr
     )
 
 

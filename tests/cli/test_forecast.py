@@ -116,5 +116,5 @@ def test_what_cannot_be_is_refused_as_in_a_run():
         "--dry-run",
     )
     assert done.exit_code == 2 and done.stderr.startswith(
-        "fedcomp: alternative sign: memory 'residual' diverges with sign"
+        "fedcomp: alternative sign: --memory residual diverges with sign"
     )

@@ -183,7 +183,7 @@ def test_an_unbiased_codec_contracts_where_it_loses_less_than_it_is_given():
 def test_the_declared_contraction_holds(first, second):
     c = codec(f"{first}:density=1/10+{second}")
     if c.contraction(NUMEL) is None:
-        with pytest.raises(ConfigError, match="'residual' diverges"):
+        with pytest.raises(ConfigError, match="--memory residual diverges"):
             memory("residual", c, NUMEL)
         return
     for name in ("normal", "heavy tails", "constant", "one above, many below"):

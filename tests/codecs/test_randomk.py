@@ -127,7 +127,9 @@ def test_what_may_be_done_with_it():
         "randomk:scaled=true,by=magnitude",
         "randomk:scaled=true@layer",
     ):
-        with pytest.raises(ConfigError, match="'residual' diverges with randomk:.*scaled=true"):
+        with pytest.raises(
+            ConfigError, match="--memory residual diverges with randomk:.*scaled=true"
+        ):
             memory("residual", codec(spec), 100, layout_of(100))
 
 

@@ -95,7 +95,7 @@ def test_a_step_that_the_codec_does_not_bear_is_refused(alpha):
 def test_a_biased_codec_is_refused(spec):
     with pytest.raises(
         ConfigError,
-        match="'diana' needs an unbiased codec, and .* is biased; use --uplink qsgd, or --memory ef21",
+        match="diana needs an unbiased codec, and .* is biased; use --uplink qsgd, or --memory ef21",
     ):
         memory("diana", codec(spec), NUMEL, LAYOUT)
 

@@ -83,7 +83,7 @@ def test_a_pair_that_diverges_is_refused_with_one_that_does_not(spec, pair):
     with pytest.raises(ConfigError, match="diverges with .* below 1; use --memory ecq:") as refused:
         memory(f"ecq:{pair}", codec(spec), NUMEL)
     assert "\n" not in str(refused.value)
-    memory(re.search(r"--memory (ecq:\S+)", str(refused.value))[1], codec(spec), NUMEL)
+    memory(re.search(r"use --memory (ecq:\S+)", str(refused.value))[1], codec(spec), NUMEL)
 
 
 class Unchecked(ECQ):
@@ -103,14 +103,15 @@ def test_the_bound_tells_pairs_apart():
     c = codec("qsgd:levels=1")  # ω = √n
     with pytest.raises(ConfigError) as refused:
         memory("ecq", c, NUMEL)
-    named = memory(re.search(r"--memory (ecq:\S+)", str(refused.value))[1], c, NUMEL)
+    named = memory(re.search(r"use --memory (ecq:\S+)", str(refused.value))[1], c, NUMEL)
     assert longest(named) < 20 * NUMEL**0.5
     assert longest(Unchecked(c, NUMEL)) > 1e4 * NUMEL**0.5
 
 
 def test_what_a_biased_codec_never_sends_may_not_grow():
     with pytest.raises(
-        ConfigError, match=r"'ecq:alpha=0.7,beta=1.3' diverges with topk.*give a beta of at most 1"
+        ConfigError,
+        match=r"--memory ecq:alpha=0.7,beta=1.3 diverges with topk.*give a beta of at most 1",
     ):
         memory("ecq:alpha=0.7,beta=1.3", codec("topk:density=10%"), NUMEL)
     unchecked = Unchecked(codec("topk:density=10%"), NUMEL, options=ECQ.Options(0.7, 1.3))

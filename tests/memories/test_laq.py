@@ -183,14 +183,14 @@ def test_a_threshold_of_another_length_is_refused():
 def test_a_codec_that_loses_too_much_to_send_ever_is_refused(spec):
     with pytest.raises(
         ConfigError,
-        match="'laq' would skip every round with .*; use --uplink fp16, or --memory laq:errors=0",
+        match="--memory laq would skip every round with .*; use --uplink fp16, or --memory laq:errors=0",
     ):
         memory("laq", codec(spec), NUMEL)
     assert memory("laq:errors=0", codec(spec), NUMEL).propose(update(1))
 
 
 def test_a_codec_that_does_not_contract_is_refused():
-    with pytest.raises(ConfigError, match="'laq' gets nowhere with sign"):
+    with pytest.raises(ConfigError, match="--memory laq gets nowhere with sign"):
         memory("laq:errors=0", codec("sign"), NUMEL)
 
 

@@ -250,7 +250,7 @@ def test_a_phase_out_of_turn_is_refused():
 
 @for_each("spec", ["stc", "identity", "topk@layer", "topk+fp16"])
 def test_other_codecs_are_refused(spec):
-    sentence = "memory 'sketched' goes with --strategy sketched-sgd and --uplink sketch, not with .*; give these, or --memory dgc"
+    sentence = "--memory sketched goes with --strategy sketched-sgd and --uplink sketch, not with .*; give these, or --memory dgc"
     with pytest.raises(ConfigError, match=sentence):
         memory("sketched", codec(spec), NUMEL, LAYOUT)
 

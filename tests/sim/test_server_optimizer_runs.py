@@ -134,7 +134,7 @@ def test_what_gtopk_returns_is_what_it_dropped_before_the_momentum():
 def test_strategies_with_a_step_of_their_own_refuse(tmp_path, name):
     with pytest.raises(
         ConfigError,
-        match=f"strategy '{name}' has a step of its own; .* --strategy {name}:momentum=0.9",
+        match=f"--strategy {name} has a step of its own; .* --strategy {name}:momentum=0.9",
     ):
         simulate(
             RunConfig(

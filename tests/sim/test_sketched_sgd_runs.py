@@ -109,11 +109,11 @@ def test_uplink_memory_and_downlink_are_the_strategys_where_they_are_not_given(t
     [
         (
             {"strategy": "average"},
-            "'sketched:momentum=0.5' has no frames for strategy 'average'; give --strategy sketched-sgd",
+            "--memory sketched:momentum=0.5 has no frames for --strategy average; give --strategy sketched-sgd",
         ),
         (
             {"strategy": "gtopk", "uplink": "topk"},
-            "memory 'sketched' goes with --strategy sketched-sgd and --uplink sketch",
+            "--memory sketched goes with --strategy sketched-sgd and --uplink sketch",
         ),
         ({"uplink": "stc:density=5%"}, "leave --uplink out, or give sketch"),
         ({"memory": "none"}, "leave --memory out, or give sketched"),

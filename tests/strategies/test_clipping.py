@@ -106,6 +106,6 @@ def test_strategies_that_add_no_updates_one_by_one_refuse(name):
     assert name not in (Average.name, GTopK.name, Asynchronous.name)
     with pytest.raises(
         ConfigError,
-        match=f"strategy '{name}' adds no updates one by one, .* leave --clip-update out",
+        match=f"--strategy {name} adds no updates one by one, .* leave --clip-update out",
     ):
         cls(DENSE, Layout.flat(8))

@@ -362,7 +362,7 @@ def test_uplink_and_memory_are_the_strategys_where_they_are_not_given(tmp_path):
     [
         (
             {"uplink": "topk"},
-            "strategy 'powersgd' sends factors of rank 1, not topk:density=0.01,values=fp32; leave --uplink out, or give "
+            "--strategy powersgd sends factors of rank 1, not topk:density=0.01,values=fp32; leave --uplink out, or give "
             "powersgd:rank=1",
         ),
         ({"uplink": "powersgd:rank=2"}, "sends factors of rank 1, not powersgd:rank=2"),

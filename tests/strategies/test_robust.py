@@ -61,7 +61,7 @@ def test_a_cohort_that_is_too_small_is_refused_in_one_sentence(name, liars):
     rule(f"{name}:{liars}", 3, participation=1.0, clients=least)
     with pytest.raises(
         ConfigError,
-        match=f"'{name}' needs {least} clients .* has {least - 1}; give a larger --participation",
+        match=f"--strategy {name} needs {least} clients .* has {least - 1}; give a larger --participation",
     ) as error:
         rule(f"{name}:{liars}", 3, participation=1.0, clients=least - 1)
     assert "\n" not in str(error.value)
@@ -287,7 +287,7 @@ def test_frames_of_any_codec_are_read(name, uplink):
 
 def test_weights_by_examples_are_refused():
     with pytest.raises(
-        UserError, match="'krum' counts every client once.*leave --weights out"
+        UserError, match="--strategy krum counts every client once.*leave --weights out"
     ) as error:
         strategy("krum", StrategyConfig(weights="examples"), Layout.flat(3))
     assert "\n" not in str(error.value)

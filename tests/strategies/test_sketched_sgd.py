@@ -573,7 +573,7 @@ def test_updates_at_the_end_of_float32_leave_a_finite_model(seeds):
         (
             {"uplink": "topk"},
             {},
-            "strategy 'sketched-sgd' adds sketches, which topk:density=0.01,values=fp32 does not make; "
+            "--strategy sketched-sgd adds sketches, which topk:density=0.01,values=fp32 does not make; "
             "leave --uplink out, or give sketch",
         ),
         ({"uplink": "fp16@layer"}, {}, "adds sketches, which fp16@layer does not make"),
@@ -621,7 +621,7 @@ def test_a_mistake_is_one_sentence_with_the_fix(changes, options, sentence):
 def test_its_memory_is_refused_where_nobody_asks_for_values():
     with pytest.raises(
         ConfigError,
-        match="'sketched:momentum=0' has no frames for strategy 'average'; give --strategy sketched-sgd, or",
+        match="--memory sketched:momentum=0 has no frames for --strategy average; give --strategy sketched-sgd, or",
     ):
         Federation(RULES, strategy=Average)
     with pytest.raises(
