@@ -40,7 +40,7 @@ def invitation(config, loop, client=-1):
         "a run",
         client,
         told(config),
-        strategy.layout.fingerprint,
+        strategy.model_layout.fingerprint,
         loop.broadcasts.first,
     )
 

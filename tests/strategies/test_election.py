@@ -275,7 +275,7 @@ def test_an_empty_ballot_is_a_missing_one_and_turns_its_sender_down():
     ("election", 5, {"keep_momentum": True}, "leave --keep-momentum out"),
     ("election:byzantine=3", 5, {}, "needs 7 seats.* or byzantine=2"),
     ("election:byzantine=1", 2, {}, "a larger --participation"),
-    ("election:byzantine=-1", 5, {}, "0 to 2 liars"),
+    ("election:byzantine=-1", 5, {}, "0 to 2 Byzantine voters"),
     ("election:byzantine=1,liars=2", 5, {}, "fewer 'liars'"),
     ("election:seats=4", 4, {}, "choose seats=3,"),
     ("election:seats=4", 5, {}, "choose seats=3 or 5"),
