@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-QUICK = False  # set by conftest.py: only the first case is run
+QUICK = (
+    False  # set by conftest.py: only the first case is run, unless the test is marked exhaustive
+)
 
 
 def for_each(names: str, cases: Iterable, *, ids: Iterable[str] | None = None) -> Callable:
@@ -22,7 +24,8 @@ def for_each(names: str, cases: Iterable, *, ids: Iterable[str] | None = None) -
         @functools.wraps(test)
         def run(**fixtures: Any) -> None:
             skipped: BaseException | None = None
-            chosen = cases[:1] if QUICK else cases
+            marks = {mark.name for mark in getattr(run, "pytestmark", ())}
+            chosen = cases[:1] if QUICK and "exhaustive" not in marks else cases
             done = 0
             for case, label in zip(chosen, labels):
                 values = dict(zip(keys, case if len(keys) > 1 else [case], strict=True))

@@ -8,6 +8,7 @@ import cases
 import pytest
 from hypothesis import settings
 
+TESTS = Path(__file__).resolve().parent
 MARKED = {"slow", "deploy"}  # tests that --quick leaves out
 FLWR_HOME = tempfile.TemporaryDirectory(prefix="flwr-")
 
@@ -47,6 +48,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     cases.QUICK = config.getoption("quick")
+    if "PYTEST_XDIST_WORKER" in os.environ and [Path(arg).resolve() for arg in config.args] == [
+        TESTS
+    ]:
+        _collect_elsewhere_first(config)
+
+
+def _collect_elsewhere_first(config: pytest.Config) -> None:
+    """Have each worker begin with other files, which pytest compiles, so that each file is compiled by one of them."""
+    files = sorted(map(str, TESTS.rglob("test_*.py")))
+    worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    first = len(files) * worker // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    config.args[:] = files[first:] + files[:first]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -61,6 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for item in items
             if item is first[item.nodeid.partition("[")[0]] or item.get_closest_marker("exhaustive")
         ]
+    items.sort(key=lambda item: str(item.path))
     items.sort(key=lambda item: item.get_closest_marker("deploy") is None)
 
 
