@@ -37,7 +37,7 @@ class VirtualClients:
     ):
         self.trainer, self.byzantine = trainer, byzantine or ByzantineClients()
         self.store = ClientStore(make_memory, replica.version, placement)
-        self.growth, self.contraction = Growth(warn), Contraction(warn, feeds_back)
+        self.watch = UpdateWatch(algorithm, seed, warn, feeds_back)
         self.session = ClientSession(
             replica,
             self.store,
@@ -45,7 +45,7 @@ class VirtualClients:
             algorithm,
             seed,
             hook=self.byzantine,
-            watch=self._watch,
+            watch=self.watch,
         )
 
     @property
@@ -65,19 +65,6 @@ class VirtualClients:
     def handle(self, assignments: Sequence[Assignment]) -> list[Report]:
         return self.session.handle(assignments)
 
-    def _watch(
-        self, assignments: Sequence[Assignment], memories: Sequence[Memory], updates: Tensor
-    ) -> None:
-        """Warn about residuals that grow without bound and sketches that do not contract."""
-        self.growth.look([a.client for a in assignments], memories, updates)
-        algorithm = self.session.algorithm
-        # With several phases exact values are asked for, which are not misread.
-        if not assignments or self.contraction.over or len(algorithm.phases) > 1:
-            return
-        first, memory = assignments[0], memories[0]
-        seed = algorithm.seed(memory.codec, self.session.seed, first)
-        self.contraction.look(first.round, memory.codec, seed, memory.layout, updates)
-
     # Checkpoints.
 
     def keep_in(self, shelf: Shelf) -> None:
@@ -90,3 +77,25 @@ class VirtualClients:
         """Return to the state of the checkpoint. States of clients are read when they are first used."""
         self.session.replica.restore(weights, version, passed)
         self.store.clear()
+
+
+class UpdateWatch:
+    """Warns about residuals that grow without bound and sketches that do not contract."""
+
+    def __init__(
+        self, algorithm: ClientAlgorithm, seed: int, warn: Callable[..., None], feeds_back: bool
+    ):
+        self.algorithm, self.seed = algorithm, seed
+        self.growth, self.contraction = Growth(warn), Contraction(warn, feeds_back)
+
+    def __call__(
+        self, assignments: Sequence[Assignment], memories: Sequence[Memory], updates: Tensor
+    ) -> None:
+        """Look at the updates [m, numel] that clients are about to encode."""
+        self.growth.look([a.client for a in assignments], memories, updates)
+        # With several phases exact values are asked for, which are not misread.
+        if not assignments or self.contraction.over or len(self.algorithm.phases) > 1:
+            return
+        first, memory = assignments[0], memories[0]
+        seed = self.algorithm.seed(memory.codec, self.seed, first)
+        self.contraction.look(first.round, memory.codec, seed, memory.layout, updates)

@@ -36,6 +36,10 @@ class Contraction:
         )  # of the round that runs: the sum of its updates, and how many they are
         self.sent: tuple[Codec, int, Layout | None]  # by which codec, with which seed and layout
 
+    def resume(self, rounds: int) -> None:
+        """Continue a run after so many rounds."""
+        self.over |= rounds >= ROUNDS
+
     def look(
         self, round: int, codec: Codec, seed: int, layout: Layout | None, updates: Tensor
     ) -> None:

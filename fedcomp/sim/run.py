@@ -50,7 +50,6 @@ from ..training.local_sgd import LocalSGD
 from .attacks import ByzantineClients, attacks
 from .batched import NotMapped
 from .clients import VirtualClients
-from .contraction import ROUNDS
 from .grid import LocalGrid, by_index
 from .interruption import Interruption
 from .machine import HOME, Machine, cannot_map, engine_on, measured
@@ -260,7 +259,7 @@ class Simulation(Preparation):
             )
             ends.callback(recovery.close)
             done = recovery.restore()
-            self.clients.contraction.over |= done >= ROUNDS
+            self.clients.watch.contraction.resume(done)
             if self.folder.resumed:
                 self._write_config()
             self.observer.started(self._header(done + 1))
