@@ -485,19 +485,14 @@ def _nonfinite(
     x: Tensor, layout: Layout | None, onto: Tensor | None = None, what: str = "the update"
 ) -> NonFiniteError:
     """Return the error for a vector, or a sum onto + x, that is not finite, with the name of the tensor."""
-    position = kernels.first_nonfinite(x, onto)
-    value = x[position].to(torch.float32)
-    if value.isfinite():
-        value, what = onto[position] + value, "the residual with the update added"
-    entry = layout.entry_at(position) if layout is not None else None
-    where = (
-        f"tensor '{entry.name}', element {position - entry.offset}"
-        if entry
-        else f"element {position}"
-    )
-    error = NonFiniteError(f"{what} is {value.item()} in {where}; lower --lr or set --clip")
-    error.position = position
-    return error
+
+    def place(position: int) -> str:
+        if layout is None:
+            return f"in element {position}"
+        entry = layout.entry_at(position)
+        return f"in tensor '{entry.name}', element {position - entry.offset}"
+
+    return kernels.nonfinite(x, onto, what, place)
 
 
 def expect(condition: bool, sentence: str) -> None:

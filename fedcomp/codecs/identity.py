@@ -10,7 +10,6 @@ from torch import Tensor
 
 from .. import kernels
 from ..kernels import rounding
-from ..kernels.parallel import PIECE, map_ranges, pieces
 from ..layout import Layout
 from . import half
 from .base import Codec, Context, expect
@@ -108,10 +107,10 @@ class BFloat16(Codec):
         if not x.numel():
             return EMPTY
         shift = rounding.shift_of(rounding.largest(x))
-        return Section(
-            x.numel(),
-            bytes([shift]) + _bfloat16(x.detach().cpu(), np.float32(2.0**shift)).tobytes(),
-        )
+        rounded = (x.cpu().to(torch.float32) * 2.0**shift).to(torch.bfloat16)
+        bits = rounded.view(torch.int16).numpy().view(np.uint16)
+        bits = bits - (bits & 0x7FFF == 0x7F80)  # infinity becomes the largest finite number
+        return Section(x.numel(), bytes([shift]) + bits.astype("<u2", copy=False).tobytes())
 
     def _decode_row(self, section: Section, layout: Layout, seed: int) -> Update:
         count, data = layout.numel, section.body
@@ -131,18 +130,3 @@ class BFloat16(Codec):
         values = (bits.astype(np.uint32) << 16).view(np.float32)
         values *= np.float32(2.0 ** -data[0])
         return Dense(values)
-
-
-def _bfloat16(x: Tensor, factor: np.float32) -> np.ndarray:
-    """x·factor as bfloat16, finite: uint16 [n]."""
-    rounded = np.empty(x.numel(), "<u2")
-
-    def work(start: int, stop: int) -> None:
-        for at in range(start, stop, PIECE):
-            (piece,) = pieces(x, at, min(at + PIECE, stop))
-            bits = (piece * factor).view(np.uint32)
-            upper = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
-            rounded[at : at + piece.size] = upper - (upper & 0x7FFF == 0x7F80)
-
-    map_ranges(x.numel(), work)
-    return rounded

@@ -15,8 +15,8 @@ from .select import (
     top_side,
     values_at,
 )
-from .sparse import add_all_at, add_at, add_at_each, all_finite
-from .sums import norm1, norm1_rows, norm2, norm2_rows
+from .sparse import add_all_at, add_at, all_finite
+from .sums import norm1, norm1_rows, norm2
 
 __all__ = [
     "Chosen",
@@ -24,7 +24,6 @@ __all__ = [
     "Signs",
     "add_all_at",
     "add_at",
-    "add_at_each",
     "add_finite",
     "all_finite",
     "are_finite",
@@ -37,7 +36,6 @@ __all__ = [
     "norm1",
     "norm1_rows",
     "norm2",
-    "norm2_rows",
     "pack_signs",
     "pack_signs_runs",
     "read_signs",

@@ -9,7 +9,7 @@ with contiguous vectors of at least `backend.LARGE` elements, all it takes besid
 NaN and infinity raise NonFiniteError; vectors of `onto` whose sum is not finite are not touched.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -114,23 +114,28 @@ def first_nonfinite(x: Tensor, onto: Tensor | None = None) -> int | None:
 
 def add_finite(onto: Sequence[Tensor], rows: Rows) -> list[bool]:
     """`onto[i] += rows[i]`, in place, where the sum is finite; return where it is."""
+    if not len(onto) or not onto[0].is_cuda:
+        return [_add_finite(total, row) for total, row in zip(onto, rows, strict=True)]
     sums = [total + row for total, row in zip(onto, rows, strict=True)]
-    finite = are_finite(sums)
+    finite = are_finite(sums)  # the device is waited for once
     for total, added, good in zip(onto, sums, finite, strict=True):
         if good:
             total.copy_(added)
     return finite
 
 
-def nonfinite(x: Tensor, onto: Tensor | None = None) -> NonFiniteError:
+def nonfinite(
+    x: Tensor,
+    onto: Tensor | None = None,
+    what: str = "the update",
+    place: Callable[[int], str] = "at position {}".format,
+) -> NonFiniteError:
     """Return the error for an x, or a sum onto + x, that is not finite; its `position` is that of the first such element."""
     position = first_nonfinite(x, onto)
-    value, what = x[position].to(torch.float32), "the update"
+    value = x[position].to(torch.float32)
     if value.isfinite():
         value, what = onto[position] + value, "the residual with the update added"
-    error = NonFiniteError(
-        f"{what} is {value.item()} at position {position}; lower --lr or set --clip"
-    )
+    error = NonFiniteError(f"{what} is {value.item()} {place(position)}; lower --lr or set --clip")
     error.position = position
     return error
 
@@ -238,6 +243,13 @@ def _take(x: Tensor, positions: Tensor) -> Tensor:
 
 def _floats(x: Tensor) -> np.ndarray:
     return x.numpy() if x.dtype == torch.float32 else x.to(torch.float32).numpy()
+
+
+def _add_finite(total: Tensor, x: Tensor) -> bool:
+    added = total + x
+    if finite := _is_finite(added):
+        total.copy_(added)
+    return finite
 
 
 def _is_finite(x: Tensor) -> bool:

@@ -71,34 +71,6 @@ def add_all_at(
         np.add.at((into.detach() if into.requires_grad else into).numpy(), every, weighted)
 
 
-def add_at_each(
-    into: Sequence[Tensor],
-    positions: Sequence[np.ndarray],
-    values: Sequence[np.ndarray | Signs],
-    weight: float,
-) -> Tensor:
-    """`add_at` for many vectors on one device, which gets all positions in one copy and is not waited for. Returns the sums, one
-    after the other. On a CPU it is for few positions of each."""
-    for vector, at in zip(into, positions, strict=True):
-        if at.size and not 0 <= at.item(0) <= at.item(-1) < vector.numel():
-            raise IndexError(f"positions {at[0]}..{at[-1]} do not fit a vector of {vector.numel()}")
-    device, sizes = into[0].device, [at.size for at in positions]
-    if device.type == "cpu":
-        weighted = np.float32(weight) * _spread_all(values)
-        edges = np.cumsum([0, *sizes]).tolist()
-        for vector, at, start, stop in zip(into, positions, edges, edges[1:], strict=False):
-            dense = vector.numpy()
-            weighted[start:stop] += dense[at]
-            dense[at] = weighted[start:stop]
-        return torch.from_numpy(weighted)
-    every = torch.from_numpy(np.concatenate(positions)).to(device).split(sizes)
-    more = torch.from_numpy(np.float32(weight) * _spread_all(values)).to(device).split(sizes)
-    sums = [vector[at].add_(some) for vector, at, some in zip(into, every, more, strict=True)]
-    for vector, at, total in zip(into, every, sums, strict=True):
-        vector[at] = total
-    return torch.cat(sums)
-
-
 @cache
 def _compiled() -> ModuleType:
     from . import loops

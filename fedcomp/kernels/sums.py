@@ -40,7 +40,7 @@ def norm1(x: Tensor) -> float:
 
 def norm2(x: Tensor) -> float:
     """‖x‖₂ of x [n], correctly rounded."""
-    return float(norm2_rows(x[None])[0])
+    return _root(_sums(x[None], 2)[0]) / (1 << UNIT + ROOT_BITS)
 
 
 def sum_squares(x: Tensor) -> float:
@@ -51,11 +51,6 @@ def sum_squares(x: Tensor) -> float:
 def norm1_rows(X: Tensor) -> np.ndarray:
     """`norm1` of every row of X [m, n]: float64 [m]."""
     return np.array([total / (1 << UNIT) for total in _sums(X, 1)], np.float64)
-
-
-def norm2_rows(X: Tensor) -> np.ndarray:
-    """`norm2` of every row of X [m, n]: float64 [m]."""
-    return np.array([_root(total) / (1 << UNIT + ROOT_BITS) for total in _sums(X, 2)], np.float64)
 
 
 ROOT_BITS = 65  # of a root behind the point: more than a float64 holds of the root of 1

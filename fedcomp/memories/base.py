@@ -7,7 +7,6 @@ The author of a memory writes `_propose`, `_commit` and `_rollback` once, for a 
 stack with m = 1.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,9 @@ from torch import Tensor
 from .. import kernels
 from ..codecs import Codec, Context, Update, at_density
 from ..codecs.base import NO_CONTEXT, check_vector, or_raise
-from ..codecs.update import Sparse
 from ..errors import ConfigError, NonFiniteError
 from ..kernels import Rows
 from ..layout import Layout
-
-FEW = 300  # positions of an update that numpy adds as soon as compiled loops do
 
 State = dict[str, Tensor | bytes]
 Changes = tuple[
@@ -352,58 +348,14 @@ def mask(vectors: Iterable[Tensor], sent: np.ndarray | None, dropped: Update | N
 
 
 def add_within(kept: Tensor, update: Update, weight: float = 1.0) -> None:
-    """kept += weight·update, in place, both finite; what leaves float32's range becomes its end, so that a memory stays usable."""
-    add_all_within([kept], [update], weight)
-
-
-def add_all_within(kept: Sequence[Tensor], updates: Sequence[Update], weight: float = 1.0) -> None:
-    """`add_within` for many vectors; their device, if it is one, is waited for once."""
-    if len(kept) > 1 and _is_sparse(kept, updates):
-        return _add_sparse(kept, updates, weight)
-    touched: list[
-        tuple[Tensor, Tensor]
-    ] = []  # vectors, and the lowest and highest of what was added to
-    for vector, update in zip(kept, updates, strict=True):
-        with np.errstate(over="ignore"):
-            update.add_to(vector, weight)
-        at = update.positions
-        if (
-            at is not None and vector.device.type == "cpu"
-        ):  # nothing to wait for, and numpy is quicker with a few
-            if not np.isfinite(vector.numpy()[at]).all():
-                vector.nan_to_num_()
-        elif vector.numel() if at is None else at.size:
-            values = vector if at is None else vector[torch.from_numpy(at).to(vector.device)]
-            touched.append((vector, torch.stack(values.aminmax()).to(kept[0].device)))
-    if touched:
-        for (vector, _), edges in zip(
-            touched, torch.stack([edges for _, edges in touched]).tolist(), strict=True
-        ):
-            if not all(map(math.isfinite, edges)):
-                vector.nan_to_num_()
-
-
-def _is_sparse(kept: Sequence[Tensor], updates: Sequence[Update]) -> bool:
-    """Whether all updates are of so few positions, or their vectors so far away, that they are added together."""
-    if not all(isinstance(update, Sparse) for update in updates):
-        return False
-    here = [vector.is_cpu for vector in kept]
-    return not any(here) or (all(here) and all(update.positions.size < FEW for update in updates))
-
-
-def _add_sparse(kept: Sequence[Tensor], updates: Sequence[Sparse], weight: float) -> None:
-    """`add_all_within`, with one copy to each of the devices."""
-    for device in {vector.device for vector in kept}:
-        mine = [
-            (vector, update)
-            for vector, update in zip(kept, updates, strict=True)
-            if vector.device == device
-        ]
-        vectors = [vector for vector, _ in mine]
-        with np.errstate(over="ignore"):
-            sums = kernels.add_at_each(
-                vectors, [u.positions for _, u in mine], [u.sent for _, u in mine], weight
-            )
-        if not sums.isfinite().all():
-            for vector in vectors:
-                vector.nan_to_num_()
+    """kept += weight·update, in place, both finite. Sums beyond float32's range become its ends, so that the memory stays usable."""
+    with np.errstate(over="ignore"):
+        update.add_to(kept, weight)
+    at = update.positions
+    if at is not None and kept.is_cpu:  # numpy is faster for few positions
+        finite = kernels.all_finite(kept.numpy()[at])
+    else:
+        touched = kept if at is None else kept[torch.from_numpy(at).to(kept.device)]
+        (finite,) = kernels.are_finite([touched])
+    if not finite:
+        kept.nan_to_num_()

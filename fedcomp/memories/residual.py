@@ -15,10 +15,9 @@ from typing import ClassVar
 
 import torch
 
-from ..codecs import Codec, Context, Update
+from ..codecs import Codec, Context
 from ..errors import MismatchError, NonFiniteError
 from ..kernels import Rows
-from .base import add_all_within, add_within
 from .vectors import Vectors
 
 
@@ -43,19 +42,6 @@ class Residual(Vectors):
         for memory in memories:
             memory.residual = memory._kept(like)["residual"]
         return cls._encode(memories, x, seeds, context, [memory.residual for memory in memories])
-
-    @classmethod
-    def _commit(
-        cls,
-        memories: Sequence["Residual"],
-        frames: Sequence[bytes],
-        dropped: Sequence[Update | None],
-    ) -> None:
-        residuals = [memory.residual for memory in memories]
-        add_all_within(residuals, cls._open(memories, frames), -1.0)
-        for residual, back in zip(residuals, dropped, strict=True):
-            if back is not None:
-                add_within(residual, back)
 
 
 def _contracting(codec: Codec, numel: int) -> str:

@@ -8,7 +8,6 @@ from cases import for_each
 from fedcomp.kernels import (
     add_all_at,
     add_at,
-    add_at_each,
     all_finite,
     backend,
     pack_signs,
@@ -94,39 +93,6 @@ def test_cuda_adds_what_the_cpu_does():
     add_at(into, positions, values, 1 / 3)
     add_at(on_cuda, positions, values, 1 / 3)
     assert torch.equal(on_cuda.cpu(), into)
-
-
-@pytest.mark.parametrize(
-    "device",
-    [
-        "cpu",
-        pytest.param(
-            "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-        ),
-    ],
-)
-def test_many_vectors_get_what_each_would_get(device):
-    cases = [sample(500, count, seed) for seed, count in enumerate((0, 1, 70, 500))]
-    signs = read_signs(pack_signs(cases[2][2] > 0), 70, float(np.float32(0.1)))
-    values = [cases[0][2], cases[1][2], signs, cases[3][2]]
-    expected = [into.clone() for into, _, _ in cases]
-    for vector, (_, positions, _), some in zip(expected, cases, values, strict=True):
-        add_at(vector, positions, some, 1 / 3)
-    found = [into.to(device) for into, _, _ in cases]
-    sums = add_at_each(found, [positions for _, positions, _ in cases], values, 1 / 3)
-    assert [v.cpu().numpy().tobytes() for v in found] == [v.numpy().tobytes() for v in expected]
-    assert sums.tolist() == [
-        value
-        for v, (_, positions, _) in zip(expected, cases, strict=True)
-        for value in v[positions].tolist()
-    ]
-
-
-def test_none_of_many_vectors_is_changed_by_a_position_outside():
-    vectors = [torch.zeros(5), torch.zeros(5)]
-    with pytest.raises(IndexError, match="do not fit a vector of 5"):
-        add_at_each(vectors, [np.array([1]), np.array([5])], [np.ones(1, np.float32)] * 2, 1.0)
-    assert not any(vector.any() for vector in vectors)
 
 
 @pytest.mark.parametrize("counts", [(), (0, 0), (7, 7, 7), (0, 3, 70, 1), (5, 5, 0), (70, 500, 3)])
