@@ -66,9 +66,6 @@ def pack_rows(
     positions: np.ndarray, counts: np.ndarray, numel: int
 ) -> tuple[list[int], list[bytes]]:
     """`pack` of m rows whose positions follow one another, counts [m] long."""
-    if len(counts) == 1 and _plain(positions.size, numel):
-        b = rice.best_parameter(positions, numel)
-        return [b], [rice.pack(positions, b)]
     if (2 * counts <= numel).all():
         return _pack(positions, counts, numel)
     rows, made = rice.split(positions, counts), [(MISSING, b"")] * len(counts)  # what sends all
@@ -166,11 +163,6 @@ def _unpack_dense(
         if ok:
             rows[i] = _others(row, numel) if missing[i] else row
     return rows
-
-
-def _plain(count: int, numel: int) -> bool:
-    """Whether one parameter is all that is tried."""
-    return 0 < count < BLOCKED and 2 * count <= numel
 
 
 def _others(positions: np.ndarray, numel: int) -> np.ndarray:

@@ -15,7 +15,7 @@ least 0. It is found in integers, so that every machine finds the same.
 
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import isqrt
 from types import ModuleType
 from typing import NamedTuple
@@ -26,7 +26,6 @@ from ..errors import FrameError
 from . import backend
 
 WIDEST = 40  # b may not be above: positions stay below 2^63 whatever the bytes claim
-FEW = 32  # positions that Python codes sooner than numpy
 SPARE = 8  # bytes after the last code that may be looked at
 AFTER = bytes(SPARE)
 _FRACTION = 128  # bits after the point
@@ -59,11 +58,7 @@ def parameters(counts: np.ndarray, numel: int) -> np.ndarray:
 
 def best_parameter(positions: np.ndarray, numel: int) -> int:
     """The b of the shortest code among b* − 2 … b* + 2; of equals the smallest."""
-    if positions.size > FEW:
-        return int(best_parameters(positions, np.array([positions.size]), numel)[0])
-    rest, middle = _few_rests(positions), parameter(positions.size, numel)
-    tried = range(max(middle - 2, 0), min(middle + 2, WIDEST) + 1)
-    return min(tried, key=lambda b: sum([r >> b for r in rest]) + positions.size * b)
+    return int(best_parameters(positions, np.array([positions.size]), numel)[0])
 
 
 def best_parameters(
@@ -93,12 +88,6 @@ def bits(positions: np.ndarray, b: int) -> int:
 
 def pack(positions: np.ndarray, b: int) -> bytes:
     """The code of positions (int64 [count], strictly increasing from 0 up)."""
-    if 0 < positions.size <= FEW:
-        rest = _few_rests(positions)
-        code = "".join(
-            ["0" * (r >> b) + "1" for r in rest] + [f"{r & (1 << b) - 1:0{b}b}" for r in rest if b]
-        )
-        return (int(code, 2) << -len(code) % 8).to_bytes((len(code) + 7) // 8, "big")
     return pack_rows(positions, np.array([positions.size]), np.full(positions.size, b))[0]
 
 
@@ -158,9 +147,7 @@ def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarr
         )
     if not count:
         return np.empty(0, np.int64)
-    if count <= FEW:
-        positions = _unpack_few(data, count, b, numel)
-    elif compiled := loops(count):
+    if compiled := loops(count):
         found = np.empty(count, np.int64)
         positions = (
             found if compiled.unpack_one(padded([data]), 8 * size, b, numel, found) else None
@@ -176,32 +163,6 @@ def unpack(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarr
             f"{size} bytes are not the code of {count} positions of {numel}; the frame is damaged or of another size"
         )
     return positions
-
-
-def _unpack_few(data: bytes | memoryview, count: int, b: int, numel: int) -> np.ndarray | None:
-    """`unpack` without numpy's calls; None where that raises."""
-    code = f"{int.from_bytes(data):0{8 * len(data)}b}"
-    stops, stop = [], -1
-    for _ in range(count):
-        stop = code.find("1", stop + 1)
-        if stop < 0:
-            return None
-        stops.append(stop)
-    end = stop + 1 + count * b
-    if not 0 <= len(code) - end < 8 or "1" in code[end:]:
-        return None
-    gaps = [after - before - 1 << b for before, after in pairwise([-1, *stops])]
-    if b:
-        gaps = [
-            gap + int(code[at : at + b], 2)
-            for gap, at in zip(gaps, range(stop + 1, end, b), strict=True)
-        ]
-    positions = [last + i for i, last in enumerate(accumulate(gaps))]
-    return np.array(positions) if positions[-1] < numel else None
-
-
-def _few_rests(positions: np.ndarray) -> list[int]:
-    return [after - before - 1 for before, after in pairwise([-1, *positions.tolist()])]
 
 
 def unpack_rows(
