@@ -45,7 +45,7 @@ def join(message: Message, context: Context) -> Message:
         try:
             presence = member.join(invitation)
             member.folder.save({INVITATION: invitation.pack()}, INVITED)
-            _say(member, sentences.joined(presence, member.client))
+            _say(member, sentences.joined(presence, member.session))
         except FedcompError as error:
             presence = Presence(invitation.run, member.who, "", str(error))
             _say(member, Said(str(error), REFUSED))

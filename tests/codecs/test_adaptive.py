@@ -123,7 +123,7 @@ def test_few_values_are_exact(spec):
 )
 @pytest.mark.parametrize("name", ["normal", "two heaps", "seventh powers", "half zeros"])
 def test_stochastic_rounding_is_unbiased(spec, name):
-    v, seeds = distributions()[name][:400].astype(np.float32).astype(np.float64), 80
+    v, seeds = distributions()[name][:400].astype(np.float32).astype(np.float64), 200
     x = torch.from_numpy(v.astype(np.float32))
     levels = codec(spec).place(x).astype(np.float64)
     assert levels[0] == v.min() and levels[-1] == v.max() and np.clip(0, v.min(), v.max()) in levels

@@ -175,13 +175,13 @@ def test_a_run_on_several_devices_learns_what_it_learns_on_one(tmp_path, monkeyp
 
 
 def test_each_device_compresses_what_it_trained(tmp_path, monkeypatch):
-    stacks, watch = [], virtual.VirtualClients._watch
+    stacks, watch = [], virtual.UpdateWatch.__call__
 
     def noted(self, assignments, memories, updates):
         stacks.append([a.client for a in assignments])
         watch(self, assignments, memories, updates)
 
-    monkeypatch.setattr(virtual.VirtualClients, "_watch", noted)
+    monkeypatch.setattr(virtual.UpdateWatch, "__call__", noted)
     run_on(
         monkeypatch,
         2,

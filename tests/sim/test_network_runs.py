@@ -27,7 +27,7 @@ from fedcomp.observe import Observer
 from fedcomp.server.results import NOTHING_ACCEPTED
 from fedcomp.server.round_loop import RoundResult
 from fedcomp.sim import simulate
-from fedcomp.sim.clients import VirtualClients
+from fedcomp.sim.clients import UpdateWatch, VirtualClients
 from fedcomp.sim.network import Network, Profiles
 from fedcomp.sim.network_file import read_file
 from fedcomp.sim.timing import Timing
@@ -247,15 +247,19 @@ def test_what_is_left_out_of_a_round_stays_in_its_senders_memory(
     tmp_path, monkeypatch, outcomes, limits, uplink
 ):
     inputs: dict[int, torch.Tensor] = defaultdict(lambda: 0.0)
-    watch, kept = VirtualClients._watch, []
+    watch, handle, kept = UpdateWatch.__call__, VirtualClients.handle, []
 
     def listening(self, assignments, memories, updates):
-        kept[:] = [self]
         for a, update in zip(assignments, updates, strict=True):
             inputs[a.client] = inputs[a.client] + update.clone()
         watch(self, assignments, memories, updates)
 
-    monkeypatch.setattr(VirtualClients, "_watch", listening)
+    def keeping(self, assignments):
+        kept[:] = [self]
+        return handle(self, assignments)
+
+    monkeypatch.setattr(UpdateWatch, "__call__", listening)
+    monkeypatch.setattr(VirtualClients, "handle", keeping)
     where = slower(tmp_path, "10ms", "450ms", "20ms", "0.6s", "30ms", "40ms")
     simulate(
         replace(ALL, network=where, uplink=uplink, rounds=8, out=out(tmp_path, "run"), **limits)
