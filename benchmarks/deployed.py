@@ -53,7 +53,7 @@ task = Task("wide", lambda: nn.Linear(1000, {classes}), train=lambda: data(2000,
 STEP = """\
 import sys, torch
 from fedcomp import RunConfig
-from fedcomp.clients import devices
+from fedcomp.training import devices
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine
 from fedcomp.layout import Layout
