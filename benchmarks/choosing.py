@@ -21,8 +21,8 @@ import warnings
 from dataclasses import dataclass, replace
 
 from fedcomp import RunConfig, codec
+from fedcomp.callbacks import Summary
 from fedcomp.cli import measure
-from fedcomp.observe import Summary
 from fedcomp.sim import simulate
 
 VOTE_LR = 0.002  # of votes on mnist-logreg, chosen beforehand (benchmarks/liars.py)

@@ -31,7 +31,7 @@ from rival_models import cifar10_cnn, cifar10_plain_cnn  # noqa: E402
 from rivals import Rival, run  # noqa: E402
 
 from fedcomp import RunConfig, config, tasks  # noqa: E402
-from fedcomp.observe import Observer, RoundRecord  # noqa: E402
+from fedcomp.callbacks import Callback, RoundRecord  # noqa: E402
 from fedcomp.sim import simulate  # noqa: E402
 from fedcomp.tasks.partition import partition  # noqa: E402
 
@@ -43,7 +43,7 @@ task = dataclasses.replace(built_in, name="cifar10-cnn", model=cifar10_cnn)
 plain = dataclasses.replace(built_in, name="cifar10-plain-cnn", model=cifar10_plain_cnn)
 
 
-class Rounds(Observer):
+class Rounds(Callback):
     """Seconds of each round, what was sent, the last accuracy."""
 
     def __init__(self, say_every: int):

@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from fedcomp import RunConfig
-from fedcomp.observe import Observer, RoundRecord
+from fedcomp.callbacks import Callback, RoundRecord
 from fedcomp.sim import simulate
 
 POINTS = 0.02  # of accuracy that compression may cost
@@ -88,7 +88,7 @@ SETTINGS = {
 
 
 @dataclass
-class Watch(Observer):
+class Watch(Callback):
     records: list[RoundRecord] = field(default_factory=list)
 
     def round_done(self, record: RoundRecord) -> None:

@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import flower_fedavg_app as app  # noqa: E402, by the command line and as a task file
 
 from fedcomp import Data, RunConfig, Task
+from fedcomp.callbacks import Callback
 from fedcomp.deployment.guard import Guard
 from fedcomp.deployment.start import Deployment, Door
-from fedcomp.observe import Observer
 
 LOOPBACK, HEADS = "127.0.0.1", 16_000  # bytes an exchange that are not frames, as asked
 
@@ -208,7 +208,7 @@ def ours(folder: Path, given: argparse.Namespace) -> Result:
         device="cpu",
         out=str(folder / "run"),
     )
-    deployment = Deployment(config, Door(port=0), Observer())
+    deployment = Deployment(config, Door(port=0), Callback())
     began = time.monotonic()
     with processes(surroundings(given), folder) as start:
 

@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 
 from fedcomp import RunConfig
-from fedcomp.observe import Header, Observer, RoundRecord
+from fedcomp.callbacks import Callback, Header, RoundRecord
 from fedcomp.server.checkpoint import ROWS
 from fedcomp.sim import simulate
 from fedcomp.spec import number
@@ -95,7 +95,7 @@ def main() -> None:
     )
 
 
-class Meter(Observer):
+class Meter(Callback):
     """Measures after rounds, and prints a line at tenths of the run; the process is this one."""
 
     def __init__(self, run: Path, rounds: int):

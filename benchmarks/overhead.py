@@ -24,7 +24,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 from fedcomp import Data, RunConfig, Task  # noqa: E402
-from fedcomp.observe import Observer, RoundRecord  # noqa: E402
+from fedcomp.callbacks import Callback, RoundRecord  # noqa: E402
 from fedcomp.profiling import Recorder, recording  # noqa: E402
 from fedcomp.sim import simulate  # noqa: E402
 
@@ -44,7 +44,7 @@ def model() -> nn.Module:
 task = Task("next to nothing", model, train=lambda: clouds(EXAMPLES), test=lambda: clouds(100))
 
 
-class Rounds(Observer):
+class Rounds(Callback):
     """Milliseconds of each round but the first ten and the last, which is evaluated, and of its parts."""
 
     def __init__(self, clock: Callable[[], float], rounds: int):

@@ -103,10 +103,10 @@ def vmapped(task, data, rows, lr: float) -> Callable[[], object]:
 def run_fedcomp(engine: str, precision: str, w: Workload) -> dict[str, object]:
     """Seconds of each round, checkpoint included, once the engine has settled; not of the last, which is evaluated."""
     from fedcomp import RunConfig
-    from fedcomp.observe import Observer
+    from fedcomp.callbacks import Callback
     from fedcomp.sim.run import Simulation
 
-    class Rounds(Observer):
+    class Rounds(Callback):
         def __init__(self) -> None:
             self.seconds, self.engine = [], ""
             self.settled = lambda: True

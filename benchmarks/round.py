@@ -19,9 +19,9 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does
 from local_sgd import examples, seconds  # noqa: E402
 
 from fedcomp import RunConfig  # noqa: E402
+from fedcomp.callbacks import Callback, RoundRecord  # noqa: E402
 from fedcomp.cli.plain_loops import lean_loop, usual_loop  # noqa: E402
 from fedcomp.config import data_folder  # noqa: E402
-from fedcomp.observe import Observer, RoundRecord  # noqa: E402
 from fedcomp.sim import simulate  # noqa: E402
 from fedcomp.tasks import load  # noqa: E402
 from fedcomp.tasks.partition import partition  # noqa: E402
@@ -31,7 +31,7 @@ from fedcomp.training.local_sgd import LocalSGD  # noqa: E402
 CLIENTS = 200
 
 
-class Interleaved(Observer):
+class Interleaved(Callback):
     """Runs the loops after every round, and times all."""
 
     def __init__(self, loops: dict[str, Callable[[], object]]) -> None:

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from fedcomp import RunConfig, codec
+from fedcomp.callbacks import Callback
 from fedcomp.kernels import peeling
-from fedcomp.observe import Observer
 from fedcomp.sim.run import Simulation
 from fedcomp.training.batches import plan_batches
 from fedcomp.training.local_sgd import LocalSGD
@@ -51,7 +51,7 @@ def updates(task: str, clients: int, rounds: int = 10) -> torch.Tensor:
             out=f"{folder}/run",
             **TASKS[task],
         )
-        made = Simulation(config, Observer())
+        made = Simulation(config, Callback())
         made.run()
         sgd, start, members = (
             LocalSGD.from_config(config),

@@ -14,9 +14,9 @@ import tempfile
 from dataclasses import dataclass, field
 
 from fedcomp import RunConfig
+from fedcomp.callbacks import Callback, RoundRecord
 from fedcomp.codecs import codec
 from fedcomp.codecs.frame import SECTIONS, varint
-from fedcomp.observe import Observer, RoundRecord
 from fedcomp.sim import simulate
 
 STC = "stc:density=1/400"
@@ -24,7 +24,7 @@ PARAMETERS, MEAN, RICE = 7850, 4, 1  # μ and the Rice parameter, bytes a frame
 
 
 @dataclass
-class Watch(Observer):
+class Watch(Callback):
     records: list[RoundRecord] = field(default_factory=list)
 
     def round_done(self, record: RoundRecord) -> None:

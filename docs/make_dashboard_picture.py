@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from fedcomp.cli.dashboard import Dashboard
 from fedcomp.config import read_run
-from fedcomp.observe import Header, Summary
+from fedcomp.callbacks import Header, Summary
 from fedcomp.server.run_folder import METRICS, MODEL, SUMMARY, record_of
 from fedcomp.sim.run import Machine
 

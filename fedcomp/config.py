@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from . import by_round, spec
+from . import schedules, spec
 from .errors import ConfigError, RunFolderError, SpecError, closest, nearest
 
 RUN_FILE = "config.toml"  # in a run folder
@@ -101,7 +101,7 @@ class RunConfig:
         low=1,
         high=1_000_000,
     )
-    lr: float = option(0.05, "learning rate of local SGD", above=0.0, high=by_round.LARGEST)
+    lr: float = option(0.05, "learning rate of local SGD", above=0.0, high=schedules.LARGEST)
     momentum: float = option(
         0.0, "momentum of local SGD, from zero in every round unless it is kept", low=0.0, high=1.0
     )
@@ -112,7 +112,7 @@ class RunConfig:
         0.0,
         "weight decay of local SGD; under vote and election, of the server's step after the vote",
         low=0.0,
-        high=by_round.LARGEST,
+        high=schedules.LARGEST,
     )
     augment: bool = option(
         False,
@@ -122,10 +122,10 @@ class RunConfig:
         0.0,
         "pull of local SGD towards the model of the round's start, the term of FedProx; 0 = none",
         low=0.0,
-        high=by_round.LARGEST,
+        high=schedules.LARGEST,
     )
     clip: float = option(
-        0.0, "largest L2 norm of a local gradient; 0 = no clipping", low=0.0, high=by_round.LARGEST
+        0.0, "largest L2 norm of a local gradient; 0 = no clipping", low=0.0, high=schedules.LARGEST
     )
     strategy: str = option(
         "average",
@@ -155,7 +155,7 @@ class RunConfig:
         None,
         "learning rate by round, after --lr-warmup: cosine, linear:to=0.001, poly:power=2, "
         "geometric:to=0.001, step:every=30,factor=0.1, or values and from which round on: 0.1,0.01@30",
-        reads=by_round.RATE.read,
+        reads=schedules.RATE.read,
         such_as="cosine",
     )
     local_steps_schedule: str | None = option(
@@ -163,7 +163,7 @@ class RunConfig:
         "local steps by round, likewise: 1,8@21 is 1 in rounds 1 to 20, then 8; 8@21 is "
         "--local-steps until then",
         unit="steps",
-        reads=by_round.WHOLE.read,
+        reads=schedules.WHOLE.read,
         such_as="1,8@21",
     )
     batch_size_schedule: str | None = option(
@@ -171,14 +171,14 @@ class RunConfig:
         "examples in a step by round, likewise: step:every=20,factor=2 doubles --batch-size "
         "every 20 rounds",
         unit="examples",
-        reads=by_round.WHOLE.read,
+        reads=schedules.WHOLE.read,
         such_as="20,40@21",
     )
     density_schedule: str | None = option(
         None,
         "density of the uplink by round, likewise, after --density-warmup: 10%,1%@10 or "
         "geometric:to=0.1%",
-        reads=by_round.SHARE.read,
+        reads=schedules.SHARE.read,
         such_as="10%,1%@10",
     )
     horizon: int = option(
@@ -215,7 +215,7 @@ class RunConfig:
         "largest L2 norm of a client's update, as its frame says it; the server takes less of a longer one; "
         "0 = no clipping",
         low=0.0,
-        high=by_round.LARGEST,
+        high=schedules.LARGEST,
     )
     server_optimizer: str = option(
         "sgd",
@@ -227,7 +227,7 @@ class RunConfig:
         "step of the server along what its optimizer makes of the averaged update; for adam and yogi such as "
         "0.01",
         above=0.0,
-        high=by_round.LARGEST,
+        high=schedules.LARGEST,
     )
     cache: float = option(
         1.0,
@@ -305,7 +305,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             _check(f, getattr(self, f.name))
-        for schedule in by_round.of_options(self, self.horizon or self.rounds).values():
+        for schedule in schedules.of_options(self, self.horizon or self.rounds).values():
             schedule.check(self.rounds)
 
 
@@ -481,7 +481,7 @@ def with_horizon(config: RunConfig) -> RunConfig:
     last. Raises RunFolderError for a resumed run that cannot be read.
     """
     texts = [value for name, value in vars(config).items() if name.endswith("_schedule")]
-    if config.horizon or not any(map(by_round.ends, texts)):
+    if config.horizon or not any(map(schedules.ends, texts)):
         return config
     stored = read_run(config.out) if config.resume and config.out else {}
     return dataclasses.replace(config, horizon=int(stored.get("horizon", 0)) or config.rounds)
@@ -490,7 +490,7 @@ def with_horizon(config: RunConfig) -> RunConfig:
 def largest_batch(config: RunConfig) -> int:
     """Examples in the largest step of a run."""
     return max(
-        by_round.of_options(config, config.horizon or config.rounds)["batch_size"].values(
+        schedules.of_options(config, config.horizon or config.rounds)["batch_size"].values(
             config.rounds
         )
     )

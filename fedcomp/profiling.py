@@ -56,12 +56,10 @@ class Recorder:
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.events: list[Event] = []
-        self._synchronise, self._clock, self._thread, self._inside = (
-            synchronise,
-            clock,
-            threading.get_ident(),
-            [],
-        )
+        self._synchronise = synchronise
+        self._clock = clock
+        self._thread = threading.get_ident()
+        self._inside = []
         self._began = clock()
 
     @contextmanager

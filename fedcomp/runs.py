@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import baseline
+from .callbacks import RoundRecord, Summary
 from .config import RUN_FILE, RunConfig, at_home, flag, options_of_run, read_run
 from .errors import RunFolderError, UserError
 from .formatting import NOTHING, decimal, human_bytes, percent, ratio
-from .observe import RoundRecord, Summary
 from .server.run_folder import METRICS, MODEL, SUMMARY, records_in, summary_in
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Self
 
+from .callbacks import Callback, Header, RoundRecord, Summary
 from .formatting import NOTHING, decimal, duration, human_bytes, one_line, percent, rate, ratio
-from .observe import Header, Observer, RoundRecord, Summary
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Totals:
 
 
 @dataclass
-class Watch(Observer):
+class Watch(Callback):
     """Follows a run at a constant cost per round. Entered before the run is prepared, left when it has ended or failed."""
 
     clock: Callable[[], float] = monotonic

@@ -17,6 +17,7 @@ import torch
 from faults import Clients, Faults
 
 from fedcomp import RunConfig
+from fedcomp.callbacks import Callback
 from fedcomp.clients.flower import Task as FlowerTask
 from fedcomp.deployment.availability import Quota
 from fedcomp.deployment.guard import Guard
@@ -25,7 +26,6 @@ from fedcomp.deployment.superlink import LOOPBACK, SuperLink
 from fedcomp.deployment.superlink_grid import Gathering
 from fedcomp.layout import Layout
 from fedcomp.messages import Assignment
-from fedcomp.observe import Observer
 from fedcomp.server.asynchronous_loop import loop_of
 from fedcomp.server.broadcasts import Broadcasts
 from fedcomp.server.results import client_config, strategy_of
@@ -60,7 +60,7 @@ def network(folder: Path) -> Iterator[Network]:
         yield Network(folder, ends)
 
 
-class Heard(Observer):
+class Heard(Callback):
     """What the server says."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Networked:
     """A run: the strategy on this side, clients 0..clients-1 on the other, each a thread behind the guard."""
 
     def __init__(self, net: Network, config: RunConfig, task: Task, ends: ExitStack):
-        self.config, self.task, self.faults, self.observer = config, task, Faults(), Heard()
+        self.config, self.task, self.faults, self.callback = config, task, Faults(), Heard()
         model = initial_model(task, config.seed)
         self.layout = Layout.of(model)
         self.quota = Quota.first(config, resumed=False)
@@ -101,7 +101,7 @@ class Networked:
             net.task,
             invitation,
             config.clients,
-            self.observer,
+            self.callback,
             self._check,
             lambda key: -1,
             self._hear,

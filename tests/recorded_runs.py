@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedcomp import Data, RunConfig, Task
+from fedcomp.callbacks import Callback
 from fedcomp.messages import Assignment, Report
-from fedcomp.observe import Observer
 from fedcomp.sim.grid import Population
 from fedcomp.sim.run import Simulation
 
@@ -159,7 +159,7 @@ def recorded(name: str) -> dict[str, list[str] | str]:
     config = RunConfig(**BASE | CONFIGURATIONS[name])
     with tempfile.TemporaryDirectory() as folder:
         config = replace(config, task="OBJECT:recorded", out=f"{folder}/run")
-        simulation = Simulation(config, Observer(), TASK)
+        simulation = Simulation(config, Callback(), TASK)
         simulation.grid.population = recording = Recording(simulation.grid.population)
         simulation.run()
         model = load_file(f"{folder}/run/model.safetensors")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedcomp import RunConfig
-from fedcomp.observe import Header, Observer, RoundRecord
+from fedcomp.callbacks import Callback, Header, RoundRecord
 from fedcomp.sim import simulate
 
 TASKS = Path(__file__).with_name("tiny_task.py")
@@ -24,7 +24,7 @@ TINY = RunConfig(
 )
 
 
-class Records(Observer):
+class Records(Callback):
     def __init__(self) -> None:
         self.header: Header | None = None
         self.records: list[RoundRecord] = []
@@ -44,7 +44,7 @@ class Stop(Exception):
     pass
 
 
-class StopsAt(Observer):
+class StopsAt(Callback):
     """Stops a run when `answered` clients of a round have answered, or when a round is done."""
 
     def __init__(self, round: int, answered: int | None = None):
@@ -88,7 +88,7 @@ def lines_in(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def assert_the_same_when_stopped(tmp_path: Path, config: RunConfig, *moments: Observer) -> None:
+def assert_the_same_when_stopped(tmp_path: Path, config: RunConfig, *moments: Callback) -> None:
     """A run that is stopped at each of these moments, and resumed every time, leaves what a whole one leaves."""
     simulate(replace(config, out=out(tmp_path, "whole")))
     stopped = replace(config, out=out(tmp_path, "stopped"))

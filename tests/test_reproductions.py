@@ -178,10 +178,10 @@ def test_what_is_finished_is_not_done_again(done):
 
 
 def test_an_interrupted_run_goes_on_to_the_same_end(done, tmp_path):
-    from fedcomp.observe import Observer
+    from fedcomp.callbacks import Callback
     from fedcomp.sim import simulate
 
-    class Stops(Observer):
+    class Stops(Callback):
         def round_done(self, record):
             if record.round == 8:
                 raise KeyboardInterrupt

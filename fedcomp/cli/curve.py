@@ -86,9 +86,7 @@ def _braille(
     for (column, row), (to_column, to_row) in zip(dots, dots[1:], strict=False):
         length = max(to_column - column, abs(to_row - row), 1)
         for i in range(length + 1):
-            c, r = (
-                column + (to_column - column) * i // length,
-                row + round((to_row - row) * i / length),
-            )
+            c = column + (to_column - column) * i // length
+            r = row + round((to_row - row) * i / length)
             cells[r // 4][c // 2] |= DOTS[c % 2][r % 4]
     return ["".join(chr(0x2800 + bits) if bits else " " for bits in row).rstrip() for row in cells]

@@ -17,8 +17,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from ..callbacks import Header, RoundRecord, Summary
 from ..formatting import decimal, duration, human_bytes, one_line, percent, ratio
-from ..observe import Header, RoundRecord, Summary
 from ..watch import (
     GAP,
     Column,
@@ -43,14 +43,12 @@ NARROWEST, LOWEST = 30, 10  # below, the picture is cut off
 WIDE = 150  # from here on, the curve and the rounds stand side by side
 TALLEST = 24  # lines of the curve; what is left goes to the rounds
 # Colours of middle lightness, to be read on a dark and on a light background.
-LABEL, FRAME, BAR, DONE, WARNING, REJECTED = (
-    "dim",
-    "dim",
-    "deep_sky_blue3",
-    "spring_green4",
-    "dark_orange3",
-    "red3",
-)
+LABEL = "dim"
+FRAME = "dim"
+BAR = "deep_sky_blue3"
+DONE = "spring_green4"
+WARNING = "dark_orange3"
+REJECTED = "red3"
 
 
 class Dashboard(Watch):
@@ -178,10 +176,8 @@ class Dashboard(Watch):
                 no_wrap=True,
             )
         pairs = [(label, value) for label, value in facts(h)[:-1] if value != h.notice]
-        most, high = (
-            1 if width < 76 else 2 if width < WIDE else 4,
-            3 if height < 24 else 4 if height < 36 else 8,
-        )
+        most = 1 if width < 76 else 2 if width < WIDE else 4
+        high = 3 if height < 24 else 4 if height < 36 else 8
         for columns in range(most, 0, -1):
             lines = _side_by_side(
                 [Text.assemble((f"{label:<9}", LABEL), value) for label, value in pairs],

@@ -151,10 +151,8 @@ def take_part(
         raise ConfigError(f"--data {data} is no folder; give the one that holds the task's data")
     what = load(task, folder)
     if stock:
-        one, setup = (
-            who[0],
-            Setup(task, data, str(where), who[0].id, who[0].partition_id, partitions),
-        )
+        one = who[0]
+        setup = Setup(task, data, str(where), who[0].id, who[0].partition_id, partitions)
         Stock(
             one.target, one.enrolled, setup, one.folder, say, patience_s=patience, stay=stay
         ).run()

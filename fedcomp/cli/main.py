@@ -164,7 +164,7 @@ def simulation(
             "leave it out"
         )
     if dry_run:
-        from .forecast import show
+        from .dry_run import show
 
         dense = compares_compression(values) if baseline is None else baseline
         show(alternatives(values, dense) if several else [Alternative("", values)])
@@ -271,7 +271,7 @@ def _compared(
     if _plain(values.get("plain", False)):
         from .comparison.lines import Lines as Screen
     else:
-        from .comparison.board import Board as Screen
+        from .comparison.comparison_view import ComparisonView as Screen
     watch, found = Screen(), []
     comparison = run.Comparison(values, watch, side_by_side, target, baseline)
     command = ("fedcomp", "sim")

@@ -133,10 +133,8 @@ def _error(x: Tensor, y: Tensor) -> float:
     lost = total = 0.0
     for a, b in zip(x.split(1 << 22), y.split(1 << 22), strict=True):
         wide = a.double()
-        lost, total = (
-            lost + float((wide - b.double()).square().sum()),
-            total + float(wide.square().sum()),
-        )
+        lost = lost + float((wide - b.double()).square().sum())
+        total = total + float(wide.square().sum())
     return lost / total if total else 0.0
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from .. import seeds
+from ..callbacks import Callback, Header, RoundRecord
 from ..config import RunConfig
-from ..observe import Header, Observer, RoundRecord
 from ..profiling import Event, Recorder, recording, timed
 from ..sim.run import Simulation
 from ..strategies.cohort import size
@@ -35,13 +35,11 @@ PARTS = {
 REST = "rest"  # metrics on disk and what else stands in no stretch
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MOST_WARM = 200  # rounds that are not counted, at most
-WHOLE, LOCAL, USUAL, LEAN, BIG = (
-    "whole rounds",
-    "local SGD in them",
-    "usual loop",
-    "lean loop",
-    "one big batch",
-)
+WHOLE = "whole rounds"
+LOCAL = "local SGD in them"
+USUAL = "usual loop"
+LEAN = "lean loop"
+BIG = "one big batch"
 
 
 @dataclass(frozen=True)
@@ -76,19 +74,17 @@ class Enough(Exception):
     """As many rounds as were asked for have been measured."""
 
 
-class Turns(Observer):
+class Turns(Callback):
     """After every round that counts, everything that stands beside the run takes its turn.
 
     Rounds count once the engine has settled, and then every other one: behind the one after a turn no checkpoint is being written.
     """
 
     def __init__(self, rounds: int):
-        self.rounds, self.recorder, self.device, self.seen = (
-            rounds,
-            Recorder(),
-            torch.device("cpu"),
-            0,
-        )
+        self.rounds = rounds
+        self.recorder = Recorder()
+        self.device = torch.device("cpu")
+        self.seen = 0
         self.beside: Mapping[str, Callable[[], object]] = {}
         self.settled: Callable[[], bool] = lambda: True
         self.steady = self.counts = False
@@ -139,13 +135,10 @@ def measure(config: RunConfig, rounds: int) -> Measured:
         }
         turns = Turns(rounds)
         simulation = Simulation(dataclasses.replace(config, **told, tensorboard=False), turns)
-        device, devices = (
-            simulation.device,
-            [
-                engine.device
-                for engine in getattr(simulation.engine, "engines", [simulation.engine])
-            ],
-        )
+        device = simulation.device
+        devices = [
+            engine.device for engine in getattr(simulation.engine, "engines", [simulation.engine])
+        ]
         multiply, product_flops = product(device, PRECISIONS[config.precision])
         beside, update_flops = _beside(simulation)
         gpus = [each for each in devices if each.type == "cuda"]

@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 
+from ..callbacks import Header, RoundRecord, Summary
 from ..formatting import one_line
-from ..observe import Header, RoundRecord, Summary
 from ..watch import (
     GAP,
     Watch,

@@ -282,10 +282,8 @@ class Kept:
         """Settle the pending proposal and move to the assignment's version. Raise NeedDense with the saved state unchanged."""
         told = context_of(assignment).announced
         try:
-            run, seed = (
-                {name: told[name].decode() for name in TOLD} | {"memory": self.memory},
-                int(told["seed"]),
-            )
+            run = {name: told[name].decode() for name in TOLD} | {"memory": self.memory}
+            seed = int(told["seed"])
         except (KeyError, ValueError) as error:
             raise ProtocolError(
                 "the message lacks what a client has to know; install the same version of fedcomp on both sides"

@@ -334,10 +334,8 @@ class Fleet:
             answer = self._client.PullMessages(PullMessagesRequest(node=self._node))
             if not answer.messages_list:
                 return None
-            coming, deadline = (
-                Coming(answer.messages_list[0], answer.message_object_trees[0]),
-                time.monotonic() + PATIENCE_S,
-            )
+            coming = Coming(answer.messages_list[0], answer.message_object_trees[0])
+            deadline = time.monotonic() + PATIENCE_S
             pull = make_pull_object_fn_protobuf(self._client.PullObject, self._node, coming.run)
             pause_s, longest_s = OBJECTS_S
             try:
@@ -410,10 +408,8 @@ class Going:
         )
 
         message.metadata.__dict__["_message_id"] = message.object_id
-        self.head, self.tree = (
-            message_to_proto(remove_content_from_message(message)),
-            get_object_tree(message),
-        )
+        self.head = message_to_proto(remove_content_from_message(message))
+        self.tree = get_object_tree(message)
         self.objects = get_all_nested_objects(message)
         only = _only_record(self.tree)
         self.last = (
@@ -471,11 +467,9 @@ class Coming:
         from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
         self.head, self.tree, self.contents = message_from_proto(head), tree, {}
-        self.run, self.name, self.reply_to = (
-            head.metadata.run_id,
-            tree.object_id,
-            head.metadata.reply_to_message_id,
-        )
+        self.run = head.metadata.run_id
+        self.name = tree.object_id
+        self.reply_to = head.metadata.reply_to_message_id
         self.only = _only_record(tree)
         self.parts = [part.object_id for part in iterate_object_tree(self.only or tree)]
 
@@ -539,11 +533,9 @@ class Task:
             self._heart = HeartbeatSender(make_task_heartbeat_fn_http(self._client))
             self._heart.start()
             given = self._client.PullTaskInput(PullTaskInputRequest())
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
-            given.task_id,
-            given.run.run_id,
-            given.context.node_id,
-        )
+        TaskIdentity.task_id = given.task_id
+        TaskIdentity.run_id = given.run.run_id
+        TaskIdentity.node_id = given.context.node_id
         self.grid.set_run(run_from_proto(given.run))
 
     @staticmethod

@@ -29,10 +29,8 @@ class Replica:
 
     def __init__(self, weights: Tensor, layout: Layout, downlink: Codec):
         self.weights, self.layout, self.downlink = weights, layout, downlink
-        self.version, self.fingerprint = (
-            first_version(weights, layout.fingerprint),
-            fingerprint(weights),
-        )
+        self.version = first_version(weights, layout.fingerprint)
+        self.fingerprint = fingerprint(weights)
         self.passed = {self.version: None}  # versions that these weights have been at, in order
 
     def move(self, assignment: Assignment) -> None:
@@ -58,11 +56,9 @@ class Replica:
     def restore(self, weights: Tensor, version: str, passed: Iterable[str] = ()) -> None:
         """Stand where a checkpoint stood, after the versions `passed`."""
         self.weights.copy_(weights)
-        self.version, self.fingerprint, self.passed = (
-            version,
-            fingerprint(self.weights),
-            dict.fromkeys([*passed, version]),
-        )
+        self.version = version
+        self.fingerprint = fingerprint(self.weights)
+        self.passed = dict.fromkeys([*passed, version])
 
     def _apply(self, assignment: Assignment) -> None:
         if assignment.form == DENSE:

@@ -82,10 +82,8 @@ class Adaptive(Codec):
         codes = rounding.to_levels(x, placed, self.rounding == "nearest", seed)
         used = rounding.count(codes, placed.size) > 0
         if not used.all():
-            placed, codes = (
-                placed[used],
-                rounding.spread(codes, (used.cumsum() - 1).astype(np.uint8)),
-            )
+            placed = placed[used]
+            codes = rounding.spread(codes, (used.cumsum() - 1).astype(np.uint8))
         body = bytes([placed.size - 1]) + placed.astype(LEVEL).tobytes()
         return Section(x.numel(), body + wire.pack(codes, placed.size) if placed.size > 1 else body)
 

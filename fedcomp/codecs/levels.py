@@ -158,10 +158,8 @@ def _packed(symbols: np.ndarray, size: int) -> bytes:
 
 def _unpacked(data: memoryview, count: int, size: int) -> np.ndarray:
     digits = _digits(size)
-    symbols, words = (
-        np.empty(count, np.uint8 if size <= 256 else np.uint16),
-        np.zeros(-(-count // digits), WORD),
-    )
+    symbols = np.empty(count, np.uint8 if size <= 256 else np.uint16)
+    words = np.zeros(-(-count // digits), WORD)
     words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
     for j in range(digits):
         words, digit = np.divmod(words, WORD.type(size))

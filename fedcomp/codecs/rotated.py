@@ -85,10 +85,8 @@ class RotatedCodec(Codec):
             return [EMPTY] * len(rows)
         if hadamard.is_large(rows[0]):
             return [self._encode_large(row, seed) for row, seed in zip(rows, seeds, strict=True)]
-        together, sections = (
-            max(1, (STACK if rows[0].device.type == "cpu" else DEVICE_STACK) // n),
-            [],
-        )
+        together = max(1, (STACK if rows[0].device.type == "cpu" else DEVICE_STACK) // n)
+        sections = []
         for first in range(0, len(rows), together):
             at = slice(first, first + together)
             turned = hadamard.Stack(kernels.stacked(rows[at]), list(seeds[at]))
@@ -117,10 +115,8 @@ class RotatedCodec(Codec):
 
     def _encode_large(self, x: Tensor, seed: int) -> Section:
         marks = hadamard.edges(x.numel())
-        sent, exponents = (
-            np.empty((1 + self.shifts, marks.size - 1)),
-            np.empty(marks.size - 1, np.int64),
-        )
+        sent = np.empty((1 + self.shifts, marks.size - 1))
+        exponents = np.empty(marks.size - 1, np.int64)
         codes = np.empty(marks[-1], self.kind)
 
         def use(turned: Turned) -> None:
@@ -192,10 +188,8 @@ class Rotated(Update):
         if start == stop:
             return
         marks = hadamard.edges(self.numel)
-        begin, end = (
-            int(np.searchsorted(marks, start, "right")) - 1,
-            int(np.searchsorted(marks, stop)),
-        )
+        begin = int(np.searchsorted(marks, start, "right")) - 1
+        end = int(np.searchsorted(marks, stop))
 
         def work(a: int, b: int) -> None:
             for at in range(a, b, hadamard.CHUNK):

@@ -300,10 +300,8 @@ def _write_integers(exponent: int, integers: np.ndarray) -> bytes:
 
 def _sum_integers(read: Sequence[Body]) -> tuple[int, np.ndarray]:
     """Exponent and sum, int64, of cells of integers: in the smallest unit of theirs in which 32 bits hold it."""
-    filled, total = (
-        [(one.exponent, one.raw) for one in read if one.raw.any()],
-        np.zeros(read[0].raw.shape, np.int64),
-    )
+    filled = [(one.exponent, one.raw) for one in read if one.raw.any()]
+    total = np.zeros(read[0].raw.shape, np.int64)
     if not filled:
         return LOWEST, total
     longest = max(

@@ -1,6 +1,6 @@
 """Figures of each client of a deployment: those of a round for its record, and those of the public port at any moment."""
 
-from ..observe import ClientRecord, PortFigures
+from ..callbacks import ClientRecord, PortFigures
 from ..server.round_loop import RoundResult
 from .guard import Guard
 from .traffic import Traffic
@@ -41,10 +41,8 @@ class ByClient:
 
     def records(self, outcome: RoundResult) -> tuple[ClientRecord, ...]:
         """One for each client that was asked in the round, or whose answer was taken in it."""
-        cost, rejected = (
-            outcome.traffic,
-            {rejection.client: rejection for rejection in outcome.rejections},
-        )
+        cost = outcome.traffic
+        rejected = {rejection.client: rejection for rejection in outcome.rejections}
         carried, records = self.traffic(), []
         silent = (
             rejected.keys() - cost.seconds.keys()

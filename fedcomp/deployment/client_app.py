@@ -13,11 +13,11 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from ..callbacks import Said
 from ..clients.flower import from_records, to_records
 from ..config import RunConfig, data_folder
 from ..errors import FedcompError, UserError
 from ..messages import Assignment, failure
-from ..observe import Said
 from ..state_folder import StateFolder
 from ..tasks import load
 from ..tasks.check import data_of

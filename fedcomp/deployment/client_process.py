@@ -19,11 +19,11 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from flwr.app import Message
 
+from ..callbacks import Said
 from ..clients.flower import Fleet, from_records, to_records
 from ..errors import CheckpointError, FedcompError, ProtocolError, UnreachableError, UserError
 from ..keys import connection
 from ..messages import UPDATE, Assignment, Report, failure
-from ..observe import Said
 from ..state_folder import StateFolder
 from ..strategies.sealed_election import unknown_keys
 from . import log_messages as sentences
@@ -108,13 +108,11 @@ class Process:
         patience_s: float | None = None,
         stay: bool = False,
     ):
-        self.target, self.member, self.say, self.patience_s, self.stay = (
-            target,
-            member,
-            say,
-            patience_s,
-            stay,
-        )
+        self.target = target
+        self.member = member
+        self.say = say
+        self.patience_s = patience_s
+        self.stay = stay
         self.refused = ""  # why this client cannot take part, or go on
         self._key = member.key = target.key or own_key(member.folder)
         self._over = False

@@ -51,11 +51,9 @@ class Buckets:
     """A token bucket per address, that may be in debt for as long as a request may wait."""
 
     def __init__(self, limits: Limits):
-        self.rate, self.burst, self.patience_s = (
-            limits.requests_per_s,
-            limits.burst,
-            limits.patience_s,
-        )
+        self.rate = limits.requests_per_s
+        self.burst = limits.burst
+        self.patience_s = limits.patience_s
         self._tokens: dict[str, tuple[float, float]] = {}  # and when they were counted, in s
 
     def take(self, address: str, now_s: float) -> float | None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from ..callbacks import Said
 from ..clients.session import ClientSession
 from ..messages import TRAIN, UPDATE, Assignment, Report
-from ..observe import Said
 from .handshake import Farewell, Presence
 
 

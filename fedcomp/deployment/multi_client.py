@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from ..callbacks import Said
 from ..clients.session import reason
 from ..errors import FedcompError
-from ..observe import Said
 from .client_process import Process
 
 LISTEN_S = 0.2  # between looks at what was said

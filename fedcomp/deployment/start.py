@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
+from ..callbacks import Callback, Header, RoundRecord, Summary
 from ..clients.flower import Task as FlowerTask
 from ..config import RunConfig, data_folder, keys_command
 from ..errors import ConfigError, DataError, RunFolderError, TaskError
 from ..keys.key_folder import REGISTRY, serving_files
 from ..keys.registry import News, Registry
 from ..memories import with_memories
-from ..observe import Header, Observer, RoundRecord, Summary
 from ..server.asynchronous_loop import loop_of
 from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
@@ -77,7 +77,7 @@ class Door:
 def serve(
     config: RunConfig,
     door: Door,
-    observer: Observer | None = None,
+    callback: Callback | None = None,
     opened: Callable[[int], None] = lambda port: None,
 ) -> Summary:
     """Run a federation of real clients, or continue the one in `config.out` with `config.resume`. Returns what summary.json holds.
@@ -85,23 +85,23 @@ def serve(
     `config.clients` are waited for before the first round. `opened(port)` is called when clients can come. Raises UserError, before
     anything is written, for options that cannot work. A run that is interrupted at any moment can be resumed.
     """
-    return Deployment(config, door, observer or Observer()).run(opened)
+    return Deployment(config, door, callback or Callback()).run(opened)
 
 
 class Deployment:
     """The parts of a run, made in the order in which a mistake can be told soonest."""
 
-    def __init__(self, config: RunConfig, door: Door, observer: Observer):
+    def __init__(self, config: RunConfig, door: Door, callback: Callback):
         self.config = config = resolved(config)
-        self.door, self.observer = door, observer
+        self.door, self.callback = door, callback
         _refuse_what_is_simulated(config)
         _refuse_ports_in_use(config, door)
-        self.warnings = WarningLog(lambda sentence: self.observer.warning(sentence))
+        self.warnings = WarningLog(lambda sentence: self.callback.warning(sentence))
         self.device = devices.choose(config.device)
         self.folder = RunFolder(config)
         self.name = self._name()
         self.registry = Registry(door.keys / REGISTRY) if door.keys else None
-        self.news = News(self.registry, observer.warning) if self.registry else None
+        self.news = News(self.registry, callback.warning) if self.registry else None
         folder = data_folder(config)
         if folder is not None and config.data and not folder.is_dir():
             raise DataError(
@@ -140,7 +140,7 @@ class Deployment:
 
     def run(self, opened: Callable[[int], None]) -> Summary:
         with ExitStack() as ends:
-            self.observer = ends.enter_context(watched(self.config, self.observer))
+            self.callback = ends.enter_context(watched(self.config, self.callback))
             self.folder.open()
             ends.callback(self.folder.close)
             if not self.folder.resumed:
@@ -163,10 +163,10 @@ class Deployment:
             self.guard.upstream_port = link.port
             ends.enter_context(self.guard)
             opened(self.guard.port)
-            self.observer.serving(self.by_client.port)
+            self.callback.serving(self.by_client.port)
             if not self.door.keys:
-                self.observer.warning(GIVEN_UP.format(where=self.door.address))
-            self.observer.started(self._header(done + 1))
+                self.callback.warning(GIVEN_UP.format(where=self.door.address))
+            self.callback.started(self._header(done + 1))
             self._tell_of_places_without_keys()
             for sentence in self.evaluator.warnings:
                 self.warnings(sentence, kind=sentence)
@@ -175,7 +175,7 @@ class Deployment:
                 task,
                 invitation,
                 self.config.clients,
-                self.observer,
+                self.callback,
                 self._checks(link),
                 self._id_of,
                 self._hear,
@@ -197,8 +197,8 @@ class Deployment:
             length, saving = self.folder.append(record), time.perf_counter()
             recovery.keep(outcome, length, whole=True)
             took_s = time.perf_counter() - saving
-            self.observer.round_done(record)
-            self.observer.checkpoint(record.round, took_s)
+            self.callback.round_done(record)
+            self.callback.checkpoint(record.round, took_s)
             began, waited_s = time.perf_counter(), grid.waited_s
 
     # Preparation.
@@ -305,7 +305,7 @@ class Deployment:
         )
         if absent:
             new = keys_command(self.door.keys, "add", "--count", len(absent))
-            self.observer.warning(
+            self.callback.warning(
                 f"the run waits for {self.config.clients} clients, and no key is let in for {named(absent)}: enrol them "
                 f"with {new}, renew those that were revoked, or start with fewer --clients"
             )
@@ -331,7 +331,7 @@ class Deployment:
         self.by_client.know(client, self.grid.joined[client].key)
 
     def _on_answer(self, round: int, answered: int, asked: int) -> None:
-        self.observer.progress(round, answered, asked)
+        self.callback.progress(round, answered, asked)
 
     # A round.
 
@@ -368,8 +368,8 @@ class Deployment:
         summary = summary_of(self.folder.records(), self.config, devices.name(self.device))
         self.folder.write_summary(summary)
         if not summary.client_updates:
-            self.observer.warning(NOTHING_ACCEPTED)
-        self.observer.finished(summary, str(self.folder.path))
+            self.callback.warning(NOTHING_ACCEPTED)
+        self.callback.finished(summary, str(self.folder.path))
         return summary
 
 

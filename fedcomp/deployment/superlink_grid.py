@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from ..callbacks import Callback
 from ..clients.flower import AWAY, Place, Run, Task, from_records, readdress, to_records
 from ..errors import ProtocolError
 from ..messages import Values
-from ..observe import Observer
 from .availability import Attendance, Quota
 from .client_process import JOIN, LEAVE
 from .handshake import Farewell, Invitation, Presence
@@ -54,25 +54,23 @@ class Gathering(Grid):
         task: Task,
         invitation: Invitation,
         clients: int,
-        observer: Observer,
+        callback: Callback,
         check: Callable[[], None],
         id_of: Callable[[bytes], int | None],
         heard: Callable[[Presence], None],
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.task, self.invitation, self.clients, self.observer = (
-            task,
-            invitation,
-            clients,
-            observer,
-        )
+        self.task = task
+        self.invitation = invitation
+        self.clients = clients
+        self.callback = callback
         self.check, self.id_of, self.heard, self.clock = check, id_of, heard, clock
         self.waited_s = 0.0  # for clients to come, in all
         self.joined: dict[int, Place] = {}  # by logical id
         self._client_of: dict[int, int] = {}  # by node, those that were left behind too
         self._known: dict[int, Place] = {}  # by node, as last invited
         self._here: set[int] = set()  # nodes
-        self._noticed: set[int] = set()  # clients that the observer takes to be here
+        self._noticed: set[int] = set()  # clients that the callback takes to be here
         self._invited: dict[str, Place] = {}  # by the message that invites
         self._asked: dict[str, Asked] = {}  # by the name that the strategy knows
         self._late: dict[str, int] = {}  # messages given up → the clients that were asked
@@ -177,19 +175,19 @@ class Gathering(Grid):
             if (cohort := self._attendance.cohort_of(here, quota, waited_s)) is not None:
                 self.waited_s += waited_s
                 if told is not None:
-                    self.observer.waiting([*here], min(len(here), self._attendance.wanted(quota)))
+                    self.callback.waiting([*here], min(len(here), self._attendance.wanted(quota)))
                 self._tell_who_is_missing(cohort, quota)
                 return cohort
             if [*here] != told:
                 told = [*here]
-                self.observer.waiting(told, self._attendance.wanted(quota))
+                self.callback.waiting(told, self._attendance.wanted(quota))
             time.sleep(PAUSE_S)
 
     def _tell_who_is_missing(self, cohort: dict[int, int], quota: Quota) -> None:
         """Once, whenever others are missing where a round is drawn from fewer clients than it asks for."""
         missing = sorted(self.joined.keys() - cohort.keys()) if len(cohort) < quota.wanted else []
         if missing and missing != self._missing:
-            self.observer.warning(
+            self.callback.warning(
                 f"rounds go on with {len(cohort)} clients in place of {quota.wanted}, without {named(missing)}: away, or "
                 "silent since the deadline; who is heard of takes part again"
             )
@@ -220,9 +218,9 @@ class Gathering(Grid):
     def _notice(self, here: set[int]) -> None:
         """Tell of those who came and went."""
         for client in sorted(self._noticed - here):
-            self.observer.left(client)
+            self.callback.left(client)
         for client in sorted(here - self._noticed):
-            self.observer.joined(client)
+            self.callback.joined(client)
         self._noticed = here
 
     def dismiss(self, round: int) -> None:
@@ -247,7 +245,7 @@ class Gathering(Grid):
             {who for _, who in ids if who is not None and who >= self.clients} - self._without_place
         ):
             self._without_place.add(who)
-            self.observer.warning(
+            self.callback.warning(
                 f"client {who} is here and has no part in this run of {self.clients} clients, 0 to {self.clients - 1}; "
                 f"a new run with --clients {who + 1} has a place for it"
             )
@@ -286,7 +284,7 @@ class Gathering(Grid):
         try:
             presence = from_records(reply.content, Presence)
         except ProtocolError as error:
-            self.observer.warning(f"node {place.node} cannot take part: {error}")
+            self.callback.warning(f"node {place.node} cannot take part: {error}")
             return
         who = self.id_of(place.key)
         client = presence.client if who == -1 else who
@@ -294,11 +292,11 @@ class Gathering(Grid):
             named = (
                 f"client {client}" if client is not None and client >= 0 else f"node {place.node}"
             )
-            self.observer.warning(
+            self.callback.warning(
                 f"{named} cannot take part: {presence.reason or 'it answered for another run'}"
             )
         elif client is None or not 0 <= client < self.clients or presence.client != client:
-            self.observer.warning(
+            self.callback.warning(
                 f"node {place.node} cannot take part as client {presence.client}; the run has {self.clients} clients, "
                 "from 0 on"
             )
@@ -308,7 +306,7 @@ class Gathering(Grid):
     def _welcome(self, client: int, place: Place, presence: Presence) -> None:
         before = self.joined.get(client)
         if before is not None and before.node != place.node and before.node in self._here:
-            self.observer.warning(
+            self.callback.warning(
                 f"client {client} came a second time, with a new key or from another state folder; the newer one counts"
             )
         self.joined[client], self._client_of[place.node] = place, client

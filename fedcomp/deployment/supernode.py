@@ -15,11 +15,11 @@ from pathlib import Path
 
 import tomli_w
 
+from ..callbacks import Said
 from ..clients.flower import Fleet
 from ..errors import UnreachableError, UserError
 from ..keys import connection
 from ..keys.enrolment import Enrolment
-from ..observe import Said
 from ..state_folder import StateFolder
 from . import children
 from .client_app import FOLDER, OVER, REFUSED, SAID, SETUP
@@ -57,13 +57,11 @@ class Stock:
         patience_s: float | None = None,
         stay: bool = False,
     ):
-        self.target, self.enrolled, self.setup, self.path, self.say = (
-            target,
-            enrolled,
-            setup,
-            path.absolute(),
-            say,
-        )
+        self.target = target
+        self.enrolled = enrolled
+        self.setup = setup
+        self.path = path.absolute()
+        self.say = say
         self.patience_s, self.stay = patience_s, stay
         self.home, self.log = self.path / HOME, self.path / LOG
         self.refused = ""  # why this client cannot take part

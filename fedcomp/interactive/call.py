@@ -6,8 +6,8 @@ from inspect import Parameter, Signature
 from threading import RLock
 from typing import Any, get_type_hints
 
+from ..callbacks import Callback
 from ..config import RunConfig
-from ..observe import Observer
 from ..runs import Run, load
 from ..sim import simulate as run_of
 from ..tasks import Task
@@ -30,13 +30,13 @@ if hasattr(os, "register_at_fork"):  # Unix
 
 
 def simulate(
-    task: str | Task | None = None, *, progress: bool | Observer | None = None, **options: Any
+    task: str | Task | None = None, *, progress: bool | Callback | None = None, **options: Any
 ) -> Run:
     """Run a simulation, or continue the one in `out` with `resume=True`, and read it back.
 
     `task` is a Task, a built-in name, or path/file.py:name; of a resumed run, None is the task of its options. `options` are the fields
     of RunConfig by name, those of `fedcomp sim`, in the types that Python has for them: a codec object, a Path, a torch.device. None
-    stands for the default. `progress`: None is a display that suits the place, False is silence, an Observer hears of everything.
+    stands for the default. `progress`: None is a display that suits the place, False is silence, an Callback hears of everything.
 
     Works in a running event loop and in any thread; runs of several threads wait for each other. Raises UserError for options that
     cannot work, and errors of fedcomp for what goes wrong, never SystemExit. KeyboardInterrupt, with a sentence that says how to go on,
@@ -44,9 +44,9 @@ def simulate(
     """
     config = run_config(task, options)
     given = task if isinstance(task, Task) else None
-    with _ONE_AT_A_TIME, shown(progress) as (observer, display):
+    with _ONE_AT_A_TIME, shown(progress) as (callback, display):
         try:
-            run_of(config, observer, given)
+            run_of(config, callback, given)
         except KeyboardInterrupt:
             display.stopped(sentence := _interrupted(display, given))
             raise KeyboardInterrupt(sentence) from None

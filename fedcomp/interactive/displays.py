@@ -12,9 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ..callbacks import Callback, CallbackList, Header, RoundRecord
 from ..errors import ConfigError
 from ..formatting import decimal, duration, human_bytes, one_line, percent, ratio
-from ..observe import Header, Observer, Observers, RoundRecord
 from ..watch import Watch
 
 TENTHS = 10  # lines of a run in a log
@@ -55,10 +55,8 @@ class Display(Watch):
 
     def left(self) -> str:
         """How long the rest will take."""
-        pace, rest = (
-            self.seconds_a_round,
-            self.header.rounds - self.last_round if self.header else 0,
-        )
+        pace = self.seconds_a_round
+        rest = self.header.rounds - self.last_round if self.header else 0
         return f"{duration(pace * rest)} left" if pace is not None and rest else ""
 
 
@@ -128,22 +126,22 @@ class Line(Display):
 
 
 @contextmanager
-def shown(progress: bool | Observer | None) -> Iterator[tuple[Observer, Display]]:
+def shown(progress: bool | Callback | None) -> Iterator[tuple[Callback, Display]]:
     """Who hears of a run, and what sees how far it is, while this is entered. Raises ConfigError for what is no such choice."""
     if progress is None or progress is True:
         progress = suitable()
     if progress is False:
         progress = Display()
-    if not isinstance(progress, Observer):
+    if not isinstance(progress, Callback):
         raise ConfigError(
-            f"progress is a {type(progress).__name__}; give None, False, or a fedcomp.observe.Observer"
+            f"progress is a {type(progress).__name__}; give None, False, or a fedcomp.callbacks.Callback"
         )
     with progress if isinstance(progress, Watch) else nullcontext():
         if isinstance(progress, Display):
             yield progress, progress
         else:
             beside = Display()
-            yield Observers(progress, {"the display": beside}), beside
+            yield CallbackList(progress, {"the display": beside}), beside
 
 
 def suitable() -> Display:

@@ -7,8 +7,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
+from ..callbacks import Header, RoundRecord, Summary
 from ..formatting import decimal, one_line, percent
-from ..observe import Header, RoundRecord, Summary
 from ..watch import verdict
 from .displays import Display
 
@@ -123,10 +123,8 @@ class Page(Display):
         points = [*self._points[:-1:stride], self._points[-1]]
         low, high = min(value for _, value in points), max(value for _, value in points)
         first, last = points[0][0], points[-1][0]
-        across, up = (
-            (WIDTH - MARGIN - 4) / (last - first),
-            (HEIGHT - 2 * SMALL - 4) / ((high - low) or 1.0),
-        )
+        across = (WIDTH - MARGIN - 4) / (last - first)
+        up = (HEIGHT - 2 * SMALL - 4) / ((high - low) or 1.0)
         line = " ".join(
             f"{MARGIN + (x - first) * across:.1f},{SMALL + (high - y) * up:.1f}" for x, y in points
         )

@@ -45,10 +45,8 @@ class Rows:
             from . import bitsliced_counter_loops
 
             # What is missing of fifteen rows is filled up so that `count` comes to eight, the highest of four digits.
-            ones, zeros = (
-                bitsliced_counter_loops.full(words[0].size),
-                bitsliced_counter_loops.empty(words[0].size),
-            )
+            ones = bitsliced_counter_loops.full(words[0].size)
+            zeros = bitsliced_counter_loops.empty(words[0].size)
             bitsliced_counter_loops.eight(
                 *words,
                 *[ones] * (8 - count),

@@ -133,10 +133,8 @@ def turn_back_torch(
     values: Tensor, seed: int, numel: int, first: int, scale: np.ndarray, shift: np.ndarray
 ) -> Tensor:
     """`turn_back` on the device of the values."""
-    marks, cut = (
-        edges(numel)[first : first + scale.size + 1],
-        _cut(numel, first, first + scale.size),
-    )
+    marks = edges(numel)[first : first + scale.size + 1]
+    cut = _cut(numel, first, first + scale.size)
     v = values[None]
     _butterfly(v, cut)
     wide = v.double() * _spread(scale[None], cut, v.device)
@@ -155,11 +153,9 @@ class Stack:
     def __init__(self, x: Tensor, seeds: list[int]):
         marks = edges(x.shape[1])
         self.seeds, self.cut = seeds, _cut(x.shape[1], 0, marks.size - 1)
-        self.sizes, self.blocks, self.span = (
-            self.cut.sizes,
-            slice(0, marks.size - 1),
-            slice(0, int(marks[-1])),
-        )
+        self.sizes = self.cut.sizes
+        self.blocks = slice(0, marks.size - 1)
+        self.span = slice(0, int(marks[-1]))
         u = torch.nn.functional.pad(x.to(torch.float32), (0, int(marks[-1]) - x.shape[1]))
         self.exponents = np.frexp(self._blockwise(u.abs(), "amax"))[1].astype(np.int64)
         half = self.exponents >> 1
@@ -220,10 +216,8 @@ class Chunk:
         first, last = np.searchsorted(marks, [start, min(start + CHUNK, marks[-1])]).tolist()
         self.blocks, self.span = slice(first, last), slice(start, int(marks[last]))
         self.edges, self.sizes = marks[first : last + 1] - start, np.diff(marks[first : last + 1])
-        self.u, exponents = (
-            np.empty(self.span.stop - start, np.float32),
-            np.empty(last - first, np.int64),
-        )
+        self.u = np.empty(self.span.stop - start, np.float32)
+        exponents = np.empty(last - first, np.int64)
         held = np.ascontiguousarray(x[self.span].to(torch.float32).numpy())
         hadamard_loops.turn(
             held, _sign_bytes(seed, start, self.span.stop, True), self.edges, exponents, self.u

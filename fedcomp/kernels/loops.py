@@ -49,13 +49,11 @@ def histogram(e, x, flip, mask, floor, base, shift, counts):
 
     1 <= floor and base <= floor, so j is never negative; keys past the last bin are left out.
     """
-    flip, mask, floor, base, shift = (
-        int32(flip),
-        int32(mask),
-        int32(floor),
-        int32(base),
-        int32(shift),
-    )
+    flip = int32(flip)
+    mask = int32(mask)
+    floor = int32(floor)
+    base = int32(base)
+    shift = int32(shift)
     for start in range(0, x.size, BLOCK):
         stop = min(start + BLOCK, x.size)
         if _largest(e, x, start, stop, flip, mask) < floor:
@@ -122,12 +120,10 @@ def philox(low, high, c0, c1, c2, c3):
     """A block of four words (kernels/philox.py). All arguments and results are uint32."""
     for _ in range(10):
         x, y = uint64(c0) * uint64(0xD2511F53), uint64(c2) * uint64(0xCD9E8D57)
-        c0, c1, c2, c3 = (
-            uint32((y >> uint64(32)) ^ c1 ^ low),
-            uint32(y),
-            uint32((x >> uint64(32)) ^ c3 ^ high),
-            uint32(x),
-        )
+        c0 = uint32((y >> uint64(32)) ^ c1 ^ low)
+        c1 = uint32(y)
+        c2 = uint32((x >> uint64(32)) ^ c3 ^ high)
+        c3 = uint32(x)
         low, high = uint32(low + uint32(0x9E3779B9)), uint32(high + uint32(0xBB67AE85))
     return c0, c1, c2, c3
 

@@ -46,10 +46,8 @@ class Recovered(NamedTuple):
 
 def places(positions: np.ndarray, rows: int, columns: int, seed: int) -> Places:
     """Where positions, int64 [k], stand in a table [rows, columns] of a seed."""
-    cells, negative = (
-        np.empty((positions.size, rows), np.int32),
-        np.empty((positions.size, rows), np.bool_),
-    )
+    cells = np.empty((positions.size, rows), np.int32)
+    negative = np.empty((positions.size, rows), np.bool_)
     for start in range(0, positions.size, BLOCK):
         span = slice(start, start + BLOCK)
         for r, (buckets, signs) in enumerate(
@@ -112,10 +110,8 @@ def peel(where: Places, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def solve(where: Places, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Integers [k] by least squares, and which of them are determined, bool [k]. What is solved leaves the table."""
     used, cells = np.unique(where.cells, return_inverse=True)
-    dense, rest = (
-        Places(cells.reshape(where.cells.shape).astype(np.int32), where.negative, used.size),
-        table[used],
-    )
+    dense = Places(cells.reshape(where.cells.shape).astype(np.int32), where.negative, used.size)
+    rest = table[used]
     bits = min(
         56, int(np.abs(rest).max()).bit_length()
     )  # what is known shall be as large as what is not

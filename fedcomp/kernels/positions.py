@@ -149,10 +149,8 @@ def _unpack_dense(
 ) -> list[np.ndarray | FrameError]:
     """`unpack_rows`, where more than half of the coordinates are sent."""
     missing = (forms >= MISSING) & (counts < numel)
-    coded, as_form = (
-        np.where(missing, numel - counts, counts),
-        np.where(missing & (forms == LAST), BLOCKS, forms - MISSING * missing),
-    )
+    coded = np.where(missing, numel - counts, counts)
+    as_form = np.where(missing & (forms == LAST), BLOCKS, forms - MISSING * missing)
     rows = [np.arange(numel) if form == MISSING and count == numel and not len(code) else _refusal(len(code), numel)
             for code, count, form in zip(codes, counts.tolist(), forms.tolist(), strict=True)]  # fmt: skip
     kept = np.flatnonzero(_fits(codes, coded, as_form, numel)).tolist()
@@ -321,10 +319,8 @@ def _blocks(
             break
     shorter = np.min(lengths, axis=0) < limit - (limit >> GAIN)
     choice = np.where(shorter, np.argmin(lengths, axis=0), -1)
-    size, width = (
-        np.where(shorter, choice // len(WIDTHS), 0),
-        np.where(shorter, WIDTHS[0] + choice % len(WIDTHS), 0),
-    )
+    size = np.where(shorter, choice // len(WIDTHS), 0)
+    width = np.where(shorter, WIDTHS[0] + choice % len(WIDTHS), 0)
     for chosen in set(choice[shorter].tolist()):
         s, w = chosen // len(WIDTHS), WIDTHS[chosen % len(WIDTHS)]
         parameters = _begin(b, w) + _window(tables[s], b, w).argmin(0)

@@ -297,11 +297,9 @@ def _decode_plainly(
     symbols: np.ndarray,
 ) -> int:
     """`coder_loops.decode`."""
-    f, first, slots = (
-        frequencies.tolist(),
-        (frequencies.cumsum() - frequencies).tolist(),
-        table.tolist(),
-    )
+    f = frequencies.tolist()
+    first = (frequencies.cumsum() - frequencies).tolist()
+    slots = table.tolist()
     left, now, found, mask = words[::-1].tolist(), states.tolist(), [], (1 << bits) - 1
     for i in range(symbols.size):
         lane = i % len(now)

@@ -118,10 +118,8 @@ def pack_rows(
         compiled.pack(positions, np.append(0, counts.cumsum()), each, starts, starts + units, raw)
     else:
         stream[unary.cumsum() + (starts - units.cumsum() + units).repeat(counts) - 1] = 1
-        rest, at = (
-            rests(positions, counts),
-            each.cumsum() - each + (starts + units - lows.cumsum() + lows).repeat(counts),
-        )
+        rest = rests(positions, counts)
+        at = each.cumsum() - each + (starts + units - lows.cumsum() + lows).repeat(counts)
         _put(stream, each, rest, at)
         raw = np.packbits(stream)
     data = raw.tobytes()

@@ -104,10 +104,8 @@ def histogram(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     lowest, highest = (int(key) for key in _keys(np.array(edges, np.float32) * factor))
     width = max(0, (highest - lowest).bit_length() - BITS)
     first = lowest >> width
-    table, loop = (
-        np.zeros((2, (highest >> width) - first + 1), np.int64),
-        _loop("tally", _tally, x.numel()),
-    )
+    table = np.zeros((2, (highest >> width) - first + 1), np.int64)
+    loop = _loop("tally", _tally, x.numel())
 
     def work(start: int, stop: int) -> np.ndarray:
         part = np.zeros_like(table)

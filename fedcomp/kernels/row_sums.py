@@ -11,12 +11,10 @@ from numba.extending import intrinsic
 from .backend import LANES
 
 MOST = 6  # vectors of sums at once: with 16 registers of 8 floats, as AVX2 has, none of them goes to memory
-FLOAT, VECTOR, WORD, INDEX = (
-    ir.FloatType(),
-    ir.VectorType(ir.FloatType(), LANES),
-    ir.IntType(64),
-    ir.IntType(32),
-)
+FLOAT = ir.FloatType()
+VECTOR = ir.VectorType(ir.FloatType(), LANES)
+WORD = ir.IntType(64)
+INDEX = ir.IntType(32)
 ONCE = ("contract",)  # a product and a sum, rounded once where the processor can
 
 

@@ -43,10 +43,8 @@ def outputs(x: Tensor, weight: Tensor, bias: Tensor | None, examples: int) -> tu
 
     (b, h, w, c), k = x.shape, len(weight)
     high, wide, kernels = (h - 4) // 2, (w - 4) // 2, torch.empty(6, 6, c * k, dtype=torch.float32)
-    results, places = (
-        torch.empty(b, high, wide, k, dtype=torch.float32),
-        torch.empty(b, high, wide, k, dtype=torch.int64),
-    )
+    results = torch.empty(b, high, wide, k, dtype=torch.float32)
+    places = torch.empty(b, high, wide, k, dtype=torch.int64)
     biases = np.zeros(k, np.float32) if bias is None else bias.detach().numpy()
     spread_weights(
         weight.detach().permute(2, 3, 1, 0).reshape(5, 5, c * k).contiguous().numpy(),

@@ -53,14 +53,12 @@ __all__ = [
     "serving_files",
 ]
 
-CA_CRT, CA_KEY, SERVER_CRT, SERVER_KEY, REGISTRY, CLIENTS = (
-    "ca.crt",
-    "ca.key",
-    "server.crt",
-    "server.key",
-    "registry.toml",
-    "clients",
-)
+CA_CRT = "ca.crt"
+CA_KEY = "ca.key"
+SERVER_CRT = "server.crt"
+SERVER_KEY = "server.key"
+REGISTRY = "registry.toml"
+CLIENTS = "clients"
 INCOMPLETE = "INCOMPLETE.txt"
 DAYS, CA_DAYS = 365, 3650
 
@@ -300,10 +298,8 @@ def _write_server(
     days: int,
 ) -> datetime:
     """A new key and certificate for the server, which end no later than the CA. Returns when."""
-    key, ends = (
-        ec.generate_private_key(CURVE()),
-        min(now + timedelta(days=days), ca.not_valid_after_utc),
-    )
+    key = ec.generate_private_key(CURVE())
+    ends = min(now + timedelta(days=days), ca.not_valid_after_utc)
     certificate = certificates.of_server(key.public_key(), hosts, ca_key, now, ends)
     _replace(folder / SERVER_KEY, certificates.key_pem(key), 0o600)
     _replace(folder / SERVER_CRT, certificates.pem(certificate), 0o644)

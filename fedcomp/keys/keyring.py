@@ -134,10 +134,8 @@ class PinnedKeys:
                     f"client {client} is not in --roster; give this client a newer list if that one is to take part"
                 )
         else:
-            known, where = (
-                self._pins.get(client) or self._pin(client, told),
-                "that it had before in this run",
-            )
+            known = self._pins.get(client) or self._pin(client, told)
+            where = "that it had before in this run"
         if told and told != known:
             kind = ProtocolError if client == self.who else UnknownKey
             raise kind(f"the server announces another key of client {client} than {where}")

@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ..callbacks import Rejection
 from ..errors import FrameError, ProtocolError
 from ..memories.base import Changes
 from ..messages import TRAIN, Report
-from ..observe import Rejection
 from ..strategies.base import Accepted, Phase, RoundStrategy
 from ..strategies.cohort import draw, size
 from ..strategies.round_completion import DEADLINE, AllAnswered
@@ -68,11 +68,9 @@ class AsynchronousLoop(RoundLoop):
         self._seconds: dict[int, float] = {}  # from question to answer, of answers not yet taken
 
     def run_round(self, grid: Grid, round: int) -> RoundResult:
-        started, traffic, late = (
-            time.perf_counter(),
-            Traffic(seconds=self._seconds),
-            self._too_late(round),
-        )
+        started = time.perf_counter()
+        traffic = Traffic(seconds=self._seconds)
+        late = self._too_late(round)
         unread = {client: self.answers[client] for client in late if client in self.answers}
         rejected = {client: self._give_up(client, round) for client in late}
         self._begin(grid, round, traffic, besides=rejected.keys())
@@ -130,10 +128,8 @@ class AsynchronousLoop(RoundLoop):
 
     def _first(self, round: int, started: float) -> dict[int, Answer]:
         """Wait for the answers that make a round, and return them by client."""
-        wanted, told = (
-            min(len(self.began), max(1, math.floor(self.options.wait * len(self.began) + 0.5))),
-            0,
-        )
+        wanted = min(len(self.began), max(1, math.floor(self.options.wait * len(self.began) + 0.5)))
+        told = 0
         self._collect()
         while True:
             news = self._poll()

@@ -95,13 +95,11 @@ class Broadcasts:
     def __init__(
         self, weights: Tensor, layout: Layout, codec: Codec, memory: Memory, cache_bytes: int
     ):
-        self.weights, self.layout, self.codec, self.memory, self.cache_bytes = (
-            weights,
-            layout,
-            codec,
-            memory,
-            cache_bytes,
-        )
+        self.weights = weights
+        self.layout = layout
+        self.codec = codec
+        self.memory = memory
+        self.cache_bytes = cache_bytes
         self.cache: deque[Broadcast] = deque()
         self._bases: set[str] = set()  # of the cache
         self._few: dict[
@@ -146,10 +144,8 @@ class Broadcasts:
             raise ConfigError(
                 f"--downlink-memory {keeper.name} makes frames of several phases, and a broadcast has one; use residual"
             )
-        first, cache_bytes = (
-            strategy.client_algorithm.initial_global_state(weights),
-            int(config.cache * 4 * layout.numel),
-        )
+        first = strategy.client_algorithm.initial_global_state(weights)
+        cache_bytes = int(config.cache * 4 * layout.numel)
         return cls(first, layout, strategy.downlink, keeper, cache_bytes)
 
     def prepare(
@@ -198,12 +194,10 @@ class Broadcasts:
         """Continue from a checkpoint."""
         self.weights.copy_(weights)
         self.memory.load_state_dict(memory_state)
-        self.cache, self._bases, self._few, self.newest_bytes = (
-            deque(cache),
-            {b.base for b in cache},
-            {},
-            newest_bytes,
-        )
+        self.cache = deque(cache)
+        self._bases = {b.base for b in cache}
+        self._few = {}
+        self.newest_bytes = newest_bytes
         self.version, self.fingerprint = version, fingerprint(self.weights)
         self._numbers = {
             name: number

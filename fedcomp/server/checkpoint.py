@@ -67,12 +67,10 @@ class Checkpoint:
         beside: Sequence[Path] = (),
         behind: bool = False,
     ):
-        self.folder, self.numel, self.row_bytes, self.flush_every_s = (
-            folder,
-            numel,
-            4 * numel,
-            flush_every_s,
-        )
+        self.folder = folder
+        self.numel = numel
+        self.row_bytes = 4 * numel
+        self.flush_every_s = flush_every_s
         self.beside = beside
         self.flushed_s, self.unflushed_bytes = (
             -math.inf,

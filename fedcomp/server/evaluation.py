@@ -49,13 +49,11 @@ class Evaluator:
         device: torch.device,
     ):
         """`train`: None where the server has no training data. `test` is on `device`."""
-        self.config, self.task, self.layout, self.test, self.device = (
-            config,
-            task,
-            layout,
-            test,
-            device,
-        )
+        self.config = config
+        self.task = task
+        self.layout = layout
+        self.test = test
+        self.device = device
         self.model = initial_model(task, config.seed).to(device)
         self.warnings: list[str] = []  # about the buffers of the model
         self.calibrates = bool(recalibrated(self.model))

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from ..callbacks import Rejection
 from ..clients.flower import AWAY, from_records, to_records
 from ..codecs import Update
 from ..errors import FedcompError, FrameError, ProtocolError
 from ..messages import DENSE, FAILED, NEED_DENSE, Assignment, Report, Values, ticket
-from ..observe import Rejection
 from ..profiling import timed
 from ..strategies.base import Accepted
 from ..strategies.round_completion import Progress, RoundCompletion
@@ -95,12 +95,10 @@ class Exchange:
         ),  # raises FrameError for a frame that this client cannot mean
     ):
         self.clock, self.vet = clock or Clock(), vet
-        self.grid, self.broadcasts, self.open_frames, self.traffic = (
-            grid,
-            broadcasts,
-            open_frames,
-            traffic,
-        )
+        self.grid = grid
+        self.broadcasts = broadcasts
+        self.open_frames = open_frames
+        self.traffic = traffic
         self.heard, self.on_answer, self.in_step = heard, on_answer, in_step
         self._content: Callable[[Values], RecordDict] = getattr(
             grid, "content_of", to_records

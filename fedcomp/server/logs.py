@@ -1,8 +1,8 @@
-"""A run as JSON: an object a line for everything that an observer hears, or a client says, with the time in UTC.
+"""A run as JSON: an object a line for everything that an callback hears, or a client says, with the time in UTC.
 
     {"time": "2026-11-21T16:33:08.125Z", "event": "round", "round": 3, "accuracy": 0.91, …}
 
-Events are named after what happened, and have the fields of observe.py. `progress` comes at most once a second.
+Events are named after what happened, and have the fields of callbacks.py. `progress` comes at most once a second.
 """
 
 import dataclasses
@@ -20,9 +20,9 @@ from io import RawIOBase
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from ..callbacks import Callback, Header, RoundRecord, Said, Summary, values_of
 from ..config import at_home
 from ..errors import ConfigError
-from ..observe import Header, Observer, RoundRecord, Said, Summary, values_of
 
 STDOUT = "-"
 PROGRESS_S = 1.0  # between two lines of progress
@@ -32,7 +32,7 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class JsonLog(Observer):
+class JsonLog(Callback):
     """Adds lines to a file, or to standard output for "-", while it is entered: what others print there goes to standard error then.
 
     Raises ConfigError, when it is entered, for a file that cannot be written. How it is left is told too.
@@ -85,7 +85,7 @@ class JsonLog(Observer):
         )
         self._add(json.dumps({"time": moment, "event": event} | _plain(values), allow_nan=False))
 
-    # What an observer hears.
+    # What an callback hears.
 
     def started(self, header: Header) -> None:
         self.write("started", **dataclasses.asdict(header))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from .. import __version__
-from ..observe import ClientRecord, Header, Observer, PortFigures, RoundRecord
+from ..callbacks import Callback, ClientRecord, Header, PortFigures, RoundRecord
 from .exposition import Family, Histogram, Labels, text
 
 ROUND_BOUNDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)  # seconds
@@ -43,7 +43,7 @@ class OneClient:
 
 
 @dataclass
-class Metrics(Observer):
+class Metrics(Callback):
     """Listens in the run's thread, and is read in any."""
 
     header: Header | None = None

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from ..observe import Rejection, Rejections, RoundRecord
+from ..callbacks import Rejection, Rejections, RoundRecord
 
 REASONS, CLIENTS = 16, 16  # that a summary names; metrics.jsonl has all
 NUMBER = re.compile(r"\d+(\.\d+)?")

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from .. import __version__, spec
+from ..callbacks import RoundRecord, Summary
 from ..config import RunConfig
 from ..errors import ConfigError
 from ..layout import Layout
-from ..observe import RoundRecord, Summary
 from ..strategies import RoundStrategy, StrategyConfig, strategy
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Data

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from .. import seeds
+from ..callbacks import Rejection
 from ..codecs import decay
 from ..errors import NonFiniteError
 from ..kernels.sums import sum_squares
 from ..memories.base import Changes
 from ..messages import FAILED, Assignment, ClientRoundConfig, Report
-from ..observe import Rejection
 from ..profiling import timed
 from ..strategies.base import Accepted, Aggregation, Phase, PhaseResult, RoundStrategy, RoundUpdates
 from ..strategies.cohort import ids, sample

@@ -1,8 +1,8 @@
 """The run folder: what a run leaves behind.
 
 config.toml        every option resolved, with the engine and its batch of clients
-metrics.jsonl      a line a round (observe.RoundRecord)
-summary.json       totals (observe.Summary)
+metrics.jsonl      a line a round (callbacks.RoundRecord)
+summary.json       totals (callbacks.Summary)
 model.safetensors  the trained parameters under the names of the user's module; its whole state_dict() if that has buffers
 checkpoint/        what --resume needs (server/checkpoint.py)
 """
@@ -21,6 +21,7 @@ import tomli_w
 from safetensors.torch import save
 from torch import Tensor
 
+from ..callbacks import ClientRecord, Rejection, Rejections, RoundRecord, Summary, values_of
 from ..config import (
     RUN_FILE,
     RunConfig,
@@ -33,15 +34,12 @@ from ..config import (
     settings,
 )
 from ..errors import RunFolderError
-from ..observe import ClientRecord, Rejection, Rejections, RoundRecord, Summary, values_of
 from ..tasks import OBJECT
 
-METRICS, SUMMARY, MODEL, CHECKPOINT = (
-    "metrics.jsonl",
-    "summary.json",
-    "model.safetensors",
-    "checkpoint",
-)
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+MODEL = "model.safetensors"
+CHECKPOINT = "checkpoint"
 
 
 class RunFolder:

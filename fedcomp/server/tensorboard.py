@@ -5,8 +5,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ..callbacks import Callback, Header, RoundRecord
 from ..errors import ConfigError
-from ..observe import Header, Observer, RoundRecord
 
 FOLDER = "tensorboard"  # in the run folder
 SCALARS = (
@@ -23,7 +23,7 @@ HOURS = "simulated_hours"  # where a virtual network gives rounds their time
 RATIO = "ratio"  # what float32 models would have cost, by what frames did
 
 
-class TensorBoard(Observer):
+class TensorBoard(Callback):
     """Writes into the run folder, from the first round on, while it is entered. Raises ConfigError without the package."""
 
     def __init__(self) -> None:

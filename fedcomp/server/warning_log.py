@@ -1,4 +1,4 @@
-"""Warnings of a run: passed on to an observer, and written into the record of their round."""
+"""Warnings of a run: passed on to an callback, and written into the record of their round."""
 
 import json
 from collections.abc import Callable

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from ..callbacks import Callback, CallbackList
 from ..config import RunConfig
-from ..observe import Observer, Observers
 from .logs import STDOUT, JsonLog
 from .metrics import Metrics
 from .metrics_port import MetricsPort
@@ -12,13 +12,13 @@ from .tensorboard import TensorBoard
 
 
 @contextmanager
-def watched(config: RunConfig, observer: Observer) -> Iterator[Observers]:
-    """`observer` and those that the options ask for, as one, until this is left.
+def watched(config: RunConfig, callback: Callback) -> Iterator[CallbackList]:
+    """`callback` and those that the options ask for, as one, until this is left.
 
     Raises ConfigError, with nothing written, for a port that is taken, a file that cannot be written, a package that is not there.
     """
     with ExitStack() as ends:
-        beside: dict[str, Observer] = {}
+        beside: dict[str, Callback] = {}
         address = ""
         if config.tensorboard:
             beside["--tensorboard"] = ends.enter_context(TensorBoard())
@@ -28,7 +28,7 @@ def watched(config: RunConfig, observer: Observer) -> Iterator[Observers]:
         if config.log_json is not None:
             log = ends.enter_context(JsonLog(config.log_json))
             if config.log_json == STDOUT:
-                observer = Observers(log, {"the screen": observer})
+                callback = CallbackList(log, {"the screen": callback})
             else:
                 beside[f"--log-json {config.log_json}"] = log
-        yield Observers(observer, beside, address)
+        yield CallbackList(callback, beside, address)

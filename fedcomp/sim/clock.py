@@ -52,8 +52,6 @@ class VirtualClock(Clock):
         return taken
 
     def _settle(self) -> None:
-        self._began_s, self._round_s, self.elapsed_s = (
-            self._began_s + self.elapsed_s,
-            self._round_s + self.elapsed_s,
-            0.0,
-        )
+        self._began_s = self._began_s + self.elapsed_s
+        self._round_s = self._round_s + self.elapsed_s
+        self.elapsed_s = 0.0

@@ -52,10 +52,10 @@ class Contraction:
         if not self.over:
             finite = updates[updates.isfinite().all(dim=1)]
             added = finite.sum(0, dtype=torch.float32)
-            self.total, self.count = (
-                added if self.total is None else self.total.add_(added.to(self.total.device)),
-                self.count + len(finite),
+            self.total = (
+                added if self.total is None else self.total.add_(added.to(self.total.device))
             )
+            self.count = self.count + len(finite)
 
     def _measure(self) -> None:
         """The round is whole."""

@@ -35,10 +35,8 @@ class Growth:
         if self.warned or not known + new:
             return
         watched = [(clients[i], memories[i]) for i in known + new]
-        lengths, added = (
-            _lengths([memory.residual for _, memory in watched]),
-            _lengths([updates[i] for i in known + new]),
-        )
+        lengths = _lengths([memory.residual for _, memory in watched])
+        added = _lengths([updates[i] for i in known + new])
         for (client, memory), length, more in zip(watched, lengths, added, strict=True):
             before = self.put_in.get(client, length)
             if length > MARGIN * memory.gain * before and not self.warned:

@@ -33,15 +33,13 @@ from ..training.local_sgd import LocalSGD, SerialEngine, Traces
 JOB, DONE, VECTORS = "job", "done", "vectors"  # records of a message
 REASON = "reason"  # in the second
 PARTITION = "partition-id"  # in the config of Flower's virtual nodes
-BATCHES, UPDATE, MOMENTUM, GRADIENTS, SQUARES, PULL, BUFFERS = (
-    "batches",
-    "update",
-    "momentum",
-    "gradients",
-    "squares",
-    "pull",
-    "buffers",
-)
+BATCHES = "batches"
+UPDATE = "update"
+MOMENTUM = "momentum"
+GRADIENTS = "gradients"
+SQUARES = "squares"
+PULL = "pull"
+BUFFERS = "buffers"
 TYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "int64": torch.int64}
 
 

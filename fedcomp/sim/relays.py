@@ -69,10 +69,8 @@ class Relays:
     def _merge(self, assignments: Sequence[Assignment], reports: Sequence[Report]) -> list[Report]:
         """The reports of one relay's clients, with one frame among them."""
         try:
-            merged, refused = (
-                self.codec.merge([report.frame for report in reports], layout=self.layout),
-                {},
-            )
+            merged = self.codec.merge([report.frame for report in reports], layout=self.layout)
+            refused = {}
         except FrameError:
             merged, refused = self._merge_each(reports)
         told = []
@@ -109,10 +107,8 @@ class Relays:
 
 def check(config: RunConfig, strategy: RoundStrategy, memory: Memory) -> None:
     """Raise ConfigError for what relays cannot add."""
-    uplink, advised = (
-        strategy.uplink,
-        f"use --uplink topk:density=1%+s2:union={most_at_one(config)}",
-    )
+    uplink = strategy.uplink
+    advised = f"use --uplink topk:density=1%+s2:union={most_at_one(config)}"
     inner = uplink.inner if isinstance(uplink, LayerWise) else uplink
     if strategy.name not in STRATEGIES:
         raise ConfigError(

@@ -10,13 +10,13 @@ from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 import numpy as np
 import torch
 
+from ..callbacks import Callback, Header, RoundRecord, Summary
 from ..clients.replica import Replica
 from ..clients.trainer import Trainer
 from ..codecs import codec
 from ..config import RunConfig, data_folder
 from ..errors import ConfigError, DataError, RunFolderError
 from ..memories import Memory, memory, with_memories
-from ..observe import Header, Observer, RoundRecord, Summary
 from ..profiling import timed, timed_each
 from ..server.asynchronous_loop import loop_of
 from ..server.broadcasts import Broadcasts
@@ -68,7 +68,7 @@ STACK_BYTES = 64 << 20  # updates of clients that are trained and packed togethe
 
 
 def simulate(
-    config: RunConfig, observer: Observer | None = None, task: Task | None = None
+    config: RunConfig, callback: Callback | None = None, task: Task | None = None
 ) -> Summary:
     """Run a simulation, or continue the one in `config.out` with `config.resume`. Returns what summary.json holds.
 
@@ -82,7 +82,7 @@ def simulate(
         with (
             redirect_stdout(sys.stderr) if config.log_json == STDOUT else nullcontext()
         ):  # the log's alone, whatever a task prints
-            simulation = Simulation(config, observer or Observer(), task)
+            simulation = Simulation(config, callback or Callback(), task)
         return simulation.run()
     except (MemoryError, RuntimeError) as error:
         if memory_error := out_of_memory(error):
@@ -100,13 +100,13 @@ class Preparation:
     Raises UserError for options that cannot work.
     """
 
-    def __init__(self, config: RunConfig, observer: Observer, task: Task | None = None):
+    def __init__(self, config: RunConfig, callback: Callback, task: Task | None = None):
         config = resolved(config)
         _refuse_what_is_real(config)
         if task is not None:
             _refuse_what_loads_tasks(config, task)
-        self.config, self.observer = config, observer
-        self.warnings = WarningLog(lambda sentence: self.observer.warning(sentence))
+        self.config, self.callback = config, callback
+        self.warnings = WarningLog(lambda sentence: self.callback.warning(sentence))
         self.network = _network(config)
         self.byzantine = ByzantineClients(
             attacks(config.attack) if config.attack else (), config.clients, config.seed
@@ -130,9 +130,9 @@ class Preparation:
         waiting = self._memory()
         if config.relays:
             check_relays(config, self.strategy, waiting)
-        self.train, self.shards = (
-            train,
-            partition(config.partition, train, config.clients, config.seed, self.task.name),
+        self.train = train
+        self.shards = partition(
+            config.partition, train, config.clients, config.seed, self.task.name
         )
         self.model = initial_model(self.task, config.seed)
         self.weights = self.layout.gather(self.model)
@@ -150,11 +150,9 @@ class Preparation:
 
     def _need(self, waiting: Memory) -> Need:
         """What the memories may come to of the clients that are ever asked."""
-        c, vectors = (
-            self.config,
-            sum(
-                isinstance(value, torch.Tensor) for value in waiting.state_dict(copy=False).values()
-            ),
+        c = self.config
+        vectors = sum(
+            isinstance(value, torch.Tensor) for value in waiting.state_dict(copy=False).values()
         )
         vectors = (vectors or waiting.counterpart is not None) + c.keep_momentum
         return Need(
@@ -178,15 +176,13 @@ class Preparation:
 class Simulation(Preparation):
     """A run that was prepared, and what trains its clients."""
 
-    def __init__(self, config: RunConfig, observer: Observer, task: Task | None = None):
-        super().__init__(config, observer, task)
-        config, model, weights, shards, home = (
-            self.config,
-            self.model,
-            self.weights,
-            self.shards,
-            self.home,
-        )
+    def __init__(self, config: RunConfig, callback: Callback, task: Task | None = None):
+        super().__init__(config, callback, task)
+        config = self.config
+        model = self.model
+        weights = self.weights
+        shards = self.shards
+        home = self.home
         if home.reads_ahead:
             devices.keep_freed_memory(
                 threads=True, vector_bytes=4 * self.travels.numel
@@ -233,7 +229,7 @@ class Simulation(Preparation):
             self.strategy,
             self.broadcasts,
             roster=self.timing.roster if self.timing else by_index,
-            on_answer=lambda round, answered, asked: self.observer.progress(round, answered, asked),
+            on_answer=lambda round, answered, asked: self.callback.progress(round, answered, asked),
             clock=self.timing.clock if self.timing else None,
             bandwidths=self.bandwidths,
             pace=self.timing.pace if self.timing else pace(config.seed),
@@ -243,7 +239,7 @@ class Simulation(Preparation):
 
     def run(self) -> Summary:
         with ExitStack() as ends:
-            self.observer = ends.enter_context(watched(self.config, self.observer))
+            self.callback = ends.enter_context(watched(self.config, self.callback))
             ends.callback(self.engine.close)
             if isinstance(self.engine, RayEngine):
                 self._begin(self.engine)
@@ -262,7 +258,7 @@ class Simulation(Preparation):
             self.clients.watch.contraction.resume(done)
             if self.folder.resumed:
                 self._write_config()
-            self.observer.started(self._header(done + 1))
+            self.callback.started(self._header(done + 1))
             cohort = cohort_size(self.config.participation, self.config.clients)
             doubts = (
                 shortage(recovery.checkpoint.folder, self.need, cohort),
@@ -282,10 +278,8 @@ class Simulation(Preparation):
 
     def _rounds(self, recovery: Recovery, done: int, interruption: Interruption) -> None:
         began = time.perf_counter()
-        grid, rounds = (
-            self.timing.grid if self.timing else self.grid,
-            range(done + 1, self.config.rounds + 1),
-        )
+        grid = self.timing.grid if self.timing else self.grid
+        rounds = range(done + 1, self.config.rounds + 1)
         self._look_ahead(done + 1)
         for outcome in timed_each("round", self.loop.rounds(grid, rounds)):
             if self.timing:
@@ -300,9 +294,9 @@ class Simulation(Preparation):
             with timed("checkpoint"):
                 recovery.keep(outcome, length, whole=whole)
             took_s = time.perf_counter() - saving
-            self.observer.round_done(record)
+            self.callback.round_done(record)
             if whole:
-                self.observer.checkpoint(record.round, took_s)
+                self.callback.checkpoint(record.round, took_s)
             interruption.act()
             began = time.perf_counter()
             self._look_ahead(outcome.round + 1)
@@ -310,10 +304,8 @@ class Simulation(Preparation):
     def _look_ahead(self, round: int) -> None:
         """Have the clients of a round and of the next one moved ahead of use."""
         if self.clients.store.home.reads_ahead:
-            everybody, rounds = (
-                range(self.config.clients),
-                range(round, min(round + 2, self.config.rounds + 1)),
-            )
+            everybody = range(self.config.clients)
+            rounds = range(round, min(round + 2, self.config.rounds + 1))
             self.clients.store.expect(
                 [client for r in rounds for client in self.loop.expected(everybody, r)]
             )
@@ -436,8 +428,8 @@ class Simulation(Preparation):
         summary = summary_of(self.folder.records(), self.config, self.machine.device)
         self.folder.write_summary(summary)
         if not summary.client_updates:
-            self.observer.warning(NOTHING_ACCEPTED)
-        self.observer.finished(summary, str(self.folder.path))
+            self.callback.warning(NOTHING_ACCEPTED)
+        self.callback.finished(summary, str(self.folder.path))
         return summary
 
 

@@ -166,11 +166,9 @@ class TimedGrid(Grid):
         return Question(message, a.client, a.round, size, self.steps(a))
 
     def _answer(self, name: str, question: Question, reply: Message) -> Answer:
-        client, began_s, asked_s = (
-            question.client,
-            self.clock.time_s - self.clock.now(),
-            self.clock.now(),
-        )
+        client = question.client
+        began_s = self.clock.time_s - self.clock.now()
+        asked_s = self.clock.now()
         report = None if reply.has_error() else from_records(reply.content, Report)
         if report is not None and (report.kind, report.stage) == (FAILED, SILENT):
             return Answer(math.inf, client, name, reply, began_s)

@@ -99,10 +99,8 @@ class Worker:
         held = opened(self.regions, order["buffers"]) if order["buffers"] else None
         kept = self.buffers.read(held, order["given"]) if held is not None else None
         traces = [opened(self.regions, named) for named in order["traces"]]
-        momentum, pull = (
-            traces.pop(0) if order["momentum"] else None,
-            traces.pop() if order["pull"] else None,
-        )
+        momentum = traces.pop(0) if order["momentum"] else None
+        pull = traces.pop() if order["pull"] else None
         batches = plan[: order["examples"]].split(plan[order["examples"] :].tolist())
         job = Job(
             order["round"],

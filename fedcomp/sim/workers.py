@@ -144,10 +144,8 @@ class WorkerEngine(Engine):
     ) -> Stack:
         n, size, first = self.layout.numel, self.buffers.places[-1], jobs[0].traces
         width = len(_traces(jobs[0]))
-        updates, traces = (
-            self._lend("updates", len(jobs), n),
-            self._lend("traces", len(jobs), width, n),
-        )
+        updates = self._lend("updates", len(jobs), n)
+        traces = self._lend("traces", len(jobs), width, n)
         buffers = self._lend("buffers", len(jobs), size, dtype=torch.uint8)
         self._lend("start", n).copy_(start)
         lengths = [[len(batch) for batch in job.batches] for job in jobs]
@@ -329,10 +327,8 @@ class WorkerEngine(Engine):
                 "give --engine serial to see why"
             )
         stack.deaths[i] += 1
-        who, why = (
-            stack.jobs[i].who,
-            "memory may be short" if "SIGKILL" in how else "the task's own code may be why",
-        )
+        who = stack.jobs[i].who
+        why = "memory may be short" if "SIGKILL" in how else "the task's own code may be why"
         if stack.deaths[i] == 1:
             stack.waiting.appendleft(i)
             self.warn(

@@ -78,10 +78,8 @@ def probabilities(
             lying[list(seats), column] = 1
         honest = 1 - lying
         if attack == "inverted":
-            sums, coins = (
-                votes.signs @ (honest - lying),
-                np.broadcast_to(tossed.sum(1, keepdims=True), (patterns, len(here))),
-            )
+            sums = votes.signs @ (honest - lying)
+            coins = np.broadcast_to(tossed.sum(1, keepdims=True), (patterns, len(here)))
         else:
             sums, coins = votes.signs @ honest - lying.sum(0), tossed @ honest
         if tossed.any() or n % 2 == 0:

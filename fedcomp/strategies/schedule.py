@@ -2,7 +2,7 @@
 
 Lin, Han, Mao, Wang, Dally: Deep gradient compression. ICLR 2018: the density falls from 25 % to its own, geometrically; with four rounds
 and 0.1 % these are the paper's 25, 6.25, 1.56, 0.39, 0.1 %. Goyal et al.: Accurate, large minibatch SGD. 2017: the learning rate grows
-linearly. What comes after a warm-up is by_round.py's. A budget is kept whatever the updates hold: a client's density is the largest whose
+linearly. What comes after a warm-up is schedules.py's. A budget is kept whatever the updates hold: a client's density is the largest whose
 longest frame fits in its share.
 """
 
@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from .. import by_round, spec
-from ..by_round import ByRound
+from .. import schedules, spec
 from ..codecs import Codec, at_density, longest_frame
 from ..errors import ConfigError
 from ..layout import Layout
 from ..messages import ClientRoundConfig
+from ..schedules import OptionSchedule
 
 if TYPE_CHECKING:
     from .base import StrategyConfig
@@ -36,10 +36,10 @@ class Schedule:
     lr_warmup: int = 0  # rounds
     budget_bytes: int = 0  # that a round's cohort may send; 0 = no budget
     budget_s: float = 0.0  # that each client may take to send; 0 = no budget
-    density: ByRound | None = None  # of the uplink; None = the codec's own
-    local: Mapping[str, ByRound] = field(
+    density: OptionSchedule | None = None  # of the uplink; None = the codec's own
+    local: Mapping[str, OptionSchedule] = field(
         default_factory=dict
-    )  # those of by_round.LOCAL that change
+    )  # those of schedules.LOCAL that change
 
     @classmethod
     def of(cls, config: "StrategyConfig", codec: Codec, layout: Layout) -> "Schedule":
@@ -47,15 +47,15 @@ class Schedule:
         horizon, density = config.horizon or config.rounds, None
         local = {
             name: values
-            for name, values in by_round.of_options(config, horizon).items()
+            for name, values in schedules.of_options(config, horizon).items()
             if values.text
         }
         if text := config.density_schedule:
             _check_density(codec, DENSITY_SCHEDULE)
-            density = ByRound(
+            density = OptionSchedule(
                 DENSITY_SCHEDULE,
                 text,
-                by_round.SHARE,
+                schedules.SHARE,
                 codec.density,
                 config.density_warmup,
                 horizon,
@@ -155,10 +155,8 @@ class Schedule:
 
     def _in_time(self, cohort: Sequence[int], bandwidths: Mapping[int, float]) -> dict[int, int]:
         """Bytes that each client sends in its time. Raises ConfigError for one that has no time for the shortest frame."""
-        least, shares = (
-            self._least(),
-            {client: int(self.budget_s * bandwidths[client]) for client in cohort},
-        )
+        least = self._least()
+        shares = {client: int(self.budget_s * bandwidths[client]) for client in cohort}
         slowest = min(shares, key=bandwidths.__getitem__, default=None)
         if slowest is not None and shares[slowest] < least:
             raise ConfigError(

@@ -152,10 +152,8 @@ class SharedScale(Average):
 
     def aggregate(self, updates: RoundUpdates, into: Tensor) -> Aggregation:
         accepted = updates.phases[TRAIN]
-        weights, votes = (
-            self.client_weights(accepted),
-            torch.zeros(into.numel(), dtype=torch.float64),
-        )
+        weights = self.client_weights(accepted)
+        votes = torch.zeros(into.numel(), dtype=torch.float64)
         for answer, weight in zip(accepted, weights, strict=True):
             if answer.update is not None:
                 votes.add_(answer.update.dense().sign(), alpha=weight)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import UninitializedParameter
 
+from ..callbacks import RoundRecord
 from ..errors import ConfigError, FedcompError, TaskError
 from ..layout import Layout
-from ..observe import RoundRecord
 from .base import Data, Measure, Task, initial_model, share_correct
 from .data import FORMS, non_finite
 from .running_statistics import recalibrated

@@ -25,10 +25,8 @@ class Block(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int):
         super().__init__()
-        self.first, self.second = (
-            _normalised(inputs, outputs, 3, stride),
-            _normalised(outputs, outputs, 3),
-        )
+        self.first = _normalised(inputs, outputs, 3, stride)
+        self.second = _normalised(outputs, outputs, 3)
         self.past = (
             nn.Identity()
             if (inputs, stride) == (outputs, 1)
@@ -51,11 +49,9 @@ class ResNet18(nn.Module):
                 Block(multiple * width, multiple * width, 1),
             ]
             channels = multiple * width
-        self.stem, self.blocks, self.head = (
-            _normalised(3, width, 3),
-            nn.Sequential(*blocks),
-            nn.Linear(channels, classes),
-        )
+        self.stem = _normalised(3, width, 3)
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.blocks(torch.relu(self.stem(x))).mean((2, 3)))

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import seeds
-from ..by_round import LARGEST, MOST
 from ..config import RunConfig
 from ..errors import ConfigError, ProtocolError
 from ..layout import Layout
+from ..schedules import LARGEST, MOST
 from ..tasks.base import Data, Task
 from .chains import Chain, Product
 from .channels import may_be_last
@@ -266,12 +266,10 @@ class SerialEngine:
     """
 
     def __init__(self, task: Task, model: nn.Module, layout: Layout, device: torch.device | str):
-        self.task, self.model, self.layout, self.device = (
-            task,
-            model.to(device),
-            layout,
-            torch.device(device),
-        )
+        self.task = task
+        self.model = model.to(device)
+        self.layout = layout
+        self.device = torch.device(device)
         self.weights = layout.gather(self.model)
         parameters = dict(self.model.named_parameters())
         self.parameters = [parameters[e.name] for e in layout]
@@ -345,10 +343,8 @@ class SerialEngine:
     ) -> Trained:
         base = self._load(start, buffers)
         self.model.train()
-        index, sizes = (
-            torch.from_numpy(np.concatenate(batches)).to(self.device),
-            [len(batch) for batch in batches],
-        )
+        index = torch.from_numpy(np.concatenate(batches)).to(self.device)
+        sizes = [len(batch) for batch in batches]
         drawn = plan_changes(self.task, sgd, batches, seed, round, who)
         changes = (
             repeat(None) if drawn is None else torch.from_numpy(drawn).to(self.device).split(sizes)
@@ -359,11 +355,9 @@ class SerialEngine:
             else self.chain
         )
         own = self.parameters if chain is None else chain.others(self.parameters)
-        losses, momenta, start = (
-            [],
-            traces.momenta(self.layout, own),
-            anchors(self.layout, base, own, sgd),
-        )
+        losses = []
+        momenta = traces.momenta(self.layout, own)
+        start = anchors(self.layout, base, own, sgd)
         with _drawing_from(seeds.key(seed, "dropout", round, who), self.device):
             for rows, change in zip(index.split(sizes), changes, strict=False):
                 inputs = data.inputs.index_select(0, rows)

@@ -1,10 +1,10 @@
-"""A run of the size that a screen shows, told to an observer by hand."""
+"""A run of the size that a screen shows, told to an callback by hand."""
 
 import math
 
 import pytest
 
-from fedcomp.observe import Header, Observer, Rejection, RoundRecord, Summary
+from fedcomp.callbacks import Callback, Header, Rejection, RoundRecord, Summary
 
 PARAMETERS, CLIENTS, COHORT = 431_080, 500, 50
 DENSE = 4 * PARAMETERS * COHORT
@@ -78,14 +78,14 @@ class Told:
             version="0.1.0",
         )
 
-    def to(self, observer: Observer, end: bool = True) -> None:
+    def to(self, callback: Callback, end: bool = True) -> None:
         """Tell it all; without `end`, the run is still going on."""
-        observer.started(self.header)
+        callback.started(self.header)
         for record in self.records:
-            observer.progress(record.round, record.cohort, record.cohort)
-            observer.round_done(record)
+            callback.progress(record.round, record.cohort, record.cohort)
+            callback.round_done(record)
         if end:
-            observer.finished(self.summary, self.out)
+            callback.finished(self.summary, self.out)
 
 
 @pytest.fixture

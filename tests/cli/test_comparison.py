@@ -19,9 +19,9 @@ from fedcomp import RunConfig
 from fedcomp.cli.comparison import run as comparison
 from fedcomp.cli.comparison import table
 from fedcomp.cli.comparison.alternatives import alternatives
-from fedcomp.cli.comparison.crew import Crew
 from fedcomp.cli.comparison.folder import ComparisonFolder
 from fedcomp.cli.comparison.progress import Watch
+from fedcomp.cli.comparison.worker_pool import WorkerPool
 from fedcomp.cli.main import app
 from fedcomp.cli.results import OF_DENSE, Result
 from fedcomp.config import settings
@@ -418,8 +418,8 @@ def test_one_whose_process_dies_takes_no_other_with_it(monkeypatch, tmp_path):
 
 
 def test_processes_end_with_who_started_them():
-    with Crew(1) as crew:
-        (process,) = crew.free
+    with WorkerPool(1) as pool:
+        (process,) = pool.free
         assert process.process.poll() is None
     assert process.process.poll() is not None
 

@@ -16,8 +16,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from fedcomp.callbacks import Rejection
 from fedcomp.cli.dashboard import Dashboard
-from fedcomp.observe import Rejection
 from fedcomp.watch import COLUMNS, columns_for
 
 ROOT = Path(__file__).resolve().parents[2]

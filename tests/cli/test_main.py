@@ -15,10 +15,10 @@ import tomli_w
 from typer.testing import CliRunner
 
 from fedcomp import __version__, errors
+from fedcomp.callbacks import Callback
 from fedcomp.cli import flags
 from fedcomp.cli.main import app
 from fedcomp.config import RunConfig, flag, settings
-from fedcomp.observe import Observer
 
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = fields(RunConfig)
@@ -49,13 +49,13 @@ def runs(monkeypatch) -> list[RunConfig]:
     """The configs that `fedcomp sim` would run."""
     seen: list[RunConfig] = []
     monkeypatch.setattr(
-        "fedcomp.sim.simulate", lambda config, observer: seen.append(config), raising=False
+        "fedcomp.sim.simulate", lambda config, callback: seen.append(config), raising=False
     )
     return seen
 
 
 @pytest.fixture
-def simulation(monkeypatch) -> Callable[[Callable[[RunConfig, Observer], None]], None]:
+def simulation(monkeypatch) -> Callable[[Callable[[RunConfig, Callback], None]], None]:
     return lambda act: monkeypatch.setattr("fedcomp.sim.simulate", act, raising=False)
 
 
@@ -278,7 +278,7 @@ ERRORS = [
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
 def test_every_error_of_ours_is_one_sentence_with_its_exit_status(error, simulation):
-    def fail(config, observer):
+    def fail(config, callback):
         raise error("something [bold]was[/] wrong; mend it")
 
     simulation(fail)
@@ -286,7 +286,7 @@ def test_every_error_of_ours_is_one_sentence_with_its_exit_status(error, simulat
 
 
 def test_a_missing_extra_is_one_sentence(simulation):
-    def fail(config, observer):
+    def fail(config, callback):
         raise errors.MissingExtraError("pyarrow", "sim", "--task mnist-cnn")
 
     simulation(fail)
@@ -310,7 +310,7 @@ def test_an_ascii_terminal_gets_question_marks():
 
 def test_what_was_not_foreseen_keeps_its_traceback():
     code = (
-        "import sys, types; sys.modules['fedcomp.sim'] = types.SimpleNamespace(simulate=lambda config, observer: 1 / 0)\n"
+        "import sys, types; sys.modules['fedcomp.sim'] = types.SimpleNamespace(simulate=lambda config, callback: 1 / 0)\n"
         "from fedcomp.cli.main import main; main()"
     )
     done = process("sim", code=code)
@@ -355,7 +355,7 @@ def test_a_full_disk_is_one_sentence_and_exit_1(given, unbuffered):
 
 
 def test_an_error_that_is_not_of_the_output_keeps_its_traceback(simulation):
-    def act(config, observer):
+    def act(config, callback):
         raise OSError("something else")
 
     simulation(act)
@@ -392,11 +392,11 @@ def test_control_c_while_the_command_is_being_imported(words, tmp_path):
 def interrupted(told, out: Path, rounds: int, first: int = 1):
     """A simulation that makes its folder, tells of some rounds and is interrupted."""
 
-    def act(config: RunConfig, observer: Observer) -> None:
+    def act(config: RunConfig, callback: Callback) -> None:
         store(out, config)
         run = told(20, first)
         run.header, run.records = replace(run.header, out=str(out)), run.records[:rounds]
-        run.to(observer, end=False)
+        run.to(callback, end=False)
         raise KeyboardInterrupt
 
     return act
@@ -429,7 +429,7 @@ def test_an_interrupted_run_says_how_to_go_on(told, simulation, tmp_path, runs):
     assert said == "interrupted after round 7 of 20"
     assert shlex.split(command)[:2] == ["fedcomp", "sim"]
 
-    simulation(lambda config, observer: runs.append(config))
+    simulation(lambda config, callback: runs.append(config))
     assert fedcomp(*shlex.split(command)[1:]).exit_code == 0
     assert runs == [
         RunConfig(lr=0.2, participation=0.125, task="my task.py:task", out=str(out), resume=True)
@@ -450,7 +450,7 @@ def test_an_interruption_before_a_round_was_done(told, simulation, tmp_path, fir
 
 
 def test_an_interruption_before_there_was_a_run_folder(simulation):
-    def act(config, observer):
+    def act(config, callback):
         raise KeyboardInterrupt
 
     simulation(act)

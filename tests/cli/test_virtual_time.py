@@ -23,11 +23,11 @@ class OnTheNet:
             run.out,
         )
 
-    def to(self, observer):
-        observer.started(self.header)
+    def to(self, callback):
+        callback.started(self.header)
         for record in self.records:
-            observer.round_done(record)
-        observer.finished(self.summary, self.out)
+            callback.round_done(record)
+        callback.finished(self.summary, self.out)
 
 
 def printed(run, width=120, height=40) -> str:

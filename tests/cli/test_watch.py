@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from fedcomp.callbacks import Rejection, Rejections, RoundRecord
 from fedcomp.cli.dashboard import Dashboard
 from fedcomp.cli.plain import Plain
-from fedcomp.observe import Rejection, Rejections, RoundRecord
 from fedcomp.server.rejected import CLIENTS, REASONS, rejections_of
 from fedcomp.watch import Totals, facts, rejections, suspects, verdict
 

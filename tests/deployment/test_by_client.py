@@ -2,10 +2,10 @@
 
 import pytest
 
+from fedcomp.callbacks import Rejection
 from fedcomp.deployment.by_client import ByClient
 from fedcomp.deployment.guard import Guard
 from fedcomp.deployment.traffic import Traffic as Wire
-from fedcomp.observe import Rejection
 from fedcomp.server.exchange import Traffic
 from fedcomp.server.round_loop import RoundResult
 

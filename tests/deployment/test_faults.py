@@ -143,5 +143,5 @@ def test_a_fault_is_no_more_than_a_rejection_of_its_client_in_its_round(network,
         books.balance()
         weights = [run.weights_of(client) for client in range(CLIENTS)]
         assert all(torch.equal(mine, run.loop.broadcasts.weights) for mine in weights)
-        assert not run.faults.planned and not run.observer.warnings
+        assert not run.faults.planned and not run.callback.warnings
     plan.check(outcomes)

@@ -5,12 +5,12 @@ import threading
 import pytest
 from flwr.app import Error, Message, RecordDict
 
+from fedcomp.callbacks import Callback
 from fedcomp.clients.flower import AWAY, Place, identify_process, readdress, to_records
 from fedcomp.deployment.availability import Quota
 from fedcomp.deployment.client_process import JOIN, LEAVE, TRAIN
 from fedcomp.deployment.handshake import Invitation, Presence
 from fedcomp.deployment.superlink_grid import GRACE_S, LOOK_S, Gathering
-from fedcomp.observe import Observer
 
 RUN = "a run"
 KEYS = {b"key 0": 0, b"key 1": 1}
@@ -79,7 +79,7 @@ def hall():
         link,
         Invitation(RUN, -1, "", "", "v"),
         2,
-        Observer(),
+        Callback(),
         lambda: None,
         keys.get,
         lambda presence: None,
@@ -180,9 +180,9 @@ def test_who_is_revoked_is_answered_for_at_once_and_not_drawn_again(hall):
 
 def test_a_wait_for_clients_is_told_while_it_lasts_and_when_it_ends(hall):
     told, quota = [], Quota(2, 2)
-    hall.observer = type(
+    hall.callback = type(
         "Told",
-        (Observer,),
+        (Callback,),
         {"waiting": lambda self, here, wanted: told.append((list(here), wanted))},
     )()
     assert hall.gather(quota) == {0: 1, 1: 11} and told == [], "nobody was waited for"
@@ -200,8 +200,8 @@ def test_a_wait_for_clients_is_told_while_it_lasts_and_when_it_ends(hall):
 
 def test_an_enrolled_session_for_whom_there_is_no_place_is_named_once(hall):
     said = []
-    hall.observer = type(
-        "Told", (Observer,), {"warning": lambda self, sentence: said.append(sentence)}
+    hall.callback = type(
+        "Told", (Callback,), {"warning": lambda self, sentence: said.append(sentence)}
     )()
     hall.keys |= {b"key 2": 2, b"key 7": 7}
     for _ in range(2):
@@ -227,8 +227,8 @@ def test_everybody_here_is_told_of_the_end_and_who_does_not_hear_it_holds_nobody
 
 def test_it_is_said_once_that_rounds_go_on_without_somebody(hall):
     said, quota = [], Quota(2, 1, 5.0)
-    hall.observer = type(
-        "Told", (Observer,), {"warning": lambda self, sentence: said.append(sentence)}
+    hall.callback = type(
+        "Told", (Callback,), {"warning": lambda self, sentence: said.append(sentence)}
     )()
     assert hall.gather(quota) == {0: 1, 1: 11} and said == []
     hall.miss([1])

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 import fedcomp
+from fedcomp.callbacks import Callback
 from fedcomp.cli.plain import Plain
 from fedcomp.errors import ConfigError, RunFolderError, TaskError
 from fedcomp.interactive import call
 from fedcomp.interactive.options import run_config
-from fedcomp.observe import Observer
 from fedcomp.sim import simulate as run_of
 
 FILE = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
@@ -113,7 +113,7 @@ def test_a_run_goes_on_to_the_same_bytes(tmp_path):
         )
 
 
-class Stop(Observer):
+class Stop(Callback):
     def round_done(self, record):
         if record.round == 2:
             signal.raise_signal(signal.SIGINT)
@@ -158,7 +158,7 @@ def test_threads_wait_for_each_other_and_change_nothing(tmp_path):
 def test_a_process_forked_during_a_run_can_run_too(tmp_path):
     begun, forked = threading.Event(), threading.Event()
 
-    class Holding(Observer):
+    class Holding(Callback):
         def round_done(self, record):
             begun.set()
             forked.wait(60)

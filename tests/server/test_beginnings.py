@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedcomp import RunConfig, UserError
+from fedcomp.callbacks import Callback
 from fedcomp.deployment.start import Deployment, Door
 from fedcomp.keys import key_folder as keys
-from fedcomp.observe import Observer
 
 TINY = Path(__file__).parents[1] / "tiny_task.py"
 CONFIG = RunConfig(task=f"{TINY}:task", clients=3, rounds=1)
@@ -23,14 +23,14 @@ def taken():
 
 def test_a_port_in_use_is_told_before_anything_is_written(tmp_path, taken):
     with pytest.raises(UserError, match=f"port {taken} .*choose another with --port"):
-        Deployment(replace(CONFIG, out=str(tmp_path / "run")), Door(taken), Observer())
+        Deployment(replace(CONFIG, out=str(tmp_path / "run")), Door(taken), Callback())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_one_port_is_not_for_two_things(tmp_path):
     with pytest.raises(UserError, match="--metrics-port and --port are both 18999"):
         Deployment(
-            replace(CONFIG, out=str(tmp_path / "run"), metrics_port=18999), Door(18999), Observer()
+            replace(CONFIG, out=str(tmp_path / "run"), metrics_port=18999), Door(18999), Callback()
         )
 
 
@@ -38,7 +38,7 @@ def test_one_port_is_not_for_two_things(tmp_path):
 def test_places_that_nobody_has_a_key_for_are_named(tmp_path, enrolled, without):
     keys.make(tmp_path / "keys", enrolled)
     said = []
-    watch = type("Told", (Observer,), {"warning": lambda self, sentence: said.append(sentence)})()
+    watch = type("Told", (Callback,), {"warning": lambda self, sentence: said.append(sentence)})()
     Deployment(
         replace(CONFIG, out=str(tmp_path / "run")), Door(0, keys=tmp_path / "keys"), watch
     )._tell_of_places_without_keys()

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
+from fedcomp.callbacks import ClientRecord, Header, Rejection, RoundRecord, Said, Summary
 from fedcomp.errors import ConfigError
-from fedcomp.observe import ClientRecord, Header, Rejection, RoundRecord, Said, Summary
 from fedcomp.server.logs import JsonLog
 
 HEADER = Header(

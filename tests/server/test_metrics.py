@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prometheus_text import parsed
 
-from fedcomp.observe import ClientRecord, Header, PortFigures, Rejection, RoundRecord
+from fedcomp.callbacks import ClientRecord, Header, PortFigures, Rejection, RoundRecord
 from fedcomp.server.metrics import Metrics
 
 HEADER = Header(

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from fedcomp.callbacks import Header, RoundRecord
 from fedcomp.errors import ConfigError
-from fedcomp.observe import Header, RoundRecord
 from fedcomp.server.tensorboard import FOLDER, HOURS, RATIO, SCALARS, TensorBoard
 
 HEADER = Header(

@@ -9,9 +9,9 @@ from deployment import TASK
 from prometheus_text import parsed
 
 from fedcomp import RunConfig
+from fedcomp.callbacks import Callback
 from fedcomp.deployment.start import Door, serve
 from fedcomp.errors import ConfigError
-from fedcomp.observe import Observer
 from fedcomp.server.watching import watched
 from fedcomp.sim import simulate
 
@@ -26,7 +26,7 @@ OPTIONS = {
 }
 
 
-class Reader(Observer):
+class Reader(Callback):
     """Reads the page after each round."""
 
     def __init__(self):
@@ -45,8 +45,8 @@ class Reader(Observer):
         self.warnings.append(sentence)
 
 
-def run(folder, observer=None, **options):
-    return simulate(RunConfig(**OPTIONS | {"out": str(folder)} | options), observer)
+def run(folder, callback=None, **options):
+    return simulate(RunConfig(**OPTIONS | {"out": str(folder)} | options), callback)
 
 
 def lines(path):
@@ -135,13 +135,13 @@ def test_a_log_on_a_full_disk_is_a_warning_and_the_run_goes_on(tmp_path):
 
 
 def test_without_options_there_is_nobody_else():
-    observer = Observer()
-    with watched(RunConfig(), observer) as alone:
-        assert alone.first is observer and not alone.beside and not alone.metrics
+    callback = Callback()
+    with watched(RunConfig(), callback) as alone:
+        assert alone.first is callback and not alone.beside and not alone.metrics
 
 
 def test_a_run_that_fails_says_so_in_its_log(tmp_path):
-    class Fails(Observer):
+    class Fails(Callback):
         def round_done(self, record):
             raise ZeroDivisionError("not enough")
 

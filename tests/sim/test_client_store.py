@@ -396,7 +396,7 @@ import torch
 from torch import nn
 
 from fedcomp import Data, RunConfig, Task
-from fedcomp.observe import Observer
+from fedcomp.callbacks import Callback
 from fedcomp.sim import placement, run, simulate
 
 placement.free_memory, run.STACK_BYTES = lambda: 400_000_000, 0  # room for 56 clients
@@ -404,7 +404,7 @@ data = Data(torch.randn(1200, 100), torch.arange(1200) % 10)
 task = Task("wide", lambda: nn.Sequential(nn.Linear(100, 1000), nn.ReLU(), nn.Linear(1000, 10)), lambda: data, lambda: data)
 
 
-class Held(Observer):
+class Held(Callback):
     def progress(self, round: int, answered: int, asked: int) -> None:
         if answered in (100, 260):
             memory = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("RssAnon"))

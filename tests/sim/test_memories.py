@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from small_runs import TINY, Stop, StopsAt, model_bytes, out, rounds_of
 
 from fedcomp import UserError, codec
+from fedcomp.callbacks import Callback
 from fedcomp.codecs.topk import TopK
 from fedcomp.memories import memory
-from fedcomp.observe import Observer
 from fedcomp.sim import simulate
 from fedcomp.sim.growth import Growth
 from fedcomp.strategies import StrategyConfig
@@ -43,7 +43,7 @@ VARIANTS = {
 every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 
 
-class Sentences(Observer):
+class Sentences(Callback):
     def __init__(self) -> None:
         self.warnings: list[str] = []
 

@@ -142,7 +142,7 @@ VARIANTS = {
 }
 
 
-def run_on(monkeypatch, count: int, config: RunConfig, observer=None) -> MultiDevice | None:
+def run_on(monkeypatch, count: int, config: RunConfig, callback=None) -> MultiDevice | None:
     """A simulation whose --device means `count` CPUs. Returns its engine, if they are several."""
     made, begin = [], MultiDevice.__init__
 
@@ -153,7 +153,7 @@ def run_on(monkeypatch, count: int, config: RunConfig, observer=None) -> MultiDe
     monkeypatch.setattr(devices, "several", lambda asked: [CPU] * count)
     monkeypatch.setattr(MultiDevice, "__init__", noted)
     try:
-        simulate(config, observer or Records())
+        simulate(config, callback or Records())
     finally:
         monkeypatch.undo()
     return made[0] if made else None

@@ -20,10 +20,10 @@ from small_runs import (
 )
 
 from fedcomp import RunConfig
+from fedcomp.callbacks import Callback
 from fedcomp.config import read_run
 from fedcomp.deployment.start import Door, serve
 from fedcomp.errors import ConfigError, RunFolderError
-from fedcomp.observe import Observer
 from fedcomp.server.results import NOTHING_ACCEPTED
 from fedcomp.server.round_loop import RoundResult
 from fedcomp.sim import simulate
@@ -586,7 +586,7 @@ def test_what_cannot_work_is_said_before_anything_is_written(tmp_path, options, 
 
 def test_a_deadline_that_nobody_meets_is_told_at_the_end(tmp_path):
     said = []
-    watching = Observer()
+    watching = Callback()
     watching.warning = said.append
     config = replace(
         ALL, network=slower(tmp_path, *["5s"] * 6), deadline=1.0, rounds=2, out=out(tmp_path, "run")
@@ -609,7 +609,7 @@ def test_a_deadline_that_nobody_meets_is_told_at_the_end(tmp_path):
 
 def test_an_election_that_waits_for_more_than_the_quorum_says_so_once(tmp_path, outcomes):
     said = []
-    watching = Observer()
+    watching = Callback()
     watching.warning = said.append
     config = replace(
         ALL,

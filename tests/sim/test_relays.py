@@ -13,10 +13,10 @@ from federation import Federation
 from safetensors.torch import load_file
 
 from fedcomp import Layout, RunConfig, codec
+from fedcomp.callbacks import Callback
 from fedcomp.cli.plain import Plain
 from fedcomp.errors import ConfigError
 from fedcomp.messages import FAILED, UPDATE, Assignment, Report
-from fedcomp.observe import Observer
 from fedcomp.sim import simulate
 from fedcomp.sim.grid import LocalGrid
 from fedcomp.sim.relays import Relays, missed
@@ -38,11 +38,11 @@ CONFIG = RunConfig(
 
 
 def run(
-    tmp_path: Path, name: str, observer: Observer | None = None, **changes
+    tmp_path: Path, name: str, callback: Callback | None = None, **changes
 ) -> tuple[dict, list[dict]]:
     """The model and the rounds."""
     out = tmp_path / name
-    simulate(replace(CONFIG, out=str(out), **changes), observer)
+    simulate(replace(CONFIG, out=str(out), **changes), callback)
     return load_file(out / "model.safetensors"), [
         json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()
     ]
@@ -129,7 +129,7 @@ def test_what_cannot_be_added_is_refused_before_anything_is_written(tmp_path, ch
     assert not (tmp_path / "run").exists()
 
 
-class Warnings(Observer):
+class Warnings(Callback):
     def __init__(self):
         self.heard = []
 

@@ -27,9 +27,9 @@ from small_runs import (
 )
 
 from fedcomp import RunConfig, UserError
+from fedcomp.callbacks import Callback, RoundRecord
 from fedcomp.config import options_of_run, read_run
 from fedcomp.errors import CheckpointError
-from fedcomp.observe import Observer, RoundRecord
 from fedcomp.server import checkpoint
 from fedcomp.sim import simulate
 from fedcomp.sim.batched import BatchedEngine
@@ -446,7 +446,7 @@ def test_a_checkpoint_with_damaged_values_is_one_sentence(tmp_path, name):
         simulate(replace(config, rounds=3, resume=True))
 
 
-class Nested(Observer):
+class Nested(Callback):
     """Starts a second run in the folder of the first."""
 
     def __init__(self, config: RunConfig):
@@ -464,7 +464,7 @@ def test_one_process_at_a_time_runs_in_a_folder(tmp_path):
     assert "another process" in str(nested.error.value)
 
 
-class CtrlC(Observer):
+class CtrlC(Callback):
     """Presses Ctrl-C in the middle of a round."""
 
     def __init__(self, round: int):
@@ -483,7 +483,7 @@ def test_ctrl_c_between_checkpoints_finishes_the_round_and_keeps_it(tmp_path):
         simulate(stopped, CtrlC(3))
     assert len(rounds_of(out(tmp_path, "stopped"))) == 3
     header = []
-    watching = Observer()
+    watching = Callback()
     watching.started = header.append
     simulate(replace(stopped, resume=True), watching)
     assert header[0].first_round == 4
@@ -543,7 +543,7 @@ def test_a_loss_that_branches_on_some_batches_alone_is_trained_serially_from_the
 
 def test_a_run_in_which_nobody_was_accepted_says_so(tmp_path):
     sentences = []
-    watching = Observer()
+    watching = Callback()
     watching.warning = sentences.append
     simulate(replace(TINY, lr=1e30, rounds=2, out=out(tmp_path, "run")), watching)
     assert any("no client's update was accepted" in sentence for sentence in sentences)

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcomp import RunConfig, codec
+from fedcomp.callbacks import Callback
 from fedcomp.codecs import at_density, longest_frame
 from fedcomp.errors import ConfigError, ProtocolError
 from fedcomp.layout import Layout
 from fedcomp.messages import ClientRoundConfig
-from fedcomp.observe import Observer
 from fedcomp.sim import simulate
 from fedcomp.spec import duration
 from fedcomp.strategies import StrategyConfig
@@ -203,7 +203,7 @@ def test_clients_do_as_they_are_told():
     ]
 
 
-class Rounds(Observer):
+class Rounds(Callback):
     def __init__(self):
         self.records = []
 

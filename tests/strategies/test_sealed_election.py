@@ -10,13 +10,13 @@ from cases import for_each
 from plugins import install
 
 from fedcomp import RunConfig, UserError
+from fedcomp.callbacks import Callback
 from fedcomp.clients.session import ClientSession
 from fedcomp.codecs import Context
 from fedcomp.errors import ProtocolError
 from fedcomp.keys.keyring import DerivedKeys, point_of
 from fedcomp.layout import Layout
 from fedcomp.messages import Report
-from fedcomp.observe import Observer
 from fedcomp.privacy import ballots
 from fedcomp.sim import attacks, simulate
 from fedcomp.sim.clients import VirtualClients
@@ -55,7 +55,7 @@ class Heard:
 
 
 def run(
-    monkeypatch, tmp_path, config: RunConfig, name: str = "run", observer: Observer | None = None
+    monkeypatch, tmp_path, config: RunConfig, name: str = "run", callback: Callback | None = None
 ) -> Heard:
     heard, handle = Heard([], {}), VirtualClients.handle
 
@@ -71,7 +71,7 @@ def run(
 
     with monkeypatch.context() as patch:
         patch.setattr(VirtualClients, "handle", listened)
-        heard.summary = simulate(replace(config, out=str(tmp_path / name)), observer)
+        heard.summary = simulate(replace(config, out=str(tmp_path / name)), callback)
     heard.model = Path(tmp_path, name, "model.safetensors").read_bytes()
     return heard
 
@@ -461,7 +461,7 @@ class Stop(Exception):
     pass
 
 
-class StopsIn(Observer):
+class StopsIn(Callback):
     """Stops a run when some have answered in a round."""
 
     def __init__(self, round: int, answers: int):

@@ -17,6 +17,7 @@ from typing import Any
 
 import tomli_w
 
+from ...callbacks import RoundRecord
 from ...config import (
     ALTERNATIVES_FILE,
     RUN_FILE,
@@ -31,7 +32,6 @@ from ...config import (
     read_toml,
 )
 from ...errors import RunFolderError, UserError
-from ...observe import RoundRecord
 from ..results import share
 from .alternatives import Alternative
 from .progress import DONE, FIGURES, Progress

@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 
+from ...callbacks import RoundRecord
 from ...formatting import decimal, duration, human_bytes, one_line, percent
-from ...observe import RoundRecord
 from .progress import DONE, FAILED, Progress, Watch
 
 

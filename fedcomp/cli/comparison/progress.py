@@ -6,8 +6,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
+from ...callbacks import RoundRecord
 from ...formatting import NOTHING, decimal, percent
-from ...observe import RoundRecord
 from ...watch import Totals
 
 FIGURES = (
@@ -93,10 +93,8 @@ class Watch:
     @property
     def left_s(self) -> float | None:
         """Seconds until all are over, as it goes; None where nothing can be told."""
-        done, all = (
-            sum(p.rounds if p.state == FAILED else p.round for p in self.all),
-            sum(p.rounds for p in self.all),
-        )
+        done = sum(p.rounds if p.state == FAILED else p.round for p in self.all)
+        all = sum(p.rounds for p in self.all)
         took = done - self.before
         return (self.clock() - self.began) * (all - done) / took if took > 0 else None
 

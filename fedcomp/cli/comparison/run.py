@@ -10,9 +10,9 @@ from ...errors import ConfigError, FedcompError
 from ..results import Result
 from . import table
 from .alternatives import Alternative, alternatives, compares_compression, refused
-from .crew import Crew, cores
 from .folder import BASELINE, TARGET, ComparisonFolder
 from .progress import FAILED, Progress, Watch
+from .worker_pool import WorkerPool, cores
 
 ONE_CORE = {"batched", "serial"}  # engines that gain little from a second core
 REPORT = "report.html"
@@ -63,11 +63,11 @@ class Comparison:
         """Train what is not over, and compare all."""
         with ExitStack() as ends:
             waiting = [each for each in self.all if each.name not in self.over]
-            crew = ends.enter_context(Crew(max(1, min(self.asked or cores(), len(waiting)))))
-            checked = self._check(crew, waiting)
+            pool = ends.enter_context(WorkerPool(max(1, min(self.asked or cores(), len(waiting)))))
+            checked = self._check(pool, waiting)
             side = self._side_by_side(checked)
             threads = 0 if side == 1 else max(1, cores() // side)
-            crew.shrink(side)
+            pool.shrink(side)
             ends.callback(self.folder.close)
             self.folder.open(
                 {
@@ -87,14 +87,14 @@ class Comparison:
                 {"order": "run", "values": self.folder.values_of(each), "threads": threads}
                 for each in waiting
             ]
-            for job, answer in crew.do(orders):
+            for job, answer in pool.do(orders):
                 self.watch.hear(number[waiting[job].name], answer)
-            return self._compare(crew, side)
+            return self._compare(pool, side)
 
-    def _check(self, crew: Crew, waiting: Sequence[Alternative]) -> list[dict[str, Any]]:
+    def _check(self, pool: WorkerPool, waiting: Sequence[Alternative]) -> list[dict[str, Any]]:
         """What is known of each before it trains. Raises what refuses one of them."""
         found: dict[int, dict[str, Any]] = {}
-        for job, answer in crew.do(
+        for job, answer in pool.do(
             [{"order": "check", "values": self.folder.values_of(each)} for each in waiting]
         ):
             if "end" not in answer:
@@ -133,7 +133,7 @@ class Comparison:
             else Progress(each.name, rounds)
         )
 
-    def _compare(self, crew: Crew, side: int) -> list[Result]:
+    def _compare(self, pool: WorkerPool, side: int) -> list[Result]:
         failed = {
             str(self.folder.path / p.name): p.why for p in self.watch.all if p.state == FAILED
         }
@@ -145,7 +145,7 @@ class Comparison:
             "page": str(self.folder.path / REPORT),
         }
         lines: list[dict[str, Any]] = []
-        for _, answer in crew.do([order]):
+        for _, answer in pool.do([order]):
             if "warning" in answer:
                 self.watch.warning(answer["warning"])
             if "failed" in answer.get("end", {}):

@@ -1,4 +1,4 @@
-"""A process that does what crew.py asks for, one order after the other: checks alternatives, runs them, compares them.
+"""A process that does what worker_pool.py asks for, one order after the other: checks alternatives, runs them, compares them.
 
 Orders and answers are lines of JSON through a socket. It ends when the other end is closed, whatever it is doing; SIGINT ends the run
 that goes on as Ctrl-C does. Started in an interpreter of its own, so that a run that dies takes no other with it.
@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ...callbacks import Callback, Header, RoundRecord, Summary
 from ...config import RunConfig, settings
 from ...errors import FedcompError
-from ...observe import Header, Observer, RoundRecord, Summary
 from .progress import FIGURES
 
 Tell = Callable[..., None]
@@ -68,7 +68,7 @@ def check(tell: Tell, values: dict[str, Any]) -> dict[str, Any]:
     """What there is to know of an alternative before it is trained. Raises what refuses it."""
     from ...sim.run import Preparation
 
-    made = Preparation(RunConfig(**values), Observer())
+    made = Preparation(RunConfig(**values), Callback())
     return {
         "settings": settings(made.config),
         "engine": made.machine.engine,
@@ -93,7 +93,7 @@ def run(tell: Tell, values: dict[str, Any], threads: int) -> dict[str, Any]:
     return {"done": teller.out}
 
 
-class Teller(Observer):
+class Teller(Callback):
     """Passes on what is shown of a run that goes on."""
 
     def __init__(self, tell: Tell):

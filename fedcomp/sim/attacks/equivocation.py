@@ -35,10 +35,8 @@ class Equivocation(Attack):
             return report
         count = HEAD.unpack_from(report.frame)[3]
         deceived = sender.generator.permutation(count)[: max(1, round(self.share * count))].tolist()
-        slot, key = (
-            sender.algorithm.slot(sender.context, report.client),
-            sender.algorithm.ring.signer(report.client),
-        )
+        slot = sender.algorithm.slot(sender.context, report.client)
+        key = sender.algorithm.ring.signer(report.client)
         frame = crooked(report.frame, deceived, slot, key, sender.generator.bytes)
         return replace(report, frame=frame, ticket=ticket(report.round, report.client, frame))
 

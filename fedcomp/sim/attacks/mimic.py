@@ -37,10 +37,8 @@ class Mimic(Attack):
 def most_apart(updates: Tensor) -> int:
     """The row of [h, n] that stands out most along the direction in which rows differ most; the first, where none differs."""
     rows = len(updates)
-    apart, along = (
-        torch.zeros(rows, rows, dtype=torch.float64),
-        torch.zeros(rows, rows, dtype=torch.float64),
-    )
+    apart = torch.zeros(rows, rows, dtype=torch.float64)
+    along = torch.zeros(rows, rows, dtype=torch.float64)
     for start in range(0, updates.shape[1], BLOCK):
         block = updates[:, start : start + BLOCK].double()
         deviations = block - block.mean(0)

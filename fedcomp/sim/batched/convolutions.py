@@ -29,12 +29,12 @@ def grouped(
     bias: Tensor | None,
     order: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
-    m, side_by_side = (
-        len(weight),
+    m = len(weight)
+    side_by_side = (
         x.unflatten(0, (len(weight), -1))
         .transpose(0, 1)
         .flatten(1, 2)
-        .contiguous(memory_format=order),
+        .contiguous(memory_format=order)
     )
     flat = None if bias is None else bias.flatten()
     out = F.conv2d(
@@ -53,15 +53,11 @@ def products(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -
     """Returns a tensor whose channels are last in memory. For layers of one group."""
     if torch.is_autocast_enabled(x.device.type):
         precision = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = (
-            x.to(precision),
-            weight.to(precision),
-            None if bias is None else bias.to(precision),
-        )
-    geometry, x = (
-        (_pair(layer.stride), _padding(layer), _pair(layer.dilation)),
-        x.permute(0, 2, 3, 1),
-    )
+        x = x.to(precision)
+        weight = weight.to(precision)
+        bias = None if bias is None else bias.to(precision)
+    geometry = (_pair(layer.stride), _padding(layer), _pair(layer.dilation))
+    x = x.permute(0, 2, 3, 1)
     out = _Products.apply(x, weight, bias, *geometry)
     return out.view(len(x), *_size(x, weight, *geometry), -1).permute(0, 3, 1, 2)
 
@@ -140,10 +136,8 @@ def _back(
     x = slope.new_zeros(shape[0], shape[1] + 2 * padding[0], shape[2] + 2 * padding[1], c)
     for i in range(kh):
         for j in range(kw):
-            rows, columns = (
-                _along(i, slope.shape[1], stride[0], dilation[0]),
-                _along(j, slope.shape[2], stride[1], dilation[1]),
-            )
+            rows = _along(i, slope.shape[1], stride[0], dilation[0])
+            columns = _along(j, slope.shape[2], stride[1], dilation[1])
             x[:, rows, columns] += windows[..., i, j, :]
     return x[:, padding[0] : padding[0] + shape[1], padding[1] : padding[1] + shape[2]]
 

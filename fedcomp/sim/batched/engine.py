@@ -42,13 +42,11 @@ class BatchedEngine:
         way: str = "auto",
         warn: Callable[[str], None] = lambda sentence: None,
     ):
-        self.task, self.model, self.layout, self.device, self.at_once = (
-            task,
-            model.to(device),
-            layout,
-            torch.device(device),
-            at_once,
-        )
+        self.task = task
+        self.model = model.to(device)
+        self.layout = layout
+        self.device = torch.device(device)
+        self.at_once = at_once
         self.warn, self._said = warn, False
         parameters = dict(model.named_parameters())
         self.coarse = {
@@ -174,10 +172,8 @@ class BatchedEngine:
             name: view.to(self.coarse.get(name, torch.float32)) for name, view in views.items()
         }
         weights, losses = list(parameters.values()), []
-        momenta, near = (
-            traces.momenta(self.layout, weights),
-            anchors(self.layout, base, weights, sgd),
-        )
+        momenta = traces.momenta(self.layout, weights)
+        near = anchors(self.layout, base, weights, sgd)
         for batch in batches:
             gradients, loss = self._gradients(parameters, data, batch, sgd)
             traces.step(self.layout, gradients)

@@ -31,10 +31,8 @@ def losses_of(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
             losses = vmap(task.loss)(leaf, targets)
         return losses.detach(), torch.autograd.grad(losses, leaf, torch.ones_like(losses))[0]
     counted = targets != IGNORED
-    target, share = (
-        targets.where(counted, 0).unsqueeze(-1),
-        counted / counted.sum(1, keepdim=True).clamp(min=1),
-    )
+    target = targets.where(counted, 0).unsqueeze(-1)
+    share = counted / counted.sum(1, keepdim=True).clamp(min=1)
     share = share.to(outputs.dtype).unsqueeze(-1)
     logs = outputs.log_softmax(-1)
     losses = -(logs.gather(-1, target) * share).sum((1, 2)) / counted.any(1)

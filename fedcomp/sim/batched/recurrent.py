@@ -66,10 +66,8 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, given: Tensor, recurrent: Tensor, hidden: Tensor, cell: Tensor) -> State:
-        gates, outputs = (
-            torch.empty_like(given),
-            given.new_empty(*given.shape[:3], hidden.shape[-1]),
-        )
+        gates = torch.empty_like(given)
+        outputs = given.new_empty(*given.shape[:3], hidden.shape[-1])
         cells, before, turned = [cell], hidden, recurrent.mT
         for step in range(len(given)):
             i, f, g, o = (given[step] + torch.bmm(before, turned)).chunk(4, -1)

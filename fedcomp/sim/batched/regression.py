@@ -40,10 +40,8 @@ class Regression:
             return None
         if layer.bias is not None and layer.bias.shape != shape[:1]:
             return None
-        names, offsets = (
-            {parameter: name for name, parameter in model.named_parameters()},
-            {entry.name: entry.offset for entry in layout},
-        )
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        offsets = {entry.name: entry.offset for entry in layout}
         biases = None if layer.bias is None else offsets[names[layer.bias]]
         return cls(*shape, offsets[names[layer.weight]], biases, bool(before))
 

@@ -74,10 +74,8 @@ class Program:
 
     def __init__(self, model: nn.Module, nodes: Sequence[fx.Node], rules: dict[str, Rule]):
         self.nodes, self.rules = nodes, rules
-        layers, names = (
-            dict(model.named_modules()),
-            {p: name for name, p in model.named_parameters()},
-        )
+        layers = dict(model.named_modules())
+        names = {p: name for name, p in model.named_parameters()}
         self.owned = {
             target: {
                 key: (names[p], p) for key, p in layers[target].named_parameters(recurse=False)
@@ -180,10 +178,8 @@ def agrees(
         expected = torch.autograd.grad(
             loss, [own[name] for name in pair], allow_unused=True, materialize_grads=True
         )
-        apart, length = (
-            _norm([a[row] - b for a, b in zip(found, expected, strict=True)]),
-            _norm(expected),
-        )
+        apart = _norm([a[row] - b for a, b in zip(found, expected, strict=True)])
+        length = _norm(expected)
         if not (
             apart <= TOLERANCE * length
             and abs(losses[row] - loss.detach()) <= TOLERANCE * loss.detach().abs()

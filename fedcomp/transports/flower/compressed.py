@@ -15,13 +15,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from ...callbacks import Rejection
 from ...clients.parcels import BUFFERS, Form
 from ...codecs import codec
 from ...errors import ConfigError, FedcompError, MismatchError, NonFiniteError
 from ...layout import Layout
 from ...memories import Memory, memory
 from ...messages import TRAIN
-from ...observe import Rejection
 from ...server.exchange import Traffic
 from .whole_models import ADD_MOD, IDS, Asked, Model, alike
 
@@ -60,12 +60,10 @@ class Compressed(Strategy):
         seed: int = 0,
     ):
         self.strategy, self.uplink, self.downlink = strategy, codec(uplink), codec(downlink)
-        self.downlink_memory, self.cache, self.whole, self.seed = (
-            downlink_memory,
-            cache,
-            tuple(whole),
-            seed,
-        )
+        self.downlink_memory = downlink_memory
+        self.cache = cache
+        self.whole = tuple(whole)
+        self.seed = seed
         self.traffic: dict[tuple[int, str], Traffic] = {}
         self.rejections: dict[tuple[int, str], list[Rejection]] = {}
         self.model: Model | None = None

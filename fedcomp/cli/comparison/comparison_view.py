@@ -16,8 +16,8 @@ from rich.panel import Panel
 from rich.status import Status
 from rich.text import Text
 
+from ...callbacks import RoundRecord
 from ...formatting import NOTHING, duration, human_bytes, one_line
-from ...observe import RoundRecord
 from ..dashboard import BAR, FRAME, LABEL, REFRESHES_A_SECOND, REJECTED, WARNING
 from ..dashboard import DONE as GOOD
 from .progress import DONE, FAILED, RUNS, WAITS, Progress, Watch
@@ -36,7 +36,7 @@ NAME, ROUND, REACHED, BYTES, CURVE = (
 NOTES = 3
 
 
-class Board(Watch):
+class ComparisonView(Watch):
     """Draws on the terminal's second screen while it is entered, and leaves the last picture on the first one."""
 
     def __init__(self, console: Console | None = None):

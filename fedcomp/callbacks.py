@@ -173,7 +173,7 @@ class PortFigures:
     ]  # received and sent, of the clients that have taken part
 
 
-class Observer:
+class Callback:
     """Hears of everything and does nothing. Watchers override what they care for."""
 
     def serving(self, port: Callable[[], PortFigures]) -> None:
@@ -202,20 +202,20 @@ class Observer:
     def finished(self, summary: Summary, out: str) -> None: ...
 
 
-class Observers(Observer):
+class CallbackList(Callback):
     """Several as one. Those `beside` must not end a run: one that fails is told of by the others, and hears no more."""
 
-    def __init__(self, first: Observer, beside: Mapping[str, Observer], metrics: str = ""):
+    def __init__(self, first: Callback, beside: Mapping[str, Callback], metrics: str = ""):
         """`beside`: by what a sentence about them begins with. `metrics`: where /metrics is read, for the header."""
         self.first, self.beside, self.metrics = first, dict(beside), metrics
 
     def _tell(self, hook: str, *said: Any) -> None:
         getattr(self.first, hook)(*said)
-        for name, observer in list(self.beside.items()):
+        for name, callback in list(self.beside.items()):
             if name not in self.beside:
                 continue  # it failed at the warning about another
             try:
-                getattr(observer, hook)(*said)
+                getattr(callback, hook)(*said)
             except Exception as error:
                 del self.beside[name]
                 why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"

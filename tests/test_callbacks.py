@@ -1,13 +1,13 @@
-"""Several observers as one: all hear everything, and one that fails neither ends the run nor fails unheard."""
+"""Several callbacks as one: all hear everything, and one that fails neither ends the run nor fails unheard."""
 
 import inspect
 
 import pytest
 from cases import for_each
 
-from fedcomp.observe import Header, Observer, Observers, Said, Summary
+from fedcomp.callbacks import Callback, CallbackList, Header, Said, Summary
 
-HOOKS = [name for name, value in vars(Observer).items() if inspect.isfunction(value)]
+HOOKS = [name for name, value in vars(Callback).items() if inspect.isfunction(value)]
 HEADER = Header(
     "t", 3, 2, 10, "average", "stc", "stc", "none", "iid", "cpu", "serial", 1, 9, "runs/x"
 )
@@ -25,7 +25,7 @@ SAID = {
 }
 
 
-class Hears(Observer):
+class Hears(Callback):
     """Writes down what it hears; fails at `fails`."""
 
     def __init__(self, fails=""):
@@ -45,8 +45,8 @@ class Hears(Observer):
 @for_each("hook", HOOKS)
 def test_all_hear_every_word(hook):
     first, one, two = Hears(), Hears(), Hears()
-    both = Observers(first, {"one": one, "two": two})
-    assert hook in vars(Observers), "it is passed on"
+    both = CallbackList(first, {"one": one, "two": two})
+    assert hook in vars(CallbackList), "it is passed on"
     getattr(both, hook)(*SAID[hook])
     assert first.heard == one.heard == two.heard == [(hook, SAID[hook])]
 
@@ -57,7 +57,7 @@ def test_the_table_above_names_every_hook():
 
 def test_one_that_fails_is_told_of_once_and_hears_no_more():
     first, bad, good = Hears(), Hears(fails="joined"), Hears()
-    both = Observers(first, {"--log-json x": bad, "good": good})
+    both = CallbackList(first, {"--log-json x": bad, "good": good})
     both.left(0)
     both.joined(1)
     both.left(1)
@@ -71,17 +71,17 @@ def test_one_that_fails_is_told_of_once_and_hears_no_more():
 
 def test_all_may_fail_but_the_first():
     first = Hears()
-    both = Observers(first, {"a": Hears("warning"), "b": Hears("warning")})
+    both = CallbackList(first, {"a": Hears("warning"), "b": Hears("warning")})
     both.warning("odd")
     assert [said for _, (said,) in first.heard if said == "odd"] == ["odd"]
     assert len(first.heard) == 3 and not both.beside
     with pytest.raises(OSError):
-        Observers(Hears("warning"), {}).warning("odd")
+        CallbackList(Hears("warning"), {}).warning("odd")
 
 
 def test_the_header_says_where_metrics_are_read_whoever_stands_between():
     first = Hears()
-    Observers(Observers(first, {}), {}, "http://127.0.0.1:1/metrics").started(HEADER)
+    CallbackList(CallbackList(first, {}), {}, "http://127.0.0.1:1/metrics").started(HEADER)
     assert first.heard[0][1][0].metrics == "http://127.0.0.1:1/metrics"
 
 

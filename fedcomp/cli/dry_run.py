@@ -21,11 +21,11 @@ from torch import Tensor
 
 from .. import seeds
 from ..baseline import dense, is_dense
+from ..callbacks import Callback
 from ..codecs import longest_frame
 from ..config import RunConfig
 from ..errors import FedcompError
 from ..formatting import NOTHING, human_bytes, ratio
-from ..observe import Observer
 from ..sim.run import Simulation
 from ..strategies.cohort import size as cohort_size
 from ..tasks import Data, initial_model
@@ -139,7 +139,7 @@ def forecast(alternative: Alternative) -> Forecast:
             if name not in ("out", "resume")
         }
     )
-    rehearsal = Rehearsal(config, Observer())
+    rehearsal = Rehearsal(config, Callback())
     cohort = cohort_size(config.participation, config.clients)
     rehearsed = min(config.rounds, max(FEWEST, COORDINATES // (rehearsal.layout.numel * cohort)))
     grid = rehearsal.timing.grid if rehearsal.timing else rehearsal.grid

@@ -83,7 +83,7 @@ class Process:
         self.log.close()
 
 
-class Crew:
+class WorkerPool:
     """`count` processes, ended when this is left: at once, or where an interruption is why, when each has put down what it was at."""
 
     def __init__(self, count: int):

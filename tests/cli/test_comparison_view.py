@@ -7,7 +7,7 @@ from cases import for_each
 from rich.cells import cell_len
 from rich.console import Console
 
-from fedcomp.cli.comparison.board import STEPS, Board
+from fedcomp.cli.comparison.comparison_view import STEPS, ComparisonView
 from fedcomp.cli.comparison.lines import Lines
 from fedcomp.cli.comparison.progress import DONE, FAILED, Progress
 
@@ -65,13 +65,13 @@ def told(watch, alternatives: int, ended: int = 0):
     return watch
 
 
-def board(alternatives: int, ended: int = 0) -> Board:
-    made = Board(Console(file=io.StringIO(), width=100, height=40))
+def board(alternatives: int, ended: int = 0) -> ComparisonView:
+    made = ComparisonView(Console(file=io.StringIO(), width=100, height=40))
     with made:  # what enters the second screen is closed again before it is drawn
         return told(made, alternatives, ended)
 
 
-def lines(made: Board, width: int, height: int) -> list[str]:
+def lines(made: ComparisonView, width: int, height: int) -> list[str]:
     console = Console(
         file=io.StringIO(), width=width, height=height, color_system=None, force_terminal=True
     )

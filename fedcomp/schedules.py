@@ -184,7 +184,7 @@ RATE, WHOLE, SHARE = Kind(high=LARGEST), Kind(whole=True, high=MOST), Kind(high=
 
 
 @dataclass(frozen=True)
-class ByRound:
+class OptionSchedule:
     """A value by round, from 1 on: the run's `own` where there is no schedule.
 
     A curve begins after `warmup` rounds and ends with round `horizon`; 0 = where it ends is not known. Raises SpecError for a text that
@@ -242,10 +242,10 @@ LOCAL = {
 }  # what clients do, by the names of the options
 
 
-def of_options(options: Any, horizon: int) -> dict[str, ByRound]:
+def of_options(options: Any, horizon: int) -> dict[str, OptionSchedule]:
     """The schedules of LOCAL. `options` has the fields of `fedcomp.config.RunConfig` that they are made of."""
     return {
-        name: ByRound(
+        name: OptionSchedule(
             f"--{name.replace('_', '-')}-schedule",
             getattr(options, f"{name}_schedule"),
             kind,

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedcomp.cli.comparison.alternatives import Alternative
-from fedcomp.cli.forecast import forecast
+from fedcomp.cli.dry_run import forecast
 from fedcomp.cli.main import app
 from fedcomp.cli.results import OF_DENSE
 from fedcomp.config import RunConfig
@@ -66,7 +66,7 @@ def test_frames_that_depend_on_the_updates_are_about_right_and_say_so(tmp_path):
 
 def test_rounds_beyond_those_that_were_gone_through_are_reckoned(monkeypatch):
     whole = forecast(Alternative("", COMMON | {"uplink": "identity", "downlink": "identity"}))
-    monkeypatch.setattr("fedcomp.cli.forecast.COORDINATES", 0)
+    monkeypatch.setattr("fedcomp.cli.dry_run.COORDINATES", 0)
     short = forecast(Alternative("", COMMON | {"uplink": "identity", "downlink": "identity"}))
     assert short.rehearsed == 3 and not short.exact
     assert short.uplink_bytes == whole.uplink_bytes and short.downlink_bytes == pytest.approx(

@@ -8,12 +8,12 @@ from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcomp.by_round import CURVES, RATE, SHARE, WHOLE, ByRound, ends
 from fedcomp.errors import ConfigError, SpecError
+from fedcomp.schedules import CURVES, RATE, SHARE, WHOLE, OptionSchedule, ends
 
 
 def values(text: str, rounds, own: float = 1.0, kind=RATE, **also) -> list[float]:
-    schedule = ByRound("--x-schedule", text, kind, own, **also)
+    schedule = OptionSchedule("--x-schedule", text, kind, own, **also)
     return [schedule.at(round) for round in rounds]
 
 
@@ -145,7 +145,7 @@ def test_a_mistake_is_one_sentence(text, kind, sentence):
 )
 def test_any_text_is_a_schedule_or_a_sentence(text, kind):
     try:
-        form = ByRound("--x-schedule", text or " ", kind, 1, horizon=9)
+        form = OptionSchedule("--x-schedule", text or " ", kind, 1, horizon=9)
     except SpecError as error:
         assert re.search(r"; (give|write|did|known|it|keep)", str(error)), error
         return
@@ -204,7 +204,7 @@ def test_any_text_is_a_schedule_or_a_sentence(text, kind):
     ],
 )
 def test_a_curve_that_leaves_what_a_value_can_be(text, kind, own, rounds, sentence):
-    schedule = ByRound("--x-schedule", text, kind, own, horizon=4)
+    schedule = OptionSchedule("--x-schedule", text, kind, own, horizon=4)
     if sentence is None:
         schedule.check(rounds)
         assert not kind.fault(min(schedule.values(rounds)))
@@ -219,7 +219,7 @@ def test_a_curve_needs_to_know_where_it_ends():
         ConfigError,
         match="^--x-schedule 'cosine' ends with the last round, which is not known; give --horizon$",
     ):
-        ByRound("--x-schedule", "cosine", RATE, 0.1)
+        OptionSchedule("--x-schedule", "cosine", RATE, 0.1)
     assert {name for name in CURVES if ends(f"{name}:to=1")} == {
         "cosine",
         "geometric",
@@ -230,8 +230,8 @@ def test_a_curve_needs_to_know_where_it_ends():
 
 
 def test_the_extremes_of_a_schedule_are_known():
-    assert ByRound("", "10%,1%@3,30%@4,5%@99", SHARE, 0.01).values(50) == {0.1, 0.01, 0.3}
-    assert ByRound("", "geometric:to=0.1%", SHARE, 0.1, warmup=3, horizon=7).values(9) == {
+    assert OptionSchedule("", "10%,1%@3,30%@4,5%@99", SHARE, 0.01).values(50) == {0.1, 0.01, 0.3}
+    assert OptionSchedule("", "geometric:to=0.1%", SHARE, 0.1, warmup=3, horizon=7).values(9) == {
         0.1,
         0.001,
     }
