@@ -1,7 +1,10 @@
-"""What a server and a client say to each other in a round, as flat values that any transport can carry.
+"""The messages between a server and its clients: flat values that any transport can carry.
 
-    Assignment   server → client   what the client misses, what was accepted of it, and what to do now
-    Report       client → server   a frame, or why there is none; and the version that the client is at
+    Invitation   server → client   the run and its options
+    Presence     client → server   the client's id and version, or the reason why it cannot take part
+    Assignment   server → client   the broadcasts that the client missed, the proposal that was accepted, and the work of this phase
+    Report       client → server   a frame or the reason why there is none, and the client's version
+    Farewell     server → client   the run is over
 
 Versions are names in a hash chain: the first is the hash of the initial weights, each next one the hash of its
 predecessor and the broadcast that was added. A fingerprint is a hash of the weights themselves.
@@ -113,6 +116,29 @@ def _reader(cls: type) -> tuple[Callable[[Any], tuple[Any, ...]], tuple[tuple[in
     if len(fields) == 1:
         return lambda message: (getattr(message, fields[0][0]),), of_bytes
     return operator.attrgetter(*(name for name, _ in fields)), of_bytes
+
+
+@dataclass
+class Invitation(Values):
+    run: str  # name of the run, 32 hex digits; the same when it is resumed
+    client: int  # logical id that belongs to the client's key; -1: the client names its own
+    options: str  # JSON: the run's options that decide what a client does
+    layout: str  # fingerprint of the model's layout
+    version: str  # that the run started from
+
+
+@dataclass
+class Presence(Values):
+    run: str
+    client: int  # logical id
+    version: str  # of the client's weights
+    reason: str  # why it cannot take part; "" if it can
+
+
+@dataclass
+class Farewell(Values):
+    run: str
+    round: int  # the last one
 
 
 @dataclass

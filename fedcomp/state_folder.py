@@ -1,4 +1,6 @@
-"""What a client keeps on its disk: one file of named vectors and bytes, replaced as a whole, so that a kill at any moment leaves the last.
+"""The state folder of a client: one file of named vectors and byte strings.
+
+Each save replaces the whole file atomically: after a kill at any moment the folder holds the last complete state.
 
     8 bytes  length of the header, little-endian
     header   JSON: for each name its kind and length in bytes, and the CRC-32 of all that follows

@@ -21,11 +21,11 @@ from fedcomp.callbacks import Callback
 from fedcomp.clients.flower import Task as FlowerTask
 from fedcomp.deployment.availability import Quota
 from fedcomp.deployment.guard import Guard
-from fedcomp.deployment.handshake import Common, Invitation, Own, told
+from fedcomp.deployment.handshake import Common, Own, told
 from fedcomp.deployment.superlink import LOOPBACK, SuperLink
 from fedcomp.deployment.superlink_grid import Gathering
 from fedcomp.layout import Layout
-from fedcomp.messages import Assignment
+from fedcomp.messages import Assignment, Invitation
 from fedcomp.server.asynchronous_loop import loop_of
 from fedcomp.server.broadcasts import Broadcasts
 from fedcomp.server.results import client_config, strategy_of

@@ -17,12 +17,12 @@ from ..callbacks import Said
 from ..clients.flower import from_records, to_records
 from ..config import RunConfig, data_folder
 from ..errors import FedcompError, UserError
-from ..messages import Assignment, failure
+from ..messages import Assignment, Farewell, Invitation, Presence, failure
 from ..state_folder import StateFolder
 from ..tasks import load
 from ..tasks.check import data_of
 from . import log_messages as sentences
-from .handshake import Farewell, Invitation, Own, Presence
+from .handshake import Own
 from .member import Member
 
 FOLDER = "fedcomp-state"  # in the node's config

@@ -23,11 +23,10 @@ from ..callbacks import Said
 from ..clients.flower import Fleet, from_records, to_records
 from ..errors import CheckpointError, FedcompError, ProtocolError, UnreachableError, UserError
 from ..keys import connection
-from ..messages import UPDATE, Assignment, Report, failure
+from ..messages import UPDATE, Assignment, Farewell, Invitation, Presence, Report, failure
 from ..state_folder import StateFolder
 from ..strategies.sealed_election import unknown_keys
 from . import log_messages as sentences
-from .handshake import Farewell, Invitation, Presence
 from .member import Member
 
 JOIN, LEAVE, TRAIN = "query.join", "query.leave", "train"  # types of Flower messages

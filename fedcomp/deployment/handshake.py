@@ -1,8 +1,6 @@
-"""How a client joins a run: what the server tells it, as names and numbers that are checked, and what it answers.
+"""How a client joins a run: the options in the server's invitation are checked, and the client's session is made from them.
 
-Invitation   server → client   the run and its options; nothing in it is run, spec strings name what is installed here
-Presence     client → server   who is there, with which model and at which version, or why it cannot take part
-Farewell     server → client   the run is over
+An invitation holds names and numbers. None of it is executed: spec strings name what is installed on the client's machine.
 """
 
 import json
@@ -22,7 +20,7 @@ from ..codecs import codec
 from ..config import RunConfig, from_values
 from ..errors import ProtocolError, UserError
 from ..memories import memory
-from ..messages import Values
+from ..messages import Invitation
 from ..strategies import make_client_algorithm
 from ..strategies.client_algorithm import ClientAlgorithm
 from ..strategies.sealed_election import SealedElectionClient
@@ -56,29 +54,6 @@ TOLD = (
 AT_THE_DOOR = 4  # clients of one process that connect at a time
 
 T = TypeVar("T")
-
-
-@dataclass
-class Invitation(Values):
-    run: str  # the name of the run, the same when it is resumed
-    client: int  # logical id that goes with the client's key, -1: the client says it
-    options: str  # JSON: TOLD of the RunConfig
-    layout: str  # fingerprint
-    version: str  # that the run started from
-
-
-@dataclass
-class Presence(Values):
-    run: str
-    client: int  # logical id
-    version: str  # that its weights are at
-    reason: str  # why it cannot take part, "" if it can
-
-
-@dataclass
-class Farewell(Values):
-    run: str
-    round: int  # the last one
 
 
 def told(config: RunConfig) -> str:

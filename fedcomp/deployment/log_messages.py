@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from ..callbacks import Said
 from ..clients.session import ClientSession
-from ..messages import TRAIN, UPDATE, Assignment, Report
-from .handshake import Farewell, Presence
+from ..messages import TRAIN, UPDATE, Assignment, Farewell, Presence, Report
 
 
 def joined(presence: Presence, session: ClientSession) -> Said:

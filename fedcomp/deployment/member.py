@@ -12,13 +12,13 @@ from ..clients import device_state
 from ..clients.session import ClientSession, reason
 from ..errors import CheckpointError, FedcompError
 from ..keys.signature_log import Past
-from ..messages import UPDATE, Assignment, Report, failure
+from ..messages import UPDATE, Assignment, Invitation, Presence, Report, failure
 from ..state_folder import StateFolder
 from ..strategies import signed_attempts
 from ..strategies.client_algorithm import RoundState
 from ..strategies.sealed_election import SealedElectionClient, with_keys
 from ..strategies.signed_attempts import SIGNED
-from .handshake import Invitation, Own, Presence, session_for
+from .handshake import Own, session_for
 
 HEAD, REPORT = "head", "report"
 

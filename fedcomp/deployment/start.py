@@ -17,6 +17,7 @@ from ..errors import ConfigError, DataError, RunFolderError, TaskError
 from ..keys.key_folder import REGISTRY, serving_files
 from ..keys.registry import News, Registry
 from ..memories import with_memories
+from ..messages import Invitation, Presence
 from ..server.asynchronous_loop import loop_of
 from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
@@ -46,7 +47,7 @@ from ..training import devices
 from .availability import Quota
 from .by_client import ByClient
 from .guard import Guard
-from .handshake import Invitation, Presence, told
+from .handshake import told
 from .http_request import Refused
 from .limits import Limits
 from .multi_client import named

@@ -15,10 +15,9 @@ from flwr.serverapp import Grid
 from ..callbacks import Callback
 from ..clients.flower import AWAY, Place, Run, Task, from_records, readdress, to_records
 from ..errors import ProtocolError
-from ..messages import Values
+from ..messages import Farewell, Invitation, Presence, Values
 from .availability import Attendance, Quota
 from .client_process import JOIN, LEAVE
-from .handshake import Farewell, Invitation, Presence
 from .multi_client import named
 
 LOOK_S = 0.5  # between looks at who is there

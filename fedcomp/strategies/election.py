@@ -18,10 +18,11 @@ G and the seats are those of codes.py. The option `form` says who trains on what
 With `sealed`, the server passes on ballots that it cannot read (sealed_election.py, docs/ballots.md). This takes the deterministic code
 with b = (n − 1)/2, whose votes say no more than the result.
 
-When a round may close. Let f (option `liars`) be the most Byzantine clients in a cohort, m the clients proven to be Byzantine in this round
-(by a frame that is none, or a ballot that does not open), and a the absent ones. If all are present, honest votes win by at least
-`Seats.margin`, 2b + 1 with one voter per seat. A voter who is absent, or proven and left out, takes 1 off the margin, a vote against the
-honest ones 2. At most f − m Byzantine clients are not proven, so the result stands while
+When a round may close. Let f (option `liars`) be the largest number of Byzantine clients in a cohort, m the number of clients that are
+proven to be Byzantine in this round (each sent an invalid frame or a ballot that cannot be opened), and a the number of absent clients.
+If all are present, honest votes win by at least `Seats.margin`, 2b + 1 with one voter per seat. A voter who is absent, or proven and
+left out, takes 1 off the margin, a vote against the honest ones 2. At most f − m Byzantine clients are not proven, so the result stands
+while
 
     2·max(0, f − m) + m + a < margin,   2·max(0, f − m) + m + a ≤ 2b
 

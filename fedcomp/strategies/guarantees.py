@@ -19,7 +19,10 @@ MAX_CORRECTNESS = 0.99  # up to which codes are compared: if votes are always ri
 
 
 def notice(o: "Options", f: int, code: np.ndarray, clients: int = 0) -> str:
-    """Return what a run guarantees in rounds of so many clients, of which `f` may be Byzantine; 0: their number is not known."""
+    """Return a sentence that states the guarantee of a run.
+
+    `f`: the largest number of Byzantine clients in a round. `clients`: the size of a round, 0 if it is not known.
+    """
     if o.code != "deterministic":
         said = (
             f"code={o.code} guarantees nothing against Byzantine clients, it makes a wrong vote less or more likely; "

@@ -1,8 +1,8 @@
 """Local elections: the rows that voters count, the ballots in them, and the vote of a row.
 
-A *ballot* is the signs of a partition's update, packed as in kernels/votes.py. A partition with the data of several clients has one
-ballot: the signs of training on all of it, or where ballots are passed on, the majority of theirs. For a missing ballot all voters toss
-the same coin in each coordinate, so that honest ones still vote alike.
+A *ballot* holds the signs of the update of one data partition, packed as in kernels/votes.py. If several clients share a partition,
+the ballot holds the signs after training on all of its data, or, if ballots are passed on, the majority of the clients' signs. If a
+ballot is missing, all voters draw the same random sign for each coordinate, so that honest voters still agree.
 """
 
 import json

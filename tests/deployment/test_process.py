@@ -16,11 +16,11 @@ from fedcomp.deployment.client_process import (
     TRAIN,
     not_overtaken,
 )
-from fedcomp.deployment.handshake import Invitation, Own, session_for, told
+from fedcomp.deployment.handshake import Own, session_for, told
 from fedcomp.deployment.member import Member
 from fedcomp.errors import FedcompError, ProtocolError, UserError
 from fedcomp.layout import Layout
-from fedcomp.messages import UPDATE
+from fedcomp.messages import UPDATE, Invitation
 from fedcomp.server.asynchronous_loop import loop_of
 from fedcomp.server.broadcasts import Broadcasts
 from fedcomp.server.results import strategy_of

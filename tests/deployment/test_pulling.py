@@ -6,7 +6,7 @@ from flwr.app import Message
 from loopback import wait_until
 
 from fedcomp.clients.flower import Fleet, Going, from_records, send_parts, to_records
-from fedcomp.deployment.handshake import Farewell, Presence
+from fedcomp.messages import Farewell, Presence
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(300)]
 

@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 from fedcomp.cli.main import app
 from fedcomp.config import RunConfig
-from fedcomp.deployment.handshake import Invitation, options_of, told
+from fedcomp.deployment.handshake import options_of, told
+from fedcomp.messages import Invitation
 from fedcomp.sim import simulate
 from fedcomp.training.local_sgd import LocalSGD
 

@@ -1,0 +1,52 @@
+"""The boundary between the round loop and whatever carries its messages."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..messages import Assignment, Report
+from .clock import Clock
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The answer of a client that did not answer."""
+
+    reason: str
+    stage: str = (
+        "reply"  # "send": the assignment could not be sent; "reply": its report will not come
+    )
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """The answer to the newest assignment of a client, and the time at which it arrived."""
+
+    client: int
+    answer: Report | Lost
+    arrived_s: float  # by the transport's clock
+
+
+class Transport(Protocol):
+    """Carries assignments to clients and brings their reports back. Clients are named by their logical ids.
+
+    A client has at most one open assignment: a newer one replaces it, `cancel` withdraws it, and its report or loss closes it. Reports
+    on assignments that are no longer open are not delivered.
+    """
+
+    clock: Clock
+
+    def clients(self) -> Collection[int]:
+        """Return the clients that can be reached now."""
+
+    def send(self, assignments: Sequence[Assignment]) -> None:
+        """Send each assignment to its client. Returns before the clients answer."""
+
+    def receive(self, timeout_s: float) -> list[Delivery]:
+        """Return the answers that arrived, or wait for some. Returns an empty list if none arrived within `timeout_s` seconds."""
+
+    def cancel(self, clients: Collection[int]) -> None:
+        """Withdraw the open assignments of these clients."""
+
+    def close(self) -> None:
+        """Release connections and threads. May be called twice."""
