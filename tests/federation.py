@@ -1,6 +1,7 @@
-"""A federation of real clients, each with its own copy of the model, behind the in-process Grid; and faults by name."""
+"""A federation of real clients, each with its own copy of the model, behind the in-process transport; and faults by name."""
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -17,12 +18,14 @@ from fedcomp.memories import Memory
 from fedcomp.messages import Assignment, Report
 from fedcomp.server.asynchronous_loop import loop_of
 from fedcomp.server.broadcasts import Broadcasts
+from fedcomp.server.round_loop import RoundLoop
+from fedcomp.server.transport import Delivery, Transport
 from fedcomp.sim.clients import VirtualClients
-from fedcomp.sim.grid import LocalGrid, by_index
 from fedcomp.strategies import Average, RoundStrategy, StrategyConfig
 from fedcomp.tasks import Data, initial_model
 from fedcomp.training.engine import OneByOne
 from fedcomp.training.local_sgd import LocalSGD, SerialEngine
+from fedcomp.transports.inprocess import InProcessTransport, Population
 
 Fault = Callable[[Assignment, Report], Report | None]  # what becomes of a reply; None = it is lost
 
@@ -91,7 +94,9 @@ class Federation:
         self.initial = self.layout.gather(model)
         made = strategy(rules, self.layout)
         broadcasts = Broadcasts.of(made, self.initial.clone())
-        self.loop = loop_of(made, broadcasts, roster=by_index)
+        self.clients, self.at_once = clients, at_once
+        self.transport = InProcessTransport(self)
+        self.loop = loop_of(made, broadcasts, self.transport)
         algorithm, layout = self.strategy.client_algorithm, self.strategy.layout
         data, engine = task.train(), SerialEngine(task, model, self.layout, "cpu")
         shards = np.array_split(np.arange(len(data)), clients)
@@ -115,9 +120,7 @@ class Federation:
             self.members.append(
                 Member(replica, states, trainer, algorithm, rules.seed, client=client)
             )
-        self.clients, self.at_once = clients, at_once
         self.faults: dict[tuple[int, int], Fault] = {}
-        self.grid = LocalGrid(self)
 
     @property
     def strategy(self) -> RoundStrategy:
@@ -131,10 +134,62 @@ class Federation:
             reports.append(fault(a, report) if fault else report)
         return reports
 
+    def copy_of_loop(self, loop: RoundLoop | None = None) -> RoundLoop:
+        """Return a copy of a loop, this federation's unless given: what a checkpoint of the server holds. Clients are not copied."""
+        loop = loop or self.loop
+        return copy.deepcopy(loop, {id(loop.transport): loop.transport})
+
+    def use(self, transport: Transport) -> None:
+        """Run the rounds to come over another transport."""
+        self.loop.transport, self.loop.clock = transport, transport.clock
+        self.loop.gather = transport.clients
+
     def arrays(self) -> ArrayRecord:
         """Return the initial model as Flower arrays."""
         views = self.layout.views(self.initial)
         return ArrayRecord({name: Array(view.numpy().copy()) for name, view in views.items()})
+
+
+class AlteredTransport(InProcessTransport):
+    """Changes what arrives: `alter` gets the deliveries of a call of `receive` and returns those that arrive in it."""
+
+    def __init__(
+        self, population: Population, alter: Callable[[list[Delivery]], Sequence[Delivery]]
+    ):
+        super().__init__(population)
+        self.alter = alter
+
+    def receive(self, timeout_s: float) -> list[Delivery]:
+        return list(self.alter(super().receive(timeout_s)))
+
+
+class ReversedTransport(InProcessTransport):
+    """Has the last client answer first."""
+
+    def send(self, assignments: Sequence[Assignment]) -> None:
+        super().send(list(assignments)[::-1])
+
+
+class SlowTransport(InProcessTransport):
+    """Delivers a client's answer after `takes[client]` further calls of `receive`, at once if it is not in `takes`; None: never."""
+
+    def __init__(self, population: Population, takes: dict[int, int | None]):
+        super().__init__(population)
+        self.takes, self.calls = takes, 0
+        self._kept: list[tuple[int, Delivery]] = []
+
+    def receive(self, timeout_s: float) -> list[Delivery]:
+        self.calls += 1
+        for delivery in super().receive(timeout_s):
+            if (takes := self.takes.get(delivery.client, 0)) is not None:
+                self._kept.append((self.calls + takes, delivery))
+        due = [delivery for when, delivery in self._kept if when <= self.calls]
+        self._kept = [(when, delivery) for when, delivery in self._kept if when > self.calls]
+        return due
+
+    def cancel(self, clients: Collection[int]) -> None:
+        super().cancel(clients)
+        self._kept = [(when, d) for when, d in self._kept if d.client not in set(clients)]
 
 
 def virtual_clients(

@@ -19,7 +19,6 @@ from faults import Clients, Faults
 from fedcomp import RunConfig
 from fedcomp.callbacks import Callback
 from fedcomp.clients.flower import Task as FlowerTask
-from fedcomp.deployment.availability import Quota
 from fedcomp.deployment.guard import Guard
 from fedcomp.deployment.handshake import Common, Own, told
 from fedcomp.deployment.superlink import LOOPBACK, SuperLink
@@ -27,12 +26,14 @@ from fedcomp.deployment.superlink_grid import Gathering
 from fedcomp.layout import Layout
 from fedcomp.messages import Assignment, Invitation
 from fedcomp.server.asynchronous_loop import loop_of
+from fedcomp.server.availability import Quota
 from fedcomp.server.broadcasts import Broadcasts
 from fedcomp.server.results import client_config, strategy_of
 from fedcomp.server.round_loop import RoundResult
 from fedcomp.strategies import resolved
 from fedcomp.strategies.round_completion import DEADLINE
 from fedcomp.tasks import Task, initial_model
+from fedcomp.transports.flower.grid_transport import GridTransport
 
 PATIENCE_S = 60.0  # with anything that has to come about
 
@@ -80,10 +81,11 @@ class Networked:
         self.quota = Quota.first(config, resumed=False)
         self.watch: Callable[[RoundResult], None] = lambda outcome: None
         self.strategy = strategy_of(config, self.layout)
+        transport = GridTransport(None, lambda grid: grid.gather(self.quota))
         self.loop = loop_of(
             self.strategy,
             Broadcasts.of(self.strategy, self.layout.gather(model)),
-            roster=lambda grid: grid.gather(self.quota),
+            transport,
         )
         options = dataclasses.replace(
             client_config(config, self.strategy), uplink=str(self.strategy.uplink)
@@ -106,6 +108,7 @@ class Networked:
             lambda key: -1,
             self._hear,
         )
+        transport.grid = self.grid
         self.strategy.set_identity(
             name, lambda client: self.grid.joined[client].key, invitation.options
         )
@@ -131,7 +134,7 @@ class Networked:
         """Run these rounds as a deployment does."""
         self.clients.start()
         outcomes = []
-        for outcome in self.loop.rounds(self.grid, range(first, (last or self.config.rounds) + 1)):
+        for outcome in self.loop.rounds(range(first, (last or self.config.rounds) + 1)):
             outcomes.append(outcome)
             self.watch(outcome)
             self.quota = Quota.later(self.config, self.config.clients)

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from fedcomp import Data, RunConfig, Task
 from fedcomp.callbacks import Callback
 from fedcomp.messages import Assignment, Report
-from fedcomp.sim.grid import Population
 from fedcomp.sim.run import Simulation
+from fedcomp.transports.inprocess import Population
 
 GOLDEN = Path(__file__).with_name("golden") / "runs.json"
 
@@ -160,7 +160,9 @@ def recorded(name: str) -> dict[str, list[str] | str]:
     with tempfile.TemporaryDirectory() as folder:
         config = replace(config, task="OBJECT:recorded", out=f"{folder}/run")
         simulation = Simulation(config, Callback(), TASK)
-        simulation.grid.population = recording = Recording(simulation.grid.population)
+        timing = simulation.timing
+        inner = timing.transport.transport if timing else simulation.transport
+        inner.population = recording = Recording(inner.population)
         simulation.run()
         model = load_file(f"{folder}/run/model.safetensors")
     hashed = "sealed" not in config.strategy  # sealed ballots are encrypted with fresh keys

@@ -142,9 +142,8 @@ def forecast(alternative: Alternative) -> Forecast:
     rehearsal = Rehearsal(config, Callback())
     cohort = cohort_size(config.participation, config.clients)
     rehearsed = min(config.rounds, max(FEWEST, COORDINATES // (rehearsal.layout.numel * cohort)))
-    grid = rehearsal.timing.grid if rehearsal.timing else rehearsal.grid
     up, down, dense, frames_up, frames_down = [], [], [], [], []
-    for outcome in rehearsal.loop.rounds(grid, range(1, rehearsed + 1)):
+    for outcome in rehearsal.loop.rounds(range(1, rehearsed + 1)):
         if rehearsal.timing:
             rehearsal.timing.on_round_end(outcome)
         traffic = outcome.traffic

@@ -19,6 +19,7 @@ from ..keys.registry import News, Registry
 from ..memories import with_memories
 from ..messages import Invitation, Presence
 from ..server.asynchronous_loop import loop_of
+from ..server.availability import Quota
 from ..server.broadcasts import Broadcasts
 from ..server.evaluation import Evaluator
 from ..server.finite_loss import check_loss
@@ -44,7 +45,7 @@ from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of, layout_of
 from ..tasks.partition import partition
 from ..training import devices
-from .availability import Quota
+from ..transports.flower.grid_transport import GridTransport
 from .by_client import ByClient
 from .guard import Guard
 from .handshake import told
@@ -119,10 +120,11 @@ class Deployment:
         weights = self.layout.gather(initial_model(self.task, config.seed))
         broadcasts = Broadcasts.of(self.strategy, weights)
         start_from(config, self.folder, self.task, self.strategy, broadcasts)
+        self.transport = GridTransport(None, lambda grid: grid.gather(self._quota))
         self.loop = loop_of(
             self.strategy,
             broadcasts,
-            roster=lambda grid: grid.gather(self._quota),
+            self.transport,
             on_answer=self._on_answer,
             bandwidths=bandwidths_of(self.strategy, config),
         )
@@ -181,6 +183,7 @@ class Deployment:
                 self._id_of,
                 self._hear,
             )
+            self.transport.grid = grid
             self.strategy.set_identity(
                 self.name, lambda client: grid.joined[client].key, invitation.options
             )
@@ -191,7 +194,7 @@ class Deployment:
 
     def _rounds(self, grid: Gathering, recovery: Recovery, done: int) -> None:
         began, waited_s = time.perf_counter(), 0.0
-        for outcome in self.loop.rounds(grid, range(done + 1, self.config.rounds + 1)):
+        for outcome in self.loop.rounds(range(done + 1, self.config.rounds + 1)):
             self._quota = Quota.later(self.config, self._cohort).at_least(self.strategy.fewest)
             grid.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
             record = self._record(outcome, began + grid.waited_s - waited_s)

@@ -6,7 +6,7 @@ reply, and of two replies the first counts.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import Error, Message, RecordDict
@@ -16,16 +16,16 @@ from ..callbacks import Callback
 from ..clients.flower import AWAY, Place, Run, Task, from_records, readdress, to_records
 from ..errors import ProtocolError
 from ..messages import Farewell, Invitation, Presence, Values
-from .availability import Attendance, Quota
+from ..server.availability import Attendance, Quota
+from ..server.transport import CUT_OFF, GRACE_S
 from .client_process import JOIN, LEAVE
 from .multi_client import named
 
 LOOK_S = 0.5  # between looks at who is there
 PAUSE_S = 0.05  # while waiting for clients
-GRACE_S = 5.0  # for a client that left without an answer: one that comes back leaves for a moment
 FAREWELL_S = 10.0  # that clients have to hear that the run is over: those that are there answer at once, a SuperNode in 7 s
 EXPELLED = Error(AWAY, "its key is not let in any more")
-GONE = Error(AWAY, "it was cut off or has ended, and is not back")
+GONE = Error(AWAY, CUT_OFF)
 LATE = 1000  # questions given up whose answers are still taken away
 
 
@@ -171,20 +171,20 @@ class Gathering(Grid):
             self._pull()
             here, waited_s = self.here(), self.clock() - began
             self._notice(set(here))
-            if (cohort := self._attendance.cohort_of(here, quota, waited_s)) is not None:
+            if (cohort := self._attendance.cohort_of([*here], quota, waited_s)) is not None:
                 self.waited_s += waited_s
                 if told is not None:
                     self.callback.waiting([*here], min(len(here), self._attendance.wanted(quota)))
                 self._tell_who_is_missing(cohort, quota)
-                return cohort
+                return {client: here[client] for client in cohort}
             if [*here] != told:
                 told = [*here]
                 self.callback.waiting(told, self._attendance.wanted(quota))
             time.sleep(PAUSE_S)
 
-    def _tell_who_is_missing(self, cohort: dict[int, int], quota: Quota) -> None:
+    def _tell_who_is_missing(self, cohort: Sequence[int], quota: Quota) -> None:
         """Once, whenever others are missing where a round is drawn from fewer clients than it asks for."""
-        missing = sorted(self.joined.keys() - cohort.keys()) if len(cohort) < quota.wanted else []
+        missing = sorted(self.joined.keys() - set(cohort)) if len(cohort) < quota.wanted else []
         if missing and missing != self._missing:
             self.callback.warning(
                 f"rounds go on with {len(cohort)} clients in place of {quota.wanted}, without {named(missing)}: away, or "

@@ -22,10 +22,10 @@ from ..messages import TRAIN, Report
 from ..strategies.base import Accepted, Phase, RoundStrategy
 from ..strategies.cohort import draw, size
 from ..strategies.round_completion import DEADLINE, AllAnswered
-from . import exchange as exchanges
 from .broadcasts import Broadcasts
-from .exchange import Exchange, Grid, Traffic, accepted_of
+from .exchange import POLL_S, Exchange, Traffic, accepted_of
 from .round_loop import RoundLoop, RoundResult
+from .transport import Transport
 
 CLOCK, AT_WORK = "clock", "at-work"  # in a checkpoint
 
@@ -67,13 +67,13 @@ class AsynchronousLoop(RoundLoop):
         self._reports: dict[int, Report] = {}  # that arrived and are in no answer yet
         self._seconds: dict[int, float] = {}  # from question to answer, of answers not yet taken
 
-    def run_round(self, grid: Grid, round: int) -> RoundResult:
+    def run_round(self, round: int) -> RoundResult:
         started = time.perf_counter()
         traffic = Traffic(seconds=self._seconds)
         late = self._too_late(round)
         unread = {client: self.answers[client] for client in late if client in self.answers}
         rejected = {client: self._give_up(client, round) for client in late}
-        self._begin(grid, round, traffic, besides=rejected.keys())
+        self._begin(round, traffic, besides=rejected.keys())
         taken = self._first(round, started)
         traffic.uplink = {
             client: len(answer.report.frame) if answer.report else 0
@@ -105,26 +105,26 @@ class AsynchronousLoop(RoundLoop):
 
     # Clients at work.
 
-    def _begin(self, grid: Grid, round: int, traffic: Traffic, besides: Collection[int]) -> None:
+    def _begin(self, round: int, traffic: Traffic, besides: Collection[int]) -> None:
         """Assign work to clients without any, other than `besides`, until the share of clients at work is reached."""
-        nodes = self.roster(grid)
+        clients = self.gather()
         self.now = max(self.now, self.clock.time_s)  # it may have waited for clients
-        free = nodes.keys() - self.began.keys() - set(besides)
-        room = max(0, size(self.config.participation, len(nodes)) - len(self.began))
+        free = set(clients) - self.began.keys() - set(besides)
+        room = max(0, size(self.config.participation, len(clients)) - len(self.began))
         begin = draw([*free], min(room, len(free)), self.config.seed, round)
-        exchange = self._exchanges[round] = self.exchange(grid, round, Phase(), traffic)
+        exchange = self._exchanges[round] = self.exchange(round, Phase(), traffic)
         configs = self.strategy.schedule.for_clients(round, begin, self.bandwidths)
-        messages = [
-            self.message(exchange, client, nodes[client], round, Phase(), {}, configs[client])
+        assignments = [
+            self.assignment(traffic, client, round, Phase(), {}, configs[client])
             for client in begin
         ]
         self.began |= dict.fromkeys(begin, round)
         for earlier in self._exchanges.values():
             earlier.charge_to(traffic)  # what a client still needs is sent in this round
         if self.pace is None:
-            exchange.push(messages)
+            exchange.send(assignments)
         else:
-            exchange.run(messages, AllAnswered())
+            exchange.run(assignments, AllAnswered())
 
     def _first(self, round: int, started: float) -> dict[int, Answer]:
         """Wait for the answers that make a round, and return them by client."""
@@ -132,7 +132,7 @@ class AsynchronousLoop(RoundLoop):
         told = 0
         self._collect()
         while True:
-            news = self._poll()
+            self._receive(POLL_S if self._exchanges and len(self.answers) < wanted else 0.0)
             self._collect()
             for count in range(told + 1, min(wanted, len(self.answers)) + 1):
                 self.on_answer(round, count, wanted)
@@ -143,8 +143,6 @@ class AsynchronousLoop(RoundLoop):
             )
             if told == wanted or not self._exchanges or over:
                 break
-            if not news:
-                time.sleep(exchanges.POLL_S)
         first = sorted(self.answers.values(), key=lambda answer: (answer.due, answer.client))[
             :wanted
         ]
@@ -158,24 +156,12 @@ class AsynchronousLoop(RoundLoop):
         self.now = max([self.now, *(answer.due for answer in first)])
         return {answer.client: answer for answer in first}
 
-    def _poll(self) -> bool:
-        """Receive the replies that are there and return whether there were any.
-
-        One pull asks for all messages, since a message that no pull asks for is given up.
-        """
+    def _receive(self, timeout_s: float) -> None:
+        """Pass on the answers that arrived to the exchanges that wait for them."""
         waiting = list(self._exchanges.values())
-        replies = (
-            list(
-                waiting[0].grid.pull_messages(
-                    [name for exchange in waiting for name in exchange.names]
-                )
-            )
-            if waiting
-            else []
-        )
+        deliveries = self.transport.receive(timeout_s) if waiting else []
         for exchange in waiting:
-            exchange.receive(replies)
-        return bool(replies)
+            exchange.receive(deliveries)
 
     def _on_answer(self, round: int, answered: int, asked: int) -> None:
         """Say nothing: a round counts the answers that it takes."""
@@ -201,7 +187,7 @@ class AsynchronousLoop(RoundLoop):
     def _give_up(self, client: int, round: int) -> Rejection:
         reason = f"no answer in the {round - self.began[client]} rounds since it began"
         if client not in self.answers:
-            self._exchanges[self.began[client]].give_up(client, reason, DEADLINE)
+            self._exchanges[self.began[client]].give_up([client], reason, DEADLINE)
             self._collect()
         self._leave(client)
         return Rejection(client, DEADLINE, reason)
@@ -257,14 +243,15 @@ class AsynchronousLoop(RoundLoop):
 def loop_of(
     strategy: RoundStrategy,
     broadcasts: Broadcasts,
+    transport: Transport,
     *,
     pace: Callable[[int, int], float] | None = None,
     **settings: Any,
 ) -> RoundLoop:
     """Return the loop that runs a strategy's rounds. `settings` are those of `RoundLoop`."""
     if strategy.asynchronous:
-        return AsynchronousLoop(strategy, broadcasts, pace=pace, **settings)
-    return RoundLoop(strategy, broadcasts, **settings)
+        return AsynchronousLoop(strategy, broadcasts, transport, pace=pace, **settings)
+    return RoundLoop(strategy, broadcasts, transport, **settings)
 
 
 def _pack(answer: Answer) -> bytes:

@@ -14,17 +14,9 @@ class Clock:
     def expect(self, answers: int) -> None:
         """Allow at most this many answers before the exchange checks again whether it is complete."""
 
-    def came(self, message: str) -> float:
-        """Return when the answer to a message arrived that was just received, in the seconds of `now`."""
-        return self.now()
-
     def now(self) -> float:
         """Return the time in seconds; only differences within an exchange have a meaning."""
         return time.monotonic()
-
-    def rest(self, seconds: float) -> None:
-        """Wait for new replies."""
-        time.sleep(seconds)
 
     def move_to(self, time_s: float) -> None:
         """Set the virtual time, whatever the exchanges since the last round have taken."""

@@ -1,33 +1,20 @@
 """One phase of a round: send assignments, check reports as they arrive, and count the bytes of both."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from flwr.app import Message, RecordDict
-from flwr.serverapp import Grid
-
 from ..callbacks import Rejection
-from ..clients.flower import AWAY, from_records, to_records
 from ..codecs import Update
-from ..errors import FedcompError, FrameError, ProtocolError
-from ..messages import DENSE, FAILED, NEED_DENSE, Assignment, Report, Values, ticket
+from ..errors import FrameError, ProtocolError
+from ..messages import DENSE, FAILED, NEED_DENSE, Assignment, Report, ticket
 from ..profiling import timed
 from ..strategies.base import Accepted
 from ..strategies.round_completion import Progress, RoundCompletion
 from .broadcasts import Broadcasts, Download
-from .clock import Clock
-
-Roster = Callable[
-    [Grid], Mapping[int, int]
-]  # logical client id → Flower node id, of the clients that can be reached now
+from .transport import Delivery, Lost, Transport
 
 MOST_EXAMPLES = 1 << 53  # that a client may report: up to here every float64 is exact
-POLL_S = 0.1  # between polls of a Grid without new replies
-
-
-def by_node(grid: Grid) -> dict[int, int]:
-    """Return the roster of a plain Flower deployment: a client's logical id is its node id."""
-    return {node: node for node in grid.get_node_ids()}
+POLL_S = 0.1  # longest wait for an answer before the phase checks again whether it is complete
 
 
 def accepted_of(report: Report, update: Update | None, rate: float = 1.0) -> Accepted:
@@ -78,73 +65,62 @@ class Traffic:
 
 
 class Exchange:
-    """The messages of one phase with one cohort. `accepted` and `rejected` grow while replies arrive."""
+    """The messages of one phase with one cohort. `accepted` and `rejected` grow while reports arrive.
+
+    `open_frames` decodes frames, `heard` is called with each report, `on_answer(answered, asked)` with each answer. `vet(client, frame)`
+    raises FrameError for a frame that this client cannot have made. `in_step`: the server keeps a counterpart of each client's memory.
+    """
 
     def __init__(
         self,
-        grid: Grid,
+        transport: Transport,
         broadcasts: Broadcasts,
         open_frames: Callable[[Sequence[bytes]], list[Update | FrameError]],
         traffic: Traffic,
         heard: Callable[[Report], None],
         on_answer: Callable[[int, int], None],
-        in_step: bool = False,  # the server keeps a counterpart of what clients have committed
-        clock: Clock | None = None,  # the real one unless given
-        vet: Callable[[int, bytes], None] = lambda client, frame: (
-            None
-        ),  # raises FrameError for a frame that this client cannot mean
+        in_step: bool = False,
+        vet: Callable[[int, bytes], None] = lambda client, frame: None,
     ):
-        self.clock, self.vet = clock or Clock(), vet
-        self.grid = grid
+        self.transport = transport
         self.broadcasts = broadcasts
         self.open_frames = open_frames
         self.traffic = traffic
-        self.heard, self.on_answer, self.in_step = heard, on_answer, in_step
-        self._content: Callable[[Values], RecordDict] = getattr(
-            grid, "content_of", to_records
-        )  # of a message
+        self.heard = heard
+        self.on_answer = on_answer
+        self.in_step = in_step
+        self.vet = vet
         self.accepted: dict[int, Accepted] = {}
         self.rejected: dict[int, Rejection] = {}
         self.proven: set[int] = set()  # clients rejected for bytes that no honest client sends
-        self._asked: dict[int, tuple[Assignment, int]] = {}  # client → assignment, node
-        self._waiting: dict[str, int] = {}  # message id → client
-        self._since: dict[int, float] = {}  # client → time of its last message, in seconds
+        self.waiting: set[int] = set()  # clients that have not answered
+        self._asked: dict[int, Assignment] = {}
+        self._sent_s: dict[int, float] = {}  # client → time of its last assignment
         self._sent_dense: set[int] = set()
 
-    def message(self, assignment: Assignment, node: int) -> Message:
-        """Return the Flower message of an assignment and remember it until its reply arrives."""
-        self._asked[assignment.client] = assignment, node
-        return self.grid.create_message(
-            self._content(assignment), "train", node, str(assignment.round)
-        )
-
-    def run(self, messages: list[Message], completion: RoundCompletion) -> None:
-        """Send messages and receive replies until the phase is complete; reject the clients that have not answered by then."""
-        self.clock.begin(completion.deadline_s)
-        started = self.clock.now()
-        self.push(messages)
+    def run(self, assignments: Sequence[Assignment], completion: RoundCompletion) -> None:
+        """Send assignments and receive answers until the phase is complete; reject the clients that have not answered by then."""
+        clock = self.transport.clock
+        clock.begin(completion.deadline_s)
+        started = clock.now()
+        self.send(assignments)
         while (closed := completion.check(progress := self._progress(started))) is None:
-            self.clock.expect(completion.answers_left(progress))
-            if not self.poll():
-                self.clock.rest(POLL_S)
-        for client in list(self._waiting.values()):
-            self.give_up(client, closed.reason, closed.stage)
+            clock.expect(completion.answers_left(progress))
+            self.receive(self.transport.receive(POLL_S))
+        self.give_up(self.waiting, closed.reason, closed.stage)
 
-    def push(self, messages: list[Message]) -> None:
-        """Send messages."""
-        clients = self._clients()
-        for message, name in zip(messages, self.grid.push_messages(messages), strict=True):
-            client = clients[message.metadata.dst_node_id]
-            if name:
-                self._waiting[name], self._since[client] = client, self.clock.now()
-            else:
-                self._reject(client, "send", "the message could not be sent")
+    def send(self, assignments: Sequence[Assignment]) -> None:
+        """Send assignments."""
+        self.expect(assignments)
+        self.transport.send(assignments)
 
-    def poll(self) -> bool:
-        """Receive the replies that are there. Return whether there were any."""
-        replies = list(self.grid.pull_messages(self.names))
-        self.receive(replies)
-        return bool(replies)
+    def expect(self, assignments: Sequence[Assignment]) -> None:
+        """Wait for the answers to assignments that are sent by other code."""
+        now_s = self.transport.clock.now()
+        for assignment in assignments:
+            self._asked[assignment.client] = assignment
+            self._sent_s[assignment.client] = now_s
+            self.waiting.add(assignment.client)
 
     def leave_out(self, client: int, reason: str) -> None:
         """Reject a client whose report was accepted."""
@@ -155,20 +131,13 @@ class Exchange:
         """Count the bytes that are sent and received from now on in `traffic`."""
         self.traffic = traffic
 
-    def give_up(self, client: int, reason: str, stage: str = "reply") -> None:
-        """Reject a client that has not answered. A later reply is dropped."""
-        self._waiting = {name: other for name, other in self._waiting.items() if other != client}
-        self._reject(client, stage, reason)
-
-    @property
-    def names(self) -> list[str]:
-        """The ids of messages without a reply."""
-        return list(self._waiting)
-
-    @property
-    def waiting(self) -> set[int]:
-        """The clients that have not replied."""
-        return set(self._waiting.values())
+    def give_up(self, clients: Collection[int], reason: str, stage: str = "reply") -> None:
+        """Reject clients that have not answered. Their late answers are not delivered."""
+        silent = sorted(clients)
+        self.waiting -= set(silent)
+        self.transport.cancel(silent)
+        for client in silent:
+            self._reject(client, stage, reason)
 
     def take(self) -> dict[int, Accepted | Rejection]:
         """Return what was accepted and rejected since the last call, by client."""
@@ -176,47 +145,22 @@ class Exchange:
         self.accepted, self.rejected = {}, {}
         return taken
 
-    def receive(self, replies: Iterable[Message]) -> None:
-        """Accept each reply, reject it with a reason, or answer it with the dense model. Drop replies to unknown messages."""
-        known = [
-            (self._waiting.pop(reply.metadata.reply_to_message_id, None), reply)
-            for reply in replies
-        ]
-        self._answer([(client, reply) for client, reply in known if client is not None])
-
-    def receive_from_nodes(self, replies: Iterable[Message]) -> None:
-        """`receive` for messages that were sent by other code: replies are matched by node, and the first of each node counts."""
-        clients = self._clients()
-        first = {
-            clients.get(reply.metadata.src_node_id): reply for reply in reversed(list(replies))
-        }
-        self._answer([(client, reply) for client, reply in first.items() if client is not None])
-
-    def _answer(self, replies: Sequence[tuple[int, Message]]) -> None:
-        for client, came_s in (
-            (c, self.clock.came(r.metadata.reply_to_message_id))
-            for c, r in replies
-            if not r.has_error()
-        ):
-            self.traffic.seconds[client] = (
-                self.traffic.seconds.get(client, 0.0) + came_s - self._since.get(client, came_s)
-            )
+    def receive(self, deliveries: Sequence[Delivery]) -> None:
+        """Accept each report, reject it with a reason, or send its client the dense model. Ignore clients that are not waited for."""
+        news = [delivery for delivery in deliveries if delivery.client in self.waiting]
+        self.waiting -= {delivery.client for delivery in news}
         before = len(self.accepted) + len(self.rejected)
-        updates = [
-            report
-            for client, reply in replies
-            if (report := self._report_of(client, reply)) is not None
-        ]
+        reports = [report for delivery in news if (report := self._report_of(delivery)) is not None]
         with timed("aggregation"):
-            opened = iter(self.open_frames([report.frame for report in updates if report.frame]))
-        for report in updates:
+            opened = iter(self.open_frames([report.frame for report in reports if report.frame]))
+        for report in reports:
             update = next(opened) if report.frame else None
             try:
                 if isinstance(update, FrameError):
                     raise update
                 self.vet(report.client, report.frame)
                 self.accepted[report.client] = accepted_of(
-                    report, update, self._asked[report.client][0].lr
+                    report, update, self._asked[report.client].lr
                 )
             except FrameError as error:
                 self.proven.add(report.client)
@@ -224,21 +168,24 @@ class Exchange:
         for answered in range(before + 1, len(self.accepted) + len(self.rejected) + 1):
             self.on_answer(answered, len(self._asked))
 
-    def _report_of(self, client: int, reply: Message) -> Report | None:
-        """Return the report of a reply that has an update; None if the client was rejected or was sent the dense model."""
-        if reply.has_error():
-            return self._reject(client, "reply", _why(reply))
-        try:
-            return self._checked(client, from_records(reply.content, Report))
-        except FedcompError as error:
-            return self._reject(client, "reply", str(error))
-
     def answers(self) -> Iterator[Accepted]:
         """Yield what was accepted, in the order of the client ids."""
         return (self.accepted[client] for client in sorted(self.accepted))
 
+    def _report_of(self, delivery: Delivery) -> Report | None:
+        """Return a report that has an update; None if the client was rejected or was sent the dense model."""
+        client, answer = delivery.client, delivery.answer
+        if isinstance(answer, Lost):
+            return self._reject(client, answer.stage, answer.reason)
+        seconds = self.traffic.seconds
+        seconds[client] = seconds.get(client, 0.0) + delivery.arrived_s - self._sent_s[client]
+        try:
+            return self._checked(client, answer)
+        except ProtocolError as error:
+            return self._reject(client, "reply", str(error))
+
     def _checked(self, client: int, report: Report) -> Report | None:
-        assignment, node = self._asked[client]
+        assignment = self._asked[client]
         if (report.client, report.round, report.phase) != (
             client,
             assignment.round,
@@ -250,7 +197,7 @@ class Exchange:
         self.heard(report)
         self.traffic.received(client, report.frame)
         if report.kind == NEED_DENSE and client not in self._sent_dense:
-            return self._send_dense(assignment, node)
+            return self._send_dense(assignment)
         if report.kind in (FAILED, NEED_DENSE):
             return self._reject(client, report.stage, report.reason)
         if (report.version, report.fingerprint) != (assignment.version, assignment.fingerprint):
@@ -263,7 +210,7 @@ class Exchange:
             raise ProtocolError(f"the reply counts {report.examples} examples")
         return report
 
-    def _send_dense(self, assignment: Assignment, node: int) -> None:
+    def _send_dense(self, assignment: Assignment) -> None:
         self._sent_dense.add(assignment.client)
         b = self.broadcasts
         download = b.dense()
@@ -276,27 +223,15 @@ class Exchange:
             "fingerprint": b.fingerprint,
             "frames": download.frames,
         }
-        self.push([self.message(replace(assignment, **now, returned=b""), node)])
-
-    def _clients(self) -> dict[int, int]:
-        return {node: client for client, (_, node) in self._asked.items()}
+        self.send([replace(assignment, **now, returned=b"")])
 
     def _reject(self, client: int, stage: str, reason: str) -> None:
         self.rejected[client] = Rejection(client, stage, reason)
 
     def _progress(self, started: float) -> Progress:
         answered = len(self.accepted) + len(self.rejected)
-        return Progress(len(self._asked), answered, len(self.accepted), self.clock.now() - started)
-
-
-def _why(reply: Message) -> str:
-    """Return the reason of a reply that is an error."""
-    error = reply.error
-    return (
-        error.reason
-        if error.code == AWAY and ": " not in error.reason
-        else f"Flower error {error.code}: {error.reason}"
-    )
+        elapsed_s = self.transport.clock.now() - started
+        return Progress(len(self._asked), answered, len(self.accepted), elapsed_s)
 
 
 def _check_step(report: Report, assignment: Assignment) -> None:

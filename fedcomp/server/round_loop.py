@@ -21,12 +21,12 @@ from ..memories.base import Changes
 from ..messages import FAILED, Assignment, ClientRoundConfig, Report
 from ..profiling import timed
 from ..strategies.base import Accepted, Aggregation, Phase, PhaseResult, RoundStrategy, RoundUpdates
-from ..strategies.cohort import ids, sample
+from ..strategies.cohort import sample
 from ..strategies.optimizers import optimizer
 from ..strategies.round_completion import QuorumOrDeadline
 from .broadcasts import Broadcast, Broadcasts
-from .clock import Clock
-from .exchange import Exchange, Grid, Message, Roster, Traffic, by_node
+from .exchange import Exchange, Traffic
+from .transport import Transport
 
 
 @dataclass(frozen=True)
@@ -52,25 +52,27 @@ class RoundResult:
 
 
 class RoundLoop:
-    """Runs the rounds of a strategy, and keeps what the server knows of each client.
+    """Runs the rounds of a strategy over a transport, and keeps what the server knows of each client.
 
-    `roster` maps the logical ids of the clients that can be reached to their nodes. Ids, not nodes or the order of answers, decide the
-    cohort and the order of sums. `on_answer(round, answered, asked)` is called for each reply. `bandwidths` are the uplinks' bytes a
-    second by client, where they are known.
+    `gather` returns the logical ids of the clients that a round may be drawn from, in ascending order, and may wait for them; all that
+    can be reached unless given. Ids, not the order of answers, decide the cohort and the order of sums.
+    `on_answer(round, answered, asked)` is called for each answer. `bandwidths`: known uplink speeds by client, in bytes per second.
     """
 
     def __init__(
         self,
         strategy: RoundStrategy,
         broadcasts: Broadcasts,
+        transport: Transport,
         *,
-        roster: Roster = by_node,
+        gather: Callable[[], Sequence[int]] | None = None,
         on_answer: Callable[[int, int, int], None] = lambda round, answered, asked: None,
-        clock: Clock | None = None,
         bandwidths: Mapping[int, float] | None = None,
     ):
         self.strategy, self.broadcasts, self.config = strategy, broadcasts, strategy.config
-        self.roster, self.on_answer, self.clock = roster, on_answer, clock or Clock()
+        self.transport, self.clock = transport, transport.clock
+        self.gather = gather or transport.clients
+        self.on_answer = on_answer
         self.bandwidths = dict(bandwidths or {})
         self.optimizer = optimizer(self.config.server_optimizer)
         self.versions: dict[int, str] = {}  # last version that each client reported
@@ -85,25 +87,25 @@ class RoundLoop:
         """The weights of the model, not copied."""
         return self.strategy.client_algorithm.model_weights(self.broadcasts.weights)
 
-    def rounds(self, grid: Grid, rounds: Iterable[int]) -> Iterator[RoundResult]:
+    def rounds(self, rounds: Iterable[int]) -> Iterator[RoundResult]:
         """Run these rounds and yield after each. The broadcast of a round is sent in the next one: write it to disk in between."""
         for round in rounds:
-            yield self.run_round(grid, round)
+            yield self.run_round(round)
 
-    def run_round(self, grid: Grid, round: int) -> RoundResult:
-        strategy, nodes = self.strategy, self.roster(grid)
-        cohort = strategy.choose(ids(nodes), round, self.broadcasts.fingerprint)
+    def run_round(self, round: int) -> RoundResult:
+        strategy = self.strategy
+        cohort = strategy.choose(self.gather(), round, self.broadcasts.fingerprint)
         traffic, rejected = Traffic(), {}
         phases: dict[str, list[Accepted]] = {}
         asked, configs = cohort, strategy.schedule.for_clients(round, cohort, self.bandwidths)
         for phase in strategy.phases(round):
-            exchange = self.exchange(grid, round, phase, traffic)
-            messages = [
-                self.message(exchange, client, nodes[client], round, phase, phases, configs[client])
+            exchange = self.exchange(round, phase, traffic)
+            assignments = [
+                self.assignment(traffic, client, round, phase, phases, configs[client])
                 for client in asked
             ]
             exchange.run(
-                messages,
+                assignments,
                 phase.completion or QuorumOrDeadline(self.config.quorum, self.config.timeout_s),
             )
             phases[phase.name] = self.end_phase(phase, exchange)
@@ -117,48 +119,46 @@ class RoundLoop:
 
     # The parts of a round.
 
-    def exchange(self, grid: Grid, round: int, phase: Phase, traffic: Traffic) -> Exchange:
+    def exchange(self, round: int, phase: Phase, traffic: Traffic) -> Exchange:
         """Return the exchange of a phase, before anything is sent."""
         return Exchange(
-            grid,
+            self.transport,
             self.broadcasts,
             lambda frames: self.strategy.open(phase, frames),
             traffic,
             self._on_report,
             lambda answered, asked: self._on_answer(round, answered, asked),
             in_step=self.strategy.counterpart is not None,
-            clock=self.clock,
             vet=lambda client, frame: self.strategy.vet(phase, client, frame),
         )
 
-    def message(
+    def assignment(
         self,
-        exchange: Exchange,
+        traffic: Traffic,
         client: int,
-        node: int,
         round: int,
         phase: Phase,
         before: Mapping[str, Sequence[Accepted]],
         config: ClientRoundConfig,
-    ) -> Message:
-        """Return the message that asks a client in a phase, with the download that brings it to the present version."""
+    ) -> Assignment:
+        """Return a client's assignment in a phase, with the download that brings it to the present version, and count its bytes."""
         b, counterpart = self.broadcasts, self.strategy.counterpart
         held = self.versions.get(client, b.first)
         download = b.download(held)
-        exchange.traffic.behind.setdefault(client, b.behind(held))
+        traffic.behind.setdefault(client, b.behind(held))
         announced = dict(self.strategy.announce(phase, client, before))
         if counterpart is not None and not before:
             announced |= counterpart.announce()
         flat = [part for name, value in announced.items() for part in (name.encode(), value)]
         returned = self.dropped.get(client, b"")
-        exchange.traffic.sent(
+        traffic.sent(
             client,
             download,
             [*flat, returned],
             first=client not in self.versions,
             newest=b.newest_bytes,
         )
-        assignment = Assignment(
+        return Assignment(
             round,
             phase.name,
             client,
@@ -175,7 +175,6 @@ class RoundLoop:
             steps=config.steps,
             batch_size=config.batch_size,
         )
-        return exchange.message(assignment, node)
 
     def end_phase(self, phase: Phase, exchange: Exchange) -> list[Accepted]:
         """Return the accepted updates of a phase, less those that the strategy leaves out."""

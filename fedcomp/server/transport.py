@@ -7,6 +7,9 @@ from typing import Protocol
 from ..messages import Assignment, Report
 from .clock import Clock
 
+GRACE_S = 5.0  # for a client that disconnected without an answer: one that reconnects in time is asked again
+CUT_OFF = "it was cut off or has ended, and is not back"
+
 
 @dataclass(frozen=True)
 class Lost:
@@ -36,8 +39,8 @@ class Transport(Protocol):
 
     clock: Clock
 
-    def clients(self) -> Collection[int]:
-        """Return the clients that can be reached now."""
+    def clients(self) -> Sequence[int]:
+        """Return the clients that can be reached now, in ascending order."""
 
     def send(self, assignments: Sequence[Assignment]) -> None:
         """Send each assignment to its client. Returns before the clients answer."""

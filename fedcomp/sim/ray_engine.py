@@ -38,9 +38,9 @@ from ..errors import ConfigError, TaskError, UserError
 from ..tasks import Data
 from ..training.engine import Done, Engine, Job, moved
 from ..training.local_sgd import LocalSGD
-from .grid import FIRST_NODE
 from .ray_app import DONE, PARTITION, REASON, Errand, Setup, Stored, Untrained, asked_of, done_of
 
+FIRST_NODE = 2  # Flower gives 1 to the SuperLink
 PER_GPU = 4  # actors
 AHEAD = 4  # clients for each actor that are asked at once
 RESOURCES = {

@@ -17,7 +17,7 @@ from ..layout import Layout
 from ..memories import Memory
 from ..messages import UPDATE, Assignment, Report, failure
 from ..strategies import RoundStrategy, cohort
-from .grid import Population
+from ..transports.inprocess import Population
 
 STRATEGIES = "average", "fetchsgd"  # which need no more than the sum of the frames
 

@@ -47,10 +47,10 @@ from ..tasks.user_errors import out_of_memory
 from ..training import devices
 from ..training.engine import Engine
 from ..training.local_sgd import LocalSGD
+from ..transports.inprocess import InProcessTransport
 from .attacks import ByzantineClients, attacks
 from .batched import NotMapped
 from .clients import VirtualClients
-from .grid import LocalGrid, by_index
 from .interruption import Interruption
 from .machine import HOME, Machine, cannot_map, engine_on, measured
 from .multi_device import MultiDevice
@@ -223,14 +223,16 @@ class Simulation(Preparation):
             if config.relays
             else None
         )
-        self.grid = LocalGrid(self.relays or self.clients)
+        self.transport = InProcessTransport(self.relays or self.clients)
         self.timing = self._timing() if self.network else None
+        if self.timing:
+            self.transport = self.timing.transport
         self.loop = loop_of(
             self.strategy,
             self.broadcasts,
-            roster=self.timing.roster if self.timing else by_index,
+            self.transport,
+            gather=self.timing.gather if self.timing else None,
             on_answer=lambda round, answered, asked: self.callback.progress(round, answered, asked),
-            clock=self.timing.clock if self.timing else None,
             bandwidths=self.bandwidths,
             pace=self.timing.pace if self.timing else pace(config.seed),
         )
@@ -278,10 +280,9 @@ class Simulation(Preparation):
 
     def _rounds(self, recovery: Recovery, done: int, interruption: Interruption) -> None:
         began = time.perf_counter()
-        grid = self.timing.grid if self.timing else self.grid
         rounds = range(done + 1, self.config.rounds + 1)
         self._look_ahead(done + 1)
-        for outcome in timed_each("round", self.loop.rounds(grid, rounds)):
+        for outcome in timed_each("round", self.loop.rounds(rounds)):
             if self.timing:
                 self.timing.on_round_end(outcome)
             record = self._record(outcome, began)
@@ -321,7 +322,7 @@ class Simulation(Preparation):
 
     def _timing(self) -> Timing:
         steps = steps_by(self.strategy.client_algorithm, self.sgd, self.clients.trainer.shards)
-        return Timing(self.network, self.config, self.strategy.fewest, self.grid, steps)
+        return Timing(self.network, self.config, self.strategy.fewest, self.transport, steps)
 
     def _write_config(self) -> None:
         self.folder.write_config(

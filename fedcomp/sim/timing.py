@@ -1,34 +1,33 @@
 """Virtual time of a run: who can be drawn for a round, what it took, and what of it stands in the checkpoint.
 
 As in a deployment, rounds are drawn from the clients that are there, and who let a deadline pass is not drawn while enough others are,
-until it is heard of again (deployment/availability.py). While too few are there, virtual time passes.
+until it is heard of again (server/availability.py). While too few are there, virtual time passes.
 """
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
-from flwr.serverapp import Grid
 from torch import Tensor
 
 from ..config import RunConfig
-from ..deployment.availability import Attendance, Quota
 from ..errors import RunFolderError
 from ..memories.base import Changes
 from ..messages import Assignment
+from ..server.availability import Attendance, Quota
 from ..server.round_loop import RoundResult
+from ..server.transport import Transport
 from ..strategies.cohort import size
 from ..strategies.round_completion import DEADLINE
 from .clock import VirtualClock
-from .grid import by_index
 from .network import Network
-from .timed_grid import TimedGrid
+from .timed_transport import TimedTransport
 
 STATE = "state"  # in a checkpoint
 
 
 class Timing:
-    """The clock of a run, its roster, and the Grid that it works with, by a network.
+    """The clock and the transport of a run on a virtual network, and the clients that its rounds may be drawn from.
 
     `fewest`: clients with whom a round can move the model.
     """
@@ -38,11 +37,11 @@ class Timing:
         network: Network,
         config: RunConfig,
         fewest: int,
-        grid: Grid,
+        transport: Transport,
         steps: Callable[[Assignment], int],
     ):
         self.network, self.clock = network, VirtualClock()
-        self.grid = TimedGrid(grid, network, self.clock, steps)
+        self.transport = TimedTransport(transport, network, self.clock, steps)
         self._quota = Quota.later(config, size(config.participation, config.clients)).at_least(
             min(fewest, config.clients)
         )
@@ -50,23 +49,18 @@ class Timing:
 
     def pace(self, round: int, client: int) -> float:
         """Return the seconds from question to answer of a client that was asked last in a round."""
-        return self.grid.took[client]
+        return self.transport.took[client]
 
-    def roster(self, grid: Grid) -> Mapping[int, int]:
-        """Logical id → node of those that a round may be drawn from, once they are enough."""
-        self.grid.leave_behind()
-        everybody, absences, waited_s = by_index(grid), self.network.absences, 0.0
+    def gather(self) -> Sequence[int]:
+        """Return the clients that a round may be drawn from, once they are enough."""
+        everybody, absences, waited_s = self.transport.clients(), self.network.absences, 0.0
         while True:
             self._hear()
             if not absences.any and not self._attendance.silent:
                 self._attendance.usual = len(everybody)
                 return everybody
             away = absences.away(self.clock.time_s) if absences.any else None
-            here = (
-                everybody
-                if away is None
-                else {client: node for client, node in everybody.items() if not away[client]}
-            )
+            here = everybody if away is None else [c for c in everybody if not away[c]]
             if (cohort := self._attendance.cohort_of(here, self._quota, waited_s)) is not None:
                 return cohort
             step_s = self._until_news(waited_s)
@@ -84,13 +78,16 @@ class Timing:
     def _hear(self) -> None:
         """Late answers that have come."""
         now_s = self.clock.time_s
-        for client in [client for client, due_s in self.grid.late.items() if due_s <= now_s]:
-            del self.grid.late[client]
+        for client in [client for client, due_s in self.transport.late.items() if due_s <= now_s]:
+            del self.transport.late[client]
             self._attendance.hear(client)
 
     def _until_news(self, waited_s: float) -> float:
         """Seconds until somebody leaves or returns, a late answer comes, or nobody else is waited for."""
-        moments = [self.network.absences.next_change_s(self.clock.time_s), *self.grid.late.values()]
+        moments = [
+            self.network.absences.next_change_s(self.clock.time_s),
+            *self.transport.late.values(),
+        ]
         patience_s = self._quota.patience_s
         return min(
             min(moments) - self.clock.time_s,
@@ -100,13 +97,12 @@ class Timing:
     # Checkpoints.
 
     def take_changes(self) -> Changes:
-        self.grid.leave_behind()
-        self.grid.rest()
+        self.transport.forget_finished()
         state = {
             "network": self.network.profiles.fingerprint,
             "time_s": self.clock.time_s,
-            "busy": [[client, *times] for client, times in self.grid.busy.items()],
-            "late": [*self.grid.late.items()],
+            "busy": [[client, *times] for client, times in self.transport.busy.items()],
+            "late": [*self.transport.late.items()],
             "silent": sorted(self._attendance.silent),
             "usual": self._attendance.usual if math.isfinite(self._attendance.usual) else None,
         }
@@ -123,7 +119,7 @@ class Timing:
             )
         self.clock.move_to(state["time_s"])
         self.clock.take()
-        self.grid.busy = {client: (begins, ends) for client, begins, ends in state["busy"]}
-        self.grid.late = dict(state["late"])
+        self.transport.busy = {client: (begins, ends) for client, begins, ends in state["busy"]}
+        self.transport.late = dict(state["late"])
         self._attendance.silent = set(state["silent"])
         self._attendance.usual = math.inf if state["usual"] is None else state["usual"]

@@ -1,32 +1,9 @@
-"""The clients of a round: the roster of those that can be reached, and the cohort drawn from it."""
+"""The cohort of a round: its size, and how it is drawn from the clients that can be reached."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 from .. import seeds
-
-
-class Numbered(Mapping[int, int]):
-    """The roster of clients 0 to n−1, in the order of their nodes. It costs nothing to make, however many they are."""
-
-    def __init__(self, nodes: Sequence[int]):
-        self.nodes, self.ids = nodes, range(len(nodes))
-
-    def __getitem__(self, client: int) -> int:
-        if client not in self.ids:
-            raise KeyError(client)
-        return self.nodes[client]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.ids)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-def ids(nodes: Mapping[int, int]) -> Sequence[int]:
-    """Return the logical ids of a roster."""
-    return nodes.ids if isinstance(nodes, Numbered) else list(nodes)
 
 
 def size(participation: float, clients: int) -> int:

@@ -7,10 +7,10 @@ from flwr.app import Error, Message, RecordDict
 
 from fedcomp.callbacks import Callback
 from fedcomp.clients.flower import AWAY, Place, identify_process, readdress, to_records
-from fedcomp.deployment.availability import Quota
 from fedcomp.deployment.client_process import JOIN, LEAVE, TRAIN
 from fedcomp.deployment.superlink_grid import GRACE_S, LOOK_S, Gathering
 from fedcomp.messages import Invitation, Presence
+from fedcomp.server.availability import Quota
 
 RUN = "a run"
 KEYS = {b"key 0": 0, b"key 1": 1}

@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 from deployment import TASK, stage
-from test_process import CPU, DATA, Members, a_loop, invitation, own
+from test_process import CPU, DATA, Members, a_loop, invitation, own, rounds
 from tiny_task import task
 
 from fedcomp import RunConfig
@@ -16,7 +16,6 @@ from fedcomp.deployment.member import Member
 from fedcomp.deployment.multi_client import Crowd, named
 from fedcomp.errors import FedcompError, UserError
 from fedcomp.sim import simulate
-from fedcomp.sim.grid import LocalGrid
 from fedcomp.state_folder import StateFolder
 from fedcomp.strategies import resolved
 
@@ -41,7 +40,7 @@ def weights(kind, folder, config):
     members = kind(folder, config, loop)
     assert all(
         len(o.accepted) == config.clients
-        for o in loop.rounds(LocalGrid(members), range(1, config.rounds + 1))
+        for o in rounds(loop, members, range(1, config.rounds + 1))
     )
     engines = {id(member.session.trainer.engine.engine) for member in members.members.values()}
     members.close()

@@ -9,13 +9,6 @@ from cases import for_each
 from tiny_task import task
 
 from fedcomp import RunConfig
-from fedcomp.clients.flower import to_records
-from fedcomp.deployment.client_process import (
-    JOIN,
-    LEAVE,
-    TRAIN,
-    not_overtaken,
-)
 from fedcomp.deployment.handshake import Own, session_for, told
 from fedcomp.deployment.member import Member
 from fedcomp.errors import FedcompError, ProtocolError, UserError
@@ -24,10 +17,10 @@ from fedcomp.messages import UPDATE, Invitation
 from fedcomp.server.asynchronous_loop import loop_of
 from fedcomp.server.broadcasts import Broadcasts
 from fedcomp.server.results import strategy_of
-from fedcomp.sim.grid import LocalGrid, by_index
 from fedcomp.state_folder import StateFolder
 from fedcomp.strategies import resolved
 from fedcomp.tasks import Task, initial_model
+from fedcomp.transports.inprocess import InProcessTransport
 
 CPU = torch.device("cpu")
 DATA = task.train()
@@ -49,7 +42,13 @@ def a_loop(config):
     model = initial_model(task, config.seed)
     strategy = strategy_of(config, Layout.of(model))
     broadcasts = Broadcasts.of(strategy, strategy.model_layout.gather(model))
-    return loop_of(strategy, broadcasts, roster=by_index)
+    return loop_of(strategy, broadcasts, InProcessTransport(None))
+
+
+def rounds(loop, population, numbers):
+    """Run rounds with the clients of a population."""
+    loop.transport.population = population
+    return loop.rounds(numbers)
 
 
 def own(client, **changes):
@@ -104,7 +103,7 @@ def trained(folder, config, killed=lambda round, client: ""):
     """Weights, and the outcomes, of a run with members."""
     loop = a_loop(config)
     members = Members(folder, config, loop, killed)
-    outcomes = list(loop.rounds(LocalGrid(members), range(1, config.rounds + 1)))
+    outcomes = list(rounds(loop, members, range(1, config.rounds + 1)))
     members.close()
     return loop.broadcasts.weights, outcomes
 
@@ -172,7 +171,7 @@ def test_a_member_without_a_disk_answers_the_same_question_with_the_same_report(
             assert other.answer(assignments[0]) is None  # meant for client 0
             return [again, other.answer(assignments[1])]
 
-    (outcome,) = loop.rounds(LocalGrid(Once()), [1])
+    (outcome,) = rounds(loop, Once(), [1])
     assert len(outcome.accepted) == 2 and len(asked) == 2
 
 
@@ -197,31 +196,12 @@ def test_a_copy_of_a_question_that_comes_after_a_later_one_was_answered_is_dropp
             )
             return [report]
 
-    outcomes = list(loop.rounds(LocalGrid(Once()), range(1, 4)))
+    outcomes = list(rounds(loop, Once(), range(1, 4)))
     assert all(len(outcome.accepted) == 1 for outcome in outcomes) and len(asked) == 6
     again = member.answer(
         asked[4], asker=8
     )  # a server that was started again may ask an earlier phase
     assert again.kind == UPDATE and (again.round, again.phase) == (3, "left")
-
-
-def test_of_questions_that_waited_the_newest_rounds_are_answered_after_invitations():
-    config = resolved(RunConfig(clients=2, batch_size=10))
-    grid = LocalGrid(Members(None, config, a_loop(config)))
-
-    def message(kind, group=""):
-        return grid.create_message(to_records(invitation(config, a_loop(config))), kind, 2, group)
-
-    old, new, copy, invited, farewell = (
-        message(TRAIN, "2"),
-        message(TRAIN, "10"),
-        message(TRAIN, "10"),
-        message(JOIN),
-        message(LEAVE),
-    )
-    assert not_overtaken([old, new, invited, copy]) == [invited, new, copy]
-    assert not_overtaken([new, farewell, old]) == [farewell]
-    assert not_overtaken([]) == [] and not_overtaken([message(TRAIN)])
 
 
 # Invitations.

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from test_process import a_loop, invitation, own
+from test_process import a_loop, invitation, own, rounds
 
 from fedcomp import RunConfig, UserError
 from fedcomp.deployment.client_process import Process, Target
@@ -16,7 +16,6 @@ from fedcomp.keys.keyring import point_of
 from fedcomp.keys.signature_log import Past
 from fedcomp.messages import UPDATE, Assignment
 from fedcomp.privacy.ballots import CARD, Card, Sealed, Slot
-from fedcomp.sim.grid import LocalGrid
 from fedcomp.state_folder import StateFolder
 from fedcomp.strategies import resolved
 from fedcomp.strategies.client_algorithm import DataPartition
@@ -238,7 +237,7 @@ class Members:
             self.members[client] = Member(own(client, roster=(rosters or {}).get(client)), None)
             self.members[client].key = KEYS[client]
             self.members[client].join(self.invited)
-        self.rounds = self.loop.rounds(LocalGrid(self), range(1, 100))
+        self.rounds = rounds(self.loop, self, range(1, 100))
 
     def renew(self, client: int) -> None:
         """A new key, and what it kept: here its memory of the run."""

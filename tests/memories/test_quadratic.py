@@ -41,7 +41,7 @@ def gap(memory: str, uplink: str, rounds: int = ROUNDS, **changes) -> float:
         member.trainer.engine, member.sgd = OneByOne(part), replace(member.sgd, lr=RATE, steps=1)
     a, b = torch.stack([part.a for part in parts]), torch.stack([part.b for part in parts])
     best = (a * b).sum(0) / a.sum(0)
-    for _ in f.loop.rounds(f.grid, range(1, rounds + 1)):
+    for _ in f.loop.rounds(range(1, rounds + 1)):
         pass
     reached, initial = (
         (a.mean(0) * (w.double() - best) ** 2).sum().item() for w in (f.loop.model, f.initial)

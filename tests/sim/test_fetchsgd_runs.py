@@ -84,7 +84,7 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
         federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True
     ):
         member.shard, member.sgd = shard, LocalSGD.from_config(config)
-    list(federation.loop.rounds(federation.grid, range(1, 7)))
+    list(federation.loop.rounds(range(1, 7)))
     virtual = load_file(tmp_path / "run" / "model.safetensors")
     for name, view in federation.layout.views(federation.loop.broadcasts.weights).items():
         assert (virtual[name] - view).abs().max() <= (0 if engine == "serial" else 1e-6)

@@ -81,7 +81,7 @@ def test_a_run_is_the_same_stopped_in_a_round_or_with_real_clients(tmp_path, var
         federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True
     ):
         member.shard, member.sgd = shard, LocalSGD.from_config(config)
-    list(federation.loop.rounds(federation.grid, range(1, 7)))
+    list(federation.loop.rounds(range(1, 7)))
     virtual = load_file(tmp_path / "run" / "model.safetensors")
     for name, view in federation.layout.views(federation.loop.broadcasts.weights).items():
         assert torch.equal(virtual[name], view)

@@ -339,12 +339,13 @@ def test_who_is_away_is_not_drawn_or_gone_and_comes_back_to_the_same_model(outco
         Network(profiles, 3),
         RunConfig(clients=8, participation=0.25),
         federation.strategy.fewest,
-        federation.grid,
+        federation.transport,
         lambda a: 2,
     )
-    federation.loop.clock, federation.loop.roster = timing.clock, timing.roster
+    federation.use(timing.transport)
+    federation.loop.gather = timing.gather
     gone, caught_up = 0, 0
-    for outcome in federation.loop.rounds(timing.grid, range(1, 60)):
+    for outcome in federation.loop.rounds(range(1, 60)):
         timing.on_round_end(outcome)
         assert 2 <= len(outcome.cohort) <= 8
         for client in outcome.cohort:

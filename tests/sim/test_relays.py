@@ -18,9 +18,9 @@ from fedcomp.cli.plain import Plain
 from fedcomp.errors import ConfigError
 from fedcomp.messages import FAILED, UPDATE, Assignment, Report
 from fedcomp.sim import simulate
-from fedcomp.sim.grid import LocalGrid
 from fedcomp.sim.relays import Relays, missed
 from fedcomp.strategies import StrategyConfig
+from fedcomp.transports.inprocess import InProcessTransport
 
 TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
 S2 = "topk:density=1/4+s2:union=4"
@@ -166,10 +166,10 @@ class Behind:
             memory_name="residual",
         )
         self.relays = Relays(self.federation, relays, codec(uplink), self.federation.layout)
-        self.grid = LocalGrid(self.relays)
+        self.federation.use(InProcessTransport(self.relays))
 
     def round(self, number: int):
-        return self.federation.loop.run_round(self.grid, number)
+        return self.federation.loop.run_round(number)
 
 
 def damaged(a: Assignment, report: Report) -> Report:

@@ -173,7 +173,7 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine):
         participation=0.5, uplink="stc:density=10%", downlink="stc:density=10%", seed=5
     )
     federation = partitioned(rules, clients=8)
-    list(federation.loop.rounds(federation.grid, range(1, 7)))
+    list(federation.loop.rounds(range(1, 7)))
     simulate(
         replace(
             TINY, engine=engine, partition="iid", batch_size=10, seed=5, out=out(tmp_path, "run")
@@ -206,7 +206,7 @@ def test_virtual_clients_that_were_away_download_what_real_ones_do(tmp_path):
         participation=0.15, uplink="stc:density=10%", downlink="stc:density=10%", seed=5
     )
     federation = partitioned(rules, clients=40)
-    outcomes = list(federation.loop.rounds(federation.grid, range(1, 61)))
+    outcomes = list(federation.loop.rounds(range(1, 61)))
     simulate(
         replace(
             TINY,

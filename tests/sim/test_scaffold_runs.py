@@ -77,7 +77,7 @@ def test_without_compression_it_is_the_papers_algorithm(server_lr):
     rules = replace(DENSE, server_lr=server_lr)
     federation, oracle = Federation(rules, strategy=Scaffold), Oracle(rules, 6)
     for round in range(1, 9):
-        (outcome,) = federation.loop.rounds(federation.grid, [round])
+        (outcome,) = federation.loop.rounds([round])
         assert outcome.cohort == oracle.round(round)
         n, unit = oracle.x.numel(), SGD.lr * SGD.steps
         torch.testing.assert_close(federation.loop.model, oracle.x.float(), rtol=1e-3, atol=1e-5)
@@ -92,7 +92,7 @@ def test_without_compression_it_is_the_papers_algorithm(server_lr):
 def test_the_servers_control_variate_is_the_mean_of_the_clients_but_for_what_waits():
     rules = replace(DENSE, uplink="stc:density=10%", participation=1.0)
     federation = Federation(rules, strategy=Scaffold)
-    list(federation.loop.rounds(federation.grid, range(1, 8)))
+    list(federation.loop.rounds(range(1, 8)))
     n, members = federation.layout.numel, federation.members
     for client, member in enumerate(members):
         if member.memory.pending is not None and member.ticket == federation.loop.tickets[client]:

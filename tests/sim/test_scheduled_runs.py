@@ -205,7 +205,7 @@ def test_clients_do_as_they_are_told():
         return train(start, data, batches, sgd, **also)
 
     engine.train = watched
-    for outcome in federation.loop.rounds(federation.grid, (1, 2, 3)):
+    for outcome in federation.loop.rounds((1, 2, 3)):
         told.append({a.update.nonzeros for a in outcome.accepted})
     n = federation.layout.numel
     assert told == [{at_density(codec("topk"), d).count(n)} for d in (1 / 2, 1 / 5, 1 / 5)]

@@ -80,7 +80,7 @@ def test_the_model_moves_by_the_optimizers_step_of_the_mean(text):
     federation, own = Federation(with_optimizer(DENSE, text)), optimizer(text)
     for round in range(1, 5):
         before = federation.loop.broadcasts.weights.clone()
-        (outcome,) = federation.loop.rounds(federation.grid, [round])
+        (outcome,) = federation.loop.rounds([round])
         mean = torch.stack([a.update.dense() for a in outcome.accepted]).mean(0)
         step = own.step(mean) * federation.strategy.config.server_lr
         own.commit()
@@ -91,13 +91,13 @@ def test_the_model_moves_by_the_optimizers_step_of_the_mean(text):
 
 def test_a_round_without_updates_leaves_the_momentum():
     federation = Federation(with_optimizer(DENSE, "sgd:momentum=0.5"))
-    list(federation.loop.rounds(federation.grid, [1]))
+    list(federation.loop.rounds([1]))
     before = {name: kept.clone() for name, kept in federation.loop.optimizer.kept.items()}
     federation.faults = {
         (client, 2): lambda a, r: replace(r, frame=b"no frame")
         for client in range(federation.clients)
     }
-    (outcome,) = federation.loop.rounds(federation.grid, [2])
+    (outcome,) = federation.loop.rounds([2])
     assert outcome.broadcast is None
     assert torch.equal(before[FIRST], federation.loop.optimizer.kept[FIRST])
 
@@ -108,7 +108,7 @@ def test_updates_whose_squares_are_infinite_are_rejected_and_the_next_round_move
     federation.faults = {
         (client, 1): lambda a, r: replace(r, frame=shout) for client in range(federation.clients)
     }
-    first, second = federation.loop.rounds(federation.grid, [1, 2])
+    first, second = federation.loop.rounds([1, 2])
     assert first.broadcast is None and {r.stage for r in first.rejections} == {"aggregate"}
     assert (
         second.broadcast is not None and second.broadcast.base == federation.loop.broadcasts.first
@@ -124,7 +124,7 @@ def test_what_gtopk_returns_is_what_it_dropped_before_the_momentum():
         for o in ("sgd:momentum=0.9", "sgd")
     )
     for each in (federation, plain):
-        list(each.loop.rounds(each.grid, [1]))
+        list(each.loop.rounds([1]))
     assert federation.loop.dropped and federation.loop.dropped == plain.loop.dropped
 
 

@@ -57,7 +57,7 @@ def test_virtual_clients_and_real_ones_make_the_same_model(tmp_path, engine, can
         federation.members, partition("iid", federation.members[0].data, 8, 5), strict=True
     ):
         member.shard = shard
-    traffic = [o.traffic for o in federation.loop.rounds(federation.grid, range(1, 7))]
+    traffic = [o.traffic for o in federation.loop.rounds(range(1, 7))]
     assert bool(federation.loop.dropped) == (candidates > 1)
     spec = f"sketched-sgd:density=10%,candidates={candidates}"
     simulate(

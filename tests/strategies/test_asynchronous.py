@@ -7,15 +7,13 @@ import pytest
 import torch
 from cases import for_each
 from every_codec import same_bits
-from federation import Federation
+from federation import Federation, ReversedTransport, SlowTransport
 from test_counterparts import lose, made, one_each
 from test_rounds import Accounts
 
 from fedcomp.errors import SpecError
 from fedcomp.layout import Layout
 from fedcomp.messages import DENSE
-from fedcomp.server import exchange
-from fedcomp.sim.grid import FIRST_NODE
 from fedcomp.sim.stragglers import pace
 from fedcomp.strategies import Asynchronous, Average, StrategyConfig, strategy
 from fedcomp.strategies.base import Accepted
@@ -40,28 +38,7 @@ def virtual(
 
 
 def run(federation: Federation, rounds: int, first: int = 1) -> list:
-    return list(federation.loop.rounds(federation.grid, range(first, first + rounds)))
-
-
-class Slow:
-    """A Grid whose clients answer after `takes[client]` looks at it; None = never."""
-
-    def __init__(self, federation: Federation, takes: dict[int, int | None]):
-        self.pull, self.takes, self.looks, self.kept = federation.grid.pull_messages, takes, 0, []
-        federation.grid.pull_messages = self
-
-    def __call__(self, ids):
-        self.looks += 1
-        for reply in self.pull(ids):
-            takes = self.takes.get(reply.metadata.src_node_id - FIRST_NODE, 0)
-            self.kept += [] if takes is None else [(self.looks + takes, reply)]
-        due = [
-            reply
-            for when, reply in self.kept
-            if when <= self.looks and reply.metadata.reply_to_message_id in ids
-        ]
-        self.kept = [(when, reply) for when, reply in self.kept if reply not in due]
-        return due
+    return list(federation.loop.rounds(range(first, first + rounds)))
 
 
 def test_a_server_that_waits_for_all_is_the_average():
@@ -76,7 +53,7 @@ def test_a_server_that_waits_for_all_is_the_average():
 def test_a_round_is_made_by_those_who_answer_first(wait):
     federation = virtual(wait=wait)
     seconds, ready, now = pace(HALF.seed), {}, 0.0
-    for outcome in federation.loop.rounds(federation.grid, range(1, 15)):
+    for outcome in federation.loop.rounds(range(1, 15)):
         ready |= {
             c: now + seconds(outcome.round, c)
             for c in range(CLIENTS)
@@ -99,7 +76,7 @@ def test_nobody_is_asked_who_is_at_work():
 
     federation.handle = listening
     at_work: set[int] = set()
-    for outcome in federation.loop.rounds(federation.grid, range(1, 20)):
+    for outcome in federation.loop.rounds(range(1, 20)):
         assert len(asked) == len(set(asked)) and not at_work & set(asked)
         at_work = (at_work | set(asked)) - set(outcome.cohort)
         assert at_work == federation.loop.began.keys() and len(at_work) == 4
@@ -166,7 +143,7 @@ def test_every_byte_of_a_round_is_a_byte_of_a_frame(staleness):
         return reports
 
     federation.handle = listening
-    for outcome in federation.loop.rounds(federation.grid, range(1, 12)):
+    for outcome in federation.loop.rounds(range(1, 12)):
         assert outcome.traffic.downlink == down and outcome.traffic.uplink == {
             client: up[client] for client in outcome.cohort
         }
@@ -177,8 +154,7 @@ def test_every_byte_of_a_round_is_a_byte_of_a_frame(staleness):
 
 def test_the_order_in_which_the_simulation_works_does_not_matter():
     together, one_by_one = virtual(at_once=CLIENTS), virtual(at_once=1)
-    pull = one_by_one.grid.pull_messages
-    one_by_one.grid.pull_messages = lambda ids: pull(list(ids)[::-1])
+    one_by_one.use(ReversedTransport(one_by_one))
     run(together, 10), run(one_by_one, 10)
     assert same_bits(together.loop.broadcasts.weights, one_by_one.loop.broadcasts.weights)
 
@@ -201,15 +177,15 @@ def test_some_are_slow_for_good_and_everybody_now_and_then():
 
 
 @pytest.mark.parametrize("slow", [30, None])
-def test_a_slow_client_keeps_nobody_waiting_and_is_given_up_in_the_end(slow, monkeypatch):
-    monkeypatch.setattr(exchange, "POLL_S", 0)
+def test_a_slow_client_keeps_nobody_waiting_and_is_given_up_in_the_end(slow):
     federation = Federation(
         replace(HALF, participation=1.0), clients=4, strategy=told(wait=0.5, staleness=5)
     )
     accounts = Accounts(federation)
-    grid = Slow(federation, {1: slow})
+    transport = SlowTransport(federation, {1: slow})
+    federation.use(transport)
     outcomes = []
-    for outcome in federation.loop.rounds(federation.grid, range(1, 15)):
+    for outcome in federation.loop.rounds(range(1, 15)):
         accounts.take(outcome)
         outcomes.append(outcome)
     assert all(outcome.broadcast for outcome in outcomes) and all(
@@ -222,17 +198,16 @@ def test_a_slow_client_keeps_nobody_waiting_and_is_given_up_in_the_end(slow, mon
     ]
     accounts.settle_and_check()
     if slow is None:
-        grid.takes[1] = (
+        transport.takes[1] = (
             0  # it is there again, and is asked with the news that nothing of it was taken
         )
         more = run(federation, 8, 15)
         assert any(a.client == 1 for outcome in more for a in outcome.accepted)
 
 
-def test_answers_count_in_the_order_in_which_they_come(monkeypatch):
-    monkeypatch.setattr(exchange, "POLL_S", 0)
+def test_answers_count_in_the_order_in_which_they_come():
     federation = Federation(replace(HALF, participation=1.0), clients=4, strategy=told(wait=0.25))
-    Slow(federation, {0: 9, 1: 6, 2: 3})
+    federation.use(SlowTransport(federation, {0: 9, 1: 6, 2: 3}))
     assert [o.cohort for o in run(federation, 3)][0] == [3] and federation.loop.began.keys() >= {
         0,
         1,
@@ -240,13 +215,12 @@ def test_answers_count_in_the_order_in_which_they_come(monkeypatch):
     assert all(bool(o.accepted) for o in run(federation, 12, 4))
 
 
-def test_a_client_that_lost_its_disk_gets_the_model_as_it_is_when_that_is_heard(monkeypatch):
-    monkeypatch.setattr(exchange, "POLL_S", 0)
+def test_a_client_that_lost_its_disk_gets_the_model_as_it_is_when_that_is_heard():
     federation = Federation(replace(HALF, participation=1.0), clients=4, strategy=told(wait=0.25))
     run(federation, 4)
     (lost,) = set(range(4)) - federation.loop.began.keys()
     federation.members[lost].replica.version, federation.members[lost].replica.passed = "", set()
-    Slow(federation, {lost: 2})
+    federation.use(SlowTransport(federation, {lost: 2}))
     forms = []
     handle = federation.handle
 
@@ -262,12 +236,11 @@ def test_a_client_that_lost_its_disk_gets_the_model_as_it_is_when_that_is_heard(
     assert sum(o.traffic.downlink.get(lost, 0) for o in outcomes) > 4 * federation.layout.numel
 
 
-def test_a_phase_that_takes_too_long_closes_with_those_who_have_answered(monkeypatch):
-    monkeypatch.setattr(exchange, "POLL_S", 0)
+def test_a_phase_that_takes_too_long_closes_with_those_who_have_answered():
     federation = Federation(
         replace(HALF, participation=1.0, timeout_s=0.01), clients=4, strategy=told(wait=1.0)
     )
-    Slow(federation, {0: None, 1: None})
+    federation.use(SlowTransport(federation, {0: None, 1: None}))
     (outcome,) = run(federation, 1)
     assert outcome.cohort == [2, 3] and federation.loop.began.keys() == {0, 1}
 

@@ -55,7 +55,7 @@ def test_a_phase_that_the_strategy_does_not_have_is_refused(phase):
 
 def test_a_refused_phase_changes_nothing():
     federation = Federation(StrategyConfig(participation=1.0, uplink="stc:density=10%"))
-    list(federation.loop.rounds(federation.grid, [1]))
+    list(federation.loop.rounds([1]))
     member, b = federation.members[0], federation.loop.broadcasts
     before, pending = member.memory.state_dict()["residual"].clone(), member.memory.pending
     a = Assignment(

@@ -46,7 +46,7 @@ def test_the_mean_is_that_of_clipped_updates_and_they_are_counted():
     start = federation.initial
     shout = federation.strategy.uplink.encode(torch.full((federation.layout.numel,), 1e4))
     federation.faults[2, 1] = lambda a, r: replace(r, frame=shout)
-    (outcome,) = federation.loop.rounds(federation.grid, [1])
+    (outcome,) = federation.loop.rounds([1])
     updates = torch.stack([a.update.dense() for a in outcome.accepted])
     lengths = updates.norm(dim=1, keepdim=True)
     clipped = updates * (DENSE.clip_update / lengths).clamp(max=1)
@@ -60,7 +60,7 @@ def test_the_mean_is_that_of_clipped_updates_and_they_are_counted():
 def test_weights_by_examples_and_lateness_stay_beside_it():
     federation = Federation(replace(DENSE, weights="examples"), strategy=Asynchronous)
     answers = Federation(replace(DENSE, clip_update=0.0))
-    (outcome,) = answers.loop.rounds(answers.grid, [1])
+    (outcome,) = answers.loop.rounds([1])
     strategy, into = federation.strategy, torch.zeros(federation.layout.numel)
     accepted = [
         replace(a, examples=i + 1, lateness=3 if a.client == 0 else 0)
@@ -79,10 +79,10 @@ def test_weights_by_examples_and_lateness_stay_beside_it():
 
 def test_estimates_of_a_counterpart_are_clipped_as_a_whole():
     federation = Federation(replace(DENSE, uplink="topk:density=20%", memory="ef21"))
-    for _ in federation.loop.rounds(federation.grid, range(1, 6)):
+    for _ in federation.loop.rounds(range(1, 6)):
         pass
     before = federation.loop.broadcasts.weights.clone()
-    (outcome,) = federation.loop.rounds(federation.grid, [6])
+    (outcome,) = federation.loop.rounds([6])
     assert (
         outcome.clipped
         and float((federation.loop.broadcasts.weights - before).norm()) <= DENSE.clip_update * 1.001
@@ -95,9 +95,9 @@ def test_gtopk_clips_too_and_a_run_without_a_bound_counts_nothing():
         Federation(rules, strategy=GTopK),
         Federation(replace(rules, clip_update=0.0), strategy=GTopK),
     )
-    (outcome,) = federation.loop.rounds(federation.grid, [1])
+    (outcome,) = federation.loop.rounds([1])
     assert outcome.clipped == len(outcome.accepted)
-    assert next(free.loop.rounds(free.grid, [1])).clipped == 0
+    assert next(free.loop.rounds([1])).clipped == 0
 
 
 @for_each("name", [name for name, cls in available_strategies().items() if not cls.clips])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from cases import for_each
 from every_codec import same_bits
-from federation import Federation, virtual_clients
+from federation import AlteredTransport, Federation, virtual_clients
 from torch import Tensor
 
 from fedcomp import memory
@@ -23,7 +23,6 @@ from fedcomp.errors import ConfigError
 from fedcomp.memories import Memory
 from fedcomp.memories.laq import NUMBER, THRESHOLD
 from fedcomp.messages import FAILED, UPDATE, Assignment, Report, failure, ticket
-from fedcomp.server import exchange
 from fedcomp.strategies import Average, StrategyConfig
 
 CLIENTS = 6
@@ -77,7 +76,7 @@ class Paired(Federation):
                 self.began.append((report.client, report.round))
 
     def run(self, first: int, last: int) -> list:
-        return list(self.loop.rounds(self.grid, range(first, last + 1)))
+        return list(self.loop.rounds(range(first, last + 1)))
 
     def settled(self, client: int) -> Tensor:
         """What a client's vector will be when it has heard of its last answer."""
@@ -237,20 +236,16 @@ def test_a_reply_that_is_lost_or_refused_is_rolled_back_on_both_sides(kind, name
 
 
 @one_each
-def test_a_reply_that_comes_late_or_never_is_rolled_back_on_both_sides(
-    kind, name, uplink, monkeypatch
-):
-    monkeypatch.setattr(exchange, "POLL_S", 0)
+def test_a_reply_that_comes_late_or_never_is_rolled_back_on_both_sides(kind, name, uplink):
     federation = made(kind, name, uplink, timeout_s=0.001)
-    pull, kept, pulls = federation.grid.pull_messages, [], 0
+    calls = 0
 
-    def slow(ids):
-        nonlocal pulls
-        pulls, replies = pulls + 1, list(pull(ids))
-        late, kept[:] = kept[pulls % 4 // 2 :], replies[: pulls % 2]
-        return late + replies[pulls % 2 :]
+    def lose_some(deliveries):
+        nonlocal calls
+        calls += 1
+        return deliveries[calls % 2 :]
 
-    federation.grid.pull_messages = slow
+    federation.use(AlteredTransport(federation, lose_some))
     rejected = 0
     for round in range(1, 9):
         (outcome,) = federation.run(round, round)
@@ -303,8 +298,7 @@ def test_news_that_is_lost_or_comes_twice_is_heard_once(kind, name, uplink):
 @one_each
 def test_a_reply_twice_is_taken_once(kind, name, uplink):
     once, again = made(kind, name, uplink), made(kind, name, uplink)
-    pull = again.grid.pull_messages
-    again.grid.pull_messages = lambda ids: [reply for reply in pull(ids) for _ in range(2)]
+    again.use(AlteredTransport(again, lambda deliveries: [d for d in deliveries for _ in range(2)]))
     once.run(1, 4), again.run(1, 4)
     assert (
         same_bits(once.loop.broadcasts.weights, again.loop.broadcasts.weights) and again.in_step()
@@ -317,7 +311,7 @@ def test_a_server_that_goes_back_before_the_news_was_heard_needs_nobody_to_begin
 ):
     federation = made(kind, name, uplink)
     federation.run(1, 5)
-    kept = copy.deepcopy(federation.loop)
+    kept = federation.copy_of_loop()
     federation.run(6, 6)
     federation.loop = kept
     for round in range(7, 10):
@@ -331,7 +325,7 @@ def test_a_server_that_goes_back_further_begins_anew_with_those_who_went_on(kind
     federation = made(kind, name, uplink, participation=1.0)
     federation.faults = {(0, round): lose for round in (6, 7, 8)}  # client 0 did not go on
     federation.run(1, 5)
-    kept = copy.deepcopy(federation.loop)
+    kept = federation.copy_of_loop()
     before = {client: federation.settled(client) for client in range(CLIENTS)}
     federation.run(6, 8)
     ahead = {
@@ -385,16 +379,16 @@ def test_any_mixture_of_mishaps_leaves_both_sides_in_step(kind, name, uplink):
     federation.faults = {at: [keep, keep, keep, *FAULTS][drawn.integers(8)] for at in EVERYBODY}
     federation.deaf = {at for at in EVERYBODY if drawn.random() < 0.1}
     federation.twice = {at for at in EVERYBODY if drawn.random() < 0.1}
-    kept = copy.deepcopy(federation.loop)
+    kept = federation.copy_of_loop()
     for round in range(1, 21):
         federation.run(round, round)
         mishap = drawn.random()
         if mishap < 0.1:
             federation.lose_disk(int(drawn.integers(CLIENTS)))
         elif mishap < 0.2:
-            federation.loop = copy.deepcopy(kept)
+            federation.loop = federation.copy_of_loop(kept)
         elif mishap < 0.4:
-            kept = copy.deepcopy(federation.loop)
+            kept = federation.copy_of_loop()
     assert federation.answers > 20
     assert bool(federation.loop.broadcasts.weights.isfinite().all())
 
@@ -404,11 +398,11 @@ def test_any_mixture_of_mishaps_leaves_both_sides_in_step(kind, name, uplink):
 
 def test_a_client_without_a_counterpart_goes_on_with_what_it_has():
     federation = Federation(replace(HALF, participation=1.0))
-    list(federation.loop.rounds(federation.grid, range(1, 3)))
-    kept = copy.deepcopy(federation.loop)
-    list(federation.loop.rounds(federation.grid, range(3, 5)))
+    list(federation.loop.rounds(range(1, 3)))
+    kept = federation.copy_of_loop()
+    list(federation.loop.rounds(range(3, 5)))
     federation.loop = kept
-    (outcome,) = federation.loop.rounds(federation.grid, [5])
+    (outcome,) = federation.loop.rounds([5])
     assert len(outcome.accepted) == CLIENTS and not any(a.fresh for a in outcome.accepted)
 
 
@@ -466,7 +460,7 @@ def test_with_a_codec_that_loses_nothing_all_of_them_are_the_plain_mean(name):
     plain = Federation(
         replace(HALF, uplink="identity", participation=1.0, memory="none"), clients=CLIENTS
     )
-    paired.run(1, 5), list(plain.loop.rounds(plain.grid, range(1, 6)))
+    paired.run(1, 5), list(plain.loop.rounds(range(1, 6)))
     torch.testing.assert_close(
         paired.loop.broadcasts.weights, plain.loop.broadcasts.weights, rtol=1e-4, atol=1e-6
     )

@@ -88,7 +88,7 @@ def test_absent_voters_and_frames_that_are_none_count_by_the_rule(options, bad, 
         f.faults[(client, 1)] = lambda a, r: replace(
             r, kind="failed", frame=b"", stage="train", reason="no memory left"
         )
-    (outcome,), (whole,) = f.loop.rounds(f.grid, [1]), honest.loop.rounds(honest.grid, [1])
+    (outcome,), (whole,) = f.loop.rounds([1]), honest.loop.rounds([1])
     assert (outcome.broadcast is not None) == closes == (len(outcome.accepted) > 0)
     assert len(outcome.accepted) + len(outcome.rejections) == 5
     if closes:
@@ -106,7 +106,7 @@ def test_a_failed_round_is_skipped_and_the_next_one_goes_on():
     f.faults[(2, 2)] = lambda a, r: replace(
         r, kind="failed", frame=b"", stage="train", reason="no memory left"
     )
-    outcomes = list(f.loop.rounds(f.grid, range(1, 5)))
+    outcomes = list(f.loop.rounds(range(1, 5)))
     assert [outcome.broadcast is not None for outcome in outcomes] == [True, False, True, True]
     assert "1 are absent and 0 proven to lie" in outcomes[1].rejections[0].reason
     assert outcomes[1].suspicion.keys() == outcomes[0].suspicion.keys()
@@ -119,7 +119,7 @@ def test_a_round_in_which_nobody_votes_is_told():
         f.faults[(client, 1)] = lambda a, r: replace(
             r, kind="failed", frame=b"", stage="train", reason="no memory left"
         )
-    first, second = f.loop.rounds(f.grid, [1, 2])
+    first, second = f.loop.rounds([1, 2])
     assert (
         first.broadcast is None
         and second.broadcast is not None
@@ -213,9 +213,9 @@ def test_a_round_is_left_out_while_too_few_can_be_reached(options):
     said: list[str] = []
     f = federation(f"election:byzantine=2,{options}", settings={"warn": said.append})
     f.clients = 3
-    (first,) = f.loop.rounds(f.grid, [1])
+    (first,) = f.loop.rounds([1])
     f.clients = 5
-    (second,) = f.loop.rounds(f.grid, [2])
+    (second,) = f.loop.rounds([2])
     assert (
         (first.cohort, first.broadcast) == ([], None) and "left out" in said[0] and len(said) == 1
     )
@@ -238,7 +238,7 @@ def test_ballots_are_passed_to_those_who_count_them_alone():
         return handle(assignments)
 
     f.handle = listen
-    (outcome,) = f.loop.rounds(f.grid, [1])
+    (outcome,) = f.loop.rounds([1])
     assert outcome.broadcast is not None
     for client in range(5):
         row = f.strategy.row(client)
@@ -259,7 +259,7 @@ def test_ballots_are_passed_to_those_who_count_them_alone():
 def test_an_empty_ballot_is_a_missing_one_and_turns_its_sender_down():
     f = federation("election:byzantine=2,form=ballots")
     f.faults[(1, 1)] = lambda a, r: replace(r, frame=b"", ticket="") if a.phase == BALLOTS else r
-    (outcome,) = f.loop.rounds(f.grid, [1])
+    (outcome,) = f.loop.rounds([1])
     assert len(outcome.accepted) == 4 and outcome.broadcast is not None
     assert [(r.client, "empty" in r.reason) for r in outcome.rejections] == [(1, True)]
 

@@ -50,7 +50,7 @@ class Recorded(Federation):
         return reports
 
     def run(self, rounds: int, first: int = 1) -> list:
-        return list(self.loop.rounds(self.grid, range(first, first + rounds)))
+        return list(self.loop.rounds(range(first, first + rounds)))
 
     @property
     def moved(self) -> np.ndarray:

@@ -3,13 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from federation import Federation
-from test_asynchronous import HALF, Slow, run, told, virtual
+from federation import Federation, SlowTransport
+from test_asynchronous import HALF, run, told, virtual
 from test_broadcasts import advance, broadcasts
 
 from fedcomp.server import broadcasts as made
 from fedcomp.server import clock as clocks
-from fedcomp.server import exchange
 
 
 class Clock:
@@ -119,10 +118,9 @@ def test_what_comes_in_a_later_round_is_that_late():
     assert len(late) > 1
 
 
-def test_where_time_is_real_an_answer_that_waits_its_turn_keeps_its_seconds(monkeypatch):
-    monkeypatch.setattr(exchange, "POLL_S", 0.001)
+def test_where_time_is_real_an_answer_that_waits_its_turn_keeps_its_seconds():
     federation = Federation(HALF, clients=4, strategy=told(wait=0.5))
-    Slow(federation, {0: 3, 1: 0, 2: 5, 3: 2})
+    federation.use(SlowTransport(federation, {0: 3, 1: 0, 2: 5, 3: 2}))
     for outcome in run(federation, 6):
         assert outcome.traffic.seconds.keys() == set(outcome.cohort)
         assert all(seconds >= 0 for seconds in outcome.traffic.seconds.values())

@@ -34,7 +34,7 @@ def lose(a, r):
 @for_each("uplink", UPLINKS)
 def test_the_model_moves_by_the_k_largest_of_the_mean(uplink):
     f = federation(uplink=uplink)
-    for outcome in f.loop.rounds(f.grid, (1, 2)):
+    for outcome in f.loop.rounds((1, 2)):
         mean = torch.stack([a.update.dense() for a in outcome.accepted]).mean(0)
         step = f.strategy.downlink.decode(outcome.broadcast.frame, numel=mean.numel())
         spans = [e.span for e in f.layout] if "@" in uplink else [slice(0, mean.numel())]
@@ -51,7 +51,7 @@ def test_the_model_moves_by_the_k_largest_of_the_mean(uplink):
 @for_each("uplink", UPLINKS)
 def test_what_was_dropped_comes_back_to_the_last_bit(uplink):
     f = federation(uplink=uplink)
-    for outcome in f.loop.rounds(f.grid, (1, 2)):
+    for outcome in f.loop.rounds((1, 2)):
         kept = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel) != 0
         for a in outcome.accepted:
             sent, back = a.update.dense(), f.loop.dropped.get(a.client)
@@ -84,7 +84,7 @@ def test_over_the_whole_federation_nothing_is_lost(uplink, downlink):
     for client in range(6):
         f.faults[client, 3] = f.faults[client, 5 + client] = lose
     where, lost = state(f), 0
-    for outcome in f.loop.rounds(f.grid, range(1, 11)):
+    for outcome in f.loop.rounds(range(1, 11)):
         applied += len(outcome.accepted) * (state(f) - where)  # a mean of so many
         where, lost = state(f), lost + len(outcome.rejections)
     assert lost > 3 and f.loop.dropped
@@ -114,7 +114,7 @@ def test_bytes_that_return_are_counted_once_and_sent_until_they_were_heard():
 
     f.handle = listening
     f.faults[2, 3] = lose
-    for outcome in f.loop.rounds(f.grid, range(1, 6)):
+    for outcome in f.loop.rounds(range(1, 6)):
         for client, size in outcome.traffic.downlink.items():
             a = sent[outcome.round, client]
             assert size == sum(map(len, a.frames)) + len(a.returned)
@@ -126,7 +126,7 @@ def test_bytes_that_return_are_counted_once_and_sent_until_they_were_heard():
 
 def test_a_client_that_lost_its_model_is_not_sent_twice_what_returns():
     f, sent = federation(downlink="stc:density=10%"), []
-    list(f.loop.rounds(f.grid, (1,)))
+    list(f.loop.rounds((1,)))
     client = next(iter(f.loop.dropped))
     lost = f.members[client].replica
     lost.version, lost.passed = "", set()
@@ -134,7 +134,7 @@ def test_a_client_that_lost_its_model_is_not_sent_twice_what_returns():
     f.handle = lambda assignments: (
         sent.extend(a for a in assignments if a.client == client) or handle(assignments)
     )
-    (outcome,) = f.loop.rounds(f.grid, (2,))
+    (outcome,) = f.loop.rounds((2,))
     assert not outcome.rejections and [bool(a.returned) for a in sent] == [True, False]
     assert outcome.traffic.downlink[client] == sum(
         sum(map(len, a.frames)) + len(a.returned) for a in sent
@@ -143,15 +143,15 @@ def test_a_client_that_lost_its_model_is_not_sent_twice_what_returns():
 
 def test_a_frame_that_returns_damaged_fails_the_client_and_loses_nothing():
     f = federation()
-    list(f.loop.rounds(f.grid, (1,)))
+    list(f.loop.rounds((1,)))
     client = next(iter(f.loop.dropped))
     whole, waiting = f.loop.dropped[client], f.members[client].memory.pending
     f.loop.dropped[client] = whole[:-1]
-    (outcome,) = f.loop.rounds(f.grid, (2,))
+    (outcome,) = f.loop.rounds((2,))
     assert [(r.client, r.stage) for r in outcome.rejections] == [(client, "download")]
     assert f.members[client].memory.pending == waiting
     f.loop.dropped[client] = whole
-    (outcome,) = f.loop.rounds(f.grid, (3,))
+    (outcome,) = f.loop.rounds((3,))
     assert not outcome.rejections and f.members[client].memory.pending != waiting
 
 
@@ -159,7 +159,7 @@ def test_a_schedule_that_makes_frames_denser_makes_the_step_denser():
     f = federation(uplink="topk:density=1/42", density_warmup=2)
     steps = [
         np.count_nonzero(codec("identity").decode(o.broadcast.frame, numel=42))
-        for o in f.loop.rounds(f.grid, (1, 2, 3))
+        for o in f.loop.rounds((1, 2, 3))
     ]
     assert steps[0] == 11 and steps[0] > steps[1] > steps[2] == 1
 

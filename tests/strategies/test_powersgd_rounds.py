@@ -64,7 +64,7 @@ class Recorded(Federation):
         ]
 
     def run(self, rounds: int, first: int = 1) -> list:
-        return list(self.loop.rounds(self.grid, range(first, first + rounds)))
+        return list(self.loop.rounds(range(first, first + rounds)))
 
     def own_part(self, answer) -> torch.Tensor:
         return self.strategy.split.update(self.strategy.basis, answer.update.values).dense()
@@ -192,7 +192,7 @@ def test_nothing_is_lost_when_a_reply_is_lost_in_either_phase(phase):
     }
     accepted = [torch.zeros(federation.layout.numel) for _ in federation.members]
     lost = 0
-    for outcome in federation.loop.rounds(federation.grid, range(1, 9)):
+    for outcome in federation.loop.rounds(range(1, 9)):
         lost += len(outcome.rejections)
         for answer in outcome.accepted:
             accepted[answer.client] += federation.own_part(answer)
@@ -214,7 +214,7 @@ def test_a_client_lost_between_the_phases_does_not_move_the_model():
     federation.run(1, 2)
     assert 2 in federation.loop.tickets
     accepted = torch.zeros(federation.layout.numel)
-    for answer in [a for a in federation.loop.rounds(federation.grid, [3])][0].accepted:
+    for answer in [a for a in federation.loop.rounds([3])][0].accepted:
         accepted = accepted if answer.client != 2 else federation.own_part(answer)
     assert accepted.any()
 

@@ -99,11 +99,11 @@ def test_neighbours_to_mix_with_and_updates_to_keep_need_clients_as_well():
 def test_a_round_in_which_too_few_were_accepted_moves_nothing_and_loses_nothing(name):
     least = 2 + LEAST[name] - 1
     f = federation(name, clients=least)
-    (first,) = f.loop.rounds(f.grid, (1,))
+    (first,) = f.loop.rounds((1,))
     assert first.broadcast is not None and not first.rejections
     f.faults[0, 2] = lose
     version, tickets = f.loop.broadcasts.version, dict(f.loop.tickets)
-    (second,) = f.loop.rounds(f.grid, (2,))
+    (second,) = f.loop.rounds((2,))
     assert second.broadcast is None and not second.accepted and f.loop.broadcasts.version == version
     assert f.loop.tickets == tickets
     assert [r.stage for r in second.rejections] == ["link"] + ["aggregate"] * (least - 1)
@@ -113,7 +113,7 @@ def test_a_round_in_which_too_few_were_accepted_moves_nothing_and_loses_nothing(
             == f"strategy '{name}' needs {least} clients in a round for liars=1; {least - 1} could be used"
         )
     waiting = {i: member.memory.pending for i, member in enumerate(f.members)}
-    (third,) = f.loop.rounds(f.grid, (3,))
+    (third,) = f.loop.rounds((3,))
     assert third.broadcast is not None and len(third.accepted) == least
     for client, frame in waiting.items():
         assert frame is not None and f.loop.tickets[client] != tickets[client]
@@ -130,7 +130,7 @@ def test_over_rounds_that_fail_residuals_keep_what_was_not_taken(name):
     for client, member in enumerate(f.members):
         sum_updates(member, inputs[client])
     f.faults[0, 2] = f.faults[1, 4] = f.faults[1, 5] = lose
-    outcomes = list(f.loop.rounds(f.grid, range(1, 8)))
+    outcomes = list(f.loop.rounds(range(1, 8)))
     assert [o.broadcast is None for o in outcomes] == [False, True, False, True, True, False, False]
     for outcome in outcomes:
         for a in outcome.accepted:
@@ -246,9 +246,7 @@ def test_a_liar_moves_the_mean_where_it_likes_and_a_rule_hardly(name):
     for round in range(1, 6):
         lied.faults[5, round] = scaled(-1e3)
     for f in (lied, honest):
-        assert all(
-            not o.rejections and len(o.accepted) == 6 for o in f.loop.rounds(f.grid, range(1, 6))
-        )
+        assert all(not o.rejections and len(o.accepted) == 6 for o in f.loop.rounds(range(1, 6)))
     way, off = (
         honest.loop.broadcasts.weights - w for w in (honest.initial, lied.loop.broadcasts.weights)
     )
@@ -268,7 +266,7 @@ def test_a_liar_moves_the_mean_where_it_likes_and_a_rule_hardly(name):
 )
 def test_estimates_of_memories_with_a_counterpart_are_read_like_updates(name, memory, uplink):
     f = federation(name, memory=memory, uplink=uplink)
-    outcomes = list(f.loop.rounds(f.grid, range(1, 4)))
+    outcomes = list(f.loop.rounds(range(1, 4)))
     assert all(o.broadcast is not None and not o.rejections for o in outcomes)
     assert f.loop.broadcasts.weights.isfinite().all()
 
@@ -276,7 +274,7 @@ def test_estimates_of_memories_with_a_counterpart_are_read_like_updates(name, me
 @for_each("name, uplink", [*zip(NAMES, ANY_CODEC, strict=True)])
 def test_frames_of_any_codec_are_read(name, uplink):
     f = federation(name, memory="none", uplink=uplink)
-    (outcome,) = f.loop.rounds(f.grid, (1,))
+    (outcome,) = f.loop.rounds((1,))
     assert outcome.broadcast is not None and not outcome.rejections
     x = np.stack([a.update.dense().numpy() for a in outcome.accepted])
     step = f.loop.broadcasts.weights - f.initial

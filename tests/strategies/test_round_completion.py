@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from cases import for_each
-from federation import Federation, sum_updates
+from federation import AlteredTransport, Federation, sum_updates
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +15,7 @@ from fedcomp.errors import ConfigError
 from fedcomp.layout import Layout
 from fedcomp.server.clock import Clock
 from fedcomp.server.results import strategy_of
+from fedcomp.server.transport import Delivery
 from fedcomp.sim import simulate
 from fedcomp.strategies import Average, StrategyConfig, resolved
 from fedcomp.strategies.powersgd import PowerSGD
@@ -26,6 +27,7 @@ from fedcomp.strategies.round_completion import (
     least,
 )
 from fedcomp.strategies.sketched_sgd import SketchedSGD
+from fedcomp.transports.inprocess import InProcessTransport
 
 ALL = StrategyConfig(
     participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%", seed=3
@@ -86,7 +88,7 @@ def test_without_a_deadline_nobody_is_too_late():
 def test_a_quorum_closes_a_round_and_the_others_are_named(strategy, rules):
     federation = Federation(replace(rules, quorum=0.5), at_once=1, strategy=strategy)
     before = federation.loop.broadcasts.version
-    for outcome in federation.loop.rounds(federation.grid, range(1, 6)):
+    for outcome in federation.loop.rounds(range(1, 6)):
         assert {a.client for a in outcome.accepted}.isdisjoint(r.client for r in outcome.rejections)
         assert len(outcome.accepted) + len(outcome.rejections) == len(outcome.cohort) == 6
         assert len(outcome.accepted) == (
@@ -96,35 +98,32 @@ def test_a_quorum_closes_a_round_and_the_others_are_named(strategy, rules):
         assert outcome.broadcast is not None and federation.loop.broadcasts.version != before
 
 
-def late(federation):
-    """Replies of client 0 in odd rounds come in the round after, when nobody waits for them any more."""
-    pull, kept = federation.grid.pull_messages, []
-
-    def pulled(ids):
-        ready = [reply for reply in kept if reply.metadata.reply_to_message_id not in ids]
-        kept[:] = [reply for reply in kept if reply not in ready]
-        for reply in pull(ids):
-            odd = int(reply.metadata.group_id) % 2
-            (
-                kept
-                if odd and federation.grid.get_node_ids()[0] == reply.metadata.src_node_id
-                else ready
-            ).append(reply)
-        return ready
-
-    federation.grid.pull_messages = pulled
-
-
-class Resting(Clock):
-    """Time passes while there is nothing to do, and only then."""
+class StoppedClock(Clock):
+    """Time stands still unless it is moved."""
 
     now_s = 0.0
 
     def now(self) -> float:
         return self.now_s
 
-    def rest(self, seconds: float) -> None:
-        self.now_s += seconds
+
+class PatientTransport(AlteredTransport):
+    """Time passes only while nothing arrives."""
+
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self.clock = StoppedClock()
+
+    def receive(self, timeout_s: float) -> list[Delivery]:
+        arrived = super().receive(timeout_s)
+        if not arrived:
+            self.clock.now_s += timeout_s
+        return arrived
+
+
+def late(deliveries):
+    """Drop the answers of client 0 in odd rounds, which arrive after they were cancelled."""
+    return [d for d in deliveries if d.client != 0 or d.answer.round % 2 == 0]
 
 
 @for_each("quorum", [5 / 6, 1.0])
@@ -132,12 +131,11 @@ def test_what_came_late_goes_back_into_its_senders_residual(quorum):
     federation = Federation(
         replace(ALL, quorum=quorum, timeout_s=1.0 if quorum == 1 else None), at_once=6
     )
-    federation.loop.clock = Resting()
-    late(federation)
+    federation.use(PatientTransport(federation, late))
     inputs, accepted = torch.zeros(2, federation.layout.numel)
     own = federation.members[0]
     sum_updates(own, inputs)
-    outcomes = list(federation.loop.rounds(federation.grid, range(1, 7)))
+    outcomes = list(federation.loop.rounds(range(1, 7)))
     assert [[r.client for r in o.rejections] for o in outcomes] == [[0], [], [0], [], [0], []]
     for outcome in outcomes:
         for answer in outcome.accepted:
@@ -151,15 +149,15 @@ def test_what_came_late_goes_back_into_its_senders_residual(quorum):
 
 def test_a_deadline_that_passes_with_nobody_leaves_the_model_and_says_why():
     federation = Federation(replace(ALL, timeout_s=0.01))
-    federation.loop.clock = Resting()
-    federation.grid.pull_messages, pull = lambda ids: [], federation.grid.pull_messages
-    first = next(federation.loop.rounds(federation.grid, [1]))
+    federation.use(PatientTransport(federation, lambda deliveries: []))
+    first = next(federation.loop.rounds([1]))
     assert first.broadcast is None and not first.accepted and first.train_loss is None
     assert [(r.client, r.stage, r.reason) for r in first.rejections] == [
         (client, DEADLINE, "no reply within 0.01 s (--deadline)") for client in range(6)
     ]
-    federation.grid.pull_messages, federation.loop.config = pull, ALL
-    second = next(federation.loop.rounds(federation.grid, [2]))
+    federation.use(InProcessTransport(federation))
+    federation.loop.config = ALL
+    second = next(federation.loop.rounds([2]))
     assert len(second.accepted) == 6 and second.broadcast.base == federation.loop.broadcasts.first
 
 

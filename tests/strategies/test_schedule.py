@@ -196,7 +196,7 @@ def test_clients_do_as_they_are_told():
         StrategyConfig(participation=1.0, uplink="topk:density=1/50", density_warmup=2, lr_warmup=2)
     )
     n, sent = federation.layout.numel, []
-    for outcome in federation.loop.rounds(federation.grid, (1, 2, 3)):
+    for outcome in federation.loop.rounds((1, 2, 3)):
         sent.append({a.update.nonzeros for a in outcome.accepted})
     assert sent == [
         {at_density(codec("topk"), d).count(n)} for d in (0.25, (0.25 / 50) ** 0.5, 1 / 50)

@@ -1,6 +1,5 @@
 """Sketched SGD in two exchanges: the k largest of the mean, exactly; every byte counted, and nothing lost wherever a client is."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -93,7 +92,7 @@ class Recorded(Federation):
 
     def run(self, rounds: int, first: int = 1) -> list:
         outcomes = []
-        for outcome in self.loop.rounds(self.grid, range(first, first + rounds)):
+        for outcome in self.loop.rounds(range(first, first + rounds)):
             outcomes.append(outcome)
             self.refused += len(outcome.rejections)
             for answer in outcome.accepted:
@@ -360,7 +359,7 @@ def test_news_is_told_again_until_it_was_heard():
 def test_a_server_that_goes_back_before_the_news_was_heard_takes_nothing_twice():
     federation = Recorded(replace(RULES, participation=0.5))
     federation.run(5)
-    kept, accepted = copy.deepcopy(federation.loop), federation.accepted.clone()
+    kept, accepted = federation.copy_of_loop(), federation.accepted.clone()
     federation.run(1, 6)
     assert not torch.equal(federation.accepted, accepted)
     federation.loop, federation.accepted = kept, accepted
@@ -372,7 +371,7 @@ def test_a_server_that_goes_back_before_the_news_was_heard_takes_nothing_twice()
 def test_a_server_that_goes_back_further_goes_on_with_clients_as_they_are():
     federation = Recorded()
     federation.run(2)
-    kept = copy.deepcopy(federation.loop)
+    kept = federation.copy_of_loop()
     federation.run(3, 3)
     federation.loop = kept
     outcomes = federation.run(3, 6)
@@ -450,12 +449,12 @@ def test_whatever_happens_nothing_is_lost(seed):
             for phase in (SKETCH, VALUES)
             if drawn.random() < 0.1
         }
-    kept, accepted = copy.deepcopy(federation.loop), federation.accepted.clone()
+    kept, accepted = federation.copy_of_loop(), federation.accepted.clone()
     for round in range(1, 13):
         federation.run(1, round)
         if drawn.random() < 0.2:  # to where it was a round ago, which no client has heard of
             federation.loop, federation.accepted = kept, accepted
-        kept, accepted = copy.deepcopy(federation.loop), federation.accepted.clone()
+        kept, accepted = federation.copy_of_loop(), federation.accepted.clone()
     assert federation.refused
     federation.check()
 

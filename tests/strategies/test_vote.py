@@ -40,7 +40,7 @@ def signs(outcome) -> torch.Tensor:
 
 def test_the_model_moves_by_lr_towards_the_majority():
     f = federation()
-    for outcome in f.loop.rounds(f.grid, range(1, 6)):
+    for outcome in f.loop.rounds(range(1, 6)):
         step = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel)
         torch.testing.assert_close(step, 0.02 * signs(outcome).sum(0).sign(), rtol=1e-6, atol=0)
 
@@ -48,7 +48,7 @@ def test_the_model_moves_by_lr_towards_the_majority():
 def test_a_tie_is_the_coin_that_all_can_toss():
     f = federation(clients=4)
     ties = 0
-    for outcome in f.loop.rounds(f.grid, range(1, 4)):
+    for outcome in f.loop.rounds(range(1, 4)):
         step = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel)
         tie = signs(outcome).sum(0) == 0
         coins = votes.coins(seeds.key(3, "tie", outcome.round), f.layout.numel)
@@ -61,7 +61,7 @@ def test_a_tie_is_the_coin_that_all_can_toss():
 @for_each("momentum", [0.5, 0.9])
 def test_momentum_of_the_server_is_that_of_the_majority(momentum):
     f, m = federation(momentum=momentum), torch.zeros(42)
-    for outcome in f.loop.rounds(f.grid, range(1, 7)):
+    for outcome in f.loop.rounds(range(1, 7)):
         m = (m * momentum).add_(signs(outcome).sum(0).sign(), alpha=1 - momentum)
         step = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel)
         sure = m.abs() > 1e-6
@@ -72,7 +72,7 @@ def test_the_step_warms_up_with_the_learning_rate():
     f = federation(lr_warmup=4)
     steps = [
         f.strategy.downlink.decode(o.broadcast.frame, numel=42).abs().mean().item()
-        for o in f.loop.rounds(f.grid, range(1, 6))
+        for o in f.loop.rounds(range(1, 6))
     ]
     assert steps == pytest.approx([0.005, 0.01, 0.015, 0.02, 0.02])
 
@@ -81,7 +81,7 @@ def test_weight_decay_is_part_of_the_step_after_the_vote():
     """Algorithm 1 of Bernstein et al. 2019, on the server and, bit for bit, on clients that were away."""
     f = federation(weight_decay=0.5, participation=0.4)
     weights, factor = f.initial.clone(), decay_of(1 - 0.02 * 0.5)
-    for outcome in f.loop.rounds(f.grid, range(1, 9)):
+    for outcome in f.loop.rounds(range(1, 9)):
         voted = signs(outcome).sum(0)
         before, weights = weights, f.loop.broadcasts.weights.clone()
         step = weights - before * factor
@@ -102,7 +102,7 @@ def decay_of(factor: float) -> float:
 
 def test_up_and_down_one_bit_a_parameter():
     f = federation()
-    (outcome,) = f.loop.rounds(f.grid, [1])
+    (outcome,) = f.loop.rounds([1])
     bits = math.ceil(f.layout.numel / 8)
     assert all(bits < size <= bits + 24 for size in outcome.traffic.uplink.values())
     assert bits < len(outcome.broadcast.frame) <= bits + 24
@@ -111,14 +111,14 @@ def test_up_and_down_one_bit_a_parameter():
 def test_who_did_not_answer_has_no_vote():
     f = federation()
     f.faults[(2, 1)] = lambda a, r: replace(r, frame=r.frame[:-1])
-    (outcome,) = f.loop.rounds(f.grid, [1])
+    (outcome,) = f.loop.rounds([1])
     assert [r.client for r in outcome.rejections] == [2] and len(outcome.accepted) == 4
     assert 2 not in outcome.suspicion
 
 
 def test_error_feedback_votes_with_what_was_not_heard():
     f = federation(uplink="efsign", memory="residual")
-    for outcome in f.loop.rounds(f.grid, range(1, 4)):
+    for outcome in f.loop.rounds(range(1, 4)):
         step = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel)
         assert torch.equal(step.sign(), signs(outcome).sign().sum(0).sign())
 
@@ -126,7 +126,7 @@ def test_error_feedback_votes_with_what_was_not_heard():
 def test_an_update_of_zeros_votes_by_coins_of_its_own():
     f = federation(uplink="efsign")
     f.members[0].sgd = replace(f.members[0].sgd, lr=1e-44)  # too small to change a weight
-    (outcome,) = f.loop.rounds(f.grid, [1])
+    (outcome,) = f.loop.rounds([1])
     step = f.strategy.downlink.decode(outcome.broadcast.frame, numel=f.layout.numel)
     assert len(outcome.accepted) == 5 and 0 < (step > 0).sum() < f.layout.numel
 
@@ -152,7 +152,7 @@ def test_a_downlink_that_loses_a_part_is_taken_with_a_memory_for_it():
 def test_a_step_out_of_the_range_of_numbers_is_not_made():
     """Two such steps fit into it, and not three: the model stays where the second led, finite."""
     f = federation(lr=1.6e38)
-    outcomes = list(f.loop.rounds(f.grid, [1, 2, 3]))
+    outcomes = list(f.loop.rounds([1, 2, 3]))
     assert outcomes[0].broadcast is not None and outcomes[-1].broadcast is None
     assert outcomes[-1].rejections and torch.isfinite(f.loop.broadcasts.weights).all()
 

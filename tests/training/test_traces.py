@@ -145,7 +145,7 @@ def test_momentum_is_zero_where_the_update_arrived_and_nowhere_else():
     for member in f.members:
         member.sgd = replace(member.sgd, momentum=0.9, keep_momentum=True)
     f.faults[4, 1] = lambda a, r: replace(r, kind="failed", frame=b"", stage="link", reason="lost")
-    (outcome,) = f.loop.rounds(f.grid, (1,))
+    (outcome,) = f.loop.rounds((1,))
     for client, member in enumerate(f.members):
         before, sent = member.momentum.clone(), member.memory.sent
         assert bool(before.any()) and sent.size == 4
@@ -158,7 +158,7 @@ def test_what_was_dropped_keeps_its_momentum():
     f = Federation(RULES, strategy=GTopK)
     for member in f.members:
         member.sgd = replace(member.sgd, momentum=0.9, keep_momentum=True)
-    list(f.loop.rounds(f.grid, (1,)))
+    list(f.loop.rounds((1,)))
     client, returned = next(iter(f.loop.dropped.items()))
     member = f.members[client]
     before, sent = member.momentum.clone(), set(member.memory.sent.tolist())
@@ -173,11 +173,11 @@ def test_a_failure_leaves_the_momentum_as_it_was():
     f = Federation(RULES, strategy=Average)
     member = f.members[0]
     member.sgd = replace(member.sgd, momentum=0.9, keep_momentum=True)
-    list(f.loop.rounds(f.grid, (1,)))
+    list(f.loop.rounds((1,)))
     before, sgd = member.momentum.clone(), member.sgd
     sent = member.memory.sent
     member.sgd = replace(sgd, lr=1e38)
-    (outcome,) = f.loop.rounds(f.grid, (2,))
+    (outcome,) = f.loop.rounds((2,))
     assert [(r.client, r.stage) for r in outcome.rejections] == [(0, "encode")]
     assert torch.equal(member.momentum, before.index_fill(0, torch.from_numpy(sent), 0))
 

@@ -10,7 +10,6 @@ from flower_grid import AppGrid
 from flwr.app import MetricRecord
 
 from fedcomp.errors import ConfigError
-from fedcomp.sim.grid import FIRST_NODE, by_index
 from fedcomp.strategies import StrategyConfig, strategy
 from fedcomp.transports.flower import FlowerStrategy, client_app
 
@@ -29,16 +28,25 @@ def federation(text: str) -> Federation:
     return Federation(CASES[text], strategy=lambda *args: strategy(text, *args))
 
 
+def by_partition(grid: AppGrid) -> dict[int, int]:
+    return dict(grid.nodes)
+
+
+def grid_of(flowers: Federation) -> AppGrid:
+    """Return a grid whose nodes are ClientApps around a federation's clients."""
+    return AppGrid(lambda: client_app(flowers), nodes=6)
+
+
 def flower_strategy(text: str, **changes) -> FlowerStrategy:
-    return FlowerStrategy(text, replace(CASES[text], **changes), roster=by_index)
+    return FlowerStrategy(text, replace(CASES[text], **changes), roster=by_partition)
 
 
 @for_each("text", CASES)
 def test_start_runs_the_rounds_of_the_loop(text):
     mine, flowers = federation(text), federation(text)
-    list(mine.loop.rounds(mine.grid, range(1, 4)))
+    list(mine.loop.rounds(range(1, 4)))
     result = flower_strategy(text).start(
-        flowers.grid,
+        grid_of(flowers),
         flowers.arrays(),
         num_rounds=3,
         evaluate_fn=lambda round, arrays: MetricRecord({"round": round}),
@@ -52,44 +60,46 @@ def test_start_runs_the_rounds_of_the_loop(text):
     assert result.train_metrics_clientapp[2]["accepted"] == 6
 
 
-def test_client_apps_answer_as_sessions_do():
-    mine, flowers = federation("average"), federation("average")
-    list(mine.loop.rounds(mine.grid, range(1, 3)))
-    grid = AppGrid(lambda: client_app(flowers), nodes=6)
-    adapter = FlowerStrategy("average", CASES["average"], roster=lambda grid: dict(grid.nodes))
-    adapter.start(grid, flowers.arrays(), num_rounds=2)
-    assert torch.equal(adapter.loop.model, mine.loop.model)
-
-
 def test_start_knows_the_last_round():
     flowers, adapter = federation("average"), flower_strategy("average", lr_schedule="cosine")
-    adapter.start(flowers.grid, flowers.arrays(), num_rounds=2)
+    adapter.start(grid_of(flowers), flowers.arrays(), num_rounds=2)
     assert adapter.loop.strategy.schedule.rate(2) == 0.5
 
 
 def test_a_phase_ends_after_the_timeout_of_start():
     flowers = federation("average")
-    pull = flowers.grid.pull_messages
-    flowers.grid.pull_messages = lambda ids: [
-        reply for reply in pull(ids) if reply.metadata.src_node_id != FIRST_NODE
-    ]
-    result = flower_strategy("average").start(
-        flowers.grid, flowers.arrays(), num_rounds=1, timeout=0.2
-    )
+    grid = grid_of(flowers)
+    grid.faults["train", 0] = lambda reply: None
+    result = flower_strategy("average").start(grid, flowers.arrays(), num_rounds=1, timeout=0.2)
     metrics = result.train_metrics_clientapp[1]
     assert (metrics["accepted"], metrics["rejected"]) == (5, 1)
 
 
+def test_a_reply_that_is_no_message_of_ours_is_rejected():
+    flowers = federation("average")
+    grid = grid_of(flowers)
+
+    def garble(reply):
+        reply.content["fedcomp"]["fedcomp"] = reply.content["fedcomp"]["fedcomp"][:-1]
+        return reply
+
+    grid.faults["train", 0] = garble
+    adapter = flower_strategy("average")
+    (outcome,) = adapter.initialize(grid, flowers.arrays(), 1).rounds([1])
+    (rejection,) = outcome.rejections
+    assert rejection.client == 0 and "claims" in rejection.reason and len(outcome.accepted) == 5
+
+
 def test_flowers_own_loop_can_drive_the_rounds():
     mine, flowers = federation("average"), federation("average")
-    list(mine.loop.rounds(mine.grid, range(1, 3)))
-    adapter, arrays = flower_strategy("average"), flowers.arrays()
+    list(mine.loop.rounds(range(1, 3)))
+    adapter, arrays, grid = flower_strategy("average"), flowers.arrays(), grid_of(flowers)
     for round in (1, 2):
-        messages = adapter.configure_train(round, arrays, None, flowers.grid)
-        arrays, _ = adapter.aggregate_train(round, flowers.grid.send_and_receive(messages))
+        messages = adapter.configure_train(round, arrays, None, grid)
+        arrays, _ = adapter.aggregate_train(round, grid.send_and_receive(messages))
     assert torch.equal(mine.loop.model, adapter.loop.model)
-    messages = adapter.configure_train(3, arrays, None, flowers.grid)
-    replies = list(flowers.grid.send_and_receive(messages))[1:]
+    messages = adapter.configure_train(3, arrays, None, grid)
+    replies = list(grid.send_and_receive(messages))[1:]
     _, metrics = adapter.aggregate_train(3, replies)
     assert (metrics["accepted"], metrics["rejected"]) == (5, 1)
 
@@ -103,9 +113,9 @@ def test_flowers_own_loop_can_drive_the_rounds():
 )
 def test_flowers_own_loop_cannot_drive_other_rounds(text, reason):
     flowers = federation("average")
-    adapter = FlowerStrategy(text, CASES.get(text, CONFIG), roster=by_index)
+    adapter = FlowerStrategy(text, CASES.get(text, CONFIG), roster=by_partition)
     with pytest.raises(ConfigError, match=reason):
-        adapter.configure_train(1, flowers.arrays(), None, flowers.grid)
+        adapter.configure_train(1, flowers.arrays(), None, grid_of(flowers))
 
 
 def test_a_round_is_opened_before_it_is_closed():

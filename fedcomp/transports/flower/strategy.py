@@ -21,10 +21,10 @@ from ...errors import ConfigError
 from ...layout import Layout
 from ...server.asynchronous_loop import loop_of
 from ...server.broadcasts import Broadcasts
-from ...server.exchange import Exchange, Roster, Traffic, by_node
+from ...server.exchange import Exchange, Traffic
 from ...server.round_loop import RoundLoop, RoundResult
 from ...strategies import Phase, StrategyConfig, strategy
-from ...strategies.cohort import ids
+from .grid_transport import GridTransport, Roster, by_node
 
 
 class FlowerStrategy(Strategy):
@@ -38,6 +38,7 @@ class FlowerStrategy(Strategy):
     ):
         self.spec, self.config, self.roster = spec, config or StrategyConfig(), roster
         self.loop: RoundLoop | None = None
+        self._transport: GridTransport | None = None
         self._open: tuple[Phase, list[int], Exchange] | None = None  # round that waits for replies
 
     def start(
@@ -54,8 +55,8 @@ class FlowerStrategy(Strategy):
 
         The server evaluates, through `evaluate_fn`; the two configs have no effect.
         """
-        loop, result = self.initialize(initial_arrays, num_rounds, timeout), Result()
-        for outcome in loop.rounds(grid, range(1, num_rounds + 1)):
+        loop, result = self.initialize(grid, initial_arrays, num_rounds, timeout), Result()
+        for outcome in loop.rounds(range(1, num_rounds + 1)):
             result.arrays = self.arrays()
             result.train_metrics_clientapp[outcome.round] = _metrics(outcome)
             measured = evaluate_fn(outcome.round, result.arrays) if evaluate_fn else None
@@ -64,9 +65,13 @@ class FlowerStrategy(Strategy):
         return result
 
     def initialize(
-        self, initial_arrays: ArrayRecord, num_rounds: int, timeout: float | None = None
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int,
+        timeout: float | None = None,
     ) -> RoundLoop:
-        """Make the loop of a run from `initial_arrays`. Raises SpecError and ConfigError for settings that do not suit it."""
+        """Make the loop of a run over `grid` from `initial_arrays`. Raises SpecError and ConfigError for settings that do not suit it."""
         config = replace(
             self.config,
             timeout_s=timeout if self.config.timeout_s is None else self.config.timeout_s,
@@ -74,7 +79,8 @@ class FlowerStrategy(Strategy):
         )
         layout, weights = vector_of(initial_arrays)
         made = strategy(self.spec, config, layout)
-        self.loop = loop_of(made, Broadcasts.of(made, weights), roster=self.roster)
+        self._transport = GridTransport(grid, self.roster)
+        self.loop = loop_of(made, Broadcasts.of(made, weights), self._transport)
         return self.loop
 
     def arrays(self) -> ArrayRecord:
@@ -97,7 +103,7 @@ class FlowerStrategy(Strategy):
         In later calls `arrays` is not sent: clients get what they miss of the loop's own model.
         """
         if self.loop is None:
-            self.initialize(arrays, self.config.rounds)
+            self.initialize(grid, arrays, self.config.rounds)
         loop, made = self._running, self._running.strategy
         if made.asynchronous:
             raise ConfigError(
@@ -108,15 +114,16 @@ class FlowerStrategy(Strategy):
             raise ConfigError(
                 f"a round of '{made.name}' has {1 + len(others)} phases, too many for this hook; call start()"
             )
-        nodes = loop.roster(grid)
-        cohort = made.choose(ids(nodes), server_round, loop.broadcasts.fingerprint)
+        cohort = made.choose(loop.gather(), server_round, loop.broadcasts.fingerprint)
         configs = made.schedule.for_clients(server_round, cohort, loop.bandwidths)
-        exchange = loop.exchange(grid, server_round, phase, Traffic())
-        self._open = phase, cohort, exchange
-        return [
-            loop.message(exchange, client, nodes[client], server_round, phase, {}, configs[client])
+        exchange = loop.exchange(server_round, phase, traffic := Traffic())
+        assignments = [
+            loop.assignment(traffic, client, server_round, phase, {}, configs[client])
             for client in cohort
         ]
+        exchange.expect(assignments)
+        self._open = phase, cohort, exchange
+        return [self._transport.message(assignment) for assignment in assignments]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -125,9 +132,8 @@ class FlowerStrategy(Strategy):
         if self._open is None:
             raise ConfigError("no round is open; call configure_train() first")
         (phase, cohort, exchange), self._open = self._open, None
-        exchange.receive_from_nodes(replies)
-        for client in set(cohort) - exchange.accepted.keys() - exchange.rejected.keys():
-            exchange.give_up(client, "no reply that Flower's own loop waits for")
+        exchange.receive(self._transport.deliveries(replies))
+        exchange.give_up(exchange.waiting, "no reply that Flower's own loop waits for")
         accepted = {phase.name: self._running.end_phase(phase, exchange)}
         outcome = self._running.close(
             server_round, cohort, accepted, exchange.rejected, exchange.traffic

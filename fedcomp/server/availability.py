@@ -8,7 +8,7 @@ another deadline the silent are asked again.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..config import RunConfig
@@ -80,16 +80,17 @@ class Attendance:
             else max(quota.least, int(min(quota.wanted, self.usual)))
         )
 
-    def cohort_of(
-        self, here: Mapping[int, int], quota: Quota, waited_s: float
-    ) -> dict[int, int] | None:
-        """Of the clients that are here, id → node, those that a round may be drawn from now; None: it waits on."""
-        speaking = {client: node for client, node in here.items() if client not in self.silent}
+    def cohort_of(self, here: Sequence[int], quota: Quota, waited_s: float) -> Sequence[int] | None:
+        """Return the clients that a round may be drawn from now, or None while it has to wait.
+
+        `here`: the clients that can be reached. `waited_s`: how long the round has waited for more, in seconds.
+        """
+        speaking = [client for client in here if client not in self.silent]
         over = quota.patience_s is None or waited_s >= quota.patience_s
         if len(speaking) >= self.wanted(quota) or (over and len(speaking) >= quota.least):
             chosen = speaking
         elif over and len(here) >= quota.least:
-            chosen = dict(here)
+            chosen = here
         else:
             return None
         self.usual = len(speaking)

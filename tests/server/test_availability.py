@@ -3,14 +3,14 @@
 from cases import for_each
 
 from fedcomp import RunConfig
-from fedcomp.deployment.availability import RETURN_S, Attendance, Quota
+from fedcomp.server.availability import RETURN_S, Attendance, Quota
 
 WITH_DEADLINE = RunConfig(clients=4, participation=1.0, deadline=30.0)
 LATER = Quota.later(WITH_DEADLINE, 4)
 
 
 def here(*clients):
-    return {client: 100 + client for client in clients}
+    return list(clients)
 
 
 def begun():
@@ -98,4 +98,4 @@ def test_a_strategy_that_has_no_use_for_fewer_waits_for_more():
     assert Quota(4, 1, 2.0).at_least(3) == Quota(4, 3, 2.0) and Quota(4, 4).at_least(1) == Quota(
         4, 4
     )
-    assert Attendance().cohort_of({1: 1, 2: 2}, Quota(4, 1, 2.0).at_least(3), 99.0) is None
+    assert Attendance().cohort_of([1, 2], Quota(4, 1, 2.0).at_least(3), 99.0) is None

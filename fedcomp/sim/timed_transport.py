@@ -1,0 +1,156 @@
+"""A transport whose answers arrive when a virtual network delivers them.
+
+Clients compute as soon as they are asked, all together; their answers are held until the virtual clock reaches the time of arrival.
+`receive` moves the clock to the next arrival, or to the end of the exchange. A client that is asked while it works on an earlier
+assignment starts when it has finished that one, and starts the newest if several wait, as clients of a deployment do; but here it has
+trained for all of them. A client that goes offline before its answer arrived is lost GRACE_S later. A silent client is waited for until
+the deadline, or without one until all others have answered.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..messages import FAILED, NEED_DENSE, UPDATE, Assignment, Report
+from ..server.transport import CUT_OFF, GRACE_S, Delivery, Lost, Transport
+from .clock import VirtualClock
+from .network import Network
+
+SILENT = "reply"  # the stage of a virtual client that does not answer
+TRAINED = "train", "encode"  # stages of failure that come after training, or in it
+
+
+@dataclass(frozen=True, order=True)
+class Arrival:
+    """An answer on its way; of several that arrive at the same time, that of the lowest client is the first."""
+
+    due_s: float  # in seconds of the exchange
+    client: int
+    answer: Report | Lost = field(compare=False)
+    began_s: float = field(compare=False)  # when the exchange began, in seconds of the run
+
+    @property
+    def again(self) -> bool:
+        """Whether the client needs the dense model."""
+        return isinstance(self.answer, Report) and self.answer.kind == NEED_DENSE
+
+
+class TimedTransport(Transport):
+    """Adds the times of a network to another transport. `steps`: local steps that an assignment takes of its client."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        network: Network,
+        clock: VirtualClock,
+        steps: Callable[[Assignment], int],
+    ):
+        self.transport, self.network, self.clock, self.steps = transport, network, clock, steps
+        # Start and end of each client's work on its newest assignment, in seconds of the run.
+        self.busy: dict[int, tuple[float, float]] = {}
+        # Arrival times of cancelled answers, in seconds of the run.
+        self.late: dict[int, float] = {}
+        # Seconds from assignment to answer in the newest exchange.
+        self.took: dict[int, float] = {}
+        self._coming: list[Arrival] = []  # a heap
+
+    def clients(self) -> Sequence[int]:
+        return self.transport.clients()
+
+    def send(self, assignments: Sequence[Assignment]) -> None:
+        """Send, and let the clients compute."""
+        asked = {assignment.client: assignment for assignment in assignments}
+        self.cancel(asked)
+        self.transport.send(assignments)
+        arrivals = []
+        while len(arrivals) < len(asked):
+            arrivals += [
+                self._arrival(asked[delivery.client], delivery.answer)
+                for delivery in self.transport.receive(math.inf)
+            ]
+        for arrival in self._lose_the_absent(arrivals):
+            heapq.heappush(self._coming, arrival)
+
+    def receive(self, timeout_s: float) -> list[Delivery]:
+        """Move on to where as many answers have arrived as are expected, or the exchange's time is over.
+
+        An answer that needs the dense model is delivered at once, since the client is asked again.
+        """
+        clock, ready = self.clock, []
+        if not self._coming:
+            return []
+        limit_s = math.inf if clock.limit_s is None else clock.limit_s
+        while self._coming and self._coming[0].due_s <= limit_s and len(ready) < clock.expected:
+            arrival = heapq.heappop(self._coming)
+            if arrival.due_s < math.inf:
+                clock.go_to(arrival.due_s)
+            self.took[arrival.client] = clock.now()
+            ready.append(Delivery(arrival.client, arrival.answer, clock.now()))
+            if arrival.again:
+                break
+        if not ready:
+            clock.go_to(limit_s)
+        return ready
+
+    def cancel(self, clients: Collection[int]) -> None:
+        """Withdraw assignments. Their answers still arrive, late, and nobody waits for them."""
+        gone = set(clients)
+        self.late |= {
+            arrival.client: arrival.began_s + arrival.due_s
+            for arrival in self._coming
+            if arrival.client in gone and arrival.due_s < math.inf
+        }
+        self._coming = [arrival for arrival in self._coming if arrival.client not in gone]
+        heapq.heapify(self._coming)
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def forget_finished(self) -> None:
+        """Forget the work of clients that have finished."""
+        now_s = self.clock.time_s
+        self.busy = {
+            client: (begins, ends) for client, (begins, ends) in self.busy.items() if ends > now_s
+        }
+
+    def _arrival(self, assignment: Assignment, answer: Report | Lost) -> Arrival:
+        client = assignment.client
+        asked_s = self.clock.now()
+        began_s = self.clock.time_s - asked_s
+        report = answer if isinstance(answer, Report) else None
+        if report is not None and (report.kind, report.stage) == (FAILED, SILENT):
+            return Arrival(math.inf, client, answer, began_s)
+        trained = report is None or report.kind == UPDATE or report.stage in TRAINED
+        a = assignment
+        bytes_down = sum(map(len, a.frames)) + sum(map(len, a.announced)) + len(a.returned)
+        bytes_up = len(report.frame) if report is not None else 0
+        begins_s = self._begins(client, began_s, asked_s)
+        due_s = begins_s + self.network.seconds(
+            client, a.round, bytes_down, self.steps(a) if trained else 0, bytes_up
+        )
+        self.busy[client] = began_s + begins_s, began_s + due_s
+        return Arrival(due_s, client, answer, began_s)
+
+    def _lose_the_absent(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
+        """Replace the answers of clients that go offline before their answer arrived."""
+        absences, asked_s, found = self.network.absences, self.clock.time_s, list(arrivals)
+        if not absences.any or not found:
+            return found
+        until_s = np.array([a.began_s + a.due_s if a.due_s < math.inf else asked_s for a in found])
+        leaving = absences.leaving(np.array([a.client for a in found]), asked_s, until_s)
+        for i in np.flatnonzero(leaving):
+            client, began_s = found[i].client, found[i].began_s
+            gone_s = absences.gone(client, asked_s, float(until_s[i]), GRACE_S)
+            if gone_s is not None:
+                self.busy[client] = min(self.busy.get(client, (asked_s, 0.0))[0], gone_s), gone_s
+                found[i] = Arrival(gone_s - began_s, client, Lost(CUT_OFF), began_s)
+        return found
+
+    def _begins(self, client: int, began_s: float, asked_s: float) -> float:
+        """Return when a client that is asked now begins, in seconds of the exchange."""
+        begins, ends = self.busy.get(client, (0.0, 0.0))
+        free_s = (ends if begins <= began_s + asked_s else begins) - began_s
+        return max(asked_s, free_s)

@@ -1,0 +1,53 @@
+"""The transport of a simulation: assignments reach virtual clients in this process as calls, a batch at a time."""
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from ..messages import Assignment, Report
+from ..profiling import timed
+from ..server.clock import Clock
+from ..server.transport import Delivery, Transport
+
+
+class Population(Protocol):
+    """The clients behind the transport, with the logical ids 0 to clients − 1."""
+
+    clients: int
+    at_once: int  # how many assignments it handles together
+
+    def handle(self, assignments: Sequence[Assignment]) -> list[Report]: ...
+
+
+class InProcessTransport(Transport):
+    """Hands assignments to a population. `receive` has it handle the next `at_once` of them."""
+
+    def __init__(self, population: Population):
+        self.population = population
+        self.clock = Clock()
+        self._open: dict[int, Assignment] = {}
+
+    def clients(self) -> range:
+        return range(self.population.clients)
+
+    def send(self, assignments: Sequence[Assignment]) -> None:
+        self._open |= {assignment.client: assignment for assignment in assignments}
+
+    def receive(self, timeout_s: float) -> list[Delivery]:
+        if not self._open:
+            return []
+        batch = list(self._open.values())[: self.population.at_once]
+        self.cancel([assignment.client for assignment in batch])
+        with timed("clients", asked=len(batch)):
+            reports = self.population.handle(batch)
+        now_s = self.clock.now()
+        return [
+            Delivery(assignment.client, report, now_s)
+            for assignment, report in zip(batch, reports, strict=True)
+        ]
+
+    def cancel(self, clients: Collection[int]) -> None:
+        for client in clients:
+            self._open.pop(client, None)
+
+    def close(self) -> None:
+        self._open.clear()
