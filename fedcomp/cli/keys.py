@@ -29,7 +29,8 @@ Folder = Annotated[
     Path, typer.Option("--keys", metavar="DIR", help="Folder that fedcomp keys init made.")
 ]
 Days = Annotated[
-    int, typer.Option(metavar="N", min=1, max=36_500, help="How long the new keys are good for.")
+    int,
+    typer.Option(metavar="N", min=1, max=36_500, help="How long the new certificates are valid."),
 ]
 Hosts = Annotated[
     list[str] | None,
@@ -66,8 +67,10 @@ def init(
         ),
     ] = 8080,
 ) -> None:
-    """Make a CA, a certificate for the server and an enrolment file for each client, in a new folder."""
+    """Make a CA, and certificates and keys signed by it: the server's, and an enrolment file for each client."""
     from ..keys import key_folder as keys
+    from ..keys.connection import join_address
+    from ..keys.enrolment import DEFAULT_PLACE, VARIABLE
 
     folder = at_home(out, "--out")
     with Signals() as signals:
@@ -79,18 +82,19 @@ def init(
                 file=sys.stderr,
             )
             raise typer.Exit(128 + (signals.heard or signal.SIGINT)) from None
+    made = f"{clients} enrolment file{'s' * (clients > 1)}"
+    print(f"{folder} is written: a CA, a certificate for {', '.join(hosts)}, and {made}.\n")
+    start = ["fedcomp", "server", "start", "--keys", str(folder)]
+    start += ["--port", str(port)] if port != 8080 else []
+    join = ["fedcomp", "client", "--server", join_address(hosts[0], port)]
+    files = folder / keys.CLIENTS / "N.toml"
+    print(f"On the server: {shlex.join(start)}")
     print(
-        f"{folder} is written: a CA, a certificate for {', '.join(hosts)}, and {clients} enrolment file{'s' * (clients > 1)}.\n"
+        f"On each device: copy its {files} to {DEFAULT_PLACE} (or set {VARIABLE}), then: {shlex.join(join)}"
     )
     print(
-        f"    {shlex.join(['fedcomp', 'server', 'start', '--keys', str(folder), *(['--port', str(port)] if port != 8080 else [])])}"
-    )
-    print(
-        f"    {shlex.join(['fedcomp', 'client', '--enrolment', '0.toml'])}    # each client its own file of {folder / keys.CLIENTS}\n"
-    )
-    print(
-        f"Whoever has a client's file can be that client: copy it by a safe way. {folder / keys.CA_KEY} is needed by "
-        "fedcomp keys renew server alone; keep it away from the server."
+        f"Whoever has a client's file can be that client: copy it by a safe way. Keep {folder / keys.CA_KEY} away from the server: "
+        "fedcomp keys add and renew alone need it."
     )
     if not host:
         print("Without --host the certificate is good on this machine only.")
@@ -102,7 +106,7 @@ def add(
     count: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="How many.")] = 1,
     days: Days = 365,
 ) -> None:
-    """Enrol new clients, whose ids follow the highest there is."""
+    """Enrol new clients, whose ids follow the highest there is. Needs ca.key, which signs their certificates."""
     from ..keys import key_folder as keys
 
     folder = at_home(folder, "--keys")
@@ -120,7 +124,7 @@ def revoke(
     ],
     folder: Folder = DEFAULT,
 ) -> None:
-    """Let the keys of clients in no more."""
+    """Refuse the keys of clients from now on."""
     from ..keys import key_folder as keys
 
     folder = at_home(folder, "--keys")
@@ -144,7 +148,7 @@ def renew(
     host: Hosts = None,
     days: Days = 365,
 ) -> None:
-    """Make a new key for a client, or a new certificate for the server."""
+    """Make a new key and certificate for a client, or for the server. Needs ca.key, which signs them."""
     from ..keys import key_folder as keys
 
     folder = at_home(folder, "--keys")
@@ -178,7 +182,7 @@ def renew(
 
 @app.command("list")
 def show(folder: Folder = DEFAULT) -> None:
-    """Show whose keys there are and until when they are good: a table on a terminal, lines with tabs elsewhere."""
+    """Show all keys and until when they are valid: a table on a terminal, lines with tabs elsewhere."""
     from ..keys import key_folder as keys
     from ..keys.enrolment import utc_now
 
@@ -256,7 +260,7 @@ def _certificate_row(path: Path, who: str, now: datetime) -> tuple[str, ...]:
 
 
 def days_left(ends: datetime, now: datetime) -> int:
-    """Whole days and the begun one."""
+    """Return the days left, a part of a day counted as a day."""
     return max(0, -((now - ends) // timedelta(days=1)))
 
 

@@ -1,6 +1,6 @@
-"""Certificates: a CA of one's own that signs the server's, all EC P-384.
+"""Certificates of a private CA, of the server and of the clients, all EC P-384.
 
-Clients trust this CA alone, so that nobody else's signature makes a server theirs.
+Server and clients trust this CA alone. A client is identified by its public key; the names in its certificate are ignored.
 """
 
 import ipaddress
@@ -17,7 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import KeysError
 
-EARLIER = timedelta(hours=1)  # certificates begin so long ago, for clients whose clocks are behind
+EARLIER = timedelta(hours=1)  # certificates begin this long ago, for machines whose clock is behind
 ISSUER = "fedcomp CA"
 USAGES = (
     "digital_signature",
@@ -35,7 +35,10 @@ LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.IGNORECASE)
 
 
 def hosts(given: Sequence[str]) -> list[str]:
-    """The hosts that a certificate is for: those given, then localhost and 127.0.0.1, each once. Raises KeysError where one is no host."""
+    """Return the hosts that a certificate is for: those given, then localhost and 127.0.0.1, each once.
+
+    Raises KeysError for a text that is no host.
+    """
     return list(dict.fromkeys([*map(_host, given), *ALWAYS]))
 
 
@@ -57,7 +60,7 @@ def _host(text: str) -> str:
 
 
 def authority(key: ec.EllipticCurvePrivateKey, now: datetime, ends: datetime) -> x509.Certificate:
-    """The certificate of a CA, by itself; it may sign servers, no further CAs."""
+    """Return a self-signed CA certificate, which may sign servers and clients but no further CA."""
     return (
         _builder(ISSUER, key.public_key(), now, ends)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -73,17 +76,39 @@ def of_server(
     now: datetime,
     ends: datetime,
 ) -> x509.Certificate:
-    """A certificate by the CA for a server at these hosts."""
+    """Return a certificate by the CA for a server at these hosts."""
+    names = x509.SubjectAlternativeName(list(map(_name, hosts)))
+    builder = _leaf("fedcomp server", key, ExtendedKeyUsageOID.SERVER_AUTH, ca_key, now, ends)
+    return builder.add_extension(names, critical=False).sign(ca_key, hashes.SHA384())
+
+
+def of_client(
+    key: ec.EllipticCurvePublicKey,
+    ca_key: ec.EllipticCurvePrivateKey,
+    now: datetime,
+    ends: datetime,
+) -> x509.Certificate:
+    """Return a certificate by the CA for a client. It does not say which client: the registry maps keys to ids."""
+    return _leaf("fedcomp client", key, ExtendedKeyUsageOID.CLIENT_AUTH, ca_key, now, ends).sign(
+        ca_key, hashes.SHA384()
+    )
+
+
+def _leaf(
+    subject: str,
+    key: ec.EllipticCurvePublicKey,
+    purpose: x509.ObjectIdentifier,
+    ca_key: ec.EllipticCurvePrivateKey,
+    now: datetime,
+    ends: datetime,
+) -> x509.CertificateBuilder:
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     return (
-        _builder("fedcomp server", key, now, ends)
+        _builder(subject, key, now, ends)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage("digital_signature"), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(list(map(_name, hosts))), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
-        )
-        .sign(ca_key, hashes.SHA384())
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+        .add_extension(issuer, critical=False)
     )
 
 
@@ -116,8 +141,20 @@ def _name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
+def hosts_of(certificate: x509.Certificate) -> list[str]:
+    """Return the names and addresses that a certificate is for."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound):
+        return []
+    return [
+        *names.get_values_for_type(x509.DNSName),
+        *map(str, names.get_values_for_type(x509.IPAddress)),
+    ]
+
+
 def read_certificate(path: Path) -> x509.Certificate:
-    """Raises KeysError."""
+    """Read a certificate file. Raises KeysError."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
@@ -131,7 +168,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 def read_private_key(
     path: Path, remedy: str = "restore it from a copy"
 ) -> ec.EllipticCurvePrivateKey:
-    """Raises KeysError, which ends with `remedy`."""
+    """Read a private key file. Raises KeysError, which ends with `remedy`."""
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except OSError as error:

@@ -1,50 +1,43 @@
-"""Whether a server can be reached and is the one that it should be; where not, one sentence that says why and what to do.
+"""Check that a fedcomp server can be reached; if not, say why and what to do, in one sentence.
 
-A name is resolved, a connection made, the certificate checked against the CA and the name, and /health asked, all of it within
-one deadline. A wrong name, a wrong CA, no TLS and a wrong clock are told apart by a second look that trusts nothing.
+`contact` resolves the name, connects, shakes hands by TLS 1.3 with the client's certificate and waits for the first frame of HTTP/2,
+all within one deadline. gRPC reports every failure of these steps as an unavailable server. When the handshake fails, a second
+connection that trusts any certificate finds the reason: another host name, another CA, no TLS, or a wrong clock.
 """
 
-import http.client
-import io
+import os
 import queue
 import socket
 import ssl
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from time import monotonic
 
 from cryptography import x509
 
 from ..errors import ConfigError, KeysError, UnreachableError
-from .enrolment import iso, utc_now
+from .certificates import hosts_of
+from .enrolment import Enrolment, iso, one_certificate, utc_now
 
 ENDED, NOT_BEGUN = 10, 9  # OpenSSL's codes for what is wrong with a certificate
 OTHER_HOST = (62, 64)
-BUSY = (
-    429,
-    502,
-    503,
-    504,
-)  # status where the server behind the port is not up, or this client asks too often
-LARGEST_ANSWER = 64 << 10  # bytes; that of /health is empty
-HANDSHAKE = 0.6  # share of the time that TLS may take, so that some is left to find out why it did not come about
+ALPN = "h2"
+HANDSHAKE = 0.6  # share of the time for TLS; the rest is left to find out why it failed
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # empty SETTINGS
+FRAME_HEAD, SETTINGS = 9, 4  # bytes; the type of a frame
 
 
 @dataclass(frozen=True)
 class Contact:
     """A server that answered as it should."""
 
-    asked: datetime  # by this machine's clock, half-way between question and answer
-    date: datetime | None  # by the server's, in whole seconds; None where it does not say
     certificate: x509.Certificate | None  # None without TLS
-    seconds: float  # that the whole took
+    seconds: float  # from the look-up of the name to the answer
 
 
 def address(text: str, name: str = "--server") -> tuple[str, int]:
-    """Host and port of `host:port` or `[::1]:port`. Raises ConfigError, which begins with `name`."""
+    """Return host and port of `host:port` or `[::1]:port`. Raises ConfigError, which begins with `name`."""
     host, _, port = text.rpartition(":")
     bare = host[1:-1] if host[:1] + host[-1:] == "[]" else host
     if (
@@ -60,17 +53,28 @@ def address(text: str, name: str = "--server") -> tuple[str, int]:
     return bare, int(port)
 
 
-def check_server(host: str, port: int, ca_pem: bytes | str | None, timeout_s: float = 5.0) -> None:
-    """Return when a fedcomp server is there whose certificate the CA signed for `host`; None means that it has none (--insecure).
+def join_address(host: str, port: int) -> str:
+    """Return `host:port`, or `[::1]:port` for an address of IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    Raises UnreachableError, one sentence that names the fix, within `timeout_s` seconds; KeysError when `ca_pem` is no certificate.
+
+def check_server(
+    host: str, port: int, trust: Enrolment | bytes | str | None, timeout_s: float = 5.0
+) -> None:
+    """Return if a gRPC server that `trust` believes is there and accepts its certificate. Arguments and errors as for `contact`."""
+    contact(host, port, trust, timeout_s)
+
+
+def contact(
+    host: str, port: int, trust: Enrolment | bytes | str | None, timeout_s: float = 5.0
+) -> Contact:
+    """Reach a server and check its certificate, and with an enrolment that the server accepts the client's.
+
+    `trust`: an enrolment; or the CA as PEM, to check the server's certificate alone; or None for a server without TLS (--insecure).
+
+    Raises UnreachableError, one sentence that names the fix, within `timeout_s` seconds; KeysError if the CA is no certificate.
     """
-    contact(host, port, ca_pem, timeout_s)
-
-
-def contact(host: str, port: int, ca_pem: bytes | str | None, timeout_s: float = 5.0) -> Contact:
-    """The same, with what is learned on the way."""
-    return _Visit(host, port, ca_pem, timeout_s).contact()
+    return _Visit(host, port, trust, timeout_s).contact()
 
 
 class _Deadline:
@@ -78,65 +82,35 @@ class _Deadline:
         self.timeout_s, self.end = timeout_s, monotonic() + timeout_s
 
     def left(self, share: float = 1.0) -> float:
-        """Seconds. Raises TimeoutError when there are none."""
+        """Return the seconds left. Raises TimeoutError if there are none."""
         if (left := self.end - monotonic()) <= 0:
             raise TimeoutError
         return left * share
 
 
-class _Answer(io.RawIOBase):
-    """What a socket says until a deadline, and no more than may be said."""
-
-    def __init__(self, connection: socket.socket, deadline: _Deadline):
-        self.connection, self.deadline, self.size = connection, deadline, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:
-        self.connection.settimeout(self.deadline.left())
-        count = self.connection.recv_into(buffer)
-        self.size += count
-        if self.size > LARGEST_ANSWER:
-            raise http.client.HTTPException("too long")
-        return count
-
-    def makefile(self, mode: str) -> io.BufferedReader:  # what http.client asks of a socket
-        return io.BufferedReader(self)
-
-
 class _Visit:
-    def __init__(self, host: str, port: int, ca_pem: bytes | str | None, timeout_s: float):
+    def __init__(
+        self, host: str, port: int, trust: Enrolment | bytes | str | None, timeout_s: float
+    ):
         self.host, self.port, self.deadline = host, port, _Deadline(timeout_s)
-        self.where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self.context = None if ca_pem is None else _trusting(ca_pem)
-        self.ca = (
-            None
-            if ca_pem is None
-            else x509.load_pem_x509_certificate(
-                ca_pem.encode() if isinstance(ca_pem, str) else ca_pem
-            )
-        )
+        self.where = join_address(host, port)
+        self.enrolment = trust if isinstance(trust, Enrolment) else None
+        ca = trust.ca if isinstance(trust, Enrolment) else trust
+        self.ca = None if ca is None else _authority(ca)
+        self.context = None if ca is None else _context(ca, self.enrolment)
 
     def contact(self) -> Contact:
         begun = monotonic()
-        with self._connected() as plain, self._secured(plain) as connection:
-            certificate = (
-                _certificate(connection) if isinstance(connection, ssl.SSLSocket) else None
-            )
-            asked = utc_now()
-            status, body, date = self._health(connection)
-            middle = asked + (utc_now() - asked) / 2
-        if status in BUSY:
-            raise UnreachableError(
-                f"{self.where} is there and does not serve now (status {status}); try again, or look at the server's "
-                "screen",
-                "starting",
-            )
-        if status != 200 or body:
-            said = f"with status {status}" if status != 200 else "with a text"
-            raise self._foreign(said)
-        return Contact(middle, date, certificate, monotonic() - begun)
+        if self.context is None:
+            with self._connected() as plain:
+                self._expect_http2(plain)
+            return Contact(None, monotonic() - begun)
+        with self._connected() as plain, self._secured(plain, self.context) as connection:
+            if connection.selected_alpn_protocol() != ALPN:
+                raise self._foreign("it does not speak HTTP/2")
+            if self.enrolment:  # else the server is right to hang up
+                self._expect_http2(connection)
+            return Contact(_certificate(connection), monotonic() - begun)
 
     # A connection.
 
@@ -170,7 +144,7 @@ class _Visit:
         ) from last
 
     def _addresses(self) -> list:
-        """Resolving a name knows no deadline, so that it is done beside."""
+        """Resolve the name in a thread, since the system's resolver takes no deadline."""
         answer: queue.SimpleQueue = queue.SimpleQueue()
 
         def ask() -> None:
@@ -203,13 +177,10 @@ class _Visit:
 
     # TLS.
 
-    def _secured(self, plain: socket.socket) -> socket.socket:
-        """The same connection, encrypted where a CA is given."""
-        if self.context is None:
-            return plain
+    def _secured(self, plain: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
         try:
             plain.settimeout(self.deadline.left(HANDSHAKE))
-            return self.context.wrap_socket(plain, server_hostname=self.host)
+            return context.wrap_socket(plain, server_hostname=self.host)
         except ssl.SSLCertVerificationError as error:
             raise self._untrusted(error) from error
         except (OSError, ValueError) as error:
@@ -237,7 +208,7 @@ class _Visit:
         )
 
     def _untimely(self, shown: x509.Certificate | None) -> UnreachableError:
-        """Whichever of both certificates is not of this time, by a clock that may be wrong."""
+        """Say which certificate, the server's or the CA's, is not valid now by this machine's clock."""
         now = utc_now()
         wrong = [
             c
@@ -246,7 +217,7 @@ class _Visit:
         ]
         if not wrong:
             return UnreachableError(
-                f"the certificate of {self.where} is not of this time, and it is {iso(now)} by this machine's clock; "
+                f"the certificate of {self.where} is not valid now, and it is {iso(now)} by this machine's clock; "
                 "correct the clock if it is wrong, else on the server: fedcomp keys renew server",
                 "expired",
             )
@@ -264,111 +235,123 @@ class _Visit:
         )
 
     def _no_tls(self, error: Exception) -> UnreachableError:
-        """Why a handshake came to nothing, with what time is left."""
-        with (
-            suppress(OSError, http.client.HTTPException, UnreachableError),
-            self._connected() as connection,
-        ):
-            self._ask(connection)
-            return UnreachableError(
-                f"{self.where} has no certificate, it answers without TLS; start the server with --keys, or correct "
-                "--server",
-                "no tls",
-            )
+        """Say why a handshake failed, after a second connection without TLS."""
+        with suppress(OSError, UnreachableError), self._connected() as connection:
+            connection.settimeout(self.deadline.left())
+            if _speaks_http2(connection, self.deadline):
+                return UnreachableError(
+                    f"{self.where} has no certificate, it answers without TLS; start the server with --keys, or correct "
+                    "--server",
+                    "no tls",
+                )
         if isinstance(error, TimeoutError):
             return self._silent("no TLS is spoken")
         why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         return UnreachableError(
-            f"{self.where} speaks no TLS that is understood here ({why}); correct --server, or give server and client "
-            "the same version of fedcomp",
+            f"{self.where} speaks no TLS 1.3 ({why}); correct --server, or give server and client the same version "
+            "of fedcomp",
             "no tls",
         )
 
     def _shown(self) -> x509.Certificate | None:
-        """The certificate that the server shows, which nobody has checked."""
+        """Return the server's certificate without checking it."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols([ALPN])
         with suppress(OSError, ValueError, UnreachableError), self._connected() as plain:
             plain.settimeout(self.deadline.left())
             with context.wrap_socket(plain, server_hostname=self.host) as connection:
                 return _certificate(connection)
         return None
 
-    # /health.
+    # HTTP/2.
 
-    def _health(self, connection: socket.socket) -> tuple[int, bytes, datetime | None]:
+    def _expect_http2(self, connection: socket.socket) -> None:
+        """Wait for the server's first frame. With TLS 1.3 its refusal of the client's certificate arrives here, after the handshake."""
+        share = 1.0 if self.enrolment else HANDSHAKE
         try:
-            return self._ask(connection)
-        except TimeoutError:
-            if self.context is None and self._shown():
-                raise self._has_tls() from None
-            raise self._silent("/health is not answered") from None
-        except (OSError, http.client.HTTPException) as error:
-            if self.context is None and self._shown():
-                raise self._has_tls() from error
-            raise self._foreign("with something else") from error
+            if _speaks_http2(connection, _Deadline(self.deadline.left(share))):
+                return
+            error: OSError | None = None
+        except OSError as raised:
+            error = raised
+        if self.enrolment is not None:
+            if isinstance(error, TimeoutError):
+                raise self._silent("HTTP/2 is not answered")
+            raise self._refused(self.enrolment, error) from error
+        if self._shown():
+            raise UnreachableError(
+                f"{self.where} has a certificate; leave --insecure out and give the enrolment file",
+                "tls",
+            ) from error
+        if isinstance(error, TimeoutError):
+            raise self._silent("HTTP/2 is not answered")
+        raise self._foreign("it does not speak HTTP/2") from error
 
-    def _ask(self, connection: socket.socket) -> tuple[int, bytes, datetime | None]:
-        """Status, body and date of /health. Raises TimeoutError, another OSError or HTTPException."""
-        plain = self.context is None or not isinstance(connection, ssl.SSLSocket)
-        connection.settimeout(self.deadline.left(HANDSHAKE if plain else 1.0))
-        connection.sendall(
-            f"GET /health HTTP/1.1\r\nHost: {self._as_header()}\r\nConnection: close\r\n\r\n".encode()
-        )
-        share = _Deadline(self.deadline.left(HANDSHAKE if plain else 1.0))
-        with http.client.HTTPResponse(_Answer(connection, share), method="GET") as response:  # type: ignore[arg-type]
-            response.begin()
-            return response.status, response.read(), _date(response.headers.get("Date"))
-
-    def _as_header(self) -> str:
-        return (
-            self.where if ":" in self.host else f"{self.host.encode('idna').decode()}:{self.port}"
+    def _refused(self, enrolment: Enrolment, error: OSError | None) -> UnreachableError:
+        """Explain a connection that was closed after the client's certificate was shown. gRPC servers give no reason, others an alert."""
+        try:
+            enrolment.refuse_expired()
+        except KeysError as mine:
+            return UnreachableError(str(mine), "refused")
+        alert = (getattr(error, "reason", None) or "").partition("ALERT_")[2]
+        why = alert.replace("_", " ").lower() or "it closes the connection"
+        return UnreachableError(
+            f"{self.where} refuses the certificate of client {enrolment.id} ({why}); see that the clocks of both machines are "
+            f"right, else on the server: fedcomp keys renew {enrolment.id}",
+            "refused",
         )
 
     def _foreign(self, said: str) -> UnreachableError:
         return UnreachableError(
-            f"{self.where} is no fedcomp server, it answers /health {said}; correct --server",
-            "not fedcomp",
-        )
-
-    def _has_tls(self) -> UnreachableError:
-        return UnreachableError(
-            f"{self.where} has a certificate; leave --insecure out and give the enrolment file",
-            "tls",
+            f"{self.where} is no fedcomp server, {said}; correct --server", "not fedcomp"
         )
 
 
-def hosts_of(certificate: x509.Certificate) -> list[str]:
-    """The names and addresses that a certificate is for."""
+def _speaks_http2(connection: socket.socket, deadline: _Deadline) -> bool:
+    """Begin HTTP/2 and return whether the first frame in answer is SETTINGS. Raises OSError; TimeoutError at the deadline."""
+    with suppress(BrokenPipeError, ConnectionResetError):  # the reason is still to be read
+        connection.settimeout(deadline.left())
+        connection.sendall(PREFACE)
+    head = b""
+    while len(head) < FRAME_HEAD:
+        connection.settimeout(deadline.left())
+        if not (more := connection.recv(FRAME_HEAD - len(head))):
+            return False
+        head += more
+    return head[3] == SETTINGS and head[5:] == bytes(4)
+
+
+def _authority(ca: bytes | str) -> x509.Certificate:
     try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (ValueError, x509.ExtensionNotFound):
-        return []
-    return [
-        *names.get_values_for_type(x509.DNSName),
-        *map(str, names.get_values_for_type(x509.IPAddress)),
-    ]
-
-
-def _trusting(ca_pem: bytes | str) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_verify_locations(
-            cadata=ca_pem.decode("ascii") if isinstance(ca_pem, bytes) else ca_pem
-        )
-    except (ssl.SSLError, ValueError) as error:
+        return one_certificate(ca)
+    except ValueError as error:
         raise KeysError(
             "the certificate of the CA cannot be read; copy it anew from the folder of keys on the server"
         ) from error
+
+
+def _context(ca: bytes | str, enrolment: Enrolment | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols([ALPN])
+    context.load_verify_locations(cadata=ca.decode("ascii") if isinstance(ca, bytes) else ca)
+    if enrolment is not None:
+        certificate, key = map(_readable, (enrolment.certificate, enrolment.private_key))
+        try:
+            context.load_cert_chain(f"/dev/fd/{certificate}", f"/dev/fd/{key}")
+        finally:
+            os.close(certificate), os.close(key)
     return context
+
+
+def _readable(text: str) -> int:
+    """Return the reading end of a pipe that holds a short text: the ssl module reads keys from files only."""
+    reading, writing = os.pipe()
+    with open(writing, "w") as file:
+        file.write(text)
+    return reading
 
 
 def _certificate(connection: ssl.SSLSocket) -> x509.Certificate:
     return x509.load_der_x509_certificate(connection.getpeercert(True) or b"")
-
-
-def _date(header: str | None) -> datetime | None:
-    with suppress(TypeError, ValueError):
-        return parsedate_to_datetime(header or "").astimezone(UTC)
-    return None

@@ -1,31 +1,34 @@
-"""The enrolment file: one TOML file with all that a client needs to be itself.
+"""The enrolment file: one TOML file with everything a client needs to join.
 
-    id = 3                                       its logical id
-    server = "server.example:8080"               where the server is, when that was known
-    not_after = "2027-11-21T16:33:08Z"           until when the server lets the key in
-    public_key = "ecdsa-sha2-nistp384 AAAA..."   in OpenSSH form
-    private_key = "-----BEGIN OPENSSH..."        EC P-384, as Flower's --auth-supernode-private-key takes it
-    ca = "-----BEGIN CERTIFICATE..."             the CA that signed the server's certificate
+    id = 3                                          its logical id
+    server = "server.example:8080"                  the server's address, if it was known
+    certificate = "-----BEGIN CERTIFICATE..."       signed by the CA; its public key identifies the client to the server
+    private_key = "-----BEGIN PRIVATE KEY..."       of the certificate, EC P-384, PKCS8
+    ca = "-----BEGIN CERTIFICATE..."                the CA that signed this certificate and the server's
 
-Whoever reads the file can be the client, so it is made readable by its owner alone.
+Whoever can read the file can act as the client, so only its owner may read it.
 """
 
+import hashlib
 import os
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeGuard, TypeVar
 
 import tomli_w
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from ..config import at_home
 from ..errors import KeysError
 
+VARIABLE, DEFAULT_PLACE = "FEDCOMP_ENROLMENT", "~/.config/fedcomp/enrolment.toml"
 CURVE = ec.SECP384R1
 LARGEST = 16 << 20  # bytes of a file that is read
 LARGEST_ID = 2**31 - 1
@@ -61,7 +64,7 @@ def public_key(data: bytes | str) -> ec.EllipticCurvePublicKey:
         key = load(raw.strip())
     except (TypeError, UnsupportedAlgorithm) as error:
         raise ValueError(str(error)) from error
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, CURVE):
+    if not _is_ours(key):
         raise ValueError("not an EC P-384 key")
     return key
 
@@ -74,10 +77,36 @@ def openssh(key: ec.EllipticCurvePublicKey) -> str:
 
 
 def pem(key: ec.EllipticCurvePublicKey) -> bytes:
-    """What Flower registers, is sent and compares, byte by byte."""
+    """Return a public key as PEM, the form that Flower registers and compares."""
     return key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
+
+
+def key_hash(key: ec.EllipticCurvePublicKey) -> bytes:
+    """Return the identity of a client [32 bytes]: the SHA-256 of its public key as DER SubjectPublicKeyInfo."""
+    return hashlib.sha256(
+        key.public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    ).digest()
+
+
+def certificate_key_hash(certificate: bytes | str) -> bytes | None:
+    """Return the `key_hash` of a certificate as PEM, or None if it holds no EC P-384 key."""
+    try:
+        key = one_certificate(certificate).public_key()
+    except ValueError:
+        return None
+    return key_hash(key) if _is_ours(key) else None
+
+
+def default_enrolment() -> Path:
+    """Return the path of this machine's enrolment file: FEDCOMP_ENROLMENT if set, else ~/.config/fedcomp/enrolment.toml.
+
+    Raises ConfigError if the path names a home folder that does not exist.
+    """
+    return at_home(os.environ.get(VARIABLE) or DEFAULT_PLACE, VARIABLE)
 
 
 def read_toml(path: Path, remedy: str) -> dict[str, Any]:
@@ -119,81 +148,124 @@ def logical_id(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Enrolment:
-    """A client's logical id with its keys."""
+    """A client's logical id with its certificate, its private key and the CA of its server."""
 
     id: int
-    public_key: str  # OpenSSH, one line
-    private_key: str = field(repr=False)  # OpenSSH, PEM armour
+    certificate: str = field(repr=False)  # PEM
+    private_key: str = field(repr=False)  # PEM, PKCS8
     ca: str = field(repr=False)  # PEM
-    not_after: datetime  # UTC
     server: str | None = None  # host:port
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Raises KeysError, naming file and line or field, unless it is whole and its keys are a pair. An expired one is read."""
+        """Read and check an enrolment file; an expired one is returned.
+
+        Raises KeysError, naming the file and the line or field, if a field is missing or malformed, the private key is not that of
+        the certificate, or the CA did not sign the certificate.
+        """
         remedy = "copy it anew from the folder of keys on the server"
         table = read_toml(Path(path), remedy)
 
         def one(name: str, read: Callable[[Any], T], expected: str) -> T:
             return take(table, name, read, expected, str(path), remedy)
 
+        id = one("id", logical_id, f"a whole number from 0 to {LARGEST_ID}")
+        if "certificate" not in table:
+            raise KeysError(
+                f"{path} has no certificate, it was made by an earlier version of fedcomp; make a new one on the server: "
+                f"fedcomp keys renew {id}"
+            )
         enrolment = cls(
-            id=one("id", logical_id, f"a whole number from 0 to {LARGEST_ID}"),
-            public_key=one(
-                "public_key",
-                lambda value: openssh(public_key(_text(value))),
-                "an EC P-384 public key in OpenSSH form",
-            ),
+            id=id,
+            certificate=one("certificate", _certificate_text, "a certificate as PEM"),
             private_key=one(
-                "private_key", _private_text, "an EC P-384 private key without a password"
+                "private_key", _private_text, "an EC P-384 private key as PEM without a password"
             ),
-            ca=one("ca", _certificate_text, "a certificate"),
-            not_after=one("not_after", moment, "a date such as 2027-11-21T16:33:08Z"),
+            ca=one("ca", _certificate_text, "a certificate as PEM"),
             server=one("server", _text, "a text such as server.example:8080")
             if "server" in table
             else None,
         )
-        if openssh(enrolment.pair[1]) != enrolment.public_key:
-            raise KeysError(f"{path}: 'private_key' and 'public_key' are not a pair; {remedy}")
+        if enrolment.pair[1] != enrolment.leaf.public_key():
+            raise KeysError(f"{path}: 'private_key' is not the key of 'certificate'; {remedy}")
+        try:
+            enrolment.leaf.verify_directly_issued_by(one_certificate(enrolment.ca))
+        except (ValueError, TypeError, InvalidSignature):
+            raise KeysError(f"{path}: 'certificate' is not signed by 'ca'; {remedy}") from None
         return enrolment
 
-    @property
+    @cached_property
+    def leaf(self) -> x509.Certificate:
+        """The parsed certificate."""
+        return one_certificate(self.certificate)
+
+    @cached_property
     def pair(self) -> tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]:
-        """Both keys, as Flower's connection takes them."""
+        """The private and the public key, with which sealed elections sign and verify."""
         private = _private_key(self.private_key)
         return private, private.public_key()
 
+    @property
+    def key_hash(self) -> bytes:
+        """The client's identity [32 bytes], see `key_hash`."""
+        return key_hash(self.pair[1])
+
+    @property
+    def not_after(self) -> datetime:
+        """The end of the certificate, UTC."""
+        return self.leaf.not_valid_after_utc
+
+    def credentials(self) -> tuple[bytes, bytes, bytes]:
+        """Return the CA's certificate, the client's certificate and its private key as PEM, as grpc.ssl_channel_credentials takes them."""
+        return self.ca.encode(), self.certificate.encode(), self.private_key.encode()
+
     def refuse_expired(self, now: datetime | None = None) -> None:
-        """Raise KeysError when the key has ended by this machine's clock."""
-        if (now := now or utc_now()) >= self.not_after:
-            raise KeysError(
-                f"the key of client {self.id} ended on {iso(self.not_after)}, and it is {iso(now)} by this machine's clock; "
-                f"correct the clock if it is wrong, else on the server: fedcomp keys renew {self.id}"
-            )
+        """Raise KeysError if the certificate has ended or has not begun by this machine's clock."""
+        now, begins = now or utc_now(), self.leaf.not_valid_before_utc
+        if begins <= now < self.not_after:
+            return
+        when = f"begins on {iso(begins)}" if now < begins else f"ended on {iso(self.not_after)}"
+        raise KeysError(
+            f"the certificate of client {self.id} {when}, and it is {iso(now)} by this machine's clock; "
+            f"correct the clock if it is wrong, else on the server: fedcomp keys renew {self.id}"
+        )
 
     def text(self) -> str:
-        """The file's content."""
+        """Return the file's content."""
         values = {
             "id": self.id,
             "server": self.server,
-            "not_after": iso(self.not_after),
-            "public_key": self.public_key,
+            "certificate": self.certificate,
             "private_key": self.private_key,
             "ca": self.ca,
         }
         given = {name: value for name, value in values.items() if value is not None}
         return (
-            f"# fedcomp: what client {self.id} needs to join. It holds a private key: keep it readable by its owner alone.\n"
-            + tomli_w.dumps(given, multiline_strings=True)
+            f"# The enrolment of client {self.id} in a federation, good until {iso(self.not_after)}. It holds a private key: only its\n"
+            "# owner may read it.\n" + tomli_w.dumps(given, multiline_strings=True)
         )
 
     def unpack(self, folder: Path) -> tuple[Path, Path]:
-        """The CA's certificate and the private key as files, for programs that want files: flower-supernode's
-        --root-certificates and --auth-supernode-private-key. Raises FileExistsError rather than overwrite."""
+        """Write the CA's certificate and the private key to files, in the forms that flower-supernode reads.
+
+        Raises FileExistsError rather than overwrite.
+        """
         ca, key = folder / "ca.crt", folder / "client.key"
         write_new(ca, self.ca.encode(), 0o644)
-        write_new(key, self.private_key.encode(), 0o600)
+        private = self.pair[0].private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.OpenSSH,
+            serialization.NoEncryption(),
+        )
+        write_new(key, private, 0o600)
         return ca, key
+
+
+def one_certificate(pem_text: bytes | str) -> x509.Certificate:
+    """Parse a PEM text that holds exactly one certificate. Raises ValueError."""
+    raw = pem_text.encode() if isinstance(pem_text, str) else pem_text
+    (certificate,) = x509.load_pem_x509_certificates(raw)
+    return certificate
 
 
 def write_new(path: Path, data: bytes, mode: int) -> None:
@@ -218,15 +290,19 @@ def _private_text(value: Any) -> str:
 
 
 def _certificate_text(value: Any) -> str:
-    x509.load_pem_x509_certificate(_text(value).encode())
+    one_certificate(_text(value))
     return value
 
 
 def _private_key(value: Any) -> ec.EllipticCurvePrivateKey:
     try:
-        key = serialization.load_ssh_private_key(_text(value).encode(), None)
+        key = serialization.load_pem_private_key(_text(value).encode(), None)
     except (TypeError, UnsupportedAlgorithm) as error:  # TypeError: it has a password
         raise ValueError(str(error)) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVE):
         raise ValueError("not an EC P-384 key")
     return key
+
+
+def _is_ours(key: object) -> TypeGuard[ec.EllipticCurvePublicKey]:
+    return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, CURVE)

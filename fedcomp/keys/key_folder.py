@@ -1,15 +1,15 @@
-"""Keys: a CA, the server's certificate, a key for each client, and the registry of which key speaks for whom.
+"""The folder of keys: a CA, the server's certificate, an enrolment for each client, and the registry of clients.
 
-    ca.crt  ca.key            EC P-384; ca.key signs certificates of the server and is needed for nothing else
+    ca.crt  ca.key            EC P-384; ca.key signs the certificates of the server and the clients, and is needed for nothing else
     server.crt  server.key    for the hosts that were named, and for localhost and 127.0.0.1
-    clients/0.toml ...        what each client is given (keys/enrolment.py)
-    registry.toml             logical id → public key, state, end; what the server reads
+    clients/0.toml ...        the enrolment file of each client (keys/enrolment.py)
+    registry.toml             logical id → public key, state, end; read by the server
 
-A new folder is made under another name and renamed when it is whole; a file that changes is replaced by a whole one, the registry
-last: a kill at any moment leaves what was there, and the same command again does the rest. Private files are 0600 and folders 0700
-from the moment they exist.
+A new folder is written under another name and renamed once it is complete. A file that changes is replaced by a complete one, the
+registry last: a kill at any moment leaves the previous state, and repeating the command completes the change. Private files are 0600
+and folders 0700 from the moment they exist.
 
-A key that Flower has unregistered cannot be registered in the same database again: whoever is renewed gets a new key.
+A renewed client gets a new key, so that its old enrolment file is of no use to anybody.
 """
 
 import fcntl
@@ -25,14 +25,13 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ..config import keys_command
 from ..errors import KeysError
 from . import certificates
-from .certificates import read_certificate, read_private_key
-from .connection import check_server, hosts_of
+from .certificates import hosts_of, read_certificate, read_private_key
+from .connection import check_server, join_address
 from .enrolment import CURVE, LARGEST_ID, Enrolment, iso, openssh, pem, utc_now, write_new
 from .registry import ENROLLED, REVOKED, Entry, Registry, read_entries, read_file, text_of
 
@@ -66,9 +65,9 @@ DAYS, CA_DAYS = 365, 3650
 def make(
     folder: str | Path, clients: int, hosts: Sequence[str] = (), days: int = DAYS, port: int = 8080
 ) -> list[str]:
-    """A new folder of keys, made whole or not at all. Returns the hosts that its certificate is for.
+    """Make a new folder of keys, completely or not at all. Return the hosts that the server's certificate is for.
 
-    Raises KeysError when something is in the way or cannot be written, or a host is none.
+    Raises KeysError if the folder exists or cannot be written, or a host is not valid.
     """
     folder = Path(folder)
     names = certificates.hosts(hosts)
@@ -86,12 +85,13 @@ def make(
         try:
             _mark(half, folder)
             ca_key = ec.generate_private_key(CURVE())
-            ca = certificates.authority(ca_key, now, now + timedelta(days=max(days, CA_DAYS)))
+            ends = now + timedelta(days=max(days, CA_DAYS))
+            ca = _Authority(certificates.authority(ca_key, now, ends), ca_key)
             write_new(half / CA_KEY, certificates.key_pem(ca_key), 0o600)
-            write_new(half / CA_CRT, certificates.pem(ca), 0o644)
-            _write_server(half, ca, ca_key, names, now, days)
+            write_new(half / CA_CRT, certificates.pem(ca.certificate), 0o644)
+            _write_server(half, ca, names, now, days)
             (half / CLIENTS).mkdir(0o700)
-            server = f"[{names[0]}]:{port}" if ":" in names[0] else f"{names[0]}:{port}"
+            server = join_address(names[0], port)
             entries = [_enrol(half, id, ca, now, days, server) for id in range(clients)]
             write_new(half / REGISTRY, text_of(entries, server).encode(), 0o644)
             (half / INCOMPLETE).unlink()
@@ -104,11 +104,15 @@ def make(
 
 
 def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
-    """Enrol `count` new clients; returns their ids, which follow the highest there is. Raises KeysError."""
+    """Enrol `count` new clients and return their ids, which follow the highest existing one.
+
+    Raises KeysError, also if ca.key is kept elsewhere or the CA has ended.
+    """
     with _changing(folder) as state:
+        ca = state.authority()
         first = max((entry.id for entry in state.entries), default=-1) + 1
         new = [
-            _enrol(state.folder, id, state.ca, utc_now(), days, state.server)
+            _enrol(state.folder, id, ca, utc_now(), days, state.server)
             for id in range(first, first + count)
         ]
         state.write([*state.entries, *new])
@@ -116,7 +120,10 @@ def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
 
 
 def revoke(folder: str | Path, *ids: int) -> None:
-    """Let the keys of clients in no more: all of them, or none and KeysError for an id that is not there. A revoked one stays so."""
+    """Refuse the keys of clients from now on. A revoked client stays revoked.
+
+    Raises KeysError, and changes nothing, if an id is not in the registry.
+    """
     with _changing(folder) as state:
         gone = [state.entry(id).id for id in ids]
         state.write(
@@ -128,13 +135,13 @@ def revoke(folder: str | Path, *ids: int) -> None:
 
 
 def renew(folder: str | Path, id: int, days: int = DAYS) -> datetime:
-    """Give a client a new key in a new enrolment file, and let in the old one no more; one that was revoked is let in again.
+    """Give a client a new key and certificate in a new enrolment file, and refuse its old key; a revoked client is let in again.
 
-    Returns its end. Raises KeysError for an id that is not there.
+    Return the end of the certificate. Raises KeysError if the id is not in the registry, ca.key is kept elsewhere or the CA has ended.
     """
     with _changing(folder) as state:
         old = state.entry(id)
-        new = _enrol(state.folder, id, state.ca, utc_now(), days, state.server)
+        new = _enrol(state.folder, id, state.authority(), utc_now(), days, state.server)
         new = replace(new, replaced=(*old.replaced, old.public_key))
         state.write([new if e is old else e for e in state.entries])
     return new.not_after
@@ -143,36 +150,24 @@ def renew(folder: str | Path, id: int, days: int = DAYS) -> datetime:
 def renew_server(
     folder: str | Path, hosts: Sequence[str] = (), days: int = DAYS
 ) -> tuple[list[str], datetime]:
-    """Give the server a new key and certificate, for the hosts it had and those that are named; returns them and the end.
+    """Give the server a new key and certificate, for its present hosts and those named. Return the hosts and the end.
 
-    Clients need nothing new. Raises KeysError, also where ca.key is kept elsewhere or the CA ends.
+    Clients need nothing new. Raises KeysError, also if ca.key is kept elsewhere or the CA has ended.
     """
     with _changing(folder) as state:
-        ca_key = read_private_key(
-            state.folder / CA_KEY, "bring it back for this command, which alone needs it"
-        )
-        if ca_key.public_key() != state.ca.public_key():
-            raise KeysError(
-                f"{state.folder / CA_KEY} is not the key of {state.folder / CA_CRT}; bring the one back that is"
-            )
-        now = utc_now()
-        if now >= state.ca.not_valid_after_utc:
-            raise KeysError(
-                f"the CA of {state.folder} ended on {iso(state.ca.not_valid_after_utc)}; make new keys in "
-                "another folder: fedcomp keys init --out DIR --clients N"
-            )
+        ca = state.authority()
         had = (
             hosts_of(read_certificate(state.folder / SERVER_CRT))
             if (state.folder / SERVER_CRT).exists()
             else []
         )
         names = certificates.hosts([*had, *hosts])
-        ends = _write_server(state.folder, state.ca, ca_key, names, now, days)
+        ends = _write_server(state.folder, ca, names, utc_now(), days)
     return names, ends
 
 
 def due(folder: str | Path, within_days: int) -> list[int | str]:
-    """Whose end has come or comes within so many days: "server", and the ids of enrolled clients."""
+    """Return what ends within `within_days` days or has ended: "server", and the ids of enrolled clients."""
     folder = keys_folder(folder)
     limit = utc_now() + timedelta(days=within_days)
     server: list[int | str] = (
@@ -186,13 +181,43 @@ def due(folder: str | Path, within_days: int) -> list[int | str]:
 
 
 @dataclass(frozen=True)
+class _Authority:
+    """The CA's certificate and its key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    def ends(self, now: datetime, days: int) -> datetime:
+        """Return the end of a certificate for `days` days, which is not after the CA's."""
+        ends = min(now + timedelta(days=days), self.certificate.not_valid_after_utc)
+        return ends.replace(microsecond=0)
+
+
+@dataclass(frozen=True)
 class _State:
-    """A folder of keys that this process alone changes."""
+    """A folder of keys that is locked by this process."""
 
     folder: Path
-    ca: x509.Certificate
     entries: tuple[Entry, ...]
     server: str | None
+
+    def authority(self) -> _Authority:
+        """Read the CA, which is to sign a certificate. Raises KeysError if ca.key is kept elsewhere or the CA has ended."""
+        certificate = read_certificate(self.folder / CA_CRT)
+        key = read_private_key(
+            self.folder / CA_KEY,
+            "bring it back for this command, which signs a certificate with it",
+        )
+        if key.public_key() != certificate.public_key():
+            raise KeysError(
+                f"{self.folder / CA_KEY} is not the key of {self.folder / CA_CRT}; bring back the one that is"
+            )
+        if utc_now() >= certificate.not_valid_after_utc:
+            raise KeysError(
+                f"the CA of {self.folder} ended on {iso(certificate.not_valid_after_utc)}; make new keys in "
+                "another folder: fedcomp keys init --out DIR --clients N"
+            )
+        return _Authority(certificate, key)
 
     def entry(self, id: int) -> Entry:
         for entry in self.entries:
@@ -220,18 +245,18 @@ def _changing(folder: str | Path) -> Iterator[_State]:
                 *(folder / CLIENTS).glob(".*.new"),
             ]:  # of a process that was killed
                 leftover.unlink()
-            yield _State(folder, read_certificate(folder / CA_CRT), *read_file(folder / REGISTRY))
+            yield _State(folder, *read_file(folder / REGISTRY))
         finally:
             os.close(lock)
 
 
 def read_registry(folder: str | Path) -> Registry:
-    """The registry of a folder of keys. Raises KeysError."""
+    """Return the registry of a folder of keys. Raises KeysError."""
     return Registry(keys_folder(folder) / REGISTRY)
 
 
 def keys_folder(folder: str | Path) -> Path:
-    """A folder that `make` made. Raises KeysError where it is none, or was not finished."""
+    """Return the path of a folder that `make` made. Raises KeysError if it is not one, or was not finished."""
     folder = Path(folder)
     if (folder / INCOMPLETE).exists():
         raise KeysError(
@@ -251,7 +276,10 @@ def _init(folder: Path) -> str:
 
 
 def check_server_files(folder: str | Path) -> x509.Certificate:
-    """The server's certificate, when the CA signed it and server.key belongs to it. Raises KeysError; an expired one is returned."""
+    """Return the server's certificate, expired or not.
+
+    Raises KeysError if the CA did not sign it or server.key does not belong to it.
+    """
     folder = Path(folder)
     renew = keys_command(folder, "renew", "server")
     ca, certificate = read_certificate(folder / CA_CRT), read_certificate(folder / SERVER_CRT)
@@ -273,9 +301,9 @@ def check_server_files(folder: str | Path) -> x509.Certificate:
 
 
 def serving_files(folder: str | Path, now: datetime | None = None) -> tuple[Path, Path]:
-    """The files of the certificate and its key, for a server that is about to start.
+    """Return the files of the certificate and its key, for a server that is about to start.
 
-    Raises KeysError where they do not go together or the certificate is not of this time: clients would only be turned away.
+    Raises KeysError if they do not belong together or the certificate is not valid now, since clients would refuse the server.
     """
     folder, now = keys_folder(folder), now or utc_now()
     certificate = check_server_files(folder)
@@ -290,42 +318,37 @@ def serving_files(folder: str | Path, now: datetime | None = None) -> tuple[Path
 
 
 def _write_server(
-    folder: Path,
-    ca: x509.Certificate,
-    ca_key: ec.EllipticCurvePrivateKey,
-    hosts: Sequence[str],
-    now: datetime,
-    days: int,
+    folder: Path, ca: _Authority, hosts: Sequence[str], now: datetime, days: int
 ) -> datetime:
-    """A new key and certificate for the server, which end no later than the CA. Returns when."""
+    """Write a new key and certificate for the server and return its end."""
     key = ec.generate_private_key(CURVE())
-    ends = min(now + timedelta(days=days), ca.not_valid_after_utc)
-    certificate = certificates.of_server(key.public_key(), hosts, ca_key, now, ends)
+    ends = ca.ends(now, days)
+    certificate = certificates.of_server(key.public_key(), hosts, ca.key, now, ends)
     _replace(folder / SERVER_KEY, certificates.key_pem(key), 0o600)
     _replace(folder / SERVER_CRT, certificates.pem(certificate), 0o644)
     return ends
 
 
 def _enrol(
-    folder: Path, id: int, ca: x509.Certificate, now: datetime, days: int, server: str | None
+    folder: Path, id: int, ca: _Authority, now: datetime, days: int, server: str | None
 ) -> Entry:
-    """A new key for a client, in its enrolment file, which nobody has been given yet. Its entry is still to be written."""
+    """Write an enrolment file with a new key, and return its entry, which the caller adds to the registry."""
     if id > LARGEST_ID:
         raise KeysError(
             f"{folder / REGISTRY} has ids up to {LARGEST_ID}, and no more fit; make new keys in another "
             "folder: fedcomp keys init --out DIR --clients N"
         )
     key = ec.generate_private_key(CURVE())
-    line = openssh(key.public_key())
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    ).decode()
-    ends = (now + timedelta(days=days)).replace(microsecond=0)
-    enrolment = Enrolment(id, line, private, certificates.pem(ca).decode(), ends, server)
+    ends = ca.ends(now, days)
+    enrolment = Enrolment(
+        id,
+        certificates.pem(certificates.of_client(key.public_key(), ca.key, now, ends)).decode(),
+        certificates.key_pem(key).decode(),
+        certificates.pem(ca.certificate).decode(),
+        server,
+    )
     _replace(folder / CLIENTS / f"{id}.toml", enrolment.text().encode(), 0o600)
-    return Entry(id, line, ENROLLED, ends)
+    return Entry(id, openssh(key.public_key()), ENROLLED, ends)
 
 
 # Files.
@@ -349,7 +372,7 @@ def _writing(what: str, remedy: str) -> Iterator[None]:
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
-    """A whole file in the place of what was there, flushed before it takes the name and after."""
+    """Replace a file by a complete one, flushed to the disk before it takes the name and after."""
     temporary = path.with_name(f".{path.name}.new")
     write_new(temporary, data, mode)
     os.replace(temporary, path)

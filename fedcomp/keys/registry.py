@@ -1,23 +1,24 @@
-"""The registry: which key speaks for which client. One key, one logical id, one voice.
+"""The registry: which key belongs to which client. One client has one key, and one key one client.
 
-    server = "server.example:8080"               where clients find the server, for the enrolment files of new ones
+    server = "server.example:8080"               the server's address, for the enrolment files of new clients
     [[client]]
     id = 3
     state = "enrolled"                           or "revoked"
-    not_after = "2027-11-21T16:33:08Z"
+    not_after = "2027-11-21T16:33:08Z"           the end of its certificate
     public_key = "ecdsa-sha2-nistp384 AAAA..."
     replaced = []                                keys that it had before; they are never let in again
 
-Flower's node authentication has each request signed with the client's key and compares that key, as PEM, byte by byte with those that
-were registered (`flwr supernode register`). Here keys are compared as keys, however they are written down.
+A client is looked up by the SHA-256 of its certificate's public key (`key_hash` in enrolment.py).
 """
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import tomli_w
@@ -27,6 +28,7 @@ from ..errors import KeysError
 from .enrolment import (
     LARGEST_ID,
     iso,
+    key_hash,
     logical_id,
     moment,
     openssh,
@@ -38,6 +40,7 @@ from .enrolment import (
 
 ENROLLED, REVOKED = "enrolled", "revoked"
 REMEDY = "mend it, or restore the file from a copy"
+CHECK_S = 0.5  # least seconds between two looks at the file's status, where a look is made for every message
 HEAD = "# Which key speaks for which client. Written by `fedcomp keys`; the server rereads it when it changes.\n"
 
 
@@ -52,7 +55,7 @@ class Entry:
     replaced: tuple[str, ...] = ()  # keys that it had before; they are never let in again
 
     def refused(self, now: datetime, folder: str | Path = KEYS) -> str:
-        """Why its key is not let in, empty when it is; what to do about it in the folder of keys."""
+        """Return why the client is refused and how to let it in, for its folder of keys; "" if it is let in."""
         if self.state == REVOKED:
             return f"client {self.id} is revoked; to let it in again: {keys_command(folder, 'renew', self.id)}"
         if now >= self.not_after:
@@ -61,69 +64,98 @@ class Entry:
         return ""
 
 
-class Registry:
-    """What registry.toml says now: it is read again whenever the file has changed.
+@dataclass(frozen=True)
+class _Content:
+    """What was read from a registry.toml at some time."""
 
-    Raises KeysError when it cannot be read at first. Where that happens later, nobody is let in until it is mended, and `reason` says so.
+    entries: tuple[Entry, ...]
+    problem: str  # why the file cannot be used, "" if it can
+    version: int  # how often the file was read
+    holders: dict[
+        bytes, tuple[Entry, bool]
+    ]  # key hash → whose key it is, and whether it was replaced
+
+
+class Registry:
+    """The present content of registry.toml: the file is read again whenever it has changed.
+
+    Its methods may be called from any thread. Raises KeysError if the file cannot be read at first. If that happens later, nobody is
+    let in until it is mended, and `problem` says why.
     """
 
     def __init__(self, path: Path, now: Callable[[], datetime] = utc_now):
         self.path, self.now = path, now
-        self._seen = self._stamp()
-        self._all, self._broken = read_entries(path), ""
-        self._by_key = _by_key(self._all)
+        self._seen, self._looked = self._stamp(), monotonic()
+        self._reading = threading.Lock()
+        entries = read_entries(path)
+        self._content = _Content(entries, "", 1, _holders(entries))
 
     @property
     def entries(self) -> tuple[Entry, ...]:
         """All clients by id; none while the file is malformed."""
-        self._look()
-        return self._all
+        return self._look().entries
 
     @property
     def problem(self) -> str:
-        """What is wrong with the file, empty when nothing is."""
-        self._look()
-        return self._broken
+        """What is wrong with the file, "" if nothing is."""
+        return self._look().problem
+
+    @property
+    def version(self) -> int:
+        """How often the file was read: it grows when the file has changed, at most CHECK_S later.
+
+        A server that sees another version asks `id_of_hash` again for each connected client. Keys also end without a new version.
+        """
+        return self._glance().version
+
+    def id_of_hash(self, key_hash: bytes) -> int | None:
+        """Return the logical id of the client with this key hash; None if it is refused, and `reason_of_hash` says why.
+
+        A dict lookup: a change of the file takes effect at most CHECK_S later.
+        """
+        entry, why = self._judged(self._glance(), key_hash)
+        return entry.id if entry and not why else None
+
+    def reason_of_hash(self, key_hash: bytes) -> str:
+        """Return why the client with this key hash is refused, in one sentence; "" if it is let in."""
+        return self._judged(self._glance(), key_hash)[1]
 
     def id_of(self, key: bytes | str) -> int | None:
-        """The logical id that a public key, PEM or OpenSSH, speaks for; None where `reason` says why."""
-        entry, why = self._judged(key)
+        """Return the logical id of the client with this public key, PEM or OpenSSH; None if it is refused."""
+        content, hashed = self._look(), _hash(key)
+        entry, why = self._judged(content, hashed) if hashed else (None, "no key")
         return entry.id if entry and not why else None
 
     def reason(self, key: bytes | str) -> str:
-        """Why a public key is not let in, in one sentence; empty when it is."""
-        return self._judged(key)[1]
+        """Return why a public key is refused, in one sentence; "" if it is let in."""
+        content, hashed = self._look(), _hash(key)
+        if hashed is None and not content.problem:
+            return f"what it shows is no EC P-384 public key; give it its file from {self.path.parent / 'clients'}"
+        return self._judged(content, hashed or b"")[1]
 
     def enrolled(self) -> dict[int, str]:
-        """What registering needs: logical id → public key as one OpenSSH line, of all clients that are let in now."""
+        """Return logical id → public key as one OpenSSH line, of all clients that are let in now."""
         now = self.now()
         return {entry.id: entry.public_key for entry in self.entries if not entry.refused(now)}
 
     def write_public_keys(self, folder: Path) -> dict[int, Path]:
-        """A file `ID.pub` in a folder for each that is let in, as `flwr supernode register` takes it."""
+        """Write a file `ID.pub` for each client that is let in, as `flwr supernode register` takes it."""
         written = {}
         for id, line in self.enrolled().items():
             written[id] = folder / f"{id}.pub"
             written[id].write_text(f"{line} client-{id}\n", encoding="ascii")
         return written
 
-    def _judged(self, key: bytes | str) -> tuple[Entry | None, str]:
-        self._look()
-        if self._broken:
-            return None, self._broken
-        line = _line(key)
-        if line is None:
-            return (
-                None,
-                f"what it shows is no EC P-384 public key; give it its file from {self.path.parent / 'clients'}",
-            )
-        entry = self._by_key.get(line)
-        if entry is None:
+    def _judged(self, content: _Content, key_hash: bytes) -> tuple[Entry | None, str]:
+        if content.problem:
+            return None, content.problem
+        if key_hash not in content.holders:
             return (
                 None,
                 f"its key is not in {self.path}; enrol it with: {keys_command(self.path.parent, 'add')}",
             )
-        if line != entry.public_key:
+        entry, replaced = content.holders[key_hash]
+        if replaced:
             return (
                 entry,
                 f"its key was replaced when client {entry.id} was renewed; give it the new clients/{entry.id}.toml",
@@ -137,23 +169,41 @@ class Registry:
             return ()
         return status.st_ino, status.st_size, status.st_mtime_ns
 
-    def _look(self) -> None:
+    def _glance(self) -> _Content:
+        """Return the content of CHECK_S ago or newer; while another thread reads the file, the previous content."""
+        if monotonic() - self._looked >= CHECK_S and self._reading.acquire(blocking=False):
+            try:
+                self._read_again()
+            finally:
+                self._reading.release()
+        return self._content
+
+    def _look(self) -> _Content:
+        """Return the present content."""
+        with self._reading:
+            self._read_again()
+        return self._content
+
+    def _read_again(self) -> None:
+        self._looked = monotonic()
         if (stamp := self._stamp()) == self._seen:
             return
+        old, problem = self._content, ""
+        entries: tuple[Entry, ...] = ()
         try:
             entries = read_entries(self.path)
-            if not entries and (self._all or self._broken):
+            if not entries and (old.entries or old.problem):
                 raise KeysError(
                     f"{self.path} holds no client any more, as if it was emptied; {REMEDY}"
                 )
-            self._all, self._broken = entries, ""
         except KeysError as error:
-            self._all, self._broken = (), str(error)
-        self._by_key, self._seen = _by_key(self._all), stamp
+            problem = str(error)
+        self._content = _Content(entries, problem, old.version + 1, _holders(entries))
+        self._seen = stamp
 
 
 class News:
-    """Says once that a registry cannot be used any more, and once that it can again."""
+    """Report once that a registry cannot be used any more, and once that it can again."""
 
     def __init__(self, registry: Registry, say: Callable[[str], None]):
         self.registry, self.say, self._told = registry, say, ""
@@ -169,21 +219,27 @@ class News:
         self._told = problem
 
 
-@lru_cache(4096)  # a server asks at each request
-def _line(key: bytes | str) -> str | None:
+@lru_cache(1 << 17)  # a registry that has changed is mostly the same
+def _parsed(key: bytes | str) -> tuple[str, bytes]:
+    """Return a public key as one OpenSSH line and its `key_hash`. Raises ValueError."""
+    parsed = public_key(key)
+    return openssh(parsed), key_hash(parsed)
+
+
+def _hash(key: bytes | str) -> bytes | None:
     try:
-        return openssh(public_key(key))
+        return _parsed(key)[1]
     except ValueError:
         return None
 
 
 def read_entries(path: Path) -> tuple[Entry, ...]:
-    """The clients of a registry.toml by id. Raises KeysError, naming file and line or field."""
+    """Return the clients of a registry.toml by id. Raises KeysError, naming the file and the line or field."""
     return read_file(path)[0]
 
 
 def read_file(path: Path) -> tuple[tuple[Entry, ...], str | None]:
-    """The same, and where the server is when that is known."""
+    """Return the clients and the server's address, None if it is not known. Raises KeysError."""
     table = read_toml(path, REMEDY)
     server = take(
         {"server": ""} | table,
@@ -228,7 +284,7 @@ def _entries(table: dict[str, Any], path: str) -> tuple[Entry, ...]:
 
 def _entry(client: dict[str, Any], number: int, path: str) -> Entry:
     def key(value: Any) -> str:
-        return openssh(public_key(_text(value)))
+        return _parsed(_text(value))[0]
 
     def state(value: Any) -> str:
         if value not in (ENROLLED, REVOKED):
@@ -265,8 +321,13 @@ def _entry(client: dict[str, Any], number: int, path: str) -> Entry:
     )
 
 
-def _by_key(entries: Sequence[Entry]) -> dict[str, Entry]:
-    return {key: entry for entry in entries for key in (*entry.replaced, entry.public_key)}
+def _holders(entries: Sequence[Entry]) -> dict[bytes, tuple[Entry, bool]]:
+    return {
+        _parsed(key)[1]: (entry, replaced)
+        for entry in entries
+        for keys, replaced in ((entry.replaced, True), ((entry.public_key,), False))
+        for key in keys
+    }
 
 
 def _text(value: Any) -> str:
@@ -276,7 +337,7 @@ def _text(value: Any) -> str:
 
 
 def text_of(entries: Sequence[Entry], server: str | None) -> str:
-    """The content of a registry.toml."""
+    """Return the content of a registry.toml."""
     top = tomli_w.dumps({"server": server}) if server else ""
     return (
         HEAD

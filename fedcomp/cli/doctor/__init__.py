@@ -5,6 +5,7 @@ needed: a broken package is a finding, not a failure. A kind of check is a modul
 """
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +32,13 @@ def doctor(
     ] = None,
     client: Annotated[
         Path | None,
-        typer.Option("--client", "--enrolment", metavar="FILE", help="An enrolment file."),
+        typer.Option(
+            "--client",
+            "--enrolment",
+            metavar="FILE",
+            help="An enrolment file; without --keys it is by default FEDCOMP_ENROLMENT or "
+            "~/.config/fedcomp/enrolment.toml.",
+        ),
     ] = None,
     keys: Annotated[
         Path | None, typer.Option(metavar="DIR", help="A folder that fedcomp keys init made.")
@@ -51,7 +58,7 @@ def doctor(
 
     asked = Asked(
         server,
-        client and at_home(client, "--client"),
+        at_home(client, "--client") if client else None if keys else _default_enrolment(),
         keys and at_home(keys, "--keys"),
         data and at_home(data, "--data"),
         port,
@@ -74,3 +81,11 @@ def checks(asked: Asked) -> Iterator[Check]:
         asked.address()  # before the first line
     for kind in KINDS:
         yield from kind.checks(asked)
+
+
+def _default_enrolment() -> Path | None:
+    """Return the path of this machine's enrolment file, None if there is none and FEDCOMP_ENROLMENT names none."""
+    from ...keys.enrolment import VARIABLE, default_enrolment
+
+    path = default_enrolment()
+    return path if path.exists() or os.environ.get(VARIABLE) else None

@@ -51,10 +51,10 @@ class Asked:
         return None
 
     @cached_property
-    def ca(self) -> str | None:
-        """The CA, as PEM, that the server's certificate should be of."""
+    def trust(self) -> "Enrolment | str | None":
+        """The enrolment with which a server is visited; else the CA of the keys, as PEM; None without either."""
         if self.enrolment is not None:
-            return self.enrolment.ca
+            return self.enrolment
         with suppress(OSError, ValueError):
             return (self.keys / "ca.crt").read_text(encoding="ascii") if self.keys else None
         return None

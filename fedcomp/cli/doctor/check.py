@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from ...errors import FedcompError
 from ..keys import days_left
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 SOON = timedelta(days=30)
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
@@ -32,15 +36,22 @@ def parted(sentence: str) -> tuple[str, str]:
     return found, fix
 
 
-def ending(what: str, ends: datetime, now: datetime, remedy: str, before: str = "") -> Check:
+def validity(
+    what: str, certificate: "x509.Certificate", now: datetime, remedy: str, before: str = ""
+) -> Check:
+    """Check that a certificate is valid now. One that has not begun shows that this machine's clock is behind."""
     from ...keys.enrolment import iso
 
-    if now >= ends:
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if not begins <= now < ends:
+        when = f"begins on {iso(begins)}" if now < begins else f"ended on {iso(ends)}"
         return Check(
             what,
             FAILED,
-            f"{before}ended on {iso(ends)}, and it is {iso(now)} by this machine's clock",
-            f"correct the clock if it is wrong, else {remedy}",
+            f"{before}{when}, and it is {iso(now)} by this machine's clock",
+            "set the clock by NTP: timedatectl set-ntp true"
+            if now < begins
+            else f"correct the clock if it is wrong, else {remedy}",
         )
     days = days_left(ends, now)
     return Check(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...config import KEYS, keys_command
 from ...errors import KeysError
 from .asked import Asked
-from .check import FAILED, OK, Check, ending, parted, refused
+from .check import FAILED, OK, Check, parted, refused, validity
 
 if TYPE_CHECKING:
     from ...keys.enrolment import Enrolment
@@ -28,9 +28,9 @@ def enrolment_file(asked: Asked) -> Iterator[Check]:
         yield refused("client", asked.unreadable)
         return
     enrolment, path = asked.enrolment, asked.client
-    yield Check("client", OK, f"{path} is whole, its keys are a pair: client {enrolment.id}")
+    yield Check("client", OK, f"{path} is whole: client {enrolment.id}")
     yield private(path, "client file")
-    yield ending("client key", enrolment.not_after, utc_now(), _remedy(asked))
+    yield validity("client's", enrolment.leaf, utc_now(), _remedy(asked))
 
 
 def _remedy(asked: Asked) -> str:
@@ -39,11 +39,9 @@ def _remedy(asked: Asked) -> str:
 
 def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
     """The CA, the server's certificate, the registry and the files that belong to it; and whether a client is in it."""
-    from cryptography import x509
-
     from ...keys import key_folder as keys
     from ...keys.certificates import read_certificate
-    from ...keys.enrolment import utc_now
+    from ...keys.enrolment import one_certificate, utc_now
 
     try:
         registry = keys.read_registry(folder)
@@ -52,15 +50,15 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
         yield refused("keys", error)
         return
     now = utc_now()
-    yield ending(
+    yield validity(
         "ca",
-        ca.not_valid_after_utc,
+        ca,
         now,
         "make new keys in another folder: fedcomp keys init --out DIR --clients N",
     )
-    yield ending(
+    yield validity(
         "certificate",
-        certificate.not_valid_after_utc,
+        certificate,
         now,
         keys_command(folder, "renew", "server"),
         f"for {', '.join(keys.hosts_of(certificate))}, ",
@@ -89,11 +87,11 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
     )
     yield files_of(folder, registry.entries)
     if enrolment is not None:
-        why = registry.reason(enrolment.public_key)
-        here = registry.id_of(enrolment.public_key)
+        why = registry.reason_of_hash(enrolment.key_hash)
+        here = registry.id_of_hash(enrolment.key_hash)
         if not why and here != enrolment.id:
             why = f"its key is that of client {here} here and its file says {enrolment.id}; copy {keys.CLIENTS}/{here}.toml anew"
-        if not why and x509.load_pem_x509_certificate(enrolment.ca.encode()) != ca:
+        if not why and one_certificate(enrolment.ca) != ca:
             why = f"client {enrolment.id} is let in and trusts another CA; copy {keys.CLIENTS}/{here}.toml anew"
         yield Check(
             "enrolled",
@@ -105,7 +103,7 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
 def files_of(folder: Path, entries: tuple) -> Check:
     """Whether the enrolment files that are still there go with the registry and are private."""
     from ...keys import key_folder as keys
-    from ...keys.enrolment import Enrolment
+    from ...keys.enrolment import Enrolment, openssh
 
     clients = folder / keys.CLIENTS
     for entry in entries:
@@ -117,7 +115,7 @@ def files_of(folder: Path, entries: tuple) -> Check:
             enrolment = Enrolment.read(path)
         except KeysError as error:
             return Check("files", FAILED, *parted(str(error).rpartition(";")[0] + f"; {renew}"))
-        if (enrolment.id, enrolment.public_key) != (entry.id, entry.public_key):
+        if (enrolment.id, openssh(enrolment.pair[1])) != (entry.id, entry.public_key):
             return Check(
                 "files", FAILED, f"{path} is not what the registry has for client {entry.id}", renew
             )

@@ -1,4 +1,4 @@
-"""A server: whether it is there and the one that it should be, how long its certificate is good, and both clocks."""
+"""A server: whether it can be reached and is the one that it should be, and how long its certificate is valid."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,33 +7,31 @@ from typing import TYPE_CHECKING
 from ...config import KEYS, keys_command
 from ...errors import KeysError, UnreachableError
 from .asked import Asked
-from .check import FAILED, OK, SKIPPED, Check, ending, refused
+from .check import OK, SKIPPED, Check, refused, validity
 
 if TYPE_CHECKING:
-    from ...keys.connection import Contact
+    from ...keys.enrolment import Enrolment
 
-AHEAD_S, BEHIND_S = (
-    4,
-    240,
-)  # of a client's clock; Flower refuses what is signed 5 s ahead or 305 s behind the server's
 TIMEOUT_S = 5.0
 
 
 def checks(asked: Asked) -> Iterator[Check]:
-    where = asked.address()
-    yield from reaching(where, asked.ca, asked.keys or KEYS) if where else [own_clock()]
+    if where := asked.address():
+        yield from reaching(where, asked.trust, asked.keys or KEYS)
 
 
-def reaching(where: tuple[str, int], ca: str | None, keys: str | Path) -> Iterator[Check]:
-    """The server's certificate and health, and both clocks."""
-    from ...keys.connection import contact
+def reaching(
+    where: tuple[str, int], trust: "Enrolment | str | None", keys: str | Path
+) -> Iterator[Check]:
+    """Reach the server, show it the certificate of an enrolment, and check its own."""
+    from ...keys.connection import contact, join_address
+    from ...keys.enrolment import utc_now
 
-    host, port = where
-    name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    name = join_address(*where)
     try:
-        met = contact(host, port, ca, TIMEOUT_S)
+        met = contact(*where, trust, TIMEOUT_S)
     except UnreachableError as error:
-        if ca is None and error.cause == "tls":
+        if trust is None and error.cause == "tls":
             yield Check(
                 "server",
                 SKIPPED,
@@ -42,11 +40,9 @@ def reaching(where: tuple[str, int], ca: str | None, keys: str | Path) -> Iterat
             )
         else:
             yield refused("server", error)
-        yield own_clock()
         return
     except KeysError as error:
         yield refused("server", error)
-        yield own_clock()
         return
     yield Check(
         "server",
@@ -54,36 +50,5 @@ def reaching(where: tuple[str, int], ca: str | None, keys: str | Path) -> Iterat
         f"{name} is there{'' if met.certificate else ', without TLS'}, {1000 * met.seconds:.0f} ms",
     )
     if met.certificate:
-        yield ending(
-            "server's",
-            met.certificate.not_valid_after_utc,
-            met.asked,
-            f"on the server: {keys_command(keys, 'renew', 'server')}",
-        )
-    yield clock(met)
-
-
-def clock(met: "Contact") -> Check:
-    """This machine's clock against the server's, which tells whole seconds."""
-    from ...keys.enrolment import iso
-
-    if met.date is None:
-        return Check("clock", SKIPPED, f"{iso(met.asked)} here; the server does not tell its own")
-    ahead = (met.asked - met.date).total_seconds() - 0.5
-    apart = f"{iso(met.asked)} here, {iso(met.date)} on the server"
-    if not -BEHIND_S <= ahead <= AHEAD_S:
-        return Check(
-            "clock",
-            FAILED,
-            f"{apart}, which refuses clients whose clock is more than 5 s ahead or 5 min behind",
-            "set both clocks by NTP: timedatectl set-ntp true",
-        )
-    return Check("clock", OK, f"{apart}")
-
-
-def own_clock() -> Check:
-    from ...keys.enrolment import iso, utc_now
-
-    return Check(
-        "clock", SKIPPED, f"{iso(utc_now())} here; compared with a server's where one is reached"
-    )
+        renew = f"on the server: {keys_command(keys, 'renew', 'server')}"
+        yield validity("server's", met.certificate, utc_now(), renew)
