@@ -4,18 +4,19 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import datetime, timedelta
-from email.utils import format_datetime
+from datetime import timedelta
 from pathlib import Path
 
+import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedcomp.keys import certificates
-from fedcomp.keys.enrolment import CURVE, utc_now
+from fedcomp.keys.enrolment import CURVE, Enrolment, utc_now
 
-HEALTHY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # the first frame of a server that speaks HTTP/2
 
 
 class Authority:
@@ -46,20 +47,29 @@ class Authority:
         (folder / "its.key").write_bytes(certificates.key_pem(key))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(folder / "its.crt", folder / "its.key")
+        context.load_verify_locations(cadata=self.pem.decode())
+        context.verify_mode = ssl.CERT_OPTIONAL
+        context.set_alpn_protocols(["h2"])
         return context
 
-
-def dated(moment: datetime) -> bytes:
-    return (
-        b"HTTP/1.1 200 OK\r\ndate: "
-        + format_datetime(moment, usegmt=True).encode()
-        + b"\r\ncontent-length: 0\r\n\r\n"
-    )
+    def enrolment(
+        self, id: int = 3, begins_days: float = 0, ends_days: float = 90, ca: bytes | None = None
+    ) -> Enrolment:
+        """A client whose certificate begins and ends so many days from now. `ca`: another CA that it trusts."""
+        key, now = ec.generate_private_key(CURVE()), utc_now()
+        begins, ends = now + timedelta(days=begins_days), now + timedelta(days=ends_days)
+        certificate = certificates.of_client(key.public_key(), self.key, begins, ends)
+        return Enrolment(
+            id,
+            certificates.pem(certificate).decode(),
+            certificates.key_pem(key).decode(),
+            (ca or self.pem).decode(),
+        )
 
 
 @contextmanager
 def serving(
-    answer: bytes | None = HEALTHY,
+    answer: bytes | None = SETTINGS,
     context: ssl.SSLContext | None = None,
     family: int = socket.AF_INET,
     until: bytes = b"",
@@ -103,6 +113,25 @@ def serving(
         listener.close()
         for thread in [accepting, *threads]:
             thread.join(12)
+
+
+@contextmanager
+def grpc_serving(keys: Path | None) -> Iterator[int]:
+    """The port of a gRPC server with the certificate of a folder of keys, for clients of its CA; None: without TLS."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    if keys is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        pair = tuple((keys / name).read_bytes() for name in ("server.key", "server.crt"))
+        credentials = grpc.ssl_server_credentials(
+            [pair], (keys / "ca.crt").read_bytes(), require_client_auth=True
+        )
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    try:
+        yield port
+    finally:
+        server.stop(None).wait()
 
 
 def free_port() -> int:

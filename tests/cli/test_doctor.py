@@ -5,9 +5,9 @@ import os
 import re
 import shlex
 import socket
-import ssl
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from cases import for_each
 from packaging.requirements import Requirement
-from tls_servers import HEALTHY, Authority, dated, free_port, serving
+from tls_servers import SETTINGS, Authority, free_port, grpc_serving, serving
 from typer.testing import CliRunner
 
 from fedcomp.cli.doctor import machine
 from fedcomp.cli.main import app
 from fedcomp.keys import certificates
 from fedcomp.keys import key_folder as keys
-from fedcomp.keys.enrolment import Enrolment, iso, utc_now
+from fedcomp.keys.enrolment import Enrolment, utc_now
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = ["python", "flwr", "packages", "torch", "cuda", "threads", "disk"]
@@ -60,6 +60,8 @@ def found(*words: object) -> dict[str, tuple[str, str, str]]:
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("FEDCOMP_ENROLMENT", raising=False)
 
 
 @pytest.fixture
@@ -68,18 +70,12 @@ def folder(tmp_path) -> Path:
     return tmp_path / "keys"
 
 
-def tls(folder: Path) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "server.crt", folder / "server.key")
-    return context
-
-
 # The machine.
 
 
 def test_this_machine():
     status, said = examine()
-    assert list(said) == [*MACHINE, "clock"]
+    assert list(said) == MACHINE
     assert status == 0 and {said[name][0] for name in MACHINE[:4]} == {"ok"}
     import flwr
     import torch
@@ -207,14 +203,36 @@ def test_a_port_that_is_taken(family):
 
 
 def test_a_server_with_its_client(folder):
-    with serving(dated(utc_now()), tls(folder)) as port:
+    with grpc_serving(folder) as port:
         status, said = examine(
             "--server", f"localhost:{port}", "--client", folder / "clients" / "1.toml"
         )
     assert status == 0
     assert re.fullmatch(rf"localhost:{port} is there, \d+ ms", said["server"][1])
     assert re.match(r"good until 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ, 365 days", said["server's"][1])
-    assert said["clock"][0] == "ok"
+
+
+def test_the_enrolment_at_its_default_place(folder, tmp_path, monkeypatch):
+    place = tmp_path / ".config" / "fedcomp" / "enrolment.toml"
+    place.parent.mkdir(parents=True)
+    (folder / "clients" / "1.toml").rename(place)
+    with grpc_serving(folder) as port:
+        said = found("--server", f"localhost:{port}")
+        assert said["client"][:2] == ("ok", f"{place} is whole: client 1")
+        assert said["server"][0] == "ok"
+        assert "client" not in found("--keys", folder)
+        monkeypatch.setenv("FEDCOMP_ENROLMENT", str(folder / "clients" / "0.toml"))
+        assert found("--server", f"localhost:{port}")["client"][1].endswith("client 0")
+    monkeypatch.setenv("FEDCOMP_ENROLMENT", "absent.toml")
+    assert found()["client"][1] == "absent.toml cannot be read (No such file or directory)"
+
+
+def test_a_client_of_other_keys_is_refused_by_the_server(folder, tmp_path):
+    keys.make(tmp_path / "others", 1)
+    path = tmp_path / "others" / "clients" / "0.toml"
+    with grpc_serving(folder) as port:
+        said = found("--server", f"localhost:{port}", "--client", path)["server"]
+    assert said[0] == "failed" and "is not signed by the CA that this client trusts" in said[1]
 
 
 def test_the_server_that_the_enrolment_names(tmp_path):
@@ -225,7 +243,7 @@ def test_the_server_that_the_enrolment_names(tmp_path):
 
 
 def test_a_server_by_the_keys_alone_and_without_either(folder):
-    with serving(HEALTHY, tls(folder)) as port:
+    with grpc_serving(folder) as port:
         assert found("--server", f"localhost:{port}", "--keys", folder)["server"][0] == "ok"
         said = found("--server", f"localhost:{port}")
     assert said["server"] == (
@@ -236,7 +254,7 @@ def test_a_server_by_the_keys_alone_and_without_either(folder):
 
 
 def test_a_server_without_tls():
-    with serving() as port:
+    with grpc_serving(None) as port:
         status, said = examine("--server", f"127.0.0.1:{port}")
     assert status == 0 and re.fullmatch(
         rf"127.0.0.1:{port} is there, without TLS, \d+ ms", said["server"][1]
@@ -254,7 +272,7 @@ def test_a_server_without_tls():
 def test_a_certificate_that_is_not_as_it_should_be(hosts, begins, ends, expected, folder):
     ours = Authority()
     (folder / "ca.crt").write_bytes(ours.pem)
-    with serving(HEALTHY, ours.context(folder.parent, hosts, begins, ends)) as port:
+    with serving(SETTINGS, ours.context(folder.parent, hosts, begins, ends)) as port:
         status, said = examine("--server", f"localhost:{port}", "--keys", folder)
     state, what, _ = said["server"]
     assert (
@@ -265,24 +283,9 @@ def test_a_certificate_that_is_not_as_it_should_be(hosts, begins, ends, expected
 
 
 def test_the_certificate_of_another_ca(folder):
-    with serving(HEALTHY, Authority().context(folder.parent)) as port:
+    with serving(SETTINGS, Authority().context(folder.parent)) as port:
         said = found("--server", f"localhost:{port}", "--keys", folder)
     assert "is not signed by the CA" in said["server"][1]
-
-
-@for_each("hours, state", [(-1, "failed"), (1, "failed"), (0, "ok")])
-def test_the_clock_against_the_server(hours, state):
-    with serving(dated(utc_now() + timedelta(hours=hours))) as port:
-        said = found("--server", f"127.0.0.1:{port}")["clock"]
-    assert said[0] == state
-    here, there = re.match(r"(\S+) here, (\S+) on the server", said[1]).groups()
-    assert here[:4].isdigit() and there.endswith("Z")
-    assert state == "ok" or said[2] == "set both clocks by NTP: timedatectl set-ntp true"
-
-
-def test_a_server_that_does_not_tell_the_time():
-    with serving(HEALTHY) as port:
-        assert found("--server", f"127.0.0.1:{port}")["clock"][0] == "skipped"
 
 
 def test_an_address_that_is_none_is_one_sentence():
@@ -300,7 +303,7 @@ def test_an_address_that_is_none_is_one_sentence():
 def test_a_client_file(folder):
     path = folder / "clients" / "1.toml"
     said = found("--client", path)
-    assert [said[name][0] for name in ("client", "client file", "client key")] == ["ok"] * 3
+    assert [said[name][0] for name in ("client", "client file", "client's")] == ["ok"] * 3
     path.chmod(0o644)
     said = found("--client", path)
     assert said["client file"] == (
@@ -317,22 +320,20 @@ def test_a_client_file(folder):
     )
 
 
-def test_a_client_whose_key_has_ended_and_one_whose_key_will(folder):
-    path = folder / "clients" / "1.toml"
-    for days, state, fix in (
-        (
-            -1,
-            "failed",
-            "correct the clock if it is wrong, else on the server: fedcomp keys renew 1",
-        ),
-        (5, "ok", "renew it soon, on the server: fedcomp keys renew 1"),
-    ):
-        mine = Enrolment.read(path)
-        path.write_text(
-            mine.text().replace(iso(mine.not_after), iso(utc_now() + timedelta(days=days)))
-        )
-        status, said = examine("--client", path, "--server", f"localhost:{free_port()}")
-        assert said["client key"][0] == state and said["client key"][2].startswith(fix)
+@pytest.mark.parametrize(
+    ("begins", "ends", "state", "what", "fix"),
+    [
+        (-9, -1, "failed", "ended on", "correct the clock if it is wrong, else on the server: "),
+        (-9, 5, "ok", "good until", "renew it soon, on the server: fedcomp keys renew 3"),
+        (2, 50, "failed", "begins on", "set the clock by NTP: timedatectl set-ntp true"),
+    ],
+)
+def test_the_time_of_a_clients_certificate(begins, ends, state, what, fix, tmp_path):
+    path = tmp_path / "3.toml"
+    path.write_text(Authority().enrolment(3, begins, ends).text())
+    path.chmod(0o600)
+    said = found("--client", path)["client's"]
+    assert said[0] == state and said[1].startswith(what) and said[2].startswith(fix)
 
 
 def test_a_folder_of_keys_with_a_client_in_it(folder):
@@ -431,10 +432,10 @@ def test_a_folder_without_what_was_handed_out_and_put_away_is_well(folder):
 
 def test_the_certificate_of_the_ca_is_the_one_of_the_client(folder):
     path = folder / "clients" / "0.toml"
-    mine = Enrolment.read(path)
-    path.write_text(
-        mine.text().replace(mine.ca, certificates.pem(Authority().certificate).decode())
-    )
+    key = certificates.read_private_key(folder / "ca.key")
+    other = certificates.authority(key, utc_now(), utc_now() + timedelta(days=99))
+    mine = replace(Enrolment.read(path), ca=certificates.pem(other).decode())
+    path.write_text(mine.text())
     said = found("--keys", folder, "--client", path)
     assert said["enrolled"] == (
         "failed",

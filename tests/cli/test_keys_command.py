@@ -64,27 +64,27 @@ def table(folder: Path) -> dict[str, dict[str, str]]:
 
 def test_init_says_what_it_made_and_what_comes_next(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = done("keys", "init", "--clients", 2, "--host", "server.example")
-    assert said.startswith(
-        "keys is written: a CA, a certificate for server.example, localhost, 127.0.0.1, and 2 enrolment files.\n"
+    made, blank, *rest = done(
+        "keys", "init", "--clients", 2, "--host", "server.example", "--port", 9000
+    ).splitlines()
+    assert (made, blank) == (
+        "keys is written: a CA, a certificate for server.example, localhost, 127.0.0.1, and 2 enrolment files.",
+        "",
     )
-    commands = [
-        shlex.split(line, comments=True) for line in said.splitlines() if line.startswith("    ")
+    assert rest == [
+        "On the server: fedcomp server start --keys keys --port 9000",
+        "On each device: copy its keys/clients/N.toml to ~/.config/fedcomp/enrolment.toml (or set FEDCOMP_ENROLMENT), then: "
+        "fedcomp client --server server.example:9000",
+        "Whoever has a client's file can be that client: copy it by a safe way. Keep keys/ca.key away from the server: "
+        "fedcomp keys add and renew alone need it.",
     ]
-    assert commands == [
-        ["fedcomp", "server", "start", "--keys", "keys"],
-        ["fedcomp", "client", "--enrolment", "0.toml"],
-    ]
-    for command in commands:  # with options that there are
-        words = [
-            word
-            for word in command[1:]
-            if not word.startswith("--") and word not in ("keys", "0.toml")
-        ]
-        assert command[-2] in fedcomp(*words, "--help").stdout
-    assert "this machine only" not in said
-    said = done("keys", "init", "--clients", 1, "--out", "others")
-    assert said.endswith("Without --host the certificate is good on this machine only.\n")
+    for line in rest[:2]:  # with options that there are
+        words = shlex.split(line.rpartition(": fedcomp ")[2])
+        shown = fedcomp(*[word for word in words[:2] if word not in ("--server",)], "--help").stdout
+        assert all(word in shown for word in words if word.startswith("--"))
+    rest = done("keys", "init", "--clients", 1, "--out", "others").splitlines()[2:]
+    assert len(rest) == 4
+    assert rest[-1] == "Without --host the certificate is good on this machine only."
     assert (tmp_path / "others" / "clients" / "0.toml").is_file()
 
 
@@ -179,7 +179,7 @@ def test_renew_a_client(folder):
         said
         == f"Client 1 has a new key until {until}; give it {folder}/clients/1.toml, its old one is refused.\n"
     )
-    assert read_registry(folder).id_of(before.public_key) is None
+    assert read_registry(folder).id_of_hash(before.key_hash) is None
 
 
 def test_renew_the_server_for_one_more_host(folder):

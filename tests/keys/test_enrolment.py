@@ -1,5 +1,6 @@
 """An enrolment file is read whole or refused with one sentence that names the file and the line or field."""
 
+import hashlib
 import re
 import stat
 import tomllib
@@ -9,15 +10,20 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import tomli_w
 from cases import for_each
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from tls_servers import Authority
 
-from fedcomp.errors import KeysError
+from fedcomp.errors import ConfigError, KeysError
+from fedcomp.keys import certificates
 from fedcomp.keys.enrolment import (
     LARGEST_ID,
     Enrolment,
+    certificate_key_hash,
+    default_enrolment,
     iso,
+    key_hash,
     moment,
     openssh,
     pem,
@@ -26,13 +32,26 @@ from fedcomp.keys.enrolment import (
 )
 
 ENDS = datetime(2027, 11, 21, 16, 33, 8, tzinfo=UTC)
+CA = Authority(ends_days=9000)
 
 
-def private_text(key) -> str:
+def client(key, ends: datetime = ENDS) -> Enrolment:
+    made = certificates.of_client(key.public_key(), CA.key, ends - timedelta(days=365), ends)
+    return Enrolment(
+        3,
+        certificates.pem(made).decode(),
+        private_text(key),
+        CA.pem.decode(),
+        "server.example:8080",
+    )
+
+
+NOT_LOCKED = serialization.NoEncryption()
+
+
+def private_text(key, encryption=NOT_LOCKED) -> str:
     return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
     ).decode()
 
 
@@ -51,14 +70,7 @@ def key():
 
 @pytest.fixture(scope="module")
 def enrolment(key) -> Enrolment:
-    return Enrolment(
-        3,
-        public_text(key),
-        private_text(key),
-        Authority().pem.decode(),
-        ENDS,
-        "server.example:8080",
-    )
+    return client(key)
 
 
 def refused(path, text: str) -> str:
@@ -77,50 +89,58 @@ def test_what_is_written_is_read(server, enrolment, tmp_path):
     assert Enrolment.read(path) == Enrolment.read(str(path)) == replace(enrolment, server=server)
 
 
-def test_its_keys_are_a_pair_for_flower(enrolment, key, tmp_path):
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-
-    private, public = enrolment.pair
-    assert private.private_numbers() == key.private_numbers()
-    assert pem(public) == public_key_to_bytes(public)
+def test_the_end_is_that_of_the_certificate(enrolment):
+    assert enrolment.not_after == ENDS and f"good until {iso(ENDS)}" in enrolment.text()
 
 
-def test_a_comment_and_an_offset_do_not_matter(enrolment, tmp_path):
-    path = tmp_path / "3.toml"
-    path.write_text(
-        enrolment.text()
-        .replace(enrolment.public_key, f"{enrolment.public_key} laptop")
-        .replace("16:33:08Z", "17:33:08+01:00")
+def test_credentials_are_what_grpc_takes(enrolment, key):
+    ca, certificate, private = enrolment.credentials()
+    assert x509.load_pem_x509_certificate(ca) == CA.certificate
+    assert x509.load_pem_x509_certificate(certificate).public_key() == key.public_key()
+    assert private.startswith(b"-----BEGIN PRIVATE KEY-----\n")
+    assert enrolment.pair[0].private_numbers() == key.private_numbers()
+
+
+def test_the_identity_is_the_hash_of_the_public_key_as_der(enrolment, key):
+    der = key.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    assert Enrolment.read(path) == enrolment
-    path.write_text(
-        enrolment.text().replace('"2027-11-21T16:33:08Z"', "2027-11-21T16:33:08Z")
-    )  # TOML's own kind of date
-    assert Enrolment.read(path) == enrolment
+    assert enrolment.key_hash == key_hash(key.public_key()) == hashlib.sha256(der).digest()
+    assert certificate_key_hash(enrolment.certificate) == enrolment.key_hash
+    assert certificate_key_hash(enrolment.certificate.encode()) == enrolment.key_hash
+    assert certificate_key_hash(b"no") is None
+    assert certificate_key_hash(2 * enrolment.certificate) is None
+    assert certificate_key_hash(b"") is None
 
 
 def test_private_parts_are_not_shown(enrolment):
     assert "PRIVATE" not in repr(enrolment)
 
 
-@pytest.mark.parametrize("field", ["id", "not_after", "public_key", "private_key", "ca"])
+@pytest.mark.parametrize("field", ["id", "private_key", "ca"])
 def test_a_missing_field_is_named(field, enrolment, tmp_path):
     values = tomllib.loads(enrolment.text())
     del values[field]
     assert refused(tmp_path / "x.toml", tomli_w.dumps(values)) == f": '{field}' is missing"
 
 
+def test_a_file_of_an_earlier_version_says_how_to_replace_it(enrolment, tmp_path):
+    values = tomllib.loads(enrolment.text()) | {"public_key": "x", "not_after": iso(ENDS)}
+    del values["certificate"]
+    (tmp_path / "3.toml").write_text(tomli_w.dumps(values))
+    with pytest.raises(KeysError) as raised:
+        Enrolment.read(tmp_path / "3.toml")
+    assert str(raised.value) == (
+        f"{tmp_path}/3.toml has no certificate, it was made by an earlier version of fedcomp; make a new one on the server: "
+        "fedcomp keys renew 3"
+    )
+
+
 def bad_keys():
-    yield "public_key", public_text(ec.generate_private_key(ec.SECP256R1()))
-    yield "public_key", public_text(ed25519.Ed25519PrivateKey.generate())
     yield "private_key", private_text(ec.generate_private_key(ec.SECP256R1()))
     yield "private_key", private_text(ed25519.Ed25519PrivateKey.generate())
-    locked = ec.generate_private_key(ec.SECP384R1()).private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.BestAvailableEncryption(b"secret"),
-    )
-    yield "private_key", locked.decode()
+    locked = serialization.BestAvailableEncryption(b"secret")
+    yield "private_key", private_text(ec.generate_private_key(ec.SECP384R1()), locked)
 
 
 @pytest.mark.parametrize(
@@ -132,15 +152,11 @@ def bad_keys():
         ("id", 1.0),
         ("id", LARGEST_ID + 1),
         ("id", [3]),
-        ("not_after", "soon"),
-        ("not_after", 3),
-        ("not_after", "2027-11-21T16:33:08"),
-        ("not_after", "2027-11-21"),
-        ("not_after", "0001-01-01T00:00:00+23:59"),
-        ("public_key", "ssh"),
-        ("public_key", ""),
-        ("public_key", "ü"),
-        ("public_key", 7),
+        ("certificate", "no"),
+        ("certificate", ""),
+        ("certificate", "ü"),
+        ("certificate", 7),
+        ("certificate", CA.pem.decode() + CA.pem.decode()),
         ("private_key", "no"),
         ("private_key", ""),
         ("ca", "no"),
@@ -158,12 +174,15 @@ def test_a_field_that_is_not_what_it_should_be_is_named(field, value, enrolment,
     assert said.startswith(f": '{field}' is not a")
 
 
-def test_two_keys_that_are_no_pair(enrolment, tmp_path):
-    other = public_text(ec.generate_private_key(ec.SECP384R1()))
-    assert (
-        refused(tmp_path / "x.toml", replace(enrolment, public_key=other).text())
-        == ": 'private_key' and 'public_key' are not a pair"
-    )
+def test_a_private_key_of_another_certificate(enrolment, tmp_path):
+    other = private_text(ec.generate_private_key(ec.SECP384R1()))
+    said = refused(tmp_path / "x.toml", replace(enrolment, private_key=other).text())
+    assert said == ": 'private_key' is not the key of 'certificate'"
+
+
+def test_a_certificate_of_another_ca(enrolment, tmp_path):
+    said = refused(tmp_path / "x.toml", replace(enrolment, ca=Authority().pem.decode()).text())
+    assert said == ": 'certificate' is not signed by 'ca'"
 
 
 @pytest.mark.parametrize(
@@ -198,14 +217,42 @@ def test_cut_short_anywhere_it_is_refused(enrolment, tmp_path):
             Enrolment.read(path)
 
 
-def test_an_expired_key_is_told_with_the_clock(enrolment):
+def test_a_certificate_that_is_not_valid_now_is_told_with_the_clock(enrolment, key, tmp_path):
     enrolment.refuse_expired(ENDS - timedelta(seconds=1))
-    with pytest.raises(KeysError) as raised:
-        enrolment.refuse_expired(ENDS)
-    assert str(raised.value) == (
-        "the key of client 3 ended on 2027-11-21T16:33:08Z, and it is 2027-11-21T16:33:08Z by this machine's "
-        "clock; correct the clock if it is wrong, else on the server: fedcomp keys renew 3"
-    )
+    begins = enrolment.leaf.not_valid_before_utc
+    for now, when in (
+        (ENDS, "ended on 2027-11-21T16:33:08Z"),
+        (begins - timedelta(days=1), f"begins on {iso(begins)}"),
+    ):
+        with pytest.raises(KeysError) as raised:
+            enrolment.refuse_expired(now)
+        assert str(raised.value) == (
+            f"the certificate of client 3 {when}, and it is {iso(now)} by this machine's clock; correct the clock if it is "
+            "wrong, else on the server: fedcomp keys renew 3"
+        )
+    ended = client(key, utc_now() - timedelta(days=1))
+    (tmp_path / "3.toml").write_text(ended.text())
+    with pytest.raises(KeysError, match="of client 3 ended on "):
+        Enrolment.read(tmp_path / "3.toml").refuse_expired()
+
+
+def test_the_default_place(monkeypatch):
+    monkeypatch.setenv("HOME", "/somewhere")
+    for value, expected in (
+        (None, "/somewhere/.config/fedcomp/enrolment.toml"),
+        ("", "/somewhere/.config/fedcomp/enrolment.toml"),
+        ("/etc/fedcomp/3.toml", "/etc/fedcomp/3.toml"),
+        ("~/3.toml", "/somewhere/3.toml"),
+    ):
+        monkeypatch.delenv("FEDCOMP_ENROLMENT", raising=False)
+        if value is not None:
+            monkeypatch.setenv("FEDCOMP_ENROLMENT", value)
+        assert str(default_enrolment()) == expected
+    monkeypatch.setenv("FEDCOMP_ENROLMENT", "~nosuch/3.toml")
+    with pytest.raises(
+        ConfigError, match="^FEDCOMP_ENROLMENT ~nosuch/3.toml: there is no such user"
+    ):
+        default_enrolment()
 
 
 @pytest.mark.slow
@@ -219,7 +266,7 @@ def test_files_for_flower_supernode(enrolment, tmp_path):
         auth_supernode_private_key, auth_supernode_public_key = str(key), None
 
     _, public = _try_setup_client_authentication(Args)
-    assert openssh(public) == enrolment.public_key
+    assert public == enrolment.pair[1]
     with pytest.raises(FileExistsError):
         enrolment.unpack(tmp_path)
 

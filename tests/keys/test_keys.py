@@ -13,19 +13,21 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 
+import grpc
 import pytest
 from cases import for_each
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from dying import die_at_call
 from forks import FORKS
-from tls_servers import HEALTHY, serving
+from tls_servers import grpc_serving
 
 from fedcomp.errors import KeysError, UnreachableError
 from fedcomp.keys import certificates
 from fedcomp.keys import key_folder as keys
-from fedcomp.keys.enrolment import iso, utc_now
+from fedcomp.keys.enrolment import iso, openssh, utc_now
 from fedcomp.keys.key_folder import Enrolment, check_server, pem, read_registry
 from fedcomp.keys.registry import Registry, read_entries
 
@@ -43,8 +45,8 @@ def enrolment(folder: Path, id: int) -> Enrolment:
     return Enrolment.read(folder / "clients" / f"{id}.toml")
 
 
-def flower_key(folder: Path, id: int) -> bytes:
-    """A client's public key as Flower sends it."""
+def public_pem(folder: Path, id: int) -> bytes:
+    """A client's public key as PEM."""
     return pem(enrolment(folder, id).pair[1])
 
 
@@ -82,7 +84,8 @@ def test_what_is_in_a_new_folder(folder):
         mine = enrolment(folder, id)
         assert (mine.id, mine.ca, mine.server) == (id, ca, "server.example:9000")
         assert timedelta(days=364) < mine.not_after - utc_now() <= timedelta(days=365)
-    assert len({enrolment(folder, id).public_key for id in range(3)}) == 3
+        assert read_registry(folder).entries[id].not_after == mine.not_after
+    assert len({enrolment(folder, id).key_hash for id in range(3)}) == 3
     assert os.listdir(folder.parent) == ["keys"]
 
 
@@ -139,7 +142,8 @@ def test_the_certificates_say_what_they_should(folder):
         for name in ("ca.crt", "server.crt")
     )
     assert keys.check_server_files(folder) == server
-    for certificate in (ca, server):
+    client = enrolment(folder, 0).leaf
+    for certificate in (ca, server, client):
         assert (
             isinstance(certificate.public_key(), ec.EllipticCurvePublicKey)
             and certificate.public_key().curve.name == "secp384r1"
@@ -150,7 +154,14 @@ def test_the_certificates_say_what_they_should(folder):
     assert ca.extensions.get_extension_for_class(
         x509.BasicConstraints
     ).value == x509.BasicConstraints(True, 0)
-    assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    for certificate, purpose in (
+        (server, ExtendedKeyUsageOID.SERVER_AUTH),
+        (client, ExtendedKeyUsageOID.CLIENT_AUTH),
+    ):
+        extensions = certificate.extensions
+        assert not extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+        assert list(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == [purpose]
+    assert client.subject.rfc4514_string() == "CN=fedcomp client"
     assert ca.public_key() != server.public_key()
     assert (
         timedelta(days=364)
@@ -170,15 +181,18 @@ def test_the_certificate_passes_the_rules_of_the_public_web(folder):
     assert len(verifier.verify(keys.check_server_files(folder), [])) == 2
 
 
-def test_a_real_server_with_these_files_is_believed(folder):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "server.crt", folder / "server.key")
-    ca = enrolment(folder, 1).ca
-    with serving(HEALTHY, context) as port:
-        check_server("localhost", port, ca, 3)
+def test_a_grpc_server_and_client_with_these_files_believe_each_other(folder):
+    mine = enrolment(folder, 1)
+    with grpc_serving(folder) as port:
+        credentials = grpc.ssl_channel_credentials(
+            *(mine.credentials()[i] for i in (0, 2, 1))  # gRPC takes the key before the certificate
+        )
+        with grpc.secure_channel(f"localhost:{port}", credentials) as channel:
+            grpc.channel_ready_future(channel).result(timeout=10)
+        check_server("localhost", port, mine, 3)
         with pytest.raises(UnreachableError):
-            check_server("127.0.0.2", port, ca, 3)
-        strict = ssl.create_default_context(cadata=ca)
+            check_server("127.0.0.2", port, mine, 3)
+        strict = ssl.create_default_context(cadata=mine.ca)
         strict.verify_flags |= ssl.VERIFY_X509_STRICT
         with strict.wrap_socket(
             socket.create_connection(("127.0.0.1", port)), server_hostname="server.example"
@@ -328,7 +342,7 @@ def test_killed_anywhere_a_change_is_made_or_not_and_can_be_made_again(act, tmp_
             )
         assert keys.check_server_files(folder)
         for entry in read_entries(folder / "registry.toml"):
-            assert enrolment(folder, entry.id).public_key == entry.public_key
+            assert openssh(enrolment(folder, entry.id).pair[1]) == entry.public_key
         if not stopped:
             break
     assert 2 < after < 60
@@ -358,16 +372,10 @@ def test_a_folder_that_is_none(tmp_path):
 def test_an_enrolled_key_in_any_form_is_its_id(folder):
     registry = read_registry(folder)
     for id in range(3):
-        mine = enrolment(folder, id)
-        assert [
-            registry.id_of(key)
-            for key in (
-                mine.public_key,
-                mine.public_key.encode() + b" laptop",
-                flower_key(folder, id),
-            )
-        ] == [id] * 3
-        assert registry.reason(mine.public_key) == ""
+        line = openssh(enrolment(folder, id).pair[1])
+        forms = (line, line.encode() + b" laptop", public_pem(folder, id))
+        assert [registry.id_of(key) for key in forms] == [id] * 3
+        assert registry.reason(line) == ""
 
 
 def test_the_bytes_are_those_that_flower_registers_and_compares(folder, tmp_path):
@@ -378,7 +386,7 @@ def test_the_bytes_are_those_that_flower_registers_and_compares(folder, tmp_path
     assert sorted(files) == [0, 1, 2]
     assert [registry.id_of(try_load_public_key(path)) for path in files.values()] == list(files)
     assert [try_load_public_key(path) for path in files.values()] == [
-        flower_key(folder, id) for id in files
+        public_pem(folder, id) for id in files
     ]
 
 
@@ -409,7 +417,7 @@ def test_what_is_no_key_is_refused(what, folder):
 
 
 def test_a_revoked_key_is_refused_by_a_registry_that_is_open(folder):
-    registry, key = read_registry(folder), flower_key(folder, 1)
+    registry, key = read_registry(folder), public_pem(folder, 1)
     assert registry.id_of(key) == 1
     keys.revoke(folder, 1)
     assert registry.id_of(key) is None
@@ -426,18 +434,18 @@ def test_an_expired_key_is_refused(folder):
     later = utc_now() + timedelta(days=366)
     registry = Registry(folder / "registry.toml", now=lambda: later)
     ends = iso(enrolment(folder, 2).not_after)
-    assert registry.id_of(flower_key(folder, 2)) is None and registry.enrolled() == {}
+    assert registry.id_of(public_pem(folder, 2)) is None and registry.enrolled() == {}
     renew = f"fedcomp keys renew 2 --keys {folder}"
     assert (
-        registry.reason(flower_key(folder, 2))
+        registry.reason(public_pem(folder, 2))
         == f"the key of client 2 ended on {ends}; make it a new one: {renew}"
     )
 
 
 def test_a_renewed_key_takes_the_place_of_the_old(folder):
-    registry, old = read_registry(folder), flower_key(folder, 1)
+    registry, old = read_registry(folder), public_pem(folder, 1)
     keys.renew(folder, 1, days=30)
-    new = flower_key(folder, 1)
+    new = public_pem(folder, 1)
     assert (registry.id_of(old), registry.id_of(new)) == (None, 1)
     assert (
         registry.reason(old)
@@ -447,17 +455,17 @@ def test_a_renewed_key_takes_the_place_of_the_old(folder):
 
 
 def test_a_renewed_client_that_was_revoked_is_let_in_with_the_new_key_alone(folder):
-    registry, old = read_registry(folder), flower_key(folder, 1)
+    registry, old = read_registry(folder), public_pem(folder, 1)
     keys.revoke(folder, 1)
     keys.renew(folder, 1)
-    assert (registry.id_of(old), registry.id_of(flower_key(folder, 1))) == (None, 1)
+    assert (registry.id_of(old), registry.id_of(public_pem(folder, 1))) == (None, 1)
 
 
 def test_new_clients_follow_the_highest_id_revoked_ones_too(folder):
     registry = read_registry(folder)
     keys.revoke(folder, 2)
     assert keys.add(folder, 2) == [3, 4]
-    assert registry.id_of(flower_key(folder, 4)) == 4
+    assert registry.id_of(public_pem(folder, 4)) == 4
     assert enrolment(folder, 4).server == "server.example:9000"
 
 
@@ -488,21 +496,46 @@ def test_a_new_certificate_for_the_hosts_it_had_and_more(folder):
     assert changed == {"server.crt", "server.key"}  # clients need nothing new
 
 
-def test_only_a_new_certificate_needs_the_key_of_the_ca(folder):
+def test_new_certificates_need_the_key_of_the_ca(folder):
     away = (folder / "ca.key").rename(folder.parent / "ca.key")
-    keys.add(folder), keys.renew(folder, 0), keys.revoke(folder, 1)
-    assert refused(lambda: keys.renew_server(folder)) == (
-        f"{folder}/ca.key cannot be read (No such file or directory); bring it back for "
-        "this command, which alone needs it"
+    before = snapshot(folder)
+    acts = (
+        lambda: keys.renew_server(folder),
+        lambda: keys.add(folder),
+        lambda: keys.renew(folder, 0),
     )
+    for act in acts:
+        assert refused(act) == (
+            f"{folder}/ca.key cannot be read (No such file or directory); bring it back for "
+            "this command, which signs a certificate with it"
+        )
     other = ec.generate_private_key(ec.SECP384R1())
     (folder / "ca.key").write_bytes(certificates.key_pem(other))
-    assert (
-        refused(lambda: keys.renew_server(folder))
-        == f"{folder}/ca.key is not the key of {folder}/ca.crt; bring the one back that is"
-    )
+    for act in acts:
+        assert refused(act) == (
+            f"{folder}/ca.key is not the key of {folder}/ca.crt; bring back the one that is"
+        )
+    (folder / "ca.key").unlink()
+    assert snapshot(folder) == before
+    keys.revoke(folder, 1)
     away.rename(folder / "ca.key")
-    keys.renew_server(folder)
+    for act in acts:
+        act()
+
+
+def test_no_certificate_is_signed_by_a_ca_that_has_ended_or_lasts_longer_than_it(folder):
+    key = certificates.read_private_key(folder / "ca.key")
+    now = utc_now()
+    for days in (10, -1):
+        ca = certificates.authority(key, now - timedelta(days=99), now + timedelta(days=days))
+        (folder / "ca.crt").write_bytes(certificates.pem(ca))
+        if days > 0:
+            assert keys.renew(folder, 0) == ca.not_valid_after_utc == enrolment(folder, 0).not_after
+            continue
+        said = refused(lambda: keys.add(folder))
+        assert said.startswith(
+            f"the CA of {folder} ended on {iso(ca.not_valid_after_utc)}; make new keys"
+        )
 
 
 def test_what_is_due(folder):

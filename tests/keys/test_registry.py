@@ -1,6 +1,9 @@
 """A registry that is malformed is refused with its file and line or field; a server that runs lets nobody in until it is mended."""
 
 import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,13 +15,21 @@ from fedcomp.errors import KeysError
 from fedcomp.keys import key_folder as keys
 from fedcomp.keys.enrolment import Enrolment, iso, openssh, utc_now
 from fedcomp.keys.key_folder import read_registry
-from fedcomp.keys.registry import ENROLLED, REVOKED, Entry, read_entries, text_of
+from fedcomp.keys.registry import ENROLLED, REVOKED, Entry, Registry, read_entries, text_of
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
     keys.make(tmp_path / "keys", 2)
     return tmp_path / "keys"
+
+
+def client(folder: Path, id: int) -> Enrolment:
+    return Enrolment.read(folder / "clients" / f"{id}.toml")
+
+
+def line(folder: Path, id: int) -> str:
+    return openssh(client(folder, id).pair[1])
 
 
 def refused(act) -> str:
@@ -116,7 +127,7 @@ def test_a_malformed_registry_names_file_and_line_or_field(text, said, tmp_path,
     path = folder / "registry.toml"
     registry, key, whole = (
         read_registry(folder),
-        Enrolment.read(folder / "clients" / "0.toml").public_key,
+        line(folder, 0),
         path.read_text(),
     )
     assert registry.id_of(key) == 0
@@ -138,7 +149,7 @@ def test_a_malformed_registry_names_file_and_line_or_field(text, said, tmp_path,
 
 
 def test_a_registry_that_vanishes_lets_nobody_in(folder):
-    registry, key = read_registry(folder), Enrolment.read(folder / "clients" / "0.toml").public_key
+    registry, key = read_registry(folder), line(folder, 0)
     (folder / "registry.toml").rename(folder / "elsewhere")
     assert registry.id_of(
         key
@@ -151,7 +162,7 @@ def test_a_registry_that_is_emptied_is_taken_to_be_damaged_and_not_to_turn_every
     path = folder / "registry.toml"
     registry, key, whole = (
         read_registry(folder),
-        Enrolment.read(folder / "clients" / "0.toml").public_key,
+        line(folder, 0),
         path.read_text(),
     )
     path.write_text("")
@@ -160,3 +171,83 @@ def test_a_registry_that_is_emptied_is_taken_to_be_damaged_and_not_to_turn_every
     assert "holds no client any more" in registry.problem
     path.write_text(whole)
     assert registry.problem == "" and registry.id_of(key) == 0
+
+
+# Looked up by hash.
+
+
+def wait_until(met) -> None:
+    """A change of the file takes effect after half a second at the latest."""
+    deadline = time.monotonic() + 20
+    while not met():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_key_hash_is_its_client_and_why_it_is_refused_is_told(folder):
+    registry, renewed, revoked = read_registry(folder), client(folder, 0), client(folder, 1)
+    assert [registry.id_of_hash(one.key_hash) for one in (renewed, revoked)] == [0, 1]
+    assert registry.reason_of_hash(renewed.key_hash) == ""
+    before = registry.version
+    keys.renew(folder, 0)
+    keys.revoke(folder, 1)
+    wait_until(lambda: registry.id_of_hash(revoked.key_hash) is None)
+    wait_until(lambda: registry.id_of_hash(renewed.key_hash) is None)
+    assert registry.id_of_hash(client(folder, 0).key_hash) == 0
+    assert registry.reason_of_hash(renewed.key_hash) == (
+        "its key was replaced when client 0 was renewed; give it the new clients/0.toml"
+    )
+    assert registry.reason_of_hash(revoked.key_hash) == (
+        f"client 1 is revoked; to let it in again: fedcomp keys renew 1 --keys {folder}"
+    )
+    assert registry.version > before
+
+
+@pytest.mark.parametrize("stranger", [bytes(32), b"", b"no hash"])
+def test_a_strange_key_hash_is_refused(stranger, folder):
+    registry = read_registry(folder)
+    assert registry.id_of_hash(stranger) is None
+    assert registry.reason_of_hash(stranger) == (
+        f"its key is not in {folder}/registry.toml; enrol it with: fedcomp keys add --keys {folder}"
+    )
+
+
+def test_a_key_hash_whose_time_is_over_is_refused(folder):
+    later = utc_now() + timedelta(days=366)
+    registry, mine = Registry(folder / "registry.toml", now=lambda: later), client(folder, 0)
+    assert registry.id_of_hash(mine.key_hash) is None
+    assert registry.reason_of_hash(mine.key_hash) == (
+        f"the key of client 0 ended on {iso(mine.not_after)}; make it a new one: fedcomp keys renew 0 --keys {folder}"
+    )
+
+
+def test_the_version_grows_when_the_file_is_read_again_and_only_then(folder):
+    registry, path = read_registry(folder), folder / "registry.toml"
+    first, whole = registry.version, path.read_text()
+    assert registry.problem == "" and registry.version == first
+    path.write_text("???")
+    wait_until(lambda: registry.version == first + 1)
+    assert registry.id_of_hash(client(folder, 0).key_hash) is None
+    assert registry.reason_of_hash(client(folder, 0).key_hash) == registry.problem != ""
+    path.write_text(whole)
+    wait_until(lambda: registry.version == first + 2)
+    assert registry.id_of_hash(client(folder, 0).key_hash) == 0
+
+
+def test_many_threads_look_keys_up_while_the_file_changes(folder):
+    registry, mine, over = read_registry(folder), client(folder, 0), threading.Event()
+
+    def ask() -> list[int | None]:
+        found = []
+        while not over.is_set():
+            found.append(registry.id_of_hash(mine.key_hash))
+            assert registry.problem == ""
+        return found
+
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(ask) for _ in range(4)]
+        for _ in range(10):
+            keys.add(folder)
+        over.set()
+        assert all(set(one.result()) <= {0} for one in asked)
+    assert len(registry.enrolled()) == 12
