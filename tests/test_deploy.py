@@ -15,14 +15,13 @@ from pathlib import Path
 import click
 import pytest
 import yaml
-from loopback import uvicorn_upstream
+from tls_servers import grpc_serving
 from typer.main import get_command
 
 from fedcomp.cli import deployed, flags
 from fedcomp.cli.comparison.alternatives import alternatives
 from fedcomp.cli.main import app
 from fedcomp.config import SPANNING
-from fedcomp.deployment.guard import Guard
 from fedcomp.errors import UserError
 from fedcomp.keys import key_folder as keys
 
@@ -173,28 +172,20 @@ def test_the_check_of_health_sees_a_server_through_tls_and_nothing_else(tmp_path
     keys.make(tmp_path / "keys", 1)
     check = json.loads(dict(instructions())["HEALTHCHECK"].partition(" CMD ")[2])
     assert check[0] == "python" and "8080" in check[2] and "/keys/" in check[2]
-    with (
-        uvicorn_upstream() as upstream,
-        Guard(
-            "127.0.0.1",
-            0,
-            upstream.port,
-            certificate=tmp_path / "keys" / "server.crt",
-            key=tmp_path / "keys" / "server.key",
-        ) as guard,
-    ):
-        code = check[2].replace("8080", str(guard.port)).replace("/keys/", f"{tmp_path / 'keys'}/")
 
-        def status() -> int:
-            environment = os.environ | {"PYTHONPATH": str(ROOT)}
-            return subprocess.run(
-                [sys.executable, "-c", code], env=environment, capture_output=True, timeout=60
-            ).returncode
+    def status(port: int) -> int:
+        code = check[2].replace("8080", str(port)).replace("/keys/", f"{tmp_path / 'keys'}/")
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, timeout=60
+        ).returncode
 
-        assert status() == 0
-        upstream.statuses["/health"] = 503
-        assert status() != 0
-    assert status() != 0
+    with grpc_serving(tmp_path / "keys") as port:
+        assert status(port) == 0
+    assert status(port) != 0
+    keys.make(tmp_path / "others", 1)
+    with grpc_serving(tmp_path / "others") as port:
+        assert status(port) != 0
 
 
 @pytest.mark.parametrize("there", [False, True])
