@@ -74,7 +74,8 @@ def serving(
     family: int = socket.AF_INET,
     until: bytes = b"",
 ) -> Iterator[int]:
-    """The port of a server that hears something that holds `until` and gives `answer` (None: never) on each connection, until left."""
+    """The port of a server that gives `answer` (None: never) on each connection until left: with TLS at once, else after bytes that
+    hold `until`."""
     listener = socket.create_server(
         ("::1" if family == socket.AF_INET6 else "127.0.0.1", 0), family=family
     )
@@ -84,7 +85,7 @@ def serving(
         try:
             plain.settimeout(10)
             with context.wrap_socket(plain, server_side=True) if context else plain as connection:
-                heard = connection.recv(4096)
+                heard = b"" if context else connection.recv(4096)
                 while until not in heard and (more := connection.recv(4096)):
                     heard += more
                 if answer is None:

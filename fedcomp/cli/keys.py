@@ -93,8 +93,8 @@ def init(
         f"On each device: copy its {files} to {DEFAULT_PLACE} (or set {VARIABLE}), then: {shlex.join(join)}"
     )
     print(
-        f"Whoever has a client's file can be that client: copy it by a safe way. Keep {folder / keys.CA_KEY} away from the server: "
-        "fedcomp keys add and renew alone need it."
+        f"A client's file is all that it takes to be that client: copy it over a secure channel. Keep {folder / keys.CA_KEY} "
+        "elsewhere: only fedcomp keys add and fedcomp keys renew need it."
     )
     if not host:
         print("Without --host the certificate is good on this machine only.")

@@ -246,6 +246,12 @@ class _Visit:
                 )
         if isinstance(error, TimeoutError):
             return self._silent("no TLS is spoken")
+        if isinstance(error, ConnectionError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
+            return UnreachableError(  # it ends, has too many connections, or has no TLS
+                f"{self.where} closes the connection without TLS; try again, and look at the server's screen, or correct "
+                "--server",
+                "starting",
+            )
         why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         return UnreachableError(
             f"{self.where} speaks no TLS 1.3 ({why}); correct --server, or give server and client the same version "
@@ -278,7 +284,8 @@ class _Visit:
         if self.enrolment is not None:
             if isinstance(error, TimeoutError):
                 raise self._silent("HTTP/2 is not answered")
-            raise self._refused(self.enrolment, error) from error
+            with self._connected():  # raises if the server has ended just now
+                raise self._refused(self.enrolment, error) from error
         if self._shown():
             raise UnreachableError(
                 f"{self.where} has a certificate; leave --insecure out and give the enrolment file",
@@ -309,8 +316,12 @@ class _Visit:
 
 
 def _speaks_http2(connection: socket.socket, deadline: _Deadline) -> bool:
-    """Begin HTTP/2 and return whether the first frame in answer is SETTINGS. Raises OSError; TimeoutError at the deadline."""
-    with suppress(BrokenPipeError, ConnectionResetError):  # the reason is still to be read
+    """Return whether the server's first frame is SETTINGS, as HTTP/2 begins. Raises OSError; TimeoutError at the deadline.
+
+    With TLS the client sends nothing: a server that refuses its certificate has closed the connection, and a reset in answer to more
+    bytes can destroy the alert that says why.
+    """
+    if not isinstance(connection, ssl.SSLSocket):
         connection.settimeout(deadline.left())
         connection.sendall(PREFACE)
     head = b""

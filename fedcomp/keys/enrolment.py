@@ -104,9 +104,11 @@ def certificate_key_hash(certificate: bytes | str) -> bytes | None:
 def default_enrolment() -> Path:
     """Return the path of this machine's enrolment file: FEDCOMP_ENROLMENT if set, else ~/.config/fedcomp/enrolment.toml.
 
-    Raises ConfigError if the path names a home folder that does not exist.
+    Raises ConfigError if FEDCOMP_ENROLMENT begins with the ~ of a user that does not exist.
     """
-    return at_home(os.environ.get(VARIABLE) or DEFAULT_PLACE, VARIABLE)
+    if given := os.environ.get(VARIABLE):
+        return at_home(given, VARIABLE)
+    return Path(os.path.expanduser(DEFAULT_PLACE))  # as it is for a user without a home folder
 
 
 def read_toml(path: Path, remedy: str) -> dict[str, Any]:
@@ -216,7 +218,10 @@ class Enrolment:
         return self.leaf.not_valid_after_utc
 
     def credentials(self) -> tuple[bytes, bytes, bytes]:
-        """Return the CA's certificate, the client's certificate and its private key as PEM, as grpc.ssl_channel_credentials takes them."""
+        """Return the CA's certificate, the client's certificate and its private key as PEM.
+
+        Mind the order: grpc.ssl_channel_credentials takes the private key before the client's certificate.
+        """
         return self.ca.encode(), self.certificate.encode(), self.private_key.encode()
 
     def refuse_expired(self, now: datetime | None = None) -> None:

@@ -75,8 +75,8 @@ def test_init_says_what_it_made_and_what_comes_next(tmp_path, monkeypatch):
         "On the server: fedcomp server start --keys keys --port 9000",
         "On each device: copy its keys/clients/N.toml to ~/.config/fedcomp/enrolment.toml (or set FEDCOMP_ENROLMENT), then: "
         "fedcomp client --server server.example:9000",
-        "Whoever has a client's file can be that client: copy it by a safe way. Keep keys/ca.key away from the server: "
-        "fedcomp keys add and renew alone need it.",
+        "A client's file is all that it takes to be that client: copy it over a secure channel. Keep keys/ca.key "
+        "elsewhere: only fedcomp keys add and fedcomp keys renew need it.",
     ]
     for line in rest[:2]:  # with options that there are
         words = shlex.split(line.rpartition(": fedcomp ")[2])
