@@ -104,7 +104,7 @@ class Open:
     sequence: int
     assignment: Assignment
     packed: wire.Packed
-    sent: bool = False  # to a stream, as a whole
+    sent: bool = False  # its last byte was handed to a stream
     timer: asyncio.TimerHandle | None = None  # runs while its client is away
 
 
@@ -179,11 +179,11 @@ class Stream:
             while self._urgent or self._work:
                 urgent = bool(self._urgent)
                 message = (self._urgent if urgent else self._work).popleft()
+                if not urgent and not self._work and self._on_sent is not None:
+                    self._on_sent()
                 await self.context.write(message)
                 if len(message) >= wire.PART:
                     self.silent_ticks = 0  # the client made room for it
-                if not urgent and not self._work and self._on_sent is not None:
-                    self._on_sent()
                 del message
         except Exception:  # the stream has ended, which its reader notices
             self._urgent.clear()

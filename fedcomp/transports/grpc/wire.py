@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import re
 import struct
+import zlib
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -55,7 +56,9 @@ WORDS = (
 )
 HEX = re.compile(r"(?:[0-9a-f]{2})+")
 DOUBLE = struct.Struct("<d")
-UTF8, RAW, WORD = 0, 1, 2  # how a text is written
+UTF8, RAW, WORD, DEFLATED = 0, 1, 2, 3  # how a text is written
+DEFLATE_FROM = 128  # bytes of UTF-8 from which a text is compressed
+LARGEST_TEXT = 1 << 20  # bytes of a text that was compressed
 M = TypeVar("M")
 
 
@@ -124,7 +127,13 @@ def _text(text: str) -> bytes:
             data, how = text.encode(), UTF8
         except UnicodeEncodeError as error:
             raise ProtocolError(f"the text {text[:40]!r} is not valid Unicode") from error
+        if DEFLATE_FROM <= len(data) <= LARGEST_TEXT:
+            data, how = min((data, UTF8), (zlib.compress(data, 9, -15), DEFLATED), key=_size)
     return varint(len(data) << 2 | how) + data
+
+
+def _size(written: tuple[bytes, int]) -> int:
+    return len(written[0])
 
 
 class Reader:
@@ -181,16 +190,25 @@ class Reader:
             return WORDS[size]
         if how == RAW:
             return self.take(size).hex()
-        if how == UTF8:
+        if how in (UTF8, DEFLATED):
+            data = self.take(size)
             try:
-                return self.take(size).decode()
-            except UnicodeDecodeError as error:
-                raise ProtocolError("a text is not UTF-8") from error
+                return (data if how == UTF8 else _inflated(data)).decode()
+            except (UnicodeDecodeError, zlib.error) as error:
+                raise ProtocolError("a text is not UTF-8, or not compressed as it should be") from error
         raise ProtocolError(f"a text has the unknown code {code}")
 
     def end(self) -> None:
         if self.at != len(self.data):
             raise ProtocolError(f"a message has {len(self.data) - self.at} bytes too many")
+
+
+def _inflated(data: bytes) -> bytes:
+    stream = zlib.decompressobj(-15)
+    text = stream.decompress(data, LARGEST_TEXT)
+    if not stream.eof or stream.unused_data:
+        raise ProtocolError(f"a compressed text is not whole, or longer than {LARGEST_TEXT} bytes")
+    return text
 
 
 # Messages: any dataclass with fields of these types.

@@ -23,7 +23,6 @@ from fedcomp.messages import (
     Invitation,
     Presence,
     Report,
-    fingerprint,
     next_version,
     ticket,
 )
@@ -31,7 +30,6 @@ from fedcomp.server.transport import Delivery
 from fedcomp.transports.grpc import Credentials, GrpcConnection, GrpcTransport
 from fedcomp.transports.grpc.credentials import shown_key
 
-__all__ = ["fingerprint"]
 RUN = "0123456789abcdef" * 2
 VERSION = "00112233445566778899aabbccddeeff"
 INVITATION = Invitation(RUN, -1, '{"lr":0.1}', "ab" * 16, VERSION)
@@ -212,3 +210,9 @@ async def attend(
             elif isinstance(message, Farewell):
                 return message
         return message
+
+
+def connect(
+    server: Server, client: int = -1, credentials: Credentials | None = None
+) -> GrpcConnection:
+    return GrpcConnection(server.target, largest=LARGEST, credentials=credentials, client=client)
