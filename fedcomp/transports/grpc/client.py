@@ -1,0 +1,186 @@
+"""The client's end of a stream, for programs with an event loop; one process may have many."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from typing import Self
+
+import grpc
+
+from ... import __version__
+from ...errors import ProtocolError, UnreachableError
+from ...messages import Assignment, Farewell, Invitation, Presence, Report
+from . import wire
+from .credentials import Credentials
+from .options import client_options
+from .wire import Kind, Reader, Refused
+
+CONNECT_S = 20.0  # for a connection and the first message
+STATUS_S = 2.0  # after a failed write, for the status that says why
+Message = Invitation | Assignment | Farewell | Refused
+
+
+class GrpcConnection:
+    """One stream to a server, from the HELLO to its end. `target`: host:port.
+
+    Without credentials the connection is plain, and the client may claim an id. With credentials its certificate says who it is.
+    `largest`: bytes of the largest message that the server may send.
+
+    A newer assignment replaces one that was not read yet. Pings are answered at once, whatever the reader of `messages` does meanwhile,
+    as long as the event loop runs. Errors are UnreachableError, and ProtocolError for a message that cannot be understood.
+    """
+
+    def __init__(
+        self, target: str, *, largest: int, credentials: Credentials | None = None, client: int = -1
+    ):
+        self.target, self.credentials, self.claimed = target, credentials, client
+        self.overtaken = 0  # assignments that were replaced before they were read
+        self._assembly = wire.Assembly(largest + 4096)
+        self._invitation: Invitation | None = None
+        self._client = client  # once invited, the id that the server knows
+        self._assigned: tuple[int, Assignment] | None = None  # the newest, as read
+        self._waiting: deque[Message | tuple[int, Assignment]] = deque()
+        self._news = asyncio.Event()
+        self._error: Exception | None = None
+        self._ended = False
+        self._writing = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        """Connect and say HELLO. Returns when the server's first message is here."""
+        if (c := self.credentials) is None:
+            self._channel = grpc.aio.insecure_channel(self.target, options=client_options())
+        else:
+            secure = grpc.ssl_channel_credentials(c.ca, c.key, c.certificate)
+            self._channel = grpc.aio.secure_channel(self.target, secure, options=client_options())
+        self._call = self._channel.stream_stream(wire.METHOD)(wait_for_ready=False)
+        self._reading = asyncio.create_task(self._read())
+        try:
+            with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+                await self._call.write(wire.encode_hello(wire.Hello(self.claimed, __version__)))
+            try:
+                await asyncio.wait_for(self._news.wait(), CONNECT_S)
+            except TimeoutError:
+                raise UnreachableError(
+                    f"{self.target} does not answer within {CONNECT_S:g} s; see that the server is up and that no "
+                    "firewall shuts its port",
+                    "silent",
+                ) from None
+            if self._error is not None:
+                raise self._error
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        self._reading.cancel()
+        self._call.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        await self._channel.close()
+
+    async def messages(self) -> AsyncIterator[Message]:
+        """Yield the server's messages until it ends the stream, at the latest after a Farewell or Refused. Raises as the class says."""
+        while True:
+            while self._waiting:
+                message = self._waiting.popleft()
+                if isinstance(message, tuple):
+                    self._assigned, message = message, message[1]
+                yield message
+                if isinstance(message, Farewell | Refused):
+                    return
+                del message
+            if self._error is not None:
+                raise self._error
+            self._news.clear()
+            await self._news.wait()
+
+    async def send(self, answer: Presence | Report) -> None:
+        """Send the presence that answers the invitation, or the report on the newest assignment that `messages` gave.
+
+        Returns when the server made room for it. Raises ValueError if there is nothing to answer.
+        """
+        if self._invitation is None:
+            raise ValueError("the server has sent no invitation")
+        if isinstance(answer, Presence):
+            self._client = answer.client
+            pieces = wire.encode_presence(answer, self._invitation)
+        elif self._assigned is None:
+            raise ValueError("the server has sent no assignment, or its report was sent")
+        else:
+            (sequence, assignment), self._assigned = self._assigned, None
+            pieces = wire.encode_report(sequence, answer, assignment)
+        await self._write(wire.pack(pieces).messages)
+
+    async def _write(self, messages: Iterable[bytes]) -> None:
+        try:
+            for message in messages:
+                async with self._writing:  # a PONG may come between parts
+                    await self._call.write(message)
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._reading), STATUS_S)
+            raise self._error or self._unreachable(error) from error
+
+    async def _read(self) -> None:
+        """Read until the stream ends."""
+        try:
+            async for data in self._call:
+                if (whole := self._assembly.take(data)) is not None:
+                    await self._take(*whole)
+                    self._news.set()
+                del data, whole
+            self._error = await self._end()
+        except ProtocolError as error:
+            self._error = error
+        except grpc.RpcError as error:
+            self._error = self._unreachable(error)
+        finally:
+            self._ended = True
+            self._news.set()
+
+    async def _take(self, kind: Kind, reader: Reader) -> None:
+        if kind is Kind.PING:
+            async with self._writing:
+                await self._call.write(wire.PONG)
+        elif kind is Kind.REFUSED:
+            self._waiting.append(wire.decode_refused(reader))
+        elif kind is Kind.INVITATION and self._invitation is None:
+            self._invitation = wire.decode_invitation(reader)
+            self._client = self._invitation.client
+            self._waiting.append(self._invitation)
+        elif kind is Kind.ASSIGNMENT and self._invitation is not None:
+            assigned = wire.decode_assignment(reader, self._client)
+            if self._waiting and isinstance(self._waiting[-1], tuple):
+                self._waiting.pop()
+                self.overtaken += 1
+            self._waiting.append(assigned)
+        elif kind is Kind.FAREWELL and self._invitation is not None:
+            self._waiting.append(wire.decode_farewell(reader, self._invitation))
+        else:
+            raise ProtocolError(f"the server sent a {kind.name}, which is not expected now")
+
+    async def _end(self) -> UnreachableError:
+        """Return the error for a stream that the server ended."""
+        code = await self._call.code()
+        if code is grpc.StatusCode.OK:
+            return UnreachableError(f"{self.target} has ended the connection", "closed")
+        return self._status(code, await self._call.details())
+
+    def _unreachable(self, error: Exception) -> UnreachableError:
+        if isinstance(error, grpc.aio.AioRpcError):
+            return self._status(error.code(), error.details())
+        return UnreachableError(f"{self.target} is cut off ({error})", "network")
+
+    def _status(self, code: grpc.StatusCode, details: str | None) -> UnreachableError:
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return UnreachableError(
+                f"{self.target} is a gRPC server and no fedcomp server; correct --server",
+                "not fedcomp",
+            )
+        if self._invitation is None:
+            return UnreachableError(f"{self.target} cannot be reached ({details})", "network")
+        return UnreachableError(f"{self.target} is cut off ({details})", "network")

@@ -1,0 +1,49 @@
+"""Settings of gRPC that both ends need. gRPC ignores names that it does not know."""
+
+import os
+
+from .wire import LARGEST_GRPC
+
+# BoringSSL has no setting for the lowest version of TLS in gRPC's Python API. TLS 1.2 keeps this one suite, which needs an RSA key;
+# certificates of fedcomp have EC keys, so that only TLS 1.3 remains.
+os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES256-GCM-SHA384")
+
+Options = list[tuple[str, int | str]]
+KEEPALIVE_S = 100  # of silence before an idle connection is tried; noticed by ANSWER_S later
+ANSWER_S = 20
+
+_BOTH = {
+    "grpc.max_receive_message_length": LARGEST_GRPC,
+    "grpc.max_send_message_length": LARGEST_GRPC,
+    "grpc.keepalive_time_ms": KEEPALIVE_S * 1000,
+    "grpc.keepalive_timeout_ms": ANSWER_S * 1000,
+    "grpc.http2.ping_timeout_ms": ANSWER_S * 1000,
+    "grpc.http2.max_pings_without_data": 0,  # keepalive goes on without messages
+    "grpc.http2.bdp_probe": 0,  # saves about 90 bytes an exchange
+    "grpc.http2.lookahead_bytes": 1 << 20,  # in flight; keeps links with a long round trip busy
+    "grpc.enable_retries": 0,
+}
+_SERVER = {
+    "grpc.http2.min_ping_interval_without_data_ms": 10_000,
+    "grpc.max_concurrent_streams": 1,
+    "grpc.max_connection_idle_ms": 30_000,  # of connections without a stream
+    "grpc.server_handshake_timeout_ms": 10_000,
+    "grpc.so_reuseport": 0,  # else a second server could listen on the same port
+    "grpc.max_metadata_size": 4096,
+    "grpc.absolute_max_metadata_size": 8192,
+}
+_CLIENT = {
+    "grpc.keepalive_permit_without_calls": 1,
+    "grpc.use_local_subchannel_pool": 1,  # else clients of one process share a connection
+    "grpc.enable_http_proxy": 0,
+    "grpc.service_config_disable_resolution": 1,
+}
+
+
+def server_options(connections: int) -> Options:
+    """Return the options of a server that accepts this many connections at a time."""
+    return [*(_BOTH | _SERVER | {"grpc.max_allowed_incoming_connections": connections}).items()]
+
+
+def client_options() -> Options:
+    return [*(_BOTH | _CLIENT).items()]

@@ -1,0 +1,226 @@
+"""The transport of `fedcomp server start`: gRPC streams over mutual TLS, served by a thread of their own."""
+
+import asyncio
+import queue
+import resource
+import threading
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from concurrent.futures import Future
+from time import monotonic
+from typing import Any, TypeVar
+
+from ...errors import ConfigError
+from ...messages import Assignment, Farewell, Invitation, Presence
+from ...server.clock import Clock
+from ...server.transport import Delivery
+from . import wire
+from .credentials import Credentials
+from .streams import (
+    SPARE_CONNECTIONS,
+    Answered,
+    Event,
+    Heard,
+    Joined,
+    Left,
+    Open,
+    Port,
+    Settings,
+    Stopped,
+    TrafficReport,
+    Warned,
+)
+
+SPARE_FILES = 256  # descriptors of the process for everything else
+STOP_S = 10.0  # for the I/O thread to answer or to end
+T = TypeVar("T")
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+class GrpcTransport:
+    """Serves the clients of a run on a port, as `Transport`.
+
+    Without credentials the port is plain HTTP/2, and clients claim their ids. With credentials, `id_of` gives the logical id for the
+    SHA-256 of a public key (its DER SubjectPublicKeyInfo), None for a key that is not let in; `reason_of` gives the sentence for those.
+    Both are called in the I/O thread. The other callbacks are called in the thread that calls `clients` and `receive`, inside of these:
+    `on_joined` for each client that joins or comes back, `on_heard` for one that answers an assignment that is no longer open.
+
+    A client that is cut off with an open assignment gets the same again if it comes back within 5 s. Raises ConfigError if the port
+    cannot be opened.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        invitation: Invitation,
+        clients: int,
+        *,
+        largest_report: int,
+        credentials: Credentials | None = None,
+        id_of: Callable[[bytes], int | None] = lambda key_hash: None,
+        reason_of: Callable[[bytes], str] = lambda key_hash: "its key is not enrolled",
+        on_joined: Callable[[int, Presence], None] = _ignore,
+        on_left: Callable[[int], None] = _ignore,
+        on_heard: Callable[[int], None] = _ignore,
+        warn: Callable[[str], None] = _ignore,
+    ):
+        self.clock = Clock()
+        self.invitation = invitation
+        self.on_joined, self.on_left, self.on_heard = on_joined, on_left, on_heard
+        self.warn = warn
+        self._here: set[int] = set()
+        self._open: dict[int, int] = {}  # client → sequence number
+        self._public_keys: dict[int, bytes] = {}
+        self._sequence = 0
+        self._deliveries: list[Delivery] = []
+        self._parts = wire.shared_parts()
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._last_traffic: TrafficReport | None = None
+        settings = Settings(
+            address, port, invitation, clients, largest_report + 4096, credentials, id_of, reason_of
+        )
+        started: Future[int] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(settings, started), name="fedcomp-grpc", daemon=True
+        )
+        self._thread.start()
+        self.port = started.result()
+
+    # Transport.
+
+    def clients(self) -> Collection[int]:
+        self._handle_events(0.0)
+        return frozenset(self._here)
+
+    def send(self, assignments: Sequence[Assignment]) -> None:
+        opens = []
+        for assignment in assignments:
+            self._sequence += 1
+            pieces = wire.encode_assignment(self._sequence, assignment)
+            packed = wire.pack(pieces, self._parts)
+            opens.append((assignment.client, Open(self._sequence, assignment, packed)))
+            self._open[assignment.client] = self._sequence
+        self._call(lambda: self._port.assign(opens))
+
+    def receive(self, timeout_s: float) -> list[Delivery]:
+        deadline = monotonic() + timeout_s
+        while not self._deliveries and (left_s := deadline - monotonic()) > 0:
+            self._handle_events(left_s)
+        self._handle_events(0.0)
+        deliveries, self._deliveries = self._deliveries, []
+        return deliveries
+
+    def cancel(self, clients: Collection[int]) -> None:
+        open = [(client, self._open.pop(client)) for client in clients if client in self._open]
+        self._deliveries = [d for d in self._deliveries if d.client not in set(clients)]
+        self._call(lambda: self._port.cancel(open))
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._last_traffic = self.traffic()
+            self._call(self._port.stop)
+            self._thread.join(STOP_S)
+
+    # Beyond Transport.
+
+    def public_key(self, client: int) -> bytes:
+        """Return the PEM of the public key that a client joined with. Raises KeyError if it has not joined with one."""
+        return self._public_keys[client]
+
+    def recheck(self) -> None:
+        """Ask `id_of` about all connected clients again, and disconnect those that are not let in any more."""
+        self._call(lambda: self._port.recheck())
+
+    def dismiss(self, round: int) -> None:
+        """Tell all clients that the run is over, and wait up to 10 s until they have left."""
+        self._ask(lambda: self._port.dismiss(Farewell(self.invitation.run, round)))
+
+    def traffic(self) -> TrafficReport | None:
+        """Return the bytes that went through the port since it was opened; None where the platform does not count them."""
+        if not self._thread.is_alive():
+            return self._last_traffic
+        return self._ask(lambda: self._port.read_traffic())
+
+    def counts(self) -> dict[str, int]:
+        """Return the numbers of joined clients, streams, connections and refused streams."""
+        return self._ask(lambda: self._port.counts()) if self._thread.is_alive() else {}
+
+    # Threads.
+
+    def _run(self, settings: Settings, started: "Future[int]") -> None:
+        async def serve() -> None:
+            self._loop = asyncio.get_running_loop()
+            self._port = Port(settings, self._events)
+            connections = _connections(settings.clients + SPARE_CONNECTIONS)
+            await self._port.serve(started.set_result, connections)
+
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            if started.done():
+                self._events.put(Stopped(error))
+            else:
+                started.set_exception(error)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Run a function in the I/O thread, soon."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(function)
+
+    def _ask(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine in the I/O thread and return its result."""
+        return asyncio.run_coroutine_threadsafe(function(), self._loop).result(2 * STOP_S)
+
+    def _handle_events(self, timeout_s: float) -> None:
+        """Handle all events that are here, or wait for one."""
+        try:
+            event = self._events.get(timeout=timeout_s) if timeout_s else self._events.get_nowait()
+            while True:
+                self._handle(event)
+                event = self._events.get_nowait()
+        except queue.Empty:
+            return
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Joined(client, presence, public_key):
+                self._here.add(client)
+                if public_key is not None:
+                    self._public_keys[client] = public_key
+                self.on_joined(client, presence)
+            case Left(client):
+                self._here.discard(client)
+                self.on_left(client)
+            case Heard(client):
+                self.on_heard(client)
+            case Warned(sentence):
+                self.warn(sentence)
+            case Answered(client, sequence, answer, arrived_s):
+                if self._open.get(client) == sequence:
+                    del self._open[client]
+                    self._deliveries.append(Delivery(client, answer, arrived_s))
+                else:
+                    self.on_heard(client)
+            case Stopped(error):
+                raise error
+
+
+def _connections(wanted: int) -> int:
+    """Return how many connections the limit of open files allows, after raising it if it may be raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted + SPARE_FILES:
+        return wanted
+    soft = (
+        wanted + SPARE_FILES
+        if hard == resource.RLIM_INFINITY
+        else min(hard, wanted + SPARE_FILES)
+    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft <= 2 * SPARE_FILES:
+        raise ConfigError(
+            f"this process may open {soft} files, too few for clients; raise it with ulimit -n"
+        )
+    return min(wanted, soft - SPARE_FILES)

@@ -1,0 +1,640 @@
+"""The I/O side of the server: one stream per client, served by gRPC in an event loop of its own.
+
+Everything here runs in that loop. What the main thread has to know goes into a queue of events.
+"""
+
+import asyncio
+import queue
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterable, Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc
+
+from ... import __version__
+from ...errors import ConfigError, ProtocolError
+from ...messages import Assignment, Farewell, Invitation, Presence, Report
+from ...server.transport import Lost
+from . import wire
+from .credentials import Credentials, ShownKey, shown_key
+from .options import server_options
+from .tcp_info import Peer, PortTraffic, Traffic, available, peer_of
+from .wire import Kind, Reader, Refused
+
+GRACE_S = 5.0  # for a client that was cut off to come back to its assignment
+JOIN_S = 20.0  # for the join
+CLOSE_S = 5.0  # for the last message on a stream
+FAREWELL_S = 10.0  # for clients to hear that the run is over
+TICK_S = 1.0
+PING_TICKS = 8  # of silence of a client that holds an assignment, before it is asked for a sign of life
+SILENT_TICKS = 15  # of silence, before it is taken to be dead; ticks, not seconds: this process may have been stopped itself
+JOINS, JOINS_PER_S = 10.0, 0.5  # of one key: at once, and in the long run
+SPARE_CONNECTIONS = 4096  # beyond one for each client: half-open ones must not keep clients out
+
+CUT_OFF = "it was cut off or has ended, and is not back"
+EXPELLED = "its key is not let in any more"
+SILENT = f"it gave no sign of life for {SILENT_TICKS * TICK_S:g} s"
+
+
+# Events for the main thread.
+
+
+@dataclass(frozen=True)
+class Joined:
+    client: int
+    presence: Presence
+    public_key: bytes | None
+
+
+@dataclass(frozen=True)
+class Left:
+    client: int
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A client answered an assignment that is no longer open."""
+
+    client: int
+
+
+@dataclass(frozen=True)
+class Warned:
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Answered:
+    client: int
+    sequence: int
+    answer: Report | Lost
+    arrived_s: float
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The I/O thread has ended on an error."""
+
+    error: BaseException
+
+
+Event = Joined | Left | Heard | Warned | Answered | Stopped
+
+
+@dataclass
+class Settings:
+    """What a port serves, and to whom. `id_of` and `reason_of` are called in the I/O thread."""
+
+    address: str
+    port: int
+    invitation: Invitation
+    clients: int
+    largest_report: int  # bytes
+    credentials: Credentials | None
+    id_of: Callable[[bytes], int | None]
+    reason_of: Callable[[bytes], str]
+
+
+@dataclass
+class Open:
+    """An assignment that waits for its report."""
+
+    sequence: int
+    assignment: Assignment
+    packed: wire.Packed
+    sent: bool = False  # its last byte was handed to a stream
+    timer: asyncio.TimerHandle | None = None  # runs while its client is away
+
+
+@dataclass
+class TrafficReport:
+    """Bytes of all connections of the port, and of each client that has joined."""
+
+    total: Traffic
+    by_client: dict[int, Traffic] = field(default_factory=dict)
+
+
+class _End(Exception):
+    """The stream has to end, with this last message if there is one."""
+
+    def __init__(self, refused: Refused | None = None):
+        self.refused = refused
+
+
+class Stream:
+    """One stream of a client, from its HELLO to its end."""
+
+    def __init__(self, context: grpc.aio.ServicerContext):
+        self.context = context
+        self.task = asyncio.current_task()
+        self.peer: Peer | None = peer_of(context.peer())
+        self.key: ShownKey | None = None
+        self.client = -1  # logical id, -1 while it is not known
+        self.invitation: Invitation | None = None  # once it was sent
+        self.joined = False
+        self.assembly = wire.Assembly(0)
+        self.sent = self.answered = 0  # newest sequence numbers
+        self.silent_ticks = 0
+        self.closing = False
+        self.timer: asyncio.TimerHandle | None = None
+        self.before = Traffic()  # of its connection, before this stream
+        self._urgent: deque[bytes] = deque()
+        self._work: deque[bytes] = deque()  # of the newest assignment
+        self._on_sent: Callable[[], None] | None = None
+        self._writer: asyncio.Task[None] | None = None
+
+    def put(self, messages: Iterable[bytes]) -> None:
+        """Send messages before anything else that waits."""
+        self._urgent += messages
+        self._start()
+
+    def assign(self, messages: Iterable[bytes], on_sent: Callable[[], None]) -> None:
+        """Send an assignment. The unsent rest of an older one is dropped."""
+        self._work, self._on_sent = deque(messages), on_sent
+        self._start()
+
+    def withdraw(self) -> None:
+        """Drop what is left of an assignment, if none of it was sent yet or the rest is still to come."""
+        self._work.clear()
+
+    def close(self, refused: Refused | None = None) -> None:
+        """End the stream once its last message was sent."""
+        if self.closing:
+            return
+        self.closing = True
+        self._work.clear()
+        if refused is not None:
+            self._urgent.append(wire.encode_refused(refused))
+        self._start()
+
+    def _start(self) -> None:
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write())
+
+    async def _write(self) -> None:
+        """Send what waits: one write at a time, as gRPC demands."""
+        try:
+            while self._urgent or self._work:
+                urgent = bool(self._urgent)
+                message = (self._urgent if urgent else self._work).popleft()
+                if not urgent and not self._work and self._on_sent is not None:
+                    self._on_sent()
+                await self.context.write(message)
+                if len(message) >= wire.PART:
+                    self.silent_ticks = 0  # the client made room for it
+                del message
+        except Exception:  # the stream has ended, which its reader notices
+            self._urgent.clear()
+            self._work.clear()
+        self._writer = None
+        if self.closing and self.task is not None:
+            self.task.cancel()
+
+
+class JoinRate:
+    """A token bucket per key."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[object, tuple[float, float]] = {}  # and when they were counted, in s
+
+    def take(self, who: object) -> bool:
+        now = time.monotonic()
+        tokens, then = self._tokens.pop(who, (JOINS, now))
+        tokens = min(JOINS, tokens + (now - then) * JOINS_PER_S)
+        self._tokens[who] = (tokens - 1 if tokens >= 1 else tokens), now
+        return tokens >= 1
+
+
+class Port:
+    """Serves the clients of a run. Methods are called in the event loop of `serve`."""
+
+    def __init__(self, settings: Settings, events: "queue.SimpleQueue[Event]"):
+        self.settings, self.events = settings, events
+        self.refused: Counter[str] = Counter()  # streams, by reason
+        self.traffic: PortTraffic | None = None
+        self._stop = asyncio.Event()
+        self._streams: set[Stream] = set()
+        self._joining: dict[object, Stream] = {}  # by key, or by the id that is claimed
+        self._joined: dict[int, Stream] = {}
+        self._keys: dict[int, ShownKey] = {}  # that clients joined with
+        self._open: dict[int, Open] = {}
+        self._rate = JoinRate()
+        self._warned: set[int] = set()  # clients without a place in the run
+        self._farewell: Farewell | None = None
+        self._ended: dict[int, Traffic] = {}  # by client, of streams that ended
+        self._attributed: dict[Peer, Traffic] = {}  # of connections whose streams ended
+        self._closing: set[asyncio.TimerHandle] = set()
+
+    # The server.
+
+    async def serve(self, started: Callable[[int], None], connections: int) -> None:
+        """Listen until `stop`. Raises ConfigError if the port cannot be opened."""
+        s = self.settings
+        server = grpc.aio.server(options=server_options(connections))
+        handler = grpc.stream_stream_rpc_method_handler(self._attend)
+        name = wire.METHOD.rpartition("/")[2]
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(wire.SERVICE, {name: handler}),)
+        )
+        where = f"[{s.address}]:{s.port}" if ":" in s.address else f"{s.address}:{s.port}"
+        try:
+            if s.credentials is None:
+                port = server.add_insecure_port(where)
+            else:
+                c = s.credentials
+                secure = grpc.ssl_server_credentials(
+                    [(c.key, c.certificate)], c.ca, require_client_auth=True
+                )
+                port = server.add_secure_port(where, secure)
+            if port == 0:
+                raise RuntimeError("the certificate or its key cannot be used")
+        except RuntimeError as error:
+            raise ConfigError(
+                f"port {s.port} of {s.address} cannot be opened ({error}); choose another with --port, or stop the "
+                "program that listens there"
+            ) from error
+        await server.start()
+        self.traffic = PortTraffic(port) if available() else None
+        started(port)
+        ticking = asyncio.create_task(self._tick())
+        try:
+            await self._stop.wait()
+        finally:
+            ticking.cancel()
+            for stream in self._streams:
+                stream.close()
+            await server.stop(0.5)
+            await asyncio.gather(ticking, return_exceptions=True)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self.traffic is not None:
+                self.traffic.find()
+            for client in [*self._open]:
+                if (stream := self._joined.get(client)) is None:
+                    continue
+                stream.silent_ticks += 1
+                if stream.silent_ticks >= SILENT_TICKS:
+                    self._answer(client, Lost(SILENT, self._stage(client)))
+                    self._drop(stream)
+                elif stream.silent_ticks % PING_TICKS == 0:
+                    stream.put([wire.PING])
+
+    # Streams.
+
+    async def _attend(self, requests: AsyncIterable[bytes], context: Any) -> None:
+        stream = Stream(context)
+        self._streams.add(stream)
+        stream.timer = asyncio.get_running_loop().call_later(
+            JOIN_S,
+            self._refuse,
+            stream,
+            "slow join",
+            f"this client did not join within {JOIN_S:g} s",
+        )
+        try:
+            if stream.peer is not None:
+                stream.before = self._attributed.pop(stream.peer, Traffic())
+            self._identify(stream)
+            async for data in requests:
+                stream.silent_ticks = 0
+                self._take(stream, data)
+                del data  # else it stays until the next message
+        except _End as end:
+            await self._finish(stream, end.refused)
+        except ProtocolError as error:
+            self.refused["malformed message"] += 1
+            if stream.joined:
+                self._warn(
+                    f"client {stream.client} sent a message that cannot be understood, and its connection was closed: "
+                    f"{error}"
+                )
+            await self._finish(stream, Refused(f"the server cannot understand: {error}", True))
+        except asyncio.CancelledError:
+            if not stream.closing:
+                raise
+        finally:
+            self._end(stream)
+
+    async def _finish(self, stream: Stream, refused: Refused | None) -> None:
+        """Send a last message from the stream's own task, which returns afterwards."""
+        self._leave(stream)
+        stream.close(refused)
+        self._cut_later(stream)
+        try:
+            await asyncio.sleep(2 * CLOSE_S)
+        except asyncio.CancelledError:
+            pass
+
+    def _refuse(self, stream: Stream, why: str, sentence: str, again: bool = True) -> None:
+        """End a stream from outside of its task."""
+        if stream.closing:
+            return
+        self.refused[why] += 1
+        self._leave(stream)
+        stream.close(Refused(sentence, again))
+        self._cut_later(stream)
+
+    def _cut_later(self, stream: Stream) -> None:
+        """Cut a closing stream's connection unless its last message goes out in time."""
+        if stream.timer is not None:
+            stream.timer.cancel()
+        stream.timer = asyncio.get_running_loop().call_later(CLOSE_S, self._drop, stream)
+
+    def _drop(self, stream: Stream) -> None:
+        """Cut a connection: a client that does not read would hold its stream for ever."""
+        self._leave(stream)
+        stream.closing = True
+        if self.traffic is not None and stream.peer is not None:
+            self.traffic.cut(stream.peer)
+        if stream.task is not None:
+            stream.task.cancel()
+
+    def _leave(self, stream: Stream) -> None:
+        """Take a stream out of those that serve a client."""
+        if self._joined.get(stream.client) is stream:
+            del self._joined[stream.client]
+            self.events.put(Left(stream.client))
+            if (open := self._open.get(stream.client)) is not None:
+                self._start_grace(stream.client, open)
+        for who in [who for who in self._identities(stream) if self._joining.get(who) is stream]:
+            del self._joining[who]
+
+    def _end(self, stream: Stream) -> None:
+        """A stream has ended, from either side."""
+        self._leave(stream)
+        self._streams.discard(stream)
+        if stream.timer is not None:
+            stream.timer.cancel()
+        if self.traffic is None or stream.peer is None:
+            return
+        if (counted := self.traffic.of(stream.peer)) is None:
+            self.traffic.find()
+            counted = self.traffic.of(stream.peer) or Traffic()
+        self._attributed[stream.peer] = counted
+        if stream.client >= 0:
+            so_far = self._ended.get(stream.client, Traffic())
+            self._ended[stream.client] = so_far.plus(counted.minus(stream.before))
+
+    # The join.
+
+    def _identities(self, stream: Stream) -> list[object]:
+        if stream.key is not None:
+            return [stream.key.hash]
+        return [stream.client] if stream.client >= 0 else []
+
+    def _identify(self, stream: Stream) -> None:
+        """Find out who a TLS client is. Raises _End for one that is not let in."""
+        if self.settings.credentials is None:
+            return
+        shown = stream.context.auth_context().get("x509_pem_cert")
+        if not shown:
+            raise self._turned_away("no certificate", "this client shows no certificate")
+        stream.key = shown_key(shown[0])
+        client = self.settings.id_of(stream.key.hash)
+        if client is None:
+            raise self._turned_away("key", self.settings.reason_of(stream.key.hash))
+        self._begin_join(stream, client)
+
+    def _turned_away(self, why: str, sentence: str, again: bool = True) -> _End:
+        self.refused[why] += 1
+        return _End(Refused(sentence, again))
+
+    def _begin_join(self, stream: Stream, client: int) -> None:
+        clients = self.settings.clients
+        if not 0 <= client < clients:
+            if client not in self._warned and len(self._warned) < SPARE_CONNECTIONS:
+                self._warned.add(client)
+                self._warn(
+                    f"client {client} is here and has no part in this run of {clients} clients, 0 to {clients - 1}; a "
+                    f"new run with --clients {client + 1} has a place for it"
+                )
+            raise self._turned_away(
+                "no place",
+                f"client {client} has no part in this run of {clients} clients, 0 to {clients - 1}",
+                again=False,
+            )
+        stream.client = client
+        for who in self._identities(stream):
+            if not self._rate.take(who):
+                raise self._turned_away("too many joins", f"client {client} joins too often")
+            if (older := self._joining.get(who)) is not None:
+                self._refuse(older, "replaced", "a newer connection of this client has come")
+            self._joining[who] = stream
+
+    def _hear_hello(self, stream: Stream, reader: Reader) -> None:
+        hello = wire.decode_hello(reader)
+        if hello.protocol != wire.PROTOCOL:
+            raise self._turned_away(
+                "protocol",
+                f"this client speaks version {hello.protocol} of the protocol (fedcomp {hello.version[:40]}) and the "
+                f"server version {wire.PROTOCOL} (fedcomp {__version__}); install the same version of fedcomp on both sides",
+                again=False,
+            )
+        if stream.key is None and hello.client != -1:
+            self._begin_join(stream, hello.client)
+        stream.invitation = replace(self.settings.invitation, client=stream.client)
+        stream.assembly.largest = 2 * wire.PART  # a presence is small
+        stream.put(wire.pack(wire.encode_invitation(stream.invitation)).messages)
+
+    def _hear_presence(self, stream: Stream, reader: Reader) -> None:
+        presence = wire.decode_presence(reader, stream.invitation)
+        who = stream.client if stream.client >= 0 else presence.client
+        name = f"client {who}" if who >= 0 else "a client"
+        if presence.run != stream.invitation.run:
+            self._warn(f"{name} cannot take part: it answered for another run")
+            raise self._turned_away("other run", "the presence names another run")
+        if presence.reason:
+            self._warn(f"{name} cannot take part: {presence.reason}")
+            self.refused["cannot take part"] += 1
+            raise _End
+        if stream.client < 0:
+            self._begin_join(stream, presence.client)
+        elif presence.client != stream.client:
+            self._warn(f"{name} cannot take part as client {presence.client}")
+            raise self._turned_away(
+                "other client",
+                f"this client is client {stream.client} and cannot take part as client {presence.client}",
+                again=False,
+            )
+        self._welcome(stream, presence)
+
+    def _welcome(self, stream: Stream, presence: Presence) -> None:
+        client = stream.client
+        for who in self._identities(stream):
+            self._joining.pop(who, None)
+        if stream.timer is not None:
+            stream.timer.cancel()
+        if (older := self._joined.pop(client, None)) is not None:
+            self._refuse(
+                older,
+                "replaced",
+                f"a newer connection has joined as client {client}; only the newer one counts",
+                again=False,
+            )
+        stream.joined, self._joined[client] = True, stream
+        if stream.key is not None:
+            self._keys[client] = stream.key
+        self.events.put(Joined(client, presence, stream.key.pem if stream.key else None))
+        if self._farewell is not None:
+            self._dismiss(stream)
+        elif (open := self._open.get(client)) is not None:
+            self._assign(stream, open)
+
+    # Messages.
+
+    def _take(self, stream: Stream, data: bytes) -> None:
+        """Handle one gRPC message of a client. Raises ProtocolError or _End."""
+        if stream.closing:
+            return
+        if stream.joined:
+            open_report = stream.sent > stream.answered
+            stream.assembly.largest = self.settings.largest_report if open_report else 0
+        whole = stream.assembly.take(data)
+        if whole is None:
+            return
+        kind, reader = whole
+        if kind is Kind.HELLO and stream.invitation is None:
+            self._hear_hello(stream, reader)
+        elif kind is Kind.PRESENCE and stream.invitation is not None and not stream.joined:
+            self._hear_presence(stream, reader)
+        elif kind is Kind.REPORT and stream.joined:
+            self._hear_report(stream, reader)
+        elif kind is not Kind.PONG or not stream.joined:
+            raise ProtocolError(f"a {kind.name} is not expected now")
+
+    def _hear_report(self, stream: Stream, reader: Reader) -> None:
+        sequence = reader.varint()
+        if not stream.answered < sequence <= stream.sent:
+            raise ProtocolError(
+                f"a report answers assignment {sequence}, which this client was not sent or has answered"
+            )
+        stream.answered = sequence
+        open = self._open.get(stream.client)
+        if open is None or open.sequence != sequence:
+            self.events.put(Heard(stream.client))
+            return
+        report = wire.decode_report(reader, open.assignment)
+        a = open.assignment
+        if (report.round, report.phase, report.client) != (a.round, a.phase, a.client):
+            raise ProtocolError(
+                f"a report of client {report.client}, round {report.round}, phase '{report.phase[:40]}' answers an "
+                f"assignment to client {a.client}, round {a.round}, phase '{a.phase}'"
+            )
+        self._answer(stream.client, report)
+
+    def _answer(self, client: int, answer: Report | Lost) -> None:
+        open = self._open.pop(client)
+        if open.timer is not None:
+            open.timer.cancel()
+        self.events.put(Answered(client, open.sequence, answer, time.monotonic()))
+
+    def _warn(self, sentence: str) -> None:
+        self.events.put(Warned(sentence))
+
+    # Assignments.
+
+    def assign(self, opens: Iterable[tuple[int, Open]]) -> None:
+        """Send assignments to their clients; one that is away gets its own when it joins within the grace time."""
+        for client, open in opens:
+            self._withdraw(client)
+            self._open[client] = open
+            if (stream := self._joined.get(client)) is not None:
+                self._assign(stream, open)
+            else:
+                self._start_grace(client, open)
+
+    def _assign(self, stream: Stream, open: Open) -> None:
+        if open.timer is not None:
+            open.timer.cancel()
+            open.timer = None
+        stream.sent, stream.silent_ticks = open.sequence, 0
+
+        def sent() -> None:
+            open.sent = True
+
+        stream.assign(open.packed.messages, sent)
+
+    def _start_grace(self, client: int, open: Open) -> None:
+        if open.timer is None:
+            open.timer = asyncio.get_running_loop().call_later(
+                GRACE_S, lambda: self._answer(client, Lost(CUT_OFF, self._stage(client)))
+            )
+
+    def _stage(self, client: int) -> str:
+        return "reply" if self._open[client].sent else "send"
+
+    def _withdraw(self, client: int) -> None:
+        open = self._open.pop(client, None)
+        if open is not None and open.timer is not None:
+            open.timer.cancel()
+
+    def cancel(self, assignments: Iterable[tuple[int, int]]) -> None:
+        """Withdraw assignments, given as client and sequence number."""
+        for client, sequence in assignments:
+            open = self._open.get(client)
+            if open is not None and open.sequence == sequence:
+                self._withdraw(client)
+                if (stream := self._joined.get(client)) is not None:
+                    stream.withdraw()
+
+    # Other requests of the main thread.
+
+    def recheck(self) -> None:
+        """Close the streams of keys that are not let in any more; their assignments are lost at once."""
+        if self.settings.credentials is None:
+            return
+        for client in [*self._open]:
+            key = self._keys.get(client)
+            if key is not None and self.settings.id_of(key.hash) != client:
+                self._answer(client, Lost(EXPELLED, self._stage(client)))
+        for stream in [*self._streams]:
+            if stream.key is None or stream.closing or stream.client < 0:
+                continue
+            if self.settings.id_of(stream.key.hash) != stream.client:
+                reason = self.settings.reason_of(stream.key.hash) or EXPELLED
+                self._refuse(stream, "key", reason)
+
+    async def dismiss(self, farewell: Farewell) -> None:
+        """Send everybody a farewell, and wait until the streams have ended."""
+        self._farewell = farewell
+        for stream in [*self._joined.values()]:
+            self._dismiss(stream)
+        deadline = time.monotonic() + FAREWELL_S
+        while self._joined and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    def _dismiss(self, stream: Stream) -> None:
+        stream.withdraw()
+        stream.put(
+            wire.pack(wire.encode_farewell(self._farewell, self.settings.invitation)).messages
+        )
+
+    async def read_traffic(self) -> TrafficReport | None:
+        if self.traffic is None:
+            return None
+        total, by_client = self.traffic.total(), dict(self._ended)
+        for stream in self._streams:
+            if stream.peer is None or stream.client < 0:
+                continue
+            counted = self.traffic.of(stream.peer)
+            if counted is not None:
+                so_far = by_client.get(stream.client, Traffic())
+                by_client[stream.client] = so_far.plus(counted.minus(stream.before))
+        live = self.traffic.peers()
+        self._attributed = {peer: n for peer, n in self._attributed.items() if peer in live}
+        return TrafficReport(total, by_client)
+
+    async def counts(self) -> dict[str, int]:
+        """Return the numbers of joined clients, streams and refusals, and of connections where the platform tells."""
+        counts = {"clients": len(self._joined), "streams": len(self._streams)}
+        if self.traffic is not None:
+            self.traffic.find()
+            counts["connections"] = self.traffic.connections
+        return counts | {f"refused: {why}": count for why, count in self.refused.items()}

@@ -1,0 +1,503 @@
+"""The bytes of the gRPC transport, as docs/wire-format.md specifies them.
+
+A gRPC message is one byte, its kind, and a body. Messages are the dataclasses of `fedcomp.messages`. A bit mask says
+which fields are present; the others have the values of a base message that both sides know: a report's base is made from the
+assignment that it answers. Larger messages travel in parts, which several receivers may share.
+"""
+
+import dataclasses
+import functools
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from ...errors import ProtocolError
+from ...messages import (
+    DENSE,
+    FAILED,
+    FRAMES,
+    NEED_DENSE,
+    OVERWRITE,
+    TRAIN,
+    UP_TO_DATE,
+    UPDATE,
+    Assignment,
+    Farewell,
+    Invitation,
+    Presence,
+    Report,
+    next_version,
+    ticket,
+)
+
+PROTOCOL = 1
+SERVICE = "fedcomp.Transport"
+METHOD = f"/{SERVICE}/Attend"
+PART = 1 << 18  # bytes; a message above this travels in parts of at most this size
+LARGEST_GRPC = PART + 64  # bytes of one gRPC message
+DERIVED = 1 << 16  # bytes of frames up to which names that follow from them are left out
+WORDS = (
+    TRAIN,
+    UP_TO_DATE,
+    FRAMES,
+    OVERWRITE,
+    DENSE,
+    UPDATE,
+    NEED_DENSE,
+    FAILED,
+    "phase",
+    "download",
+    "encode",
+)
+HEX = re.compile(r"(?:[0-9a-f]{2})+")
+DOUBLE = struct.Struct("<d")
+UTF8, RAW, WORD, DEFLATED = 0, 1, 2, 3  # how a text is written
+DEFLATE_FROM = 128  # bytes of UTF-8 from which a text is compressed
+LARGEST_TEXT = 1 << 20  # bytes of a text that was compressed
+M = TypeVar("M")
+
+
+class Kind(IntEnum):
+    HELLO = 1
+    REFUSED = 2
+    INVITATION = 3
+    PRESENCE = 4
+    ASSIGNMENT = 5
+    REPORT = 6
+    PING = 7
+    PONG = 8
+    FAREWELL = 9
+    BEGIN = 10
+    PART = 11
+
+
+PING, PONG = bytes([Kind.PING]), bytes([Kind.PONG])
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first message of a client."""
+
+    client: int  # logical id that it claims, -1 for none; counts only without TLS
+    version: str  # of fedcomp
+    protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The last message of a server to a client that it does not serve."""
+
+    sentence: str
+    again: bool  # whether the client may be let in when it tries again
+
+
+# Numbers and texts.
+
+
+def varint(value: int) -> bytes:
+    """Return a number from 0 to 2**64 - 1 as LEB128."""
+    if value < 0x80:
+        return bytes([value])
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _int(value: int) -> bytes:
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ProtocolError(f"the number {value} does not fit into 64 bits")
+    return varint(value << 1 if value >= 0 else (-value << 1) - 1)
+
+
+def _text(text: str) -> bytes:
+    if text in WORDS:
+        return varint(WORDS.index(text) << 2 | WORD)
+    if HEX.fullmatch(text):
+        data, how = bytes.fromhex(text), RAW
+    else:
+        try:
+            data, how = text.encode(), UTF8
+        except UnicodeEncodeError as error:
+            raise ProtocolError(f"the text {text[:40]!r} is not valid Unicode") from error
+        if DEFLATE_FROM <= len(data) <= LARGEST_TEXT:
+            data, how = min((data, UTF8), (zlib.compress(data, 9, -15), DEFLATED), key=_size)
+    return varint(len(data) << 2 | how) + data
+
+
+def _size(written: tuple[bytes, int]) -> int:
+    return len(written[0])
+
+
+class Reader:
+    """Reads bytes from front to back. Raises ProtocolError where they end too early or mean nothing."""
+
+    def __init__(self, data: bytes | bytearray | memoryview):
+        self.data, self.at = memoryview(data), 0
+
+    def varint(self) -> int:
+        value = shift = 0
+        while True:
+            if self.at >= len(self.data):
+                raise ProtocolError("a message ends within a number")
+            byte = self.data[self.at]
+            self.at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift > 63:
+                raise ProtocolError("a number is longer than 64 bits")
+        if value >= 1 << 64 or (byte == 0 and shift):
+            raise ProtocolError("a number is not in its shortest form of at most 64 bits")
+        return value
+
+    def signed(self) -> int:
+        value = self.varint()
+        return -(value + 1 >> 1) if value & 1 else value >> 1
+
+    def double(self) -> float:
+        return DOUBLE.unpack(self.take(DOUBLE.size))[0]
+
+    def take(self, length: int) -> bytes:
+        if length > len(self.data) - self.at:
+            raise ProtocolError(
+                f"a message ends {length - len(self.data) + self.at} bytes too early"
+            )
+        self.at += length
+        return bytes(self.data[self.at - length : self.at])
+
+    def blob(self) -> bytes:
+        return self.take(self.varint())
+
+    def blobs(self) -> list[bytes]:
+        count = self.varint()
+        if count > len(self.data) - self.at:
+            raise ProtocolError(f"a list claims {count} entries, more than its message has bytes")
+        return [self.blob() for _ in range(count)]
+
+    def text(self) -> str:
+        code = self.varint()
+        size, how = code >> 2, code & 3
+        if how == WORD and size < len(WORDS):
+            return WORDS[size]
+        if how == RAW:
+            return self.take(size).hex()
+        if how in (UTF8, DEFLATED):
+            data = self.take(size)
+            try:
+                return (data if how == UTF8 else _inflated(data)).decode()
+            except (UnicodeDecodeError, zlib.error) as error:
+                raise ProtocolError("a text is not UTF-8, or not compressed as it should be") from error
+        raise ProtocolError(f"a text has the unknown code {code}")
+
+    def end(self) -> None:
+        if self.at != len(self.data):
+            raise ProtocolError(f"a message has {len(self.data) - self.at} bytes too many")
+
+
+def _inflated(data: bytes) -> bytes:
+    stream = zlib.decompressobj(-15)
+    text = stream.decompress(data, LARGEST_TEXT)
+    if not stream.eof or stream.unused_data:
+        raise ProtocolError(f"a compressed text is not whole, or longer than {LARGEST_TEXT} bytes")
+    return text
+
+
+# Messages: any dataclass with fields of these types.
+
+READ: dict[Any, Callable[[Reader], Any]] = {
+    int: Reader.signed,
+    float: Reader.double,
+    str: Reader.text,
+    bytes: Reader.blob,
+    list[bytes]: Reader.blobs,
+}
+
+
+@functools.cache
+def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
+    return tuple((field.name, field.type) for field in dataclasses.fields(cls))
+
+
+def _pieces(kind: Any, value: Any) -> Iterator[bytes]:
+    if kind is int:
+        yield _int(value)
+    elif kind is float:
+        yield DOUBLE.pack(value)
+    elif kind is str:
+        yield _text(value)
+    elif kind is bytes:
+        yield varint(len(value))
+        yield value
+    else:
+        yield varint(len(value))
+        for item in value:
+            yield from _pieces(bytes, item)
+
+
+def _encode(message: Any, base: Any) -> list[bytes]:
+    """Return the mask and the fields of a message that differ from its base."""
+    mask, pieces = 0, [b""]
+    for i, (name, kind) in enumerate(_fields(type(message))):
+        value, usual = getattr(message, name), getattr(base, name)
+        if value != usual or kind is float and DOUBLE.pack(value) != DOUBLE.pack(usual):
+            mask |= 1 << i
+            pieces += _pieces(kind, value)
+    pieces[0] = varint(mask)
+    return pieces
+
+
+def _decode(base: M, reader: Reader) -> tuple[M, set[str]]:
+    """Return a message and the names of the fields that it has from its base."""
+    fields = _fields(type(base))
+    mask = reader.varint()
+    if mask >> len(fields):
+        raise ProtocolError(f"a message has more fields than {type(base).__name__}")
+    values, left_out = [], set()
+    for i, (name, kind) in enumerate(fields):
+        if mask >> i & 1:
+            values.append(READ[kind](reader))
+        else:
+            value = getattr(base, name)
+            values.append([*value] if kind == list[bytes] else value)
+            left_out.add(name)
+    reader.end()
+    return type(base)(*values), left_out
+
+
+def _version_after(assignment: Assignment) -> str:
+    return functools.reduce(next_version, assignment.frames, assignment.base)
+
+
+def _ticket_of(report: Report) -> str:
+    return ticket(report.round, report.client, report.frame)
+
+
+def _assignment_base(client: int) -> Assignment:
+    return Assignment(0, TRAIN, client, FRAMES, "", "", "", [], "")
+
+
+def _report_base(answered: Assignment) -> Report:
+    a = answered
+    return Report(
+        a.round,
+        a.phase,
+        a.client,
+        UPDATE,
+        a.version,
+        a.fingerprint,
+        b"",
+        "",
+        0,
+        0.0,
+        "",
+        "",
+        a.accepted,
+    )
+
+
+def encode_hello(hello: Hello) -> bytes:
+    head = bytes([Kind.HELLO]) + varint(hello.protocol)
+    return head + _text(hello.version) + _int(hello.client)
+
+
+def decode_hello(reader: Reader) -> Hello:
+    """Read a HELLO; of other protocol versions no more than the version of fedcomp, for the sentence that refuses it."""
+    protocol, version = reader.varint(), reader.text()
+    if protocol != PROTOCOL:
+        return Hello(-1, version, protocol)
+    hello = Hello(reader.signed(), version)
+    reader.end()
+    return hello
+
+
+def encode_refused(refused: Refused) -> bytes:
+    return bytes([Kind.REFUSED, refused.again]) + refused.sentence.encode(errors="replace")
+
+
+def decode_refused(reader: Reader) -> Refused:
+    again = reader.take(1) != b"\0"
+    return Refused(reader.take(len(reader.data) - reader.at).decode(errors="replace"), again)
+
+
+def encode_invitation(invitation: Invitation) -> list[bytes]:
+    return _whole(Kind.INVITATION, _encode(invitation, Invitation("", -1, "", "", "")))
+
+
+def decode_invitation(reader: Reader) -> Invitation:
+    return _decode(Invitation("", -1, "", "", ""), reader)[0]
+
+
+def _presence_base(invitation: Invitation) -> Presence:
+    return Presence(invitation.run, invitation.client, invitation.version, "")
+
+
+def encode_presence(presence: Presence, invitation: Invitation) -> list[bytes]:
+    return _whole(Kind.PRESENCE, _encode(presence, _presence_base(invitation)))
+
+
+def decode_presence(reader: Reader, invitation: Invitation) -> Presence:
+    return _decode(_presence_base(invitation), reader)[0]
+
+
+def encode_farewell(farewell: Farewell, invitation: Invitation) -> list[bytes]:
+    return _whole(Kind.FAREWELL, _encode(farewell, Farewell(invitation.run, 0)))
+
+
+def decode_farewell(reader: Reader, invitation: Invitation) -> Farewell:
+    return _decode(Farewell(invitation.run, 0), reader)[0]
+
+
+def encode_assignment(sequence: int, assignment: Assignment) -> list[bytes]:
+    """Encode for a stream whose client both sides know. Returns pieces, large frames as they are."""
+    base = _assignment_base(assignment.client)
+    if sum(map(len, assignment.frames)) <= DERIVED:
+        base.version = _version_after(assignment)
+    return _whole(Kind.ASSIGNMENT, [varint(sequence), *_encode(assignment, base)])
+
+
+def decode_assignment(reader: Reader, client: int) -> tuple[int, Assignment]:
+    """Return the sequence number and the assignment."""
+    sequence = reader.varint()
+    assignment, left_out = _decode(_assignment_base(client), reader)
+    if "version" in left_out:
+        assignment.version = _version_after(assignment)
+    return sequence, assignment
+
+
+def encode_report(sequence: int, report: Report, answered: Assignment) -> list[bytes]:
+    """Encode relative to the assignment with this sequence number. Returns pieces, a large frame as it is."""
+    base = _report_base(answered)
+    base.ticket = _ticket_of(report) if len(report.frame) <= DERIVED else ""
+    return _whole(Kind.REPORT, [varint(sequence), *_encode(report, base)])
+
+
+def decode_report(reader: Reader, answered: Assignment) -> Report:
+    """Decode what follows the sequence number."""
+    report, left_out = _decode(_report_base(answered), reader)
+    if "ticket" in left_out and len(report.frame) <= DERIVED:
+        report.ticket = _ticket_of(report)
+    return report
+
+
+def _whole(kind: Kind, pieces: Sequence[bytes]) -> list[bytes]:
+    return [bytes([kind]), *pieces]
+
+
+# Parts.
+
+
+class Parts:
+    """The parts of a large frame, which the messages of several receivers share."""
+
+    def __init__(self, data: bytes):
+        self.data = data  # kept so that its id stays its own
+        head, view = bytes([Kind.PART]), memoryview(data)
+        self.messages = [
+            b"".join((head, view[start : start + PART])) for start in range(0, len(data), PART)
+        ]
+
+
+@dataclass
+class Packed:
+    """The gRPC messages of one message, in order."""
+
+    messages: list[bytes]
+    shared: list[Parts] = dataclasses.field(default_factory=list)  # keeps them in the cache
+
+
+Shared = MutableMapping[int, Parts]
+
+
+def shared_parts() -> Shared:
+    """Return a cache of parts by the id of their frame, which holds them as long as a packed message does."""
+    return WeakValueDictionary()
+
+
+def pack(pieces: Sequence[bytes], cache: Shared | None = None) -> Packed:
+    """Return a message as one gRPC message, or in parts if it is large."""
+    total = sum(map(len, pieces))
+    if total <= PART:
+        return Packed([b"".join(pieces)])
+    cache = {} if cache is None else cache
+    packed, small = Packed([bytes([Kind.BEGIN]) + varint(total)]), bytearray()
+
+    def flush() -> None:
+        for start in range(0, len(small), PART):
+            packed.messages.append(bytes([Kind.PART]) + small[start : start + PART])
+        small.clear()
+
+    for piece in pieces:
+        if len(piece) < PART:
+            small += piece
+            continue
+        flush()
+        if (parts := cache.get(id(piece))) is None:
+            parts = cache[id(piece)] = Parts(piece)
+        packed.messages += parts.messages
+        packed.shared.append(parts)
+    flush()
+    return packed
+
+
+class Assembly:
+    """Puts the parts of messages together. `largest`: bytes of a message in parts, checked before memory is allocated."""
+
+    def __init__(self, largest: int):
+        self.largest = largest
+        self._buffer: bytearray | None = None
+        self._filled = 0
+
+    def take(self, data: bytes) -> tuple[Kind, Reader] | None:
+        """Return the kind of a message that is whole now and the reader of its body; None if parts are missing.
+
+        A message other than PING and PONG discards an unfinished one. Raises ProtocolError.
+        """
+        kind, reader = _opened(data)
+        if kind in (Kind.PING, Kind.PONG):
+            reader.end()
+            return kind, reader
+        if kind is Kind.PART:
+            return self._add(memoryview(data)[1:])
+        self._buffer = None
+        if kind is not Kind.BEGIN:
+            return kind, reader
+        total = reader.varint()
+        reader.end()
+        if not 0 < total <= self.largest:
+            raise ProtocolError(
+                f"a message of {total} bytes was announced; at most {self.largest} are allowed here"
+            )
+        self._buffer, self._filled = bytearray(total), 0
+        return None
+
+    def _add(self, part: memoryview) -> tuple[Kind, Reader] | None:
+        buffer = self._buffer
+        if buffer is None or not 0 < len(part) <= len(buffer) - self._filled:
+            raise ProtocolError("a part arrived that belongs to no announced message")
+        buffer[self._filled : self._filled + len(part)] = part
+        self._filled += len(part)
+        if self._filled < len(buffer):
+            return None
+        self._buffer = None
+        kind, reader = _opened(buffer)
+        if kind in (Kind.PING, Kind.PONG, Kind.BEGIN, Kind.PART):
+            raise ProtocolError(f"a message in parts is a {kind.name}")
+        return kind, reader
+
+
+def _opened(data: bytes | bytearray) -> tuple[Kind, Reader]:
+    reader = Reader(data)
+    number = reader.varint()
+    try:
+        return Kind(number), reader
+    except ValueError as error:
+        raise ProtocolError(f"a message has the unknown kind {number}") from error

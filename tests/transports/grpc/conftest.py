@@ -1,0 +1,30 @@
+"""Certificates, made once, and event loops for clients."""
+
+from collections.abc import Iterator
+
+import pytest
+from grpc_ends import Authority, Enrolled, Loop
+
+from fedcomp.transports.grpc import Credentials
+
+
+@pytest.fixture(scope="session")
+def authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture(scope="session")
+def server_credentials(authority: Authority) -> Credentials:
+    return authority.server()
+
+
+@pytest.fixture
+def enrolled(authority: Authority) -> Enrolled:
+    return Enrolled(authority, 3)
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    yield loop
+    loop.close()

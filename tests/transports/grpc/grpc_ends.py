@@ -1,0 +1,218 @@
+"""Both ends of the gRPC transport for tests: certificates, a server, and clients in an event loop of their own."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from fedcomp.keys import certificates
+from fedcomp.messages import (
+    FRAMES,
+    UPDATE,
+    Assignment,
+    Farewell,
+    Invitation,
+    Presence,
+    Report,
+    next_version,
+    ticket,
+)
+from fedcomp.server.transport import Delivery
+from fedcomp.transports.grpc import Credentials, GrpcConnection, GrpcTransport
+from fedcomp.transports.grpc.credentials import shown_key
+
+RUN = "0123456789abcdef" * 2
+VERSION = "00112233445566778899aabbccddeeff"
+INVITATION = Invitation(RUN, -1, '{"lr":0.1}', "ab" * 16, VERSION)
+LARGEST = 64 << 20
+
+
+def assignment(client: int, round: int = 1, frames: list[bytes] | None = None) -> Assignment:
+    frames = [b"f" * 50] if frames is None else frames
+    version = VERSION
+    for frame in frames:
+        version = next_version(version, frame)
+    return Assignment(round, "train", client, FRAMES, VERSION, version, "cd" * 16, frames, "")
+
+
+def report(answered: Assignment, frame: bytes = b"u" * 50) -> Report:
+    a = answered
+    name = ticket(a.round, a.client, frame)
+    return Report(
+        a.round, a.phase, a.client, UPDATE, a.version, a.fingerprint, frame, name, 600, 1.25, "", ""
+    )
+
+
+class Authority:
+    """A CA, the server's certificate and those of clients."""
+
+    def __init__(self) -> None:
+        self.now = datetime.now(UTC)
+        self.ends = self.now + timedelta(days=30)
+        self.key = ec.generate_private_key(ec.SECP384R1())
+        self.ca = certificates.pem(certificates.authority(self.key, self.now, self.ends))
+
+    def server(self) -> Credentials:
+        key = ec.generate_private_key(ec.SECP384R1())
+        made = certificates.of_server(
+            key.public_key(), certificates.hosts([]), self.key, self.now, self.ends
+        )
+        return Credentials(certificates.pem(made), certificates.key_pem(key), self.ca)
+
+    def client(self, ca: bytes | None = None) -> Credentials:
+        key = ec.generate_private_key(ec.SECP384R1())
+        names = [
+            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+            for name in ("fedcomp client", certificates.ISSUER)
+        ]
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(names[0])
+            .issuer_name(names[1])
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(self.now - timedelta(hours=1))
+            .not_valid_after(self.ends)
+            .sign(self.key, hashes.SHA384())
+        )
+        return Credentials(certificates.pem(made), certificates.key_pem(key), ca or self.ca)
+
+
+class Enrolled:
+    """The keys of clients, as a registry knows them."""
+
+    def __init__(self, authority: Authority, clients: int):
+        self.credentials = [authority.client() for _ in range(clients)]
+        self.ids = {
+            shown_key(mine.certificate).hash: client
+            for client, mine in enumerate(self.credentials)
+        }
+        self.revoked: set[int] = set()
+
+    def id_of(self, key_hash: bytes) -> int | None:
+        client = self.ids.get(key_hash)
+        return None if client in self.revoked else client
+
+    def reason_of(self, key_hash: bytes) -> str:
+        client = self.ids.get(key_hash)
+        return "its key is not in the registry" if client is None else f"client {client} is revoked"
+
+
+class Server:
+    """A transport on a free port of loopback, and what its callbacks heard."""
+
+    def __init__(
+        self, clients: int, enrolled: Enrolled | None = None, credentials: Credentials | None = None
+    ):
+        self.joined: list[tuple[int, Presence]] = []
+        self.left: list[int] = []
+        self.heard: list[int] = []
+        self.warnings: list[str] = []
+        keys = {"id_of": enrolled.id_of, "reason_of": enrolled.reason_of} if enrolled else {}
+        self.transport = GrpcTransport(
+            "127.0.0.1",
+            0,
+            INVITATION,
+            clients,
+            largest_report=LARGEST,
+            credentials=credentials,
+            on_joined=lambda client, presence: self.joined.append((client, presence)),
+            on_left=self.left.append,
+            on_heard=self.heard.append,
+            warn=self.warnings.append,
+            **keys,
+        )
+        self.target = f"localhost:{self.transport.port}"
+
+    def wait_for(self, true: Callable[[], bool], timeout_s: float = 20.0) -> None:
+        """Handle events until a condition holds."""
+        deadline = time.monotonic() + timeout_s
+        while not true():
+            assert time.monotonic() < deadline, (self.joined[-3:], self.left, self.warnings)
+            self.transport.clients()
+            time.sleep(0.005)
+
+    def wait_for_clients(self, *clients: int, timeout_s: float = 20.0) -> None:
+        self.wait_for(lambda: set(self.transport.clients()) == set(clients), timeout_s)
+
+    def receive(self, count: int, timeout_s: float = 20.0) -> dict[int, Delivery]:
+        """Return this many answers by client."""
+        deliveries: list[Delivery] = []
+        deadline = time.monotonic() + timeout_s
+        while len(deliveries) < count:
+            assert time.monotonic() < deadline, (len(deliveries), self.left, self.warnings)
+            deliveries += self.transport.receive(0.2)
+        return {delivery.client: delivery for delivery in deliveries}
+
+
+@contextmanager
+def serving(clients: int, **more: Any) -> Iterator[Server]:
+    server = Server(clients, **more)
+    try:
+        yield server
+    finally:
+        server.transport.close()
+
+
+class Loop:
+    """An event loop in a thread, for clients."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def run(self, work: Coroutine[Any, Any, Any], timeout_s: float = 30.0) -> Any:
+        return self.start(work).result(timeout_s)
+
+    def close(self) -> None:
+        async def cancel_all() -> None:
+            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        self.run(cancel_all())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(10)
+        self.loop.close()
+
+
+async def attend(
+    connection: GrpcConnection,
+    client: int,
+    answer: Callable[[Assignment], Report | None] = report,
+    seen: list[Any] | None = None,
+) -> Any:
+    """Take part until the end. Returns the last message."""
+    async with connection:
+        async for message in connection.messages():
+            if seen is not None:
+                seen.append(message)
+            if isinstance(message, Invitation):
+                await connection.send(Presence(message.run, client, message.version, ""))
+            elif isinstance(message, Assignment):
+                answered = await asyncio.to_thread(answer, message)
+                if answered is not None:
+                    await connection.send(answered)
+            elif isinstance(message, Farewell):
+                return message
+        return message
+
+
+def connect(
+    server: Server, client: int = -1, credentials: Credentials | None = None
+) -> GrpcConnection:
+    return GrpcConnection(server.target, largest=LARGEST, credentials=credentials, client=client)

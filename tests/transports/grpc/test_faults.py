@@ -1,0 +1,219 @@
+"""Clients that are cut off, replaced, revoked or frozen."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from grpc_ends import LARGEST, assignment, attend, connect, report, serving
+
+from fedcomp.errors import UnreachableError
+from fedcomp.messages import Presence
+from fedcomp.server.transport import Lost
+from fedcomp.transports.grpc import GrpcConnection, Refused
+
+GONE = "it was cut off or has ended, and is not back"
+FOLDER = Path(__file__).parent
+
+
+async def until_assigned(connection: GrpcConnection, client: int):
+    """Join, wait for an assignment, and leave without an answer."""
+    async with connection:
+        async for message in connection.messages():
+            if hasattr(message, "options"):
+                await connection.send(Presence(message.run, client, message.version, ""))
+            else:
+                return message
+
+
+def test_a_client_that_comes_back_gets_its_assignment_again(loop):
+    with serving(1) as server:
+        first = loop.start(until_assigned(connect(server, 0), 0))
+        server.wait_for_clients(0)
+        sent = assignment(0, 4, [b"x" * (1 << 19)])
+        server.transport.send([sent])
+        assert first.result(20) == sent
+        server.wait_for(lambda: server.left == [0])
+        seen = []
+        loop.start(attend(connect(server, 0), 0, seen=seen))
+        assert server.receive(1)[0].answer == report(sent)
+        assert seen[-1] == sent and len(server.joined) == 2
+
+
+@pytest.mark.slow
+def test_a_client_that_does_not_come_back_is_lost(loop):
+    with serving(2) as server:
+        first = loop.start(until_assigned(connect(server, 0), 0))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0), assignment(1)])
+        assert first.result(20)
+        answers = server.receive(2)
+        assert answers[0].answer == Lost(GONE, "reply")
+        assert answers[1].answer == Lost(GONE, "send")  # it was never here
+        seen = []
+        loop.start(attend(connect(server, 0), 0, seen=seen))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0, 2)])
+        assert server.receive(1)[0].answer == report(assignment(0, 2))
+        assert assignment(0, 1) not in seen
+
+
+def test_a_newer_stream_replaces_the_older(loop, enrolled, server_credentials):
+    mine = enrolled.credentials[1]
+    with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
+        older = loop.start(attend(connect(server, credentials=mine), 1))
+        server.wait_for_clients(1)
+        loop.start(attend(connect(server, credentials=mine), 1))
+        refused = older.result(20)
+        assert isinstance(refused, Refused) and not refused.again
+        assert "only the newer one counts" in refused.sentence
+        server.transport.send([assignment(1)])
+        assert server.receive(1)[1].answer == report(assignment(1))
+        server.wait_for_clients(1)
+
+
+def test_a_replaced_stream_with_an_open_assignment(loop):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(a):
+        begun.set()
+        go_on.wait(20)
+
+    with serving(1) as server:
+        loop.start(attend(connect(server, 0), 0, wait))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        assert begun.wait(20)
+        loop.start(attend(connect(server, 0), 0))
+        assert server.receive(1)[0].answer == report(assignment(0))
+        go_on.set()
+
+
+def test_a_revoked_client_is_disconnected(loop, enrolled, server_credentials):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(a):
+        begun.set()
+        go_on.wait(20)
+
+    with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
+        ends = [
+            loop.start(attend(connect(server, credentials=mine), client, wait))
+            for client, mine in enumerate(enrolled.credentials[:2])
+        ]
+        server.wait_for_clients(0, 1)
+        server.transport.send([assignment(1)])
+        assert begun.wait(20)
+        enrolled.revoked.add(1)
+        server.transport.recheck()
+        assert server.receive(1)[1].answer == Lost("its key is not let in any more")
+        server.wait_for_clients(0)
+        go_on.set()
+        assert ends[1].result(20) == Refused("client 1 is revoked", True)
+        refused = loop.run(attend(connect(server, credentials=enrolled.credentials[1]), 1))
+        assert refused == Refused("client 1 is revoked", True)
+        enrolled.revoked.clear()
+        loop.start(attend(connect(server, credentials=enrolled.credentials[1]), 1))
+        server.wait_for_clients(0, 1)
+
+
+@pytest.mark.slow
+def test_a_revoked_client_that_is_away_is_lost(loop, enrolled, server_credentials):
+    with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
+        mine = enrolled.credentials[0]
+        first = loop.start(until_assigned(connect(server, credentials=mine), 0))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        assert first.result(20)
+        enrolled.revoked.add(0)
+        server.transport.recheck()
+        assert server.receive(1)[0].answer == Lost("its key is not let in any more")
+        assert server.transport.receive(6) == []
+
+
+def test_a_client_that_ends_at_a_write_learns_why(loop):
+    """The status of a stream is what `send` raises, not the failure of its write."""
+
+    async def answer_late(connection: GrpcConnection):
+        async with connection:
+            async for message in connection.messages():
+                if hasattr(message, "options"):
+                    await connection.send(Presence(message.run, 0, message.version, ""))
+                else:
+                    ended.wait(20)
+                    while True:
+                        await connection.send(report(message, b"x" * (1 << 20)))
+
+    ended = threading.Event()
+    with serving(1) as server:
+        end = loop.start(answer_late(connect(server, 0)))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        time.sleep(0.2)
+        server.transport.close()
+    ended.set()
+    with pytest.raises(UnreachableError) as caught:
+        end.result(20)
+    assert caught.value.cause in UnreachableError.passing
+
+
+def test_a_server_that_is_not_there(loop):
+    with socket.create_server(("127.0.0.1", 0)) as trial:
+        port = trial.getsockname()[1]
+    with pytest.raises(UnreachableError, match="cannot be reached") as caught:
+        loop.run(attend(GrpcConnection(f"localhost:{port}", largest=LARGEST, client=0), 0))
+    assert caught.value.cause in UnreachableError.passing
+
+
+def test_a_server_that_ends(loop):
+    with serving(1) as server:
+        end = loop.start(attend(connect(server, 0), 0))
+        server.wait_for_clients(0)
+    with pytest.raises(UnreachableError) as caught:
+        end.result(20)
+    assert caught.value.cause in UnreachableError.passing
+
+
+@pytest.mark.slow
+@pytest.mark.deploy
+@pytest.mark.parametrize("size", [50, 8 << 20], ids=["small", "large"])
+def test_a_frozen_client_is_noticed_while_it_holds_an_assignment(size):
+    with serving(1) as server:
+        client = subprocess.Popen(
+            [sys.executable, FOLDER / "one_client.py", server.target],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        try:
+            server.wait_for_clients(0, timeout_s=60)
+            client.send_signal(signal.SIGSTOP)
+            server.transport.send([assignment(0, 1, [b"x" * size])])
+            lost = server.receive(1, timeout_s=20)[0].answer
+            assert isinstance(lost, Lost) and "no sign of life" in lost.reason
+            server.wait_for_clients(timeout_s=1)
+            assert server.transport.counts()["streams"] == 0
+            client.send_signal(signal.SIGCONT)  # it comes back, as its program does
+            server.wait_for_clients(0)
+            server.transport.send([assignment(0, 2)])
+            assert server.receive(1)[0].answer == report(assignment(0, 2))
+        finally:
+            client.kill()
+            client.wait(20)
+
+
+@pytest.mark.slow
+def test_a_client_that_computes_for_long_is_not_lost(loop):
+    def compute(a):
+        time.sleep(18)
+        return report(a)
+
+    with serving(1) as server:
+        loop.start(attend(connect(server, 0), 0, compute))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        assert server.receive(1, timeout_s=40)[0].answer == report(assignment(0))
+        assert not server.left

@@ -1,0 +1,206 @@
+"""Rounds over real sockets."""
+
+import threading
+import time
+
+import pytest
+from grpc_ends import LARGEST, RUN, assignment, attend, connect, report, serving
+
+from fedcomp.errors import ConfigError
+from fedcomp.keys.enrolment import public_key
+from fedcomp.messages import Assignment, Farewell, Invitation
+from fedcomp.transports.grpc import GrpcTransport, tcp_info
+
+
+def test_rounds_of_several_clients(loop):
+    with serving(3) as server:
+        ends = [loop.start(attend(connect(server, client), client)) for client in range(3)]
+        server.wait_for_clients(0, 1, 2)
+        assert {client for client, _ in server.joined} == {0, 1, 2}
+        for round in (1, 2, 3):
+            sent = {client: assignment(client, round) for client in range(3)}
+            server.transport.send([*sent.values()])
+            answers = server.receive(3)
+            assert {client: d.answer for client, d in answers.items()} == {
+                client: report(a) for client, a in sent.items()
+            }
+        server.transport.dismiss(3)
+        assert [end.result(10) for end in ends] == [Farewell(RUN, 3)] * 3
+        server.wait_for_clients()
+        assert sorted(server.left) == [0, 1, 2] and not server.warnings
+
+
+def test_keys_say_who_clients_are(loop, enrolled, server_credentials):
+    with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
+        seen = []
+        for client, mine in enumerate(enrolled.credentials):
+            loop.start(attend(connect(server, credentials=mine), client, seen=seen))
+        server.wait_for_clients(0, 1, 2)
+        assert {m.client for m in seen if isinstance(m, Invitation)} == {0, 1, 2}
+        server.transport.send([assignment(client) for client in range(3)])
+        assert server.receive(3)[1].answer == report(assignment(1))
+        assert public_key(server.transport.public_key(2))
+        with pytest.raises(KeyError):
+            server.transport.public_key(3)
+
+
+def test_a_claim_does_not_replace_a_key(loop, enrolled, server_credentials):
+    with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
+        connection = connect(server, 2, enrolled.credentials[0])
+        end = loop.start(attend(connection, 2))
+        assert "cannot take part as client 2" in end.result(20).sentence
+        assert server.transport.clients() == frozenset()
+
+
+def test_large_messages_both_ways(loop):
+    frame = bytes(range(256)) * (1 << 14) + b"odd"
+    with serving(2) as server:
+        for client in (0, 1):
+            answer = lambda a: report(a, a.frames[0][::-1])  # noqa: E731
+            loop.start(attend(connect(server, client), client, answer))
+        server.wait_for_clients(0, 1)
+        for round in (1, 2):
+            sent = [assignment(client, round, [frame]) for client in (0, 1)]
+            server.transport.send(sent)
+            answers = server.receive(2)
+            assert answers[0].answer == report(sent[0], frame[::-1])
+            assert answers[1].answer == report(sent[1], frame[::-1])
+
+
+def test_a_newer_assignment_replaces_an_older_one(loop):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def answer(a: Assignment):
+        if a.round == 1:
+            begun.set()
+            assert go_on.wait(20)
+        return report(a)
+
+    with serving(1) as server:
+        loop.start(attend(connect(server, 0), 0, answer))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0, 1, [b"x" * (1 << 20)])])
+        assert begun.wait(20)
+        server.transport.send([assignment(0, 2)])
+        server.transport.send([assignment(0, 3)])
+        assert server.transport.receive(0.2) == []
+        go_on.set()
+        assert server.receive(1)[0].answer == report(assignment(0, 3))
+        assert server.heard == [0]  # round 1; round 2 was overtaken before the client read it
+
+
+def test_reports_on_cancelled_assignments_are_only_heard_of(loop):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def answer(a: Assignment):
+        begun.set()
+        assert go_on.wait(20)
+        return report(a)
+
+    with serving(1) as server:
+        loop.start(attend(connect(server, 0), 0, answer))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        assert begun.wait(20)
+        server.transport.cancel([0, 5])
+        go_on.set()
+        server.wait_for(lambda: server.heard == [0])
+        assert server.transport.receive(0.1) == []
+
+
+def test_deliveries_carry_the_time_of_arrival(loop):
+    with serving(1) as server:
+        loop.start(attend(connect(server, 0), 0))
+        server.wait_for_clients(0)
+        before = server.transport.clock.now()
+        server.transport.send([assignment(0)])
+        delivery = server.receive(1)[0]
+        assert before <= delivery.arrived_s <= server.transport.clock.now()
+
+
+def test_bytes_of_an_exchange(loop, enrolled, server_credentials):
+    if not tcp_info.available():
+        pytest.skip("the platform does not count bytes of connections")
+    rounds, size = 10, 50
+    with serving(3, enrolled=enrolled, credentials=server_credentials) as server:
+        for client, mine in enumerate(enrolled.credentials):
+            loop.start(attend(connect(server, credentials=mine), client))
+        server.wait_for_clients(0, 1, 2)
+        time.sleep(0.5)  # the last bytes of the join
+        before = server.transport.traffic()
+        assert sum(before.total) / 3 <= 6000
+        for round in range(1, rounds + 1):
+            server.transport.send([assignment(client, round) for client in range(3)])
+            server.receive(3)
+        after = server.transport.traffic()
+        spent = after.total.minus(before.total)
+        assert 2 * size < sum(spent) / 3 / rounds <= 2 * size + 225
+        assert after.by_client.keys() == {0, 1, 2}
+        by_client = [sum(traffic) for traffic in after.by_client.values()]
+        assert sum(by_client) == sum(after.total)
+
+
+def test_traffic_of_ended_connections_is_kept(loop):
+    if not tcp_info.available():
+        pytest.skip("the platform does not count bytes of connections")
+    frame = b"x" * 100_000
+    with serving(1) as server:
+        for _ in range(2):
+            end = loop.start(attend(connect(server, 0), 0))
+            server.wait_for_clients(0)
+            server.transport.send([assignment(0, 1, [frame])])
+            server.receive(1)
+            end.cancel()
+            server.wait_for_clients()
+        traffic = server.transport.traffic()
+        assert 200_000 < traffic.total.bytes_out < 210_000
+        assert 200_000 < traffic.by_client[0].bytes_out <= traffic.total.bytes_out
+        server.transport.close()
+        assert server.transport.traffic().total.bytes_out >= traffic.total.bytes_out
+
+
+def test_counts(loop):
+    with serving(2) as server:
+        loop.start(attend(connect(server, 0), 0))
+        loop.run(attend(connect(server, 7), 7))
+        server.wait_for_clients(0)
+        counts = server.transport.counts()
+        assert counts["clients"] == 1 and counts["refused: no place"] == 1
+
+
+def test_a_port_in_use_is_an_error():
+    with serving(1) as server:
+        with pytest.raises(ConfigError, match="cannot be opened"):
+            GrpcTransport(
+                "127.0.0.1",
+                server.transport.port,
+                server.transport.invitation,
+                1,
+                largest_report=LARGEST,
+            )
+
+
+def test_a_transport_can_be_closed_twice(loop):
+    with serving(1) as server:
+        loop.start(attend(connect(server, 0), 0))
+        server.wait_for_clients(0)
+        server.transport.close()
+        server.transport.close()
+
+
+@pytest.mark.slow
+def test_200_clients_in_one_process(loop, authority, server_credentials):
+    from grpc_ends import Enrolled
+
+    count = 200
+    enrolled = Enrolled(authority, count)
+    with serving(count, enrolled=enrolled, credentials=server_credentials) as server:
+        for client, mine in enumerate(enrolled.credentials):
+            loop.start(attend(connect(server, credentials=mine), client))
+        server.wait_for_clients(*range(count), timeout_s=60)
+        for round in (1, 2):
+            server.transport.send([assignment(client, round) for client in range(count)])
+            assert server.receive(count)[199].answer == report(assignment(199, round))
+        assert server.transport.counts()["clients"] == count
+        server.transport.dismiss(2)
+        server.wait_for_clients()

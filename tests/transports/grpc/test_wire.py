@@ -1,0 +1,233 @@
+"""Encodings: every message comes back as it was sent, and any bytes are a message or a ProtocolError."""
+
+from dataclasses import fields, replace
+
+import pytest
+from grpc_ends import INVITATION, assignment, report
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcomp.errors import ProtocolError
+from fedcomp.messages import (
+    Assignment,
+    Farewell,
+    Invitation,
+    Presence,
+    Report,
+    Values,
+    ticket,
+)
+from fedcomp.transports.grpc import Refused, wire
+
+TEXTS = (
+    st.sampled_from(["", "train", "update", "frames", "failed", "ab" * 16, "AB", "0", "{}", "é" * 90])
+    | st.text(max_size=20)
+    | st.text("0123456789abcdef", max_size=40)
+    | st.text("ab", min_size=100, max_size=400)
+)
+OF_TYPE = {
+    int: st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 300),
+    float: st.floats() | st.sampled_from([0.0, -0.0, 1.0]),
+    str: TEXTS,
+    bytes: st.binary(max_size=300),
+    list[bytes]: st.lists(st.binary(max_size=50), max_size=4),
+}
+
+
+def values(cls: type[Values]) -> st.SearchStrategy:
+    return st.builds(cls, *(OF_TYPE[field.type] for field in fields(cls)))
+
+
+def read(pieces: list[bytes]) -> tuple[wire.Kind, wire.Reader]:
+    """Send a message through its parts."""
+    assembly = wire.Assembly(1 << 30)
+    wholes = [assembly.take(message) for message in wire.pack(pieces).messages]
+    assert wholes[:-1] == [None] * (len(wholes) - 1)
+    return wholes[-1]
+
+
+def same(one: Values, other: Values) -> bool:
+    """Return whether two messages have equal fields of equal types, 0.0 and -0.0 told apart."""
+    return type(one) is type(other) and repr(one) == repr(other)
+
+
+@given(values(Invitation))
+def test_an_invitation_comes_back(invitation):
+    kind, reader = read(wire.encode_invitation(invitation))
+    assert kind is wire.Kind.INVITATION
+    assert same(wire.decode_invitation(reader), invitation)
+
+
+@given(values(Presence), values(Invitation))
+def test_a_presence_comes_back(presence, invitation):
+    _, reader = read(wire.encode_presence(presence, invitation))
+    assert same(wire.decode_presence(reader, invitation), presence)
+
+
+@given(values(Farewell), values(Invitation))
+def test_a_farewell_comes_back(farewell, invitation):
+    _, reader = read(wire.encode_farewell(farewell, invitation))
+    assert same(wire.decode_farewell(reader, invitation), farewell)
+
+
+@given(values(Assignment), st.integers(0, 1 << 40))
+def test_an_assignment_comes_back(sent, sequence):
+    _, reader = read(wire.encode_assignment(sequence, sent))
+    got_sequence, got = wire.decode_assignment(reader, sent.client)
+    assert got_sequence == sequence and same(got, sent)
+
+
+@given(values(Report), values(Assignment), st.booleans())
+def test_a_report_comes_back(sent, answered, usual_ticket):
+    if usual_ticket:
+        sent = replace(sent, ticket=ticket(sent.round, sent.client, sent.frame))
+    _, reader = read(wire.encode_report(5, sent, answered))
+    assert reader.varint() == 5
+    assert same(wire.decode_report(reader, answered), sent)
+
+
+@given(st.text(max_size=50), st.booleans())
+def test_hello_and_refused_come_back(text, again):
+    hello = wire.Hello(7, text)
+    assert wire.decode_hello(read([wire.encode_hello(hello)])[1]) == hello
+    refused = Refused(text, again)
+    assert wire.decode_refused(read([wire.encode_refused(refused)])[1]) == refused
+
+
+@pytest.mark.parametrize("size", [wire.PART - 100, wire.PART, wire.PART + 1, 3 * wire.PART + 5])
+def test_large_frames_travel_in_parts(size):
+    sent = replace(assignment(1, frames=[b"a" * size, b"", b"b" * size]), returned=b"r" * size)
+    assert all(len(m) <= wire.LARGEST_GRPC for m in wire.pack(wire.encode_assignment(1, sent)).messages)
+    assert wire.decode_assignment(read(wire.encode_assignment(1, sent))[1], 1) == (1, sent)
+    answer = report(sent, b"u" * size)
+    _, reader = read(wire.encode_report(1, answer, sent))
+    assert reader.varint() == 1 and wire.decode_report(reader, sent) == answer
+
+
+def test_parts_of_a_broadcast_are_shared():
+    broadcast, cache = b"x" * (1 << 20), wire.shared_parts()
+    one, two = (
+        wire.pack(wire.encode_assignment(i, assignment(i, frames=[broadcast])), cache)
+        for i in (1, 2)
+    )
+    shared = [m for m in one.messages if any(m is other for other in two.messages)]
+    assert sum(map(len, shared)) >= len(broadcast)
+    del one, two, shared
+    assert not cache
+
+
+def test_heads_are_small():
+    frame = b"f" * 50
+    sent = assignment(3, round=120, frames=[frame])
+    assert sum(map(len, wire.encode_assignment(4000, sent))) - len(frame) <= 50
+    assert sum(map(len, wire.encode_report(4000, report(sent, frame), sent))) - len(frame) <= 16
+
+
+def everything(data: bytes) -> None:
+    """Decode bytes as whatever they claim to be, on both ends."""
+    whole = wire.Assembly(1 << 20).take(data)
+    if whole is None:
+        return
+    kind, reader = whole
+    match kind:
+        case wire.Kind.HELLO:
+            wire.decode_hello(reader)
+        case wire.Kind.REFUSED:
+            wire.decode_refused(reader)
+        case wire.Kind.INVITATION:
+            typed(wire.decode_invitation(reader))
+        case wire.Kind.PRESENCE:
+            typed(wire.decode_presence(reader, INVITATION))
+        case wire.Kind.ASSIGNMENT:
+            typed(wire.decode_assignment(reader, 1)[1])
+        case wire.Kind.REPORT:
+            reader.varint()
+            typed(wire.decode_report(reader, assignment(1)))
+        case wire.Kind.FAREWELL:
+            typed(wire.decode_farewell(reader, INVITATION))
+
+
+def typed(message: Values) -> None:
+    """Assert that fields have exactly the types that messages.py gives them."""
+    for field in fields(message):
+        value = getattr(message, field.name)
+        if field.type == list[bytes]:
+            assert type(value) is list and all(type(part) is bytes for part in value)
+        else:
+            assert type(value) is field.type, field.name
+
+
+@given(st.sampled_from([*wire.Kind]), st.binary(max_size=300))
+def test_any_bytes_are_a_message_or_an_error(kind, data):
+    try:
+        everything(bytes([kind]) + data)
+    except ProtocolError:
+        pass
+
+
+@given(st.data())
+def test_a_changed_message_is_another_message_or_an_error(data):
+    sent = replace(assignment(1), announced=[b"scale", b"1.5"], phase="other", density=0.5)
+    packed = bytearray(
+        b"".join(
+            data.draw(
+                st.sampled_from(
+                    [
+                        wire.encode_assignment(9, sent),
+                        wire.encode_report(9, report(sent), assignment(1)),
+                        wire.encode_invitation(INVITATION),
+                    ]
+                )
+            )
+        )
+    )
+    packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        everything(bytes(packed[: data.draw(st.integers(1, len(packed)))]))
+    except ProtocolError:
+        pass
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",  # no kind
+        b"\x63",  # an unknown kind
+        bytes([wire.Kind.BEGIN]) + wire.varint(1 << 40),  # too large
+        bytes([wire.Kind.BEGIN, 0]),  # an empty message in parts
+        bytes([wire.Kind.PART]) + b"part",  # of nothing
+        bytes([wire.Kind.PING, 0]),  # a PING with a body
+        bytes([wire.Kind.FAREWELL, 0x80, 0x00]),  # a number in a longer form
+        bytes([wire.Kind.FAREWELL]) + b"\xff" * 10 + b"\x01",  # a number above 64 bits
+        bytes([wire.Kind.FAREWELL, 0x04]),  # a field that does not exist
+        bytes([wire.Kind.FAREWELL, 0x00, 0x00]),  # bytes too many
+        bytes([wire.Kind.INVITATION, 0x04, 4 << 2 | 3]) + b"junk",  # not compressed
+    ],
+)
+def test_malformed_messages_are_errors(data):
+    with pytest.raises(ProtocolError):
+        everything(data)
+
+
+def test_a_compressed_text_cannot_grow_beyond_its_limit():
+    bomb = wire.zlib.compress(b"a" * (8 << 20), 9, -15)
+    data = bytes([wire.Kind.INVITATION, 0x04]) + wire.varint(len(bomb) << 2 | wire.DEFLATED) + bomb
+    with pytest.raises(ProtocolError):
+        everything(data)
+
+
+def test_a_newer_message_discards_an_unfinished_one():
+    assembly = wire.Assembly(1 << 20)
+    large = wire.pack(wire.encode_assignment(1, assignment(1, frames=[b"x" * (1 << 19)]))).messages
+    small = wire.pack(wire.encode_assignment(2, assignment(1, 2))).messages
+    assert [assembly.take(message) for message in large[:-1]] == [None] * (len(large) - 1)
+    assert assembly.take(wire.PING)[0] is wire.Kind.PING
+    assert wire.decode_assignment(assembly.take(small[0])[1], 1) == (2, assignment(1, 2))
+    with pytest.raises(ProtocolError):
+        assembly.take(large[-1])
+
+
+@pytest.mark.parametrize("value", [1 << 63, -(1 << 63) - 1])
+def test_numbers_beyond_64_bits_are_not_sent(value):
+    with pytest.raises(ProtocolError):
+        wire.encode_farewell(Farewell("", value), INVITATION)
