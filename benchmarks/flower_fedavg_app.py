@@ -31,7 +31,7 @@ def network() -> nn.Module:
 def mods() -> list:
     if not os.environ.get("BENCH_STATE"):
         return []
-    from fedcomp.clients import compression_mod
+    from fedcomp.transports.flower import compression_mod
 
     return [compression_mod(state_dir=os.environ["BENCH_STATE"])]
 

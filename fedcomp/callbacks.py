@@ -48,8 +48,9 @@ class ClientRecord:
     client: int
     uplink_bytes: int  # frames of its answers
     downlink_bytes: int  # frames that it was sent, and what was announced and returned with them
-    wire_bytes_in: int  # that the port received from it since its last record, headers, polls and TLS with them
-    wire_bytes_out: int  # that the port sent to it since then
+    # TCP payload since its last record, with TLS, handshakes and keepalive; None where the platform does not count it.
+    wire_bytes_in: int | None  # received from the client
+    wire_bytes_out: int | None  # sent to it
     latency_s: (
         float | None
     )  # from question to answer, added over the phases; None: it has not answered
@@ -85,8 +86,10 @@ class RoundRecord:
     relayed_bytes: int = (
         0  # that relays sent to the server in place of uplink_bytes, which reached them
     )
-    wire_bytes_in: int = 0  # that a deployment's port received since the round before, headers, polls and TLS with them
-    wire_bytes_out: int = 0  # that it sent
+    # TCP payload of a deployment's port since the round before, with TLS, handshakes and keepalive; None in a simulation, and where
+    # the platform does not count it.
+    wire_bytes_in: int | None = None
+    wire_bytes_out: int | None = None
     rejections: Sequence[Rejection] = field(default_factory=tuple)
     warnings: Sequence[str] = field(
         default_factory=tuple
@@ -127,6 +130,10 @@ class Summary:
     downlink_bytes: int
     dense_uplink_bytes: int
     dense_downlink_bytes: int
+    wire_bytes_in: (
+        int | None
+    )  # TCP payload at a deployment's port, with TLS, handshakes and keepalive; None if not counted
+    wire_bytes_out: int | None
     rounds: int
     clients: int
     client_updates: int
@@ -162,15 +169,13 @@ def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PortFigures:
-    """What has gone through the public port of a deployment since it was opened."""
+    """The traffic of a deployment's port since it was opened. Bytes are TCP payload; None where the platform does not count them."""
 
     connections: int  # open now
-    refused: Mapping[int, int]  # requests and connections that were turned away, by HTTP status
-    received_bytes: int
-    sent_bytes: int
-    by_client: Mapping[
-        int, tuple[int, int]
-    ]  # received and sent, of the clients that have taken part
+    refused: Mapping[str, int]  # streams that were turned away, by reason
+    received_bytes: int | None
+    sent_bytes: int | None
+    by_client: Mapping[int, tuple[int, int]]  # received and sent, of the clients that have joined
 
 
 class Callback:

@@ -1,6 +1,7 @@
-"""Format numbers for people: bytes, ratios, shares, durations."""
+"""Format numbers for people: bytes, ratios, shares, durations, lists of clients."""
 
 import math
+from collections.abc import Iterable
 
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 NOTHING = "–"  # not measured, or not defined
@@ -52,3 +53,16 @@ def three_digits(value: float) -> str:
 def one_line(text: str) -> str:
     """Return a text without line breaks and other control characters, so that the text of a client cannot control the terminal."""
     return "".join(c if c.isprintable() else " " for c in text)
+
+
+def named_clients(clients: Iterable[int]) -> str:
+    """Return a list of ids in ranges: `client 3`, `clients 0 to 49`, `clients 0, 3 to 5`."""
+    ids = sorted(set(clients))
+    ranges: list[list[int]] = []
+    for one in ids:
+        if ranges and ranges[-1][1] == one - 1:
+            ranges[-1][1] = one
+        else:
+            ranges.append([one, one])
+    parts = [f"{a}" if a == b else f"{a} to {b}" if b > a + 1 else f"{a}, {b}" for a, b in ranges]
+    return f"client{'s' * (len(ids) > 1)} {', '.join(parts)}"

@@ -133,6 +133,7 @@ class Presence(Values):
     client: int  # logical id
     version: str  # of the client's weights
     reason: str  # why it cannot take part; "" if it can
+    key: bytes = b""  # its public key, a compressed P-384 point; b"" if its certificate tells it
 
 
 @dataclass

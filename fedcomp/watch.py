@@ -86,12 +86,10 @@ class Totals:
     accepted: int = 0
     rejected: int = 0
     relayed_bytes: int = 0
-    wire_bytes_in: int = 0
-    wire_bytes_out: int = 0
 
     def add(self, record: RoundRecord) -> None:
         for name in vars(self):
-            setattr(self, name, getattr(self, name) + getattr(record, name))
+            setattr(self, name, getattr(self, name) + (getattr(record, name) or 0))
 
 
 @dataclass
@@ -230,7 +228,7 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
     """How the run ended, as label and value; what was turned down and relayed is what was seen while it was watched."""
     up, down = summary.uplink_bytes, summary.downlink_bytes
     dense_up, dense_down = summary.dense_uplink_bytes, summary.dense_downlink_bytes
-    wire = totals.wire_bytes_in + totals.wire_bytes_out
+    wire = (summary.wire_bytes_in or 0) + (summary.wire_bytes_out or 0)
     lines = [
         *(
             [("accuracy", percent(summary.accuracy))]
@@ -251,7 +249,7 @@ def verdict(summary: Summary, totals: Totals) -> list[tuple[str, str]]:
             [
                 (
                     "at the port",
-                    _against(wire, totals.dense_uplink_bytes + totals.dense_downlink_bytes),
+                    _against(wire, dense_up + dense_down),
                 )
             ]
             if wire

@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcomp.clients.flower import LARGEST_VALUE, from_records, to_records
+from fedcomp.transports.flower.records import LARGEST_VALUE, from_records, to_records
 from fedcomp.errors import ProtocolError
 from fedcomp.messages import FRAMES, UPDATE, Assignment, Report, failure, ticket
 

@@ -109,7 +109,6 @@ def take_part(
     stay: bool,
     say: Callable[[str], None] = say,
     count: int | None = None,
-    stock: bool = False,
     roster: Path | None = None,
     sealed: bool = False,
 ) -> None:
@@ -119,25 +118,14 @@ def take_part(
             f"--patience is {patience:g}; give seconds, or leave it out to try for ever"
         )
     who = identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
-    if stock and len(who) > 1:
-        raise ConfigError(
-            "--stock is one client, with processes of its own; leave --count out, or --stock"
-        )
-    if stock and (roster is not None or sealed):
-        given = "--sealed" if sealed else "--roster"
-        raise ConfigError(
-            f"{given} is for elections with sealed ballots, in which a client under --stock cannot take part; leave one out"
-        )
     if partitions is not None and partition_id is None:
         raise ConfigError(
             "--partitions is the number of parts of the data; give --partition-id as well"
         )
 
-    from ..deployment.client_process import Process
+    from ..deployment.client_process import ClientProcess, Seat
     from ..deployment.handshake import Own
     from ..deployment.member import Member
-    from ..deployment.multi_client import Crowd
-    from ..deployment.supernode import Setup, Stock
     from ..keys.keyring import read_roster
     from ..state_folder import StateFolder
     from ..tasks import load
@@ -150,22 +138,16 @@ def take_part(
     if data and not folder.is_dir():
         raise ConfigError(f"--data {data} is no folder; give the one that holds the task's data")
     what = load(task, folder)
-    if stock:
-        one = who[0]
-        setup = Setup(task, data, str(where), who[0].id, who[0].partition_id, partitions)
-        Stock(
-            one.target, one.enrolled, setup, one.folder, say, patience_s=patience, stay=stay
-        ).run()
-        return
     known = read_roster(roster) if roster is not None else None
     own = Own(
         what, data_of(what, "train"), where, partitions=partitions, roster=known, sealed=sealed
     )
     with ExitStack() as ends:
-        processes = {}
+        seats = {}
         for one in who:
             state = StateFolder(one.folder)
             ends.callback(state.close)
-            member = Member(replace(own, client_id=one.id, partition_id=one.partition_id), state)
-            processes[one.id] = Process(one.target, member, say, patience_s=patience, stay=stay)
-        (Crowd(processes, say) if len(who) > 1 else processes[who[0].id]).run()
+            key = one.enrolled.pair[0] if one.enrolled else None
+            itself = replace(own, client_id=one.id, partition_id=one.partition_id)
+            seats[one.id] = Seat(one.target, Member(itself, state, key))
+        ClientProcess(seats, say, patience_s=patience, stay=stay).run()

@@ -66,20 +66,21 @@ def _secure(
     """Of clients with enrolments."""
     from ..deployment.client_process import Target
     from ..keys.connection import address
+    from ..keys.enrolment import default_enrolment
 
     if enrolment is None:
-        raise UserError(
-            "a client needs an enrolment file, clients/ID.toml of the server's keys; give --enrolment FILE, or --insecure for "
-            "a trial"
-        )
+        enrolment = default_enrolment()
+        if not enrolment.exists():
+            raise UserError(
+                f"this client has no enrolment: copy clients/ID.toml of the server's keys to {enrolment}, give "
+                "--enrolment FILE, or --insecure for a trial"
+            )
     found = []
     for path, enrolled in _enrolments(enrolment, count):
         enrolled.refuse_expired()
         if not (where := server or enrolled.server):
             raise UserError(f"{path} does not say where the server is; give --server host:port")
-        found.append(
-            (Target(*address(where), enrolled.ca.encode(), enrolled.pair[0]), enrolled.id, enrolled)
-        )
+        found.append((Target(*address(where), enrolled), enrolled.id, enrolled))
     return found
 
 
@@ -120,4 +121,4 @@ def _trial(
         raise UserError(
             "without an enrolment a client has to say who it is; give --partition-id, or --client-id for one with its own data"
         )
-    return [(Target(*address(server), None, None), who + i, None) for i in range(count)]
+    return [(Target(*address(server)), who + i, None) for i in range(count)]

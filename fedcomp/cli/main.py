@@ -577,8 +577,8 @@ def client(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="This client's enrolment, clients/ID.toml of the keys; a folder of "
-            "them for many clients in one process.",
+            help="This client's enrolment, clients/ID.toml of the keys; a folder of them for many clients in one "
+            "process. Default: FEDCOMP_ENROLMENT, or ~/.config/fedcomp/enrolment.toml.",
         ),
     ] = None,
     insecure: Annotated[
@@ -642,14 +642,6 @@ def client(
             "of the data from --partition-id on.",
         ),
     ] = None,
-    stock: Annotated[
-        bool,
-        typer.Option(
-            "--stock",
-            help="Be one client under Flower's own SuperNode: 7 s an exchange, and it runs what the "
-            "server's bundle names.",
-        ),
-    ] = False,
     roster: Annotated[
         Path | None,
         typer.Option(
@@ -674,7 +666,7 @@ def client(
         ),
     ] = None,
 ) -> None:
-    """Take part in a federation, as long as it lasts. Nothing that a server sends is run, unless it is asked for with --stock."""
+    """Take part in a federation until its run is over. Nothing that a server sends is executed."""
     with Signals() as signals:
         try:
             with deployed.saying(log_json) as say:
@@ -693,7 +685,6 @@ def client(
                     stay,
                     say,
                     count,
-                    stock,
                     roster,
                     sealed,
                 )

@@ -1,172 +1,302 @@
-"""The client process: one that stays, holds model, data and memory, and answers the server as long as there is one.
+"""The client process: keeps its clients connected to a server and has them answer its messages.
 
-It speaks Flower's Fleet API itself, so that an exchange costs no new process, and runs only what is installed on its machine: a
-server sends names and numbers (joining.py) and frames. What it answers, and what it keeps of that, is the member's affair (member.py).
+Connections live in a thread of their own (io_thread.py), so that a server hears from its clients while they train. Clients are invited and
+train in the thread that calls `run`, one after the other: those of one process share the data, the compiled code and the model that is
+trained in. A client that cannot go on is reported, and the others go on.
 """
 
-import threading
+import asyncio
+import queue
+import random
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
-from flwr.app import Message
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from ..callbacks import Said
-from ..clients.flower import Fleet, from_records, to_records
-from ..errors import CheckpointError, FedcompError, ProtocolError, UnreachableError, UserError
-from ..keys import connection
+from ..clients.session import reason
+from ..errors import CheckpointError, FedcompError, UnreachableError, UserError
+from ..formatting import named_clients
+from ..keys.connection import check_server
+from ..keys.enrolment import Enrolment
 from ..messages import UPDATE, Assignment, Farewell, Invitation, Presence, Report, failure
-from ..state_folder import StateFolder
 from ..strategies.sealed_election import unknown_keys
-from . import log_messages as sentences
+from ..transports.grpc import Credentials, GrpcConnection, Refused
+from . import log_messages
+from .io_thread import IoThread
 from .member import Member
 
-JOIN, LEAVE, TRAIN = "query.join", "query.leave", "train"  # types of Flower messages
-SHORTEST_S, ROUND_S, LONGEST_S = (
-    0.1,
-    1.0,
-    5.0,
-)  # between two looks for a message: at least, at most while rounds go on, at most ever
-EASE, REST_S = (
-    5,
-    30.0,
-)  # a look comes after a fifth of the time since the last message; from REST_S on, rounds do not go on
-GIVE_WAY = 10  # a client that waits for its server waits ten times as long before it looks again
 RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts to reach the server
-LINGER_S = 1.0
-UNASKED_S = 20.0
-UNASKED = "the server has not asked this client for anything yet: it may have no place for it in this run; its screen says so"
-KEY_FILE, NODE_FILE = "key.bin", "node.bin"  # in the state folder
+CONNECTING = 64  # clients of one process that connect at the same time
+TELL_S = 0.2  # between looks at what the clients said
+REFUSAL_S = 5.0  # for the server to hear why a client cannot take part
+VECTORS = 16  # size of the largest message from a server, in float32 models
+SPARE_BYTES = 64 << 20  # beyond that
 
-
-def wait_s(idle_s: float, usual_s: float = 0.0, took_s: float = 0.0) -> float:
-    """Seconds until the next look for a message when the last one was answered `idle_s` ago, and the one before it `usual_s` earlier.
-
-    Nobody looks in the first half of the usual time, nor soon again where a look took long (`took_s`), so that many clients do not
-    keep the server from its work: however many they are, few of them wait for it at a time.
-    """
-    longest = ROUND_S if idle_s < REST_S else min(LONGEST_S, idle_s / REST_S)
-    usual = min(longest, max(SHORTEST_S, idle_s / EASE, usual_s / 2 - idle_s))
-    return max(usual, min(LONGEST_S, took_s * GIVE_WAY))
-
-
-def not_overtaken(messages: Sequence[Message]) -> list[Message]:
-    """Of messages that waited together, in the order in which to answer them: invitations, farewells, and the newest round's questions."""
-    questions = [message for message in messages if message.metadata.message_type == TRAIN]
-    newest = max((_round(message) for message in questions), default=0)
-    others = [
-        message
-        for kind in (JOIN, LEAVE)
-        for message in messages
-        if message.metadata.message_type == kind
-    ]
-    over = any(message.metadata.message_type == LEAVE for message in messages)
-    return others + [message for message in questions if not over and _round(message) == newest]
-
-
-def _round(message: Message) -> int:
-    """Of an assignment: its group, as Flower calls it."""
-    group = message.metadata.group_id
-    return int(group) if group.isdecimal() else 0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where the server is, and how this client proves who it is."""
+    """The address of a server, and the enrolment that a client shows it; None: without TLS."""
 
     host: str
     port: int
-    ca: bytes | None  # PEM; None: without TLS
-    key: ec.EllipticCurvePrivateKey | None  # None: one of its own making, that anybody could make
+    enrolment: Enrolment | None = None
 
     @property
     def address(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def credentials(self) -> Credentials | None:
+        if self.enrolment is None:
+            return None
+        ca, certificate, key = self.enrolment.credentials()
+        return Credentials(certificate, key, ca)
 
-class Process:
-    """Keeps a member connected. `say` hears a sentence whenever something changes.
+    def check(self) -> None:
+        """Raise UnreachableError, which says why the server cannot be reached, if that can be told."""
+        check_server(self.host, self.port, self.enrolment)
 
-    `patience_s`: for how long it tries to reach a server; None = for ever. `stay`: it waits for the next run when one is over.
+
+@dataclass
+class Retries:
+    """Attempts to reach a server since it was last heard of."""
+
+    attempts: int = 0
+    lost_at_s: float | None = None  # monotonic time
+    told: str = ""  # the sentence that was said last
+
+    def reset(self) -> None:
+        self.attempts, self.lost_at_s, self.told = 0, None, ""
+
+
+@dataclass
+class Seat:
+    """A client of the process."""
+
+    target: Target
+    member: Member
+    retries: Retries = field(default_factory=Retries)
+    over: bool = False  # its run has ended, and it does not stay for another
+    error: FedcompError | None = None  # why it cannot go on
+
+    @property
+    def done(self) -> bool:
+        return self.over or self.error is not None
+
+
+class ClientProcess:
+    """Clients by logical id. `say` is called with a sentence whenever something changes, in the thread that calls `run`.
+
+    `patience_s`: for how long a client tries to reach a server; None = for ever. `stay`: clients wait for the next run when one is over.
     """
 
     def __init__(
         self,
-        target: Target,
-        member: Member,
+        seats: Mapping[int, Seat],
         say: Callable[[str], None],
         *,
         patience_s: float | None = None,
         stay: bool = False,
     ):
-        self.target = target
-        self.member = member
+        self.seats = dict(seats)
         self.say = say
         self.patience_s = patience_s
         self.stay = stay
-        self.refused = ""  # why this client cannot take part, or go on
-        self._key = member.key = target.key or own_key(member.folder)
-        self._over = False
-        self._ended = threading.Event()
+        own = next(iter(self.seats.values())).member.own
+        self.numel = sum(parameter.numel() for parameter in own.task.model().parameters())
+        self._work: queue.SimpleQueue[tuple[Future, Callable[[], Any]]] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+        self._ended = False
 
     def end(self) -> None:
         """Have `run` return soon. May be called from another thread."""
-        self._over = True
-        self._ended.set()
+        self._ended = True
 
     def run(self) -> None:
-        """Until the run is over. Raises UserError when this client cannot take part, or a server is not reached in time."""
-        lost_at: float | None = None
-        attempt, told = 0, ""
-        while not self._over:
+        """Serve until the run is over for every client. Raises UserError if a client cannot take part, or cannot reach a server in time."""
+        with IoThread() as io:
+            gate = asyncio.Semaphore(CONNECTING)
+            for who, seat in self.seats.items():
+                io.start(self._attend(who, seat, gate))
+            while not self._ended and not all(seat.done for seat in self.seats.values()):
+                self._do_work(TELL_S)
+                self._tell()
+        self._tell()
+        failed = {who: seat.error for who, seat in self.seats.items() if seat.error is not None}
+        if failed:
+            raise self._summed_up(failed)
+
+    # In the thread of `run`.
+
+    def _do_work(self, timeout_s: float) -> None:
+        """Answer a message, or wait for one."""
+        try:
+            future, work = self._work.get(timeout=timeout_s)
+        except queue.Empty:
+            return
+        try:
+            result = work()
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def _tell(self) -> None:
+        """Say what the clients said. Equal sentences of several clients are said once."""
+        by_sentence: dict[str, list[tuple[int, str]]] = {}
+        with suppress(queue.Empty):
+            while True:
+                who, sentence = self._said.get_nowait()
+                by_sentence.setdefault(str(sentence), []).append((who, sentence))
+        for sentence, told in by_sentence.items():
+            if len(self.seats) == 1:
+                for _, one in told:
+                    self.say(one)
+                continue
+            clients = sorted({who for who, _ in told})
+            values = dict(getattr(told[0][1], "values", {}))
+            values.pop("client", None)
+            event = getattr(told[0][1], "event", "said")
+            self.say(
+                Said(f"{named_clients(clients)}: {sentence}", event, clients=clients, **values)
+            )
+
+    def _summed_up(self, failed: Mapping[int, FedcompError]) -> FedcompError:
+        first = next(iter(failed.values()))
+        if len(self.seats) == 1:
+            return first
+        some = (
+            f"{len(failed)} of {len(self.seats)} clients could not go on: {named_clients(failed)}"
+        )
+        return type(first)(f"{some}; {first}")
+
+    def _join(self, who: int, seat: Seat, invitation: Invitation) -> Presence:
+        presence = seat.member.join(invitation)
+        self._hear(who, log_messages.joined(presence, seat.member.session))
+        return presence
+
+    def _train(self, who: int, seat: Seat, assignment: Assignment) -> Report | None:
+        report = seat.member.answer(assignment)
+        if report is None:
+            return None
+        self._hear(who, log_messages.answered(assignment, report))
+        if report.kind == UPDATE and (others := unknown_keys(assignment, seat.member.round_state)):
+            self._hear(who, log_messages.unknown(assignment, others))
+        return report
+
+    # In the I/O thread.
+
+    async def _attend(self, who: int, seat: Seat, gate: asyncio.Semaphore) -> None:
+        """Keep a client connected until it is done."""
+        try:
+            await self._stay_connected(who, seat, gate)
+        except asyncio.CancelledError:
+            raise
+        except FedcompError as error:
+            self._fail(who, seat, error)
+        except Exception as error:
+            self._fail(who, seat, FedcompError(reason(error)))
+
+    async def _stay_connected(self, who: int, seat: Seat, gate: asyncio.Semaphore) -> None:
+        while not seat.done:
             try:
-                with ExitStack() as ends:
-                    with self.member.own.common.door:
-                        if self._over:
-                            return
-                        connection.check_server(self.target.host, self.target.port, self.target.ca)
-                        fleet = ends.enter_context(self._connection())
-                    self.say(
-                        Said(
-                            f"connected to {self.target.address}",
-                            "connected",
-                            server=self.target.address,
-                        )
-                    )
-                    lost_at, attempt = None, 0
-                    self._attend(fleet)
+                await self._serve(who, seat, gate)
             except UnreachableError as error:
                 if error.cause not in UnreachableError.passing:
                     raise
-                lost_at = lost_at or time.monotonic()
-                if self.patience_s is not None and time.monotonic() - lost_at >= self.patience_s:
-                    raise
-                pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
-                if attempt < len(RETRY_S) or str(error) != told:
-                    told = str(error)
-                    how = self._trying(attempt, pause)
-                    self.say(
-                        Said(
-                            f"{error}; {how}",
-                            "cut_off",
-                            reason=told,
-                            cause=error.cause,
-                            pause_s=pause,
-                        )
-                    )
-                attempt += 1
-                self._ended.wait(pause)
+                await self._wait_for_server(who, seat.retries, error)
+
+    async def _serve(self, who: int, seat: Seat, gate: asyncio.Semaphore) -> None:
+        """Connect once, and answer the server's messages until the connection ends."""
+        target, invited = seat.target, False
+        connection = GrpcConnection(
+            target.address,
+            largest=VECTORS * 4 * self.numel + SPARE_BYTES,
+            credentials=target.credentials,
+            client=seat.member.who if target.enrolment is None else -1,
+        )
+        async with gate:
+            try:
+                await connection.__aenter__()
+            except UnreachableError:
+                await asyncio.to_thread(target.check)  # which says more
+                raise
+        try:
+            address = target.address
+            self._hear(who, Said(f"connected to {address}", "connected", server=address))
+            async for message in connection.messages():
+                if isinstance(message, Refused):
+                    if message.again:
+                        raise UnreachableError(message.sentence, "starting")
+                    raise UserError(message.sentence)
+                seat.retries.reset()
+                invited = True
+                await self._answer(who, seat, connection, message)
+                del message
+            if not invited:
+                raise UnreachableError(f"{address} ended the connection", "starting")
+        finally:
+            await connection.__aexit__(None, None, None)
+
+    async def _wait_for_server(self, who: int, retries: Retries, error: UnreachableError) -> None:
+        """Say why the server is not reached, and wait before the next attempt. Raises the error when patience is over."""
+        retries.lost_at_s = retries.lost_at_s or time.monotonic()
+        if self.patience_s is not None and time.monotonic() - retries.lost_at_s >= self.patience_s:
+            raise error
+        pause_s = RETRY_S[min(retries.attempts, len(RETRY_S) - 1)]
+        if retries.attempts < len(RETRY_S) or str(error) != retries.told:
+            retries.told = str(error)
+            sentence = f"{error}; {self._trying(retries.attempts, pause_s)}"
+            lost = Said(sentence, "cut_off", reason=str(error), cause=error.cause, pause_s=pause_s)
+            self._hear(who, lost)
+        retries.attempts += 1
+        many = len(self.seats) > 1  # they do not come back all at once
+        await asyncio.sleep(pause_s * (random.uniform(0.5, 1.5) if many else 1.0))
+
+    async def _answer(
+        self,
+        who: int,
+        seat: Seat,
+        connection: GrpcConnection,
+        message: Invitation | Assignment | Farewell,
+    ) -> None:
+        if isinstance(message, Invitation):
+            try:
+                presence = await self._in_main(lambda: self._join(who, seat, message))
+            except FedcompError as error:
+                refusal = Presence(message.run, seat.member.who, "", str(error))
+                with suppress(UnreachableError, TimeoutError):
+                    await connection.send(refusal)
+                    async with asyncio.timeout(REFUSAL_S):
+                        async for _ in connection.messages():
+                            pass
+                raise UserError(str(error)) from error
+            await connection.send(presence)
+        elif isinstance(message, Assignment):
+            try:
+                report = await self._in_main(lambda: self._train(who, seat, message))
+            except CheckpointError as error:
+                await connection.send(failure(message, "encode", str(error)))
+                raise UserError(str(error)) from error
+            if report is not None:
+                await connection.send(report)
+        elif message.run == seat.member.run:
+            self._hear(who, log_messages.over(message, self.stay))
+            seat.over = not self.stay
+
+    async def _in_main(self, work: Callable[[], T]) -> T:
+        """Do work in the thread of `run`."""
+        future: Future[T] = Future()
+        self._work.put((future, work))
+        return await asyncio.wrap_future(future)
 
     def _trying(self, attempt: int, pause_s: float) -> str:
-        """What is done about a server that is not reached. A client that missed the end of the run sees no more than that."""
+        """Return what is done about a server that cannot be reached. A client that missed the end of the run sees no more than that."""
         if attempt < len(RETRY_S) - 1:
             return f"trying again in {pause_s:g} s"
         end = (
@@ -176,160 +306,10 @@ class Process:
         )
         return f"trying every {pause_s:g} s from now on, {end}: the server may be away, or the run over"
 
-    def _connection(self) -> "_Connected":
-        return _Connected(self.target, self._key, self.member.folder)
+    def _hear(self, who: int, sentence: str) -> None:
+        self._said.put((who, sentence))
 
-    def _attend(self, fleet: Fleet) -> None:
-        """Answer what comes."""
-        looked = answered = came = time.monotonic()
-        usual_s, asked = 0.0, False
-        while not self._over:
-            began = time.monotonic()
-            messages = self._waiting(fleet, all_of_them=began - looked > ROUND_S)
-            looked = time.monotonic()
-            asked = asked or bool(messages)
-            if not asked and looked - came > UNASKED_S:
-                asked = True
-                self.say(Said(UNASKED, "unasked"))
-            if not messages:
-                self._ended.wait(wait_s(looked - answered, usual_s, looked - began))
-            for message in messages:
-                began = time.monotonic()
-                if self._answer(fleet, message):
-                    usual_s, answered = began - answered, time.monotonic()
-
-    def _waiting(self, fleet: Fleet, all_of_them: bool) -> list[Message]:
-        """The next message, if there is one. After a pause there may be several, of rounds that are over: what is worth an answer."""
-        messages: list[Message] = []
-        while (message := fleet.receive()) is not None:
-            messages.append(message)
-            if not all_of_them:
-                return messages
-        kept = not_overtaken(messages)
-        if dropped := len(messages) - len(kept):
-            self.say(
-                Said(
-                    f"{dropped} question{'s' * (dropped > 1)} of rounds that are over: not answered",
-                    "overtaken",
-                    count=dropped,
-                )
-            )
-        return kept
-
-    def _answer(self, fleet: Fleet, message: Message) -> bool:
-        """Whether there was something to answer. Raises UserError when this client cannot take part, or go on."""
-        began = time.monotonic()
-        reply = self._reply(message)
-        if reply is not None:
-            fleet.reply(to_records(reply), message, time.monotonic() - began)
-        if self.refused:
-            time.sleep(LINGER_S)  # the answer of one who left at once would be lost
-            raise UserError(self.refused)
-        return reply is not None
-
-    def _reply(self, message: Message) -> Presence | Report | None:
-        kind = message.metadata.message_type
-        try:
-            if kind == JOIN:
-                return self._join(from_records(message.content, Invitation))
-            if kind == TRAIN:
-                return self._train(
-                    from_records(message.content, Assignment), message.metadata.run_id
-                )
-            if kind == LEAVE:
-                return self._leave(from_records(message.content, Farewell))
-        except ProtocolError as error:
-            self.say(
-                Said(
-                    f"a message that cannot be understood was dropped: {error}",
-                    "dropped",
-                    reason=str(error),
-                )
-            )
-        return None
-
-    def _join(self, invitation: Invitation) -> Presence:
-        try:
-            presence = self.member.join(invitation)
-            self.say(sentences.joined(presence, self.member.session))
-            return presence
-        except FedcompError as error:
-            self.refused = str(error)
-            return Presence(invitation.run, self.member.who, "", self.refused)
-
-    def _train(self, assignment: Assignment, asker: int) -> Report | None:
-        try:
-            report = self.member.answer(assignment, asker)
-        except CheckpointError as error:
-            self.refused = str(error)
-            return failure(assignment, "encode", self.refused)
-        if report is not None:
-            self.say(sentences.answered(assignment, report))
-            if report.kind == UPDATE and (
-                others := unknown_keys(assignment, self.member.round_state)
-            ):
-                self.say(sentences.unknown(assignment, others))
-        return report
-
-    def _leave(self, farewell: Farewell) -> Presence | None:
-        if farewell.run != self.member.run:
-            return None
-        self.say(sentences.over(farewell, self.stay))
-        self._over = self._over or not self.stay
-        return Presence(farewell.run, self.member.who, "", "")
-
-
-class _Connected:
-    """A connection that is entered, with the heartbeat that keeps it."""
-
-    def __init__(self, target: Target, key: ec.EllipticCurvePrivateKey, folder: StateFolder | None):
-        self.folder = folder
-        self.fleet = Fleet(target.address, key, target.ca, enrolled=target.key is not None)
-        self._left = threading.Event()
-        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-
-    def __enter__(self) -> Fleet:
-        try:
-            node = self.fleet.enter(_kept_node(self.folder))
-        except BaseException:
-            self.fleet.close()
-            raise
-        if self.folder is not None:
-            self.folder.save({NODE_FILE: str(node).encode()}, NODE_FILE)
-        self._heart.start()
-        return self.fleet
-
-    def __exit__(self, *error: object) -> None:
-        self._left.set()
-        self.fleet.leave()
-        self._heart.join()
-        self.fleet.close()
-
-    def _beat(self) -> None:
-        while not self._left.wait(self.fleet.interval_s * 0.8):
-            try:
-                self.fleet.heartbeat()
-            except UserError:  # the next call of the main thread tells
-                continue
-
-
-def own_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey:
-    """The key that a client without an enrolment made for itself, the same after a restart."""
-    kept = folder.load(KEY_FILE) if folder else {}
-    if KEY_FILE in kept:
-        return load_pem_private_key(kept[KEY_FILE], None)
-    key = ec.generate_private_key(ec.SECP384R1())
-    if folder is not None:
-        folder.save(
-            {KEY_FILE: key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())},
-            KEY_FILE,
-        )
-    return key
-
-
-def _kept_node(folder: StateFolder | None) -> int:
-    """The node id that the client had, 0 when it is not known, which costs a minute's wait at most."""
-    try:
-        return int(folder.load(NODE_FILE)[NODE_FILE]) if folder else 0
-    except (CheckpointError, KeyError, ValueError):
-        return 0
+    def _fail(self, who: int, seat: Seat, error: FedcompError) -> None:
+        seat.error = error
+        if len(self.seats) > 1:
+            self._hear(who, Said(f"ended: {error}", "failed", reason=str(error)))

@@ -51,7 +51,6 @@ TOLD = (
     "strategy",
     "seed",
 )
-AT_THE_DOOR = 4  # clients of one process that connect at a time
 
 T = TypeVar("T")
 
@@ -84,9 +83,6 @@ class Common:
 
     def __init__(self) -> None:
         self.turn = threading.RLock()
-        self.door = threading.Semaphore(
-            AT_THE_DOOR
-        )  # for those who connect: a server answers hundreds, though not all at once
         self._made: dict[str, tuple[tuple, Any]] = {}
 
     def once(self, what: str, key: tuple, make: Callable[[], T]) -> T:

@@ -1,16 +1,20 @@
-"""A client's part in a run: what it is asked, what it answers, and what of it is on its disk before the answer leaves.
+"""A client of a deployment: it joins runs, answers assignments, and saves its state before each answer is sent.
 
-A kill at any moment loses nothing: asked the same again, it sends the reply that it kept.
+A kill at any moment loses nothing: a client that is asked the same again sends the report that it saved.
 """
 
 import json
 from hashlib import sha256
 
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from ..clients import device_state
 from ..clients.session import ClientSession, reason
 from ..errors import CheckpointError, FedcompError
+from ..keys.certificates import key_pem
+from ..keys.enrolment import CURVE
+from ..keys.keyring import point_of
 from ..keys.signature_log import Past
 from ..messages import UPDATE, Assignment, Invitation, Presence, Report, failure
 from ..state_folder import StateFolder
@@ -21,24 +25,27 @@ from ..strategies.signed_attempts import SIGNED
 from .handshake import Own, session_for
 
 HEAD, REPORT = "head", "report"
+KEY_FILE = "key.bin"  # in the state folder
 
 
 class Member:
-    """A client that takes part in a run, and what it keeps of it on its disk. Answers messages, whoever carries them."""
+    """A client with its state folder. It knows no transport.
 
-    def __init__(self, own: Own, folder: StateFolder | None):
+    `key`: the private key of its enrolment, with which it signs sealed ballots. A client without one makes its own, the same after a
+    restart, and tells the server the public key when it joins.
+    """
+
+    def __init__(
+        self, own: Own, folder: StateFolder | None, key: ec.EllipticCurvePrivateKey | None = None
+    ):
         self.own, self.folder, self.past = own, folder, Past(folder)
-        self.run = ""  # that it is invited to
+        self.enrolled = key is not None
+        self.key = key or own_key(folder)
+        self.run = ""  # the run that it takes part in
         self.who = own.client_id
-        self.key: ec.EllipticCurvePrivateKey | None = (
-            None  # that it signs with, the one with which it comes to the server
-        )
         self.session: ClientSession | None = None
         self._report: Report | None = None  # the last one
-        self._accepted = ""  # what its assignment named
-        self._asker = (
-            0  # the SuperLink run that it came from: another when the server was started again
-        )
+        self._accepted = ""  # `_phase_inputs` of its assignment
 
     def join(self, invitation: Invitation) -> Presence:
         """Take part in a run, where this client left it or from the start. What does not go together is the reason in the answer."""
@@ -62,23 +69,18 @@ class Member:
                 self.run, self._report, self._accepted = invitation.run, None, ""
                 self._restore()
                 self._recall()
-            return Presence(self.run, self.who, self.session.replica.version, "")
+            key = b"" if self.enrolled else point_of(self.key.public_key())
+            return Presence(self.run, self.who, self.session.replica.version, "", key)
 
-    def answer(self, assignment: Assignment, asker: int = 0) -> Report | None:
-        """The report on an assignment, kept before it is given. `asker`: the SuperLink run that it comes from.
+    def answer(self, assignment: Assignment) -> Report | None:
+        """Return the report on an assignment, saved before it is returned; None if the assignment is for another client.
 
-        None for one that this client cannot have been meant by, and for a copy of one that comes after a later one was answered: the
-        server is done with it, and to train for it again would roll back what was answered since. Raises CheckpointError when the
-        report cannot be kept: the disk then stands where the client's last report left it.
+        Raises CheckpointError if the report cannot be saved; the state folder then holds the state after the previous report.
         """
-        if (
-            self.session is None
-            or assignment.client != self.who
-            or self._overtaken(assignment, asker)
-        ):
+        if self.session is None or assignment.client != self.who:
             return None
         last = self._report
-        named = _named(assignment)
+        named = _phase_inputs(assignment)
         asked = (assignment.round, assignment.phase, named, assignment.version)
         if (
             last is not None
@@ -88,23 +90,9 @@ class Member:
             return last
         with self.own.common.turn:
             report = self._handle(assignment)
-        self._report, self._accepted, self._asker = report, named, asker
+        self._report, self._accepted = report, named
         self._save()
         return report
-
-    def _overtaken(self, assignment: Assignment, asker: int) -> bool:
-        """Whether the same server has heard this client's answer to a later question. One that was started again may go back."""
-        last, phases = self._report, self.session.algorithm.phases
-        if (
-            last is None
-            or asker != self._asker
-            or not {assignment.phase, last.phase} <= set(phases)
-        ):
-            return False
-        return (assignment.round, phases.index(assignment.phase)) < (
-            last.round,
-            phases.index(last.phase),
-        )
 
     @property
     def round_state(self) -> RoundState | None:
@@ -129,7 +117,6 @@ class Member:
             "client": self.who,
             "layout": self.session.replica.layout.fingerprint,
             "accepted": self._accepted,
-            "asker": self._asker,
         }
         self.folder.save(
             device_state.pack(self.session, self.who)
@@ -163,7 +150,7 @@ class Member:
                 self._remember(head["run"], head["client"], device_state.unpack_round(kept))
                 return
             device_state.restore(self.session, self.who, kept)
-            self._accepted, self._asker = head["accepted"], head["asker"]
+            self._accepted = head["accepted"]
             self._report = Report.unpack(kept[REPORT])
         except (KeyError, TypeError, ValueError, AttributeError, FedcompError) as error:
             raise CheckpointError(
@@ -172,8 +159,19 @@ class Member:
             ) from error
 
 
-def _named(assignment: Assignment) -> str:
-    """What the question of a phase depends on: asked about something else, in the same phase, a client answers anew."""
+def own_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey:
+    """Return the key of a client without an enrolment, kept in its state folder."""
+    kept = folder.load(KEY_FILE) if folder else {}
+    if KEY_FILE in kept:
+        return load_pem_private_key(kept[KEY_FILE], None)
+    key = ec.generate_private_key(CURVE())
+    if folder is not None:
+        folder.save({KEY_FILE: key_pem(key)}, KEY_FILE)
+    return key
+
+
+def _phase_inputs(assignment: Assignment) -> str:
+    """Return a digest of what a phase depends on besides the model. A client asked again with the same digest repeats its report."""
     announced = (
         sha256(b"".join(len(part).to_bytes(8) + part for part in assignment.announced)).hexdigest()
         if assignment.announced

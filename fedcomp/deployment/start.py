@@ -1,4 +1,4 @@
-"""A deployed run from its options to its summary: the SuperLink behind, the guard in front, the rounds in this process."""
+"""A deployed run from its options to its summary: rounds in this process, over the gRPC transport."""
 
 import dataclasses
 import re
@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 
 from ..callbacks import Callback, Header, RoundRecord, Summary
-from ..clients.flower import Task as FlowerTask
 from ..config import RunConfig, data_folder, keys_command
 from ..errors import ConfigError, DataError, RunFolderError, TaskError
-from ..keys.key_folder import REGISTRY, serving_files
+from ..formatting import named_clients
+from ..keys.key_folder import CA_CRT, REGISTRY, serving_files
 from ..keys.registry import News, Registry
 from ..memories import with_memories
 from ..messages import Invitation, Presence
@@ -45,16 +44,11 @@ from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of, layout_of
 from ..tasks.partition import partition
 from ..training import devices
-from ..transports.flower.grid_transport import GridTransport
+from ..transports.grpc import Credentials, GrpcTransport
 from .by_client import ByClient
-from .guard import Guard
 from .handshake import told
-from .http_request import Refused
-from .limits import Limits
-from .multi_client import named
 from .ports import listen
-from .superlink import LOOPBACK, SuperLink
-from .superlink_grid import Gathering
+from .roster import Roster
 
 ENGINE = "deployed"  # in [resolved] of a run folder
 GIVEN_UP = (
@@ -63,9 +57,16 @@ GIVEN_UP = (
 )
 
 
+LOOPBACK = "127.0.0.1"
+# Largest report: a dense update with room to spare, and a sealed ballot for each client of the cohort.
+UPDATE_BYTES = 8  # per parameter
+BALLOT_BYTES = 1 / 4  # per parameter and client
+SPARE_BYTES = 1 << 20
+
+
 @dataclass(frozen=True)
 class Door:
-    """Where clients come in, and which. `keys`: the folder of `fedcomp keys init`; None = anybody, without TLS."""
+    """The port of a server. `keys`: the folder of `fedcomp keys init`; None = anybody may take part, without TLS."""
 
     port: int = 8080  # 0 = a free one
     host: str = ""  # "" = loopback without keys, else all addresses of this machine
@@ -74,6 +75,14 @@ class Door:
     @property
     def address(self) -> str:
         return self.host or ("0.0.0.0" if self.keys else LOOPBACK)
+
+    def credentials(self) -> Credentials | None:
+        """Return the server's certificate and key, and the CA of its clients. Raises KeysError."""
+        if self.keys is None:
+            return None
+        certificate, key = serving_files(self.keys)
+        ca = (self.keys / CA_CRT).read_bytes()
+        return Credentials(certificate.read_bytes(), key.read_bytes(), ca)
 
 
 def serve(
@@ -120,26 +129,23 @@ class Deployment:
         weights = self.layout.gather(initial_model(self.task, config.seed))
         broadcasts = Broadcasts.of(self.strategy, weights)
         start_from(config, self.folder, self.task, self.strategy, broadcasts)
-        self.transport = GridTransport(None, lambda grid: grid.gather(self._quota))
+        self._cohort = cohort_size(config.participation, config.clients)
+        self.transport = self._transport(broadcasts.first)
+        quota = Quota.first(config, self.folder.resumed).at_least(self.strategy.fewest)
+        self.roster = Roster(self.transport, quota, lambda: self.callback)
         self.loop = loop_of(
             self.strategy,
             broadcasts,
             self.transport,
+            gather=self.roster.gather,
             on_answer=self._on_answer,
             bandwidths=bandwidths_of(self.strategy, config),
         )
-        self.guard = self._guard()
-        self.by_client = ByClient(self.guard)
+        self.by_client = ByClient(self.transport)
         self.test = on(test, self.device)
         self.evaluator = Evaluator(config, self.task, self.layout, train, self.test, self.device)
-        self._cohort = cohort_size(config.participation, config.clients)
-        self._quota = Quota.first(config, self.folder.resumed).at_least(
-            self.strategy.fewest
-        )  # of clients that the next round waits for
-        self._wire = (0, 0)
-        self._ids: dict[
-            bytes, int | None
-        ] = {}  # that keys spoke for when the registry was last whole
+        self._wire: tuple[int, int] | None = (0, 0)  # bytes in and out until the last record
+        self._registry_version = self.registry.version if self.registry else 0
 
     def run(self, opened: Callable[[int], None]) -> Summary:
         with ExitStack() as ends:
@@ -159,51 +165,37 @@ class Deployment:
             done = recovery.restore()
             if self.folder.resumed:
                 self._write_config()
-            link = ends.enter_context(SuperLink(self.folder.path))
-            link.submit()
-            task = FlowerTask(link.address, link.secret)
-            ends.callback(task.finish, whole=False)
-            self.guard.upstream_port = link.port
-            ends.enter_context(self.guard)
-            opened(self.guard.port)
+            self.transport.open()
+            ends.callback(self.transport.close)
+            opened(self.transport.port)
             self.callback.serving(self.by_client.port)
             if not self.door.keys:
                 self.callback.warning(GIVEN_UP.format(where=self.door.address))
             self.callback.started(self._header(done + 1))
-            self._tell_of_places_without_keys()
+            self._warn_about_missing_keys()
             for sentence in self.evaluator.warnings:
                 self.warnings(sentence, kind=sentence)
-            invitation = self._invitation()
-            grid = self.grid = Gathering(
-                task,
-                invitation,
-                self.config.clients,
-                self.callback,
-                self._checks(link),
-                self._id_of,
-                self._hear,
-            )
-            self.transport.grid = grid
             self.strategy.set_identity(
-                self.name, lambda client: grid.joined[client].key, invitation.options
+                self.name, self.transport.public_key, self.transport.invitation.options
             )
-            self._rounds(grid, recovery, done)
+            self._rounds(recovery, done)
             summary = self._finish()
-            grid.dismiss(self.config.rounds)
+            self.transport.dismiss(self.config.rounds)
             return summary
 
-    def _rounds(self, grid: Gathering, recovery: Recovery, done: int) -> None:
+    def _rounds(self, recovery: Recovery, done: int) -> None:
+        roster = self.roster
         began, waited_s = time.perf_counter(), 0.0
         for outcome in self.loop.rounds(range(done + 1, self.config.rounds + 1)):
-            self._quota = Quota.later(self.config, self._cohort).at_least(self.strategy.fewest)
-            grid.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
-            record = self._record(outcome, began + grid.waited_s - waited_s)
+            roster.quota = Quota.later(self.config, self._cohort).at_least(self.strategy.fewest)
+            roster.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
+            record = self._record(outcome, began + roster.waited_s - waited_s)
             length, saving = self.folder.append(record), time.perf_counter()
             recovery.keep(outcome, length, whole=True)
             took_s = time.perf_counter() - saving
             self.callback.round_done(record)
             self.callback.checkpoint(record.round, took_s)
-            began, waited_s = time.perf_counter(), grid.waited_s
+            began, waited_s = time.perf_counter(), roster.waited_s
 
     # Preparation.
 
@@ -237,31 +229,27 @@ class Deployment:
             self.config, {"device": devices.name(self.device), "engine": ENGINE, "run": self.name}
         )
 
-    def _guard(self) -> Guard:
-        keys = self.door.keys
-        certificate, key = serving_files(keys) if keys else (None, None)
-        admits = None if self.registry is None else self._admits
-        return Guard(
-            self.door.address,
-            self.door.port,
-            0,
-            certificate=certificate,
-            key=key,
-            limits=Limits(),
-            admits=admits,
-        )
-
-    def _invitation(self) -> Invitation:
+    def _transport(self, first_version: str) -> GrpcTransport:
+        """Return the transport, not yet open. `first_version`: the version that the run started from."""
         config = dataclasses.replace(
             client_config(self.config, self.strategy), uplink=str(self.strategy.uplink)
         )
-        first = self.loop.broadcasts.first
-        return Invitation(
-            self.name,
-            -1,
-            told(config),
-            self.layout.fingerprint,
-            first,
+        invitation = Invitation(self.name, -1, told(config), self.layout.fingerprint, first_version)
+        per_parameter = UPDATE_BYTES + BALLOT_BYTES * self._cohort
+        return GrpcTransport(
+            self.door.address,
+            self.door.port,
+            invitation,
+            self.config.clients,
+            largest_report=int(per_parameter * self.strategy.layout.numel) + SPARE_BYTES,
+            credentials=self.door.credentials(),
+            id_of=self.registry.id_of_hash if self.registry else None,
+            reason_of=self.registry.reason_of_hash if self.registry else None,
+            unsure=lambda: bool(self.registry and self.registry.problem),
+            on_joined=self._on_joined,
+            on_heard=lambda client: self.roster.hear(client),
+            on_look=self._on_look,
+            warn=lambda sentence: self.callback.warning(sentence),
         )
 
     def _header(self, first: int) -> Header:
@@ -278,7 +266,7 @@ class Deployment:
             memory=c.memory,
             partition=c.partition,
             device=devices.name(self.device),
-            engine=f"clients on {self.door.address}:{self.guard.port}, {how}",
+            engine=f"clients on {self.door.address}:{self.transport.port}, {how}",
             first_round=first,
             rounds=c.rounds,
             out=str(self.folder.path),
@@ -287,20 +275,10 @@ class Deployment:
             measures=tuple(self.task.metrics),
         )
 
-    def _checks(self, link: SuperLink) -> Callable[[], None]:
-        """What is looked at all the time."""
-
-        def check() -> None:
-            link.check()
-            if self.news:
-                self.news.look()
-
-        return check
-
     # Clients.
 
-    def _tell_of_places_without_keys(self) -> None:
-        """Of clients that will be waited for, though nobody can come as them."""
+    def _warn_about_missing_keys(self) -> None:
+        """Warn about awaited clients that have no enrolled key."""
         wanted = range(self.config.clients)
         absent = (
             [client for client in wanted if client not in self.registry.enrolled()]
@@ -310,29 +288,25 @@ class Deployment:
         if absent:
             new = keys_command(self.door.keys, "add", "--count", len(absent))
             self.callback.warning(
-                f"the run waits for {self.config.clients} clients, and no key is let in for {named(absent)}: enrol them "
+                f"the run waits for {self.config.clients} clients, and no key is let in for {named_clients(absent)}: enrol them "
                 f"with {new}, renew those that were revoked, or start with fewer --clients"
             )
 
-    def _admits(self, key: bytes) -> bool:
-        """Whether a key is let in. While the registry is malformed nobody knows, and a client is told to come again, not to go."""
-        if self.registry.problem:
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE)
-        return self.registry.id_of(key) is not None
-
-    def _id_of(self, key: bytes) -> int | None:
+    def _on_look(self) -> None:
+        """Notice a change of the registry: clients whose keys are not let in any more are disconnected."""
         if self.registry is None:
-            return -1
-        if not self.registry.problem:  # else who was let in stays a part of the run
-            self._ids[key] = self.registry.id_of(key)
-        return self._ids.get(key)
+            return
+        self.news.look()
+        if not self.registry.problem and self.registry.version != self._registry_version:
+            self._registry_version = self.registry.version
+            self.transport.recheck()
 
-    def _hear(self, presence: Presence) -> None:
-        """A client joined, at a version that the strategy may not have heard of."""
-        loop, client = self.loop, presence.client
+    def _on_joined(self, client: int, presence: Presence) -> None:
+        """Note a client that joined or came back, and its version, which the round loop may not know."""
+        loop = self.loop
         if client in loop.versions or presence.version != loop.broadcasts.first:
             loop.versions[client] = presence.version
-        self.by_client.know(client, self.grid.joined[client].key)
+        self.roster.join(client)
 
     def _on_answer(self, round: int, answered: int, asked: int) -> None:
         self.callback.progress(round, answered, asked)
@@ -343,15 +317,11 @@ class Deployment:
         measured = self.evaluator.evaluate(outcome.round, self.loop.model)
         check_loss(self.warnings, outcome.round, measured.loss, self.test)
         record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
-        before, self._wire = self._wire, self._traffic()
-        wire = {
-            "wire_bytes_in": self._wire[0] - before[0],
-            "wire_bytes_out": self._wire[1] - before[1],
-        }
+        wire = self._wire_bytes()
         clients = self.by_client.records(outcome)
         down = sum(
             client.downlink_bytes for client in clients
-        )  # what waits at the SuperLink for a client that is away was not sent
+        )  # nothing was sent to clients that were away
         older = min(record.catch_up_bytes, down)
         return dataclasses.replace(
             record,
@@ -362,10 +332,15 @@ class Deployment:
             **wire,
         )
 
-    def _traffic(self) -> tuple[int, int]:
-        """Bytes that came in and went out at the port."""
-        counted = [tuple(traffic) for traffic in self.guard.traffic.values()]
-        return sum(received for received, _ in counted), sum(sent for _, sent in counted)
+    def _wire_bytes(self) -> dict[str, int | None]:
+        """Return the bytes that the port received and sent since the last record; None where the platform does not count them."""
+        before, self._wire = self._wire, self.by_client.total()
+        if before is None or self._wire is None:
+            return {"wire_bytes_in": None, "wire_bytes_out": None}
+        return {
+            "wire_bytes_in": self._wire[0] - before[0],
+            "wire_bytes_out": self._wire[1] - before[1],
+        }
 
     def _finish(self) -> Summary:
         self.folder.write_model(self.evaluator.exported(self.loop.model))

@@ -211,20 +211,13 @@ class Metrics(Callback):
                 "Clients that the round waits for before it begins.",
                 self.wanted,
             ),
-            _counter(
-                "fedcomp_wire_received_bytes_total",
-                "Received at the public port, headers, polls and TLS with them.",
-                port.received_bytes,
-            ),
-            _counter("fedcomp_wire_sent_bytes_total", "Sent at the public port.", port.sent_bytes),
-            _gauge(
-                "fedcomp_port_connections", "Open connections of the public port.", port.connections
-            ),
+            *_wire(port),
+            _gauge("fedcomp_port_connections", "Open connections of the port.", port.connections),
             Family(
                 "fedcomp_port_refused_total",
                 "counter",
-                "Requests and connections turned away at the public port, by HTTP status.",
-                _by("status", port.refused),
+                "Streams turned away at the port, by reason.",
+                _by("reason", port.refused),
             ),
         ]
 
@@ -310,6 +303,24 @@ def _gauge(name: str, help: str, value: float | None) -> Family:
 
 def _counter(name: str, help: str, value: float) -> Family:
     return Family(name, "counter", help, {(): value})
+
+
+def _wire(port: PortFigures) -> list[Family]:
+    """Return the counters of the port's bytes, none where the platform does not count them."""
+    if port.received_bytes is None or port.sent_bytes is None:
+        return []
+    return [
+        _counter(
+            "fedcomp_wire_received_bytes_total",
+            "TCP payload received at the port, with TLS and keepalive.",
+            port.received_bytes,
+        ),
+        _counter(
+            "fedcomp_wire_sent_bytes_total",
+            "TCP payload sent at the port, with TLS and keepalive.",
+            port.sent_bytes,
+        ),
+    ]
 
 
 def _by(label: str, values: dict) -> dict[Labels, float]:

@@ -155,6 +155,10 @@ def summary_of(records: Sequence[RoundRecord], config: RunConfig, device: str) -
     def total(field: str) -> Any:
         return sum(getattr(record, field) for record in records)
 
+    def counted(field: str) -> int | None:
+        values = [getattr(record, field) for record in records]
+        return None if None in values else sum(values)
+
     seconds = total("seconds")
     nothing = [] if total("accepted") else [NOTHING_ACCEPTED]
     return Summary(
@@ -164,6 +168,8 @@ def summary_of(records: Sequence[RoundRecord], config: RunConfig, device: str) -
         downlink_bytes=total("downlink_bytes"),
         dense_uplink_bytes=total("dense_uplink_bytes"),
         dense_downlink_bytes=total("dense_downlink_bytes"),
+        wire_bytes_in=counted("wire_bytes_in"),
+        wire_bytes_out=counted("wire_bytes_out"),
         rounds=len(records),
         clients=config.clients,
         client_updates=total("accepted"),

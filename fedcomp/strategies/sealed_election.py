@@ -27,7 +27,7 @@ from .. import kernels
 from ..codecs import Codec, Context
 from ..codecs.base import nonfinite_rows
 from ..codecs.update import Dense
-from ..errors import FrameError, ProtocolError, UserError
+from ..errors import FrameError, ProtocolError
 from ..keys.keyring import DerivedKeys, PinnedKeys, Ring, UnknownKey, point_of, verifier
 from ..keys.signature_log import Past
 from ..memories import Memory
@@ -267,18 +267,13 @@ def with_keys(
     run: str,
     options: str,
     client: int,
-    key: ec.EllipticCurvePrivateKey | None,
+    key: ec.EllipticCurvePrivateKey,
     roster: Mapping[int, bytes] | None,
     log: Past,
 ) -> ClientAlgorithm:
-    """Return the client half with a device's own keys, if it signs. Raises UserError where `key` is None."""
+    """Return the client half with a device's own keys, if it signs."""
     if not isinstance(algorithm, SealedElectionClient):
         return algorithm
-    if key is None:
-        raise UserError(
-            "sealed ballots are signed with the key with which a client comes to the server, and under --stock Flower's "
-            "SuperNode alone has it; leave --stock out"
-        )
     return replace(algorithm, ring=PinnedKeys(run, client, key, roster, log), options=options)
 
 

@@ -2,6 +2,7 @@
 
 from .client_app import client_app
 from .compressed import Compressed
+from .compression import compression_mod
 from .strategy import FlowerStrategy
 
-__all__ = ["Compressed", "FlowerStrategy", "client_app"]
+__all__ = ["Compressed", "FlowerStrategy", "client_app", "compression_mod"]

@@ -6,8 +6,8 @@ from typing import Protocol
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from ...clients.flower import from_records, to_records
 from ...messages import Assignment, Report
+from .records import from_records, to_records
 
 
 class Session(Protocol):

@@ -2,7 +2,7 @@
 
     strategy = Compressed(FedAvg(...), uplink="stc:density=1/100")
 
-The clients' end is `fedcomp.clients.compression_mod`. The wrapped strategy sends and aggregates whole ArrayRecords, as ever; on the wire
+The clients' end is `compression_mod`. The wrapped strategy sends and aggregates whole ArrayRecords, as ever; on the wire
 are frames: down, the broadcasts that a client misses; up, the difference that its training made, with error feedback (Sattler et al.
 2019, algorithm 2, with the strategy's own rule in the place of the mean). A reply that cannot be used is rejected with a reason.
 """
@@ -16,13 +16,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ...callbacks import Rejection
-from ...clients.parcels import BUFFERS, Form
 from ...codecs import codec
 from ...errors import ConfigError, FedcompError, MismatchError, NonFiniteError
 from ...layout import Layout
 from ...memories import Memory, memory
 from ...messages import TRAIN
 from ...server.exchange import Traffic
+from .packed_records import BUFFERS, Form
 from .whole_models import ADD_MOD, IDS, Asked, Model, alike
 
 EVALUATE = "evaluate"

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from ...clients.flower import AWAY, from_records, to_records
 from ...errors import ProtocolError
 from ...messages import Assignment, Report
 from ...server.clock import Clock
 from ...server.transport import Delivery, Lost, Transport
+from .records import from_records, to_records
 
 # Logical client id → Flower node id, of the clients that can be reached now.
 Roster = Callable[[Grid], Mapping[int, int]]
@@ -87,9 +87,7 @@ class GridTransport(Transport):
 
 def _answer(reply: Message) -> Report | Lost:
     if reply.has_error():
-        error = reply.error
-        ours = error.code == AWAY and ": " not in error.reason
-        return Lost(error.reason if ours else f"Flower error {error.code}: {error.reason}")
+        return Lost(f"Flower error {reply.error.code}: {reply.error.reason}")
     try:
         return from_records(reply.content, Report)
     except ProtocolError as error:

@@ -1,4 +1,4 @@
-"""The server's end of `fedcomp.clients.compression_mod`: the model, the way that led to it, and what each client has and was told.
+"""The server's end of `compression_mod`: the model, the way that led to it, and what each client has and was told.
 
 x_i = W + C(a_i)                 what a reply is opened to; W: the weights that its client was given
 W ← W + C'(e + (y − W))          y: what a strategy makes of the x_i; e: the downlink's memory
@@ -11,14 +11,14 @@ import torch
 from flwr.app import ArrayRecord, Message
 
 from ... import seeds
-from ...clients.flower import MESSAGE
-from ...clients.parcels import Form, Parcel
 from ...codecs import Codec
 from ...errors import ConfigError, NonFiniteError, ProtocolError
 from ...memories import Memory
 from ...messages import DENSE, NEED_DENSE, UPDATE, Assignment, Report
 from ...server.broadcasts import Broadcasts
 from ...server.exchange import Traffic
+from .packed_records import Form, Parcel
+from .records import MESSAGE
 
 ADD_MOD = "add compression_mod to the ClientApp's mods"
 IDS = 1 << 63  # a client's id is its node id modulo this: seeds are made of signed numbers

@@ -214,9 +214,7 @@ def _connections(wanted: int) -> int:
     if soft == resource.RLIM_INFINITY or soft >= wanted + SPARE_FILES:
         return wanted
     soft = (
-        wanted + SPARE_FILES
-        if hard == resource.RLIM_INFINITY
-        else min(hard, wanted + SPARE_FILES)
+        wanted + SPARE_FILES if hard == resource.RLIM_INFINITY else min(hard, wanted + SPARE_FILES)
     )
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft <= 2 * SPARE_FILES:

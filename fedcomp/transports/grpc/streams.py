@@ -28,7 +28,9 @@ JOIN_S = 20.0  # for the join
 CLOSE_S = 5.0  # for the last message on a stream
 FAREWELL_S = 10.0  # for clients to hear that the run is over
 TICK_S = 1.0
-PING_TICKS = 8  # of silence of a client that holds an assignment, before it is asked for a sign of life
+PING_TICKS = (
+    8  # of silence of a client that holds an assignment, before it is asked for a sign of life
+)
 SILENT_TICKS = 15  # of silence, before it is taken to be dead; ticks, not seconds: this process may have been stopped itself
 JOINS, JOINS_PER_S = 10.0, 0.5  # of one key: at once, and in the long run
 SPARE_CONNECTIONS = 4096  # beyond one for each client: half-open ones must not keep clients out

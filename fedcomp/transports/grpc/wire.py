@@ -195,7 +195,9 @@ class Reader:
             try:
                 return (data if how == UTF8 else _inflated(data)).decode()
             except (UnicodeDecodeError, zlib.error) as error:
-                raise ProtocolError("a text is not UTF-8, or not compressed as it should be") from error
+                raise ProtocolError(
+                    "a text is not UTF-8, or not compressed as it should be"
+                ) from error
         raise ProtocolError(f"a text has the unknown code {code}")
 
     def end(self) -> None:

@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 from clouds.task import model
 from clouds.task import test as test_model
 from clouds.task import train as train_model
-from fedcomp.clients import compression_mod
+from fedcomp.transports.flower import compression_mod
 
 app = ClientApp(mods=[compression_mod(state_dir=os.environ.get("CLOUDS_STATE"))])
 

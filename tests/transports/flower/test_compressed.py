@@ -15,9 +15,9 @@ from flwr.serverapp.strategy import (
     FedProx,
 )
 
-from fedcomp.clients import compression_mod
+from fedcomp.transports.flower import compression_mod
 from fedcomp.clients.device_state import CLIENT
-from fedcomp.clients.parcels import Parcel
+from fedcomp.transports.flower.packed_records import Parcel
 from fedcomp.clients.state import ClientState
 from fedcomp.codecs import codec
 from fedcomp.errors import ConfigError, FedcompError, SpecError

@@ -6,7 +6,7 @@ import torch
 from cases import for_each
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedcomp.clients.parcels import Form, Parcel
+from fedcomp.transports.flower.packed_records import Form, Parcel
 from fedcomp.errors import ProtocolError
 from fedcomp.messages import Assignment, failure
 

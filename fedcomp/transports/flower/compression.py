@@ -22,19 +22,19 @@ from typing import Self
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from ..codecs import codec
-from ..errors import CheckpointError, ConfigError, FedcompError, ProtocolError
-from ..memories import available_memories
-from ..memories import memory as memory_of
-from ..messages import NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure
-from ..state_folder import StateFolder, packed, unpacked
-from ..strategies.client_algorithm import ClientAlgorithm
-from . import device_state
-from .flower import MESSAGE
-from .parcels import Form, Parcel
-from .replica import NeedDense, Replica
-from .session import ClientSession, OneState, context_of
-from .state import ClientState
+from ...clients import device_state
+from ...clients.replica import NeedDense, Replica
+from ...clients.session import ClientSession, OneState, context_of
+from ...clients.state import ClientState
+from ...codecs import codec
+from ...errors import CheckpointError, ConfigError, FedcompError, ProtocolError
+from ...memories import available_memories
+from ...memories import memory as memory_of
+from ...messages import NEED_DENSE, TRAIN, UPDATE, Assignment, Report, failure
+from ...state_folder import StateFolder, packed, unpacked
+from ...strategies.client_algorithm import ClientAlgorithm
+from .packed_records import Form, Parcel
+from .records import MESSAGE
 
 ClientAppCallable = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, ClientAppCallable], Message]

@@ -16,10 +16,10 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
-from ..errors import ProtocolError
-from ..layout import Layout
-from ..messages import Values
-from .flower import MESSAGE, from_records, to_records
+from ...errors import ProtocolError
+from ...layout import Layout
+from ...messages import Values
+from .records import MESSAGE, from_records, to_records
 
 NUMPY = "numpy.ndarray"  # Flower's own form of an array
 FLOATS = ("float16", "float32", "float64")

@@ -8,8 +8,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from fedcomp.clients import compression_mod
-from fedcomp.clients.compression import default_state_dir, folder_name
+from fedcomp.transports.flower import compression_mod
+from fedcomp.transports.flower.compression import default_state_dir, folder_name
 from fedcomp.errors import ConfigError, FedcompError, SpecError
 from fedcomp.transports.flower import Compressed
 

@@ -1,0 +1,81 @@
+"""The clients of a deployment: the server waits for enough of them before a round, and reports who comes, leaves and is missing."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from ..callbacks import Callback
+from ..formatting import named_clients
+from ..server.availability import Attendance, Quota
+from ..server.transport import Transport
+
+PAUSE_S = 0.05  # between looks at who is connected
+
+
+class Roster:
+    """The clients that have joined a run. `waited_s` counts the seconds that rounds have waited for clients."""
+
+    def __init__(self, transport: Transport, quota: Quota, callback: Callable[[], Callback]):
+        self.transport, self.quota, self.callback = transport, quota, callback
+        self.waited_s = 0.0
+        self._attendance = Attendance()
+        self._joined: set[int] = set()  # at any time
+        self._connected: set[int] = set()  # as the callback was told
+        self._missing: list[int] = []  # as the callback was told
+
+    def gather(self) -> Sequence[int]:
+        """Wait until enough clients are connected. Return those that a round may be drawn from."""
+        told, began = None, time.monotonic()
+        while True:
+            here, waited_s = self.connected(), time.monotonic() - began
+            wanted = self._attendance.wanted(self.quota)
+            cohort = self._attendance.cohort_of(here, self.quota, waited_s)
+            if cohort is not None:
+                self.waited_s += waited_s
+                if told is not None:
+                    self.callback().waiting(here, min(len(here), wanted))
+                self._tell_who_is_missing(cohort)
+                return cohort
+            if here != told:
+                told = here
+                self.callback().waiting(here, wanted)
+            time.sleep(PAUSE_S)
+
+    def connected(self) -> list[int]:
+        """Return the clients that are connected, and tell the callback who came and left."""
+        here = list(self.transport.clients())
+        for client in sorted(self._connected - set(here)):
+            self.callback().left(client)
+        for client in here:
+            if client not in self._connected:
+                self.callback().joined(client)
+        self._connected = set(here)
+        return here
+
+    def join(self, client: int) -> None:
+        """Note that a client joined or came back."""
+        self._joined.add(client)
+        self._attendance.hear(client)
+
+    def hear(self, client: int) -> None:
+        """Note a sign of life of a client, such as a late answer."""
+        self._attendance.hear(client)
+
+    def miss(self, clients: Iterable[int]) -> None:
+        """Note clients that let a deadline pass (server/availability.py)."""
+        self._attendance.miss(clients)
+
+    @property
+    def silent(self) -> frozenset[int]:
+        """Clients that let a deadline pass and were not heard of since."""
+        return frozenset(self._attendance.silent)
+
+    def _tell_who_is_missing(self, cohort: Sequence[int]) -> None:
+        """Warn when a round is drawn from fewer clients than it asks for, once for each set of missing clients."""
+        short = len(cohort) < self.quota.wanted
+        missing = sorted(self._joined - set(cohort)) if short else []
+        if missing and missing != self._missing:
+            self.callback().warning(
+                f"rounds go on with {len(cohort)} clients in place of {self.quota.wanted}, without {named_clients(missing)}: "
+                "away, or silent since the deadline; a client that is heard of takes part again"
+            )
+        self._missing = missing

@@ -1,0 +1,43 @@
+"""fedcomp's messages as Flower records.
+
+A message travels as one value: bytes in a ConfigRecord up to 1 MiB, and above that an Array, which Flower sends in chunks. The Array's
+`stype` keeps strategies from averaging it by accident.
+"""
+
+from typing import TypeVar
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from ...errors import ProtocolError
+from ...messages import Values
+
+MESSAGE, METRICS = "fedcomp", "metrics"  # names of records
+LARGEST_VALUE = 1 << 20  # bytes in a ConfigRecord
+STYPE = "fedcomp.v1"
+
+M = TypeVar("M", bound=Values)
+
+
+def to_records(message: Values, metrics: dict[str, int | float] | None = None) -> RecordDict:
+    """Return a message as Flower records, with metrics beside it for strategies that read Flower's own."""
+    data = message.pack()
+    if len(data) <= LARGEST_VALUE:
+        records = RecordDict({MESSAGE: ConfigRecord({MESSAGE: data})})
+    else:
+        array = Array(dtype="uint8", shape=(len(data),), stype=STYPE, data=data)
+        records = RecordDict({MESSAGE: ArrayRecord({MESSAGE: array})})
+    if metrics:
+        records[METRICS] = MetricRecord(metrics)
+    return records
+
+
+def from_records(records: RecordDict, kind: type[M]) -> M:
+    """Return the message in Flower records. Raises ProtocolError if there is none of this kind."""
+    record = records.get(MESSAGE)
+    value = record.get(MESSAGE) if isinstance(record, ConfigRecord | ArrayRecord) else None
+    data = value.data if isinstance(value, Array) and value.stype == STYPE else value
+    if not isinstance(data, bytes):
+        raise ProtocolError(
+            f"the message holds no record '{MESSAGE}' of bytes; both sides need fedcomp"
+        )
+    return kind.unpack(data)
