@@ -1,8 +1,8 @@
 """Faults by name, at a place of a round: `faults.fail_at(client, round, phase, how)`.
 
-They happen in clients that are threads of this process (`Clients`): real `Process`es, with their state on the disk and a line of their own
-to the server that can be cut in the middle of a request. A client that is killed is started again from its disk; one that is slow waits
-until its round is over. Those that real processes need, SIGSTOP, SIGKILL and a full disk, tests/deployment/test_faults.py makes itself.
+They happen in clients that are threads of this process (`Clients`): real client processes, with their state on the disk and a line of
+their own to the server that can be cut in the middle of a message. A client that is killed is started again from its disk; one that is
+slow waits until its round is over. Faults that need processes, SIGSTOP, SIGKILL and a full disk, are in tests/deployment/test_outages.py.
 """
 
 import struct
@@ -17,14 +17,12 @@ import torch
 from every_codec import reseal
 from line import Line
 
-from fedcomp.clients.flower import to_records
 from fedcomp.codecs import Codec, codec
-from fedcomp.deployment import client_process as process
-from fedcomp.deployment.client_process import Process, Target
+from fedcomp.deployment.client_process import ClientProcess, Seat, Target
 from fedcomp.deployment.handshake import Own
 from fedcomp.deployment.member import Member
-from fedcomp.errors import FrameError, UnreachableError
-from fedcomp.messages import UPDATE, Report
+from fedcomp.errors import FrameError
+from fedcomp.messages import TRAIN, UPDATE, Assignment, Report
 from fedcomp.state_folder import FILE, StateFolder
 
 PATIENCE_S = 60.0
@@ -35,10 +33,7 @@ BEFORE, KEPT, AMID, AFTER, WIRE = (
     "after it",
     "on its way",
 )
-PUSH_HEAD, PUSH_PART = (
-    b"/v1/fleet/push-messages",
-    b"/v1/fleet/push-object",
-)  # how a reply begins, and goes on
+AMID_BYTES = 12  # of a reply that go up the line before it is cut
 
 
 class Killed(BaseException):
@@ -84,14 +79,13 @@ HOW = {
     "cut before its reply": (KEPT, "cut"),
     "cut amid its reply": (AMID, "cut"),
     "cut after its reply": (AFTER, "cut"),
-    "replies twice": (AFTER, "again"),
     "a reply of another round": (WIRE, another_round),
     "a reply of another size": (WIRE, another_size),
     "garbage": (WIRE, garbage),
     "not a number": (WIRE, not_a_number),
 }
 HARMLESS = [
-    how for how in HOW if how.startswith(("killed", "cut", "replies"))
+    how for how in HOW if how.startswith(("killed", "cut"))
 ]  # the update counts in its round nevertheless
 LATE = [how for how in HOW if how.startswith("slow")]
 REFUSED = [how for how in HOW if HOW[how][0] == WIRE]
@@ -147,85 +141,20 @@ class Faults:
             )
 
 
-class Failing(Process):
-    """A client process in which faults happen."""
+class FailingMember(Member):
+    """A client in which faults happen around its answers. `watch` is called with it when it has joined a run anew."""
 
-    def __init__(self, member: Member, line: Line, faults: Faults, say: Callable[[str], None]):
-        super().__init__(
-            Target("127.0.0.1", line.port, None, None), member, say, patience_s=PATIENCE_S
-        )
-        self.line, self.faults, self.who = line, faults, member.who
-        self._fleet = self._asked = None
-
-    def _attend(self, fleet) -> None:
-        self._fleet, self._push = fleet, fleet.reply
-        fleet.reply = self._send
-        super()._attend(fleet)
-
-    def _train(self, assignment, asker):
-        if assignment.client != self.member.who:
-            return None
-        self._asked = assignment
-        self._act(BEFORE)
-        report = super()._train(assignment, asker)
-        if report is not None and report.kind == UPDATE and (spoil := self._due(WIRE)):
-            report = spoil(report, *self._made_with(report))
-        return report
-
-    def _send(self, content, to, seconds) -> None:
-        if to.metadata.message_type != process.TRAIN:
-            return self._push(content, to, seconds)
-        self._act(KEPT)
-        what = self._due(AMID)
-        if what is not None:
-            self.line.cut_at(PUSH_PART)
-        try:
-            self._push(content, to, seconds)
-        except UnreachableError:
-            if what == "kill":
-                self._die()
-            raise
-        assert what is None, "the reply went through"
-        if self._act(AFTER) == "again":
-            with suppress(UnreachableError):
-                self._push(to_records(self.member._report), to, seconds)
-
-    def _due(self, place: str):
-        a = self._asked
-        return self.faults.due(self.who, a.round, a.phase, place)
-
-    def _act(self, place: str):
-        what = self._due(place)
-        if what == "kill":
-            self._die()
-        elif what == "wait":
-            self.faults.wait(self._asked.round)
-        elif what == "cut":
-            self.line.cut_now()
-            raise UnreachableError("the line was cut", "network")
-        return what
-
-    def _die(self) -> None:
-        self._fleet.leave = lambda: None
-        raise Killed
-
-    def _made_with(self, report: Report) -> tuple[Codec, int]:
-        """Codec and size of a frame: those of the model where there is one phase, else those of numbers, of which there are few."""
-        session = self.member.session
-        if report.phase == process.TRAIN:
-            return session.states.state.memory.codec, session.replica.layout.numel
-        numbers = codec("identity")
-        return numbers, next(
-            n for n in range(10_000) if len(numbers.encode(torch.zeros(n))) == len(report.frame)
-        )
-
-
-class Watched(Member):
-    """A member that shows itself to a test whenever it was made anew."""
-
-    def __init__(self, own: Own, folder: StateFolder, watch: Callable[[Member], None]):
+    def __init__(
+        self,
+        own: Own,
+        folder: StateFolder,
+        line: Line,
+        faults: Faults,
+        watch: Callable[[Member], None],
+        kill: Callable[[], None],
+    ):
         super().__init__(own, folder)
-        self.watch = watch
+        self.line, self.faults, self.watch, self.kill = line, faults, watch, kill
 
     def join(self, invitation):
         before = self.session
@@ -233,6 +162,61 @@ class Watched(Member):
         if self.session is not before:
             self.watch(self)
         return presence
+
+    def answer(self, assignment: Assignment) -> Report | None:
+        if assignment.client != self.who:
+            return None
+        self.act(BEFORE, assignment)
+        report = super().answer(assignment)
+        self.act(KEPT, assignment)
+        if report is not None and report.kind == UPDATE and (spoil := self.due(WIRE, assignment)):
+            report = spoil(report, *self._made_with(report))
+        amid = self.due(AMID, assignment)
+        if amid is not None:
+            self.line.cut_after(AMID_BYTES, *([self.kill] if amid == "kill" else []))
+        return report
+
+    def due(self, place: str, a: Assignment):
+        return self.faults.due(self.who, a.round, a.phase, place)
+
+    def act(self, place: str, assignment: Assignment) -> None:
+        what = self.due(place, assignment)
+        if what == "kill":
+            raise Killed
+        if what == "wait":
+            self.faults.wait(assignment.round)
+        elif what == "cut":
+            self.line.cut_now()
+
+    def _made_with(self, report: Report) -> tuple[Codec, int]:
+        """Return codec and size of a frame: those of the model if there is one phase, else those of numbers, of which there are few."""
+        session = self.session
+        if report.phase == TRAIN:
+            return session.states.state.memory.codec, session.replica.layout.numel
+        numbers = codec("identity")
+        return numbers, next(
+            n for n in range(10_000) if len(numbers.encode(torch.zeros(n))) == len(report.frame)
+        )
+
+
+class FailingProcess(ClientProcess):
+    """A client process in which faults happen after a reply was sent."""
+
+    killed = False
+
+    def kill(self) -> None:
+        """End as SIGKILL does, from any thread."""
+        self.killed = True
+        self.end()
+
+    async def _answer(self, who, seat, connection, message) -> None:
+        await super()._answer(who, seat, connection, message)
+        if isinstance(message, Assignment):
+            what = seat.member.due(AFTER, message)
+            if what == "kill":
+                self.kill()
+            elif what == "cut":
+                seat.member.line.cut_now()
 
 
 class Clients:
@@ -243,13 +227,14 @@ class Clients:
         self.lines = [Line(port) for _ in own]
         self.said: list[list[str]] = [[] for _ in own]
         self.errors: list[BaseException] = []
-        self.processes: dict[int, Failing] = {}
+        self.processes: dict[int, FailingProcess] = {}
+        self.members: dict[int, FailingMember] = {}
         self._threads: dict[int, threading.Thread] = {}
         self._away: set[int] = set()
         self.watch: Callable[[Member], None] = lambda member: None
 
     def member(self, client: int) -> Member:
-        return self.processes[client].member
+        return self.members[client]
 
     def start(self) -> None:
         for client in range(len(self.own)):
@@ -265,7 +250,7 @@ class Clients:
         self._threads[client].start()
 
     def end(self, client: int) -> None:
-        """Stop one as Ctrl-C does: it says good-bye to the SuperLink."""
+        """Stop one as Ctrl-C does."""
         self._away.add(client)
         self.processes[client].end()
         self._threads.pop(client).join(PATIENCE_S)
@@ -296,11 +281,8 @@ class Clients:
         while killed and (client not in self._away or client not in self.processes):
             folder, killed = StateFolder(self.folder / str(client)), False
             try:
-                member = Watched(self.own[client], folder, self.watch)
-                self.processes[client] = Failing(
-                    member, self.lines[client], self.faults, self.said[client].append
-                )
-                self.processes[client].run()
+                self._run(client, folder)
+                killed = self.processes[client].killed
             except Killed:
                 killed = True
             except BaseException as error:
@@ -308,3 +290,19 @@ class Clients:
                     self.errors.append(error)
             finally:
                 folder.close()
+
+    def _run(self, client: int, folder: StateFolder) -> None:
+        line = self.lines[client]
+        member = FailingMember(
+            self.own[client],
+            folder,
+            line,
+            self.faults,
+            lambda member: self.watch(member),
+            lambda: self.processes[client].kill(),
+        )
+        self.members[client] = member
+        seat = Seat(Target("127.0.0.1", line.port), member)
+        process = FailingProcess({client: seat}, self.said[client].append, patience_s=PATIENCE_S)
+        self.processes[client] = process
+        process.run()

@@ -1,14 +1,35 @@
 """A Flower Grid whose nodes are ClientApps in this process, with contexts that a restart loses; what is sent is counted."""
 
+import itertools
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from fedcomp.clients.flower import empty_run, identify_process, name_messages
-
+_numbers = itertools.count(1)
 Fault = Callable[[Message], Message | None]  # what becomes of a reply; None: it is lost
+
+
+def identify_process() -> None:
+    """Give this process the identity that `Message()` reads where Flower starts the process: flwr has it since 1.38."""
+    try:
+        from flwr.supercore.task_identity import TaskIdentity
+    except ImportError:
+        return
+    if TaskIdentity._node_id is None:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+
+
+def name_messages(messages: Iterable[Message]) -> list[str]:
+    """Give messages ids, as a SuperLink would."""
+    names = []
+    for message in messages:
+        name = str(next(_numbers))
+        message.metadata.__dict__["_message_id"] = name
+        names.append(name)
+    return names
 
 
 class AppGrid(Grid):
@@ -25,7 +46,7 @@ class AppGrid(Grid):
         self.received: list[tuple[str, int, int]] = []  # likewise up
         self.here = set(self.nodes)
         self._replies: dict[str, Message] = {}
-        self._run = empty_run()
+        self._run = SimpleNamespace(run_id=1)
 
     def restart(self, partition: int) -> None:
         """As a SuperNode without a key of its own comes back: under a new node id."""

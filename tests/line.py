@@ -3,6 +3,7 @@
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closed by a reset, as where a route is lost
@@ -12,15 +13,17 @@ class Line:
     """A port that passes connections on to another, until it is told to cut what goes through it. New ones pass again."""
 
     def __init__(self, port: int):
-        self.to, self._at, self._lock, self._open = port, b"", threading.Lock(), set()
+        self.to, self._lock, self._open = port, threading.Lock(), set()
         self.bytes_down = 0
+        self._left: int | None = None  # bytes that may go up before the line is cut
+        self._then: Callable[[], None] = lambda: None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, name="line", daemon=True).start()
 
-    def cut_at(self, words: bytes) -> None:
-        """Cut when these bytes come up the line, before they are passed on."""
-        self._at = words
+    def cut_after(self, count: int, then: Callable[[], None] = lambda: None) -> None:
+        """Cut when so many more bytes have gone up the line, in the middle of a message, and call `then`."""
+        self._left, self._then = count, then
 
     def cut_now(self) -> None:
         with self._lock:
@@ -63,10 +66,14 @@ class Line:
     def _pass(self, source: socket.socket, sink: socket.socket, up: bool) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
-                if up and self._at and self._at in data:
-                    self._at = b""
-                    self.cut_now()
-                    break
+                if up and self._left is not None:
+                    if len(data) > self._left:
+                        sink.sendall(data[: self._left])
+                        self._left = None
+                        self._then()
+                        self.cut_now()
+                        break
+                    self._left -= len(data)
                 self.bytes_down += 0 if up else len(data)
                 sink.sendall(data)
         for end in (source, sink):

@@ -1,6 +1,6 @@
-"""Federations over a real SuperLink and its guard, whose clients are threads of this process: many runs on one SuperLink.
+"""Federations over the gRPC transport, whose clients are threads of this process.
 
-with network(folder) as net, net.federation(config) as run:
+with Network(folder).federation(config) as run:
     run.faults.fail_at(1, 3, "train", "killed before its reply")
     outcomes = run.rounds()
 """
@@ -18,13 +18,10 @@ from faults import Clients, Faults
 
 from fedcomp import RunConfig
 from fedcomp.callbacks import Callback
-from fedcomp.clients.flower import Task as FlowerTask
-from fedcomp.deployment.guard import Guard
 from fedcomp.deployment.handshake import Common, Own, told
-from fedcomp.deployment.superlink import LOOPBACK, SuperLink
-from fedcomp.deployment.superlink_grid import Gathering
+from fedcomp.deployment.roster import Roster
 from fedcomp.layout import Layout
-from fedcomp.messages import Assignment, Invitation
+from fedcomp.messages import Assignment, Invitation, Presence
 from fedcomp.server.asynchronous_loop import loop_of
 from fedcomp.server.availability import Quota
 from fedcomp.server.broadcasts import Broadcasts
@@ -33,32 +30,21 @@ from fedcomp.server.round_loop import RoundResult
 from fedcomp.strategies import resolved
 from fedcomp.strategies.round_completion import DEADLINE
 from fedcomp.tasks import Task, initial_model
-from fedcomp.transports.flower.grid_transport import GridTransport
+from fedcomp.transports.grpc import GrpcTransport
 
 PATIENCE_S = 60.0  # with anything that has to come about
 
 
 class Network:
-    """A SuperLink, its guard, and the one Flower run in which all runs of ours take place."""
+    """A folder for federations."""
 
-    def __init__(self, folder: Path, ends: ExitStack):
+    def __init__(self, folder: Path):
         self.folder = folder
-        self.link = ends.enter_context(SuperLink(folder))
-        self.link.submit()
-        self.task = FlowerTask(self.link.address, self.link.secret)
-        ends.callback(self.task.finish, whole=True)
-        self.guard = ends.enter_context(Guard(LOOPBACK, 0, self.link.port))
 
     @contextmanager
     def federation(self, config: RunConfig, task: Task = tiny_task.task) -> Iterator["Networked"]:
         with ExitStack() as ends:
             yield Networked(self, resolved(config), task, ends)
-
-
-@contextmanager
-def network(folder: Path) -> Iterator[Network]:
-    with ExitStack() as ends:
-        yield Network(folder, ends)
 
 
 class Heard(Callback):
@@ -72,54 +58,47 @@ class Heard(Callback):
 
 
 class Networked:
-    """A run: the strategy on this side, clients 0..clients-1 on the other, each a thread behind the guard."""
+    """A run: the strategy on this side, clients 0..clients-1 on the other, each a thread with its own connection."""
 
     def __init__(self, net: Network, config: RunConfig, task: Task, ends: ExitStack):
         self.config, self.task, self.faults, self.callback = config, task, Faults(), Heard()
         model = initial_model(task, config.seed)
         self.layout = Layout.of(model)
-        self.quota = Quota.first(config, resumed=False)
         self.watch: Callable[[RoundResult], None] = lambda outcome: None
         self.strategy = strategy_of(config, self.layout)
-        transport = GridTransport(None, lambda grid: grid.gather(self.quota))
-        self.loop = loop_of(
-            self.strategy,
-            Broadcasts.of(self.strategy, self.layout.gather(model)),
-            transport,
-        )
+        broadcasts = Broadcasts.of(self.strategy, self.layout.gather(model))
         options = dataclasses.replace(
             client_config(config, self.strategy), uplink=str(self.strategy.uplink)
         )
-        first = self.loop.broadcasts.first
         name = secrets.token_hex(16)
         invitation = Invitation(
-            name,
-            -1,
-            told(options),
-            self.layout.fingerprint,
-            first,
+            name, -1, told(options), self.layout.fingerprint, broadcasts.first
         )
-        self.grid = Gathering(
-            net.task,
+        self.transport = GrpcTransport(
+            "127.0.0.1",
+            0,
             invitation,
             config.clients,
-            self.callback,
-            self._check,
-            lambda key: -1,
-            self._hear,
+            largest_report=8 * self.strategy.layout.numel + (1 << 20),
+            on_joined=self._on_joined,
+            on_heard=lambda client: self.roster.hear(client),
+            on_look=self._check,
+            warn=self.callback.warning,
         )
-        transport.grid = self.grid
-        self.strategy.set_identity(
-            name, lambda client: self.grid.joined[client].key, invitation.options
+        self.roster = Roster(
+            self.transport, Quota.first(config, resumed=False), lambda: self.callback
         )
-        self.check_link = net.link.check
+        self.loop = loop_of(self.strategy, broadcasts, self.transport, gather=self.roster.gather)
+        self.strategy.set_identity(name, self.transport.public_key, invitation.options)
+        self.transport.open()
+        ends.callback(self.transport.close)
         self.folder = net.folder / name
         train, common = (
             task.train(),
             Common(),
         )  # torch has one source of randomness in a process: one client after the other
         self.clients = Clients(
-            net.guard.port,
+            self.transport.port,
             self.folder,
             self.faults,
             [
@@ -137,23 +116,21 @@ class Networked:
         for outcome in self.loop.rounds(range(first, (last or self.config.rounds) + 1)):
             outcomes.append(outcome)
             self.watch(outcome)
-            self.quota = Quota.later(self.config, self.config.clients)
-            self.grid.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
+            self.roster.quota = Quota.later(self.config, self.config.clients)
+            self.roster.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
             self.faults.over(outcome.round)
         return outcomes
 
     def dismiss(self) -> None:
         """End the run; its clients end by themselves."""
-        self.grid.dismiss(self.config.rounds)
+        self.transport.dismiss(self.config.rounds)
         self.clients.join(PATIENCE_S)
 
     def until_heard(self, client: int) -> None:
         """Wait for a client that the server has not heard of since its time was over."""
         end = time.monotonic() + PATIENCE_S
-        while client in self.grid._attendance.silent:
+        while client in self.roster.silent or client not in self.roster.connected():
             assert time.monotonic() < end, f"client {client} is not heard of"
-            self.grid.look()
-            self.grid._pull()
             time.sleep(0.02)
 
     def weights_of(self, client: int) -> torch.Tensor:
@@ -166,11 +143,11 @@ class Networked:
         return replica.weights
 
     def _check(self) -> None:
-        self.check_link()
         if self.clients.errors:
             raise self.clients.errors[0]
 
-    def _hear(self, presence) -> None:
-        loop, client = self.loop, presence.client
+    def _on_joined(self, client: int, presence: Presence) -> None:
+        loop = self.loop
         if client in loop.versions or presence.version != loop.broadcasts.first:
             loop.versions[client] = presence.version
+        self.roster.join(client)

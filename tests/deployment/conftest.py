@@ -1,12 +1,8 @@
-from collections.abc import Iterator
-
 import pytest
 from networked import Network
-from networked import network as started
 
 
 @pytest.fixture(scope="session")
-def network(tmp_path_factory) -> Iterator[Network]:
-    """A SuperLink and its guard, for all tests of this process that run federations on them."""
-    with started(tmp_path_factory.mktemp("network")) as made:
-        yield made
+def network(tmp_path_factory) -> Network:
+    """Federations whose clients keep their state in a folder of the session."""
+    return Network(tmp_path_factory.mktemp("network"))

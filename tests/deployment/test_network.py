@@ -88,7 +88,7 @@ def test_a_client_that_was_away_downloads_what_it_missed_and_one_without_a_state
         dense = 4 * run.layout.numel
         run.rounds(1, 2)
         run.clients.end(2)
-        run.grid.miss([2])  # its time is over: rounds go on without it
+        run.roster.miss([2])  # its time is over: rounds go on without it
         missed = run.rounds(3, 5)
         assert all([a.client for a in outcome.accepted] == [0, 1] for outcome in missed)
         run.clients.begin(2)
@@ -106,7 +106,7 @@ def test_a_client_that_was_away_downloads_what_it_missed_and_one_without_a_state
 
         run.clients.end(1)
         run.clients.forget(1)
-        run.grid.miss([1])
+        run.roster.miss([1])
         run.rounds(7, 7)
         run.clients.begin(1)
         run.until_heard(1)
