@@ -1,6 +1,8 @@
 """Encodings: every message comes back as it was sent, and any bytes are a message or a ProtocolError."""
 
+import re
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from grpc_ends import INVITATION, assignment, report
@@ -15,6 +17,7 @@ from fedcomp.messages import (
     Presence,
     Report,
     Values,
+    next_version,
     ticket,
 )
 from fedcomp.transports.grpc import Refused, wire
@@ -241,3 +244,28 @@ def test_a_message_has_no_more_parts_than_it_needs():
 def test_numbers_beyond_64_bits_are_not_sent(value):
     with pytest.raises(ProtocolError):
         wire.encode_farewell(Farewell("", value), INVITATION)
+
+
+def documented(name: str) -> bytes:
+    """Return the example of a message in docs/wire-format.md."""
+    page = (Path(__file__).parents[3] / "docs" / "wire-format.md").read_text(encoding="utf-8")
+    blocks = [block.split("```")[0] for block in page.split("```hex\n")[1:]]
+    (block,) = [block for block in blocks if name in block.splitlines()[0]]
+    return bytes.fromhex(
+        "".join(re.match(r"(?:[0-9a-f]{2}(?: |$))+", line)[0] for line in block.splitlines())
+    )
+
+
+def test_the_examples_of_the_documentation_are_real():
+    assert wire.encode_hello(wire.Hello(-1, "0.2.0")) == documented("HELLO")
+    base = "00112233445566778899aabbccddeeff"
+    accepted = "0123456789abcdef"
+    sent = Assignment(
+        2, "train", 3, "frames", base, next_version(base, b"fc"), "cd" * 16, [b"fc"], accepted
+    )
+    sent = replace(sent, density=0.01)
+    assert sent.version == "6295283d56408c1e24a09402fcd25980"
+    assert b"".join(wire.encode_assignment(300, sent)) == documented("ASSIGNMENT")
+    answer = replace(report(sent, b"fc\x01"), after=accepted)
+    assert answer.ticket == "18cf3a4678233aa2"
+    assert b"".join(wire.encode_report(300, answer, sent)) == documented("REPORT")
