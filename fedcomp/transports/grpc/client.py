@@ -16,7 +16,7 @@ from .credentials import Credentials
 from .options import client_options
 from .wire import Kind, Reader, Refused
 
-CONNECT_S = 20.0  # for a connection and the first message
+CONNECT_S = 30.0  # for a connection and the first message
 STATUS_S = 2.0  # after a failed write, for the status that says why
 Message = Invitation | Assignment | Farewell | Refused
 
@@ -43,7 +43,6 @@ class GrpcConnection:
         self._waiting: deque[Message | tuple[int, Assignment]] = deque()
         self._news = asyncio.Event()
         self._error: Exception | None = None
-        self._ended = False
         self._writing = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -113,7 +112,7 @@ class GrpcConnection:
         else:
             (sequence, assignment), self._assigned = self._assigned, None
             pieces = wire.encode_report(sequence, answer, assignment)
-        await self._write(wire.pack(pieces).messages)
+        await self._write(wire.split(pieces))
 
     async def _write(self, messages: Iterable[bytes]) -> None:
         try:
@@ -136,10 +135,9 @@ class GrpcConnection:
             self._error = await self._end()
         except ProtocolError as error:
             self._error = error
-        except grpc.RpcError as error:
+        except Exception as error:  # the stream has ended
             self._error = self._unreachable(error)
         finally:
-            self._ended = True
             self._news.set()
 
     async def _take(self, kind: Kind, reader: Reader) -> None:

@@ -4,9 +4,11 @@ import os
 
 from .wire import LARGEST_GRPC
 
-# BoringSSL has no setting for the lowest version of TLS in gRPC's Python API. TLS 1.2 keeps this one suite, which needs an RSA key;
-# certificates of fedcomp have EC keys, so that only TLS 1.3 remains.
-os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES256-GCM-SHA384")
+# gRPC reads these variables when it is imported for the first time, and its Python API has no other way to set them. Certificates of
+# fedcomp have EC keys, so that a suite for RSA keys alone leaves no TLS 1.2, and TLS 1.3 remains. Handshakes that fail are no news.
+ENVIRONMENT = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES256-GCM-SHA384", "GRPC_VERBOSITY": "ERROR"}
+for name, value in ENVIRONMENT.items():
+    os.environ.setdefault(name, value)
 
 Options = list[tuple[str, int | str]]
 KEEPALIVE_S = 100  # of silence before an idle connection is tried; noticed by ANSWER_S later

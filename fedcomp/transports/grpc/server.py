@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from ...errors import ConfigError
-from ...messages import Assignment, Farewell, Invitation, Presence
+from ...messages import Assignment, Farewell, Invitation, Presence, Report
 from ...server.clock import Clock
 from ...server.transport import Delivery
 from . import wire
@@ -97,6 +97,7 @@ class GrpcTransport:
 
     def send(self, assignments: Sequence[Assignment]) -> None:
         opens = []
+        self._drop_deliveries({assignment.client for assignment in assignments})
         for assignment in assignments:
             self._sequence += 1
             pieces = wire.encode_assignment(self._sequence, assignment)
@@ -115,7 +116,7 @@ class GrpcTransport:
 
     def cancel(self, clients: Collection[int]) -> None:
         open = [(client, self._open.pop(client)) for client in clients if client in self._open]
-        self._deliveries = [d for d in self._deliveries if d.client not in set(clients)]
+        self._drop_deliveries({*clients})
         self._call(lambda: self._port.cancel(open))
 
     def close(self) -> None:
@@ -123,6 +124,9 @@ class GrpcTransport:
             self._last_traffic = self.traffic()
             self._call(self._port.stop)
             self._thread.join(STOP_S)
+
+    def _drop_deliveries(self, clients: Collection[int]) -> None:
+        self._deliveries = [d for d in self._deliveries if d.client not in clients]
 
     # Beyond Transport.
 
@@ -202,7 +206,7 @@ class GrpcTransport:
                 if self._open.get(client) == sequence:
                     del self._open[client]
                     self._deliveries.append(Delivery(client, answer, arrived_s))
-                else:
+                elif isinstance(answer, Report):
                     self.on_heard(client)
             case Stopped(error):
                 raise error

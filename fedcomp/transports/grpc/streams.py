@@ -138,7 +138,9 @@ class Stream:
         self.joined = False
         self.assembly = wire.Assembly(0)
         self.sent = self.answered = 0  # newest sequence numbers
+        self.assignments = 0  # sent; each allows one report in parts
         self.silent_ticks = 0
+        self.pinged = False
         self.closing = False
         self.timer: asyncio.TimerHandle | None = None
         self.before = Traffic()  # of its connection, before this stream
@@ -286,6 +288,7 @@ class Port:
                     self._answer(client, Lost(SILENT, self._stage(client)))
                     self._drop(stream)
                 elif stream.silent_ticks % PING_TICKS == 0:
+                    stream.pinged = True
                     stream.put([wire.PING])
 
     # Streams.
@@ -442,8 +445,7 @@ class Port:
         if stream.key is None and hello.client != -1:
             self._begin_join(stream, hello.client)
         stream.invitation = replace(self.settings.invitation, client=stream.client)
-        stream.assembly.largest = 2 * wire.PART  # a presence is small
-        stream.put(wire.pack(wire.encode_invitation(stream.invitation)).messages)
+        stream.put(wire.split(wire.encode_invitation(stream.invitation)))
 
     def _hear_presence(self, stream: Stream, reader: Reader) -> None:
         presence = wire.decode_presence(reader, stream.invitation)
@@ -496,8 +498,8 @@ class Port:
         if stream.closing:
             return
         if stream.joined:
-            open_report = stream.sent > stream.answered
-            stream.assembly.largest = self.settings.largest_report if open_report else 0
+            expected = stream.sent > stream.answered and stream.assembly.begun < stream.assignments
+            stream.assembly.largest = self.settings.largest_report if expected else 0
         whole = stream.assembly.take(data)
         if whole is None:
             return
@@ -508,7 +510,9 @@ class Port:
             self._hear_presence(stream, reader)
         elif kind is Kind.REPORT and stream.joined:
             self._hear_report(stream, reader)
-        elif kind is not Kind.PONG or not stream.joined:
+        elif kind is Kind.PONG and stream.pinged:
+            stream.pinged = False
+        else:
             raise ProtocolError(f"a {kind.name} is not expected now")
 
     def _hear_report(self, stream: Stream, reader: Reader) -> None:
@@ -557,6 +561,7 @@ class Port:
             open.timer.cancel()
             open.timer = None
         stream.sent, stream.silent_ticks = open.sequence, 0
+        stream.assignments += 1
 
         def sent() -> None:
             open.sent = True
@@ -614,9 +619,7 @@ class Port:
 
     def _dismiss(self, stream: Stream) -> None:
         stream.withdraw()
-        stream.put(
-            wire.pack(wire.encode_farewell(self._farewell, self.settings.invitation)).messages
-        )
+        stream.put(wire.split(wire.encode_farewell(self._farewell, self.settings.invitation)))
 
     async def read_traffic(self) -> TrafficReport | None:
         if self.traffic is None:
@@ -625,10 +628,11 @@ class Port:
         for stream in self._streams:
             if stream.peer is None or stream.client < 0:
                 continue
-            counted = self.traffic.of(stream.peer)
-            if counted is not None:
-                so_far = by_client.get(stream.client, Traffic())
-                by_client[stream.client] = so_far.plus(counted.minus(stream.before))
+            so_far, counted = (
+                by_client.get(stream.client, Traffic()),
+                self.traffic.last(stream.peer),
+            )
+            by_client[stream.client] = so_far.plus(counted.minus(stream.before))
         live = self.traffic.peers()
         self._attributed = {peer: n for peer, n in self._attributed.items() if peer in live}
         return TrafficReport(total, by_client)

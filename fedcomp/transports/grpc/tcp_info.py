@@ -1,6 +1,7 @@
 """Bytes of TCP connections as the kernel counts them: TLS, handshakes, HTTP/2 and keepalive included, without TCP and IP headers."""
 
 import contextlib
+import functools
 import ipaddress
 import os
 import socket
@@ -41,6 +42,7 @@ def peer_of(text: str) -> Peer | None:
     return _plain(host.strip("[]")), int(port)
 
 
+@functools.lru_cache(4096)
 def _plain(host: str) -> str:
     """Return an address in one form, with IPv4 addresses that are mapped into IPv6 as IPv4."""
     address = ipaddress.ip_address(host.partition("%")[0])
@@ -128,6 +130,10 @@ class PortTraffic:
                 return last
         self._forget(descriptor)
         return last
+
+    def last(self, peer: Peer) -> Traffic:
+        """Return the last reading of a connection."""
+        return self._live[peer][1] if peer in self._live else Traffic()
 
     def total(self) -> Traffic:
         """Read all connections."""

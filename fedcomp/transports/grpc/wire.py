@@ -10,7 +10,7 @@ import functools
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -402,10 +402,13 @@ class Parts:
 
     def __init__(self, data: bytes):
         self.data = data  # kept so that its id stays its own
-        head, view = bytes([Kind.PART]), memoryview(data)
-        self.messages = [
-            b"".join((head, view[start : start + PART])) for start in range(0, len(data), PART)
-        ]
+        self.messages = [*_parts(data)]
+
+
+def _parts(data: bytes | bytearray) -> Iterator[bytes]:
+    head, view = bytes([Kind.PART]), memoryview(data)
+    for start in range(0, len(data), PART):
+        yield b"".join((head, view[start : start + PART]))
 
 
 @dataclass
@@ -413,7 +416,7 @@ class Packed:
     """The gRPC messages of one message, in order."""
 
     messages: list[bytes]
-    shared: list[Parts] = dataclasses.field(default_factory=list)  # keeps them in the cache
+    shared: list[Parts]  # keeps them in the cache
 
 
 Shared = MutableMapping[int, Parts]
@@ -424,30 +427,37 @@ def shared_parts() -> Shared:
     return WeakValueDictionary()
 
 
-def pack(pieces: Sequence[bytes], cache: Shared | None = None) -> Packed:
-    """Return a message as one gRPC message, or in parts if it is large."""
+def pack(pieces: Sequence[bytes], cache: Shared) -> Packed:
+    """Return a message as one gRPC message, or in parts if it is large. Parts of large pieces are shared through the cache."""
+    shared: list[Parts] = []
+
+    def cut(piece: bytes) -> list[bytes]:
+        if (parts := cache.get(id(piece))) is None:
+            parts = cache[id(piece)] = Parts(piece)
+        shared.append(parts)
+        return parts.messages
+
+    return Packed([*split(pieces, cut)], shared)
+
+
+def split(
+    pieces: Sequence[bytes], cut: Callable[[bytes], Iterable[bytes]] = _parts
+) -> Iterator[bytes]:
+    """Yield the gRPC messages of a message. `cut` gives the parts of a large piece, by default when they are asked for."""
     total = sum(map(len, pieces))
     if total <= PART:
-        return Packed([b"".join(pieces)])
-    cache = {} if cache is None else cache
-    packed, small = Packed([bytes([Kind.BEGIN]) + varint(total)]), bytearray()
-
-    def flush() -> None:
-        for start in range(0, len(small), PART):
-            packed.messages.append(bytes([Kind.PART]) + small[start : start + PART])
-        small.clear()
-
+        yield b"".join(pieces)
+        return
+    yield bytes([Kind.BEGIN]) + varint(total)
+    small = bytearray()
     for piece in pieces:
         if len(piece) < PART:
             small += piece
             continue
-        flush()
-        if (parts := cache.get(id(piece))) is None:
-            parts = cache[id(piece)] = Parts(piece)
-        packed.messages += parts.messages
-        packed.shared.append(parts)
-    flush()
-    return packed
+        yield from _parts(small)
+        small = bytearray()
+        yield from cut(piece)
+    yield from _parts(small)
 
 
 class Assembly:
@@ -455,8 +465,9 @@ class Assembly:
 
     def __init__(self, largest: int):
         self.largest = largest
+        self.begun = 0  # messages in parts so far
         self._buffer: bytearray | None = None
-        self._filled = 0
+        self._filled = self._parts_left = 0
 
     def take(self, data: bytes) -> tuple[Kind, Reader] | None:
         """Return the kind of a message that is whole now and the reader of its body; None if parts are missing.
@@ -479,6 +490,8 @@ class Assembly:
                 f"a message of {total} bytes was announced; at most {self.largest} are allowed here"
             )
         self._buffer, self._filled = bytearray(total), 0
+        self._parts_left = 2 * (total // PART) + 4
+        self.begun += 1
         return None
 
     def _add(self, part: memoryview) -> tuple[Kind, Reader] | None:
@@ -487,7 +500,10 @@ class Assembly:
             raise ProtocolError("a part arrived that belongs to no announced message")
         buffer[self._filled : self._filled + len(part)] = part
         self._filled += len(part)
+        self._parts_left -= 1
         if self._filled < len(buffer):
+            if self._parts_left == 0:
+                raise ProtocolError("a message has more parts than its size needs")
             return None
         self._buffer = None
         kind, reader = _opened(buffer)

@@ -93,8 +93,7 @@ class Enrolled:
     def __init__(self, authority: Authority, clients: int):
         self.credentials = [authority.client() for _ in range(clients)]
         self.ids = {
-            shown_key(mine.certificate).hash: client
-            for client, mine in enumerate(self.credentials)
+            shown_key(mine.certificate).hash: client for client, mine in enumerate(self.credentials)
         }
         self.revoked: set[int] = set()
 

@@ -1,6 +1,8 @@
 """Encodings: every message comes back as it was sent, and any bytes are a message or a ProtocolError."""
 
+import re
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from grpc_ends import INVITATION, assignment, report
@@ -15,12 +17,15 @@ from fedcomp.messages import (
     Presence,
     Report,
     Values,
+    next_version,
     ticket,
 )
 from fedcomp.transports.grpc import Refused, wire
 
 TEXTS = (
-    st.sampled_from(["", "train", "update", "frames", "failed", "ab" * 16, "AB", "0", "{}", "é" * 90])
+    st.sampled_from(
+        ["", "train", "update", "frames", "failed", "ab" * 16, "AB", "0", "{}", "é" * 90]
+    )
     | st.text(max_size=20)
     | st.text("0123456789abcdef", max_size=40)
     | st.text("ab", min_size=100, max_size=400)
@@ -41,7 +46,7 @@ def values(cls: type[Values]) -> st.SearchStrategy:
 def read(pieces: list[bytes]) -> tuple[wire.Kind, wire.Reader]:
     """Send a message through its parts."""
     assembly = wire.Assembly(1 << 30)
-    wholes = [assembly.take(message) for message in wire.pack(pieces).messages]
+    wholes = [assembly.take(message) for message in wire.split(pieces)]
     assert wholes[:-1] == [None] * (len(wholes) - 1)
     return wholes[-1]
 
@@ -97,7 +102,7 @@ def test_hello_and_refused_come_back(text, again):
 @pytest.mark.parametrize("size", [wire.PART - 100, wire.PART, wire.PART + 1, 3 * wire.PART + 5])
 def test_large_frames_travel_in_parts(size):
     sent = replace(assignment(1, frames=[b"a" * size, b"", b"b" * size]), returned=b"r" * size)
-    assert all(len(m) <= wire.LARGEST_GRPC for m in wire.pack(wire.encode_assignment(1, sent)).messages)
+    assert all(len(m) <= wire.LARGEST_GRPC for m in wire.split(wire.encode_assignment(1, sent)))
     assert wire.decode_assignment(read(wire.encode_assignment(1, sent))[1], 1) == (1, sent)
     answer = report(sent, b"u" * size)
     _, reader = read(wire.encode_report(1, answer, sent))
@@ -218,8 +223,8 @@ def test_a_compressed_text_cannot_grow_beyond_its_limit():
 
 def test_a_newer_message_discards_an_unfinished_one():
     assembly = wire.Assembly(1 << 20)
-    large = wire.pack(wire.encode_assignment(1, assignment(1, frames=[b"x" * (1 << 19)]))).messages
-    small = wire.pack(wire.encode_assignment(2, assignment(1, 2))).messages
+    large = [*wire.split(wire.encode_assignment(1, assignment(1, frames=[b"x" * (1 << 19)])))]
+    small = [*wire.split(wire.encode_assignment(2, assignment(1, 2)))]
     assert [assembly.take(message) for message in large[:-1]] == [None] * (len(large) - 1)
     assert assembly.take(wire.PING)[0] is wire.Kind.PING
     assert wire.decode_assignment(assembly.take(small[0])[1], 1) == (2, assignment(1, 2))
@@ -227,7 +232,40 @@ def test_a_newer_message_discards_an_unfinished_one():
         assembly.take(large[-1])
 
 
+def test_a_message_has_no_more_parts_than_it_needs():
+    assembly = wire.Assembly(1 << 20)
+    assembly.take(bytes([wire.Kind.BEGIN]) + wire.varint(1000))
+    with pytest.raises(ProtocolError, match="more parts"):
+        for _ in range(1000):
+            assembly.take(bytes([wire.Kind.PART, 0]))
+
+
 @pytest.mark.parametrize("value", [1 << 63, -(1 << 63) - 1])
 def test_numbers_beyond_64_bits_are_not_sent(value):
     with pytest.raises(ProtocolError):
         wire.encode_farewell(Farewell("", value), INVITATION)
+
+
+def documented(name: str) -> bytes:
+    """Return the example of a message in docs/wire-format.md."""
+    page = (Path(__file__).parents[3] / "docs" / "wire-format.md").read_text(encoding="utf-8")
+    blocks = [block.split("```")[0] for block in page.split("```hex\n")[1:]]
+    (block,) = [block for block in blocks if name in block.splitlines()[0]]
+    return bytes.fromhex(
+        "".join(re.match(r"(?:[0-9a-f]{2}(?: |$))+", line)[0] for line in block.splitlines())
+    )
+
+
+def test_the_examples_of_the_documentation_are_real():
+    assert wire.encode_hello(wire.Hello(-1, "0.2.0")) == documented("HELLO")
+    base = "00112233445566778899aabbccddeeff"
+    accepted = "0123456789abcdef"
+    sent = Assignment(
+        2, "train", 3, "frames", base, next_version(base, b"fc"), "cd" * 16, [b"fc"], accepted
+    )
+    sent = replace(sent, density=0.01)
+    assert sent.version == "6295283d56408c1e24a09402fcd25980"
+    assert b"".join(wire.encode_assignment(300, sent)) == documented("ASSIGNMENT")
+    answer = replace(report(sent, b"fc\x01"), after=accepted)
+    assert answer.ticket == "18cf3a4678233aa2"
+    assert b"".join(wire.encode_report(300, answer, sent)) == documented("REPORT")

@@ -1,0 +1,17 @@
+"""A server as a process of its own: one_server.py FOLDER, which holds its certificate, key and ca. Ends with its input."""
+
+import sys
+from pathlib import Path
+
+from fedcomp.messages import Invitation
+from fedcomp.transports.grpc import Credentials, GrpcTransport
+
+folder = Path(sys.argv[1])
+credentials = Credentials(*((folder / name).read_bytes() for name in ("certificate", "key", "ca")))
+invitation = Invitation("ab" * 16, -1, "{}", "", "")
+transport = GrpcTransport(
+    "127.0.0.1", 0, invitation, 1, largest_report=1 << 20, credentials=credentials
+)
+print(transport.port, flush=True)
+sys.stdin.read()
+transport.close()

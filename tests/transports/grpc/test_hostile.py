@@ -1,0 +1,341 @@
+"""The port under attack: a message, a connection or a client that should not be there does not disturb the others."""
+
+import asyncio
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_ends import (
+    INVITATION,
+    LARGEST,
+    Authority,
+    Enrolled,
+    Server,
+    assignment,
+    attend,
+    connect,
+    report,
+    serving,
+)
+
+from fedcomp.errors import UnreachableError
+from fedcomp.messages import Assignment, Invitation, Presence
+from fedcomp.transports.grpc import Credentials, GrpcConnection, Refused, wire
+from fedcomp.transports.grpc.options import client_options
+
+FOLDER = Path(__file__).parent
+HELLO = wire.encode_hello(wire.Hello(0, "1.2.3"))
+PRESENCE = b"".join(
+    wire.encode_presence(Presence(INVITATION.run, 0, "", ""), Invitation("", 0, "", "", ""))
+)
+JUNK = bytes([wire.Kind.REPORT]) + b"\xff" * 40
+
+
+def at_work(server: Server) -> None:
+    """Assert that client 1 takes part in rounds."""
+    server.wait_for_clients(1)
+    server.transport.send([assignment(1, 9)])
+    assert server.receive(1)[1].answer == report(assignment(1, 9))
+
+
+async def said(server: Server, messages: Sequence[bytes]) -> Refused | None:
+    """Send bytes as gRPC messages on a plain stream. Returns the server's refusal, None if the stream ends without."""
+    async with grpc.aio.insecure_channel(server.target, options=client_options()) as channel:
+        call = channel.stream_stream(wire.METHOD)()
+        refused = None
+
+        async def read() -> None:
+            nonlocal refused
+            async for data in call:
+                if data[0] == wire.Kind.REFUSED:
+                    refused = wire.decode_refused(wire.Reader(data[1:]))
+
+        reading = asyncio.create_task(read())
+        for message in messages:
+            try:
+                await call.write(message)
+            except (grpc.RpcError, asyncio.InvalidStateError):
+                break
+        await asyncio.wait_for(reading, 30)
+        return refused
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [b""],
+        [b"\xff\xff\xff"],
+        [JUNK],
+        [HELLO, HELLO],
+        [PRESENCE],
+        [HELLO, PRESENCE, JUNK],
+        [HELLO, PRESENCE, bytes([wire.Kind.REPORT]) + wire.varint(1)],
+        [HELLO, PRESENCE, bytes([wire.Kind.REPORT]) + wire.varint(0)],
+        [HELLO, bytes([wire.Kind.BEGIN]) + wire.varint(1 << 30)],
+        [HELLO, PRESENCE, bytes([wire.Kind.BEGIN]) + wire.varint(1000)],  # nothing to report on
+        [HELLO, PRESENCE, wire.PING],
+        [HELLO, PRESENCE, wire.PONG],
+        [HELLO, PRESENCE, bytes([wire.Kind.FAREWELL, 0])],
+        [bytes([wire.Kind.HELLO, 1, 0])],
+        [HELLO, bytes([wire.Kind.PART]) + b"x" * wire.PART],
+    ],
+)
+def test_unexpected_messages_close_the_stream_with_a_sentence(loop, messages):
+    with serving(2) as server:
+        loop.start(attend(connect(server, 1), 1))
+        server.wait_for_clients(1)
+        refused = loop.run(said(server, messages))
+        assert "the server cannot understand" in refused.sentence
+        at_work(server)
+
+
+def test_a_report_larger_than_the_limit(loop):
+    async def answer_too_much(connection: GrpcConnection):
+        async with connection:
+            async for message in connection.messages():
+                if isinstance(message, Invitation):
+                    await connection.send(Presence(message.run, 0, message.version, ""))
+                elif isinstance(message, Assignment):
+                    try:
+                        await connection.send(report(message, bytes(2 * LARGEST)))
+                    except UnreachableError:
+                        pass
+                elif isinstance(message, Refused):
+                    return message
+
+    with serving(2) as server:
+        loop.start(attend(connect(server, 1), 1))
+        end = loop.start(answer_too_much(connect(server, 0)))
+        server.wait_for_clients(0, 1)
+        server.transport.send([assignment(0)])
+        assert (
+            "were announced" in end.result(20).sentence or "was announced" in end.result().sentence
+        )
+        at_work(server)
+        assert any("client 0 sent a message" in warning for warning in server.warnings)
+
+
+def test_a_report_of_another_round_is_not_accepted(loop):
+    with serving(2) as server:
+        loop.start(attend(connect(server, 1), 1))
+        answer = lambda a: report(assignment(0, a.round + 1))  # noqa: E731
+        end = loop.start(attend(connect(server, 0), 0, answer))
+        server.wait_for_clients(0, 1)
+        server.transport.send([assignment(0)])
+        assert "round 2" in end.result(20).sentence
+        at_work(server)
+
+
+def test_another_protocol_version(loop):
+    with serving(1) as server:
+        newer = bytes([wire.Kind.HELLO, 2]) + wire.encode_hello(wire.Hello(0, "9.1"))[2:] + b"more"
+        refused = loop.run(said(server, [newer]))
+        assert not refused.again
+        assert "version 2 of the protocol (fedcomp 9.1)" in refused.sentence
+
+
+@pytest.mark.parametrize("client", [2, 1 << 40, -5])
+def test_ids_outside_of_the_run_have_no_place(loop, client):
+    with serving(2) as server:
+        refused = loop.run(attend(connect(server, client), client))
+        assert not refused.again and "no part in this run of 2 clients, 0 to 1" in refused.sentence
+        server.wait_for(lambda: len(server.warnings) == 1)
+
+
+def test_a_client_without_a_claim_names_its_id_in_its_presence(loop):
+    with serving(2) as server:
+        loop.start(attend(connect(server), 1))
+        at_work(server)
+
+
+def test_a_client_that_cannot_take_part_is_warned_about(loop):
+    async def refuse(connection: GrpcConnection):
+        async with connection:
+            async for message in connection.messages():
+                await connection.send(Presence(message.run, 0, "", "its data are missing"))
+
+    with serving(1) as server:
+        with pytest.raises(UnreachableError):
+            loop.run(refuse(connect(server, 0)))
+        server.wait_for(
+            lambda: server.warnings == ["client 0 cannot take part: its data are missing"]
+        )
+        assert not server.joined
+
+
+def test_a_client_that_joins_too_often_has_to_wait(loop):
+    with serving(1) as server:
+        refused = [loop.run(said(server, [HELLO, JUNK])) for _ in range(12)]
+        assert "joins too often" in refused[-1].sentence and refused[-1].again
+
+
+# TLS.
+
+
+def test_certificates_of_another_authority(loop, authority, server_credentials):
+    other = Authority()
+    enrolled = Enrolled(authority, 2)
+    with serving(2, enrolled=enrolled, credentials=server_credentials) as server:
+        loop.start(attend(connect(server, credentials=enrolled.credentials[1]), 1))
+        foreign = other.client(ca=authority.ca)
+        distrustful = Credentials(
+            enrolled.credentials[0].certificate, enrolled.credentials[0].key, other.ca
+        )
+        for wrong in (foreign, distrustful, None):
+            with pytest.raises(UnreachableError):
+                loop.run(attend(connect(server, 0, wrong), 0))
+        at_work(server)
+
+
+def test_a_key_that_is_not_enrolled(loop, authority, server_credentials):
+    enrolled = Enrolled(authority, 2)
+    with serving(2, enrolled=enrolled, credentials=server_credentials) as server:
+        refused = loop.run(attend(connect(server, credentials=authority.client()), 0))
+        assert refused == Refused("its key is not in the registry", True)
+
+
+@pytest.mark.slow
+@pytest.mark.deploy
+def test_no_certificate_and_old_tls(authority, enrolled, tmp_path):
+    """The server is a process of its own: gRPC must not have been imported before fedcomp sets it up."""
+    mine = enrolled.credentials[0]
+    (tmp_path / "its.crt").write_bytes(mine.certificate)
+    (tmp_path / "its.key").write_bytes(mine.key)
+
+    def shake_hands(certificate: bool, newest: ssl.TLSVersion) -> bytes:
+        """Return the server's first bytes, none if it ends the connection."""
+        context = ssl.create_default_context(cadata=authority.ca.decode())
+        context.maximum_version = newest
+        context.set_alpn_protocols(["h2"])
+        if certificate:
+            context.load_cert_chain(tmp_path / "its.crt", tmp_path / "its.key")
+        plain = socket.create_connection(("127.0.0.1", port), 10)
+        with plain, suppress(ssl.SSLError, ConnectionError):
+            with context.wrap_socket(plain, server_hostname="localhost") as tls:
+                return tls.recv(100)
+        return b""
+
+    theirs = authority.server()
+    for name in ("certificate", "key", "ca"):
+        (tmp_path / name).write_bytes(getattr(theirs, name))
+    server = subprocess.Popen(
+        [sys.executable, FOLDER / "one_server.py", tmp_path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    with server:
+        port = int(server.stdout.readline())
+        assert shake_hands(True, ssl.TLSVersion.TLSv1_3)
+        assert not shake_hands(False, ssl.TLSVersion.TLSv1_3)
+        assert not shake_hands(True, ssl.TLSVersion.TLSv1_2)
+
+
+def test_a_tls_client_at_a_plain_port(loop, enrolled):
+    with serving(3) as server:
+        with pytest.raises(UnreachableError):
+            loop.run(attend(connect(server, credentials=enrolled.credentials[0]), 0))
+
+
+# Connections.
+
+
+@pytest.mark.slow
+def test_half_open_connections_do_not_keep_clients_out(loop, enrolled, server_credentials):
+    with (
+        serving(3, enrolled=enrolled, credentials=server_credentials) as server,
+        ExitStack() as sockets,
+    ):
+        for _ in range(2000):
+            silent = socket.create_connection(("127.0.0.1", server.transport.port), 10)
+            sockets.enter_context(silent)
+        loop.start(attend(connect(server, credentials=enrolled.credentials[1]), 1))
+        at_work(server)
+
+
+def test_bytes_that_are_no_http(loop):
+    with serving(2) as server, ExitStack() as sockets:
+        loop.start(attend(connect(server, 1), 1))
+        for data in (
+            b"\x00" * 100_000,
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        ):
+            wrong = socket.create_connection(("127.0.0.1", server.transport.port), 10)
+            sockets.enter_context(wrong)
+            try:
+                wrong.sendall(data)
+            except ConnectionError:
+                pass
+        at_work(server)
+
+
+def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
+    """Return an HTTP/2 frame."""
+    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+
+
+def test_streams_that_are_reset_rapidly(loop):
+    headers = (
+        b"\x83\x86"  # :method POST, :scheme http
+        + b"\x04" + bytes([len(wire.METHOD)]) + wire.METHOD.encode()
+        + b"\x01\x01x"  # :authority
+        + b"\x00\x0ccontent-type\x10application/grpc"
+        + b"\x00\x02te\x08trailers"
+    )  # fmt: skip
+    with serving(2) as server, ExitStack() as sockets:
+        loop.start(attend(connect(server, 1), 1))
+        server.wait_for_clients(1)
+        fast = socket.create_connection(("127.0.0.1", server.transport.port), 10)
+        sockets.enter_context(fast)
+        try:
+            fast.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0))
+            for stream in range(1, 20_001, 2):
+                fast.sendall(frame(1, 4, stream, headers) + frame(3, 0, stream, b"\0\0\0\x08"))
+        except ConnectionError:
+            pass  # the server had enough
+        at_work(server)
+        server.wait_for(lambda: server.transport.counts()["streams"] == 1)
+
+
+@pytest.mark.slow
+def test_a_stream_that_does_not_join_is_closed(loop):
+    with serving(2) as server:
+        loop.start(attend(connect(server, 1), 1))
+        begun = time.monotonic()
+        refused = loop.run(said(server, [HELLO]), 40)
+        assert time.monotonic() - begun > 15
+        assert refused.again and "did not join within 20 s" in refused.sentence
+        at_work(server)
+
+
+def test_a_client_may_begin_one_report_per_assignment(loop):
+    begin = bytes([wire.Kind.BEGIN]) + wire.varint(1 << 20)
+
+    async def begin_again() -> Refused | None:
+        async with grpc.aio.insecure_channel(server.target, options=client_options()) as channel:
+            call = channel.stream_stream(wire.METHOD)()
+            for message in (HELLO, PRESENCE):
+                await call.write(message)
+            async for data in call:
+                if data[0] == wire.Kind.ASSIGNMENT:
+                    for _ in range(2):
+                        await call.write(begin)
+                if data[0] == wire.Kind.REFUSED:
+                    return wire.decode_refused(wire.Reader(data[1:]))
+
+    with serving(2) as server:
+        loop.start(attend(connect(server, 1), 1))
+        end = loop.start(begin_again())
+        server.wait_for_clients(0, 1)
+        server.transport.send([assignment(0)])
+        assert "at most 0 are allowed" in end.result(20).sentence
+        at_work(server)
