@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from deployment import children, free_port
-
 from fedcomp.deployment.guard import Guard
 
 HERE = Path(__file__).resolve().parent

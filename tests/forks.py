@@ -7,7 +7,7 @@ FORKS.set_forkserver_preload(
     [
         "fedcomp.cli.deployed",
         "fedcomp.cli.main",
-        "fedcomp.deployment.multi_client",
+        "fedcomp.deployment.client_process",
         "fedcomp.keys.key_folder",
         "fedcomp.deployment.start",
         "fedcomp.sim",

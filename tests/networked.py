@@ -71,9 +71,7 @@ class Networked:
             client_config(config, self.strategy), uplink=str(self.strategy.uplink)
         )
         name = secrets.token_hex(16)
-        invitation = Invitation(
-            name, -1, told(options), self.layout.fingerprint, broadcasts.first
-        )
+        invitation = Invitation(name, -1, told(options), self.layout.fingerprint, broadcasts.first)
         self.transport = GrpcTransport(
             "127.0.0.1",
             0,
@@ -129,7 +127,7 @@ class Networked:
     def until_heard(self, client: int) -> None:
         """Wait for a client that the server has not heard of since its time was over."""
         end = time.monotonic() + PATIENCE_S
-        while client in self.roster.silent or client not in self.roster.connected():
+        while client not in self.roster.connected() or client in self.roster.silent:
             assert time.monotonic() < end, f"client {client} is not heard of"
             time.sleep(0.02)
 

@@ -8,9 +8,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcomp.transports.flower.records import LARGEST_VALUE, from_records, to_records
 from fedcomp.errors import ProtocolError
 from fedcomp.messages import FRAMES, UPDATE, Assignment, Report, failure, ticket
+from fedcomp.transports.flower.records import LARGEST_VALUE, from_records, to_records
 
 ASSIGNMENT = Assignment(
     3, "train", 7, FRAMES, "v0", "v2", "abc", [b"one", b"", b"three"], "", [b"scale", b"1.5"]

@@ -19,10 +19,10 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from fedcomp.clients.flower import check_version
 from packaging.requirements import Requirement
 
 import fedcomp
-from fedcomp.clients.flower import check_version
 from fedcomp.errors import ConfigError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -1,6 +1,6 @@
 """The client process: keeps its clients connected to a server and has them answer its messages.
 
-Connections live in a thread of their own (io_thread.py), so that a server hears from its clients while they train. Clients are invited and
+Connections live in a thread of their own (transports/grpc/io_loop.py), so that a server hears from its clients while they train. Clients are invited and
 train in the thread that calls `run`, one after the other: those of one process share the data, the compiled code and the model that is
 trained in. A client that cannot go on is reported, and the others go on.
 """
@@ -23,9 +23,8 @@ from ..keys.connection import check_server
 from ..keys.enrolment import Enrolment
 from ..messages import UPDATE, Assignment, Farewell, Invitation, Presence, Report, failure
 from ..strategies.sealed_election import unknown_keys
-from ..transports.grpc import Credentials, GrpcConnection, Refused
+from ..transports.grpc import Credentials, GrpcConnection, IoTasks, Refused
 from . import log_messages
-from .io_thread import IoThread
 from .member import Member
 
 RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts to reach the server
@@ -119,7 +118,7 @@ class ClientProcess:
 
     def run(self) -> None:
         """Serve until the run is over for every client. Raises UserError if a client cannot take part, or cannot reach a server in time."""
-        with IoThread() as io:
+        with IoTasks() as io:
             gate = asyncio.Semaphore(CONNECTING)
             for who, seat in self.seats.items():
                 io.start(self._attend(who, seat, gate))

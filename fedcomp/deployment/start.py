@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..callbacks import Callback, Header, RoundRecord, Summary
 from ..config import RunConfig, data_folder, keys_command
@@ -243,14 +244,23 @@ class Deployment:
             self.config.clients,
             largest_report=int(per_parameter * self.strategy.layout.numel) + SPARE_BYTES,
             credentials=self.door.credentials(),
-            id_of=self.registry.id_of_hash if self.registry else None,
-            reason_of=self.registry.reason_of_hash if self.registry else None,
-            unsure=lambda: bool(self.registry and self.registry.problem),
+            **self._registry_checks(),
             on_joined=self._on_joined,
             on_heard=lambda client: self.roster.hear(client),
             on_look=self._on_look,
             warn=lambda sentence: self.callback.warning(sentence),
         )
+
+    def _registry_checks(self) -> dict[str, Any]:
+        """Return the transport's questions about keys. While the registry is malformed, clients are told to try again."""
+        registry = self.registry
+        if registry is None:
+            return {}
+        return {
+            "id_of": registry.id_of_hash,
+            "reason_of": registry.reason_of_hash,
+            "unsure": lambda: bool(registry.problem),
+        }
 
     def _header(self, first: int) -> Header:
         c = self.config

@@ -1,11 +1,11 @@
 """Figures of each client: what the port carried is booked on whose key it was, once."""
 
 import pytest
+from fedcomp.deployment.guard import Guard
+from fedcomp.deployment.traffic import Traffic as Wire
 
 from fedcomp.callbacks import Rejection
 from fedcomp.deployment.by_client import ByClient
-from fedcomp.deployment.guard import Guard
-from fedcomp.deployment.traffic import Traffic as Wire
 from fedcomp.server.exchange import Traffic
 from fedcomp.server.round_loop import RoundResult
 

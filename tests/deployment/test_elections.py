@@ -51,7 +51,8 @@ def model_of(run) -> dict[str, list]:
 
 @pytest.mark.parametrize(("strategy", "faults"), [
     (DATA, [(1, 2, "train", "killed before its reply"), (4, 3, "train", "garbage")]),
-    (SEALED, [(0, 1, "ballots", "killed before training"), (1, 2, "tally", "killed before its reply"), (2, 3, "cards", "killed after its reply"),
+    (SEALED, [(0, 1, "ballots", "killed before training"),
+              (1, 2, "tally", "killed before its reply"), (2, 3, "cards", "killed after its reply"),  # noqa: E501
               (3, 3, "ballots", "cut before its reply")]),
 ])  # fmt: skip
 def test_an_election_makes_the_model_that_it_makes_in_a_simulation(

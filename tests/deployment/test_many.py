@@ -7,13 +7,13 @@ import signal
 import pytest
 import torch
 from deployment import TASK, stage
+from fedcomp.deployment.multi_client import Crowd, named
 from test_process import CPU, DATA, Members, a_loop, invitation, own, rounds
 from tiny_task import task
 
 from fedcomp import RunConfig
 from fedcomp.deployment.handshake import Common, Own
 from fedcomp.deployment.member import Member
-from fedcomp.deployment.multi_client import Crowd, named
 from fedcomp.errors import FedcompError, UserError
 from fedcomp.sim import simulate
 from fedcomp.state_folder import StateFolder

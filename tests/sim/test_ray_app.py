@@ -8,11 +8,11 @@ import pytest
 import tiny_task
 import torch
 from cases import for_each
+from fedcomp.clients.flower import identify_process, name_messages
 from flwr.app import Context, Message, RecordDict
 from torch import nn
 
 from fedcomp import Data, RunConfig, Task
-from fedcomp.clients.flower import identify_process, name_messages
 from fedcomp.layout import Layout
 from fedcomp.sim.ray_app import (
     DONE,

@@ -1,9 +1,11 @@
 """Messages over gRPC: one bidirectional stream per client, with mutual TLS. docs/wire-format.md specifies the bytes."""
 
-from . import options  # before gRPC is imported
+from . import options as _options  # noqa: F401  sets variables before gRPC is imported
 from .client import GrpcConnection
 from .credentials import Credentials
+from .io_loop import IoTasks
 from .server import GrpcTransport
+from .tcp_info import Traffic
 from .wire import Refused
 
-__all__ = ["Credentials", "GrpcConnection", "GrpcTransport", "Refused", "options"]
+__all__ = ["Credentials", "GrpcConnection", "GrpcTransport", "IoTasks", "Refused", "Traffic"]

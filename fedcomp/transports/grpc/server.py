@@ -1,20 +1,22 @@
-"""The transport of `fedcomp server start`: gRPC streams over mutual TLS, served by a thread of their own."""
+"""The transport of `fedcomp server start`: gRPC streams over mutual TLS, served by the I/O thread."""
 
 import asyncio
 import queue
 import resource
-import threading
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from time import monotonic
 from typing import Any, TypeVar
 
 from ...errors import ConfigError
+from ...keys.enrolment import pem
+from ...keys.keyring import verifier
 from ...messages import Assignment, Farewell, Invitation, Presence, Report
 from ...server.clock import Clock
 from ...server.transport import Delivery
 from . import wire
 from .credentials import Credentials
+from .io_loop import io_loop
 from .streams import (
     SPARE_CONNECTIONS,
     Answered,
@@ -47,8 +49,8 @@ class GrpcTransport:
     Both are called in the I/O thread. The other callbacks are called in the thread that calls `clients` and `receive`, inside of these:
     `on_joined` for each client that joins or comes back, `on_heard` for one that answers an assignment that is no longer open.
 
-    A client that is cut off with an open assignment gets the same again if it comes back within 5 s. Raises ConfigError if the port
-    cannot be opened.
+    A client that is cut off with an open assignment gets the same again if it comes back within 5 s. `unsure` says whether a key that is
+    refused now may be let in later; it is called in the I/O thread too. `on_look` is called at the start of each `clients` and `receive`.
     """
 
     def __init__(
@@ -62,15 +64,18 @@ class GrpcTransport:
         credentials: Credentials | None = None,
         id_of: Callable[[bytes], int | None] = lambda key_hash: None,
         reason_of: Callable[[bytes], str] = lambda key_hash: "its key is not enrolled",
+        unsure: Callable[[], bool] = lambda: False,
         on_joined: Callable[[int, Presence], None] = _ignore,
         on_left: Callable[[int], None] = _ignore,
         on_heard: Callable[[int], None] = _ignore,
+        on_look: Callable[[], None] = _ignore,
         warn: Callable[[str], None] = _ignore,
     ):
         self.clock = Clock()
         self.invitation = invitation
         self.on_joined, self.on_left, self.on_heard = on_joined, on_left, on_heard
-        self.warn = warn
+        self.on_look, self.warn = on_look, warn
+        self.port = port
         self._here: set[int] = set()
         self._open: dict[int, int] = {}  # client → sequence number
         self._public_keys: dict[int, bytes] = {}
@@ -79,21 +84,35 @@ class GrpcTransport:
         self._parts = wire.shared_parts()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._last_traffic: TrafficReport | None = None
-        settings = Settings(
-            address, port, invitation, clients, largest_report + 4096, credentials, id_of, reason_of
+        self._settings = Settings(
+            address,
+            port,
+            invitation,
+            clients,
+            largest_report + 4096,
+            credentials,
+            id_of,
+            reason_of,
+            unsure,
         )
+        self._task: Future[None] | None = None
+
+    def open(self) -> None:
+        """Open the port, whose number is `port` from then on. Raises ConfigError if it cannot be opened."""
         started: Future[int] = Future()
-        self._thread = threading.Thread(
-            target=self._run, args=(settings, started), name="fedcomp-grpc", daemon=True
-        )
-        self._thread.start()
+        self._task = asyncio.run_coroutine_threadsafe(self._serve(started), io_loop())
         self.port = started.result()
+
+    @property
+    def _serving(self) -> bool:
+        return self._task is not None and not self._task.done()
 
     # Transport.
 
-    def clients(self) -> Collection[int]:
+    def clients(self) -> list[int]:
+        self.on_look()
         self._handle_events(0.0)
-        return frozenset(self._here)
+        return sorted(self._here)
 
     def send(self, assignments: Sequence[Assignment]) -> None:
         opens = []
@@ -107,6 +126,7 @@ class GrpcTransport:
         self._call(lambda: self._port.assign(opens))
 
     def receive(self, timeout_s: float) -> list[Delivery]:
+        self.on_look()
         deadline = monotonic() + timeout_s
         while not self._deliveries and (left_s := deadline - monotonic()) > 0:
             self._handle_events(left_s)
@@ -120,10 +140,10 @@ class GrpcTransport:
         self._call(lambda: self._port.cancel(open))
 
     def close(self) -> None:
-        if self._thread.is_alive():
+        if self._serving:
             self._last_traffic = self.traffic()
             self._call(self._port.stop)
-            self._thread.join(STOP_S)
+            wait([self._task], STOP_S)
 
     def _drop_deliveries(self, clients: Collection[int]) -> None:
         self._deliveries = [d for d in self._deliveries if d.client not in clients]
@@ -144,25 +164,21 @@ class GrpcTransport:
 
     def traffic(self) -> TrafficReport | None:
         """Return the bytes that went through the port since it was opened; None where the platform does not count them."""
-        if not self._thread.is_alive():
+        if not self._serving:
             return self._last_traffic
         return self._ask(lambda: self._port.read_traffic())
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of joined clients, streams, connections and refused streams."""
-        return self._ask(lambda: self._port.counts()) if self._thread.is_alive() else {}
+        return self._ask(lambda: self._port.counts()) if self._serving else {}
 
     # Threads.
 
-    def _run(self, settings: Settings, started: "Future[int]") -> None:
-        async def serve() -> None:
-            self._loop = asyncio.get_running_loop()
-            self._port = Port(settings, self._events)
-            connections = _connections(settings.clients + SPARE_CONNECTIONS)
-            await self._port.serve(started.set_result, connections)
-
+    async def _serve(self, started: "Future[int]") -> None:
+        self._port = Port(self._settings, self._events)
         try:
-            asyncio.run(serve())
+            connections = _connections(self._settings.clients + SPARE_CONNECTIONS)
+            await self._port.serve(started.set_result, connections)
         except BaseException as error:
             if started.done():
                 self._events.put(Stopped(error))
@@ -171,12 +187,12 @@ class GrpcTransport:
 
     def _call(self, function: Callable[[], None]) -> None:
         """Run a function in the I/O thread, soon."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(function)
+        if self._serving:
+            io_loop().call_soon_threadsafe(function)
 
     def _ask(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine in the I/O thread and return its result."""
-        return asyncio.run_coroutine_threadsafe(function(), self._loop).result(2 * STOP_S)
+        return asyncio.run_coroutine_threadsafe(function(), io_loop()).result(2 * STOP_S)
 
     def _handle_events(self, timeout_s: float) -> None:
         """Handle all events that are here, or wait for one."""
@@ -194,6 +210,8 @@ class GrpcTransport:
                 self._here.add(client)
                 if public_key is not None:
                     self._public_keys[client] = public_key
+                elif presence.key:
+                    self._public_keys[client] = pem(verifier(presence.key))
                 self.on_joined(client, presence)
             case Left(client):
                 self._here.discard(client)

@@ -97,6 +97,7 @@ class Settings:
     credentials: Credentials | None
     id_of: Callable[[bytes], int | None]
     reason_of: Callable[[bytes], str]
+    unsure: Callable[[], bool]
 
 
 @dataclass
@@ -404,7 +405,8 @@ class Port:
         stream.key = shown_key(shown[0])
         client = self.settings.id_of(stream.key.hash)
         if client is None:
-            raise self._turned_away("key", self.settings.reason_of(stream.key.hash))
+            reason = self.settings.reason_of(stream.key.hash)
+            raise self._turned_away("key", reason, again=self.settings.unsure())
         self._begin_join(stream, client)
 
     def _turned_away(self, why: str, sentence: str, again: bool = True) -> _End:
@@ -430,7 +432,7 @@ class Port:
             if not self._rate.take(who):
                 raise self._turned_away("too many joins", f"client {client} joins too often")
             if (older := self._joining.get(who)) is not None:
-                self._refuse(older, "replaced", "a newer connection of this client has come")
+                self._refuse(older, "replaced", "a newer connection of this client has come", False)
             self._joining[who] = stream
 
     def _hear_hello(self, stream: Stream, reader: Reader) -> None:
@@ -606,7 +608,7 @@ class Port:
                 continue
             if self.settings.id_of(stream.key.hash) != stream.client:
                 reason = self.settings.reason_of(stream.key.hash) or EXPELLED
-                self._refuse(stream, "key", reason)
+                self._refuse(stream, "key", reason, again=False)
 
     async def dismiss(self, farewell: Farewell) -> None:
         """Send everybody a farewell, and wait until the streams have ended."""

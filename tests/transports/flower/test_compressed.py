@@ -15,16 +15,15 @@ from flwr.serverapp.strategy import (
     FedProx,
 )
 
-from fedcomp.transports.flower import compression_mod
 from fedcomp.clients.device_state import CLIENT
-from fedcomp.transports.flower.packed_records import Parcel
 from fedcomp.clients.state import ClientState
 from fedcomp.codecs import codec
 from fedcomp.errors import ConfigError, FedcompError, SpecError
 from fedcomp.memories import memory
 from fedcomp.messages import DENSE, FRAMES, OVERWRITE, UP_TO_DATE, Assignment, Report
 from fedcomp.state_folder import StateFolder
-from fedcomp.transports.flower import Compressed
+from fedcomp.transports.flower import Compressed, compression_mod
+from fedcomp.transports.flower.packed_records import Parcel
 
 NUMEL = 60 * 50 + 50
 IDENTITY = {"uplink": "identity", "downlink": "identity"}

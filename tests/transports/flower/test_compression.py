@@ -8,10 +8,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from fedcomp.transports.flower import compression_mod
-from fedcomp.transports.flower.compression import default_state_dir, folder_name
 from fedcomp.errors import ConfigError, FedcompError, SpecError
-from fedcomp.transports.flower import Compressed
+from fedcomp.transports.flower import Compressed, compression_mod
+from fedcomp.transports.flower.compression import default_state_dir, folder_name
 
 STRATEGY = {"fraction_evaluate": 0.0}
 ZEROS = {"w": Array(np.zeros(100, np.float32))}

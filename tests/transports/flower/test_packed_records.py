@@ -6,9 +6,9 @@ import torch
 from cases import for_each
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedcomp.transports.flower.packed_records import Form, Parcel
 from fedcomp.errors import ProtocolError
 from fedcomp.messages import Assignment, failure
+from fedcomp.transports.flower.packed_records import Form, Parcel
 
 ASSIGNMENT = Assignment(1, "train", 3, "dense", "", "v", "f", [b"frame"], "")
 
