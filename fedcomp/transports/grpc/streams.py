@@ -161,7 +161,7 @@ class Stream:
         self._start()
 
     def withdraw(self) -> None:
-        """Drop what is left of an assignment, if none of it was sent yet or the rest is still to come."""
+        """Drop what was not sent yet of an assignment."""
         self._work.clear()
 
     def close(self, refused: Refused | None = None) -> None:
@@ -230,7 +230,6 @@ class Port:
         self._farewell: Farewell | None = None
         self._ended: dict[int, Traffic] = {}  # by client, of streams that ended
         self._attributed: dict[Peer, Traffic] = {}  # of connections whose streams ended
-        self._closing: set[asyncio.TimerHandle] = set()
 
     # The server.
 
@@ -572,7 +571,7 @@ class Port:
         if open.timer is not None:
             open.timer.cancel()
             open.timer = None
-        stream.sent, stream.silent_ticks = open.sequence, 0
+        stream.sent = open.sequence
         stream.assignments += 1
 
         def sent() -> None:
@@ -651,6 +650,6 @@ class Port:
         """Return the numbers of joined clients, streams and refusals, and of connections where the platform tells."""
         counts = {"clients": len(self._joined), "streams": len(self._streams)}
         if self.traffic is not None:
-            self.traffic.find()
+            self.traffic.total()
             counts["connections"] = self.traffic.connections
         return counts | {f"refused: {why}": count for why, count in self.refused.items()}
