@@ -65,7 +65,7 @@ class GrpcConnection:
                     "firewall shuts its port",
                     "silent",
                 ) from None
-            if self._error is not None:
+            if self._error is not None and not self._waiting:
                 raise self._error
         except BaseException:
             await self._close()

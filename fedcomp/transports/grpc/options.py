@@ -23,13 +23,14 @@ _BOTH = {
     "grpc.http2.max_pings_without_data": 0,  # keepalive goes on without messages
     "grpc.http2.bdp_probe": 0,  # saves about 90 bytes an exchange
     "grpc.http2.lookahead_bytes": 1 << 20,  # in flight; keeps links with a long round trip busy
+    "grpc.compression_enabled_algorithms_bitset": 1,  # none: a compressed message could grow
     "grpc.enable_retries": 0,
 }
 _SERVER = {
     "grpc.http2.min_ping_interval_without_data_ms": 10_000,
     "grpc.max_concurrent_streams": 1,
     "grpc.max_connection_idle_ms": 30_000,  # of connections without a stream
-    "grpc.server_handshake_timeout_ms": 10_000,
+    "grpc.server_handshake_timeout_ms": 20_000,
     "grpc.so_reuseport": 0,  # else a second server could listen on the same port
     "grpc.max_metadata_size": 4096,
     "grpc.absolute_max_metadata_size": 8192,

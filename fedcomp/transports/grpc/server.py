@@ -33,6 +33,7 @@ from .streams import (
 )
 
 SPARE_FILES = 256  # descriptors of the process for everything else
+WAIT_S = 60.0  # for one event; queues know no infinity
 STOP_S = 10.0  # for the I/O thread to answer or to end
 T = TypeVar("T")
 
@@ -129,7 +130,7 @@ class GrpcTransport:
         self.on_look()
         deadline = monotonic() + timeout_s
         while not self._deliveries and (left_s := deadline - monotonic()) > 0:
-            self._handle_events(left_s)
+            self._handle_events(min(left_s, WAIT_S))
         self._handle_events(0.0)
         deliveries, self._deliveries = self._deliveries, []
         return deliveries

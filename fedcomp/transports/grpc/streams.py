@@ -31,7 +31,7 @@ TICK_S = 1.0
 PING_TICKS = (
     8  # of silence of a client that holds an assignment, before it is asked for a sign of life
 )
-SILENT_TICKS = 15  # of silence, before it is taken to be dead; ticks, not seconds: this process may have been stopped itself
+SILENT_TICKS = 16  # of silence, before it is taken to be dead; ticks, not seconds: this process may have been stopped itself
 JOINS, JOINS_PER_S = 10.0, 0.5  # of one key: at once, and in the long run
 SPARE_CONNECTIONS = 4096  # beyond one for each client: half-open ones must not keep clients out
 
@@ -144,7 +144,8 @@ class Stream:
         self.pinged = False
         self.closing = False
         self.timer: asyncio.TimerHandle | None = None
-        self.before = Traffic()  # of its connection, before this stream
+        self.searched = False  # for its connection among those of the process
+        self.before = self.counted = Traffic()  # of its connection, before this stream and now
         self._urgent: deque[bytes] = deque()
         self._work: deque[bytes] = deque()  # of the newest assignment
         self._on_sent: Callable[[], None] | None = None
@@ -161,7 +162,7 @@ class Stream:
         self._start()
 
     def withdraw(self) -> None:
-        """Drop what is left of an assignment, if none of it was sent yet or the rest is still to come."""
+        """Drop what was not sent yet of an assignment."""
         self._work.clear()
 
     def close(self, refused: Refused | None = None) -> None:
@@ -230,7 +231,6 @@ class Port:
         self._farewell: Farewell | None = None
         self._ended: dict[int, Traffic] = {}  # by client, of streams that ended
         self._attributed: dict[Peer, Traffic] = {}  # of connections whose streams ended
-        self._closing: set[asyncio.TimerHandle] = set()
 
     # The server.
 
@@ -284,11 +284,12 @@ class Port:
             for client in [*self._open]:
                 if (stream := self._joined.get(client)) is None:
                     continue
+                self._count(stream)
                 stream.silent_ticks += 1
                 if stream.silent_ticks >= SILENT_TICKS:
                     self._answer(client, Lost(SILENT, self._stage(client)))
                     self._drop(stream)
-                elif stream.silent_ticks % PING_TICKS == 0:
+                elif stream.silent_ticks >= PING_TICKS and not stream.pinged:
                     stream.pinged = True
                     stream.put([wire.PING])
 
@@ -307,6 +308,7 @@ class Port:
         try:
             if stream.peer is not None:
                 stream.before = self._attributed.pop(stream.peer, Traffic())
+                stream.counted = stream.before
             self._identify(stream)
             async for data in requests:
                 stream.silent_ticks = 0
@@ -378,15 +380,23 @@ class Port:
         self._streams.discard(stream)
         if stream.timer is not None:
             stream.timer.cancel()
-        if self.traffic is None or stream.peer is None:
-            return
-        if (counted := self.traffic.of(stream.peer)) is None:
-            self.traffic.find()
-            counted = self.traffic.of(stream.peer) or Traffic()
-        self._attributed[stream.peer] = counted
+        self._count(stream)
+        if stream.peer is not None:
+            self._attributed[stream.peer] = stream.counted
         if stream.client >= 0:
             so_far = self._ended.get(stream.client, Traffic())
-            self._ended[stream.client] = so_far.plus(counted.minus(stream.before))
+            self._ended[stream.client] = so_far.plus(stream.counted.minus(stream.before))
+
+    def _count(self, stream: Stream) -> None:
+        """Read the bytes of a connection now: those since the last reading are lost when its client is killed."""
+        if self.traffic is None or stream.peer is None:
+            return
+        counted = self.traffic.of(stream.peer)
+        if counted is None and not stream.searched:
+            stream.searched = True
+            self.traffic.find()
+            counted = self.traffic.of(stream.peer) or self.traffic.search(stream.peer)
+        stream.counted = counted or stream.counted
 
     # The join.
 
@@ -536,6 +546,7 @@ class Port:
                 f"assignment to client {a.client}, round {a.round}, phase '{a.phase}'"
             )
         self._answer(stream.client, report)
+        self._count(stream)
 
     def _answer(self, client: int, answer: Report | Lost) -> None:
         open = self._open.pop(client)
@@ -562,7 +573,7 @@ class Port:
         if open.timer is not None:
             open.timer.cancel()
             open.timer = None
-        stream.sent, stream.silent_ticks = open.sequence, 0
+        stream.sent = open.sequence
         stream.assignments += 1
 
         def sent() -> None:
@@ -630,11 +641,9 @@ class Port:
         for stream in self._streams:
             if stream.peer is None or stream.client < 0:
                 continue
-            so_far, counted = (
-                by_client.get(stream.client, Traffic()),
-                self.traffic.last(stream.peer),
-            )
-            by_client[stream.client] = so_far.plus(counted.minus(stream.before))
+            stream.counted = self.traffic.last(stream.peer) or stream.counted
+            so_far = by_client.get(stream.client, Traffic())
+            by_client[stream.client] = so_far.plus(stream.counted.minus(stream.before))
         live = self.traffic.peers()
         self._attributed = {peer: n for peer, n in self._attributed.items() if peer in live}
         return TrafficReport(total, by_client)
@@ -643,6 +652,6 @@ class Port:
         """Return the numbers of joined clients, streams and refusals, and of connections where the platform tells."""
         counts = {"clients": len(self._joined), "streams": len(self._streams)}
         if self.traffic is not None:
-            self.traffic.find()
+            self.traffic.total()
             counts["connections"] = self.traffic.connections
         return counts | {f"refused: {why}": count for why, count in self.refused.items()}

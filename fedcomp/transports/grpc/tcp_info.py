@@ -104,22 +104,28 @@ class PortTraffic:
 
     def find(self) -> None:
         """Look for new connections."""
-        now = {int(name) for name in os.listdir(DESCRIPTORS)}
+        try:
+            now = {int(name) for name in os.listdir(DESCRIPTORS)}
+        except OSError:  # the limit of open files is reached
+            return
         for descriptor in self._seen.keys() - now:
-            self._forget(descriptor)
+            self._forget(descriptor, self._seen[descriptor])
         for descriptor in now - self._seen.keys():
             with contextlib.suppress(OSError), _borrowed(descriptor) as borrowed:
                 if (peer := _peer_at(borrowed, self.port)) is not None:
+                    if peer in self._live:  # an earlier connection from the same port
+                        self._forget(self._live[peer][0], peer)
                     self._seen[descriptor] = peer
                     self._live[peer] = descriptor, Traffic()
 
-    def _forget(self, descriptor: int) -> None:
-        peer = self._seen.pop(descriptor)
+    def _forget(self, descriptor: int, peer: Peer) -> None:
+        if self._seen.get(descriptor) == peer:
+            del self._seen[descriptor]
         if peer in self._live and self._live[peer][0] == descriptor:
             self._ended = self._ended.plus(self._live.pop(peer)[1])
 
     def of(self, peer: Peer) -> Traffic | None:
-        """Read a connection now; its last reading if it has ended, None if it is not known."""
+        """Read a connection now. Returns its last reading if it has just ended, None if it is not known."""
         if peer not in self._live:
             return None
         descriptor, last = self._live[peer]
@@ -128,17 +134,27 @@ class PortTraffic:
                 last = _read(borrowed) or last
                 self._live[peer] = descriptor, last
                 return last
-        self._forget(descriptor)
+        self._forget(descriptor, peer)
         return last
 
-    def last(self, peer: Peer) -> Traffic:
-        """Return the last reading of a connection."""
-        return self._live[peer][1] if peer in self._live else Traffic()
+    def search(self, peer: Peer) -> Traffic | None:
+        """Read a connection that `find` has missed, since its descriptor belonged to another one before."""
+        for other in [*self._live]:
+            self.of(other)
+        self.find()
+        return self.of(peer)
+
+    def last(self, peer: Peer) -> Traffic | None:
+        """Return the last reading of a connection that is there, None for others."""
+        return self._live[peer][1] if peer in self._live else None
 
     def total(self) -> Traffic:
         """Read all connections."""
-        self.find()
         for peer in [*self._live]:
+            self.of(peer)  # and forget those that have ended, whose descriptors may be in use again
+        known = {*self._live}
+        self.find()
+        for peer in self._live.keys() - known:
             self.of(peer)
         total = self._ended
         for _, last in self._live.values():

@@ -15,7 +15,7 @@ from grpc_ends import LARGEST, assignment, attend, connect, report, serving
 from fedcomp.errors import UnreachableError
 from fedcomp.messages import Presence
 from fedcomp.server.transport import Lost
-from fedcomp.transports.grpc import GrpcConnection, Refused
+from fedcomp.transports.grpc import GrpcConnection, Refused, tcp_info
 
 GONE = "it was cut off or has ended, and is not back"
 FOLDER = Path(__file__).parent
@@ -181,8 +181,10 @@ def test_a_server_that_ends(loop):
 
 @pytest.mark.slow
 @pytest.mark.deploy
-@pytest.mark.parametrize("size", [50, 8 << 20], ids=["small", "large"])
-def test_a_frozen_client_is_noticed_while_it_holds_an_assignment(size):
+@pytest.mark.parametrize(
+    "size, every_s", [(50, 20), (8 << 20, 20), (50, 4)], ids=["small", "large", "several"]
+)
+def test_a_frozen_client_is_noticed_while_it_holds_an_assignment(size, every_s):
     with serving(1) as server:
         client = subprocess.Popen(
             [sys.executable, FOLDER / "one_client.py", server.target],
@@ -191,8 +193,12 @@ def test_a_frozen_client_is_noticed_while_it_holds_an_assignment(size):
         try:
             server.wait_for_clients(0, timeout_s=60)
             client.send_signal(signal.SIGSTOP)
-            server.transport.send([assignment(0, 1, [b"x" * size])])
-            lost = server.receive(1, timeout_s=20)[0].answer
+            deliveries, deadline = [], time.monotonic() + 20
+            while not deliveries:  # newer assignments do not hide that it is frozen
+                assert time.monotonic() < deadline
+                server.transport.send([assignment(0, 1, [b"x" * size])])
+                deliveries = server.transport.receive(every_s)
+            lost = deliveries[0].answer
             assert isinstance(lost, Lost) and "no sign of life" in lost.reason
             server.wait_for_clients(timeout_s=1)
             assert server.transport.counts()["streams"] == 0
@@ -203,6 +209,28 @@ def test_a_frozen_client_is_noticed_while_it_holds_an_assignment(size):
         finally:
             client.kill()
             client.wait(20)
+
+
+@pytest.mark.slow
+@pytest.mark.deploy
+def test_bytes_of_a_killed_client_are_counted():
+    if not tcp_info.available():
+        pytest.skip("the platform does not count bytes of connections")
+    with serving(1) as server:
+        client = subprocess.Popen(
+            [sys.executable, FOLDER / "one_client.py", server.target],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        try:
+            server.wait_for_clients(0, timeout_s=60)
+            server.transport.send([assignment(0, 1, [b"x" * 100_000])])
+            server.receive(1)
+        finally:
+            client.kill()
+            client.wait(20)
+        server.wait_for_clients()
+        traffic = server.transport.traffic()
+        assert traffic.total.bytes_out > 100_000 and traffic.by_client[0].bytes_out > 100_000
 
 
 @pytest.mark.slow
