@@ -214,7 +214,7 @@ class ClientProcess:
             try:
                 await self._serve(who, seat, gate)
                 if not seat.done:  # it stays, and the server is about to end
-                    await asyncio.sleep(self.retry_s[-1])
+                    await asyncio.sleep(self.retry_s[-2])
             except UnreachableError as error:
                 if error.cause not in UnreachableError.passing:
                     raise
@@ -245,7 +245,7 @@ class ClientProcess:
                 seat.retries.reset()
                 if not invited:
                     connected = Said(f"connected to {address}", "connected", server=address)
-                    self._gather(str(connected), who, connected)
+                    self._hear([who], connected)
                 invited = True
                 await self._answer(who, seat, connection, message)
                 del message
@@ -356,5 +356,10 @@ class ClientProcess:
 
     def _fail(self, who: int, seat: Seat, error: FedcompError) -> None:
         seat.error = error
-        if not self._alone:
-            self._gather(str(error), who, Said(f"ended: {error}", "failed", reason=str(error)))
+        if self._alone:
+            return
+        ended = Said(f"ended: {error}", "failed", reason=str(error))
+        if isinstance(error, UnreachableError):
+            self._gather(f"ended: {error.cause}", who, ended)
+        else:
+            self._hear([who], ended)
