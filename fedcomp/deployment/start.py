@@ -246,6 +246,7 @@ class Deployment:
             credentials=self.door.credentials(),
             **self._registry_checks(),
             on_joined=self._on_joined,
+            on_left=lambda client: self.roster.leave(client),
             on_heard=lambda client: self.roster.hear(client),
             on_look=self._on_look,
             warn=lambda sentence: self.callback.warning(sentence),
