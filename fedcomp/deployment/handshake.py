@@ -56,15 +56,17 @@ T = TypeVar("T")
 
 
 def told(config: RunConfig) -> str:
-    """The options of a run for an invitation."""
-    return json.dumps({name: getattr(config, name) for name in TOLD})
+    """Return a run's options for an invitation: those of TOLD that are not at their default."""
+    usual = RunConfig()
+    values = {name: getattr(config, name) for name in TOLD}
+    return json.dumps({k: v for k, v in values.items() if v != getattr(usual, k)})
 
 
 def options_of(invitation: Invitation) -> RunConfig:
-    """The options of an invitation, checked. Raises ProtocolError or ConfigError."""
+    """Return the options of an invitation, checked. Raises ProtocolError or ConfigError."""
     try:
         values = json.loads(invitation.options)
-        if not isinstance(values, dict) or set(values) != set(TOLD):
+        if not isinstance(values, dict) or not set(values) <= set(TOLD):
             raise ProtocolError(
                 "the invitation has other options than are known here; install the same version of fedcomp on both sides"
             )
