@@ -25,10 +25,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import flower_fedavg_app as app  # noqa: E402, by the command line and as a task file
+from fedcomp.deployment.guard import Guard
 
 from fedcomp import Data, RunConfig, Task
 from fedcomp.callbacks import Callback
-from fedcomp.deployment.guard import Guard
 from fedcomp.deployment.start import Deployment, Door
 
 LOOPBACK, HEADS = "127.0.0.1", 16_000  # bytes an exchange that are not frames, as asked

@@ -1,8 +1,9 @@
 """The client process: keeps its clients connected to a server and has them answer its messages.
 
-Connections live in a thread of their own (transports/grpc/io_loop.py), so that a server hears from its clients while they train. Clients are invited and
-train in the thread that calls `run`, one after the other: those of one process share the data, the compiled code and the model that is
-trained in. A client that cannot go on is reported, and the others go on.
+Connections live in a thread of their own (transports/grpc/io_loop.py), so that a server hears from its clients while they train. Clients
+are invited and train in the thread that calls `run`, one after the other: those of one process share the data, the compiled code and the
+model that is trained in. Their states are written by other threads meanwhile, each before its report leaves. A client that cannot go on
+is reported, and the others go on.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import queue
 import random
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from . import log_messages
 from .member import Member
 
 RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts to reach the server
+SAVING = 16  # clients of one process whose states are written at the same time
 CONNECTING = 64  # clients of one process that connect at the same time
 TELL_S = 0.2  # between looks at what the clients said
 REFUSAL_S = 5.0  # for the server to hear why a client cannot take part
@@ -118,7 +120,7 @@ class ClientProcess:
 
     def run(self) -> None:
         """Serve until the run is over for every client. Raises UserError if a client cannot take part, or cannot reach a server in time."""
-        with IoTasks() as io:
+        with IoTasks() as io, ThreadPoolExecutor(SAVING, "fedcomp-save") as self._savers:
             gate = asyncio.Semaphore(CONNECTING)
             for who, seat in self.seats.items():
                 io.start(self._attend(who, seat, gate))
@@ -180,7 +182,7 @@ class ClientProcess:
         return presence
 
     def _train(self, who: int, seat: Seat, assignment: Assignment) -> Report | None:
-        report = seat.member.answer(assignment)
+        report = seat.member.handle(assignment)
         if report is None:
             return None
         self._hear(who, log_messages.answered(assignment, report))
@@ -279,6 +281,7 @@ class ClientProcess:
         elif isinstance(message, Assignment):
             try:
                 report = await self._in_main(lambda: self._train(who, seat, message))
+                await asyncio.get_running_loop().run_in_executor(self._savers, seat.member.save)
             except CheckpointError as error:
                 await connection.send(failure(message, "encode", str(error)))
                 raise UserError(str(error)) from error

@@ -16,7 +16,7 @@ from ..clients.replica import Replica
 from ..clients.session import ClientSession, OneState
 from ..clients.state import ClientState
 from ..clients.trainer import Trainer
-from ..codecs import codec
+from ..codecs import Update, codec
 from ..config import RunConfig, from_values
 from ..errors import ProtocolError, UserError
 from ..memories import memory
@@ -154,9 +154,17 @@ def session_for(
     )
     algorithm = with_keys(algorithm, who)
     layout_of_state = algorithm.global_layout(layout)
-    replica = Replica(
-        algorithm.initial_global_state(weights), layout_of_state, codec(config.downlink)
-    )
+    downlink = codec(config.downlink)
+
+    def opened(
+        frame: bytes,
+    ) -> Update:  # the newest broadcast, which the clients of a process decode once
+        key = (config.downlink, layout_of_state.fingerprint, frame)
+        return common.once(
+            "broadcast", key, lambda: downlink.open(frame, layout_of_state.numel, layout_of_state)
+        )
+
+    replica = Replica(algorithm.initial_global_state(weights), layout_of_state, downlink, opened)
     engine = common.once(
         "engine", (config.seed,), lambda: SerialEngine(own.task, model, layout, own.device)
     )

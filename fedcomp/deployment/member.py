@@ -46,6 +46,7 @@ class Member:
         self.session: ClientSession | None = None
         self._report: Report | None = None  # the last one
         self._accepted = ""  # `_phase_inputs` of its assignment
+        self._saved = True  # the folder holds the present state
 
     def join(self, invitation: Invitation) -> Presence:
         """Take part in a run, where this client left it or from the start. What does not go together is the reason in the answer."""
@@ -77,6 +78,12 @@ class Member:
 
         Raises CheckpointError if the report cannot be saved; the state folder then holds the state after the previous report.
         """
+        report = self.handle(assignment)
+        self.save()
+        return report
+
+    def handle(self, assignment: Assignment) -> Report | None:
+        """Return the report on an assignment like `answer`, which must not leave before `save` has returned."""
         if self.session is None or assignment.client != self.who:
             return None
         last = self._report
@@ -90,9 +97,24 @@ class Member:
             return last
         with self.own.common.turn:
             report = self._handle(assignment)
-        self._report, self._accepted = report, named
-        self._save()
+        self._report, self._accepted, self._saved = report, named, False
         return report
+
+    def save(self) -> None:
+        """Write the client's state, unless it has not changed. Raises CheckpointError, and then saves again when asked the next time."""
+        if self.folder is None or self._saved:
+            return
+        head = {
+            "run": self.run,
+            "client": self.who,
+            "layout": self.session.replica.layout.fingerprint,
+            "accepted": self._accepted,
+        }
+        self.folder.save(
+            device_state.pack(self.session, self.who)
+            | {REPORT: self._report.pack(), HEAD: json.dumps(head).encode()}
+        )
+        self._saved = True
 
     @property
     def round_state(self) -> RoundState | None:
@@ -108,20 +130,6 @@ class Member:
         except Exception as error:  # of the user's code, or of a server's bad message
             replica = self.session.replica
             return failure(assignment, "train", reason(error), replica.version, replica.fingerprint)
-
-    def _save(self) -> None:
-        if self.folder is None:
-            return
-        head = {
-            "run": self.run,
-            "client": self.who,
-            "layout": self.session.replica.layout.fingerprint,
-            "accepted": self._accepted,
-        }
-        self.folder.save(
-            device_state.pack(self.session, self.who)
-            | {REPORT: self._report.pack(), HEAD: json.dumps(head).encode()}
-        )
 
     def _remember(self, run: str, who: int, state: RoundState | None) -> None:
         """Keep the signatures of a run apart from the state, which another run or algorithm replaces."""

@@ -437,7 +437,7 @@ class Port:
             raise self._turned_away(
                 "no place",
                 f"client {client} has no part in this run of {clients} clients, 0 to {clients - 1}",
-                again=False,
+                again=True,
             )
         stream.client = client
         for who in self._identities(stream):
