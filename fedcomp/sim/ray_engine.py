@@ -210,7 +210,7 @@ class RayEngine(Engine):
     ) -> Iterator[tuple[int, TrainResult | str]]:
         """Hand each job to a free actor. Yield the job's position and result, or error, as the results arrive."""
         import ray
-        from ray.exceptions import RayError
+        from ray.exceptions import RayActorError, RayError
 
         waiting, free, running = deque(enumerate(jobs)), list(self._actors), {}
         while waiting or running:
@@ -222,10 +222,13 @@ class RayEngine(Engine):
             free.append(actor)
             try:
                 result = ray.get(call)
-            except RayError as error:
+            except RayActorError:
                 result = (
-                    f"Ray could not train this client, also not in a new actor: {reason(error)}"
+                    "the Ray actor that trained this client died, twice; memory may be short, or the task's own code may "
+                    "be why"
                 )
+            except RayError as error:
+                result = f"Ray could not train this client: {reason(error)}"
             yield i, result
 
     def _data_ref(self, data: Data) -> Any:
