@@ -35,6 +35,7 @@ from ..config import RunConfig, data_folder
 from ..errors import ConfigError, FedcompError, TaskError, UserError
 from ..layout import Layout
 from ..tasks import Data, initial_model, load
+from ..tasks.user_errors import client_error
 from ..training import devices
 from ..training.engine import Done, Engine, Job, moved, trained
 from ..training.local_sgd import LocalSGD, SerialEngine, Traces
@@ -130,7 +131,10 @@ class TrainingActor:
             self._fetch("start", refs["start"]),
         )
         job, update = _copied(job, self.device), torch.empty_like(start)
-        done = trained(self._engine, start, data, job, sgd, seed, update)
+        try:
+            done = trained(self._engine, start, data, job, sgd, seed, update)
+        except KeyboardInterrupt as error:  # raised by the task's own code
+            return reason(client_error(error))
         if isinstance(done, Exception):
             return reason(done)
         job = _copied(job._replace(buffers=done.buffers), "cpu")

@@ -279,15 +279,16 @@ def test_a_client_fails_alone_and_is_trained_once_more_if_its_actor_dies(ray_wit
 
 
 @needs_ray
-def test_ctrl_c_in_a_task_fails_its_client_alone(ray_with_two_cores):
+def test_keyboard_interrupt_or_exit_in_a_task_fails_its_client_alone(ray_with_two_cores):
     start = start_of(serial("minded"))
     sgd = LocalSGD(epochs=1, batch_size=8)
     data = worker_tasks.marked(_7=worker_tasks.STOP, _30=worker_tasks.EXIT)
     with engine("minded") as actors:
         updates, results = actors.train(start, data, jobs(start, sgd), sgd, seed=5)
-    print([reason(r) for r in results if not isinstance(r, Done)])
     assert [type(result) is Done for result in results] == [False, True, False, True, True]
     assert len(updates) == 3
+    assert "in forward: KeyboardInterrupt" in reason(results[0])
+    assert "in forward: SystemExit" in reason(results[2])
 
 
 @needs_ray
