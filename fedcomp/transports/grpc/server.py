@@ -52,6 +52,9 @@ class GrpcTransport:
 
     A client that is cut off with an open assignment gets the same again if it comes back within 5 s. `unsure` says whether a key that is
     refused now may be let in later; it is called in the I/O thread too. `on_look` is called at the start of each `clients` and `receive`.
+
+    A client that holds an assignment is lost after `silence_s` seconds without a sign of life, and a stream that does not join within
+    `join_s` seconds is closed.
     """
 
     def __init__(
@@ -71,6 +74,8 @@ class GrpcTransport:
         on_heard: Callable[[int], None] = _ignore,
         on_look: Callable[[], None] = _ignore,
         warn: Callable[[str], None] = _ignore,
+        silence_s: float = 16.0,
+        join_s: float = 20.0,
     ):
         self.clock = Clock()
         self.invitation = invitation
@@ -95,6 +100,8 @@ class GrpcTransport:
             id_of,
             reason_of,
             unsure,
+            silence_s,
+            join_s,
         )
         self._task: Future[None] | None = None
 

@@ -24,20 +24,16 @@ from .tcp_info import Peer, PortTraffic, Traffic, available, peer_of
 from .wire import Kind, Reader, Refused
 
 GRACE_S = 5.0  # for a client that was cut off to come back to its assignment
-JOIN_S = 20.0  # for the join
 CLOSE_S = 5.0  # for the last message on a stream
 FAREWELL_S = 10.0  # for clients to hear that the run is over
-TICK_S = 1.0
-PING_TICKS = (
-    8  # of silence of a client that holds an assignment, before it is asked for a sign of life
-)
-SILENT_TICKS = 16  # of silence, before it is taken to be dead; ticks, not seconds: this process may have been stopped itself
+# Silence of a client that holds an assignment is counted in ticks, not in seconds: this process may have been stopped itself.
+PING_TICKS = 8  # of silence, before the client is asked for a sign of life
+SILENT_TICKS = 16  # of silence, before it is taken to be dead
 JOINS, JOINS_PER_S = 10.0, 0.5  # of one key: at once, and in the long run
 SPARE_CONNECTIONS = 4096  # beyond one for each client: half-open ones must not keep clients out
 
 CUT_OFF = "it was cut off or has ended, and is not back"
 EXPELLED = "its key is not let in any more"
-SILENT = f"it gave no sign of life for {SILENT_TICKS * TICK_S:g} s"
 
 
 # Events for the main thread.
@@ -98,6 +94,8 @@ class Settings:
     id_of: Callable[[bytes], int | None]
     reason_of: Callable[[bytes], str]
     unsure: Callable[[], bool]
+    silence_s: float
+    join_s: float
 
 
 @dataclass
@@ -278,7 +276,7 @@ class Port:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(self.settings.silence_s / SILENT_TICKS)
             if self.traffic is not None:
                 self.traffic.find()
             for client in [*self._open]:
@@ -287,7 +285,8 @@ class Port:
                 self._count(stream)
                 stream.silent_ticks += 1
                 if stream.silent_ticks >= SILENT_TICKS:
-                    self._answer(client, Lost(SILENT, self._stage(client)))
+                    why = f"it gave no sign of life for {self.settings.silence_s:g} s"
+                    self._answer(client, Lost(why, self._stage(client)))
                     self._drop(stream)
                 elif stream.silent_ticks >= PING_TICKS and not stream.pinged:
                     stream.pinged = True
@@ -299,11 +298,11 @@ class Port:
         stream = Stream(context)
         self._streams.add(stream)
         stream.timer = asyncio.get_running_loop().call_later(
-            JOIN_S,
+            self.settings.join_s,
             self._refuse,
             stream,
             "slow join",
-            f"this client did not join within {JOIN_S:g} s",
+            f"this client did not join within {self.settings.join_s:g} s",
         )
         try:
             if stream.peer is not None:

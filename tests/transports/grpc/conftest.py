@@ -1,4 +1,4 @@
-"""Certificates, made once, and event loops for clients."""
+"""Certificates, made once, and clients in the event loop of the process."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,6 @@
-"""Both ends of the gRPC transport for tests: certificates, a server, and clients in an event loop of their own."""
+"""Both ends of the gRPC transport for tests: certificates, a server, and clients in the event loop of the process."""
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
@@ -29,6 +28,7 @@ from fedcomp.messages import (
 from fedcomp.server.transport import Delivery
 from fedcomp.transports.grpc import Credentials, GrpcConnection, GrpcTransport
 from fedcomp.transports.grpc.credentials import shown_key
+from fedcomp.transports.grpc.io_loop import io_loop
 
 RUN = "0123456789abcdef" * 2
 VERSION = "00112233445566778899aabbccddeeff"
@@ -110,7 +110,11 @@ class Server:
     """A transport on a free port of loopback, and what its callbacks heard."""
 
     def __init__(
-        self, clients: int, enrolled: Enrolled | None = None, credentials: Credentials | None = None
+        self,
+        clients: int,
+        enrolled: Enrolled | None = None,
+        credentials: Credentials | None = None,
+        **more: Any,
     ):
         self.joined: list[tuple[int, Presence]] = []
         self.left: list[int] = []
@@ -129,7 +133,9 @@ class Server:
             on_heard=self.heard.append,
             warn=self.warnings.append,
             **keys,
+            **more,
         )
+        self.transport.open()
         self.target = f"localhost:{self.transport.port}"
 
     def wait_for(self, true: Callable[[], bool], timeout_s: float = 20.0) -> None:
@@ -163,30 +169,33 @@ def serving(clients: int, **more: Any) -> Iterator[Server]:
 
 
 class Loop:
-    """An event loop in a thread, for clients."""
+    """Runs clients in the event loop that all gRPC streams of a process share, until `close`."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self.thread.start()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
+        return asyncio.run_coroutine_threadsafe(self._tracked(work), io_loop())
 
     def run(self, work: Coroutine[Any, Any, Any], timeout_s: float = 30.0) -> Any:
         return self.start(work).result(timeout_s)
 
     def close(self) -> None:
         async def cancel_all() -> None:
-            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in others:
+            tasks = [*self._tasks]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-        self.run(cancel_all())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(10)
-        self.loop.close()
+        asyncio.run_coroutine_threadsafe(cancel_all(), io_loop()).result(10)
+
+    async def _tracked(self, work: Coroutine[Any, Any, Any]) -> Any:
+        task = asyncio.current_task()
+        self._tasks.add(task)
+        try:
+            return await work
+        finally:
+            self._tasks.discard(task)
 
 
 async def attend(

@@ -12,6 +12,7 @@ invitation = Invitation("ab" * 16, -1, "{}", "", "")
 transport = GrpcTransport(
     "127.0.0.1", 0, invitation, 1, largest_report=1 << 20, credentials=credentials
 )
+transport.open()
 print(transport.port, flush=True)
 sys.stdin.read()
 transport.close()

@@ -1,5 +1,6 @@
 """Clients that are cut off, replaced, revoked or frozen."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -114,9 +115,9 @@ def test_a_revoked_client_is_disconnected(loop, enrolled, server_credentials):
         assert server.receive(1)[1].answer == Lost("its key is not let in any more")
         server.wait_for_clients(0)
         go_on.set()
-        assert ends[1].result(20) == Refused("client 1 is revoked", True)
+        assert ends[1].result(20) == Refused("client 1 is revoked", False)
         refused = loop.run(attend(connect(server, credentials=enrolled.credentials[1]), 1))
-        assert refused == Refused("client 1 is revoked", True)
+        assert refused == Refused("client 1 is revoked", False)
         enrolled.revoked.clear()
         loop.start(attend(connect(server, credentials=enrolled.credentials[1]), 1))
         server.wait_for_clients(0, 1)
@@ -145,7 +146,7 @@ def test_a_client_that_ends_at_a_write_learns_why(loop):
                 if hasattr(message, "options"):
                     await connection.send(Presence(message.run, 0, message.version, ""))
                 else:
-                    ended.wait(20)
+                    await asyncio.to_thread(ended.wait, 20)
                     while True:
                         await connection.send(report(message, b"x" * (1 << 20)))
 
@@ -182,10 +183,10 @@ def test_a_server_that_ends(loop):
 @pytest.mark.slow
 @pytest.mark.deploy
 @pytest.mark.parametrize(
-    "size, every_s", [(50, 20), (8 << 20, 20), (50, 4)], ids=["small", "large", "several"]
+    "size, every_s", [(50, 5), (8 << 20, 5), (50, 0.5)], ids=["small", "large", "several"]
 )
 def test_a_frozen_client_is_noticed_while_it_holds_an_assignment(size, every_s):
-    with serving(1) as server:
+    with serving(1, silence_s=2) as server:
         client = subprocess.Popen(
             [sys.executable, FOLDER / "one_client.py", server.target],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
@@ -193,7 +194,7 @@ def test_a_frozen_client_is_noticed_while_it_holds_an_assignment(size, every_s):
         try:
             server.wait_for_clients(0, timeout_s=60)
             client.send_signal(signal.SIGSTOP)
-            deliveries, deadline = [], time.monotonic() + 20
+            deliveries, deadline = [], time.monotonic() + 10
             while not deliveries:  # newer assignments do not hide that it is frozen
                 assert time.monotonic() < deadline
                 server.transport.send([assignment(0, 1, [b"x" * size])])
@@ -236,12 +237,12 @@ def test_bytes_of_a_killed_client_are_counted():
 @pytest.mark.slow
 def test_a_client_that_computes_for_long_is_not_lost(loop):
     def compute(a):
-        time.sleep(18)
+        time.sleep(3)
         return report(a)
 
-    with serving(1) as server:
+    with serving(1, silence_s=2) as server:
         loop.start(attend(connect(server, 0), 0, compute))
         server.wait_for_clients(0)
         server.transport.send([assignment(0)])
-        assert server.receive(1, timeout_s=40)[0].answer == report(assignment(0))
+        assert server.receive(1)[0].answer == report(assignment(0))
         assert not server.left
