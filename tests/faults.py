@@ -19,7 +19,7 @@ from line import Line
 
 from fedcomp.codecs import Codec, codec
 from fedcomp.deployment.client_process import ClientProcess, Seat, Target
-from fedcomp.deployment.handshake import Own
+from fedcomp.deployment.handshake import Common, Own
 from fedcomp.deployment.member import Member
 from fedcomp.errors import FrameError
 from fedcomp.messages import TRAIN, UPDATE, Assignment, Report
@@ -192,7 +192,7 @@ class FailingMember(Member):
         """Return codec and size of a frame: those of the model if there is one phase, else those of numbers, of which there are few."""
         session = self.session
         if report.phase == TRAIN:
-            return session.states.state.memory.codec, session.replica.layout.numel
+            return session.states.at(self.who).memory.codec, session.replica.layout.numel
         numbers = codec("identity")
         return numbers, next(
             n for n in range(10_000) if len(numbers.encode(torch.zeros(n))) == len(report.frame)
@@ -293,8 +293,9 @@ class Clients:
 
     def _run(self, client: int, folder: StateFolder) -> None:
         line = self.lines[client]
+        own = self.own[client]
         member = FailingMember(
-            self.own[client],
+            replace(own, common=Common(own.common.turn)),  # nothing is shared with what was killed
             folder,
             line,
             self.faults,

@@ -1,10 +1,10 @@
 """A client's copy of the model, moved only by downloads, so that it stays bit-identical to the server's."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from torch import Tensor
 
-from ..codecs import Codec, Update, codec, decay, overwrite
+from ..codecs import Codec, codec, decay, overwrite
 from ..errors import FrameError, ProtocolError
 from ..layout import Layout
 from ..messages import (
@@ -25,20 +25,10 @@ class NeedDense(ProtocolError):
 
 
 class Replica:
-    """Weights [numel] and the name of their version. `weights` is changed in place, by `move` alone.
+    """Weights [numel] and the name of their version. `weights` is changed in place, by `move` alone."""
 
-    `opened` decodes a frame of the downlink codec; several replicas in one process may share what it returns.
-    """
-
-    def __init__(
-        self,
-        weights: Tensor,
-        layout: Layout,
-        downlink: Codec,
-        opened: Callable[[bytes], Update] | None = None,
-    ):
-        self.weights, self.layout = weights, layout
-        self.opened = opened or (lambda frame: downlink.open(frame, layout.numel, layout))
+    def __init__(self, weights: Tensor, layout: Layout, downlink: Codec):
+        self.weights, self.layout, self.downlink = weights, layout, downlink
         self.version = first_version(weights, layout.fingerprint)
         self.fingerprint = fingerprint(weights)
         self.passed = {self.version: None}  # versions that these weights have been at, in order
@@ -81,7 +71,7 @@ class Replica:
             numel, steps = self.weights.numel(), []
             for frame in self._missing(assignment):
                 factor, step = decay.unwrap(frame, numel)
-                steps.append((factor, self.opened(step)))
+                steps.append((factor, self.downlink.open(step, numel, self.layout)))
             for factor, update in steps:
                 if factor != 1:
                     self.weights.mul_(factor)
