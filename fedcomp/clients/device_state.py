@@ -45,7 +45,8 @@ def restore(session: ClientSession, client: int, kept: dict[str, Tensor | bytes]
         found = ClientState.unpack(CLIENT, kept[CLIENT], kept.__getitem__, lambda: state.memory)
         head = json.loads(kept[SESSION])
         replica = session.replica
-        if replica.version in head["passed"]:  # else it has moved on with other clients
+        new = len(replica.passed) == 1
+        if new or replica.version in head["passed"]:  # else it has moved on with other clients
             replica.restore(kept[WEIGHTS], head["version"], head["passed"])
         vars(state).update(vars(found))
         if round_state := unpack_round(kept):

@@ -138,7 +138,7 @@ class ClientProcess:
 
     def run(self) -> None:
         """Serve until the run is over for every client. Raises UserError if a client cannot take part, or cannot reach a server in time."""
-        with IoTasks() as io, ThreadPoolExecutor(SAVING, "fedcomp-save") as self._savers:
+        with ThreadPoolExecutor(SAVING, "fedcomp-save") as self._savers, IoTasks() as io:
             gate = asyncio.Semaphore(CONNECTING)
             for who, seat in self.seats.items():
                 io.start(self._attend(who, seat, gate))
