@@ -1,4 +1,4 @@
-"""Programs of Flower as children of this process, gone when it goes, however it goes."""
+"""Flower's commands as children of this process. They end with it."""
 
 import ctypes
 import os
@@ -11,15 +11,16 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import FedcompError
+from ...errors import FedcompError
 
 LOOPBACK = "127.0.0.1"
 STOP_S = 5.0
+HELP_S = 60.0
 PR_SET_PDEATHSIG = 1
 
 
 def script(name: str) -> str:
-    """The path of a command that is installed beside this Python. Raises FedcompError."""
+    """Return the path of a command that is installed beside this Python. Raises FedcompError."""
     path = Path(sysconfig.get_path("scripts")) / name
     found = str(path) if path.exists() else shutil.which(name)
     if found is None:
@@ -30,24 +31,37 @@ def script(name: str) -> str:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Variables for a program of Flower that keeps what it needs in `home`, and tells nobody."""
+    """Return the variables for a Flower command that keeps its files in `home` and sends no telemetry."""
     quiet = {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "NO_COLOR": "1",
         "NO_PROXY": LOOPBACK,
+        "PYTHONUNBUFFERED": "1",
     }
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
     return os.environ | quiet | {"FLWR_HOME": str(home), "PATH": path}
 
 
+def help_of(name: str, home: Path) -> str:
+    """Return the help text of a Flower command, from which the options of the installed version are read."""
+    done = subprocess.run(
+        [script(name), "--help"],
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=HELP_S,
+    )
+    return done.stdout
+
+
 def start(
-    command: Sequence[str],
-    variables: dict[str, str],
-    output: object,
-    errors: int = subprocess.STDOUT,
+    command: Sequence[str], variables: dict[str, str], output: object, errors: int | object
 ) -> subprocess.Popen:
-    """A process in a group of its own, that the terminal's Ctrl-C does not reach, and that is killed when this process is gone."""
+    """Start a process in a session of its own, which the terminal's Ctrl-C does not reach.
+
+    On Linux the process is killed when this one dies.
+    """
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def follow() -> None:
@@ -68,7 +82,7 @@ def start(
 
 
 def end(process: subprocess.Popen) -> None:
-    """Ask it to end, and after a while see to it; its own children that are still in its group too."""
+    """Terminate a process, and kill what is left of its group after 5 s."""
     try:
         process.terminate()
         process.wait(STOP_S)
