@@ -25,7 +25,6 @@ _BOTH = {
     "grpc.http2.lookahead_bytes": 1 << 20,  # in flight; keeps links with a long round trip busy
     "grpc.compression_enabled_algorithms_bitset": 1,  # none: a compressed message could grow
     "grpc.enable_retries": 0,
-    "grpc.compression_enabled_algorithms_bitset": 1,  # identity alone: shorter headers
 }
 _SERVER = {
     "grpc.http2.min_ping_interval_without_data_ms": 10_000,
