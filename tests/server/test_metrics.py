@@ -158,7 +158,7 @@ def test_a_deployment_has_its_clients_and_its_port():
         samples["fedcomp_wire_received_bytes_total", ()] == 500
         and samples["fedcomp_port_connections", ()] == 3
     )
-    assert samples["fedcomp_port_refused_total", (("status", "404"),)] == 2
+    assert samples["fedcomp_port_refused_total", (("reason", "key"),)] == 2
 
 
 def test_the_page_of_the_docs_names_every_family():
