@@ -54,7 +54,7 @@ RECORD = RoundRecord(
 )
 PORT = PortFigures(
     connections=3,
-    refused={404: 2, 503: 1},
+    refused={"key": 2, "protocol": 1},
     received_bytes=500,
     sent_bytes=900,
     by_client={0: (100, 200), 2: (50, 60)},
