@@ -6,10 +6,11 @@ written before its report leaves. A client that cannot go on is reported, and th
 """
 
 import asyncio
+import math
 import queue
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts to reach the server
 SAVING = 16  # clients of one process whose states are written at the same time
 CONNECTING = 64  # clients of one process that connect at the same time
 TELL_S = 0.2  # between looks at what the clients said
+GATHER_S = 1.0  # for several clients to say the same
 REFUSAL_S = 5.0  # for the server to hear why a client cannot take part
 VECTORS = 16  # size of the largest message from a server, in float32 models
 SPARE_BYTES = 64 << 20  # beyond that
@@ -67,10 +69,10 @@ class Retries:
 
     attempts: int = 0
     lost_at_s: float | None = None  # monotonic time
-    told: str = ""  # the sentence that was said last
+    told: set[str] = field(default_factory=set)  # the reasons, of which one is enough said
 
     def reset(self) -> None:
-        self.attempts, self.lost_at_s, self.told = 0, None, ""
+        self.attempts, self.lost_at_s, self.told = 0, None, set()
 
 
 @dataclass
@@ -110,6 +112,7 @@ class ClientProcess:
     """Clients by logical id. `say` is called with a sentence whenever something changes, in the thread that calls `run`.
 
     `patience_s`: for how long a client tries to reach a server; None = for ever. `stay`: clients wait for the next run when one is over.
+    `retry_s`: the pauses between attempts, of which the last one is repeated. Several clients vary theirs, and do not come back at once.
     """
 
     def __init__(
@@ -119,17 +122,20 @@ class ClientProcess:
         *,
         patience_s: float | None = None,
         stay: bool = False,
+        retry_s: Sequence[float] = RETRY_S,
     ):
         self.seats = dict(seats)
         self.say = say
         self.patience_s = patience_s
         self.stay = stay
+        self.retry_s = retry_s
         own = next(iter(self.seats.values())).member.own
         self.numel = sum(parameter.numel() for parameter in own.task.model().parameters())
         self.batch = max(1, STACK_BYTES // (4 * self.numel))
         self._work: queue.SimpleQueue[Work] = queue.SimpleQueue()
         self._saves: set[Future[None]] = set()
-        self._said: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[tuple[Collection[int], str]] = queue.SimpleQueue()
+        self._gathered: dict[str, tuple[set[int], str]] = {}
         self._ended = False
 
     def end(self) -> None:
@@ -145,6 +151,8 @@ class ClientProcess:
             while not self._ended and not all(seat.done for seat in self.seats.values()):
                 self._do_work(TELL_S)
                 self._tell()
+        for what in [*self._gathered]:
+            self._hear_gathered(what)
         self._tell()
         failed = {who: seat.error for who, seat in self.seats.items() if seat.error is not None}
         if failed:
@@ -175,27 +183,27 @@ class ClientProcess:
 
     def _tell(self) -> None:
         """Say what the clients said. Equal sentences of several clients are said once."""
-        by_sentence: dict[str, list[tuple[int, str]]] = {}
+        by_sentence: dict[str, tuple[set[int], str]] = {}
         with suppress(queue.Empty):
             while True:
-                who, sentence = self._said.get_nowait()
-                by_sentence.setdefault(str(sentence), []).append((who, sentence))
-        for sentence, told in by_sentence.items():
-            if len(self.seats) == 1:
-                for _, one in told:
-                    self.say(one)
-                continue
-            clients = sorted({who for who, _ in told})
-            values = dict(getattr(told[0][1], "values", {}))
+                clients, sentence = self._said.get_nowait()
+                if self._alone:
+                    self.say(sentence)
+                else:
+                    by_sentence.setdefault(str(sentence), (set(), sentence))[0].update(clients)
+        for clients, sentence in by_sentence.values():
+            values = dict(getattr(sentence, "values", {})) | {"clients": sorted(clients)}
             values.pop("client", None)
-            event = getattr(told[0][1], "event", "said")
-            self.say(
-                Said(f"{named_clients(clients)}: {sentence}", event, clients=clients, **values)
-            )
+            event = getattr(sentence, "event", "said")
+            self.say(Said(f"{named_clients(clients)}: {sentence}", event, **values))
+
+    @property
+    def _alone(self) -> bool:
+        return len(self.seats) == 1
 
     def _summed_up(self, failed: Mapping[int, FedcompError]) -> FedcompError:
         first = next(iter(failed.values()))
-        if len(self.seats) == 1:
+        if self._alone:
             return first
         some = (
             f"{len(failed)} of {len(self.seats)} clients could not go on: {named_clients(failed)}"
@@ -204,15 +212,15 @@ class ClientProcess:
 
     def _join(self, work: "Work") -> Presence:
         presence = work.seat.member.join(work.message)
-        self._hear(work.who, log_messages.joined(presence, work.seat.member.session))
+        self._hear([work.who], log_messages.joined(presence, work.seat.member.session))
         return presence
 
     def _answered(self, work: "Work", report: Report | None) -> Report | None:
         if report is not None:
-            self._hear(work.who, log_messages.answered(work.message, report))
+            self._hear([work.who], log_messages.answered(work.message, report))
             state = work.seat.member.round_state
             if report.kind == UPDATE and (others := unknown_keys(work.message, state)):
-                self._hear(work.who, log_messages.unknown(work.message, others))
+                self._hear([work.who], log_messages.unknown(work.message, others))
         return report
 
     # In the I/O thread.
@@ -232,10 +240,12 @@ class ClientProcess:
         while not seat.done:
             try:
                 await self._serve(who, seat, gate)
+                if not seat.done:  # it stays, and the server is about to end
+                    await asyncio.sleep(self.retry_s[-2])
             except UnreachableError as error:
                 if error.cause not in UnreachableError.passing:
                     raise
-                await self._wait_for_server(who, seat.retries, error)
+                await self._wait_for_server(who, seat, error)
 
     async def _serve(self, who: int, seat: Seat, gate: asyncio.Semaphore) -> None:
         """Connect once, and answer the server's messages until the connection ends."""
@@ -254,13 +264,15 @@ class ClientProcess:
                 raise
         try:
             address = target.address
-            self._hear(who, Said(f"connected to {address}", "connected", server=address))
             async for message in connection.messages():
                 if isinstance(message, Refused):
                     if message.again:
                         raise UnreachableError(message.sentence, "starting")
                     raise UserError(message.sentence)
                 seat.retries.reset()
+                if not invited:
+                    connected = Said(f"connected to {address}", "connected", server=address)
+                    self._hear([who], connected)
                 invited = True
                 await self._answer(who, seat, connection, message)
                 del message
@@ -269,20 +281,40 @@ class ClientProcess:
         finally:
             await connection.__aexit__(None, None, None)
 
-    async def _wait_for_server(self, who: int, retries: Retries, error: UnreachableError) -> None:
+    async def _wait_for_server(self, who: int, seat: Seat, error: UnreachableError) -> None:
         """Say why the server is not reached, and wait before the next attempt. Raises the error when patience is over."""
-        retries.lost_at_s = retries.lost_at_s or time.monotonic()
-        if self.patience_s is not None and time.monotonic() - retries.lost_at_s >= self.patience_s:
+        retries, now_s = seat.retries, time.monotonic()
+        retries.lost_at_s = retries.lost_at_s or now_s
+        patience_s = math.inf if self.patience_s is None else self.patience_s
+        left_s = retries.lost_at_s + patience_s - now_s
+        if left_s <= 0:
             raise error
-        pause_s = RETRY_S[min(retries.attempts, len(RETRY_S) - 1)]
-        if retries.attempts < len(RETRY_S) or str(error) != retries.told:
-            retries.told = str(error)
-            sentence = f"{error}; {self._trying(retries.attempts, pause_s)}"
-            lost = Said(sentence, "cut_off", reason=str(error), cause=error.cause, pause_s=pause_s)
-            self._hear(who, lost)
+        pause_s = self.retry_s[min(retries.attempts, len(self.retry_s) - 1)]
+        sentence = f"{error}; {self._trying(retries.attempts, pause_s)}"
+        lost = Said(sentence, "cut_off", reason=str(error), cause=error.cause, pause_s=pause_s)
+        self._tell_lost(who, retries, error, lost)
         retries.attempts += 1
-        many = len(self.seats) > 1  # they do not come back all at once
-        await asyncio.sleep(pause_s * (random.uniform(0.5, 1.5) if many else 1.0))
+        varied_s = pause_s if self._alone else pause_s * random.uniform(0.5, 1.5)
+        await asyncio.sleep(min(left_s, varied_s))
+
+    def _tell_lost(self, who: int, retries: Retries, error: UnreachableError, lost: Said) -> None:
+        """Say that the server is not reached. Several clients say it once, and once that they go on trying."""
+        last = len(self.retry_s) - 1
+        if self._alone:
+            if retries.attempts <= last or str(error) not in retries.told:
+                self._hear([who], lost)
+            retries.told.add(str(error))
+        elif retries.attempts == 0:
+            self._gather(f"lost: {error.cause}", who, lost)
+        elif retries.attempts >= last and error.cause not in retries.told:
+            away = {
+                client: seat.retries
+                for client, seat in self.seats.items()
+                if seat.retries.lost_at_s is not None and not seat.done
+            }
+            self._hear([one for one in away if error.cause not in away[one].told], lost)
+            for other in away.values():
+                other.told.add(error.cause)
 
     async def _answer(
         self,
@@ -313,7 +345,7 @@ class ClientProcess:
             if report is not None:
                 await connection.send(report)
         elif message.run == seat.member.run:
-            self._hear(who, log_messages.over(message, self.stay))
+            self._gather("over", who, log_messages.over(message, self.stay))
             seat.over = not self.stay
 
     async def _in_main(self, who: int, seat: Seat, message: Invitation | Assignment) -> Any:
@@ -331,7 +363,7 @@ class ClientProcess:
 
     def _trying(self, attempt: int, pause_s: float) -> str:
         """Return what is done about a server that cannot be reached. A client that missed the end of the run sees no more than that."""
-        if attempt < len(RETRY_S) - 1:
+        if attempt < len(self.retry_s) - 1:
             return f"trying again in {pause_s:g} s"
         end = (
             "until it is stopped"
@@ -340,10 +372,29 @@ class ClientProcess:
         )
         return f"trying every {pause_s:g} s from now on, {end}: the server may be away, or the run over"
 
-    def _hear(self, who: int, sentence: str) -> None:
-        self._said.put((who, sentence))
+    def _hear(self, clients: Collection[int], sentence: str) -> None:
+        self._said.put((clients, sentence))
+
+    def _gather(self, what: str, who: int, sentence: str) -> None:
+        """Have a sentence said for all clients that say the same within GATHER_S. The first of them chooses the words."""
+        if self._alone:
+            self._hear([who], sentence)
+        elif what in self._gathered:
+            self._gathered[what][0].add(who)
+        else:
+            self._gathered[what] = {who}, sentence
+            asyncio.get_running_loop().call_later(GATHER_S, self._hear_gathered, what)
+
+    def _hear_gathered(self, what: str) -> None:
+        if (gathered := self._gathered.pop(what, None)) is not None:
+            self._hear(*gathered)
 
     def _fail(self, who: int, seat: Seat, error: FedcompError) -> None:
         seat.error = error
-        if len(self.seats) > 1:
-            self._hear(who, Said(f"ended: {error}", "failed", reason=str(error)))
+        if self._alone:
+            return
+        ended = Said(f"ended: {error}", "failed", reason=str(error))
+        if isinstance(error, UnreachableError):
+            self._gather(f"ended: {error.cause}", who, ended)
+        else:
+            self._hear([who], ended)

@@ -52,9 +52,21 @@ def test_many_clients_count_on_from_the_first():
 def test_a_folder_of_enrolments_is_many_clients_each_with_its_own_key(keys):
     found = of(enrolment=keys, partition_id=1)
     assert told(found) == [(i, i + 1, f"fedcomp-client-{i}") for i in range(3)]
-    assert len({one.target.key.private_numbers() for one in found}) == 3
+    assert len({one.enrolled.pair[0].private_numbers() for one in found}) == 3
     assert [one.id for one in of(enrolment=keys, partition_id=1, count=2)] == [0, 1]
     assert [one.id for one in of(enrolment=keys / "2.toml")] == [2]
+
+
+def test_an_enrolment_at_the_default_place_is_found(monkeypatch, tmp_path, keys):
+    monkeypatch.setenv("FEDCOMP_ENROLMENT", str(keys / "1.toml"))
+    assert told(of()) == [(1, None, "fedcomp-client-1")]
+    monkeypatch.delenv("FEDCOMP_ENROLMENT")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".config" / "fedcomp").mkdir(parents=True)
+    (tmp_path / ".config" / "fedcomp" / "enrolment.toml").write_bytes(
+        (keys / "2.toml").read_bytes()
+    )
+    assert told(of()) == [(2, None, "fedcomp-client-2")]
 
 
 @for_each(
@@ -68,10 +80,11 @@ def test_a_folder_of_enrolments_is_many_clients_each_with_its_own_key(keys):
             UserError,
             "give --server host:port",
         ),
-        ({}, UserError, "give --enrolment FILE"),
+        ({}, UserError, "clients/ID.toml of the server's keys to .*nobody.toml, give --enrolment"),
     ],
 )
-def test_what_is_missing_is_asked_for(given, error, sentence):
+def test_what_is_missing_is_asked_for(monkeypatch, given, error, sentence):
+    monkeypatch.setenv("FEDCOMP_ENROLMENT", "nobody.toml")
     with pytest.raises(error, match=sentence):
         of(**given)
 

@@ -1,4 +1,4 @@
-"""--roster and --sealed: the keys of the others, read before the client goes anywhere; and no part in anything but sealed ballots."""
+"""--roster: the keys of the others, read before the client goes anywhere."""
 
 import pytest
 from typer.testing import CliRunner
@@ -18,30 +18,19 @@ TRIAL = [
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "says"),
+    ("text", "says"),
     [
-        (None, [], "cannot be read"),
-        ("[[client]]\nid = 1\n", [], "'public_key' is missing"),
-        ("", ["--stock"], "leave one out"),
+        (None, "cannot be read"),
+        ("[[client]]\nid = 1\n", "'public_key' is missing"),
     ],
 )
-def test_a_mistake_is_one_sentence(tmp_path, text, words, says):
+def test_a_mistake_is_one_sentence(tmp_path, text, says):
     path = tmp_path / "registry.toml"
     if text is not None:
         path.write_text(text)
     result = CliRunner().invoke(
         app,
-        [*TRIAL, *words, "--state-dir", str(tmp_path / "state"), "--roster", str(path)],
+        [*TRIAL, "--state-dir", str(tmp_path / "state"), "--roster", str(path)],
         prog_name="fedcomp",
     )
     assert result.exit_code == 2 and says in result.output.replace("\n", " ")
-
-
-def test_who_seals_alone_is_no_client_of_stock(tmp_path):
-    result = CliRunner().invoke(
-        app, [*TRIAL, "--stock", "--sealed", "--state-dir", str(tmp_path)], prog_name="fedcomp"
-    )
-    assert (
-        result.exit_code == 2
-        and "--sealed is for elections with sealed ballots" in result.output.replace("\n", " ")
-    )

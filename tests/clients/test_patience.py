@@ -1,86 +1,133 @@
-"""A client that does not reach its server says why, goes on trying, and does not fill the screen with it."""
+"""Clients that do not reach their server say why, go on trying, and do not fill the screen with it."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
+from cases import for_each
 from deployment import free_port
 from tiny_task import task
 
-from fedcomp.deployment import client_process as process
-from fedcomp.deployment.client_process import Process, Target
-from fedcomp.deployment.handshake import Own
+from fedcomp.deployment.client_process import ClientProcess, Seat, Target
+from fedcomp.deployment.handshake import Common, Own
 from fedcomp.deployment.member import Member
-from fedcomp.errors import UnreachableError
+from fedcomp.deployment.start import Door
+from fedcomp.errors import UnreachableError, UserError
+from fedcomp.keys.enrolment import Enrolment
+from fedcomp.keys.key_folder import make
+from fedcomp.keys.registry import Registry
+from fedcomp.messages import Invitation
+from fedcomp.transports.grpc import GrpcTransport
+
+RETRY_S = (0.01, 0.02, 0.03, 0.04, 0.05)
+LAST = "trying every 0.05 s from now on"
 
 
-@pytest.fixture
-def client(monkeypatch):
-    """A client whose attempts follow each other at once, and what it says."""
+def process(
+    port: int, said: list[str], clients: int = 1, enrolment: Enrolment | None = None, **options
+) -> ClientProcess:
+    train, common = task.train(), Common()
+    seats = {}
+    for client in range(clients):
+        own = Own(task, train, torch.device("cpu"), client, client, common=common)
+        seats[client] = Seat(Target("127.0.0.1", port, enrolment), Member(own, None))
+    return ClientProcess(
+        seats, lambda sentence: said.append(str(sentence)), **{"retry_s": RETRY_S} | options
+    )
+
+
+@contextmanager
+def running(clients: ClientProcess, ends_with: type[BaseException] | None = None) -> Iterator[None]:
+    """Run clients in a thread. `ends_with`: an error that may end them."""
+
+    def run() -> None:
+        with suppress(*[ends_with] if ends_with else []):
+            clients.run()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        clients.end()
+        thread.join(20)
+
+
+def wait_for(said: list[str], text: str) -> None:
+    deadline = time.monotonic() + 20
+    while not any(text in sentence for sentence in said):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.02)
+
+
+def test_a_server_that_stays_away_is_told_five_times_and_the_fifth_says_what_it_may_mean():
     said = []
-    monkeypatch.setattr(process, "RETRY_S", (0.01, 0.02, 0.03, 0.04, 0.05))
-
-    def made(patience_s):
-        member = Member(Own(task, task.train(), torch.device("cpu"), 0, 0), None)
-        return Process(
-            Target("127.0.0.1", free_port(), None, None),
-            member,
-            lambda sentence: said.append(str(sentence)),
-            patience_s=patience_s,
-        ), said
-
-    return made
-
-
-def test_a_server_that_stays_away_is_told_five_times_and_the_fifth_says_what_it_may_mean(client):
-    waiting, said = client(1.0)
     with pytest.raises(UnreachableError, match="nothing listens on"):
-        waiting.run()
+        process(free_port(), said, patience_s=1.0).run()
     assert [sentence.rpartition("; ")[2] for sentence in said] == [
         "trying again in 0.01 s",
         "trying again in 0.02 s",
         "trying again in 0.03 s",
         "trying again in 0.04 s",
-        "trying every 0.05 s from now on, for 1 s in all: the server may be away, or the run over",
+        f"{LAST}, for 1 s in all: the server may be away, or the run over",
     ]
 
 
-def test_a_new_cause_is_told_and_the_same_one_is_not(client, monkeypatch):
-    causes = iter(["closed"] * 8 + ["silent"] * 3 + ["closed"] * 2)
-
-    def check(*where):
-        try:
-            cause = next(causes)
-        except StopIteration:
-            raise UnreachableError("it is another server", "ca") from None
-        raise UnreachableError(f"it is {cause}", cause)
-
-    monkeypatch.setattr(process.connection, "check_server", check)
-    waiting, said = client(None)
-    with pytest.raises(UnreachableError, match="another server"):
-        waiting.run()
-    assert [sentence.partition(";")[0] for sentence in said] == ["it is closed"] * 5 + [
-        "it is silent",
-        "it is closed",
-    ]
-    assert all(
-        "until it is stopped: the server may be away, or the run over" in sentence
-        for sentence in said[4:]
+def test_a_new_reason_is_told_once(tmp_path):
+    """The reason: the registry is malformed, and clients are to try again until it is mended."""
+    make(tmp_path / "keys", 1)
+    enrolment = Enrolment.read(tmp_path / "keys" / "clients" / "0.toml")
+    registry = Registry(tmp_path / "keys" / "registry.toml")
+    whole = registry.path.read_text()
+    registry.path.write_text("???")
+    assert "is not TOML" in registry.problem
+    server = GrpcTransport(
+        "127.0.0.1",
+        free_port(),
+        Invitation("ab" * 16, -1, "{}", "", ""),
+        1,
+        largest_report=1 << 20,
+        credentials=Door(keys=tmp_path / "keys").credentials(),
+        id_of=registry.id_of_hash,
+        reason_of=registry.reason_of_hash,
+        unsure=lambda: bool(registry.problem),
     )
+    said, port = [], server.port
+    clients = process(port, said, enrolment=enrolment)
+    with running(clients, ends_with=UserError):
+        wait_for(said, f"{LAST}, until it is stopped")
+        server.open()
+        wait_for(said, "is not TOML")
+        server.close()
+        server.open()
+        registry.path.write_text(whole)
+        wait_for(said, "connected to")
+    server.close()
+    reasons = [sentence.partition("; trying")[0] for sentence in said if LAST in sentence]
+    assert len(set(reasons)) == len(reasons) and reasons[0].startswith("nothing listens on")
 
 
-def test_a_client_that_nobody_asks_for_anything_says_so_once(client, monkeypatch):
-    """Its id may be beyond the clients of the run."""
+@for_each("clients", [2, 20])
+def test_many_clients_say_once_that_the_server_is_away_and_once_that_they_go_on_trying(clients):
+    said = []
+    with running(process(free_port(), said, clients)):
+        wait_for(said, LAST)
+        wait_for(said, "trying again in")
+    everybody = f"clients 0{',' if clients == 2 else ' to'} {clients - 1}: nothing listens on"
+    assert [sentence.partition("; ")[0].startswith(everybody) for sentence in said] == [True] * 2
+    assert sorted(sentence.rpartition("; ")[2] for sentence in said) == [
+        "trying again in 0.01 s",
+        f"{LAST}, until it is stopped: the server may be away, or the run over",
+    ]
 
-    class Nobody:
-        looks = 0
 
-        def receive(self):
-            self.looks += 1
-            if self.looks == 50:
-                raise UnreachableError("cut off", "network")
-
-    monkeypatch.setattr(process, "UNASKED_S", 0.05)
-    monkeypatch.setattr(process, "wait_s", lambda *idle: 0.01)
-    waiting, said = client(None)
-    with pytest.raises(UnreachableError, match="cut off"):
-        waiting._attend(Nobody())
-    assert said == [process.UNASKED]
+def test_many_clients_lose_their_patience_together():
+    said = []
+    with pytest.raises(UnreachableError) as caught:
+        process(free_port(), said, 3, patience_s=0.2).run()
+    assert str(caught.value).startswith("3 of 3 clients could not go on: clients 0 to 2; nothing")
+    ended = [sentence for sentence in said if ": ended: " in sentence]
+    assert len(ended) == 1 and ended[0].startswith("clients 0 to 2: ended: nothing listens on")

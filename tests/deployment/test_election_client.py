@@ -61,16 +61,16 @@ def test_a_client_asked_again_about_something_else_answers_anew():
             asked, announced=[part for key, value in told.items() for part in (key.encode(), value)]
         )
 
-    first = member.answer(attempt(b"1"), 1)
-    assert first.kind == UPDATE and member.answer(attempt(b"1"), 1) is first
-    second = member.answer(attempt(b"2"), 2)
+    first = member.answer(attempt(b"1"))
+    assert first.kind == UPDATE and member.answer(attempt(b"1")) is first
+    second = member.answer(attempt(b"2"))
     assert (
         second.kind == UPDATE
         and len(second.frame) == len(first.frame)
         and second.frame != first.frame
     )
     others[3] = point_of(ec.generate_private_key(ec.SECP384R1()).public_key())
-    changed = member.answer(attempt(b"3"), 3)
+    changed = member.answer(attempt(b"3"))
     cards = [changed.frame[at : at + CARD] for at in range(0, 5 * CARD, CARD)]
     assert changed.kind == UPDATE and [card == NO_CARD for card in cards] == [
         client == 3 for client in range(5)
@@ -89,16 +89,3 @@ def test_a_client_with_its_own_data_alone_or_another_cut_of_it_cannot_train_for_
     assert sorted(np.concatenate(member.session.trainer.partitions.shards)) == list(
         range(len(DATA))
     )
-
-
-def test_a_client_without_a_key_cannot_seal():
-    config = resolved(
-        RunConfig(
-            clients=5,
-            participation=1.0,
-            batch_size=10,
-            strategy="election:byzantine=2,form=ballots,sealed=true",
-        )
-    )
-    with pytest.raises(UserError, match="leave --stock out"):
-        Member(own(2), None).join(invitation(config, a_loop(config)))

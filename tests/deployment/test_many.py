@@ -7,14 +7,12 @@ import signal
 import pytest
 import torch
 from deployment import TASK, stage
-from fedcomp.deployment.multi_client import Crowd, named
 from test_process import CPU, DATA, Members, a_loop, invitation, own, rounds
 from tiny_task import task
 
 from fedcomp import RunConfig
 from fedcomp.deployment.handshake import Common, Own
 from fedcomp.deployment.member import Member
-from fedcomp.errors import FedcompError, UserError
 from fedcomp.sim import simulate
 from fedcomp.state_folder import StateFolder
 from fedcomp.strategies import resolved
@@ -83,67 +81,6 @@ def test_a_run_with_another_seed_has_a_model_of_its_own():
     assert first.trainer.data is second.trainer.data
 
 
-def test_clients_are_named_in_spans():
-    assert (
-        named([3]) == "client 3"
-        and named([1, 0, 1]) == "clients 0, 1"
-        and named(range(50)) == "clients 0 to 49"
-    )
-    assert named([7, 0, 4, 3, 5]) == "clients 0, 3 to 5, 7"
-
-
-class Act:
-    """In a crowd, what a client does, and that it was told to end."""
-
-    def __init__(self, act=lambda: None):
-        self.act, self.ended = act, False
-
-    def run(self):
-        self.act()
-
-    def end(self):
-        self.ended = True
-
-
-def failing(error):
-    def act():
-        raise error
-
-    return act
-
-
-def test_what_one_client_says_has_its_name_and_what_all_say_is_said_once():
-    heard, acts = [], {}
-    for who in range(3):
-        acts[who] = Act(
-            lambda who=who: [acts[who].say("connected"), acts[who].say(f"round 1, loss {who}")]
-        )
-    Crowd(acts, heard.append).run()
-    assert sorted(map(str, heard)) == [
-        *(f"client {i}: round 1, loss {i}" for i in range(3)),
-        "clients 0 to 2: connected",
-    ]
-    assert all(act.ended for act in acts.values())
-
-
-def test_a_client_that_fails_is_told_of_and_the_others_go_on():
-    heard, done = [], []
-    acts = {
-        0: Act(failing(UserError("give another --partition-id"))),
-        1: Act(lambda: done.append(1)),
-        2: Act(failing(ValueError("a bug"))),
-    }
-    with pytest.raises(FedcompError, match="2 of 3 clients could not go on: clients 0, 2; "):
-        Crowd(acts, heard.append).run()
-    assert (
-        done == [1]
-        and "client 0: ended: give another --partition-id" in heard
-        and any(
-            said.startswith("client 2: ended: ") and "ValueError: a bug" in said for said in heard
-        )
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.deploy
 @pytest.mark.timeout(300)
@@ -154,6 +91,7 @@ def test_a_host_that_is_killed_goes_on_with_the_simulated_outcome_and_a_signal_e
         "participation": 1.0,
         "partition": "dirichlet:1",
         "batch_size": 10,
+        "local_steps": 2,
         "seed": 5,
     }
     flags = [
@@ -163,12 +101,10 @@ def test_a_host_that_is_killed_goes_on_with_the_simulated_outcome_and_a_signal_e
     ]
     with stage(tmp_path) as on:
         server = on.server("--insecure", *flags)
-        host = on.client(0, "--insecure", "--count", "4", "--state-dir", "kept", name="first")
-        host.wait_for(
-            "client 3: ended: this would be client 3 of a run that has 3"
-        )  # a fourth, of which the run knows nothing, ends alone
-        host.wait_for("round 2")
-        host.kill()
+        many = ("--insecure", "--count", "4", "--state-dir", "kept")
+        host = on.client(0, *many, name="first", kill_at=9)  # in the second round
+        assert host.end() == -signal.SIGKILL
+        assert "client 3: ended: client 3 has no part in this run of 3 clients" in host.said
         again = on.client(
             0, "--insecure", "--count", "3", "--state-dir", "kept", "--stay", name="second"
         )

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from test_process import a_loop, invitation, own, rounds
 
 from fedcomp import RunConfig, UserError
-from fedcomp.deployment.client_process import Process, Target
+from fedcomp.deployment import log_messages
 from fedcomp.deployment.member import Member
 from fedcomp.errors import ProtocolError
 from fedcomp.keys import signature_log as past
@@ -20,6 +20,7 @@ from fedcomp.state_folder import StateFolder
 from fedcomp.strategies import resolved
 from fedcomp.strategies.client_algorithm import DataPartition
 from fedcomp.strategies.local_election import BALLOTS, ROW, Row
+from fedcomp.strategies.sealed_election import unknown_keys
 from fedcomp.strategies.sealed_messages import CARDS, KEY_OF, terms_of
 
 CONFIG = resolved(
@@ -46,7 +47,7 @@ class Server:
             self.state.close()
         self.state = StateFolder(self.folder) if self.folder else None
         self.member = Member(own(0), self.state)
-        self.member.key, self.answered = key, self.member.answer
+        self.member.key = key
 
     def invite(self, run: str, client: int = -1) -> None:
         self.member.join(replace(invitation(CONFIG, self.loop, client), run=run))
@@ -55,11 +56,10 @@ class Server:
         b = self.loop.broadcasts
         told = {"attempt": attempt.encode(), "terms": self.terms.encode(), **told}
         flat = [part for name, value in told.items() for part in (name.encode(), value)]
-        return self.answered(
-            Assignment(
-                round, phase, 0, "up-to-date", b.version, b.version, b.fingerprint, [], "", flat
-            )
+        self.asked = Assignment(
+            round, phase, 0, "up-to-date", b.version, b.version, b.fingerprint, [], "", flat
         )
+        return self.member.answer(self.asked)
 
     @property
     def terms(self) -> str:
@@ -131,14 +131,18 @@ def test_keys_stay_those_that_were_heard_first_in_a_run(server):
 
 
 def test_a_client_says_whose_key_it_does_not_know(tmp_path):
-    server, said = Server(tmp_path), []
-    process = Process(Target("localhost", 1, None, KEYS[0]), server.member, said.append)
-    server.answered = lambda assignment: process._train(assignment, 0)
+    server = Server(tmp_path)
+
+    def unknown() -> list[int]:
+        return unknown_keys(server.asked, server.member.round_state)
+
     server.invite("A")
-    assert server.cards().kind == UPDATE and [sentence.event for sentence in said] == ["answered"]
+    assert server.cards().kind == UPDATE and unknown() == []
     assert server.cards(round=2, keys=[*KEYS[:3], FALSE[3], KEYS[4]]).kind == UPDATE
-    assert [sentence.event for sentence in said] == ["answered", "answered", "unknown_key"]
-    assert said[-1].values["clients"] == [3] and "another key of client 3 than" in said[-1]
+    assert unknown() == [3]
+    said = log_messages.unknown(server.asked, unknown())
+    assert (said.event, said.values["clients"]) == ("unknown_key", [3])
+    assert "another key of client 3 than" in said
 
 
 def test_one_who_was_opened_is_not_asked_to_seal_after_another_run(server):

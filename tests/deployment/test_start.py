@@ -1,4 +1,4 @@
-"""A deployed run: real servers and real clients on loopback, killed at the worst moments, and the same bytes as in a simulation."""
+"""A deployed run: real servers and real clients on loopback, killed amid their work, and the same bytes as in a simulation."""
 
 import json
 import re
@@ -8,7 +8,8 @@ from dataclasses import replace
 import normalized_task
 import pytest
 import torch
-from deployment import TASK, WIDE, children, free_port, gone, running, stage
+from cases import for_each
+from deployment import TASK, WIDE, free_port, stage
 
 import fedcomp
 from fedcomp import RunConfig
@@ -88,7 +89,6 @@ def test_with_tls_and_keys_a_run_is_the_simulated_one_and_strangers_stay_outside
     with stage(tmp_path) as on:
         server = on.server("--keys", str(keys), "--host", "127.0.0.1", *FLAGS)
         server.wait_for("^round  ")
-        below = children(server.process.pid)
         revoked = on.client(
             0,
             "--enrolment",
@@ -112,13 +112,12 @@ def test_with_tls_and_keys_a_run_is_the_simulated_one_and_strangers_stay_outside
         assert [stranger.end() for stranger in (revoked, foreign, plain)] == [2, 2, 2]
         assert server.end() == 0, server.said
         assert [client.end() for client in clients] == [0, 0, 0]
-    assert "does not let this client's key in" in revoked.said
+    assert "client 3 is revoked" in revoked.said
     assert all(
         stranger.said.count("fedcomp: ") == 1 and "Traceback" not in stranger.said
         for stranger in (revoked, foreign, plain)
     )
     assert outcome(tmp_path / "run", ALSO) == outcome(simulated, ALSO)
-    assert below and gone(below)
     assert "at the port " in server.said
     wire = lines(tmp_path / "run")[-1]
     assert (
@@ -132,7 +131,6 @@ def test_with_tls_and_keys_a_run_is_the_simulated_one_and_strangers_stay_outside
         "summary.json",
         "model.safetensors",
         "checkpoint",
-        "superlink.log",
         "report.html",
     }
 
@@ -168,12 +166,11 @@ def test_a_killed_client_and_a_killed_server_lose_nothing(tmp_path):
         clients = [on.client(i, "--insecure", kill_at=5 * (i == 1)) for i in range(3)]
         assert clients[1].end() == -signal.SIGKILL
         assert "round 2: " in clients[1].said and "round 3: " not in clients[1].said
-        again = on.client(1, "--insecure", name="again")
-        server.wait_for(r"^ +3 ")
-        below = children(server.process.pid)
+        again = on.client(1, "--insecure", name="dies again", kill_at=6)  # in round 4
+        assert again.end() == -signal.SIGKILL
         server.kill()
-        assert below and gone(below), "the SuperLink outlived the process that started it"
         server = on.server("--insecure", *flags(steered), "--resume")
+        again = on.client(1, "--insecure", name="again")
         assert server.end() == 0, server.said
         assert [client.end() for client in (clients[0], again, clients[2])] == [0, 0, 0]
     assert read_run(tmp_path / "run")["horizon"] == 6
@@ -209,9 +206,7 @@ def test_a_client_with_another_model_stays_outside_and_an_interrupted_server_can
         assert other.end() == 2
         server.wait_for("^warning: client 0 cannot take part: the run has another model ")
         server.wait_for("0 of 3 clients are here")
-        below = children(server.process.pid)
         assert server.interrupt(signal.SIGINT) == 128 + signal.SIGINT
-        assert below and gone(below) and not running({server.process.pid})
     assert (
         "fedcomp: the run has another model" in other.said
         and "give the task that the server was started with" in other.said
@@ -237,10 +232,10 @@ def test_without_keys_and_without_insecure_nobody_is_served(tmp_path, monkeypatc
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
+@for_each(
+    "given, sentence",
     [
-        ({}, "a client needs an enrolment file"),
+        ({}, "this client has no enrolment"),
         ({"insecure": True}, "give --server host:port"),
         ({"insecure": True, "server": "localhost:1"}, "has to say who it is; give --partition-id"),
         (
@@ -261,6 +256,7 @@ def test_without_keys_and_without_insecure_nobody_is_served(tmp_path, monkeypatc
 )
 def test_a_client_that_cannot_begin_is_one_sentence(tmp_path, monkeypatch, given, sentence):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDCOMP_ENROLMENT", "nobody.toml")
     usual = {
         "server": None,
         "enrolment": None,
@@ -290,8 +286,8 @@ def test_a_client_is_as_patient_as_it_is_told(tmp_path, monkeypatch, capsys):
     assert "trying again in 0.2 s" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
+@for_each(
+    "options, sentence",
     [
         ({"relays": 2}, "--relays are simulated"),
         ({"attack": "inverted:1"}, "leave --attack out"),

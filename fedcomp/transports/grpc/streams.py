@@ -416,8 +416,10 @@ class Port:
         stream.key = shown_key(shown[0])
         client = self.settings.id_of(stream.key.hash)
         if client is None:
-            reason = self.settings.reason_of(stream.key.hash)
-            raise self._turned_away("key", reason, again=self.settings.unsure())
+            reason, again = self.settings.reason_of(stream.key.hash), self.settings.unsure()
+            client = None if again else self.settings.id_of(stream.key.hash)  # it may be sure now
+            if client is None:
+                raise self._turned_away("key", reason, again)
         self._begin_join(stream, client)
 
     def _turned_away(self, why: str, sentence: str, again: bool = True) -> _End:
@@ -603,7 +605,7 @@ class Port:
 
     def recheck(self) -> None:
         """Close the streams of keys that are not let in any more; their assignments are lost at once."""
-        if self.settings.credentials is None:
+        if self.settings.credentials is None or self.settings.unsure():
             return
         for client in [*self._open]:
             key = self._keys.get(client)

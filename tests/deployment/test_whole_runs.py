@@ -1,0 +1,101 @@
+"""Whole deployments: the bytes at the port, keys that are revoked or used twice, a malformed registry, and many clients."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from one_process import deployed, rounds_until
+
+from fedcomp.errors import UserError
+from fedcomp.keys.key_folder import make, revoke
+from fedcomp.transports.grpc import streams, tcp_info
+
+WIRE = ("wire_bytes_in", "wire_bytes_out")
+
+
+def lines(folder: Path) -> list[dict]:
+    return [
+        json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+
+
+def summary(folder: Path) -> dict:
+    return json.loads((folder / "run" / "summary.json").read_text())
+
+
+@pytest.mark.skipif(not tcp_info.available(), reason="the platform counts no bytes of connections")
+def test_bytes_at_the_port_are_in_the_metrics_and_the_summary(tmp_path):
+    with deployed(tmp_path, clients=2, rounds=3) as run:
+        run.serve([0, 1])
+    rounds, whole = lines(tmp_path), summary(tmp_path)
+    for name, frames in zip(WIRE, ("uplink_bytes", "downlink_bytes")):
+        assert whole[name] == sum(line[name] for line in rounds)
+        for line in rounds:
+            by_client = [figures[name] for figures in line["by_client"]]
+            assert line[name] >= sum(by_client) and all(by_client)
+            assert line[name] > line[frames]
+            assert all(f[name] > f[frames] for f in line["by_client"])
+
+
+def test_bytes_that_are_not_counted_are_null(tmp_path, monkeypatch):
+    monkeypatch.setattr(streams, "available", lambda: False)  # as on platforms without TCP_INFO
+    with deployed(tmp_path, clients=2) as run:
+        run.serve([0, 1])
+    whole = summary(tmp_path)
+    assert [whole[name] for name in WIRE] == [None, None] and whole["client_updates"] == 4
+    for line in lines(tmp_path):
+        assert [line[name] for name in WIRE] == [None, None]
+        assert [[f[name] for name in WIRE] for f in line["by_client"]] == [[None, None]] * 2
+        assert all(f["uplink_bytes"] for f in line["by_client"])
+
+
+@pytest.mark.slow
+def test_200_clients_of_one_process_over_tls(tmp_path):
+    make(tmp_path / "keys", 200)
+    with deployed(tmp_path, tmp_path / "keys", clients=200, rounds=1, batch_size=2) as run:
+        assert run.serve(range(200)).client_updates == 200
+        clients = run.clients[0]
+        clients.thread.join(20)
+        assert clients.ended and clients.error is None
+        assert clients.has_said("the run is over after round 1")
+
+
+def test_keys_that_change_and_a_registry_that_breaks_under_a_server(tmp_path):
+    keys = tmp_path / "keys"
+    make(keys, 3)
+    registry = keys / "registry.toml"
+    whole = registry.read_text()
+
+    def script() -> Iterator[None]:
+        run.clients[1].process.end()
+        yield from rounds_until(lambda: run.clients[1].ended)
+        registry.write_text(whole + "???")
+        yield from rounds_until(lambda: any("is not TOML" in text for text in run.warnings))
+        late = run.start(2)
+        yield from rounds_until(lambda: late.has_said("trying again"), late.said)
+        assert "is not TOML" in late.said[0]
+        assert not late.has_said("connected")
+        registry.write_text(whole)
+        yield from rounds_until(lambda: late.has_said("takes part as client 2"), late.said)
+        assert sum("is whole again" in text for text in run.warnings) == 1
+
+        newer = run.start(2)
+        yield from rounds_until(lambda: late.ended, late.said)
+        assert isinstance(late.error, UserError)
+        assert "a newer connection has joined as client 2; only the newer one" in str(late.error)
+
+        yield from rounds_until(lambda: newer.has_said("takes part as client 2"), newer.said)
+        revoke(keys, 2)
+        yield from rounds_until(lambda: newer.ended, newer.said)
+        assert isinstance(newer.error, UserError) and "client 2 is revoked" in str(newer.error)
+        again = run.start(2)
+        yield from rounds_until(lambda: again.ended, again.said)
+        assert "client 2 is revoked" in str(again.error)
+        yield  # the others take part in another round
+        assert not run.clients[0].ended
+
+    options = {"clients": 3, "participation": 2 / 3, "rounds": 10**6}
+    with deployed(tmp_path, keys, **options) as run:
+        run.serve([0, 1], [2], script=script())
+        assert not run.clients[0].has_said("trying")  # whoever is connected stays
