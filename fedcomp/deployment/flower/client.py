@@ -15,7 +15,6 @@ from ..client_process import RETRY_S, Target
 from . import processes
 from .device_app import FOLDER, OVER, REFUSED, SAID, SETUP
 from .events import new_lines
-from .processes import LOOPBACK
 
 HOME, LOG = "supernode", "supernode.log"  # in the state folder
 LOOK_S = 0.2  # between looks at what the client says
@@ -109,10 +108,7 @@ class FlowerClient:
         shutil.rmtree(own, ignore_errors=True)
         own.mkdir(0o700)
         words = [processes.script("flower-supernode"), "--superlink", self.target.address]
-        if "--clientappio-api-address" in processes.help_of("flower-supernode", self.home):
-            words += ["--clientappio-api-address", f"{LOOPBACK}:{processes.free_port()}"]
-        else:
-            words += ["--host", LOOPBACK, "--port", str(processes.free_port())]
+        words += processes.supernode_options(self.home)
         words += ["--node-config", f"{FOLDER}={json.dumps(str(self.path))}"]
         if self.patience_s is not None:
             words += ["--max-wait-time", str(self.patience_s)]

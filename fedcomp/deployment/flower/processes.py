@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import FedcompError
+from ...keys.connection import join_address
 
 LOOPBACK = "127.0.0.1"
 STOP_S = 5.0
 HELP_S = 60.0
 PR_SET_PDEATHSIG = 1
+NO_INSTALLATION = "--disable-runtime-dependency-installation"
 
 
 def script(name: str) -> str:
@@ -53,6 +55,34 @@ def help_of(name: str, home: Path) -> str:
         timeout=HELP_S,
     )
     return done.stdout
+
+
+def superlink_options(host: str, port: int, home: Path) -> tuple[list[str], tuple[str, int]]:
+    """Return the options for a SuperLink whose clients reach it at this address, and the address of its Control API.
+
+    Older versions of Flower have a port for each API, newer ones one port for all.
+    """
+    known, control = help_of("flower-superlink", home), (host, port)
+    if "--serverappio-api-address" in known:
+        control = LOOPBACK, free_port()
+        options = ["--fleet-api-address", join_address(host, port)]
+        options += ["--control-api-address", join_address(*control)]
+        options += ["--serverappio-api-address", f"{LOOPBACK}:{free_port()}"]
+    else:
+        options = ["--host", host, "--port", str(port)]
+    if NO_INSTALLATION in known:
+        options.append(NO_INSTALLATION)
+    if host in ("0.0.0.0", "::"):
+        control = LOOPBACK, control[1]
+    return options, control
+
+
+def supernode_options(home: Path) -> list[str]:
+    """Return the options for a SuperNode whose own port is on loopback and free."""
+    address = f"{LOOPBACK}:{free_port()}"
+    if "--clientappio-api-address" in help_of("flower-supernode", home):
+        return ["--clientappio-api-address", address]
+    return ["--host", LOOPBACK, "--port", address.rpartition(":")[2]]
 
 
 def start(

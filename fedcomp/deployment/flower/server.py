@@ -17,7 +17,6 @@ from ...callbacks import Callback, Summary
 from ...config import RunConfig, Usual
 from ...errors import FedcompError
 from ...keys.connection import join_address
-from ...keys.enrolment import pem, public_key
 from ...keys.key_folder import CA_CRT, REGISTRY, serving_files
 from ...keys.registry import Registry
 from ...server.watching import watched
@@ -105,25 +104,17 @@ class SuperLink:
     def __init__(self, door: Door, folder: Path):
         self.door, self.folder = door, folder
         self.log, self.home = folder / LOG, folder / "home"
-        host = LOOPBACK if door.host in ("0.0.0.0", "::") else door.host
-        self.control = host, door.port  # address of Flower's Control API
+        self.control = door.host, door.port  # address of Flower's Control API
         self._started: list[subprocess.Popen] = []
         self._failed = False
 
     def start(self) -> None:
         """Start it, and wait until it is there. Raises FedcompError."""
         self.home.mkdir()
-        known = processes.help_of("flower-superlink", self.home)
-        if "--serverappio-api-address" in known:  # each API has a port
-            self.control = LOOPBACK, processes.free_port()
-            where = ["--fleet-api-address", join_address(self.door.host, self.door.port)]
-            where += ["--control-api-address", join_address(*self.control)]
-            where += ["--serverappio-api-address", f"{LOOPBACK}:{processes.free_port()}"]
-        else:
-            where = ["--host", self.door.host, "--port", str(self.door.port)]
-        if "--disable-runtime-dependency-installation" in known:
-            where.append("--disable-runtime-dependency-installation")
-        self._start("flower-superlink", *where, *self._trust())
+        options, self.control = processes.superlink_options(
+            self.door.host, self.door.port, self.home
+        )
+        self._start("flower-superlink", *options, *self._trust())
         self._write_files()
         deadline = time.monotonic() + START_S
         while not self._answers():
@@ -138,7 +129,7 @@ class SuperLink:
         found = []
         for client, key in Registry(self.door.keys / REGISTRY).enrolled().items():
             path = self.folder / "client.pub"
-            path.write_bytes(pem(public_key(key)))
+            path.write_text(key)
             answer = self._flwr("supernode", "register", str(path), "here", "--format", "json")
             found.append((int(json.loads(answer)["node-id"]), client, key))
         return found
