@@ -438,7 +438,7 @@ class Port:
             raise self._turned_away(
                 "no place",
                 f"client {client} has no part in this run of {clients} clients, 0 to {clients - 1}",
-                again=True,
+                again=False,
             )
         stream.client = client
         for who in self._identities(stream):
