@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from deployment import children, free_port
+
 from fedcomp.deployment.flower import processes
 
 HERE = Path(__file__).resolve().parent

@@ -52,9 +52,18 @@ class Roster:
         return here
 
     def join(self, client: int) -> None:
-        """Note that a client joined or came back."""
+        """Note that a client joined or came back, and tell the callback, also in the middle of a round."""
         self._joined.add(client)
         self._attendance.hear(client)
+        if client not in self._connected:
+            self._connected.add(client)
+            self.callback().joined(client)
+
+    def leave(self, client: int) -> None:
+        """Note that a client's connection ended, and tell the callback."""
+        if client in self._connected:
+            self._connected.discard(client)
+            self.callback().left(client)
 
     def hear(self, client: int) -> None:
         """Note a sign of life of a client, such as a late answer."""

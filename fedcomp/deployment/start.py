@@ -263,6 +263,7 @@ class Deployment:
             largest_report=int(per_parameter * self.strategy.layout.numel) + SPARE_BYTES,
             credentials=self.door.credentials(),
             **self._registry_checks(),
+            on_left=lambda client: self.roster.leave(client),
             on_look=self._on_look,
             **hooks,
         )

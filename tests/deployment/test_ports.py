@@ -1,6 +1,5 @@
-"""Addresses and file descriptors that a public port needs."""
+"""Addresses and ports of a server."""
 
-import resource
 import socket
 
 import pytest
@@ -8,30 +7,6 @@ from cases import for_each
 
 from fedcomp.deployment import ports
 from fedcomp.errors import ConfigError
-
-
-@pytest.mark.parametrize(
-    "soft, hard, asked_for, good_for",
-    [
-        (1024, 1024, 4096, 448),
-        (1024, 20_000, 4096, 4096),
-        (1024, 4096, 4096, 1984),
-        (20_000, 20_000, 4096, 4096),
-        (100, 100, 4096, 1),
-        (1024, resource.RLIM_INFINITY, 4096, 4096),
-        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 4096, 4096),
-    ],
-)
-def test_connections_are_no_more_than_there_are_files_for(
-    monkeypatch, soft, hard, asked_for, good_for
-):
-    now = [soft, hard]
-    monkeypatch.setattr(resource, "getrlimit", lambda which: tuple(now))
-    monkeypatch.setattr(
-        resource, "setrlimit", lambda which, limits: now.__setitem__(slice(None), limits)
-    )
-    assert min(asked_for, ports.files_for(asked_for)) == good_for
-    assert now[1] == hard and (now[0] >= soft or now[0] == resource.RLIM_INFINITY)
 
 
 def test_a_name_is_its_ipv4_address_when_it_has_one():
