@@ -116,18 +116,16 @@ def test_flwr_run_gives_the_same_model_though_a_supernode_was_killed(tmp_path, h
 @pytest.mark.slow
 @pytest.mark.deploy
 def test_flwr_run_of_the_template_app_reaches_the_accuracy_of_its_readme(tmp_path):
-    """In Flower's simulation, for fewer bytes of frames than the page says."""
     app = shutil.copytree(TEMPLATE, tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
-    page = (TEMPLATE / "README.md").read_text()
-    said = r"accuracy ([\d.]+) after (\d+) rounds\s+(\d+) updates: (\d+) bytes of frames"
-    accuracy, rounds, updates, sent = map(float, re.search(said, page).groups())
+    said = re.compile(
+        r"accuracy ([\d.]+) after (\d+) rounds\s+\d+ updates: (\d+) bytes of frames, (\d+) bytes"
+    )
+    accuracy, rounds, _, _ = map(float, said.search((TEMPLATE / "README.md").read_text()).groups())
     with flower_stage(tmp_path) as stage:
         link = stage.link("--simulation")
         run = stage.submit(app)
-        until(lambda: re.search(said, stage.log(run)), link, lambda: stage.log(run))
-        until(lambda: "running" not in stage.status(), link, lambda: stage.log(run))
-        assert stage.status() == "finished:completed"
-        found = list(map(float, re.search(said, stage.log(run)).groups()))
-    assert found[0] > accuracy - 0.03
-    assert found[1:3] == [rounds, updates]
-    assert found[3] == pytest.approx(sent, rel=0.1)
+        until(lambda: "finished" in stage.status(), link, lambda: stage.log(run))
+        assert stage.status() == "finished:completed", stage.log(run)
+        found = list(map(float, said.search(stage.log(run)).groups()))
+    assert found[0] > accuracy - 0.03 and found[1] == rounds
+    assert found[2] < found[3] / 100

@@ -31,6 +31,5 @@ def main(grid: Grid, context: Context) -> None:
     sent = sum(sum(traffic.uplink.values()) for traffic in strategy.traffic.values())
     updates = sum(len(traffic.uplink) for traffic in strategy.traffic.values())
     dense = 4 * updates * sum(value.numel() for value in net.state_dict().values())
-    print(f"nodes {len(list(grid.get_node_ids()))}", flush=True)
     print(f"accuracy {accuracy:.4f} after {rounds} rounds", flush=True)
     print(f"{updates} updates: {sent} bytes of frames, {dense} bytes uncompressed", flush=True)
