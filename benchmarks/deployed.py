@@ -33,7 +33,6 @@ ENVIRONMENT = os.environ | {
     "PYTHONPATH": str(ROOT),
     "PYTHONUNBUFFERED": "1",
 }
-PER_EXCHANGE = 16_000  # bytes that an exchange may cost beside its frames
 SUFFIXES = {"k": 1_000, "M": 1_000_000}
 WIDE_TASK = """\
 import torch
@@ -51,7 +50,7 @@ task = Task("wide", lambda: nn.Linear(1000, {classes}), train=lambda: data(2000,
 """
 # The training step of a client, and nothing of what is around it.
 STEP = """\
-import sys, torch
+import statistics, sys, time, torch
 from fedcomp import RunConfig
 from fedcomp.training import devices
 from fedcomp.training.batches import plan_batches
@@ -66,10 +65,13 @@ data, model = data_of(task, "train"), initial_model(task, 0)
 layout = Layout.of(model)
 engine, sgd = SerialEngine(task, model, layout, "cpu"), LocalSGD.from_config(RunConfig(local_steps=1))
 start = layout.gather(model)
-for round in range(4):
+times = []
+for round in range(20):
+    began = time.perf_counter()
     trained = engine.train(start, data, plan_batches(sgd, numpy.arange(len(data)), 0, round, 0), sgd)
     del trained
-print("done", flush=True)
+    times.append(time.perf_counter() - began)
+print("done", statistics.median(times), flush=True)
 sys.stdin.read()
 """
 
@@ -183,16 +185,6 @@ class Federation:
         self.processes.append(process)
         return process
 
-    def superlink(self) -> int:
-        """Its process id."""
-        return next(
-            int(child)
-            for child in Path(f"/proc/{self.server.pid}/task/{self.server.pid}/children")
-            .read_text()
-            .split()
-            if "--superexec-auth-secret-file" in Path(f"/proc/{child}/cmdline").read_text()
-        )
-
     def check(self) -> bool:
         """Whether the server still runs. Leaves when it failed."""
         if self.server.poll():
@@ -234,26 +226,44 @@ def federation(
 def exchanges(given: argparse.Namespace) -> None:
     rounds = given.rounds or 20
     print(
-        f"{'clients':>8} {'rounds':>7} {'median s':>9} {'slowest s':>10} {'frames B':>12} {'at the port B':>14} "
-        f"{'of frames + 16 kB':>18} {'rejected':>9}   a round; bytes an exchange",
+        f"{'clients':>8} {'rounds':>7} {'median s':>9} {'slowest s':>10} {'training s':>11} {'beyond s':>9} {'frames B':>12} "
+        f"{'beyond B':>9} {'joining B':>10} {'rejected':>9}   a round; bytes an exchange, a joining",
         flush=True,
     )
     for clients in given.clients or [10, 50, 200]:
         with federation(given, clients, rounds) as on:
+            step_s = step_seconds(on.task)
             while on.check():
                 time.sleep(0.2)
-            records = on.records()[1:]  # the first follows a wait
+            first, *records = on.records()  # the first waits for clients to join
         seconds = sorted(record["seconds"] for record in records)
+        median_s, training_s = statistics.median(seconds), clients * step_s
         count = clients * len(records)
-        frames = (
-            sum(record["uplink_bytes"] + record["downlink_bytes"] for record in records) / count
-        )
-        wire = sum(record["wire_bytes_in"] + record["wire_bytes_out"] for record in records) / count
+        frames = sum(map(frame_bytes, records)) / count
+        beyond = sum(map(wire_bytes, records)) / count - frames
+        joining = (wire_bytes(first) - frame_bytes(first)) / clients - beyond
         print(
-            f"{clients:8} {len(records):7} {statistics.median(seconds):9.2f} {seconds[-1]:10.2f} {frames:12,.0f} {wire:14,.0f} "
-            f"{wire / (frames + PER_EXCHANGE):18.3f} {sum(record['rejected'] for record in records):9}",
+            f"{clients:8} {len(records):7} {median_s:9.3f} {seconds[-1]:10.3f} {training_s:11.3f} {median_s - training_s:9.3f} "
+            f"{frames:12,.0f} {beyond:9,.0f} {joining:10,.0f} {sum(record['rejected'] for record in records):9}",
             flush=True,
         )
+
+
+def frame_bytes(record: dict) -> int:
+    return record["uplink_bytes"] + record["downlink_bytes"]
+
+
+def wire_bytes(record: dict) -> int:
+    return record["wire_bytes_in"] + record["wire_bytes_out"]
+
+
+def step_seconds(task: str) -> float:
+    """Return the seconds of a client's training in a round, in a process of its own before the clients begin."""
+    command = [sys.executable, "-c", STEP, task]
+    with subprocess.Popen(
+        command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as step:
+        return float(step.communicate("")[0].split()[-1])
 
 
 def idle(given: argparse.Namespace) -> None:
@@ -261,7 +271,6 @@ def idle(given: argparse.Namespace) -> None:
     clients = (given.clients or [10])[0]
     with federation(given, clients + 1, 1, here=clients) as on:
         await_clients(on, clients)
-        time.sleep(60)  # until they look as seldom as they ever do
         names = ("fedcomp_wire_received_bytes_total", "fedcomp_wire_sent_bytes_total")
         before, began = [on.metric(name) for name in names], time.monotonic()
         time.sleep(given.idle)
@@ -283,27 +292,22 @@ def await_clients(on: Federation, clients: int) -> None:
 def server_memory(given: argparse.Namespace) -> None:
     clients, rounds = (given.clients or [50])[0], given.rounds or 300
     steps, next_at = max(1, rounds // 12), 1
-    print(
-        f"{'round':>6} {'server MB':>10} {'SuperLink MB':>13}   resident, {clients} clients",
-        flush=True,
-    )
-    seen: list[tuple[int, float, float]] = []
+    print(f"{'round':>6} {'server MB':>10}   resident, {clients} clients", flush=True)
+    seen: list[tuple[int, float]] = []
     with federation(given, clients, rounds) as on:
         while on.check():
             done = len(on.records())
             if done >= next_at:
-                seen.append((done, resident_mb(on.server.pid), resident_mb(on.superlink())))
-                print("{:6} {:10.1f} {:13.1f}".format(*seen[-1]), flush=True)
+                seen.append((done, resident_mb(on.server.pid)))
+                print("{:6} {:10.1f}".format(*seen[-1]), flush=True)
                 next_at = done + steps
             time.sleep(0.1)
-    settled = [row for row in seen if row[0] > rounds / 6]
-    for name, column in (("server", 1), ("SuperLink", 2)):
-        values = [row[column] for row in settled]
-        middle = statistics.mean(values)
-        print(
-            f"{name}: from round {settled[0][0]} on {min(values):.1f} to {max(values):.1f} MB, "
-            f"{(min(values) / middle - 1):+.1%} to {(max(values) / middle - 1):+.1%} of the mean"
-        )
+    settled = [mb for done, mb in seen if done > rounds / 6]
+    middle = statistics.mean(settled)
+    print(
+        f"{min(settled):.1f} to {max(settled):.1f} MB after the first rounds, {min(settled) / middle - 1:+.1%} to "
+        f"{max(settled) / middle - 1:+.1%} of the mean"
+    )
 
 
 def client_memory(given: argparse.Namespace) -> None:

@@ -4,8 +4,8 @@
 
 Three runs, one after the other. FedAvg: Flower's SuperLink and SuperNodes with Flower's strategy. fedcomp: `fedcomp server start` and
 `fedcomp client`, STC up and down. With --mod also FedAvg with `Compressed` and `compression_mod`, on Flower's SuperLink and
-SuperNodes. Before each SuperLink stands the same guard, which counts every byte at its socket: frames, heads, polls, heartbeats, what
-clients download to catch up, and how they come and go.
+SuperNodes. Flower's bytes are counted by a relay of TCP connections before the SuperLink, fedcomp's by the kernel: frames, headers, polls,
+heartbeats, what clients download to catch up, joining and leaving.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -28,10 +29,9 @@ import flower_fedavg_app as app  # noqa: E402, by the command line and as a task
 
 from fedcomp import Data, RunConfig, Task
 from fedcomp.callbacks import Callback
-from fedcomp.deployment.guard import Guard
 from fedcomp.deployment.start import Deployment, Door
 
-LOOPBACK, HEADS = "127.0.0.1", 16_000  # bytes an exchange that are not frames, as asked
+LOOPBACK = "127.0.0.1"
 
 BUNDLE = """\
 [build-system]
@@ -85,9 +85,39 @@ class Result:
         return self.received + self.sent
 
 
-def carried(guard: Guard) -> tuple[int, int]:
-    counted = [tuple(traffic) for traffic in guard.traffic.values()]
-    return sum(received for received, _ in counted), sum(sent for _, sent in counted)
+class Relay:
+    """While entered, passes TCP connections on to a port of this machine and counts their bytes."""
+
+    def __init__(self, to: int):
+        self.to, self.received, self.sent = to, 0, 0
+        self._listener = socket.create_server((LOOPBACK, 0))
+        self.port = self._listener.getsockname()[1]
+
+    def __enter__(self) -> "Relay":
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client = self._listener.accept()[0]
+                server = socket.create_connection((LOOPBACK, self.to))
+                for ends, up in (((client, server), True), ((server, client), False)):
+                    threading.Thread(target=self._pass, args=(*ends, up), daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket, up: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+                if up:
+                    self.received += len(data)
+                else:
+                    self.sent += len(data)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
 
 
 @contextmanager
@@ -131,7 +161,7 @@ def flower(folder: Path, given: argparse.Namespace, density: str) -> Result:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
     }
-    out, guard = folder / "result.json", Guard(LOOPBACK, 0, port)
+    out, relay = folder / "result.json", Relay(port)
     with processes(environment, folder) as start:
         link = start(
             str(scripts / "flower-superlink"),
@@ -143,7 +173,7 @@ def flower(folder: Path, given: argparse.Namespace, density: str) -> Result:
             "--disable-runtime-dependency-installation",
         )
         wait(lambda: healthy(port), link)
-        with guard:
+        with relay:
             began = time.monotonic()
             values = {
                 "rounds": given.rounds,
@@ -163,7 +193,7 @@ def flower(folder: Path, given: argparse.Namespace, density: str) -> Result:
             for i in range(given.clients):
                 there = [
                     "--superlink",
-                    f"{LOOPBACK}:{guard.port}",
+                    f"{LOOPBACK}:{relay.port}",
                     "--host",
                     LOOPBACK,
                     "--port",
@@ -177,16 +207,14 @@ def flower(folder: Path, given: argparse.Namespace, density: str) -> Result:
                     f"partition-id={i}",
                 )
             wait(out.exists, link)
-            told, seconds, (received, sent) = (
-                json.loads(out.read_text()),
-                time.monotonic() - began,
-                carried(guard),
-            )
+            told, seconds = json.loads(out.read_text()), time.monotonic() - began
     exchanges = round(given.participation * given.clients) * given.rounds
     if density:
         assert told["exchanges"] == exchanges
     name = f"FedAvg, stc:density={density} by the mod" if density else "FedAvg"
-    return Result(name, exchanges, told["frames"], received, sent, told["accuracy"], seconds)
+    return Result(
+        name, exchanges, told["frames"], relay.received, relay.sent, told["accuracy"], seconds
+    )
 
 
 def ours(folder: Path, given: argparse.Namespace) -> Result:
@@ -236,7 +264,8 @@ def ours(folder: Path, given: argparse.Namespace) -> Result:
     ]
     frames = sum(record["uplink_bytes"] + record["downlink_bytes"] for record in records)
     exchanges = sum(record["accepted"] for record in records)
-    counted, seconds = carried(deployment.guard), time.monotonic() - began
+    seconds = time.monotonic() - began
+    counted = summary.wire_bytes_in, summary.wire_bytes_out
     return Result(
         f"fedcomp, {codec}",
         exchanges,
@@ -253,8 +282,7 @@ def beside_frames(records: list[dict]) -> str:
     frames = sum(record["uplink_bytes"] + record["downlink_bytes"] for record in records)
     port = sum(record["wire_bytes_in"] + record["wire_bytes_out"] for record in records)
     exchanges = sum(record["accepted"] for record in records)
-    beside, share = (port - frames) / exchanges, port / (frames + HEADS * exchanges)
-    return f"{beside:,.0f} bytes an exchange beside frames, in all {share:.3f} of frames + {HEADS // 1000} kB an exchange"
+    return f"{(port - frames) / exchanges:,.0f} bytes an exchange beyond the frames"
 
 
 def surroundings(given: argparse.Namespace) -> dict[str, str]:

@@ -130,10 +130,6 @@ class Summary:
     downlink_bytes: int
     dense_uplink_bytes: int
     dense_downlink_bytes: int
-    wire_bytes_in: (
-        int | None
-    )  # TCP payload at a deployment's port, with TLS, handshakes and keepalive; None if not counted
-    wire_bytes_out: int | None
     rounds: int
     clients: int
     client_updates: int
@@ -142,6 +138,9 @@ class Summary:
     device: str
     seed: int
     version: str
+    # TCP payload at a deployment's port, with TLS, handshakes and keepalive; None in a simulation, and where it is not counted.
+    wire_bytes_in: int | None = None
+    wire_bytes_out: int | None = None
     warnings: Sequence[str] = field(default_factory=tuple)
     rejections: Sequence[Rejections] = field(default_factory=tuple)  # the most frequent first
     simulated_hours: float | None = None  # to the last accuracy, on a virtual network

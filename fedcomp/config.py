@@ -244,7 +244,7 @@ class RunConfig:
     engine: str = option(
         "auto",
         "local SGD: one client after the other, batched over clients, in one worker process for each core, or in "
-        "the actors of Flower's Ray engine, one a core, on the cluster that RAY_ADDRESS names if it is set",
+        "Ray actors, one for each core, on the cluster that RAY_ADDRESS names if it is set",
         choices=("auto", "serial", "batched", "processes", "ray"),
     )
     precision: str = option(

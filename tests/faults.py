@@ -19,7 +19,7 @@ from line import Line
 
 from fedcomp.codecs import Codec, codec
 from fedcomp.deployment.client_process import ClientProcess, Seat, Target
-from fedcomp.deployment.handshake import Own
+from fedcomp.deployment.handshake import Common, Own
 from fedcomp.deployment.member import Member
 from fedcomp.errors import FrameError
 from fedcomp.messages import TRAIN, UPDATE, Assignment, Report
@@ -152,9 +152,11 @@ class FailingMember(Member):
         faults: Faults,
         watch: Callable[[Member], None],
         kill: Callable[[], None],
+        killed: Callable[[], bool],
     ):
         super().__init__(own, folder)
-        self.line, self.faults, self.watch, self.kill = line, faults, watch, kill
+        self.line, self.faults, self.watch = line, faults, watch
+        self.kill, self.killed = kill, killed
 
     def join(self, invitation):
         before = self.session
@@ -163,17 +165,24 @@ class FailingMember(Member):
             self.watch(self)
         return presence
 
-    def answer(self, assignment: Assignment) -> Report | None:
-        if assignment.client != self.who:
-            return None
+    def repeated(self, assignment: Assignment) -> Report | None:
+        if self.killed():
+            raise Killed
+        self.asked = assignment
         self.act(BEFORE, assignment)
-        report = super().answer(assignment)
-        self.act(KEPT, assignment)
-        if report is not None and report.kind == UPDATE and (spoil := self.due(WIRE, assignment)):
-            report = spoil(report, *self._made_with(report))
-        amid = self.due(AMID, assignment)
+        return super().repeated(assignment)
+
+    def save(self) -> None:
+        super().save()
+        self.act(KEPT, self.asked)
+        amid = self.due(AMID, self.asked)
         if amid is not None:
             self.line.cut_after(AMID_BYTES, *([self.kill] if amid == "kill" else []))
+
+    def spoilt(self, report: Report) -> Report:
+        """Return what is sent in place of a report."""
+        if report.kind == UPDATE and (spoil := self.due(WIRE, self.asked)):
+            return spoil(report, *self._made_with(report))
         return report
 
     def due(self, place: str, a: Assignment):
@@ -182,6 +191,7 @@ class FailingMember(Member):
     def act(self, place: str, assignment: Assignment) -> None:
         what = self.due(place, assignment)
         if what == "kill":
+            self.kill()
             raise Killed
         if what == "wait":
             self.faults.wait(assignment.round)
@@ -192,7 +202,7 @@ class FailingMember(Member):
         """Return codec and size of a frame: those of the model if there is one phase, else those of numbers, of which there are few."""
         session = self.session
         if report.phase == TRAIN:
-            return session.states.state.memory.codec, session.replica.layout.numel
+            return session.states.at(self.who).memory.codec, session.replica.layout.numel
         numbers = codec("identity")
         return numbers, next(
             n for n in range(10_000) if len(numbers.encode(torch.zeros(n))) == len(report.frame)
@@ -208,6 +218,10 @@ class FailingProcess(ClientProcess):
         """End as SIGKILL does, from any thread."""
         self.killed = True
         self.end()
+
+    def _answered(self, work, report):
+        report = super()._answered(work, report)
+        return report and work.seat.member.spoilt(report)
 
     async def _answer(self, who, seat, connection, message) -> None:
         await super()._answer(who, seat, connection, message)
@@ -293,13 +307,15 @@ class Clients:
 
     def _run(self, client: int, folder: StateFolder) -> None:
         line = self.lines[client]
+        own = self.own[client]
         member = FailingMember(
-            self.own[client],
+            replace(own, common=Common(own.common.turn)),  # nothing is shared with what was killed
             folder,
             line,
             self.faults,
             lambda member: self.watch(member),
             lambda: self.processes[client].kill(),
+            lambda: self.processes[client].killed,
         )
         self.members[client] = member
         seat = Seat(Target("127.0.0.1", line.port), member)

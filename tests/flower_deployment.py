@@ -1,34 +1,33 @@
-"""Flower's own SuperLink and SuperNodes, as its users start them, with a guard between that counts; all end with the test."""
+"""Flower's own SuperLink and SuperNodes, as its users start them; all end with the test."""
 
 import json
 import os
 import re
+import socket
 import subprocess
 import sysconfig
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from deployment import children, free_port
-from fedcomp.deployment.guard import Guard
+
+from fedcomp.deployment.flower import processes
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = Path(sysconfig.get_path("scripts"))
-NO_INSTALLATION = "--disable-runtime-dependency-installation"
 CONNECTION = (
     '[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{}"\ninsecure = true\n'
 )
 
 
 class FlowerStage:
-    """A SuperLink, and SuperNodes that reach it through a guard."""
+    """A SuperLink and its SuperNodes."""
 
     def __init__(self, folder: Path):
         self.folder, self.started = folder, []
         self.port = free_port()
-        self.guard = Guard("127.0.0.1", 0, self.port)
         self.environment = os.environ | {
             "PYTHONPATH": str(HERE.parent),
             "PYTHONUNBUFFERED": "1",
@@ -41,7 +40,6 @@ class FlowerStage:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
         }
         (folder / "home").mkdir()
-        (folder / "home" / "config.toml").write_text(CONNECTION.format(self.port))
 
     def start(self, name: str, *words: str) -> subprocess.Popen:
         with (self.folder / f"{name}.txt").open("ab") as said:
@@ -59,23 +57,18 @@ class FlowerStage:
         return (self.folder / f"{name}.txt").read_text()
 
     def link(self, *options: str) -> subprocess.Popen:
-        """Start the SuperLink with these options, and the guard in front of it."""
-        address = ["--host", "127.0.0.1", "--port", str(self.port)]
+        """Start the SuperLink with these options."""
+        home = self.folder / "home"
+        address, control = processes.superlink_options("127.0.0.1", self.port, home)
+        (home / "config.toml").write_text(CONNECTION.format(control[1]))
         link = self.start("superlink", "flower-superlink", "--insecure", *address, *options)
-        until(lambda: self._healthy(), link, lambda: self.said("superlink"))
-        self.guard.start()
+        until(lambda: listens(control), link, lambda: self.said("superlink"))
         return link
 
     def node(self, partition: int, name: str = "") -> subprocess.Popen:
         config = f"partition-id={partition} num-partitions=2"
-        where = [
-            "--superlink",
-            f"127.0.0.1:{self.guard.port}",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(free_port()),
-        ]
+        where = ["--superlink", f"127.0.0.1:{self.port}"]
+        where += processes.supernode_options(self.folder / "home")
         return self.start(
             name or f"node{partition}",
             "flower-supernode",
@@ -124,10 +117,6 @@ class FlowerStage:
         (run,) = self.flwr("ls", "here")["runs"]
         return run["status"]
 
-    def carried(self) -> int:
-        """Bytes at the port, both ways."""
-        return sum(sum(traffic) for traffic in self.guard.traffic.values())
-
     def end(self, process: subprocess.Popen) -> None:
         """Kill a process and what it has started."""
         below = children(process.pid) if process.poll() is None else {process.pid}
@@ -137,11 +126,13 @@ class FlowerStage:
                 os.kill(each, 9)
         process.wait()
 
-    def _healthy(self) -> bool:
-        with suppress(OSError):
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            return opener.open(f"http://127.0.0.1:{self.port}/health", timeout=1).status == 200
+
+def listens(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, timeout=1).close()
+    except OSError:
         return False
+    return True
 
 
 def until(condition, process: subprocess.Popen, said, seconds: float = 200.0) -> None:
@@ -160,4 +151,3 @@ def flower_stage(folder: Path) -> Iterator[FlowerStage]:
     finally:
         for process in stage.started[::-1]:
             stage.end(process)
-        stage.guard.stop()

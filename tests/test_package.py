@@ -14,16 +14,13 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 
 import pytest
-from fedcomp.clients.flower import check_version
 from packaging.requirements import Requirement
 
 import fedcomp
-from fedcomp.errors import ConfigError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[1]
@@ -148,22 +145,13 @@ def test_the_wheel_runs_a_simulation_with_what_it_asks_for_and_imports_without_e
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-def test_only_flower_is_bounded_above():
+def test_no_dependency_is_bounded_above():
     """Flower's own examples pin torch 2.8.0 and 2.9.1."""
     ranges = {r.name: r.specifier for r in map(Requirement, PROJECT["dependencies"])}
-    flower = ranges.pop("flwr")
     assert {s.operator for specifier in ranges.values() for s in specifier} == {">="}
     assert PROJECT["requires-python"] == ">=3.11"
     assert all(version in ranges["torch"] for version in ("2.4.0", "2.8.0", "2.9.1", "2.15.0"))
-    for version in ("1.39.0", "1.40.0", "1.42.3", "1.43.0"):
-        works = version in flower
-        with (
-            nullcontext()
-            if works
-            else pytest.raises(ConfigError, match="pip install 'flwr>=1.40,<1.43'")
-        ):
-            check_version(version)
-    assert "1.40.0" in flower and "1.42.3" in flower
+    assert all(version in ranges["flwr"] for version in ("1.29.0", "1.43.0"))
 
 
 def test_constraints_pin_every_package_once():

@@ -16,9 +16,13 @@ from ..errors import ConfigError, UserError
 from ..formatting import one_line
 from ..watch import Watch
 from . import flags
-from .identities import identities
+from .identities import Identity, identities
 
-DOOR, DOOR_NAMES = "Where clients come in", ("port", "host", "keys", "insecure")
+DOOR, DOOR_NAMES = "Where clients come in", ("port", "host", "keys", "insecure", "transport")
+TRANSPORTS = ("grpc", "flower")
+TRANSPORT_HELP = (
+    "what carries the messages: gRPC, or stock flower-superlink and flower-supernode processes"
+)
 
 
 def door_flags() -> list[Any]:
@@ -48,13 +52,31 @@ def door_flags() -> list[Any]:
         option(
             "insecure", bool, "--insecure", None, "without TLS and keys, for a trial on one machine"
         ),
+        option(
+            "transport",
+            str,
+            "--transport",
+            f"[{'|'.join(TRANSPORTS)}]",
+            rf"{TRANSPORT_HELP} [dim]\[default: grpc][/dim]",
+        ),
     ]
+
+
+def over_flower(transport: str | None) -> bool:
+    """Return whether --transport names Flower. Raises ConfigError for a transport that does not exist."""
+    if transport not in (None, *TRANSPORTS):
+        raise ConfigError(f"--transport is '{transport}'; give one of: {', '.join(TRANSPORTS)}")
+    return transport == "flower"
 
 
 def serve(given: Mapping[str, Any], config: RunConfig, watch: Watch) -> None:
     """Run the server. Raises UserError."""
     from ..deployment.start import Door
-    from ..deployment.start import serve as run
+
+    if over_flower(given.get("transport")):
+        from ..deployment.flower.server import serve as run
+    else:
+        from ..deployment.start import serve as run
 
     insecure, keys = bool(given.get("insecure")), given.get("keys")
     if insecure and keys:
@@ -111,6 +133,7 @@ def take_part(
     count: int | None = None,
     roster: Path | None = None,
     sealed: bool = False,
+    transport: str | None = None,
 ) -> None:
     """Run a client, or `count` of them. Raises UserError."""
     if patience is not None and not math.isfinite(patience):
@@ -122,6 +145,15 @@ def take_part(
         raise ConfigError(
             "--partitions is the number of parts of the data; give --partition-id as well"
         )
+    if over_flower(transport):
+        if len(who) > 1:
+            raise ConfigError(
+                "--transport flower runs one client a process; start each of them with a command of its own"
+            )
+        _under_supernode(
+            who[0], enrolment, partitions, task, data, device, patience, stay, say, roster, sealed
+        )
+        return
 
     from ..deployment.client_process import ClientProcess, Seat
     from ..deployment.handshake import Own
@@ -151,3 +183,39 @@ def take_part(
             itself = replace(own, client_id=one.id, partition_id=one.partition_id)
             seats[one.id] = Seat(one.target, Member(itself, state, key))
         ClientProcess(seats, say, patience_s=patience, stay=stay).run()
+
+
+def _under_supernode(
+    who: Identity,
+    enrolment: Path | None,
+    partitions: int | None,
+    task: str,
+    data: str | None,
+    device: str,
+    patience: float | None,
+    stay: bool,
+    say: Callable[[str], None],
+    roster: Path | None,
+    sealed: bool,
+) -> None:
+    """Run a client under Flower's SuperNode. Raises UserError."""
+    from ..deployment.flower.client import FlowerClient, Setup
+    from ..keys.enrolment import default_enrolment
+    from ..tasks import load
+    from ..training import devices
+
+    folder = data_folder(RunConfig(data=data))
+    load(task, folder)
+    file, colon, name = task.rpartition(":")
+    setup = Setup(
+        task=f"{Path(file).absolute()}{colon}{name}" if colon else task,
+        data=str(folder.absolute()) if folder else None,
+        device=str(devices.choose(device)),
+        client=who.id,
+        partition_id=who.partition_id,
+        partitions=partitions,
+        roster=str(roster.absolute()) if roster else None,
+        sealed=sealed,
+        enrolment=str((enrolment or default_enrolment()).absolute()) if who.enrolled else None,
+    )
+    FlowerClient(who.target, setup, who.folder, say, patience_s=patience, stay=stay).run()

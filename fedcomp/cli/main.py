@@ -665,6 +665,13 @@ def client(
             "output, in place of the sentences.",
         ),
     ] = None,
+    transport: Annotated[
+        str,
+        typer.Option(
+            metavar=f"[{'|'.join(deployed.TRANSPORTS)}]",
+            help=f"The server's transport, {deployed.TRANSPORT_HELP}.",
+        ),
+    ] = "grpc",
 ) -> None:
     """Take part in a federation until its run is over. Nothing that a server sends is executed."""
     with Signals() as signals:
@@ -687,6 +694,7 @@ def client(
                     count,
                     roster,
                     sealed,
+                    transport,
                 )
         except KeyboardInterrupt:
             complain(

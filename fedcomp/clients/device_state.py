@@ -1,4 +1,4 @@
-"""The state of a session that hosts one client: the client's state, its copy of the model and the round that it is in.
+"""The stored state of a client: its own, its session's copy of the model, and the round that it is in.
 
 Devices write it to a file in their state folder before a report leaves.
 """
@@ -22,6 +22,7 @@ def pack(session: ClientSession, client: int) -> dict[str, Tensor | bytes]:
     vectors, record = state.pack(CLIENT)
     values = round_state.values if round_state else {}
     head = {
+        "version": session.replica.version,
         "passed": [*session.replica.passed][-PASSED:],
         "round": round_state and [round_state.round, round_state.loss],
     }
@@ -35,12 +36,18 @@ def pack(session: ClientSession, client: int) -> dict[str, Tensor | bytes]:
 
 
 def restore(session: ClientSession, client: int, kept: dict[str, Tensor | bytes]) -> None:
-    """Return a new session to a state that `pack` returned. Raises CheckpointError for anything else."""
+    """Return a client of a session to the state that `pack` returned, and the copy of the model if it is not newer.
+
+    Raises CheckpointError for anything else than `pack` returned.
+    """
     try:
         state = session.states.at(client)
         found = ClientState.unpack(CLIENT, kept[CLIENT], kept.__getitem__, lambda: state.memory)
         head = json.loads(kept[SESSION])
-        session.replica.restore(kept[WEIGHTS], found.version, head["passed"])
+        replica = session.replica
+        new = len(replica.passed) == 1
+        if new or replica.version in head["passed"]:  # else it has moved on with other clients
+            replica.restore(kept[WEIGHTS], head["version"], head["passed"])
         vars(state).update(vars(found))
         if round_state := unpack_round(kept):
             session.rounds[client] = round_state

@@ -71,6 +71,20 @@ class OneState:
     def touch(self, clients: Sequence[int]) -> None: ...
 
 
+class HostedStates:
+    """The states of the clients that a process hosts, by logical id."""
+
+    def __init__(self) -> None:
+        self.by_client: dict[int, ClientState] = {}
+
+    def at(self, client: int) -> ClientState:
+        return self.by_client[client]
+
+    def bring(self, clients: Sequence[int]) -> None: ...
+
+    def touch(self, clients: Sequence[int]) -> None: ...
+
+
 class ClientSession:
     """Answers assignments with reports.
 

@@ -1,8 +1,8 @@
 """The client process: keeps its clients connected to a server and has them answer its messages.
 
-Connections live in a thread of their own (transports/grpc/io_loop.py), so that a server hears from its clients while they train.
-Clients are invited and train in the thread that calls `run`, one after the other: those of one process share the data, the compiled
-code and the model that is trained in. A client that cannot go on is reported, and the others go on.
+Connections live in a thread of their own (transports/grpc/io_loop.py), so that a server hears from its clients while they train. Clients
+are invited and train in the thread that calls `run`: those of one process share the data and a session, and train together. Each state is
+written before its report leaves. A client that cannot go on is reported, and the others go on.
 """
 
 import asyncio
@@ -11,10 +11,10 @@ import queue
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from ..callbacks import Said
 from ..clients.session import reason
@@ -26,17 +26,17 @@ from ..messages import UPDATE, Assignment, Farewell, Invitation, Presence, Repor
 from ..strategies.sealed_election import unknown_keys
 from ..transports.grpc import Credentials, GrpcConnection, IoTasks, Refused
 from . import log_messages
-from .member import Member
+from .handshake import STACK_BYTES
+from .member import Member, handle
 
 RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts to reach the server
+SAVING = 16  # clients of one process whose states are written at the same time
 CONNECTING = 64  # clients of one process that connect at the same time
 TELL_S = 0.2  # between looks at what the clients said
 GATHER_S = 1.0  # for several clients to say the same
 REFUSAL_S = 5.0  # for the server to hear why a client cannot take part
 VECTORS = 16  # size of the largest message from a server, in float32 models
 SPARE_BYTES = 64 << 20  # beyond that
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,24 @@ class Seat:
         return self.over or self.error is not None
 
 
+@dataclass
+class Work:
+    """A message that the thread of `ClientProcess.run` answers."""
+
+    who: int
+    seat: Seat
+    message: Invitation | Assignment
+    answer: "Future[Any]" = field(default_factory=Future)
+
+    def do(self, make: "Callable[[Work], Any]") -> None:
+        try:
+            answer = make(self)
+        except Exception as error:
+            self.answer.set_exception(error)
+        else:
+            self.answer.set_result(answer)
+
+
 class ClientProcess:
     """Clients by logical id. `say` is called with a sentence whenever something changes, in the thread that calls `run`.
 
@@ -113,7 +131,9 @@ class ClientProcess:
         self.retry_s = retry_s
         own = next(iter(self.seats.values())).member.own
         self.numel = sum(parameter.numel() for parameter in own.task.model().parameters())
-        self._work: queue.SimpleQueue[tuple[Future, Callable[[], Any]]] = queue.SimpleQueue()
+        self.batch = max(1, STACK_BYTES // (4 * self.numel))
+        self._work: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._saves: set[Future[None]] = set()
         self._said: queue.SimpleQueue[tuple[Collection[int], str]] = queue.SimpleQueue()
         self._gathered: dict[str, tuple[set[int], str]] = {}
         self._ended = False
@@ -124,7 +144,7 @@ class ClientProcess:
 
     def run(self) -> None:
         """Serve until the run is over for every client. Raises UserError if a client cannot take part, or cannot reach a server in time."""
-        with IoTasks() as io:
+        with ThreadPoolExecutor(SAVING, "fedcomp-save") as self._savers, IoTasks() as io:
             gate = asyncio.Semaphore(CONNECTING)
             for who, seat in self.seats.items():
                 io.start(self._attend(who, seat, gate))
@@ -141,17 +161,25 @@ class ClientProcess:
     # In the thread of `run`.
 
     def _do_work(self, timeout_s: float) -> None:
-        """Answer a message, or wait for one."""
+        """Answer the messages that are there, or wait for one."""
         try:
-            future, work = self._work.get(timeout=timeout_s)
+            works = []
+            works.append(self._work.get(timeout=timeout_s))
+            while len(works) < self.batch:
+                works.append(self._work.get_nowait())
         except queue.Empty:
-            return
-        try:
-            result = work()
-        except Exception as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+            pass
+        assigned: list[Work] = []
+        for work in works:
+            if isinstance(work.message, Assignment):
+                assigned.append(work)
+            else:
+                work.do(self._join)
+        if assigned:
+            wait(list(self._saves))  # which read what training changes
+            reports = handle([(work.seat.member, work.message) for work in assigned])
+            for work, report in zip(assigned, reports, strict=True):
+                work.do(lambda work, report=report: self._answered(work, report))
 
     def _tell(self) -> None:
         """Say what the clients said. Equal sentences of several clients are said once."""
@@ -182,18 +210,17 @@ class ClientProcess:
         )
         return type(first)(f"{some}; {first}")
 
-    def _join(self, who: int, seat: Seat, invitation: Invitation) -> Presence:
-        presence = seat.member.join(invitation)
-        self._hear([who], log_messages.joined(presence, seat.member.session))
+    def _join(self, work: "Work") -> Presence:
+        presence = work.seat.member.join(work.message)
+        self._hear([work.who], log_messages.joined(presence, work.seat.member.session))
         return presence
 
-    def _train(self, who: int, seat: Seat, assignment: Assignment) -> Report | None:
-        report = seat.member.answer(assignment)
-        if report is None:
-            return None
-        self._hear([who], log_messages.answered(assignment, report))
-        if report.kind == UPDATE and (others := unknown_keys(assignment, seat.member.round_state)):
-            self._hear([who], log_messages.unknown(assignment, others))
+    def _answered(self, work: "Work", report: Report | None) -> Report | None:
+        if report is not None:
+            self._hear([work.who], log_messages.answered(work.message, report))
+            state = work.seat.member.round_state
+            if report.kind == UPDATE and (others := unknown_keys(work.message, state)):
+                self._hear([work.who], log_messages.unknown(work.message, others))
         return report
 
     # In the I/O thread.
@@ -298,7 +325,7 @@ class ClientProcess:
     ) -> None:
         if isinstance(message, Invitation):
             try:
-                presence = await self._in_main(lambda: self._join(who, seat, message))
+                presence = await self._in_main(who, seat, message)
             except FedcompError as error:
                 refusal = Presence(message.run, seat.member.who, "", str(error))
                 with suppress(UnreachableError, TimeoutError):
@@ -310,7 +337,8 @@ class ClientProcess:
             await connection.send(presence)
         elif isinstance(message, Assignment):
             try:
-                report = await self._in_main(lambda: self._train(who, seat, message))
+                report = await self._in_main(who, seat, message)
+                await self._save(seat)
             except CheckpointError as error:
                 await connection.send(failure(message, "encode", str(error)))
                 raise UserError(str(error)) from error
@@ -320,11 +348,18 @@ class ClientProcess:
             self._gather("over", who, log_messages.over(message, self.stay))
             seat.over = not self.stay
 
-    async def _in_main(self, work: Callable[[], T]) -> T:
-        """Do work in the thread of `run`."""
-        future: Future[T] = Future()
-        self._work.put((future, work))
-        return await asyncio.wrap_future(future)
+    async def _in_main(self, who: int, seat: Seat, message: Invitation | Assignment) -> Any:
+        """Return the answer to a message, which is made in the thread of `run`."""
+        work = Work(who, seat, message)
+        self._work.put(work)
+        return await asyncio.wrap_future(work.answer)
+
+    async def _save(self, seat: Seat) -> None:
+        """Write a client's state in another thread. Raises CheckpointError."""
+        save = self._savers.submit(seat.member.save)
+        self._saves.add(save)
+        save.add_done_callback(self._saves.discard)
+        await asyncio.wrap_future(save)
 
     def _trying(self, attempt: int, pause_s: float) -> str:
         """Return what is done about a server that cannot be reached. A client that missed the end of the run sees no more than that."""

@@ -6,6 +6,7 @@ An invitation holds names and numbers. None of it is executed: spec strings name
 import json
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -13,12 +14,13 @@ import numpy as np
 import torch
 
 from ..clients.replica import Replica
-from ..clients.session import ClientSession, OneState
+from ..clients.session import ClientSession, HostedStates
 from ..clients.state import ClientState
 from ..clients.trainer import Trainer
 from ..codecs import codec
 from ..config import RunConfig, from_values
 from ..errors import ProtocolError, UserError
+from ..layout import Layout
 from ..memories import memory
 from ..messages import Invitation
 from ..strategies import make_client_algorithm
@@ -52,19 +54,23 @@ TOLD = (
     "seed",
 )
 
+STACK_BYTES = 64 << 20  # of the updates that a process holds at once
+
 T = TypeVar("T")
 
 
 def told(config: RunConfig) -> str:
-    """The options of a run for an invitation."""
-    return json.dumps({name: getattr(config, name) for name in TOLD})
+    """Return a run's options for an invitation: those of TOLD that are not at their default."""
+    usual = RunConfig()
+    values = {name: getattr(config, name) for name in TOLD}
+    return json.dumps({k: v for k, v in values.items() if v != getattr(usual, k)})
 
 
 def options_of(invitation: Invitation) -> RunConfig:
-    """The options of an invitation, checked. Raises ProtocolError or ConfigError."""
+    """Return the options of an invitation, checked. Raises ProtocolError or ConfigError."""
     try:
         values = json.loads(invitation.options)
-        if not isinstance(values, dict) or set(values) != set(TOLD):
+        if not isinstance(values, dict) or not set(values) <= set(TOLD):
             raise ProtocolError(
                 "the invitation has other options than are known here; install the same version of fedcomp on both sides"
             )
@@ -76,17 +82,17 @@ def options_of(invitation: Invitation) -> RunConfig:
 
 
 class Common:
-    """What the clients of one process have in common, so that one more costs its weights and its memory. To be used in `turn`.
+    """What the clients of one process share: the data, the engine with its model, and, unless they sign, the session of a run.
 
-    All train in one model, one after the other; of the data there is one copy where they are computed on, and one partition.
+    `turn`: held by whoever uses it.
     """
 
-    def __init__(self) -> None:
-        self.turn = threading.RLock()
+    def __init__(self, turn: AbstractContextManager[Any] | None = None) -> None:
+        self.turn = turn or threading.RLock()
         self._made: dict[str, tuple[tuple, Any]] = {}
 
     def once(self, what: str, key: tuple, make: Callable[[], T]) -> T:
-        """The last one that was made, if it was for the same key."""
+        """Return what was made last under a name if it was made for the same key, else make it."""
         if what not in self._made or self._made[what][0] != key:
             self._made[what] = key, make()
         return self._made[what][1]
@@ -145,31 +151,54 @@ def session_for(
             f"the run has another model (layout {invitation.layout}) than --task {own.task.name} ({layout.fingerprint}); "
             "give the task that the server was started with"
         )
+    algorithm = make_client_algorithm(config.strategy)
+    signing = with_keys(algorithm, who)
+
+    def made() -> ClientSession:
+        return _new_session(config, own, signing, layout)
+
+    if signing is algorithm:
+        session = common.once("session", (invitation.run, invitation.options), made)
+    else:  # each client signs with its own key
+        session = made()
+    shard = _shard(config, own)
+    uplink, layout_of_state = codec(config.uplink), algorithm.global_layout(layout)
+    kept = memory(config.memory, uplink, layout_of_state.numel, layout_of_state)
+    session.trainer.shards[who] = shard
+    session.states.by_client[who] = ClientState(kept, invitation.version)
+    return who, session
+
+
+def _new_session(
+    config: RunConfig, own: Own, algorithm: ClientAlgorithm, layout: Layout
+) -> ClientSession:
+    """Return a session of a run that hosts no clients yet."""
+    common = own.common
     model = initial_model(own.task, config.seed)
-    weights, uplink = layout.gather(model), codec(config.uplink)
     data = common.once(
         "data", (), lambda: Data(own.train.inputs.to(own.device), own.train.targets.to(own.device))
-    )
-    algorithm = with_keys(algorithm, who)
-    layout_of_state = algorithm.global_layout(layout)
-    replica = Replica(
-        algorithm.initial_global_state(weights), layout_of_state, codec(config.downlink)
     )
     engine = common.once(
         "engine", (config.seed,), lambda: SerialEngine(own.task, model, layout, own.device)
     )
+    layout_of_state = algorithm.global_layout(layout)
+    replica = Replica(
+        algorithm.initial_global_state(layout.gather(model)),
+        layout_of_state,
+        codec(config.downlink),
+    )
     trainer = Trainer(
         OneByOne(engine),
         data,
-        {who: _shard(config, own)},
+        {},
         LocalSGD.from_config(config),
         algorithm,
         config.seed,
         all_shards=_all_shards(config, own) if algorithm.trains_on_partitions else None,
+        at_once=max(1, STACK_BYTES // (4 * layout_of_state.numel)),
     )
-    kept = memory(config.memory, uplink, layout_of_state.numel, layout_of_state)
-    states = OneState(ClientState(kept, replica.version))
-    return who, ClientSession(replica, states, trainer, algorithm, config.seed, remembers=True)
+    states = HostedStates()
+    return ClientSession(replica, states, trainer, algorithm, config.seed, remembers=True)
 
 
 def _shard(config: RunConfig, own: Own) -> np.ndarray:

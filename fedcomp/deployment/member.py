@@ -4,6 +4,7 @@ A kill at any moment loses nothing: a client that is asked the same again sends 
 """
 
 import json
+from collections.abc import Sequence
 from hashlib import sha256
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -46,6 +47,7 @@ class Member:
         self.session: ClientSession | None = None
         self._report: Report | None = None  # the last one
         self._accepted = ""  # `_phase_inputs` of its assignment
+        self._saved = True  # the folder holds the present state
 
     def join(self, invitation: Invitation) -> Presence:
         """Take part in a run, where this client left it or from the start. What does not go together is the reason in the answer."""
@@ -70,15 +72,20 @@ class Member:
                 self._restore()
                 self._recall()
             key = b"" if self.enrolled else point_of(self.key.public_key())
-            return Presence(self.run, self.who, self.session.replica.version, "", key)
+            version = self.session.states.at(self.who).version
+            return Presence(self.run, self.who, version, "", key)
 
     def answer(self, assignment: Assignment) -> Report | None:
         """Return the report on an assignment, saved before it is returned; None if the assignment is for another client.
 
         Raises CheckpointError if the report cannot be saved; the state folder then holds the state after the previous report.
         """
-        if self.session is None or assignment.client != self.who:
-            return None
+        (report,) = handle([(self, assignment)])
+        self.save()
+        return report
+
+    def repeated(self, assignment: Assignment) -> Report | None:
+        """Return the last report if this assignment asks for it again."""
         last = self._report
         named = _phase_inputs(assignment)
         asked = (assignment.round, assignment.phase, named, assignment.version)
@@ -88,29 +95,15 @@ class Member:
             and asked == (last.round, last.phase, self._accepted, last.version)
         ):
             return last
-        with self.own.common.turn:
-            report = self._handle(assignment)
-        self._report, self._accepted = report, named
-        self._save()
-        return report
+        return None
 
-    @property
-    def round_state(self) -> RoundState | None:
-        """The round that the client is in, or was in last."""
-        return self.session.rounds.get(self.who)
+    def take(self, assignment: Assignment, report: Report) -> None:
+        """Note the report on an assignment, which `save` writes."""
+        self._report, self._accepted, self._saved = report, _phase_inputs(assignment), False
 
-    def _handle(self, assignment: Assignment) -> Report:
-        try:
-            (report,) = self.session.handle([assignment])
-            return report
-        except CheckpointError:
-            raise
-        except Exception as error:  # of the user's code, or of a server's bad message
-            replica = self.session.replica
-            return failure(assignment, "train", reason(error), replica.version, replica.fingerprint)
-
-    def _save(self) -> None:
-        if self.folder is None:
+    def save(self) -> None:
+        """Write the client's state, unless it has not changed. Raises CheckpointError, and then saves again when asked the next time."""
+        if self.folder is None or self._saved:
             return
         head = {
             "run": self.run,
@@ -122,6 +115,12 @@ class Member:
             device_state.pack(self.session, self.who)
             | {REPORT: self._report.pack(), HEAD: json.dumps(head).encode()}
         )
+        self._saved = True
+
+    @property
+    def round_state(self) -> RoundState | None:
+        """The round that the client is in, or was in last."""
+        return self.session.rounds.get(self.who)
 
     def _remember(self, run: str, who: int, state: RoundState | None) -> None:
         """Keep the signatures of a run apart from the state, which another run or algorithm replaces."""
@@ -157,6 +156,39 @@ class Member:
                 f"what --state-dir {self.folder.path} holds is damaged ({error}); remove it, and the client takes part "
                 "like one that is new"
             ) from error
+
+
+def handle(questions: Sequence[tuple[Member, Assignment]]) -> list[Report | None]:
+    """Return the clients' reports on assignments, which must not leave before `save` of their members has returned.
+
+    None for an assignment to another client. Clients of one session train together.
+    """
+    reports: list[Report | None] = [None] * len(questions)
+    together: dict[ClientSession, list[int]] = {}
+    for i, (member, assignment) in enumerate(questions):
+        if member.session is None or assignment.client != member.who:
+            continue
+        reports[i] = member.repeated(assignment)
+        if reports[i] is None:
+            together.setdefault(member.session, []).append(i)
+    for session, mine in together.items():
+        with questions[mine[0]][0].own.common.turn:
+            made = _handle(session, [questions[i][1] for i in mine])
+        for i, report in zip(mine, made, strict=True):
+            questions[i][0].take(questions[i][1], report)
+            reports[i] = report
+    return reports
+
+
+def _handle(session: ClientSession, assignments: Sequence[Assignment]) -> list[Report]:
+    try:
+        return session.handle(assignments)
+    except Exception as error:  # of the user's code, or of a server's bad message
+        why, fingerprint = reason(error), session.replica.fingerprint
+        return [
+            failure(a, "train", why, session.states.at(a.client).version, fingerprint)
+            for a in assignments
+        ]
 
 
 def own_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey:

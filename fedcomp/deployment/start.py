@@ -101,13 +101,24 @@ def serve(
 
 
 class Deployment:
-    """The parts of a run, made in the order in which a mistake can be told soonest."""
+    """The parts of a run, made in the order in which a mistake can be told soonest.
 
-    def __init__(self, config: RunConfig, door: Door, callback: Callback):
+    `make_transport`: called with the invitation, the number of clients and the hooks `on_joined`, `on_heard` and `warn`; returns the
+    transport of a port that is open already. By default a GrpcTransport opens the port of `door`.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        door: Door,
+        callback: Callback,
+        make_transport: Callable[..., Any] | None = None,
+    ):
         self.config = config = resolved(config)
-        self.door, self.callback = door, callback
-        _refuse_what_is_simulated(config)
-        _refuse_ports_in_use(config, door)
+        self.door, self.callback, self.make_transport = door, callback, make_transport
+        refuse_what_is_simulated(config)
+        if make_transport is None:
+            refuse_ports_in_use(config, door)
         self.warnings = WarningLog(lambda sentence: self.callback.warning(sentence))
         self.device = devices.choose(config.device)
         self.folder = RunFolder(config)
@@ -236,6 +247,13 @@ class Deployment:
             client_config(self.config, self.strategy), uplink=str(self.strategy.uplink)
         )
         invitation = Invitation(self.name, -1, told(config), self.layout.fingerprint, first_version)
+        hooks: dict[str, Callable[..., None]] = {
+            "on_joined": self._on_joined,
+            "on_heard": lambda client: self.roster.hear(client),
+            "warn": lambda sentence: self.callback.warning(sentence),
+        }
+        if self.make_transport is not None:
+            return self.make_transport(invitation, self.config.clients, **hooks)
         per_parameter = UPDATE_BYTES + BALLOT_BYTES * self._cohort
         return GrpcTransport(
             self.door.address,
@@ -245,11 +263,9 @@ class Deployment:
             largest_report=int(per_parameter * self.strategy.layout.numel) + SPARE_BYTES,
             credentials=self.door.credentials(),
             **self._registry_checks(),
-            on_joined=self._on_joined,
             on_left=lambda client: self.roster.leave(client),
-            on_heard=lambda client: self.roster.hear(client),
             on_look=self._on_look,
-            warn=lambda sentence: self.callback.warning(sentence),
+            **hooks,
         )
 
     def _registry_checks(self) -> dict[str, Any]:
@@ -363,7 +379,7 @@ class Deployment:
         return summary
 
 
-def _refuse_ports_in_use(config: RunConfig, door: Door) -> None:
+def refuse_ports_in_use(config: RunConfig, door: Door) -> None:
     """Before anything is written."""
     if door.port and config.metrics_port == door.port:
         raise ConfigError(
@@ -372,7 +388,7 @@ def _refuse_ports_in_use(config: RunConfig, door: Door) -> None:
     listen(door.address, door.port).close()
 
 
-def _refuse_what_is_simulated(config: RunConfig) -> None:
+def refuse_what_is_simulated(config: RunConfig) -> None:
     """Options that have no meaning for real clients."""
     if config.relays:
         raise ConfigError("--relays are simulated; leave --relays out, or use fedcomp sim")

@@ -65,6 +65,7 @@ def authority(key: ec.EllipticCurvePrivateKey, now: datetime, ends: datetime) ->
         _builder(ISSUER, key.public_key(), now, ends)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
 
@@ -78,8 +79,14 @@ def of_server(
 ) -> x509.Certificate:
     """Return a certificate by the CA for a server at these hosts."""
     names = x509.SubjectAlternativeName(list(map(_name, hosts)))
-    builder = _leaf("fedcomp server", key, ExtendedKeyUsageOID.SERVER_AUTH, ca_key, now, ends)
-    return builder.add_extension(names, critical=False).sign(ca_key, hashes.SHA384())
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    return (
+        _leaf("fedcomp server", key, ExtendedKeyUsageOID.SERVER_AUTH, now, ends)
+        .add_extension(_usage("digital_signature"), critical=True)
+        .add_extension(issuer, critical=False)
+        .add_extension(names, critical=False)
+        .sign(ca_key, hashes.SHA384())
+    )
 
 
 def of_client(
@@ -88,27 +95,25 @@ def of_client(
     now: datetime,
     ends: datetime,
 ) -> x509.Certificate:
-    """Return a certificate by the CA for a client. It does not say which client: the registry maps keys to ids."""
-    return _leaf("fedcomp client", key, ExtendedKeyUsageOID.CLIENT_AUTH, ca_key, now, ends).sign(
-        ca_key, hashes.SHA384()
-    )
+    """Return a certificate by the CA for a client. It does not say which client: the registry maps keys to ids.
+
+    It is as short as TLS allows: a client that joins sends it, and the server returns it twice in session tickets.
+    """
+    builder = _leaf("fedcomp client", key, ExtendedKeyUsageOID.CLIENT_AUTH, now, ends)
+    return builder.sign(ca_key, hashes.SHA384())
 
 
 def _leaf(
     subject: str,
     key: ec.EllipticCurvePublicKey,
     purpose: x509.ObjectIdentifier,
-    ca_key: ec.EllipticCurvePrivateKey,
     now: datetime,
     ends: datetime,
 ) -> x509.CertificateBuilder:
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     return (
         _builder(subject, key, now, ends)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage("digital_signature"), critical=True)
         .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
-        .add_extension(issuer, critical=False)
     )
 
 
@@ -126,7 +131,6 @@ def _builder(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - EARLIER)
         .not_valid_after(ends)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 
 

@@ -1,4 +1,4 @@
-"""Simulations: virtual clients in one process. The batched engine, growth, interruption and pace do without flwr."""
+"""Simulations: virtual clients in one process. Nothing here imports flwr."""
 
 from typing import Any
 

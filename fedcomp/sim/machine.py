@@ -25,6 +25,7 @@ from .batched.room import CudaMeter, Meter, fitting
 from .engines import Together
 from .multi_device import Later, MultiDevice
 from .processes import possible
+from .ray_engine import RayEngine
 from .workers import WorkerEngine
 
 TRIED = 3  # batches, before the first round
@@ -124,8 +125,6 @@ def engine_of(
             BatchedEngine(task, model, layout, device, machine.at_once, warn=warn), instead
         )
     if machine.engine == "ray":
-        from .ray_engine import RayEngine  # which reaches into Flower
-
         return RayEngine(config, device)
     if lacks := possible():
         raise ConfigError(

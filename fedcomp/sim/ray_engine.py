@@ -1,13 +1,12 @@
-"""`--engine ray`: local SGD in the actors of Flower's own Ray engine, on this machine or, with RAY_ADDRESS, on a cluster.
+"""`--engine ray`: local SGD in Ray actors, on this machine or on the cluster that RAY_ADDRESS names.
 
-The strategy, its loop, the clients' memories and the run folder are those of any simulation; a client's training is a Flower message to
-a ClientApp (ray_app.py). An actor has one core and one thread, and with --device cuda a quarter of a GPU; there are as many as Ray has
-room for. An update depends on the client's message alone, so it is the serial engine's on one thread, to the bit, whichever actor made it;
-where an actor dies, Ray starts another and the client is trained once more. Flower's own loop is not used: it looks for messages ten
-times a second, works on 32 at most at a time, and cannot be interrupted.
+The strategy, the round loop, the clients' memories and the run folder are those of every engine; only local SGD runs in actors. An actor
+has one core, one thread and, with --device cuda, a quarter of a GPU. There are as many actors as the cluster has room for, and each job
+goes to a free one. Actors keep no state of clients: momentum and running statistics are sent with a job and come back with its update.
+The update is therefore that of the serial engine on one thread, bit for bit, whichever actor computes it.
 
-Every machine of a cluster needs fedcomp[ray] and, under the same path, the file of a user's own task with the modules beside it that it
-imports. The data is sent to them.
+Data and start weights lie in Ray's object store, once per machine. Every machine of a cluster needs fedcomp[ray] and, under the same path,
+the file of a user's own task with the modules beside it that it imports.
 """
 
 import importlib.util
@@ -20,41 +19,36 @@ import socket
 import sys
 import tempfile
 import threading
-import uuid
+import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
-from ..clients.flower import Actors, identify_process, name_messages
 from ..clients.session import reason
 from ..config import RunConfig, data_folder
-from ..errors import ConfigError, TaskError, UserError
-from ..tasks import Data
-from ..training.engine import Done, Engine, Job, moved
-from ..training.local_sgd import LocalSGD
-from .ray_app import DONE, PARTITION, REASON, Errand, Setup, Stored, Untrained, asked_of, done_of
+from ..errors import ConfigError, FedcompError, TaskError, UserError
+from ..layout import Layout
+from ..tasks import Data, initial_model, load
+from ..tasks.user_errors import client_error
+from ..training import devices
+from ..training.engine import Done, Engine, Job, moved, trained
+from ..training.local_sgd import LocalSGD, SerialEngine, Traces
 
-FIRST_NODE = 2  # Flower gives 1 to the SuperLink
-PER_GPU = 4  # actors
-AHEAD = 4  # clients for each actor that are asked at once
-RESOURCES = {
-    "num_cpus": 1,
-    "max_restarts": -1,
-    "max_task_retries": 1,
-}  # of an actor, in Ray's words; -1 = as often as it takes
-DATA_SETS = 8  # in the object store: the run's, and those of attacks
-ATTEMPTS = 3  # to start Ray, which gives up after 30 s on a machine that has much else to do
-REACH_S = 10.0  # that a cluster has to answer
-ADDRESS = "RAY_ADDRESS"  # of a cluster, in the environment
+ACTORS_PER_GPU = 4
+JOBS_PER_ACTOR = 4  # in one call of `train`, so that no actor waits for the next call
+DATA_SETS = 8  # in the object store: the run's and those of attacks
+INIT_ATTEMPTS = 3  # Ray gives up after 30 s on a busy machine
+CONNECT_TIMEOUT_S = 10.0
+ADDRESS = "RAY_ADDRESS"
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-# Without the first, Ray listens on every address; with the others, it obeys nobody else on this machine.
-ALONE = {
+# Without the first variable, Ray listens on every address. With the others, it refuses other users of this machine.
+LOOPBACK_ONLY = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -62,10 +56,10 @@ ALONE = {
 
 
 def check(config: RunConfig) -> None:
-    """Raise ConfigError for options that do not go together with `--engine ray`, and where Ray is not installed."""
+    """Raise ConfigError if options conflict with `--engine ray` or Ray is not installed."""
     if config.device.startswith("cuda:"):
         raise ConfigError(
-            f"--device {config.device} names one GPU, and --engine ray deals them out; give --device cuda"
+            f"--device {config.device} names one GPU, but --engine ray assigns GPUs to its actors; give --device cuda"
         )
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
@@ -73,187 +67,293 @@ def check(config: RunConfig) -> None:
         )
 
 
-class RayEngine(Engine):
-    """Trains clients in actors. `device`: where the updates are put.
+@dataclass(frozen=True, eq=False)
+class SharedTensor:
+    """A tensor that Ray pickles as a NumPy array.
 
-    The actors are started with the first clients. Where Ray runs in this process already, it is used as it is and left running.
+    Processes of a machine read one copy of the array in the object store: the tensor that they get must not be written to.
+    """
+
+    tensor: Tensor
+
+    def __reduce__(self) -> tuple:
+        tensor = self.tensor.detach().cpu().contiguous()
+        array = tensor.reshape(-1).view(torch.uint8).numpy()
+        return _shared_tensor, (array, tensor.dtype, tensor.shape)
+
+
+def _shared_tensor(array: np.ndarray, dtype: torch.dtype, shape: torch.Size) -> SharedTensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the array is read-only
+        return SharedTensor(torch.from_numpy(array).view(dtype).reshape(shape))
+
+
+class TrainResult(NamedTuple):
+    update: SharedTensor  # float32 [n]
+    done: Done
+    traces: Traces  # after the last step
+
+
+class TrainingActor:
+    """Trains one client at a time in a process of Ray's. Loads the task once, at the first call.
+
+    config: `task` and `data` are absolute paths.
+    """
+
+    def __init__(self, config: RunConfig, device: str, dtype: torch.dtype):
+        self.config, self.device, self.dtype = config, torch.device(device), dtype
+        self._engine: SerialEngine | None = None
+        self._fetched: dict[str, tuple[Any, list[Tensor]]] = {}
+
+    def load_task(self) -> str:
+        """Return why the task cannot be loaded, or "" if it is loaded."""
+        if self._engine is None:
+            try:
+                torch.set_num_threads(1)
+                torch.set_default_dtype(self.dtype)
+                devices.keep_freed_memory()
+                task = load(self.config.task, data_folder(self.config))
+                model = initial_model(task, self.config.seed)
+                self._engine = SerialEngine(task, model, Layout.of(model), self.device)
+            except Exception as error:
+                return reason(error)
+        return ""
+
+    def train(self, job: Job, sgd: LocalSGD, seed: int, refs: dict[str, Any]) -> TrainResult | str:
+        """Train a job on the data and from the start weights in the object store. Return the result, or why training failed.
+
+        refs: a reference to [inputs, targets] as "data", and one to [weights] as "start".
+        """
+        if error := self.load_task():
+            return error
+        data, [start] = (
+            Data(*self._fetch("data", refs["data"])),
+            self._fetch("start", refs["start"]),
+        )
+        job, update = _copied(job, self.device), torch.empty_like(start)
+        try:
+            done = trained(self._engine, start, data, job, sgd, seed, update)
+        except KeyboardInterrupt as error:  # raised by the task's own code
+            return reason(client_error(error))
+        if isinstance(done, Exception):
+            return reason(done)
+        job = _copied(job._replace(buffers=done.buffers), "cpu")
+        return TrainResult(SharedTensor(update), Done(done.loss, job.buffers), job.traces)
+
+    def _fetch(self, name: str, ref: Any) -> list[Tensor]:
+        """Return the tensors behind a reference, on this actor's device. The last ones of each name are kept."""
+        import ray
+
+        if name not in self._fetched or self._fetched[name][0] != ref:
+            tensors = [shared.tensor.to(self.device) for shared in ray.get(ref)]
+            self._fetched[name] = ref, tensors
+        return self._fetched[name][1]
+
+
+class RayEngine(Engine):
+    """Trains clients in Ray actors. Updates are returned on `device`.
+
+    The actors start with the first call. If Ray already runs in this process, the engine uses it and leaves it running.
     """
 
     def __init__(self, config: RunConfig, device: torch.device):
         check(config)
         self.config, self.device = config, device
-        self._ends: ExitStack | None = None
-        self._data: dict[
-            int, tuple[Data, tuple[Any, Any]]
-        ] = {}  # by identity, with what refers to it in the object store
-        self._start: tuple[Tensor, Any] | None = (
-            None  # likewise, the weights that were asked for last
-        )
-        self._actors: Actors
-        self._threads: ThreadPoolExecutor
+        self._actors: list[Any] = []
+        self._cleanup = ExitStack()
+        self._data: dict[int, tuple[Data, Any]] = {}  # by identity: data and its reference
+        self._start: tuple[Tensor, Any] | None = None  # the last start weights and their reference
 
     def train(
         self, start: Tensor, data: Data, jobs: Sequence[Job], sgd: LocalSGD, *, seed: int
     ) -> tuple[Tensor, list[Done | Exception]]:
-        """What engines.Engine promises. Raises what `begin` does."""
-        self.begin()
-        self._actors.app = self._errand(start, data)
-        answers = [
-            self._threads.submit(self._ask, asked_of(job, sgd, seed), "train", job.who)
-            for job in jobs
-        ]
-        updates, results, done = torch.empty(len(jobs), len(start), device=self.device), [], 0
-        for job, answer in zip(jobs, answers, strict=True):
-            try:
-                results.append(done_of(answer.result(), updates[done], job.traces))
-            except Exception as error:  # of Ray: the actor died, and the one after it
-                results.append(Untrained(f"the actor was lost that trained it: {reason(error)}"))
-            done += isinstance(results[-1], Done)
-        return updates[:done], results
+        """Train each job in a free actor. If an actor dies twice with a job, that client alone fails.
+
+        Raises the errors of `start_actors`.
+        """
+        self.start_actors()
+        updates = torch.empty(len(jobs), len(start), device=self.device)
+        results: dict[int, Done | Exception] = {}
+        refs = {"data": self._data_ref(data), "start": self._start_ref(start)}
+        for i, result in self._run(jobs, sgd, seed, refs):
+            if isinstance(result, str):
+                results[i] = FedcompError(result)
+            else:
+                results[i] = result.done
+                updates[i].copy_(result.update.tensor)
+                for kept, new in zip(
+                    _tensors(jobs[i].traces), _tensors(result.traces), strict=True
+                ):
+                    kept.copy_(new)
+        trained = [i for i in range(len(jobs)) if isinstance(results[i], Done)]
+        if len(trained) < len(jobs):
+            updates = updates[trained]
+        return updates, [results[i] for i in range(len(jobs))]
 
     def resident(self, data: Data) -> Data:
         return moved(data, self.device)
 
-    def begin(self) -> int:
-        """Start Ray and the actors, unless they are there. Returns how many actors there are.
+    def start_actors(self) -> int:
+        """Start Ray and the actors unless they run. Return the number of actors.
 
-        Raises UserError where Ray cannot be started or reached, and TaskError where an actor cannot load the task.
+        Raises UserError if Ray cannot be started or reached, and TaskError if an actor cannot load the task.
         """
-        if self._ends is None:
-            with ExitStack() as ends:
-                self._begin(ends)
-                self._ends = ends.pop_all()
-        return self._actors.count
+        if not self._actors:
+            with ExitStack() as cleanup:
+                self._actors = self._started(cleanup)
+                self._cleanup = cleanup.pop_all()
+        return len(self._actors)
 
     def close(self) -> None:
-        """End the actors, whatever they do, and Ray if it was started here."""
-        if self._ends is not None:
-            ends, self._ends = self._ends, None
-            ends.close()
+        """End the actors, also while they train, and Ray if this engine started it."""
+        self._actors, self._data, self._start = [], {}, None
+        self._cleanup.close()
 
-    def _begin(self, ends: ExitStack) -> None:
-        address = os.environ.get(ADDRESS)
-        if "ray" not in sys.modules:
-            os.environ.update(QUIET if address else QUIET | ALONE)
+    def _run(
+        self, jobs: Sequence[Job], sgd: LocalSGD, seed: int, refs: dict[str, Any]
+    ) -> Iterator[tuple[int, TrainResult | str]]:
+        """Hand each job to a free actor. Yield the job's position and result, or error, as the results arrive."""
+        import ray
+        from ray.exceptions import RayActorError, RayError
+
+        waiting, free, running = deque(enumerate(jobs)), list(self._actors), {}
+        while waiting or running:
+            while waiting and free:
+                (i, job), actor = waiting.popleft(), free.pop()
+                running[actor.train.remote(_copied(job, "cpu"), sgd, seed, refs)] = i, actor
+            [call], _ = ray.wait(list(running))
+            i, actor = running.pop(call)
+            free.append(actor)
+            try:
+                result = ray.get(call)
+            except RayActorError:
+                result = (
+                    "the Ray actor that trained this client died, twice; memory may be short, or the task's own code may "
+                    "be why"
+                )
+            except RayError as error:
+                result = f"Ray could not train this client: {reason(error)}"
+            yield i, result
+
+    def _data_ref(self, data: Data) -> Any:
         import ray
 
-        identify_process()
+        if id(data) not in self._data:
+            if len(self._data) == DATA_SETS:
+                del self._data[next(iter(self._data))]
+            tensors = [SharedTensor(data.inputs), SharedTensor(data.targets)]
+            self._data[id(data)] = data, ray.put(tensors)
+        return self._data[id(data)][1]
+
+    def _start_ref(self, start: Tensor) -> Any:
+        import ray
+
+        if self._start is None or not torch.equal(self._start[0], start):
+            self._start = start.clone(), ray.put([SharedTensor(start)])
+        return self._start[1]
+
+    def _started(self, cleanup: ExitStack) -> list[Any]:
+        """Return actors that have loaded the task; `cleanup` ends them and, if it was started here, Ray."""
+        address = os.environ.get(ADDRESS)
+        if "ray" not in sys.modules:  # Ray reads these variables when it is imported
+            os.environ.update(QUIET if address else QUIET | LOOPBACK_ONLY)
+        import ray
+        from ray.exceptions import RayError
+
         cuda = self.device.type == "cuda"
-        init: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        if address:
-            _reach(address)
-            init |= {"address": address}
-        elif not ray.is_initialized():
-            folder = tempfile.mkdtemp(
-                prefix="fedcomp-ray-", dir="/tmp"
-            )  # for logs and sockets, whose paths have to be short
-            ends.callback(shutil.rmtree, folder, ignore_errors=True)
-            init |= {
-                "address": "local",
-                "num_cpus": _cores(),
-                "num_gpus": torch.cuda.device_count() if cuda else 0,
-                "_temp_dir": folder,
-            }
         if not ray.is_initialized():
-            ends.callback(ray.shutdown)
-        self._actors = _actors(init, RESOURCES | {"num_gpus": 1 / PER_GPU if cuda else 0}, cuda)
-        self._threads = ThreadPoolExecutor(self._actors.count, "fedcomp-ray")
-        ends.callback(self._threads.shutdown)
-        ends.callback(self._actors.kill)
-        ends.callback(self._threads.shutdown, wait=False, cancel_futures=True)
-        ends.callback(self._forget)
+            _init_ray(address, torch.cuda.device_count() if cuda else 0, cleanup)
+        gpus = 1 / ACTORS_PER_GPU if cuda else 0
+        count = sum(_room(node["Resources"], gpus) for node in ray.nodes() if node["Alive"])
+        if not count:
+            needed = f"a core and 1/{ACTORS_PER_GPU} of a GPU" if cuda else "a core"
+            raise UserError(
+                f"--engine ray: no machine that Ray knows has {needed} for an actor; give another --device"
+            )
         folder = data_folder(self.config)
-        there = replace(
+        config = replace(
             self.config,
-            task=_from_anywhere(self.config.task),
+            task=_absolute(self.config.task),
             data=str(folder.absolute()) if folder else None,
         )
-        setup = Setup(there, self.device.type, torch.get_default_dtype())
-        self._put, self._actors.app = ray.put, Errand(uuid.uuid4().hex, ray.put(setup), ray.get)
-        each = [
-            self._threads.submit(self._ask, RecordDict(), "query", actor)
-            for actor in range(self._actors.count)
-        ]
-        if why := next((why for answer in each if (why := answer.result()[DONE][REASON])), ""):
+        actor_class = ray.remote(TrainingActor).options(
+            num_cpus=1,
+            num_gpus=gpus,
+            max_restarts=-1,  # without limit
+            max_task_retries=1,  # a client whose actor dies is trained once more
+        )
+        actors = []
+        for _ in range(count):
+            actors.append(actor_class.remote(config, self.device.type, torch.get_default_dtype()))
+            cleanup.callback(ray.kill, actors[-1])
+        try:
+            errors = [error for error in ray.get([a.load_task.remote() for a in actors]) if error]
+        except RayError as error:
+            errors = [reason(error)]
+        if errors:
             raise TaskError(
-                f"--engine ray: an actor cannot load the task ({why}); every machine of a cluster needs it as it is here"
+                f"--engine ray: an actor cannot load the task ({errors[0]}); every machine of a cluster needs the task's files "
+                "under the same path"
             )
-
-    def _forget(self) -> None:
-        self._data, self._start = {}, None
-
-    def _errand(self, start: Tensor, data: Data) -> Errand:
-        if self._start is None or not torch.equal(self._start[0], start):
-            self._start = start.clone(), self._put(Stored.of(start))
-        if id(data) not in self._data:
-            for old in list(self._data)[: max(0, len(self._data) - DATA_SETS + 1)]:
-                del self._data[old]
-            self._data[id(data)] = (
-                data,
-                (self._put(Stored.of(data.inputs)), self._put(Stored.of(data.targets))),
-            )
-        return replace(self._actors.app, examples=self._data[id(data)][1], start=self._start[1])
-
-    def _ask(self, content: RecordDict, kind: str, who: int) -> RecordDict:
-        """What an actor answers. In a thread of as many as there are actors, so that one is free."""
-        node = FIRST_NODE + who
-        message = Message(content, node, kind)
-        name_messages([message])
-        return self._actors.ask(
-            message, Context(1, node, {PARTITION: who}, RecordDict(), {})
-        ).content
+        return actors
 
 
-def _actors(init: dict[str, Any], resources: dict[str, float], cuda: bool) -> Actors:
-    """Ray, and actors that have started. Raises UserError."""
+def _init_ray(address: str | None, gpus: int, cleanup: ExitStack) -> None:
+    """Connect to a cluster, or start Ray on this machine without an address. Raises UserError."""
     import ray
 
-    needed = f"a core and 1/{PER_GPU} of a GPU" if cuda else "a core"
-    for attempt in range(1, ATTEMPTS + 1):
+    init: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address:
+        _check_reachable(address)
+        init |= {"address": address}
+    else:
+        # Logs and sockets: the path of a socket has to be short.
+        folder = tempfile.mkdtemp(prefix="fedcomp-ray-", dir="/tmp")
+        cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        init |= {
+            "address": "local",
+            "num_cpus": _cores(),
+            "num_gpus": gpus,
+            "include_dashboard": False,
+            "_temp_dir": folder,
+        }
+    cleanup.callback(ray.shutdown)
+    for attempt in range(1, INIT_ATTEMPTS + 1):
         try:
-            with _unchanged():
-                return Actors(init, resources)
-        except Exception as error:  # Ray raises that itself
-            if "ActorPool is empty" in str(error):
+            with _kept_sigterm_handler():
+                ray.init(**init)
+            return
+        except Exception as error:  # Ray raises built-in exceptions
+            if "timed out" not in str(error) or attempt == INIT_ATTEMPTS:
                 raise UserError(
-                    f"--engine ray: no machine that Ray knows has {needed} for an actor; give another --device"
-                ) from error
-            if "timed out" not in str(error) or attempt == ATTEMPTS:
-                raise UserError(
-                    f"--engine ray: Ray does not start ({reason(error)}); {ADDRESS} in the environment names a cluster that "
-                    "runs, or is not set"
+                    f"--engine ray: Ray does not start ({reason(error)}); set {ADDRESS} to the address of a running cluster, or "
+                    "unset it"
                 ) from error
             ray.shutdown()
-    raise AssertionError("unreachable")
 
 
 @contextmanager
-def _unchanged() -> Iterator[None]:
-    """Keep what Ray and Flower change of this process."""
-    main = threading.current_thread() is threading.main_thread()
-    before, path, ended = signal.getsignal(signal.SIGTERM), os.environ.get("PYTHONPATH"), None
+def _kept_sigterm_handler() -> Iterator[None]:
+    """Restore the handler of SIGTERM that ray.init replaces, and pass on a signal that arrives meanwhile."""
+    before, exit_code = signal.getsignal(signal.SIGTERM), None
     try:
         yield
-    except SystemExit as error:  # what Ray makes of the signal
-        ended = error.code
+    except SystemExit as error:  # raised by Ray's handler
+        exit_code = error.code
     finally:
-        if main:
+        if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
-        if path is None:
-            os.environ.pop("PYTHONPATH", None)
-        else:
-            os.environ["PYTHONPATH"] = path
-    if ended == signal.SIGTERM:
+    if exit_code == signal.SIGTERM:
         signal.raise_signal(signal.SIGTERM)
 
 
-def _reach(address: str) -> None:
-    """Raise UserError where nobody listens: Ray would try for minutes."""
+def _check_reachable(address: str) -> None:
+    """Raise UserError if nothing listens at an address: Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         return  # auto, or a URL
     try:
-        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise UserError(
             f"--engine ray: no cluster answers at {address}, which {ADDRESS} names ({reason(error)}); start it there with ray "
@@ -261,11 +361,45 @@ def _reach(address: str) -> None:
         ) from error
 
 
+def _room(resources: dict[str, float], gpus: float) -> int:
+    """Return how many actors fit on a machine of these resources."""
+    fitting = [resources.get("CPU", 0)] + ([resources.get("GPU", 0) / gpus] if gpus else [])
+    return int(min(fitting))
+
+
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _from_anywhere(task: str) -> str:
-    """The name of a task, as it is found from any folder."""
-    where, separator, name = task.rpartition(":")
-    return f"{os.path.abspath(os.path.expanduser(where))}:{name}" if separator else task
+def _absolute(task: str) -> str:
+    """Return the name of a task with an absolute path, if it has a path."""
+    path, separator, name = task.rpartition(":")
+    return f"{os.path.abspath(os.path.expanduser(path))}:{name}" if separator else task
+
+
+def _tensors(traces: Traces) -> list[Tensor]:
+    every = (traces.momentum, *(traces.moments or ()), traces.pull)
+    return [tensor for tensor in every if tensor is not None]
+
+
+def _copied(job: Job, device: torch.device | str) -> Job:
+    """Return a job with copies of its arrays and tensors on a device.
+
+    Pickled copies are small: pickling a view of a tensor sends its whole storage. Copies on the other side are writable.
+    """
+
+    def copy(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        return tensor.detach().to(device, copy=True, memory_format=torch.contiguous_format)
+
+    traces = job.traces
+    return job._replace(
+        batches=[batch.copy() for batch in job.batches],
+        buffers=job.buffers and {name: copy(buffer) for name, buffer in job.buffers.items()},
+        traces=Traces(
+            copy(traces.momentum),
+            traces.moments and (copy(traces.moments[0]), copy(traces.moments[1])),
+            copy(traces.pull),
+        ),
+    )

@@ -57,7 +57,7 @@ from .multi_device import MultiDevice
 from .network import Network, drawn, read_spec
 from .network_file import is_file, read_file
 from .placement import Need, choose_home, crowding, shortage
-from .ray_engine import AHEAD, RayEngine
+from .ray_engine import JOBS_PER_ACTOR, RayEngine
 from .relays import Relays, missed
 from .relays import check as check_relays
 from .stragglers import pace, steps_by
@@ -313,9 +313,9 @@ class Simulation(Preparation):
 
     def _begin(self, engine: RayEngine) -> None:
         """How much is done at once is known when the actors are there."""
-        self.machine = dataclasses.replace(self.machine, at_once=engine.begin())
+        self.machine = dataclasses.replace(self.machine, at_once=engine.start_actors())
         self.clients.trainer.at_once = max(
-            self.clients.trainer.at_once, AHEAD * self.machine.at_once
+            self.clients.trainer.at_once, JOBS_PER_ACTOR * self.machine.at_once
         )
 
     # Preparation.

@@ -331,6 +331,14 @@ def test_the_metrics_of_a_task_are_columns(run):
     assert re.search(r"worst_error</th>.*>0\.2500</td>", page(replace(one, records=tuple(records))))
 
 
+def test_a_deployment_has_the_ratio_at_the_port_too(run):
+    one = like(run, 0.8, 4000)
+    assert "at the port" not in page(one)
+    records = [replace(r, wire_bytes_in=9_000, wire_bytes_out=1_000) for r in one.records]
+    shown = page(replace(one, records=tuple(records)))
+    assert re.search(r"ratio at the port</th>.*>×250<.*>×25\.0</td>", shown)
+
+
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 
 

@@ -50,7 +50,7 @@ class Books:
     def balance(self) -> None:
         """To be called when nobody is at work any more."""
         for client in range(self.run.config.clients):
-            own = self.run.clients.member(client).session.states.state
+            own = self.run.clients.member(client).session.states.at(client)
             if own.memory.pending is not None:
                 own.memory.commit() if own.ticket == self.run.loop.tickets.get(
                     client, ""

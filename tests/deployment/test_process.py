@@ -149,7 +149,7 @@ def test_a_member_of_another_run_starts_from_nothing(tmp_path):
     )
     assert (
         presence.version == a_loop(config).broadcasts.first
-        and member.session.states.state.memory.pending is None
+        and member.session.states.at(member.who).memory.pending is None
     )
     folder.close()
 
@@ -235,7 +235,6 @@ def test_another_model_is_one_sentence():
     [
         "",
         "[]",
-        "{}",
         "[" * 100_000,
         json.dumps({"uplink": "stc"}),
     ],

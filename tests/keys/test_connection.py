@@ -115,9 +115,7 @@ def test_a_client_whose_certificate_is_not_valid_now(begins, ends, verb, ca, tmp
 def test_a_server_that_names_why_it_refuses_the_client(ca, tmp_path):
     with serving(SETTINGS, ca.context(tmp_path)) as port:
         error = refused("localhost", port, Authority().enrolment(3, ca=ca.pem))
-    assert str(error).startswith(
-        f"localhost:{port} refuses the certificate of client 3 (unknown ca); "
-    )
+    assert re.match(rf"localhost:{port} refuses the certificate of client 3 \(.+\); ", str(error))
 
 
 # What can be wrong with the server's certificate.

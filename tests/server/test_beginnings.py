@@ -41,7 +41,7 @@ def test_places_that_nobody_has_a_key_for_are_named(tmp_path, enrolled, without)
     watch = type("Told", (Callback,), {"warning": lambda self, sentence: said.append(sentence)})()
     Deployment(
         replace(CONFIG, out=str(tmp_path / "run")), Door(0, keys=tmp_path / "keys"), watch
-    )._tell_of_places_without_keys()
+    )._warn_about_missing_keys()
     assert len(said) == (without is not None)
     if without:
         assert (

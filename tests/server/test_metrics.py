@@ -54,7 +54,7 @@ RECORD = RoundRecord(
 )
 PORT = PortFigures(
     connections=3,
-    refused={404: 2, 503: 1},
+    refused={"key": 2, "protocol": 1},
     received_bytes=500,
     sent_bytes=900,
     by_client={0: (100, 200), 2: (50, 60)},
@@ -158,7 +158,7 @@ def test_a_deployment_has_its_clients_and_its_port():
         samples["fedcomp_wire_received_bytes_total", ()] == 500
         and samples["fedcomp_port_connections", ()] == 3
     )
-    assert samples["fedcomp_port_refused_total", (("status", "404"),)] == 2
+    assert samples["fedcomp_port_refused_total", (("reason", "key"),)] == 2
 
 
 def test_the_page_of_the_docs_names_every_family():

@@ -51,7 +51,7 @@ def test_a_run_leaves_what_it_promises(tmp_path):
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
     stored = json.loads((folder / "summary.json").read_text())
     keys = """accuracy loss uplink_bytes downlink_bytes dense_uplink_bytes dense_downlink_bytes rounds clients client_updates seconds
-              client_updates_per_s device seed version warnings rejections"""
+              client_updates_per_s device seed version wire_bytes_in wire_bytes_out warnings rejections"""
     assert set(stored) == set(keys.split())
     assert stored | {"simulated_hours": None, "metrics": {}} == summary.__dict__ | {
         "warnings": list(summary.warnings),

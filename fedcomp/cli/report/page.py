@@ -13,7 +13,7 @@ import numpy as np
 from ... import __version__
 from ...config import flag
 from ...errors import RunFolderError
-from ...formatting import NOTHING, decimal, duration, percent
+from ...formatting import NOTHING, decimal, duration, percent, ratio
 from ...runs import ALIKE, Group, Run, groups
 from ..results import FRONT, cells, legend, results
 from ..results import head as titles
@@ -176,11 +176,13 @@ def _results(rows: Sequence[ReportLine], target: float | None) -> str:
     lines, runs = [row.result for row in rows], [run for row in rows for run in row.group.runs]
     several, notes = len(rows) > 1, any(line.note for line in lines)
     timed = any(_simulated(run) is not None for run in runs)
+    deployed = any(_wire_bytes(run) is not None for run in runs)
     own = list(dict.fromkeys(name for run in runs for name in _own_metrics(run)))
     head = [
         *([""] * several),
         "run",
-        *_numbers([*titles(target), *own, *(["simulated"] * timed)]),
+        *_numbers([*titles(target), *(["ratio at the port"] * deployed), *own]),
+        *_numbers(["simulated"] * timed),
         *([""] * notes),
     ]
     table = _table(
@@ -190,6 +192,7 @@ def _results(rows: Sequence[ReportLine], target: float | None) -> str:
                 *([FRONT if row.result.on_front else ""] * several),
                 Cell(row.result.label, "name", svg.swatch(row.style) if several else ""),
                 *_numbers(cells(row.result, target)),
+                *_numbers([_ratio_at_port(row.group)] * deployed),
                 *_numbers(_mean(row.group, name) for name in own),
                 *_numbers([_hours(row.group)] * timed),
                 *([Cell(row.result.note, "note")] * notes),
@@ -209,6 +212,18 @@ def _mean(group: Group, name: str) -> str:
     """Format the mean of one of the task's metrics over the seeds."""
     values = [_own_metrics(run).get(name) for run in group.runs]
     return NOTHING if None in values else decimal(mean(values))
+
+
+def _wire_bytes(run: Run) -> int | None:
+    """Return the TCP payload of a deployment both ways; None for a simulation, and where the platform did not count it."""
+    counted = [n for r in run.records for n in (r.wire_bytes_in, r.wire_bytes_out)]
+    return None if None in counted else sum(counted) or None
+
+
+def _ratio_at_port(group: Group) -> str:
+    """Format the bytes of the same exchanges in 32-bit floats over those at the server's port."""
+    sent = [_wire_bytes(run) for run in group.runs]
+    return NOTHING if None in sent else ratio(sum(run.dense_bytes for run in group.runs), sum(sent))
 
 
 def _hours(group: Group) -> str:

@@ -1,13 +1,18 @@
-"""A real run on Flower's Ray engine: the serial one's to the bit, though it was interrupted and its actors were killed; and quiet."""
+"""The Ray engine's updates are the serial engine's, bit for bit. Runs survive dead actors, end at once, and are quiet."""
 
+import gc
 import importlib.util
 import json
+import logging
 import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -15,10 +20,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import worker_tasks
+from cases import for_each
+from engine_checks import assert_same, jobs, serial, start_of, two_rounds
 
 from fedcomp import RunConfig
-from fedcomp.errors import ConfigError
+from fedcomp.clients.session import reason
+from fedcomp.errors import ConfigError, TaskError
 from fedcomp.sim import ray_engine, simulate
+from fedcomp.sim.ray_engine import RayEngine, SharedTensor
+from fedcomp.training.engine import Done
+from fedcomp.training.local_sgd import LocalSGD
 
 pytestmark = [pytest.mark.slow, pytest.mark.deploy]
 
@@ -50,7 +62,7 @@ RUN = RunConfig(
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
-    reason="Ray is not installed; pip install 'fedcomp[ray]' brings the version that Flower needs",
+    reason="Ray is not installed; pip install 'fedcomp[ray]'",
 )
 
 
@@ -88,14 +100,54 @@ def running(folder: Path, **variables: str) -> Iterator[subprocess.Popen]:
             run.kill()
 
 
-@contextmanager
+@pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def ray_with_two_cores(tmp_path_factory) -> Iterator[None]:
+    """Ray in this process, on the loopback address, with short paths of sockets."""
+    death = tmp_path_factory.mktemp("death") / "died"
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        for name, value in (ray_engine.QUIET | ray_engine.LOOPBACK_ONLY).items():
+            patch.setenv(name, value)
+        patch.setenv(worker_tasks.FIRST_DEATH, str(death))
+        import ray
+
+        handler = signal.getsignal(signal.SIGTERM)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # Ray drops its processes' handles
+            ray.init(
+                "local",
+                num_cpus=2,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=folder,
+            )
+            gc.collect()
         yield
+        assert ray.is_initialized()  # no engine ends a Ray that it did not start
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            ray.shutdown()
+            gc.collect()
+        signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def engine(name: str) -> Iterator[RayEngine]:
+    """An engine for a task that is named by a relative path."""
+    task = f"{os.path.relpath(worker_tasks.__file__)}:{name}"
+    engine = RayEngine(RunConfig(task=task, seed=3), torch.device("cpu"))
+    try:
+        yield engine
     finally:
-        torch.set_num_threads(threads)
+        engine.close()
 
 
 def descendants(process: int) -> Iterator[int]:
@@ -168,13 +220,12 @@ def test_a_run_is_the_serial_one_though_its_actors_died_and_it_was_interrupted(
         replace(RUN, engine="serial", rounds=done + 1),
     )
     assert not any(line["rejected"] for line in rounds_of(ray))
-    with one_thread():
-        simulate(replace(serially, out=str(serial)))
-        assert rounds_of(ray) == rounds_of(serial)[:done]
-        (ray / "config.toml").write_text(
-            (ray / "config.toml").read_text().replace('engine = "ray"', 'engine = "serial"')
-        )
-        simulate(replace(serially, out=str(ray), resume=True))
+    simulate(replace(serially, out=str(serial)))
+    assert rounds_of(ray) == rounds_of(serial)[:done]
+    (ray / "config.toml").write_text(
+        (ray / "config.toml").read_text().replace('engine = "ray"', 'engine = "serial"')
+    )
+    simulate(replace(serially, out=str(ray), resume=True))
     assert rounds_of(ray) == rounds_of(serial)
     assert (ray / "model.safetensors").read_bytes() == (serial / "model.safetensors").read_bytes()
 
@@ -196,7 +247,72 @@ def test_a_batch_of_clients_is_refused():
         simulate(replace(RUN, task=f"{TINY}:task", cohort_batch=4))
 
 
-def test_a_task_is_found_from_any_folder(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert ray_engine._from_anywhere("tasks/mine.py:task") == f"{tmp_path}/tasks/mine.py:task"
-    assert ray_engine._from_anywhere("digits") == "digits"
+@needs_ray
+def test_updates_are_those_of_the_serial_engine_to_the_bit(ray_with_two_cores):
+    """With dropout, running statistics, kept momentum, moments and batches of two sizes."""
+    data, one_by_one = worker_tasks.examples(), serial()
+    start = start_of(one_by_one)
+    flipped = replace(data, targets=3 - data.targets)
+    with engine("task") as actors:
+        assert actors.start_actors() == 2
+        for each in (data, flipped, data):
+            assert_same(two_rounds(actors, start, each), two_rounds(one_by_one, start, each))
+        moved = two_rounds(actors, start + 0.01, data)
+        assert_same(moved, two_rounds(one_by_one, start + 0.01, data))
+
+
+@needs_ray
+def test_a_client_fails_alone_and_is_trained_once_more_if_its_actor_dies(ray_with_two_cores):
+    """Client 0 raises, client 2 kills every actor that trains it, client 4 the first."""
+    one_by_one = serial("minded")
+    sgd, start = LocalSGD(epochs=1, batch_size=8), start_of(one_by_one)
+    survivable = {"_7": worker_tasks.BAD, "_90": worker_tasks.DEADLY_ONCE}
+    deadly = worker_tasks.marked(_30=worker_tasks.DEADLY, **survivable)
+    with engine("minded") as actors:
+        updates, results = actors.train(start, deadly, jobs(start, sgd), sgd, seed=5)
+    data = worker_tasks.marked(**survivable)
+    honest, expected = one_by_one.train(start, data, jobs(start, sgd), sgd, seed=5)
+    assert [type(result) is Done for result in results] == [False, True, False, True, True]
+    assert reason(results[0]) == reason(expected[0])
+    assert reason(results[2]).startswith("the Ray actor that trained this client died, twice")
+    assert torch.equal(updates, honest[[0, 2, 3]])
+
+
+@needs_ray
+def test_keyboard_interrupt_or_exit_in_a_task_fails_its_client_alone(ray_with_two_cores):
+    start = start_of(serial("minded"))
+    sgd = LocalSGD(epochs=1, batch_size=8)
+    data = worker_tasks.marked(_7=worker_tasks.STOP, _30=worker_tasks.EXIT)
+    with engine("minded") as actors:
+        updates, results = actors.train(start, data, jobs(start, sgd), sgd, seed=5)
+    assert [type(result) is Done for result in results] == [False, True, False, True, True]
+    assert len(updates) == 3
+    assert "in forward: KeyboardInterrupt" in reason(results[0])
+    assert "in forward: SystemExit" in reason(results[2])
+
+
+@needs_ray
+def test_a_task_that_actors_cannot_load_is_a_sentence(ray_with_two_cores):
+    with engine("nothing") as actors:
+        with pytest.raises(
+            TaskError, match="^--engine ray: an actor cannot load the task .*worker_tasks.py"
+        ):
+            actors.start_actors()
+
+
+@for_each(
+    "tensor",
+    [
+        torch.arange(6, dtype=torch.int64).reshape(2, 3),
+        torch.tensor([[1.5], [-2.0]], dtype=torch.bfloat16),
+        torch.tensor(True),
+        torch.zeros(0, 3),
+        torch.arange(12.0).reshape(3, 4).T,
+    ],
+)
+def test_tensors_of_every_kind_are_shared(tensor):
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(SharedTensor(tensor), protocol=5, buffer_callback=buffers.append)
+    read_only = [bytes(buffer.raw()) for buffer in buffers]
+    shared = pickle.loads(pickled, buffers=read_only).tensor
+    assert shared.dtype == tensor.dtype and torch.equal(shared, tensor)

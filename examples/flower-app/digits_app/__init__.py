@@ -1,0 +1,1 @@
+"""Federated averaging on handwritten digits, with compressed messages."""

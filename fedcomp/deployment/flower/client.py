@@ -1,0 +1,131 @@
+"""`fedcomp client --transport flower`: a client under Flower's own SuperNode."""
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ...callbacks import Said
+from ...errors import UnreachableError, UserError
+from ...state_folder import StateFolder
+from ..client_process import RETRY_S, Target
+from . import processes
+from .device_app import FOLDER, OVER, REFUSED, SAID, SETUP
+from .events import new_lines
+
+HOME, LOG = "supernode", "supernode.log"  # in the state folder
+LOOK_S = 0.2  # between looks at what the client says
+LAST_S = 5.0  # for the answer to the farewell to leave
+EXPOSED = (
+    "--transport flower: Flower's SuperNode runs the Apps that the server sends; take part with servers that you trust, or use "
+    "--transport grpc"
+)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A client's options, for the processes that Flower starts. Paths are absolute."""
+
+    task: str
+    data: str | None
+    device: str
+    client: int
+    partition_id: int | None
+    partitions: int | None
+    roster: str | None
+    sealed: bool
+    enrolment: str | None
+
+
+class FlowerClient:
+    """A SuperNode whose files are in the state folder `path`. `say` is called with the client's sentences."""
+
+    def __init__(
+        self,
+        target: Target,
+        setup: Setup,
+        path: Path,
+        say: Callable[[str], None],
+        *,
+        patience_s: float | None = None,
+        stay: bool = False,
+    ):
+        self.target, self.setup, self.path, self.say = target, setup, path.absolute(), say
+        self.patience_s, self.stay = patience_s, stay
+        self.home, self.log = self.path / HOME, self.path / LOG
+        self._refused = ""  # why this client cannot take part
+        self._said = new_lines(self.path / SAID)
+
+    def run(self) -> None:
+        """Serve until the run is over. Raises UserError if the client cannot take part or the server is not reached in time."""
+        lock = StateFolder(self.home)
+        try:
+            self.say(Said(EXPOSED, "flower"))
+            for name in (OVER, SAID):
+                (self.path / name).unlink(missing_ok=True)
+            (self.path / SETUP).write_text(json.dumps(asdict(self.setup)))
+            attempts = 0
+            while True:
+                self._serve()
+                if self._refused:
+                    raise UserError(self._refused)
+                if self._over():
+                    return
+                sentence = f"Flower's SuperNode ended; {self.log} has its log"
+                if self.patience_s is not None:
+                    raise UnreachableError(sentence, "closed")
+                self.say(Said(sentence, "cut_off"))
+                time.sleep(RETRY_S[min(attempts, len(RETRY_S) - 1)])
+                attempts += 1
+        finally:
+            lock.close()
+
+    def _over(self) -> bool:
+        return not self.stay and (self.path / OVER).exists()
+
+    def _serve(self) -> None:
+        """Run the SuperNode until it ends, the run is over, or the client is refused."""
+        with self.log.open("ab") as log:
+            variables = processes.environment(self.home / "flwr")
+            node = processes.start(self._command(), variables, log, subprocess.STDOUT)
+        try:
+            address = self.target.address
+            self.say(Said(f"Flower's SuperNode runs for {address}", "started", server=address))
+            while node.poll() is None and not (self._refused or self._over()):
+                time.sleep(LOOK_S)
+                self._tell()
+            if node.poll() is None:
+                time.sleep(LAST_S)
+        finally:
+            processes.end(node)
+            self._tell()
+
+    def _command(self) -> list[str]:
+        own = self.home / "node"
+        shutil.rmtree(own, ignore_errors=True)
+        own.mkdir(0o700)
+        words = [processes.script("flower-supernode"), "--superlink", self.target.address]
+        words += processes.supernode_options(self.home)
+        words += ["--node-config", f"{FOLDER}={json.dumps(str(self.path))}"]
+        if self.patience_s is not None:
+            words += ["--max-wait-time", str(self.patience_s)]
+        if self.target.enrolment is None:
+            return [*words, "--insecure"]
+        ca, key = self.target.enrolment.unpack(own)
+        return [
+            *words,
+            "--root-certificates",
+            str(ca),
+            "--auth-supernode-private-key",
+            str(key),
+        ]
+
+    def _tell(self) -> None:
+        """Repeat what the client's processes have said since the last time."""
+        for line in self._said():
+            sentence, event, values = json.loads(line)
+            self.say(Said(sentence, event, **values))
+            self._refused = sentence if event == REFUSED else self._refused

@@ -1,0 +1,105 @@
+"""The ClientApp of a deployment: one client under Flower's SuperNode, started by `fedcomp client --transport flower`.
+
+Flower starts a process for each message. The client is therefore read from its state folder each time, and its state is written there
+before the answer leaves. The folder also holds the client's options (`SETUP`) and the run that it was invited to (`INVITED`).
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from ...callbacks import Said
+from ...config import RunConfig, data_folder
+from ...errors import FedcompError, UserError
+from ...keys.enrolment import Enrolment
+from ...keys.keyring import read_roster
+from ...messages import Assignment, Farewell, Invitation, Presence, failure
+from ...state_folder import StateFolder
+from ...tasks import load
+from ...tasks.check import data_of
+from ...transports.flower.records import from_records, to_records
+from .. import log_messages
+from ..handshake import Own
+from ..member import Member
+
+FOLDER = "fedcomp-state"  # in the node config
+SETUP, INVITED, SAID, OVER = "setup.json", "invitation.bin", "said.jsonl", "over"
+INVITATION, REFUSED = "invitation", "refused"
+
+app = ClientApp()
+
+
+@app.query("join")
+def join(message: Message, context: Context) -> Message:
+    invitation = from_records(message.content, Invitation)
+    with _member(context) as (member, folder):
+        try:
+            presence = member.join(invitation)
+            folder.save({INVITATION: invitation.pack()}, INVITED)
+            _say(folder, log_messages.joined(presence, member.session))
+        except FedcompError as error:
+            presence = Presence(invitation.run, member.who, "", str(error))
+            _say(folder, Said(str(error), REFUSED))
+    return Message(to_records(presence), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    assignment = from_records(message.content, Assignment)
+    with _member(context) as (member, folder):
+        try:
+            kept = folder.load(INVITED)
+            if INVITATION not in kept:
+                raise UserError("this client has not joined the run; start it again")
+            member.join(Invitation.unpack(kept[INVITATION]))
+            report = member.answer(assignment)
+            if report is None:
+                raise UserError(f"the assignment is for client {assignment.client}")
+        except FedcompError as error:
+            report = failure(assignment, "encode", str(error))
+        _say(folder, log_messages.answered(assignment, report))
+    return Message(to_records(report, {"num-examples": report.examples}), reply_to=message)
+
+
+@app.query("leave")
+def leave(message: Message, context: Context) -> Message:
+    farewell = from_records(message.content, Farewell)
+    with _member(context) as (member, folder):
+        _say(folder, log_messages.over(farewell, stay=False))
+        (folder.path / OVER).touch()
+        return Message(to_records(Presence(farewell.run, member.who, "", "")), reply_to=message)
+
+
+@contextmanager
+def _member(context: Context) -> Iterator[tuple[Member, StateFolder]]:
+    """Return the client whose state is in the folder that the node config names. This process holds the folder's lock."""
+    path = Path(str(context.node_config[FOLDER]))
+    setup = json.loads((path / SETUP).read_text())
+    task = load(setup["task"], data_folder(RunConfig(data=setup["data"])))
+    own = Own(
+        task,
+        data_of(task, "train"),
+        torch.device(setup["device"]),
+        setup["client"],
+        setup["partition_id"],
+        setup["partitions"],
+        read_roster(Path(setup["roster"])) if setup["roster"] else None,
+        setup["sealed"],
+    )
+    key = Enrolment.read(setup["enrolment"]).pair[0] if setup["enrolment"] else None
+    folder = StateFolder(path)
+    try:
+        yield Member(own, folder, key), folder
+    finally:
+        folder.close()
+
+
+def _say(folder: StateFolder, said: Said) -> None:
+    """Write a sentence for the process that started the SuperNode."""
+    with (folder.path / SAID).open("a", encoding="utf-8") as file:
+        file.write(json.dumps([said, said.event, dict(said.values)]) + "\n")

@@ -1,0 +1,124 @@
+"""The callbacks of a run in another process, as lines of JSON in a file.
+
+`EventWriter` is the callback of the process that runs the rounds. `EventReader` repeats its calls in the process that shows them.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from ...callbacks import Callback, Header, Rejections, RoundRecord, Summary
+from ...errors import FedcompError, UserError
+from ...server.run_folder import record_of
+
+ENDED, FAILED = "ended", "failed"  # the last event, which is no callback
+SHOWN = "started", "waiting", "joined", "left", "progress", "round_done", "checkpoint", "warning"
+
+
+class EventWriter(Callback):
+    """Writes each call to a file."""
+
+    def __init__(self, file: TextIO):
+        self.file = file
+
+    def write(self, name: str, *values: Any) -> None:
+        self.file.write(json.dumps([name, *values]) + "\n")
+        self.file.flush()
+
+    def failed(self, error: FedcompError) -> None:
+        self.write(FAILED, str(error), error.exit_status)
+
+    def started(self, header: Header) -> None:
+        self.write("started", dataclasses.asdict(header))
+
+    def waiting(self, here: Sequence[int], wanted: int) -> None:
+        self.write("waiting", list(here), wanted)
+
+    def joined(self, client: int) -> None:
+        self.write("joined", client)
+
+    def left(self, client: int) -> None:
+        self.write("left", client)
+
+    def progress(self, round: int, answered: int, cohort: int) -> None:
+        self.write("progress", round, answered, cohort)
+
+    def round_done(self, record: RoundRecord) -> None:
+        self.write("round_done", dataclasses.asdict(record))
+
+    def checkpoint(self, round: int, seconds: float) -> None:
+        self.write("checkpoint", round, seconds)
+
+    def warning(self, sentence: str) -> None:
+        self.write("warning", sentence)
+
+    def finished(self, summary: Summary, out: str) -> None:
+        self.write("finished", dataclasses.asdict(summary), out)
+
+
+class EventReader:
+    """Repeats the calls in a file. `summary` is that of the run once it has finished."""
+
+    def __init__(self, path: Path, callback: Callback):
+        self.path, self.callback = path, callback
+        self.ended = False
+        self.summary: Summary | None = None
+        self._lines = new_lines(path)
+
+    def read(self) -> None:
+        """Repeat the calls since the last time. Raises the error that ended the run."""
+        for line in self._lines():
+            name, *values = json.loads(line)
+            if name == FAILED:
+                raise error_of(*values)
+            if name == ENDED:
+                self.ended = True
+            elif name == "finished":
+                self.summary = _summary(values[0])
+                self.callback.finished(self.summary, values[1])
+            elif name in SHOWN:
+                values = [_READERS[name](values[0])] if name in _READERS else values
+                getattr(self.callback, name)(*values)
+
+
+def new_lines(path: Path) -> Callable[[], Iterator[str]]:
+    """Return a function that returns the whole lines that were added to a file since its last call."""
+    read = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal read
+        if not path.exists() or os.path.getsize(path) <= read:
+            return
+        with path.open("rb") as file:
+            file.seek(read)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        read += len(whole)
+        yield from whole.decode().splitlines()
+
+    return lines
+
+
+def error_of(sentence: str, exit_status: int) -> FedcompError:
+    """Return an error of another process."""
+    error = (UserError if exit_status == UserError.exit_status else FedcompError)(sentence)
+    error.exit_status = exit_status
+    return error
+
+
+def _header(values: dict[str, Any]) -> Header:
+    return Header(**values | {"measures": tuple(values["measures"])})
+
+
+def _summary(values: dict[str, Any]) -> Summary:
+    rejections = tuple(Rejections(**rejection) for rejection in values["rejections"])
+    return Summary(**values | {"warnings": tuple(values["warnings"]), "rejections": rejections})
+
+
+_READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "started": _header,
+    "round_done": record_of,
+}

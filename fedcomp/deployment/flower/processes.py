@@ -1,0 +1,131 @@
+"""Flower's commands as children of this process. They end with it."""
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...errors import FedcompError
+from ...keys.connection import join_address
+
+LOOPBACK = "127.0.0.1"
+STOP_S = 5.0
+HELP_S = 60.0
+PR_SET_PDEATHSIG = 1
+NO_INSTALLATION = "--disable-runtime-dependency-installation"
+
+
+def script(name: str) -> str:
+    """Return the path of a command that is installed beside this Python. Raises FedcompError."""
+    path = Path(sysconfig.get_path("scripts")) / name
+    found = str(path) if path.exists() else shutil.which(name)
+    if found is None:
+        raise FedcompError(
+            f"the command {name} is not installed beside {sys.executable}; install flwr there"
+        )
+    return found
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Return the variables for a Flower command that keeps its files in `home` and sends no telemetry."""
+    quiet = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "NO_COLOR": "1",
+        "NO_PROXY": LOOPBACK,
+        "PYTHONUNBUFFERED": "1",
+    }
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+    return os.environ | quiet | {"FLWR_HOME": str(home), "PATH": path}
+
+
+def help_of(name: str, home: Path) -> str:
+    """Return the help text of a Flower command, from which the options of the installed version are read."""
+    done = subprocess.run(
+        [script(name), "--help"],
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=HELP_S,
+    )
+    return done.stdout
+
+
+def superlink_options(host: str, port: int, home: Path) -> tuple[list[str], tuple[str, int]]:
+    """Return the options for a SuperLink whose clients reach it at this address, and the address of its Control API.
+
+    Older versions of Flower have a port for each API, newer ones one port for all.
+    """
+    known, control = help_of("flower-superlink", home), (host, port)
+    if "--serverappio-api-address" in known:
+        control = LOOPBACK, free_port()
+        options = ["--fleet-api-address", join_address(host, port)]
+        options += ["--control-api-address", join_address(*control)]
+        options += ["--serverappio-api-address", f"{LOOPBACK}:{free_port()}"]
+    else:
+        options = ["--host", host, "--port", str(port)]
+    if NO_INSTALLATION in known:
+        options.append(NO_INSTALLATION)
+    if host in ("0.0.0.0", "::"):
+        control = LOOPBACK, control[1]
+    return options, control
+
+
+def supernode_options(home: Path) -> list[str]:
+    """Return the options for a SuperNode whose own port is on loopback and free."""
+    address = f"{LOOPBACK}:{free_port()}"
+    if "--clientappio-api-address" in help_of("flower-supernode", home):
+        return ["--clientappio-api-address", address]
+    return ["--host", LOOPBACK, "--port", address.rpartition(":")[2]]
+
+
+def start(
+    command: Sequence[str], variables: dict[str, str], output: object, errors: int | object
+) -> subprocess.Popen:
+    """Start a process in a session of its own, which the terminal's Ctrl-C does not reach.
+
+    On Linux the process is killed when this one dies.
+    """
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def follow() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    linux = sys.platform == "linux"
+    return subprocess.Popen(
+        command,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        start_new_session=True,
+        preexec_fn=follow if linux else None,
+    )
+
+
+def end(process: subprocess.Popen) -> None:
+    """Terminate a process, and kill what is left of its group after 5 s."""
+    try:
+        process.terminate()
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,210 @@
+"""`fedcomp server start --transport flower`: a run whose rounds a ServerApp runs under Flower's SuperLink."""
+
+import dataclasses
+import json
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import tomli_w
+
+from ...callbacks import Callback, Summary
+from ...config import RunConfig, Usual
+from ...errors import FedcompError
+from ...keys.connection import join_address
+from ...keys.key_folder import CA_CRT, REGISTRY, serving_files
+from ...keys.registry import Registry
+from ...server.watching import watched
+from ..start import Door, refuse_ports_in_use, refuse_what_is_simulated
+from . import processes
+from .events import EventReader
+from .processes import LOOPBACK
+from .server_app import EVENTS, FOLDER, SETTINGS
+
+START_S = 60.0  # for the SuperLink to open its port
+LOOK_S = 0.2  # between looks at what the ServerApp wrote
+LOG = "flower.log"
+PROJECT = {
+    "name": "fedcomp-run",
+    "version": "0.1.0",
+    "description": "Names installed modules of fedcomp",
+    "license": "Apache-2.0",
+    "dependencies": [],
+}
+COMPONENTS = {
+    "serverapp": "fedcomp.deployment.flower.server_app:app",
+    "clientapp": "fedcomp.deployment.flower.device_app:app",
+}
+EXPOSED = (
+    "--transport flower: whoever reaches port {port} of {host} can submit Apps to Flower's SuperLink, which run their code on this "
+    "machine and on every SuperNode; keep the port within a network that you trust, or use --transport grpc"
+)
+
+
+def serve(
+    config: RunConfig,
+    door: Door,
+    callback: Callback | None = None,
+    opened: Callable[[int], None] = lambda port: None,
+) -> Summary:
+    """Run a federation of real clients through Flower, as `fedcomp.deployment.start.serve` does over gRPC.
+
+    The port is on loopback unless the door names a host. Raises UserError for options that cannot work, and FedcompError if Flower's
+    processes fail; their log is then kept.
+    """
+    refuse_what_is_simulated(config)
+    door = dataclasses.replace(
+        door, host=door.host or LOOPBACK, port=door.port or processes.free_port()
+    )
+    refuse_ports_in_use(config, door)
+    with ExitStack() as ends:
+        callback = ends.enter_context(watched(config, callback or Callback()))
+        folder = Path(tempfile.mkdtemp(prefix="fedcomp-flower-"))
+        link = SuperLink(door, folder)
+        ends.callback(link.stop)
+        link.start()
+        events = EventReader(folder / EVENTS, callback)
+        (folder / SETTINGS).write_text(json.dumps(_settings(config, door, link.register())))
+        opened(door.port)
+        callback.warning(EXPOSED.format(port=door.port, host=door.host))
+        link.submit()
+        while not events.ended:
+            running = link.running()  # before the last look
+            events.read()
+            if not running and not events.ended:
+                raise link.failure(
+                    "Flower ended before the run did", "; --resume continues the run"
+                )
+            time.sleep(LOOK_S)
+        assert events.summary is not None
+        return events.summary
+
+
+def _settings(config: RunConfig, door: Door, enrolled: list | None) -> dict:
+    """Return what the ServerApp needs to know. The options that concern this process alone keep their defaults there."""
+    shown = dataclasses.replace(config, log_json=None, metrics_port=-1, tensorboard=False)
+    options = {
+        name: value
+        for name, value in vars(shown).items()
+        if value is not None and not isinstance(value, Usual)
+    }
+    keys = str(door.keys) if door.keys else None
+    place = {"host": door.host, "port": door.port, "keys": keys, "cwd": str(Path.cwd())}
+    return {"options": options, "enrolled": enrolled} | place
+
+
+class SuperLink:
+    """`flower-superlink` at the port of a door, for one run. Its files are in `folder`."""
+
+    def __init__(self, door: Door, folder: Path):
+        self.door, self.folder = door, folder
+        self.log, self.home = folder / LOG, folder / "home"
+        self.control = door.host, door.port  # address of Flower's Control API
+        self._started: list[subprocess.Popen] = []
+        self._failed = False
+
+    def start(self) -> None:
+        """Start it, and wait until it is there. Raises FedcompError."""
+        self.home.mkdir()
+        options, self.control = processes.superlink_options(
+            self.door.host, self.door.port, self.home
+        )
+        self._start("flower-superlink", *options, *self._trust())
+        self._write_files()
+        deadline = time.monotonic() + START_S
+        while not self._answers():
+            if not self.running() or time.monotonic() > deadline:
+                raise self.failure("Flower's SuperLink did not start")
+            time.sleep(0.05)
+
+    def register(self) -> list[tuple[int, int, str]] | None:
+        """Register the enrolled clients. Return node id, logical id and public key (OpenSSH) of each; None without keys."""
+        if self.door.keys is None:
+            return None
+        found = []
+        for client, key in Registry(self.door.keys / REGISTRY).enrolled().items():
+            path = self.folder / "client.pub"
+            path.write_text(key)
+            answer = self._flwr("supernode", "register", str(path), "here", "--format", "json")
+            found.append((int(json.loads(answer)["node-id"]), client, key))
+        return found
+
+    def submit(self) -> None:
+        """Submit the run. `running` is then about the run as well."""
+        self._start("flwr", "run", str(self.folder / "app"), "here", "--stream")
+
+    def running(self) -> bool:
+        return all(process.poll() is None for process in self._started)
+
+    def stop(self) -> None:
+        """End all processes and remove the folder, which is kept after a failure of Flower."""
+        for process in self._started[::-1]:
+            processes.end(process)
+        if not self._failed:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def failure(self, sentence: str, remedy: str = "") -> FedcompError:
+        """Return the error for a failure of Flower, whose log is kept."""
+        self._failed = True
+        return FedcompError(f"{sentence}; {self.log} has the log{remedy}")
+
+    def _start(self, name: str, *words: str) -> None:
+        with self.log.open("ab") as log:
+            self._started.append(
+                processes.start(
+                    [processes.script(name), *words],
+                    processes.environment(self.home),
+                    log,
+                    subprocess.STDOUT,
+                )
+            )
+
+    def _flwr(self, *words: str) -> str:
+        done = subprocess.run(
+            [processes.script("flwr"), *words],
+            env=processes.environment(self.home),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            said = " ".join((done.stdout + done.stderr).split())[:500]
+            raise FedcompError(f"`flwr {' '.join(words[:2])}` failed: {said}")
+        return done.stdout
+
+    def _trust(self) -> list[str]:
+        if self.door.keys is None:
+            return ["--insecure"]
+        certificate, key = map(str, serving_files(self.door.keys))
+        files = ["--ssl-certfile", certificate, "--ssl-keyfile", key]
+        ca = ["--ssl-ca-certfile", str(self.door.keys / CA_CRT)]
+        return [*ca, *files, "--enable-supernode-auth"]
+
+    def _write_files(self) -> None:
+        """Write the connection of `flwr`, and the App."""
+        keys = self.door.keys
+        trust = {"root-certificates": str(keys.absolute() / CA_CRT)} if keys else {"insecure": True}
+        here = {"address": join_address(*self.control)} | trust
+        connection = {"superlink": {"default": "here", "here": here}}
+        (self.home / "config.toml").write_text(tomli_w.dumps(connection))
+        (self.folder / "app").mkdir()
+        flwr = {
+            "publisher": "fedcomp",
+            "components": COMPONENTS,
+            "config": {FOLDER: str(self.folder)},
+        }
+        build = {"requires": ["hatchling"], "build-backend": "hatchling.build"}
+        project = {"build-system": build, "project": PROJECT, "tool": {"flwr": {"app": flwr}}}
+        (self.folder / "app" / "pyproject.toml").write_text(tomli_w.dumps(project))
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(self.control, timeout=1.0).close()
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,42 @@
+"""The ServerApp of a deployment: runs the rounds, and writes what happens for `fedcomp server start` to show."""
+
+import functools
+import json
+import os
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from ...config import RunConfig
+from ...errors import FedcompError
+from ...keys.enrolment import pem, public_key
+from ...transports.flower.joining import JoiningTransport
+from ..start import Deployment, Door
+from .events import ENDED, EventWriter
+
+FOLDER = "fedcomp-folder"  # in the run config: the folder of SETTINGS and EVENTS
+SETTINGS, EVENTS = "settings.json", "events.jsonl"
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    folder = Path(str(context.run_config[FOLDER]))
+    settings = json.loads((folder / SETTINGS).read_text())
+    os.chdir(settings["cwd"])
+    keys = Path(settings["keys"]) if settings["keys"] else None
+    door = Door(settings["port"], settings["host"], keys)
+    enrolled = settings["enrolled"] and {
+        node: (client, pem(public_key(key))) for node, client, key in settings["enrolled"]
+    }
+    with (folder / EVENTS).open("a", encoding="utf-8") as file:
+        events = EventWriter(file)
+        try:
+            make = functools.partial(JoiningTransport, grid, door.port, enrolled)
+            Deployment(RunConfig(**settings["options"]), door, events, make).run(lambda port: None)
+            events.write(ENDED)
+        except FedcompError as error:
+            events.failed(error)
+            raise

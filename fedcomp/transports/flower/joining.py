@@ -1,0 +1,164 @@
+"""A transport over Flower's `Grid` whose clients join a run by answering an invitation."""
+
+from collections.abc import Callable, Collection, Mapping
+from time import monotonic, sleep
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from ...errors import ProtocolError
+from ...keys.enrolment import pem
+from ...keys.keyring import verifier
+from ...messages import Farewell, Invitation, Presence
+from ...server.transport import Delivery
+from .grid_transport import POLL_S, GridTransport
+from .records import from_records, to_records
+
+JOIN, LEAVE = "query.join", "query.leave"  # message types
+LOOK_S = 0.5  # between looks at the connected nodes
+LEAVE_S = 20.0  # for the clients to answer the farewell
+
+
+class JoiningTransport(GridTransport):
+    """Invites each node that connects. Its answer says which client it is, and at which version.
+
+    `port`: the SuperLink's. `enrolled`: node id → logical id and public key (PEM) of the nodes that Flower authenticates; None: nodes name
+    their client.
+    `on_joined` is called for each client that joins or comes back, `on_heard` for one that answers a message that is no longer open.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        port: int,
+        enrolled: Mapping[int, tuple[int, bytes]] | None,
+        invitation: Invitation,
+        clients: int,
+        *,
+        on_joined: Callable[[int, Presence], None],
+        on_heard: Callable[[int], None],
+        warn: Callable[[str], None],
+    ):
+        super().__init__(grid, self._look)
+        self.port, self.enrolled, self.invitation, self.size = port, enrolled, invitation, clients
+        self.on_joined, self.on_heard, self.warn = on_joined, on_heard, warn
+        self._joined: dict[int, int] = {}  # node → client
+        self._invited: dict[str, int] = {}  # message id → node
+        self._late: dict[int, str] = {}  # client → message id of a cancelled assignment
+        self._public_keys = dict(enrolled.values()) if enrolled else {}
+        self._warned: set[str] = set()
+        self._looked_s = float("-inf")
+
+    def open(self) -> None:
+        """Do nothing: the SuperLink serves the port."""
+
+    def receive(self, timeout_s: float) -> list[Delivery]:
+        self._hear_late()
+        return super().receive(timeout_s)
+
+    def cancel(self, clients: Collection[int]) -> None:
+        gone = set(clients)
+        self._late |= {client: name for name, client in self._open.items() if client in gone}
+        super().cancel(clients)
+
+    # Beyond Transport, as GrpcTransport has it.
+
+    def public_key(self, client: int) -> bytes:
+        """Return the PEM of the public key that a client joined with. Raises KeyError if it has not joined with one."""
+        return self._public_keys[client]
+
+    def recheck(self) -> None:
+        """Do nothing: Flower authenticates the nodes."""
+
+    def traffic(self) -> None:
+        """Return None: the bytes at a SuperLink's port are not counted."""
+
+    def counts(self) -> dict[str, int]:
+        return {"connections": len(self._joined)}
+
+    def dismiss(self, round: int) -> None:
+        """Tell all clients that the run is over, and wait up to 20 s for their answers."""
+        farewell = Farewell(self.invitation.run, round)
+        messages = [self._message(farewell, LEAVE, node) for node in self._joined]
+        waiting = {name for name in self.grid.push_messages(messages) if name}
+        end = monotonic() + LEAVE_S
+        while waiting and monotonic() < end:
+            replies = list(self.grid.pull_messages(list(waiting)))
+            waiting -= {reply.metadata.reply_to_message_id for reply in replies}
+            sleep(POLL_S)
+
+    # Clients.
+
+    def _look(self, grid: Grid) -> Mapping[int, int]:
+        """Return client → node of the clients that are connected, after inviting new nodes and reading answers."""
+        if monotonic() - self._looked_s >= LOOK_S:
+            self._looked_s = monotonic()
+            here = set(grid.get_node_ids())
+            self._joined = {n: client for n, client in self._joined.items() if n in here}
+            self._invited = {name: n for name, n in self._invited.items() if n in here}
+            self._read_answers()
+            self._invite(here - {*self._joined, *self._invited.values()})
+        return {client: node for node, client in self._joined.items()}
+
+    def _invite(self, nodes: Collection[int]) -> None:
+        known = self.enrolled
+        nodes = [node for node in nodes if known is None or node in known]
+        if not nodes:
+            return
+        invitations = [
+            self._message(
+                Invitation(
+                    **vars(self.invitation) | {"client": -1 if known is None else known[n][0]}
+                ),
+                JOIN,
+                n,
+            )
+            for n in nodes
+        ]
+        names = self.grid.push_messages(invitations)
+        self._invited |= {name: n for name, n in zip(names, nodes, strict=True) if name}
+
+    def _read_answers(self) -> None:
+        for reply in self.grid.pull_messages(list(self._invited)) if self._invited else ():
+            node = self._invited.pop(reply.metadata.reply_to_message_id, None)
+            if node is None:
+                continue
+            try:
+                self._join(node, _presence(reply))
+            except ProtocolError as error:
+                self._warn_once(f"a node that was invited cannot take part: {error}")
+
+    def _join(self, node: int, presence: Presence) -> None:
+        client = presence.client
+        if presence.reason or presence.run != self.invitation.run:
+            reason = presence.reason or "it answered the invitation of another run"
+            raise ProtocolError(f"client {client}: {reason}")
+        if not 0 <= client < self.size or (self.enrolled and self.enrolled[node][0] != client):
+            raise ProtocolError(f"it cannot be client {client} of a run of {self.size}")
+        self._joined = {n: c for n, c in self._joined.items() if c != client} | {node: client}
+        if presence.key:
+            self._public_keys[client] = pem(verifier(presence.key))
+        self.on_joined(client, presence)
+
+    def _hear_late(self) -> None:
+        if not self._late:
+            return
+        clients = {name: client for client, name in self._late.items()}
+        for reply in self.grid.pull_messages(list(clients)):
+            client = clients.get(reply.metadata.reply_to_message_id)
+            if client is not None and self._late.pop(client, None) and not reply.has_error():
+                self.on_heard(client)
+
+    def _message(self, message: Invitation | Farewell, kind: str, node: int) -> Message:
+        return self.grid.create_message(to_records(message), kind, node, "0")
+
+    def _warn_once(self, sentence: str) -> None:
+        if sentence not in self._warned:
+            self._warned.add(sentence)
+            self.warn(sentence)
+
+
+def _presence(reply: Message) -> Presence:
+    if reply.has_error():
+        raise ProtocolError(f"Flower error {reply.error.code}: {reply.error.reason}")
+    return from_records(reply.content, Presence)

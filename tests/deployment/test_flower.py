@@ -1,0 +1,34 @@
+"""`--transport flower`: stock processes of Flower carry a run, which is interrupted and resumed."""
+
+import signal
+
+import pytest
+from deployment import children, gone, stage
+
+pytestmark = [pytest.mark.slow, pytest.mark.deploy, pytest.mark.timeout(400)]
+RUN = ("--clients", "2", "--participation", "1", "--insecure")
+
+
+def both(here, *transport: str):
+    return [here.client(i, "--insecure", *transport) for i in range(2)]
+
+
+def test_an_interrupted_run_over_flower_ends_with_the_model_of_one_over_grpc(tmp_path):
+    (tmp_path / "grpc").mkdir()
+    with stage(tmp_path / "grpc") as here:
+        server, clients = here.server(*RUN, "--rounds", "2"), both(here)
+        assert [command.end() for command in (server, *clients)] == [0, 0, 0], server.said
+    flower = ("--transport", "flower")
+    with stage(tmp_path) as here:
+        server, clients = here.server(*RUN, *flower, "--rounds", "2"), both(here, *flower)
+        server.wait_for(r"^ +1 ")
+        started = set().union(*(children(command.process.pid) for command in (server, *clients)))
+        assert len(started) >= 4
+        for command in (server, *clients):
+            assert command.interrupt(signal.SIGINT) == 128 + signal.SIGINT
+        assert gone(started), "processes of Flower are left"
+        server = here.server(*RUN, *flower, "--rounds", "2", "--resume")
+        clients = both(here, *flower)
+        assert [command.end() for command in (server, *clients)] == [0, 0, 0], server.said
+    models = [tmp_path / "run", tmp_path / "grpc" / "run"]
+    assert len({(folder / "model.safetensors").read_bytes() for folder in models}) == 1
