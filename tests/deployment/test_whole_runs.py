@@ -95,7 +95,7 @@ def test_keys_that_change_and_a_registry_that_breaks_under_a_server(tmp_path):
         yield  # the others take part in another round
         assert not run.clients[0].ended
 
-    options = {"clients": 3, "participation": 2 / 3, "rounds": 10**6}
+    options = {"clients": 3, "participation": 2 / 3, "rounds": 10**6, "deadline": 1.0}
     with deployed(tmp_path, keys, **options) as run:
         run.serve([0, 1], [2], script=script())
         assert not run.clients[0].has_said("trying")  # whoever is connected stays
