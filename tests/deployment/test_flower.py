@@ -4,8 +4,10 @@ import signal
 
 import pytest
 from deployment import children, gone, stage
+from typer.testing import CliRunner
 
-pytestmark = [pytest.mark.slow, pytest.mark.deploy, pytest.mark.timeout(400)]
+from fedcomp.cli.main import app
+
 RUN = ("--clients", "2", "--participation", "1", "--insecure")
 
 
@@ -13,6 +15,9 @@ def both(here, *transport: str):
     return [here.client(i, "--insecure", *transport) for i in range(2)]
 
 
+@pytest.mark.slow
+@pytest.mark.deploy
+@pytest.mark.timeout(400)
 def test_an_interrupted_run_over_flower_ends_with_the_model_of_one_over_grpc(tmp_path):
     (tmp_path / "grpc").mkdir()
     with stage(tmp_path / "grpc") as here:
@@ -32,3 +37,16 @@ def test_an_interrupted_run_over_flower_ends_with_the_model_of_one_over_grpc(tmp
         assert [command.end() for command in (server, *clients)] == [0, 0, 0], server.said
     models = [tmp_path / "run", tmp_path / "grpc" / "run"]
     assert len({(folder / "model.safetensors").read_bytes() for folder in models}) == 1
+
+
+@pytest.mark.parametrize(
+    "words, fix",
+    [
+        (["--transport", "http"], "give one of: grpc, flower"),
+        (["--transport", "flower", "--count", "2"], "start each of them with a command of its own"),
+    ],
+)
+def test_a_client_refuses_a_transport_that_cannot_work(words, fix):
+    there = ["client", "--insecure", "--server", "127.0.0.1:1", "--partition-id", "0"]
+    done = CliRunner().invoke(app, [*there, *words])
+    assert done.exit_code == 2 and fix in done.stderr

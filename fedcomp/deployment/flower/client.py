@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -88,9 +87,7 @@ class FlowerClient:
 
     def _serve(self) -> None:
         """Run the SuperNode until it ends, the run is over, or the client is refused."""
-        with self.log.open("ab") as log:
-            variables = processes.environment(self.home / "flwr")
-            node = processes.start(self._command(), variables, log, subprocess.STDOUT)
+        node = processes.start(self._command(), self.home / "flwr", self.log)
         try:
             address = self.target.address
             self.say(Said(f"Flower's SuperNode runs for {address}", "started", server=address))
@@ -107,7 +104,7 @@ class FlowerClient:
         own = self.home / "node"
         shutil.rmtree(own, ignore_errors=True)
         own.mkdir(0o700)
-        words = [processes.script("flower-supernode"), "--superlink", self.target.address]
+        words = ["flower-supernode", "--superlink", self.target.address]
         words += processes.supernode_options(self.home)
         words += ["--node-config", f"{FOLDER}={json.dumps(str(self.path))}"]
         if self.patience_s is not None:

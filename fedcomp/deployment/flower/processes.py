@@ -85,10 +85,8 @@ def supernode_options(home: Path) -> list[str]:
     return ["--host", LOOPBACK, "--port", address.rpartition(":")[2]]
 
 
-def start(
-    command: Sequence[str], variables: dict[str, str], output: object, errors: int | object
-) -> subprocess.Popen:
-    """Start a process in a session of its own, which the terminal's Ctrl-C does not reach.
+def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen:
+    """Start a Flower command in a session of its own, which the terminal's Ctrl-C does not reach. Its output is added to `log`.
 
     On Linux the process is killed when this one dies.
     """
@@ -99,16 +97,16 @@ def start(
         if os.getppid() != parent:
             os._exit(1)
 
-    linux = sys.platform == "linux"
-    return subprocess.Popen(
-        command,
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=errors,
-        start_new_session=True,
-        preexec_fn=follow if linux else None,
-    )
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [script(command[0]), *command[1:]],
+            env=environment(home),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=follow if sys.platform == "linux" else None,
+        )
 
 
 def end(process: subprocess.Popen) -> None:

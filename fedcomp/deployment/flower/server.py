@@ -153,16 +153,8 @@ class SuperLink:
         self._failed = True
         return FedcompError(f"{sentence}; {self.log} has the log{remedy}")
 
-    def _start(self, name: str, *words: str) -> None:
-        with self.log.open("ab") as log:
-            self._started.append(
-                processes.start(
-                    [processes.script(name), *words],
-                    processes.environment(self.home),
-                    log,
-                    subprocess.STDOUT,
-                )
-            )
+    def _start(self, *command: str) -> None:
+        self._started.append(processes.start(command, self.home, self.log))
 
     def _flwr(self, *words: str) -> str:
         done = subprocess.run(
