@@ -114,7 +114,7 @@ def in_process(tmp_path: Path, *words: str) -> tuple[int, dict[str, dict]]:
 
 
 def test_another_version_of_flower_and_a_broken_torch(tmp_path):
-    for name, version in (("flwr", "1.99.0"), ("rich", "13.0.0")):
+    for name, version in (("flwr", "1.20.0"), ("rich", "13.0.0")):
         (tmp_path / f"{name}-{version}.dist-info").mkdir()
         (tmp_path / f"{name}-{version}.dist-info" / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
@@ -126,7 +126,7 @@ def test_another_version_of_flower_and_a_broken_torch(tmp_path):
     assert said["flwr"] == {
         "what": "flwr",
         "state": "failed",
-        "found": f"1.99.0, and {needed['flwr']} is needed",
+        "found": f"1.20.0, and {needed['flwr']} is needed",
         "fix": f"pip install 'flwr{needed['flwr']}'",
     }
     assert (said["rich"]["state"], said["rich"]["fix"]) == (

@@ -236,7 +236,6 @@ def test_another_model_is_one_sentence():
         "",
         "[]",
         "[" * 100_000,
-        json.dumps({"uplink": "stc"}),
     ],
 )
 def test_options_that_are_not_whole_are_refused(options):
