@@ -175,6 +175,8 @@ class Federation:
         lock = ["--keys", "keys", "--host", "127.0.0.1"] if given.secure else ["--insecure"]
         key = ["--enrolment", "keys/clients"] if given.secure else ["--insecure"]
         self.server = self.start("server", [*FEDCOMP, "server", "start", *shape, *door, *lock])
+        while "0 of " not in (folder / "server.txt").read_text() and self.check_server():
+            time.sleep(0.1)  # a client that comes too early asks the port why, which costs bytes
         self.host = self.start("clients", [*FEDCOMP, "client", *host, *key])
 
     def start(self, name: str, command: list[str]) -> subprocess.Popen:
@@ -185,13 +187,17 @@ class Federation:
         self.processes.append(process)
         return process
 
-    def check(self) -> bool:
-        """Whether the server still runs. Leaves when it failed."""
+    def check_server(self) -> bool:
+        """Return whether the server still runs. Exits if it failed."""
         if self.server.poll():
             raise SystemExit((self.folder / "server.txt").read_text())
+        return self.server.poll() is None
+
+    def check(self) -> bool:
+        """Return whether the server still runs. Exits if it or the clients failed."""
         if self.host.poll():
             raise SystemExit((self.folder / "clients.txt").read_text())
-        return self.server.poll() is None
+        return self.check_server()
 
     def records(self) -> list[dict]:
         path = self.folder / "run" / "metrics.jsonl"

@@ -5,6 +5,7 @@ Server and clients trust this CA alone. A client is identified by its public key
 
 import ipaddress
 import re
+import secrets
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import KeysError
 
+SERIAL_BITS = 64  # random
 EARLIER = timedelta(hours=1)  # certificates begin this long ago, for machines whose clock is behind
 ISSUER = "fedcomp CA"
 USAGES = (
@@ -82,6 +84,7 @@ def of_server(
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     return (
         _leaf("fedcomp server", key, ExtendedKeyUsageOID.SERVER_AUTH, now, ends)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage("digital_signature"), critical=True)
         .add_extension(issuer, critical=False)
         .add_extension(names, critical=False)
@@ -110,11 +113,8 @@ def _leaf(
     now: datetime,
     ends: datetime,
 ) -> x509.CertificateBuilder:
-    return (
-        _builder(subject, key, now, ends)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
-    )
+    builder = _builder(subject, key, now, ends)
+    return builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
 
 
 def _builder(
@@ -128,7 +128,7 @@ def _builder(
         .subject_name(named[0])
         .issuer_name(named[1])
         .public_key(key)
-        .serial_number(x509.random_serial_number())
+        .serial_number(secrets.randbits(SERIAL_BITS) | 1)
         .not_valid_before(now - EARLIER)
         .not_valid_after(ends)
     )

@@ -159,8 +159,10 @@ def test_the_certificates_say_what_they_should(folder):
         (client, ExtendedKeyUsageOID.CLIENT_AUTH),
     ):
         extensions = certificate.extensions
-        assert not extensions.get_extension_for_class(x509.BasicConstraints).value.ca
         assert list(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == [purpose]
+    assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    with pytest.raises(x509.ExtensionNotFound):  # no CA either
+        client.extensions.get_extension_for_class(x509.BasicConstraints)
     assert client.subject.rfc4514_string() == "CN=fedcomp client"
     assert ca.public_key() != server.public_key()
     assert (
