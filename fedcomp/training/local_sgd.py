@@ -236,6 +236,8 @@ def descend(
 
     `start`: the weights before the first step, for the proximal term.
     """
+    if not weights:  # the chain takes the steps of all parameters
+        return None
     if sgd.weight_decay:
         gradients = torch._foreach_add(gradients, weights, alpha=sgd.weight_decay)
     if sgd.proximal:

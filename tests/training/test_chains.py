@@ -76,6 +76,7 @@ def pooled() -> nn.Module:
 
 MODELS = {  # and large products in them
     "convolutions": (convolutions, 1),
+    "one linear layer": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 500)), 1),
     "tied and frozen": (tied_and_frozen, 1),
     "rows": (rows, 1),
     "pooled": (pooled, 1),
