@@ -137,7 +137,7 @@ class Model:
             assignment.phase,
         ):
             raise ProtocolError(
-                f"the reply is of client {report.client}, round {report.round}, phase '{report.phase}'"
+                f"the reply names client {report.client}, round {report.round}, phase '{report.phase}'"
             )
         asked.traffic.received(report.client, report.frame + b"".join(parcel.bodies))
         if report.version:
@@ -148,7 +148,7 @@ class Model:
             raise ProtocolError(f"{report.stage}: {report.reason}")
         if (report.version, report.fingerprint) != (assignment.version, assignment.fingerprint):
             raise ProtocolError(
-                f"the reply was made from version {report.version[:8]}, the round's is {assignment.version[:8]}"
+                f"the reply was made from version {report.version[:8]}, but the round's version is {assignment.version[:8]}"
             )
         arrays = self._trained(report, parcel) if parcel.record else None
         reply.content = parcel.replaced(reply.content, arrays)
