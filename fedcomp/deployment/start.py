@@ -52,7 +52,7 @@ from .ports import listen
 from .roster import Roster
 
 ENGINE = "deployed"  # in [resolved] of a run folder
-GIVEN_UP = (
+INSECURE = (
     "--insecure: no TLS and no keys; whoever reaches {where} can take part as any client, and read and change what is sent; "
     "for more than a trial: fedcomp keys init"
 )
@@ -182,7 +182,7 @@ class Deployment:
             opened(self.transport.port)
             self.callback.serving(self.by_client.port)
             if not self.door.keys:
-                self.callback.warning(GIVEN_UP.format(where=self.door.address))
+                self.callback.warning(INSECURE.format(where=self.door.address))
             self.callback.started(self._header(done + 1))
             self._warn_about_missing_keys()
             for sentence in self.evaluator.warnings:

@@ -170,8 +170,8 @@ class _Visit:
 
     def _silent(self, what: str) -> UnreachableError:
         return UnreachableError(
-            f"{self.where} does not answer within {self.deadline.timeout_s:g} s ({what}); see that the server is up "
-            f"and that no firewall shuts port {self.port}",
+            f"{self.where} does not answer within {self.deadline.timeout_s:g} s ({what}); check that the server runs "
+            f"and that no firewall blocks port {self.port}",
             "silent",
         )
 
@@ -311,7 +311,7 @@ class _Visit:
 
     def _foreign(self, said: str) -> UnreachableError:
         return UnreachableError(
-            f"{self.where} is no fedcomp server, {said}; correct --server", "not fedcomp"
+            f"{self.where} is not a fedcomp server: {said}; correct --server", "not fedcomp"
         )
 
 

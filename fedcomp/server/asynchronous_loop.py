@@ -1,8 +1,9 @@
-"""The round loop of asynchronous strategies: a round ends with the first answers, and the other clients go on.
+"""The round loop of asynchronous strategies: a round ends with the first answers, and the other clients continue their work.
 
-A round is a step of the model. Its cohort are the clients that answered or were given up; its downlink is what the clients got that began.
-Where time is virtual, clients answer in its order, and the answers of clients at work are part of the checkpoint. Elsewhere they answer
-when they do, and no client is at work when a server starts again.
+A round is one step of the model. Its cohort consists of the clients whose answers it takes and of those that it gives up. Its downlink
+counts the downloads of the clients that start work in it. In virtual time, answers are taken in the order of their virtual arrival. In real
+time, they are taken as they arrive. Answers that no round has taken are part of the checkpoint; a client whose answer had not arrived when
+the server stopped has no assignment after the restart.
 """
 
 import dataclasses
@@ -32,10 +33,10 @@ CLOCK, AT_WORK = "clock", "at-work"  # in a checkpoint
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a client at work."""
+    """An answer that no round has taken yet."""
 
-    round: int  # in which it began
-    due: float  # its arrival, in seconds
+    round: int  # in which its client started work
+    due: float  # time of arrival, in seconds
     report: Report | None  # None: it could not be read
     result: Accepted | Rejection
 
@@ -45,9 +46,9 @@ class Answer:
 
 
 class AsynchronousLoop(RoundLoop):
-    """Runs the rounds of a strategy that waits for nobody.
+    """Runs the rounds of an asynchronous strategy.
 
-    `pace(round, client)` is the virtual duration in seconds of a client's work that began in a round; None: time is real.
+    `pace(round, client)` returns the virtual duration in seconds of the work that a client started in a round; None: time is real.
     """
 
     def __init__(
@@ -56,16 +57,16 @@ class AsynchronousLoop(RoundLoop):
         super().__init__(*parts, **settings)
         self.pace, self.options = pace, self.strategy.options
         self.now = 0.0  # virtual seconds
-        self.began: dict[int, int] = {}  # client at work → the round in which it began
+        self.began: dict[int, int] = {}  # client at work → round in which it started
         self.answers: dict[int, Answer] = {}  # of clients at work, not yet taken by a round
         self.changed: set[int] = (
             set()
         )  # clients whose answers arrived or were taken since the last checkpoint
         self._exchanges: dict[
             int, Exchange
-        ] = {}  # with clients at work, by the round in which they began
-        self._reports: dict[int, Report] = {}  # that arrived and are in no answer yet
-        self._seconds: dict[int, float] = {}  # from question to answer, of answers not yet taken
+        ] = {}  # with clients at work, by the round in which they started
+        self._reports: dict[int, Report] = {}  # received, but not yet part of an answer
+        self._seconds: dict[int, float] = {}  # from assignment to answer, of answers not yet taken
 
     def run_round(self, round: int) -> RoundResult:
         started = time.perf_counter()
@@ -101,14 +102,14 @@ class AsynchronousLoop(RoundLoop):
         return self.close(round, cohort, {TRAIN: accepted}, rejected, traffic)
 
     def expected(self, clients: Sequence[int], round: int) -> list[int]:
-        return []  # it depends on which clients are free by then
+        return []  # not known: it depends on which clients will be free
 
     # Clients at work.
 
     def _begin(self, round: int, traffic: Traffic, besides: Collection[int]) -> None:
-        """Assign work to clients without any, other than `besides`, until the share of clients at work is reached."""
+        """Send assignments to free clients, except `besides`, until the configured share of clients is at work."""
         clients = self.gather()
-        self.now = max(self.now, self.clock.time_s)  # it may have waited for clients
+        self.now = max(self.now, self.clock.time_s)  # `gather` may have waited for clients
         free = set(clients) - self.began.keys() - set(besides)
         room = max(0, size(self.config.participation, len(clients)) - len(self.began))
         begin = draw([*free], min(room, len(free)), self.config.seed, round)
@@ -120,14 +121,14 @@ class AsynchronousLoop(RoundLoop):
         ]
         self.began |= dict.fromkeys(begin, round)
         for earlier in self._exchanges.values():
-            earlier.charge_to(traffic)  # what a client still needs is sent in this round
+            earlier.charge_to(traffic)  # a dense model that a client still needs counts here
         if self.pace is None:
             exchange.send(assignments)
         else:
             exchange.run(assignments, AllAnswered())
 
     def _first(self, round: int, started: float) -> dict[int, Answer]:
-        """Wait for the answers that make a round, and return them by client."""
+        """Wait for as many answers as end a round, and return them by client."""
         wanted = min(len(self.began), max(1, math.floor(self.options.wait * len(self.began) + 0.5)))
         told = 0
         self._collect()
@@ -164,13 +165,13 @@ class AsynchronousLoop(RoundLoop):
             exchange.receive(deliveries)
 
     def _on_answer(self, round: int, answered: int, asked: int) -> None:
-        """Say nothing: a round counts the answers that it takes."""
+        """Do nothing: `_first` reports the answers that a round takes."""
 
     def _on_report(self, report: Report) -> None:
         self._reports[report.client] = report
 
     def _collect(self) -> None:
-        """Keep what the exchanges have accepted and rejected as answers."""
+        """Store the new results of the exchanges as answers."""
         for began, exchange in list(self._exchanges.items()):
             for client, result in exchange.take().items():
                 due = self.now + self.pace(began, client) if self.pace else time.monotonic()
@@ -185,7 +186,7 @@ class AsynchronousLoop(RoundLoop):
         ]
 
     def _give_up(self, client: int, round: int) -> Rejection:
-        reason = f"no answer in the {round - self.began[client]} rounds since it began"
+        reason = f"no answer in the {round - self.began[client]} rounds since it started"
         if client not in self.answers:
             self._exchanges[self.began[client]].give_up([client], reason, DEADLINE)
             self._collect()
@@ -193,7 +194,7 @@ class AsynchronousLoop(RoundLoop):
         return Rejection(client, DEADLINE, reason)
 
     def _leave(self, client: int) -> None:
-        """Release a client, and note its version."""
+        """Release a client and record its version."""
         del self.began[client]
         answer = self.answers.pop(client)
         self.changed.add(client)
@@ -225,7 +226,7 @@ class AsynchronousLoop(RoundLoop):
         self.changed.clear()
 
     def _unpack(self, data: bytes) -> Answer:
-        """Raises ValueError or TypeError for what `_pack` did not make."""
+        """Return the answer that `_pack` packed. Raises ValueError or TypeError for other bytes."""
         head, _, packed = data.partition(b"\n")
         began, due, rejection = json.loads(head)
         try:

@@ -1,10 +1,12 @@
-"""Who is waited for before a round, and who is drawn for it.
+"""The clients that a round waits for, and those that it may be drawn from.
 
-A client is *silent* from when its deadline passed without an answer until it is heard of again: it joins anew, or answers anything,
-however late. The silent are not waited for, and not drawn as long as enough others are here: a client that is dead, frozen or cut off
-costs a run one deadline, not one a round. A client that is only slower than the deadline is heard of when its late answer comes, and
-drawn again. Fewer than the quorum's share of a whole cohort, or than two clients, are never a round: they wait for others, and after
-another deadline the silent are asked again.
+A client becomes *silent* when a deadline passes without its answer. It stays silent until it joins again or sends any answer, however
+late. A round does not wait for silent clients, and is not drawn from them while enough other clients are connected. A client that has
+crashed or lost its network therefore costs a run one deadline, not one per round. A client that is merely slower than the deadline is
+drawn again once its late answer has arrived.
+
+A round needs at least the quorum's share of a whole cohort, and at least two clients. If fewer clients are connected, the round waits;
+after another deadline it may be drawn from silent clients as well.
 """
 
 import math
@@ -15,14 +17,12 @@ from ..config import RunConfig
 from ..strategies.cohort import size
 from ..strategies.round_completion import least
 
-RETURN_S = (
-    15.0  # that clients have to find a server that was started again, who try every five seconds
-)
+RETURN_S = 15.0  # for clients to find a restarted server: they retry every five seconds
 
 
 @dataclass(frozen=True)
 class Quota:
-    """How many clients a round waits for: `wanted`, and after `patience_s` no more than `least`; None = for as long as it takes."""
+    """The number of clients that a round waits for: `wanted`, or after `patience_s` seconds only `least`; None = wait without limit."""
 
     wanted: int
     least: int
@@ -30,7 +30,7 @@ class Quota:
 
     @classmethod
     def first(cls, config: RunConfig, resumed: bool) -> "Quota":
-        """All clients: for ever at the start of a run, and when it is resumed with a deadline for that time."""
+        """Return the quota of a run's first round: all clients, without limit, or for a resumed run with a deadline, for that time."""
         if resumed and config.deadline:
             return cls(
                 config.clients,
@@ -41,30 +41,33 @@ class Quota:
 
     @classmethod
     def later(cls, config: RunConfig, cohort: int) -> "Quota":
-        """A cohort: with a deadline for that time, else as many as may close a round."""
+        """Return the quota of later rounds: a cohort until the deadline, or without a deadline as many clients as can close a round."""
         if config.deadline:
             return cls(cohort, _fewest(config, cohort), config.deadline)
         return cls(enough := least(config.quorum, cohort), enough)
 
     def at_least(self, clients: int) -> "Quota":
-        """The same for a strategy that has no use for fewer."""
+        """Return the quota for a strategy that needs at least `clients` clients."""
         return replace(self, wanted=max(self.wanted, clients), least=max(self.least, clients))
 
 
 def _fewest(config: RunConfig, cohort: int) -> int:
-    """Without how many there is no round, though the deadline has passed: `quorum` says it where it is given."""
+    """Return how many clients a round needs after the deadline: two, or the quorum's share if `quorum` is below 1."""
     return min(cohort, max(2, least(config.quorum, cohort) if config.quorum < 1 else 0))
 
 
 class Attendance:
-    """Who is silent, and with how many the last round began: those who were waited for in vain are not waited for again."""
+    """The silent clients, and the number of clients that were not silent when the last round began (`usual`).
+
+    A round waits for at most `usual` clients, so that it does not wait again for clients that were missing before.
+    """
 
     def __init__(self) -> None:
         self.silent: set[int] = set()
         self.usual = math.inf
 
     def miss(self, clients: Iterable[int]) -> None:
-        """The time of these clients passed without an answer."""
+        """Record clients whose deadline passed without an answer."""
         new = set(clients) - self.silent
         self.silent |= new
         self.usual -= len(new)
@@ -73,7 +76,7 @@ class Attendance:
         self.silent.discard(client)
 
     def wanted(self, quota: Quota) -> int:
-        """How many have to be here for a round to begin at once."""
+        """Return how many clients must be connected for a round to begin at once."""
         return (
             quota.wanted
             if quota.patience_s is None
@@ -81,9 +84,9 @@ class Attendance:
         )
 
     def cohort_of(self, here: Sequence[int], quota: Quota, waited_s: float) -> Sequence[int] | None:
-        """Return the clients that a round may be drawn from now, or None while it has to wait.
+        """Return the clients that a round may be drawn from now, or None if it has to wait.
 
-        `here`: the clients that can be reached. `waited_s`: how long the round has waited for more, in seconds.
+        `here`: the clients that can be reached. `waited_s`: seconds that the round has waited so far.
         """
         speaking = [client for client in here if client not in self.silent]
         over = quota.patience_s is None or waited_s >= quota.patience_s

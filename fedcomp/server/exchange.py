@@ -13,7 +13,7 @@ from ..strategies.round_completion import Progress, RoundCompletion
 from .broadcasts import Broadcasts, Download
 from .transport import Delivery, Lost, Transport
 
-MOST_EXAMPLES = 1 << 53  # that a client may report: up to here every float64 is exact
+MOST_EXAMPLES = 1 << 53  # in one report: float64 holds every integer up to here
 POLL_S = 0.1  # longest wait for an answer before the phase checks again whether it is complete
 
 
@@ -39,20 +39,20 @@ class Traffic:
     downlink: dict[int, int] = field(default_factory=dict)
     seconds: dict[int, float] = field(
         default_factory=dict, compare=False
-    )  # from question to answer, summed over phases; clients that answered
+    )  # from assignment to answer, summed over phases; no entry: no answer
     behind: dict[int, int | None] = field(
         default_factory=dict
-    )  # versions missed when the client was asked; None: unknown
+    )  # versions that the client had missed when it was asked; None: unknown
     lateness: dict[int, int] = field(
         default_factory=dict
-    )  # rounds since the one that the answer was made for; absent: this one
+    )  # rounds by which the client's answer is late; no entry: not late
     first_download: int = 0  # downlink bytes to clients without a state
     catch_up: int = 0  # downlink bytes older than the newest broadcast
 
     def sent(
         self, client: int, download: Download, beside: list[bytes], first: bool, newest: int
     ) -> None:
-        """Count a download. `beside`: what is announced and returned with it."""
+        """Count a download. `beside`: announcements and returned frames that are sent with it."""
         size = download.bytes
         self.downlink[client] = self.downlink.get(client, 0) + size + sum(map(len, beside))
         if first:
@@ -67,8 +67,9 @@ class Traffic:
 class Exchange:
     """The messages of one phase with one cohort. `accepted` and `rejected` grow while reports arrive.
 
-    `open_frames` decodes frames, `heard` is called with each report, `on_answer(answered, asked)` with each answer. `vet(client, frame)`
-    raises FrameError for a frame that this client cannot have made. `in_step`: the server keeps a counterpart of each client's memory.
+    `open_frames` decodes frames. `heard` is called with each report, `on_answer(answered, asked)` with the counts after each answer.
+    `vet(client, frame)` raises FrameError for a frame that this client cannot have made. `in_step`: the server keeps a counterpart of
+    each client's memory.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Exchange:
         self.transport.send(assignments)
 
     def expect(self, assignments: Sequence[Assignment]) -> None:
-        """Wait for the answers to assignments that are sent by other code."""
+        """Register assignments that other code sends, so that their answers are accepted."""
         now_s = self.transport.clock.now()
         for assignment in assignments:
             self._asked[assignment.client] = assignment
@@ -140,7 +141,7 @@ class Exchange:
             self._reject(client, stage, reason)
 
     def take(self) -> dict[int, Accepted | Rejection]:
-        """Return what was accepted and rejected since the last call, by client."""
+        """Return the results since the last call, accepted or rejected, by client."""
         taken = self.accepted | self.rejected
         self.accepted, self.rejected = {}, {}
         return taken
@@ -169,7 +170,7 @@ class Exchange:
             self.on_answer(answered, len(self._asked))
 
     def answers(self) -> Iterator[Accepted]:
-        """Yield what was accepted, in the order of the client ids."""
+        """Yield the accepted updates in the order of client ids."""
         return (self.accepted[client] for client in sorted(self.accepted))
 
     def _report_of(self, delivery: Delivery) -> Report | None:
@@ -192,7 +193,7 @@ class Exchange:
             assignment.phase,
         ):
             raise ProtocolError(
-                f"the reply is of client {report.client}, round {report.round}, phase '{report.phase}'"
+                f"the reply names client {report.client}, round {report.round}, phase '{report.phase}'"
             )
         self.heard(report)
         self.traffic.received(client, report.frame)
@@ -202,12 +203,14 @@ class Exchange:
             return self._reject(client, report.stage, report.reason)
         if (report.version, report.fingerprint) != (assignment.version, assignment.fingerprint):
             raise ProtocolError(
-                f"the update was made from version {report.version[:8]}, the round's is {assignment.version[:8]}"
+                f"the update was made from version {report.version[:8]}, but the round's version is {assignment.version[:8]}"
             )
         if self.in_step:
             _check_step(report, assignment)
         if not 1 <= report.examples <= MOST_EXAMPLES:
-            raise ProtocolError(f"the reply counts {report.examples} examples")
+            raise ProtocolError(
+                f"the reply reports {report.examples} examples, outside of 1 to 2**53"
+            )
         return report
 
     def _send_dense(self, assignment: Assignment) -> None:
@@ -235,10 +238,10 @@ class Exchange:
 
 
 def _check_step(report: Report, assignment: Assignment) -> None:
-    """Raise ProtocolError for an update relative to another state than the counterpart holds, or with a wrong ticket."""
+    """Raise ProtocolError if the update is relative to a state that the counterpart does not hold, or if its ticket is wrong."""
     if report.after not in ("", assignment.accepted):
         raise ProtocolError(
-            f"the update comes after the proposal '{report.after}', the last that was accepted is '{assignment.accepted}'"
+            f"the update builds on the proposal '{report.after}', but the last accepted one is '{assignment.accepted}'"
         )
     if report.ticket != ticket(report.round, report.client, report.frame):
-        raise ProtocolError(f"the ticket '{report.ticket}' is not that of the frame")
+        raise ProtocolError(f"the ticket '{report.ticket}' does not match the frame")

@@ -52,10 +52,10 @@ class RoundResult:
 
 
 class RoundLoop:
-    """Runs the rounds of a strategy over a transport, and keeps what the server knows of each client.
+    """Runs the rounds of a strategy over a transport, and keeps the server's record of each client.
 
-    `gather` returns the logical ids of the clients that a round may be drawn from, in ascending order, and may wait for them; all that
-    can be reached unless given. Ids, not the order of answers, decide the cohort and the order of sums.
+    `gather` returns the logical ids of the clients that a round may be drawn from, in ascending order, and may wait for them. By default
+    it returns all clients that can be reached. Ids, not the order of answers, decide the cohort and the order of sums.
     `on_answer(round, answered, asked)` is called for each answer. `bandwidths`: known uplink speeds by client, in bytes per second.
     """
 
@@ -77,10 +77,10 @@ class RoundLoop:
         self.optimizer = optimizer(self.config.server_optimizer)
         self.versions: dict[int, str] = {}  # last version that each client reported
         self.tickets: dict[int, str] = {}  # of each client's last accepted proposal
-        self.examples: dict[int, int] = {}  # that each client counted when it was last accepted
+        self.examples: dict[int, int] = {}  # example count in each client's last accepted report
         self.dropped: dict[
             int, bytes
-        ] = {}  # frame of what was dropped of that proposal, until the client was told
+        ] = {}  # frame of the entries dropped from that proposal, until the client has received it
 
     @property
     def model(self) -> Tensor:
@@ -88,7 +88,7 @@ class RoundLoop:
         return self.strategy.client_algorithm.model_weights(self.broadcasts.weights)
 
     def rounds(self, rounds: Iterable[int]) -> Iterator[RoundResult]:
-        """Run these rounds and yield after each. The broadcast of a round is sent in the next one: write it to disk in between."""
+        """Run rounds and yield the result of each. A round's broadcast is sent in the next round: write it to disk in between."""
         for round in rounds:
             yield self.run_round(round)
 
@@ -191,7 +191,7 @@ class RoundLoop:
         rejected: Mapping[int, Rejection],
         traffic: Traffic,
     ) -> RoundResult:
-        """Aggregate what the last phase brought, move the model, and remember what was accepted."""
+        """Aggregate the updates of the last phase, move the model, and record the accepted proposals."""
         strategy, counterpart = self.strategy, self.strategy.counterpart
         name, last = list(phases.items())[-1]
         refused = dict(strategy.reject(last))
@@ -232,7 +232,7 @@ class RoundLoop:
         self.on_answer(round, answered, asked)
 
     def _on_report(self, report: Report) -> None:
-        """Note the version of the client, and that it was told what was dropped."""
+        """Record the client's version, and that it has received its dropped entries."""
         if report.version:
             self.versions[report.client] = report.version
         if report.kind != FAILED:
@@ -241,7 +241,7 @@ class RoundLoop:
     def _advance(
         self, round: int, phases: Mapping[str, list[Accepted]]
     ) -> tuple[Aggregation, Broadcast | None]:
-        """Move the model by what the strategy makes of the updates. Raises NonFiniteError with the model unchanged."""
+        """Move the model by the strategy's aggregate of the updates. Raises NonFiniteError with the model unchanged."""
         update = torch.zeros(self.broadcasts.layout.numel, dtype=torch.float32)
         updates = RoundUpdates(
             round,
@@ -253,7 +253,7 @@ class RoundLoop:
         with (
             timed("aggregation"),
             np.errstate(over="ignore", invalid="ignore"),
-        ):  # values outside of float32 are found by `prepare`
+        ):  # `prepare` detects values outside of float32
             aggregation = self.strategy.aggregate(updates, update)
             update = self.optimizer.step(update)
         with timed("downlink"):
@@ -296,10 +296,10 @@ class RoundLoop:
     # Checkpoints.
 
     def take_changes(self) -> Changes:
-        """Return what a loop keeps besides the model and its clients, as far as it changed since the last call."""
+        """Return the loop's own state, without the model and the clients, as far as it changed since the last call."""
         return {}, {}
 
     def restore(
         self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
     ) -> None:
-        """Continue from a checkpoint, whose vectors and values of `take_changes` are read by these."""
+        """Continue from a checkpoint. `vector` and `value` read the entries of `take_changes` by name."""

@@ -1,4 +1,4 @@
-"""The boundary between the round loop and whatever carries its messages."""
+"""The interface between the round loop and the code that carries its messages."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,15 @@ from ..messages import Assignment, Report
 from .clock import Clock
 
 GRACE_S = 5.0  # for a client that disconnected without an answer: one that reconnects in time is asked again
-CUT_OFF = "it was cut off or has ended, and is not back"
+CUT_OFF = "its connection ended, and it did not reconnect in time"
 
 
 @dataclass(frozen=True)
 class Lost:
-    """The answer of a client that did not answer."""
+    """The loss of an assignment that its client did not answer."""
 
     reason: str
-    stage: str = (
-        "reply"  # "send": the assignment could not be sent; "reply": its report will not come
-    )
+    stage: str = "reply"  # "send": the assignment could not be sent; "reply": no report arrived
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Transport(Protocol):
         """Send each assignment to its client. Returns before the clients answer."""
 
     def receive(self, timeout_s: float) -> list[Delivery]:
-        """Return the answers that arrived, or wait for some. Returns an empty list if none arrived within `timeout_s` seconds."""
+        """Return the answers that have arrived. Wait up to `timeout_s` seconds for one; return an empty list if none arrives."""
 
     def cancel(self, clients: Collection[int]) -> None:
         """Withdraw the open assignments of these clients."""

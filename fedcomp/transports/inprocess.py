@@ -19,7 +19,7 @@ class Population(Protocol):
 
 
 class InProcessTransport(Transport):
-    """Hands assignments to a population. `receive` has it handle the next `at_once` of them."""
+    """Hands assignments to a population, which handles the next `at_once` of them in each call of `receive`."""
 
     def __init__(self, population: Population):
         self.population = population

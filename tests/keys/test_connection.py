@@ -192,7 +192,7 @@ def test_a_port_without_tls(answer, mine):
         assert error.cause == "starting" in UnreachableError.passing
     assert (without.cause, str(without)) == (
         "not fedcomp",
-        f"localhost:{port} is no fedcomp server, it does not speak HTTP/2; correct --server",
+        f"localhost:{port} is not a fedcomp server: it does not speak HTTP/2; correct --server",
     )
 
 
@@ -208,7 +208,7 @@ def test_a_server_with_tls_that_does_not_speak_http2(ca, mine, tmp_path):
         error = refused("localhost", port, mine)
     assert (error.cause, str(error)) == (
         "not fedcomp",
-        f"localhost:{port} is no fedcomp server, it does not speak HTTP/2; correct --server",
+        f"localhost:{port} is not a fedcomp server: it does not speak HTTP/2; correct --server",
     )
 
 
@@ -280,7 +280,7 @@ def test_a_server_that_is_frozen_from_the_beginning(secure, mine):
         error = refused("127.0.0.1", frozen.getsockname()[1], mine if secure else None, 0.8)
     what = "no TLS is spoken" if secure else "HTTP/2 is not answered"
     assert error.cause == "silent"
-    assert f"within 0.8 s ({what}); see that the server is up" in str(error)
+    assert f"within 0.8 s ({what}); check that the server runs" in str(error)
 
 
 def test_a_server_that_is_frozen_after_the_handshake(ca, mine, tmp_path):

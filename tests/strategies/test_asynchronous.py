@@ -121,7 +121,7 @@ def test_who_is_too_late_is_given_up_and_nothing_is_lost():
         assert all(round - began.get(a.client, round) <= 3 for a in outcome.accepted)
         for refused in outcome.rejections:
             assert (
-                refused.reason == "no answer in the 4 rounds since it began"
+                refused.reason == "no answer in the 4 rounds since it started"
                 and refused.client in outcome.cohort
             )
             assert refused.client not in federation.loop.began
@@ -193,8 +193,8 @@ def test_a_slow_client_keeps_nobody_waiting_and_is_given_up_in_the_end(slow):
     )
     refused = [(o.round, r.client, r.reason) for o in outcomes for r in o.rejections]
     assert refused == [
-        (7, 1, "no answer in the 6 rounds since it began"),
-        (14, 1, "no answer in the 6 rounds since it began"),
+        (7, 1, "no answer in the 6 rounds since it started"),
+        (14, 1, "no answer in the 6 rounds since it started"),
     ]
     accounts.settle_and_check()
     if slow is None:

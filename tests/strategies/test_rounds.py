@@ -271,5 +271,5 @@ def test_a_count_of_examples_that_cannot_be_is_a_rejection(examples):
     ]
     (outcome,) = run(federation, 1)
     assert [(r.client, r.reason[:16]) for r in outcome.rejections] == [
-        (1, "the reply counts")
+        (1, "the reply reports")
     ] and len(outcome.accepted) == 5

@@ -16,8 +16,8 @@ from .device_app import FOLDER, OVER, REFUSED, SAID, SETUP
 from .events import new_lines
 
 HOME, LOG = "supernode", "supernode.log"  # in the state folder
-LOOK_S = 0.2  # between looks at what the client says
-LAST_S = 5.0  # for the answer to the farewell to leave
+LOOK_S = 0.2  # between reads of the ClientApp's messages
+LAST_S = 5.0  # for the answer to the farewell to be sent
 EXPOSED = (
     "--transport flower: Flower's SuperNode runs the Apps that the server sends; take part with servers that you trust, or use "
     "--transport grpc"
@@ -55,7 +55,7 @@ class FlowerClient:
         self.target, self.setup, self.path, self.say = target, setup, path.absolute(), say
         self.patience_s, self.stay = patience_s, stay
         self.home, self.log = self.path / HOME, self.path / LOG
-        self._refused = ""  # why this client cannot take part
+        self._refused = ""  # why this client cannot take part; "" if it can
         self._said = new_lines(self.path / SAID)
 
     def run(self) -> None:
@@ -121,7 +121,7 @@ class FlowerClient:
         ]
 
     def _tell(self) -> None:
-        """Repeat what the client's processes have said since the last time."""
+        """Repeat the sentences that the ClientApp's processes have written since the last call."""
         for line in self._said():
             sentence, event, values = json.loads(line)
             self.say(Said(sentence, event, **values))

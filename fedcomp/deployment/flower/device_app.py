@@ -77,7 +77,7 @@ def leave(message: Message, context: Context) -> Message:
 
 @contextmanager
 def _member(context: Context) -> Iterator[tuple[Member, StateFolder]]:
-    """Return the client whose state is in the folder that the node config names. This process holds the folder's lock."""
+    """Yield the client whose state is in the folder that the node config names. This process holds the folder's lock meanwhile."""
     path = Path(str(context.node_config[FOLDER]))
     setup = json.loads((path / SETUP).read_text())
     task = load(setup["task"], data_folder(RunConfig(data=setup["data"])))

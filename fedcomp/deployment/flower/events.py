@@ -1,6 +1,6 @@
-"""The callbacks of a run in another process, as lines of JSON in a file.
+"""Callback calls passed from one process to another as lines of JSON in a file.
 
-`EventWriter` is the callback of the process that runs the rounds. `EventReader` repeats its calls in the process that shows them.
+`EventWriter` is the callback of the process that runs the rounds. `EventReader` repeats the calls in the process that shows the run.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from ...callbacks import Callback, Header, Rejections, RoundRecord, Summary
 from ...errors import FedcompError, UserError
 from ...server.run_folder import record_of
 
-ENDED, FAILED = "ended", "failed"  # the last event, which is no callback
+ENDED, FAILED = "ended", "failed"  # the last event, which is not a callback call
 SHOWN = "started", "waiting", "joined", "left", "progress", "round_done", "checkpoint", "warning"
 
 
@@ -69,7 +69,7 @@ class EventReader:
         self._lines = new_lines(path)
 
     def read(self) -> None:
-        """Repeat the calls since the last time. Raises the error that ended the run."""
+        """Repeat the calls that were written since the last call. Raises the error that ended the run."""
         for line in self._lines():
             name, *values = json.loads(line)
             if name == FAILED:
@@ -85,7 +85,7 @@ class EventReader:
 
 
 def new_lines(path: Path) -> Callable[[], Iterator[str]]:
-    """Return a function that returns the whole lines that were added to a file since its last call."""
+    """Return a function that yields the complete lines added to a file since its last call."""
     read = 0
 
     def lines() -> Iterator[str]:
@@ -103,7 +103,7 @@ def new_lines(path: Path) -> Callable[[], Iterator[str]]:
 
 
 def error_of(sentence: str, exit_status: int) -> FedcompError:
-    """Return an error of another process."""
+    """Return the error of another process as an exception of this one."""
     error = (UserError if exit_status == UserError.exit_status else FedcompError)(sentence)
     error.exit_status = exit_status
     return error

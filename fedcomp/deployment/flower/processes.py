@@ -86,7 +86,7 @@ def supernode_options(home: Path) -> list[str]:
 
 
 def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen:
-    """Start a Flower command in a session of its own, which the terminal's Ctrl-C does not reach. Its output is added to `log`.
+    """Start a Flower command in its own session, so that the terminal's Ctrl-C does not reach it. Append its output to `log`.
 
     On Linux the process is killed when this one dies.
     """
@@ -110,7 +110,7 @@ def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen:
 
 
 def end(process: subprocess.Popen) -> None:
-    """Terminate a process, and kill what is left of its group after 5 s."""
+    """Terminate a process, kill it if it has not ended after 5 s, and kill the rest of its process group."""
     try:
         process.terminate()
         process.wait(STOP_S)

@@ -27,7 +27,7 @@ from .processes import LOOPBACK
 from .server_app import EVENTS, FOLDER, SETTINGS
 
 START_S = 60.0  # for the SuperLink to open its port
-LOOK_S = 0.2  # between looks at what the ServerApp wrote
+LOOK_S = 0.2  # between reads of the ServerApp's events
 LOG = "flower.log"
 PROJECT = {
     "name": "fedcomp-run",
@@ -74,7 +74,7 @@ def serve(
         callback.warning(EXPOSED.format(port=door.port, host=door.host))
         link.submit()
         while not events.ended:
-            running = link.running()  # before the last look
+            running = link.running()  # read first: the events of a process that ended are complete
             events.read()
             if not running and not events.ended:
                 raise link.failure(
@@ -86,7 +86,7 @@ def serve(
 
 
 def _settings(config: RunConfig, door: Door, enrolled: list | None) -> dict:
-    """Return what the ServerApp needs to know. The options that concern this process alone keep their defaults there."""
+    """Return the settings of the ServerApp. Options that concern this process alone have their defaults there."""
     shown = dataclasses.replace(config, log_json=None, metrics_port=-1, tensorboard=False)
     options = {
         name: value
@@ -109,7 +109,7 @@ class SuperLink:
         self._failed = False
 
     def start(self) -> None:
-        """Start it, and wait until it is there. Raises FedcompError."""
+        """Start the SuperLink, and wait until its port is open. Raises FedcompError."""
         self.home.mkdir()
         options, self.control = processes.superlink_options(
             self.door.host, self.door.port, self.home
@@ -135,10 +135,11 @@ class SuperLink:
         return found
 
     def submit(self) -> None:
-        """Submit the run. `running` is then about the run as well."""
+        """Submit the run. From then on, `running` is False once the run has ended."""
         self._start("flwr", "run", str(self.folder / "app"), "here", "--stream")
 
     def running(self) -> bool:
+        """Return whether all processes that were started still run."""
         return all(process.poll() is None for process in self._started)
 
     def stop(self) -> None:
@@ -178,7 +179,7 @@ class SuperLink:
         return [*ca, *files, "--enable-supernode-auth"]
 
     def _write_files(self) -> None:
-        """Write the connection of `flwr`, and the App."""
+        """Write the configuration of `flwr` and the App's pyproject.toml."""
         keys = self.door.keys
         trust = {"root-certificates": str(keys.absolute() / CA_CRT)} if keys else {"insecure": True}
         here = {"address": join_address(*self.control)} | trust

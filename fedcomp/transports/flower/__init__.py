@@ -1,4 +1,4 @@
-"""fedcomp in a Flower App: strategies of fedcomp with their clients, and compression around strategies of Flower."""
+"""fedcomp in a Flower App: fedcomp's strategies and their clients, and compression for Flower's own strategies."""
 
 from .client_app import client_app
 from .compressed import Compressed

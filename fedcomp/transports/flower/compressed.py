@@ -2,9 +2,9 @@
 
     strategy = Compressed(FedAvg(...), uplink="stc:density=1/100")
 
-The clients' end is `compression_mod`. The wrapped strategy sends and aggregates whole ArrayRecords, as ever; on the wire
-are frames: down, the broadcasts that a client misses; up, the difference that its training made, with error feedback (Sattler et al.
-2019, algorithm 2, with the strategy's own rule in the place of the mean). A reply that cannot be used is rejected with a reason.
+The clients' end is `compression_mod`. The wrapped strategy still sends and aggregates whole ArrayRecords, but frames are sent in their
+place: the broadcasts that a client has missed on the way down, and the client's update on the way up, with error feedback (Sattler et
+al. 2019, algorithm 2, with the strategy's own rule in place of the mean). A malformed reply is rejected with a reason.
 """
 
 import logging
@@ -34,15 +34,15 @@ HOOKS = (
     "summary",
 )
 
-log = logging.getLogger("flwr.fedcomp")  # heard wherever Flower's own lines are
+log = logging.getLogger("flwr.fedcomp")  # handled by Flower's own log handlers
 
 
 class Compressed(Strategy):
     """A Flower strategy whose messages are compressed.
 
-    `uplink`, `downlink`: codec specs; `identity` sends all. `downlink_memory`: what the server keeps of what it did not send. `cache`:
-    bytes of old broadcasts for clients that were away, as a multiple of the model's. `whole`: patterns of names of arrays that travel
-    as they are, beside those that are no floats. `seed`: of what codecs draw.
+    `uplink`, `downlink`: codec specs; `identity` does not compress. `downlink_memory`: spec of the memory of what broadcasts left out.
+    `cache`: bytes of old broadcasts to keep for clients that were away, as a multiple of the model's size. `whole`: name patterns of
+    arrays that are sent uncompressed, in addition to arrays that do not hold floats. `seed`: for the random choices of codecs.
 
     `traffic` has the bytes of frames by client for each (round, "train" or "evaluate"), `rejections` the rejected replies with reasons.
     Raises SpecError and ConfigError for options that exclude each other.
@@ -88,7 +88,7 @@ class Compressed(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run the wrapped strategy's `start`, Flower's or one of its own, with the steps of this object in place of its own.
+        """Run the wrapped strategy's `start` with its configure, aggregate and summary methods replaced by those of this object.
 
         Raises FedcompError at the end of a run in which clients were asked to train and none of their updates was accepted.
         """
@@ -125,7 +125,7 @@ class Compressed(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The wrapped strategy's messages, with what each node misses in the place of the model."""
+        """Return the wrapped strategy's messages, with the model replaced by the broadcasts that each node has missed."""
         messages = self._packed(
             server_round, TRAIN, self._current(arrays), self._own["configure_train"], config, grid
         )
@@ -135,7 +135,7 @@ class Compressed(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What the wrapped strategy makes of the clients' whole models; and of that, what the clients will get."""
+        """Have the wrapped strategy aggregate the clients' whole models. Return the model that clients will have after the broadcast."""
         asked = self._asked.setdefault(TRAIN, Asked(server_round, TRAIN))
         opened = self._opened(asked, replies)
         arrays, metrics = self._own["aggregate_train"](server_round, opened)
@@ -144,7 +144,7 @@ class Compressed(Strategy):
             try:
                 self.model.advance(server_round, arrays)
             except NonFiniteError as error:
-                self._reject(asked, nodes, f"the strategy's result is of no use: {error}")
+                self._reject(asked, nodes, f"the strategy's result cannot be used: {error}")
                 return None, None
             self.model.accept(asked, [node % IDS for node in nodes])
             self._accepted += len(nodes)
@@ -155,7 +155,7 @@ class Compressed(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The wrapped strategy's messages, with what each node misses in the place of the model."""
+        """Return the wrapped strategy's messages, with the model replaced by the broadcasts that each node has missed."""
         return self._packed(
             server_round,
             EVALUATE,
@@ -180,7 +180,7 @@ class Compressed(Strategy):
     # The wire.
 
     def _current(self, arrays: ArrayRecord) -> ArrayRecord:
-        """The model that clients follow. One that somebody else has put in its place is a new beginning: all get it as a whole."""
+        """Return the clients' model. If `arrays` is another model, start anew from it: all clients then download it whole."""
         if self.model is None or not self.model.holds(arrays):
             form = Form.of(arrays, self.whole)
             if not form.layout.numel:
@@ -203,7 +203,7 @@ class Compressed(Strategy):
         return self.model.arrays
 
     def _keeper(self, layout: Layout) -> Memory:
-        """The downlink's memory. Raises ConfigError for one that does not suit it."""
+        """Return the downlink's memory. Raises ConfigError for a memory that does not suit a downlink."""
         try:
             keeper = memory(self.downlink_memory, self.downlink, layout.numel, layout)
         except MismatchError as error:
@@ -229,7 +229,7 @@ class Compressed(Strategy):
         messages = list(configure(round, arrays, config, grid) or [])
         keys: dict[
             int, str
-        ] = {}  # the model's, by the identity of a message's records: messages share them
+        ] = {}  # id() of a message's records, which messages share → key of the model in them
         for message in messages:
             content = message.content
             if id(content) not in keys:
@@ -276,7 +276,7 @@ class Compressed(Strategy):
                 self._last_rejection = f"client {node}: {reason}"
 
     def _tell(self, asked: Asked) -> None:
-        """What a phase cost, and what its models would have, in the log."""
+        """Log the bytes of a phase, and those of the same exchanges without compression."""
         dense = 4 * self.model.form.layout.numel if self.model else 0
         ways = [("down to", asked.traffic.downlink, len(asked.assignments))]
         ways += [("up from", asked.traffic.uplink, len(asked.tickets))] * (asked.phase == TRAIN)
@@ -293,7 +293,7 @@ class Compressed(Strategy):
 
 
 def weighted_by(strategy: Strategy) -> str:
-    """The metric by which a strategy weighs replies, of itself or of one that it wraps; "" where it names none."""
+    """Return the name of the metric by which a strategy, or one that it wraps, weighs replies; "" if there is none."""
     while strategy is not None:
         if isinstance(key := getattr(strategy, "weighted_by_key", None), str):
             return key

@@ -2,7 +2,7 @@
 
     app = ClientApp(mods=[compression_mod()])
 
-`fedcomp.strategies.Compressed` is the server's side. The mod turns the server's message into the ArrayRecord that the app expects, and
+`fedcomp.transports.flower.Compressed` is the server's side. The mod turns the server's message into the ArrayRecord that the app expects, and
 sends the difference between the app's result and that record as a frame, with error feedback. Messages of other strategies pass
 unchanged. The server chooses the codecs and names them in each message; the client chooses the memory.
 
@@ -39,25 +39,26 @@ from .records import MESSAGE
 ClientAppCallable = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, ClientAppCallable], Message]
 
-RUNS = 4  # whose state is kept
+RUNS = 4  # newest runs whose state is kept
 TICKET_BYTES = 16
 TOLD = (
     "training",
     "uplink",
     "downlink",
     "layout",
-)  # by the server; what is kept of others is of no use
+)  # named by the server; a state stored under other values is not used
 HEAD = "head"  # of a stored state
-CLIENT = 0  # of the one client of a session; its real id comes with each assignment
+CLIENT = 0  # id of the one client in its session; each assignment has the real id
 
 
 def compression_mod(memory: str = "residual", state_dir: str | Path | None = None) -> Mod:
     """Return a Flower mod that compresses what a ClientApp returns. List it first, so that the other mods see whole arrays.
 
     `memory`: spec string of the memory that keeps what was not sent. `state_dir`: folder of the clients' state. By default it is
-    ~/.local/state/fedcomp on a SuperNode, and none in Flower's simulation engine, where a client's state stays in its Context and ends
-    with the run. Each client has a folder of its own in it, named by the `partition-id` of its node config, or else by its node id,
-    which outlives a restart only of a SuperNode with a key of its own. Raises ConfigError for a memory that a mod cannot support.
+    ~/.local/state/fedcomp on a SuperNode. In Flower's simulation engine there is none by default: a client's state stays in its Context
+    and ends with the run. In `state_dir` each client has a folder that is named after the `partition-id` of its node config, or else
+    after its node id. A SuperNode keeps its node id over a restart only if it has a key of its own. Raises ConfigError for a memory that
+    a mod cannot support.
     """
     check_memory(memory)
 
@@ -83,14 +84,14 @@ def compression_mod(memory: str = "residual", state_dir: str | Path | None = Non
 
 
 def check_memory(memory: str) -> None:
-    """Raise ConfigError for a memory that needs the server or the local steps to know of it."""
+    """Raise ConfigError for a memory that needs support from the server or from the local steps."""
     name = memory.partition(":")[0]
     cls = available_memories().get(name)
     if cls is not None and (cls.counterpart is not None or cls.only_under or cls.needs_moments):
         raise ConfigError(
-            f"memory '{name}' needs more than a mod can see of an app; use memory='residual', or fedcomp client"
+            f"memory '{name}' needs more than a mod can access; use memory='residual', or fedcomp client"
         )
-    with suppress(ConfigError):  # whether it suits the codec is seen when that is known
+    with suppress(ConfigError):  # the codec that it has to suit is not known yet
         memory_of(memory, codec("stc"), 1)
 
 
@@ -134,7 +135,7 @@ def _attend(
     context: Context,
     call_next: ClientAppCallable,
 ) -> Message:
-    """Let the app answer a message, and pack what it says."""
+    """Have the app answer a message, and pack its reply."""
     a, stage = assignment, "download"
     try:
         client = kept.arrive(a)
@@ -172,12 +173,12 @@ def _attend(
 
 
 def _only(report: Report, to: Message) -> Message:
-    """A reply that the app has no part in."""
+    """Return a reply made without the app."""
     return Message(Parcel.of(report).put(RecordDict(), ""), reply_to=to)
 
 
 def _with(report: Report, reply: Message) -> Message:
-    """The app's reply with a report beside it. Records of arrays stay here when there is no update: the server could not use them."""
+    """Return the app's reply with a report added. Without an update its arrays are left out, since the server could not use them."""
     failed = report.kind != UPDATE
     others = {
         key: record
@@ -189,7 +190,7 @@ def _with(report: Report, reply: Message) -> Message:
 
 
 def _trained(form: Form, content: RecordDict) -> tuple[str, ArrayRecord]:
-    """The model in an app's reply, and its key. Raises ProtocolError."""
+    """Return the key and the arrays of the model in an app's reply. Raises ProtocolError."""
     found = [
         (key, record)
         for key, record in content.items()
@@ -205,9 +206,9 @@ def _trained(form: Form, content: RecordDict) -> tuple[str, ArrayRecord]:
 
 @dataclass
 class AppClient:
-    """What a client has of a run's training."""
+    """A client's session in a run, and the form of the model."""
 
-    run: dict[str, str]  # the run's description by the server (TOLD), and the memory
+    run: dict[str, str]  # the server's values of TOLD, and the memory
     form: Form
     session: ClientSession
 
@@ -251,7 +252,7 @@ class RunStates(StateFolder):
 
 
 class ContextState:
-    """A client's state in its Flower Context, which outlives a message and ends with the run."""
+    """A client's state in its Flower Context, which lasts until the run ends."""
 
     KEY = "fedcomp"
 
@@ -286,12 +287,12 @@ class Kept:
             seed = int(told["seed"])
         except (KeyError, ValueError) as error:
             raise ProtocolError(
-                "the message lacks what a client has to know; install the same version of fedcomp on both sides"
+                "the message lacks a field that clients need; install the same version of fedcomp on both sides"
             ) from error
         client = self._load(run, seed)
         if client is None:
             if "form" not in told:
-                raise NeedDense(f"nothing is kept of this run in {self.place}")
+                raise NeedDense(f"no state of this run is stored in {self.place}")
             client = AppClient.new(run, Form.unpack(told["form"]), seed)
         taken = _tickets(told.get("taken", b""))
         accepted = client.ticket if client.ticket in taken else assignment.accepted
@@ -299,13 +300,13 @@ class Kept:
         return client
 
     def save(self, client: AppClient) -> None:
-        """Store the state; a file is on the disk when this returns. Raises CheckpointError when the disk is full."""
+        """Store the state; a file is flushed to the disk. Raises CheckpointError if it cannot be written, as when the disk is full."""
         head = client.run | {"form": client.form.pack().decode()}
         state = device_state.pack(client.session, CLIENT) | {HEAD: json.dumps(head).encode()}
         self.place.save(state, self.file)
 
     def _load(self, run: dict[str, str], seed: int) -> AppClient | None:
-        """Return the client as it was stored in this run, None if it was not."""
+        """Return the client that was stored in this run, None if there is none."""
         state = self.place.load(self.file)
         if not state:
             return None
@@ -318,8 +319,8 @@ class Kept:
             return client
         except (KeyError, TypeError, ValueError, AttributeError, FedcompError) as error:
             raise CheckpointError(
-                f"{self.place}: {self.file} is damaged ({error}); remove it, and the client takes part like one "
-                "that is new"
+                f"{self.place}: {self.file} is damaged ({error}); remove it, and the client takes part as a new "
+                "one"
             ) from error
 
 

@@ -15,7 +15,7 @@ from .records import from_records, to_records
 # Logical client id → Flower node id, of the clients that can be reached now.
 Roster = Callable[[Grid], Mapping[int, int]]
 
-POLL_S = 0.1  # between looks for replies
+POLL_S = 0.1  # between polls for replies
 
 
 def by_node(grid: Grid) -> dict[int, int]:
@@ -24,7 +24,7 @@ def by_node(grid: Grid) -> dict[int, int]:
 
 
 class GridTransport(Transport):
-    """Sends assignments as Flower messages of type "train". `roster` names the nodes of the clients."""
+    """Sends assignments as Flower messages of type "train". `roster` returns the node of each client that can be reached."""
 
     def __init__(self, grid: Grid, roster: Roster = by_node):
         self.grid, self.roster = grid, roster
@@ -63,7 +63,7 @@ class GridTransport(Transport):
         self._open.clear()
 
     def message(self, assignment: Assignment) -> Message:
-        """Return the Flower message of an assignment, for code that sends it itself."""
+        """Return the Flower message of an assignment, for a caller that sends it itself."""
         node = self._nodes[assignment.client]
         return self.grid.create_message(
             to_records(assignment), "train", node, str(assignment.round)

@@ -15,16 +15,16 @@ from .grid_transport import POLL_S, GridTransport
 from .records import from_records, to_records
 
 JOIN, LEAVE = "query.join", "query.leave"  # message types
-LOOK_S = 0.5  # between looks at the connected nodes
+LOOK_S = 0.5  # between polls of the connected nodes
 LEAVE_S = 20.0  # for the clients to answer the farewell
 
 
 class JoiningTransport(GridTransport):
-    """Invites each node that connects. Its answer says which client it is, and at which version.
+    """Invites each node that connects. The node's answer has its client id and the version of its weights.
 
-    `port`: the SuperLink's. `enrolled`: node id → logical id and public key (PEM) of the nodes that Flower authenticates; None: nodes name
-    their client.
-    `on_joined` is called for each client that joins or comes back, `on_heard` for one that answers a message that is no longer open.
+    `port`: the SuperLink's. `enrolled`: node id → logical id and public key (PEM) of the nodes that Flower authenticates; None: nodes
+    claim their client ids. `on_joined` is called for each client that joins or reconnects, `on_heard` for a client that answers an
+    assignment that is no longer open.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class JoiningTransport(GridTransport):
         self._late |= {client: name for name, client in self._open.items() if client in gone}
         super().cancel(clients)
 
-    # Beyond Transport, as GrpcTransport has it.
+    # Methods that GrpcTransport has as well, beyond Transport.
 
     def public_key(self, client: int) -> bytes:
         """Return the PEM of the public key that a client joined with. Raises KeyError if it has not joined with one."""

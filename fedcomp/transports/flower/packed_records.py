@@ -1,7 +1,8 @@
-"""A model as Flower carries it, in a record of named arrays: what of it is one vector that travels compressed, and what travels as it is.
+"""A model in a Flower record of named arrays, split into a vector that is compressed and arrays that are sent whole.
 
-Arrays of floats are the vector, in the order of the record. Integers, arrays in a form of their own, and those that are named by a
-pattern (running variances: an approximate one may be negative) stand beside it, untouched.
+The arrays of floats, in the order of the record, make up the vector. Integers, arrays in another serialisation than NumPy's, and arrays
+whose names match a pattern are sent whole, uncompressed. The default patterns name running statistics, since an approximate variance
+could be negative.
 """
 
 import json
@@ -32,10 +33,10 @@ BUFFERS = (
 
 @dataclass
 class Parcel(Values):
-    """An Assignment or a Report in the place of a record of arrays, with the arrays of it that travel as they are."""
+    """An Assignment or a Report that replaces a record of arrays, with those of its arrays that are sent whole."""
 
     message: bytes
-    record: str  # key of the record, "" where there is none
+    record: str  # key of the replaced record, "" if there is none
     heads: str  # JSON: name, dtype, shape and form of each array
     bodies: list[bytes]
 
@@ -53,20 +54,20 @@ class Parcel(Values):
 
     @classmethod
     def take(cls, content: RecordDict) -> Self:
-        """That which a message holds. Raises ProtocolError."""
+        """Return the parcel in a message's records. Raises ProtocolError if there is none."""
         return from_records(
             RecordDict({MESSAGE: content[MESSAGE]} if MESSAGE in content else {}), cls
         )
 
     def put(self, content: RecordDict, instead: str) -> RecordDict:
-        """The records of a message with this in the place of the one with the key `instead`, at the end where there is none."""
+        """Return a message's records with this parcel in place of the record `instead`, or at the end if there is no such record."""
         mine = to_records(self)[MESSAGE]
         others = [(key, record) for key, record in content.items() if key != MESSAGE]
         put = [(MESSAGE, mine) if key == instead else (key, record) for key, record in others]
         return RecordDict(dict(put if instead in content else [*others, (MESSAGE, mine)]))
 
     def replaced(self, content: RecordDict, arrays: ArrayRecord | None) -> RecordDict:
-        """The records of a message without this, and with `arrays` in its place. Raises ProtocolError where that is taken."""
+        """Return a message's records with `arrays` in place of this parcel. Raises ProtocolError if the record's key is in use."""
         if self.record in content:
             raise ProtocolError(f"the message has a record '{self.record}' already")
         named = {
@@ -77,7 +78,7 @@ class Parcel(Values):
 
     @cached_property
     def whole(self) -> dict[str, Array]:
-        """The arrays that travel as they are. Raises ProtocolError."""
+        """The arrays that are sent whole. Raises ProtocolError."""
         try:
             pairs = zip(json.loads(self.heads), self.bodies, strict=True)
             return {
@@ -85,20 +86,18 @@ class Parcel(Values):
                 for (name, dtype, shape, stype), body in pairs
             }
         except (ValueError, TypeError, RecursionError) as error:
-            raise ProtocolError(
-                f"the arrays that travel as they are cannot be read ({error})"
-            ) from error
+            raise ProtocolError(f"the uncompressed arrays cannot be read ({error})") from error
 
 
 @dataclass(frozen=True)
 class Form:
-    """The arrays of a model in their order: name and shape, and the dtype of those in the vector, "" for those that travel as they are."""
+    """Name, shape and dtype of a model's arrays, in order. The dtype is "" for arrays that are sent whole."""
 
     arrays: tuple[tuple[str, tuple[int, ...], str], ...]
 
     @classmethod
     def of(cls, record: ArrayRecord, whole: Sequence[str] = BUFFERS) -> Self:
-        """`whole`: patterns of names that travel as they are, beside all that is no array of floats."""
+        """Return the form of a record. `whole`: name patterns of arrays to send whole, in addition to those that do not hold floats."""
 
         def dtype(name: str, array: Array) -> str:
             floats = array.stype == NUMPY and array.dtype in FLOATS
@@ -117,7 +116,7 @@ class Form:
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Raises ProtocolError."""
+        """Return the form that `pack` packed. Raises ProtocolError."""
         try:
             arrays = tuple(
                 (str(name), tuple(map(int, shape)), str(dtype))
@@ -142,7 +141,7 @@ class Form:
         return {name for name, _, dtype in self.arrays if not dtype}
 
     def given(self, vector: Tensor, record: ArrayRecord) -> Tensor:
-        """The vector that a record of this vector holds: another one where its arrays are too short for its values."""
+        """Return the vector as `record`, made from it, holds it: rounded where an array is float16, else `vector` itself."""
         return (
             self.vector(record)
             if any(dtype == "float16" for _, _, dtype in self.arrays)
@@ -150,13 +149,13 @@ class Form:
         )
 
     def fits(self, record: ArrayRecord) -> bool:
-        """Whether a record has these names and shapes, in any order."""
+        """Return whether a record has these names and shapes, in any order."""
         return {name: tuple(array.shape) for name, array in record.items()} == {
             name: shape for name, shape, _ in self.arrays
         }
 
     def vector(self, record: ArrayRecord) -> Tensor:
-        """The vector [numel], float32, fresh. Raises ProtocolError where an array cannot be read or is not what its record says."""
+        """Return a record's vector [numel] in new memory, float32. Raises ProtocolError if an array is malformed or of another shape."""
         vector = torch.empty(self.layout.numel)
         for entry in self.layout:
             values = values_of(entry.name, record[entry.name])
@@ -171,11 +170,11 @@ class Form:
         return vector
 
     def whole(self, record: Mapping[str, Array]) -> dict[str, Array]:
-        """The arrays of a record that travel as they are."""
+        """Return the arrays of a record that are sent whole."""
         return {name: array for name, array in record.items() if name in self._whole}
 
     def check_whole(self, whole: Mapping[str, Array]) -> None:
-        """Raises ProtocolError unless these are all the arrays that travel as they are, readable, finite and of their shapes."""
+        """Raise ProtocolError unless `whole` has exactly the arrays that are sent whole, readable, finite and of the model's shapes."""
         if set(whole) != self._whole:
             raise ProtocolError(
                 f"arrays {sorted(set(whole) ^ self._whole)[:3]} are missing, or not part of the model"
@@ -193,7 +192,7 @@ class Form:
                 raise ProtocolError(f"array '{name}' holds NaN or infinity")
 
     def record(self, vector: Tensor, whole: Mapping[str, Array]) -> ArrayRecord:
-        """The arrays of a vector [numel] and of what travelled as it is, in the model's order."""
+        """Return the record of a vector [numel] and of the arrays that are sent whole, in the model's order."""
         views = self.layout.views(vector)
         return ArrayRecord(
             {
@@ -204,7 +203,7 @@ class Form:
 
 
 def values_of(name: str, array: Array) -> np.ndarray:
-    """The values of an array. Raises ProtocolError."""
+    """Return the values of an array. Raises ProtocolError."""
     try:
         return array.numpy()
     except (TypeError, ValueError, OSError, EOFError, MemoryError) as error:

@@ -19,7 +19,7 @@ M = TypeVar("M", bound=Values)
 
 
 def to_records(message: Values, metrics: dict[str, int | float] | None = None) -> RecordDict:
-    """Return a message as Flower records, with metrics beside it for strategies that read Flower's own."""
+    """Return a message as Flower records. `metrics` are added as a MetricRecord, which Flower's own strategies read."""
     data = message.pack()
     if len(data) <= LARGEST_VALUE:
         records = RecordDict({MESSAGE: ConfigRecord({MESSAGE: data})})

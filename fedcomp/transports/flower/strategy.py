@@ -100,14 +100,14 @@ class FlowerStrategy(Strategy):
     ) -> Iterable[Message]:
         """Return the messages of a round's one phase. The first call takes `arrays` as the initial model.
 
-        In later calls `arrays` is not sent: clients get what they miss of the loop's own model.
+        Later calls ignore `arrays`: clients receive the broadcasts of the loop's own model that they have missed.
         """
         if self.loop is None:
             self.initialize(grid, arrays, self.config.rounds)
         loop, made = self._running, self._running.strategy
         if made.asynchronous:
             raise ConfigError(
-                f"strategy '{made.name}' waits for nobody, and this hook for everybody; call start()"
+                f"strategy '{made.name}' is asynchronous, but Flower's loop waits for all replies; call start()"
             )
         phase, *others = made.phases(server_round)
         if others:
@@ -133,7 +133,7 @@ class FlowerStrategy(Strategy):
             raise ConfigError("no round is open; call configure_train() first")
         (phase, cohort, exchange), self._open = self._open, None
         exchange.receive(self._transport.deliveries(replies))
-        exchange.give_up(exchange.waiting, "no reply that Flower's own loop waits for")
+        exchange.give_up(exchange.waiting, "no reply while Flower's own loop waited")
         accepted = {phase.name: self._running.end_phase(phase, exchange)}
         outcome = self._running.close(
             server_round, cohort, accepted, exchange.rejected, exchange.traffic
@@ -159,7 +159,7 @@ class FlowerStrategy(Strategy):
 
 
 def vector_of(arrays: ArrayRecord) -> tuple[Layout, Tensor]:
-    """Return the layout and the vector [numel] of Flower arrays. Raises ConfigError for an array that is not of floats."""
+    """Return the layout and the vector [numel] of Flower arrays. Raises ConfigError for an array that does not hold floats."""
     values = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
     for name, value in values.items():
         if not value.is_floating_point():

@@ -1,7 +1,7 @@
-"""The server's end of `compression_mod`: the model, the way that led to it, and what each client has and was told.
+"""The server's end of `compression_mod`: the model, its past broadcasts, and each client's version and last accepted update.
 
-x_i = W + C(a_i)                 what a reply is opened to; W: the weights that its client was given
-W ← W + C'(e + (y − W))          y: what a strategy makes of the x_i; e: the downlink's memory
+x_i = W + C(a_i)                 the model in the reply of client i; W: the weights that the client was given
+W ← W + C'(e + (y − W))          y: the wrapped strategy's aggregate of the x_i; e: the downlink's memory
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ IDS = 1 << 63  # a client's id is its node id modulo this: seeds are made of sig
 
 @dataclass
 class Asked:
-    """One phase of a round: what each node was asked, and what came of it."""
+    """One phase of a round: the assignment of each node, and the results."""
 
     round: int
     phase: str
@@ -39,9 +39,9 @@ class Asked:
 
 
 class Model:
-    """A model that clients follow by what they miss of it. `arrays` is the model as Flower's strategies have it.
+    """A model whose broadcasts keep clients up to date. `arrays` is the model as a Flower record.
 
-    `training` is a name that no other training has: what clients keep of another is forgotten.
+    `training` is a unique name. A client that has stored the state of a training with another name discards it.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Model:
         }
 
     def holds(self, arrays: ArrayRecord) -> bool:
-        """Whether a record is this model as it is now."""
+        """Return whether a record equals the present model."""
         if arrays is self.arrays:
             return True
         if not self.form.fits(arrays) or any(
@@ -84,7 +84,7 @@ class Model:
         )
 
     def pack(self, message: Message, key: str, asked: Asked) -> None:
-        """Put what the message's node misses in the place of the record `key`. Raises ConfigError for a second message of a phase."""
+        """Replace the record `key` by the broadcasts that the node has missed. Raises ConfigError for a node's second message in a phase."""
         node = message.metadata.dst_node_id
         if node in asked.assignments:
             raise ConfigError(
@@ -121,7 +121,7 @@ class Model:
         message.content = parcel.put(message.content, key)
 
     def open(self, reply: Message, asked: Asked) -> None:
-        """Put the client's whole model in the place of what it sent. Raises FedcompError for a reply that nothing can be made of."""
+        """Replace the frame in a reply by the client's whole model. Raises FedcompError for a reply that cannot be used."""
         node = reply.metadata.src_node_id
         assignment = asked.assignments[node]
         if node in asked.answered:
@@ -137,7 +137,7 @@ class Model:
             assignment.phase,
         ):
             raise ProtocolError(
-                f"the reply is of client {report.client}, round {report.round}, phase '{report.phase}'"
+                f"the reply names client {report.client}, round {report.round}, phase '{report.phase}'"
             )
         asked.traffic.received(report.client, report.frame + b"".join(parcel.bodies))
         if report.version:
@@ -148,7 +148,7 @@ class Model:
             raise ProtocolError(f"{report.stage}: {report.reason}")
         if (report.version, report.fingerprint) != (assignment.version, assignment.fingerprint):
             raise ProtocolError(
-                f"the reply was made from version {report.version[:8]}, the round's is {assignment.version[:8]}"
+                f"the reply was made from version {report.version[:8]}, but the round's version is {assignment.version[:8]}"
             )
         arrays = self._trained(report, parcel) if parcel.record else None
         reply.content = parcel.replaced(reply.content, arrays)
@@ -163,7 +163,7 @@ class Model:
             )
 
     def _trained(self, report: Report, parcel: Parcel) -> ArrayRecord:
-        """The client's model: the one that it was given, and its update. A reply without a frame says that there is none."""
+        """Return the client's model: the weights that it was given plus its update. A reply without a frame has no update."""
         weights = self.broadcasts.weights.clone()
         if report.frame:
             self.uplink.accumulate(report.frame, weights, layout=self.form.layout)
@@ -173,13 +173,16 @@ class Model:
         return self.form.record(weights, parcel.whole)
 
     def accept(self, asked: Asked, clients: Iterable[int]) -> None:
-        """The strategy took the updates of these clients: each hears of it in its next message."""
+        """Record clients whose updates the strategy accepted. The next message to each of them says so."""
         self.tickets |= {
             client: asked.tickets[client] for client in clients if asked.tickets.get(client)
         }
 
     def advance(self, round: int, arrays: ArrayRecord) -> None:
-        """Move towards what the strategy made. Raises NonFiniteError with nothing changed, ProtocolError for another model."""
+        """Move the model towards the strategy's result and publish the step as a broadcast.
+
+        Raises NonFiniteError with nothing changed, and ProtocolError for arrays of another model.
+        """
         if not self.form.fits(arrays):
             raise ProtocolError(
                 "the strategy returned arrays of other names or shapes than the model's"
@@ -195,9 +198,10 @@ class Model:
 
 
 def alike(replies: Sequence[Message], weight: str, trained: bool) -> dict[int, str]:
-    """Why replies cannot be averaged with the others, by their index: what Flower's own averages end a run for.
+    """Return why replies cannot be averaged with the others, by index: Flower's own averages would raise an error and end the run.
 
-    They need one record of metrics each, of the same keys as most, in it the positive number `weight`, and when `trained` one of arrays.
+    Each reply needs one MetricRecord with the positive number `weight` and, if `trained`, one ArrayRecord. The keys must be those of
+    most replies.
     """
     faults: dict[int, str] = {}
     shapes: dict[int, tuple] = {}

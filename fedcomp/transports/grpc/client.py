@@ -1,4 +1,4 @@
-"""The client's end of a stream, for programs with an event loop; one process may have many."""
+"""The client's end of a gRPC stream. It needs a running asyncio event loop; a process may open many streams."""
 
 import asyncio
 import contextlib
@@ -17,18 +17,18 @@ from .options import client_options
 from .wire import Kind, Reader, Refused
 
 CONNECT_S = 30.0  # for a connection and the first message
-STATUS_S = 2.0  # after a failed write, for the status that says why
+STATUS_S = 2.0  # wait for the stream's status after a failed write
 Message = Invitation | Assignment | Farewell | Refused
 
 
 class GrpcConnection:
     """One stream to a server, from the HELLO to its end. `target`: host:port.
 
-    Without credentials the connection is plain, and the client may claim an id. With credentials its certificate says who it is.
+    Without credentials the connection has no TLS, and the client may claim an id. With credentials the certificate identifies the client.
     `largest`: bytes of the largest message that the server may send.
 
-    A newer assignment replaces one that was not read yet. Pings are answered at once, whatever the reader of `messages` does meanwhile,
-    as long as the event loop runs. Errors are UnreachableError, and ProtocolError for a message that cannot be understood.
+    A newer assignment replaces one that was not read yet. Pings are answered in the background while the event loop runs. Raises
+    UnreachableError if the connection fails, and ProtocolError for a malformed message.
     """
 
     def __init__(
@@ -38,15 +38,15 @@ class GrpcConnection:
         self.overtaken = 0  # assignments that were replaced before they were read
         self._assembly = wire.Assembly(largest + 4096)
         self._invitation: Invitation | None = None
-        self._client = client  # once invited, the id that the server knows
-        self._assigned: tuple[int, Assignment] | None = None  # the newest, as read
+        self._client = client  # from the invitation on, the id that the server assigned
+        self._assigned: tuple[int, Assignment] | None = None  # last one yielded, if not answered
         self._waiting: deque[Message | tuple[int, Assignment]] = deque()
         self._news = asyncio.Event()
         self._error: Exception | None = None
         self._writing = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
-        """Connect and say HELLO. Returns when the server's first message is here."""
+        """Connect and send HELLO. Return when the server's first message has arrived."""
         if (c := self.credentials) is None:
             self._channel = grpc.aio.insecure_channel(self.target, options=client_options())
         else:
@@ -61,8 +61,8 @@ class GrpcConnection:
                 await asyncio.wait_for(self._news.wait(), CONNECT_S)
             except TimeoutError:
                 raise UnreachableError(
-                    f"{self.target} does not answer within {CONNECT_S:g} s; see that the server is up and that no "
-                    "firewall shuts its port",
+                    f"{self.target} does not answer within {CONNECT_S:g} s; check that the server runs and that no "
+                    "firewall blocks its port",
                     "silent",
                 ) from None
             if self._error is not None and not self._waiting:
@@ -82,7 +82,7 @@ class GrpcConnection:
         await self._channel.close()
 
     async def messages(self) -> AsyncIterator[Message]:
-        """Yield the server's messages until it ends the stream, at the latest after a Farewell or Refused. Raises as the class says."""
+        """Yield the server's messages until the stream ends or a Farewell or Refused was yielded. Raises the errors of the class."""
         while True:
             while self._waiting:
                 message = self._waiting.popleft()
@@ -98,9 +98,9 @@ class GrpcConnection:
             await self._news.wait()
 
     async def send(self, answer: Presence | Report) -> None:
-        """Send the presence that answers the invitation, or the report on the newest assignment that `messages` gave.
+        """Send the presence that answers the invitation, or the report on the last assignment that `messages` yielded.
 
-        Returns when the server made room for it. Raises ValueError if there is nothing to answer.
+        Returns when gRPC's flow control has accepted the message. Raises ValueError if there is nothing to answer.
         """
         if self._invitation is None:
             raise ValueError("the server has sent no invitation")
@@ -108,7 +108,7 @@ class GrpcConnection:
             self._client = answer.client
             pieces = wire.encode_presence(answer, self._invitation)
         elif self._assigned is None:
-            raise ValueError("the server has sent no assignment, or its report was sent")
+            raise ValueError("no assignment waits for a report")
         else:
             (sequence, assignment), self._assigned = self._assigned, None
             pieces = wire.encode_report(sequence, answer, assignment)
@@ -117,7 +117,7 @@ class GrpcConnection:
     async def _write(self, messages: Iterable[bytes]) -> None:
         try:
             for message in messages:
-                async with self._writing:  # a PONG may come between parts
+                async with self._writing:  # a PONG may be sent between parts
                     await self._call.write(message)
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             with contextlib.suppress(TimeoutError):
@@ -171,14 +171,14 @@ class GrpcConnection:
     def _unreachable(self, error: Exception) -> UnreachableError:
         if isinstance(error, grpc.aio.AioRpcError):
             return self._status(error.code(), error.details())
-        return UnreachableError(f"{self.target} is cut off ({error})", "network")
+        return UnreachableError(f"the connection to {self.target} was lost ({error})", "network")
 
     def _status(self, code: grpc.StatusCode, details: str | None) -> UnreachableError:
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return UnreachableError(
-                f"{self.target} is a gRPC server and no fedcomp server; correct --server",
+                f"{self.target} is a gRPC server but not a fedcomp server; correct --server",
                 "not fedcomp",
             )
         if self._invitation is None:
             return UnreachableError(f"{self.target} cannot be reached ({details})", "network")
-        return UnreachableError(f"{self.target} is cut off ({details})", "network")
+        return UnreachableError(f"the connection to {self.target} was lost ({details})", "network")

@@ -9,11 +9,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 @dataclass(frozen=True)
 class Credentials:
-    """What one end of a connection shows and trusts, all PEM."""
+    """The certificate and key that one end of a connection presents, and the CA that it trusts. All are PEM."""
 
     certificate: bytes
     key: bytes
-    ca: bytes  # that signed the certificate of the other end
+    ca: bytes  # must have signed the certificate of the other end
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class ShownKey:
 
 
 def shown_key(certificate_pem: bytes) -> ShownKey:
+    """Return the public key of a certificate."""
     key = x509.load_pem_x509_certificate(certificate_pem).public_key()
     der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)

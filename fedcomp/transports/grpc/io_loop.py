@@ -1,6 +1,6 @@
-"""The event loop that all gRPC streams of a process share. It runs in a daemon thread, beside programs whose main thread computes.
+"""The event loop that all gRPC streams of a process share. It runs in a daemon thread, so that the main thread can compute.
 
-gRPC's asyncio API serves one loop per process well: with several, the end of one disturbs the others.
+There is one loop per process, since gRPC's asyncio API does not support several: when one of them stops, the others are disturbed.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ STOP_S = 5.0  # for connections to close
 
 @functools.cache
 def io_loop() -> asyncio.AbstractEventLoop:
-    """Return the loop, which is started by the first call."""
+    """Return the event loop. The first call starts it."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="fedcomp-io", daemon=True).start()
     return loop
 
 
 class IoTasks:
-    """While entered, runs coroutines in the event loop. Leaving it cancels those that have not ended."""
+    """A context manager that runs coroutines in the event loop and cancels those that have not ended on exit."""
 
     def __enter__(self) -> Self:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -31,7 +31,7 @@ class IoTasks:
         asyncio.run_coroutine_threadsafe(self._cancel(), io_loop()).result(2 * STOP_S)
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine. Called from another thread than the loop's."""
+        """Run a coroutine. Call this from another thread than the loop's."""
 
         def begin() -> None:
             task = io_loop().create_task(coroutine)

@@ -1,18 +1,18 @@
-"""Settings of gRPC that both ends need. gRPC ignores names that it does not know."""
+"""gRPC settings of servers and clients. gRPC ignores names that it does not know."""
 
 import os
 
 from .wire import LARGEST_GRPC
 
-# gRPC reads these variables when it is imported for the first time, and its Python API has no other way to set them. Certificates of
-# fedcomp have EC keys, so that a suite for RSA keys alone leaves no TLS 1.2, and TLS 1.3 remains. Handshakes that fail are no news.
+# gRPC reads these variables when it is first imported, and its Python API has no other way to set them. fedcomp's certificates have EC
+# keys: a cipher suite that requires RSA keys rules out TLS 1.2 and leaves TLS 1.3. The verbosity keeps failed handshakes out of the log.
 ENVIRONMENT = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-RSA-AES256-GCM-SHA384", "GRPC_VERBOSITY": "ERROR"}
 for name, value in ENVIRONMENT.items():
     os.environ.setdefault(name, value)
 
 Options = list[tuple[str, int | str]]
-KEEPALIVE_S = 100  # of silence before an idle connection is tried; noticed by ANSWER_S later
-ANSWER_S = 20
+KEEPALIVE_S = 100  # of silence, after which a keepalive ping is sent
+ANSWER_S = 20  # to answer the ping, after which the connection is closed
 
 _BOTH = {
     "grpc.max_receive_message_length": LARGEST_GRPC,

@@ -33,8 +33,8 @@ from .streams import (
 )
 
 SPARE_FILES = 256  # descriptors of the process for everything else
-WAIT_S = 60.0  # for one event; queues know no infinity
-MANY = 16  # open assignments from which on reports are gathered
+WAIT_S = 60.0  # longest wait for one event: a queue takes no infinite timeout
+MANY = 16  # open assignments, above which `receive` waits GATHER_S for more reports
 GATHER_S = 0.002
 STOP_S = 10.0  # for the I/O thread to answer or to end
 T = TypeVar("T")
@@ -45,18 +45,18 @@ def _ignore(*_: object) -> None:
 
 
 class GrpcTransport:
-    """Serves the clients of a run on a port, as `Transport`.
+    """A `Transport` that serves the clients of a run on a port.
 
-    Without credentials the port is plain HTTP/2, and clients claim their ids. With credentials, `id_of` gives the logical id for the
-    SHA-256 of a public key (its DER SubjectPublicKeyInfo), None for a key that is not let in; `reason_of` gives the sentence for those.
-    Both are called in the I/O thread. The other callbacks are called in the thread that calls `clients` and `receive`, inside of these:
-    `on_joined` for each client that joins or comes back, `on_heard` for one that answers an assignment that is no longer open.
+    Without credentials the port is HTTP/2 without TLS, and clients claim their ids. With credentials, `id_of` returns the logical id for
+    the SHA-256 of a public key (DER SubjectPublicKeyInfo), or None for a refused key, and `reason_of` returns why a key is refused.
+    `unsure` returns whether a key that is refused now may be accepted later. These three are called in the I/O thread.
 
-    A client that is cut off with an open assignment gets the same again if it comes back within 5 s. `unsure` says whether a key that is
-    refused now may be let in later; it is called in the I/O thread too. `on_look` is called at the start of each `clients` and `receive`.
+    The other callbacks are called during `clients` and `receive`, in the thread that calls these: `on_look` at the start of each call,
+    `on_joined` for each client that joins or reconnects, `on_left` for each client whose connection ended, and `on_heard` for a client
+    that answers an assignment that is no longer open.
 
-    A client that holds an assignment is lost after `silence_s` seconds without a sign of life, and a stream that does not join within
-    `join_s` seconds is closed.
+    A client that loses its connection with an open assignment receives the assignment again if it reconnects within 5 s. A client with
+    an assignment counts as lost after `silence_s` seconds without a message. A stream that does not join within `join_s` seconds is closed.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class GrpcTransport:
         self._task: Future[None] | None = None
 
     def open(self) -> None:
-        """Open the port, whose number is `port` from then on. Raises ConfigError if it cannot be opened."""
+        """Open the port and set `port` to its number. Raises ConfigError if it cannot be opened."""
         started: Future[int] = Future()
         self._task = asyncio.run_coroutine_threadsafe(self._serve(started), io_loop())
         self.port = started.result()
@@ -167,7 +167,7 @@ class GrpcTransport:
         return self._public_keys[client]
 
     def recheck(self) -> None:
-        """Ask `id_of` about all connected clients again, and disconnect those that are not let in any more."""
+        """Disconnect the clients whose keys `id_of` no longer accepts."""
         self._call(lambda: self._port.recheck())
 
     def dismiss(self, round: int) -> None:
@@ -198,7 +198,7 @@ class GrpcTransport:
                 started.set_exception(error)
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Run a function in the I/O thread, soon."""
+        """Schedule a function in the I/O thread. Does not wait for it."""
         if self._serving:
             io_loop().call_soon_threadsafe(function)
 
@@ -207,7 +207,7 @@ class GrpcTransport:
         return asyncio.run_coroutine_threadsafe(function(), io_loop()).result(2 * STOP_S)
 
     def _handle_events(self, timeout_s: float) -> None:
-        """Handle all events that are here, or wait for one."""
+        """Handle all queued events. Wait up to `timeout_s` seconds for the first."""
         try:
             event = self._events.get(timeout=timeout_s) if timeout_s else self._events.get_nowait()
             while True:
@@ -243,7 +243,7 @@ class GrpcTransport:
 
 
 def _connections(wanted: int) -> int:
-    """Return how many connections the limit of open files allows, after raising it if it may be raised."""
+    """Raise the limit of open files as far as needed and allowed. Return how many connections it then permits, at most `wanted`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted + SPARE_FILES:
         return wanted
@@ -253,6 +253,6 @@ def _connections(wanted: int) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft <= 2 * SPARE_FILES:
         raise ConfigError(
-            f"this process may open {soft} files, too few for clients; raise it with ulimit -n"
+            f"the limit of {soft} open files is too low for clients; raise it with ulimit -n"
         )
     return min(wanted, soft - SPARE_FILES)

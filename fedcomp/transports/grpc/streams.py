@@ -1,6 +1,6 @@
 """The I/O side of the server: one stream per client, served by gRPC in an event loop of its own.
 
-Everything here runs in that loop. What the main thread has to know goes into a queue of events.
+All code here runs in that loop. It informs the main thread through a queue of events.
 """
 
 import asyncio
@@ -16,24 +16,22 @@ import grpc
 from ... import __version__
 from ...errors import ConfigError, ProtocolError
 from ...messages import Assignment, Farewell, Invitation, Presence, Report
-from ...server.transport import Lost
+from ...server.transport import CUT_OFF, GRACE_S, Lost
 from . import wire
 from .credentials import Credentials, ShownKey, shown_key
 from .options import server_options
 from .tcp_info import Peer, PortTraffic, Traffic, available, peer_of
 from .wire import Kind, Reader, Refused
 
-GRACE_S = 5.0  # for a client that was cut off to come back to its assignment
 CLOSE_S = 5.0  # for the last message on a stream
-FAREWELL_S = 10.0  # for clients to hear that the run is over
+FAREWELL_S = 10.0  # for clients to leave after the farewell
 # Silence of a client that holds an assignment is counted in ticks, not in seconds: this process may have been stopped itself.
-PING_TICKS = 8  # of silence, before the client is asked for a sign of life
-SILENT_TICKS = 16  # of silence, before it is taken to be dead
-JOINS, JOINS_PER_S = 10.0, 0.5  # of one key: at once, and in the long run
+PING_TICKS = 8  # of silence, after which the client is pinged
+SILENT_TICKS = 16  # of silence, after which the client counts as lost
+JOINS, JOINS_PER_S = 10.0, 0.5  # of one key: burst, and sustained rate
 SPARE_CONNECTIONS = 4096  # beyond one for each client: half-open ones must not keep clients out
 
-CUT_OFF = "it was cut off or has ended, and is not back"
-EXPELLED = "its key is not let in any more"
+EXPELLED = "its key is no longer accepted"
 
 
 # Events for the main thread.
@@ -83,7 +81,7 @@ Event = Joined | Left | Heard | Warned | Answered | Stopped
 
 @dataclass
 class Settings:
-    """What a port serves, and to whom. `id_of` and `reason_of` are called in the I/O thread."""
+    """Settings of a port. `id_of`, `reason_of` and `unsure` are called in the I/O thread."""
 
     address: str
     port: int
@@ -106,7 +104,7 @@ class Open:
     assignment: Assignment
     packed: wire.Packed
     sent: bool = False  # its last byte was handed to a stream
-    timer: asyncio.TimerHandle | None = None  # runs while its client is away
+    timer: asyncio.TimerHandle | None = None  # runs while its client is disconnected
 
 
 @dataclass
@@ -118,7 +116,7 @@ class TrafficReport:
 
 
 class _End(Exception):
-    """The stream has to end, with this last message if there is one."""
+    """Ends a stream, after the last message `refused` if there is one."""
 
     def __init__(self, refused: Refused | None = None):
         self.refused = refused
@@ -142,15 +140,15 @@ class Stream:
         self.pinged = False
         self.closing = False
         self.timer: asyncio.TimerHandle | None = None
-        self.searched = False  # for its connection among those of the process
-        self.before = self.counted = Traffic()  # of its connection, before this stream and now
+        self.searched = False  # whether `PortTraffic.search` has looked for its connection
+        self.before = self.counted = Traffic()  # of its connection: before this stream, last count
         self._urgent: deque[bytes] = deque()
         self._work: deque[bytes] = deque()  # of the newest assignment
         self._on_sent: Callable[[], None] | None = None
         self._writer: asyncio.Task[None] | None = None
 
     def put(self, messages: Iterable[bytes]) -> None:
-        """Send messages before anything else that waits."""
+        """Send messages ahead of the queued assignment."""
         self._urgent += messages
         self._start()
 
@@ -160,7 +158,7 @@ class Stream:
         self._start()
 
     def withdraw(self) -> None:
-        """Drop what was not sent yet of an assignment."""
+        """Drop the unsent rest of an assignment."""
         self._work.clear()
 
     def close(self, refused: Refused | None = None) -> None:
@@ -178,7 +176,7 @@ class Stream:
             self._writer = asyncio.create_task(self._write())
 
     async def _write(self) -> None:
-        """Send what waits: one write at a time, as gRPC demands."""
+        """Send the queued messages with one write at a time, as gRPC requires."""
         try:
             while self._urgent or self._work:
                 urgent = bool(self._urgent)
@@ -201,7 +199,8 @@ class JoinRate:
     """A token bucket per key."""
 
     def __init__(self) -> None:
-        self._tokens: dict[object, tuple[float, float]] = {}  # and when they were counted, in s
+        # key → tokens, and the time at which they were counted, in seconds
+        self._tokens: dict[object, tuple[float, float]] = {}
 
     def take(self, who: object) -> bool:
         now = time.monotonic()
@@ -225,7 +224,7 @@ class Port:
         self._keys: dict[int, ShownKey] = {}  # that clients joined with
         self._open: dict[int, Open] = {}
         self._rate = JoinRate()
-        self._warned: set[int] = set()  # clients without a place in the run
+        self._warned: set[int] = set()  # ids outside of the run
         self._farewell: Farewell | None = None
         self._ended: dict[int, Traffic] = {}  # by client, of streams that ended
         self._attributed: dict[Peer, Traffic] = {}  # of connections whose streams ended
@@ -319,12 +318,14 @@ class Port:
             self.refused["malformed message"] += 1
             if stream.joined:
                 self._warn(
-                    f"client {stream.client} sent a message that cannot be understood, and its connection was closed: "
+                    f"client {stream.client} sent a malformed message, and its connection was closed: "
                     f"{error}"
                 )
-                if stream.client in self._open:  # asked again, it would send the same
+                if stream.client in self._open:  # sent again, it would get the same answer
                     self._answer(stream.client, Lost(str(error)))
-            await self._finish(stream, Refused(f"the server cannot understand: {error}", True))
+            await self._finish(
+                stream, Refused(f"the server received a malformed message: {error}", True)
+            )
         except asyncio.CancelledError:
             if not stream.closing:
                 raise
@@ -351,13 +352,13 @@ class Port:
         self._cut_later(stream)
 
     def _cut_later(self, stream: Stream) -> None:
-        """Cut a closing stream's connection unless its last message goes out in time."""
+        """Cut a closing stream's connection unless its last message is sent within CLOSE_S."""
         if stream.timer is not None:
             stream.timer.cancel()
         stream.timer = asyncio.get_running_loop().call_later(CLOSE_S, self._drop, stream)
 
     def _drop(self, stream: Stream) -> None:
-        """Cut a connection: a client that does not read would hold its stream for ever."""
+        """Cut a stream's connection at once. A client that does not read would otherwise keep its stream open for ever."""
         self._leave(stream)
         stream.closing = True
         if self.traffic is not None and stream.peer is not None:
@@ -366,7 +367,7 @@ class Port:
             stream.task.cancel()
 
     def _leave(self, stream: Stream) -> None:
-        """Take a stream out of those that serve a client."""
+        """Remove a stream from the joined and the joining ones."""
         if self._joined.get(stream.client) is stream:
             del self._joined[stream.client]
             self.events.put(Left(stream.client))
@@ -376,7 +377,7 @@ class Port:
             del self._joining[who]
 
     def _end(self, stream: Stream) -> None:
-        """A stream has ended, from either side."""
+        """Clean up after a stream that ended, and add its bytes to those of its client."""
         self._leave(stream)
         self._streams.discard(stream)
         if stream.timer is not None:
@@ -389,7 +390,7 @@ class Port:
             self._ended[stream.client] = so_far.plus(stream.counted.minus(stream.before))
 
     def _count(self, stream: Stream) -> None:
-        """Read the bytes of a connection now: those since the last reading are lost when its client is killed."""
+        """Read the byte counters of a stream's connection. Bytes since the last reading are lost when the connection ends."""
         if self.traffic is None or stream.peer is None:
             return
         counted = self.traffic.of(stream.peer)
@@ -407,22 +408,23 @@ class Port:
         return [stream.client] if stream.client >= 0 else []
 
     def _identify(self, stream: Stream) -> None:
-        """Find out who a TLS client is. Raises _End for one that is not let in."""
+        """Look up a TLS client by its key, and begin its join. Raises _End for a refused key."""
         if self.settings.credentials is None:
             return
         shown = stream.context.auth_context().get("x509_pem_cert")
         if not shown:
-            raise self._turned_away("no certificate", "this client shows no certificate")
+            raise self._refusal("no certificate", "this client shows no certificate")
         stream.key = shown_key(shown[0])
         client = self.settings.id_of(stream.key.hash)
         if client is None:
             reason, again = self.settings.reason_of(stream.key.hash), self.settings.unsure()
-            client = None if again else self.settings.id_of(stream.key.hash)  # it may be sure now
+            # The registry may have been repaired between the two calls.
+            client = None if again else self.settings.id_of(stream.key.hash)
             if client is None:
-                raise self._turned_away("key", reason, again)
+                raise self._refusal("key", reason, again)
         self._begin_join(stream, client)
 
-    def _turned_away(self, why: str, sentence: str, again: bool = True) -> _End:
+    def _refusal(self, why: str, sentence: str, again: bool = True) -> _End:
         self.refused[why] += 1
         return _End(Refused(sentence, again))
 
@@ -432,26 +434,26 @@ class Port:
             if client not in self._warned and len(self._warned) < SPARE_CONNECTIONS:
                 self._warned.add(client)
                 self._warn(
-                    f"client {client} is here and has no part in this run of {clients} clients, 0 to {clients - 1}; a "
-                    f"new run with --clients {client + 1} has a place for it"
+                    f"client {client} tried to join and is not part of this run of {clients} clients, 0 to {clients - 1}; "
+                    f"start a new run with --clients {client + 1} to include it"
                 )
-            raise self._turned_away(
+            raise self._refusal(
                 "no place",
-                f"client {client} has no part in this run of {clients} clients, 0 to {clients - 1}",
+                f"client {client} is not part of this run of {clients} clients, 0 to {clients - 1}",
                 again=False,
             )
         stream.client = client
         for who in self._identities(stream):
             if not self._rate.take(who):
-                raise self._turned_away("too many joins", f"client {client} joins too often")
+                raise self._refusal("too many joins", f"client {client} joins too often")
             if (older := self._joining.get(who)) is not None:
-                self._refuse(older, "replaced", "a newer connection of this client has come", False)
+                self._refuse(older, "replaced", "this client has opened a newer connection", False)
             self._joining[who] = stream
 
-    def _hear_hello(self, stream: Stream, reader: Reader) -> None:
+    def _handle_hello(self, stream: Stream, reader: Reader) -> None:
         hello = wire.decode_hello(reader)
         if hello.protocol != wire.PROTOCOL:
-            raise self._turned_away(
+            raise self._refusal(
                 "protocol",
                 f"this client speaks version {hello.protocol} of the protocol (fedcomp {hello.version[:40]}) and the "
                 f"server version {wire.PROTOCOL} (fedcomp {__version__}); install the same version of fedcomp on both sides",
@@ -462,13 +464,13 @@ class Port:
         stream.invitation = replace(self.settings.invitation, client=stream.client)
         stream.put(wire.split(wire.encode_invitation(stream.invitation)))
 
-    def _hear_presence(self, stream: Stream, reader: Reader) -> None:
+    def _handle_presence(self, stream: Stream, reader: Reader) -> None:
         presence = wire.decode_presence(reader, stream.invitation)
         who = stream.client if stream.client >= 0 else presence.client
         name = f"client {who}" if who >= 0 else "a client"
         if presence.run != stream.invitation.run:
             self._warn(f"{name} cannot take part: it answered for another run")
-            raise self._turned_away("other run", "the presence names another run")
+            raise self._refusal("other run", "the presence names another run")
         if presence.reason:
             self._warn(f"{name} cannot take part: {presence.reason}")
             self.refused["cannot take part"] += 1
@@ -477,7 +479,7 @@ class Port:
             self._begin_join(stream, presence.client)
         elif presence.client != stream.client:
             self._warn(f"{name} cannot take part as client {presence.client}")
-            raise self._turned_away(
+            raise self._refusal(
                 "other client",
                 f"this client is client {stream.client} and cannot take part as client {presence.client}",
                 again=False,
@@ -520,17 +522,17 @@ class Port:
             return
         kind, reader = whole
         if kind is Kind.HELLO and stream.invitation is None:
-            self._hear_hello(stream, reader)
+            self._handle_hello(stream, reader)
         elif kind is Kind.PRESENCE and stream.invitation is not None and not stream.joined:
-            self._hear_presence(stream, reader)
+            self._handle_presence(stream, reader)
         elif kind is Kind.REPORT and stream.joined:
-            self._hear_report(stream, reader)
+            self._handle_report(stream, reader)
         elif kind is Kind.PONG and stream.pinged:
             stream.pinged = False
         else:
             raise ProtocolError(f"a {kind.name} is not expected now")
 
-    def _hear_report(self, stream: Stream, reader: Reader) -> None:
+    def _handle_report(self, stream: Stream, reader: Reader) -> None:
         sequence = reader.varint()
         if not stream.answered < sequence <= stream.sent:
             raise ProtocolError(
@@ -557,7 +559,7 @@ class Port:
     # Assignments.
 
     def assign(self, opens: Iterable[tuple[int, Open]]) -> None:
-        """Send assignments to their clients; one that is away gets its own when it joins within the grace time."""
+        """Send assignments to their clients. A client that is disconnected receives its own if it joins within GRACE_S."""
         for client, open in opens:
             self._withdraw(client)
             self._open[client] = open
@@ -604,7 +606,7 @@ class Port:
     # Other requests of the main thread.
 
     def recheck(self) -> None:
-        """Close the streams of keys that are not let in any more; their assignments are lost at once."""
+        """Close the streams of keys that are no longer accepted. Their assignments are lost at once."""
         if self.settings.credentials is None or self.settings.unsure():
             return
         for client in [*self._open]:
@@ -619,7 +621,7 @@ class Port:
                 self._refuse(stream, "key", reason, again=False)
 
     async def dismiss(self, farewell: Farewell) -> None:
-        """Send everybody a farewell, and wait until the streams have ended."""
+        """Send a farewell to all clients, and wait up to FAREWELL_S until they have left."""
         self._farewell = farewell
         for stream in [*self._joined.values()]:
             self._dismiss(stream)
@@ -646,7 +648,7 @@ class Port:
         return TrafficReport(total, by_client)
 
     async def counts(self) -> dict[str, int]:
-        """Return the numbers of joined clients, streams and refusals, and of connections where the platform tells."""
+        """Return the numbers of joined clients, streams and refusals, and of connections where the platform counts them."""
         counts = {"clients": len(self._joined), "streams": len(self._streams)}
         if self.traffic is not None:
             self.traffic.total()

@@ -51,7 +51,7 @@ def _plain(host: str) -> str:
 
 @contextlib.contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """Use a descriptor of somebody else as a socket. Raises OSError if it is none."""
+    """Use an open descriptor as a socket without owning it. Raises OSError if it is not a socket."""
     borrowed = socket.socket(fileno=descriptor)
     try:
         yield borrowed
@@ -83,9 +83,9 @@ def available() -> bool:
 
 
 class PortTraffic:
-    """Counters of all connections to a listening port of this process, those that have ended included.
+    """Counters of all connections to a listening port of this process, including those that have ended.
 
-    Bytes of a connection that ended are those at its last reading. Used from one thread.
+    A connection that ended counts with the bytes of its last reading. Not thread-safe.
     """
 
     def __init__(self, port: int):
@@ -99,7 +99,7 @@ class PortTraffic:
         return len(self._live)
 
     def peers(self) -> Collection[Peer]:
-        """Return the peers of the connections that were there at the last look."""
+        """Return the peers of the open connections, as of the last search."""
         return self._live.keys()
 
     def find(self) -> None:
@@ -138,14 +138,14 @@ class PortTraffic:
         return last
 
     def search(self, peer: Peer) -> Traffic | None:
-        """Read a connection that `find` has missed, since its descriptor belonged to another one before."""
+        """Read a connection that `find` has missed because its descriptor number belonged to another connection before."""
         for other in [*self._live]:
             self.of(other)
         self.find()
         return self.of(peer)
 
     def last(self, peer: Peer) -> Traffic | None:
-        """Return the last reading of a connection that is there, None for others."""
+        """Return the last reading of an open connection, None for others."""
         return self._live[peer][1] if peer in self._live else None
 
     def total(self) -> Traffic:
@@ -162,7 +162,7 @@ class PortTraffic:
         return total
 
     def cut(self, peer: Peer) -> bool:
-        """Shut a connection down, whatever waits in it. Returns whether it was there."""
+        """Shut a connection down without waiting for its unsent data. Return whether it was found."""
         self.find()
         self.of(peer)
         if peer not in self._live:

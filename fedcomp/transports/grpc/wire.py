@@ -1,8 +1,8 @@
 """The bytes of the gRPC transport, as docs/wire-format.md specifies them.
 
-A gRPC message is one byte, its kind, and a body. Messages are the dataclasses of `fedcomp.messages`. A bit mask says
-which fields are present; the others have the values of a base message that both sides know: a report's base is made from the
-assignment that it answers. Larger messages travel in parts, which several receivers may share.
+A gRPC message is one byte, its kind, and a body. Most bodies are dataclasses of `fedcomp.messages`: a bit mask says which fields
+follow, and the others have the values of a base message that both sides know. The base of a report, for example, is made from the
+assignment that it answers. Large messages travel in parts. Messages to several receivers share the parts of a common frame.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ SERVICE = "fedcomp.Transport"
 METHOD = f"/{SERVICE}/Attend"
 PART = 1 << 18  # bytes; a message above this travels in parts of at most this size
 LARGEST_GRPC = PART + 64  # bytes of one gRPC message
-DERIVED = 1 << 16  # bytes of frames up to which names that follow from them are left out
+DERIVED = 1 << 16  # bytes of frames up to which the hashes of them (version, ticket) are left out
 WORDS = (
     TRAIN,
     UP_TO_DATE,
@@ -137,7 +137,7 @@ def _size(written: tuple[bytes, int]) -> int:
 
 
 class Reader:
-    """Reads bytes from front to back. Raises ProtocolError where they end too early or mean nothing."""
+    """Reads bytes from front to back. Raises ProtocolError for bytes that end too early or are malformed."""
 
     def __init__(self, data: bytes | bytearray | memoryview):
         self.data, self.at = memoryview(data), 0
@@ -196,7 +196,7 @@ class Reader:
                 return (data if how == UTF8 else _inflated(data)).decode()
             except (UnicodeDecodeError, zlib.error) as error:
                 raise ProtocolError(
-                    "a text is not UTF-8, or not compressed as it should be"
+                    "a text is not UTF-8, or its DEFLATE data is malformed"
                 ) from error
         raise ProtocolError(f"a text has the unknown code {code}")
 
@@ -209,7 +209,7 @@ def _inflated(data: bytes) -> bytes:
     stream = zlib.decompressobj(-15)
     text = stream.decompress(data, LARGEST_TEXT)
     if not stream.eof or stream.unused_data:
-        raise ProtocolError(f"a compressed text is not whole, or longer than {LARGEST_TEXT} bytes")
+        raise ProtocolError(f"a compressed text is incomplete, or longer than {LARGEST_TEXT} bytes")
     return text
 
 
@@ -258,7 +258,7 @@ def _encode(message: Any, base: Any) -> list[bytes]:
 
 
 def _decode(base: M, reader: Reader) -> tuple[M, set[str]]:
-    """Return a message and the names of the fields that it has from its base."""
+    """Return a message and the names of the fields that it takes from its base."""
     fields = _fields(type(base))
     mask = reader.varint()
     if mask >> len(fields):
@@ -312,7 +312,7 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(reader: Reader) -> Hello:
-    """Read a HELLO; of other protocol versions no more than the version of fedcomp, for the sentence that refuses it."""
+    """Read a HELLO. In another protocol version, read only the version of fedcomp, which the refusal names."""
     protocol, version = reader.varint(), reader.text()
     if protocol != PROTOCOL:
         return Hello(-1, version, protocol)
@@ -359,7 +359,7 @@ def decode_farewell(reader: Reader, invitation: Invitation) -> Farewell:
 
 
 def encode_assignment(sequence: int, assignment: Assignment) -> list[bytes]:
-    """Encode for a stream whose client both sides know. Returns pieces, large frames as they are."""
+    """Encode an assignment for a stream whose client id both sides know. Returns pieces; frames are not copied."""
     base = _assignment_base(assignment.client)
     if sum(map(len, assignment.frames)) <= DERIVED:
         base.version = _version_after(assignment)
@@ -376,14 +376,14 @@ def decode_assignment(reader: Reader, client: int) -> tuple[int, Assignment]:
 
 
 def encode_report(sequence: int, report: Report, answered: Assignment) -> list[bytes]:
-    """Encode relative to the assignment with this sequence number. Returns pieces, a large frame as it is."""
+    """Encode a report relative to the assignment that it answers. Returns pieces; the frame is not copied."""
     base = _report_base(answered)
     base.ticket = _ticket_of(report) if len(report.frame) <= DERIVED else ""
     return _whole(Kind.REPORT, [varint(sequence), *_encode(report, base)])
 
 
 def decode_report(reader: Reader, answered: Assignment) -> Report:
-    """Decode what follows the sequence number."""
+    """Decode a report whose sequence number was read before."""
     report, left_out = _decode(_report_base(answered), reader)
     if "ticket" in left_out and len(report.frame) <= DERIVED:
         report.ticket = _ticket_of(report)
@@ -401,7 +401,7 @@ class Parts:
     """The parts of a large frame, which the messages of several receivers share."""
 
     def __init__(self, data: bytes):
-        self.data = data  # kept so that its id stays its own
+        self.data = data  # keeps id(data), the key in the cache, from being reused
         self.messages = [*_parts(data)]
 
 
@@ -423,7 +423,7 @@ Shared = MutableMapping[int, Parts]
 
 
 def shared_parts() -> Shared:
-    """Return a cache of parts by the id of their frame, which holds them as long as a packed message does."""
+    """Return a cache of parts by the id() of their frame. An entry lives as long as a packed message refers to it."""
     return WeakValueDictionary()
 
 
@@ -443,7 +443,7 @@ def pack(pieces: Sequence[bytes], cache: Shared) -> Packed:
 def split(
     pieces: Sequence[bytes], cut: Callable[[bytes], Iterable[bytes]] = _parts
 ) -> Iterator[bytes]:
-    """Yield the gRPC messages of a message. `cut` gives the parts of a large piece, by default when they are asked for."""
+    """Yield the gRPC messages of a message. `cut` returns the parts of a large piece; by default they are made lazily."""
     total = sum(map(len, pieces))
     if total <= PART:
         yield b"".join(pieces)
@@ -465,14 +465,14 @@ class Assembly:
 
     def __init__(self, largest: int):
         self.largest = largest
-        self.begun = 0  # messages in parts so far
+        self.begun = 0  # messages in parts that were announced so far
         self._buffer: bytearray | None = None
         self._filled = self._parts_left = 0
 
     def take(self, data: bytes) -> tuple[Kind, Reader] | None:
-        """Return the kind of a message that is whole now and the reader of its body; None if parts are missing.
+        """Take a gRPC message. Return the kind and the reader of a message that is now complete; None if parts are missing.
 
-        A message other than PING and PONG discards an unfinished one. Raises ProtocolError.
+        A message other than PART, PING and PONG discards an unfinished one. Raises ProtocolError.
         """
         kind, reader = _opened(data)
         if kind in (Kind.PING, Kind.PONG):

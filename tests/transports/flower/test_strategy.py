@@ -107,7 +107,7 @@ def test_flowers_own_loop_can_drive_the_rounds():
 @for_each(
     "text, reason",
     [
-        ("asynchronous", "waits for nobody, .*; call start"),
+        ("asynchronous", "is asynchronous, .*; call start"),
         ("powersgd:rank=1", "has 2 phases, too many for this hook; call start"),
     ],
 )

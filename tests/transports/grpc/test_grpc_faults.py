@@ -18,7 +18,7 @@ from fedcomp.messages import Presence
 from fedcomp.server.transport import Lost
 from fedcomp.transports.grpc import GrpcConnection, Refused, tcp_info
 
-GONE = "it was cut off or has ended, and is not back"
+GONE = "its connection ended, and it did not reconnect in time"
 FOLDER = Path(__file__).parent
 
 
@@ -112,7 +112,7 @@ def test_a_revoked_client_is_disconnected(loop, enrolled, server_credentials):
         assert begun.wait(20)
         enrolled.revoked.add(1)
         server.transport.recheck()
-        assert server.receive(1)[1].answer == Lost("its key is not let in any more")
+        assert server.receive(1)[1].answer == Lost("its key is no longer accepted")
         server.wait_for_clients(0)
         go_on.set()
         assert ends[1].result(20) == Refused("client 1 is revoked", False)
@@ -152,7 +152,7 @@ def test_a_revoked_client_that_is_away_is_lost(loop, enrolled, server_credential
         assert first.result(20)
         enrolled.revoked.add(0)
         server.transport.recheck()
-        assert server.receive(1)[0].answer == Lost("its key is not let in any more")
+        assert server.receive(1)[0].answer == Lost("its key is no longer accepted")
         assert server.transport.receive(6) == []
 
 

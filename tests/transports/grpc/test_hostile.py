@@ -94,7 +94,7 @@ def test_unexpected_messages_close_the_stream_with_a_sentence(loop, messages):
         loop.start(attend(connect(server, 1), 1))
         server.wait_for_clients(1)
         refused = loop.run(said(server, messages))
-        assert "the server cannot understand" in refused.sentence
+        assert "the server received a malformed message" in refused.sentence
         at_work(server)
 
 
@@ -144,7 +144,7 @@ def test_another_protocol_version(loop):
 def test_ids_outside_of_the_run_have_no_place(loop, client):
     with serving(2) as server:
         refused = loop.run(attend(connect(server, client), client))
-        assert not refused.again and "no part in this run of 2 clients, 0 to 1" in refused.sentence
+        assert not refused.again and "not part of this run of 2 clients, 0 to 1" in refused.sentence
         server.wait_for(lambda: len(server.warnings) == 1)
 
 
