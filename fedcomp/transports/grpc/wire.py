@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+from ...codecs.frame import varint
 from ...errors import ProtocolError
 from ...messages import (
     DENSE,
@@ -97,18 +98,6 @@ class Refused:
 
 
 # Numbers and texts.
-
-
-def varint(value: int) -> bytes:
-    """Return a number from 0 to 2**64 - 1 as LEB128."""
-    if value < 0x80:
-        return bytes([value])
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def _int(value: int) -> bytes:
