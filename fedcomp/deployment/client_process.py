@@ -1,8 +1,8 @@
-"""The client process: keeps its clients connected to a server and has them answer its messages.
+"""The client process: keeps its clients connected to a server and has them answer the server's messages.
 
-Connections live in a thread of their own (transports/grpc/io_loop.py), so that a server hears from its clients while they train. Clients
-are invited and train in the thread that calls `run`: those of one process share the data and a session, and train together. Each state is
-written before its report leaves. A client that cannot go on is reported, and the others go on.
+Connections are served in a thread of their own (transports/grpc/io_loop.py), so that they answer pings while clients train. Clients join
+and train in the thread that calls `run`. The clients of one process share the data and a session, and train together. A client's state is
+written before its report is sent. A client that cannot continue is reported, and the others continue.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ from .member import Member, handle
 RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts to reach the server
 SAVING = 16  # clients of one process whose states are written at the same time
 CONNECTING = 64  # clients of one process that connect at the same time
-TELL_S = 0.2  # between looks at what the clients said
-GATHER_S = 1.0  # for several clients to say the same
-REFUSAL_S = 5.0  # for the server to hear why a client cannot take part
+TELL_S = 0.2  # longest time between two prints of the clients' messages
+GATHER_S = 1.0  # in which equal messages of several clients are collected into one
+REFUSAL_S = 5.0  # for the server to receive the reason why a client cannot take part
 VECTORS = 16  # size of the largest message from a server, in float32 models
-SPARE_BYTES = 64 << 20  # beyond that
+SPARE_BYTES = 64 << 20  # in addition to VECTORS models
 
 
 @dataclass(frozen=True)
 class Target:
-    """The address of a server, and the enrolment that a client shows it; None: without TLS."""
+    """The address of a server, and the enrolment with which a client connects; None: without TLS."""
 
     host: str
     port: int
@@ -59,17 +59,17 @@ class Target:
         return Credentials(certificate, key, ca)
 
     def check(self) -> None:
-        """Raise UnreachableError, which says why the server cannot be reached, if that can be told."""
+        """Raise UnreachableError with the cause if the server cannot be reached."""
         check_server(self.host, self.port, self.enrolment)
 
 
 @dataclass
 class Retries:
-    """Attempts to reach a server since it was last heard of."""
+    """Attempts to reach a server since its last message."""
 
     attempts: int = 0
     lost_at_s: float | None = None  # monotonic time
-    told: set[str] = field(default_factory=set)  # the reasons, of which one is enough said
+    told: set[str] = field(default_factory=set)  # reasons that were reported, each of them once
 
     def reset(self) -> None:
         self.attempts, self.lost_at_s, self.told = 0, None, set()
@@ -92,7 +92,7 @@ class Seat:
 
 @dataclass
 class Work:
-    """A message that the thread of `ClientProcess.run` answers."""
+    """A message to a client, and its answer, which the thread of `ClientProcess.run` makes."""
 
     who: int
     seat: Seat
@@ -109,10 +109,11 @@ class Work:
 
 
 class ClientProcess:
-    """Clients by logical id. `say` is called with a sentence whenever something changes, in the thread that calls `run`.
+    """Clients by logical id. `say` is called with a message whenever something changes, in the thread that calls `run`.
 
-    `patience_s`: for how long a client tries to reach a server; None = for ever. `stay`: clients wait for the next run when one is over.
-    `retry_s`: the pauses between attempts, of which the last one is repeated. Several clients vary theirs, and do not come back at once.
+    `patience_s`: how long a client tries to reach a server; None = for ever. `stay`: wait for the next run when one is over. `retry_s`:
+    pauses between attempts; the last one is repeated. With several clients the pauses are randomised, so that the clients do not
+    reconnect all at once.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class ClientProcess:
     # In the thread of `run`.
 
     def _do_work(self, timeout_s: float) -> None:
-        """Answer the messages that are there, or wait for one."""
+        """Answer the queued messages, at most `batch`. Wait up to `timeout_s` seconds for the first."""
         try:
             works = []
             works.append(self._work.get(timeout=timeout_s))
@@ -176,13 +177,13 @@ class ClientProcess:
             else:
                 work.do(self._join)
         if assigned:
-            wait(list(self._saves))  # which read what training changes
+            wait(list(self._saves))  # a save reads the state that training changes
             reports = handle([(work.seat.member, work.message) for work in assigned])
             for work, report in zip(assigned, reports, strict=True):
                 work.do(lambda work, report=report: self._answered(work, report))
 
     def _tell(self) -> None:
-        """Say what the clients said. Equal sentences of several clients are said once."""
+        """Pass the clients' messages to `say`. Combine equal messages of several clients."""
         by_sentence: dict[str, tuple[set[int], str]] = {}
         with suppress(queue.Empty):
             while True:
@@ -240,7 +241,7 @@ class ClientProcess:
         while not seat.done:
             try:
                 await self._serve(who, seat, gate)
-                if not seat.done:  # it stays, and the server is about to end
+                if not seat.done:  # --stay: the server is about to exit
                     await asyncio.sleep(self.retry_s[-2])
             except UnreachableError as error:
                 if error.cause not in UnreachableError.passing:
@@ -260,7 +261,7 @@ class ClientProcess:
             try:
                 await connection.__aenter__()
             except UnreachableError:
-                await asyncio.to_thread(target.check)  # which says more
+                await asyncio.to_thread(target.check)  # raises an error with the cause
                 raise
         try:
             address = target.address
@@ -282,7 +283,7 @@ class ClientProcess:
             await connection.__aexit__(None, None, None)
 
     async def _wait_for_server(self, who: int, seat: Seat, error: UnreachableError) -> None:
-        """Say why the server is not reached, and wait before the next attempt. Raises the error when patience is over."""
+        """Report why the server cannot be reached, and wait before the next attempt. Raises the error after `patience_s`."""
         retries, now_s = seat.retries, time.monotonic()
         retries.lost_at_s = retries.lost_at_s or now_s
         patience_s = math.inf if self.patience_s is None else self.patience_s
@@ -298,7 +299,7 @@ class ClientProcess:
         await asyncio.sleep(min(left_s, varied_s))
 
     def _tell_lost(self, who: int, retries: Retries, error: UnreachableError, lost: Said) -> None:
-        """Say that the server is not reached. Several clients say it once, and once that they go on trying."""
+        """Report that the server cannot be reached. Several clients report it once together, and once that they keep trying."""
         last = len(self.retry_s) - 1
         if self._alone:
             if retries.attempts <= last or str(error) not in retries.told:
@@ -349,7 +350,7 @@ class ClientProcess:
             seat.over = not self.stay
 
     async def _in_main(self, who: int, seat: Seat, message: Invitation | Assignment) -> Any:
-        """Return the answer to a message, which is made in the thread of `run`."""
+        """Return the answer to a message. The thread of `run` makes it."""
         work = Work(who, seat, message)
         self._work.put(work)
         return await asyncio.wrap_future(work.answer)
@@ -362,7 +363,7 @@ class ClientProcess:
         await asyncio.wrap_future(save)
 
     def _trying(self, attempt: int, pause_s: float) -> str:
-        """Return what is done about a server that cannot be reached. A client that missed the end of the run sees no more than that."""
+        """Return when the next attempt follows. A client cannot tell a server that is away from a run that has ended."""
         if attempt < len(self.retry_s) - 1:
             return f"trying again in {pause_s:g} s"
         end = (
@@ -370,13 +371,13 @@ class ClientProcess:
             if self.patience_s is None
             else f"for {self.patience_s:g} s in all"
         )
-        return f"trying every {pause_s:g} s from now on, {end}: the server may be away, or the run over"
+        return f"trying every {pause_s:g} s from now on, {end}: the server may be down, or the run over"
 
     def _hear(self, clients: Collection[int], sentence: str) -> None:
         self._said.put((clients, sentence))
 
     def _gather(self, what: str, who: int, sentence: str) -> None:
-        """Have a sentence said for all clients that say the same within GATHER_S. The first of them chooses the words."""
+        """Report once for all clients with the same `what` within GATHER_S. The sentence of the first client is used."""
         if self._alone:
             self._hear([who], sentence)
         elif what in self._gathered:

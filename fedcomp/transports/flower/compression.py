@@ -2,8 +2,8 @@
 
     app = ClientApp(mods=[compression_mod()])
 
-`fedcomp.transports.flower.Compressed` is the server's side. The mod turns the server's message into the ArrayRecord that the app expects, and
-sends the difference between the app's result and that record as a frame, with error feedback. Messages of other strategies pass
+`fedcomp.transports.flower.Compressed` is the server's side. The mod turns the server's message into the ArrayRecord that the app expects,
+and sends the difference between the app's result and that record as a frame, with error feedback. Messages of other strategies pass
 unchanged. The server chooses the codecs and names them in each message; the client chooses the memory.
 
 A SuperNode starts a process for each message, and the app's Context does not outlive the SuperNode. The state of a client is therefore one

@@ -84,7 +84,7 @@ class Model:
         )
 
     def pack(self, message: Message, key: str, asked: Asked) -> None:
-        """Replace the record `key` by the broadcasts that the node has missed. Raises ConfigError for a node's second message in a phase."""
+        """Replace the record `key` by the broadcasts that the node has missed. Raises ConfigError for its second message in a phase."""
         node = message.metadata.dst_node_id
         if node in asked.assignments:
             raise ConfigError(
