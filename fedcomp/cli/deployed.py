@@ -204,7 +204,7 @@ def _under_supernode(
     sealed: bool,
 ) -> None:
     """Run a client under Flower's SuperNode. Raises UserError."""
-    from ..deployment.flower.client import FlowerClient, Setup
+    from ..deployment.flower.client import ClientOptions, FlowerClient
     from ..keys.enrolment import default_enrolment
     from ..tasks import load
     from ..training import devices
@@ -212,7 +212,7 @@ def _under_supernode(
     folder = data_folder(RunConfig(data=data))
     load(task, folder)
     file, colon, name = task.rpartition(":")
-    setup = Setup(
+    setup = ClientOptions(
         task=f"{Path(file).absolute()}{colon}{name}" if colon else task,
         data=str(folder.absolute()) if folder else None,
         device=str(devices.choose(device)),

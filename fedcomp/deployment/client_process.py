@@ -91,7 +91,7 @@ class Seat:
 
 
 @dataclass
-class Work:
+class Request:
     """A message to a client, and its answer, which the thread of `ClientProcess.run` makes."""
 
     who: int
@@ -99,7 +99,7 @@ class Work:
     message: Invitation | Assignment
     answer: "Future[Any]" = field(default_factory=Future)
 
-    def do(self, make: "Callable[[Work], Any]") -> None:
+    def do(self, make: "Callable[[Request], Any]") -> None:
         try:
             answer = make(self)
         except Exception as error:
@@ -133,7 +133,7 @@ class ClientProcess:
         own = next(iter(self.seats.values())).member.own
         self.numel = sum(parameter.numel() for parameter in own.task.model().parameters())
         self.batch = max(1, STACK_BYTES // (4 * self.numel))
-        self._work: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._saves: set[Future[None]] = set()
         self._said: queue.SimpleQueue[tuple[Collection[int], str]] = queue.SimpleQueue()
         self._gathered: dict[str, tuple[set[int], str]] = {}
@@ -150,10 +150,10 @@ class ClientProcess:
             for who, seat in self.seats.items():
                 io.start(self._attend(who, seat, gate))
             while not self._ended and not all(seat.done for seat in self.seats.values()):
-                self._do_work(TELL_S)
+                self._answer_requests(TELL_S)
                 self._tell()
         for what in [*self._gathered]:
-            self._hear_gathered(what)
+            self._queue_gathered(what)
         self._tell()
         failed = {who: seat.error for who, seat in self.seats.items() if seat.error is not None}
         if failed:
@@ -161,26 +161,26 @@ class ClientProcess:
 
     # In the thread of `run`.
 
-    def _do_work(self, timeout_s: float) -> None:
+    def _answer_requests(self, timeout_s: float) -> None:
         """Answer the queued messages, at most `batch`. Wait up to `timeout_s` seconds for the first."""
         try:
-            works = []
-            works.append(self._work.get(timeout=timeout_s))
-            while len(works) < self.batch:
-                works.append(self._work.get_nowait())
+            requests = []
+            requests.append(self._requests.get(timeout=timeout_s))
+            while len(requests) < self.batch:
+                requests.append(self._requests.get_nowait())
         except queue.Empty:
             pass
-        assigned: list[Work] = []
-        for work in works:
-            if isinstance(work.message, Assignment):
-                assigned.append(work)
+        assigned: list[Request] = []
+        for request in requests:
+            if isinstance(request.message, Assignment):
+                assigned.append(request)
             else:
-                work.do(self._join)
+                request.do(self._join)
         if assigned:
             wait(list(self._saves))  # a save reads the state that training changes
-            reports = handle([(work.seat.member, work.message) for work in assigned])
-            for work, report in zip(assigned, reports, strict=True):
-                work.do(lambda work, report=report: self._answered(work, report))
+            reports = handle([(request.seat.member, request.message) for request in assigned])
+            for request, report in zip(assigned, reports, strict=True):
+                request.do(lambda request, report=report: self._answered(request, report))
 
     def _tell(self) -> None:
         """Pass the clients' messages to `say`. Combine equal messages of several clients."""
@@ -211,17 +211,19 @@ class ClientProcess:
         )
         return type(first)(f"{some}; {first}")
 
-    def _join(self, work: "Work") -> Presence:
-        presence = work.seat.member.join(work.message)
-        self._hear([work.who], log_messages.joined(presence, work.seat.member.session))
+    def _join(self, request: "Request") -> Presence:
+        presence = request.seat.member.join(request.message)
+        self._queue_message(
+            [request.who], log_messages.joined(presence, request.seat.member.session)
+        )
         return presence
 
-    def _answered(self, work: "Work", report: Report | None) -> Report | None:
+    def _answered(self, request: "Request", report: Report | None) -> Report | None:
         if report is not None:
-            self._hear([work.who], log_messages.answered(work.message, report))
-            state = work.seat.member.round_state
-            if report.kind == UPDATE and (others := unknown_keys(work.message, state)):
-                self._hear([work.who], log_messages.unknown(work.message, others))
+            self._queue_message([request.who], log_messages.answered(request.message, report))
+            state = request.seat.member.round_state
+            if report.kind == UPDATE and (others := unknown_keys(request.message, state)):
+                self._queue_message([request.who], log_messages.unknown(request.message, others))
         return report
 
     # In the I/O thread.
@@ -273,7 +275,7 @@ class ClientProcess:
                 seat.retries.reset()
                 if not invited:
                     connected = Said(f"connected to {address}", "connected", server=address)
-                    self._hear([who], connected)
+                    self._queue_message([who], connected)
                 invited = True
                 await self._answer(who, seat, connection, message)
                 del message
@@ -303,7 +305,7 @@ class ClientProcess:
         last = len(self.retry_s) - 1
         if self._alone:
             if retries.attempts <= last or str(error) not in retries.told:
-                self._hear([who], lost)
+                self._queue_message([who], lost)
             retries.told.add(str(error))
         elif retries.attempts == 0:
             self._gather(f"lost: {error.cause}", who, lost)
@@ -313,7 +315,7 @@ class ClientProcess:
                 for client, seat in self.seats.items()
                 if seat.retries.lost_at_s is not None and not seat.done
             }
-            self._hear([one for one in away if error.cause not in away[one].told], lost)
+            self._queue_message([one for one in away if error.cause not in away[one].told], lost)
             for other in away.values():
                 other.told.add(error.cause)
 
@@ -326,7 +328,7 @@ class ClientProcess:
     ) -> None:
         if isinstance(message, Invitation):
             try:
-                presence = await self._in_main(who, seat, message)
+                presence = await self._in_run_thread(who, seat, message)
             except FedcompError as error:
                 refusal = Presence(message.run, seat.member.who, "", str(error))
                 with suppress(UnreachableError, TimeoutError):
@@ -338,7 +340,7 @@ class ClientProcess:
             await connection.send(presence)
         elif isinstance(message, Assignment):
             try:
-                report = await self._in_main(who, seat, message)
+                report = await self._in_run_thread(who, seat, message)
                 await self._save(seat)
             except CheckpointError as error:
                 await connection.send(failure(message, "encode", str(error)))
@@ -349,11 +351,11 @@ class ClientProcess:
             self._gather("over", who, log_messages.over(message, self.stay))
             seat.over = not self.stay
 
-    async def _in_main(self, who: int, seat: Seat, message: Invitation | Assignment) -> Any:
+    async def _in_run_thread(self, who: int, seat: Seat, message: Invitation | Assignment) -> Any:
         """Return the answer to a message. The thread of `run` makes it."""
-        work = Work(who, seat, message)
-        self._work.put(work)
-        return await asyncio.wrap_future(work.answer)
+        request = Request(who, seat, message)
+        self._requests.put(request)
+        return await asyncio.wrap_future(request.answer)
 
     async def _save(self, seat: Seat) -> None:
         """Write a client's state in another thread. Raises CheckpointError."""
@@ -373,22 +375,22 @@ class ClientProcess:
         )
         return f"trying every {pause_s:g} s from now on, {end}: the server may be down, or the run over"
 
-    def _hear(self, clients: Collection[int], sentence: str) -> None:
+    def _queue_message(self, clients: Collection[int], sentence: str) -> None:
         self._said.put((clients, sentence))
 
     def _gather(self, what: str, who: int, sentence: str) -> None:
         """Report once for all clients with the same `what` within GATHER_S. The sentence of the first client is used."""
         if self._alone:
-            self._hear([who], sentence)
+            self._queue_message([who], sentence)
         elif what in self._gathered:
             self._gathered[what][0].add(who)
         else:
             self._gathered[what] = {who}, sentence
-            asyncio.get_running_loop().call_later(GATHER_S, self._hear_gathered, what)
+            asyncio.get_running_loop().call_later(GATHER_S, self._queue_gathered, what)
 
-    def _hear_gathered(self, what: str) -> None:
+    def _queue_gathered(self, what: str) -> None:
         if (gathered := self._gathered.pop(what, None)) is not None:
-            self._hear(*gathered)
+            self._queue_message(*gathered)
 
     def _fail(self, who: int, seat: Seat, error: FedcompError) -> None:
         seat.error = error
@@ -398,4 +400,4 @@ class ClientProcess:
         if isinstance(error, UnreachableError):
             self._gather(f"ended: {error.cause}", who, ended)
         else:
-            self._hear([who], ended)
+            self._queue_message([who], ended)

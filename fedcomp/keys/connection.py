@@ -74,7 +74,7 @@ def contact(
 
     Raises UnreachableError within `timeout_s` seconds, and KeysError if the CA is not a certificate.
     """
-    return _Visit(host, port, trust, timeout_s).contact()
+    return _Probe(host, port, trust, timeout_s).contact()
 
 
 class _Deadline:
@@ -88,7 +88,7 @@ class _Deadline:
         return left * share
 
 
-class _Visit:
+class _Probe:
     def __init__(
         self, host: str, port: int, trust: Enrolment | bytes | str | None, timeout_s: float
     ):

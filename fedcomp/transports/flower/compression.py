@@ -70,7 +70,7 @@ def compression_mod(memory: str = "residual", state_dir: str | Path | None = Non
         place = place_of(context, state_dir)
         try:
             return _attend(
-                Kept(place, str(context.run_id), memory),
+                StoredState(place, str(context.run_id), memory),
                 assignment,
                 parcel,
                 message,
@@ -128,7 +128,7 @@ def folder_name(context: Context) -> str:
 
 
 def _attend(
-    kept: "Kept",
+    kept: "StoredState",
     assignment: Assignment,
     parcel: Parcel,
     message: Message,
@@ -273,7 +273,7 @@ class ContextState:
         pass
 
 
-class Kept:
+class StoredState:
     """The state of one client in one run, stored in `place`."""
 
     def __init__(self, place: RunStates | ContextState, run: str, memory: str):
