@@ -211,10 +211,12 @@ class News:
     def look(self) -> None:
         problem = self.registry.problem
         if problem and problem != self._told:
-            self.say(f"{problem}; until then no client is let in, and those that come try again")
+            self.say(
+                f"{problem}; until then no client is accepted, and clients that connect try again"
+            )
         elif self._told and not problem:
             self.say(
-                f"{self.registry.path} is whole again: {len(self.registry.enrolled())} of its clients are let in"
+                f"{self.registry.path} is valid again: {len(self.registry.enrolled())} of its clients are accepted"
             )
         self._told = problem
 
