@@ -66,7 +66,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class _Content:
-    """What was read from a registry.toml at some time."""
+    """The content of a registry.toml when it was read."""
 
     entries: tuple[Entry, ...]
     problem: str  # why the file cannot be used, "" if it can
