@@ -1,4 +1,4 @@
-"""What a run tells those who watch it: the header, a record a round, a summary. Watchers are dashboards, files, tests."""
+"""Callbacks of a run, such as dashboards and log files, and their arguments: a header, a record for each round, a summary."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Header:
-    """What runs, said once before the first round."""
+    """A description of the run, passed once before the first round."""
 
     task: str
     clients: int
@@ -111,7 +111,7 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class Rejections:
-    """What was turned down in a run for one reason."""
+    """The rejections of a run that have the same reason."""
 
     stage: str
     reason: str  # the first one, where reasons differ in their numbers alone
@@ -153,7 +153,7 @@ SIMULATED = "simulated_s", "simulated_hours"  # in no file where time is real
 
 
 def values_of(record: RoundRecord | Summary) -> dict[str, Any]:
-    """What stands in files of a record, by the names of its fields."""
+    """Return the fields of a record that are written to files."""
     values = {
         key: value
         for key, value in asdict(record).items()
@@ -178,28 +178,28 @@ class PortFigures:
 
 
 class Callback:
-    """Hears of everything and does nothing. Watchers override what they care for."""
+    """Base class of callbacks. All hooks do nothing; override the ones that are needed."""
 
     def serving(self, port: Callable[[], PortFigures]) -> None:
-        """The public port of a deployment is open; `port()` says what has gone through it, in any thread."""
+        """The port of a deployment is open. `port()` returns its traffic and may be called in any thread."""
 
     def started(self, header: Header) -> None: ...
 
     def waiting(self, here: Sequence[int], wanted: int) -> None:
-        """A round waits for clients: the logical ids of those that are here, whenever that changes, and when it ends."""
+        """A round waits for clients. Called with the ids of the connected clients whenever they change, and when the wait ends."""
 
     def joined(self, client: int) -> None:
         """A client of a deployment can be reached from now on."""
 
     def left(self, client: int) -> None:
-        """It cannot be reached any more."""
+        """A client of a deployment can no longer be reached."""
 
     def progress(self, round: int, answered: int, cohort: int) -> None: ...
 
     def round_done(self, record: RoundRecord) -> None: ...
 
     def checkpoint(self, round: int, seconds: float) -> None:
-        """The run can be continued after this round; writing that down took so long."""
+        """A checkpoint after this round was written, which took `seconds`."""
 
     def warning(self, sentence: str) -> None: ...
 
@@ -207,10 +207,10 @@ class Callback:
 
 
 class CallbackList(Callback):
-    """Several as one. Those `beside` must not end a run: one that fails is told of by the others, and hears no more."""
+    """Combines several callbacks. An error in one of `beside` does not end the run: the callback is reported and removed."""
 
     def __init__(self, first: Callback, beside: Mapping[str, Callback], metrics: str = ""):
-        """`beside`: by what a sentence about them begins with. `metrics`: where /metrics is read, for the header."""
+        """`beside`: callbacks by name, with which a warning about them begins. `metrics`: address of /metrics, for the header."""
         self.first, self.beside, self.metrics = first, dict(beside), metrics
 
     def _tell(self, hook: str, *said: Any) -> None:
@@ -257,7 +257,7 @@ class CallbackList(Callback):
 
 
 class Said(str):
-    """A sentence for a screen, with what it tells for a log: the event's name, and its values."""
+    """A sentence to print, with an event's name and values for a log."""
 
     event: str
     values: Mapping[str, Any]

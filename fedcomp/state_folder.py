@@ -92,7 +92,7 @@ class StateFolder:
             return unpacked(data)
         except ValueError as error:
             raise CheckpointError(
-                f"{path} is damaged; remove it, and the client takes part like one that is new"
+                f"{path} is damaged; remove it, and the client takes part as a new one"
             ) from error
 
 

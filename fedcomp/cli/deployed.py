@@ -1,4 +1,4 @@
-"""`fedcomp server start` and `fedcomp client`: what the flags mean, and what the screen says."""
+"""`fedcomp server start` and `fedcomp client`: from their options to a run, and the client's output."""
 
 import math
 import time
@@ -18,7 +18,7 @@ from ..watch import Watch
 from . import flags
 from .identities import Identity, identities
 
-DOOR, DOOR_NAMES = "Where clients come in", ("port", "host", "keys", "insecure", "transport")
+DOOR, DOOR_NAMES = "The server's port", ("port", "host", "keys", "insecure", "transport")
 TRANSPORTS = ("grpc", "flower")
 TRANSPORT_HELP = (
     "what carries the messages: gRPC, or stock flower-superlink and flower-supernode processes"
@@ -26,7 +26,7 @@ TRANSPORT_HELP = (
 
 
 def door_flags() -> list[Any]:
-    """The options of `fedcomp server start` that a simulation has not."""
+    """Return the options of `fedcomp server start` that `fedcomp sim` does not have."""
 
     def option(name: str, kind: type, flag: str, metavar: str | None, help: str) -> Any:
         return flags.parameter(
@@ -34,13 +34,13 @@ def door_flags() -> list[Any]:
         )
 
     return [
-        option("port", str, "--port", "N", r"port that clients reach [dim]\[default: 8080][/dim]"),
+        option("port", str, "--port", "N", r"port to listen on [dim]\[default: 8080][/dim]"),
         option(
             "host",
             str,
             "--host",
             "HOST",
-            "address of this machine that clients reach; all when not given, loopback with --insecure",
+            "address of this machine to listen on; all addresses by default, loopback with --insecure",
         ),
         option(
             "keys",
@@ -80,7 +80,9 @@ def serve(given: Mapping[str, Any], config: RunConfig, watch: Watch) -> None:
 
     insecure, keys = bool(given.get("insecure")), given.get("keys")
     if insecure and keys:
-        raise ConfigError("--insecure is without the keys that --keys names; give one of them")
+        raise ConfigError(
+            "--insecure uses no keys, but --keys names some; give only one of the two"
+        )
     folder = None if insecure else at_home(keys or "keys", "--keys")
     if folder is not None and not folder.is_dir():
         raise UserError(
@@ -104,7 +106,10 @@ def say(sentence: str) -> None:
 
 @contextmanager
 def saying(log_json: str | None) -> Iterator[Callable[[str], None]]:
-    """What hears a client's sentences: the screen, a log beside it, or for "-" the log alone. Raises ConfigError."""
+    """Yield the function that prints a client's messages and, with `log_json`, writes them to a log; "-" is a log on standard output only.
+
+    Raises ConfigError if the log cannot be written.
+    """
     from ..server.logs import STDOUT, JsonLog
 
     if log_json is None:
@@ -148,7 +153,7 @@ def take_part(
     if over_flower(transport):
         if len(who) > 1:
             raise ConfigError(
-                "--transport flower runs one client a process; start each of them with a command of its own"
+                "--transport flower runs one client per process; start each client with a command of its own"
             )
         _under_supernode(
             who[0], enrolment, partitions, task, data, device, patience, stay, say, roster, sealed
@@ -199,7 +204,7 @@ def _under_supernode(
     sealed: bool,
 ) -> None:
     """Run a client under Flower's SuperNode. Raises UserError."""
-    from ..deployment.flower.client import FlowerClient, Setup
+    from ..deployment.flower.client import ClientOptions, FlowerClient
     from ..keys.enrolment import default_enrolment
     from ..tasks import load
     from ..training import devices
@@ -207,7 +212,7 @@ def _under_supernode(
     folder = data_folder(RunConfig(data=data))
     load(task, folder)
     file, colon, name = task.rpartition(":")
-    setup = Setup(
+    setup = ClientOptions(
         task=f"{Path(file).absolute()}{colon}{name}" if colon else task,
         data=str(folder.absolute()) if folder else None,
         device=str(devices.choose(device)),

@@ -1,4 +1,4 @@
-"""Who `fedcomp client` is: one client or many, with the keys of their enrolments or, in a trial, without."""
+"""The clients that `fedcomp client` runs: one or many, with enrolments or, in a trial, without keys."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Identity:
-    """One client: where it goes, who it is, which part of the data it has and where it keeps its state."""
+    """One client: its server, its logical id, its part of the data, its state folder, and its enrolment."""
 
     target: "Target"
     id: int
@@ -32,14 +32,16 @@ def identities(
     state_dir: Path | None,
     count: int | None,
 ) -> list[Identity]:
-    """The clients that the flags mean. Raises UserError or ConfigError."""
+    """Return the clients that the options describe. Raises UserError or ConfigError."""
     if insecure and enrolment is not None:
-        raise ConfigError("--insecure is without the keys in --enrolment; give one of them")
+        raise ConfigError(
+            "--insecure uses no keys, but --enrolment names some; give only one of the two"
+        )
     enrolment = None if enrolment is None else Path(enrolment)
     many = count is not None or (enrolment is not None and enrolment.is_dir())
     if many and partition_id is None:
         raise ConfigError(
-            "many clients in one process share its data; give --partition-id K, and the first of them takes part K of it, "
+            "several clients in one process divide its data; give --partition-id K: the first client takes part K, "
             "the next one part K+1, and so on"
         )
     if insecure:
@@ -63,7 +65,7 @@ def identities(
 def _secure(
     server: str | None, enrolment: Path | None, count: int | None
 ) -> list[tuple["Target", int, "Enrolment | None"]]:
-    """Of clients with enrolments."""
+    """Return target, id and enrolment of clients with enrolments."""
     from ..deployment.client_process import Target
     from ..keys.connection import address
     from ..keys.enrolment import default_enrolment
@@ -79,13 +81,13 @@ def _secure(
     for path, enrolled in _enrolments(enrolment, count):
         enrolled.refuse_expired()
         if not (where := server or enrolled.server):
-            raise UserError(f"{path} does not say where the server is; give --server host:port")
+            raise UserError(f"{path} does not name a server; give --server host:port")
         found.append((Target(*address(where), enrolled), enrolled.id, enrolled))
     return found
 
 
 def _enrolments(given: Path, count: int | None) -> Sequence[tuple[Path, "Enrolment"]]:
-    """Those of a file, or of the files in a folder, by their ids; the first `count` of them."""
+    """Return the enrolment in a file, or the first `count` enrolments of a folder in the order of their ids."""
     from ..keys.enrolment import Enrolment
 
     if not given.is_dir():
@@ -99,7 +101,7 @@ def _enrolments(given: Path, count: int | None) -> Sequence[tuple[Path, "Enrolme
     )
     if len({enrolled.id for _, enrolled in read}) < len(read):
         raise UserError(
-            f"--enrolment {given} holds two enrolments of one client; leave one of them there"
+            f"--enrolment {given} holds two enrolments of one client; remove one of them"
         )
     if len(read) < (count or 1):
         raise UserError(
@@ -115,10 +117,10 @@ def _trial(
     from ..keys.connection import address
 
     if server is None:
-        raise UserError("where is the server? give --server host:port")
+        raise UserError("no server is named; give --server host:port")
     who = partition_id if client_id is None else client_id
     if who is None:
         raise UserError(
-            "without an enrolment a client has to say who it is; give --partition-id, or --client-id for one with its own data"
+            "without an enrolment a client has to claim an id; give --partition-id, or --client-id for a client with its own data"
         )
     return [(Target(*address(server)), who + i, None) for i in range(count)]

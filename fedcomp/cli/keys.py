@@ -1,6 +1,6 @@
 """`fedcomp keys`: make, list, add, renew and revoke the keys of a server and its clients.
 
-What reads and writes them is imported where it is needed, so that help answers at once.
+Modules that read and write keys are imported inside of the functions, so that --help is fast.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ def keys(context: typer.Context) -> None:
 @app.command()
 def init(
     clients: Annotated[
-        int, typer.Option(metavar="N", min=1, max=100_000, help="For how many clients.")
+        int, typer.Option(metavar="N", min=1, max=100_000, help="Number of clients to enrol.")
     ],
     host: Hosts = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to make.")] = DEFAULT,
@@ -63,7 +63,7 @@ def init(
     port: Annotated[
         int,
         typer.Option(
-            metavar="N", min=1, max=65_535, help="Port of the server, which clients are told."
+            metavar="N", min=1, max=65_535, help="Port of the server, written into the enrolments."
         ),
     ] = 8080,
 ) -> None:
@@ -93,17 +93,19 @@ def init(
         f"On each device: copy its {files} to {DEFAULT_PLACE} (or set {VARIABLE}), then: {shlex.join(join)}"
     )
     print(
-        f"A client's file is all that it takes to be that client: copy it over a secure channel. Keep {folder / keys.CA_KEY} "
+        f"Whoever has a client's file can act as that client: copy it over a secure channel. Keep {folder / keys.CA_KEY} "
         "elsewhere: only fedcomp keys add and fedcomp keys renew need it."
     )
     if not host:
-        print("Without --host the certificate is good on this machine only.")
+        print("Without --host the certificate is valid for this machine only.")
 
 
 @app.command()
 def add(
     folder: Folder = DEFAULT,
-    count: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="How many.")] = 1,
+    count: Annotated[
+        int, typer.Option(metavar="N", min=1, max=100_000, help="Number of clients to add.")
+    ] = 1,
     days: Days = 365,
 ) -> None:
     """Enrol new clients, whose ids follow the highest there is. Needs ca.key, which signs their certificates."""
@@ -130,7 +132,7 @@ def revoke(
     folder = at_home(folder, "--keys")
     keys.revoke(folder, *ids)
     print(
-        f"{_clients(ids)} revoked; a server that runs lets {'it' if len(ids) == 1 else 'them'} in no more"
+        f"{_clients(ids)} revoked; a running server disconnects {'it' if len(ids) == 1 else 'them'}"
     )
 
 
@@ -140,7 +142,7 @@ def renew(
         str | None,
         typer.Argument(
             metavar="[ID|server]",
-            help=f"All that end within {SOON} days when not given.",
+            help=f"The client or 'server'. Default: all whose certificates end within {SOON} days.",
             show_default=False,
         ),
     ] = None,
@@ -164,25 +166,25 @@ def renew(
     )
     if not chosen:
         print(
-            f"Nothing ends within {SOON} days; name a client or 'server' to renew it all the same."
+            f"No certificate ends within {SOON} days; name a client or 'server' to renew one anyway."
         )
     for one in chosen:
         if one == "server":
             names, ends = keys.renew_server(folder, host or (), days)
             print(
-                f"The server's certificate is for {', '.join(names)} until {ends:%Y-%m-%d}; start the server anew to have it used."
+                f"The server's certificate is for {', '.join(names)} until {ends:%Y-%m-%d}; restart the server to use it."
             )
         else:
             ends = keys.renew(folder, one, days)
             file = folder / keys.CLIENTS / f"{one}.toml"
             print(
-                f"Client {one} has a new key until {ends:%Y-%m-%d}; give it {file}, its old one is refused."
+                f"Client {one} has a new key until {ends:%Y-%m-%d}; copy {file} to it, its old key is refused."
             )
 
 
 @app.command("list")
 def show(folder: Folder = DEFAULT) -> None:
-    """Show all keys and until when they are valid: a table on a terminal, lines with tabs elsewhere."""
+    """List all keys and the ends of their validity, as a table on a terminal and as lines with tabs elsewhere."""
     from ..keys import key_folder as keys
     from ..keys.enrolment import utc_now
 
@@ -260,7 +262,7 @@ def _certificate_row(path: Path, who: str, now: datetime) -> tuple[str, ...]:
 
 
 def days_left(ends: datetime, now: datetime) -> int:
-    """Return the days left, a part of a day counted as a day."""
+    """Return the number of days left, rounded up."""
     return max(0, -((now - ends) // timedelta(days=1)))
 
 

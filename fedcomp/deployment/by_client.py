@@ -1,4 +1,4 @@
-"""Traffic of each client of a deployment: in a round, for its record, and since the port was opened, for the metrics."""
+"""The traffic of each client of a deployment: per round for metrics.jsonl, and since the port was opened for the metrics page."""
 
 from ..callbacks import ClientRecord, PortFigures
 from ..server.round_loop import RoundResult
@@ -8,11 +8,11 @@ NOTHING = Traffic()
 
 
 class ByClient:
-    """The figures of a transport's clients."""
+    """The traffic of a transport's clients."""
 
     def __init__(self, transport: GrpcTransport):
         self.transport = transport
-        self._recorded: dict[int, Traffic] = {}  # what is in records already
+        self._recorded: dict[int, Traffic] = {}  # bytes that earlier records contain
 
     def total(self) -> Traffic | None:
         """Return the bytes that the port received and sent; None where the platform does not count them."""
@@ -36,14 +36,14 @@ class ByClient:
         )
 
     def records(self, outcome: RoundResult) -> tuple[ClientRecord, ...]:
-        """One for each client that was asked in the round, or whose answer was taken in it."""
+        """Return a record for each client that was asked in the round, or whose answer was taken in it."""
         cost = outcome.traffic
         rejected = {rejection.client: rejection for rejection in outcome.rejections}
         report = self.transport.traffic()
         carried, records = (report.by_client if report else {}), []
         silent = (
             rejected.keys() - cost.seconds.keys()
-        )  # to whom the port may have sent nothing: then no frame has left for them
+        )  # clients without an answer, to which the port may not have sent the frames
         for client in sorted({*outcome.cohort, *cost.downlink}):
             wire = carried.get(client, NOTHING).minus(self._recorded.get(client, NOTHING))
             self._recorded[client] = carried.get(client, NOTHING)

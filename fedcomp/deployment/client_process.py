@@ -1,8 +1,8 @@
-"""The client process: keeps its clients connected to a server and has them answer its messages.
+"""The client process: keeps its clients connected to a server and has them answer the server's messages.
 
-Connections live in a thread of their own (transports/grpc/io_loop.py), so that a server hears from its clients while they train. Clients
-are invited and train in the thread that calls `run`: those of one process share the data and a session, and train together. Each state is
-written before its report leaves. A client that cannot go on is reported, and the others go on.
+Connections are served in a thread of their own (transports/grpc/io_loop.py), so that they answer pings while clients train. Clients join
+and train in the thread that calls `run`. The clients of one process share the data and a session, and train together. A client's state is
+written before its report is sent. A client that cannot continue is reported, and the others continue.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ from .member import Member, handle
 RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts to reach the server
 SAVING = 16  # clients of one process whose states are written at the same time
 CONNECTING = 64  # clients of one process that connect at the same time
-TELL_S = 0.2  # between looks at what the clients said
-GATHER_S = 1.0  # for several clients to say the same
-REFUSAL_S = 5.0  # for the server to hear why a client cannot take part
+TELL_S = 0.2  # longest time between two prints of the clients' messages
+GATHER_S = 1.0  # in which equal messages of several clients are collected into one
+REFUSAL_S = 5.0  # for the server to receive the reason why a client cannot take part
 VECTORS = 16  # size of the largest message from a server, in float32 models
-SPARE_BYTES = 64 << 20  # beyond that
+SPARE_BYTES = 64 << 20  # in addition to VECTORS models
 
 
 @dataclass(frozen=True)
 class Target:
-    """The address of a server, and the enrolment that a client shows it; None: without TLS."""
+    """The address of a server, and the enrolment with which a client connects; None: without TLS."""
 
     host: str
     port: int
@@ -59,17 +59,17 @@ class Target:
         return Credentials(certificate, key, ca)
 
     def check(self) -> None:
-        """Raise UnreachableError, which says why the server cannot be reached, if that can be told."""
+        """Raise UnreachableError with the cause if the server cannot be reached."""
         check_server(self.host, self.port, self.enrolment)
 
 
 @dataclass
 class Retries:
-    """Attempts to reach a server since it was last heard of."""
+    """Attempts to reach a server since its last message."""
 
     attempts: int = 0
     lost_at_s: float | None = None  # monotonic time
-    told: set[str] = field(default_factory=set)  # the reasons, of which one is enough said
+    told: set[str] = field(default_factory=set)  # reasons that were reported, each of them once
 
     def reset(self) -> None:
         self.attempts, self.lost_at_s, self.told = 0, None, set()
@@ -91,15 +91,15 @@ class Seat:
 
 
 @dataclass
-class Work:
-    """A message that the thread of `ClientProcess.run` answers."""
+class Request:
+    """A message to a client, and its answer, which the thread of `ClientProcess.run` makes."""
 
     who: int
     seat: Seat
     message: Invitation | Assignment
     answer: "Future[Any]" = field(default_factory=Future)
 
-    def do(self, make: "Callable[[Work], Any]") -> None:
+    def do(self, make: "Callable[[Request], Any]") -> None:
         try:
             answer = make(self)
         except Exception as error:
@@ -109,10 +109,11 @@ class Work:
 
 
 class ClientProcess:
-    """Clients by logical id. `say` is called with a sentence whenever something changes, in the thread that calls `run`.
+    """Clients by logical id. `say` is called with a message whenever something changes, in the thread that calls `run`.
 
-    `patience_s`: for how long a client tries to reach a server; None = for ever. `stay`: clients wait for the next run when one is over.
-    `retry_s`: the pauses between attempts, of which the last one is repeated. Several clients vary theirs, and do not come back at once.
+    `patience_s`: how long a client tries to reach a server; None = for ever. `stay`: wait for the next run when one is over. `retry_s`:
+    pauses between attempts; the last one is repeated. With several clients the pauses are randomised, so that the clients do not
+    reconnect all at once.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class ClientProcess:
         own = next(iter(self.seats.values())).member.own
         self.numel = sum(parameter.numel() for parameter in own.task.model().parameters())
         self.batch = max(1, STACK_BYTES // (4 * self.numel))
-        self._work: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._saves: set[Future[None]] = set()
         self._said: queue.SimpleQueue[tuple[Collection[int], str]] = queue.SimpleQueue()
         self._gathered: dict[str, tuple[set[int], str]] = {}
@@ -149,10 +150,10 @@ class ClientProcess:
             for who, seat in self.seats.items():
                 io.start(self._attend(who, seat, gate))
             while not self._ended and not all(seat.done for seat in self.seats.values()):
-                self._do_work(TELL_S)
+                self._answer_requests(TELL_S)
                 self._tell()
         for what in [*self._gathered]:
-            self._hear_gathered(what)
+            self._queue_gathered(what)
         self._tell()
         failed = {who: seat.error for who, seat in self.seats.items() if seat.error is not None}
         if failed:
@@ -160,29 +161,29 @@ class ClientProcess:
 
     # In the thread of `run`.
 
-    def _do_work(self, timeout_s: float) -> None:
-        """Answer the messages that are there, or wait for one."""
+    def _answer_requests(self, timeout_s: float) -> None:
+        """Answer the queued messages, at most `batch`. Wait up to `timeout_s` seconds for the first."""
         try:
-            works = []
-            works.append(self._work.get(timeout=timeout_s))
-            while len(works) < self.batch:
-                works.append(self._work.get_nowait())
+            requests = []
+            requests.append(self._requests.get(timeout=timeout_s))
+            while len(requests) < self.batch:
+                requests.append(self._requests.get_nowait())
         except queue.Empty:
             pass
-        assigned: list[Work] = []
-        for work in works:
-            if isinstance(work.message, Assignment):
-                assigned.append(work)
+        assigned: list[Request] = []
+        for request in requests:
+            if isinstance(request.message, Assignment):
+                assigned.append(request)
             else:
-                work.do(self._join)
+                request.do(self._join)
         if assigned:
-            wait(list(self._saves))  # which read what training changes
-            reports = handle([(work.seat.member, work.message) for work in assigned])
-            for work, report in zip(assigned, reports, strict=True):
-                work.do(lambda work, report=report: self._answered(work, report))
+            wait(list(self._saves))  # a save reads the state that training changes
+            reports = handle([(request.seat.member, request.message) for request in assigned])
+            for request, report in zip(assigned, reports, strict=True):
+                request.do(lambda request, report=report: self._answered(request, report))
 
     def _tell(self) -> None:
-        """Say what the clients said. Equal sentences of several clients are said once."""
+        """Pass the clients' messages to `say`. Combine equal messages of several clients."""
         by_sentence: dict[str, tuple[set[int], str]] = {}
         with suppress(queue.Empty):
             while True:
@@ -210,17 +211,19 @@ class ClientProcess:
         )
         return type(first)(f"{some}; {first}")
 
-    def _join(self, work: "Work") -> Presence:
-        presence = work.seat.member.join(work.message)
-        self._hear([work.who], log_messages.joined(presence, work.seat.member.session))
+    def _join(self, request: "Request") -> Presence:
+        presence = request.seat.member.join(request.message)
+        self._queue_message(
+            [request.who], log_messages.joined(presence, request.seat.member.session)
+        )
         return presence
 
-    def _answered(self, work: "Work", report: Report | None) -> Report | None:
+    def _answered(self, request: "Request", report: Report | None) -> Report | None:
         if report is not None:
-            self._hear([work.who], log_messages.answered(work.message, report))
-            state = work.seat.member.round_state
-            if report.kind == UPDATE and (others := unknown_keys(work.message, state)):
-                self._hear([work.who], log_messages.unknown(work.message, others))
+            self._queue_message([request.who], log_messages.answered(request.message, report))
+            state = request.seat.member.round_state
+            if report.kind == UPDATE and (others := unknown_keys(request.message, state)):
+                self._queue_message([request.who], log_messages.unknown(request.message, others))
         return report
 
     # In the I/O thread.
@@ -240,7 +243,7 @@ class ClientProcess:
         while not seat.done:
             try:
                 await self._serve(who, seat, gate)
-                if not seat.done:  # it stays, and the server is about to end
+                if not seat.done:  # --stay: the server is about to exit
                     await asyncio.sleep(self.retry_s[-2])
             except UnreachableError as error:
                 if error.cause not in UnreachableError.passing:
@@ -260,7 +263,7 @@ class ClientProcess:
             try:
                 await connection.__aenter__()
             except UnreachableError:
-                await asyncio.to_thread(target.check)  # which says more
+                await asyncio.to_thread(target.check)  # raises an error with the cause
                 raise
         try:
             address = target.address
@@ -272,7 +275,7 @@ class ClientProcess:
                 seat.retries.reset()
                 if not invited:
                     connected = Said(f"connected to {address}", "connected", server=address)
-                    self._hear([who], connected)
+                    self._queue_message([who], connected)
                 invited = True
                 await self._answer(who, seat, connection, message)
                 del message
@@ -282,7 +285,7 @@ class ClientProcess:
             await connection.__aexit__(None, None, None)
 
     async def _wait_for_server(self, who: int, seat: Seat, error: UnreachableError) -> None:
-        """Say why the server is not reached, and wait before the next attempt. Raises the error when patience is over."""
+        """Report why the server cannot be reached, and wait before the next attempt. Raises the error after `patience_s`."""
         retries, now_s = seat.retries, time.monotonic()
         retries.lost_at_s = retries.lost_at_s or now_s
         patience_s = math.inf if self.patience_s is None else self.patience_s
@@ -298,11 +301,11 @@ class ClientProcess:
         await asyncio.sleep(min(left_s, varied_s))
 
     def _tell_lost(self, who: int, retries: Retries, error: UnreachableError, lost: Said) -> None:
-        """Say that the server is not reached. Several clients say it once, and once that they go on trying."""
+        """Report that the server cannot be reached. Several clients report it once together, and once that they keep trying."""
         last = len(self.retry_s) - 1
         if self._alone:
             if retries.attempts <= last or str(error) not in retries.told:
-                self._hear([who], lost)
+                self._queue_message([who], lost)
             retries.told.add(str(error))
         elif retries.attempts == 0:
             self._gather(f"lost: {error.cause}", who, lost)
@@ -312,7 +315,7 @@ class ClientProcess:
                 for client, seat in self.seats.items()
                 if seat.retries.lost_at_s is not None and not seat.done
             }
-            self._hear([one for one in away if error.cause not in away[one].told], lost)
+            self._queue_message([one for one in away if error.cause not in away[one].told], lost)
             for other in away.values():
                 other.told.add(error.cause)
 
@@ -325,7 +328,7 @@ class ClientProcess:
     ) -> None:
         if isinstance(message, Invitation):
             try:
-                presence = await self._in_main(who, seat, message)
+                presence = await self._in_run_thread(who, seat, message)
             except FedcompError as error:
                 refusal = Presence(message.run, seat.member.who, "", str(error))
                 with suppress(UnreachableError, TimeoutError):
@@ -337,7 +340,7 @@ class ClientProcess:
             await connection.send(presence)
         elif isinstance(message, Assignment):
             try:
-                report = await self._in_main(who, seat, message)
+                report = await self._in_run_thread(who, seat, message)
                 await self._save(seat)
             except CheckpointError as error:
                 await connection.send(failure(message, "encode", str(error)))
@@ -348,11 +351,11 @@ class ClientProcess:
             self._gather("over", who, log_messages.over(message, self.stay))
             seat.over = not self.stay
 
-    async def _in_main(self, who: int, seat: Seat, message: Invitation | Assignment) -> Any:
-        """Return the answer to a message, which is made in the thread of `run`."""
-        work = Work(who, seat, message)
-        self._work.put(work)
-        return await asyncio.wrap_future(work.answer)
+    async def _in_run_thread(self, who: int, seat: Seat, message: Invitation | Assignment) -> Any:
+        """Return the answer to a message. The thread of `run` makes it."""
+        request = Request(who, seat, message)
+        self._requests.put(request)
+        return await asyncio.wrap_future(request.answer)
 
     async def _save(self, seat: Seat) -> None:
         """Write a client's state in another thread. Raises CheckpointError."""
@@ -362,7 +365,7 @@ class ClientProcess:
         await asyncio.wrap_future(save)
 
     def _trying(self, attempt: int, pause_s: float) -> str:
-        """Return what is done about a server that cannot be reached. A client that missed the end of the run sees no more than that."""
+        """Return when the next attempt follows. A client cannot tell a server that is away from a run that has ended."""
         if attempt < len(self.retry_s) - 1:
             return f"trying again in {pause_s:g} s"
         end = (
@@ -370,24 +373,24 @@ class ClientProcess:
             if self.patience_s is None
             else f"for {self.patience_s:g} s in all"
         )
-        return f"trying every {pause_s:g} s from now on, {end}: the server may be away, or the run over"
+        return f"trying every {pause_s:g} s from now on, {end}: the server may be down, or the run over"
 
-    def _hear(self, clients: Collection[int], sentence: str) -> None:
+    def _queue_message(self, clients: Collection[int], sentence: str) -> None:
         self._said.put((clients, sentence))
 
     def _gather(self, what: str, who: int, sentence: str) -> None:
-        """Have a sentence said for all clients that say the same within GATHER_S. The first of them chooses the words."""
+        """Report once for all clients with the same `what` within GATHER_S. The sentence of the first client is used."""
         if self._alone:
-            self._hear([who], sentence)
+            self._queue_message([who], sentence)
         elif what in self._gathered:
             self._gathered[what][0].add(who)
         else:
             self._gathered[what] = {who}, sentence
-            asyncio.get_running_loop().call_later(GATHER_S, self._hear_gathered, what)
+            asyncio.get_running_loop().call_later(GATHER_S, self._queue_gathered, what)
 
-    def _hear_gathered(self, what: str) -> None:
+    def _queue_gathered(self, what: str) -> None:
         if (gathered := self._gathered.pop(what, None)) is not None:
-            self._hear(*gathered)
+            self._queue_message(*gathered)
 
     def _fail(self, who: int, seat: Seat, error: FedcompError) -> None:
         seat.error = error
@@ -397,4 +400,4 @@ class ClientProcess:
         if isinstance(error, UnreachableError):
             self._gather(f"ended: {error.cause}", who, ended)
         else:
-            self._hear([who], ended)
+            self._queue_message([who], ended)

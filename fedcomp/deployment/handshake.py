@@ -1,6 +1,6 @@
-"""How a client joins a run: the options in the server's invitation are checked, and the client's session is made from them.
+"""The handshake by which a client joins a run: it checks the options in the server's invitation and makes its session from them.
 
-An invitation holds names and numbers. None of it is executed: spec strings name what is installed on the client's machine.
+An invitation holds names and numbers. None of it is executed: spec strings name code that is installed on the client's machine.
 """
 
 import json
@@ -32,7 +32,7 @@ from ..tasks.partition import partition
 from ..training.engine import OneByOne
 from ..training.local_sgd import LocalSGD, SerialEngine
 
-# Of a run's options, those that decide what a client does.
+# The options of a run that determine what a client does.
 TOLD = (
     "partition",
     "clients",
@@ -54,13 +54,13 @@ TOLD = (
     "seed",
 )
 
-STACK_BYTES = 64 << 20  # of the updates that a process holds at once
+STACK_BYTES = 64 << 20  # of updates that a process holds at once
 
 T = TypeVar("T")
 
 
 def told(config: RunConfig) -> str:
-    """Return a run's options for an invitation: those of TOLD that are not at their default."""
+    """Return a run's options for an invitation: the options of TOLD that differ from their defaults, as JSON."""
     usual = RunConfig()
     values = {name: getattr(config, name) for name in TOLD}
     return json.dumps({k: v for k, v in values.items() if v != getattr(usual, k)})
@@ -72,7 +72,7 @@ def options_of(invitation: Invitation) -> RunConfig:
         values = json.loads(invitation.options)
         if not isinstance(values, dict) or not set(values) <= set(TOLD):
             raise ProtocolError(
-                "the invitation has other options than are known here; install the same version of fedcomp on both sides"
+                "the invitation has options that are not known here; install the same version of fedcomp on both sides"
             )
         return RunConfig(**from_values(values, "the invitation"))
     except (ValueError, RecursionError) as error:
@@ -82,9 +82,9 @@ def options_of(invitation: Invitation) -> RunConfig:
 
 
 class Common:
-    """What the clients of one process share: the data, the engine with its model, and, unless they sign, the session of a run.
+    """Objects that the clients of one process share: the data, the engine with its model, and, unless they sign, the session of a run.
 
-    `turn`: held by whoever uses it.
+    `turn`: a lock to hold while these objects are used.
     """
 
     def __init__(self, turn: AbstractContextManager[Any] | None = None) -> None:
@@ -92,7 +92,7 @@ class Common:
         self._made: dict[str, tuple[tuple, Any]] = {}
 
     def once(self, what: str, key: tuple, make: Callable[[], T]) -> T:
-        """Return what was made last under a name if it was made for the same key, else make it."""
+        """Return the object last made under the name `what` if it was made for the same key, else make a new one."""
         if what not in self._made or self._made[what][0] != key:
             self._made[what] = key, make()
         return self._made[what][1]
@@ -100,18 +100,18 @@ class Common:
 
 @dataclass(frozen=True)
 class Own:
-    """What a client brings along, whatever the run: its task with the data, its device, and which part of the data is its."""
+    """A client's own settings, the same in every run: its task with the data, its device, and its part of the data."""
 
     task: Task
     train: Data
     device: torch.device
-    client_id: int = -1  # that it claims where the server does not know it by its key
+    client_id: int = -1  # the id to claim if the server does not know the client by its key
     partition_id: int | None = None  # of the data; None: all of it is this client's
     partitions: int | None = None  # None: as many as the run has clients
     roster: Mapping[int, bytes] | None = (
-        None  # the public keys of clients by logical id (keyring.py); None: as the server announces them
+        None  # the public keys of clients by logical id (keyring.py); None: those that the server announces
     )
-    sealed: bool = False  # it takes part in elections with sealed ballots alone
+    sealed: bool = False  # take part in elections with sealed ballots only
     common: Common = field(
         default_factory=Common
     )  # one for all clients of a process, which have the same task, data and device
@@ -124,21 +124,21 @@ def session_for(
 ) -> tuple[int, ClientSession]:
     """Return the client's logical id and its session before round 1.
 
-    `with_keys`: returns the algorithm with the keys that it signs with, given the logical id. Raises UserError or ProtocolError where
-    the invitation does not fit the client.
+    `with_keys(algorithm, who)` returns the algorithm of client `who` with its signing keys. Raises UserError or ProtocolError if the
+    invitation does not fit the client.
     """
     config = options_of(invitation)
     algorithm = make_client_algorithm(config.strategy)
     if own.sealed and not isinstance(algorithm, SealedElectionClient):
         raise UserError(
-            f"this client takes part under sealed ballots alone (--sealed), and the server's strategy is '{config.strategy}'; "
-            "leave --sealed out, if the server may read what this client sends"
+            f"this client accepts sealed ballots only (--sealed), but the server's strategy is '{config.strategy}'; "
+            "leave --sealed out if the server may read this client's updates"
         )
     who = invitation.client if invitation.client >= 0 else own.client_id
     if not 0 <= who < config.clients:
         raise UserError(
-            f"this would be client {who} of a run that has {config.clients}, from 0 on; give another --partition-id, or the "
-            "server more --clients"
+            f"client {who} is not part of this run of {config.clients} clients, 0 to {config.clients - 1}; give another "
+            "--partition-id, or start the server with more --clients"
         )
     common = own.common
     layout = common.once(
@@ -202,23 +202,23 @@ def _new_session(
 
 
 def _shard(config: RunConfig, own: Own) -> np.ndarray:
-    """Which of the examples are the client's."""
+    """Return the indices of the client's examples."""
     if own.partition_id is None:
         return np.arange(len(own.train))
     parts = own.partitions or config.clients
     if not 0 <= own.partition_id < parts:
         raise UserError(
-            f"--partition-id is {own.partition_id}; give 0 to {parts - 1}, for the data has {parts} parts"
+            f"--partition-id is {own.partition_id}, but the data has {parts} parts; give 0 to {parts - 1}"
         )
     return _dealt(config, own, parts)[own.partition_id]
 
 
 def _all_shards(config: RunConfig, own: Own) -> list[np.ndarray]:
-    """The examples of every client of the run, for those who train on the data of others."""
+    """Return the examples of every client of the run, for strategies whose clients train on each other's data."""
     if own.partition_id is None or own.partitions not in (None, config.clients):
         raise UserError(
-            f"strategy '{config.strategy}' has clients train on the data of others, and this one brings its own alone; give it "
-            "--partition-id K and the data of the whole task, or the server form=ballots"
+            f"strategy '{config.strategy}' has clients train on each other's data, but this client has its own only; give it "
+            "--partition-id K and the data of the whole task, or give the server form=ballots"
         )
     return _dealt(config, own, config.clients)
 

@@ -1,4 +1,4 @@
-"""What a client says of what it did: sentences for a screen that a log can read."""
+"""The messages that a client prints about its work, with their values for the JSON log."""
 
 from collections.abc import Sequence
 
@@ -47,8 +47,8 @@ def answered(assignment: Assignment, report: Report) -> Said:
 def unknown(assignment: Assignment, clients: Sequence[int]) -> Said:
     who = f"client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
     return Said(
-        f"round {assignment.round}: the server announces another key of {who} than this client knows, from earlier in this run or "
-        "from --roster: nothing is sealed for such a key, and no ballot of it is counted here",
+        f"round {assignment.round}: the server announces a key of {who} that differs from the key that this client knows from earlier "
+        "in this run or from --roster: this client seals nothing for the announced key and counts no ballot signed with it",
         "unknown_key",
         round=assignment.round,
         clients=list(clients),

@@ -1,6 +1,6 @@
 """A client of a deployment: it joins runs, answers assignments, and saves its state before each answer is sent.
 
-A kill at any moment loses nothing: a client that is asked the same again sends the report that it saved.
+A client that is killed at any moment loses nothing: if it receives the same assignment again, it sends the report that it saved.
 """
 
 import json
@@ -30,10 +30,10 @@ KEY_FILE = "key.bin"  # in the state folder
 
 
 class Member:
-    """A client with its state folder. It knows no transport.
+    """A client with its state folder, independent of the transport.
 
-    `key`: the private key of its enrolment, with which it signs sealed ballots. A client without one makes its own, the same after a
-    restart, and tells the server the public key when it joins.
+    `key`: the private key of its enrolment, with which it signs sealed ballots. A client without one makes its own key, keeps it in the
+    state folder, and sends the server the public key when it joins.
     """
 
     def __init__(
@@ -47,10 +47,13 @@ class Member:
         self.session: ClientSession | None = None
         self._report: Report | None = None  # the last one
         self._accepted = ""  # `_phase_inputs` of its assignment
-        self._saved = True  # the folder holds the present state
+        self._saved = True  # whether the folder holds the present state
 
     def join(self, invitation: Invitation) -> Presence:
-        """Take part in a run, where this client left it or from the start. What does not go together is the reason in the answer."""
+        """Take part in a run from the state that is stored for it, or from the start. Return the presence that answers the invitation.
+
+        Raises the errors of `session_for`, and CheckpointError if the stored state is damaged.
+        """
         with self.own.common.turn:
             if self.session is None or invitation.run != self.run:
                 if self.session is not None:
@@ -85,7 +88,7 @@ class Member:
         return report
 
     def repeated(self, assignment: Assignment) -> Report | None:
-        """Return the last report if this assignment asks for it again."""
+        """Return the last report if this assignment asks for it again, else None."""
         last = self._report
         named = _phase_inputs(assignment)
         asked = (assignment.round, assignment.phase, named, assignment.version)
@@ -98,11 +101,11 @@ class Member:
         return None
 
     def take(self, assignment: Assignment, report: Report) -> None:
-        """Note the report on an assignment, which `save` writes."""
+        """Record the report on an assignment. `save` writes it."""
         self._report, self._accepted, self._saved = report, _phase_inputs(assignment), False
 
     def save(self) -> None:
-        """Write the client's state, unless it has not changed. Raises CheckpointError, and then saves again when asked the next time."""
+        """Write the client's state if it has changed. Raises CheckpointError; the next call then tries again."""
         if self.folder is None or self._saved:
             return
         head = {
@@ -123,7 +126,7 @@ class Member:
         return self.session.rounds.get(self.who)
 
     def _remember(self, run: str, who: int, state: RoundState | None) -> None:
-        """Keep the signatures of a run apart from the state, which another run or algorithm replaces."""
+        """Store the signatures of a run in the signature log, since another run or algorithm replaces the state."""
         if signed := signed_attempts.pack(state):
             self.past.add(run, {f"{SIGNED}{who}": signed})
 
@@ -138,7 +141,7 @@ class Member:
                 self.session.rounds[self.who] = signed_attempts.unpack(signed)
 
     def _restore(self) -> None:
-        """Return to the stored state if it is of this run, client and model; the first report replaces any other."""
+        """Restore the stored state if it belongs to this run, client and model. Another state stays until the first report replaces it."""
         kept = self.folder.load() if self.folder else {}
         if not kept:
             return
@@ -153,15 +156,15 @@ class Member:
             self._report = Report.unpack(kept[REPORT])
         except (KeyError, TypeError, ValueError, AttributeError, FedcompError) as error:
             raise CheckpointError(
-                f"what --state-dir {self.folder.path} holds is damaged ({error}); remove it, and the client takes part "
-                "like one that is new"
+                f"the state in --state-dir {self.folder.path} is damaged ({error}); remove the folder, and the client takes "
+                "part as a new one"
             ) from error
 
 
 def handle(questions: Sequence[tuple[Member, Assignment]]) -> list[Report | None]:
-    """Return the clients' reports on assignments, which must not leave before `save` of their members has returned.
+    """Return the clients' reports on assignments. A report must not be sent before `save` of its member has returned.
 
-    None for an assignment to another client. Clients of one session train together.
+    The report is None for an assignment to another client. Clients of one session train together.
     """
     reports: list[Report | None] = [None] * len(questions)
     together: dict[ClientSession, list[int]] = {}
@@ -183,7 +186,7 @@ def handle(questions: Sequence[tuple[Member, Assignment]]) -> list[Report | None
 def _handle(session: ClientSession, assignments: Sequence[Assignment]) -> list[Report]:
     try:
         return session.handle(assignments)
-    except Exception as error:  # of the user's code, or of a server's bad message
+    except Exception as error:  # raised by the user's code, or for a malformed assignment
         why, fingerprint = reason(error), session.replica.fingerprint
         return [
             failure(a, "train", why, session.states.at(a.client).version, fingerprint)
@@ -203,7 +206,7 @@ def own_key(folder: StateFolder | None) -> ec.EllipticCurvePrivateKey:
 
 
 def _phase_inputs(assignment: Assignment) -> str:
-    """Return a digest of what a phase depends on besides the model. A client asked again with the same digest repeats its report."""
+    """Return a digest of a phase's inputs other than the model. A client that is asked again with the same digest repeats its report."""
     announced = (
         sha256(b"".join(len(part).to_bytes(8) + part for part in assignment.announced)).hexdigest()
         if assignment.announced

@@ -7,7 +7,10 @@ from ..errors import ConfigError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket at the first address of the host, IPv4 before IPv6; `::` is every address of both."""
+    """Return a listening socket at the first address of the host, IPv4 before IPv6; `::` means all addresses of both.
+
+    Raises ConfigError if the port cannot be opened.
+    """
     if not 0 <= port <= 65535:
         raise ConfigError(
             f"port {port} does not exist; give one from 1 to 65535, or 0 for any that is free"
@@ -20,7 +23,7 @@ def listen(host: str, port: int) -> socket.socket:
             address[:2], family=family, backlog=1024, dualstack_ipv6=both
         )
     except OSError as error:
-        fix = "choose another with --port, or stop what listens there"
+        fix = "choose another with --port, or stop the program that listens there"
         if error.errno != errno.EADDRINUSE:
             fix = "choose an address of this machine, and a port that you may use"
         raise ConfigError(

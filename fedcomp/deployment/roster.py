@@ -1,4 +1,4 @@
-"""The clients of a deployment: the server waits for enough of them before a round, and reports who comes, leaves and is missing."""
+"""The clients of a deployment: the server waits for enough of them before a round, and reports which join, leave or are missing."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -8,7 +8,7 @@ from ..formatting import named_clients
 from ..server.availability import Attendance, Quota
 from ..server.transport import Transport
 
-PAUSE_S = 0.05  # between looks at who is connected
+PAUSE_S = 0.05  # between polls of the connected clients
 
 
 class Roster:
@@ -18,12 +18,12 @@ class Roster:
         self.transport, self.quota, self.callback = transport, quota, callback
         self.waited_s = 0.0
         self._attendance = Attendance()
-        self._joined: set[int] = set()  # at any time
-        self._connected: set[int] = set()  # as the callback was told
-        self._missing: list[int] = []  # as the callback was told
+        self._joined: set[int] = set()  # since the server started
+        self._connected: set[int] = set()  # as last reported to the callback
+        self._missing: list[int] = []  # as last reported to the callback
 
     def gather(self) -> Sequence[int]:
-        """Wait until enough clients are connected. Return those that a round may be drawn from."""
+        """Wait until enough clients are connected. Return the clients that a round may be drawn from."""
         told, began = None, time.monotonic()
         while True:
             here, waited_s = self.connected(), time.monotonic() - began
@@ -41,7 +41,7 @@ class Roster:
             time.sleep(PAUSE_S)
 
     def connected(self) -> list[int]:
-        """Return the clients that are connected, and tell the callback who came and left."""
+        """Return the clients that are connected, and report to the callback which have joined and left."""
         here = list(self.transport.clients())
         for client in sorted(self._connected - set(here)):
             self.callback().left(client)
@@ -52,7 +52,7 @@ class Roster:
         return here
 
     def join(self, client: int) -> None:
-        """Note that a client joined or came back, and tell the callback, also in the middle of a round."""
+        """Record that a client joined or reconnected, and report it to the callback, also in the middle of a round."""
         self._joined.add(client)
         self._attendance.hear(client)
         if client not in self._connected:
@@ -60,31 +60,31 @@ class Roster:
             self.callback().joined(client)
 
     def leave(self, client: int) -> None:
-        """Note that a client's connection ended, and tell the callback."""
+        """Record that a client's connection ended, and report it to the callback."""
         if client in self._connected:
             self._connected.discard(client)
             self.callback().left(client)
 
     def hear(self, client: int) -> None:
-        """Note a sign of life of a client, such as a late answer."""
+        """Record that a client is not silent, for example after a late answer."""
         self._attendance.hear(client)
 
     def miss(self, clients: Iterable[int]) -> None:
-        """Note clients that let a deadline pass (server/availability.py)."""
+        """Record clients that missed a deadline (server/availability.py)."""
         self._attendance.miss(clients)
 
     @property
     def silent(self) -> frozenset[int]:
-        """Clients that let a deadline pass and were not heard of since."""
+        """Clients that missed a deadline and have neither joined nor answered since."""
         return frozenset(self._attendance.silent)
 
     def _tell_who_is_missing(self, cohort: Sequence[int]) -> None:
-        """Warn when a round is drawn from fewer clients than it asks for, once for each set of missing clients."""
+        """Warn if a round is drawn from fewer clients than wanted, once for each set of missing clients."""
         short = len(cohort) < self.quota.wanted
         missing = sorted(self._joined - set(cohort)) if short else []
         if missing and missing != self._missing:
             self.callback().warning(
                 f"rounds go on with {len(cohort)} clients in place of {self.quota.wanted}, without {named_clients(missing)}: "
-                "away, or silent since the deadline; a client that is heard of takes part again"
+                "disconnected, or silent since a deadline; a client takes part again once it reconnects or answers"
             )
         self._missing = missing

@@ -1,4 +1,4 @@
-"""A deployed run from its options to its summary: rounds in this process, over the gRPC transport."""
+"""A deployed run from its options to its summary. The rounds run in this process, by default over the gRPC transport."""
 
 import dataclasses
 import re
@@ -53,10 +53,9 @@ from .roster import Roster
 
 ENGINE = "deployed"  # in [resolved] of a run folder
 INSECURE = (
-    "--insecure: no TLS and no keys; whoever reaches {where} can take part as any client, and read and change what is sent; "
-    "for more than a trial: fedcomp keys init"
+    "--insecure: no TLS and no keys; anyone who can reach {where} can take part as any client, and read and change messages; "
+    "for more than a trial, make keys with: fedcomp keys init"
 )
-
 
 LOOPBACK = "127.0.0.1"
 # Largest report: a dense update with room to spare, and a sealed ballot for each client of the cohort.
@@ -67,7 +66,7 @@ SPARE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Door:
-    """The port of a server. `keys`: the folder of `fedcomp keys init`; None = anybody may take part, without TLS."""
+    """The port of a server. `keys`: the folder that `fedcomp keys init` made; None = no TLS, and anyone may take part."""
 
     port: int = 8080  # 0 = a free one
     host: str = ""  # "" = loopback without keys, else all addresses of this machine
@@ -92,16 +91,16 @@ def serve(
     callback: Callback | None = None,
     opened: Callable[[int], None] = lambda port: None,
 ) -> Summary:
-    """Run a federation of real clients, or continue the one in `config.out` with `config.resume`. Returns what summary.json holds.
+    """Run a federation of real clients, or continue the one in `config.out` with `config.resume`. Return the content of summary.json.
 
-    `config.clients` are waited for before the first round. `opened(port)` is called when clients can come. Raises UserError, before
-    anything is written, for options that cannot work. A run that is interrupted at any moment can be resumed.
+    The first round waits for all `config.clients`. `opened(port)` is called when clients can connect. Raises UserError for options that
+    cannot work, before anything is written. A run that is interrupted at any moment can be resumed.
     """
     return Deployment(config, door, callback or Callback()).run(opened)
 
 
 class Deployment:
-    """The parts of a run, made in the order in which a mistake can be told soonest.
+    """The parts of a run, made in an order in which errors in the options are found as early as possible.
 
     `make_transport`: called with the invitation, the number of clients and the hooks `on_joined`, `on_heard` and `warn`; returns the
     transport of a port that is open already. By default a GrpcTransport opens the port of `door`.
@@ -221,7 +220,7 @@ class Deployment:
             raise
 
     def _name(self) -> str:
-        """The name of the run, by which clients know it again."""
+        """Return the name of the run, by which clients recognise a resumed run."""
         if not self.folder.resumed:
             return secrets.token_hex(16)
         stored = self.folder.stored.get("resolved")
@@ -232,7 +231,7 @@ class Deployment:
         )
         if not isinstance(name, str) or not re.fullmatch("[0-9a-f]{32}", name):
             raise RunFolderError(
-                f"the run in {self.folder.path} was no server's; continue it with fedcomp sim, or give another --out"
+                f"the run in {self.folder.path} was not made by a server; continue it with fedcomp sim, or give another --out"
             )
         return name
 
@@ -269,7 +268,7 @@ class Deployment:
         )
 
     def _registry_checks(self) -> dict[str, Any]:
-        """Return the transport's questions about keys. While the registry is malformed, clients are told to try again."""
+        """Return the transport's callbacks that check keys. While the registry is malformed, clients are told to try again."""
         registry = self.registry
         if registry is None:
             return {}
@@ -315,12 +314,12 @@ class Deployment:
         if absent:
             new = keys_command(self.door.keys, "add", "--count", len(absent))
             self.callback.warning(
-                f"the run waits for {self.config.clients} clients, and no key is let in for {named_clients(absent)}: enrol them "
-                f"with {new}, renew those that were revoked, or start with fewer --clients"
+                f"the run waits for {self.config.clients} clients, but {named_clients(absent)} cannot join without a valid key: "
+                f"enrol new clients with {new}, renew revoked or expired ones, or start with fewer --clients"
             )
 
     def _on_look(self) -> None:
-        """Notice a change of the registry: clients whose keys are not let in any more are disconnected."""
+        """Check whether the registry has changed, and disconnect clients whose keys are no longer accepted."""
         if self.registry is None:
             return
         self.news.look()
@@ -329,7 +328,7 @@ class Deployment:
             self.transport.recheck()
 
     def _on_joined(self, client: int, presence: Presence) -> None:
-        """Note a client that joined or came back, and its version, which the round loop may not know."""
+        """Record a client that joined or reconnected, and its version, which the round loop may not know."""
         loop = self.loop
         if client in loop.versions or presence.version != loop.broadcasts.first:
             loop.versions[client] = presence.version
@@ -380,7 +379,7 @@ class Deployment:
 
 
 def refuse_ports_in_use(config: RunConfig, door: Door) -> None:
-    """Before anything is written."""
+    """Raise ConfigError if the port cannot be opened. Called before anything is written."""
     if door.port and config.metrics_port == door.port:
         raise ConfigError(
             f"--metrics-port and --port are both {door.port}; give --metrics-port another one, or 0 for any that is free"
@@ -389,16 +388,16 @@ def refuse_ports_in_use(config: RunConfig, door: Door) -> None:
 
 
 def refuse_what_is_simulated(config: RunConfig) -> None:
-    """Options that have no meaning for real clients."""
+    """Raise ConfigError for options that apply to simulations only."""
     if config.relays:
         raise ConfigError("--relays are simulated; leave --relays out, or use fedcomp sim")
     if config.network is not None:
         raise ConfigError(
-            "--network makes time for virtual clients; leave --network out, or use fedcomp sim"
+            "--network simulates time for virtual clients; leave --network out, or use fedcomp sim"
         )
     if config.attack is not None:
         raise ConfigError(
-            "--attack makes liars of virtual clients; leave --attack out, or use fedcomp sim"
+            "--attack makes virtual clients Byzantine; leave --attack out, or use fedcomp sim"
         )
     if config.engine == "batched" or config.cohort_batch:
         raise ConfigError(
@@ -410,5 +409,5 @@ def refuse_what_is_simulated(config: RunConfig) -> None:
         )
     if config.checkpoint_every != 1:
         raise ConfigError(
-            "--checkpoint-every would let a resumed server fall behind its clients; leave it out: it is every round here"
+            "--checkpoint-every would let a resumed server fall behind its clients; leave it out: a server saves every round"
         )

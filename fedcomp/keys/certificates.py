@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from ..errors import KeysError
 
 SERIAL_BITS = 64  # random
-EARLIER = timedelta(hours=1)  # certificates begin this long ago, for machines whose clock is behind
+EARLIER = timedelta(hours=1)  # certificates are backdated by this, for clocks that are slow
 ISSUER = "fedcomp CA"
 USAGES = (
     "digital_signature",

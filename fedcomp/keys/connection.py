@@ -1,8 +1,8 @@
-"""Check that a fedcomp server can be reached; if not, say why and what to do, in one sentence.
+"""Check that a fedcomp server can be reached; if not, raise an error that names the cause and the fix in one sentence.
 
-`contact` resolves the name, connects, shakes hands by TLS 1.3 with the client's certificate and waits for the first frame of HTTP/2,
-all within one deadline. gRPC reports every failure of these steps as an unavailable server. When the handshake fails, a second
-connection that trusts any certificate finds the reason: another host name, another CA, no TLS, or a wrong clock.
+`contact` resolves the name, connects, performs a TLS 1.3 handshake with the client's certificate and waits for the first HTTP/2 frame,
+all within one deadline. gRPC itself reports a failure of any of these steps as an unavailable server. If the handshake fails, a second
+connection without verification finds the cause: another host name, another CA, no TLS, or a wrong clock.
 """
 
 import os
@@ -23,14 +23,14 @@ from .enrolment import Enrolment, iso, one_certificate, utc_now
 ENDED, NOT_BEGUN = 10, 9  # OpenSSL's codes for what is wrong with a certificate
 OTHER_HOST = (62, 64)
 ALPN = "h2"
-HANDSHAKE = 0.6  # share of the time for TLS; the rest is left to find out why it failed
+HANDSHAKE = 0.6  # share of the time for the TLS handshake; the rest is for finding why it failed
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # empty SETTINGS
 FRAME_HEAD, SETTINGS = 9, 4  # bytes; the type of a frame
 
 
 @dataclass(frozen=True)
 class Contact:
-    """A server that answered as it should."""
+    """The answer of a fedcomp server that was reached."""
 
     certificate: x509.Certificate | None  # None without TLS
     seconds: float  # from the look-up of the name to the answer
@@ -61,20 +61,20 @@ def join_address(host: str, port: int) -> str:
 def check_server(
     host: str, port: int, trust: Enrolment | bytes | str | None, timeout_s: float = 5.0
 ) -> None:
-    """Return if a gRPC server that `trust` believes is there and accepts its certificate. Arguments and errors as for `contact`."""
+    """Check that a trusted server can be reached and accepts the client's certificate. Arguments and errors are those of `contact`."""
     contact(host, port, trust, timeout_s)
 
 
 def contact(
     host: str, port: int, trust: Enrolment | bytes | str | None, timeout_s: float = 5.0
 ) -> Contact:
-    """Reach a server and check its certificate, and with an enrolment that the server accepts the client's.
+    """Connect to a server and check its certificate. With an enrolment, also check that the server accepts the client's certificate.
 
-    `trust`: an enrolment; or the CA as PEM, to check the server's certificate alone; or None for a server without TLS (--insecure).
+    `trust`: an enrolment; or the CA as PEM, to check the server's certificate only; or None for a server without TLS (--insecure).
 
-    Raises UnreachableError, one sentence that names the fix, within `timeout_s` seconds; KeysError if the CA is no certificate.
+    Raises UnreachableError within `timeout_s` seconds, and KeysError if the CA is not a certificate.
     """
-    return _Visit(host, port, trust, timeout_s).contact()
+    return _Probe(host, port, trust, timeout_s).contact()
 
 
 class _Deadline:
@@ -88,7 +88,7 @@ class _Deadline:
         return left * share
 
 
-class _Visit:
+class _Probe:
     def __init__(
         self, host: str, port: int, trust: Enrolment | bytes | str | None, timeout_s: float
     ):
@@ -108,7 +108,7 @@ class _Visit:
         with self._connected() as plain, self._secured(plain, self.context) as connection:
             if connection.selected_alpn_protocol() != ALPN:
                 raise self._foreign("it does not speak HTTP/2")
-            if self.enrolment:  # else the server is right to hang up
+            if self.enrolment:  # without one, the server closes the connection
                 self._expect_http2(connection)
             return Contact(_certificate(connection), monotonic() - begun)
 
@@ -162,8 +162,7 @@ class _Visit:
             raise TimeoutError from None
         if isinstance(found, Exception):
             raise UnreachableError(
-                f"the host '{self.host}' is not known here; correct --server, or see that this machine can resolve "
-                "names",
+                f"the host '{self.host}' cannot be resolved; correct --server, or check this machine's DNS settings",
                 "unknown host",
             ) from found
         return found
@@ -208,7 +207,7 @@ class _Visit:
         )
 
     def _untimely(self, shown: x509.Certificate | None) -> UnreachableError:
-        """Say which certificate, the server's or the CA's, is not valid now by this machine's clock."""
+        """Return the error for a certificate, the server's or the CA's, that is not valid now by this machine's clock."""
         now = utc_now()
         wrong = [
             c
@@ -235,7 +234,7 @@ class _Visit:
         )
 
     def _no_tls(self, error: Exception) -> UnreachableError:
-        """Say why a handshake failed, after a second connection without TLS."""
+        """Return the error for a failed handshake, after a second connection without TLS."""
         with suppress(OSError, UnreachableError), self._connected() as connection:
             connection.settimeout(self.deadline.left())
             if _speaks_http2(connection, self.deadline):
@@ -247,8 +246,8 @@ class _Visit:
         if isinstance(error, TimeoutError):
             return self._silent("no TLS is spoken")
         if isinstance(error, ConnectionError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
-            return UnreachableError(  # it ends, has too many connections, or has no TLS
-                f"{self.where} closes the connection without TLS; try again, and look at the server's screen, or correct "
+            return UnreachableError(  # the server is stopping, is at its limit, or has no TLS
+                f"{self.where} closes the connection without TLS; try again and check the server's output, or correct "
                 "--server",
                 "starting",
             )
@@ -273,7 +272,7 @@ class _Visit:
     # HTTP/2.
 
     def _expect_http2(self, connection: socket.socket) -> None:
-        """Wait for the server's first frame. With TLS 1.3 its refusal of the client's certificate arrives here, after the handshake."""
+        """Wait for the server's first frame. In TLS 1.3, a refusal of the client's certificate arrives only now, after the handshake."""
         share = 1.0 if self.enrolment else HANDSHAKE
         try:
             if _speaks_http2(connection, _Deadline(self.deadline.left(share))):
@@ -296,7 +295,10 @@ class _Visit:
         raise self._foreign("it does not speak HTTP/2") from error
 
     def _refused(self, enrolment: Enrolment, error: OSError | None) -> UnreachableError:
-        """Explain a connection that was closed after the client's certificate was shown. gRPC servers give no reason, others an alert."""
+        """Return the error for a server that closed the connection after the client's certificate was sent.
+
+        A gRPC server gives no reason; other servers send a TLS alert.
+        """
         try:
             enrolment.refuse_expired()
         except KeysError as mine:
@@ -304,8 +306,8 @@ class _Visit:
         alert = (getattr(error, "reason", None) or "").partition("ALERT_")[2]
         why = alert.replace("_", " ").lower() or "it closes the connection"
         return UnreachableError(
-            f"{self.where} refuses the certificate of client {enrolment.id} ({why}); see that the clocks of both machines are "
-            f"right, else on the server: fedcomp keys renew {enrolment.id}",
+            f"{self.where} refuses the certificate of client {enrolment.id} ({why}); check the clocks of both machines, "
+            f"else on the server: fedcomp keys renew {enrolment.id}",
             "refused",
         )
 
@@ -318,8 +320,8 @@ class _Visit:
 def _speaks_http2(connection: socket.socket, deadline: _Deadline) -> bool:
     """Return whether the server's first frame is SETTINGS, as HTTP/2 begins. Raises OSError; TimeoutError at the deadline.
 
-    With TLS the client sends nothing: a server that refuses its certificate has closed the connection, and a reset in answer to more
-    bytes can destroy the alert that says why.
+    With TLS the client sends nothing. A server that refuses the client's certificate has closed the connection: it would answer further
+    bytes with a reset, which can discard the alert that names the reason.
     """
     if not isinstance(connection, ssl.SSLSocket):
         connection.settimeout(deadline.left())

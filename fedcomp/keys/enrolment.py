@@ -30,7 +30,7 @@ from ..errors import KeysError
 
 VARIABLE, DEFAULT_PLACE = "FEDCOMP_ENROLMENT", "~/.config/fedcomp/enrolment.toml"
 CURVE = ec.SECP384R1
-LARGEST = 16 << 20  # bytes of a file that is read
+LARGEST = 16 << 20  # bytes of the largest file that is read
 LARGEST_ID = 2**31 - 1
 T = TypeVar("T")
 
@@ -40,12 +40,12 @@ def utc_now() -> datetime:
 
 
 def iso(moment: datetime) -> str:
-    """`2027-11-21T16:33:08Z`."""
+    """Return a time in ISO format, such as `2027-11-21T16:33:08Z`."""
     return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def moment(text: Any) -> datetime:
-    """What `iso` wrote, or any ISO date with a time and an offset. Raises ValueError."""
+    """Parse the output of `iso`, or any ISO date with a time and an offset. Raises ValueError."""
     read = text if isinstance(text, datetime) else datetime.fromisoformat(_text(text))
     if read.tzinfo is None:
         raise ValueError("no offset from UTC")
@@ -53,7 +53,7 @@ def moment(text: Any) -> datetime:
 
 
 def public_key(data: bytes | str) -> ec.EllipticCurvePublicKey:
-    """An EC P-384 key from its OpenSSH line or its PEM. Raises ValueError on anything else."""
+    """Parse an EC P-384 key from its OpenSSH line or its PEM. Raises ValueError for anything else."""
     raw = data.encode() if isinstance(data, str) else bytes(data)
     load = (
         serialization.load_pem_public_key
@@ -70,7 +70,7 @@ def public_key(data: bytes | str) -> ec.EllipticCurvePublicKey:
 
 
 def openssh(key: ec.EllipticCurvePublicKey) -> str:
-    """One line without a comment: equal for equal keys, however they were written."""
+    """Return a public key as one OpenSSH line without a comment. Equal keys give equal lines."""
     return key.public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     ).decode()
@@ -108,11 +108,11 @@ def default_enrolment() -> Path:
     """
     if given := os.environ.get(VARIABLE):
         return at_home(given, VARIABLE)
-    return Path(os.path.expanduser(DEFAULT_PLACE))  # as it is for a user without a home folder
+    return Path(os.path.expanduser(DEFAULT_PLACE))  # unchanged for a user without a home folder
 
 
 def read_toml(path: Path, remedy: str) -> dict[str, Any]:
-    """A TOML file as a table. Raises KeysError, which ends with `remedy`, when it is absent or malformed."""
+    """Read a TOML file. Raises KeysError, which ends with `remedy`, if it is absent or malformed."""
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)
@@ -133,7 +133,7 @@ def take(
     where: str,
     remedy: str,
 ) -> T:
-    """A field of a table, as `read` reads it. Raises KeysError naming the place `where` and the field."""
+    """Return a field of a table, parsed by `read`. Raises KeysError, which names the place `where` and the field."""
     if name not in table:
         raise KeysError(f"{where}: '{name}' is missing; {remedy}")
     try:
@@ -174,7 +174,7 @@ class Enrolment:
         id = one("id", logical_id, f"a whole number from 0 to {LARGEST_ID}")
         if "certificate" not in table:
             raise KeysError(
-                f"{path} has no certificate, it was made by an earlier version of fedcomp; make a new one on the server: "
+                f"{path} has no certificate, since an earlier version of fedcomp made it; make a new one on the server: "
                 f"fedcomp keys renew {id}"
             )
         enrolment = cls(
@@ -274,7 +274,7 @@ def one_certificate(pem_text: bytes | str) -> x509.Certificate:
 
 
 def write_new(path: Path, data: bytes, mode: int) -> None:
-    """A file that was not there, whose permissions are never wider than `mode`, on the disk when this returns."""
+    """Write a new file and flush it to the disk. Its permissions are never wider than `mode`. Raises FileExistsError."""
     with open(
         os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb"
     ) as file:

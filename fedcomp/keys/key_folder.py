@@ -73,7 +73,7 @@ def make(
     names = certificates.hosts(hosts)
     if folder.exists() or folder.is_symlink():
         raise KeysError(
-            f"--out {folder} exists and nothing in it is overwritten; give another name, or add clients to it with: "
+            f"--out {folder} exists and is not overwritten; give another name, or add clients to it with: "
             f"{keys_command(folder, 'add')}"
         )
     now = utc_now()
@@ -167,7 +167,7 @@ def renew_server(
 
 
 def due(folder: str | Path, within_days: int) -> list[int | str]:
-    """Return what ends within `within_days` days or has ended: "server", and the ids of enrolled clients."""
+    """Return the holders of certificates that end within `within_days` days or have ended: "server", and ids of enrolled clients."""
     folder = keys_folder(folder)
     limit = utc_now() + timedelta(days=within_days)
     server: list[int | str] = (
@@ -202,7 +202,7 @@ class _State:
     server: str | None
 
     def authority(self) -> _Authority:
-        """Read the CA, which is to sign a certificate. Raises KeysError if ca.key is kept elsewhere or the CA has ended."""
+        """Read the CA's certificate and key. Raises KeysError if ca.key is kept elsewhere or the CA has ended."""
         certificate = read_certificate(self.folder / CA_CRT)
         key = read_private_key(
             self.folder / CA_KEY,
@@ -260,12 +260,12 @@ def keys_folder(folder: str | Path) -> Path:
     folder = Path(folder)
     if (folder / INCOMPLETE).exists():
         raise KeysError(
-            f"--keys {folder} was not finished, {folder / INCOMPLETE} says what is missing; delete it and make it anew with: "
+            f"--keys {folder} is incomplete, as {folder / INCOMPLETE} describes; delete the folder and make it anew with: "
             f"{_init(folder)}"
         )
     if not (folder / REGISTRY).is_file():
         raise KeysError(
-            f"--keys {folder} is no folder of keys, it has no {REGISTRY}; give another, or make one with: "
+            f"--keys {folder} is not a folder of keys: it has no {REGISTRY}; give another, or make one with: "
             f"{_init(folder)}"
         )
     return folder

@@ -1,8 +1,8 @@
-"""Whose key is whose, for what clients sign for each other.
+"""The public keys by which clients verify each other's signatures.
 
-A client holds the others' public keys fixed from when it first hears them in a run, on its disk (past.py), so that a server that is
-honest at the start cannot change them later, nor by another run in between; or it was given the list (`--roster`), and takes none from
-the server.
+A client pins another client's public key when the server first announces it in a run. Pins are stored on the client's disk
+(signature_log.py): a server that is honest at the start of a run cannot change a key later, not even by starting another run in between.
+A client with a list of its own (`--roster`) accepts no key from the server.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,23 +20,23 @@ from .enrolment import CURVE, logical_id, public_key, read_toml, take
 from .signature_log import Past
 
 POINT = 49  # bytes of a public key as it is announced: a P-384 point, compressed
-PIN = "key/"  # what is remembered of a run: by client its key
+PIN = "key/"  # prefix of the pins in the signature log: key/CLIENT → public key
 
 
 class UnknownKey(ProtocolError):
-    """A key that this client does not take for that of another: the others may go on without that one."""
+    """A key that this client does not accept as another client's. The round may continue without that client."""
 
 
 class Ring(Protocol):
-    """The keys that one side holds. `run` is the name of the run, which is signed with everything."""
+    """The keys that a server or client holds. `run` is the name of the run, which is part of every signed message."""
 
     run: str
 
     def signer(self, client: int) -> ec.EllipticCurvePrivateKey:
-        """The key that a client signs with, of a client that is here. Raises ProtocolError for another."""
+        """Return the private key of a client. Raises ProtocolError for a client whose private key is not held here."""
 
     def key(self, client: int, told: bytes = b"") -> bytes:
-        """A client's public key as a point [49 bytes]. `told`: what the server says it is. Raises UnknownKey where that is another."""
+        """Return a client's public key as a point [49 bytes]. Raises UnknownKey if `told`, the key that the server announces, differs."""
 
 
 def point_of(key: ec.EllipticCurvePublicKey) -> bytes:
@@ -45,7 +45,7 @@ def point_of(key: ec.EllipticCurvePublicKey) -> bytes:
 
 @lru_cache(4096)
 def verifier(point: bytes) -> ec.EllipticCurvePublicKey:
-    """The public key of a point. Raises ProtocolError for bytes that are none."""
+    """Return the public key of a point. Raises ProtocolError for bytes that are not a point of the curve."""
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(CURVE(), point)
     except ValueError as error:
@@ -53,7 +53,7 @@ def verifier(point: bytes) -> ec.EllipticCurvePublicKey:
 
 
 class DerivedKeys:
-    """Of virtual clients: keys that follow from a seed. Nothing is secret in a simulation."""
+    """The keys of virtual clients, derived from a seed. Nothing is secret in a simulation."""
 
     def __init__(self, seed: int):
         self.seed, self.run = seed, f"simulation {seed}"
@@ -80,7 +80,7 @@ class DerivedKeys:
 
 @dataclass
 class KnownKeys:
-    """Of a server: the keys that clients have proven to hold when they came. `pem` gives them by logical id."""
+    """A server's keys: those that clients proved to hold when they joined. `pem` returns them by logical id."""
 
     run: str
     pem: Callable[[int], bytes]
@@ -94,13 +94,13 @@ class KnownKeys:
 
 @dataclass
 class PinnedKeys:
-    """Of a client `who`: its own key, and the others' as they are held fixed."""
+    """The keys of client `who`: its own key, and the pinned keys of the others."""
 
     run: str
     who: int
     own: ec.EllipticCurvePrivateKey
     roster: Mapping[int, bytes] | None = (
-        None  # points by logical id, of a list that the client was given
+        None  # points by logical id, from --roster; None: pin the keys that the server announces
     )
     past: Past = field(default_factory=Past)
     _pins: dict[int, bytes] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class PinnedKeys:
 
 
 def read_roster(path: Path) -> dict[int, bytes]:
-    """The clients of a registry.toml, as points by logical id. Raises KeysError."""
+    """Return the keys in a registry.toml as points by logical id. Raises KeysError."""
     remedy = "copy it anew from the folder of keys on the server"
     clients = take(
         {"client": []} | read_toml(path, remedy),

@@ -40,8 +40,8 @@ from .enrolment import (
 
 ENROLLED, REVOKED = "enrolled", "revoked"
 REMEDY = "mend it, or restore the file from a copy"
-CHECK_S = 0.5  # least seconds between two looks at the file's status, where a look is made for every message
-HEAD = "# Which key speaks for which client. Written by `fedcomp keys`; the server rereads it when it changes.\n"
+CHECK_S = 0.5  # shortest time between two checks of the file's status by methods that are called for every message
+HEAD = "# The public key of each client. Written by `fedcomp keys`; the server rereads it when it changes.\n"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class _Content:
-    """What was read from a registry.toml at some time."""
+    """The content of a registry.toml when it was read."""
 
     entries: tuple[Entry, ...]
     problem: str  # why the file cannot be used, "" if it can
@@ -79,8 +79,8 @@ class _Content:
 class Registry:
     """The present content of registry.toml: the file is read again whenever it has changed.
 
-    Its methods may be called from any thread. Raises KeysError if the file cannot be read at first. If that happens later, nobody is
-    let in until it is mended, and `problem` says why.
+    Its methods may be called from any thread. The constructor raises KeysError if the file cannot be read. If the file becomes malformed
+    later, no client is accepted until it is repaired, and `problem` says why.
     """
 
     def __init__(self, path: Path, now: Callable[[], datetime] = utc_now):
@@ -97,7 +97,7 @@ class Registry:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the file, "" if nothing is."""
+        """Why the file cannot be used, "" if it can."""
         return self._look().problem
 
     @property
@@ -130,7 +130,7 @@ class Registry:
         """Return why a public key is refused, in one sentence; "" if it is let in."""
         content, hashed = self._look(), _hash(key)
         if hashed is None and not content.problem:
-            return f"what it shows is no EC P-384 public key; give it its file from {self.path.parent / 'clients'}"
+            return f"its key is not an EC P-384 public key; give it its file from {self.path.parent / 'clients'}"
         return self._judged(content, hashed or b"")[1]
 
     def enrolled(self) -> dict[int, str]:
@@ -203,7 +203,7 @@ class Registry:
 
 
 class News:
-    """Report once that a registry cannot be used any more, and once that it can again."""
+    """Reports once that a registry has become malformed, and once that it has been repaired."""
 
     def __init__(self, registry: Registry, say: Callable[[str], None]):
         self.registry, self.say, self._told = registry, say, ""
@@ -211,10 +211,12 @@ class News:
     def look(self) -> None:
         problem = self.registry.problem
         if problem and problem != self._told:
-            self.say(f"{problem}; until then no client is let in, and those that come try again")
+            self.say(
+                f"{problem}; until then no client is accepted, and clients that connect try again"
+            )
         elif self._told and not problem:
             self.say(
-                f"{self.registry.path} is whole again: {len(self.registry.enrolled())} of its clients are let in"
+                f"{self.registry.path} is valid again: {len(self.registry.enrolled())} of its clients are accepted"
             )
         self._told = problem
 

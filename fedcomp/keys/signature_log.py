@@ -1,6 +1,6 @@
-"""What a client has signed, and whose keys it holds fixed, run by run: kept when another run begins, whatever a server calls its runs.
+"""A client's log of its signatures and of the keys that it has pinned, by run. It outlives the state of a run.
 
-With a state folder a small file for each run, replaced as a whole; without one, as long as the process lives.
+With a state folder, each run has a small file, which is replaced as a whole. Without one, the log lives as long as the process.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from hashlib import sha256
 from ..errors import UserError
 from ..state_folder import StateFolder
 
-MOST_RUNS = 4096  # that a client remembers, none of which it forgets
+MOST_RUNS = 4096  # in the log; none of them is ever removed
 NAMED = "sealed-"  # how the files begin
 
 

@@ -1,4 +1,4 @@
-"""What a run has come to, counted for Prometheus. docs/watching.md lists the families; counters begin with the process."""
+"""Metrics of a run for Prometheus. docs/watching.md lists the families. Counters start at 0 with the process."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ LABELLED = (
 
 @dataclass
 class OneClient:
-    """What one client of a deployment has come to."""
+    """The metrics of one client of a deployment."""
 
     uplink_bytes: int = 0
     downlink_bytes: int = 0
@@ -44,7 +44,7 @@ class OneClient:
 
 @dataclass
 class Metrics(Callback):
-    """Listens in the run's thread, and is read in any."""
+    """The callback that collects metrics. It is called in the run's thread; `text` may be called in any thread."""
 
     header: Header | None = None
     last: RoundRecord | None = None

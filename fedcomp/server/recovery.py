@@ -1,4 +1,4 @@
-"""What a run writes down so that it can go on: the server's side and, in a simulation, the clients' side of one checkpoint."""
+"""The checkpoint from which a run can be resumed: the server's state and, in a simulation, that of the clients."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Clients(Protocol):
-    """Those whose state is part of the checkpoint."""
+    """The clients whose state is part of the checkpoint."""
 
     data: Data  # that the run learns from
 
@@ -37,7 +37,7 @@ class Clients(Protocol):
 
 
 class Part(Protocol):
-    """Who keeps something of their own in the checkpoint: a strategy, its optimizer, a counterpart, a virtual network."""
+    """An object with its own state in the checkpoint: a strategy, its optimizer, a counterpart, or a virtual network."""
 
     def take_changes(self) -> Changes: ...
 
@@ -200,7 +200,7 @@ class Recovery:
             )
 
     def _parts(self) -> list[tuple[str, Part]]:
-        """Who keeps something of their own, and where."""
+        """Return the objects with their own state in the checkpoint, and the prefixes of their names."""
         loop, kept = self.loop, self.loop.strategy.counterpart
         own = [(STRATEGY, loop.strategy), (OPTIMIZER, loop.optimizer), (LOOP, loop)]
         return [*own, *([(COUNTERPART, kept)] if kept is not None else []), *self.others.items()]
@@ -215,7 +215,7 @@ class Recovery:
 
     @cached_property
     def _identity(self) -> dict[str, str]:
-        """What must not change between the parts of a run, by the words for a sentence."""
+        """The properties that must not change when a run is resumed, by their names in error messages."""
         data = self.clients.data
         targets = hashlib.sha256(
             data.targets.cpu().contiguous().view(torch.uint8).numpy()

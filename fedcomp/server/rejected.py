@@ -1,4 +1,4 @@
-"""What a run turned down, in short: whose updates, and why."""
+"""A summary of a run's rejections by reason."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 def rejections_of(records: Iterable[RoundRecord]) -> tuple[Rejections, ...]:
-    """The reasons of a run's rejections, those of most updates first. Reasons that differ in their numbers alone are one."""
+    """Return a run's rejections by reason, the most frequent first. Reasons that differ only in their numbers are combined."""
     found: dict[tuple[str, str], list[Rejection]] = {}
     for rejection in (rejection for record in records for rejection in record.rejections):
         found.setdefault((rejection.stage, NUMBER.sub("#", rejection.reason)), []).append(rejection)

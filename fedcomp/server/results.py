@@ -1,4 +1,4 @@
-"""What a run is made of and what it leaves, simulated or deployed: the strategy from its options, a record a round, the summary."""
+"""The strategy, the round records and the summary of a run, simulated or deployed, from its options and results."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -110,7 +110,7 @@ def bandwidths_of(
 
 
 def on(data: Data, device: torch.device) -> Data:
-    """The data on a device."""
+    """Return the data on a device."""
     return dataclasses.replace(data, inputs=data.inputs.to(device), targets=data.targets.to(device))
 
 
@@ -122,7 +122,7 @@ def record_of(
     metrics: Mapping[str, float],
     seconds: float,
 ) -> RoundRecord:
-    """The line of a round."""
+    """Return the record of a round, a line of metrics.jsonl."""
     traffic, dense = outcome.traffic, 4 * layout.numel
     return RoundRecord(
         round=outcome.round,
@@ -150,7 +150,7 @@ def record_of(
 
 
 def summary_of(records: Sequence[RoundRecord], config: RunConfig, device: str) -> Summary:
-    """What all rounds came to."""
+    """Return the summary of all rounds."""
 
     def total(field: str) -> Any:
         return sum(getattr(record, field) for record in records)

@@ -1,4 +1,4 @@
-"""Who hears of a run besides the screen, by the options: a log of JSON lines, a page for Prometheus, scalars for TensorBoard."""
+"""The callbacks that options add to a run: a log of JSON lines, a metrics page for Prometheus, scalars for TensorBoard."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,9 +13,9 @@ from .tensorboard import TensorBoard
 
 @contextmanager
 def watched(config: RunConfig, callback: Callback) -> Iterator[CallbackList]:
-    """`callback` and those that the options ask for, as one, until this is left.
+    """Yield one callback that combines `callback` with those of the options, which are closed on exit.
 
-    Raises ConfigError, with nothing written, for a port that is taken, a file that cannot be written, a package that is not there.
+    Raises ConfigError, with nothing written, if a port is in use, a file cannot be written, or a package is not installed.
     """
     with ExitStack() as ends:
         beside: dict[str, Callback] = {}

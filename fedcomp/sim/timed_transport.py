@@ -1,10 +1,10 @@
 """A transport whose answers arrive when a virtual network delivers them.
 
-Clients compute as soon as they are asked, all together; their answers are held until the virtual clock reaches the time of arrival.
-`receive` moves the clock to the next arrival, or to the end of the exchange. A client that is asked while it works on an earlier
-assignment starts when it has finished that one, and starts the newest if several wait, as clients of a deployment do; but here it has
-trained for all of them. A client that goes offline before its answer arrived is lost GRACE_S later. A silent client is waited for until
-the deadline, or without one until all others have answered.
+All clients compute as soon as their assignments are sent; their answers are held back until the virtual clock reaches the time of
+arrival. `receive` moves the clock to the next arrival, or to the end of the exchange. As in a deployment, a client that receives an
+assignment while it works on an earlier one starts the newest assignment when it has finished; in the simulation it has trained for all
+of them. A client that goes offline before its answer arrived is lost GRACE_S later. The exchange waits for a client that does not answer
+until the deadline, or without a deadline until all others have answered.
 """
 
 import heapq
@@ -25,7 +25,7 @@ TRAINED = "train", "encode"  # stages of failure that come after training, or in
 
 @dataclass(frozen=True, order=True)
 class Arrival:
-    """An answer on its way; of several that arrive at the same time, that of the lowest client is the first."""
+    """An answer in transit. Of answers that arrive at the same time, the one with the lowest client id comes first."""
 
     due_s: float  # in seconds of the exchange
     client: int
@@ -34,12 +34,12 @@ class Arrival:
 
     @property
     def again(self) -> bool:
-        """Whether the client needs the dense model."""
+        """Whether the client needs the dense model, and so will be asked again."""
         return isinstance(self.answer, Report) and self.answer.kind == NEED_DENSE
 
 
 class TimedTransport(Transport):
-    """Adds the times of a network to another transport. `steps`: local steps that an assignment takes of its client."""
+    """Adds the delays of a network to another transport. `steps` returns the number of local steps of an assignment."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class TimedTransport(Transport):
         return self.transport.clients()
 
     def send(self, assignments: Sequence[Assignment]) -> None:
-        """Send, and let the clients compute."""
+        """Send assignments, have the clients compute, and schedule the arrival of their answers."""
         asked = {assignment.client: assignment for assignment in assignments}
         self.cancel(asked)
         self.transport.send(assignments)
@@ -75,7 +75,7 @@ class TimedTransport(Transport):
             heapq.heappush(self._coming, arrival)
 
     def receive(self, timeout_s: float) -> list[Delivery]:
-        """Move on to where as many answers have arrived as are expected, or the exchange's time is over.
+        """Move the clock until as many answers have arrived as are expected, or to the end of the exchange.
 
         An answer that needs the dense model is delivered at once, since the client is asked again.
         """
@@ -96,7 +96,7 @@ class TimedTransport(Transport):
         return ready
 
     def cancel(self, clients: Collection[int]) -> None:
-        """Withdraw assignments. Their answers still arrive, late, and nobody waits for them."""
+        """Withdraw assignments. Their answers still arrive, as late answers, but no exchange waits for them."""
         gone = set(clients)
         self.late |= {
             arrival.client: arrival.began_s + arrival.due_s
@@ -110,7 +110,7 @@ class TimedTransport(Transport):
         self.transport.close()
 
     def forget_finished(self) -> None:
-        """Forget the work of clients that have finished."""
+        """Remove finished work from `busy`."""
         now_s = self.clock.time_s
         self.busy = {
             client: (begins, ends) for client, (begins, ends) in self.busy.items() if ends > now_s
@@ -150,7 +150,7 @@ class TimedTransport(Transport):
         return found
 
     def _begins(self, client: int, began_s: float, asked_s: float) -> float:
-        """Return when a client that is asked now begins, in seconds of the exchange."""
+        """Return when a client that is asked now begins its work, in seconds of the exchange."""
         begins, ends = self.busy.get(client, (0.0, 0.0))
         free_s = (ends if begins <= began_s + asked_s else begins) - began_s
         return max(asked_s, free_s)

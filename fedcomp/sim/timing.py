@@ -1,7 +1,7 @@
-"""Virtual time of a run: who can be drawn for a round, what it took, and what of it stands in the checkpoint.
+"""Virtual time of a run: the clients that a round can be drawn from, its duration, and its state in checkpoints.
 
-As in a deployment, rounds are drawn from the clients that are there, and who let a deadline pass is not drawn while enough others are,
-until it is heard of again (server/availability.py). While too few are there, virtual time passes.
+As in a deployment, rounds are drawn from the clients that are online, and a client that missed a deadline is not drawn while enough
+others are online, until its late answer arrives (server/availability.py). While too few clients are online, virtual time passes.
 """
 
 import json
@@ -29,7 +29,7 @@ STATE = "state"  # in a checkpoint
 class Timing:
     """The clock and the transport of a run on a virtual network, and the clients that its rounds may be drawn from.
 
-    `fewest`: clients with whom a round can move the model.
+    `fewest`: the number of clients that the strategy needs in a round.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class Timing:
         self._attendance, self._source = Attendance(), config.network
 
     def pace(self, round: int, client: int) -> float:
-        """Return the seconds from question to answer of a client that was asked last in a round."""
+        """Return the seconds from a client's newest assignment to its answer. `round` is ignored."""
         return self.transport.took[client]
 
     def gather(self) -> Sequence[int]:
-        """Return the clients that a round may be drawn from, once they are enough."""
+        """Advance virtual time until enough clients are online. Return the clients that a round may be drawn from."""
         everybody, absences, waited_s = self.transport.clients(), self.network.absences, 0.0
         while True:
             self._hear()
@@ -76,14 +76,14 @@ class Timing:
             self._attendance.hear(accepted.client)
 
     def _hear(self) -> None:
-        """Late answers that have come."""
+        """Record the clients whose late answers have arrived as not silent."""
         now_s = self.clock.time_s
         for client in [client for client, due_s in self.transport.late.items() if due_s <= now_s]:
             del self.transport.late[client]
             self._attendance.hear(client)
 
     def _until_news(self, waited_s: float) -> float:
-        """Seconds until somebody leaves or returns, a late answer comes, or nobody else is waited for."""
+        """Return the seconds until a client goes offline or returns, a late answer arrives, or the quota's patience ends."""
         moments = [
             self.network.absences.next_change_s(self.clock.time_s),
             *self.transport.late.values(),
@@ -111,11 +111,14 @@ class Timing:
     def restore(
         self, vector: Callable[[str], Tensor | None], value: Callable[[str], bytes | None]
     ) -> None:
-        """Raises RunFolderError for another network, ValueError, KeyError or TypeError for what `take_changes` did not make."""
+        """Continue from a checkpoint of `take_changes`.
+
+        Raises RunFolderError for a checkpoint with another network, and ValueError, KeyError or TypeError for a malformed one.
+        """
         state = json.loads(value(STATE))
         if state["network"] != self.network.profiles.fingerprint:
             raise RunFolderError(
-                f"the run had other figures in --network {self._source}; put them back, or give another --out"
+                f"--network {self._source} has other values than when the run began; restore them, or give another --out"
             )
         self.clock.move_to(state["time_s"])
         self.clock.take()

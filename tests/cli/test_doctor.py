@@ -387,11 +387,11 @@ def move(a: Path, b: Path) -> None:
             "server.crt is not signed by",
         ),
         (lambda f: (f / "registry.toml").write_text("x"), "keys", "registry.toml is not TOML"),
-        (lambda f: (f / "INCOMPLETE.txt").touch(), "keys", "was not finished"),
+        (lambda f: (f / "INCOMPLETE.txt").touch(), "keys", "is incomplete"),
         (
             lambda f: move(f / "clients" / "1.toml", f / "clients" / "0.toml"),
             "files",
-            "0.toml is not what the registry has for client 0",
+            "0.toml does not match the registry's client 0",
         ),
         (lambda f: (f / "clients" / "0.toml").write_text("x"), "files", "0.toml is not TOML"),
         (
@@ -402,7 +402,7 @@ def move(a: Path, b: Path) -> None:
         (
             lambda f: (f / "clients" / "7.toml").touch(),
             "files",
-            "7.toml is of no client in the registry",
+            "7.toml belongs to no client in the registry",
         ),
         (lambda f: keys.renew(f, 0, days=0), "registry", "1 let in, 1 expired"),
         (lambda f: keys.renew_server(f, days=0), "certificate", "ended on"),

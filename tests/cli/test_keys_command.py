@@ -75,7 +75,7 @@ def test_init_says_what_it_made_and_what_comes_next(tmp_path, monkeypatch):
         "On the server: fedcomp server start --keys keys --port 9000",
         "On each device: copy its keys/clients/N.toml to ~/.config/fedcomp/enrolment.toml (or set FEDCOMP_ENROLMENT), then: "
         "fedcomp client --server server.example:9000",
-        "A client's file is all that it takes to be that client: copy it over a secure channel. Keep keys/ca.key "
+        "Whoever has a client's file can act as that client: copy it over a secure channel. Keep keys/ca.key "
         "elsewhere: only fedcomp keys add and fedcomp keys renew need it.",
     ]
     for line in rest[:2]:  # with options that there are
@@ -84,7 +84,7 @@ def test_init_says_what_it_made_and_what_comes_next(tmp_path, monkeypatch):
         assert all(word in shown for word in words if word.startswith("--"))
     rest = done("keys", "init", "--clients", 1, "--out", "others").splitlines()[2:]
     assert len(rest) == 4
-    assert rest[-1] == "Without --host the certificate is good on this machine only."
+    assert rest[-1] == "Without --host the certificate is valid for this machine only."
     assert (tmp_path / "others" / "clients" / "0.toml").is_file()
 
 
@@ -162,7 +162,7 @@ def test_add(folder):
 def test_revoke(folder):
     assert (
         done("keys", "revoke", 0, 2, "--keys", folder)
-        == "Clients 0, 2 are revoked; a server that runs lets them in no more\n"
+        == "Clients 0, 2 are revoked; a running server disconnects them\n"
     )
     assert sorted(read_registry(folder).enrolled()) == [1]
     assert sentence("keys", "revoke", 1, 9, "--keys", folder).startswith(
@@ -177,7 +177,7 @@ def test_renew_a_client(folder):
     until = (utc_now() + timedelta(days=10)).strftime("%Y-%m-%d")
     assert (
         said
-        == f"Client 1 has a new key until {until}; give it {folder}/clients/1.toml, its old one is refused.\n"
+        == f"Client 1 has a new key until {until}; copy {folder}/clients/1.toml to it, its old key is refused.\n"
     )
     assert read_registry(folder).id_of_hash(before.key_hash) is None
 
@@ -185,7 +185,7 @@ def test_renew_a_client(folder):
 def test_renew_the_server_for_one_more_host(folder):
     said = done("keys", "renew", "server", "--keys", folder, "--host", "new.example")
     assert re.match(
-        r"The server's certificate is for .*new\.example.* until \d{4}-\d\d-\d\d; start the server anew",
+        r"The server's certificate is for .*new\.example.* until \d{4}-\d\d-\d\d; restart the server",
         said,
     )
     assert "new.example" in keys.hosts_of(keys.check_server_files(folder))
@@ -193,7 +193,7 @@ def test_renew_the_server_for_one_more_host(folder):
 
 def test_renew_what_ends_soon(folder):
     assert done("keys", "renew", "--keys", folder).startswith(
-        "Nothing ends within 30 days; name a client or 'server'"
+        "No certificate ends within 30 days; name a client or 'server'"
     )
     keys.renew(folder, 1, days=3)
     keys.renew_server(folder, days=3)
@@ -227,9 +227,9 @@ def test_renew_what_ends_soon(folder):
         ),
         (
             ["add", "--keys", "absent"],
-            "--keys absent is no folder of keys, it has no registry.toml; give another, or make one with: fedcomp",
+            "--keys absent is not a folder of keys: it has no registry.toml; give another, or make one with: fedcomp",
         ),
-        (["list", "--keys", "absent"], "--keys absent is no folder of keys"),
+        (["list", "--keys", "absent"], "--keys absent is not a folder of keys"),
         (
             ["renew", "me"],
             "'me' is neither a client's id nor 'server'; give one of them, as in: fedcomp keys renew 3",
@@ -251,7 +251,7 @@ def test_a_mistake_is_one_sentence_and_makes_nothing(given, said, tmp_path, monk
 
 def test_a_folder_in_the_way(folder):
     assert sentence("keys", "init", "--out", folder, "--clients", 1).startswith(
-        f"--out {folder} exists and nothing in it is overwritten; "
+        f"--out {folder} exists and is not overwritten; "
     )
 
 

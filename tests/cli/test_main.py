@@ -147,7 +147,7 @@ def test_a_server_offers_no_virtual_network(tmp_path):
     assert done.exit_code == 2 and not (tmp_path / "run").exists()
     assert (
         done.stderr
-        == "fedcomp: --network makes time for virtual clients; leave --network out, or use fedcomp sim\n"
+        == "fedcomp: --network simulates time for virtual clients; leave --network out, or use fedcomp sim\n"
     )
 
 

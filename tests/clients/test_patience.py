@@ -72,7 +72,7 @@ def test_a_server_that_stays_away_is_told_five_times_and_the_fifth_says_what_it_
         "trying again in 0.02 s",
         "trying again in 0.03 s",
         "trying again in 0.04 s",
-        f"{LAST}, for 1 s in all: the server may be away, or the run over",
+        f"{LAST}, for 1 s in all: the server may be down, or the run over",
     ]
 
 
@@ -120,7 +120,7 @@ def test_many_clients_say_once_that_the_server_is_away_and_once_that_they_go_on_
     assert [sentence.partition("; ")[0].startswith(everybody) for sentence in said] == [True] * 2
     assert sorted(sentence.rpartition("; ")[2] for sentence in said) == [
         "trying again in 0.01 s",
-        f"{LAST}, until it is stopped: the server may be away, or the run over",
+        f"{LAST}, until it is stopped: the server may be down, or the run over",
     ]
 
 

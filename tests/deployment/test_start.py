@@ -225,7 +225,7 @@ def test_without_keys_and_without_insecure_nobody_is_served(tmp_path, monkeypatc
         match="there is no folder of keys keys; make one with: fedcomp keys init --out keys",
     ):
         deployed.serve({}, RunConfig(), Watch())
-    with pytest.raises(ConfigError, match="--insecure is without the keys"):
+    with pytest.raises(ConfigError, match="--insecure uses no keys"):
         deployed.serve({"insecure": True, "keys": "keys"}, RunConfig(), Watch())
     with pytest.raises(ConfigError, match="--port is 65536"):
         deployed.serve({"insecure": True, "port": "65536"}, RunConfig(), Watch())
@@ -237,7 +237,7 @@ def test_without_keys_and_without_insecure_nobody_is_served(tmp_path, monkeypatc
     [
         ({}, "this client has no enrolment"),
         ({"insecure": True}, "give --server host:port"),
-        ({"insecure": True, "server": "localhost:1"}, "has to say who it is; give --partition-id"),
+        ({"insecure": True, "server": "localhost:1"}, "has to claim an id; give --partition-id"),
         (
             {"insecure": True, "server": "localhost", "client_id": 1},
             "--server cannot be 'localhost'; give host:port",

@@ -78,7 +78,7 @@ def test_keys_that_change_and_a_registry_that_breaks_under_a_server(tmp_path):
         assert not late.has_said("connected")
         registry.write_text(whole)
         yield from rounds_until(lambda: late.has_said("takes part as client 2"), late.said)
-        assert sum("is whole again" in text for text in run.warnings) == 1
+        assert sum("is valid again" in text for text in run.warnings) == 1
 
         newer = run.start(2)
         yield from rounds_until(lambda: late.ended, late.said)

@@ -66,8 +66,8 @@ def test_a_grpc_server_that_refuses_the_client(folder):
         error = refused("localhost", port, Authority().enrolment(3, ca=ours))
     assert (error.cause, str(error)) == (
         "refused",
-        f"localhost:{port} refuses the certificate of client 3 (it closes the connection); see that the clocks of both "
-        "machines are right, else on the server: fedcomp keys renew 3",
+        f"localhost:{port} refuses the certificate of client 3 (it closes the connection); check the clocks of both "
+        "machines, else on the server: fedcomp keys renew 3",
     )
 
 

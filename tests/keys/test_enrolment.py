@@ -131,7 +131,7 @@ def test_a_file_of_an_earlier_version_says_how_to_replace_it(enrolment, tmp_path
     with pytest.raises(KeysError) as raised:
         Enrolment.read(tmp_path / "3.toml")
     assert str(raised.value) == (
-        f"{tmp_path}/3.toml has no certificate, it was made by an earlier version of fedcomp; make a new one on the server: "
+        f"{tmp_path}/3.toml has no certificate, since an earlier version of fedcomp made it; make a new one on the server: "
         "fedcomp keys renew 3"
     )
 

@@ -255,7 +255,7 @@ def test_nothing_is_overwritten(what, tmp_path):
     ]()
     said = refused(lambda: keys.make(out, 1))
     assert said == (
-        f"--out {out} exists and nothing in it is overwritten; give another name, or add clients to it with: "
+        f"--out {out} exists and is not overwritten; give another name, or add clients to it with: "
         f"fedcomp keys add --keys {out}"
     )
     assert os.listdir(tmp_path) == ["keys"] and (what != "folder" or os.listdir(out) == [])
@@ -309,7 +309,7 @@ def test_killed_anywhere_there_is_nothing_or_what_says_what_is_missing(tmp_path)
                     in (half / "INCOMPLETE.txt").read_text()
                 )
                 assert refused(lambda half=half: read_registry(half)).startswith(
-                    f"--keys {half} was not finished"
+                    f"--keys {half} is incomplete"
                 )
             else:
                 assert complete or not any(path.suffix == ".key" for path in half.iterdir())
@@ -363,7 +363,7 @@ def test_two_commands_at_once_do_not_lose_each_other(folder):
 def test_a_folder_that_is_none(tmp_path):
     said = refused(lambda: read_registry(tmp_path))
     assert said == (
-        f"--keys {tmp_path} is no folder of keys, it has no registry.toml; give another, or make one with: "
+        f"--keys {tmp_path} is not a folder of keys: it has no registry.toml; give another, or make one with: "
         f"fedcomp keys init --out {tmp_path} --clients N"
     )
 
@@ -415,7 +415,7 @@ def test_a_stranger_is_refused(folder):
 )
 def test_what_is_no_key_is_refused(what, folder):
     registry = read_registry(folder)
-    assert registry.id_of(what) is None and "is no EC P-384 public key" in registry.reason(what)
+    assert registry.id_of(what) is None and "is not an EC P-384 public key" in registry.reason(what)
 
 
 def test_a_revoked_key_is_refused_by_a_registry_that_is_open(folder):

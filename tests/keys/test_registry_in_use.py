@@ -21,7 +21,7 @@ def test_what_becomes_of_the_registry_is_said_once(tmp_path):
     path.write_text(whole + "???\n")
     (sentence,) = look()
     assert re.fullmatch(
-        rf"{path} is not TOML: .* line 1[0-9],.*; mend it, .*; until then no client is let in, .*",
+        rf"{path} is not TOML: .* line 1[0-9],.*; mend it, .*; until then no client is accepted, .*",
         sentence,
     )
     path.write_text(
@@ -31,6 +31,6 @@ def test_what_becomes_of_the_registry_is_said_once(tmp_path):
     assert sentence.startswith(f"{path}: client 0 has two keys; take out one")
     with_one = whole.replace('"enrolled"', '"revoked"', 1)
     path.write_text(with_one)
-    assert look() == [f"{path} is whole again: 1 of its clients are let in"]
+    assert look() == [f"{path} is valid again: 1 of its clients are accepted"]
     path.write_text(whole)
     assert look() == [], "what is no problem is no news"

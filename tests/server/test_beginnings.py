@@ -45,6 +45,6 @@ def test_places_that_nobody_has_a_key_for_are_named(tmp_path, enrolled, without)
     assert len(said) == (without is not None)
     if without:
         assert (
-            f"no key is let in for {without}: enrol them with fedcomp keys add --count {3 - enrolled} --keys"
+            f"{without} cannot join without a valid key: enrol new clients with fedcomp keys add --count {3 - enrolled} --keys"
             in said[0]
         )

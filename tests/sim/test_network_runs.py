@@ -636,7 +636,7 @@ def test_an_election_that_waits_for_more_than_the_quorum_says_so_once(tmp_path, 
 def test_a_server_has_no_virtual_network(tmp_path):
     with pytest.raises(
         ConfigError,
-        match="--network makes time for virtual clients; leave --network out, or use fedcomp sim",
+        match="--network simulates time for virtual clients; leave --network out, or use fedcomp sim",
     ):
         serve(RunConfig(network="mobile", out=out(tmp_path, "run")), Door(0))
 
@@ -648,7 +648,7 @@ def test_a_run_goes_on_with_the_figures_that_it_began_with(tmp_path):
     simulate(config)
     slower(tmp_path, *["20ms"] * 6)
     with pytest.raises(
-        RunFolderError, match="the run had other figures in --network .*; put them back"
+        RunFolderError, match="--network .* has other values than when the run began; restore them"
     ):
         simulate(replace(config, rounds=3, resume=True))
     slower(tmp_path, *["10ms"] * 6)

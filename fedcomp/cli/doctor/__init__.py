@@ -1,7 +1,8 @@
-"""`fedcomp doctor`: whether a machine, a port, a server, an enrolment file, a folder of keys or of data is as it should be.
+"""`fedcomp doctor`: check a machine, a port, a server, an enrolment file, a folder of keys or a folder of data.
 
-One line a check: ✓ as it should be, ✗ not so and what to do, – not checked or not needed and why. What is checked is imported where it is
-needed: a broken package is a finding, not a failure. A kind of check is a module with `checks(asked)`, and its place in KINDS.
+It prints one line for each check: ✓ passed, ✗ failed and the fix, – skipped and the reason. Checked packages are imported inside of the
+checks, so that a broken package is a finding and does not end the command. To add a kind of check, write a module with `checks(asked)`
+and list it in KINDS.
 """
 
 import json
@@ -20,14 +21,14 @@ from .asked import Asked
 from .check import FAILED, Check
 
 KINDS = (machine, ports, key_files, servers, data_folders)  # in the order of their lines
-WIDTH = 12  # of what is checked
+WIDTH = 12  # of the column with the checks' names
 
 
 def doctor(
     server: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="A server to reach; that of --client when not given."
+            metavar="HOST:PORT", help="A server to connect to; by default that of --client."
         ),
     ] = None,
     client: Annotated[
@@ -36,7 +37,7 @@ def doctor(
             "--client",
             "--enrolment",
             metavar="FILE",
-            help="An enrolment file; without --keys it is by default FEDCOMP_ENROLMENT or "
+            help="An enrolment file. Default without --keys: FEDCOMP_ENROLMENT or "
             "~/.config/fedcomp/enrolment.toml.",
         ),
     ] = None,
@@ -45,7 +46,7 @@ def doctor(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A folder of data; each task reads its own from it."),
+        typer.Option(metavar="DIR", help="A folder with the data of built-in tasks."),
     ] = None,
     port: Annotated[
         int | None,
@@ -53,7 +54,7 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of lines.")] = False,
 ) -> None:
-    """Check this machine and whatever is named, and say what to do. Exit status 2 where something is not as it should be."""
+    """Check this machine and everything that the options name, and print fixes. The exit status is 2 if a check fails."""
     from ...formatting import one_line
 
     asked = Asked(
@@ -76,7 +77,7 @@ def doctor(
 
 
 def checks(asked: Asked) -> Iterator[Check]:
-    """What is found, one after the other. Raises UserError only where an option cannot be read at all."""
+    """Run the checks and yield their results. Raises UserError for a malformed --server."""
     if asked.server:
         asked.address()  # before the first line
     for kind in KINDS:

@@ -1,4 +1,4 @@
-"""What `fedcomp doctor` was asked to look at."""
+"""The options of `fedcomp doctor`."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """Each None where it was not named."""
+    """The things to check. A field is None if it was not given."""
 
     server: str | None = None  # host:port
     client: Path | None = None  # an enrolment file
@@ -24,7 +24,7 @@ class Asked:
 
     @cached_property
     def enrolment(self) -> "Enrolment | None":
-        """What the enrolment file holds; None where it cannot be read, and `unreadable` says why."""
+        """The content of the enrolment file; None if there is none or it cannot be read, and `unreadable` is the error."""
         return self._read if not self.unreadable else None
 
     @cached_property
@@ -41,7 +41,7 @@ class Asked:
             return error
 
     def address(self) -> tuple[str, int] | None:
-        """Host and port of the server: the one that is named, or else the enrolment's. Raises ConfigError where that is no address."""
+        """Return host and port of the given server, or else of the enrolment's; None without either. Raises ConfigError if malformed."""
         from ...keys.connection import address
 
         if self.server:
@@ -52,7 +52,7 @@ class Asked:
 
     @cached_property
     def trust(self) -> "Enrolment | str | None":
-        """The enrolment with which a server is visited; else the CA of the keys, as PEM; None without either."""
+        """The enrolment to connect with, or else the CA of the folder of keys as PEM; None without either."""
         if self.enrolment is not None:
             return self.enrolment
         with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a check finds: one line."""
+"""The result of a check, printed as one line."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,10 +17,10 @@ SIGNS = {OK: "✓", FAILED: "✗", SKIPPED: "–"}
 
 @dataclass(frozen=True)
 class Check:
-    what: str
+    what: str  # the subject of the check
     state: str  # ok, failed or skipped
     found: str
-    fix: str = ""  # what to do
+    fix: str = ""
 
     def line(self, width: int) -> str:
         return f"{SIGNS[self.state]} {self.what:<{width}}  {self.found}{f'; {self.fix}' if self.fix else ''}"
@@ -31,7 +31,7 @@ def refused(what: str, error: FedcompError, before: str = "") -> Check:
 
 
 def parted(sentence: str) -> tuple[str, str]:
-    """A sentence of ours as what is found and what to do."""
+    """Split one of fedcomp's error messages into the finding and the fix."""
     found, _, fix = sentence.partition("; ")
     return found, fix
 

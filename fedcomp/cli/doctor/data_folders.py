@@ -1,4 +1,4 @@
-"""A folder of data: each built-in task reads what it would read in a run."""
+"""Check a folder of data: each built-in task loads its data as it would in a run."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ def checks(asked: Asked) -> Iterator[Check]:
 
 
 def data_folder(folder: Path) -> Iterator[Check]:
-    """A set that is not in the folder at all is no fault while another is."""
+    """Check the data sets in a folder. A missing set is skipped if the folder has another one."""
     from ...tasks import available_tasks, load
 
     found = {

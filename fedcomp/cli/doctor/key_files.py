@@ -1,4 +1,4 @@
-"""An enrolment file, a folder of keys, and whether the one is let in by the other."""
+"""Check an enrolment file, a folder of keys, and whether the folder's registry accepts the enrolment."""
 
 import stat
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def _remedy(asked: Asked) -> str:
 
 
 def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
-    """The CA, the server's certificate, the registry and the files that belong to it; and whether a client is in it."""
+    """Check the CA, the server's certificate, the registry and its enrolment files, and whether the registry accepts `enrolment`."""
     from ...keys import key_folder as keys
     from ...keys.certificates import read_certificate
     from ...keys.enrolment import one_certificate, utc_now
@@ -90,7 +90,7 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
         why = registry.reason_of_hash(enrolment.key_hash)
         here = registry.id_of_hash(enrolment.key_hash)
         if not why and here != enrolment.id:
-            why = f"its key is that of client {here} here and its file says {enrolment.id}; copy {keys.CLIENTS}/{here}.toml anew"
+            why = f"the registry has its key for client {here}, but its file says {enrolment.id}; copy {keys.CLIENTS}/{here}.toml anew"
         if not why and one_certificate(enrolment.ca) != ca:
             why = f"client {enrolment.id} is let in and trusts another CA; copy {keys.CLIENTS}/{here}.toml anew"
         yield Check(
@@ -101,7 +101,7 @@ def keys_folder(folder: Path, enrolment: "Enrolment | None") -> Iterator[Check]:
 
 
 def files_of(folder: Path, entries: tuple) -> Check:
-    """Whether the enrolment files that are still there go with the registry and are private."""
+    """Check that the enrolment files in the folder match the registry and are private. Files that were removed are not needed."""
     from ...keys import key_folder as keys
     from ...keys.enrolment import Enrolment, openssh
 
@@ -110,14 +110,14 @@ def files_of(folder: Path, entries: tuple) -> Check:
         renew = keys_command(folder, "renew", entry.id)
         path = clients / f"{entry.id}.toml"
         if not path.is_file():
-            continue  # handed out and deleted: as good
+            continue  # copied to its device and deleted
         try:
             enrolment = Enrolment.read(path)
         except KeysError as error:
             return Check("files", FAILED, *parted(str(error).rpartition(";")[0] + f"; {renew}"))
         if (enrolment.id, openssh(enrolment.pair[1])) != (entry.id, entry.public_key):
             return Check(
-                "files", FAILED, f"{path} is not what the registry has for client {entry.id}", renew
+                "files", FAILED, f"{path} does not match the registry's client {entry.id}", renew
             )
         if (found := private(path, "files")).state == FAILED:
             return found
@@ -131,7 +131,7 @@ def files_of(folder: Path, entries: tuple) -> Check:
         return Check(
             "files",
             FAILED,
-            f"{unknown[0]} is of no client in the registry",
+            f"{unknown[0]} belongs to no client in the registry",
             f"delete it; {more} makes new ones",
         )
     there = sum((clients / f"{entry.id}.toml").is_file() for entry in entries)

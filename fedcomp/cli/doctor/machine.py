@@ -1,4 +1,4 @@
-"""This machine: Python and packages, torch, its threads and devices, and room for runs."""
+"""Check this machine: Python and packages, torch, its threads and devices, and free disk space."""
 
 import os
 import platform
@@ -21,7 +21,7 @@ def checks(asked: Asked) -> Iterator[Check]:
 
 
 def packages() -> Iterator[Check]:
-    """Python, flwr and the other packages against what fedcomp declares."""
+    """Check the versions of Python, flwr and other packages against fedcomp's requirements."""
     from importlib import metadata
 
     from packaging.requirements import Requirement
@@ -113,7 +113,7 @@ def torch_and_cuda() -> Iterator[Check]:
 
 
 def cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Cores that this process may use: those it is bound to, or as many as its container's share of time amounts to."""
+    """Return how many cores this process may use: its CPU affinity, limited by its container's CPU quota."""
     bound = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -133,7 +133,7 @@ def threads(count: int, usable: int) -> Check:
 
 
 def disk(runs: Path) -> Check:
-    """Whether runs can be written, and have room, where they go unless --out says otherwise."""
+    """Check that the default folder of runs can be written and that its disk has free space."""
     place = runs.absolute()
     while not place.exists():
         place = place.parent

@@ -1,4 +1,4 @@
-"""Whether a server could listen on a port of this machine."""
+"""Check that a server can listen on a port of this machine."""
 
 import errno
 import socket
@@ -14,7 +14,7 @@ def checks(asked: Asked) -> Iterator[Check]:
 
 
 def listening(port: int) -> Check:
-    """Whether a server could listen on a port, on every address of this machine."""
+    """Check that a server can listen on a port on every address of this machine."""
     what = f"port {port}"
     for family, everywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:

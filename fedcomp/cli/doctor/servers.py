@@ -1,4 +1,4 @@
-"""A server: whether it can be reached and is the one that it should be, and how long its certificate is valid."""
+"""Check that a server can be reached, that its certificate is trusted, and how long the certificate is valid."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ def checks(asked: Asked) -> Iterator[Check]:
 def reaching(
     where: tuple[str, int], trust: "Enrolment | str | None", keys: str | Path
 ) -> Iterator[Check]:
-    """Reach the server, show it the certificate of an enrolment, and check its own."""
+    """Connect to the server with the certificate of an enrolment, and check the server's certificate."""
     from ...keys.connection import contact, join_address
     from ...keys.enrolment import utc_now
 

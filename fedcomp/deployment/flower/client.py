@@ -25,7 +25,7 @@ EXPOSED = (
 
 
 @dataclass(frozen=True)
-class Setup:
+class ClientOptions:
     """A client's options, for the processes that Flower starts. Paths are absolute."""
 
     task: str
@@ -45,7 +45,7 @@ class FlowerClient:
     def __init__(
         self,
         target: Target,
-        setup: Setup,
+        setup: ClientOptions,
         path: Path,
         say: Callable[[str], None],
         *,

@@ -23,7 +23,7 @@ from ...memories import Memory, memory
 from ...messages import TRAIN
 from ...server.exchange import Traffic
 from .packed_records import BUFFERS, Form
-from .whole_models import ADD_MOD, IDS, Asked, Model, alike
+from .whole_models import ADD_MOD, IDS, Model, PhaseExchange, alike
 
 EVALUATE = "evaluate"
 HOOKS = (
@@ -68,7 +68,7 @@ class Compressed(Strategy):
         self.rejections: dict[tuple[int, str], list[Rejection]] = {}
         self.model: Model | None = None
         self._training = secrets.token_hex(8)
-        self._asked: dict[str, Asked] = {}  # by phase
+        self._asked: dict[str, PhaseExchange] = {}  # by phase
         self._asked_to_train, self._accepted = 0, 0  # clients, over the rounds of a run
         self._last_rejection = ""  # of an update
         self._own = {
@@ -136,7 +136,7 @@ class Compressed(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Have the wrapped strategy aggregate the clients' whole models. Return the model that clients will have after the broadcast."""
-        asked = self._asked.setdefault(TRAIN, Asked(server_round, TRAIN))
+        asked = self._asked.setdefault(TRAIN, PhaseExchange(server_round, TRAIN))
         opened = self._opened(asked, replies)
         arrays, metrics = self._own["aggregate_train"](server_round, opened)
         if arrays is not None and self.model is not None:
@@ -168,7 +168,7 @@ class Compressed(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        asked = self._asked.setdefault(EVALUATE, Asked(server_round, EVALUATE))
+        asked = self._asked.setdefault(EVALUATE, PhaseExchange(server_round, EVALUATE))
         metrics = self._own["aggregate_evaluate"](server_round, self._opened(asked, replies))
         self._tell(asked)
         return metrics
@@ -224,7 +224,7 @@ class Compressed(Strategy):
         config: ConfigRecord,
         grid: Grid,
     ) -> list[Message]:
-        asked = self._asked[phase] = Asked(round, phase)
+        asked = self._asked[phase] = PhaseExchange(round, phase)
         self.traffic[round, phase], self.rejections[round, phase] = asked.traffic, []
         messages = list(configure(round, arrays, config, grid) or [])
         keys: dict[
@@ -243,7 +243,7 @@ class Compressed(Strategy):
                 self.model.pack(message, key, asked)
         return messages
 
-    def _opened(self, asked: Asked, replies: Iterable[Message]) -> list[Message]:
+    def _opened(self, asked: PhaseExchange, replies: Iterable[Message]) -> list[Message]:
         """Return replies as the wrapped strategy expects them. Errors, and replies to uncompressed messages, are passed on unchanged."""
         opened, others = [], []
         for reply in replies:
@@ -266,7 +266,7 @@ class Compressed(Strategy):
             self._reject(asked, [opened[i].metadata.src_node_id], reason)
         return [reply for i, reply in enumerate(opened) if i not in faults] + others
 
-    def _reject(self, asked: Asked, nodes: Iterable[int], reason: str) -> None:
+    def _reject(self, asked: PhaseExchange, nodes: Iterable[int], reason: str) -> None:
         for node in nodes:
             self.rejections.setdefault((asked.round, asked.phase), []).append(
                 Rejection(node % IDS, "reply", reason)
@@ -275,7 +275,7 @@ class Compressed(Strategy):
             if asked.phase == TRAIN:
                 self._last_rejection = f"client {node}: {reason}"
 
-    def _tell(self, asked: Asked) -> None:
+    def _tell(self, asked: PhaseExchange) -> None:
         """Log the bytes of a phase, and those of the same exchanges without compression."""
         dense = 4 * self.model.form.layout.numel if self.model else 0
         ways = [("down to", asked.traffic.downlink, len(asked.assignments))]

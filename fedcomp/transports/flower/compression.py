@@ -2,8 +2,8 @@
 
     app = ClientApp(mods=[compression_mod()])
 
-`fedcomp.transports.flower.Compressed` is the server's side. The mod turns the server's message into the ArrayRecord that the app expects, and
-sends the difference between the app's result and that record as a frame, with error feedback. Messages of other strategies pass
+`fedcomp.transports.flower.Compressed` is the server's side. The mod turns the server's message into the ArrayRecord that the app expects,
+and sends the difference between the app's result and that record as a frame, with error feedback. Messages of other strategies pass
 unchanged. The server chooses the codecs and names them in each message; the client chooses the memory.
 
 A SuperNode starts a process for each message, and the app's Context does not outlive the SuperNode. The state of a client is therefore one
@@ -70,7 +70,7 @@ def compression_mod(memory: str = "residual", state_dir: str | Path | None = Non
         place = place_of(context, state_dir)
         try:
             return _attend(
-                Kept(place, str(context.run_id), memory),
+                StoredState(place, str(context.run_id), memory),
                 assignment,
                 parcel,
                 message,
@@ -128,7 +128,7 @@ def folder_name(context: Context) -> str:
 
 
 def _attend(
-    kept: "Kept",
+    kept: "StoredState",
     assignment: Assignment,
     parcel: Parcel,
     message: Message,
@@ -273,7 +273,7 @@ class ContextState:
         pass
 
 
-class Kept:
+class StoredState:
     """The state of one client in one run, stored in `place`."""
 
     def __init__(self, place: RunStates | ContextState, run: str, memory: str):

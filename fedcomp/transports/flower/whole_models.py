@@ -25,7 +25,7 @@ IDS = 1 << 63  # a client's id is its node id modulo this: seeds are made of sig
 
 
 @dataclass
-class Asked:
+class PhaseExchange:
     """One phase of a round: the assignment of each node, and the results."""
 
     round: int
@@ -83,8 +83,8 @@ class Model:
             self.form.vector(arrays), self.form.given(self.broadcasts.weights, self.arrays)
         )
 
-    def pack(self, message: Message, key: str, asked: Asked) -> None:
-        """Replace the record `key` by the broadcasts that the node has missed. Raises ConfigError for a node's second message in a phase."""
+    def pack(self, message: Message, key: str, asked: PhaseExchange) -> None:
+        """Replace the record `key` by the broadcasts that the node has missed. Raises ConfigError for its second message in a phase."""
         node = message.metadata.dst_node_id
         if node in asked.assignments:
             raise ConfigError(
@@ -120,7 +120,7 @@ class Model:
         )
         message.content = parcel.put(message.content, key)
 
-    def open(self, reply: Message, asked: Asked) -> None:
+    def open(self, reply: Message, asked: PhaseExchange) -> None:
         """Replace the frame in a reply by the client's whole model. Raises FedcompError for a reply that cannot be used."""
         node = reply.metadata.src_node_id
         assignment = asked.assignments[node]
@@ -172,7 +172,7 @@ class Model:
         self.form.check_whole(parcel.whole)
         return self.form.record(weights, parcel.whole)
 
-    def accept(self, asked: Asked, clients: Iterable[int]) -> None:
+    def accept(self, asked: PhaseExchange, clients: Iterable[int]) -> None:
         """Record clients whose updates the strategy accepted. The next message to each of them says so."""
         self.tickets |= {
             client: asked.tickets[client] for client in clients if asked.tickets.get(client)

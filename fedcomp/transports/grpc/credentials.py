@@ -17,16 +17,16 @@ class Credentials:
 
 
 @dataclass(frozen=True)
-class ShownKey:
+class PeerKey:
     """The public key of a certificate."""
 
     pem: bytes
     hash: bytes  # SHA-256 of the DER SubjectPublicKeyInfo
 
 
-def shown_key(certificate_pem: bytes) -> ShownKey:
+def peer_key(certificate_pem: bytes) -> PeerKey:
     """Return the public key of a certificate."""
     key = x509.load_pem_x509_certificate(certificate_pem).public_key()
     der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    return ShownKey(pem, hashlib.sha256(der).digest())
+    return PeerKey(pem, hashlib.sha256(der).digest())

@@ -18,7 +18,7 @@ from ...errors import ConfigError, ProtocolError
 from ...messages import Assignment, Farewell, Invitation, Presence, Report
 from ...server.transport import CUT_OFF, GRACE_S, Lost
 from . import wire
-from .credentials import Credentials, ShownKey, shown_key
+from .credentials import Credentials, PeerKey, peer_key
 from .options import server_options
 from .tcp_info import Peer, PortTraffic, Traffic, available, peer_of
 from .wire import Kind, Reader, Refused
@@ -129,7 +129,7 @@ class Stream:
         self.context = context
         self.task = asyncio.current_task()
         self.peer: Peer | None = peer_of(context.peer())
-        self.key: ShownKey | None = None
+        self.key: PeerKey | None = None
         self.client = -1  # logical id, -1 while it is not known
         self.invitation: Invitation | None = None  # once it was sent
         self.joined = False
@@ -221,7 +221,7 @@ class Port:
         self._streams: set[Stream] = set()
         self._joining: dict[object, Stream] = {}  # by key, or by the id that is claimed
         self._joined: dict[int, Stream] = {}
-        self._keys: dict[int, ShownKey] = {}  # that clients joined with
+        self._keys: dict[int, PeerKey] = {}  # that clients joined with
         self._open: dict[int, Open] = {}
         self._rate = JoinRate()
         self._warned: set[int] = set()  # ids outside of the run
@@ -414,7 +414,7 @@ class Port:
         shown = stream.context.auth_context().get("x509_pem_cert")
         if not shown:
             raise self._refusal("no certificate", "this client shows no certificate")
-        stream.key = shown_key(shown[0])
+        stream.key = peer_key(shown[0])
         client = self.settings.id_of(stream.key.hash)
         if client is None:
             reason, again = self.settings.reason_of(stream.key.hash), self.settings.unsure()

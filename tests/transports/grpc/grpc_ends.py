@@ -27,7 +27,7 @@ from fedcomp.messages import (
 )
 from fedcomp.server.transport import Delivery
 from fedcomp.transports.grpc import Credentials, GrpcConnection, GrpcTransport
-from fedcomp.transports.grpc.credentials import shown_key
+from fedcomp.transports.grpc.credentials import peer_key
 from fedcomp.transports.grpc.io_loop import io_loop
 
 RUN = "0123456789abcdef" * 2
@@ -93,7 +93,7 @@ class Enrolled:
     def __init__(self, authority: Authority, clients: int):
         self.credentials = [authority.client() for _ in range(clients)]
         self.ids = {
-            shown_key(mine.certificate).hash: client for client, mine in enumerate(self.credentials)
+            peer_key(mine.certificate).hash: client for client, mine in enumerate(self.credentials)
         }
         self.revoked: set[int] = set()
 
