@@ -246,7 +246,7 @@ def test_without_keys_and_without_insecure_nobody_is_served(tmp_path, monkeypatc
             {"insecure": True, "server": "localhost:1", "client_id": 1, "partitions": 2},
             "give --partition-id as well",
         ),
-        ({"insecure": True, "enrolment": "0.toml"}, "give one of them"),
+        ({"insecure": True, "enrolment": "0.toml"}, "give only one of the two"),
         ({"enrolment": "absent.toml"}, "absent.toml cannot be read"),
         (
             {"insecure": True, "server": "localhost:1", "client_id": 1, "task": "digit"},

@@ -270,6 +270,6 @@ def test_a_count_of_examples_that_cannot_be_is_a_rejection(examples):
         replace(r, examples=examples) if r.client == 1 else r for r in handle(assignments)
     ]
     (outcome,) = run(federation, 1)
-    assert [(r.client, r.reason[:16]) for r in outcome.rejections] == [
+    assert [(r.client, r.reason[:17]) for r in outcome.rejections] == [
         (1, "the reply reports")
     ] and len(outcome.accepted) == 5

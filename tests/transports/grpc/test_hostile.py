@@ -121,7 +121,7 @@ def test_a_report_larger_than_the_limit(loop):
         lost = server.receive(1)[0].answer
         assert isinstance(lost, Lost) and "announced" in lost.reason
         at_work(server)
-        assert any("client 0 sent a message" in warning for warning in server.warnings)
+        assert any("client 0 sent a malformed message" in warning for warning in server.warnings)
 
 
 def test_a_report_of_another_round_is_left_to_the_round_loop(loop):
