@@ -35,6 +35,11 @@ def identities(
     """The clients that the flags mean. Raises UserError or ConfigError."""
     if insecure and enrolment is not None:
         raise ConfigError("--insecure is without the keys in --enrolment; give one of them")
+    if not insecure and client_id is not None:
+        raise ConfigError(
+            "--client-id is for --insecure alone, and an enrolment says itself which client it is; leave --client-id out, "
+            "or give the --enrolment of that client"
+        )
     enrolment = None if enrolment is None else Path(enrolment)
     many = count is not None or (enrolment is not None and enrolment.is_dir())
     if many and partition_id is None:
@@ -113,6 +118,7 @@ def _trial(
 ) -> list[tuple["Target", int, None]]:
     from ..deployment.client_process import Target
     from ..keys.connection import address
+    from ..keys.enrolment import LARGEST_ID
 
     if server is None:
         raise UserError("where is the server? give --server host:port")
@@ -120,5 +126,10 @@ def _trial(
     if who is None:
         raise UserError(
             "without an enrolment a client has to say who it is; give --partition-id, or --client-id for one with its own data"
+        )
+    if (last := who + count - 1) > LARGEST_ID:
+        flag = "--partition-id" if client_id is None else "--client-id"
+        raise ConfigError(
+            f"client {last} cannot exist; give {flag} and --count so that no id is above {LARGEST_ID}"
         )
     return [(Target(*address(server)), who + i, None) for i in range(count)]
