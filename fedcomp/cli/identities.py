@@ -37,6 +37,11 @@ def identities(
         raise ConfigError(
             "--insecure uses no keys, but --enrolment names some; give only one of the two"
         )
+    if not insecure and client_id is not None:
+        raise ConfigError(
+            "--client-id is for --insecure alone, and an enrolment says itself which client it is; leave --client-id out, "
+            "or give the --enrolment of that client"
+        )
     enrolment = None if enrolment is None else Path(enrolment)
     many = count is not None or (enrolment is not None and enrolment.is_dir())
     if many and partition_id is None:
@@ -115,6 +120,7 @@ def _trial(
 ) -> list[tuple["Target", int, None]]:
     from ..deployment.client_process import Target
     from ..keys.connection import address
+    from ..keys.enrolment import LARGEST_ID
 
     if server is None:
         raise UserError("no server is named; give --server host:port")
@@ -122,5 +128,10 @@ def _trial(
     if who is None:
         raise UserError(
             "without an enrolment a client has to claim an id; give --partition-id, or --client-id for a client with its own data"
+        )
+    if (last := who + count - 1) > LARGEST_ID:
+        flag = "--partition-id" if client_id is None else "--client-id"
+        raise ConfigError(
+            f"client {last} cannot exist; give {flag} and --count so that no id is above {LARGEST_ID}"
         )
     return [(Target(*address(server)), who + i, None) for i in range(count)]

@@ -25,7 +25,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         fix = "choose another with --port, or stop the program that listens there"
         if error.errno != errno.EADDRINUSE:
-            fix = "choose an address of this machine, and a port that you may use"
+            fix = "give --host an address of this machine, or --port one that you may use"
         raise ConfigError(
             f"port {port} of {host} cannot be opened ({error.strerror}); {fix}"
         ) from error

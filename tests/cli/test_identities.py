@@ -102,3 +102,26 @@ def test_a_folder_with_too_few_enrolments_or_one_twice_is_refused(keys, tmp_path
         of(enrolment=tmp_path, partition_id=0)
     with pytest.raises(ConfigError, match="give --enrolment the folder"):
         of(enrolment=keys / "0.toml", partition_id=0, count=2)
+
+
+def test_an_id_beside_an_enrolment_is_refused(keys):
+    for enrolment in (keys / "0.toml", keys, None):
+        with pytest.raises(ConfigError, match="--client-id is for --insecure alone"):
+            of(enrolment=enrolment, client_id=1, partition_id=0)
+
+
+@for_each(
+    "given, flag",
+    [
+        ({"client_id": 10**20}, "--client-id"),
+        ({"partition_id": 2**31}, "--partition-id"),
+        ({"client_id": 2**31 - 1, "partition_id": 0, "count": 2}, "--client-id"),
+    ],
+)
+def test_ids_that_no_message_can_carry_are_refused(given, flag):
+    with pytest.raises(ConfigError, match=f"cannot exist; give {flag} and --count"):
+        of(insecure=True, **given)
+
+
+def test_the_largest_id_is_taken():
+    assert told(of(insecure=True, client_id=2**31 - 1))[0][0] == 2**31 - 1

@@ -169,6 +169,7 @@ def test_the_page_of_the_docs_names_every_family():
         encoding="utf-8"
     )
     named = re.findall(
-        r"`(fedcomp_\w+)(?:\{\w+\})?`", docs.partition("| family |")[2].partition("Only deployments")[0]
+        r"`(fedcomp_\w+)(?:\{\w+\})?`",
+        docs.partition("| family |")[2].partition("Only deployments")[0],
     )
     assert named and sorted(named) == sorted(written)

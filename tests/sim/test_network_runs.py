@@ -354,7 +354,9 @@ def test_who_is_away_is_not_drawn_or_gone_and_comes_back_to_the_same_model(outco
                 replica.version == federation.loop.broadcasts.version
                 or outcome.broadcast is not None
             )
-        gone += sum("did not reconnect" in r.reason and r.stage == "reply" for r in outcome.rejections)
+        gone += sum(
+            "did not reconnect" in r.reason and r.stage == "reply" for r in outcome.rejections
+        )
         caught_up += outcome.traffic.catch_up
         versions = {member.replica.version: member.replica.weights for member in federation.members}
         assert all(
@@ -375,7 +377,9 @@ def test_absent_clients_of_a_run_catch_up_with_what_they_missed(tmp_path, outcom
     assert sum(r.catch_up_bytes for r in watched.records) > 0 and any(
         r.rejected for r in watched.records
     )
-    assert all("did not reconnect" in r.reason for record in watched.records for r in record.rejections)
+    assert all(
+        "did not reconnect" in r.reason for record in watched.records for r in record.rejections
+    )
     assert watched.summary.client_updates == sum(len(o.accepted) for o in outcomes) > 40
 
 

@@ -273,7 +273,9 @@ def test_a_client_that_was_away_gets_what_it_missed_and_one_without_state_the_mo
     arrays, forms = step(4)
     assert forms[2] in (FRAMES, OVERWRITE) and forms[0] == FRAMES
     assert strategy.traffic[4, "train"].catch_up > 0
-    assert [(r.client, "is stored" in r.reason) for r in strategy.rejections[4, "train"]] == [(1, True)]
+    assert [(r.client, "is stored" in r.reason) for r in strategy.rejections[4, "train"]] == [
+        (1, True)
+    ]
     arrays, forms = step(5)
     assert forms[1] == DENSE and not strategy.rejections[5, "train"]
     torch.testing.assert_close(*(federation.state(p)["weights"] for p in (0, 2)), rtol=0, atol=0)
