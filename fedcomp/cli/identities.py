@@ -94,7 +94,10 @@ def _secure(
 def _enrolments(given: Path, count: int | None) -> Sequence[tuple[Path, "Enrolment"]]:
     """Return the enrolment in a file, or the first `count` enrolments of a folder in the order of their ids."""
     from ..keys.enrolment import Enrolment
+    from ..keys.key_folder import CLIENTS, REGISTRY
 
+    if (given / REGISTRY).is_file():  # a whole folder of keys
+        given = given / CLIENTS
     if not given.is_dir():
         if count not in (None, 1):
             raise ConfigError(

@@ -55,6 +55,7 @@ def test_a_folder_of_enrolments_is_many_clients_each_with_its_own_key(keys):
     assert len({one.enrolled.pair[0].private_numbers() for one in found}) == 3
     assert [one.id for one in of(enrolment=keys, partition_id=1, count=2)] == [0, 1]
     assert [one.id for one in of(enrolment=keys / "2.toml")] == [2]
+    assert told(of(enrolment=keys.parent, partition_id=1)) == told(found)
 
 
 def test_an_enrolment_at_the_default_place_is_found(monkeypatch, tmp_path, keys):
