@@ -18,11 +18,11 @@ check test record: export RAY_USAGE_STATS_ENABLED := 0
 check test: export FEDCOMP_DATA ?= $(realpath ../shared/data)
 PYTEST := .venv/bin/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-# Style, and the quick tests, each with the first of its parameters. They wait for no process: one worker for each core.
+# Style, and the quick tests, each with the first of its parameters.
 check: .venv/.dev
 	.venv/bin/ruff format --check --quiet
 	.venv/bin/ruff check --quiet
-	$(PYTEST) --quick -n $$(nproc)
+	$(PYTEST) --quick
 
 # Style and all tests.
 test: .venv/.dev
