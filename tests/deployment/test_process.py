@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tiny_task import task
 
 from fedcomp import RunConfig
+from fedcomp.clients.device_state import PASSED
 from fedcomp.deployment.handshake import Own, session_for, told
 from fedcomp.deployment.member import Member
 from fedcomp.errors import FedcompError, ProtocolError, UserError
@@ -208,6 +209,16 @@ def test_a_client_without_an_enrolment_keeps_a_key_of_its_own(tmp_path):
     assert verifier(shown[0]) and shown[0] == shown[1] != shown[2]
     enrolled = Member(own(0), None, ec.generate_private_key(ec.SECP384R1()))
     assert enrolled.join(invited).key == b""  # its certificate says who it is
+
+
+def test_a_client_that_restarts_after_many_rounds_needs_no_dense_model(tmp_path):
+    """Its state names the newest versions only, not the one that the run started from."""
+    last = PASSED + 4
+    config = resolved(RunConfig(clients=2, rounds=last, participation=1.0, batch_size=10))
+    _, outcomes = trained(
+        tmp_path, config, lambda round, client: "before" if (round, client) == (last, 1) else ""
+    )
+    assert outcomes[-1].traffic.behind == {0: 1, 1: 1} and not outcomes[-1].rejections
 
 
 # Invitations.
