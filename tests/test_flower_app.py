@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,8 +15,11 @@ from flower_grid import AppGrid
 from flwr.app import ArrayRecord
 from safetensors.torch import load_file
 
+import fedcomp
+
 APP = Path(__file__).resolve().parent / "flower_app"
-TEMPLATE = APP.parents[1] / "examples" / "flower-app"
+ROOT = APP.parents[1]
+TEMPLATE = ROOT / "examples" / "flower-app"
 pytestmark = pytest.mark.timeout(
     400
 )  # processes that import torch start slowly where others compute as well
@@ -129,3 +133,37 @@ def test_flwr_run_of_the_template_app_reaches_the_accuracy_of_its_readme(tmp_pat
         found = list(map(float, said.search(stage.log(run)).groups()))
     assert found[0] > accuracy - 0.03 and found[1] == rounds
     assert found[2] < found[3] / 100
+
+
+@pytest.mark.slow
+@pytest.mark.deploy
+def test_flower_installs_the_wheel_of_the_page_and_simulates_with_it(tmp_path, here):
+    """Flower's own installation, offline: the dependencies of fedcomp are found in the environment that runs Flower."""
+    expected, accuracies, _ = here(2, True)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*build, "--wheel-dir", tmp_path / "wheels", ROOT], check=True)
+    app = shutil.copytree(APP, tmp_path / "clouds", ignore=shutil.ignore_patterns("__pycache__"))
+    project = (app / "pyproject.toml").read_text()
+    page = (ROOT / "docs" / "flower.md").read_text()
+    (needed,) = re.findall(r'^\+dependencies = \["(fedcomp @ [^"]*)"', page, flags=re.MULTILINE)
+    needed = needed.replace("/srv/wheels", f"{tmp_path}/wheels")
+    project = re.sub(
+        r"^dependencies = .*$", f'dependencies = ["{needed}"]', project, flags=re.MULTILINE
+    )
+    alone = (
+        f'[[tool.uv.dependency-metadata]]\nname = "fedcomp"\nversion = "{fedcomp.__version__}"\n'
+    )
+    (app / "pyproject.toml").write_text(f"{project}\n{alone}requires-dist = []\n")
+    out = tmp_path / "result"
+    with flower_stage(tmp_path) as stage:
+        stage.environment |= {"UV_OFFLINE": "1", "UV_CACHE_DIR": str(tmp_path / "uv")}
+        link = stage.link("--simulation", installs=True)
+        run = stage.submit(app, num_server_rounds=2, out=str(out))
+        until(lambda: "2" in done(out), link, lambda: stage.log(run), seconds=300)
+        until(lambda: "running" not in stage.status(), link, lambda: stage.log(run))
+        assert stage.status() == "finished:completed"
+        assert f"Installed: [fedcomp=={fedcomp.__version__}" in stage.log(run)
+    assert done(out) == {str(round): value for round, value in accuracies.items()}
+    found = load_file(out.with_suffix(".safetensors"))
+    assert all(torch.equal(found[name].to(value.dtype), value) for name, value in expected.items())
+    assert not (tmp_path / "user-state").exists()
