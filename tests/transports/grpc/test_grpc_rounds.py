@@ -108,6 +108,18 @@ def test_reports_on_cancelled_assignments_are_only_heard_of(loop):
         assert server.transport.receive(0.1) == []
 
 
+def test_a_report_that_arrives_just_before_its_assignment_is_cancelled_is_not_delivered(loop):
+    with serving(1) as server:
+        loop.start(attend(connect(server, 0), 0))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        time.sleep(0.5)  # the report is here, and the main thread has not looked
+        server.transport.cancel([0])
+        assert server.transport.receive(0.1) == [] and server.heard == [0]
+        server.transport.send([assignment(0, 2)])
+        assert server.receive(1)[0].answer.round == 2
+
+
 def test_deliveries_carry_the_time_of_arrival(loop):
     with serving(1) as server:
         loop.start(attend(connect(server, 0), 0))
