@@ -48,6 +48,8 @@ from ..training import devices
 from ..training.engine import Engine
 from ..training.local_sgd import LocalSGD
 from ..transports.inprocess import InProcessTransport
+from ..transports.relays import check as check_relays
+from ..transports.relays import inexact, inexact_warning
 from .attacks import ByzantineClients, attacks
 from .batched import NotMapped
 from .clients import VirtualClients
@@ -58,8 +60,7 @@ from .network import Network, drawn, read_spec
 from .network_file import is_file, read_file
 from .placement import Need, choose_home, crowding, shortage
 from .ray_engine import JOBS_PER_ACTOR, RayEngine
-from .relays import Relays, missed
-from .relays import check as check_relays
+from .relays import Relays
 from .stragglers import pace, steps_by
 from .timing import Timing
 
@@ -408,18 +409,15 @@ class Simulation(Preparation):
 
     def _relayed(self, outcome: RoundResult, record: RoundRecord) -> RoundRecord:
         """The record of a round behind relays: what clients sent to them, and what they passed on."""
-        passed, lost = self.relays.take(), sum(missed(a.update) for a in outcome.accepted)
+        received, lost = self.relays.take(), inexact([a.update for a in outcome.accepted])
         if lost:
-            self.warnings(
-                f"round {outcome.round}: {lost} of {record.uplink_nonzeros} coordinates that relays added could not be told "
-                "exactly; give s2 in --uplink a larger 'union', or more 'columns'",
-                kind="inexact sums of relays",
-            )
+            sentence = inexact_warning(outcome.round, lost, record.uplink_nonzeros)
+            self.warnings(sentence, kind="inexact sums of relays")
         return dataclasses.replace(
             record,
-            uplink_bytes=passed.client_bytes,
+            uplink_bytes=received.client_bytes,
             relayed_bytes=record.uplink_bytes,
-            skipped=passed.empty,
+            skipped=received.empty,
         )
 
     # The end.

@@ -18,9 +18,10 @@ from fedcomp.cli.plain import Plain
 from fedcomp.errors import ConfigError
 from fedcomp.messages import FAILED, UPDATE, Assignment, Report
 from fedcomp.sim import simulate
-from fedcomp.sim.relays import Relays, missed
+from fedcomp.sim.relays import Relays
 from fedcomp.strategies import StrategyConfig
 from fedcomp.transports.inprocess import InProcessTransport
+from fedcomp.transports.relays import add_frames, inexact
 
 TINY = f"{Path(__file__).parents[1] / 'tiny_task.py'}:task"
 S2 = "topk:density=1/4+s2:union=4"
@@ -212,9 +213,8 @@ def test_the_sum_is_that_of_the_frames_that_were_taken():
         {a.ticket for a in outcome.accepted}
     ) == 6
     (merged,) = [a for a in outcome.accepted if a.update is not None]
-    assert torch.allclose(merged.update.dense(), sent, atol=1e-6) and missed(
-        merged.update
-    ) == 0 == missed(None)
+    assert torch.allclose(merged.update.dense(), sent, atol=1e-6)
+    assert inexact([merged.update, None]) == 0
     moved = behind.federation.loop.broadcasts.weights - behind.federation.initial
     assert torch.allclose(moved, sent / 6, atol=1e-6)
     passed = behind.relays.take()
@@ -259,10 +259,9 @@ def test_what_relays_passed_on_is_shown_at_the_end(tmp_path, capsys):
 
 def merged(spec: str, frames: list[bytes], layout: Layout) -> tuple[bytes, list[int]]:
     """What a relay makes of frames, and whom it refuses."""
-    relay = Relays(None, 1, codec(spec), layout)
-    told = relay._merge(
-        [asked(i) for i in range(len(frames))], [report(i, frame) for i, frame in enumerate(frames)]
-    )
+    assignments = [asked(i) for i in range(len(frames))]
+    reports = [report(i, frame) for i, frame in enumerate(frames)]
+    told = add_frames(codec(spec), layout, assignments, reports)
     (passed,) = {r.frame for r in told} - {b""}
     return passed, [i for i, r in enumerate(told) if r.kind == FAILED]
 
