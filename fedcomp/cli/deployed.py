@@ -1,4 +1,4 @@
-"""`fedcomp server start` and `fedcomp client`: from their options to a run, and the client's output."""
+"""`fedcomp server start`, `fedcomp client` and `fedcomp relay`: from their options to a run, and what they print."""
 
 import math
 import time
@@ -16,7 +16,7 @@ from ..errors import ConfigError, UserError
 from ..formatting import one_line
 from ..watch import Watch
 from . import flags
-from .identities import Identity, identities
+from .identities import Identity, identities, relay_target
 
 DOOR, DOOR_NAMES = "The server's port", ("port", "host", "keys", "insecure", "transport")
 TRANSPORTS = ("grpc", "flower")
@@ -121,6 +121,13 @@ def saying(log_json: str | None) -> Iterator[Callable[[str], None]]:
         )
 
 
+def check_patience(patience: float | None) -> None:
+    if patience is not None and not math.isfinite(patience):
+        raise ConfigError(
+            f"--patience is {patience:g}; give seconds, or leave it out to try for ever"
+        )
+
+
 def take_part(
     server: str | None,
     enrolment: Path | None,
@@ -141,10 +148,7 @@ def take_part(
     transport: str | None = None,
 ) -> None:
     """Run a client, or `count` of them. Raises UserError."""
-    if patience is not None and not math.isfinite(patience):
-        raise ConfigError(
-            f"--patience is {patience:g}; give seconds, or leave it out to try for ever"
-        )
+    check_patience(patience)
     who = identities(server, enrolment, insecure, client_id, partition_id, state_dir, count)
     if partitions is not None and partition_id is None:
         raise ConfigError(
@@ -188,6 +192,43 @@ def take_part(
             itself = replace(own, client_id=one.id, partition_id=one.partition_id)
             seats[one.id] = Seat(one.target, Member(itself, state, key))
         ClientProcess(seats, say, patience_s=patience, stay=stay).run()
+
+
+def relay(
+    server: str | None,
+    enrolment: Path | None,
+    insecure: bool,
+    host: str | None,
+    port: int,
+    patience: float | None,
+    stay: bool,
+    say: Callable[[str], None] = say,
+) -> None:
+    """Run a relay. Raises UserError."""
+    from ..deployment.client_process import Target
+    from ..deployment.relay_process import RelayProcess
+    from ..deployment.start import LOOPBACK
+    from ..keys.connection import address
+
+    check_patience(patience)
+    if insecure:
+        if enrolment is not None:
+            raise ConfigError(
+                "--insecure uses no keys, but --enrolment names some; give only one of the two"
+            )
+        if server is None:
+            raise UserError("no server is named; give --server host:port")
+        target = Target(*address(server))
+    else:
+        target = relay_target(server, enrolment)
+    RelayProcess(
+        target,
+        host or (LOOPBACK if insecure else "0.0.0.0"),
+        port,
+        say,
+        patience_s=patience,
+        stay=stay,
+    ).run()
 
 
 def _under_supernode(

@@ -84,11 +84,39 @@ def _secure(
             )
     found = []
     for path, enrolled in _enrolments(enrolment, count):
+        if enrolled.relay:
+            raise UserError(
+                f"{path} is the enrolment of relay {enrolled.id}; give that of a client, or start: fedcomp relay"
+            )
         enrolled.refuse_expired()
         if not (where := server or enrolled.server):
             raise UserError(f"{path} does not name a server; give --server host:port")
         found.append((Target(*address(where), enrolled), enrolled.id, enrolled))
     return found
+
+
+def relay_target(server: str | None, enrolment: Path | None) -> "Target":
+    """Return the server of a relay, with the relay's enrolment. Raises UserError."""
+    from ..deployment.client_process import Target
+    from ..keys.connection import address
+    from ..keys.enrolment import Enrolment, default_enrolment
+
+    path = default_enrolment() if enrolment is None else enrolment
+    make = "fedcomp keys add --relay --host HOST"
+    if enrolment is None and not path.exists():
+        raise UserError(
+            f"this relay has no enrolment: make one on the server with {make}, copy it to {path} or give --enrolment FILE; or "
+            "give --insecure for a trial"
+        )
+    enrolled = Enrolment.read(path)
+    if not enrolled.relay:
+        raise UserError(
+            f"{path} is the enrolment of client {enrolled.id}, and a relay needs its own; make one on the server with: {make}"
+        )
+    enrolled.refuse_expired()
+    if not (where := server or enrolled.server):
+        raise UserError(f"{path} does not name a server; give --server host:port")
+    return Target(*address(where), enrolled)
 
 
 def _enrolments(given: Path, count: int | None) -> Sequence[tuple[Path, "Enrolment"]]:

@@ -1,9 +1,10 @@
-"""`fedcomp keys`: make, list, add, renew and revoke the keys of a server and its clients.
+"""`fedcomp keys`: make, list, add, renew and revoke the keys of a server, its clients and relays.
 
 Modules that read and write keys are imported inside of the functions, so that --help is fast.
 """
 
 import hashlib
+import re
 import shlex
 import signal
 import sys
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ..keys.registry import Entry
 
 SOON = 30  # days
+RELAY = re.compile(r"relay-\d{1,10}", re.ASCII)
 COLUMNS = ("who", "state", "until", "days", "fingerprint", "file")
 
 Folder = Annotated[
@@ -37,7 +39,7 @@ Hosts = Annotated[
     typer.Option(
         "--host",
         metavar="HOST",
-        help="Name or address by which clients reach the server; may be given again.",
+        help="Name or address by which clients reach the server, or the relay; may be given again.",
     ),
 ]
 DEFAULT = Path(KEYS)
@@ -106,12 +108,34 @@ def add(
     count: Annotated[
         int, typer.Option(metavar="N", min=1, max=100_000, help="Number of clients to add.")
     ] = 1,
+    relay: Annotated[
+        bool, typer.Option("--relay", help="Enrol a relay that clients reach at --host.")
+    ] = False,
+    host: Hosts = None,
     days: Days = 365,
 ) -> None:
-    """Enrol new clients, whose ids follow the highest there is. Needs ca.key, which signs their certificates."""
+    """Enrol new clients, whose ids follow the highest there is, or a relay. Needs ca.key, which signs their certificates."""
     from ..keys import key_folder as keys
 
     folder = at_home(folder, "--keys")
+    if relay:
+        if not host:
+            raise UserError(
+                "--relay needs the address of the relay, which its certificate is for; give --host HOST"
+            )
+        if count != 1:
+            raise UserError("--relay enrols one relay at a time; leave --count out")
+        id, names = keys.add_relay(folder, host, days)
+        file = folder / keys.RELAYS / f"{id}.toml"
+        print(
+            f"Relay {id} is enrolled for {', '.join(names)}: {file}. Copy it to the relay, then there:"
+        )
+        print(f"fedcomp relay --server HOST:PORT --enrolment {shlex.quote(file.name)}")
+        return
+    if host:
+        raise UserError(
+            "--host is for the certificate of a relay; add --relay, or leave --host out"
+        )
     ids = keys.add(folder, count, days)
     print(
         f"{_clients(ids)} enrolled: {', '.join(str(folder / keys.CLIENTS / f'{id}.toml') for id in ids[:8])}"
@@ -122,18 +146,24 @@ def add(
 @app.command()
 def revoke(
     ids: Annotated[
-        list[int], typer.Argument(metavar="ID...", help="Logical ids.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="ID...", help="Logical ids of clients; relay-0 for a relay.", show_default=False
+        ),
     ],
     folder: Folder = DEFAULT,
 ) -> None:
-    """Refuse the keys of clients from now on."""
+    """Refuse the keys of clients or relays from now on."""
     from ..keys import key_folder as keys
 
     folder = at_home(folder, "--keys")
-    keys.revoke(folder, *ids)
-    print(
-        f"{_clients(ids)} revoked; a running server disconnects {'it' if len(ids) == 1 else 'them'}"
-    )
+    gone = [_holder(id, folder, "revoke", "relay-0") for id in ids]
+    keys.revoke(folder, *gone)
+    clients = [one for one in gone if isinstance(one, int)]
+    said = [_clients(clients)] if clients else []
+    said += [f"Relay {one.removeprefix('relay-')} is" for one in gone if isinstance(one, str)]
+    revoked = ", ".join(f"{one} revoked" for one in said)
+    print(f"{revoked}; a running server disconnects {'it' if len(ids) == 1 else 'them'}")
 
 
 @app.command()
@@ -142,7 +172,7 @@ def renew(
         str | None,
         typer.Argument(
             metavar="[ID|server]",
-            help=f"The client or 'server'. Default: all whose certificates end within {SOON} days.",
+            help=f"The client, relay-0 for a relay, or 'server'. Default: all whose certificates end within {SOON} days.",
             show_default=False,
         ),
     ] = None,
@@ -150,23 +180,23 @@ def renew(
     host: Hosts = None,
     days: Days = 365,
 ) -> None:
-    """Make a new key and certificate for a client, or for the server. Needs ca.key, which signs them."""
+    """Make a new key and certificate for a client, a relay or the server. Needs ca.key, which signs them."""
     from ..keys import key_folder as keys
 
     folder = at_home(folder, "--keys")
-    if who is not None and who != "server" and not (who.isascii() and who.isdigit()):
-        raise UserError(
-            f"'{who}' is neither a client's id nor 'server'; give one of them, as in: {keys_command(folder, 'renew', 3)}"
-        )
-    if host and who != "server":
-        again = keys_command(folder, "renew", "server", "--host", host[0])
-        raise UserError(f"--host is for the server's certificate; give it as in: {again}")
     chosen = (
-        keys.due(folder, SOON) if who is None else ["server" if who == "server" else int(who[:12])]
+        keys.due(folder, SOON)
+        if who is None
+        else [_holder(who, folder, "renew", "server", "relay-0")]
     )
+    if host and (who is None or isinstance(chosen[0], int)):
+        again = keys_command(folder, "renew", "server", "--host", host[0])
+        raise UserError(
+            f"--host is for the certificate of the server or a relay; give it as in: {again}"
+        )
     if not chosen:
         print(
-            f"No certificate ends within {SOON} days; name a client or 'server' to renew one anyway."
+            f"No certificate ends within {SOON} days; name a client, a relay or 'server' to renew one anyway."
         )
     for one in chosen:
         if one == "server":
@@ -175,10 +205,12 @@ def renew(
                 f"The server's certificate is for {', '.join(names)} until {ends:%Y-%m-%d}; restart the server to use it."
             )
         else:
-            ends = keys.renew(folder, one, days)
-            file = folder / keys.CLIENTS / f"{one}.toml"
+            ends = keys.renew(folder, one, days, host or ())
+            relay = isinstance(one, str)
+            id = one.removeprefix("relay-") if relay else one
+            file = folder / (keys.RELAYS if relay else keys.CLIENTS) / f"{id}.toml"
             print(
-                f"Client {one} has a new key until {ends:%Y-%m-%d}; copy {file} to it, its old key is refused."
+                f"{'Relay' if relay else 'Client'} {id} has a new key until {ends:%Y-%m-%d}; copy {file} to it, its old key is refused."
             )
 
 
@@ -194,9 +226,8 @@ def show(folder: Folder = DEFAULT) -> None:
         _certificate_row(folder / name, who, now)
         for who, name in (("CA", keys.CA_CRT), ("server", keys.SERVER_CRT))
     ]
-    rows += [
-        _row(entry, folder / keys.CLIENTS / f"{entry.id}.toml", now) for entry in registry.entries
-    ]
+    for entries, place in ((registry.relays, keys.RELAYS), (registry.entries, keys.CLIENTS)):
+        rows += [_row(entry, folder / place / f"{entry.id}.toml", now) for entry in entries]
     if not sys.stdout.isatty():
         print("\n".join("\t".join(row) for row in [COLUMNS, *rows]))
         return
@@ -225,7 +256,7 @@ def _row(entry: "Entry", file: Path, now: datetime) -> tuple[str, ...]:
     raw = hashlib.sha256(b64decode(entry.public_key.split()[1])).digest()
     fingerprint = "SHA256:" + b64encode(raw).decode().rstrip("=")  # as ssh-keygen -l shows it
     return (
-        str(entry.id),
+        str(entry.who),
         state,
         f"{entry.not_after:%Y-%m-%d}",
         str(days_left(entry.not_after, now)),
@@ -264,6 +295,18 @@ def _certificate_row(path: Path, who: str, now: datetime) -> tuple[str, ...]:
 def days_left(ends: datetime, now: datetime) -> int:
     """Return the number of days left, rounded up."""
     return max(0, -((now - ends) // timedelta(days=1)))
+
+
+def _holder(text: str, folder: Path, command: str, *others: str) -> int | str:
+    """Return a client's id as a number, or "server" or "relay-0" as it is. Raises UserError."""
+    if text.isascii() and text.isdigit():
+        return int(text[:12])
+    if text in others or "relay-0" in others and RELAY.fullmatch(text):
+        return text
+    words = " nor ".join(f"'{other}'" for other in others)
+    raise UserError(
+        f"'{text}' is neither a client's id nor {words}; give one of them, as in: {keys_command(folder, command, 3)}"
+    )
 
 
 def _clients(ids: list[int]) -> str:

@@ -703,6 +703,65 @@ def client(
             raise typer.Exit(128 + (signals.heard or signal.SIGINT)) from None
 
 
+@app.command()
+def relay(
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Address of the server. Default: the one in the enrolment."
+        ),
+    ] = None,
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, max=65_535, help="Port to listen on for clients; 0 = a free one."
+        ),
+    ] = 8081,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            help="Address of this machine to listen on. Default: all addresses, loopback with --insecure.",
+        ),
+    ] = None,
+    enrolment: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="This relay's enrolment, relays/ID.toml of the keys. Default: FEDCOMP_ENROLMENT, or "
+            "~/.config/fedcomp/enrolment.toml.",
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without TLS and keys, for a trial.")
+    ] = False,
+    patience: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=0, help="How long to try to reach the server. Default: for ever."
+        ),
+    ] = None,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Wait for the next run when one is over.")
+    ] = False,
+    log_json: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Log file, a JSON object per message; - = standard output, in place of the sentences.",
+        ),
+    ] = None,
+) -> None:
+    """Stand between clients and a server: send each broadcast over the server's link once, and bundle the clients' reports."""
+    with Signals() as signals:
+        try:
+            with deployed.saying(log_json) as say:
+                deployed.relay(server, enrolment, insecure, host, port, patience, stay, say)
+        except KeyboardInterrupt:
+            complain("stopped; the same command goes on, and clients reconnect to it")
+            raise typer.Exit(128 + (signals.heard or signal.SIGINT)) from None
+
+
 def main() -> None:
     """The console script. Leaves through SystemExit."""
     os.environ.setdefault(

@@ -45,17 +45,20 @@ class ByClient:
             rejected.keys() - cost.seconds.keys()
         )  # clients without an answer, to which the port may not have sent the frames
         for client in sorted({*outcome.cohort, *cost.downlink}):
-            wire = carried.get(client, NOTHING).minus(self._recorded.get(client, NOTHING))
-            self._recorded[client] = carried.get(client, NOTHING)
+            counted = carried.get(client)  # None: behind a relay, whose connection carries them all
+            wire = (counted or NOTHING).minus(self._recorded.get(client, NOTHING))
+            self._recorded[client] = counted or NOTHING
             records.append(
                 ClientRecord(
                     client=client,
                     uplink_bytes=cost.uplink.get(client, 0),
                     downlink_bytes=0
-                    if client in silent and report and wire.bytes_out < cost.downlink.get(client, 0)
+                    if client in silent
+                    and counted
+                    and wire.bytes_out < cost.downlink.get(client, 0)
                     else cost.downlink.get(client, 0),
-                    wire_bytes_in=wire.bytes_in if report else None,
-                    wire_bytes_out=wire.bytes_out if report else None,
+                    wire_bytes_in=wire.bytes_in if counted else None,
+                    wire_bytes_out=wire.bytes_out if counted else None,
                     latency_s=cost.seconds.get(client),
                     versions_behind=cost.behind.get(client),
                     staleness=cost.lateness.get(client, 0),

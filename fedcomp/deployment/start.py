@@ -1,6 +1,7 @@
 """A deployed run from its options to its summary. The rounds run in this process, by default over the gRPC transport."""
 
 import dataclasses
+import json
 import re
 import secrets
 import time
@@ -16,7 +17,7 @@ from ..errors import ConfigError, DataError, RunFolderError, TaskError
 from ..formatting import named_clients
 from ..keys.key_folder import CA_CRT, REGISTRY, serving_files
 from ..keys.registry import News, Registry
-from ..memories import with_memories
+from ..memories import memory, with_memories
 from ..messages import Invitation, Presence
 from ..server.asynchronous_loop import loop_of
 from ..server.availability import Quota
@@ -45,7 +46,9 @@ from ..tasks import Data, Task, initial_model, load
 from ..tasks.check import check, data_of, layout_of
 from ..tasks.partition import partition
 from ..training import devices
-from ..transports.grpc import Credentials, GrpcTransport
+from ..transports.grpc import Credentials, GrpcTransport, Terms
+from ..transports.relays import check as check_relays
+from ..transports.relays import inexact, inexact_warning
 from .by_client import ByClient
 from .handshake import told
 from .ports import listen
@@ -62,6 +65,7 @@ LOOPBACK = "127.0.0.1"
 UPDATE_BYTES = 8  # per parameter
 BALLOT_BYTES = 1 / 4  # per parameter and client
 SPARE_BYTES = 1 << 20
+MOST_FRAMES = 16  # of the size of the model, in a message to a relay
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,10 @@ class Deployment:
         self.train = test if train is None else train
         self.layout = check(self.task, config.batch_size, self.train, test, config.augment)
         self.config = config = with_memories(config, self.strategy.layout.numel)
+        if config.relays:
+            layout = self.strategy.layout
+            kept = memory(config.memory, self.strategy.uplink, layout.numel, layout)
+            check_relays(config, self.strategy, kept)
         partition(config.partition, self.train, config.clients, config.seed, self.task.name)
         weights = self.layout.gather(initial_model(self.task, config.seed))
         broadcasts = Broadcasts.of(self.strategy, weights)
@@ -254,12 +262,14 @@ class Deployment:
         if self.make_transport is not None:
             return self.make_transport(invitation, self.config.clients, **hooks)
         per_parameter = UPDATE_BYTES + BALLOT_BYTES * self._cohort
+        largest_report = int(per_parameter * self.strategy.layout.numel) + SPARE_BYTES
         return GrpcTransport(
             self.door.address,
             self.door.port,
             invitation,
             self.config.clients,
-            largest_report=int(per_parameter * self.strategy.layout.numel) + SPARE_BYTES,
+            largest_report=largest_report,
+            relay_terms=self._relay_terms(invitation, largest_report),
             credentials=self.door.credentials(),
             **self._registry_checks(),
             on_left=lambda client: self.roster.leave(client),
@@ -276,7 +286,24 @@ class Deployment:
             "id_of": registry.id_of_hash,
             "reason_of": registry.reason_of_hash,
             "unsure": lambda: bool(registry.problem),
+            "relay_of": registry.relay_of_hash,
+            "ids_by_hash": registry.ids_by_hash,
         }
+
+    def _relay_terms(self, invitation: Invitation, largest_report: int) -> Terms:
+        """Return what relays are told. With --relays they add the frames of their clients, else they pass on each."""
+        adds, layout = self.config.relays > 0, self.strategy.layout
+        return Terms(
+            invitation.run,
+            invitation.options,
+            invitation.layout,
+            invitation.version,
+            self.config.clients,
+            largest_report,
+            MOST_FRAMES * 4 * layout.numel + SPARE_BYTES,
+            str(self.strategy.uplink) if adds else "",
+            json.dumps({entry.name: entry.shape for entry in layout}) if adds else "",
+        )
 
     def _header(self, first: int) -> Header:
         c = self.config
@@ -295,6 +322,7 @@ class Deployment:
             engine=f"clients on {self.door.address}:{self.transport.port}, {how}",
             first_round=first,
             rounds=c.rounds,
+            relays=c.relays,
             out=str(self.folder.path),
             notice=self.strategy.notice,
             judged="loss" if self.task.accuracy is None else "accuracy",
@@ -343,6 +371,9 @@ class Deployment:
         measured = self.evaluator.evaluate(outcome.round, self.loop.model)
         check_loss(self.warnings, outcome.round, measured.loss, self.test)
         record = record_of(outcome, self.layout, *measured, time.perf_counter() - began)
+        if self.config.relays and (lost := inexact([a.update for a in outcome.accepted])):
+            sentence = inexact_warning(outcome.round, lost, record.uplink_nonzeros)
+            self.warnings(sentence, kind="inexact sums of relays")
         wire = self._wire_bytes()
         clients = self.by_client.records(outcome)
         down = sum(
@@ -389,8 +420,6 @@ def refuse_ports_in_use(config: RunConfig, door: Door) -> None:
 
 def refuse_what_is_simulated(config: RunConfig) -> None:
     """Raise ConfigError for options that apply to simulations only."""
-    if config.relays:
-        raise ConfigError("--relays are simulated; leave --relays out, or use fedcomp sim")
     if config.network is not None:
         raise ConfigError(
             "--network simulates time for virtual clients; leave --network out, or use fedcomp sim"

@@ -1,6 +1,6 @@
-"""Certificates of a private CA, of the server and of the clients, all EC P-384.
+"""Certificates of a private CA, of the server, of relays and of the clients, all EC P-384.
 
-Server and clients trust this CA alone. A client is identified by its public key; the names in its certificate are ignored.
+All of them trust this CA alone. A client is identified by its public key; the names in its certificate are ignored.
 """
 
 import ipaddress
@@ -80,11 +80,29 @@ def of_server(
     ends: datetime,
 ) -> x509.Certificate:
     """Return a certificate by the CA for a server at these hosts."""
+    leaf = _leaf("fedcomp server", key, [ExtendedKeyUsageOID.SERVER_AUTH], now, ends)
+    return _at_hosts(leaf, hosts, ca_key)
+
+
+def of_relay(
+    key: ec.EllipticCurvePublicKey,
+    hosts: Sequence[str],
+    ca_key: ec.EllipticCurvePrivateKey,
+    now: datetime,
+    ends: datetime,
+) -> x509.Certificate:
+    """Return a certificate by the CA for a relay: to its clients it is a server at these hosts, and to the server it is a client."""
+    purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    return _at_hosts(_leaf("fedcomp relay", key, purposes, now, ends), hosts, ca_key)
+
+
+def _at_hosts(
+    leaf: x509.CertificateBuilder, hosts: Sequence[str], ca_key: ec.EllipticCurvePrivateKey
+) -> x509.Certificate:
     names = x509.SubjectAlternativeName(list(map(_name, hosts)))
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     return (
-        _leaf("fedcomp server", key, ExtendedKeyUsageOID.SERVER_AUTH, now, ends)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        leaf.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage("digital_signature"), critical=True)
         .add_extension(issuer, critical=False)
         .add_extension(names, critical=False)
@@ -102,19 +120,19 @@ def of_client(
 
     It is as short as TLS allows: a client that joins sends it, and the server returns it twice in session tickets.
     """
-    builder = _leaf("fedcomp client", key, ExtendedKeyUsageOID.CLIENT_AUTH, now, ends)
+    builder = _leaf("fedcomp client", key, [ExtendedKeyUsageOID.CLIENT_AUTH], now, ends)
     return builder.sign(ca_key, hashes.SHA384())
 
 
 def _leaf(
     subject: str,
     key: ec.EllipticCurvePublicKey,
-    purpose: x509.ObjectIdentifier,
+    purposes: Sequence[x509.ObjectIdentifier],
     now: datetime,
     ends: datetime,
 ) -> x509.CertificateBuilder:
     builder = _builder(subject, key, now, ends)
-    return builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+    return builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
 
 
 def _builder(

@@ -1,12 +1,13 @@
-"""The enrolment file: one TOML file with everything a client needs to join.
+"""The enrolment file: one TOML file with everything a client or a relay needs to join.
 
-    id = 3                                          its logical id
+    id = 3                                          its logical id; relays are numbered by themselves
     server = "server.example:8080"                  the server's address, if it was known
     certificate = "-----BEGIN CERTIFICATE..."       signed by the CA; its public key identifies the client to the server
     private_key = "-----BEGIN PRIVATE KEY..."       of the certificate, EC P-384, PKCS8
     ca = "-----BEGIN CERTIFICATE..."                the CA that signed this certificate and the server's
 
-Whoever can read the file can act as the client, so only its owner may read it.
+Whoever can read the file can act as the client, so only its owner may read it. The certificate of a relay is valid for its hosts, too:
+to its clients the relay is a server.
 """
 
 import hashlib
@@ -27,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from ..config import at_home
 from ..errors import KeysError
+from .certificates import hosts_of
 
 VARIABLE, DEFAULT_PLACE = "FEDCOMP_ENROLMENT", "~/.config/fedcomp/enrolment.toml"
 CURVE = ec.SECP384R1
@@ -208,6 +210,15 @@ class Enrolment:
         return private, private.public_key()
 
     @property
+    def relay(self) -> bool:
+        """Whether this is a relay's enrolment."""
+        return bool(hosts_of(self.leaf))
+
+    @property
+    def name(self) -> str:
+        return f"relay {self.id}" if self.relay else f"client {self.id}"
+
+    @property
     def key_hash(self) -> bytes:
         """The client's identity [32 bytes], see `key_hash`."""
         return key_hash(self.pair[1])
@@ -230,9 +241,10 @@ class Enrolment:
         if begins <= now < self.not_after:
             return
         when = f"begins on {iso(begins)}" if now < begins else f"ended on {iso(self.not_after)}"
+        who = f"relay-{self.id}" if self.relay else self.id
         raise KeysError(
-            f"the certificate of client {self.id} {when}, and it is {iso(now)} by this machine's clock; "
-            f"correct the clock if it is wrong, else on the server: fedcomp keys renew {self.id}"
+            f"the certificate of {self.name} {when}, and it is {iso(now)} by this machine's clock; "
+            f"correct the clock if it is wrong, else on the server: fedcomp keys renew {who}"
         )
 
     def text(self) -> str:
@@ -246,7 +258,7 @@ class Enrolment:
         }
         given = {name: value for name, value in values.items() if value is not None}
         return (
-            f"# The enrolment of client {self.id} in a federation, good until {iso(self.not_after)}. It holds a private key: only its\n"
+            f"# The enrolment of {self.name} in a federation, good until {iso(self.not_after)}. It holds a private key: only its\n"
             "# owner may read it.\n" + tomli_w.dumps(given, multiline_strings=True)
         )
 

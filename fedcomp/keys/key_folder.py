@@ -3,7 +3,8 @@
     ca.crt  ca.key            EC P-384; ca.key signs the certificates of the server and the clients, and is needed for nothing else
     server.crt  server.key    for the hosts that were named, and for localhost and 127.0.0.1
     clients/0.toml ...        the enrolment file of each client (keys/enrolment.py)
-    registry.toml             logical id → public key, state, end; read by the server
+    relays/0.toml ...         the enrolment file of each relay, if there are any
+    registry.toml             public key, state and end of each client and relay; read by the server
 
 A new folder is written under another name and renamed once it is complete. A file that changes is replaced by a complete one, the
 registry last: a kill at any moment leaves the previous state, and repeating the command completes the change. Private files are 0600
@@ -33,13 +34,14 @@ from . import certificates
 from .certificates import hosts_of, read_certificate, read_private_key
 from .connection import check_server, join_address
 from .enrolment import CURVE, LARGEST_ID, Enrolment, iso, openssh, pem, utc_now, write_new
-from .registry import ENROLLED, REVOKED, Entry, Registry, read_entries, read_file, text_of
+from .registry import ENROLLED, REVOKED, Entry, Registry, read_file, text_of
 
 __all__ = [
     "Enrolment",
     "Entry",
     "Registry",
     "add",
+    "add_relay",
     "check_server",
     "check_server_files",
     "due",
@@ -57,7 +59,7 @@ CA_KEY = "ca.key"
 SERVER_CRT = "server.crt"
 SERVER_KEY = "server.key"
 REGISTRY = "registry.toml"
-CLIENTS = "clients"
+CLIENTS, RELAYS = "clients", "relays"
 INCOMPLETE = "INCOMPLETE.txt"
 DAYS, CA_DAYS = 365, 3650
 
@@ -110,7 +112,7 @@ def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
     """
     with _changing(folder) as state:
         ca = state.authority()
-        first = max((entry.id for entry in state.entries), default=-1) + 1
+        first = state.next_id(relay=False)
         new = [
             _enrol(state.folder, id, ca, utc_now(), days, state.server)
             for id in range(first, first + count)
@@ -119,29 +121,53 @@ def add(folder: str | Path, count: int = 1, days: int = DAYS) -> list[int]:
     return [entry.id for entry in new]
 
 
-def revoke(folder: str | Path, *ids: int) -> None:
-    """Refuse the keys of clients from now on. A revoked client stays revoked.
+def add_relay(folder: str | Path, hosts: Sequence[str], days: int = DAYS) -> tuple[int, list[str]]:
+    """Enrol a relay that clients reach at these hosts. Return its id and the hosts of its certificate.
 
-    Raises KeysError, and changes nothing, if an id is not in the registry.
+    Raises KeysError, also if a host is not valid, ca.key is kept elsewhere or the CA has ended.
+    """
+    names = certificates.hosts(hosts)
+    with _changing(folder) as state:
+        id = state.next_id(relay=True)
+        (state.folder / RELAYS).mkdir(0o700, exist_ok=True)
+        ca = state.authority()
+        new = _enrol(state.folder, id, ca, utc_now(), days, state.server, names)
+        state.write([*state.entries, new])
+    return id, names
+
+
+def revoke(folder: str | Path, *who: int | str) -> None:
+    """Refuse the keys of clients, given by their ids, and of relays, given as "relay-0", from now on.
+
+    Raises KeysError, and changes nothing, if one is not in the registry.
     """
     with _changing(folder) as state:
-        gone = [state.entry(id).id for id in ids]
+        gone = {state.entry(one).who for one in who}
         state.write(
             [
-                replace(entry, state=REVOKED) if entry.id in gone else entry
+                replace(entry, state=REVOKED) if entry.who in gone else entry
                 for entry in state.entries
             ]
         )
 
 
-def renew(folder: str | Path, id: int, days: int = DAYS) -> datetime:
-    """Give a client a new key and certificate in a new enrolment file, and refuse its old key; a revoked client is let in again.
+def renew(
+    folder: str | Path, who: int | str, days: int = DAYS, hosts: Sequence[str] = ()
+) -> datetime:
+    """Give a client or a relay a new key and certificate in a new enrolment file, and refuse its old key; a revoked one is let in again.
 
-    Return the end of the certificate. Raises KeysError if the id is not in the registry, ca.key is kept elsewhere or the CA has ended.
+    A relay's new certificate is for the hosts of its enrolment file and for `hosts`. Return the end of the certificate. Raises KeysError
+    if `who` is not in the registry, ca.key is kept elsewhere or the CA has ended.
     """
     with _changing(folder) as state:
-        old = state.entry(id)
-        new = _enrol(state.folder, id, state.authority(), utc_now(), days, state.server)
+        old = state.entry(who)
+        names = None
+        if old.relay:
+            file = state.folder / RELAYS / f"{old.id}.toml"
+            had = hosts_of(Enrolment.read(file).leaf) if file.exists() else []
+            names = certificates.hosts([*had, *hosts])
+        ca = state.authority()
+        new = _enrol(state.folder, old.id, ca, utc_now(), days, state.server, names)
         new = replace(new, replaced=(*old.replaced, old.public_key))
         state.write([new if e is old else e for e in state.entries])
     return new.not_after
@@ -167,15 +193,16 @@ def renew_server(
 
 
 def due(folder: str | Path, within_days: int) -> list[int | str]:
-    """Return the holders of certificates that end within `within_days` days or have ended: "server", and ids of enrolled clients."""
+    """Return the holders of certificates that end within `within_days` days or have ended: "server", ids of enrolled clients, "relay-0"."""
     folder = keys_folder(folder)
     limit = utc_now() + timedelta(days=within_days)
     server: list[int | str] = (
         ["server"] if read_certificate(folder / SERVER_CRT).not_valid_after_utc <= limit else []
     )
+    clients, relays, _ = read_file(folder / REGISTRY)
     return server + [
-        entry.id
-        for entry in read_entries(folder / REGISTRY)
+        entry.who
+        for entry in (*clients, *relays)
         if entry.state == ENROLLED and entry.not_after <= limit
     ]
 
@@ -198,7 +225,7 @@ class _State:
     """A folder of keys that is locked by this process."""
 
     folder: Path
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry, ...]  # clients and relays
     server: str | None
 
     def authority(self) -> _Authority:
@@ -219,15 +246,21 @@ class _State:
             )
         return _Authority(certificate, key)
 
-    def entry(self, id: int) -> Entry:
+    def entry(self, who: int | str) -> Entry:
         for entry in self.entries:
-            if entry.id == id:
+            if entry.who == who:
                 return entry
-        ids = f"0 to {self.entries[-1].id}" if self.entries else "none yet"
+        relay = isinstance(who, str)
+        ids = [str(entry.who) for entry in self.entries if entry.relay == relay]
+        known = f"{ids[0]} to {ids[-1]}" if ids else "none yet"
+        add = keys_command(self.folder, "add", *(["--relay", "--host", "HOST"] if relay else []))
         raise KeysError(
-            f"client {id} is not in {self.folder / REGISTRY}, which has {ids}; give one of these, or: "
-            f"{keys_command(self.folder, 'add')}"
+            f"{who if relay else f'client {who}'} is not in {self.folder / REGISTRY}, which has {known}; give one of these, "
+            f"or: {add}"
         )
+
+    def next_id(self, relay: bool) -> int:
+        return max((entry.id for entry in self.entries if entry.relay == relay), default=-1) + 1
 
     def write(self, entries: Sequence[Entry]) -> None:
         _replace(self.folder / REGISTRY, text_of(entries, self.server).encode(), 0o644)
@@ -240,12 +273,11 @@ def _changing(folder: str | Path) -> Iterator[_State]:
         lock = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            for leftover in [
-                *folder.glob(".*.new"),
-                *(folder / CLIENTS).glob(".*.new"),
-            ]:  # of a process that was killed
-                leftover.unlink()
-            yield _State(folder, *read_file(folder / REGISTRY))
+            for within in (folder, folder / CLIENTS, folder / RELAYS):
+                for leftover in within.glob(".*.new"):  # of a process that was killed
+                    leftover.unlink()
+            clients, relays, server = read_file(folder / REGISTRY)
+            yield _State(folder, (*clients, *relays), server)
         finally:
             os.close(lock)
 
@@ -330,25 +362,42 @@ def _write_server(
 
 
 def _enrol(
-    folder: Path, id: int, ca: _Authority, now: datetime, days: int, server: str | None
+    folder: Path,
+    id: int,
+    ca: _Authority,
+    now: datetime,
+    days: int,
+    server: str | None,
+    relay_hosts: Sequence[str] | None = None,
 ) -> Entry:
-    """Write an enrolment file with a new key, and return its entry, which the caller adds to the registry."""
+    """Write an enrolment file with a new key, and return its entry, which the caller adds to the registry.
+
+    `relay_hosts`: the hosts of a relay; None for a client.
+    """
     if id > LARGEST_ID:
         raise KeysError(
             f"{folder / REGISTRY} has ids up to {LARGEST_ID}, and no more fit; make new keys in another "
             "folder: fedcomp keys init --out DIR --clients N"
         )
     key = ec.generate_private_key(CURVE())
-    ends = ca.ends(now, days)
+    ends, public = ca.ends(now, days), key.public_key()
+    relay = relay_hosts is not None
+    certificate = (
+        certificates.of_relay(public, relay_hosts, ca.key, now, ends)
+        if relay
+        else certificates.of_client(public, ca.key, now, ends)
+    )
     enrolment = Enrolment(
         id,
-        certificates.pem(certificates.of_client(key.public_key(), ca.key, now, ends)).decode(),
+        certificates.pem(certificate).decode(),
         certificates.key_pem(key).decode(),
         certificates.pem(ca.certificate).decode(),
         server,
     )
-    _replace(folder / CLIENTS / f"{id}.toml", enrolment.text().encode(), 0o600)
-    return Entry(id, openssh(key.public_key()), ENROLLED, ends)
+    _replace(
+        folder / (RELAYS if relay else CLIENTS) / f"{id}.toml", enrolment.text().encode(), 0o600
+    )
+    return Entry(id, openssh(public), ENROLLED, ends, relay=relay)
 
 
 # Files.

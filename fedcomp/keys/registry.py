@@ -1,4 +1,4 @@
-"""The registry: which key belongs to which client. One client has one key, and one key one client.
+"""The registry: which key belongs to which client or relay. Each has one key, and each key one holder.
 
     server = "server.example:8080"               the server's address, for the enrolment files of new clients
     [[client]]
@@ -7,6 +7,7 @@
     not_after = "2027-11-21T16:33:08Z"           the end of its certificate
     public_key = "ecdsa-sha2-nistp384 AAAA..."
     replaced = []                                keys that it had before; they are never let in again
+    [[relay]]                                    a relay, with the same fields; relays have ids of their own
 
 A client is looked up by the SHA-256 of its certificate's public key (`key_hash` in enrolment.py).
 """
@@ -41,26 +42,38 @@ from .enrolment import (
 ENROLLED, REVOKED = "enrolled", "revoked"
 REMEDY = "mend it, or restore the file from a copy"
 CHECK_S = 0.5  # shortest time between two checks of the file's status by methods that are called for every message
-HEAD = "# The public key of each client. Written by `fedcomp keys`; the server rereads it when it changes.\n"
+HEAD = "# The public key of each client and relay. Written by `fedcomp keys`; the server rereads it when it changes.\n"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A client in the registry."""
+    """A client or a relay in the registry."""
 
     id: int
     public_key: str  # OpenSSH, one line
     state: str  # enrolled or revoked
     not_after: datetime  # UTC
     replaced: tuple[str, ...] = ()  # keys that it had before; they are never let in again
+    relay: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"relay {self.id}" if self.relay else f"client {self.id}"
+
+    @property
+    def who(self) -> int | str:
+        """The argument by which `fedcomp keys revoke` and `renew` know it."""
+        return f"relay-{self.id}" if self.relay else self.id
 
     def refused(self, now: datetime, folder: str | Path = KEYS) -> str:
-        """Return why the client is refused and how to let it in, for its folder of keys; "" if it is let in."""
+        """Return why it is refused and how to let it in, for its folder of keys; "" if it is let in."""
         if self.state == REVOKED:
-            return f"client {self.id} is revoked; to let it in again: {keys_command(folder, 'renew', self.id)}"
+            return f"{self.name} is revoked; to let it in again: {keys_command(folder, 'renew', self.who)}"
         if now >= self.not_after:
-            renew = keys_command(folder, "renew", self.id)
-            return f"the key of client {self.id} ended on {iso(self.not_after)}; make it a new one: {renew}"
+            renew = keys_command(folder, "renew", self.who)
+            return (
+                f"the key of {self.name} ended on {iso(self.not_after)}; make it a new one: {renew}"
+            )
         return ""
 
 
@@ -68,7 +81,8 @@ class Entry:
 class _Content:
     """The content of a registry.toml when it was read."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry, ...]  # clients
+    relays: tuple[Entry, ...]
     problem: str  # why the file cannot be used, "" if it can
     version: int  # how often the file was read
     holders: dict[
@@ -87,13 +101,18 @@ class Registry:
         self.path, self.now = path, now
         self._seen, self._looked = self._stamp(), monotonic()
         self._reading = threading.Lock()
-        entries = read_entries(path)
-        self._content = _Content(entries, "", 1, _holders(entries))
+        entries, relays, _ = read_file(path)
+        self._content = _Content(entries, relays, "", 1, _holders([*entries, *relays]))
 
     @property
     def entries(self) -> tuple[Entry, ...]:
         """All clients by id; none while the file is malformed."""
         return self._look().entries
+
+    @property
+    def relays(self) -> tuple[Entry, ...]:
+        """All relays by id; none while the file is malformed."""
+        return self._look().relays
 
     @property
     def problem(self) -> str:
@@ -114,17 +133,31 @@ class Registry:
         A dict lookup: a change of the file takes effect at most CHECK_S later.
         """
         entry, why = self._judged(self._glance(), key_hash)
-        return entry.id if entry and not why else None
+        return entry.id if entry and not why and not entry.relay else None
+
+    def relay_of_hash(self, key_hash: bytes) -> int | None:
+        """Return the id of the relay with this key hash; None if it is refused, and `reason_of_hash` says why."""
+        entry, why = self._judged(self._glance(), key_hash)
+        return entry.id if entry and not why and entry.relay else None
 
     def reason_of_hash(self, key_hash: bytes) -> str:
-        """Return why the client with this key hash is refused, in one sentence; "" if it is let in."""
+        """Return why the client or relay with this key hash is refused, in one sentence; "" if it is let in."""
         return self._judged(self._glance(), key_hash)[1]
+
+    def ids_by_hash(self) -> dict[bytes, int]:
+        """Return key hash → logical id of all clients that are let in now."""
+        now = self.now()
+        return {
+            _parsed(entry.public_key)[1]: entry.id
+            for entry in self.entries
+            if not entry.refused(now)
+        }
 
     def id_of(self, key: bytes | str) -> int | None:
         """Return the logical id of the client with this public key, PEM or OpenSSH; None if it is refused."""
         content, hashed = self._look(), _hash(key)
         entry, why = self._judged(content, hashed) if hashed else (None, "no key")
-        return entry.id if entry and not why else None
+        return entry.id if entry and not why and not entry.relay else None
 
     def reason(self, key: bytes | str) -> str:
         """Return why a public key is refused, in one sentence; "" if it is let in."""
@@ -158,7 +191,8 @@ class Registry:
         if replaced:
             return (
                 entry,
-                f"its key was replaced when client {entry.id} was renewed; give it the new clients/{entry.id}.toml",
+                f"its key was replaced when {entry.name} was renewed; give it the new {'relays' if entry.relay else 'clients'}/"
+                f"{entry.id}.toml",
             )
         return entry, entry.refused(self.now(), self.path.parent)
 
@@ -190,15 +224,17 @@ class Registry:
             return
         old, problem = self._content, ""
         entries: tuple[Entry, ...] = ()
+        relays: tuple[Entry, ...] = ()
         try:
-            entries = read_entries(self.path)
+            entries, relays, _ = read_file(self.path)
             if not entries and (old.entries or old.problem):
                 raise KeysError(
                     f"{self.path} holds no client any more, as if it was emptied; {REMEDY}"
                 )
         except KeysError as error:
             problem = str(error)
-        self._content = _Content(entries, problem, old.version + 1, _holders(entries))
+        holders = _holders([*entries, *relays])
+        self._content = _Content(entries, relays, problem, old.version + 1, holders)
         self._seen = stamp
 
 
@@ -235,13 +271,11 @@ def _hash(key: bytes | str) -> bytes | None:
         return None
 
 
-def read_entries(path: Path) -> tuple[Entry, ...]:
-    """Return the clients of a registry.toml by id. Raises KeysError, naming the file and the line or field."""
-    return read_file(path)[0]
+def read_file(path: Path) -> tuple[tuple[Entry, ...], tuple[Entry, ...], str | None]:
+    """Return the clients and the relays of a registry.toml by id, and the server's address, None if it is not known.
 
-
-def read_file(path: Path) -> tuple[tuple[Entry, ...], str | None]:
-    """Return the clients and the server's address, None if it is not known. Raises KeysError."""
+    Raises KeysError, which names the file and the line or field.
+    """
     table = read_toml(path, REMEDY)
     server = take(
         {"server": ""} | table,
@@ -251,40 +285,48 @@ def read_file(path: Path) -> tuple[tuple[Entry, ...], str | None]:
         str(path),
         REMEDY,
     )
-    return _entries(table, str(path)), server or None
+    clients, relays = (_entries(table, kind, str(path)) for kind in ("client", "relay"))
+    _refuse_shared_keys([*clients, *relays], path)
+    return clients, relays, server or None
 
 
-def _entries(table: dict[str, Any], path: str) -> tuple[Entry, ...]:
-    clients = table.get("client", [])
-    if not isinstance(clients, list) or not all(isinstance(client, dict) for client in clients):
+def _entries(table: dict[str, Any], kind: str, path: str) -> tuple[Entry, ...]:
+    """Return the clients or the relays of a registry by id."""
+    tables = table.get(kind, [])
+    if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
         raise KeysError(
-            f"{path}: 'client' is no list of tables; write [[client]] above each client"
+            f"{path}: '{kind}' is no list of tables; write [[{kind}]] above each {kind}"
         )
     entries = sorted(
-        (_entry(client, number, path) for number, client in enumerate(clients, 1)),
+        (_entry(one, kind, number, path) for number, one in enumerate(tables, 1)),
         key=lambda entry: entry.id,
     )
     for one, next in zip(entries, entries[1:]):
         if one.id == next.id:
             raise KeysError(
-                f"{path}: client {one.id} has two keys; take out one of its two [[client]] tables"
-            )
-    holders: dict[str, int] = {}
-    for entry in entries:
-        for key in (entry.public_key, *entry.replaced):
-            if (other := holders.setdefault(key, entry.id)) != entry.id:
-                raise KeysError(
-                    f"{path}: clients {other} and {entry.id} have one key; give one of them its own with: "
-                    f"{keys_command(Path(path).parent, 'renew', entry.id)}, after taking out its [[client]] table"
-                )
-        if entry.public_key in entry.replaced:
-            raise KeysError(
-                f"{path}: client {entry.id}: 'public_key' is among 'replaced'; take it out there"
+                f"{path}: {one.name} has two keys; take out one of its two [[{kind}]] tables"
             )
     return tuple(entries)
 
 
-def _entry(client: dict[str, Any], number: int, path: str) -> Entry:
+def _refuse_shared_keys(entries: Sequence[Entry], path: Path) -> None:
+    """Raise KeysError if a key has two holders, or is both in use and replaced."""
+    holders: dict[str, Entry] = {}
+    for entry in entries:
+        for key in (entry.public_key, *entry.replaced):
+            if (other := holders.setdefault(key, entry)) is not entry:
+                raise KeysError(
+                    f"{path}: {other.name} and {entry.name} have the same key; give one of them its own with: "
+                    f"{keys_command(path.parent, 'renew', entry.who)}, after taking out its [[{'relay' if entry.relay else 'client'}]] "
+                    "table"
+                )
+        if entry.public_key in entry.replaced:
+            raise KeysError(
+                f"{path}: {entry.name}: 'public_key' is among 'replaced'; take it out there"
+            )
+
+
+def _entry(client: dict[str, Any], kind: str, number: int, path: str) -> Entry:
     def key(value: Any) -> str:
         return _parsed(_text(value))[0]
 
@@ -303,10 +345,10 @@ def _entry(client: dict[str, Any], number: int, path: str) -> Entry:
         "id",
         logical_id,
         f"a whole number from 0 to {LARGEST_ID}",
-        f"{path}: [[client]] number {number}",
+        f"{path}: [[{kind}]] number {number}",
         REMEDY,
     )
-    where = f"{path}: client {id}"
+    where = f"{path}: {kind} {id}"
     return Entry(
         id,
         take(client, "public_key", key, "an EC P-384 public key in OpenSSH form", where, REMEDY),
@@ -320,6 +362,7 @@ def _entry(client: dict[str, Any], number: int, path: str) -> Entry:
             where,
             REMEDY,
         ),
+        kind == "relay",
     )
 
 
@@ -345,8 +388,8 @@ def text_of(entries: Sequence[Entry], server: str | None) -> str:
         HEAD
         + top
         + "".join(
-            f"\n[[client]]\n{tomli_w.dumps(_table(entry))}"
-            for entry in sorted(entries, key=lambda entry: entry.id)
+            f"\n[[{'relay' if entry.relay else 'client'}]]\n{tomli_w.dumps(_table(entry))}"
+            for entry in sorted(entries, key=lambda entry: (entry.relay, entry.id))
         )
     )
 

@@ -8,8 +8,11 @@ class Clock:
 
     time_s: float = 0.0  # virtual seconds since the run began
 
+    limit_s: float | None = None  # time limit of the last exchange that began
+
     def begin(self, limit_s: float | None) -> None:
         """Start an exchange with a time limit in seconds; None: no limit."""
+        self.limit_s = limit_s
 
     def expect(self, answers: int) -> None:
         """Allow at most this many answers before the exchange checks again whether it is complete."""

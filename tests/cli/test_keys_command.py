@@ -193,7 +193,7 @@ def test_renew_the_server_for_one_more_host(folder):
 
 def test_renew_what_ends_soon(folder):
     assert done("keys", "renew", "--keys", folder).startswith(
-        "No certificate ends within 30 days; name a client or 'server'"
+        "No certificate ends within 30 days; name a client, a relay or 'server'"
     )
     keys.renew(folder, 1, days=3)
     keys.renew_server(folder, days=3)
@@ -232,11 +232,11 @@ def test_renew_what_ends_soon(folder):
         (["list", "--keys", "absent"], "--keys absent is not a folder of keys"),
         (
             ["renew", "me"],
-            "'me' is neither a client's id nor 'server'; give one of them, as in: fedcomp keys renew 3",
+            "'me' is neither a client's id nor 'server' nor 'relay-0'; give one of them, as in: fedcomp keys renew 3",
         ),
         (
             ["renew", "3", "--host", "a"],
-            "--host is for the server's certificate; give it as in: fedcomp keys renew server --host a",
+            "--host is for the certificate of the server or a relay; give it as in: fedcomp keys renew server --host a",
         ),
         (["revoke"], "missing argument 'ID...'; see fedcomp keys revoke --help"),
         (["revok"], "no such command 'revok'; did you mean revoke?"),

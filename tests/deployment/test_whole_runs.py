@@ -9,7 +9,7 @@ from one_process import deployed, rounds_until
 
 from fedcomp.errors import UserError
 from fedcomp.keys.key_folder import make, revoke
-from fedcomp.transports.grpc import streams, tcp_info
+from fedcomp.transports.grpc import port, tcp_info
 
 WIRE = ("wire_bytes_in", "wire_bytes_out")
 
@@ -39,7 +39,7 @@ def test_bytes_at_the_port_are_in_the_metrics_and_the_summary(tmp_path):
 
 
 def test_bytes_that_are_not_counted_are_null(tmp_path, monkeypatch):
-    monkeypatch.setattr(streams, "available", lambda: False)  # as on platforms without TCP_INFO
+    monkeypatch.setattr(port, "available", lambda: False)  # as on platforms without TCP_INFO
     with deployed(tmp_path, clients=2) as run:
         run.serve([0, 1])
     whole = summary(tmp_path)

@@ -29,7 +29,7 @@ from fedcomp.keys import certificates
 from fedcomp.keys import key_folder as keys
 from fedcomp.keys.enrolment import iso, openssh, utc_now
 from fedcomp.keys.key_folder import Enrolment, check_server, pem, read_registry
-from fedcomp.keys.registry import Registry, read_entries
+from fedcomp.keys.registry import Registry, read_file
 
 WHOLE = {"ca.crt", "ca.key", "server.crt", "server.key", "registry.toml", "clients"}
 ROOT = Path(__file__).resolve().parents[2]
@@ -323,12 +323,12 @@ def test_killed_anywhere_there_is_nothing_or_what_says_what_is_missing(tmp_path)
 )
 def test_killed_anywhere_a_change_is_made_or_not_and_can_be_made_again(act, tmp_path):
     keys.make(tmp_path / "first", 3)
-    before = read_entries(tmp_path / "first" / "registry.toml")
+    before = read_file(tmp_path / "first" / "registry.toml")[0]
     for after in range(100):
         folder = tmp_path / str(after)
         shutil.copytree(tmp_path / "first", folder)
         stopped = killed(act.replace("F", repr(str(folder))), after)
-        now = read_entries(folder / "registry.toml")
+        now = read_file(folder / "registry.toml")[0]
         assert [entry.public_key for entry in now[:1]] == [entry.public_key for entry in before[:1]]
         assert (
             now == before
@@ -340,10 +340,10 @@ def test_killed_anywhere_a_change_is_made_or_not_and_can_be_made_again(act, tmp_
             if stopped:
                 eval(f"keys.{act}", {"keys": keys, "F": folder})
             assert (
-                act.startswith("renew_server") or read_entries(folder / "registry.toml") != before
+                act.startswith("renew_server") or read_file(folder / "registry.toml")[0] != before
             )
         assert keys.check_server_files(folder)
-        for entry in read_entries(folder / "registry.toml"):
+        for entry in read_file(folder / "registry.toml")[0]:
             assert openssh(enrolment(folder, entry.id).pair[1]) == entry.public_key
         if not stopped:
             break

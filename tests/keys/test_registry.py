@@ -15,7 +15,7 @@ from fedcomp.errors import KeysError
 from fedcomp.keys import key_folder as keys
 from fedcomp.keys.enrolment import Enrolment, iso, openssh, utc_now
 from fedcomp.keys.key_folder import read_registry
-from fedcomp.keys.registry import ENROLLED, REVOKED, Entry, Registry, read_entries, text_of
+from fedcomp.keys.registry import ENROLLED, REVOKED, Entry, Registry, read_file, text_of
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_what_is_written_is_read(tmp_path):
     made = entries(4)
     made[1] = replace(made[1], state=REVOKED, replaced=(made.pop().public_key,))
     (tmp_path / "registry.toml").write_text(text_of(reversed(made), "server.example:1"))
-    assert read_entries(tmp_path / "registry.toml") == tuple(made)
+    assert read_file(tmp_path / "registry.toml") == (tuple(made), (), "server.example:1")
 
 
 def malformed():
@@ -65,12 +65,12 @@ def malformed():
     yield (
         "two ids with one key",
         text_of([a, replace(b, public_key=a.public_key)], None),
-        ": clients 0 and 1 have one key; give one",
+        ": client 0 and client 1 have the same key; give one",
     )
     yield (
         "a replaced key of another",
         text_of([a, replace(b, replaced=(a.public_key,))], None),
-        ": clients 0 and 1 have one key; ",
+        ": client 0 and client 1 have the same key; ",
     )
     yield (
         "its own replaced key",
@@ -132,7 +132,7 @@ def test_a_malformed_registry_names_file_and_line_or_field(text, said, tmp_path,
     )
     assert registry.id_of(key) == 0
     path.write_text(text)
-    for act in (lambda: read_entries(path), lambda: read_registry(folder)):
+    for act in (lambda: read_file(path), lambda: read_registry(folder)):
         if not said.startswith(": 'server'"):
             assert re.match(re.escape(str(path)) + said, refused(act))
     before = sorted(path.read_bytes() for path in folder.rglob("*.*") if path.is_file())

@@ -15,7 +15,7 @@ import tomli_w
 
 from ...callbacks import Callback, Summary
 from ...config import RunConfig, Usual
-from ...errors import FedcompError
+from ...errors import ConfigError, FedcompError
 from ...keys.connection import join_address
 from ...keys.key_folder import CA_CRT, REGISTRY, serving_files
 from ...keys.registry import Registry
@@ -58,6 +58,10 @@ def serve(
     processes fail; their log is then kept.
     """
     refuse_what_is_simulated(config)
+    if config.relays:
+        raise ConfigError(
+            "--relays and --transport flower do not go together; leave one of them out"
+        )
     door = dataclasses.replace(
         door, host=door.host or LOOPBACK, port=door.port or processes.free_port()
     )

@@ -4,8 +4,19 @@ from . import options as _options  # noqa: F401  sets variables before gRPC is i
 from .client import GrpcConnection
 from .credentials import Credentials
 from .io_loop import IoTasks
+from .relay import Relay
+from .relay_wire import Terms
 from .server import GrpcTransport
 from .tcp_info import Traffic
 from .wire import Refused
 
-__all__ = ["Credentials", "GrpcConnection", "GrpcTransport", "IoTasks", "Refused", "Traffic"]
+__all__ = [
+    "Credentials",
+    "GrpcConnection",
+    "GrpcTransport",
+    "IoTasks",
+    "Refused",
+    "Relay",
+    "Terms",
+    "Traffic",
+]

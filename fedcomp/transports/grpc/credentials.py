@@ -4,7 +4,10 @@ import hashlib
 from dataclasses import dataclass
 
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from ...keys.keyring import verifier
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,15 @@ class PeerKey:
 
 def peer_key(certificate_pem: bytes) -> PeerKey:
     """Return the public key of a certificate."""
-    key = x509.load_pem_x509_certificate(certificate_pem).public_key()
+    return _peer_key(x509.load_pem_x509_certificate(certificate_pem).public_key())
+
+
+def point_key(point: bytes) -> PeerKey:
+    """Return the public key that is a compressed point of P-384 [49 bytes]. Raises ProtocolError for other bytes."""
+    return _peer_key(verifier(point))
+
+
+def _peer_key(key: CertificatePublicKeyTypes) -> PeerKey:
     der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     return PeerKey(pem, hashlib.sha256(der).digest())

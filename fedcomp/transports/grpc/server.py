@@ -14,18 +14,18 @@ from ...keys.keyring import verifier
 from ...messages import Assignment, Farewell, Invitation, Presence, Report
 from ...server.clock import Clock
 from ...server.transport import Delivery
-from . import wire
+from . import relay_wire
 from .credentials import Credentials
 from .io_loop import io_loop
-from .streams import (
-    SPARE_CONNECTIONS,
+from .port import SPARE_CONNECTIONS, Port
+from .relay_wire import Terms
+from .stream import (
     Answered,
     Event,
     Heard,
     Joined,
     Left,
     Open,
-    Port,
     Settings,
     Stopped,
     TrafficReport,
@@ -36,6 +36,7 @@ SPARE_FILES = 256  # descriptors of the process for everything else
 WAIT_S = 60.0  # longest wait for one event: a queue takes no infinite timeout
 MANY = 16  # open assignments, above which `receive` waits GATHER_S for more reports
 GATHER_S = 0.002
+RELAY_SHARE = 0.8  # of a phase's time limit, after which relays add the frames that they have
 STOP_S = 10.0  # for the I/O thread to answer or to end
 T = TypeVar("T")
 
@@ -49,7 +50,10 @@ class GrpcTransport:
 
     Without credentials the port is HTTP/2 without TLS, and clients claim their ids. With credentials, `id_of` returns the logical id for
     the SHA-256 of a public key (DER SubjectPublicKeyInfo), or None for a refused key, and `reason_of` returns why a key is refused.
-    `unsure` returns whether a key that is refused now may be accepted later. These three are called in the I/O thread.
+    `unsure` returns whether a key that is refused now may be accepted later.
+
+    Relays are accepted if `relay_terms` are given: with credentials, those for whose key hash `relay_of` returns an id. They learn from
+    `ids_by_hash` which keys may join. These five callbacks are called in the I/O thread.
 
     The other callbacks are called during `clients` and `receive`, in the thread that calls these: `on_look` at the start of each call,
     `on_joined` for each client that joins or reconnects, `on_left` for each client whose connection ended, and `on_heard` for a client
@@ -71,6 +75,9 @@ class GrpcTransport:
         id_of: Callable[[bytes], int | None] = lambda key_hash: None,
         reason_of: Callable[[bytes], str] = lambda key_hash: "its key is not enrolled",
         unsure: Callable[[], bool] = lambda: False,
+        relay_terms: Terms | None = None,
+        relay_of: Callable[[bytes], int | None] = lambda key_hash: None,
+        ids_by_hash: Callable[[], dict[bytes, int]] = dict,
         on_joined: Callable[[int, Presence], None] = _ignore,
         on_left: Callable[[int], None] = _ignore,
         on_heard: Callable[[int], None] = _ignore,
@@ -89,7 +96,6 @@ class GrpcTransport:
         self._public_keys: dict[int, bytes] = {}
         self._sequence = 0
         self._deliveries: list[Delivery] = []
-        self._parts = wire.shared_parts()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._last_traffic: TrafficReport | None = None
         self._settings = Settings(
@@ -104,6 +110,9 @@ class GrpcTransport:
             unsure,
             silence_s,
             join_s,
+            relay_terms,
+            relay_of,
+            ids_by_hash,
         )
         self._task: Future[None] | None = None
 
@@ -126,12 +135,12 @@ class GrpcTransport:
 
     def send(self, assignments: Sequence[Assignment]) -> None:
         opens = []
+        limit_s = self.clock.limit_s
+        wait_s = relay_wire.UNTIL_ALL if limit_s is None else RELAY_SHARE * limit_s
         self._drop_deliveries({assignment.client for assignment in assignments})
         for assignment in assignments:
             self._sequence += 1
-            pieces = wire.encode_assignment(self._sequence, assignment)
-            packed = wire.pack(pieces, self._parts)
-            opens.append((assignment.client, Open(self._sequence, assignment, packed)))
+            opens.append((assignment.client, Open(self._sequence, assignment, wait_s)))
             self._open[assignment.client] = self._sequence
         self._call(lambda: self._port.assign(opens))
 
@@ -189,7 +198,7 @@ class GrpcTransport:
     async def _serve(self, started: "Future[int]") -> None:
         self._port = Port(self._settings, self._events)
         try:
-            connections = _connections(self._settings.clients + SPARE_CONNECTIONS)
+            connections = allow_connections(self._settings.clients + SPARE_CONNECTIONS)
             await self._port.serve(started.set_result, connections)
         except BaseException as error:
             if started.done():
@@ -242,7 +251,7 @@ class GrpcTransport:
                 raise error
 
 
-def _connections(wanted: int) -> int:
+def allow_connections(wanted: int) -> int:
     """Raise the limit of open files as far as needed and allowed. Return how many connections it then permits, at most `wanted`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted + SPARE_FILES:

@@ -37,6 +37,7 @@ from ...messages import (
 )
 
 PROTOCOL = 1
+RELAY = -2  # in place of a logical id, in the HELLO of a relay
 SERVICE = "fedcomp.Transport"
 METHOD = f"/{SERVICE}/Attend"
 PART = 1 << 18  # bytes; a message above this travels in parts of at most this size
@@ -75,6 +76,17 @@ class Kind(IntEnum):
     FAREWELL = 9
     BEGIN = 10
     PART = 11
+    # Only between a server and a relay (relay_wire.py).
+    TERMS = 12
+    KEYS = 13
+    ASSIGNMENTS = 14
+    WITHDRAW = 15
+    DISCONNECT = 16
+    JOINED = 17
+    LEFT = 18
+    HEARD = 19
+    REPORTS = 20
+    LOST = 21
 
 
 PING, PONG = bytes([Kind.PING]), bytes([Kind.PONG])
@@ -84,7 +96,9 @@ PING, PONG = bytes([Kind.PING]), bytes([Kind.PONG])
 class Hello:
     """The first message of a client."""
 
-    client: int  # logical id that it claims, -1 for none; counts only without TLS
+    client: (
+        int  # logical id that it claims, -1 for none, RELAY for a relay; ids count only without TLS
+    )
     version: str  # of fedcomp
     protocol: int = PROTOCOL
 
@@ -100,13 +114,13 @@ class Refused:
 # Numbers and texts.
 
 
-def _int(value: int) -> bytes:
+def encode_int(value: int) -> bytes:
     if not -(1 << 63) <= value < 1 << 63:
         raise ProtocolError(f"the number {value} does not fit into 64 bits")
     return varint(value << 1 if value >= 0 else (-value << 1) - 1)
 
 
-def _text(text: str) -> bytes:
+def encode_text(text: str) -> bytes:
     if text in WORDS:
         return varint(WORDS.index(text) << 2 | WORD)
     if HEX.fullmatch(text):
@@ -163,14 +177,21 @@ class Reader:
         self.at += length
         return bytes(self.data[self.at - length : self.at])
 
+    def rest(self) -> bytes:
+        return self.take(len(self.data) - self.at)
+
     def blob(self) -> bytes:
         return self.take(self.varint())
 
-    def blobs(self) -> list[bytes]:
+    def count(self) -> int:
+        """Read the number of entries of a list, each of which has a byte or more."""
         count = self.varint()
         if count > len(self.data) - self.at:
             raise ProtocolError(f"a list claims {count} entries, more than its message has bytes")
-        return [self.blob() for _ in range(count)]
+        return count
+
+    def blobs(self) -> list[bytes]:
+        return [self.blob() for _ in range(self.count())]
 
     def text(self) -> str:
         code = self.varint()
@@ -188,6 +209,10 @@ class Reader:
                     "a text is not UTF-8, or its DEFLATE data is malformed"
                 ) from error
         raise ProtocolError(f"a text has the unknown code {code}")
+
+    @property
+    def ended(self) -> bool:
+        return self.at == len(self.data)
 
     def end(self) -> None:
         if self.at != len(self.data):
@@ -220,11 +245,11 @@ def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
 
 def _pieces(kind: Any, value: Any) -> Iterator[bytes]:
     if kind is int:
-        yield _int(value)
+        yield encode_int(value)
     elif kind is float:
         yield DOUBLE.pack(value)
     elif kind is str:
-        yield _text(value)
+        yield encode_text(value)
     elif kind is bytes:
         yield varint(len(value))
         yield value
@@ -234,7 +259,7 @@ def _pieces(kind: Any, value: Any) -> Iterator[bytes]:
             yield from _pieces(bytes, item)
 
 
-def _encode(message: Any, base: Any) -> list[bytes]:
+def encode_fields(message: Any, base: Any) -> list[bytes]:
     """Return the mask and the fields of a message that differ from its base."""
     mask, pieces = 0, [b""]
     for i, (name, kind) in enumerate(_fields(type(message))):
@@ -246,7 +271,7 @@ def _encode(message: Any, base: Any) -> list[bytes]:
     return pieces
 
 
-def _decode(base: M, reader: Reader) -> tuple[M, set[str]]:
+def decode_fields(base: M, reader: Reader) -> tuple[M, set[str]]:
     """Return a message and the names of the fields that it takes from its base."""
     fields = _fields(type(base))
     mask = reader.varint()
@@ -297,7 +322,7 @@ def _report_base(answered: Assignment) -> Report:
 
 def encode_hello(hello: Hello) -> bytes:
     head = bytes([Kind.HELLO]) + varint(hello.protocol)
-    return head + _text(hello.version) + _int(hello.client)
+    return head + encode_text(hello.version) + encode_int(hello.client)
 
 
 def decode_hello(reader: Reader) -> Hello:
@@ -316,15 +341,15 @@ def encode_refused(refused: Refused) -> bytes:
 
 def decode_refused(reader: Reader) -> Refused:
     again = reader.take(1) != b"\0"
-    return Refused(reader.take(len(reader.data) - reader.at).decode(errors="replace"), again)
+    return Refused(reader.rest().decode(errors="replace"), again)
 
 
 def encode_invitation(invitation: Invitation) -> list[bytes]:
-    return _whole(Kind.INVITATION, _encode(invitation, Invitation("", -1, "", "", "")))
+    return whole(Kind.INVITATION, encode_fields(invitation, Invitation("", -1, "", "", "")))
 
 
 def decode_invitation(reader: Reader) -> Invitation:
-    return _decode(Invitation("", -1, "", "", ""), reader)[0]
+    return decode_fields(Invitation("", -1, "", "", ""), reader)[0]
 
 
 def _presence_base(invitation: Invitation) -> Presence:
@@ -332,33 +357,46 @@ def _presence_base(invitation: Invitation) -> Presence:
 
 
 def encode_presence(presence: Presence, invitation: Invitation) -> list[bytes]:
-    return _whole(Kind.PRESENCE, _encode(presence, _presence_base(invitation)))
+    return whole(Kind.PRESENCE, encode_fields(presence, _presence_base(invitation)))
 
 
 def decode_presence(reader: Reader, invitation: Invitation) -> Presence:
-    return _decode(_presence_base(invitation), reader)[0]
+    return decode_fields(_presence_base(invitation), reader)[0]
 
 
 def encode_farewell(farewell: Farewell, invitation: Invitation) -> list[bytes]:
-    return _whole(Kind.FAREWELL, _encode(farewell, Farewell(invitation.run, 0)))
+    return whole(Kind.FAREWELL, encode_fields(farewell, Farewell(invitation.run, 0)))
 
 
 def decode_farewell(reader: Reader, invitation: Invitation) -> Farewell:
-    return _decode(Farewell(invitation.run, 0), reader)[0]
+    return decode_fields(Farewell(invitation.run, 0), reader)[0]
 
 
-def encode_assignment(sequence: int, assignment: Assignment) -> list[bytes]:
-    """Encode an assignment for a stream whose client id both sides know. Returns pieces; frames are not copied."""
+def encode_assignment(
+    sequence: int, assignment: Assignment, refer: Callable[[bytes], bytes] | None = None
+) -> list[bytes]:
+    """Encode an assignment for a stream whose client id both sides know. Returns pieces; frames are not copied.
+
+    `refer` returns a reference that is sent in place of a frame or of something announced.
+    """
     base = _assignment_base(assignment.client)
     if sum(map(len, assignment.frames)) <= DERIVED:
         base.version = _version_after(assignment)
-    return _whole(Kind.ASSIGNMENT, [varint(sequence), *_encode(assignment, base)])
+    if refer is not None:
+        frames, announced = map(refer, assignment.frames), map(refer, assignment.announced)
+        assignment = dataclasses.replace(assignment, frames=[*frames], announced=[*announced])
+    return whole(Kind.ASSIGNMENT, [varint(sequence), *encode_fields(assignment, base)])
 
 
-def decode_assignment(reader: Reader, client: int) -> tuple[int, Assignment]:
-    """Return the sequence number and the assignment."""
+def decode_assignment(
+    reader: Reader, client: int, resolve: Callable[[bytes], bytes] | None = None
+) -> tuple[int, Assignment]:
+    """Return the sequence number and the assignment. `resolve` returns what a reference stands for."""
     sequence = reader.varint()
-    assignment, left_out = _decode(_assignment_base(client), reader)
+    assignment, left_out = decode_fields(_assignment_base(client), reader)
+    if resolve is not None:
+        assignment.frames = [*map(resolve, assignment.frames)]
+        assignment.announced = [*map(resolve, assignment.announced)]
     if "version" in left_out:
         assignment.version = _version_after(assignment)
     return sequence, assignment
@@ -368,18 +406,18 @@ def encode_report(sequence: int, report: Report, answered: Assignment) -> list[b
     """Encode a report relative to the assignment that it answers. Returns pieces; the frame is not copied."""
     base = _report_base(answered)
     base.ticket = _ticket_of(report) if len(report.frame) <= DERIVED else ""
-    return _whole(Kind.REPORT, [varint(sequence), *_encode(report, base)])
+    return whole(Kind.REPORT, [varint(sequence), *encode_fields(report, base)])
 
 
 def decode_report(reader: Reader, answered: Assignment) -> Report:
     """Decode a report whose sequence number was read before."""
-    report, left_out = _decode(_report_base(answered), reader)
+    report, left_out = decode_fields(_report_base(answered), reader)
     if "ticket" in left_out and len(report.frame) <= DERIVED:
         report.ticket = _ticket_of(report)
     return report
 
 
-def _whole(kind: Kind, pieces: Sequence[bytes]) -> list[bytes]:
+def whole(kind: Kind, pieces: Sequence[bytes]) -> list[bytes]:
     return [bytes([kind]), *pieces]
 
 
@@ -463,7 +501,7 @@ class Assembly:
 
         A message other than PART, PING and PONG discards an unfinished one. Raises ProtocolError.
         """
-        kind, reader = _opened(data)
+        kind, reader = opened(data)
         if kind in (Kind.PING, Kind.PONG):
             reader.end()
             return kind, reader
@@ -495,13 +533,13 @@ class Assembly:
                 raise ProtocolError("a message has more parts than its size needs")
             return None
         self._buffer = None
-        kind, reader = _opened(buffer)
+        kind, reader = opened(buffer)
         if kind in (Kind.PING, Kind.PONG, Kind.BEGIN, Kind.PART):
             raise ProtocolError(f"a message in parts is a {kind.name}")
         return kind, reader
 
 
-def _opened(data: bytes | bytearray) -> tuple[Kind, Reader]:
+def opened(data: bytes | bytearray) -> tuple[Kind, Reader]:
     reader = Reader(data)
     number = reader.varint()
     try:

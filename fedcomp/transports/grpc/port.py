@@ -1,26 +1,40 @@
-"""The I/O side of the server: one stream per client, served by gRPC in an event loop of its own.
+"""The I/O side of the server: the streams of all clients, served by gRPC in an event loop of its own.
 
 All code here runs in that loop. It informs the main thread through a queue of events.
 """
 
 import asyncio
-import queue
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterable, Callable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 import grpc
 
 from ... import __version__
 from ...errors import ConfigError, ProtocolError
-from ...messages import Assignment, Farewell, Invitation, Presence, Report
+from ...messages import Assignment, Farewell, Presence, Report
 from ...server.transport import CUT_OFF, GRACE_S, Lost
-from . import wire
-from .credentials import Credentials, PeerKey, peer_key
+from . import relay_wire, wire
+from .credentials import PeerKey, peer_key
 from .options import server_options
-from .tcp_info import Peer, PortTraffic, Traffic, available, peer_of
+from .relay_stream import Relay, RelayedClient
+from .stream import (
+    Answered,
+    End,
+    Event,
+    Heard,
+    Joined,
+    JoinRate,
+    Left,
+    Open,
+    Settings,
+    Stream,
+    TrafficReport,
+    Warned,
+)
+from .tcp_info import Peer, PortTraffic, Traffic, available
 from .wire import Kind, Reader, Refused
 
 CLOSE_S = 5.0  # for the last message on a stream
@@ -28,201 +42,34 @@ FAREWELL_S = 10.0  # for clients to leave after the farewell
 # Silence of a client that holds an assignment is counted in ticks, not in seconds: this process may have been stopped itself.
 PING_TICKS = 8  # of silence, after which the client is pinged
 SILENT_TICKS = 16  # of silence, after which the client counts as lost
-JOINS, JOINS_PER_S = 10.0, 0.5  # of one key: burst, and sustained rate
 SPARE_CONNECTIONS = 4096  # beyond one for each client: half-open ones must not keep clients out
 
 EXPELLED = "its key is no longer accepted"
+REPORT_BYTES = 1024  # of a report without its frame, in a message of a relay
+RELAY_GRACE_S = 15.0  # for the clients of a relay that was lost: it may have to be started again
 
 
-# Events for the main thread.
+class Events(Protocol):
+    """Takes the events of a port, for example a queue."""
 
-
-@dataclass(frozen=True)
-class Joined:
-    client: int
-    presence: Presence
-    public_key: bytes | None
-
-
-@dataclass(frozen=True)
-class Left:
-    client: int
-
-
-@dataclass(frozen=True)
-class Heard:
-    """A client answered an assignment that is no longer open."""
-
-    client: int
-
-
-@dataclass(frozen=True)
-class Warned:
-    sentence: str
-
-
-@dataclass(frozen=True)
-class Answered:
-    client: int
-    sequence: int
-    answer: Report | Lost
-    arrived_s: float
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """The I/O thread has ended on an error."""
-
-    error: BaseException
-
-
-Event = Joined | Left | Heard | Warned | Answered | Stopped
-
-
-@dataclass
-class Settings:
-    """Settings of a port. `id_of`, `reason_of` and `unsure` are called in the I/O thread."""
-
-    address: str
-    port: int
-    invitation: Invitation
-    clients: int
-    largest_report: int  # bytes
-    credentials: Credentials | None
-    id_of: Callable[[bytes], int | None]
-    reason_of: Callable[[bytes], str]
-    unsure: Callable[[], bool]
-    silence_s: float
-    join_s: float
-
-
-@dataclass
-class Open:
-    """An assignment that waits for its report."""
-
-    sequence: int
-    assignment: Assignment
-    packed: wire.Packed
-    sent: bool = False  # its last byte was handed to a stream
-    timer: asyncio.TimerHandle | None = None  # runs while its client is disconnected
-
-
-@dataclass
-class TrafficReport:
-    """Bytes of all connections of the port, and of each client that has joined."""
-
-    total: Traffic
-    by_client: dict[int, Traffic] = field(default_factory=dict)
-
-
-class _End(Exception):
-    """Ends a stream, after the last message `refused` if there is one."""
-
-    def __init__(self, refused: Refused | None = None):
-        self.refused = refused
-
-
-class Stream:
-    """One stream of a client, from its HELLO to its end."""
-
-    def __init__(self, context: grpc.aio.ServicerContext):
-        self.context = context
-        self.task = asyncio.current_task()
-        self.peer: Peer | None = peer_of(context.peer())
-        self.key: PeerKey | None = None
-        self.client = -1  # logical id, -1 while it is not known
-        self.invitation: Invitation | None = None  # once it was sent
-        self.joined = False
-        self.assembly = wire.Assembly(0)
-        self.sent = self.answered = 0  # newest sequence numbers
-        self.assignments = 0  # sent; each allows one report in parts
-        self.silent_ticks = 0
-        self.pinged = False
-        self.closing = False
-        self.timer: asyncio.TimerHandle | None = None
-        self.searched = False  # whether `PortTraffic.search` has looked for its connection
-        self.before = self.counted = Traffic()  # of its connection: before this stream, last count
-        self._urgent: deque[bytes] = deque()
-        self._work: deque[bytes] = deque()  # of the newest assignment
-        self._on_sent: Callable[[], None] | None = None
-        self._writer: asyncio.Task[None] | None = None
-
-    def put(self, messages: Iterable[bytes]) -> None:
-        """Send messages ahead of the queued assignment."""
-        self._urgent += messages
-        self._start()
-
-    def assign(self, messages: Iterable[bytes], on_sent: Callable[[], None]) -> None:
-        """Send an assignment. The unsent rest of an older one is dropped."""
-        self._work, self._on_sent = deque(messages), on_sent
-        self._start()
-
-    def withdraw(self) -> None:
-        """Drop the unsent rest of an assignment."""
-        self._work.clear()
-
-    def close(self, refused: Refused | None = None) -> None:
-        """End the stream once its last message was sent."""
-        if self.closing:
-            return
-        self.closing = True
-        self._work.clear()
-        if refused is not None:
-            self._urgent.append(wire.encode_refused(refused))
-        self._start()
-
-    def _start(self) -> None:
-        if self._writer is None:
-            self._writer = asyncio.create_task(self._write())
-
-    async def _write(self) -> None:
-        """Send the queued messages with one write at a time, as gRPC requires."""
-        try:
-            while self._urgent or self._work:
-                urgent = bool(self._urgent)
-                message = (self._urgent if urgent else self._work).popleft()
-                if not urgent and not self._work and self._on_sent is not None:
-                    self._on_sent()
-                await self.context.write(message)
-                if len(message) >= wire.PART:
-                    self.silent_ticks = 0  # the client made room for it
-                del message
-        except Exception:  # the stream has ended, which its reader notices
-            self._urgent.clear()
-            self._work.clear()
-        self._writer = None
-        if self.closing and self.task is not None:
-            self.task.cancel()
-
-
-class JoinRate:
-    """A token bucket per key."""
-
-    def __init__(self) -> None:
-        # key → tokens, and the time at which they were counted, in seconds
-        self._tokens: dict[object, tuple[float, float]] = {}
-
-    def take(self, who: object) -> bool:
-        now = time.monotonic()
-        tokens, then = self._tokens.pop(who, (JOINS, now))
-        tokens = min(JOINS, tokens + (now - then) * JOINS_PER_S)
-        self._tokens[who] = (tokens - 1 if tokens >= 1 else tokens), now
-        return tokens >= 1
+    def put(self, event: Event) -> None: ...
 
 
 class Port:
     """Serves the clients of a run. Methods are called in the event loop of `serve`."""
 
-    def __init__(self, settings: Settings, events: "queue.SimpleQueue[Event]"):
+    def __init__(self, settings: Settings, events: Events):
         self.settings, self.events = settings, events
         self.refused: Counter[str] = Counter()  # streams, by reason
         self.traffic: PortTraffic | None = None
         self._stop = asyncio.Event()
         self._streams: set[Stream] = set()
         self._joining: dict[object, Stream] = {}  # by key, or by the id that is claimed
-        self._joined: dict[int, Stream] = {}
+        self._joined: dict[int, Stream | RelayedClient] = {}
+        self._relays: dict[object, Stream] = {}  # by id, without TLS by connection
         self._keys: dict[int, PeerKey] = {}  # that clients joined with
         self._open: dict[int, Open] = {}
+        self._parts = wire.shared_parts()
         self._rate = JoinRate()
         self._warned: set[int] = set()  # ids outside of the run
         self._farewell: Farewell | None = None
@@ -278,14 +125,14 @@ class Port:
             await asyncio.sleep(self.settings.silence_s / SILENT_TICKS)
             if self.traffic is not None:
                 self.traffic.find()
-            for client in [*self._open]:
-                if (stream := self._joined.get(client)) is None:
-                    continue
+            joined = [self._joined[client] for client in self._open if client in self._joined]
+            for stream in {one.carrier for one in joined}:
                 self._count(stream)
                 stream.silent_ticks += 1
                 if stream.silent_ticks >= SILENT_TICKS:
-                    why = f"it gave no sign of life for {self.settings.silence_s:g} s"
-                    self._answer(client, Lost(why, self._stage(client)))
+                    if stream.client in self._open:
+                        why = f"it gave no sign of life for {self.settings.silence_s:g} s"
+                        self.answer(stream.client, Lost(why, self._stage(stream.client)))
                     self._drop(stream)
                 elif stream.silent_ticks >= PING_TICKS and not stream.pinged:
                     stream.pinged = True
@@ -312,17 +159,17 @@ class Port:
                 stream.silent_ticks = 0
                 self._take(stream, data)
                 del data  # else it stays until the next message
-        except _End as end:
+        except End as end:
             await self._finish(stream, end.refused)
         except ProtocolError as error:
             self.refused["malformed message"] += 1
             if stream.joined:
+                who = "a relay" if stream.relay else f"client {stream.client}"
                 self._warn(
-                    f"client {stream.client} sent a malformed message, and its connection was closed: "
-                    f"{error}"
+                    f"{who} sent a malformed message, and its connection was closed: {error}"
                 )
                 if stream.client in self._open:  # sent again, it would get the same answer
-                    self._answer(stream.client, Lost(str(error)))
+                    self.answer(stream.client, Lost(str(error)))
             await self._finish(
                 stream, Refused(f"the server received a malformed message: {error}", True)
             )
@@ -334,7 +181,7 @@ class Port:
 
     async def _finish(self, stream: Stream, refused: Refused | None) -> None:
         """Send a last message from the stream's own task, which returns afterwards."""
-        self._leave(stream)
+        self.leave(stream)
         stream.close(refused)
         self._cut_later(stream)
         try:
@@ -342,14 +189,17 @@ class Port:
         except asyncio.CancelledError:
             pass
 
-    def _refuse(self, stream: Stream, why: str, sentence: str, again: bool = True) -> None:
+    def _refuse(
+        self, stream: Stream | RelayedClient, why: str, sentence: str, again: bool = True
+    ) -> None:
         """End a stream from outside of its task."""
         if stream.closing:
             return
         self.refused[why] += 1
-        self._leave(stream)
+        self.leave(stream)
         stream.close(Refused(sentence, again))
-        self._cut_later(stream)
+        if isinstance(stream, Stream):
+            self._cut_later(stream)
 
     def _cut_later(self, stream: Stream) -> None:
         """Cut a closing stream's connection unless its last message is sent within CLOSE_S."""
@@ -359,26 +209,41 @@ class Port:
 
     def _drop(self, stream: Stream) -> None:
         """Cut a stream's connection at once. A client that does not read would otherwise keep its stream open for ever."""
-        self._leave(stream)
+        self.leave(stream)
         stream.closing = True
         if self.traffic is not None and stream.peer is not None:
             self.traffic.cut(stream.peer)
         if stream.task is not None:
             stream.task.cancel()
 
-    def _leave(self, stream: Stream) -> None:
-        """Remove a stream from the joined and the joining ones."""
+    def leave(self, stream: Stream | RelayedClient) -> None:
+        """Remove a stream from the joined and the joining ones. With the stream of a relay, its clients leave."""
+        if isinstance(stream, Stream) and stream.relay is not None:
+            self._leave_relay(stream.relay)
         if self._joined.get(stream.client) is stream:
             del self._joined[stream.client]
             self.events.put(Left(stream.client))
-            if (open := self._open.get(stream.client)) is not None:
-                self._start_grace(stream.client, open)
+            open = self._open.get(stream.client)
+            if open is not None and open.relay is None:  # a relay waits for its clients itself
+                self._start_grace(stream.client, open, GRACE_S)
         for who in [who for who in self._identities(stream) if self._joining.get(who) is stream]:
             del self._joining[who]
 
+    def _leave_relay(self, relay: Relay) -> None:
+        relay.lost = True
+        for who in [who for who, stream in self._relays.items() if stream is relay.stream]:
+            del self._relays[who]
+        for client in [*relay.clients.values()]:
+            self.leave(client)
+        for client, open in self._open.items():
+            if open.relay is relay:
+                open.relay = None
+                if client not in self._joined:
+                    self._start_grace(client, open, RELAY_GRACE_S)
+
     def _end(self, stream: Stream) -> None:
         """Clean up after a stream that ended, and add its bytes to those of its client."""
-        self._leave(stream)
+        self.leave(stream)
         self._streams.discard(stream)
         if stream.timer is not None:
             stream.timer.cancel()
@@ -402,19 +267,22 @@ class Port:
 
     # The join.
 
-    def _identities(self, stream: Stream) -> list[object]:
+    def _identities(self, stream: Stream | RelayedClient) -> list[object]:
         if stream.key is not None:
             return [stream.key.hash]
         return [stream.client] if stream.client >= 0 else []
 
     def _identify(self, stream: Stream) -> None:
-        """Look up a TLS client by its key, and begin its join. Raises _End for a refused key."""
+        """Look up a TLS client by its key, and begin its join. Raises End for a refused key."""
         if self.settings.credentials is None:
             return
         shown = stream.context.auth_context().get("x509_pem_cert")
         if not shown:
             raise self._refusal("no certificate", "this client shows no certificate")
         stream.key = peer_key(shown[0])
+        stream.relay_id = self.settings.relay_of(stream.key.hash)
+        if stream.relay_id is not None:
+            return
         client = self.settings.id_of(stream.key.hash)
         if client is None:
             reason, again = self.settings.reason_of(stream.key.hash), self.settings.unsure()
@@ -424,9 +292,39 @@ class Port:
                 raise self._refusal("key", reason, again)
         self._begin_join(stream, client)
 
-    def _refusal(self, why: str, sentence: str, again: bool = True) -> _End:
+    def _begin_relay(self, stream: Stream) -> None:
+        """Tell a relay about the run. Raises End if its connection is refused."""
+        terms = self.settings.relay_terms
+        if terms is None:
+            raise self._refusal(
+                "relay",
+                "relays cannot connect to another relay; give --server the server's address",
+                False,
+            )
+        if stream.key is not None and stream.relay_id is None:
+            raise self._refusal(
+                "relay",
+                f"the key of this relay is that of client {stream.client}; make one for the relay with: fedcomp keys add --relay "
+                "--host HOST",
+                again=False,
+            )
+        who = stream.peer if stream.relay_id is None else stream.relay_id
+        if not self._rate.take(("relay", who)):
+            raise self._refusal("too many joins", "this relay joins too often")
+        if (older := self._relays.get(who)) is not None:
+            self._refuse(older, "replaced", "this relay has opened a newer connection", False)
+        if stream.timer is not None:
+            stream.timer.cancel()
+        stream.joined, self._relays[who] = True, stream
+        stream.relay = Relay(self, stream)
+        stream.relay.send(relay_wire.encode_terms(terms))
+        stream.relay.send(relay_wire.encode_keys(self.settings.ids_by_hash()))
+        if self._farewell is not None:
+            self._dismiss(stream)
+
+    def _refusal(self, why: str, sentence: str, again: bool = True) -> End:
         self.refused[why] += 1
-        return _End(Refused(sentence, again))
+        return End(Refused(sentence, again))
 
     def _begin_join(self, stream: Stream, client: int) -> None:
         clients = self.settings.clients
@@ -459,6 +357,16 @@ class Port:
                 f"server version {wire.PROTOCOL} (fedcomp {__version__}); install the same version of fedcomp on both sides",
                 again=False,
             )
+        if hello.client == wire.RELAY:
+            self._begin_relay(stream)
+            return
+        if stream.relay_id is not None:
+            raise self._refusal(
+                "key",
+                f"the key of this client is that of relay {stream.relay_id}; start the relay with fedcomp relay, and give each "
+                "client its own enrolment",
+                again=False,
+            )
         if stream.key is None and hello.client != -1:
             self._begin_join(stream, hello.client)
         stream.invitation = replace(self.settings.invitation, client=stream.client)
@@ -474,7 +382,7 @@ class Port:
         if presence.reason:
             self._warn(f"{name} cannot take part: {presence.reason}")
             self.refused["cannot take part"] += 1
-            raise _End
+            raise End
         if stream.client < 0:
             self._begin_join(stream, presence.client)
         elif presence.client != stream.client:
@@ -484,26 +392,49 @@ class Port:
                 f"this client is client {stream.client} and cannot take part as client {presence.client}",
                 again=False,
             )
-        self._welcome(stream, presence)
+        if stream.timer is not None:
+            stream.timer.cancel()
+        stream.joined = True
+        self.welcome(stream, presence)
 
-    def _welcome(self, stream: Stream, presence: Presence) -> None:
+    def join_relayed(self, relay: Relay, presence: Presence) -> None:
+        """Let a client of a relay join, or have the relay disconnect it. Raises ProtocolError for a malformed key."""
+        settings, client = self.settings, RelayedClient(relay, presence)
+        why = ""
+        if presence.run != settings.invitation.run or not 0 <= client.client < settings.clients:
+            why = f"client {client.client} is not part of this run"
+        elif settings.credentials is not None:
+            key_hash = client.key.hash if client.key else b""
+            if settings.id_of(key_hash) != client.client:
+                why = settings.reason_of(key_hash) or "this client showed the key of another one"
+        if why:
+            self.refused["key"] += 1
+            client.close(Refused(why, settings.unsure()))
+        elif not self._rate.take(self._identities(client)[0]):
+            self.refused["too many joins"] += 1
+            client.close(Refused(f"client {client.client} joins too often", True))
+        else:
+            relay.clients[client.client] = client
+            self.welcome(client, presence)
+
+    def welcome(self, stream: Stream | RelayedClient, presence: Presence) -> None:
+        """Make this stream the one of its client."""
         client = stream.client
         for who in self._identities(stream):
             self._joining.pop(who, None)
-        if stream.timer is not None:
-            stream.timer.cancel()
-        if (older := self._joined.pop(client, None)) is not None:
+        older = self._joined.pop(client, None)
+        if older is not None and not stream.replaces(older):
             self._refuse(
                 older,
                 "replaced",
                 f"a newer connection has joined as client {client}; only the newer one counts",
                 again=False,
             )
-        stream.joined, self._joined[client] = True, stream
+        self._joined[client] = stream
         if stream.key is not None:
             self._keys[client] = stream.key
         self.events.put(Joined(client, presence, stream.key.pem if stream.key else None))
-        if self._farewell is not None:
+        if self._farewell is not None and isinstance(stream, Stream):
             self._dismiss(stream)
         elif (open := self._open.get(client)) is not None:
             self._assign(stream, open)
@@ -511,24 +442,30 @@ class Port:
     # Messages.
 
     def _take(self, stream: Stream, data: bytes) -> None:
-        """Handle one gRPC message of a client. Raises ProtocolError or _End."""
+        """Handle one gRPC message of a client. Raises ProtocolError or End."""
         if stream.closing:
             return
         if stream.joined:
-            expected = stream.sent > stream.answered and stream.assembly.begun < stream.assignments
+            expected = stream.relay is not None or stream.sent > stream.answered
+            expected = expected and stream.assembly.begun < stream.assignments
             stream.assembly.largest = self.settings.largest_report if expected else 0
+            if stream.relay is not None and expected:
+                stream.assembly.largest += REPORT_BYTES * len(stream.relay.clients)
         whole = stream.assembly.take(data)
         if whole is None:
             return
         kind, reader = whole
-        if kind is Kind.HELLO and stream.invitation is None:
+        if kind is Kind.PONG and stream.pinged:
+            stream.pinged = False
+        elif stream.relay is not None:
+            stream.relay.take(kind, reader)
+            self._count(stream)
+        elif kind is Kind.HELLO and stream.invitation is None:
             self._handle_hello(stream, reader)
         elif kind is Kind.PRESENCE and stream.invitation is not None and not stream.joined:
             self._handle_presence(stream, reader)
         elif kind is Kind.REPORT and stream.joined:
             self._handle_report(stream, reader)
-        elif kind is Kind.PONG and stream.pinged:
-            stream.pinged = False
         else:
             raise ProtocolError(f"a {kind.name} is not expected now")
 
@@ -544,10 +481,17 @@ class Port:
             self.events.put(Heard(stream.client))
             return
         report = wire.decode_report(reader, open.assignment)
-        self._answer(stream.client, report)
+        self.answer(stream.client, report)
         self._count(stream)
 
-    def _answer(self, client: int, answer: Report | Lost) -> None:
+    def opened(self, client: int, sequence: int, relay: Relay) -> Assignment | None:
+        """Return an open assignment that a relay has, None if there is none."""
+        open = self._open.get(client)
+        if open is None or open.sequence != sequence or open.relay is not relay:
+            return None
+        return open.assignment
+
+    def answer(self, client: int, answer: Report | Lost) -> None:
         open = self._open.pop(client)
         if open.timer is not None:
             open.timer.cancel()
@@ -566,12 +510,24 @@ class Port:
             if (stream := self._joined.get(client)) is not None:
                 self._assign(stream, open)
             else:
-                self._start_grace(client, open)
+                self._start_grace(client, open, GRACE_S)
 
-    def _assign(self, stream: Stream, open: Open) -> None:
+    def _assign(self, stream: Stream | RelayedClient, open: Open) -> None:
         if open.timer is not None:
             open.timer.cancel()
             open.timer = None
+        relay = stream.relay
+        if open.relay is not None and open.relay is not relay:
+            open.relay.withdraw(stream.client, open.sequence)
+        if relay is not None:
+            if open.relay is not relay:
+                open.relay = relay
+                relay.assign(open)
+            return
+        if open.packed is None:
+            pieces = wire.encode_assignment(open.sequence, open.assignment)
+            open.packed = wire.pack(pieces, self._parts)
+        open.relay = None
         stream.sent = open.sequence
         stream.assignments += 1
 
@@ -580,10 +536,10 @@ class Port:
 
         stream.assign(open.packed.messages, sent)
 
-    def _start_grace(self, client: int, open: Open) -> None:
+    def _start_grace(self, client: int, open: Open, grace_s: float) -> None:
         if open.timer is None:
             open.timer = asyncio.get_running_loop().call_later(
-                GRACE_S, lambda: self._answer(client, Lost(CUT_OFF, self._stage(client)))
+                grace_s, lambda: self.answer(client, Lost(CUT_OFF, self._stage(client)))
             )
 
     def _stage(self, client: int) -> str:
@@ -593,6 +549,8 @@ class Port:
         open = self._open.pop(client, None)
         if open is not None and open.timer is not None:
             open.timer.cancel()
+        if open is not None and open.relay is not None:
+            open.relay.withdraw(client, open.sequence)
 
     def cancel(self, assignments: Iterable[tuple[int, int]]) -> None:
         """Withdraw assignments, given as client and sequence number."""
@@ -600,10 +558,15 @@ class Port:
             open = self._open.get(client)
             if open is not None and open.sequence == sequence:
                 self._withdraw(client)
-                if (stream := self._joined.get(client)) is not None:
+                if isinstance(stream := self._joined.get(client), Stream):
                     stream.withdraw()
 
-    # Other requests of the main thread.
+    # Other requests of the main thread, or of a relay.
+
+    def disconnect(self, client: int, refused: Refused) -> None:
+        """End the connection of a client."""
+        if (stream := self._joined.get(client)) is not None:
+            self._refuse(stream, "server", refused.sentence, refused.again)
 
     def recheck(self) -> None:
         """Close the streams of keys that are no longer accepted. Their assignments are lost at once."""
@@ -612,19 +575,28 @@ class Port:
         for client in [*self._open]:
             key = self._keys.get(client)
             if key is not None and self.settings.id_of(key.hash) != client:
-                self._answer(client, Lost(EXPELLED, self._stage(client)))
-        for stream in [*self._streams]:
-            if stream.key is None or stream.closing or stream.client < 0:
+                self.answer(client, Lost(EXPELLED, self._stage(client)))
+        relayed = [one for one in self._joined.values() if isinstance(one, RelayedClient)]
+        for stream in [*self._streams, *relayed]:
+            if stream.key is None or stream.closing:
                 continue
-            if self.settings.id_of(stream.key.hash) != stream.client:
+            if isinstance(stream, Stream) and stream.relay_id is not None:
+                accepted = self.settings.relay_of(stream.key.hash) == stream.relay_id
+            else:
+                accepted = self.settings.id_of(stream.key.hash) == stream.client
+            if not accepted and (stream.client >= 0 or stream.relay_id is not None):
                 reason = self.settings.reason_of(stream.key.hash) or EXPELLED
                 self._refuse(stream, "key", reason, again=False)
+        for stream in self._relays.values():
+            if stream.key is not None:
+                stream.relay.send(relay_wire.encode_keys(self.settings.ids_by_hash()))
 
     async def dismiss(self, farewell: Farewell) -> None:
         """Send a farewell to all clients, and wait up to FAREWELL_S until they have left."""
         self._farewell = farewell
-        for stream in [*self._joined.values()]:
-            self._dismiss(stream)
+        for stream in [*self._joined.values(), *self._relays.values()]:
+            if isinstance(stream, Stream):
+                self._dismiss(stream)
         deadline = time.monotonic() + FAREWELL_S
         while self._joined and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -650,6 +622,7 @@ class Port:
     async def counts(self) -> dict[str, int]:
         """Return the numbers of joined clients, streams and refusals, and of connections where the platform counts them."""
         counts = {"clients": len(self._joined), "streams": len(self._streams)}
+        counts["relays"] = len(self._relays)
         if self.traffic is not None:
             self.traffic.total()
             counts["connections"] = self.traffic.connections

@@ -1,0 +1,158 @@
+"""The relay process: keeps a relay connected to its server, and reports what happens."""
+
+import asyncio
+import math
+import queue
+import time
+from collections.abc import Callable, Sequence
+
+from ..callbacks import Said
+from ..errors import FedcompError, UnreachableError
+from ..transports.grpc import IoTasks, Relay, Terms
+from .client_process import RETRY_S, Retries, Target
+
+WAIT_S = 0.2  # longest time between two checks of whether the process has been told to end
+
+
+class RelayProcess:
+    """A relay on a port of this machine. `say` is called with a message whenever something changes, in the thread that calls `run`.
+
+    `patience_s`: how long it tries to reach the server; None = for ever. `stay`: wait for the next run when one is over. `retry_s`:
+    pauses between attempts; the last one is repeated.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        address: str,
+        port: int,
+        say: Callable[[str], None],
+        *,
+        patience_s: float | None = None,
+        stay: bool = False,
+        retry_s: Sequence[float] = RETRY_S,
+        opened: Callable[[int], None] = lambda port: None,
+    ):
+        self.target, self.address, self.port, self.say = target, address, port, say
+        self.patience_s = math.inf if patience_s is None else patience_s
+        self.stay, self.retry_s, self.opened = stay, retry_s, opened
+        self._retries = Retries()
+        self._said: queue.SimpleQueue[str | FedcompError | None] = queue.SimpleQueue()
+        self._clients = 0
+        self._ended = False
+
+    def end(self) -> None:
+        """Have `run` return soon. May be called from another thread."""
+        self._ended = True
+
+    def run(self) -> None:
+        """Serve until the run is over. Raises UserError if the server refuses the relay or cannot be reached in time."""
+        with IoTasks() as io:
+            io.start(self._serve())
+            while not self._ended:
+                try:
+                    said = self._said.get(timeout=WAIT_S)
+                except queue.Empty:
+                    continue
+                if said is None:
+                    return
+                if isinstance(said, Exception):
+                    raise said
+                self.say(said)
+
+    # In the I/O thread.
+
+    async def _serve(self) -> None:
+        try:
+            while await self._serve_once() or self.stay:
+                pass
+        except asyncio.CancelledError:
+            raise
+        except FedcompError as error:
+            self._said.put(error)
+        except Exception as error:
+            self._said.put(FedcompError(f"{type(error).__name__}: {error}"))
+        else:
+            self._said.put(None)
+
+    async def _serve_once(self) -> bool:
+        """Serve until the run is over or the server is lost. Return whether to connect again."""
+        relay = Relay(
+            self.target.address,
+            self.address,
+            self.port,
+            self.target.credentials,
+            opened=self._opened,
+            changed=self._changed,
+            warn=lambda sentence: self._tell(sentence, "warning"),
+        )
+        try:
+            farewell = await relay.run()
+        except UnreachableError as error:
+            await self._wait(await self._cause_of(error))
+            return True
+        over = f"the run is over after round {farewell.round}"
+        waiting = "; waiting for the next one" * self.stay
+        self._tell(over + waiting, "over", run=farewell.run, round=farewell.round)
+        if self.stay:
+            await asyncio.sleep(self.retry_s[-2])  # the server is about to exit
+        return False
+
+    async def _cause_of(self, error: UnreachableError) -> UnreachableError:
+        """Return the error with its cause. Raises it if trying again makes no sense."""
+        if error.cause == "network":
+            try:
+                await asyncio.to_thread(self.target.check)
+            except UnreachableError as cause:
+                error = cause
+        if error.cause not in UnreachableError.passing:
+            raise error
+        return error
+
+    def _opened(self, port: int, terms: Terms) -> None:
+        self._retries.reset()
+        how = "adds the frames of its clients" if terms.codec else "passes on each frame"
+        where = f"[{self.address}]" if ":" in self.address else self.address
+        self._tell(
+            f"relays {self.target.address} on {where}:{port} to a run of {terms.clients} clients, and {how}",
+            "relaying",
+            run=terms.run,
+            server=self.target.address,
+            port=port,
+            clients=terms.clients,
+        )
+        self.opened(port)
+
+    def _changed(self, clients: int) -> None:
+        """Report the number of connected clients once it has stood still for a moment."""
+        self._clients = clients
+        asyncio.get_running_loop().call_later(1.0, self._tell_clients, clients)
+
+    def _tell_clients(self, clients: int) -> None:
+        if clients == self._clients:
+            self._clients = -1  # told
+            plural = "" if clients == 1 else "s"
+            self._tell(f"{clients} client{plural} connected", "connected_clients", clients=clients)
+
+    async def _wait(self, error: UnreachableError) -> None:
+        """Report why the server cannot be reached, and wait before the next attempt. Raises the error after `patience_s`."""
+        retries, now_s = self._retries, time.monotonic()
+        retries.lost_at_s = retries.lost_at_s or now_s
+        left_s = retries.lost_at_s + self.patience_s - now_s
+        if left_s <= 0:
+            raise error
+        pause_s = self.retry_s[min(retries.attempts, len(self.retry_s) - 1)]
+        if retries.attempts < len(self.retry_s) or str(error) not in retries.told:
+            last = retries.attempts >= len(self.retry_s) - 1
+            again = (
+                f"trying every {pause_s:g} s from now on"
+                if last
+                else f"trying again in {pause_s:g} s"
+            )
+            self._tell(f"{error}; {again}", "cut_off", reason=str(error), cause=error.cause)
+            retries.told.add(str(error))
+        retries.attempts += 1
+        await asyncio.sleep(min(left_s, pause_s))
+
+    def _tell(self, sentence: str, event: str, **values: object) -> None:
+        self._said.put(Said(sentence, event, **values))

@@ -1,0 +1,290 @@
+"""A relay: to the server one client with many logical ids, to its clients a server. It runs in the event loop of the gRPC streams.
+
+The relay keeps nothing that it could lose. Clients hold their state, and the server asks again for what was not answered.
+"""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from ...codecs import codec
+from ...errors import UnreachableError, UserError
+from ...keys.enrolment import public_key
+from ...keys.keyring import point_of
+from ...layout import Layout
+from ...messages import UPDATE, Assignment, Farewell, Report
+from ...server.transport import Lost
+from ..relays import add_frames
+from . import relay_wire, wire
+from .client import GrpcConnection
+from .credentials import Credentials
+from .port import SPARE_CONNECTIONS, Port
+from .relay_wire import Bundle, Client, Disconnect, Terms
+from .server import allow_connections
+from .stream import Answered, Event, Heard, Joined, Left, Open, Settings, Warned
+from .wire import Kind, Reader, Refused
+
+TERMS_BYTES = 64 << 20  # of the terms and the keys of a run
+Answer = tuple[
+    int, Report, Assignment
+]  # sequence number, report, and the assignment that it answers
+
+
+class RelayConnection(GrpcConnection):
+    """The stream of a relay to its server. `messages` yields Terms, key tables, bundles and withdrawals, too."""
+
+    def __init__(self, target: str, credentials: Credentials | None):
+        super().__init__(target, largest=TERMS_BYTES, credentials=credentials, client=wire.RELAY)
+        self._kept: dict[int, bytes] = {}
+
+    async def write(self, pieces: list[bytes]) -> None:
+        """Send a message. Returns when gRPC's flow control has accepted it."""
+        await self._write(wire.split(pieces))
+
+    async def _take(self, kind: Kind, reader: Reader) -> None:
+        if kind is Kind.TERMS and self._invitation is None:
+            terms = relay_wire.decode_terms(reader)
+            self._invitation = terms.invitation
+            self._assembly.largest = max(TERMS_BYTES, terms.largest_assignment)
+            self._waiting.append(terms)
+        elif kind is Kind.KEYS:
+            self._waiting.append(relay_wire.decode_keys(reader))
+        elif kind is Kind.ASSIGNMENTS:
+            self._waiting.append(relay_wire.decode_bundle(reader, self._kept))
+        elif kind is Kind.WITHDRAW:
+            self._waiting.append(relay_wire.decode_withdrawn(reader))
+        elif kind is Kind.DISCONNECT:
+            self._waiting.append(relay_wire.decode_disconnect(reader))
+        else:
+            await super()._take(kind, reader)
+
+
+class Relay:
+    """Serves clients on a port of this machine for as long as the connection to the server lasts.
+
+    `opened` is called with the number of the port and the terms of the run, `changed` with the number of connected clients whenever it
+    changes, and `warn` with warnings. All are called in the I/O thread.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        address: str,
+        port: int,
+        credentials: Credentials | None,
+        *,
+        opened: Callable[[int, Terms], None] = lambda port, terms: None,
+        changed: Callable[[int], None] = lambda clients: None,
+        warn: Callable[[str], None] = lambda sentence: None,
+        silence_s: float = 16.0,
+    ):
+        self.server, self.address, self.port = server, address, port
+        self.credentials, self.silence_s = credentials, silence_s
+        self.opened, self.changed, self.warn = opened, changed, warn
+
+    async def run(self) -> Farewell:
+        """Serve until the run is over. Raises UnreachableError if the server cannot be reached or is lost, and UserError if it refuses."""
+        async with RelayConnection(self.server, self.credentials) as connection:
+            messages = connection.messages()
+            terms = await anext(messages)
+            if isinstance(terms, Refused):
+                raise _error(terms)
+            if not isinstance(terms, Terms):
+                raise UserError(f"{self.server} does not answer as a server of this version does")
+            return await _Session(self, connection, terms).run(messages)
+
+
+def _error(refused: Refused) -> UserError:
+    return (
+        UnreachableError(refused.sentence, "starting")
+        if refused.again
+        else UserError(refused.sentence)
+    )
+
+
+@dataclass
+class Adding:
+    """Reports whose frames are to be added. They travel in one message: the server receives the sum with all of them, or none."""
+
+    answers: list[Answer]
+
+
+class _Session:
+    """The clients of one connection to a server."""
+
+    def __init__(self, relay: Relay, connection: RelayConnection, terms: Terms):
+        self.relay, self.connection, self.terms = relay, connection, terms
+        self.clients: set[int] = set()
+        self.ids: dict[bytes, int] = {}
+        self.open: dict[int, tuple[int, Assignment]] = {}  # client → what it was asked
+        self.answered: dict[int, Answer] = {}  # reports whose frames wait to be added
+        self.sum_timer: asyncio.TimerHandle | None = None
+        self.outgoing: deque[list[bytes] | Answer | Adding] = deque()
+        self.news = asyncio.Event()
+        self.codec = codec(terms.codec) if terms.codec else None
+        self.layout = Layout.from_shapes(json.loads(terms.shapes)) if terms.codec else None
+        self.served = Port(
+            Settings(
+                relay.address,
+                relay.port,
+                terms.invitation,
+                terms.clients,
+                terms.largest_report,
+                relay.credentials,
+                self.ids_of,
+                lambda key_hash: (
+                    "its key is not enrolled at the server of this relay, or was revoked"
+                ),
+                lambda: False,
+                silence_s=relay.silence_s,
+            ),
+            self,
+        )
+
+    def ids_of(self, key_hash: bytes) -> int | None:
+        return self.ids.get(key_hash)
+
+    async def run(self, messages: AsyncIterator[object]) -> Farewell:
+        port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        connections = allow_connections(self.terms.clients + SPARE_CONNECTIONS)
+        serving = asyncio.create_task(self.served.serve(port.set_result, connections))
+        writing = asyncio.create_task(self._write())
+        try:
+            self._take(await anext(messages))  # the keys
+            await asyncio.wait({port, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                await serving  # raises the error
+            self.relay.opened(port.result(), self.terms)
+            async for message in messages:
+                if isinstance(message, Farewell):
+                    await self.served.dismiss(message)
+                    return message
+                self._take(message)
+            raise UnreachableError(f"{self.relay.server} ended the connection", "closed")
+        finally:
+            self.served.stop()
+            writing.cancel()
+            if self.sum_timer is not None:
+                self.sum_timer.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.gather(serving, return_exceptions=True)
+
+    # From the server.
+
+    def _take(self, message: object) -> None:
+        match message:
+            case Bundle():
+                self._assign(message)
+            case Disconnect(client, refused):
+                self.served.disconnect(client, refused)
+            case Refused():
+                raise _error(message)
+            case dict():
+                self.ids = message
+                self.served.recheck()
+            case list():
+                self._withdraw(message)
+
+    def _assign(self, bundle: Bundle) -> None:
+        opens = []
+        for sequence, assignment in bundle.assignments:
+            self.open[assignment.client] = sequence, assignment
+            self.answered.pop(assignment.client, None)
+            opens.append((assignment.client, Open(sequence, assignment)))
+        self.served.assign(opens)
+        if self.codec is not None and bundle.wait_s != relay_wire.UNTIL_ALL:
+            if self.sum_timer is not None:
+                self.sum_timer.cancel()
+            self.sum_timer = asyncio.get_running_loop().call_later(bundle.wait_s, self._add)
+
+    def _withdraw(self, withdrawn: list[Client]) -> None:
+        for client, sequence in withdrawn:
+            if client in self.open and self.open[client][0] == sequence:
+                del self.open[client]
+            if client in self.answered and self.answered[client][0] == sequence:
+                del self.answered[client]
+        self.served.cancel(withdrawn)
+        self._add_if_complete()
+
+    # From the clients: the relay takes the events of its port.
+
+    def put(self, event: Event) -> None:
+        match event:
+            case Joined(client, presence, public_key_pem):
+                if public_key_pem is not None:
+                    presence = replace(presence, key=point_of(public_key(public_key_pem)))
+                self._send(relay_wire.encode_joined(presence))
+                self.clients.add(client)
+                self.relay.changed(len(self.clients))
+            case Left(client):
+                self._send(relay_wire.encode_client(Kind.LEFT, client))
+                self.clients.discard(client)
+                self.relay.changed(len(self.clients))
+            case Heard(client):
+                self._send(relay_wire.encode_client(Kind.HEARD, client))
+            case Warned(sentence):
+                self.relay.warn(sentence)
+            case Answered(client, sequence, answer, _):
+                self._answer(client, sequence, answer)
+
+    def _answer(self, client: int, sequence: int, answer: Report | Lost) -> None:
+        assignment = self.open.pop(client)[1]
+        if isinstance(answer, Lost):
+            self._send(relay_wire.encode_lost(client, sequence, answer.stage, answer.reason))
+        elif self.codec is not None and answer.kind == UPDATE and answer.frame:
+            self.answered[client] = sequence, answer, assignment
+        else:
+            self._queue((sequence, answer, assignment))
+        self._add_if_complete()
+
+    def _add_if_complete(self) -> None:
+        if not self.open:
+            self._add()
+
+    def _add(self) -> None:
+        """Pass on the sum of the frames that wait for it."""
+        if self.answered:
+            self._queue(Adding([self.answered[client] for client in sorted(self.answered)]))
+            self.answered = {}
+
+    # To the server.
+
+    def _send(self, pieces: list[bytes]) -> None:
+        self._queue(pieces)
+
+    def _queue(self, item: "list[bytes] | Answer | Adding") -> None:
+        self.outgoing.append(item)
+        self.news.set()
+
+    async def _write(self) -> None:
+        """Send what is queued, in order."""
+        with suppress(UnreachableError):  # the reader of the connection reports it, too
+            while True:
+                await self.news.wait()
+                self.news.clear()
+                while self.outgoing:
+                    await self.connection.write(await self._next())
+
+    async def _next(self) -> list[bytes]:
+        """Return the next message. Reports that wait for it travel together."""
+        match self.outgoing.popleft():
+            case tuple() as first:
+                answers, size = [first], len(first[1].frame)
+                while self.outgoing and isinstance(more := self.outgoing[0], tuple):
+                    size += len(more[1].frame)
+                    if size > wire.PART:
+                        break
+                    answers.append(self.outgoing.popleft())
+                return relay_wire.encode_reports(answers)
+            case Adding(answers):
+                return relay_wire.encode_reports(await asyncio.to_thread(self._added, answers))
+            case pieces:
+                return pieces
+
+    def _added(self, answers: list[Answer]) -> list[Answer]:
+        sequences, reports, assignments = zip(*answers, strict=True)
+        passed = add_frames(self.codec, self.layout, assignments, reports)
+        return list(zip(sequences, passed, assignments, strict=True))
