@@ -205,7 +205,7 @@ class RunConfig:
     )
     relays: int = option(
         0,
-        "relays between clients and server, each of which adds the frames of its clients and passes on one; 0 = none",
+        "relays that add the frames of their clients and pass on the sum; 0 = each frame reaches the server",
         unit="relays",
         low=0,
         high=1_000_000,
