@@ -4,6 +4,8 @@
     python benchmarks/deployed.py --parameters 11M --uplink identity --downlink identity   the same with a large model
     python benchmarks/deployed.py --idle 300                                             bytes a second of clients that wait
     python benchmarks/deployed.py --memory [--clients 50] [--rounds 300]                 memory of the server over the rounds
+    python benchmarks/deployed.py --relay [--clients 200]                                seconds and bytes with a relay before the server
+    python benchmarks/deployed.py --connected 10000                                      memory of a server for each connected client
     python benchmarks/deployed.py --client-memory [--parameters 11M]                     memory of a client above its training step
 
 Training is next to nothing, so that what is measured is the rest. --secure goes through TLS and enrolled keys. Each table ends with the
@@ -92,8 +94,12 @@ def main() -> None:
     parser.add_argument("--idle", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--client-memory", action="store_true")
+    parser.add_argument("--relay", action="store_true", help="put a relay before the server")
+    parser.add_argument("--connected", type=int, metavar="N", help="clients, in cohorts of 200")
     given = parser.parse_args()
-    if given.client_memory:
+    if given.connected:
+        connected(given)
+    elif given.client_memory:
         client_memory(given)
     elif given.idle:
         idle(given)
@@ -116,9 +122,10 @@ class Federation:
         clients: int,
         rounds: int,
         here: int | None = None,
+        cohort: int | None = None,
     ):
         self.folder, self.processes = folder, []
-        self.port, self.metrics_port = free_port(), free_port()
+        self.port, self.metrics_port, self.relay_port = free_port(), free_port(), free_port()
         self.task = given.task if not given.parameters else wide_task(folder, given.parameters)
         shape = [
             "--clients",
@@ -126,7 +133,7 @@ class Federation:
             "--rounds",
             str(rounds),
             "--participation",
-            "1",
+            f"{cohort or clients}/{clients}",
             "--task",
             self.task,
             "--local-steps",
@@ -151,7 +158,7 @@ class Federation:
         ]
         host = [
             "--server",
-            f"127.0.0.1:{self.port}",
+            f"127.0.0.1:{self.relay_port if given.relay else self.port}",
             "--count",
             str(here or clients),
             "--partition-id",
@@ -177,6 +184,9 @@ class Federation:
         self.server = self.start("server", [*FEDCOMP, "server", "start", *shape, *door, *lock])
         while "0 of " not in (folder / "server.txt").read_text() and self.check_server():
             time.sleep(0.1)  # a client that comes too early asks the port why, which costs bytes
+        self.alone_mb = resident_mb(self.server.pid)
+        if given.relay:
+            self.start_relay(given.secure)
         self.host = self.start("clients", [*FEDCOMP, "client", *host, *key])
 
     def start(self, name: str, command: list[str]) -> subprocess.Popen:
@@ -186,6 +196,16 @@ class Federation:
             )
         self.processes.append(process)
         return process
+
+    def start_relay(self, secure: bool) -> None:
+        if secure:
+            add = [*FEDCOMP, "keys", "add", "--relay", "--host", "127.0.0.1"]
+            subprocess.run(add, cwd=self.folder, env=ENVIRONMENT, check=True, capture_output=True)
+        key = ["--enrolment", "keys/relays/0.toml"] if secure else ["--insecure"]
+        there = ["--server", f"127.0.0.1:{self.port}", "--port", str(self.relay_port)]
+        self.start("relay", [*FEDCOMP, "relay", *there, *key])
+        while "relays 127" not in (self.folder / "relay.txt").read_text() and self.check_server():
+            time.sleep(0.1)
 
     def check_server(self) -> bool:
         """Return whether the server still runs. Exits if it failed."""
@@ -219,10 +239,14 @@ class Federation:
 
 @contextmanager
 def federation(
-    given: argparse.Namespace, clients: int, rounds: int, here: int | None = None
+    given: argparse.Namespace,
+    clients: int,
+    rounds: int,
+    here: int | None = None,
+    cohort: int | None = None,
 ) -> Iterator[Federation]:
     with tempfile.TemporaryDirectory() as folder:
-        made = Federation(Path(folder), given, clients, rounds, here)
+        made = Federation(Path(folder), given, clients, rounds, here, cohort)
         try:
             yield made
         finally:
@@ -285,6 +309,25 @@ def idle(given: argparse.Namespace) -> None:
     print(
         f"{clients} clients that wait, over {passed:.0f} s: {received:,.0f} B/s up, {sent:,.0f} B/s down, {received + sent:,.0f} B/s "
         "a client"
+    )
+
+
+def connected(given: argparse.Namespace) -> None:
+    """Many connected clients, of which 200 take part in each round."""
+    clients, rounds = given.connected, given.rounds or 5
+    with federation(given, clients, rounds, cohort=min(200, clients)) as on:
+        began = time.monotonic()
+        await_clients(on, clients)
+        joined_s = time.monotonic() - began
+        joined_mb = most_mb = resident_mb(on.server.pid)
+        while on.check():
+            most_mb = max(most_mb, resident_mb(on.server.pid))
+            time.sleep(0.1)
+        seconds = [record["seconds"] for record in on.records()[1:]]
+    print(
+        f"{clients:,} clients joined in {joined_s:.0f} s; the server had {on.alone_mb:.0f} MB before, {joined_mb:.0f} MB then and "
+        f"{most_mb:.0f} MB at most: {(most_mb - on.alone_mb) / clients * 1e3:.0f} kB a client; "
+        f"a round of {min(200, clients)} took {statistics.median(seconds):.2f} s"
     )
 
 
