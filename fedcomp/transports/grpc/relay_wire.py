@@ -15,7 +15,7 @@ from . import wire
 from .wire import DOUBLE, Kind, Reader, Refused
 
 KEPT = 64 << 20  # bytes of frames that a relay keeps for later assignments
-BUNDLE = 4 << 20  # bytes of new frames, above which another bundle begins
+BUNDLE = 4 << 20  # bytes of new frames and assignments, above which another bundle begins
 KEY_HASH = 32  # bytes
 UNTIL_ALL = -1.0  # in place of a number of seconds
 Client = tuple[int, int]  # logical id and sequence number of an assignment
@@ -131,18 +131,22 @@ def encode_bundles(
 def _entries(
     assignments: Iterable[tuple[int, Assignment]], kept: Kept, new: list[bytes]
 ) -> Iterator[list[bytes]]:
-    """Yield encoded assignments until their new frames fill a bundle. Append the new frames with numbers and lengths to `new`."""
+    """Yield encoded assignments until they fill a bundle with their new frames. Append these with numbers and lengths to `new`."""
+    size = 0  # bytes
 
     def refer(frame: bytes) -> bytes:
         if (number := kept.number(frame)) is None:
-            number = kept.add(frame)
+            nonlocal size
+            number, size = kept.add(frame), size + len(frame)
             new.extend([varint(number), varint(len(frame)), frame])
         return varint(number)
 
     for sequence, assignment in assignments:
         pieces = wire.encode_assignment(sequence, assignment, refer)
-        yield [varint(assignment.client), varint(sum(map(len, pieces))), *pieces]
-        if sum(map(len, new)) >= BUNDLE:
+        length = sum(map(len, pieces))
+        size += length
+        yield [varint(assignment.client), varint(length), *pieces]
+        if size >= BUNDLE:
             return
 
 
@@ -150,7 +154,9 @@ def decode_bundle(reader: Reader, kept: dict[int, bytes]) -> Bundle:
     """Decode assignments. `kept`: the frames that the relay keeps by number; new ones are added and forgotten ones removed."""
 
     def resolve(reference: bytes) -> bytes:
-        number = Reader(reference).varint()
+        one = Reader(reference)
+        number = one.varint()
+        one.end()
         if number not in kept:
             raise ProtocolError(f"an assignment refers to the frame {number}, which was not sent")
         return kept[number]
@@ -227,7 +233,7 @@ def encode_reports(answers: Sequence[tuple[int, Report, Assignment]]) -> list[by
     pieces: list[bytes] = []
     for sequence, report, answered in answers:
         entry = wire.encode_report(sequence, report, answered)
-        pieces += [varint(report.client), varint(sum(map(len, entry))), *entry]
+        pieces += [varint(answered.client), varint(sum(map(len, entry))), *entry]
     return wire.whole(Kind.REPORTS, pieces)
 
 

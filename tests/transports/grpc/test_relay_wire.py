@@ -1,0 +1,357 @@
+"""Messages between a server and a relay: each comes back as it was sent, and any bytes are a message or a ProtocolError."""
+
+from dataclasses import replace
+
+import pytest
+from grpc_ends import assignment, report
+from hypothesis import given
+from hypothesis import strategies as st
+from test_wire import TEXTS, read, same, typed, values
+
+from fedcomp.errors import ProtocolError
+from fedcomp.messages import Assignment, Presence, Report
+from fedcomp.transports.grpc import Refused, relay_wire, wire
+from fedcomp.transports.grpc.relay_wire import UNTIL_ALL, Bundle, Disconnect, Kept, Terms
+from fedcomp.transports.grpc.wire import Kind, Reader
+
+CLIENTS = st.integers(0, (1 << 31) - 1)
+SEQUENCES = st.integers(0, 1 << 40)
+
+
+def sent(pieces: list[bytes], kind: Kind) -> Reader:
+    """Send a message through its parts. Return the reader of its body."""
+    got, reader = read(pieces)
+    assert got is kind
+    return reader
+
+
+class RelayEnd:
+    """The frames that a relay keeps, and the messages with bundles that it received."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, bytes] = {}
+        self.sizes: list[int] = []  # bytes of messages
+
+    def take(self, pieces: list[bytes]) -> Bundle:
+        self.sizes.append(sum(map(len, pieces)))
+        return relay_wire.decode_bundle(sent(pieces, Kind.ASSIGNMENTS), self.kept)
+
+    def take_all(
+        self, wait_s: float, assignments: list[tuple[int, Assignment]], kept: Kept
+    ) -> list[tuple[int, Assignment]]:
+        """Return the assignments of all bundles."""
+        got = []
+        for pieces in relay_wire.encode_bundles(wait_s, assignments, kept):
+            bundle = self.take(pieces)
+            assert bundle.wait_s == wait_s
+            got += bundle.assignments
+        return got
+
+
+def same_frames(kept: Kept, relay: RelayEnd) -> bool:
+    """Return whether server and relay agree about the frames that the relay keeps."""
+    return {number: frame for frame, number in kept.numbers.items()} == relay.kept
+
+
+@given(TEXTS, TEXTS, st.integers(0, 1 << 62))
+def test_terms_come_back(run, shapes, limit):
+    terms = Terms(run, '{"lr":0.1}', "ab" * 16, "cd" * 16, 7, limit, 3, "identity", shapes)
+    reader = sent(relay_wire.encode_terms(terms), Kind.TERMS)
+    assert relay_wire.decode_terms(reader) == terms
+
+
+@given(st.dictionaries(st.binary(min_size=32, max_size=32), CLIENTS, max_size=5))
+def test_keys_come_back(ids):
+    assert relay_wire.decode_keys(sent(relay_wire.encode_keys(ids), Kind.KEYS)) == ids
+
+
+@given(
+    st.lists(st.tuples(SEQUENCES, values(Assignment).filter(lambda a: a.client >= 0)), max_size=4),
+    st.floats(allow_nan=False),
+)
+def test_assignments_come_back(assignments, wait_s):
+    kept, relay = Kept(), RelayEnd()
+    for _ in range(2):  # the second time every frame is known
+        got = relay.take_all(wait_s, assignments, kept)
+        assert [sequence for sequence, _ in got] == [sequence for sequence, _ in assignments]
+        assert all(same(a, b) for (_, a), (_, b) in zip(got, assignments, strict=True))
+    assert same_frames(kept, relay)
+
+
+@given(st.lists(st.tuples(CLIENTS, SEQUENCES), max_size=5))
+def test_withdrawals_come_back(withdrawn):
+    reader = sent(relay_wire.encode_withdrawn(withdrawn), Kind.WITHDRAW)
+    assert relay_wire.decode_withdrawn(reader) == withdrawn
+
+
+@given(CLIENTS, st.text(max_size=20), st.booleans())
+def test_an_order_to_disconnect_comes_back(client, sentence, again):
+    order = Disconnect(client, Refused(sentence, again))
+    reader = sent(relay_wire.encode_disconnect(order), Kind.DISCONNECT)
+    assert relay_wire.decode_disconnect(reader) == order
+
+
+@given(values(Presence))
+def test_a_joined_client_comes_back(presence):
+    reader = sent(relay_wire.encode_joined(presence), Kind.JOINED)
+    assert same(relay_wire.decode_joined(reader), presence)
+
+
+@given(st.sampled_from([Kind.LEFT, Kind.HEARD]), CLIENTS)
+def test_a_client_that_left_or_was_heard_comes_back(kind, client):
+    reader = sent(relay_wire.encode_client(kind, client), kind)
+    assert relay_wire.decode_client(reader) == client
+
+
+@given(CLIENTS, SEQUENCES, TEXTS, TEXTS)
+def test_a_loss_comes_back(client, sequence, stage, reason):
+    reader = sent(relay_wire.encode_lost(client, sequence, stage, reason), Kind.LOST)
+    assert relay_wire.decode_lost(reader) == (client, sequence, stage, reason)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            SEQUENCES, values(Report), values(Assignment), CLIENTS, st.booleans(), st.booleans()
+        ),
+        max_size=4,
+        unique_by=lambda entry: entry[3],
+    )
+)
+def test_reports_come_back_unless_their_assignment_is_not_open(entries):
+    answers, open = [], {}
+    for sequence, answer, asked, client, own, is_open in entries:
+        asked = replace(asked, client=client)
+        answers.append((sequence, replace(answer, client=client) if own else answer, asked))
+        if is_open:
+            open[client, sequence] = asked
+    reader = sent(relay_wire.encode_reports(answers), Kind.REPORTS)
+    got = [*relay_wire.decode_reports(reader, lambda *which: open.get(which))]
+    assert [(client, s) for client, s, _ in got] == [(a.client, s) for s, _, a in answers]
+    for (client, sequence, answer), (_, expected, _) in zip(got, answers, strict=True):
+        if (client, sequence) in open:
+            assert same(answer, expected)
+        else:
+            assert answer is None
+
+
+def test_large_reports_travel_in_parts():
+    answers = [(i, report(assignment(i), bytes([i]) * wire.PART), assignment(i)) for i in range(3)]
+    reader = sent(relay_wire.encode_reports(answers), Kind.REPORTS)
+    got = [*relay_wire.decode_reports(reader, lambda client, _: assignment(client))]
+    assert [answer for *_, answer in got] == [answer for _, answer, _ in answers]
+
+
+# Frames that several assignments share.
+
+
+def test_a_shared_frame_is_sent_once():
+    broadcast, kept, relay = bytes(range(256)) * 400, Kept(), RelayEnd()
+    first = [(i, assignment(i, 1, [broadcast])) for i in range(50)]
+    again = [(50 + i, assignment(i, 2, [broadcast, b"newer"])) for i in range(50)]
+    for assignments in (first, again):
+        assert relay.take_all(UNTIL_ALL, assignments, kept) == assignments
+    whole, later = relay.sizes
+    assert len(broadcast) < whole < 1.1 * len(broadcast)
+    assert later < 0.1 * len(broadcast)
+
+
+def test_announced_values_are_shared_too():
+    keys, kept, relay = b"k" * 100_000, Kept(), RelayEnd()
+    sent = [(i, replace(assignment(i), announced=[b"keys", keys])) for i in range(10)]
+    assert relay.take_all(UNTIL_ALL, sent, kept) == sent
+    assert sum(relay.sizes) < 1.1 * len(keys)
+
+
+def test_a_relay_forgets_the_frames_whose_last_use_is_longest_ago(monkeypatch):
+    monkeypatch.setattr(relay_wire, "KEPT", 1000)
+    kept, relay = Kept(), RelayEnd()
+    frames = [bytes([i]) * 300 for i in range(6)]
+
+    def send(*which: int) -> int:
+        """Send these frames. Return how many bytes the message has."""
+        assignments = [(9, assignment(1, 1, [frames[i] for i in which]))]
+        assert relay.take_all(UNTIL_ALL, assignments, kept) == assignments
+        assert same_frames(kept, relay) and sum(map(len, relay.kept.values())) <= 1000
+        assert kept.size == sum(map(len, relay.kept.values()))
+        return relay.sizes[-1]
+
+    assert send(0) > 300 and send(1) > 300 and send(2) > 300
+    assert send(0) < 300  # is kept, and used now
+    assert send(3) > 300  # in place of 1
+    assert send(0) < 300 and send(2) < 300
+    assert 300 < send(1) < 600
+    assert send(0, 1, 2, 3, 4, 5) > 900  # more than fits: nothing is forgotten before its use
+    assert send(5) < 300
+
+
+def test_one_frame_above_the_bound_is_kept_while_it_is_in_use(monkeypatch):
+    monkeypatch.setattr(relay_wire, "KEPT", 1000)
+    kept, relay = Kept(), RelayEnd()
+    large = [(i, assignment(i, 1, [b"x" * 5000])) for i in range(20)]
+    assert relay.take_all(UNTIL_ALL, large, kept) == large
+    assert sum(relay.sizes) < 10_000
+    small = [(21, assignment(1, 2))]
+    assert relay.take_all(UNTIL_ALL, small, kept) == small
+    assert [*relay.kept.values()] == [b"f" * 50] and same_frames(kept, relay)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=12),
+    st.integers(0, 40),
+)
+def test_server_and_relay_keep_the_same_frames(rounds, bound):
+    kept, relay = Kept(), RelayEnd()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(relay_wire, "KEPT", bound)
+        patch.setattr(relay_wire, "BUNDLE", 15)
+        for number, which in enumerate(rounds):
+            frames = [bytes([i]) * (i + 1) for i in which]
+            assignments = [(i, assignment(i, number, frames[i:])) for i in range(len(frames))]
+            assert relay.take_all(UNTIL_ALL, assignments, kept) == assignments
+            assert same_frames(kept, relay)
+            assert kept.size == sum(map(len, relay.kept.values()))
+            assert kept.size <= bound or len(relay.kept) == 1
+
+
+def test_a_bundle_ends_when_it_is_large(monkeypatch):
+    monkeypatch.setattr(relay_wire, "BUNDLE", 10_000)
+    kept, relay = Kept(), RelayEnd()
+    assignments = [
+        (i, replace(assignment(i, 1, [bytes([i]) * 1000]), returned=b"r" * 1000)) for i in range(30)
+    ]
+    assert relay.take_all(UNTIL_ALL, assignments, kept) == assignments
+    assert len(relay.sizes) > 1 and max(relay.sizes) <= 10_000 + 3000
+
+
+def test_frames_that_are_returned_to_their_clients_fill_a_bundle_too(monkeypatch):
+    monkeypatch.setattr(relay_wire, "BUNDLE", 10_000)
+    kept, relay = Kept(), RelayEnd()
+    assignments = [(i, replace(assignment(i), returned=b"r" * 1000)) for i in range(50)]
+    assert relay.take_all(UNTIL_ALL, assignments, kept) == assignments
+    assert max(relay.sizes) <= 12_000
+
+
+# Malformed messages.
+
+
+def everything(data: bytes, kept: dict[int, bytes]) -> None:
+    """Decode bytes as whatever they claim to be, on both ends."""
+    whole = wire.Assembly(1 << 20).take(data)
+    if whole is None:
+        return
+    kind, reader = whole
+    match kind:
+        case Kind.TERMS:
+            terms = relay_wire.decode_terms(reader)
+            typed(terms), typed(terms.invitation)
+        case Kind.KEYS:
+            ids = relay_wire.decode_keys(reader)
+            assert all(len(hash) == relay_wire.KEY_HASH for hash in ids)
+        case Kind.ASSIGNMENTS:
+            for _, assigned in relay_wire.decode_bundle(reader, kept).assignments:
+                typed(assigned)
+        case Kind.WITHDRAW:
+            relay_wire.decode_withdrawn(reader)
+        case Kind.DISCONNECT:
+            assert type(relay_wire.decode_disconnect(reader).refused.sentence) is str
+        case Kind.JOINED:
+            typed(relay_wire.decode_joined(reader))
+        case Kind.LEFT | Kind.HEARD:
+            relay_wire.decode_client(reader)
+        case Kind.REPORTS:
+            for _, _, answer in relay_wire.decode_reports(reader, lambda *_: assignment(1)):
+                typed(answer)
+        case Kind.LOST:
+            relay_wire.decode_lost(reader)
+
+
+RELAYED = [kind for kind in Kind if kind >= Kind.TERMS]
+
+
+@given(st.sampled_from(RELAYED), st.binary(max_size=300))
+def test_any_bytes_are_a_message_or_an_error(kind, data):
+    try:
+        everything(bytes([kind]) + data, {0: b"f" * 50})
+    except ProtocolError:
+        pass
+
+
+def examples() -> list[bytes]:
+    answers = [(i, report(assignment(i)), assignment(i)) for i in range(3)]
+    asked = [(i, replace(assignment(i), announced=[b"scale", b"1"])) for i in range(3)]
+    messages = [
+        relay_wire.encode_terms(Terms("ab" * 16, "{}", "", "", 3, 4, 5, "identity", "{}")),
+        relay_wire.encode_keys({bytes(32): 0, b"x" * 32: 300}),
+        *relay_wire.encode_bundles(1.5, asked, Kept()),
+        relay_wire.encode_withdrawn([(1, 2), (300, 4000)]),
+        relay_wire.encode_disconnect(Disconnect(3, Refused("no", False))),
+        relay_wire.encode_joined(Presence("ab" * 16, 3, "", "", b"p" * 49)),
+        relay_wire.encode_reports(answers),
+        relay_wire.encode_lost(1, 2, "reply", "gone"),
+    ]
+    return [b"".join(pieces) for pieces in messages]
+
+
+def test_the_examples_are_well_formed():
+    for data in examples():
+        everything(data, {})
+
+
+@given(st.sampled_from(examples()), st.data())
+def test_a_changed_message_is_another_message_or_an_error(message, data):
+    packed = bytearray(message)
+    for _ in range(data.draw(st.integers(1, 2))):
+        packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        everything(bytes(packed[: data.draw(st.integers(1, len(packed)))]), {})
+    except ProtocolError:
+        pass
+
+
+def bundle_of(*references: bytes) -> bytes:
+    """Return a bundle of one assignment whose frames are these references."""
+    asked = wire.encode_assignment(1, assignment(1, 1, [*references]))
+    entry = wire.varint(sum(map(len, asked))) + b"".join(asked)
+    return bytes(8) + b"\0\0" + b"\1" + b"\1" + entry
+
+
+@pytest.mark.parametrize(
+    "kind, data",
+    [
+        (Kind.TERMS, b"\xff\xff\x07"),  # fields that do not exist
+        (Kind.KEYS, bytes(32)),  # a key without a client
+        (Kind.KEYS, bytes(10)),  # a short hash
+        (Kind.ASSIGNMENTS, bytes(4)),  # half a number
+        (Kind.ASSIGNMENTS, bytes(8) + b"\x05"),  # more frames than there are bytes
+        (Kind.ASSIGNMENTS, bytes(8) + b"\0\0\1\1\2" + bytes([Kind.PING, 0])),  # no ASSIGNMENT
+        (Kind.ASSIGNMENTS, bytes(8) + b"\0\0\0\0"),  # bytes too many
+        (Kind.ASSIGNMENTS, bundle_of(wire.varint(7))),  # a frame that was not sent
+        (Kind.ASSIGNMENTS, bundle_of(b"\0", wire.varint(1))),
+        (Kind.ASSIGNMENTS, bundle_of(b"")),  # no number
+        (Kind.ASSIGNMENTS, bundle_of(b"\0\0")),  # a number with a byte too many
+        (Kind.WITHDRAW, b"\1"),
+        (Kind.DISCONNECT, b"\1"),
+        (Kind.DISCONNECT, b"\1" + wire.PING),
+        (Kind.JOINED, b"\x40"),
+        (Kind.LEFT, b""),
+        (Kind.HEARD, b"\1\1"),
+        (Kind.REPORTS, b"\1\1" + wire.PING),
+        (Kind.REPORTS, b"\1\5" + bytes([Kind.REPORT])),
+        (Kind.LOST, b"\1\1\0"),
+        (Kind.LOST, b"\1\1\0\0\0"),
+    ],
+)
+def test_malformed_messages_are_errors(kind, data):
+    with pytest.raises(ProtocolError):
+        everything(bytes([kind]) + data, {0: b"f" * 50})
+
+
+def test_a_forgotten_frame_is_not_there_any_more(monkeypatch):
+    monkeypatch.setattr(relay_wire, "KEPT", 100)
+    kept, relay = Kept(), RelayEnd()
+    for number in range(3):
+        relay.take_all(UNTIL_ALL, [(number, assignment(1, 1, [bytes([number]) * 60]))], kept)
+    assert [*relay.kept] == [2]
+    with pytest.raises(ProtocolError, match="refers to the frame 0, which was not sent"):
+        everything(bytes([Kind.ASSIGNMENTS]) + bundle_of(wire.varint(0)), relay.kept)
