@@ -16,10 +16,23 @@ from ..errors import ConfigError, FrameError
 from ..layout import Layout
 from ..memories import Memory
 from ..messages import UPDATE, Assignment, Report, failure
+from ..server.exchange import MOST_EXAMPLES
 from ..strategies import RoundStrategy, cohort
 
 STRATEGIES = "average", "fetchsgd"  # need no more than the sum of the frames
-RELAY = "relay"  # the stage of clients whose frames cannot be added
+RELAY = "relay"  # the stage of clients whose frames cannot be added, or whose sum is not taken
+
+
+def adds(assignment: Assignment, report: Report) -> bool:
+    """Return whether a report has a frame to be added. The server would reject the others, which stay as they are."""
+    a, r = assignment, report
+    return (
+        r.kind == UPDATE
+        and bool(r.frame)
+        and (r.round, r.phase, r.client) == (a.round, a.phase, a.client)
+        and (r.version, r.fingerprint) == (a.version, a.fingerprint)
+        and 1 <= r.examples <= MOST_EXAMPLES
+    )
 
 
 def add_frames(
@@ -28,10 +41,10 @@ def add_frames(
     """Return the reports that one relay passes on for these of its clients, in the same order.
 
     The first update carries the sum of all frames. A client whose frame cannot be added to those of most others fails in the stage
-    "relay". Reports without a frame stay as they are.
+    "relay". Reports without a frame, and those that do not answer their assignment, stay as they are.
     """
     passed = [*reports]
-    adding = [i for i, report in enumerate(reports) if report.kind == UPDATE and report.frame]
+    adding = [i for i, report in enumerate(reports) if adds(assignments[i], report)]
     frames = [reports[i].frame for i in adding]
     if not frames:
         return passed

@@ -305,3 +305,21 @@ def test_a_frame_of_other_tensors_is_refused_where_it_is_added(spec):
     ]
     passed, refused = merged(spec, frames, layout)
     assert refused == [0] and c.open(passed, 100, layout)
+
+
+@for_each("change", [{"version": "00" * 16}, {"round": 9}, {"examples": 0}])
+def test_a_report_that_the_server_rejects_is_in_no_sum(change):
+    behind, sent = Behind(relays=1), []
+    handle = behind.federation.handle
+
+    def listening(assignments: Sequence[Assignment]) -> list[Report]:
+        sent.extend(reports := handle(assignments))
+        return reports
+
+    behind.federation.handle = listening
+    behind.federation.faults = {(0, 1): lambda a, report: replace(report, **change)}
+    outcome = behind.round(1)
+    assert [(r.client, r.stage) for r in outcome.rejections] == [(0, "reply")]
+    expected = sum(codec(S2).decode(report.frame, numel=42) for report in sent[1:])
+    (merged,) = [a for a in outcome.accepted if a.update is not None]
+    assert merged.client == 1 and torch.allclose(merged.update.dense(), expected, atol=1e-6)
