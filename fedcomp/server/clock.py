@@ -8,11 +8,12 @@ class Clock:
 
     time_s: float = 0.0  # virtual seconds since the run began
 
-    limit_s: float | None = None  # time limit of the last exchange that began
+    begun_s: float = 0.0  # time at which the last exchange began
+    limit_s: float | None = None  # its time limit
 
     def begin(self, limit_s: float | None) -> None:
         """Start an exchange with a time limit in seconds; None: no limit."""
-        self.limit_s = limit_s
+        self.begun_s, self.limit_s = self.now(), limit_s
 
     def expect(self, answers: int) -> None:
         """Allow at most this many answers before the exchange checks again whether it is complete."""

@@ -6,7 +6,7 @@ All code here runs in that loop. It informs the main thread through a queue of e
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from ...errors import ConfigError, ProtocolError
 from ...messages import Assignment, Farewell, Presence, Report
 from ...server.transport import CUT_OFF, GRACE_S, Lost
 from . import relay_wire, wire
-from .credentials import PeerKey, peer_key
+from .credentials import PeerKey, peer_key, point_key
 from .options import server_options
 from .relay_stream import Relay, RelayedClient
 from .stream import (
@@ -31,6 +31,7 @@ from .stream import (
     Open,
     Settings,
     Stream,
+    Summed,
     TrafficReport,
     Warned,
 )
@@ -125,8 +126,9 @@ class Port:
             await asyncio.sleep(self.settings.silence_s / SILENT_TICKS)
             if self.traffic is not None:
                 self.traffic.find()
-            joined = [self._joined[client] for client in self._open if client in self._joined]
-            for stream in {one.carrier for one in joined}:
+            waiting = {self._joined[who].carrier for who in self._open if who in self._joined}
+            waiting |= {open.relay.stream for open in self._open.values() if open.relay is not None}
+            for stream in waiting:
                 self._count(stream)
                 stream.silent_ticks += 1
                 if stream.silent_ticks >= SILENT_TICKS:
@@ -374,6 +376,8 @@ class Port:
 
     def _handle_presence(self, stream: Stream, reader: Reader) -> None:
         presence = wire.decode_presence(reader, stream.invitation)
+        if presence.key:
+            point_key(presence.key)  # raises ProtocolError if it is malformed
         who = stream.client if stream.client >= 0 else presence.client
         name = f"client {who}" if who >= 0 else "a client"
         if presence.run != stream.invitation.run:
@@ -492,10 +496,19 @@ class Port:
         return open.assignment
 
     def answer(self, client: int, answer: Report | Lost) -> None:
+        self.events.put(self._answered(client, answer))
+
+    def answer_together(self, reports: Mapping[int, Report], gone: list[int]) -> None:
+        """Answer with reports by client that may contain a sum. `gone`: clients in it whose assignments are no longer open."""
+        answers = [self._answered(client, report) for client, report in reports.items()]
+        self.events.put(Summed(answers, gone))
+
+    def _answered(self, client: int, answer: Report | Lost) -> Answered:
+        """Close an open assignment."""
         open = self._open.pop(client)
         if open.timer is not None:
             open.timer.cancel()
-        self.events.put(Answered(client, open.sequence, answer, time.monotonic()))
+        return Answered(client, open.sequence, answer, time.monotonic())
 
     def _warn(self, sentence: str) -> None:
         self.events.put(Warned(sentence))

@@ -15,9 +15,9 @@ from ...errors import UnreachableError, UserError
 from ...keys.enrolment import public_key
 from ...keys.keyring import point_of
 from ...layout import Layout
-from ...messages import UPDATE, Assignment, Farewell, Report
+from ...messages import Assignment, Farewell, Report
 from ...server.transport import Lost
-from ..relays import add_frames
+from ..relays import add_frames, adds
 from . import relay_wire, wire
 from .client import GrpcConnection
 from .credentials import Credentials
@@ -27,6 +27,10 @@ from .server import allow_connections
 from .stream import Answered, Event, Heard, Joined, Left, Open, Settings, Warned
 from .wire import Kind, Reader, Refused
 
+REFUSED_KEY = (
+    "its key is not that of a client that is enrolled at the server of this relay, or was revoked; relays cannot connect to another "
+    "relay"
+)
 TERMS_BYTES = 64 << 20  # of the terms and the keys of a run
 Answer = tuple[
     int, Report, Assignment
@@ -135,9 +139,7 @@ class _Session:
                 terms.largest_report,
                 relay.credentials,
                 self.ids_of,
-                lambda key_hash: (
-                    "its key is not enrolled at the server of this relay, or was revoked"
-                ),
+                lambda key_hash: REFUSED_KEY,
                 lambda: False,
                 silence_s=relay.silence_s,
             ),
@@ -152,25 +154,33 @@ class _Session:
         connections = allow_connections(self.terms.clients + SPARE_CONNECTIONS)
         serving = asyncio.create_task(self.served.serve(port.set_result, connections))
         writing = asyncio.create_task(self._write())
+        reading = asyncio.create_task(self._read(messages, port))
         try:
-            self._take(await anext(messages))  # the keys
-            await asyncio.wait({port, serving}, return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():
-                await serving  # raises the error
-            self.relay.opened(port.result(), self.terms)
-            async for message in messages:
-                if isinstance(message, Farewell):
-                    await self.served.dismiss(message)
-                    return message
-                self._take(message)
-            raise UnreachableError(f"{self.relay.server} ended the connection", "closed")
+            tasks = {serving, writing, reading}
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in (serving, writing):
+                if task.done():
+                    await task  # raises its error
+            return await reading
         finally:
             self.served.stop()
             writing.cancel()
+            reading.cancel()
             if self.sum_timer is not None:
                 self.sum_timer.cancel()
             with suppress(asyncio.CancelledError):
-                await asyncio.gather(serving, return_exceptions=True)
+                await asyncio.gather(serving, reading, writing, return_exceptions=True)
+
+    async def _read(self, messages: AsyncIterator[object], port: "asyncio.Future[int]") -> Farewell:
+        """Handle the server's messages until the run is over."""
+        self._take(await anext(messages))  # the keys
+        self.relay.opened(await port, self.terms)
+        async for message in messages:
+            if isinstance(message, Farewell):
+                await self.served.dismiss(message)
+                return message
+            self._take(message)
+        raise UnreachableError(f"{self.relay.server} ended the connection", "closed")
 
     # From the server.
 
@@ -192,12 +202,11 @@ class _Session:
         opens = []
         for sequence, assignment in bundle.assignments:
             self.open[assignment.client] = sequence, assignment
-            self.answered.pop(assignment.client, None)
             opens.append((assignment.client, Open(sequence, assignment)))
         self.served.assign(opens)
+        if self.sum_timer is not None:
+            self.sum_timer.cancel()
         if self.codec is not None and bundle.wait_s != relay_wire.UNTIL_ALL:
-            if self.sum_timer is not None:
-                self.sum_timer.cancel()
             self.sum_timer = asyncio.get_running_loop().call_later(bundle.wait_s, self._add)
 
     def _withdraw(self, withdrawn: list[Client]) -> None:
@@ -234,7 +243,7 @@ class _Session:
         assignment = self.open.pop(client)[1]
         if isinstance(answer, Lost):
             self._send(relay_wire.encode_lost(client, sequence, answer.stage, answer.reason))
-        elif self.codec is not None and answer.kind == UPDATE and answer.frame:
+        elif self.codec is not None and adds(assignment, answer):
             self.answered[client] = sequence, answer, assignment
         else:
             self._queue((sequence, answer, assignment))

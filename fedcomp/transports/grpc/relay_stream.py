@@ -1,12 +1,13 @@
 """The server's end of a relay: one stream that stands for the connections of many clients."""
 
 import asyncio
+import time
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ...errors import ProtocolError
-from ...messages import Presence
+from ...messages import Presence, Report
 from ...server.transport import Lost
 from . import relay_wire, wire
 from .credentials import PeerKey, point_key
@@ -56,18 +57,34 @@ class Relay:
         elif kind is Kind.HEARD:
             self._hear(relay_wire.decode_client(reader))
         elif kind is Kind.REPORTS:
-            answered = partial(port.opened, relay=self)
-            for who, _, report in relay_wire.decode_reports(reader, answered):
-                if report is None:
-                    self._hear(who)
-                else:
-                    port.answer(who, report)
+            self._take_reports(reader)
         elif kind is Kind.LOST:
             who, sequence, stage, reason = relay_wire.decode_lost(reader)
             if port.opened(who, sequence, self) is not None:
                 port.answer(who, Lost(reason, stage))
         else:
             raise ProtocolError(f"a relay sent a {kind.name}, which is not expected now")
+
+    def _take_reports(self, reader: Reader) -> None:
+        """Decode all reports before the first one counts: they may contain a sum."""
+        reports: dict[int, Report] = {}
+        gone = []
+        answered = partial(self.port.opened, relay=self)
+        for who, _, report in relay_wire.decode_reports(reader, answered):
+            if report is None:
+                gone.append(who)
+            elif who in reports:
+                raise ProtocolError(f"a relay sent two reports of client {who} in one message")
+            else:
+                reports[who] = report
+        for who in gone:
+            self._hear(who)
+        terms = self.port.settings.relay_terms
+        if terms is not None and terms.codec:
+            self.port.answer_together(reports, gone)
+        else:
+            for who, report in reports.items():
+                self.port.answer(who, report)
 
     def _hear(self, client: int) -> None:
         if client in self.clients:
@@ -78,7 +95,8 @@ class Relay:
         if self.lost or not opens:
             return
         self.stream.assignments += len(opens)
-        wait_s = min(open.wait_s for open in opens)
+        due_s = [open.due_s for open in opens if open.due_s is not None]
+        wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else relay_wire.UNTIL_ALL
         assignments = [(open.sequence, open.assignment) for open in opens]
         for pieces in relay_wire.encode_bundles(wait_s, assignments, self._kept):
             self.send(pieces)

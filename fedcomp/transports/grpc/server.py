@@ -5,16 +5,17 @@ import queue
 import resource
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
 from ...errors import ConfigError
 from ...keys.enrolment import pem
 from ...keys.keyring import verifier
-from ...messages import Assignment, Farewell, Invitation, Presence, Report
+from ...messages import UPDATE, Assignment, Farewell, Invitation, Presence, Report
 from ...server.clock import Clock
-from ...server.transport import Delivery
-from . import relay_wire
+from ...server.transport import Delivery, Lost
+from ..relays import RELAY
 from .credentials import Credentials
 from .io_loop import io_loop
 from .port import SPARE_CONNECTIONS, Port
@@ -28,6 +29,7 @@ from .stream import (
     Open,
     Settings,
     Stopped,
+    Summed,
     TrafficReport,
     Warned,
 )
@@ -135,12 +137,12 @@ class GrpcTransport:
 
     def send(self, assignments: Sequence[Assignment]) -> None:
         opens = []
-        limit_s = self.clock.limit_s
-        wait_s = relay_wire.UNTIL_ALL if limit_s is None else RELAY_SHARE * limit_s
+        clock = self.clock
+        due_s = None if clock.limit_s is None else clock.begun_s + RELAY_SHARE * clock.limit_s
         self._drop_deliveries({assignment.client for assignment in assignments})
         for assignment in assignments:
             self._sequence += 1
-            opens.append((assignment.client, Open(self._sequence, assignment, wait_s)))
+            opens.append((assignment.client, Open(self._sequence, assignment, due_s)))
             self._open[assignment.client] = self._sequence
         self._call(lambda: self._port.assign(opens))
 
@@ -247,8 +249,21 @@ class GrpcTransport:
                     self._deliveries.append(Delivery(client, answer, arrived_s))
                 elif isinstance(answer, Report):
                     self.on_heard(client)
+            case Summed(answers, gone):
+                self._handle_sum(answers, gone)
             case Stopped(error):
                 raise error
+
+    def _handle_sum(self, answers: Sequence[Answered], gone: Sequence[int]) -> None:
+        """Deliver reports that may contain a sum. If it contains a withdrawn update, its clients are lost, and keep what they sent."""
+        closed = [a.client for a in answers if self._open.get(a.client) != a.sequence]
+        for answered in answers:
+            answer = answered.answer
+            if (left := [*gone, *closed]) and isinstance(answer, Report) and answer.kind == UPDATE:
+                if answered.client not in closed:
+                    why = f"its relay has added its update to that of client {left[0]}, which was withdrawn"
+                    answered = replace(answered, answer=Lost(why, RELAY))
+            self._handle(answered)
 
 
 def allow_connections(wanted: int) -> int:

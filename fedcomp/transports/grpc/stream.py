@@ -58,13 +58,23 @@ class Answered:
 
 
 @dataclass(frozen=True)
+class Summed:
+    """Reports of which one may carry the sum of all their frames: they count together, or not at all."""
+
+    answers: list[Answered]
+    gone: list[
+        int
+    ]  # clients whose assignments are no longer open, and whose frames may be in the sum
+
+
+@dataclass(frozen=True)
 class Stopped:
     """The I/O thread has ended on an error."""
 
     error: BaseException
 
 
-Event = Joined | Left | Heard | Warned | Answered | Stopped
+Event = Joined | Left | Heard | Warned | Answered | Summed | Stopped
 
 
 @dataclass
@@ -94,7 +104,7 @@ class Open:
 
     sequence: int
     assignment: Assignment
-    wait_s: float = relay_wire.UNTIL_ALL  # of a relay, see relay_wire.Bundle
+    due_s: float | None = None  # time at which a relay passes on a sum without this report
     packed: wire.Packed | None = None  # once it was encoded
     sent: bool = False  # its last byte was handed to a stream
     relay: "Relay | None" = None  # that has it: the relay answers it, or reports its loss

@@ -1,9 +1,10 @@
-"""Both ends of the gRPC transport for tests: certificates, a server, and clients in the event loop of the process."""
+"""The ends of the gRPC transport for tests: certificates, a server, and relays and clients in the event loop of the process."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,6 +14,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from fedcomp.errors import UnreachableError
 from fedcomp.keys import certificates
 from fedcomp.messages import (
     FRAMES,
@@ -26,7 +28,7 @@ from fedcomp.messages import (
     ticket,
 )
 from fedcomp.server.transport import Delivery
-from fedcomp.transports.grpc import Credentials, GrpcConnection, GrpcTransport
+from fedcomp.transports.grpc import Credentials, GrpcConnection, GrpcTransport, Relay, Terms
 from fedcomp.transports.grpc.credentials import peer_key
 from fedcomp.transports.grpc.io_loop import io_loop
 
@@ -42,6 +44,12 @@ def assignment(client: int, round: int = 1, frames: list[bytes] | None = None) -
     for frame in frames:
         version = next_version(version, frame)
     return Assignment(round, "train", client, FRAMES, VERSION, version, "cd" * 16, frames, "")
+
+
+def terms(clients: int, codec: str = "", shapes: str = "") -> Terms:
+    """Return what relays are told about a run."""
+    i = INVITATION
+    return Terms(i.run, i.options, i.layout, i.version, clients, LARGEST, LARGEST, codec, shapes)
 
 
 def report(answered: Assignment, frame: bytes = b"u" * 50) -> Report:
@@ -68,6 +76,12 @@ class Authority:
         )
         return Credentials(certificates.pem(made), certificates.key_pem(key), self.ca)
 
+    def relay(self) -> Credentials:
+        key = ec.generate_private_key(ec.SECP384R1())
+        hosts = certificates.hosts([])
+        made = certificates.of_relay(key.public_key(), hosts, self.key, self.now, self.ends)
+        return Credentials(certificates.pem(made), certificates.key_pem(key), self.ca)
+
     def client(self, ca: bytes | None = None) -> Credentials:
         key = ec.generate_private_key(ec.SECP384R1())
         names = [
@@ -88,7 +102,7 @@ class Authority:
 
 
 class Enrolled:
-    """The keys of clients, as a registry knows them."""
+    """The keys of clients and of one relay, as a registry knows them."""
 
     def __init__(self, authority: Authority, clients: int):
         self.credentials = [authority.client() for _ in range(clients)]
@@ -96,6 +110,14 @@ class Enrolled:
             peer_key(mine.certificate).hash: client for client, mine in enumerate(self.credentials)
         }
         self.revoked: set[int] = set()
+        self.relay = authority.relay()
+        self.relays = {peer_key(self.relay.certificate).hash: 0}
+
+    def relay_of(self, key_hash: bytes) -> int | None:
+        return self.relays.get(key_hash)
+
+    def ids_by_hash(self) -> dict[bytes, int]:
+        return {hash: client for hash, client in self.ids.items() if client not in self.revoked}
 
     def id_of(self, key_hash: bytes) -> int | None:
         client = self.ids.get(key_hash)
@@ -103,7 +125,9 @@ class Enrolled:
 
     def reason_of(self, key_hash: bytes) -> str:
         client = self.ids.get(key_hash)
-        return "its key is not in the registry" if client is None else f"client {client} is revoked"
+        if client is None:
+            return "its key is not in the registry"
+        return f"client {client} is revoked" if client in self.revoked else ""
 
 
 class Server:
@@ -114,19 +138,21 @@ class Server:
         clients: int,
         enrolled: Enrolled | None = None,
         credentials: Credentials | None = None,
+        largest: int = LARGEST,
         **more: Any,
     ):
         self.joined: list[tuple[int, Presence]] = []
         self.left: list[int] = []
         self.heard: list[int] = []
         self.warnings: list[str] = []
-        keys = {"id_of": enrolled.id_of, "reason_of": enrolled.reason_of} if enrolled else {}
+        names = ("id_of", "reason_of", "relay_of", "ids_by_hash") if enrolled else ()
+        keys = {name: getattr(enrolled, name) for name in names}
         self.transport = GrpcTransport(
             "127.0.0.1",
             0,
             INVITATION,
             clients,
-            largest_report=LARGEST,
+            largest_report=largest,
             credentials=credentials,
             on_joined=lambda client, presence: self.joined.append((client, presence)),
             on_left=self.left.append,
@@ -198,6 +224,48 @@ class Loop:
             self._tasks.discard(task)
 
 
+class RelayEnd:
+    """A relay in the event loop, on a port of loopback, and what its callbacks heard. `end`: its farewell or its error."""
+
+    def __init__(
+        self, loop: Loop, target: str, credentials: Credentials | None = None, port: int = 0
+    ):
+        self.warnings: list[str] = []
+        self.clients = 0
+        self._gone = threading.Event()
+        opened: Future[int] = Future()
+
+        def changed(clients: int) -> None:
+            self.clients = clients
+
+        relay = Relay(
+            target,
+            "127.0.0.1",
+            port,
+            credentials,
+            opened=lambda port, terms: opened.set_result(port),
+            changed=changed,
+            warn=self.warnings.append,
+        )
+        self.end = loop.start(self._run(relay))
+        wait([opened, self.end], 20, FIRST_COMPLETED)
+        if self.end.done():
+            self.end.result()
+        self.port = opened.result(0)
+        self.target = f"localhost:{self.port}"
+
+    async def _run(self, relay: Relay) -> Farewell:
+        try:
+            return await relay.run()
+        finally:
+            self._gone.set()
+
+    def stop(self) -> None:
+        """End the relay as a kill does, and wait until its port is free."""
+        self.end.cancel()
+        assert self._gone.wait(20)
+
+
 async def attend(
     connection: GrpcConnection,
     client: int,
@@ -220,7 +288,16 @@ async def attend(
         return message
 
 
+async def attend_again(where: Server | RelayEnd, client: int, answer=report, **how: Any) -> Any:
+    """Take part until the end. A connection that is lost is opened again, as client processes do."""
+    while True:
+        try:
+            return await attend(connect(where, client, **how), client, answer)
+        except UnreachableError:
+            await asyncio.sleep(0.05)
+
+
 def connect(
-    server: Server, client: int = -1, credentials: Credentials | None = None
+    server: Server | RelayEnd, client: int = -1, credentials: Credentials | None = None
 ) -> GrpcConnection:
     return GrpcConnection(server.target, largest=LARGEST, credentials=credentials, client=client)

@@ -37,6 +37,11 @@ HELLO = wire.encode_hello(wire.Hello(0, "1.2.3"))
 PRESENCE = b"".join(
     wire.encode_presence(Presence(INVITATION.run, 0, "", ""), Invitation("", 0, "", "", ""))
 )
+WITHOUT_POINT = b"".join(
+    wire.encode_presence(
+        Presence(INVITATION.run, 0, "", "", b"no point"), Invitation("", 0, "", "", "")
+    )
+)
 JUNK = bytes([wire.Kind.REPORT]) + b"\xff" * 40
 
 
@@ -82,6 +87,7 @@ async def said(server: Server, messages: Sequence[bytes]) -> Refused | None:
         [HELLO, PRESENCE, bytes([wire.Kind.REPORT]) + wire.varint(0)],
         [HELLO, bytes([wire.Kind.BEGIN]) + wire.varint(1 << 30)],
         [HELLO, PRESENCE, bytes([wire.Kind.BEGIN]) + wire.varint(1000)],  # nothing to report on
+        [HELLO, WITHOUT_POINT],
         [HELLO, PRESENCE, wire.PING],
         [HELLO, PRESENCE, wire.PONG],
         [HELLO, PRESENCE, bytes([wire.Kind.FAREWELL, 0])],

@@ -1,0 +1,1038 @@
+"""Clients behind a relay, over real sockets: the server hears what it would hear without the relay."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+import torch
+from grpc_ends import (
+    RUN,
+    RelayEnd,
+    Server,
+    assignment,
+    attend,
+    attend_again,
+    connect,
+    report,
+    serving,
+    terms,
+)
+
+from fedcomp import Layout, codec
+from fedcomp.errors import UnreachableError, UserError
+from fedcomp.keys.enrolment import key_hash, public_key
+from fedcomp.keys.keyring import point_of
+from fedcomp.messages import FAILED, Assignment, Farewell, Invitation, Presence, Report
+from fedcomp.server.transport import Lost
+from fedcomp.transports.grpc import Credentials, Refused, relay_wire, tcp_info, wire
+from fedcomp.transports.grpc.credentials import peer_key
+from fedcomp.transports.grpc.relay import RelayConnection
+from fedcomp.transports.grpc.wire import Kind
+
+GONE = "its connection ended, and it did not reconnect in time"
+
+
+class Slow:
+    """A client's answer that waits until the test lets it go on."""
+
+    def __init__(self, answer: Callable[[Assignment], Report | None] = report):
+        self.answer = answer
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.asked: list[Assignment] = []
+
+    def __call__(self, a: Assignment) -> Report | None:
+        self.asked.append(a)
+        self.begun.set()
+        assert self.go_on.wait(20)
+        return self.answer(a)
+
+
+def answers(server: Server, count: int) -> dict[int, Report | Lost]:
+    return {client: delivery.answer for client, delivery in server.receive(count).items()}
+
+
+def reports(*sent: Assignment) -> dict[int, Report]:
+    return {a.client: report(a) for a in sent}
+
+
+def refused(end: "Future[Refused]", again: bool = False) -> str:
+    """Return the sentence with which a client was refused."""
+    message = end.result(20)
+    assert isinstance(message, Refused) and message.again is again
+    return message.sentence
+
+
+# Rounds.
+
+
+def test_rounds_of_clients_behind_a_relay_and_before_it(loop):
+    with serving(4, relay_terms=terms(4)) as server:
+        relay, seen = RelayEnd(loop, server.target), []
+        where = [relay, relay, relay, server]
+        ends = [
+            loop.start(attend(connect(at, client), client, seen=seen))
+            for client, at in enumerate(where)
+        ]
+        server.wait_for_clients(0, 1, 2, 3)
+        assert {m.client for m in seen if isinstance(m, Invitation)} == {0, 1, 2, 3}
+        assert server.transport.counts()["relays"] == 1
+        for round in (1, 2, 3):
+            sent = [assignment(client, round) for client in range(4)]
+            server.transport.send(sent)
+            assert answers(server, 4) == reports(*sent)
+            assert all(a in seen for a in sent)
+        server.transport.dismiss(3)
+        assert [end.result(10) for end in ends] == [Farewell(RUN, 3)] * 4
+        assert relay.end.result(10) == Farewell(RUN, 3)
+        server.wait_for_clients()
+        assert sorted(server.left) == [0, 1, 2, 3]
+        assert not server.warnings and not relay.warnings
+
+
+def test_keys_say_who_clients_of_a_relay_are(loop, enrolled, server_credentials):
+    options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
+    with serving(3, **options) as server:
+        relay = RelayEnd(loop, server.target, enrolled.relay)
+        for client, mine in enumerate(enrolled.credentials):
+            loop.start(attend(connect(relay, credentials=mine), client))
+        server.wait_for_clients(0, 1, 2)
+        sent = [assignment(client) for client in range(3)]
+        server.transport.send(sent)
+        assert answers(server, 3) == reports(*sent)
+        for client in range(3):
+            key = public_key(server.transport.public_key(client))
+            assert enrolled.id_of(key_hash(key)) == client
+
+
+def test_the_key_of_a_client_without_tls_reaches_the_server(loop, enrolled):
+    pem = peer_key(enrolled.credentials[0].certificate).pem
+
+    async def join() -> None:
+        async with connect(relay, 0) as connection:
+            async for message in connection.messages():
+                point = point_of(public_key(pem))
+                await connection.send(Presence(message.run, 0, message.version, "", point))
+
+    with serving(1, relay_terms=terms(1)) as server:
+        relay = RelayEnd(loop, server.target)
+        loop.start(join())
+        server.wait_for_clients(0)
+        assert server.transport.public_key(0) == pem
+
+
+def test_large_messages_both_ways(loop):
+    frame = bytes(range(256)) * (1 << 12) + b"odd"
+    with serving(3, relay_terms=terms(3)) as server:
+        relay = RelayEnd(loop, server.target)
+        for client in range(3):
+            answer = lambda a: report(a, a.frames[0][::-1])  # noqa: E731
+            loop.start(attend(connect(relay, client), client, answer))
+        server.wait_for_clients(0, 1, 2)
+        for round in (1, 2):
+            sent = [assignment(client, round, [frame, b"x" * client]) for client in range(3)]
+            server.transport.send(sent)
+            assert answers(server, 3) == {a.client: report(a, frame[::-1]) for a in sent}
+
+
+@pytest.mark.skipif(not tcp_info.available(), reason="the platform counts no bytes of connections")
+def test_a_broadcast_crosses_the_port_of_the_server_once(loop):
+    clients, frame = range(6), bytes(range(250)) * 1200  # 300 kB
+    with serving(6, relay_terms=terms(6)) as server:
+        relay, seen = RelayEnd(loop, server.target), []
+        for client in clients:
+            loop.start(attend(connect(relay, client), client, seen=seen))
+        server.wait_for_clients(*clients)
+        before = server.transport.traffic()
+        for round in (1, 2):  # in the second round the relay has the frame
+            sent = [assignment(client, round, [frame]) for client in clients]
+            server.transport.send(sent)
+            assert answers(server, 6) == reports(*sent)
+            assert all(a in seen for a in sent)
+        after = server.transport.traffic()
+        spent = after.total.minus(before.total)
+        assert len(frame) < spent.bytes_out < 1.1 * len(frame)
+        assert 12 * 50 < spent.bytes_in < 12 * 50 + 10_000
+        assert not after.by_client
+
+
+def test_a_report_that_claims_to_be_of_another_client_answers_its_own_assignment(loop):
+    with serving(2, relay_terms=terms(2)) as server:
+        relay = RelayEnd(loop, server.target)
+        loop.start(attend(connect(relay, 0), 0, lambda a: replace(report(a), client=1)))
+        loop.start(attend(connect(relay, 1), 1, lambda a: replace(report(a), client=-1)))
+        server.wait_for_clients(0, 1)
+        server.transport.send([assignment(0), assignment(1)])
+        assert answers(server, 2) == {
+            0: replace(report(assignment(0)), client=1),
+            1: replace(report(assignment(1)), client=-1),
+        }
+
+
+def test_a_newer_assignment_replaces_an_older_one(loop):
+    slow = Slow()
+    with serving(1, relay_terms=terms(1)) as server:
+        relay = RelayEnd(loop, server.target)
+        loop.start(attend(connect(relay, 0), 0, lambda a: slow(a) if a.round == 1 else report(a)))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0, 1)])
+        assert slow.begun.wait(20)
+        server.transport.send([assignment(0, 2)])
+        server.transport.send([assignment(0, 3)])
+        slow.go_on.set()
+        assert answers(server, 1) == reports(assignment(0, 3))
+        server.wait_for(lambda: server.heard == [0])
+
+
+def test_a_late_report_on_a_cancelled_assignment_is_only_heard_of(loop):
+    slow = Slow()
+    with serving(2, relay_terms=terms(2)) as server:
+        relay = RelayEnd(loop, server.target)
+        loop.start(attend(connect(relay, 0), 0, slow))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        assert slow.begun.wait(20)
+        server.transport.cancel([0, 1])
+        slow.go_on.set()
+        server.wait_for(lambda: server.heard == [0])
+        assert server.transport.receive(0.1) == []
+        server.transport.send([assignment(0, 2)])
+        assert answers(server, 1) == reports(assignment(0, 2))
+
+
+def test_a_malformed_report_costs_its_client_alone_its_assignment(loop):
+    async def send_junk() -> Refused:
+        async with connect(relay, 0) as connection:
+            async for message in connection.messages():
+                if isinstance(message, Invitation):
+                    await connection.send(Presence(message.run, 0, message.version, ""))
+                elif isinstance(message, Assignment):
+                    junk = bytes([Kind.REPORT]) + wire.varint(connection._assigned[0]) + b"\xff\xff"
+                    await connection._write([junk])
+                elif isinstance(message, Refused):
+                    return message
+
+    with serving(2, relay_terms=terms(2)) as server:
+        relay = RelayEnd(loop, server.target)
+        end = loop.start(send_junk())
+        loop.start(attend(connect(relay, 1), 1))
+        server.wait_for_clients(0, 1)
+        server.transport.send([assignment(0), assignment(1)])
+        got = answers(server, 2)
+        assert got[1] == report(assignment(1))
+        assert isinstance(got[0], Lost) and "a message ends within a number" in got[0].reason
+        assert "malformed message" in refused(end, again=True)
+        assert "client 0 sent a malformed message" in relay.warnings[0]
+        server.wait_for_clients(1)
+
+
+def test_a_malformed_key_costs_its_client_alone_the_connection(loop):
+    async def join() -> Refused:
+        async with connect(relay, 0) as connection:
+            async for message in connection.messages():
+                if isinstance(message, Refused):
+                    return message
+                await connection.send(Presence(message.run, 0, message.version, "", b"no point"))
+
+    with serving(2, relay_terms=terms(2)) as server:
+        relay = RelayEnd(loop, server.target)
+        loop.start(attend(connect(relay, 1), 1))
+        server.wait_for_clients(1)
+        assert "no point of P-384" in refused(loop.start(join()), again=True)
+        server.transport.send([assignment(1)])
+        assert answers(server, 1) == reports(assignment(1)) and not server.left
+
+
+# Who is let in.
+
+
+def test_an_unknown_key_is_refused_at_the_relay(loop, authority, enrolled, server_credentials):
+    options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
+    with serving(3, **options) as server:
+        relay = RelayEnd(loop, server.target, enrolled.relay)
+        end = loop.start(attend(connect(relay, credentials=authority.client()), 0))
+        assert "is not that of a client that is enrolled at the server of this relay" in refused(
+            end
+        )
+        loop.start(attend(connect(relay, credentials=enrolled.credentials[1]), 1))
+        server.wait_for_clients(1)
+
+
+def test_a_client_cannot_claim_another_id_at_a_relay(loop, enrolled, server_credentials):
+    options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
+    with serving(3, **options) as server:
+        relay = RelayEnd(loop, server.target, enrolled.relay)
+        end = loop.start(attend(connect(relay, 2, enrolled.credentials[0]), 2))
+        assert "cannot take part as client 2" in refused(end)
+        assert server.transport.clients() == []
+
+
+def test_a_client_whose_key_is_revoked_is_disconnected_from_its_relay(
+    loop, enrolled, server_credentials
+):
+    options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
+    with serving(3, **options) as server:
+        relay = RelayEnd(loop, server.target, enrolled.relay)
+        slow, revoked = Slow(), Slow(lambda a: None)
+        ends = [
+            loop.start(attend(connect(relay, credentials=mine), client, answer))
+            for client, mine, answer in zip(range(2), enrolled.credentials, (slow, revoked))
+        ]
+        server.wait_for_clients(0, 1)
+        server.transport.send([assignment(0), assignment(1)])
+        assert slow.begun.wait(20) and revoked.begun.wait(20)
+        enrolled.revoked.add(1)
+        server.transport.recheck()
+        assert answers(server, 1) == {1: Lost("its key is no longer accepted")}
+        server.wait_for_clients(0)
+        slow.go_on.set(), revoked.go_on.set()
+        assert refused(ends[1]) == "client 1 is revoked"
+        assert answers(server, 1) == reports(assignment(0))
+        again = loop.start(attend(connect(relay, credentials=enrolled.credentials[1]), 1))
+        assert "was revoked" in refused(again)
+
+        enrolled.revoked.clear()
+        server.transport.recheck()
+        server.wait_for_clients(0)
+        loop.start(attend(connect(relay, credentials=enrolled.credentials[1]), 1))
+        server.wait_for_clients(0, 1)
+
+
+def test_a_relay_whose_key_is_revoked_is_disconnected(loop, enrolled, server_credentials):
+    options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
+    with serving(3, **options) as server:
+        relay = RelayEnd(loop, server.target, enrolled.relay)
+        loop.start(attend_again(relay, -1, credentials=enrolled.credentials[0]))
+        enrolled.relays.clear()
+        server.transport.recheck()
+        with pytest.raises(UserError, match="its key is not in the registry"):
+            relay.end.result(20)
+        server.wait_for_clients()
+        assert server.transport.counts()["relays"] == 0
+
+
+def test_keys_of_the_other_kind_are_refused_with_the_way_out(loop, enrolled, server_credentials):
+    options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
+    with serving(3, **options) as server:
+        with pytest.raises(UserError) as caught:
+            RelayEnd(loop, server.target, enrolled.credentials[2])
+        assert str(caught.value) == (
+            "the key of this relay is that of client 2; make one for the relay with: fedcomp keys add --relay --host HOST"
+        )
+        end = loop.start(attend(connect(server, credentials=enrolled.relay), 0))
+        assert refused(end) == (
+            "the key of this client is that of relay 0; start the relay with fedcomp relay, and give each client its own enrolment"
+        )
+        relay = RelayEnd(loop, server.target, enrolled.relay)
+        end = loop.start(attend(connect(relay, credentials=enrolled.relay), 0))
+        assert "is not that of a client" in refused(end)
+        assert server.transport.counts()["relays"] == 1 and not server.joined
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["insecure", "TLS"])
+def test_a_relay_behind_a_relay_is_refused(loop, enrolled, server_credentials, secure):
+    options = {"enrolled": enrolled, "credentials": server_credentials} if secure else {}
+    with serving(3, relay_terms=terms(3), **options) as server:
+        credentials = enrolled.relay if secure else None
+        relay = RelayEnd(loop, server.target, credentials)
+        with pytest.raises(UserError, match="relays cannot connect to another relay"):
+            RelayEnd(loop, relay.target, credentials)
+        assert not relay.end.done()
+
+
+def test_a_server_without_relays_refuses_them(loop):
+    with serving(1) as server, pytest.raises(UserError, match="relays cannot connect"):
+        RelayEnd(loop, server.target)
+
+
+def test_a_newer_relay_with_the_same_key_replaces_the_older(loop, enrolled, server_credentials):
+    options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
+    with serving(3, **options) as server:
+        older = RelayEnd(loop, server.target, enrolled.relay)
+        loop.start(attend(connect(older, credentials=enrolled.credentials[0]), 0))
+        server.wait_for_clients(0)
+        newer = RelayEnd(loop, server.target, enrolled.relay)
+        with pytest.raises(UserError, match="newer connection"):
+            older.end.result(20)
+        loop.start(attend(connect(newer, credentials=enrolled.credentials[0]), 0))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        assert answers(server, 1) == reports(assignment(0))
+
+
+# Faults.
+
+
+def test_a_relay_that_is_started_again_loses_no_report(loop):
+    slow = Slow()
+    with serving(3, relay_terms=terms(3)) as server:
+        relay = RelayEnd(loop, server.target)
+        for client in range(3):
+            loop.start(attend_again(relay, client, slow if client else report))
+        server.wait_for_clients(0, 1, 2)
+        sent = [assignment(client) for client in range(3)]
+        server.transport.send(sent)
+        assert answers(server, 1) == reports(sent[0])
+        server.wait_for(lambda: len(slow.asked) == 2)
+        relay.stop()
+        server.wait_for_clients()
+        assert server.transport.receive(0.2) == []
+        slow.go_on.set()
+        RelayEnd(loop, server.target, port=relay.port)
+        assert answers(server, 2) == reports(*sent[1:])
+        server.wait_for_clients(0, 1, 2)
+        assert server.transport.receive(0.2) == []
+        server.transport.send([assignment(client, 2) for client in range(3)])
+        assert answers(server, 3) == reports(*(assignment(client, 2) for client in range(3)))
+
+
+def test_a_server_that_ends_ends_its_relay_and_the_relays_clients(loop):
+    with serving(1, relay_terms=terms(1)) as server:
+        relay = RelayEnd(loop, server.target)
+        end = loop.start(attend(connect(relay, 0), 0))
+        server.wait_for_clients(0)
+    for one in (relay.end, end):
+        with pytest.raises(UnreachableError) as caught:
+            one.result(20)
+        assert caught.value.cause in UnreachableError.passing
+
+
+@pytest.mark.parametrize("to_server", [True, False], ids=["to the server", "to a relay"])
+def test_a_client_that_moves_with_an_open_assignment(loop, to_server):
+    slow = Slow(lambda a: None)
+    with serving(2, relay_terms=terms(2)) as server:
+        relay = RelayEnd(loop, server.target)
+        one, other = (relay, server) if to_server else (server, relay)
+        older = loop.start(attend(connect(one, 0), 0, slow))
+        loop.start(attend(connect(relay, 1), 1))
+        server.wait_for_clients(0, 1)
+        server.transport.send([assignment(0)])
+        assert slow.begun.wait(20)
+        loop.start(attend(connect(other, 0), 0))
+        assert answers(server, 1) == reports(assignment(0))
+        slow.go_on.set()
+        assert "only the newer one counts" in refused(older)
+        server.wait_for_clients(0, 1)
+        server.transport.send([assignment(0, 2), assignment(1, 2)])
+        assert answers(server, 2) == reports(assignment(0, 2), assignment(1, 2))
+        assert server.transport.receive(0.2) == []
+
+
+def test_a_newer_stream_at_a_relay_replaces_the_older(loop):
+    slow = Slow(lambda a: None)
+    with serving(1, relay_terms=terms(1)) as server:
+        relay = RelayEnd(loop, server.target)
+        older = loop.start(attend(connect(relay, 0), 0, slow))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        assert slow.begun.wait(20)
+        newer = loop.start(attend(connect(relay, 0), 0))
+        assert answers(server, 1) == reports(assignment(0))
+        slow.go_on.set()
+        assert "only the newer one counts" in refused(older)
+        for round in (2, 3):
+            server.transport.send([assignment(0, round)])
+            assert answers(server, 1) == reports(assignment(0, round))
+        assert not newer.done() and not server.left
+
+
+def test_a_client_that_moves_to_another_relay(loop):
+    slow = Slow(lambda a: None)
+    with serving(1, relay_terms=terms(1)) as server:
+        relays = [RelayEnd(loop, server.target) for _ in range(2)]
+        older = loop.start(attend(connect(relays[0], 0), 0, slow))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        assert slow.begun.wait(20)
+        loop.start(attend(connect(relays[1], 0), 0))
+        assert answers(server, 1) == reports(assignment(0))
+        slow.go_on.set()
+        assert "only the newer one counts" in refused(older)
+        assert server.transport.counts()["relays"] == 2
+
+
+def test_a_client_that_comes_back_to_its_relay_gets_its_assignment_again(loop):
+    slow = Slow()
+    with serving(1, relay_terms=terms(1)) as server:
+        relay = RelayEnd(loop, server.target)
+        first = loop.start(attend(connect(relay, 0), 0, slow))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        assert slow.begun.wait(20)
+        first.cancel()
+        slow.go_on.set()
+        server.wait_for(lambda: server.left == [0])
+        loop.start(attend(connect(relay, 0), 0))
+        assert answers(server, 1) == reports(assignment(0)) and len(server.joined) == 2
+
+
+@pytest.mark.slow
+def test_a_client_that_leaves_its_relay_for_good_is_lost_alone(loop):
+    slow = Slow()
+    with serving(2, relay_terms=terms(2)) as server:
+        relay = RelayEnd(loop, server.target)
+        first = loop.start(attend(connect(relay, 0), 0, slow))
+        loop.start(attend(connect(relay, 1), 1))
+        server.wait_for_clients(0, 1)
+        sent = [assignment(0), assignment(1)]
+        server.transport.send(sent)
+        assert slow.begun.wait(20)
+        first.cancel()
+        slow.go_on.set()
+        assert answers(server, 1) == reports(sent[1])
+        assert answers(server, 1) == {0: Lost(GONE, "reply")}
+        server.transport.send([assignment(1, 2)])
+        assert answers(server, 1) == reports(assignment(1, 2)) and server.left == [0]
+
+
+@pytest.mark.slow
+def test_clients_of_a_relay_that_does_not_come_back_have_more_time_and_are_lost_then(loop):
+    slow = Slow(lambda a: None)
+    with serving(2, relay_terms=terms(2)) as server:
+        relay = RelayEnd(loop, server.target)
+        for client in range(2):
+            loop.start(attend(connect(relay, client), client, slow))
+        server.wait_for_clients(0, 1)
+        sent = [assignment(0), assignment(1)]
+        server.transport.send(sent)
+        server.wait_for(lambda: len(slow.asked) == 2)
+        relay.stop()
+        slow.go_on.set()
+        server.wait_for_clients()
+        assert server.transport.receive(7.0) == []
+        loop.start(attend(connect(server, 0), 0))
+        assert answers(server, 1) == reports(sent[0])
+        assert answers(server, 1) == {1: Lost(GONE, "reply")}
+
+
+# A relay that the test speaks for.
+
+
+Script = Callable[[RelayConnection, AsyncIterator[object]], object]
+
+
+class Deaf(RelayConnection):
+    """Answers no PING."""
+
+    async def _take(self, kind: Kind, reader: wire.Reader) -> None:
+        if kind is not Kind.PING:
+            await super()._take(kind, reader)
+
+
+async def script(
+    server: Server,
+    say: Script,
+    kind: type = RelayConnection,
+    credentials: Credentials | None = None,
+) -> None:
+    """Connect as a relay, and call `say` with the connection and the messages that follow the terms and the keys."""
+    async with kind(server.target, credentials) as connection:
+        messages = connection.messages()
+        assert isinstance(await anext(messages), relay_wire.Terms)
+        assert isinstance(await anext(messages), dict)
+        await say(connection, messages)
+        async for _ in messages:
+            pass
+
+
+def joined(client: int) -> list[bytes]:
+    return relay_wire.encode_joined(Presence(RUN, client, "", ""))
+
+
+async def next_bundle(messages: AsyncIterator[object]) -> relay_wire.Bundle:
+    async for message in messages:
+        if isinstance(message, relay_wire.Bundle):
+            return message
+    raise AssertionError
+
+
+def test_a_report_on_an_assignment_that_a_relay_does_not_have_is_ignored(loop):
+    slow, sequence = Slow(), 1
+
+    async def interfere(connection, messages):
+        for number in (sequence, sequence + 1):
+            forged = replace(report(assignment(0)), examples=7)
+            await connection.write(relay_wire.encode_reports([(number, forged, assignment(0))]))
+            await connection.write(relay_wire.encode_lost(0, number, "reply", "forged"))
+        for kind in (Kind.HEARD, Kind.LEFT):
+            await connection.write(relay_wire.encode_client(kind, 0))
+            await connection.write(relay_wire.encode_client(kind, 5))
+        await connection.write(joined(1))
+
+    with serving(2, relay_terms=terms(2)) as server:
+        loop.start(attend(connect(server, 0), 0, slow))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        assert slow.begun.wait(20)
+        loop.start(script(server, interfere))
+        server.wait_for_clients(0, 1)  # all that the relay said has arrived
+        assert server.transport.receive(0.1) == [] and not server.left and not server.heard
+        slow.go_on.set()
+        assert answers(server, 1) == reports(assignment(0))
+
+
+def test_the_server_checks_whom_a_relay_lets_in(loop, enrolled, server_credentials):
+    points = [point_of(public_key(peer_key(c.certificate).pem)) for c in enrolled.credentials]
+    told = []
+
+    async def let_in(connection, messages):
+        for presence in (
+            Presence(RUN, 1, "", "", points[0]),  # the key of another client
+            Presence(RUN, 2, "", "", points[2]),  # a key that is revoked
+            Presence(RUN, 0, "", ""),  # no key
+            Presence(RUN, 3, "", "", points[0]),  # a client that is not in the run
+            Presence("ab" * 16, 0, "", "", points[0]),  # another run
+        ):
+            await connection.write(relay_wire.encode_joined(presence))
+            told.append(await anext(messages))
+        await connection.write(relay_wire.encode_joined(Presence(RUN, 0, "", "", points[0])))
+
+    options = {"enrolled": enrolled, "credentials": server_credentials, "relay_terms": terms(3)}
+    with serving(3, **options) as server:
+        enrolled.revoked.add(2)
+        loop.start(script(server, let_in, credentials=enrolled.relay))
+        server.wait_for_clients(0)
+        assert [client for client, _ in server.joined] == [0]
+        assert all(isinstance(order, relay_wire.Disconnect) for order in told)
+        assert [(order.client, order.refused.sentence) for order in told] == [
+            (1, "this client showed the key of another one"),
+            (2, "client 2 is revoked"),
+            (0, "its key is not in the registry"),
+            (3, "client 3 is not part of this run"),
+            (0, "client 0 is not part of this run"),
+        ]
+        assert not any(order.refused.again for order in told)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\x63",
+        bytes([Kind.REPORTS]) + b"\xff\xff",
+        bytes([Kind.BEGIN]) + wire.varint(1 << 40),
+        wire.encode_hello(wire.Hello(0, "1")),
+        b"".join(relay_wire.encode_joined(Presence(RUN, 1, "", "", b"no point"))),
+    ],
+    ids=["unknown", "REPORTS", "BEGIN", "HELLO", "JOINED"],
+)
+def test_a_malformed_message_ends_the_stream_of_its_relay(loop, message):
+    async def misbehave(connection, messages):
+        await connection.write(joined(0))
+        await next_bundle(messages)
+        await connection._write([message])
+
+    with serving(2, relay_terms=terms(2)) as server:
+        loop.start(script(server, misbehave))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        server.wait_for(lambda: server.left == [0])
+        (warning,) = server.warnings
+        assert warning.startswith("a relay sent a malformed message, and its connection was closed")
+        loop.start(attend(connect(server, 0), 0))
+        assert answers(server, 1) == reports(assignment(0))
+        assert server.transport.counts()["relays"] == 0
+
+
+def test_reports_before_a_malformed_one_are_not_taken_without_it(loop):
+    """Reports of one message may belong to one sum."""
+
+    async def misbehave(connection, messages):
+        await connection.write(joined(0))
+        await connection.write(joined(1))
+        while len(asked) < 2:
+            asked.extend((await next_bundle(messages)).assignments)
+        entries = [(s, report(a), a) for s, a in asked]
+        await connection.write([*relay_wire.encode_reports(entries), b"\xff"])
+
+    asked = []
+    with serving(2, relay_terms=terms(2)) as server:
+        loop.start(script(server, misbehave))
+        server.wait_for_clients(0, 1)
+        server.transport.send([assignment(0), assignment(1)])
+        server.wait_for(lambda: len(server.left) == 2)
+        assert len(asked) == 2 and server.transport.receive(0.1) == []
+
+
+def test_a_relay_reports_once_on_a_client(loop):
+    async def repeat(connection, messages):
+        await connection.write(joined(0))
+        ((sequence, asked),) = (await next_bundle(messages)).assignments
+        entries = [(sequence, report(asked, frame), asked) for frame in (b"one", b"two")]
+        await connection.write(relay_wire.encode_reports(entries))
+
+    with serving(1, relay_terms=terms(1)) as server:
+        loop.start(script(server, repeat))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        server.wait_for(lambda: server.left == [0])
+        assert "two reports of client 0" in server.warnings[0]
+        assert server.transport.receive(0.1) == []
+
+
+@pytest.mark.parametrize(("clients", "size"), [(12, 200_000), (1, 300_000)])
+def test_reports_that_travel_together_keep_to_the_limit_of_one(loop, clients, size):
+    frame = bytes(size)
+    with serving(clients, largest=300_000, relay_terms=terms(clients)) as server:
+        relay = RelayEnd(loop, server.target)
+        for client in range(clients):
+            loop.start(attend(connect(relay, client), client, lambda a: report(a, frame)))
+        server.wait_for_clients(*range(clients))
+        sent = [assignment(client) for client in range(clients)]
+        server.transport.send(sent)
+        assert answers(server, clients) == {a.client: report(a, frame) for a in sent}
+
+
+def test_the_largest_report_fits_into_a_sum_of_many_clients(loop):
+    clients, asked = range(300), []
+
+    async def add(connection, messages):
+        for client in clients:
+            await connection.write(joined(client))
+        while len(asked) < len(clients):
+            asked.extend((await next_bundle(messages)).assignments)
+        entries = [(s, report(a, b"" if a.client else bytes(300_000)), a) for s, a in sorted(asked)]
+        await connection.write(relay_wire.encode_reports(entries))
+
+    with serving(len(clients), largest=300_000, relay_terms=terms(len(clients))) as server:
+        loop.start(script(server, add))
+        server.wait_for_clients(*clients)
+        server.transport.send([assignment(client) for client in clients])
+        assert len(answers(server, len(clients))[0].frame) == 300_000
+
+
+def test_a_relay_that_is_silent_with_open_assignments_is_cut_off(loop):
+    async def freeze(connection, messages):
+        await connection.write(joined(0))
+        await next_bundle(messages)
+        await connection.write(relay_wire.encode_client(Kind.LEFT, 0))  # and it says no more
+
+    with serving(1, relay_terms=terms(1), silence_s=0.5) as server:
+        loop.start(script(server, freeze, Deaf))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        server.wait_for(lambda: server.left == [0])
+        server.wait_for(lambda: server.transport.counts()["relays"] == 0)
+        loop.start(attend(connect(server, 0), 0))
+        assert answers(server, 1) == reports(assignment(0))
+
+
+def test_a_farewell_reaches_a_relay_that_connects_late(loop):
+    with serving(1, relay_terms=terms(1)) as server:
+        server.transport.dismiss(7)
+        relay = RelayEnd(loop, server.target)
+        assert relay.end.result(20) == Farewell(RUN, 7)
+
+
+# Adding.
+
+
+SHAPES = {"weight": (5, 8), "bias": (2,)}
+LAYOUT = Layout.from_shapes(SHAPES)
+IDENTITY = codec("identity")
+ADDING = ("identity", json.dumps(SHAPES))
+
+
+def vector(client: int, round: int = 1) -> torch.Tensor:
+    return torch.arange(42, dtype=torch.float32) * (client + 1) + round
+
+
+def update(a: Assignment) -> Report:
+    return report(a, IDENTITY.encode(vector(a.client, a.round)))
+
+
+def summed(frame: bytes) -> torch.Tensor:
+    return IDENTITY.decode(frame, numel=42)
+
+
+def in_one_batch(server: Server, timeout_s: float = 20.0) -> dict[int, Report | Lost]:
+    """Return the next deliveries that arrive together."""
+    deadline = time.monotonic() + timeout_s
+    while not (deliveries := server.transport.receive(0.2)):
+        assert time.monotonic() < deadline
+    return {delivery.client: delivery.answer for delivery in deliveries}
+
+
+def test_a_relay_adds_the_frames_of_its_clients(loop):
+    with serving(4, relay_terms=terms(4, *ADDING)) as server:
+        relay = RelayEnd(loop, server.target)
+        for client in (3, 1, 2):
+            loop.start(attend(connect(relay, client), client, update))
+        server.wait_for_clients(1, 2, 3)
+        for round in (1, 2):
+            sent = [assignment(client, round) for client in (1, 2, 3)]
+            server.transport.send(sent)
+            got = in_one_batch(server)
+            assert [*got] == [1, 2, 3]
+            assert got[2] == replace(update(sent[1]), frame=b"")
+            assert got[3] == replace(update(sent[2]), frame=b"")
+            assert got[1] == replace(update(sent[0]), frame=got[1].frame)
+            expected = sum(vector(client, round) for client in (1, 2, 3))
+            assert torch.equal(summed(got[1].frame), expected)
+
+
+def test_clients_that_fail_do_not_keep_the_sum_of_the_others_back(loop):
+    def fail(a: Assignment) -> Report:
+        return replace(report(a, b""), kind=FAILED, stage="train", reason="no", ticket="")
+
+    def nothing(a: Assignment) -> Report:
+        return report(a, b"")
+
+    with serving(5, relay_terms=terms(5, *ADDING)) as server:
+        relay = RelayEnd(loop, server.target)
+        for client, answer in enumerate([fail, nothing, update, update]):
+            loop.start(attend(connect(relay, client), client, answer))
+        loop.start(attend(connect(relay, 4), 4, lambda a: report(a, b"garbage")))
+        server.wait_for_clients(*range(5))
+        sent = [assignment(client) for client in range(5)]
+        server.transport.send(sent)
+        got = answers(server, 5)
+        assert got[0] == fail(sent[0]) and got[1] == nothing(sent[1])
+        assert torch.equal(summed(got[2].frame), vector(2) + vector(3))
+        assert got[3] == replace(update(sent[3]), frame=b"")
+        assert (got[4].kind, got[4].stage) == (FAILED, "relay")
+
+
+def test_a_report_that_does_not_answer_its_assignment_is_not_added(loop):
+    """The server rejects it, and would otherwise reject the sum or take an update that it rejects."""
+    wrong = [
+        {"round": 9},
+        {"phase": "other"},
+        {"client": 5},
+        {"version": "00" * 16},
+        {"fingerprint": "00" * 16},
+        {"examples": 0},
+    ]
+    clients = range(len(wrong) + 2)
+    with serving(len(clients), relay_terms=terms(len(clients), *ADDING)) as server:
+        relay = RelayEnd(loop, server.target)
+        for client in clients:
+            change = wrong[client] if client < len(wrong) else {}
+            answer = lambda a, change=change: replace(update(a), **change)  # noqa: E731
+            loop.start(attend(connect(relay, client), client, answer))
+        server.wait_for_clients(*clients)
+        sent = [assignment(client) for client in clients]
+        server.transport.send(sent)
+        got = answers(server, len(clients))
+        for client, change in enumerate(wrong):
+            assert got[client] == replace(update(sent[client]), **change)
+        first, second = clients[-2:]
+        assert torch.equal(summed(got[first].frame), vector(first) + vector(second))
+        assert got[second].frame == b""
+
+
+def test_a_silent_client_does_not_keep_the_others_sum_back_beyond_the_time_limit(loop):
+    slow = Slow(update)
+    with serving(3, relay_terms=terms(3, *ADDING)) as server:
+        relay = RelayEnd(loop, server.target)
+        for client, answer in enumerate([update, slow, update]):
+            loop.start(attend(connect(relay, client), client, answer))
+        server.wait_for_clients(0, 1, 2)
+        sent = [assignment(client) for client in range(3)]
+        server.transport.clock.begin(1.0)
+        server.transport.send(sent)
+        got = in_one_batch(server)
+        assert got.keys() == {0, 2}
+        assert torch.equal(summed(got[0].frame), vector(0) + vector(2))
+        slow.go_on.set()
+        assert in_one_batch(server) == {1: update(sent[1])}
+
+
+def test_the_time_limit_of_one_phase_does_not_end_the_next(loop):
+    slow = Slow(update)
+    with serving(2, relay_terms=terms(2, *ADDING)) as server:
+        relay = RelayEnd(loop, server.target)
+        loop.start(attend(connect(relay, 0), 0, update))
+        loop.start(attend(connect(relay, 1), 1, lambda a: slow(a) if a.round == 2 else update(a)))
+        server.wait_for_clients(0, 1)
+        server.transport.clock.begin(0.5)
+        server.transport.send([assignment(0), assignment(1)])
+        assert in_one_batch(server).keys() == {0, 1}
+        server.transport.clock.begin(None)
+        server.transport.send([assignment(0, 2), assignment(1, 2)])
+        assert server.transport.receive(0.8) == []
+        slow.go_on.set()
+        assert in_one_batch(server).keys() == {0, 1}
+
+
+def test_a_relay_that_is_asked_later_has_less_time(loop):
+    waits_s = []
+
+    async def listen(connection, messages):
+        for client in (0, 1):
+            await connection.write(joined(client))
+            waits_s.append((await next_bundle(messages)).wait_s)
+
+    with serving(2, relay_terms=terms(2, *ADDING)) as server:
+        server.transport.clock.begin(100.0)
+        server.transport.send([assignment(0), assignment(1)])
+        loop.start(script(server, listen))
+        server.wait_for(lambda: len(waits_s) == 2)
+        assert 80 >= waits_s[0] > waits_s[1] > 0
+
+
+def test_a_relay_that_cannot_add_ends_with_the_reason(loop):
+    with serving(1, relay_terms=terms(1, "stc", json.dumps(SHAPES))) as server:
+        relay = RelayEnd(loop, server.target)
+        loop.start(attend(connect(relay, 0), 0, update))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        with pytest.raises(UserError, match="cannot be merged"):
+            relay.end.result(20)
+
+
+def test_a_withdrawn_client_does_not_keep_the_sum_back(loop):
+    slow = Slow(update)
+    with serving(3, relay_terms=terms(3, *ADDING)) as server:
+        relay = RelayEnd(loop, server.target)
+        for client, answer in enumerate([update, slow, update]):
+            loop.start(attend(connect(relay, client), client, answer))
+        server.wait_for_clients(0, 1, 2)
+        server.transport.send([assignment(client) for client in range(3)])
+        assert slow.begun.wait(20)
+        assert server.transport.receive(0.3) == []
+        server.transport.cancel([1])
+        got = in_one_batch(server)
+        assert torch.equal(summed(got[0].frame), vector(0) + vector(2)) and got.keys() == {0, 2}
+        slow.go_on.set()
+        server.wait_for(lambda: server.heard == [1])
+
+
+def test_a_client_that_moves_does_not_keep_the_sum_back(loop):
+    slow = Slow(lambda a: None)
+    with serving(2, relay_terms=terms(2, *ADDING)) as server:
+        relay = RelayEnd(loop, server.target)
+        loop.start(attend(connect(relay, 0), 0, update))
+        loop.start(attend(connect(relay, 1), 1, slow))
+        server.wait_for_clients(0, 1)
+        server.transport.send([assignment(0), assignment(1)])
+        assert slow.begun.wait(20)
+        loop.start(attend(connect(server, 1), 1, update))
+        assert answers(server, 2) == {i: update(assignment(i)) for i in range(2)}
+        slow.go_on.set()
+
+
+def test_a_client_that_moves_while_its_update_waits_to_be_added_counts_once(loop):
+    slow = Slow(update)
+    with serving(3, relay_terms=terms(3, *ADDING)) as server:
+        relay = RelayEnd(loop, server.target)
+        for client, answer in enumerate([update, update, slow]):
+            loop.start(attend(connect(relay, client), client, answer))
+        server.wait_for_clients(0, 1, 2)
+        server.transport.send([assignment(client) for client in range(3)])
+        assert slow.begun.wait(20)
+        assert server.transport.receive(0.3) == []
+        loop.start(attend(connect(server, 0), 0, update))
+        assert answers(server, 1) == {0: update(assignment(0))}
+        slow.go_on.set()
+        got = in_one_batch(server)
+        assert got.keys() == {1, 2} and torch.equal(summed(got[1].frame), vector(1) + vector(2))
+
+
+def test_a_report_that_waits_for_the_others_is_withdrawn_too(loop):
+    slow = Slow(update)
+    with serving(3, relay_terms=terms(3, *ADDING)) as server:
+        relay = RelayEnd(loop, server.target)
+        for client, answer in enumerate([update, slow, update]):
+            loop.start(attend(connect(relay, client), client, answer))
+        server.wait_for_clients(0, 1, 2)
+        server.transport.send([assignment(client) for client in range(3)])
+        assert slow.begun.wait(20)
+        assert server.transport.receive(0.3) == []
+        server.transport.cancel([0])
+        time.sleep(0.2)
+        slow.go_on.set()
+        got = in_one_batch(server)
+        assert torch.equal(summed(got[1].frame), vector(1) + vector(2)) and got.keys() == {1, 2}
+
+
+@pytest.mark.parametrize("arrived", [False, True], ids=["on its way", "arrived"])
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_a_sum_that_contains_a_withdrawn_update_is_not_taken(loop, gone, arrived):
+    """The clients of the sum are lost, so that their memories keep what they sent."""
+    asked, go_on = [], threading.Event()
+
+    async def add_late(connection, messages):
+        for client in range(3):
+            await connection.write(joined(client))
+        while len(asked) < 3:
+            asked.extend((await next_bundle(messages)).assignments)
+        await asyncio.to_thread(go_on.wait, 20)
+        frame = IDENTITY.encode(sum(vector(client) for client in range(3)))
+        entries = [
+            (s, replace(update(a), frame=b"" if a.client else frame), a) for s, a in sorted(asked)
+        ]
+        await connection.write(relay_wire.encode_reports(entries))
+
+    with serving(3, relay_terms=terms(3, *ADDING)) as server:
+        loop.start(script(server, add_late))
+        server.wait_for_clients(0, 1, 2)
+        server.transport.send([assignment(client) for client in range(3)])
+        server.wait_for(lambda: len(asked) == 3)
+        if arrived:
+            go_on.set()
+            time.sleep(0.3)  # and the main thread has not looked
+        server.transport.cancel([gone])
+        go_on.set()
+        got = in_one_batch(server)
+        assert got.keys() == {0, 1, 2} - {gone}
+        assert all(isinstance(answer, Lost) and answer.stage == "relay" for answer in got.values())
+        assert all(f"client {gone}" in answer.reason for answer in got.values())
+        server.wait_for(lambda: server.heard == [gone])
+
+
+def test_a_sum_of_tables(loop):
+    c = codec("topk:density=1/4+s2:union=4")
+
+    def table(a: Assignment) -> Report:
+        return report(a, c.encode(vector(a.client), seed=a.round))
+
+    with serving(3, relay_terms=terms(3, str(c), json.dumps(SHAPES))) as server:
+        relay = RelayEnd(loop, server.target)
+        for client in range(3):
+            loop.start(attend(connect(relay, client), client, table))
+        server.wait_for_clients(0, 1, 2)
+        sent = [assignment(client) for client in range(3)]
+        server.transport.send(sent)
+        got = in_one_batch(server)
+        expected = sum(c.decode(table(a).frame, numel=42) for a in sent)
+        assert torch.allclose(c.decode(got[0].frame, numel=42), expected, atol=1e-4)
+        assert [len(got[client].frame) for client in (1, 2)] == [0, 0]
+
+
+def test_a_farewell_ends_a_relay_whose_clients_are_at_work(loop):
+    slow = Slow()
+    with serving(2, relay_terms=terms(2)) as server:
+        relay = RelayEnd(loop, server.target)
+        ends = [loop.start(attend(connect(relay, i), i, slow if i else report)) for i in range(2)]
+        server.wait_for_clients(0, 1)
+        server.transport.send([assignment(1)])
+        assert slow.begun.wait(20)
+        dismissed = threading.Thread(target=lambda: server.transport.dismiss(1))
+        dismissed.start()
+        assert ends[0].result(20) == Farewell(RUN, 1)
+        slow.go_on.set()
+        assert ends[1].result(20) == Farewell(RUN, 1)
+        assert relay.end.result(20) == Farewell(RUN, 1)
+        dismissed.join(20)
+        server.wait_for_clients()
+
+
+def test_many_clients_behind_one_relay(loop):
+    count = 100
+    with serving(count, relay_terms=terms(count, *ADDING)) as server:
+        relay = RelayEnd(loop, server.target)
+        for client in range(count):
+            loop.start(attend(connect(relay, client), client, update))
+        server.wait_for_clients(*range(count), timeout_s=60)
+        sent = [assignment(client) for client in range(count)]
+        server.transport.send(sent)
+        got = in_one_batch(server)
+        assert [*got] == [*range(count)]
+        expected = sum(vector(client) for client in range(count))
+        assert torch.allclose(summed(got[0].frame), expected)
+        server.transport.dismiss(1)
+        relay.end.result(20)
