@@ -111,6 +111,7 @@ class RelayProcess:
 
     def _opened(self, port: int, terms: Terms) -> None:
         self._retries.reset()
+        self.port = port  # clients look for the relay there when it comes back
         how = "adds the frames of its clients" if terms.codec else "passes on each frame"
         where = f"[{self.address}]" if ":" in self.address else self.address
         self._tell(

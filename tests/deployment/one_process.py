@@ -1,4 +1,4 @@
-"""A whole deployment in this process: the server in the thread that calls `deployed`, client processes in threads."""
+"""A whole deployment in this process: the server in the thread that calls `deployed`, relay and client processes in threads."""
 
 import threading
 import time
@@ -15,6 +15,7 @@ from fedcomp.callbacks import Callback, RoundRecord, Summary
 from fedcomp.deployment.client_process import ClientProcess, Seat, Target
 from fedcomp.deployment.handshake import Common, Own
 from fedcomp.deployment.member import Member
+from fedcomp.deployment.relay_process import RelayProcess
 from fedcomp.deployment.start import Door, serve
 from fedcomp.errors import FedcompError
 from fedcomp.keys.enrolment import Enrolment
@@ -27,22 +28,17 @@ PATIENCE_S = 30.0
 
 
 @dataclass
-class Clients:
-    """A client process in a thread: what it says, and the error that ended it."""
+class Process:
+    """A client or relay process in a thread: what it says, and the error that ended it."""
 
     said: list[str] = field(default_factory=list)
     error: FedcompError | None = None
 
-    def start(self, port: int, clients: Sequence[int], keys: Path | None) -> None:
-        seats = {}
-        for client in clients:
-            enrolled = keys and Enrolment.read(keys / "clients" / f"{client}.toml")
-            own = Own(task, TRAIN, torch.device("cpu"), client, client, common=COMMON)
-            member = Member(own, None, enrolled.pair[0] if enrolled else None)
-            seats[client] = Seat(Target("localhost", port, enrolled), member)
-        self.process = ClientProcess(
-            seats, lambda sentence: self.said.append(str(sentence)), retry_s=RETRY_S
-        )
+    def say(self, sentence: str) -> None:
+        self.said.append(str(sentence))
+
+    def begin(self, process: ClientProcess | RelayProcess) -> None:
+        self.process = process
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
@@ -52,12 +48,48 @@ class Clients:
         except FedcompError as error:
             self.error = error
 
+    def end(self) -> None:
+        self.process.end()
+        self.thread.join(PATIENCE_S)
+
     @property
     def ended(self) -> bool:
         return not self.thread.is_alive()
 
     def has_said(self, text: str) -> bool:
         return any(text in sentence for sentence in [*self.said])
+
+
+class Clients(Process):
+    """A process of clients."""
+
+    def start(self, port: int, clients: Sequence[int], keys: Path | None) -> None:
+        seats = {}
+        for client in clients:
+            enrolled = keys and Enrolment.read(keys / "clients" / f"{client}.toml")
+            own = Own(task, TRAIN, torch.device("cpu"), client, client, common=COMMON)
+            member = Member(own, None, enrolled.pair[0] if enrolled else None)
+            seats[client] = Seat(Target("localhost", port, enrolled), member)
+        self.begin(ClientProcess(seats, self.say, retry_s=RETRY_S))
+
+
+class Relay(Process):
+    """A relay, and its port."""
+
+    port = 0
+
+    def start(self, server_port: int, enrolled: Enrolment | None, **options) -> None:
+        """Start it and wait until it listens. The port of one that ended is used again."""
+        opened = threading.Event()
+
+        def listens(port: int) -> None:
+            self.port = port
+            opened.set()
+
+        target = Target("localhost", server_port, enrolled)
+        retry = {"retry_s": RETRY_S, "opened": listens}
+        self.begin(RelayProcess(target, "127.0.0.1", self.port, self.say, **retry, **options))
+        assert opened.wait(PATIENCE_S), (self.said, self.error)
 
 
 class Over(BaseException):
@@ -67,8 +99,14 @@ class Over(BaseException):
 class Scripted(Callback):
     """Goes on with a script after each round, and keeps what the server warns about."""
 
-    def __init__(self, script: Iterator[None] | None):
-        self.script, self.warnings = script, []
+    def __init__(
+        self, script: Iterator[None] | None, on_answer: Callable[[int, int], None] | None = None
+    ):
+        self.script, self.on_answer, self.warnings = script, on_answer, []
+
+    def progress(self, round: int, answered: int, cohort: int) -> None:
+        if self.on_answer is not None:
+            self.on_answer(round, answered)
 
     def round_done(self, record: RoundRecord) -> None:
         if self.script is not None:
@@ -87,29 +125,50 @@ class Deployed:
     def __init__(self, config: RunConfig, keys: Path | None):
         self.config, self.keys, self.port = config, keys, 0
         self.clients: list[Clients] = []
+        self.relays: list[Relay] = []
         self.warnings: list[str] = []
 
-    def start(self, *clients: int) -> Clients:
-        """Start a process of these clients. The server has to serve."""
+    def start(self, *clients: int, at: Relay | None = None) -> Clients:
+        """Start a process of these clients, behind a relay if one is given. The server has to serve."""
         made = Clients()
         self.clients.append(made)
-        made.start(self.port, clients, self.keys)
+        made.start(at.port if at else self.port, clients, self.keys)
+        return made
+
+    def relay(self, **options) -> Relay:
+        """Start a relay. The server has to serve. With keys, relay 0 of the folder is the first one, and so on."""
+        made, id = Relay(), len(self.relays)
+        self.relays.append(made)
+        enrolled = self.keys and Enrolment.read(self.keys / "relays" / f"{id}.toml")
+        made.start(self.port, enrolled, **options)
         return made
 
     def serve(
-        self, *processes: Sequence[int], script: Iterator[None] | None = None
+        self,
+        *processes: Sequence[int],
+        behind: Sequence[Sequence[int]] = (),
+        script: Iterator[None] | None = None,
+        on_answer: Callable[[int, int], None] | None = None,
+        then: Callable[[], object] = lambda: None,
     ) -> Summary | None:
-        """Run the server, with processes of these clients started when it can be reached. Rounds end when the script ends."""
+        """Run the server, with processes of these clients started when it can be reached. Rounds end when the script ends.
+
+        `behind`: the clients of relays, each of which is started, too. `then` is called when all of them were started, and `on_answer`
+        with the round and the number of answers. A server that was served before gets its port again.
+        """
 
         def opened(port: int) -> None:
             self.port = port
             for clients in processes:
                 self.start(*clients)
+            for clients in behind:
+                self.start(*clients, at=self.relay())
+            then()
 
-        callback = Scripted(script)
+        callback = Scripted(script, on_answer)
         self.warnings = callback.warnings
         try:
-            return serve(self.config, Door(0, "127.0.0.1", self.keys), callback, opened)
+            return serve(self.config, Door(self.port, "127.0.0.1", self.keys), callback, opened)
         except Over:
             return None
 
@@ -130,6 +189,7 @@ def deployed(folder: Path, keys: Path | None = None, **options) -> Iterator[Depl
     try:
         yield run
     finally:
-        for clients in run.clients:
-            clients.process.end()
-            clients.thread.join(PATIENCE_S)
+        for process in [*run.clients, *run.relays]:
+            process.process.end()
+        for process in [*run.clients, *run.relays]:
+            process.thread.join(PATIENCE_S)

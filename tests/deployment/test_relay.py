@@ -1,0 +1,352 @@
+"""Runs with relays: the model of a run without them, also if a relay is ended and started again amid a round."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from one_process import PATIENCE_S, TASK, Deployed, deployed, rounds_until
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from fedcomp import RunConfig
+from fedcomp.cli.main import app
+from fedcomp.errors import UserError
+from fedcomp.keys.key_folder import add_relay, make, revoke
+from fedcomp.messages import Invitation
+from fedcomp.sim import simulate
+from fedcomp.transports.grpc import Credentials, GrpcTransport, Terms, tcp_info
+
+ADDED = {"uplink": "topk:density=1/4+s2:union=4", "downlink": "identity", "clients": 4}
+
+
+def lines(folder: Path) -> list[dict]:
+    return [
+        json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+
+
+def model(folder: Path) -> bytes:
+    return (folder / "run" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("relay") / "keys"
+    make(folder, 5)
+    add_relay(folder, ["relay.example"])
+    add_relay(folder, [])
+    return folder
+
+
+def test_clients_behind_a_relay_make_the_model_that_they_make_without(tmp_path, keys):
+    options = {"clients": 4, "rounds": 3, "uplink": "topk:density=1/4"}
+    with deployed(tmp_path / "direct", keys, **options) as run:
+        run.serve([0, 1, 2, 3])
+    with deployed(tmp_path / "relay", keys, **options) as run:
+        run.serve([3], behind=[[0, 1, 2]])
+        for clients in run.clients:
+            clients.thread.join(PATIENCE_S)
+            assert clients.ended and clients.error is None
+        (relay,) = run.relays
+        relay.thread.join(PATIENCE_S)
+        assert relay.ended and relay.error is None
+        assert relay.has_said(
+            f"relays localhost:{run.port} on 127.0.0.1:{relay.port} to a run of 4"
+        )
+        assert relay.has_said("and passes on each frame")
+        assert relay.has_said("the run is over after round 3")
+        assert not run.warnings
+    assert model(tmp_path / "relay") == model(tmp_path / "direct")
+    same = ("accepted", "rejected", "uplink_bytes", "downlink_bytes", "loss")
+    for line, other in zip(lines(tmp_path / "relay"), lines(tmp_path / "direct"), strict=True):
+        assert [line[name] for name in same] == [other[name] for name in same]
+        for mine, direct in zip(line["by_client"], other["by_client"], strict=True):
+            assert mine["downlink_bytes"] == direct["downlink_bytes"]
+            assert mine["uplink_bytes"] == direct["uplink_bytes"] > 0
+    assert sum(line["downlink_bytes"] for line in lines(tmp_path / "relay")) > 0
+
+
+@pytest.mark.skipif(not tcp_info.available(), reason="the platform counts no bytes of connections")
+def test_bytes_at_the_port_are_not_attributed_to_clients_behind_a_relay(tmp_path):
+    with deployed(tmp_path, clients=3) as run:
+        run.serve([2], behind=[[0, 1]])
+    for line in lines(tmp_path):
+        by_client = {figures["client"]: figures for figures in line["by_client"]}
+        for client in (0, 1):
+            assert by_client[client]["wire_bytes_in"] is by_client[client]["wire_bytes_out"] is None
+        own = by_client[2]["wire_bytes_in"], by_client[2]["wire_bytes_out"]
+        assert all(own) and line["wire_bytes_in"] > own[0] and line["wire_bytes_out"] > own[1]
+
+
+def test_several_relays(tmp_path, keys):
+    with deployed(tmp_path, keys, clients=5) as run:
+        assert run.serve([4], behind=[[0, 1], [2, 3]]).client_updates == 10
+        assert not run.warnings
+
+
+# Relays that add.
+
+
+def simulated(folder: Path, **options) -> dict[str, torch.Tensor]:
+    usual = {"participation": 1.0, "batch_size": 10, "seed": 5, "device": "cpu", "rounds": 2}
+    simulate(RunConfig(task=TASK, out=str(folder / "run"), engine="serial", **usual | options))
+    return load_file(folder / "run" / "model.safetensors")
+
+
+def close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.allclose(one[name], other[name], atol=1e-6) for name in one
+    )
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["all behind", "one before"])
+def test_a_relay_that_adds_makes_the_model_of_a_simulation(tmp_path, direct):
+    expected = simulated(tmp_path / "simulated", relays=1, rounds=4, **ADDED)
+    with deployed(tmp_path, relays=1, rounds=4, **ADDED) as run:
+        run.serve(*[[3]] * direct, behind=[[0, 1, 2] if direct else [0, 1, 2, 3]])
+        assert run.relays[0].has_said("and adds the frames of its clients")
+        assert len(run.warnings) == 1 and "--insecure" in run.warnings[0]
+    assert close(load_file(tmp_path / "run" / "model.safetensors"), expected)
+    for line in lines(tmp_path):
+        assert line["accepted"] == 4
+        sent = [figures["uplink_bytes"] for figures in line["by_client"]]
+        assert [bool(size) for size in sent] == [True, False, False, direct]
+
+
+def test_tables_that_are_too_small_are_warned_about_once(tmp_path):
+    small = {"uplink": "topk:density=1/4+s2:columns=4", "memory": "none"}
+    with deployed(tmp_path, relays=1, rounds=3, **ADDED | small) as run:
+        run.serve(behind=[[0, 1, 2, 3]])
+        (sentence,) = [text for text in run.warnings if "that relays added" in text]
+        assert "round 1: " in sentence and "a larger 'union', or more 'columns'" in sentence
+
+
+def test_a_client_that_ends_keeps_no_update_of_the_others_back(tmp_path):
+    def cohort() -> list[int]:
+        return [figures["client"] for figures in lines(tmp_path)[-1]["by_client"]]
+
+    def script() -> Iterator[None]:
+        run.clients[1].end()
+        yield from rounds_until(lambda: cohort() == [0, 1, 2], run.warnings)
+        yield
+        run.start(3, at=run.relays[0])
+        yield from rounds_until(lambda: cohort() == [0, 1, 2, 3], run.warnings)
+
+    options = ADDED | {"relays": 1, "rounds": 10**6, "deadline": 1.0}
+    with deployed(tmp_path, **options) as run:
+        run.serve(behind=[[0, 1, 2]], script=script(), then=lambda: run.start(3, at=run.relays[0]))
+    assert sum(line["rejected"] for line in lines(tmp_path)) <= 1
+
+
+# Sealed elections: keys of clients and messages between them pass through a relay.
+
+
+def test_a_sealed_election_through_a_relay(tmp_path, keys):
+    options = {
+        "strategy": "election:byzantine=2,form=ballots,sealed=true",
+        "clients": 5,
+        "partition": "classes:1",
+        "local_steps": 1,
+        "batch_size": 1,
+        "lr": 0.02,
+        "weight_decay": 0.5,
+        "rounds": 3,
+    }
+    with deployed(tmp_path / "direct", keys, **options) as run:
+        run.serve([0, 1, 2, 3, 4])
+    with deployed(tmp_path / "relay", keys, **options) as run:
+        run.serve([4], behind=[[0, 1, 2, 3]])
+        assert not run.warnings
+    assert model(tmp_path / "relay") == model(tmp_path / "direct")
+    assert all(line["accepted"] == 5 for line in lines(tmp_path / "relay"))
+
+
+# Faults.
+
+
+def again(run: Deployed) -> None:
+    """End the relay and start it on its port, with the assignments of its clients open."""
+    (relay,) = run.relays
+    relay.end()
+    assert relay.ended
+    relay.start(run.port, relay.process.target.enrolment)
+
+
+@pytest.mark.parametrize("adds", [False, True], ids=["bundles", "adds"])
+def test_a_relay_that_is_started_again_amid_a_round_loses_no_update(tmp_path, keys, adds):
+    options = {"rounds": 4, **(ADDED | {"relays": 1} if adds else {"clients": 4})}
+    with deployed(tmp_path / "undisturbed", keys, **options) as run:
+        run.serve([3], behind=[[0, 1, 2]])
+    disturbed = []
+
+    def disturb(round: int, answered: int) -> None:
+        if round in (2, 3) and round not in disturbed:
+            disturbed.append(round)
+            again(run)
+
+    with deployed(tmp_path / "disturbed", keys, **options) as run:
+        run.serve([3], behind=[[0, 1, 2]], on_answer=disturb)
+        assert disturbed == [2, 3] and not run.warnings
+        assert sum("relays localhost" in text for text in run.relays[0].said) == 3
+    assert [line["accepted"] for line in lines(tmp_path / "disturbed")] == [4] * 4
+    if adds:  # another division into sums rounds differently
+        names = ("undisturbed", "disturbed")
+        assert close(*(load_file(tmp_path / n / "run" / "model.safetensors") for n in names))
+    else:
+        assert model(tmp_path / "disturbed") == model(tmp_path / "undisturbed")
+
+
+def test_a_server_that_is_started_again_finds_its_relay_and_the_relays_clients(tmp_path, keys):
+    options = {"clients": 4, "rounds": 4, "uplink": "topk:density=1/4"}
+    with deployed(tmp_path / "undisturbed", keys, **options) as run:
+        run.serve([3], behind=[[0, 1, 2]])
+    with deployed(tmp_path / "disturbed", keys, **options) as run:
+        assert run.serve([3], behind=[[0, 1, 2]], script=iter([None])) is None
+        run.config = replace(run.config, resume=True)
+        assert run.serve().client_updates == 16
+        assert run.relays[0].has_said("trying again")
+    assert model(tmp_path / "disturbed") == model(tmp_path / "undisturbed")
+
+
+def test_a_relay_that_stays_serves_the_next_run(tmp_path):
+    def next_clients() -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while sum("relays localhost" in text for text in relay.said) < 2:
+            assert time.monotonic() < deadline, (relay.said, relay.error)
+            time.sleep(0.02)
+        run.start(0, 1, at=relay)
+
+    with deployed(tmp_path, clients=2) as run:
+        run.serve(then=lambda: run.start(0, 1, at=run.relay(stay=True)))
+        (relay,) = run.relays
+        run.config = replace(run.config, out=str(tmp_path / "next"))
+        assert run.serve(then=next_clients).client_updates == 4
+        assert relay.has_said("the run is over after round 2; waiting for the next one")
+        assert not relay.ended and relay.port
+
+
+def test_a_relay_that_is_revoked_ends_and_its_clients_wait_for_another(tmp_path):
+    keys = tmp_path / "keys"
+    make(keys, 3)
+    for _ in range(2):
+        add_relay(keys, [])
+
+    def script() -> Iterator[None]:
+        first = run.relays[0]
+        revoke(keys, "relay-0")
+        yield from rounds_until(lambda: first.ended, first.said)
+        assert isinstance(first.error, UserError) and "relay 0 is revoked" in str(first.error)
+        yield from rounds_until(lambda: run.clients[1].has_said("trying every"))
+        assert not run.clients[1].ended
+        assert lines(tmp_path)[-1]["accepted"] == 2
+        run.start(2, at=run.relay())
+        yield from rounds_until(lambda: lines(tmp_path)[-1]["accepted"] == 3)
+
+    with deployed(tmp_path, keys, clients=3, rounds=10**6, deadline=1.0) as run:
+        run.serve([0, 1], behind=[[2]], script=script())
+
+
+# The command line.
+
+
+def sentence(*words: object) -> str:
+    """Return what `fedcomp` says about a mistake."""
+    result = CliRunner().invoke(app, [str(word) for word in words], prog_name="fedcomp")
+    assert result.exit_code == 2, (result.output, result.exception)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("fedcomp: ") and not result.stdout
+    return line.removeprefix("fedcomp: ")
+
+
+@pytest.fixture
+def server() -> Iterator[GrpcTransport]:
+    terms = Terms("ab" * 16, "{}", "", "", 1, 1 << 20, 1 << 20)
+    invitation = Invitation("ab" * 16, -1, "{}", "", "")
+    made = GrpcTransport("127.0.0.1", 0, invitation, 1, largest_report=1 << 20, relay_terms=terms)
+    made.open()
+    yield made
+    made.close()
+
+
+def test_a_relay_without_an_enrolment(tmp_path, monkeypatch):
+    monkeypatch.delenv("FEDCOMP_ENROLMENT", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    said = sentence("relay", "--server", "localhost:1")
+    assert said.startswith("this relay has no enrolment: make one on the server with fedcomp keys")
+    assert "--enrolment FILE" in said and "--insecure" in said
+    assert "cannot be read" in sentence("relay", "--enrolment", tmp_path / "absent.toml")
+
+
+def test_a_relay_with_the_enrolment_of_a_client(keys, monkeypatch):
+    file = keys / "clients" / "1.toml"
+    expected = (
+        f"{file} is the enrolment of client 1, and a relay needs its own; make one on the server with: "
+        "fedcomp keys add --relay --host HOST"
+    )
+    assert sentence("relay", "--enrolment", file) == expected
+    monkeypatch.setenv("FEDCOMP_ENROLMENT", str(file))
+    assert sentence("relay", "--server", "localhost:1") == expected
+
+
+def test_options_of_a_relay_that_exclude_each_other(keys):
+    file = keys / "relays" / "0.toml"
+    assert sentence("relay", "--insecure", "--enrolment", file, "--server", "h:1") == (
+        "--insecure uses no keys, but --enrolment names some; give only one of the two"
+    )
+    assert sentence("relay", "--insecure") == "no server is named; give --server host:port"
+    assert "--patience is inf" in sentence("relay", "--insecure", "--patience", "inf")
+    assert "--port" in sentence("relay", "--insecure", "--server", "h:1", "--port", 65536)
+    assert "'h'" in sentence("relay", "--insecure", "--server", "h")
+
+
+def test_a_relay_whose_port_is_in_use(server):
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        said = sentence(
+            "relay", "--insecure", "--server", f"localhost:{server.port}", "--port", port
+        )
+    assert said.startswith(f"port {port} of 127.0.0.1 cannot be opened")
+    assert "choose another with --port" in said
+
+
+def test_a_relay_of_a_server_that_is_not_there_or_another_one(server, tmp_path, keys):
+    with socket.create_server(("127.0.0.1", 0)) as trial:
+        free = trial.getsockname()[1]
+    said = sentence("relay", "--insecure", "--server", f"localhost:{free}", "--patience", 0)
+    assert f"localhost:{free}" in said
+    with GrpcServer(keys, tmp_path) as port:
+        mine = ("--enrolment", keys / "relays" / "0.toml", "--server", f"localhost:{port}")
+        assert "certificate" in sentence("relay", *mine, "--patience", 0, "--port", 0)
+
+
+class GrpcServer:
+    """A server with the keys of another authority."""
+
+    def __init__(self, keys: Path, folder: Path):
+        make(folder / "other", 1)
+        read = [(folder / "other" / n).read_bytes() for n in ("server.crt", "server.key", "ca.crt")]
+        invitation = Invitation("ab" * 16, -1, "{}", "", "")
+        self.transport = GrpcTransport(
+            "127.0.0.1", 0, invitation, 1, largest_report=1 << 20, credentials=Credentials(*read)
+        )
+
+    def __enter__(self) -> int:
+        self.transport.open()
+        return self.transport.port
+
+    def __exit__(self, *error: object) -> None:
+        self.transport.close()
+
+
+def test_relays_do_not_go_with_flower(tmp_path):
+    said = sentence(
+        *("server", "start", "--insecure", "--task", TASK, "--out", tmp_path / "run"),
+        *("--relays", 1, "--transport", "flower", "--uplink", "identity", "--port", 0),
+    )
+    assert "--relays and --transport flower do not go together" in said
+    assert not (tmp_path / "run").exists()
