@@ -157,13 +157,17 @@ def renew(
     """Give a client or a relay a new key and certificate in a new enrolment file, and refuse its old key; a revoked one is let in again.
 
     A relay's new certificate is for the hosts of its enrolment file and for `hosts`. Return the end of the certificate. Raises KeysError
-    if `who` is not in the registry, ca.key is kept elsewhere or the CA has ended.
+    if `who` is not in the registry, a relay has no hosts, ca.key is kept elsewhere or the CA has ended.
     """
     with _changing(folder) as state:
         old = state.entry(who)
         names = None
         if old.relay:
             file = state.folder / RELAYS / f"{old.id}.toml"
+            if not file.exists() and not hosts:
+                raise KeysError(
+                    f"{file}, which names the hosts of {old.name}, is not there; bring it back, or name them with --host HOST"
+                )
             had = hosts_of(Enrolment.read(file).leaf) if file.exists() else []
             names = certificates.hosts([*had, *hosts])
         ca = state.authority()
@@ -252,11 +256,11 @@ class _State:
                 return entry
         relay = isinstance(who, str)
         ids = [str(entry.who) for entry in self.entries if entry.relay == relay]
-        known = f"{ids[0]} to {ids[-1]}" if ids else "none yet"
+        known = " to ".join(dict.fromkeys(ids[:1] + ids[-1:]))
         add = keys_command(self.folder, "add", *(["--relay", "--host", "HOST"] if relay else []))
         raise KeysError(
-            f"{who if relay else f'client {who}'} is not in {self.folder / REGISTRY}, which has {known}; give one of these, "
-            f"or: {add}"
+            f"{who if relay else f'client {who}'} is not in {self.folder / REGISTRY}, which has "
+            f"{f'{known}; give one of these, or' if ids else 'none yet; make one with'}: {add}"
         )
 
     def next_id(self, relay: bool) -> int:

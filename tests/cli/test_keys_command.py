@@ -307,3 +307,176 @@ def test_interrupted_it_leaves_nothing(number, tmp_path):
         process.send_signal(number)
         assert process.stderr.read() == "fedcomp: interrupted; no keys were made\n"
     assert process.returncode == 128 + number and os.listdir(tmp_path) == []
+
+
+# Relays.
+
+
+@pytest.fixture
+def with_relay(folder) -> Path:
+    done("keys", "add", "--relay", "--host", "relay.example", "--keys", folder)
+    return folder
+
+
+def relay(folder: Path, id: int = 0) -> Enrolment:
+    return Enrolment.read(folder / "relays" / f"{id}.toml")
+
+
+def test_add_a_relay(folder):
+    said = done(
+        *("keys", "add", "--relay", "--keys", folder, "--days", 20),
+        *("--host", "relay.example", "--host", "10.0.0.7"),
+    )
+    assert said.splitlines() == [
+        f"Relay 0 is enrolled for relay.example, 10.0.0.7, localhost, 127.0.0.1: {folder}/relays/0.toml. "
+        "Copy it to the relay, then there:",
+        "fedcomp relay --server HOST:PORT --enrolment 0.toml",
+    ]
+    shown = fedcomp("relay", "--help").stdout
+    assert "--server" in shown and "--enrolment" in shown
+    mine = relay(folder)
+    assert mine.relay and mine.id == 0 and days_left(mine.not_after, utc_now()) == 20
+    assert mine.server == "server.example:8080"
+    assert set(keys.hosts_of(mine.leaf)) == {"relay.example", "10.0.0.7", "localhost", "127.0.0.1"}
+    assert (folder / "relays").stat().st_mode & 0o777 == 0o700
+    assert (folder / "relays" / "0.toml").stat().st_mode & 0o777 == 0o600
+
+    # Relays and clients are numbered by themselves, and neither may pass for the other.
+    assert done("keys", "add", "--relay", "--host", "b", "--keys", folder).startswith("Relay 1 is")
+    assert done("keys", "add", "--keys", folder).startswith("Client 3 is enrolled")
+    assert not Enrolment.read(folder / "clients" / "3.toml").relay
+    registry = read_registry(folder)
+    assert registry.relay_of_hash(mine.key_hash) == 0 and registry.id_of_hash(mine.key_hash) is None
+    client = Enrolment.read(folder / "clients" / "1.toml")
+    assert registry.relay_of_hash(client.key_hash) is None
+    assert registry.ids_by_hash()[client.key_hash] == 1
+    assert sorted(registry.ids_by_hash().values()) == sorted(registry.enrolled()) == [0, 1, 2, 3]
+
+
+def test_the_list_shows_relays(with_relay):
+    rows = table(with_relay)
+    assert list(rows) == ["CA", "server", "relay-0", "0", "1", "2"]
+    row = rows["relay-0"]
+    assert (row["state"], row["days"]) == ("enrolled", "365")
+    assert row["file"] == str(with_relay / "relays" / "0.toml")
+    assert row["fingerprint"] not in {rows[client]["fingerprint"] for client in "012"}
+
+
+def test_revoke_a_relay(with_relay):
+    mine, registry = relay(with_relay), read_registry(with_relay)
+    assert (
+        done("keys", "revoke", "relay-0", "--keys", with_relay)
+        == "Relay 0 is revoked; a running server disconnects it\n"
+    )
+    assert read_registry(with_relay).relay_of_hash(mine.key_hash) is None
+    assert read_registry(with_relay).reason_of_hash(mine.key_hash) == (
+        f"relay 0 is revoked; to let it in again: fedcomp keys renew relay-0 --keys {with_relay}"
+    )
+    assert table(with_relay)["relay-0"]["state"] == "revoked"
+    assert sorted(registry.enrolled()) == [0, 1, 2]  # client 0 is somebody else
+
+
+def test_revoke_clients_and_a_relay_together(with_relay):
+    assert (
+        done("keys", "revoke", "2", "relay-0", "1", "--keys", with_relay)
+        == "Clients 2, 1 are revoked, Relay 0 is revoked; a running server disconnects them\n"
+    )
+    assert sorted(read_registry(with_relay).enrolled()) == [0]
+
+
+def test_renew_a_relay_keeps_its_hosts_and_refuses_its_old_key(with_relay):
+    before = relay(with_relay)
+    said = done("keys", "renew", "relay-0", "--keys", with_relay, "--host", "b.example")
+    assert re.fullmatch(
+        r"Relay 0 has a new key until \d{4}-\d\d-\d\d; copy \S+/relays/0\.toml to it, its old key is refused\.\n",
+        said,
+    )
+    after = relay(with_relay)
+    hosts = {"relay.example", "localhost", "127.0.0.1", "b.example"}
+    assert set(keys.hosts_of(after.leaf)) == hosts
+    registry = read_registry(with_relay)
+    assert registry.relay_of_hash(after.key_hash) == 0
+    assert registry.relay_of_hash(before.key_hash) is None
+    assert registry.reason_of_hash(before.key_hash) == (
+        "its key was replaced when relay 0 was renewed; give it the new relays/0.toml"
+    )
+    done("keys", "revoke", "relay-0", "--keys", with_relay)
+    done("keys", "renew", "relay-0", "--keys", with_relay)
+    assert read_registry(with_relay).relay_of_hash(relay(with_relay).key_hash) == 0
+    assert set(keys.hosts_of(relay(with_relay).leaf)) == hosts
+
+
+def test_a_relay_without_its_file_is_renewed_for_the_hosts_that_are_named(with_relay):
+    (with_relay / "relays" / "0.toml").unlink()
+    assert sentence("keys", "renew", "relay-0", "--keys", with_relay) == (
+        f"{with_relay}/relays/0.toml, which names the hosts of relay 0, is not there; bring it back, or name them with --host HOST"
+    )
+    done("keys", "renew", "relay-0", "--keys", with_relay, "--host", "c.example")
+    assert keys.hosts_of(relay(with_relay).leaf)[0] == "c.example"
+
+
+def test_a_relay_whose_key_ends_soon_is_renewed_with_the_others(with_relay):
+    keys.renew(with_relay, "relay-0", days=3)
+    keys.renew(with_relay, 2, days=3)
+    assert keys.due(with_relay, 30) == [2, "relay-0"]
+    lines = done("keys", "renew", "--keys", with_relay).splitlines()
+    assert [line.partition(" has ")[0] for line in lines] == ["Client 2", "Relay 0"]
+    assert keys.due(with_relay, 30) == []
+    assert "relay.example" in keys.hosts_of(relay(with_relay).leaf)
+    keys.renew(with_relay, "relay-0", days=3)
+    keys.revoke(with_relay, "relay-0")
+    assert keys.due(with_relay, 30) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            ["add", "--relay"],
+            "--relay needs the address of the relay, which its certificate is for; give --host HOST",
+        ),
+        (
+            ["add", "--relay", "--host", "a", "--count", "2"],
+            "--relay enrols one relay at a time; leave --count out",
+        ),
+        (
+            ["add", "--host", "a"],
+            "--host is for the certificate of a relay; add --relay, or leave --host out",
+        ),
+        (["add", "--relay", "--host", "a:1"], "--host 'a:1' is no host; give a name such as"),
+        (["revoke", "relay-7"], "relay-7 is not in "),
+        (["revoke", "0", "relay-7"], "relay-7 is not in "),
+        (["renew", "relay-7"], "relay-7 is not in "),
+        (["revoke", "relay-"], "'relay-' is neither a client's id nor 'relay-0'; give one of them"),
+        (["revoke", "server"], "'server' is neither a client's id nor 'relay-0'; give one of them"),
+        (["renew", "relay-x"], "'relay-x' is neither a client's id nor 'server' nor 'relay-0'"),
+        (["renew", "--host", "a"], "--host is for the certificate of the server or a relay"),
+        (["renew", "1", "--host", "a"], "--host is for the certificate of the server or a relay"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_with_relays_is_one_sentence_and_changes_nothing(given, said, with_relay):
+    before = {path: path.read_bytes() for path in with_relay.rglob("*.*") if path.is_file()}
+    assert sentence("keys", *given, "--keys", with_relay).startswith(said)
+    assert {path: path.read_bytes() for path in with_relay.rglob("*.*") if path.is_file()} == before
+
+
+def test_a_relay_that_is_not_known_is_told_which_are(folder, with_relay):
+    assert sentence("keys", "renew", "relay-7", "--keys", folder) == (
+        f"relay-7 is not in {folder}/registry.toml, which has relay-0; give one of these, "
+        f"or: fedcomp keys add --relay --host HOST --keys {folder}"
+    )
+
+
+def test_a_folder_without_relays(folder):
+    assert sentence("keys", "revoke", "relay-0", "--keys", folder) == (
+        f"relay-0 is not in {folder}/registry.toml, which has none yet; make one with: "
+        f"fedcomp keys add --relay --host HOST --keys {folder}"
+    )
+
+
+def test_a_client_with_the_enrolment_of_a_relay(with_relay):
+    file = with_relay / "relays" / "0.toml"
+    assert sentence("client", "--task", "spirals", "--server", "h:1", "--enrolment", file) == (
+        f"{file} is the enrolment of relay 0; give that of a client, or start: fedcomp relay"
+    )

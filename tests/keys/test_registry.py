@@ -54,6 +54,59 @@ def test_what_is_written_is_read(tmp_path):
     assert read_file(tmp_path / "registry.toml") == (tuple(made), (), "server.example:1")
 
 
+def relays(count: int) -> list[Entry]:
+    return [replace(entry, relay=True) for entry in entries(count)]
+
+
+def test_relays_that_are_written_are_read(tmp_path):
+    clients, path = entries(2), tmp_path / "registry.toml"
+    made = relays(3)
+    made[1] = replace(made[1], state=REVOKED, replaced=(made.pop().public_key,))
+    path.write_text(text_of([*reversed(made), *reversed(clients)], None))
+    assert read_file(path) == (tuple(clients), tuple(made), None)
+    path.write_text(text_of(made, None))
+    assert read_file(path) == ((), tuple(made), None)
+    assert [entry.who for entry in [*clients, *made]] == [0, 1, "relay-0", "relay-1"]
+
+
+def test_a_key_of_a_relay_is_that_of_no_client(tmp_path, folder):
+    mine = client(folder, 0)
+    (id, _), registry = keys.add_relay(folder, ["relay.example"]), read_registry(folder)
+    theirs = Enrolment.read(folder / "relays" / f"{id}.toml")
+    assert [entry.id for entry in registry.relays] == [0]
+    assert [entry.id for entry in registry.entries] == [0, 1]
+    assert (registry.relay_of_hash(theirs.key_hash), registry.id_of_hash(theirs.key_hash)) == (
+        0,
+        None,
+    )
+    assert (registry.relay_of_hash(mine.key_hash), registry.id_of_hash(mine.key_hash)) == (None, 0)
+    assert registry.id_of(openssh(theirs.pair[1])) is None
+    assert registry.ids_by_hash() == {client(folder, i).key_hash: i for i in range(2)}
+    assert registry.enrolled().keys() == registry.write_public_keys(tmp_path).keys() == {0, 1}
+
+
+def test_a_relay_keeps_its_entry_when_clients_change(folder):
+    keys.add_relay(folder, ["relay.example"])
+    before = read_registry(folder).relays
+    keys.add(folder, 2), keys.revoke(folder, 0), keys.renew(folder, 1)
+    assert read_registry(folder).relays == before
+    assert [entry.id for entry in read_registry(folder).entries] == [0, 1, 2, 3]
+    keys.renew(folder, "relay-0")
+    (after,) = read_registry(folder).relays
+    assert after.replaced == (before[0].public_key,) and after.public_key != before[0].public_key
+
+
+def test_a_table_of_keys_follows_changes(folder):
+    later = utc_now() + timedelta(days=366)
+    assert Registry(folder / "registry.toml", now=lambda: later).ids_by_hash() == {}
+    registry, renewed = read_registry(folder), client(folder, 0)
+    keys.renew(folder, 0), keys.revoke(folder, 1)
+    wait_until(lambda: registry.ids_by_hash() == {client(folder, 0).key_hash: 0})
+    assert renewed.key_hash not in registry.ids_by_hash()
+    (folder / "registry.toml").write_text("???")
+    wait_until(lambda: registry.ids_by_hash() == {})
+
+
 def malformed():
     a, b, c = entries(3)
     whole = text_of([a, b], None)
@@ -115,6 +168,33 @@ def malformed():
     )
     yield "client", "client = 3\n", r": 'client' is no list of tables; write \[\[client\]\]"
     yield "clients", "client = [3]\n", r": 'client' is no list of tables; write \[\[client\]\]"
+    d, e = relays(2)
+    yield (
+        "a key of a client and a relay",
+        text_of([a, replace(d, public_key=a.public_key)], None),
+        ": client 0 and relay 0 have the same key; give one .*renew relay-0 .*after taking out its \\[\\[relay\\]\\] table",
+    )
+    yield (
+        "a replaced key of a relay",
+        text_of([replace(a, replaced=(d.public_key,)), d], None),
+        ": client 0 and relay 0 have the same key",
+    )
+    yield (
+        "two relays with one id",
+        text_of([a, d, replace(e, id=0)], None),
+        r": relay 0 has two keys; take out one of its two \[\[relay\]\]",
+    )
+    yield (
+        "an id of a relay",
+        text_of([d], None).replace("id = 0", 'id = "relay-0"'),
+        r": \[\[relay\]\] number 1: 'id' is not a whole number from 0",
+    )
+    yield (
+        "a state of a relay",
+        text_of([a, replace(d, state="x")], None),
+        ": relay 0: 'state' is not 'enrolled' or 'revoked'",
+    )
+    yield "relay", "relay = 3\n" + whole, r": 'relay' is no list of tables; write \[\[relay\]\]"
     yield "server", "server = 3\n" + whole, ": 'server' is not a text such as"
     yield "a line", whole + "???\n", r" is not TOML: .*\(at line 14, column 1\); mend it"
     yield "a cut", whole[:-40], " is not TOML: "
