@@ -351,6 +351,33 @@ def test_killed_anywhere_a_change_is_made_or_not_and_can_be_made_again(act, tmp_
     assert not list(folder.rglob(".*.new"))
 
 
+@pytest.mark.deploy
+@pytest.mark.parametrize("act", ["add_relay(F, ['b'])", "renew(F, 'relay-0')"])
+def test_killed_anywhere_a_change_of_a_relay_is_made_or_not_and_can_be_made_again(act, tmp_path):
+    keys.make(tmp_path / "first", 2)
+    keys.add_relay(tmp_path / "first", ["a"])
+    before = read_file(tmp_path / "first" / "registry.toml")
+    for after in range(100):
+        folder = tmp_path / str(after)
+        shutil.copytree(tmp_path / "first", folder)
+        stopped = killed(act.replace("F", repr(str(folder))), after)
+        clients, relays, server = read_file(folder / "registry.toml")
+        assert (clients, server) == (before[0], before[2])
+        if relays == before[1]:
+            assert stopped
+            eval(f"keys.{act}", {"keys": keys, "F": folder})
+        changed = read_file(folder / "registry.toml")[1]
+        assert changed != before[1] and len(changed) == (2 if act.startswith("add") else 1)
+        for entry in changed:
+            theirs = Enrolment.read(folder / "relays" / f"{entry.id}.toml")
+            assert openssh(theirs.pair[1]) == entry.public_key
+            assert keys.hosts_of(theirs.leaf)[0] == "ab"[entry.id]
+        if not stopped:
+            break
+    assert 2 < after < 60
+    assert not list(folder.rglob(".*.new"))
+
+
 def test_two_commands_at_once_do_not_lose_each_other(folder):
     threads = [threading.Thread(target=keys.add, args=(folder,)) for _ in range(8)]
     for thread in threads:
