@@ -48,7 +48,7 @@ def data(examples, seed):
     return Data(torch.randn(examples, 1000, generator=generator), torch.arange(examples) % {classes})
 
 
-task = Task("wide", lambda: nn.Linear(1000, {classes}), train=lambda: data(2000, 1), test=lambda: data(20, 2))
+task = Task("wide", lambda: nn.Linear(1000, {classes}), train=lambda: data({examples}, 1), test=lambda: data(20, 2))
 """
 # The training step of a client, and nothing of what is around it.
 STEP = """\
@@ -126,7 +126,7 @@ class Federation:
     ):
         self.folder, self.processes = folder, []
         self.port, self.metrics_port, self.relay_port = free_port(), free_port(), free_port()
-        self.task = given.task if not given.parameters else wide_task(folder, given.parameters)
+        self.task = given.task if not given.parameters else wide_task(folder, given.parameters, max(2000, clients))
         shape = [
             "--clients",
             str(clients),
@@ -315,6 +315,7 @@ def idle(given: argparse.Namespace) -> None:
 def connected(given: argparse.Namespace) -> None:
     """Many connected clients, of which 200 take part in each round."""
     clients, rounds = given.connected, given.rounds or 5
+    given.parameters = given.parameters or "10k"
     with federation(given, clients, rounds, cohort=min(200, clients)) as on:
         began = time.monotonic()
         await_clients(on, clients)
@@ -438,9 +439,10 @@ def resident_mb(process: int, what: str = "VmRSS") -> float:
         return 0.0  # it has ended
 
 
-def wide_task(folder: Path, count: str) -> str:
+def wide_task(folder: Path, count: str, examples: int = 2000) -> str:
     path = folder / "wide_task.py"
-    path.write_text(WIDE_TASK.format(classes=parameters(count) // 1001))
+    classes = parameters(count) // 1001
+    path.write_text(WIDE_TASK.format(classes=classes, examples=examples))
     return f"{path}:task"
 
 
