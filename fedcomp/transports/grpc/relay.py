@@ -44,6 +44,11 @@ class RelayConnection(GrpcConnection):
         """Send a message. Returns when gRPC's flow control has accepted it."""
         await self._write(wire.split(pieces))
 
+    def fail(self, error: Exception) -> None:
+        """Have `messages` raise an error."""
+        self._error = error
+        self._news.set()
+
     async def _take(self, kind: Kind, reader: Reader) -> None:
         if kind is Kind.TERMS and self._invitation is None:
             terms = relay_wire.decode_terms(reader)
@@ -122,6 +127,7 @@ class _Session:
         self.open: dict[int, tuple[int, Assignment]] = {}  # client → what it was asked
         self.answered: dict[int, Answer] = {}  # reports whose frames wait to be added
         self.sum_timer: asyncio.TimerHandle | None = None
+        self.waiting = True  # until all clients have answered, or `sum_timer` ends
         self.outgoing: deque[list[bytes] | Answer | Adding] = deque()
         self.news = asyncio.Event()
         self.codec = codec(terms.codec) if terms.codec else None
@@ -195,10 +201,13 @@ class _Session:
             self.answered.pop(assignment.client, None)
             opens.append((assignment.client, Open(sequence, assignment)))
         self.served.assign(opens)
+        self.waiting = True
         if self.codec is not None and bundle.wait_s != relay_wire.UNTIL_ALL:
             if self.sum_timer is not None:
                 self.sum_timer.cancel()
-            self.sum_timer = asyncio.get_running_loop().call_later(bundle.wait_s, self._add)
+            self.sum_timer = asyncio.get_running_loop().call_later(
+                bundle.wait_s, self._wait_no_more
+            )
 
     def _withdraw(self, withdrawn: list[Client]) -> None:
         for client, sequence in withdrawn:
@@ -240,8 +249,12 @@ class _Session:
             self._queue((sequence, answer, assignment))
         self._add_if_complete()
 
+    def _wait_no_more(self) -> None:
+        self.waiting = False
+        self._add()
+
     def _add_if_complete(self) -> None:
-        if not self.open:
+        if not self.open or not self.waiting:
             self._add()
 
     def _add(self) -> None:
@@ -261,12 +274,14 @@ class _Session:
 
     async def _write(self) -> None:
         """Send what is queued, in order."""
-        with suppress(UnreachableError):  # the reader of the connection reports it, too
+        try:
             while True:
                 await self.news.wait()
                 self.news.clear()
                 while self.outgoing:
                     await self.connection.write(await self._next())
+        except Exception as error:
+            self.connection.fail(error)
 
     async def _next(self) -> list[bytes]:
         """Return the next message. Reports that wait for it travel together."""
