@@ -35,6 +35,7 @@ ENVIRONMENT = os.environ | {
     "PYTHONPATH": str(ROOT),
     "PYTHONUNBUFFERED": "1",
 }
+HOSTED = 5000  # clients in a process: each has a connection and a state file open
 SUFFIXES = {"k": 1_000, "M": 1_000_000}
 WIDE_TASK = """\
 import torch
@@ -48,7 +49,7 @@ def data(examples, seed):
     return Data(torch.randn(examples, 1000, generator=generator), torch.arange(examples) % {classes})
 
 
-task = Task("wide", lambda: nn.Linear(1000, {classes}), train=lambda: data(2000, 1), test=lambda: data(20, 2))
+task = Task("wide", lambda: nn.Linear(1000, {classes}), train=lambda: data({examples}, 1), test=lambda: data(20, 2))
 """
 # The training step of a client, and nothing of what is around it.
 STEP = """\
@@ -126,7 +127,11 @@ class Federation:
     ):
         self.folder, self.processes = folder, []
         self.port, self.metrics_port, self.relay_port = free_port(), free_port(), free_port()
-        self.task = given.task if not given.parameters else wide_task(folder, given.parameters)
+        self.task = (
+            given.task
+            if not given.parameters
+            else wide_task(folder, given.parameters, max(2000, clients))
+        )
         shape = [
             "--clients",
             str(clients),
@@ -156,16 +161,6 @@ class Federation:
             "--metrics-port",
             str(self.metrics_port),
         ]
-        host = [
-            "--server",
-            f"127.0.0.1:{self.relay_port if given.relay else self.port}",
-            "--count",
-            str(here or clients),
-            "--partition-id",
-            "0",
-            "--task",
-            self.task,
-        ]
         if given.secure:
             keys = [
                 *FEDCOMP,
@@ -180,14 +175,13 @@ class Federation:
             ]
             subprocess.run(keys, cwd=folder, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
         lock = ["--keys", "keys", "--host", "127.0.0.1"] if given.secure else ["--insecure"]
-        key = ["--enrolment", "keys/clients"] if given.secure else ["--insecure"]
         self.server = self.start("server", [*FEDCOMP, "server", "start", *shape, *door, *lock])
         while "0 of " not in (folder / "server.txt").read_text() and self.check_server():
             time.sleep(0.1)  # a client that comes too early asks the port why, which costs bytes
         self.alone_mb = resident_mb(self.server.pid)
         if given.relay:
             self.start_relay(given.secure)
-        self.host = self.start("clients", [*FEDCOMP, "client", *host, *key])
+        self.start_clients(given, here or clients)
 
     def start(self, name: str, command: list[str]) -> subprocess.Popen:
         with (self.folder / f"{name}.txt").open("wb") as said:
@@ -196,6 +190,27 @@ class Federation:
             )
         self.processes.append(process)
         return process
+
+    def start_clients(self, given: argparse.Namespace, clients: int) -> None:
+        """Start the clients in processes of at most HOSTED."""
+        door = self.relay_port if given.relay else self.port
+        there = ["--server", f"127.0.0.1:{door}", "--task", self.task]
+        (self.folder / "enrolments").mkdir()
+        self.hosts: dict[str, subprocess.Popen] = {}
+        for first in range(0, clients, HOSTED):
+            here = range(first, min(first + HOSTED, clients))
+            some = ["--count", str(len(here)), "--partition-id", str(first)]
+            key = ["--insecure"]
+            if given.secure:
+                own = self.folder / "enrolments" / str(first)
+                own.mkdir()
+                for client in here:
+                    file = f"{client}.toml"
+                    (self.folder / "keys" / "clients" / file).rename(own / file)
+                key = ["--enrolment", str(own)]
+            command = [*FEDCOMP, "client", *there, *some, *key]
+            name = f"clients-{first}"
+            self.hosts[name] = self.start(name, command)
 
     def start_relay(self, secure: bool) -> None:
         if secure:
@@ -215,8 +230,9 @@ class Federation:
 
     def check(self) -> bool:
         """Return whether the server still runs. Exits if it or the clients failed."""
-        if self.host.poll():
-            raise SystemExit((self.folder / "clients.txt").read_text())
+        for name, process in self.hosts.items():
+            if process.poll():
+                raise SystemExit((self.folder / f"{name}.txt").read_text())
         return self.check_server()
 
     def records(self) -> list[dict]:
@@ -315,6 +331,7 @@ def idle(given: argparse.Namespace) -> None:
 def connected(given: argparse.Namespace) -> None:
     """Many connected clients, of which 200 take part in each round."""
     clients, rounds = given.connected, given.rounds or 5
+    given.parameters = given.parameters or "10k"
     with federation(given, clients, rounds, cohort=min(200, clients)) as on:
         began = time.monotonic()
         await_clients(on, clients)
@@ -414,9 +431,10 @@ def host_memory(given: argparse.Namespace, clients: int, rounds: int) -> tuple[f
     """Resident MB of a host in its last round: at rest, and at most."""
     with federation(given, clients, rounds) as on:
         last: list[tuple[float, float]] = []
+        (host,) = on.hosts.values()
         while on.check():
             if len(on.records()) == rounds - 1:
-                last.append((resident_mb(on.host.pid), resident_mb(on.host.pid, "VmHWM")))
+                last.append((resident_mb(host.pid), resident_mb(host.pid, "VmHWM")))
             time.sleep(0.02)
     return min(now for now, _ in last if now), max(peak for _, peak in last)
 
@@ -438,9 +456,10 @@ def resident_mb(process: int, what: str = "VmRSS") -> float:
         return 0.0  # it has ended
 
 
-def wide_task(folder: Path, count: str) -> str:
+def wide_task(folder: Path, count: str, examples: int = 2000) -> str:
     path = folder / "wide_task.py"
-    path.write_text(WIDE_TASK.format(classes=parameters(count) // 1001))
+    classes = parameters(count) // 1001
+    path.write_text(WIDE_TASK.format(classes=classes, examples=examples))
     return f"{path}:task"
 
 

@@ -48,6 +48,11 @@ class RelayConnection(GrpcConnection):
         """Send a message. Returns when gRPC's flow control has accepted it."""
         await self._write(wire.split(pieces))
 
+    def fail(self, error: Exception) -> None:
+        """Have `messages` raise an error."""
+        self._error = error
+        self._news.set()
+
     async def _take(self, kind: Kind, reader: Reader) -> None:
         if kind is Kind.TERMS and self._invitation is None:
             terms = relay_wire.decode_terms(reader)
@@ -126,6 +131,7 @@ class _Session:
         self.open: dict[int, tuple[int, Assignment]] = {}  # client → what it was asked
         self.answered: dict[int, Answer] = {}  # reports whose frames wait to be added
         self.sum_timer: asyncio.TimerHandle | None = None
+        self.waiting = True  # until all clients have answered, or `sum_timer` ends
         self.outgoing: deque[list[bytes] | Answer | Adding] = deque()
         self.news = asyncio.Event()
         self.codec = codec(terms.codec) if terms.codec else None
@@ -154,33 +160,25 @@ class _Session:
         connections = allow_connections(self.terms.clients + SPARE_CONNECTIONS)
         serving = asyncio.create_task(self.served.serve(port.set_result, connections))
         writing = asyncio.create_task(self._write())
-        reading = asyncio.create_task(self._read(messages, port))
         try:
-            tasks = {serving, writing, reading}
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in (serving, writing):
-                if task.done():
-                    await task  # raises its error
-            return await reading
+            self._take(await anext(messages))  # the keys
+            await asyncio.wait({port, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                await serving  # raises the error
+            self.relay.opened(port.result(), self.terms)
+            async for message in messages:
+                if isinstance(message, Farewell):
+                    await self.served.dismiss(message)
+                    return message
+                self._take(message)
+            raise UnreachableError(f"{self.relay.server} ended the connection", "closed")
         finally:
             self.served.stop()
             writing.cancel()
-            reading.cancel()
             if self.sum_timer is not None:
                 self.sum_timer.cancel()
             with suppress(asyncio.CancelledError):
-                await asyncio.gather(serving, reading, writing, return_exceptions=True)
-
-    async def _read(self, messages: AsyncIterator[object], port: "asyncio.Future[int]") -> Farewell:
-        """Handle the server's messages until the run is over."""
-        self._take(await anext(messages))  # the keys
-        self.relay.opened(await port, self.terms)
-        async for message in messages:
-            if isinstance(message, Farewell):
-                await self.served.dismiss(message)
-                return message
-            self._take(message)
-        raise UnreachableError(f"{self.relay.server} ended the connection", "closed")
+                await asyncio.gather(serving, return_exceptions=True)
 
     # From the server.
 
@@ -204,10 +202,13 @@ class _Session:
             self.open[assignment.client] = sequence, assignment
             opens.append((assignment.client, Open(sequence, assignment)))
         self.served.assign(opens)
+        self.waiting = True
         if self.sum_timer is not None:
             self.sum_timer.cancel()
         if self.codec is not None and bundle.wait_s != relay_wire.UNTIL_ALL:
-            self.sum_timer = asyncio.get_running_loop().call_later(bundle.wait_s, self._add)
+            self.sum_timer = asyncio.get_running_loop().call_later(
+                bundle.wait_s, self._wait_no_more
+            )
 
     def _withdraw(self, withdrawn: list[Client]) -> None:
         for client, sequence in withdrawn:
@@ -249,8 +250,12 @@ class _Session:
             self._queue((sequence, answer, assignment))
         self._add_if_complete()
 
+    def _wait_no_more(self) -> None:
+        self.waiting = False
+        self._add()
+
     def _add_if_complete(self) -> None:
-        if not self.open:
+        if not self.open or not self.waiting:
             self._add()
 
     def _add(self) -> None:
@@ -270,12 +275,14 @@ class _Session:
 
     async def _write(self) -> None:
         """Send what is queued, in order."""
-        with suppress(UnreachableError):  # the reader of the connection reports it, too
+        try:
             while True:
                 await self.news.wait()
                 self.news.clear()
                 while self.outgoing:
                     await self.connection.write(await self._next())
+        except Exception as error:
+            self.connection.fail(error)
 
     async def _next(self) -> list[bytes]:
         """Return the next message. Reports that wait for it travel together."""

@@ -841,6 +841,22 @@ def test_a_silent_client_does_not_keep_the_others_sum_back_beyond_the_time_limit
         assert in_one_batch(server) == {1: update(sent[1])}
 
 
+def test_after_the_time_limit_a_late_frame_does_not_wait_for_others(loop):
+    slow = [Slow(update), Slow(update)]
+    with serving(3, relay_terms=terms(3, *ADDING)) as server:
+        relay = RelayEnd(loop, server.target)
+        for client, answer in enumerate([update, *slow]):
+            loop.start(attend(connect(relay, client), client, answer))
+        server.wait_for_clients(0, 1, 2)
+        server.transport.clock.begin(0.5)
+        server.transport.send([assignment(client) for client in range(3)])
+        assert in_one_batch(server) == {0: update(assignment(0))}
+        slow[0].go_on.set()
+        assert in_one_batch(server) == {1: update(assignment(1))}
+        slow[1].go_on.set()
+        assert in_one_batch(server) == {2: update(assignment(2))}
+
+
 def test_the_time_limit_of_one_phase_does_not_end_the_next(loop):
     slow = Slow(update)
     with serving(2, relay_terms=terms(2, *ADDING)) as server:
