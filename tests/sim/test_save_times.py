@@ -29,8 +29,8 @@ def saved_at(every: str, round_s: float, save_s: float, rounds: int) -> list[int
     return found
 
 
-def test_quick_saves_are_ten_seconds_apart():
-    assert saved_at("auto", round_s=1.0, save_s=0.01, rounds=35) == [10, 21, 32]
+def test_quick_saves_are_at_least_ten_seconds_apart():
+    assert saved_at("auto", round_s=4.0, save_s=0.01, rounds=10) == [3, 6, 9]
 
 
 def test_slow_saves_cost_a_twentieth_of_the_time():
