@@ -34,7 +34,7 @@ def main() -> None:
         "checkpoint": [],
     }
     with tempfile.TemporaryDirectory(dir=o.folder) as folder:
-        checkpoint = Checkpoint(Path(folder), o.numel)
+        checkpoint = Checkpoint(Path(folder))
         for round in range(o.repeats + 1):
             timings["plain write"].append(plain(Path(folder, "plain"), rows, flush=False))
             timings["plain write, flushed"].append(plain(Path(folder, "plain"), rows, flush=True))

@@ -34,6 +34,9 @@ NOT_TAKEN_OVER = {
 }  # by a resumed run, from the one before
 
 
+AUTO = "auto"  # of --checkpoint-every
+
+
 class Usual(str):
     """A default in whose place a strategy may have its own. The same text, given in so many words, is kept."""
 
@@ -277,8 +280,10 @@ class RunConfig:
     eval_every: int = option(
         1, "rounds between evaluations; the last round is always evaluated", unit="rounds", low=1
     )
-    checkpoint_every: int = option(
-        1, "rounds between checkpoints", unit="rounds", low=1, local=True
+    checkpoint_every: str = option(
+        AUTO,
+        "rounds between checkpoints; auto: a server saves every round, a simulation spends at most a twentieth of its time on it",
+        local=True,
     )
     out: str | None = option(
         None, "run folder; a new folder runs/TASK-YYYYMMDD-HHMMSS when not given", local=True
@@ -303,8 +308,14 @@ class RunConfig:
     )
 
     def __post_init__(self) -> None:
+        if type(self.checkpoint_every) is int:
+            object.__setattr__(self, "checkpoint_every", str(self.checkpoint_every))
         for f in dataclasses.fields(self):
             _check(f, getattr(self, f.name))
+        if self.checkpoint_every != AUTO:
+            rounds = spec.convert(self.checkpoint_every, int, "--checkpoint-every")
+            if rounds < 1:
+                raise ConfigError(f"--checkpoint-every is {rounds}; give at least 1, or auto")
         for schedule in schedules.of_options(self, self.horizon or self.rounds).values():
             schedule.check(self.rounds)
 

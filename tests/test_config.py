@@ -50,7 +50,7 @@ OTHER = {
     "device": "cpu",
     "seed": 42,
     "eval_every": 5,
-    "checkpoint_every": 10,
+    "checkpoint_every": "10",
     "out": "runs/mine",
     "resume": True,
     "plain": True,
@@ -292,6 +292,8 @@ def test_a_value_of_another_type_is_refused(name):
         if isinstance(default, float)
         else [1]
     )
+    if name == "checkpoint_every":
+        wrong = [True, 2.5]  # a whole number stands for its text
     for value in [*wrong, b"bytes", *([] if default is None else [None])]:
         with pytest.raises(ConfigError, match=f"^{config.flag(name)} "):
             RunConfig(**{name: value})

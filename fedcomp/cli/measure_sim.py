@@ -77,7 +77,7 @@ class Enough(Exception):
 class Turns(Callback):
     """After every round that counts, everything that stands beside the run takes its turn.
 
-    Rounds count once the engine has settled, and then every other one: behind the one after a turn no checkpoint is being written.
+    Rounds count once the engine has settled, and then every other one, so that a round that counts follows another round.
     """
 
     def __init__(self, rounds: int):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..callbacks import Callback, Header, RoundRecord, Summary
-from ..config import RunConfig, data_folder, keys_command
+from ..config import AUTO, RunConfig, data_folder, keys_command
 from ..errors import ConfigError, DataError, RunFolderError, TaskError
 from ..formatting import named_clients
 from ..keys.key_folder import CA_CRT, REGISTRY, serving_files
@@ -210,7 +210,8 @@ class Deployment:
             roster.miss(r.client for r in outcome.rejections if r.stage == DEADLINE)
             record = self._record(outcome, began + roster.waited_s - waited_s)
             length, saving = self.folder.append(record), time.perf_counter()
-            recovery.keep(outcome, length, whole=True)
+            recovery.hear(outcome)
+            recovery.save(outcome.round, length)
             took_s = time.perf_counter() - saving
             self.callback.round_done(record)
             self.callback.checkpoint(record.round, took_s)
@@ -436,7 +437,7 @@ def refuse_what_is_simulated(config: RunConfig) -> None:
         raise ConfigError(
             "--residuals is for virtual clients; leave it out: each client keeps its state on its own disk"
         )
-    if config.checkpoint_every != 1:
+    if config.checkpoint_every not in (AUTO, "1"):
         raise ConfigError(
             "--checkpoint-every would let a resumed server fall behind its clients; leave it out: a server saves every round"
         )

@@ -70,16 +70,11 @@ class Recovery:
         clients: Clients,
         rounds: int,
         others: Mapping[str, Part] | None = None,
-        behind: bool = False,
     ):
-        """`others` keep something too, by where in the checkpoint. `behind`: checkpoints are written while the next round goes on."""
+        """`others`: further objects with their own state, by the prefix of their names in the checkpoint."""
         self.folder, self.loop, self.clients, self.rounds = folder, loop, clients, rounds
-        self.checkpoint = Checkpoint(
-            folder.path / CHECKPOINT,
-            loop.broadcasts.layout.numel,
-            beside=[folder.path / METRICS],
-            behind=behind,
-        )
+        self.checkpoint = Checkpoint(folder.path / CHECKPOINT, beside=[folder.path / METRICS])
+        self.saved = 0  # round of the last checkpoint
         self.others = dict(others or {})
         clients.keep_in(self.checkpoint)
         self.heard: set[int] = (
@@ -100,7 +95,7 @@ class Recovery:
                 raise CheckpointError(
                     f"{self.checkpoint.folder} holds no checkpoint of the run; start a new run with another --out"
                 )
-            self._save(0, 0)
+            self.save(0, 0)
             return 0
         try:
             return self._restore(json.loads(stored))
@@ -124,17 +119,15 @@ class Recovery:
         self.folder.truncate_metrics(run["metrics_length"])
         passed = [broadcast.base for broadcast in self.loop.broadcasts.cache]
         self.clients.restore(self._vector(WEIGHTS), run["version"], passed)
-        return run["round"]
+        self.saved = run["round"]
+        return self.saved
 
-    def keep(self, outcome: RoundResult, metrics_length: int, whole: bool) -> None:
-        """After a round and before the next: its broadcast at least, everything if `whole`."""
+    def hear(self, outcome: RoundResult) -> None:
+        """Take note of the clients of a round, whose entries the next checkpoint writes."""
         self.heard |= set(outcome.cohort)
-        if whole:
-            self._save(outcome.round, metrics_length, outcome)
-        elif outcome.broadcast is not None:
-            self.checkpoint.add_broadcast(outcome.broadcast)
 
-    def _save(self, round: int, metrics_length: int, outcome: RoundResult | None = None) -> None:
+    def save(self, round: int, metrics_length: int) -> None:
+        """Save the state after a round and before the next. `metrics_length`: bytes of the metrics until then."""
         server, cache = self.loop, self.loop.broadcasts.cache
         vectors, values = self.clients.take_changes()
         vectors[WEIGHTS] = server.broadcasts.weights
@@ -168,13 +161,10 @@ class Recovery:
             "keeper": keeper,
         }
         values[RUN] = json.dumps(run | self._identity).encode()
-        new = (
-            [outcome.broadcast]
-            if outcome is not None and cache and cache[-1] is outcome.broadcast
-            else []
-        )
+        new = [broadcast for broadcast in cache if broadcast.round > self.saved]
         self.checkpoint.save(vectors, values, new, oldest=cache[0].round if cache else round + 1)
         self.heard.clear()
+        self.saved = round
 
     def _restore_server(self, run: dict[str, Any]) -> None:
         server = self.loop

@@ -9,11 +9,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """While entered, the first of the signals is kept until `act`; a second one acts at once. Off, or outside the
-    main thread, nothing changes."""
+    """While entered, the first of the signals is kept until `act`; a second one acts at once. Does nothing outside of the main thread."""
 
-    def __init__(self, on: bool):
-        self.on = on and threading.current_thread() is threading.main_thread()
+    def __init__(self) -> None:
+        self.on = threading.current_thread() is threading.main_thread()
         self.first: tuple[int, FrameType | None] | None = None
         self.before: dict[int, signal.Handlers] = {}
 

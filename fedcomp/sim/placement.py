@@ -14,7 +14,7 @@ import torch
 
 from ..errors import ConfigError
 from ..memories import Memory
-from ..server.checkpoint import ROWS
+from ..server.checkpoint import stored_bytes
 
 DEVICE, HOST, FILE = "device", "host", "file"  # of --residuals
 SHARE = 1 / 2  # of what is free on the device or in memory, for clients that all stay there
@@ -94,8 +94,8 @@ def choose_home(asked: str, device: torch.device, need: Need) -> Placement:
 def shortage(folder: Path, need: Need, cohort: int) -> str:
     """A sentence where a checkpoint in `folder`, or above it where that is not there yet, may fill the disk; "" where it cannot."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    written = (folder / ROWS).stat().st_size if (folder / ROWS).exists() else 0
-    more, free = need.bytes + need.client_bytes * cohort - written, shutil.disk_usage(there).free
+    more = need.bytes + need.client_bytes * cohort - stored_bytes(folder)
+    free = shutil.disk_usage(there).free
     if more <= free:
         return ""
     return (

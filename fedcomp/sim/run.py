@@ -61,6 +61,7 @@ from .network_file import is_file, read_file
 from .placement import Need, choose_home, crowding, shortage
 from .ray_engine import JOBS_PER_ACTOR, RayEngine
 from .relays import Relays
+from .save_times import SaveTimes
 from .stragglers import pace, steps_by
 from .timing import Timing
 
@@ -253,9 +254,7 @@ class Simulation(Preparation):
             others = {"warnings/": self.warnings}
             if self.timing:
                 others["network/"] = self.timing
-            recovery = Recovery(
-                self.folder, self.loop, self.clients, self.config.rounds, others, behind=True
-            )
+            recovery = Recovery(self.folder, self.loop, self.clients, self.config.rounds, others)
             ends.callback(recovery.close)
             done = recovery.restore()
             self.clients.watch.contraction.resume(done)
@@ -273,14 +272,11 @@ class Simulation(Preparation):
                 self.warnings(sentence)
             ends.callback(self.clients.store.close)
             ends.enter_context(_resting_collector())
-            self._rounds(
-                recovery, done, ends.enter_context(Interruption(self.config.checkpoint_every > 1))
-            )
-            recovery.checkpoint.settle()
+            self._rounds(recovery, done, ends.enter_context(Interruption()))
             return self._finish()
 
     def _rounds(self, recovery: Recovery, done: int, interruption: Interruption) -> None:
-        began = time.perf_counter()
+        began, times = time.perf_counter(), SaveTimes(self.config.checkpoint_every)
         rounds = range(done + 1, self.config.rounds + 1)
         self._look_ahead(done + 1)
         for outcome in timed_each("round", self.loop.rounds(rounds)):
@@ -288,20 +284,29 @@ class Simulation(Preparation):
                 self.timing.on_round_end(outcome)
             record = self._record(outcome, began)
             length = self.folder.append(record)
-            due = (
-                outcome.round % self.config.checkpoint_every == 0
-                or outcome.round == self.config.rounds
-            )
-            whole, saving = due or interruption.asked, time.perf_counter()
-            with timed("checkpoint"):
-                recovery.keep(outcome, length, whole=whole)
-            took_s = time.perf_counter() - saving
-            self.callback.round_done(record)
-            if whole:
-                self.callback.checkpoint(record.round, took_s)
-            interruption.act()
+            recovery.hear(outcome)
+            last = outcome.round == self.config.rounds
+            due = last or interruption.asked or times.due(outcome.round)
+            took_s = self._save(recovery, outcome.round, length) if due else 0.0
+            try:
+                self.callback.round_done(record)
+                if due:
+                    times.saved(took_s)
+                    self.callback.checkpoint(record.round, took_s)
+                interruption.act()
+            except BaseException:
+                if not due:
+                    self._save(recovery, outcome.round, length)
+                raise
             began = time.perf_counter()
             self._look_ahead(outcome.round + 1)
+
+    def _save(self, recovery: Recovery, round: int, metrics_length: int) -> float:
+        """Save the state after a round. Return the seconds that it took."""
+        began = time.perf_counter()
+        with timed("checkpoint"):
+            recovery.save(round, metrics_length)
+        return time.perf_counter() - began
 
     def _look_ahead(self, round: int) -> None:
         """Have the clients of a round and of the next one moved ahead of use."""

@@ -41,7 +41,8 @@ def test_rounds_are_real_and_their_parts_are_the_whole(measured):
     assert found["parameters"] == 42 and 0 <= found["accuracy"] <= 1
     assert list(found["parts"]) == [*PARTS, REST]
     assert sum(part["share"] for part in found["parts"].values()) == pytest.approx(1)
-    assert all(found["parts"][name]["seconds"] > 0 for name in PARTS)
+    # Two rounds take less time than passes between two checkpoints.
+    assert all((found["parts"][name]["seconds"] > 0) == (name != "checkpoint") for name in PARTS)
 
 
 @pytest.mark.slow
@@ -86,7 +87,7 @@ def test_a_trace_of_every_round(measured):
     events = check_trace(found)
     names = [e["name"] for e in events]
     assert (
-        names.count("round") == names.count("checkpoint") == names.count("evaluation") == 4
+        names.count("round") == names.count("evaluation") == 4
         and names.count("lean loop") == 3
     )
     assert sum(e["args"]["clients"] for e in events if e["name"] == "local SGD") == 4 * 4
@@ -143,11 +144,11 @@ def test_the_tables_have_a_line_for_every_way_and_part():
 def test_no_folder_is_left(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made = []
-    keep = Recovery.keep
+    save = Recovery.save
     monkeypatch.setattr(
         Recovery,
-        "keep",
-        lambda *given, **named: (made.extend(tmp_path.iterdir()), keep(*given, **named)),
+        "save",
+        lambda *given, **named: (made.extend(tmp_path.iterdir()), save(*given, **named)),
     )
     assert fedcomp("bench", "sim", *WORDS, "--rounds", 1).exit_code == 0
     assert made and not list(tmp_path.iterdir())

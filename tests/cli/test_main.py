@@ -72,6 +72,8 @@ def other(f: Any) -> Any:
         if isinstance(f.default, int)
         else f.default / 2 + 0.25
         if isinstance(f.default, float)
+        else "7"
+        if f.name == "checkpoint_every"
         else "a word"
     )
 
@@ -476,6 +478,7 @@ def test_alone_it_shows_its_help():
         "doctor",
         "reproduce",
         "client",
+        "relay",
         "bench",
         "keys",
         "server",

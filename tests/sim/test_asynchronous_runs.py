@@ -74,7 +74,8 @@ def test_only_answers_that_came_or_were_taken_are_written(tmp_path, monkeypatch)
         return save(self, vectors, values, broadcasts, oldest)
 
     monkeypatch.setattr(Checkpoint, "save", listening)
-    simulate(replace(RUN, clients=40, strategy="asynchronous:wait=0", out=out(tmp_path, "run")))
+    config = replace(RUN, clients=40, strategy="asynchronous:wait=0", checkpoint_every=1)
+    simulate(replace(config, out=out(tmp_path, "run")))
     assert len(written[1]) == 20 and all(1 <= len(names) <= 3 for names in written[2:])
 
 
@@ -102,7 +103,7 @@ def test_a_checkpoint_whose_clients_at_work_are_damaged_is_one_sentence(tmp_path
     config = replace(RUN, rounds=2, out=out(tmp_path, "run"))
     simulate(config)
     with sqlite3.connect(tmp_path / "run" / "checkpoint" / "state.sqlite") as state:
-        state.execute("UPDATE value SET data = ? WHERE name = 'loop/clock'", (data,))
+        state.execute("UPDATE entry SET data = ? WHERE name = 'loop/clock'", (data,))
     state.close()
     with pytest.raises(CheckpointError, match="damaged"):
         simulate(replace(config, rounds=3, resume=True))

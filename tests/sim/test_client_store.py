@@ -26,7 +26,8 @@ from fedcomp.errors import CheckpointError, ConfigError
 from fedcomp.memories import Memory
 from fedcomp.memories.sketched import CANDIDATES, MARKS, SKETCH, VALUES
 from fedcomp.server import checkpoint
-from fedcomp.server.checkpoint import ROWS, Checkpoint
+from fedcomp.server.checkpoint import FILES, Checkpoint
+from fedcomp.server.run_folder import CHECKPOINT
 from fedcomp.sim import placement, simulate
 from fedcomp.sim.client_store import ClientStore
 from fedcomp.sim.placement import (
@@ -75,7 +76,7 @@ def made(name: str) -> Memory:
 
 def bounded(folder: Path, home: Placement = NOWHERE, name: str = "residual") -> ClientStore:
     store = ClientStore(lambda: made(name), "v0", home)
-    store.shelf = Checkpoint(folder, NUMEL)
+    store.shelf = Checkpoint(folder)
     return store
 
 
@@ -144,15 +145,22 @@ def test_every_memory_is_the_same_to_the_bit_wherever_it_was(tmp_path, name):
     away.shelf.close()
 
 
+@pytest.fixture
+def in_files(monkeypatch):
+    """Every vector has a file of its own, as those of 262,144 elements and more have."""
+    monkeypatch.setattr(checkpoint, "SMALL", 100)
+
+
 def test_without_room_only_those_at_work_are_in_memory_and_nothing_is_written_twice(
-    tmp_path, monkeypatch
+    tmp_path, in_files, monkeypatch
 ):
-    written, pwrite = [], os.pwrite
-    monkeypatch.setattr(
-        checkpoint.os,
-        "pwrite",
-        lambda file, data, offset: written.append(len(data)) or pwrite(file, data, offset),
-    )
+    written, save_file = [], checkpoint.save_file
+
+    def counted(tensors, path):
+        written.append(sum(tensor.dtype == torch.float32 for tensor in tensors.values()))
+        save_file(tensors, path)
+
+    monkeypatch.setattr(checkpoint, "save_file", counted)
     store = bounded(tmp_path)
     for round in range(3):
         for piece in ([0, 1], [2, 3], [4, 5]):
@@ -163,7 +171,7 @@ def test_without_room_only_those_at_work_are_in_memory_and_nothing_is_written_tw
             store.touch(piece)
         store.shelf.save(*store.take_changes())
     vectors = 3 * (6 + 3)  # six clients, three of whom have a momentum
-    assert sum(written) == vectors * 4 * NUMEL
+    assert sum(written) == vectors
     store.shelf.close()
 
 
@@ -214,15 +222,16 @@ def test_those_who_are_expected_are_read_by_another_thread_up_to_the_budget(tmp_
     store.shelf.close()
 
 
-def test_damage_found_while_reading_ahead_ends_the_run_that_needs_it(tmp_path):
+def test_damage_found_while_reading_ahead_ends_the_run_that_needs_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SMALL", 100)
     store = bounded(tmp_path, Placement(FILE, 1e9))
     store.bring([7])
     worked(store, 7, 0)
     store.touch([7])
     store.shelf.save(*store.take_changes())
     store.clear()
-    with open(tmp_path / ROWS, "r+b") as file:
-        file.write(b"\xff" * 4 * NUMEL * 3)
+    for path in (tmp_path / FILES).iterdir():
+        os.truncate(path, 20)
     store.expect([7])
     with pytest.raises(CheckpointError, match="damaged"):
         store.bring([7])
@@ -285,47 +294,47 @@ def test_a_run_that_is_stopped_may_go_on_with_another_home(tmp_path, no_room, st
 
 @pytest.mark.parametrize("call", [6, 9, 14])
 def test_a_disk_that_is_full_between_checkpoints_ends_the_run_and_it_goes_on(
-    tmp_path, no_room, monkeypatch, call
+    tmp_path, no_room, in_files, monkeypatch, call
 ):
     config = replace(PIECES, checkpoint_every=4, residuals="file")
     simulate(replace(config, out=out(tmp_path, "whole")))
-    calls, pwrite = [], os.pwrite
+    calls, save_file = [], checkpoint.save_file
 
-    def fails(file, data, offset):
-        calls.append(offset)
+    def fails(tensors, path):
+        calls.append(path)
         if len(calls) == call:
             raise OSError(28, "No space left on device")
-        return pwrite(file, data, offset)
+        save_file(tensors, path)
 
-    monkeypatch.setattr(checkpoint.os, "pwrite", fails)
+    monkeypatch.setattr(checkpoint, "save_file", fails)
     watched = Records()
     with pytest.raises(CheckpointError, match="go on with --resume") as error:
         simulate(replace(config, out=out(tmp_path, "full")), watched)
     assert error.value.exit_status == 6 and len(watched.records) < 4
-    monkeypatch.undo()
+    monkeypatch.setattr(checkpoint, "save_file", save_file)
     simulate(replace(config, out=out(tmp_path, "full"), resume=True))
     assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "full"))
 
 
 @pytest.mark.slow
 def test_what_a_kill_leaves_at_any_moment_of_writing_is_enough_to_go_on(
-    tmp_path, no_room, monkeypatch
+    tmp_path, no_room, in_files, monkeypatch
 ):
     config = replace(PIECES, checkpoint_every=3, residuals="file", out=out(tmp_path, "whole"))
-    left, calls, pwrite = [], [], os.pwrite
+    left, calls, save_file = [], [], checkpoint.save_file
 
-    def copied(file, data, offset):
-        """A kill leaves the files as they are: here, before half of what is written at once is there, and after it."""
-        calls.append(offset)
-        half = pwrite(file, data[: len(data) // 2], offset)
+    def copied(tensors, path):
+        """A kill leaves the files as they are: here, with half of a file that is being written."""
+        calls.append(path)
+        save_file(tensors, path)
         if len(calls) % 6 == 2:
             left.append(tmp_path / f"killed-{len(calls)}")
             shutil.copytree(tmp_path / "whole", left[-1])
-        return half + pwrite(file, data[half:], offset + half)
+            os.truncate(left[-1] / CHECKPOINT / FILES / path.name, 20)
 
-    monkeypatch.setattr(checkpoint.os, "pwrite", copied)
+    monkeypatch.setattr(checkpoint, "save_file", copied)
     simulate(config)
-    monkeypatch.undo()
+    monkeypatch.setattr(checkpoint, "save_file", save_file)
     assert len(left) >= 5
     for folder in left:
         simulate(replace(config, out=str(folder), resume=True))

@@ -113,15 +113,12 @@ def test_links_and_memories_are_the_strategys_where_they_are_not_given(tmp_path)
 def test_clients_keep_no_vector_and_the_server_its_two_sketches(tmp_path):
     simulate(replace(SKETCHED, rounds=3, out=out(tmp_path, "run")))
     with sqlite3.connect(tmp_path / "run" / "checkpoint" / "state.sqlite") as state:
-        vectors = {name for (name,) in state.execute("SELECT name FROM vector")}
-        kept = dict(
-            state.execute("SELECT name, length(data) FROM value WHERE name LIKE 'strategy/%'")
-        )
+        sizes = dict(state.execute("SELECT name, length(data) FROM entry"))
     state.close()
-    assert vectors == {"weights"} and kept == {
-        "strategy/momentum": 4 * 72,
-        "strategy/error": 4 * 72,
-    }
+    assert sizes["weights"] == 4 * 42
+    vectors = {name for name in sizes if name.startswith(("client/", "strategy/")) and "." in name}
+    assert not vectors  # of clients, whose records are named client/ID
+    assert sizes["strategy/momentum"] == sizes["strategy/error"] == 4 * 72
 
 
 def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path):

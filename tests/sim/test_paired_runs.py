@@ -53,11 +53,8 @@ def test_of_the_counterpart_only_what_changed_is_written(
         return save(self, vectors, values, broadcasts, oldest)
 
     monkeypatch.setattr(Checkpoint, "save", listening)
-    simulate(
-        replace(
-            TINY, memory=memory, uplink=uplink, engine=engine, rounds=12, out=out(tmp_path, "run")
-        )
-    )
+    config = replace(TINY, memory=memory, uplink=uplink, engine=engine, checkpoint_every=1)
+    simulate(replace(config, rounds=12, out=out(tmp_path, "run")))
     lines, members = rounds_of(out(tmp_path, "run")), set()
     assert len(written) == 13
     for line, names in zip(lines, written[1:], strict=True):

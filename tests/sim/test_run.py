@@ -18,6 +18,7 @@ from small_runs import (
     TASKS,
     TINY,
     Records,
+    Stop,
     StopsAt,
     assert_the_same_when_stopped,
     lines_in,
@@ -103,20 +104,18 @@ def test_a_run_stopped_at_any_moment_ends_the_same(tmp_path, stop, every):
 def test_a_failure_while_a_checkpoint_is_written_costs_a_round_at_most(
     tmp_path, monkeypatch, call, memory
 ):
-    config = replace(TINY, memory=memory)
+    config = replace(TINY, memory=memory, checkpoint_every=1)
     simulate(replace(config, out=out(tmp_path, "whole")))
-    calls = []
+    calls, save_file = [], checkpoint.save_file
 
-    pwrite = os.pwrite
-
-    def fails_once(file, data, offset):
-        calls.append(offset)
+    def fails_once(tensors, path):
+        calls.append(path)
         if len(calls) == call:
             raise OSError(28, "No space left on device")
-        return pwrite(file, data, offset)
+        save_file(tensors, path)
 
-    monkeypatch.setattr(checkpoint, "RUN_BYTES", 1)  # a call for each vector
-    monkeypatch.setattr(checkpoint.os, "pwrite", fails_once)
+    monkeypatch.setattr(checkpoint, "SMALL", 100)  # a file for each vector
+    monkeypatch.setattr(checkpoint, "save_file", fails_once)
     with pytest.raises(CheckpointError):
         simulate(replace(config, out=out(tmp_path, "stopped")))
     monkeypatch.undo()
@@ -440,7 +439,7 @@ def test_a_checkpoint_with_damaged_values_is_one_sentence(tmp_path, name):
     config = replace(TINY, rounds=2, participation=1.0, out=out(tmp_path, "run"))
     simulate(config)
     with sqlite3.connect(tmp_path / "run" / "checkpoint" / "state.sqlite") as state:
-        state.execute("UPDATE value SET data = ? WHERE name = ?", (b"[1", name))
+        state.execute("UPDATE entry SET data = ? WHERE name = ?", (b"[1", name))
     state.close()
     with pytest.raises(CheckpointError, match="damaged"):
         simulate(replace(config, rounds=3, resume=True))
@@ -490,14 +489,16 @@ def test_ctrl_c_between_checkpoints_finishes_the_round_and_keeps_it(tmp_path):
     assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
 
 
-def test_a_broadcast_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch):
-    def full(self, broadcasts):
-        if broadcasts:
-            raise sqlite3.OperationalError("database or disk is full")
-
-    monkeypatch.setattr(checkpoint.Checkpoint, "_add", full)
-    with pytest.raises(CheckpointError, match="disk is full"):
-        simulate(replace(TINY, checkpoint_every=100, out=out(tmp_path, "run")))
+def test_a_run_that_an_error_ends_between_checkpoints_goes_on_where_it_ended(tmp_path):
+    simulate(replace(TINY, out=out(tmp_path, "whole")))
+    stopped = replace(TINY, out=out(tmp_path, "stopped"))
+    assert stopped.checkpoint_every == "auto"
+    watched = Records()
+    with pytest.raises(Stop):
+        simulate(stopped, StopsAt(5))
+    simulate(replace(stopped, resume=True), watched)
+    assert watched.records[0].round == 6
+    assert model_bytes(out(tmp_path, "whole")) == model_bytes(out(tmp_path, "stopped"))
 
 
 def test_a_model_that_cannot_be_mapped_is_trained_serially_by_itself(tmp_path):

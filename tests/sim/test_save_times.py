@@ -1,0 +1,51 @@
+"""When a simulation is saved: after a number of rounds, or as often as a twentieth of its time allows."""
+
+import pytest
+
+from fedcomp import RunConfig
+from fedcomp.errors import ConfigError, SpecError
+from fedcomp.sim.save_times import SaveTimes
+
+
+class Hand:
+    """A clock that is set by hand."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def saved_at(every: str, round_s: float, save_s: float, rounds: int) -> list[int]:
+    clock = Hand()
+    times, found = SaveTimes(every, clock), []
+    for round in range(1, rounds + 1):
+        clock.now_s += round_s
+        if times.due(round):
+            clock.now_s += save_s
+            times.saved(save_s)
+            found.append(round)
+    return found
+
+
+def test_quick_saves_are_at_least_ten_seconds_apart():
+    assert saved_at("auto", round_s=4.0, save_s=0.01, rounds=10) == [3, 6, 9]
+
+
+def test_slow_saves_cost_a_twentieth_of_the_time():
+    assert saved_at("auto", round_s=1.0, save_s=2.0, rounds=100) == [10, 50, 90]
+
+
+def test_slow_rounds_are_saved_each():
+    assert saved_at("auto", round_s=60.0, save_s=1.0, rounds=3) == [1, 2, 3]
+
+
+def test_a_number_of_rounds():
+    assert saved_at("3", round_s=100.0, save_s=50.0, rounds=10) == [3, 6, 9]
+
+
+@pytest.mark.parametrize("every", ["0", "often", "1.5", 0])
+def test_other_values_are_refused(every):
+    with pytest.raises((ConfigError, SpecError), match="--checkpoint-every"):
+        RunConfig(checkpoint_every=every)
