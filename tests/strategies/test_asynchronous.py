@@ -219,7 +219,7 @@ def test_a_client_that_lost_its_disk_gets_the_model_as_it_is_when_that_is_heard(
     federation = Federation(replace(HALF, participation=1.0), clients=4, strategy=told(wait=0.25))
     run(federation, 4)
     (lost,) = set(range(4)) - federation.loop.began.keys()
-    federation.members[lost].replica.version, federation.members[lost].replica.passed = "", set()
+    federation.members[lost].replica.restore(torch.zeros(federation.layout.numel), "")
     federation.use(SlowTransport(federation, {lost: 2}))
     forms = []
     handle = federation.handle
