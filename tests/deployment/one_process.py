@@ -11,7 +11,7 @@ import torch
 from tiny_task import task
 
 from fedcomp import RunConfig
-from fedcomp.callbacks import Callback, RoundRecord, Summary
+from fedcomp.callbacks import Callback, PortFigures, RoundRecord, Summary
 from fedcomp.deployment.client_process import ClientProcess, Seat, Target
 from fedcomp.deployment.handshake import Common, Own
 from fedcomp.deployment.member import Member
@@ -65,10 +65,15 @@ class Over(BaseException):
 
 
 class Scripted(Callback):
-    """Goes on with a script after each round, and keeps what the server warns about."""
+    """Goes on with a script after each round, and keeps what the server warns about. `port()` returns the figures of its port."""
+
+    port: Callable[[], PortFigures]
 
     def __init__(self, script: Iterator[None] | None):
         self.script, self.warnings = script, []
+
+    def serving(self, port: Callable[[], PortFigures]) -> None:
+        self.port = port
 
     def round_done(self, record: RoundRecord) -> None:
         if self.script is not None:
@@ -87,7 +92,11 @@ class Deployed:
     def __init__(self, config: RunConfig, keys: Path | None):
         self.config, self.keys, self.port = config, keys, 0
         self.clients: list[Clients] = []
-        self.warnings: list[str] = []
+        self.callback = Scripted(None)
+
+    @property
+    def warnings(self) -> list[str]:
+        return self.callback.warnings
 
     def start(self, *clients: int) -> Clients:
         """Start a process of these clients. The server has to serve."""
@@ -106,10 +115,9 @@ class Deployed:
             for clients in processes:
                 self.start(*clients)
 
-        callback = Scripted(script)
-        self.warnings = callback.warnings
+        self.callback = Scripted(script)
         try:
-            return serve(self.config, Door(0, "127.0.0.1", self.keys), callback, opened)
+            return serve(self.config, Door(0, "127.0.0.1", self.keys), self.callback, opened)
         except Over:
             return None
 
