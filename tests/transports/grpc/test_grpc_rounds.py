@@ -123,6 +123,16 @@ def test_a_report_that_arrives_just_before_its_assignment_is_cancelled_is_not_de
         assert server.receive(1)[0].answer.round == 2
 
 
+def test_a_report_that_was_seen_before_its_assignment_is_cancelled_is_not_delivered(loop):
+    with serving(1) as server:
+        loop.start(attend(connect(server, 0), 0))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        server.wait_for(lambda: bool(server.transport._deliveries))
+        server.transport.cancel([0])
+        assert server.transport.receive(0.0) == []
+
+
 def test_deliveries_carry_the_time_of_arrival(loop):
     with serving(1) as server:
         loop.start(attend(connect(server, 0), 0))
