@@ -1,4 +1,4 @@
-"""The state folder of a client: what was saved comes back, or is said to be damaged."""
+"""The state folder of a client: vectors and bytes come back, or the file is reported as damaged."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_vectors_and_bytes_come_back(folder):
     assert found["none"].shape == (0,)
 
 
-def test_damage_of_what_was_kept_is_noticed(folder):
+def test_a_damaged_vector_or_value_is_noticed(folder):
     folder.save(KEPT)
     path = folder.path / FILE
     whole = path.read_bytes()

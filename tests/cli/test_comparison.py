@@ -417,7 +417,7 @@ def test_one_whose_process_dies_takes_no_other_with_it(monkeypatch, tmp_path):
     )
 
 
-def test_what_processes_say_is_heard_in_whatever_pieces_it_comes(monkeypatch, tmp_path):
+def test_answers_of_processes_are_read_in_any_pieces(monkeypatch, tmp_path):
     monkeypatch.setattr(worker_pool, "CHUNK", 50)
     two = [*COMMON, *ALONE, "--rounds", "1", "--seed", "0", "--seed", "1", "--no-baseline"]
     done = fedcomp(*two, "--out", tmp_path / "x")

@@ -1,4 +1,4 @@
-"""The traffic of each client: what it was sent, also if it does not answer, and one running total over all of its connections."""
+"""The traffic of each client: frames that the port sent to silent clients, and one running total over all connections."""
 
 import json
 from collections.abc import Iterator
