@@ -86,8 +86,7 @@ class Layout:
 
     def entry_at(self, position: int) -> Entry:
         """The tensor that holds the vector's element `position`."""
-        filled = [e for e in self.entries if e.numel]
-        return filled[bisect_right([e.offset for e in filled], position) - 1]
+        return self.entries[bisect_right([e.offset for e in self.entries], position) - 1]
 
     def gather(self, model: "nn.Module") -> "torch.Tensor":
         """A fresh float32 vector [numel] of the model's parameters, on the model's device."""

@@ -5,7 +5,7 @@ from cases import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcomp.formatting import UNITS, decimal, duration, human_bytes, percent, ratio
+from fedcomp.formatting import UNITS, decimal, duration, human_bytes, named_clients, percent, ratio
 
 
 @for_each(
@@ -103,3 +103,17 @@ def test_decimal(loss, text):
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text
+
+
+@for_each(
+    "clients, text",
+    [
+        ([3], "client 3"),
+        ([2, 0], "clients 0, 2"),
+        ([0, 1], "clients 0, 1"),
+        ([5, 0, 3, 4, 3], "clients 0, 3 to 5"),
+        (range(50), "clients 0 to 49"),
+    ],
+)
+def test_named_clients(clients, text):
+    assert named_clients(clients) == text

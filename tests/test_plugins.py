@@ -50,7 +50,7 @@ def points():
 """
 PACKAGE = {
     "codecs": ["plain = theirs:Plain", "stc = theirs:Plain", "takes4 = theirs:Takes4"]
-    + ["gone = theirs:Gone", "other-kind = theirs:points"],
+    + ["gone = theirs:Gone", "other-kind = theirs:points", "twice = theirs:Plain"],
     "memories": ["kept = theirs:Kept"],
     "strategies": ["mean-of-all = theirs:Mean"],
     "tasks": ["points = theirs:points"],
@@ -62,6 +62,7 @@ PACKAGE = {
 def run(tmp_path_factory):
     """Return a function that runs a program in a Python where the package `theirs` is installed, and returns what it prints."""
     folder = install(tmp_path_factory.mktemp("site"), "theirs", **PACKAGE)
+    install(folder, "copy", codecs=["plain = theirs:Plain", "twice = theirs:Takes4"])
     (folder / "theirs.py").write_text(MODULE)
     path = os.pathsep.join([str(folder), *sys.path])
 
@@ -97,7 +98,7 @@ def test_a_plugin_replaces_no_builtin_and_a_broken_one_is_named(run):
 import warnings, fedcomp
 from fedcomp.codecs.stc import STC
 print(type(fedcomp.codec("stc")) is STC)
-for name in ("takes4", "gone", "other-kind", "plane"):
+for name in ("takes4", "gone", "other-kind", "twice", "plane"):
     try:
         fedcomp.codec(name)
     except fedcomp.UserError as error:
@@ -108,8 +109,11 @@ with warnings.catch_warnings(record=True) as heard:
 print("plain" in listed, "gone" in listed, len(heard))
 print(next(str(w.message) for w in heard if "'stc' of" in str(w.message)))
 """
-    builtin, takes4, gone, other, unknown, listed, warned = run(program)
-    assert builtin == "True" and listed == "True False 4"
+    builtin, takes4, gone, other, twice, unknown, listed, warned = run(program)
+    assert builtin == "True" and listed == "True False 5"
+    assert twice == (
+        "twice: 'twice' of fedcomp.codecs is provided by the package copy and the package theirs; uninstall one of them"
+    )
     assert warned == (
         "'stc' of fedcomp.codecs in the package theirs is not used, since the name is built in"
     )

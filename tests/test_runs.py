@@ -13,7 +13,7 @@ import torch
 from fedcomp import RunConfig
 from fedcomp.errors import RunFolderError, UserError
 from fedcomp.formatting import human_bytes
-from fedcomp.runs import groups, load
+from fedcomp.runs import baseline_of, groups, load
 from fedcomp.sim import simulate
 from fedcomp.tasks import load as load_task
 
@@ -171,6 +171,16 @@ def test_seeds_are_put_together_and_labels_say_what_differs(folder):
     ]
     with pytest.raises(UserError, match="are one run"):
         groups([like(), like(out="elsewhere")])
+
+
+def test_the_baseline_of_a_run_with_a_density_schedule_has_neither_schedule_nor_horizon(folder):
+    run = load(folder)
+    dense = {name: "identity" for name in ("uplink", "downlink")}
+    dense |= {"memory": "none", "downlink_memory": "none"}
+    options = {"density_schedule": "linear:to=1%", "horizon": 4}
+    given = [options, dense, dense | {"lr": 0.3}]
+    mine, baseline, _ = found = groups([replace(run, options=run.options | o) for o in given])
+    assert baseline_of(mine, found) is baseline
 
 
 def test_a_line_that_is_being_written_is_no_round_yet(folder, tmp_path):

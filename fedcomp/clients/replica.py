@@ -44,8 +44,6 @@ class Replica:
             self._apply(assignment)
             self.fingerprint = fingerprint(self.weights)
             self.version = assignment.version if self.fingerprint == assignment.fingerprint else ""
-            if assignment.form == DENSE:
-                self.passed = {}
             self.passed[self.version] = None
         if self.fingerprint != assignment.fingerprint:
             self.version, self.passed = "", {}

@@ -157,14 +157,11 @@ class ClientSession:
             raise NeedDense(
                 f"the download starts from version {a.base[:8]}, this client is at {state.version[:8]}"
             )
-        passed = self.replica.passed
         try:
             self.replica.move(a)
         except NeedDense:
             state.version = self.replica.version and state.version
             raise
-        if self.replica.passed is not passed:  # replaced by a dense model of the same run
-            self.replica.passed |= passed
         state.version = a.version
 
     def encode(

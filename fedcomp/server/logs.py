@@ -143,6 +143,4 @@ def _plain(value: Any) -> Any:
     """For JSON, which knows neither NaN nor infinity."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

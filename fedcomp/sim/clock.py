@@ -9,9 +9,6 @@ class VirtualClock(Clock):
     def __init__(self) -> None:
         self.elapsed_s, self.limit_s = 0.0, None  # of the exchange
         self.expected = 1  # answers that may come at once
-        self.due_s: dict[
-            str, float
-        ] = {}  # when the newest came, by the message that was answered; seconds of the exchange
         self._began_s, self._round_s, self._taken_s = 0.0, 0.0, 0.0
 
     @property
@@ -24,9 +21,6 @@ class VirtualClock(Clock):
 
     def expect(self, answers: int) -> None:
         self.expected = answers
-
-    def came(self, message: str) -> float:
-        return self.due_s.get(message, self.elapsed_s)
 
     def now(self) -> float:
         return self.elapsed_s

@@ -67,3 +67,11 @@ def test_a_long_run_keeps_few_points_its_ends_among_them():
     lines = [line.plain for line in curve.lines(80, 10)]
     assert lines[-1].split()[1] == "1" and lines[-1].split()[-1] == "100000"
     assert all(any(0x2800 < ord(c) <= 0x28FF for c in line) for line in lines[:-1])
+
+
+def test_a_long_run_is_drawn_as_well_at_its_beginning_as_at_its_end():
+    """0 in the first half, and 1 in the second."""
+    lines = drawn([i // 50_000 for i in range(100_000)], 80, 10)
+    top, bottom = ([i for i, c in enumerate(lines[row]) if ord(c) > 0x2800] for row in (0, 8))
+    middle = (min(bottom) + max(top)) / 2
+    assert abs(max(bottom) - middle) <= 2 and abs(min(top) - middle) <= 2

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from fedcomp import RunConfig
 from fedcomp.cli.main import app
 from fedcomp.cli.report import svg
+from fedcomp.cli.report.charts import sent
 from fedcomp.cli.report.page import html
 from fedcomp.runs import groups, load
 from fedcomp.sim import simulate
@@ -54,7 +55,7 @@ def run(base):
     return replace(run, records=tuple(records), summary=summary, options=options)
 
 
-def like(run, accuracy, sent, *, rounds=4, loss=0.5, over=True, hours=False, **options):
+def like(run, accuracy, total, *, rounds=4, loss=0.5, over=True, hours=False, **options):
     """A run of other options that reached an accuracy with so many bytes up, in equal steps."""
     records = [
         replace(
@@ -62,7 +63,7 @@ def like(run, accuracy, sent, *, rounds=4, loss=0.5, over=True, hours=False, **o
             round=r,
             accuracy=None if accuracy is None else accuracy * r / rounds,
             loss=loss / r,
-            uplink_bytes=sent // rounds,
+            uplink_bytes=total // rounds,
             downlink_bytes=0,
             dense_uplink_bytes=10**6 // rounds,
             dense_downlink_bytes=0,
@@ -236,6 +237,16 @@ def test_the_verdict_prefers_the_cheapest_line_close_to_the_best(run):
         "accurate at 91.1 % with 5.00 MB, 5.00 times more than float32 both ways."
     )
     assert verdict(page(*runs[:2], target=0.95)).startswith("No line reaches 95 %; topk is the")
+
+
+def test_of_lines_that_are_equally_accurate_the_verdict_names_the_one_with_fewer_bytes(run):
+    said = verdict(page(like(run, 0.9, 8000, uplink="stc"), like(run, 0.9, 4000, uplink="topk")))
+    assert said.startswith("topk is the most accurate at 90.0 % with 4.00 kB")
+
+
+def test_bytes_on_the_axis_are_those_up_and_down_until_a_round(run):
+    records = [replace(r, uplink_bytes=100, downlink_bytes=10) for r in run.records]
+    assert sent(replace(run, records=tuple(records))).tolist() == [110, 220, 330]
 
 
 def test_the_verdict_compares_with_the_dense_line(run):

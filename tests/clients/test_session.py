@@ -6,22 +6,25 @@ import torch
 from cases import for_each
 from federation import Federation
 
+from fedcomp.clients import device_state
 from fedcomp.clients.session import settle
-from fedcomp.messages import FAILED, UP_TO_DATE, UPDATE, Assignment
+from fedcomp.messages import FAILED, OVERWRITE, UPDATE, Assignment
 from fedcomp.strategies import StrategyConfig
 
 RULES = StrategyConfig(participation=1.0, uplink="stc:density=10%", downlink="stc:density=10%")
 
 
-def first_assignment(federation: Federation, client: int = 0) -> Assignment:
+def assignment(federation: Federation, version: str = "") -> Assignment:
+    """Return an assignment for client 0, which the server knows to be at `version`, the newest one by default."""
     b = federation.loop.broadcasts
-    return Assignment(1, "train", client, UP_TO_DATE, b.version, b.version, b.fingerprint, [], "")
+    d = b.download(version or b.version)
+    return Assignment(1, "train", 0, d.form, d.base, b.version, b.fingerprint, d.frames, "")
 
 
 def test_a_report_has_a_frame_of_the_update():
     federation = Federation(RULES)
     member = federation.members[0]
-    report = member.answer(first_assignment(federation))
+    report = member.answer(assignment(federation))
     assert report.kind == UPDATE and report.examples == len(member.shard)
     update = federation.strategy.uplink.decode(report.frame, numel=federation.layout.numel)
     assert int((update != 0).sum()) == 4
@@ -30,7 +33,7 @@ def test_a_report_has_a_frame_of_the_update():
 def test_an_unsettled_proposal_is_put_back_when_the_server_does_not_name_it():
     federation = Federation(RULES)
     member = federation.members[0]
-    a = first_assignment(federation)
+    a = assignment(federation)
     first = member.answer(a)
     waiting = member.memory.state_dict()["residual"].clone()
     settle(member.memory, member.ticket, "")
@@ -53,6 +56,34 @@ def test_a_failure_names_its_stage_and_leaves_the_memory_as_it_was(broken):
         member.shard = member.shard[:0]
     else:
         member.sgd = replace(member.sgd, lr=1e38)
-    report = member.answer(first_assignment(federation))
+    report = member.answer(assignment(federation))
     assert (report.kind, report.stage) == (FAILED, broken) and report.reason
     assert member.memory.pending is None
+
+
+def test_a_client_that_restarts_after_a_dense_download_catches_up_from_there():
+    """Its state names the newest versions, of which the dense model is one, however many came before."""
+    federation = Federation(replace(RULES, downlink="topk:density=10%", cache=10.0))
+    b, member = federation.loop.broadcasts, federation.members[0]
+
+    def publish() -> str:
+        b.publish(b.prepare(1, torch.eye(federation.layout.numel)[0], 0))
+        return b.version
+
+    version = b.version
+    for _ in range(device_state.PASSED):
+        publish()
+        member.download(assignment(federation, version))
+        version = b.version
+    dense = publish()
+    member.download(assignment(federation, "a version that the server does not know"))
+    publish()
+    member.download(assignment(federation, dense))
+    # The server does not get the report: the next download starts from `dense` again.
+    for _ in range(8):
+        publish()
+    restarted = Federation(federation.strategy.config).members[0]
+    device_state.restore(restarted, 0, device_state.pack(member, 0))
+    assert (missed := assignment(federation, dense)).form == OVERWRITE
+    restarted.download(missed)
+    assert torch.equal(restarted.replica.weights, b.weights)

@@ -133,6 +133,7 @@ def test_bodies_that_no_encoder_makes():
     ).values.tolist() == [2.0**-50, -(2.0**-49), 0.0]
     assert refused(bytes([24, 0x40, 100, 101, 0]), 3, "another range")
     assert refused(bytes([22, 0x40, 100, 101, 0]), 3, "another range")
+    assert refused(bytes([22, 0x40, 100, 253, 0]), 3, "another range")
     assert NATURAL._decode_row(
         Section(3, bytes([22, 0x40, 100, 254, 0])), Layout.flat(3), 0
     ).values[1] == -(2.0**105)

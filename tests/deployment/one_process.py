@@ -11,7 +11,7 @@ import torch
 from tiny_task import task
 
 from fedcomp import RunConfig
-from fedcomp.callbacks import Callback, RoundRecord, Summary
+from fedcomp.callbacks import Callback, PortFigures, RoundRecord, Summary
 from fedcomp.deployment.client_process import ClientProcess, Seat, Target
 from fedcomp.deployment.handshake import Common, Own
 from fedcomp.deployment.member import Member
@@ -97,7 +97,9 @@ class Over(BaseException):
 
 
 class Scripted(Callback):
-    """Goes on with a script after each round, and keeps what the server warns about."""
+    """Goes on with a script after each round, and keeps what the server warns about. `port()` returns the figures of its port."""
+
+    port: Callable[[], PortFigures]
 
     def __init__(
         self, script: Iterator[None] | None, on_answer: Callable[[int, int], None] | None = None
@@ -107,6 +109,9 @@ class Scripted(Callback):
     def progress(self, round: int, answered: int, cohort: int) -> None:
         if self.on_answer is not None:
             self.on_answer(round, answered)
+
+    def serving(self, port: Callable[[], PortFigures]) -> None:
+        self.port = port
 
     def round_done(self, record: RoundRecord) -> None:
         if self.script is not None:
@@ -126,7 +131,11 @@ class Deployed:
         self.config, self.keys, self.port = config, keys, 0
         self.clients: list[Clients] = []
         self.relays: list[Relay] = []
-        self.warnings: list[str] = []
+        self.callback = Scripted(None)
+
+    @property
+    def warnings(self) -> list[str]:
+        return self.callback.warnings
 
     def start(self, *clients: int, at: Relay | None = None) -> Clients:
         """Start a process of these clients, behind a relay if one is given. The server has to serve."""
@@ -165,10 +174,10 @@ class Deployed:
                 self.start(*clients, at=self.relay())
             then()
 
-        callback = Scripted(script, on_answer)
-        self.warnings = callback.warnings
+        self.callback = Scripted(script, on_answer)
+        door = Door(self.port, "127.0.0.1", self.keys)
         try:
-            return serve(self.config, Door(self.port, "127.0.0.1", self.keys), callback, opened)
+            return serve(self.config, door, self.callback, opened)
         except Over:
             return None
 

@@ -116,6 +116,9 @@ def test_a_client_that_was_away_downloads_what_it_missed_and_one_without_a_state
         over_the_line = run.clients.lines[1].bytes_down - carried
         assert dense < anew.traffic.downlink[1] < over_the_line < 1.01 * dense
         run.rounds(9, 9)
+        assert [sentence.partition(":")[0] for sentence in run.callback.warnings] == [
+            f"rounds go on with 2 clients in place of 3, without client {away}" for away in (2, 1)
+        ]
         run.dismiss()
         assert all(
             torch.equal(run.weights_of(client), run.loop.broadcasts.weights) for client in range(3)

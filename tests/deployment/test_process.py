@@ -16,7 +16,7 @@ from fedcomp.deployment.member import Member
 from fedcomp.errors import FedcompError, ProtocolError, UserError
 from fedcomp.keys.keyring import verifier
 from fedcomp.layout import Layout
-from fedcomp.messages import UPDATE, Invitation
+from fedcomp.messages import FAILED, UP_TO_DATE, UPDATE, Assignment, Invitation
 from fedcomp.server.asynchronous_loop import loop_of
 from fedcomp.server.broadcasts import Broadcasts
 from fedcomp.server.results import strategy_of
@@ -153,6 +153,20 @@ def test_a_member_of_another_run_starts_from_nothing(tmp_path):
         and member.session.states.at(member.who).memory.pending is None
     )
     folder.close()
+
+
+def test_a_member_that_failed_tries_again_when_it_is_asked_again():
+    config = resolved(RunConfig(clients=2, rounds=1, participation=1.0, batch_size=10))
+    loop = a_loop(config)
+    member = Member(own(0), None)
+    member.join(invitation(config, loop))
+    b = loop.broadcasts
+    asked = Assignment(1, "train", 0, UP_TO_DATE, b.version, b.version, b.fingerprint, [], "")
+    trainer = member.session.trainer
+    sgd, trainer.sgd = trainer.sgd, dataclasses.replace(trainer.sgd, lr=1e38)
+    assert member.answer(asked).kind == FAILED
+    trainer.sgd = sgd
+    assert member.answer(asked).kind == UPDATE
 
 
 def test_a_member_without_a_disk_answers_the_same_question_with_the_same_report():

@@ -289,7 +289,6 @@ def test_a_client_is_as_patient_as_it_is_told(tmp_path, monkeypatch, capsys):
 @for_each(
     "options, sentence",
     [
-        ({"relays": 2}, "--relays are simulated"),
         ({"attack": "inverted:1"}, "leave --attack out"),
         ({"engine": "batched"}, "--engine and --cohort-batch are for a simulation"),
         ({"checkpoint_every": 3}, "--checkpoint-every would let a resumed server fall behind"),

@@ -43,6 +43,13 @@ def test_its_own_key_nobody_can_change_and_it_signs_for_nobody_else():
         ring.key(1)
 
 
+def test_a_key_that_is_no_point_is_not_pinned():
+    ring = PinnedKeys("run", 0, KEYS[0])
+    with pytest.raises(ProtocolError, match="no point"):
+        ring.key(1, bytes(POINT))
+    assert ring.key(1, POINTS[1]) == POINTS[1]
+
+
 def test_with_a_list_the_server_is_not_asked(tmp_path):
     path = tmp_path / "registry.toml"
     lines = (

@@ -149,7 +149,8 @@ def test_the_certificates_say_what_they_should(folder):
             and certificate.public_key().curve.name == "secp384r1"
         )
         assert isinstance(certificate.signature_hash_algorithm, hashes.SHA384)
-        assert timedelta(0) < utc_now() - certificate.not_valid_before_utc < timedelta(hours=2)
+        since = utc_now() - certificate.not_valid_before_utc
+        assert timedelta(hours=1) <= since < timedelta(hours=2), "for clocks that are slow"
     assert keys.hosts_of(server) == ["server.example", "localhost", "10.0.0.5", "127.0.0.1"]
     assert ca.extensions.get_extension_for_class(
         x509.BasicConstraints

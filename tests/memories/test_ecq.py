@@ -109,6 +109,8 @@ def test_the_bound_tells_pairs_apart():
 
 
 def test_what_a_biased_codec_never_sends_may_not_grow():
+    with pytest.raises(ConfigError, match="give a beta of at most 1"):
+        memory("ecq:alpha=-0.7,beta=-1.3", codec("topk:density=10%"), NUMEL)
     with pytest.raises(
         ConfigError,
         match=r"--memory ecq:alpha=0.7,beta=1.3 diverges with topk.*give a beta of at most 1",

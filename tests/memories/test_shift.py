@@ -181,3 +181,13 @@ def test_there_is_no_counterpart_of_a_memory_that_clients_keep_alone():
         counterpart("residual", codec("stc"), NUMEL) is None
         and counterpart("none", codec("sign"), NUMEL) is None
     )
+
+
+def test_a_late_update_counts_at_the_rate_that_it_was_made_with():
+    """A round at a tenth of the learning rate takes an update that was made at half of it."""
+    _, server = pair("ef21", "identity")
+    taken = codec("identity").open(codec("identity").encode(update(1)), NUMEL)
+    server.set_rates(0.1, {3: 0.5})
+    server.settle([(3, taken, True)], 0.0)
+    server.set_rates(1.0, {})
+    torch.testing.assert_close(server.estimate(3, None, False).dense(), update(1) / 0.5)

@@ -1,6 +1,7 @@
 """Evaluation by the server: running statistics, metrics of the whole test set, and the model that is exported."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -117,11 +118,12 @@ def test_running_statistics_are_averages_over_the_training_examples(normalizatio
         )
 
     data = Data(inputs, torch.zeros(500, dtype=torch.int64))
+    momentum = normalization.momentum
     made, weights = evaluator(make, data, Data(inputs[:1], data.targets[:1]))
     found = made.evaluate(RunConfig.rounds, weights)
     layer = made.model[0]
     assert torch.allclose(layer.running_mean, torch.full((3,), 2.5), atol=0.3)
-    assert layer.momentum == normalization.momentum and not layer._forward_pre_hooks
+    assert layer.momentum == momentum and not layer._forward_pre_hooks
     assert found.loss == made.evaluate(RunConfig.rounds, weights).loss
 
 
@@ -159,6 +161,20 @@ def test_other_buffers_are_exported_with_their_initial_values(tmp_path):
     assert exported["passes"] == 0 and exported["frozen.running_mean"].tolist() == [7.0] * 4
     assert torch.allclose(exported["start.running_mean"], data.inputs.mean(0), atol=1e-5)
     assert len(made.warnings) == 1 and "buffers of the model (passes)" in made.warnings[0]
+
+
+def test_an_accuracy_that_is_not_a_number_does_not_end_the_run():
+    """A model that diverged may have none; a share outside of 0 to 1 is a mistake of the task."""
+    data = Data(torch.randn(20, 3), torch.arange(20) % 2)
+    for value in (math.nan, 1.5):
+        made, weights = evaluator(
+            lambda: nn.Linear(3, 2), data, data, accuracy=lambda outputs, targets, v=value: v
+        )
+        if math.isnan(value):
+            assert math.isnan(made.evaluate(1, weights).accuracy)
+        else:
+            with pytest.raises(TaskError, match="gave 1.5"):
+                made.evaluate(1, weights)
 
 
 def test_a_model_without_buffers_is_exported_as_its_trained_parameters():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from cases import for_each
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_text import parsed
 
@@ -66,6 +66,7 @@ def test_a_family_is_explained_once_even_without_samples():
 
 
 @given(st.lists(st.floats(0, 100), max_size=30))
+@example([0.5, 1.0, 20.0, 20.1])
 def test_a_histogram_counts_what_is_at_most_a_bound(values):
     histogram = Histogram((0.5, 1, 20))
     for value in values:

@@ -122,6 +122,15 @@ def test_rounds_add_up_and_the_last_accuracy_stays():
     ), "a simulation has none"
 
 
+def test_suspicion_stays_over_rounds_that_judge_no_votes():
+    metrics = Metrics()
+    metrics.started(HEADER)
+    metrics.serving(lambda: PORT)
+    metrics.round_done(replace(RECORD, suspicion={2: 0.75}))
+    metrics.round_done(replace(RECORD, round=5))
+    assert parsed(metrics.text())["fedcomp_client_suspicion", of(2)] == 0.75
+
+
 def test_a_deployment_has_its_clients_and_its_port():
     metrics = Metrics()
     metrics.serving(lambda: PORT)

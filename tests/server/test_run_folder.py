@@ -1,7 +1,10 @@
-"""Run folders that no option names: each run gets its own."""
+"""Run folders: each run gets its own; what is in them can be read by any JSON parser."""
 
+import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 
+from fedcomp.callbacks import RoundRecord
 from fedcomp.cli.comparison.folder import ComparisonFolder
 from fedcomp.config import RunConfig
 from fedcomp.server.run_folder import RunFolder
@@ -30,3 +33,18 @@ def test_comparisons_that_start_in_the_same_second_get_folders_of_their_own(tmp_
     assert len(opened_together(folders, {})) == 4
     for folder in folders:
         folder.close()
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path):
+    folder = RunFolder(RunConfig(out=str(tmp_path / "run")))
+    folder.open()
+    record = RoundRecord(1, 0.5, math.nan, math.inf, *[0] * 8, metrics={"f1": math.nan, "auc": 0.5})
+    folder.append(record)
+    folder.close()
+
+    def refuse(constant: str):
+        raise ValueError(f"{constant} is not JSON")
+
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text(), parse_constant=refuse)
+    assert (line["loss"], line["train_loss"]) == (None, None)
+    assert line["metrics"] == {"f1": None, "auc": 0.5}

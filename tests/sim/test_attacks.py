@@ -195,6 +195,19 @@ def test_without_honest_clients_liars_take_their_own_updates():
     )
 
 
+def test_attackers_see_honest_updates_as_they_were_before_they_were_encoded():
+    liars = ByzantineClients(attacks("ipm:clients=3,epsilon=1"), 4)
+    liars.follow(
+        SimpleNamespace(allocation=None, client_algorithm=ClientAlgorithm()), two_clouds(4, 0)
+    )
+    asked, x = assigned(0, 1, 2, 3), normal(3, N)
+    expected = -x.mean(0)[None]
+    liars.on_assignments(asked)
+    (_, honest), (attack, mine) = liars.groups(asked)
+    liars.on_updates(None, honest, x).zero_()  # a session may overwrite them
+    torch.testing.assert_close(liars.on_updates(attack, mine, MINE[:1].clone()), expected)
+
+
 def test_an_honest_client_that_diverged_is_not_looked_at():
     liars = ByzantineClients(attacks("ipm:clients=3,epsilon=1"), 4)
     liars.follow(

@@ -209,6 +209,8 @@ def test_those_who_are_expected_are_read_by_another_thread_up_to_the_budget(tmp_
     store.expect(range(12))
     coming = dict(store._ahead)
     assert 3 <= len(coming) < 12 and list(coming) == [*range(len(coming))]
+    store.expect(range(12))
+    assert store._ahead == coming, "those that are read already take their room"
     for future in coming.values():
         future.result(60)
     store.bring([*coming])

@@ -38,7 +38,8 @@ def test_each_tensor_has_its_own_share_unless_codecs_are_given():
 class Oracle:
     """Algorithm 1 of the paper, option II, with gradients of torch."""
 
-    def __init__(self, rules: StrategyConfig, clients: int):
+    def __init__(self, rules: StrategyConfig, clients: int, sgd: LocalSGD = SGD):
+        self.sgd = sgd
         self.rules, self.model, self.data = rules, initial_model(task, rules.seed), task.train()
         self.shards = np.array_split(np.arange(len(self.data)), clients)
         self.x = torch.nn.utils.parameters_to_vector(self.model.parameters()).detach().double()
@@ -60,7 +61,7 @@ class Oracle:
         for client in cohort:
             y, batches = (
                 self.x.clone(),
-                plan_batches(SGD, self.shards[client], self.rules.seed, round, client),
+                plan_batches(self.sgd, self.shards[client], self.rules.seed, round, client),
             )
             for batch in batches:
                 y -= SGD.lr * (self.gradient(y, batch) - self.own[client] + self.c)
@@ -72,10 +73,13 @@ class Oracle:
         return cohort
 
 
-@for_each("server_lr", [1.0, 0.5])
-def test_without_compression_it_is_the_papers_algorithm(server_lr):
-    rules = replace(DENSE, server_lr=server_lr)
-    federation, oracle = Federation(rules, strategy=Scaffold), Oracle(rules, 6)
+@for_each("server_lr, epochs", [(1.0, 0), (0.5, 0), (1.0, 1)])
+def test_without_compression_it_is_the_papers_algorithm(server_lr, epochs):
+    """With steps, or with passes over the data, of which K is the number of steps."""
+    rules, sgd = replace(DENSE, server_lr=server_lr), replace(SGD, epochs=epochs)
+    federation, oracle = Federation(rules, strategy=Scaffold), Oracle(rules, 6, sgd)
+    for member in federation.members:
+        member.sgd = sgd
     for round in range(1, 9):
         (outcome,) = federation.loop.rounds([round])
         assert outcome.cohort == oracle.round(round)

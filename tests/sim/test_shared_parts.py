@@ -28,7 +28,7 @@ CODED = replace(
     [(None, 9), ("inverted:2", 9), ("code-aware:2", 9), ("label-flip:1", 18)],
 )
 def test_each_partition_is_trained_once_a_round(tmp_path, monkeypatch, attack, trainings):
-    """Liars who train on data of their own train besides; there every row of a liar has all partitions or fewer."""
+    """Liars who train on data of their own train besides, and change nothing for others; a row of a liar has all partitions or fewer."""
     count, train = [], SerialEngine.train
 
     def counted(self, *given, **told):
@@ -42,7 +42,7 @@ def test_each_partition_is_trained_once_a_round(tmp_path, monkeypatch, attack, t
         assert (
             set(trained) == set(range(9))
             and 9 <= len(trained) <= trainings
-            and (trainings > 9 or len(trained) == 9)
+            and (len(trained) > 9) == (trainings > 9)
         )
 
 

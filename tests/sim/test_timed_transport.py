@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from fedcomp.messages import FAILED, UP_TO_DATE, Assignment, failure
+from fedcomp.messages import FAILED, NEED_DENSE, UP_TO_DATE, Assignment, failure
 from fedcomp.sim.clock import VirtualClock
 from fedcomp.sim.network import Network, Profiles
 from fedcomp.sim.timed_transport import TimedTransport
-from fedcomp.transports.inprocess import InProcessTransport
+from fedcomp.transports.inprocess import InProcessTransport, Population
 
 STEP_S, LATENCY_S = 1.0, 0.25
 FLAT = {
@@ -31,9 +31,17 @@ class Failing:
         return [failure(a, "train", "it failed", kind=FAILED) for a in assignments]
 
 
-def transport() -> TimedTransport:
+class Outdated(Failing):
+    """Clients of whom the first needs the dense model."""
+
+    def handle(self, assignments):
+        kinds = {0: NEED_DENSE, 1: FAILED}
+        return [failure(a, "download", "it is outdated", kind=kinds[a.client]) for a in assignments]
+
+
+def transport(population: Population | None = None) -> TimedTransport:
     profiles = Profiles(**{name: np.full(2, value) for name, value in FLAT.items()})
-    inner = InProcessTransport(Failing())
+    inner = InProcessTransport(population or Failing())
     return TimedTransport(inner, Network(profiles, 0), VirtualClock(), lambda assignment: 4)
 
 
@@ -62,3 +70,14 @@ def test_a_client_that_is_still_at_work_begins_when_it_is_done():
     duration_s = 4 * STEP_S + 2 * LATENCY_S
     assert (free.client, free.arrived_s) == (1, duration_s)
     assert (busy.client, busy.arrived_s) == (0, duration_s - 1.0 + duration_s)
+
+
+def test_a_client_that_needs_the_dense_model_is_asked_again_before_others_have_answered():
+    timed = transport(Outdated())
+    timed.network.profiles.latency[1] = 10.0
+    timed.clock.begin(None)
+    timed.clock.expect(2)
+    timed.send([assignment(1), assignment(1, client=1)])
+    for client, latency_s in ((0, LATENCY_S), (1, 10.0)):
+        (delivery,) = timed.receive(0.0)
+        assert (delivery.client, timed.clock.now()) == (client, 2 * latency_s)

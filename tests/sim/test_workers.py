@@ -150,6 +150,15 @@ def test_a_client_fails_alone_and_one_whose_worker_dies_once_is_trained_by_anoth
     assert "SIGSEGV while it trained client 4" in said[1]
 
 
+def test_workers_that_die_between_clients_that_are_trained_do_not_end_a_run(minded):
+    """As many deaths in a row would; client 2 kills two workers in each round."""
+    (engine, _), sgd, start = minded, LocalSGD(epochs=1, batch_size=8), start_of(serial("minded"))
+    deadly = worker_tasks.marked(_30=worker_tasks.DEADLY)
+    for round in range(3):
+        _, results = engine.train(start, deadly, jobs(start, sgd, round=round), sgd, seed=5)
+        assert [type(result) is Done for result in results] == [True, True, False, True, True]
+
+
 def test_a_task_that_workers_do_not_find_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv(worker_tasks.FIRST_DEATH, str(tmp_path / "gone"))
     data, start = worker_tasks.examples(), start_of(serial())

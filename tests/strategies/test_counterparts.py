@@ -6,6 +6,7 @@ A row of the table in docs/interfaces.md, "How both sides stay in step", is a te
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,7 +24,8 @@ from fedcomp.errors import ConfigError
 from fedcomp.memories import Memory
 from fedcomp.memories.laq import NUMBER, THRESHOLD
 from fedcomp.messages import FAILED, UPDATE, Assignment, Report, failure, ticket
-from fedcomp.strategies import Average, StrategyConfig
+from fedcomp.sim.stragglers import pace
+from fedcomp.strategies import Asynchronous, Average, StrategyConfig
 
 CLIENTS = 6
 HALF = StrategyConfig(participation=0.5, downlink="stc:density=10%", seed=3)
@@ -525,3 +527,24 @@ def test_the_server_needs_a_memory_that_keeps_nothing_elsewhere(name):
         match=f"--downlink-memory {name} keeps something on both sides, .* use residual",
     ):
         Federation(replace(HALF, downlink="identity", downlink_memory=name))
+
+
+@one_each
+def test_both_sides_stay_in_step_where_the_server_waits_for_nobody(kind, name, uplink):
+    impatient = partial(Asynchronous, options=Asynchronous.Options(wait=0.0, staleness=4))
+    federation = made(kind, name, uplink, strategy=impatient)
+    federation.loop.pace = pace(3)
+    federation.faults = {
+        (client, round): lose
+        for client in range(6)
+        for round in range(1, 12)
+        if (client + round) % 5 == 0
+    }
+    for round in range(1, 12):
+        federation.run(round, round)
+        resting = federation.loop.tickets.keys() - federation.loop.began.keys()
+        assert all(
+            same_bits(federation.settled(c), federation.strategy.counterpart.row(c))
+            for c in resting
+        )
+    assert federation.answers >= 10 and not federation.began

@@ -50,6 +50,11 @@ def test_a_phase_closes_exactly_when_it_may(asked, answered, accepted, quorum, o
     assert (AllAnswered().check(Progress(asked, answered, accepted, 1e9)) is not None) == (
         answered == asked
     )
+    if closed is None:
+        left = QuorumOrDeadline(quorum, 10.0).answers_left(Progress(asked, answered, accepted, 0.0))
+        after = [Progress(asked, answered + n, accepted + n, 0.0) for n in (left - 1, left)]
+        ends = [QuorumOrDeadline(quorum, 10.0).check(progress) is not None for progress in after]
+        assert ends == [False, True], "the policy is checked when it may close the phase, no later"
 
 
 @for_each(

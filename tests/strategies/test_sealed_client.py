@@ -8,7 +8,7 @@ import torch
 from cases import for_each
 
 from fedcomp.codecs import Context, codec
-from fedcomp.errors import FedcompError, ProtocolError
+from fedcomp.errors import FedcompError, FrameError, ProtocolError
 from fedcomp.keys.keyring import DerivedKeys, verifier
 from fedcomp.layout import Layout
 from fedcomp.memories import memory
@@ -17,7 +17,7 @@ from fedcomp.privacy.ballots import CARD, KEY, Card, Sealed, Slot
 from fedcomp.sim.attacks.equivocation import crooked
 from fedcomp.strategies import signed_attempts
 from fedcomp.strategies.client_algorithm import DataPartition, RoundState
-from fedcomp.strategies.complaints import split_vote
+from fedcomp.strategies.complaints import pack_complaints, split_vote
 from fedcomp.strategies.local_election import BALLOTS, ROW, TALLY, Row
 from fedcomp.strategies.sealed_election import SealedElectionClient
 from fedcomp.strategies.sealed_messages import ATTEMPT, CARDS, KEY_OF, RECOUNT, TERMS, terms_of
@@ -248,6 +248,14 @@ def test_so_is_a_voter(opened, name):
     clients, cards = opened
     with pytest.raises(ProtocolError, match="no client's"):
         clients[0].ask(BALLOTS, {str(v): cards[v][0] for v in ALL} | {name: cards[1][0]})
+
+
+def test_a_vote_that_is_cut_off_within_its_complaints_is_refused():
+    head = pack_complaints({1: bytes(32), 2: bytes([7]) * 32})
+    assert split_vote(head + b"vote") == ([(1, bytes(32)), (2, bytes([7]) * 32)], b"vote")
+    for length in range(len(head)):
+        with pytest.raises(FrameError, match="cut off"):
+            split_vote(head[:length])
 
 
 def test_complaints_reach_the_server_where_too_few_ballots_are_whole(opened):

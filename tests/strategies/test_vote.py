@@ -174,3 +174,16 @@ def test_options_that_are_given_are_not_replaced_by_the_strategys_own():
         "efsign",
         "efsign",
     )
+
+
+def test_a_round_without_votes_changes_nobodys_suspicion():
+    f = federation()
+    first, second = f.loop.rounds((1, 2))
+    assert first.suspicion != second.suspicion
+    f.faults = {(client, 3): lose for client in range(5)}
+    (third,) = f.loop.rounds((3,))
+    assert not third.accepted and third.suspicion == second.suspicion
+
+
+def lose(a, r):
+    return replace(r, kind="failed", frame=b"", stage="link", reason="lost")

@@ -307,6 +307,13 @@ def test_decoded_images_are_read_from_the_cache_until_a_file_changes(hub, tmp_pa
     third, labels = toy(folder).read("train")
     assert np.array_equal(third[:, 0], 255 - train) and labels.tolist() == [3] * 12
 
+    source = folder / "toy" / "train.parquet"
+    size = source.stat().st_size
+    write(source, [encoded(255 - p) for p in train], [4] * 12)
+    assert source.stat().st_size == size
+    _, labels = toy(folder).read("train")
+    assert labels.tolist() == [4] * 12, "a file may change without another size"
+
 
 def test_a_broken_cache_file_is_made_anew(hub, tmp_path, monkeypatch):
     folder, train, _ = hub

@@ -143,6 +143,9 @@ def test_classes_are_held_in_proportion_to_their_sizes():
     parts = partition("classes:1", labelled(labels), 100, seed=0)
     assert np.bincount([labels[part[0]] for part in parts]).tolist() == [60, 30, 10]
     assert (sizes_of(parts) == 10).all()
+    labels = np.repeat([0, 1, 2], [700, 170, 130])
+    parts = partition("classes:1", labelled(labels), 10, seed=0)
+    assert np.bincount([labels[part[0]] for part in parts]).tolist() == [7, 2, 1]
 
 
 def test_which_classes_go_together_is_drawn():

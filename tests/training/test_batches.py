@@ -72,7 +72,11 @@ def test_an_empty_shard_is_the_users_mistake():
 # Every cohort with steps and with epochs, and clients of every size with all kinds of steps.
 @for_each(
     "cohort, sgd",
-    [(cohort, sgd) for cohort in COHORTS.values() for sgd in (SGD, LocalSGD(epochs=2))]
+    [
+        (cohort, sgd)
+        for cohort in COHORTS.values()
+        for sgd in (SGD, LocalSGD(steps=1, epochs=2, batch_size=10))
+    ]
     + [(COHORTS["of every size"], LocalSGD(*given)) for given in STEPS],
 )
 def test_a_cohort_draws_what_each_would_alone(cohort, sgd):

@@ -55,7 +55,7 @@ def fitted(lines: Sequence[Result], target: float | None, width: int) -> Table:
     ]
     spare = [i for title in SPARE for i in kept if titles[i] == title]
     for i in spare + [i for i in reversed(kept) if i not in spare]:
-        if len(kept) > 1 and 2 + NARROWEST + sum(wide[j] + 1 for j in kept) > width:
+        if 2 + NARROWEST + sum(wide[j] + 1 for j in kept) > width:
             kept.remove(i)
     figures = sum(wide[i] + 2 for i in kept)
     longest = max((len(_label(line)) for line in lines), default=0)

@@ -35,7 +35,6 @@ class GrpcConnection:
         self, target: str, *, largest: int, credentials: Credentials | None = None, client: int = -1
     ):
         self.target, self.credentials, self.claimed = target, credentials, client
-        self.overtaken = 0  # assignments that were replaced before they were read
         self._assembly = wire.Assembly(largest + 4096)
         self._invitation: Invitation | None = None
         self._client = client  # from the invitation on, the id that the server assigned
@@ -154,7 +153,6 @@ class GrpcConnection:
             assigned = wire.decode_assignment(reader, self._client)
             if self._waiting and isinstance(self._waiting[-1], tuple):
                 self._waiting.pop()
-                self.overtaken += 1
             self._waiting.append(assigned)
         elif kind is Kind.FAREWELL and self._invitation is not None:
             self._waiting.append(wire.decode_farewell(reader, self._invitation))

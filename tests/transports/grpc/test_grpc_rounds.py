@@ -68,7 +68,7 @@ def test_large_messages_both_ways(loop):
 
 
 def test_a_newer_assignment_replaces_an_older_one(loop):
-    begun, go_on = threading.Event(), threading.Event()
+    begun, go_on, seen = threading.Event(), threading.Event(), []
 
     def answer(a: Assignment):
         if a.round == 1:
@@ -77,16 +77,19 @@ def test_a_newer_assignment_replaces_an_older_one(loop):
         return report(a)
 
     with serving(1) as server:
-        loop.start(attend(connect(server, 0), 0, answer))
+        connection = connect(server, 0)
+        loop.start(attend(connection, 0, answer, seen))
         server.wait_for_clients(0)
         server.transport.send([assignment(0, 1, [b"x" * (1 << 20)])])
         assert begun.wait(20)
-        server.transport.send([assignment(0, 2)])
-        server.transport.send([assignment(0, 3)])
-        assert server.transport.receive(0.2) == []
+        for newer in (2, 3):
+            server.transport.send([assignment(0, newer)])
+            server.wait_for(lambda a=newer: [w.round for _, w in connection._waiting] == [a])
+        assert server.transport.receive(0.0) == []
         go_on.set()
         assert server.receive(1)[0].answer == report(assignment(0, 3))
-        assert server.heard == [0]  # round 1; round 2 was overtaken before the client read it
+        assert server.heard == [0]  # round 1; round 2 was replaced before the client read it
+        assert [a.round for a in seen if isinstance(a, Assignment)] == [1, 3]
 
 
 def test_reports_on_cancelled_assignments_are_only_heard_of(loop):
@@ -118,6 +121,16 @@ def test_a_report_that_arrives_just_before_its_assignment_is_cancelled_is_not_de
         assert server.transport.receive(0.1) == [] and server.heard == [0]
         server.transport.send([assignment(0, 2)])
         assert server.receive(1)[0].answer.round == 2
+
+
+def test_a_report_that_was_seen_before_its_assignment_is_cancelled_is_not_delivered(loop):
+    with serving(1) as server:
+        loop.start(attend(connect(server, 0), 0))
+        server.wait_for_clients(0)
+        server.transport.send([assignment(0)])
+        server.wait_for(lambda: bool(server.transport._deliveries))
+        server.transport.cancel([0])
+        assert server.transport.receive(0.0) == []
 
 
 def test_deliveries_carry_the_time_of_arrival(loop):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from federation import Federation, SlowTransport
-from test_asynchronous import HALF, run, told, virtual
+from test_asynchronous_loop import HALF, run, told, virtual
 from test_broadcasts import advance, broadcasts
 
 from fedcomp.server import broadcasts as made

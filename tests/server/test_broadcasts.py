@@ -59,6 +59,16 @@ def test_weights_are_bit_identical_after_any_absence(spec, missed):
     assert (away.version, away.fingerprint) == (b.version, b.fingerprint)
 
 
+def test_weights_that_decay_are_bit_identical_after_an_absence():
+    """Every coordinate changes, also those that no broadcast touches."""
+    b = broadcasts("topk:density=1%", cache_bytes=10**6)
+    away = replica(b)
+    for factor in (1.0, 0.5, *[1.0] * 8):
+        b.publish(b.prepare(1, (torch.arange(NUMEL) < 20).float(), 0, factor))
+    away.move(assignment(b, b.first))
+    assert torch.equal(away.weights, b.weights)
+
+
 def test_few_missed_frames_are_sent_as_they_were():
     b = broadcasts("stc:density=1%")
     advance(b, 3)

@@ -1,0 +1,91 @@
+"""The traffic of each client: frames that the port sent to silent clients, and one running total over all connections."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from one_process import deployed, rounds_until
+
+from fedcomp.callbacks import Rejection
+from fedcomp.deployment.by_client import ByClient
+from fedcomp.keys.key_folder import make, renew
+from fedcomp.server.exchange import Traffic as Frames
+from fedcomp.server.round_loop import RoundResult
+from fedcomp.strategies.round_completion import DEADLINE
+from fedcomp.transports.grpc import Traffic, tcp_info
+from fedcomp.transports.grpc.streams import TrafficReport
+
+
+class Port:
+    """A port whose counters stand where a test puts them: bytes received and sent by client; None: they are not counted."""
+
+    def __init__(self) -> None:
+        self.counted: dict[int, tuple[int, int]] | None = {}
+
+    def traffic(self) -> TrafficReport | None:
+        if self.counted is None:
+            return None
+        return TrafficReport(Traffic(), {c: Traffic(*n) for c, n in self.counted.items()})
+
+
+def a_round(downlink: dict[int, int], answered: set[int]) -> RoundResult:
+    """Return a round in which the clients that did not answer missed the deadline."""
+    frames = Frames({c: 10 for c in answered}, downlink, {c: 0.5 for c in answered})
+    missed = [Rejection(c, DEADLINE, "no reply") for c in sorted(downlink.keys() - answered)]
+    return RoundResult(1, sorted(downlink), [], missed, frames, None)
+
+
+def test_frames_that_the_port_did_not_send_to_a_silent_client_are_not_counted():
+    port = Port()
+    by_client = ByClient(port)
+    port.counted = {0: (300, 1200), 1: (90, 1100), 2: (90, 80)}
+    records = by_client.records(a_round({0: 1000, 1: 1000, 2: 1000}, answered={0}))
+    assert [r.downlink_bytes for r in records] == [1000, 1000, 0]
+    assert [r.wire_bytes_out for r in records] == [1200, 1100, 80]
+    assert [r.stage for r in records] == ["", DEADLINE, DEADLINE]
+
+    # The bytes of the round before do not count again. Client 0 answered, so that it has got its frames, whenever they were sent.
+    port.counted = {0: (600, 1250), 1: (120, 1150), 2: (150, 1700)}
+    records = by_client.records(a_round({0: 500, 1: 500, 2: 500}, answered={0}))
+    assert [r.downlink_bytes for r in records] == [500, 0, 500]
+    assert [r.wire_bytes_out for r in records] == [50, 50, 1620]
+    assert [r.wire_bytes_in for r in records] == [300, 30, 60]
+
+
+def test_where_the_platform_counts_no_bytes_all_frames_count():
+    port = Port()
+    port.counted = None
+    records = ByClient(port).records(a_round({0: 1000, 1: 1000}, answered={0}))
+    assert [r.downlink_bytes for r in records] == [1000, 1000]
+    assert [(r.wire_bytes_in, r.wire_bytes_out) for r in records] == [(None, None)] * 2
+
+
+@pytest.mark.deploy
+@pytest.mark.skipif(not tcp_info.available(), reason="the platform counts no bytes of connections")
+def test_a_client_that_comes_back_with_a_renewed_key_keeps_one_running_total(tmp_path):
+    keys = tmp_path / "keys"
+    make(keys, 3)
+    totals: list[tuple[int, int]] = []
+
+    def script() -> Iterator[None]:
+        mine = run.clients[1]
+        for _ in range(2):
+            renew(keys, 1)
+            yield from rounds_until(lambda old=mine: old.ended, mine.said)
+            totals.append(run.callback.port().by_client[1])
+            mine = run.start(1)
+            yield from rounds_until(lambda new=mine: new.has_said("bytes up"), mine.said)
+        yield
+        totals.append(run.callback.port().by_client[1])
+
+    options = {"clients": 3, "participation": 2 / 3, "rounds": 10**6, "deadline": 1.0}
+    with deployed(tmp_path, keys, **options) as run:
+        run.serve([0, 2], [1], script=script())
+    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+    figures = [f for line in text.splitlines() for f in json.loads(line)["by_client"]]
+    mine = [f for f in figures if f["client"] == 1]
+    for i, name in enumerate(("wire_bytes_in", "wire_bytes_out")):
+        first, before, after = (total[i] for total in totals)
+        assert 0 < first <= before < after
+        assert before < sum(f[name] for f in mine) <= after
+        assert all(f[name] >= 0 for f in mine)

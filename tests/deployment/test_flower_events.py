@@ -1,0 +1,45 @@
+"""Callback calls that reach another process through a file, line by line."""
+
+import pytest
+
+from fedcomp.callbacks import Callback
+from fedcomp.deployment.flower.events import EventReader, EventWriter
+from fedcomp.errors import UserError
+
+
+class Heard(Callback):
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+
+    def joined(self, client: int) -> None:
+        self.calls.append(("joined", client))
+
+    def warning(self, sentence: str) -> None:
+        self.calls.append(("warning", sentence))
+
+
+def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path):
+    path, heard = tmp_path / "events", Heard()
+    reader = EventReader(path, heard)
+    reader.read()
+    with path.open("w") as file:
+        writer = EventWriter(file)
+        writer.joined(3)
+        file.write('["warning", "half')
+        file.flush()
+        reader.read()
+        assert heard.calls == [("joined", 3)]
+        file.write(' of it"]\n')
+        writer.joined(4)
+    reader.read()
+    reader.read()
+    assert heard.calls == [("joined", 3), ("warning", "half of it"), ("joined", 4)]
+
+
+def test_the_error_that_ended_a_run_is_raised_with_its_exit_status(tmp_path):
+    path = tmp_path / "events"
+    with path.open("w") as file:
+        EventWriter(file).failed(UserError("no room"))
+    with pytest.raises(UserError, match="^no room$") as raised:
+        EventReader(path, Callback()).read()
+    assert raised.value.exit_status == UserError.exit_status
