@@ -1,8 +1,8 @@
 """Virtual clients at rest: those lately used are in memory, all others where the run's checkpoint has them.
 
-A checkpoint holds every client's vectors anyway: a client that has to make room is forgotten if the last checkpoint has it as it is, and else
-staged, so that the next checkpoint takes it over without writing it again. Clients of the rounds to come are read ahead by a thread. What a
-run computes does not depend on where its clients were.
+A checkpoint holds every client's vectors anyway: a client that has to make room is forgotten if the last checkpoint has it as it is, and
+else staged, so that the next checkpoint takes it over without writing it again. Clients of the rounds to come are read ahead by a thread.
+What a run computes does not depend on where its clients were.
 """
 
 import itertools

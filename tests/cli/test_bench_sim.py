@@ -86,10 +86,7 @@ def test_a_trace_of_every_round(measured):
     _, found = measured
     events = check_trace(found)
     names = [e["name"] for e in events]
-    assert (
-        names.count("round") == names.count("evaluation") == 4
-        and names.count("lean loop") == 3
-    )
+    assert names.count("round") == names.count("evaluation") == 4 and names.count("lean loop") == 3
     assert sum(e["args"]["clients"] for e in events if e["name"] == "local SGD") == 4 * 4
     rounds = [e for e in events if e["name"] == "round"]
     assert all(
