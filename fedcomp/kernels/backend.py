@@ -4,7 +4,6 @@ import functools
 
 LARGE = 100_000  # elements of a vector from which compiled loops repay the import
 MANY = 1_000  # selected positions from which they do
-LANES = 16  # floats in a vector of compiled loops: two of AVX2's, one of AVX-512's
 
 
 def compile_vector(numel: int) -> bool:

@@ -116,6 +116,23 @@ def add_signs_at(into, positions, raw, magnitude, weight):
 
 
 @numba.njit(nogil=True, inline="always")
+def add_rows(sums, source, starts, factors, count):
+    """sums[j] += Σ factors[n] * source[starts[n] + j] over n < count, for all j; float32, starts int64. Four rows at a time."""
+    size = sums.size
+    whole = count - count % 4
+    for n in range(0, whole, 4):
+        a, b = source[starts[n] :][:size], source[starts[n + 1] :][:size]
+        c, d = source[starts[n + 2] :][:size], source[starts[n + 3] :][:size]
+        p, q, r, s = factors[n], factors[n + 1], factors[n + 2], factors[n + 3]
+        for j in range(size):
+            sums[j] += p * a[j] + q * b[j] + (r * c[j] + s * d[j])
+    for n in range(whole, count):
+        a, p = source[starts[n] :][:size], factors[n]
+        for j in range(size):
+            sums[j] += p * a[j]
+
+
+@numba.njit(nogil=True, inline="always")
 def philox(low, high, c0, c1, c2, c3):
     """A block of four words (kernels/philox.py). All arguments and results are uint32."""
     for _ in range(10):
